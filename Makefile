@@ -1,0 +1,55 @@
+# Every target starts from a bare clone: the virtual environment is made when it is missing or its inputs changed.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+.PHONY: demo test test-full check fuzz bench proto clean setup
+
+setup: $(VENV)/.linked
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "molink needs Python 3.11 or newer; $$($(PYTHON) --version) was found. Try: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
+	@command -v gcc >/dev/null || \
+	  { echo "gcc is missing: libp2p's dependency fastecdsa is compiled on install. Try: apt-get install -y gcc libc6-dev libgmp-dev" >&2; exit 1; }
+	@echo '#include <gmp.h>' | gcc -E - >/dev/null 2>&1 || \
+	  { echo "gmp.h is missing: libp2p's dependency fastecdsa is compiled on install. Try: apt-get install -y libgmp-dev" >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing molink and what it needs into $(VENV) (two to three minutes the first time)"
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt torch
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]' --config-settings editable_mode=strict
+	@touch $@
+
+# A strict editable install is a tree of links, one for each file: it is made anew when a folder has gained or lost one.
+PACKAGES := public shards shards/models/tiny-shakespeare dht routing peer peer/protocol client client/gateway
+$(VENV)/.linked: $(VENV)/.installed $(PACKAGES)
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e . --config-settings editable_mode=strict
+	@touch $@
+
+demo: setup
+	$(BIN)/molink demo --peers 4
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+test: check
+	$(BIN)/python -m pytest -m 'not full and not fuzz'
+
+test-full: check
+	$(BIN)/python -m pytest -m 'not fuzz'
+
+fuzz: setup
+	$(BIN)/python -m pytest -m fuzz --hypothesis-profile=long
+
+bench: setup
+	$(BIN)/python tests/bench
+
+proto: setup
+	$(BIN)/python tests/generate_protobuf.py --write
+
+clean:
+	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

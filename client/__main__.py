@@ -1,0 +1,5 @@
+"""`python -m molink.client`: the same as `molink`, for where scripts are not on the path."""
+
+from molink.client.cli import main
+
+main()

@@ -1,0 +1,64 @@
+"""What can go wrong between a client and a swarm. Each error has fields beside its sentence.
+
+SwarmError
+ ├── InvalidRequest      the caller's mistake: `parameter` names what to change
+ ├── ModelNotFound       nobody serves it, and it is not found on this machine: `model`
+ ├── SwarmUnavailable    no peer can be reached, or all that can are busy: `busy`, `retry_after_s`
+ ├── NoCircuit           the peers at hand do not cover the model: `missing_layers`, `missing_bytes`
+ └── PeerLost            a peer of the circuit was lost and nobody could take over: `peer_id`, `span`, `reason`
+"""
+
+from molink.routing import NoCircuit as NoCircuitFound
+from molink.shards.spec import Span
+
+
+class SwarmError(Exception):
+    """Anything that a swarm could not do for its client."""
+
+
+class InvalidRequest(SwarmError, ValueError):
+    """The request cannot be served by any swarm as it stands."""
+
+    def __init__(self, detail: str, parameter: str | None = None) -> None:
+        super().__init__(detail)
+        self.parameter = parameter
+
+
+class ModelNotFound(SwarmError, LookupError):
+    """The model is neither served by the swarm nor found on this machine."""
+
+    def __init__(self, model: str, detail: str) -> None:
+        super().__init__(f"model {model!r} was not found: {detail}")
+        self.model = model
+
+
+class SwarmUnavailable(SwarmError):
+    """No peer could be reached (`busy` is False), or those that could have no room now (True)."""
+
+    def __init__(self, detail: str, *, busy: bool = False, retry_after_s: float = 1.0) -> None:
+        super().__init__(detail)
+        self.busy = busy
+        self.retry_after_s = retry_after_s
+
+
+class NoCircuit(SwarmError, NoCircuitFound):
+    """The peers that are alive do not cover the model, and their free memory does not suffice to fill the gap."""
+
+    def __init__(self, model: str, peers: int, cause: NoCircuitFound) -> None:
+        NoCircuitFound.__init__(self, cause.detail, cause.missing_layers, cause.missing_bytes)
+        self.model = model
+        self.peers = peers
+
+    def __str__(self) -> str:
+        return f"{self.model}, {self.peers} peers alive: {NoCircuitFound.__str__(self)}"
+
+
+class PeerLost(SwarmError):
+    """A peer of the circuit was lost in mid-generation and no other circuit could be formed in time."""
+
+    def __init__(self, peer_id: str, span: Span | None, reason: str) -> None:
+        where = f" (layers {span})" if span is not None else ""
+        super().__init__(f"peer {peer_id}{where} was lost: {reason}")
+        self.peer_id = peer_id
+        self.span = span
+        self.reason = reason

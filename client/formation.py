@@ -1,0 +1,266 @@
+"""Forming a circuit: plan, reserve every hop or none, wait until each is ready; if not, again with what was learnt."""
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from molink.client.connection import Connection
+from molink.client.errors import NoCircuit, SwarmUnavailable
+from molink.dht.records import PeerFacts, PeerView
+from molink.peer.link import Link, LinkError
+from molink.peer.protocol import molink_pb2 as pb
+from molink.routing import NoCircuit as NoCircuitFound
+from molink.routing.planner import Route, plan
+from molink.routing.snapshot import Snapshot
+from molink.shards.spec import ModelSpec
+
+REQUEST_TIMEOUT_S = 5.0
+READY_POLL_S = 1.0
+AVOID_S = 60.0
+"""How long a peer that failed is left out, unless it announces itself anew, or nobody else can take its place."""
+SHUN_S = 2.0
+"""For so long it is left out in any case."""
+FIRST_BACKOFF_S = 0.05
+LONGEST_BACKOFF_S = 1.0
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Formed:
+    """A circuit whose every hop has granted its lease and is ready."""
+
+    route: Route
+    descriptor: pb.SessionDescriptor
+    links: tuple[Link, ...]
+    peers: Mapping[str, PeerView]
+
+    @property
+    def head(self) -> Link:
+        return self.links[0]
+
+
+class HopRefused(Exception):
+    """A hop said no, or did not answer."""
+
+    def __init__(self, peer_id: str, code: str, detail: str, retry_after_s: float = 0.0) -> None:
+        super().__init__(f"{peer_id}: {detail}")
+        self.peer_id = peer_id
+        self.code = code
+        self.detail = detail
+        self.retry_after_s = retry_after_s
+
+
+@dataclass(slots=True)
+class Avoidance:
+    """Peers to leave out of circuits for now: after a failure, until they say something new or the time is over."""
+
+    entries: dict[str, tuple[float, float, int]] = field(default_factory=dict)
+    """By peer id: shunned until, avoided until, and the sequence of its facts when it failed."""
+
+    def add(self, facts: PeerFacts, now_s: float, seconds: float) -> None:
+        self.entries[facts.peer_id] = (now_s + min(seconds, SHUN_S), now_s + seconds, facts.sequence)
+
+    def at(self, peers: tuple[PeerView, ...], now_s: float) -> tuple[frozenset[str], frozenset[str]]:
+        """Those of `peers` that are better left out at `now_s`, and those among them that must be."""
+        avoided, shunned = set(), set()
+        for view in peers:
+            shun_s, avoid_s, sequence = self.entries.get(view.peer_id, (0.0, 0.0, 0))
+            if now_s < avoid_s and view.facts.sequence <= sequence:
+                avoided.add(view.peer_id)
+                if now_s < shun_s:
+                    shunned.add(view.peer_id)
+        return frozenset(avoided), frozenset(shunned)
+
+
+class Former:
+    """Forms circuits for one model over one connection; remembers who failed."""
+
+    def __init__(self, connection: Connection, spec: ModelSpec) -> None:
+        self._connection = connection
+        self._spec = spec
+        self._avoidance = Avoidance()
+
+    def avoid(self, facts: PeerFacts, seconds: float = AVOID_S) -> None:
+        """Leaves a peer out of circuits until it announces new facts, at most for `seconds`."""
+        self._avoidance.add(facts, asyncio.get_running_loop().time(), seconds)
+
+    async def form(self, template: pb.SessionDescriptor, deadline_s: float, report: Report) -> Formed:
+        """A ready circuit for the session that `template` describes (its hops are filled in here).
+
+        Raises:
+            NoCircuit: until `deadline_s` (the loop's clock) the peers alive did not cover the model.
+            SwarmUnavailable: nobody is there, or all refused until then.
+        """
+        clock = asyncio.get_running_loop().time
+        backoff_s = FIRST_BACKOFF_S
+        while True:
+            error: NoCircuit | SwarmUnavailable
+            wait_s = backoff_s * random.uniform(0.5, 1.5)
+            try:
+                route, peers = self._plan(template.capacity_tokens)
+                report(f"circuit of {len(route.hops)} peers found; reserving memory")
+                async with asyncio.timeout_at(deadline_s):
+                    return await self._settle(route, peers, template, deadline_s, report)
+            except TimeoutError:
+                names = ", ".join(peers[hop.peer_id].facts.name for hop in route.hops)
+                raise SwarmUnavailable(f"the circuit over {names} was not ready in time") from None
+            except (NoCircuit, SwarmUnavailable) as problem:
+                error = problem
+                report(str(problem))
+                wait_s = max(wait_s, 0.2)
+            except HopRefused as refusal:
+                report(str(refusal))
+                busy = refusal.code in ("memory", "busy")
+                error = SwarmUnavailable(
+                    str(refusal), busy=busy, retry_after_s=max(1.0, refusal.retry_after_s)
+                )
+            if clock() + wait_s >= deadline_s:
+                raise error
+            await self._connection.refresh_soon(wait_s)
+            backoff_s = min(backoff_s * 2, LONGEST_BACKOFF_S)
+
+    def _plan(self, tokens: int) -> tuple[Route, Mapping[str, PeerView]]:
+        views = self._connection.snapshot(self._spec.model_hash)
+        if not views:
+            raise SwarmUnavailable(f"no peer that serves {self._spec.name} is known yet")
+        avoided, shunned = self._avoidance.at(views, asyncio.get_running_loop().time())
+        snapshot = Snapshot(peers=views, model=self._spec, measured_rtt_ms=self._connection.measured_rtt_ms())
+        peers = {view.peer_id: view for view in views}
+        try:
+            return plan(snapshot, tokens, avoid=avoided), peers
+        except NoCircuitFound as cause:
+            first = cause
+        try:
+            return plan(snapshot, tokens, avoid=shunned), peers
+        except NoCircuitFound:
+            raise NoCircuit(self._spec.name, len(views) - len(avoided), first) from first
+
+    async def _settle(
+        self,
+        route: Route,
+        peers: Mapping[str, PeerView],
+        template: pb.SessionDescriptor,
+        deadline_s: float,
+        report: Report,
+    ) -> Formed:
+        """Reserves every hop of the route, all or none, and sees them ready."""
+        descriptor = _describe(template, route, peers, self._spec)
+        asked = [
+            self._reserve(descriptor, hop, peers[one.peer_id].facts) for hop, one in enumerate(route.hops)
+        ]
+        try:
+            answers = await asyncio.gather(*asked, return_exceptions=True)
+            _raise_first(answers)
+            links = tuple(answer for answer in answers if not isinstance(answer, BaseException))
+            await self._wait_ready(descriptor, links, deadline_s, report)
+        except BaseException as error:
+            self._give_back(descriptor)
+            if isinstance(error, HopRefused):
+                self._learn(error, peers)
+            raise
+        return Formed(route, descriptor, links, peers)
+
+    async def _reserve(self, descriptor: pb.SessionDescriptor, hop: int, facts: PeerFacts) -> Link:
+        try:
+            link = await self._connection.links.to(facts)
+            request = pb.Request(reserve=pb.Reserve(descriptor=descriptor, hop=hop))
+            response, _ = await link.request(request, REQUEST_TIMEOUT_S)
+        except LinkError as error:
+            raise HopRefused(facts.peer_id, "lost", error.reason) from error
+        _require_granted(response, facts.peer_id)
+        return link
+
+    async def _wait_ready(
+        self, descriptor: pb.SessionDescriptor, links: tuple[Link, ...], deadline_s: float, report: Report
+    ) -> None:
+        polls = [asyncio.create_task(_poll_ready(descriptor, link, deadline_s, report)) for link in links]
+        try:
+            await asyncio.gather(*polls)
+        finally:
+            for poll in polls:
+                poll.cancel()
+            await asyncio.gather(*polls, return_exceptions=True)
+
+    def _give_back(self, descriptor: pb.SessionDescriptor) -> None:
+        """Releases every hop that may have granted, those included whose answer did not come."""
+        for hop in descriptor.hops:
+            link = self._connection.links.find(hop.peer_id)
+            if link is not None:
+                release(link, descriptor)
+
+    def _learn(self, refusal: HopRefused, peers: Mapping[str, PeerView]) -> None:
+        """Who said no is left out: briefly if it only has no room now, longer if it cannot be reached."""
+        view = peers.get(refusal.peer_id)
+        if view is None:
+            return
+        transient = refusal.code in ("memory", "busy", "epoch")
+        seconds = max(0.3, refusal.retry_after_s) if transient else AVOID_S
+        if transient and len(peers) == 1:
+            return  # there is no other to turn to
+        self.avoid(view.facts, seconds)
+
+
+def release(link: Link, descriptor: pb.SessionDescriptor) -> None:
+    """Gives a lease back, without waiting for the answer: the peer frees it on receipt, or when it expires."""
+    link.post(pb.Request(id=0, release=pb.Release(session=descriptor.session, epoch=descriptor.epoch)))
+
+
+async def _poll_ready(
+    descriptor: pb.SessionDescriptor, link: Link, deadline_s: float, report: Report
+) -> None:
+    clock = asyncio.get_running_loop().time
+    while True:
+        wait_ms = round(READY_POLL_S * 1000)
+        asked = pb.AwaitReady(session=descriptor.session, epoch=descriptor.epoch, wait_ms=wait_ms)
+        try:
+            response, _ = await link.request(pb.Request(await_ready=asked), READY_POLL_S + REQUEST_TIMEOUT_S)
+        except LinkError as error:
+            raise HopRefused(link.peer_id, "lost", error.reason) from error
+        _require_granted(response, link.peer_id)
+        if response.readiness.ready:
+            return
+        done, total = response.readiness.loaded_bytes, response.readiness.total_bytes
+        report(f"peer {link.peer_id[-6:]} loads its layers: {done / 1e6:.0f} of {total / 1e6:.0f} MB")
+        if clock() > deadline_s:
+            raise HopRefused(link.peer_id, "busy", "its layers were not loaded in time", retry_after_s=5.0)
+
+
+def _describe(
+    template: pb.SessionDescriptor, route: Route, peers: Mapping[str, PeerView], spec: ModelSpec
+) -> pb.SessionDescriptor:
+    descriptor = pb.SessionDescriptor()
+    descriptor.CopyFrom(template)
+    descriptor.epoch += 1
+    template.epoch = descriptor.epoch
+    descriptor.hops.extend(
+        pb.Hop(
+            peer_id=hop.peer_id,
+            start=hop.span.start,
+            stop=hop.span.stop,
+            quantization=spec.quantization,
+            facts=peers[hop.peer_id].facts_record,
+            predicted_compute_ms=hop.compute_ms,
+            predicted_link_ms=hop.link_ms,
+        )
+        for hop in route.hops
+    )
+    return descriptor
+
+
+def _require_granted(response: pb.Response, peer_id: str) -> None:
+    if response.WhichOneof("body") == "refusal":
+        refusal = response.refusal
+        raise HopRefused(
+            refusal.peer_id or peer_id,
+            refusal.code,
+            refusal.detail,
+            retry_after_s=refusal.retry_after_ms / 1000,
+        )
+
+
+def _raise_first(answers: list[Link | BaseException]) -> None:
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer

@@ -1,0 +1,231 @@
+"""The gateway: OpenAI's HTTP API over a swarm."""
+
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from typing import Any, Protocol
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+
+from molink.client.errors import ModelNotFound, SwarmError
+from molink.client.gateway.answers import Answer, ChatAnswer, CompletionAnswer
+from molink.client.gateway.failures import Failure, failure_of, on_error
+from molink.client.gateway.intake import Intake
+from molink.client.gateway.metrics import CONTENT_TYPE, Metrics
+from molink.client.gateway.openai import ChatRequest, CompletionRequest, SamplingRequest
+from molink.client.gateway.streams import Choices, ClientGone, EventStream, until_gone
+from molink.client.generation import Generation, Piece
+from molink.shards.spec import ModelSpec, SamplingParams
+
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+FORMATION_TIMEOUT_S = 30.0
+"""For so long a request waits for a circuit."""
+
+Event = dict[str, Any] | str
+
+
+class ServingSwarm(Protocol):
+    """What the gateway needs of `AsyncSwarm`, opened by the caller."""
+
+    @property
+    def model(self) -> ModelSpec: ...
+
+    def stream_events(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        params: SamplingParams | None = None,
+        timeout_s: float = FORMATION_TIMEOUT_S,
+    ) -> AsyncIterator[Piece]: ...
+
+    def stream_chat_events(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        params: SamplingParams | None = None,
+        timeout_s: float = FORMATION_TIMEOUT_S,
+    ) -> AsyncIterator[Piece]: ...
+
+    async def snapshot(self) -> dict[str, Any]: ...
+
+
+class Gateway:
+    """The routes' work. Holds no state but its metrics."""
+
+    def __init__(self, swarm: ServingSwarm, metrics: Metrics) -> None:
+        self._swarm = swarm
+        self._metrics = metrics
+        self._since = int(time.time())
+
+    def models(self) -> list[dict[str, Any]]:
+        """The models that can be asked for here, in OpenAI's shape."""
+        spec = self._swarm.model
+        return [
+            {
+                "id": spec.name,
+                "object": "model",
+                "created": self._since,
+                "owned_by": "swarm",
+                "context_length": spec.context_length,
+                "model_hash": spec.model_hash,
+            }
+        ]
+
+    async def complete(self, body: CompletionRequest, request: Request) -> Response:
+        """POST /v1/completions."""
+        self._require_model(body.model)
+        jobs = [(prompt, body.params(choice)) for prompt in body.prompts for choice in range(body.choices)]
+        echoes = [prompt if body.echo and isinstance(prompt, str) else "" for prompt, _ in jobs]
+        answer = CompletionAnswer(self._swarm.model, body.choices, echoes)
+        streams = [
+            self._swarm.stream_events(prompt, params=params, timeout_s=FORMATION_TIMEOUT_S)
+            for prompt, params in jobs
+        ]
+        return await self._answer(body, request, answer, streams)
+
+    async def chat(self, body: ChatRequest, request: Request) -> Response:
+        """POST /v1/chat/completions."""
+        self._require_model(body.model)
+        messages = [message.plain() for message in body.messages]
+        answer = ChatAnswer(self._swarm.model, body.choices, stream=bool(body.stream))
+        streams = [
+            self._swarm.stream_chat_events(
+                messages, params=body.params(choice), timeout_s=FORMATION_TIMEOUT_S
+            )
+            for choice in range(body.choices)
+        ]
+        return await self._answer(body, request, answer, streams)
+
+    async def is_ready(self) -> Failure | None:
+        """None if a circuit could be formed now, else why not."""
+        try:
+            snapshot = await self._swarm.snapshot()
+        except SwarmError as error:
+            return failure_of(error)
+        if snapshot.get("ready", bool(snapshot.get("peers"))):
+            return None
+        reason = snapshot.get("reason") or "the peers that are known do not cover the model"
+        return Failure(503, f"No circuit could be formed now: {reason}.", "server_error", "not_ready")
+
+    def _require_model(self, model: str) -> None:
+        spec = self._swarm.model
+        if model not in (spec.name, spec.model_hash):
+            raise ModelNotFound(model, f"this gateway serves {spec.name}")
+
+    async def _answer(
+        self, body: SamplingRequest, request: Request, answer: Answer, streams: list[AsyncIterator[Piece]]
+    ) -> Response:
+        async with AsyncExitStack() as stack:
+            choices = await stack.enter_async_context(Choices(streams))
+            try:
+                if not body.stream:
+                    generations = await until_gone(request.receive, self._collect(choices, len(streams)))
+                    return JSONResponse(answer.whole(generations))
+                # The first piece decides whether the answer is a stream or an error with its own status.
+                first = await until_gone(request.receive, choices.next())
+            except ClientGone:
+                return Response(status_code=499)
+            kept = stack.pop_all()
+        events = self._events(kept, choices, first, answer, len(streams), usage=body.include_usage)
+        return EventStream(events)
+
+    async def _collect(self, choices: Choices, count: int) -> list[Generation]:
+        generations: dict[int, Generation] = {}
+        while (item := await choices.next()) is not None:
+            self._note(generations, *item)
+        return [generations[choice] for choice in range(count)]
+
+    async def _events(
+        self,
+        kept: AsyncExitStack,
+        choices: Choices,
+        first: tuple[int, Piece] | None,
+        answer: Answer,
+        count: int,
+        *,
+        usage: bool,
+    ) -> AsyncGenerator[Event, None]:
+        """The chunks of a stream. A failure is its last event, and then there is no [DONE]."""
+        generations: dict[int, Generation] = {}
+        opened: set[int] = set()
+        async with kept:
+            item = first
+            try:
+                while item is not None:
+                    choice, piece = item
+                    opening = [] if choice in opened else answer.opening(choice)
+                    opened.add(choice)
+                    for chunk in (*opening, *answer.chunks(choice, piece)):
+                        yield chunk | ({"usage": None} if usage else {})
+                    self._note(generations, choice, piece)
+                    item = await choices.next()
+                if usage:
+                    yield answer.usage_chunk([generations[choice] for choice in range(count)])
+                yield "[DONE]"
+            except Exception as error:  # noqa: BLE001 - the boundary of a stream: the client is told
+                yield failure_of(error).body()
+
+    def _note(self, generations: dict[int, Generation], choice: int, piece: Piece) -> None:
+        if piece.finish_reason is None:
+            return
+        if piece.generation is None:
+            raise RuntimeError("a generation ended without its result")
+        generations[choice] = piece.generation
+        self._metrics.generated(piece.generation)
+
+
+def create_app(swarm: ServingSwarm, *, max_requests: int = 64) -> FastAPI:
+    """The application. `swarm` is opened and closed by the caller; `max_requests` generations run at once."""
+    app = FastAPI(title="MoLink gateway", docs_url=None, redoc_url=None)
+    metrics = Metrics()
+    gateway = Gateway(swarm, metrics)
+    app.add_middleware(Intake, metrics=metrics, max_requests=max_requests, limited=(COMPLETIONS, CHAT))
+    for kind in (SwarmError, HTTPException, RequestValidationError):
+        app.add_exception_handler(kind, on_error)
+    _add_api(app, gateway)
+    _add_probes(app, gateway, swarm, metrics)
+    return app
+
+
+def _add_api(app: FastAPI, gateway: Gateway) -> None:
+    @app.get("/v1/models")
+    async def list_models() -> dict[str, Any]:
+        return {"object": "list", "data": gateway.models()}
+
+    @app.get("/v1/models/{model:path}")
+    async def one_model(model: str) -> dict[str, Any]:
+        for entry in gateway.models():
+            if model in (entry["id"], entry["model_hash"]):
+                return entry
+        raise ModelNotFound(model, f"this gateway serves {gateway.models()[0]['id']}")
+
+    @app.post(COMPLETIONS)
+    async def completions(body: CompletionRequest, request: Request) -> Response:
+        return await gateway.complete(body, request)
+
+    @app.post(CHAT)
+    async def chat_completions(body: ChatRequest, request: Request) -> Response:
+        return await gateway.chat(body, request)
+
+
+def _add_probes(app: FastAPI, gateway: Gateway, swarm: ServingSwarm, metrics: Metrics) -> None:
+    @app.get("/healthz")
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/readyz")
+    async def readiness() -> Response:
+        failure = await gateway.is_ready()
+        return JSONResponse({"status": "ready"}) if failure is None else failure.response()
+
+    @app.get("/metrics")
+    async def metrics_page() -> Response:
+        return Response(metrics.exposition(), media_type=CONTENT_TYPE)
+
+    @app.get("/v1/swarm")
+    async def swarm_state() -> dict[str, Any]:
+        return await swarm.snapshot()

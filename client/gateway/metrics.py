@@ -1,0 +1,59 @@
+"""What the gateway counts, for Prometheus."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from molink.client.generation import Generation
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_TTFT_BUCKETS_S = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60)
+_TPOT_BUCKETS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1, 2, 5)
+
+
+class Metrics:
+    """Counters of one application, in a registry of its own."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._requests = Counter(
+            "molink_gateway_requests",
+            "Requests answered",
+            ("route", "method", "status"),
+            registry=self._registry,
+        )
+        self._tokens = Counter(
+            "molink_gateway_tokens", "Tokens of finished generations", ("kind",), registry=self._registry
+        )
+        self._ttft_s = Histogram(
+            "molink_gateway_ttft_seconds",
+            "Time to the first token, forming a circuit included",
+            buckets=_TTFT_BUCKETS_S,
+            registry=self._registry,
+        )
+        self._tpot_s = Histogram(
+            "molink_gateway_tpot_seconds",
+            "Mean time per token after the first",
+            buckets=_TPOT_BUCKETS_S,
+            registry=self._registry,
+        )
+        self._active = Gauge(
+            "molink_gateway_active_requests", "Generations under way", registry=self._registry
+        )
+
+    def answered(self, route: str, method: str, status: int) -> None:
+        """A request was answered. `route` is the route as declared, never the path that was asked for."""
+        self._requests.labels(route, method, str(status)).inc()
+
+    def set_active(self, count: int) -> None:
+        self._active.set(count)
+
+    def generated(self, generation: Generation) -> None:
+        """A generation has finished."""
+        self._tokens.labels("prompt").inc(generation.prompt_tokens)
+        self._tokens.labels("generated").inc(len(generation.token_ids))
+        self._ttft_s.observe(generation.ttft_s)
+        if len(generation.token_ids) > 1:
+            self._tpot_s.observe(generation.tpot_s)
+
+    def exposition(self) -> bytes:
+        """All of it in Prometheus' text format."""
+        return generate_latest(self._registry)

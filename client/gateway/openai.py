@@ -1,0 +1,217 @@
+"""Requests in OpenAI's API, and what they mean for a swarm."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from molink.client.errors import InvalidRequest
+from molink.shards.spec import SamplingParams
+
+MAX_CHOICES: Final = 16
+COMPLETION_TOKENS: Final = 16
+"""OpenAI's own default for completions."""
+CHAT_TOKENS: Final = 512
+"""Chat has no limit by default; here it has, because a circuit reserves memory for all that may come."""
+_NEUTRAL: Final[Mapping[str, Sequence[object]]] = {
+    "audio": (),
+    "frequency_penalty": (0,),
+    "function_call": ("none",),
+    "functions": ([],),
+    "logits_processors": ([],),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "modalities": (["text"],),
+    "presence_penalty": (0,),
+    "reasoning_effort": (),
+    "repetition_penalty": (1,),
+    "response_format": ({"type": "text"},),
+    "structured_outputs": (),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "use_beam_search": (False,),
+    "verbosity": (),
+    "web_search_options": (),
+}
+"""Parameters that would change the result but that a swarm does not have, with the values that change
+nothing.
+"""
+_REFUSED_PREFIXES: Final = ("guided_", "structured_")
+
+_SAMPLING_FIELDS: Final = tuple(field.name for field in fields(SamplingParams))
+
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+class StreamOptions(BaseModel):
+    include_usage: bool = False
+
+
+class SamplingRequest(BaseModel):
+    """What completions and chat have in common, with MoLink's own top_k, ignore_eos and stop_token_ids
+    beside.
+    """
+
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
+
+    model: str
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = 1
+    stop: str | list[str] | None = None
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = 1.0
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
+    logit_bias: dict[str, float] | None = None
+    top_k: Annotated[int, Field(ge=-1)] | None = 0
+    ignore_eos: bool | None = False
+    stop_token_ids: list[TokenId] | None = None
+
+    @model_validator(mode="after")
+    def _only_what_is_understood(self) -> "SamplingRequest":
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options is only for stream=true")
+        for name, value in (self.model_extra or {}).items():
+            refuse_unsupported(name, value)
+        return self
+
+    @property
+    def choices(self) -> int:
+        return self.n or 1
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def sampling(self, choice: int, max_new_tokens: int, logprobs: int | None) -> SamplingParams:
+        """The parameters of one choice. With a seed, each choice draws with its own, so that they differ.
+
+        Raises:
+            InvalidRequest: a value is out of range.
+        """
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        try:
+            return SamplingParams(
+                max_new_tokens=max_new_tokens,
+                temperature=1.0 if self.temperature is None else self.temperature,
+                top_k=max(0, self.top_k or 0),
+                top_p=self.top_p or 1.0,
+                seed=None if self.seed is None else (self.seed + choice) % 2**64,
+                stop=tuple(stop for stop in stops if stop),
+                stop_token_ids=tuple(self.stop_token_ids or ()),
+                ignore_eos=bool(self.ignore_eos),
+                logprobs=logprobs,
+                logit_bias=_bias(self.logit_bias or {}),
+            )
+        except ValueError as error:
+            named = next((name for name in _SAMPLING_FIELDS if name in str(error)), None)
+            raise InvalidRequest(str(error), named) from error
+
+
+class CompletionRequest(SamplingRequest):
+    """POST /v1/completions."""
+
+    prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
+    max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = COMPLETION_TOKENS
+    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+    echo: bool | None = False
+    best_of: int | None = None
+
+    @model_validator(mode="after")
+    def _choices_are_possible(self) -> "CompletionRequest":
+        prompts = self.prompts
+        if not prompts or not all(prompts):
+            raise ValueError("prompt must not be empty: there is nothing to continue")
+        if len(prompts) * self.choices > MAX_CHOICES:
+            raise ValueError(f"n counts for each prompt, and one request has at most {MAX_CHOICES} choices")
+        if self.best_of not in (None, 1, self.choices):
+            raise ValueError("best_of is not supported; ask for n choices and choose among them")
+        if self.echo and not all(isinstance(prompt, str) for prompt in prompts):
+            raise ValueError("echo is only for prompts of text")
+        if self.echo and self.logprobs is not None:
+            raise ValueError("echo with logprobs is not supported: the prompt's tokens are not scored")
+        return self
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """One text or list of token ids for each prompt."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if all(isinstance(part, int) for part in self.prompt):
+            return [[part for part in self.prompt if isinstance(part, int)]] if self.prompt else []
+        return [part for part in self.prompt if not isinstance(part, int)]
+
+    def params(self, choice: int) -> SamplingParams:
+        return self.sampling(choice, self.max_tokens or COMPLETION_TOKENS, self.logprobs)
+
+
+class TextPart(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(BaseModel):
+    """Who said what. Only text; what a tool call would need is refused."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart]
+    name: str | None = None
+
+    @model_validator(mode="after")
+    def _only_text(self) -> "ChatMessage":
+        for name in ("tool_calls", "function_call", "audio"):
+            if (self.model_extra or {}).get(name):
+                raise ValueError(f"{name} is not supported: the models here only speak")
+        return self
+
+    def plain(self) -> dict[str, str]:
+        """As chat templates expect it: text parts joined, and developer under its older name, system."""
+        content = self.content if isinstance(self.content, str) else "\n".join(p.text for p in self.content)
+        plain = {"role": "system" if self.role == "developer" else self.role, "content": content}
+        return plain | ({"name": self.name} if self.name is not None else {})
+
+
+class ChatRequest(SamplingRequest):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    logprobs: bool | None = False
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+
+    @model_validator(mode="after")
+    def _top_logprobs_need_logprobs(self) -> "ChatRequest":
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs is only for logprobs=true")
+        return self
+
+    def params(self, choice: int) -> SamplingParams:
+        limit = self.max_completion_tokens or self.max_tokens or CHAT_TOKENS
+        return self.sampling(choice, limit, (self.top_logprobs or 0) if self.logprobs else None)
+
+
+def refuse_unsupported(name: str, value: Any) -> None:  # noqa: ANN401 - whatever the client sent
+    """Raise `ValueError` for a parameter that would change the result here if it were known; ignore harmless
+    ones.
+    """
+    if value is None:
+        return
+    known = name in _NEUTRAL
+    if (known and value not in _NEUTRAL[name]) or name.startswith(_REFUSED_PREFIXES):
+        raise ValueError(f"{name} is not supported by this swarm; leave it out")
+
+
+def _bias(logit_bias: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
+    pairs = []
+    for key, bias in logit_bias.items():
+        if not key.isascii() or not key.isdigit() or int(key) >= 2**31:
+            raise InvalidRequest("logit_bias maps token ids to numbers", "logit_bias")
+        pairs.append((int(key), bias))
+    return tuple(pairs)

@@ -1,0 +1,122 @@
+"""Several generations at once for one request, ended as soon as the client is gone."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
+from contextlib import aclosing
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from molink.client.generation import Piece
+
+QUEUED_PIECES: Final = 64
+SEND_TIMEOUT_S: Final = 60.0
+"""A client that reads nothing for so long is taken for gone."""
+T = TypeVar("T")
+
+
+class ClientGone(Exception):
+    """The client has closed its connection."""
+
+
+class Choices:
+    """The pieces of several generations, in the order in which they come. Leaving it ends those still under
+    way.
+    """
+
+    def __init__(self, streams: Sequence[AsyncIterator[Piece]]) -> None:
+        self._streams = streams
+        self._queue: asyncio.Queue[tuple[int, Piece | Exception]] = asyncio.Queue(QUEUED_PIECES)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._left = len(streams)
+
+    async def __aenter__(self) -> Self:
+        self._tasks = [asyncio.create_task(self._pump(*numbered)) for numbered in enumerate(self._streams)]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def next(self) -> tuple[int, Piece] | None:
+        """The next piece and the number of its choice; None after the last.
+
+        Raises whatever one of the generations raised.
+        """
+        if not self._left:
+            return None
+        choice, piece = await self._queue.get()
+        if isinstance(piece, Exception):
+            raise piece
+        if piece.finish_reason is not None:
+            self._left -= 1
+        return choice, piece
+
+    async def _pump(self, choice: int, stream: AsyncIterator[Piece]) -> None:
+        try:
+            async for piece in stream:
+                await self._queue.put((choice, piece))
+                if piece.finish_reason is not None:
+                    return
+            raise RuntimeError("a generation ended without saying why")
+        except Exception as error:  # noqa: BLE001 - it goes to whoever waits in next()
+            await self._queue.put((choice, error))
+        finally:
+            close = getattr(stream, "aclose", None)
+            if close is not None:
+                await close()
+
+
+async def until_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """The result of the work. Raises `ClientGone`, and ends the work, if the client leaves before."""
+    task = asyncio.create_task(work)
+    gone = asyncio.create_task(_wait_until_gone(receive))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientGone
+    finally:
+        for pending in (task, gone):
+            pending.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _wait_until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class EventStream(Response):
+    """Server-sent events out of an async generator, which is closed however the response ends."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncGenerator[dict[str, Any] | str, None]) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        del scope
+        async with aclosing(self._events) as events:
+            try:
+                await until_gone(receive, self._send_all(events, send))
+            except (ClientGone, OSError):
+                return
+
+    async def _send_all(self, events: AsyncIterator[dict[str, Any] | str], send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async for event in events:
+            data = event if isinstance(event, str) else json.dumps(event, ensure_ascii=False)
+            async with asyncio.timeout(SEND_TIMEOUT_S):
+                await send(
+                    {"type": "http.response.body", "body": f"data: {data}\n\n".encode(), "more_body": True}
+                )
+        await send({"type": "http.response.body", "body": b"", "more_body": False})

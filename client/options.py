@@ -1,0 +1,48 @@
+"""The options of `molink` and `molink-gateway`, each with its help."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Model = Annotated[
+    str | None,
+    typer.Option(metavar="ID_OR_PATH", help="Model to ask: without it, the one that most peers serve."),
+]
+KeyFile = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", exists=True, dir_okay=False, help="Key file of a private swarm."),
+]
+Prompt = Annotated[str, typer.Argument(metavar="PROMPT", help="The text to go on from.", show_default=False)]
+System = Annotated[
+    str | None, typer.Option(metavar="TEXT", help="What the model is told before the chat begins.")
+]
+MaxNewTokens = Annotated[int, typer.Option(metavar="N", min=1, help="Most tokens to generate.")]
+Temperature = Annotated[
+    float, typer.Option(metavar="T", min=0.0, max=100.0, help="Randomness: 0 takes the likeliest token.")
+]
+TopK = Annotated[int, typer.Option(metavar="N", min=0, help="Draw from the N likeliest tokens: 0 from all.")]
+TopP = Annotated[
+    float,
+    typer.Option(
+        metavar="P", min=0.0, max=1.0, help="Draw from the likeliest tokens of probability P together."
+    ),
+]
+Seed = Annotated[
+    int | None,
+    typer.Option(metavar="S", min=0, max=2**64 - 1, help="The same seed draws the same tokens again."),
+]
+Stop = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="TEXT", help="End before this text; may be given several times.", show_default=False
+    ),
+]
+Stream = Annotated[bool, typer.Option("--stream/--no-stream", help="Show the text while it is generated.")]
+Timeout = Annotated[
+    float, typer.Option(metavar="S", min=0.0, help="Seconds that a circuit may take to form.")
+]
+Peers = Annotated[
+    int,
+    typer.Option(metavar="N", min=1, max=12, help="Peer processes to start: each holds a part of the model."),
+]

@@ -1,0 +1,216 @@
+"""One generation as the client owns it: its epochs, its tokens, and what happens when a peer is lost.
+
+A session lives on one circuit at a time. When a hop fails, the session goes on in a new epoch on another circuit, which
+gets the whole history as its prefill; tokens are numbered by their position, so none repeats and none is skipped.
+"""
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, field
+
+from molink.client.connection import Connection
+from molink.client.errors import NoCircuit, PeerLost, SwarmError, SwarmUnavailable
+from molink.client.formation import Formed, Former, Report, release
+from molink.peer.protocol import molink_pb2 as pb
+from molink.routing.planner import Route
+from molink.shards.spec import ModelSpec, SamplingParams, Span
+
+RECOVERY_S = 9.0
+"""After the last sign of life of a peer that is lost, a new circuit has to stand within this time."""
+RENEW_EVERY_S = 8.0
+STALLED_AFTER_S = 60.0
+"""A circuit of which every link lives, but which yields no token for so long, has failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class HopLost:
+    """A hop of the present circuit has failed."""
+
+    epoch: int
+    peer_id: str
+    code: str
+    detail: str
+
+
+@dataclass(slots=True)
+class SessionLog:
+    """What became of a session, for reports."""
+
+    route: Route | None = None
+    names: dict[str, str] = field(default_factory=dict)
+    epochs: int = 0
+    losses: list[HopLost] = field(default_factory=list)
+
+
+class ClientSession:
+    """Drives one generation. Also the FrameSink of its frames."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        former: Former,
+        spec: ModelSpec,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        trace: bool = False,
+        report: Report = lambda _: None,
+    ) -> None:
+        self.log = SessionLog()
+        self.watch: Callable[[pb.Token], None] = lambda _: None
+        self._connection = connection
+        self._former = former
+        self._report = report
+        self._history = list(prompt)
+        self._capacity = min(len(prompt) + params.max_new_tokens, spec.context_length)
+        self._template = _template(spec, prompt, params, self._capacity, trace=trace)
+        self._events: asyncio.Queue[pb.Token | HopLost] = asyncio.Queue(maxsize=self._capacity + 64)
+        self._circuit: Formed | None = None
+
+    async def tokens(self, timeout_s: float) -> AsyncGenerator[pb.Token, None]:
+        """Every new token in order; ends after the one whose `finish` is set.
+
+        Raises:
+            NoCircuit, SwarmUnavailable: no circuit formed within `timeout_s`.
+            PeerLost: a peer was lost in mid-generation and no circuit formed again.
+        """
+        clock = asyncio.get_running_loop().time
+        self._connection.register(self._template.session, self)
+        renewing = asyncio.create_task(self._keep_leases(), name="renew leases")
+        try:
+            await self._begin(clock() + timeout_s)
+            while True:
+                event = await self._next_event()
+                if event.epoch != self._template.epoch:
+                    continue  # from a circuit that this session has left
+                if isinstance(event, HopLost):
+                    await self._recover(event)
+                elif event.position == len(self._history):
+                    self._history.append(event.token_id)
+                    self.watch(event)
+                    yield event
+                    if event.finish != pb.NOT_FINISHED:
+                        return
+        finally:
+            renewing.cancel()
+            self._connection.unregister(self._template.session)
+            self._release()
+
+    def on_tokens(self, token: pb.Token) -> None:
+        self._put(token)
+
+    def on_failed(self, failed: pb.Failed) -> None:
+        self._put(HopLost(failed.epoch, failed.peer_id, failed.code, failed.detail))
+
+    def on_link_closed(self, peer_id: str, reason: str) -> None:
+        circuit = self._circuit
+        if circuit is not None and any(link.peer_id == peer_id for link in circuit.links):
+            self._put(HopLost(self._template.epoch, peer_id, "lost", reason))
+
+    async def _begin(self, deadline_s: float) -> None:
+        """A circuit for a new epoch, started on the history so far."""
+        self._circuit = None
+        circuit = await self._former.form(self._template, deadline_s, self._report)
+        self._circuit = circuit
+        self.log.route = circuit.route
+        self.log.epochs += 1
+        self.log.names.update({peer_id: view.facts.name for peer_id, view in circuit.peers.items()})
+        start = pb.Start(session=self._template.session, epoch=self._template.epoch, token_ids=self._history)
+        for link in circuit.links:
+            if link.closed_because is not None:
+                self._put(HopLost(self._template.epoch, link.peer_id, "lost", link.closed_because))
+                return
+        if not circuit.head.post(start):
+            self._put(HopLost(self._template.epoch, circuit.head.peer_id, "lost", "the head takes no more"))
+
+    async def _next_event(self) -> pb.Token | HopLost:
+        """The next token or loss."""
+        while True:
+            try:
+                async with asyncio.timeout(STALLED_AFTER_S):
+                    return await self._events.get()
+            except TimeoutError:
+                if self._circuit is not None:
+                    detail = f"no token for {STALLED_AFTER_S:g} s"
+                    return HopLost(self._template.epoch, self._circuit.head.peer_id, "stalled", detail)
+
+    async def _recover(self, loss: HopLost) -> None:
+        """Goes on elsewhere, without the peer that failed.
+
+        Raises:
+            PeerLost: not within RECOVERY_S of the lost peer's last sign of life.
+        """
+        circuit = self._circuit
+        if circuit is None:
+            return
+        self.log.losses.append(loss)
+        self._report(f"peer {loss.peer_id[-6:]} was lost ({loss.detail}); looking for another circuit")
+        view = circuit.peers.get(loss.peer_id)
+        if view is not None:
+            self._former.avoid(view.facts)
+        span = next((hop.span for hop in circuit.route.hops if hop.peer_id == loss.peer_id), None)
+        unheard_s = next((link.unheard_s for link in circuit.links if link.peer_id == loss.peer_id), 0.0)
+        self._release()
+        try:
+            await self._begin(asyncio.get_running_loop().time() + max(0.0, RECOVERY_S - unheard_s))
+        except (NoCircuit, SwarmUnavailable) as error:
+            raise _lost(loss, span, error) from error
+
+    async def _keep_leases(self) -> None:
+        """Renews the leases however fast tokens come and however slowly they are taken, until cancelled."""
+        while True:
+            await asyncio.sleep(RENEW_EVERY_S)
+            self._renew()
+
+    def _renew(self) -> None:
+        circuit = self._circuit
+        if circuit is None:
+            return
+        asked = pb.AwaitReady(session=self._template.session, epoch=self._template.epoch, wait_ms=0)
+        for link in circuit.links:
+            link.post(pb.Request(id=0, await_ready=asked))
+
+    def _release(self) -> None:
+        circuit, self._circuit = self._circuit, None
+        if circuit is not None:
+            for link in circuit.links:
+                release(link, circuit.descriptor)
+
+    def _put(self, event: pb.Token | HopLost) -> None:
+        if self._events.full():  # more than a session can hold: the peer is misbehaving, and a loss says so
+            self._events.get_nowait()
+        self._events.put_nowait(event)
+
+
+def _lost(loss: HopLost, span: Span | None, error: SwarmError) -> PeerLost:
+    return PeerLost(
+        loss.peer_id,
+        span,
+        f"{loss.detail}; no circuit took its place within {RECOVERY_S:g} s: {error}",
+    )
+
+
+def _template(
+    spec: ModelSpec, prompt: Sequence[int], params: SamplingParams, capacity: int, *, trace: bool
+) -> pb.SessionDescriptor:
+    stop_ids = params.stop_token_ids if params.ignore_eos else (*spec.stop_token_ids, *params.stop_token_ids)
+    sampling = pb.Sampling(
+        max_new_tokens=params.max_new_tokens,
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        seed=params.seed if params.seed is not None else secrets.randbits(64),
+        stop_token_ids=sorted(set(stop_ids)),
+        logprobs=params.logprobs,
+        logit_bias=dict(params.logit_bias),
+    )
+    return pb.SessionDescriptor(
+        session=secrets.token_bytes(16),
+        epoch=0,
+        model_hash=spec.model_hash,
+        sampling=sampling,
+        prompt_tokens=len(prompt),
+        capacity_tokens=capacity,
+        trace=trace,
+    )

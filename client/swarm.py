@@ -1,0 +1,288 @@
+"""`AsyncSwarm`: a swarm as a developer uses it from asyncio."""
+
+import os
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+from molink.client.access import ModelAccess, open_model
+from molink.client.connection import Connection
+from molink.client.errors import InvalidRequest, SwarmUnavailable
+from molink.client.explain import Tracer
+from molink.client.formation import Former
+from molink.client.generation import Explanation, Generation, Piece
+from molink.client.overview import overview
+from molink.client.pieces import assemble
+from molink.client.sampling import Sampling, checked_params
+from molink.client.session import ClientSession
+from molink.dht.configuration import SettingsError, configured_initial_peers, read_configuration
+from molink.dht.key_file import KeyFileError
+from molink.dht.records import ServedModel
+from molink.dht.swarm_key import SwarmKey
+from molink.shards.spec import ModelSpec, SamplingParams
+from molink.shards.tokenizer import Tokenizer, TokenizerError
+
+Prompt = str | Sequence[int]
+Messages = Sequence[Mapping[str, Any]]
+
+
+class AsyncSwarm:
+    """A connection to a swarm, and one model in it. Open between `__aenter__` and `__aexit__`.
+
+    Args:
+        model: `molink/tiny-shakespeare`, a local folder in Hugging Face format, the name under which peers serve a
+            model, or at least 8 digits of its hash. None: the model that most peers serve.
+        initial_peers: multiaddresses of living peers, one is enough. None: MOLINK_INITIAL_PEERS, else the
+            configuration file.
+        dtype, quantization: only a swarm that serves the model so. None: however it is served.
+        swarm_key: key file of a private swarm.
+        report: called with a line of progress while circuits form.
+
+    Sampling arguments of the methods are the fields of `SamplingParams`; or give a whole one as `params`. Greedy
+    decoding in float32 gives the tokens that transformers gives; in other dtypes, those of some batch composition.
+    """
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        initial_peers: Sequence[str] | None = None,
+        dtype: str | None = None,
+        quantization: str | None = None,
+        swarm_key: str | os.PathLike[str] | None = None,
+        report: Callable[[str], None] | None = None,
+    ) -> None:
+        self._asked_model = model
+        self._initial_peers = initial_peers
+        self._dtype = dtype
+        self._quantization = quantization
+        self._swarm_key = swarm_key
+        self._report = report or _no_report
+        self._stack = AsyncExitStack()
+        self._connection: Connection | None = None
+        self._access: ModelAccess | None = None
+        self._former: Former | None = None
+
+    async def __aenter__(self) -> Self:
+        """Raises:
+        SwarmUnavailable: no initial peer is configured, or none answers.
+        ModelNotFound: neither the swarm nor this machine has the model.
+        """
+        connection = Connection(self._addresses(), self._key())
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(connection)
+            access = await open_model(connection, self._asked_model, self._dtype, self._quantization)
+            self._stack = stack.pop_all()
+        self._connection, self._access = connection, access
+        self._former = Former(connection, access.spec)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._connection = self._access = self._former = None
+        await self._stack.aclose()
+
+    @property
+    def model(self) -> ModelSpec:
+        """What is known of the model."""
+        return self._open()[1].spec
+
+    async def models(self) -> tuple[ServedModel, ...]:
+        """The models that peers of this swarm serve now."""
+        served = {view.facts.model.model_hash: view.facts.model for view in self._open()[0].snapshot()}
+        return tuple(served[model_hash] for model_hash in sorted(served))
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        *,
+        params: SamplingParams | None = None,
+        timeout_s: float = 30.0,
+        **sampling: Unpack[Sampling],
+    ) -> Generation:
+        """The whole generation.
+
+        Args:
+            prompt: text, or token ids.
+            timeout_s: how long a circuit may take to form.
+
+        Raises:
+            InvalidRequest: the prompt or an argument cannot be served.
+            NoCircuit, SwarmUnavailable: no circuit formed within `timeout_s`.
+            PeerLost: a peer was lost in mid-generation and no other circuit formed.
+        """
+        return await _whole(self.stream_events(prompt, params=params, timeout_s=timeout_s, **sampling))
+
+    async def stream(
+        self,
+        prompt: Prompt,
+        *,
+        params: SamplingParams | None = None,
+        timeout_s: float = 30.0,
+        **sampling: Unpack[Sampling],
+    ) -> AsyncGenerator[str, None]:
+        """The text as soon as it is certain. Arguments and errors as for `generate`."""
+        async for text in _texts(self.stream_events(prompt, params=params, timeout_s=timeout_s, **sampling)):
+            yield text
+
+    async def chat(
+        self,
+        messages: Messages,
+        *,
+        params: SamplingParams | None = None,
+        timeout_s: float = 30.0,
+        **sampling: Unpack[Sampling],
+    ) -> Generation:
+        """The model's answer to a chat, in the form of its chat template. Errors as for `generate`."""
+        return await _whole(self.stream_chat_events(messages, params=params, timeout_s=timeout_s, **sampling))
+
+    async def stream_chat(
+        self,
+        messages: Messages,
+        *,
+        params: SamplingParams | None = None,
+        timeout_s: float = 30.0,
+        **sampling: Unpack[Sampling],
+    ) -> AsyncGenerator[str, None]:
+        """As `chat`, the text as soon as it is certain."""
+        async for text in _texts(
+            self.stream_chat_events(messages, params=params, timeout_s=timeout_s, **sampling)
+        ):
+            yield text
+
+    def stream_events(
+        self,
+        prompt: Prompt,
+        *,
+        params: SamplingParams | None = None,
+        timeout_s: float = 30.0,
+        **sampling: Unpack[Sampling],
+    ) -> AsyncGenerator[Piece, None]:
+        """As `stream`, with token ids and log-probabilities; the last piece carries the whole generation."""
+        return self._events(
+            _encode(self._open()[1].tokenizer, prompt), checked_params(params, sampling), timeout_s
+        )
+
+    def stream_chat_events(
+        self,
+        messages: Messages,
+        *,
+        params: SamplingParams | None = None,
+        timeout_s: float = 30.0,
+        **sampling: Unpack[Sampling],
+    ) -> AsyncGenerator[Piece, None]:
+        """As `stream_events`, for a chat."""
+        if not messages:
+            raise InvalidRequest("a chat needs at least one message", "messages")
+        try:
+            ids = self._open()[1].tokenizer.apply_chat_template(messages)
+        except (TokenizerError, TypeError) as error:  # the tokenizer's TypeError is half of a character
+            raise InvalidRequest(f"the messages cannot be turned into tokens: {error}", "messages") from error
+        return self._events(ids, checked_params(params, sampling), timeout_s)
+
+    async def explain(
+        self, prompt: Prompt, *, timeout_s: float = 30.0, **sampling: Unpack[Sampling]
+    ) -> Explanation:
+        """Generates, and says for each hop what it was predicted to take and what it took."""
+        connection, access, former = self._open()
+        ids = _encode(access.tokenizer, prompt)
+        params = checked_params(None, {"max_new_tokens": 32, **sampling})
+        _check_prompt(ids, access.spec)
+        session = ClientSession(connection, former, access.spec, ids, params, trace=True, report=self._report)
+        tracer = Tracer()
+        session.watch = tracer.see
+        generation = await _whole(assemble(session, access.tokenizer, params, len(ids), timeout_s))
+        return tracer.explain(generation, session.log)
+
+    async def snapshot(self) -> dict[str, object]:
+        """Peers, spans, links and whether a circuit can be formed now; JSON-ready."""
+        connection, access, _ = self._open()
+        return overview(connection.snapshot(), access.spec)
+
+    async def _events(
+        self, ids: tuple[int, ...], params: SamplingParams, timeout_s: float
+    ) -> AsyncGenerator[Piece, None]:
+        connection, access, former = self._open()
+        _check_prompt(ids, access.spec)
+        session = ClientSession(connection, former, access.spec, ids, params, report=self._report)
+        pieces = assemble(session, access.tokenizer, params, len(ids), timeout_s)
+        try:
+            async for piece in pieces:
+                yield piece
+        finally:
+            await pieces.aclose()
+
+    def _open(self) -> tuple[Connection, ModelAccess, Former]:
+        if self._connection is None or self._access is None or self._former is None:
+            raise RuntimeError(
+                "the swarm is not open: use it inside `with Swarm(...)` or `async with AsyncSwarm(...)`"
+            )
+        return self._connection, self._access, self._former
+
+    def _addresses(self) -> tuple[str, ...]:
+        try:
+            addresses = configured_initial_peers(self._initial_peers)
+        except SettingsError as error:
+            raise InvalidRequest(str(error), "initial_peers") from error
+        if not addresses:
+            raise SwarmUnavailable(
+                "no swarm is configured: give initial_peers, set MOLINK_INITIAL_PEERS, or start one with "
+                "`molink-peer join --new-swarm`, which prints its address"
+            )
+        return addresses
+
+    def _key(self) -> SwarmKey | None:
+        path = self._swarm_key or read_configuration().swarm_key
+        if path is None:
+            return None
+        try:
+            return SwarmKey.load(Path(path))
+        except (KeyFileError, OSError) as error:
+            raise InvalidRequest(f"the swarm key cannot be used: {error}", "swarm_key") from error
+
+
+def _encode(tokenizer: Tokenizer, prompt: Prompt) -> tuple[int, ...]:
+    if not isinstance(prompt, str):
+        return tuple(prompt)
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(
+            "the prompt is not valid text: it holds half of a character", "prompt"
+        ) from error
+    return tokenizer.encode(prompt)
+
+
+def _check_prompt(ids: Sequence[int], spec: ModelSpec) -> None:
+    if not ids:
+        raise InvalidRequest("the prompt is empty: give at least one token", "prompt")
+    if len(ids) >= spec.context_length:
+        raise InvalidRequest(
+            f"the prompt has {len(ids)} tokens, and {spec.name} takes {spec.context_length - 1} at most: shorten it",
+            "prompt",
+        )
+    if min(ids) < 0 or max(ids) >= spec.vocabulary_size:
+        raise InvalidRequest(f"token ids must be in [0, {spec.vocabulary_size})", "prompt")
+
+
+async def _whole(pieces: AsyncIterator[Piece]) -> Generation:
+    async for piece in pieces:
+        if piece.generation is not None:
+            return piece.generation
+    raise RuntimeError("a generation ended without its last piece")
+
+
+async def _texts(pieces: AsyncGenerator[Piece, None]) -> AsyncGenerator[str, None]:
+    try:
+        async for piece in pieces:
+            if piece.text:
+                yield piece.text
+    finally:
+        await pieces.aclose()
+
+
+def _no_report(_: str) -> None:
+    """Nobody wants to know."""

@@ -1,0 +1,63 @@
+"""The swarm as JSON-ready values: for `status`, the gateway, and whoever asks."""
+
+from collections.abc import Sequence
+
+from molink.dht.records import PROTOCOL_VERSION, PeerView
+from molink.shards.spec import Span, missing_spans
+
+
+def describe_swarm(views: Sequence[PeerView]) -> dict[str, object]:
+    """The peers that are known, and which layers of each model nobody holds. JSON-ready."""
+    models: dict[str, list[PeerView]] = {}
+    for view in views:
+        if view.facts.protocol_version != PROTOCOL_VERSION:
+            continue  # it can be in no circuit of ours
+        models.setdefault(view.facts.model.model_hash, []).append(view)
+    return {
+        "models": [_describe_model(holders) for holders in models.values()],
+        "peers": [describe_peer(view) for view in sorted(views, key=_order)],
+    }
+
+
+def describe_peer(view: PeerView) -> dict[str, object]:
+    """One peer, JSON-ready."""
+    facts, state = view.facts, view.state
+    return {
+        "peer_id": view.peer_id,
+        "name": facts.name,
+        "model": facts.model.name,
+        "model_hash": facts.model.model_hash,
+        "dtype": facts.model.dtype,
+        "quantization": facts.model.quantization,
+        "device": facts.device.name,
+        "version": facts.version,
+        "same_protocol": facts.protocol_version == PROTOCOL_VERSION,
+        "addresses": list(facts.addresses),
+        "spans": [[span.start, span.stop] for span in state.spans],
+        "free_weight_bytes": state.free_weight_bytes,
+        "free_kv_bytes": state.free_kv_bytes,
+        "sessions": state.sessions,
+        "queued": state.queued,
+        "draining": state.draining,
+        "layer_ms": facts.layer_latencies[0].layer_ms if facts.layer_latencies else None,
+        "age_s": round(view.age_s, 1),
+    }
+
+
+def _describe_model(holders: Sequence[PeerView]) -> dict[str, object]:
+    model = holders[0].facts.model
+    held = tuple(span for view in holders for span in view.state.spans)
+    missing = missing_spans(Span(0, model.layers), held)
+    return {
+        "model": model.name,
+        "model_hash": model.model_hash,
+        "layers": model.layers,
+        "peers": len(holders),
+        "missing": [[span.start, span.stop] for span in missing],
+        "complete": not missing,
+    }
+
+
+def _order(view: PeerView) -> tuple[str, int, str]:
+    start = view.state.spans[0].start if view.state.spans else view.facts.model.layers
+    return view.facts.model.name, start, view.peer_id

@@ -1,0 +1,253 @@
+"""What is verified and alive: the records of a swarm as one peer or client knows them. Pure."""
+
+from collections import Counter
+from dataclasses import dataclass
+
+from molink.dht.announcement import AnnouncementError, Reason, open_facts, open_state
+from molink.dht.held import Entry, Held
+from molink.dht.identity import public_key_of
+from molink.dht.records import PROTOCOL_VERSION, PeerFacts, PeerView
+from molink.dht.state_codec import peer_tag
+
+REMEMBER_GONE_S = 600.0
+"""How long a gone peer is remembered by its last sequence, so that old records cannot bring it back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A record is true and new."""
+
+    peer_id: str
+    facts_wanted: bool = False
+    """The state goes with facts that are not here: ask a neighbour for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgedRecord:
+    """One peer's signed records with their ages, to hand on."""
+
+    peer_tag: int
+    facts: bytes
+    state: bytes
+    facts_age_s: float
+    state_age_s: float
+
+
+class Directory:
+    """The peers that a router may use. Nothing unverified gets in, and nothing expired is shown."""
+
+    def __init__(self, own_peer_id: str | None = None, *, capacity: int = 20_000) -> None:
+        """`own_peer_id`: this peer, whose records are taken from itself only (`hold_own`).
+        `capacity`: most peers remembered; those unheard for longest go first."""
+        self._own_peer_id = own_peer_id
+        self._capacity = capacity
+        self._entries: dict[str, Entry] = {}  # in order of when they were heard
+        self._keys: dict[int, bytes] = {}
+        self._held: set[bytes] = set()
+        if own_peer_id is not None:
+            own_key = public_key_of(own_peer_id)
+            self._keys[peer_tag(own_key)] = own_key
+        self.refusals: Counter[Reason] = Counter()
+        """Records refused since the start, by reason."""
+        self.own_sequence = -1
+        """The highest sequence of this peer's own that others hold: its next statement must go beyond it."""
+        self.version = 0
+        """Grows whenever a snapshot could have changed."""
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def keys(self) -> dict[int, bytes]:
+        """Public keys of known peers by tag. Not to be changed by callers."""
+        return self._keys
+
+    def accept_facts(self, record: bytes, now: float, age_s: float = 0.0) -> Accepted | Reason:
+        """Takes in signed facts that are `age_s` seconds old, or says why not."""
+        try:
+            return self._accept_facts(record, now, age_s, own=False)
+        except AnnouncementError as error:
+            self.refusals[error.reason] += 1
+            return error.reason
+
+    def accept_state(self, record: bytes, now: float, age_s: float = 0.0) -> Accepted | Reason:
+        """Takes in a signed state that is `age_s` seconds old, or says why not."""
+        try:
+            return self._accept_state(record, now, age_s, own=False)
+        except AnnouncementError as error:
+            self.refusals[error.reason] += 1
+            return error.reason
+
+    def hold_own(self, facts: bytes, state: bytes, now: float) -> None:
+        """Takes in what this peer itself has just said, to show it and to hand it on.
+
+        Raises:
+            AnnouncementError: it is not newer than what this peer said before.
+        """
+        if facts not in self._held:
+            self._accept_facts(facts, now, 0.0, own=True)
+        self._accept_state(state, now, 0.0, own=True)
+
+    def own_records(self) -> tuple[bytes, ...]:
+        """The records that `hold_own` took in last, facts first."""
+        entry = self._entries.get(self._own_peer_id) if self._own_peer_id else None
+        held = (entry.newest_facts, entry.newest_state) if entry else ()
+        return tuple(item.record for item in held if item is not None)
+
+    def forget_own(self) -> None:
+        """Drops what `hold_own` took in."""
+        if self._own_peer_id in self._entries:
+            self._drop(self._own_peer_id)
+
+    def _accept_facts(self, record: bytes, now: float, age_s: float, *, own: bool) -> Accepted:
+        if record in self._held:
+            raise _stale("these facts are known")
+        facts = open_facts(record)
+        if facts.peer_id == self._own_peer_id and not own:
+            raise self._heard_own(facts.sequence)
+        _require_alive(facts.ttl_s, age_s)
+        entry = self._entries.get(facts.peer_id)
+        if entry is not None and facts.sequence <= entry.newest_facts_sequence:
+            raise _stale("newer facts are known")
+        entry = self._heard(facts, now)
+        if facts.ttl_s == 0:
+            return self._leave(entry, facts.sequence)
+        self._hold(record, entry.newest_facts)
+        entry.newest_facts = Held(facts, record, now - age_s, facts.ttl_s)
+        self._pair(entry)
+        return Accepted(facts.peer_id)
+
+    def _accept_state(self, record: bytes, now: float, age_s: float, *, own: bool) -> Accepted:
+        if record in self._held:
+            raise _stale("this state is known")
+        state = open_state(record, self._keys)
+        if state.peer_id == self._own_peer_id and not own:
+            raise self._heard_own(state.sequence)
+        entry = self._entries.get(state.peer_id)
+        if entry is None:
+            raise AnnouncementError(Reason.UNKNOWN_PEER, f"no facts are known of {state.peer_id}")
+        if state.sequence <= entry.sequence:
+            raise _stale("a newer state is known")
+        _require_alive(state.ttl_s, age_s)
+        self._entries[state.peer_id] = self._entries.pop(state.peer_id)
+        entry.heard = now
+        if state.ttl_s == 0:
+            return self._leave(entry, state.sequence)
+        self._hold(record, entry.newest_state)
+        entry.newest_state = Held(state, record, now - age_s, state.ttl_s)
+        entry.sequence = state.sequence
+        self._pair(entry)
+        return Accepted(state.peer_id, facts_wanted=not entry.has_facts(state.facts_sequence, now))
+
+    def snapshot(
+        self, now: float, model_hash: str | None = None, *, other_versions: bool = False
+    ) -> tuple[PeerView, ...]:
+        """The peers whose facts and state are both alive, by peer id.
+
+        `model_hash`: only those that serve this model. `other_versions`: also those of another protocol,
+        to be shown to people (`facts.protocol_version` tells them apart) and never to be used.
+        """
+        views: list[PeerView] = []
+        for peer_id in sorted(self._entries):
+            facts, state = self._entries[peer_id].facts, self._entries[peer_id].state
+            if facts is None or state is None or not (facts.alive(now) and state.alive(now)):
+                continue
+            if facts.value.protocol_version != PROTOCOL_VERSION and not other_versions:
+                continue
+            if model_hash is None or facts.value.model.model_hash == model_hash:
+                age_s = max(0.0, now - max(facts.received, state.received))
+                views.append(PeerView(facts.value, state.value, age_s, facts.record))
+        return tuple(views)
+
+    def records(self, now: float) -> tuple[AgedRecord, ...]:
+        """The living peers' newest records with ages, most recently heard first, to hand on."""
+        aged: list[AgedRecord] = []
+        for entry in reversed(self._entries.values()):
+            facts, state = entry.newest_facts, entry.newest_state
+            if facts is not None and state is not None and facts.alive(now) and state.alive(now):
+                ages = (max(0.0, now - facts.received), max(0.0, now - state.received))
+                aged.append(AgedRecord(peer_tag(entry.public_key), facts.record, state.record, *ages))
+        return tuple(aged)
+
+    def facts(self, now: float) -> tuple[PeerFacts, ...]:
+        """The newest living facts of every peer with a living state: whom to connect to."""
+        return tuple(
+            entry.newest_facts.value
+            for entry in self._entries.values()
+            if entry.newest_facts is not None
+            and entry.newest_facts.alive(now)
+            and entry.newest_state is not None
+            and entry.newest_state.alive(now)
+        )
+
+    def expire(self, now: float) -> None:
+        """Forgets what is over: the dead at once, their sequence numbers after 10 minutes."""
+        for peer_id, entry in list(self._entries.items()):
+            if entry.state is not None and not entry.state.alive(now):
+                entry.state = None
+                self.version += 1
+            if entry.newest_state is not None and not entry.newest_state.alive(now):
+                self._held.discard(entry.newest_state.record)
+                entry.newest_state = None
+            if entry.newest_facts is not None and not entry.newest_facts.alive(now):
+                self._held.discard(entry.newest_facts.record)
+                entry.newest_facts = entry.facts = None
+                self.version += 1
+            if entry.newest_state is None and now - entry.heard > REMEMBER_GONE_S:
+                self._drop(peer_id)
+
+    def _heard(self, facts: PeerFacts, now: float) -> Entry:
+        tag = peer_tag(facts.public_key)
+        if self._keys.setdefault(tag, facts.public_key) != facts.public_key:
+            raise AnnouncementError(Reason.FORGED, f"{facts.peer_id} imitates the tag of another peer")
+        entry = self._entries.pop(facts.peer_id, None) or Entry(facts.public_key)
+        if len(self._entries) >= self._capacity:
+            self._drop(next(iter(self._entries)))
+        self._entries[facts.peer_id] = entry
+        entry.heard = now
+        return entry
+
+    def _heard_own(self, sequence: int) -> AnnouncementError:
+        self.own_sequence = max(self.own_sequence, sequence)
+        return _stale("this peer knows itself best")
+
+    def _drop(self, peer_id: str) -> None:
+        entry = self._entries.pop(peer_id)
+        self._clear(entry)
+        if peer_id != self._own_peer_id:
+            self._keys.pop(peer_tag(entry.public_key), None)
+
+    def _leave(self, entry: Entry, sequence: int) -> Accepted:
+        if sequence <= entry.sequence:
+            raise _stale("the peer has spoken since it left")
+        entry.sequence = entry.left_sequence = sequence
+        self._clear(entry)
+        return Accepted(entry.peer_id)
+
+    def _clear(self, entry: Entry) -> None:
+        for held in (entry.newest_facts, entry.newest_state):
+            if held is not None:
+                self._held.discard(held.record)
+        entry.newest_facts = entry.newest_state = entry.facts = entry.state = None
+        self.version += 1
+
+    def _hold(self, record: bytes, before: Held[object] | None) -> None:
+        if before is not None:
+            self._held.discard(before.record)
+        self._held.add(record)
+
+    def _pair(self, entry: Entry) -> None:
+        if entry.pair():
+            self.version += 1
+
+
+def _require_alive(ttl_s: int, age_s: float) -> None:
+    """A leave (0) is true at any age."""
+    if ttl_s > 0 and not 0.0 <= age_s < ttl_s:
+        raise AnnouncementError(
+            Reason.EXPIRED, f"the announcement is {age_s:g} s old, it was good for {ttl_s} s"
+        )
+
+
+def _stale(message: str) -> AnnouncementError:
+    return AnnouncementError(Reason.STALE, message)

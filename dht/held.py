@@ -1,0 +1,66 @@
+"""What a directory holds of one peer."""
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from molink.dht.identity import peer_id_of
+from molink.dht.records import PeerFacts, PeerState
+
+Value_co = TypeVar("Value_co", covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Held(Generic[Value_co]):
+    """A verified value, with the record it came from."""
+
+    value: Value_co
+    record: bytes
+    received: float
+    """When its author sent it, by this machine's monotonic clock."""
+    ttl_s: int
+
+    def alive(self, now: float) -> bool:
+        return now < self.received + self.ttl_s
+
+
+@dataclass(slots=True)
+class Entry:
+    """A peer. The pair in use changes only to one that fits, so that a restart is never half seen."""
+
+    public_key: bytes
+    newest_facts: Held[PeerFacts] | None = None
+    newest_state: Held[PeerState] | None = None
+    facts: Held[PeerFacts] | None = None
+    """With `state`: the pair in use."""
+    state: Held[PeerState] | None = None
+    sequence: int = -1
+    """Of its newest state or leave, kept after these are forgotten."""
+    left_sequence: int = -1
+    heard: float = 0.0
+
+    @property
+    def peer_id(self) -> str:
+        return peer_id_of(self.public_key)
+
+    @property
+    def newest_facts_sequence(self) -> int:
+        """Facts must be newer than this to count; facts that were forgotten may be learned again."""
+        return max(self.left_sequence, self.newest_facts.value.sequence if self.newest_facts else -1)
+
+    def has_facts(self, sequence: int, now: float) -> bool:
+        """Whether the facts of that sequence, or newer ones, are here and alive."""
+        facts = self.newest_facts
+        return facts is not None and facts.alive(now) and facts.value.sequence >= sequence
+
+    def pair(self) -> bool:
+        """Takes the newest state into use if facts that go with it are here. Returns whether it did."""
+        state = self.newest_state
+        if state is None:
+            return False
+        for facts in (self.newest_facts, self.facts):
+            if facts is not None and facts.value.sequence == state.value.facts_sequence:
+                if not all(span.stop <= facts.value.model.layers for span in state.value.spans):
+                    return False
+                self.facts, self.state = facts, state
+                return True
+        return False

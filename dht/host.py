@@ -1,0 +1,222 @@
+"""The libp2p host: noise over TCP with yamux, and nothing else. Runs in trio.
+
+What py-libp2p would do by itself and must not is in `libp2p_hardening.py`.
+"""
+
+import contextlib
+import ipaddress
+import logging
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+
+import trio
+from libp2p import new_host
+from libp2p.abc import IHost, INetStream
+from libp2p.crypto.ed25519 import create_new_key_pair
+from libp2p.crypto.x25519 import create_new_key_pair as create_noise_key_pair
+from libp2p.peer.id import ID
+from libp2p.security.noise.transport import PROTOCOL_ID as NOISE
+from libp2p.security.noise.transport import Transport as NoiseTransport
+from multiaddr import Multiaddr
+
+from molink.dht.framing import FrameStream
+from molink.dht.identity import Identity
+from molink.dht.libp2p_hardening import (
+    DialledSockets,
+    connection_config,
+    harden,
+    quiet_logging,
+    require_free,
+    resource_manager,
+)
+from molink.dht.swarm_key import SwarmKey
+
+logger = logging.getLogger(__name__)
+
+StreamHandler = Callable[[FrameStream], Awaitable[None]]
+
+
+class DialError(ConnectionError):
+    """A peer could not be reached at an address."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listen:
+    """Where a host accepts connections. Port 0: any free one. `announce_host`: how others reach it."""
+
+    host: str
+    port: int
+    announce_host: str | None = None
+
+
+class Host:
+    """One peer's or client's libp2p connections."""
+
+    def __init__(self, host: IHost, sockets: DialledSockets, addresses: tuple[str, ...]) -> None:
+        self._host = host
+        self._sockets = sockets
+        self._network = host.get_network()
+        self.peer_id = str(host.get_id())
+        self.addresses = addresses
+
+    def handle(self, protocol: str, handler: StreamHandler) -> None:
+        """Serves `protocol`; whatever `handler` raises ends its stream only."""
+
+        async def serve(stream: INetStream) -> None:
+            await handler(FrameStream(stream, str(stream.muxed_conn.peer_id)))
+
+        self._host.set_stream_handler(protocol, serve)
+
+    async def dial(self, address: str, *, timeout_s: float) -> str:
+        """Connects to a multiaddress that ends in /p2p/PEER_ID, if there is no connection to that peer yet.
+
+        Returns the peer id, which is proven then.
+
+        Raises:
+            DialError: with the reason.
+        """
+        peer_id = peer_id_in(address)
+        if self.is_connected(peer_id):
+            return peer_id
+        target = Multiaddr(address)
+        try:
+            with trio.fail_after(timeout_s), self._sockets.closed_on_failure():
+                await self._network.dial_addr(target, ID.from_base58(peer_id))
+        except trio.TooSlowError:
+            raise DialError(f"no answer within {timeout_s:g} s") from None
+        except Exception as error:  # libp2p raises a dozen unrelated types
+            raise DialError(_reason(error)) from error
+        return peer_id
+
+    async def open_stream(self, peer_id: str, protocol: str, *, timeout_s: float) -> FrameStream:
+        """A new stream over a connection that is there already.
+
+        Raises:
+            DialError: there is no connection, or the other side does not serve the protocol.
+        """
+        if not self.is_connected(peer_id):
+            raise DialError(f"not connected to {peer_id}")
+        try:
+            with trio.fail_after(timeout_s):
+                return FrameStream(await self._host.new_stream(ID.from_base58(peer_id), [protocol]), peer_id)
+        except trio.TooSlowError:
+            raise DialError(f"{peer_id} did not open a stream within {timeout_s:g} s") from None
+        except Exception as error:  # libp2p raises a dozen unrelated types
+            raise DialError(_reason(error)) from error
+
+    def is_connected(self, peer_id: str) -> bool:
+        return any(
+            not connection.is_closed for connection in self._network.get_connections(ID.from_base58(peer_id))
+        )
+
+    @property
+    def connections(self) -> int:
+        return len(self._network.get_connections())
+
+    async def hang_up(self, peer_id: str) -> None:
+        """Closes every connection to the peer."""
+        with trio.CancelScope(deadline=trio.current_time() + 2.0, shield=True):
+            try:
+                await self._network.close_peer(ID.from_base58(peer_id))
+            except Exception:  # it is over either way
+                logger.debug("hanging up on %s failed", peer_id, exc_info=True)
+
+    async def close_connections(self) -> None:
+        """Closes every connection: a host that is cancelled, as hosts end, would leave their sockets open."""
+        with trio.CancelScope(deadline=trio.current_time() + 2.0, shield=True):
+            async with trio.open_nursery() as nursery:
+                for peer_id in tuple(self._network.connections):
+                    nursery.start_soon(self.hang_up, str(peer_id))
+        self._sockets.close_all()
+
+
+@contextlib.asynccontextmanager
+async def open_host(
+    identity: Identity, listen: Listen | None, swarm_key: SwarmKey | None
+) -> AsyncIterator[Host]:
+    """A running host. `listen` None: it accepts nobody.
+
+    Raises:
+        PortInUse: the port is taken.
+    """
+    quiet_logging()
+    if listen is not None:
+        require_free(listen.host, listen.port)
+    key_pair = create_new_key_pair(identity.private_bytes())
+    host = new_host(
+        key_pair=key_pair,
+        sec_opt={NOISE: NoiseTransport(key_pair, create_noise_key_pair().private_key)},
+        muxer_preference="YAMUX",
+        connection_config=connection_config(),
+        resource_manager=resource_manager(),
+        psk=swarm_key.libp2p_psk if swarm_key else None,
+        disable_identify_address_discovery=True,
+    )
+    harden(host)
+    sockets = DialledSockets(host.get_network())
+    at = [Multiaddr(_multiaddress(listen.host, listen.port))] if listen is not None else []
+    async with host.run(listen_addrs=at):
+        running = Host(host, sockets, _announced(host, listen, identity.peer_id))
+        try:
+            yield running
+        finally:
+            await running.close_connections()
+
+
+def peer_id_in(address: str) -> str:
+    """The peer id at the end of a multiaddress.
+
+    Raises:
+        ValueError: it has none, or is no multiaddress.
+    """
+    try:
+        peer_id = Multiaddr(address).value_for_protocol("p2p")
+    except Exception as error:  # multiaddr's own errors have no common base
+        raise ValueError(f"{address!r} is not a multiaddress that ends in /p2p/PEER_ID: {error}") from error
+    if not peer_id:
+        raise ValueError(f"{address!r} does not end in /p2p/PEER_ID")
+    return str(peer_id)
+
+
+def _announced(host: IHost, listen: Listen | None, peer_id: str) -> tuple[str, ...]:
+    if listen is None:
+        return ()
+    ports = [int(address.value_for_protocol("tcp")) for address in host.get_transport_addrs()]
+    if not ports:
+        raise OSError(
+            f"listening on {listen.host} port {listen.port} failed: is it an address of this machine?"
+        )
+    announced = listen.announce_host or _reachable(listen.host)
+    return (f"{_multiaddress(announced, ports[0])}/p2p/{peer_id}",)
+
+
+def _multiaddress(host: str, port: int) -> str:
+    try:
+        version = ipaddress.ip_address(host).version
+    except ValueError:
+        return f"/dns/{host}/tcp/{port}"
+    return f"/ip{version}/{host}/tcp/{port}"
+
+
+def _reachable(host: str) -> str:
+    """`host`, or if that means every interface, this machine's address on the way to the Internet."""
+    if not ipaddress.ip_address(host).is_unspecified:
+        return host
+    family, elsewhere = (socket.AF_INET6, "2001:db8::1") if ":" in host else (socket.AF_INET, "192.0.2.1")
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:  # a datagram socket only looks up the route
+        try:
+            probe.connect((elsewhere, 9))
+        except OSError:
+            return "::1" if ":" in host else "127.0.0.1"
+        return str(probe.getsockname()[0])
+
+
+def _reason(error: BaseException) -> str:
+    """The innermost cause, which libp2p and trio wrap in several layers."""
+    seen: set[int] = set()
+    while id(error) not in seen:
+        seen.add(id(error))
+        inner = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else None
+        error = inner or error.__cause__ or error.__context__ or error
+    return str(error) or type(error).__name__

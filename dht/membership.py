@@ -1,0 +1,107 @@
+"""The directory as two threads share it: the network's writes, the application's reads."""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection
+
+from molink.dht.announcement import Reason, is_facts
+from molink.dht.directory import Accepted, AgedRecord, Directory
+from molink.dht.identity import public_key_of
+from molink.dht.records import PeerFacts, PeerView
+from molink.dht.state_codec import peer_tag
+
+
+class Membership:
+    """A directory with lock and clock; `on_change` is called in the thread that changes the view."""
+
+    def __init__(
+        self,
+        own_peer_id: str | None,
+        on_change: Callable[[], None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._directory = Directory(own_peer_id)
+        self._lock = threading.Lock()
+        self._clock = clock
+        self._on_change = on_change
+        self._told = 0
+
+    @property
+    def version(self) -> int:
+        """Grows whenever a snapshot could have changed."""
+        return self._directory.version
+
+    @property
+    def own_sequence(self) -> int:
+        """The highest sequence of this peer's own that others hold."""
+        return self._directory.own_sequence
+
+    @property
+    def refusals(self) -> Counter[Reason]:
+        with self._lock:
+            return self._directory.refusals.copy()
+
+    def receive(self, record: bytes, age_s: float = 0.0) -> Accepted | Reason:
+        """Takes in a signed record of either kind, or says why not."""
+        with self._lock:
+            accept = self._directory.accept_facts if is_facts(record) else self._directory.accept_state
+            outcome = accept(record, self._clock(), age_s)
+        self._tell()
+        return outcome
+
+    def hold_own(self, facts: bytes, state: bytes) -> None:
+        """Takes in what this peer itself has just said."""
+        with self._lock:
+            self._directory.hold_own(facts, state, self._clock())
+        self._tell()
+
+    def own_records(self) -> tuple[bytes, ...]:
+        """What this peer has said last, facts first; nothing if it is silent."""
+        with self._lock:
+            return self._directory.own_records()
+
+    def forget_own(self) -> None:
+        """This peer leaves: it no longer shows itself or hands itself on."""
+        with self._lock:
+            self._directory.forget_own()
+        self._tell()
+
+    def expire(self) -> None:
+        with self._lock:
+            self._directory.expire(self._clock())
+        self._tell()
+
+    def snapshot(
+        self, model_hash: str | None = None, *, other_versions: bool = False
+    ) -> tuple[PeerView, ...]:
+        with self._lock:
+            return self._directory.snapshot(self._clock(), model_hash, other_versions=other_versions)
+
+    def table(self, tags: Collection[int] = ()) -> tuple[AgedRecord, ...]:
+        """Living peers' records; with `tags`, only theirs."""
+        with self._lock:
+            records = self._directory.records(self._clock())
+        wanted = frozenset(tags)
+        return tuple(record for record in records if not wanted or record.peer_tag in wanted)
+
+    def living(self) -> tuple[PeerFacts, ...]:
+        """The newest facts of every living peer."""
+        with self._lock:
+            return self._directory.facts(self._clock())
+
+    def peers(self) -> int:
+        """How many living peers there are."""
+        return len(self.living())
+
+    def _tell(self) -> None:
+        version = self._directory.version
+        if version != self._told:
+            self._told = version
+            self._on_change()
+
+
+def tag_of(peer_id: str) -> int:
+    """The tag that the state of `peer_id` carries."""
+    return peer_tag(public_key_of(peer_id))

@@ -1,0 +1,129 @@
+"""What peers say about themselves, as values. Signing and encoding are in `announcement.py`."""
+
+from dataclasses import dataclass, field
+
+from molink.shards.spec import Span
+
+PROTOCOL_VERSION = 1
+"""Raised when old and new peers could misunderstand each other; other versions are left out of circuits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Where a peer computes."""
+
+    kind: str
+    """`cpu`, `cuda` or `mps`."""
+    name: str
+    """The GPU's or processor's name, such as `NVIDIA H200`."""
+    count: int
+    memory_bytes: int
+    """Memory of one device."""
+    system: str
+    """Operating system and machine, such as `Linux x86_64`."""
+    processors: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """The model that a peer serves, as far as a router must know it."""
+
+    model_hash: str
+    content_hash: str
+    name: str
+    architecture: str
+    dtype: str
+    quantization: str
+    layers: int
+
+
+@dataclass(frozen=True, slots=True)
+class LayerLatency:
+    """Measured time of one decode step through one layer at one batch size."""
+
+    batch_size: int
+    layer_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class LinkMeasurement:
+    """A round trip that a peer measured to another peer."""
+
+    peer_id: str
+    rtt_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class PeerFacts:
+    """The part of an announcement that rarely changes: sent when it does, about 1 KB."""
+
+    peer_id: str
+    """The libp2p peer id (base58) of `public_key`."""
+    public_key: bytes
+    """32 bytes, Ed25519."""
+    sequence: int
+    """Grows with every new statement of this peer, over restarts too."""
+    ttl_s: int
+    """Seconds after receipt at which the statement is forgotten. 0 takes it back at once."""
+    protocol_version: int
+    version: str
+    """The software's version, for people."""
+    name: str
+    addresses: tuple[str, ...]
+    """libp2p multiaddresses, each ending in /p2p/PEER_ID."""
+    grpc_addresses: tuple[str, ...]
+    """host:port of the data plane; empty if nobody can dial this peer."""
+    certificate: bytes
+    """DER of the TLS certificate that the data plane presents."""
+    device: Device
+    model: ServedModel
+    span_limit: Span | None
+    """Layers that this peer is willing to hold; None: any."""
+    layer_latencies: tuple[LayerLatency, ...]
+    """In order of batch size, at least that of batch size 1."""
+    embed_ms: float
+    head_ms: float
+    load_bytes_per_s: float
+    """How fast this peer turns stored weights into held layers."""
+    links: tuple[LinkMeasurement, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PeerState:
+    """The part of an announcement that changes: at most 150 bytes signed."""
+
+    peer_id: str
+    sequence: int
+    """Shares one growing number with the peer's facts."""
+    ttl_s: int
+    """0: the peer is leaving and must be forgotten."""
+    facts_sequence: int
+    """The facts that this state goes with."""
+    spans: tuple[Span, ...]
+    """Layers held, ready to serve this second."""
+    free_weight_bytes: int
+    """Memory that could be filled with further layers."""
+    free_kv_bytes: int
+    """Memory that leases for new sessions could get."""
+    sessions: int
+    """Sessions leased now."""
+    queued: int
+    """Steps that wait for the device."""
+    draining: bool = False
+    """Serves what it has, takes nothing new."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerView:
+    """One peer as the directory knows it: verified, alive, facts and state together."""
+
+    facts: PeerFacts
+    state: PeerState
+    age_s: float
+    """Seconds since the newest of the two was received."""
+    facts_record: bytes = field(default=b"", repr=False)
+    """The signed facts as received, to hand on to others."""
+
+    @property
+    def peer_id(self) -> str:
+        return self.facts.peer_id

@@ -1,0 +1,131 @@
+"""The table protocol: one peer hands the other the signed records that it holds, with their ages."""
+
+import logging
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+import trio
+from google.protobuf.message import DecodeError
+
+from molink.dht import announcement_pb2 as pb
+from molink.dht.announcement import MAX_FACTS_BYTES, MAX_STATE_BYTES, AnnouncementError, Reason, state_tag
+from molink.dht.directory import Accepted, AgedRecord
+from molink.dht.framing import FrameStream, StreamEndedError
+from molink.dht.membership import Membership
+from molink.dht.traffic import Traffic
+
+logger = logging.getLogger(__name__)
+
+PROTOCOL = "/molink/table/1"
+MAX_TAGS = 256
+MAX_ENTRIES = 20_000
+_MAX_REQUEST_BYTES = MAX_TAGS * 8 + 16
+_MAX_ENTRY_BYTES = MAX_FACTS_BYTES + MAX_STATE_BYTES + 32
+_BATCH = 16
+_MAX_CALLERS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """What came of a pull."""
+
+    entries: int
+    news: int
+    """Records that were true and new."""
+    wanted: tuple[int, ...]
+    """Tags of peers whose facts are missing here."""
+
+
+class TableService:
+    """Answers pulls; at most 8 at a time, others are turned away and may ask another peer."""
+
+    def __init__(self, membership: Membership, traffic: Traffic, *, timeout_s: float) -> None:
+        self._membership = membership
+        self._traffic = traffic
+        self._timeout_s = timeout_s
+        self._callers = trio.CapacityLimiter(_MAX_CALLERS)
+
+    async def serve(self, stream: FrameStream) -> None:
+        try:
+            self._callers.acquire_nowait()
+        except trio.WouldBlock:
+            await stream.reset()
+            return
+        try:
+            with trio.fail_after(self._timeout_s):
+                request = pb.TableRequest.FromString(await stream.receive(_MAX_REQUEST_BYTES))
+                batch: list[bytes] = []
+                for entry in _entries(self._membership, request):
+                    batch.append(entry)
+                    if len(batch) == _BATCH:
+                        await stream.send(batch)
+                        batch.clear()
+                await stream.send([*batch, b""])
+            await stream.close()
+        finally:
+            self._callers.release()
+            self._traffic.received("table", stream.bytes_in)
+            self._traffic.sent("table", stream.bytes_out)
+
+
+def _entries(membership: Membership, request: pb.TableRequest) -> Iterator[bytes]:
+    for record in membership.table(tuple(request.peer_tags))[:MAX_ENTRIES]:
+        yield _encode(record, states_only=request.states_only)
+
+
+def _encode(record: AgedRecord, *, states_only: bool) -> bytes:
+    return pb.TableEntry(
+        facts=b"" if states_only else record.facts,
+        state=record.state,
+        facts_age_ms=int(1000 * record.facts_age_s),
+        state_age_ms=int(1000 * record.state_age_s),
+    ).SerializeToString()
+
+
+async def pull(
+    stream: FrameStream,
+    membership: Membership,
+    *,
+    tags: Collection[int] = (),
+    states_only: bool = False,
+    timeout_s: float,
+) -> Pulled:
+    """Copies the other side's records into `membership`, which checks every one.
+
+    Raises:
+        StreamEndedError: the other side does not answer, or not in this protocol.
+    """
+    request = pb.TableRequest(peer_tags=sorted(tags)[:MAX_TAGS], states_only=states_only)
+    entries = news = 0
+    wanted: list[int] = []
+    try:
+        with trio.fail_after(timeout_s):
+            await stream.send([request.SerializeToString()])
+            while entries < MAX_ENTRIES and (frame := await stream.receive(_MAX_ENTRY_BYTES)):
+                entries += 1
+                outcome = _take_in(frame, membership)
+                news += outcome.news
+                wanted += outcome.wanted
+    except trio.TooSlowError:
+        raise StreamEndedError(f"{stream.peer_id} did not send its table within {timeout_s:g} s") from None
+    except DecodeError:
+        raise StreamEndedError(f"{stream.peer_id} sent something else than a table") from None
+    return Pulled(entries, news, tuple(wanted))
+
+
+def _take_in(frame: bytes, membership: Membership) -> Pulled:
+    entry = pb.TableEntry.FromString(frame)
+    news = 0
+    if entry.facts:
+        news += isinstance(membership.receive(entry.facts, entry.facts_age_ms / 1000), Accepted)
+    outcome = membership.receive(entry.state, entry.state_age_ms / 1000) if entry.state else Reason.STALE
+    if isinstance(outcome, Accepted):
+        return Pulled(1, news + 1, _tag(entry.state) if outcome.facts_wanted else ())
+    return Pulled(1, news, _tag(entry.state) if outcome is Reason.UNKNOWN_PEER else ())
+
+
+def _tag(record: bytes) -> tuple[int, ...]:
+    try:
+        return (state_tag(record),)
+    except AnnouncementError:
+        return ()

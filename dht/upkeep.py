@@ -1,0 +1,250 @@
+"""Keeps a peer or client in touch with the swarm: whom to dial, what to ask for, what to forget."""
+
+import logging
+import random
+from collections.abc import Callable, Iterable, Sequence
+
+import trio
+
+from molink.dht.errors import BootstrapUnreachable
+from molink.dht.framing import StreamEndedError
+from molink.dht.gossip import PROTOCOL as GOSSIP
+from molink.dht.gossip import Gossip
+from molink.dht.host import DialError, Host, peer_id_in
+from molink.dht.membership import Membership
+from molink.dht.table import MAX_TAGS, Pulled, pull
+from molink.dht.table import PROTOCOL as TABLE
+from molink.dht.timing import DiscoveryTiming, repair_interval_s
+from molink.dht.traffic import Traffic
+
+logger = logging.getLogger(__name__)
+
+DEGREE = 4
+"""Links that a peer dials. Others dial it too: the mean is twice as many, the most three times, so that
+there is always room for a newcomer."""
+_SOURCES = 3
+_WANTED = 64
+
+
+class Upkeep:
+    """Connections and pulls of one peer (`serves`) or client."""
+
+    def __init__(
+        self,
+        host: Host,
+        membership: Membership,
+        timing: DiscoveryTiming,
+        traffic: Traffic,
+        initial_peers: Sequence[str],
+        nursery: trio.Nursery,
+        *,
+        serves: bool,
+    ) -> None:
+        self._host = host
+        self._membership = membership
+        self._timing = timing
+        self._traffic = traffic
+        self._initial_peers = tuple(
+            address for address in initial_peers if peer_id_in(address) != host.peer_id
+        )
+        self._nursery = nursery
+        self._serves = serves
+        self._not_before: dict[str, float] = {}
+        self._linking: set[str] = set()
+        self._wanted_in, self._wanted_out = trio.open_memory_channel[tuple[str, int]](_WANTED)
+        self._repair_due = trio.current_time() + self._jittered(timing.repair_interval_s)
+        self.gossip: Gossip | None = None
+        self.after_pull: Callable[[], None] = lambda: None
+
+    def facts_wanted(self, peer_id: str, tag: int) -> None:
+        """Asks that neighbour soon; if too much is wanted already, the next repair will find it."""
+        try:
+            self._wanted_in.send_nowait((peer_id, tag))
+        except trio.WouldBlock:
+            logger.debug("too many facts are wanted: those of %016x wait", tag)
+
+    def repair_soon(self) -> None:
+        """Compares tables with a neighbour within a few seconds."""
+        soon = trio.current_time() + self._jittered(min(2.0, self._timing.repair_interval_s))
+        self._repair_due = min(self._repair_due, soon)
+
+    async def bootstrap(self) -> None:
+        """Connects to the initial peers and copies the swarm's records from up to three of them.
+
+        Raises:
+            BootstrapUnreachable: there are initial peers and none has answered in time.
+        """
+        if not self._initial_peers:
+            return
+        outcomes: dict[str, str | None] = dict.fromkeys(self._initial_peers, "no answer in time")
+        with trio.move_on_after(self._timing.bootstrap_timeout_s):
+            async with trio.open_nursery() as nursery:
+                for address in self._initial_peers:
+                    nursery.start_soon(self._bootstrap_from, address, outcomes, nursery.cancel_scope)
+        failures = [(address, reason) for address, reason in outcomes.items() if reason is not None]
+        if len(failures) == len(outcomes):
+            raise BootstrapUnreachable(failures)
+
+    async def _bootstrap_from(
+        self, address: str, outcomes: dict[str, str | None], scope: trio.CancelScope
+    ) -> None:
+        try:
+            peer_id = await self._host.dial(address, timeout_s=self._timing.dial_timeout_s)
+            await self._pull_from(peer_id, states_only=False)
+        except (DialError, StreamEndedError) as error:
+            outcomes[address] = str(error)
+            return
+        outcomes[address] = None
+        self._link_to(peer_id)
+        if sum(reason is None for reason in outcomes.values()) >= min(_SOURCES, len(outcomes)):
+            scope.cancel()
+
+    async def refresh(self) -> None:
+        """Copies what is new from two or three living peers.
+
+        Raises:
+            BootstrapUnreachable: nobody could be asked; each peer tried, and why it failed.
+        """
+        failures: list[tuple[str, str]] = []
+        answered = 0
+        for peer_id, addresses in self._sources():
+            try:
+                await self._connect(peer_id, addresses)
+                await self._pull_from(peer_id, states_only=True)
+            except (DialError, StreamEndedError) as error:
+                failures.append((peer_id, str(error)))
+                self._not_before[peer_id] = trio.current_time() + self._jittered(self._timing.redial_s)
+                await self._host.hang_up(peer_id)
+                continue
+            answered += 1
+            if answered == _SOURCES - 1:
+                return
+        if failures and not answered:
+            raise BootstrapUnreachable(failures)
+
+    async def run(self) -> None:
+        """Runs until cancelled."""
+        self._nursery.start_soon(self._fetch_wanted)
+        while True:
+            await trio.sleep(self._jittered(self._timing.upkeep_s))
+            self._membership.expire()
+            if self._serves:
+                self._look_for_neighbours()
+            if trio.current_time() >= self._repair_due:
+                floor_s = self._timing.repair_interval_s if self._serves else self._timing.refresh_interval_s
+                self._repair_due = trio.current_time() + self._jittered(
+                    repair_interval_s(self._membership.peers(), floor_s)
+                )
+                self._look_for_lost_initial_peers()
+                await self._repair()
+
+    async def _repair(self) -> None:
+        try:
+            if self.gossip is not None and self.gossip.neighbours:
+                await self._pull_from(random.choice(self.gossip.neighbours), states_only=True)
+            elif not self._serves:
+                await self.refresh()
+        except (DialError, StreamEndedError, BootstrapUnreachable) as error:
+            logger.debug("comparing tables failed: %s", error)
+
+    async def _fetch_wanted(self) -> None:
+        """One question at a time: many states of one unknown peer arrive before its facts do."""
+        async for peer_id, first in self._wanted_out:
+            tags = {first}
+            while len(tags) < MAX_TAGS:
+                try:
+                    other, tag = self._wanted_out.receive_nowait()
+                except trio.WouldBlock:
+                    break
+                tags |= {tag} if other == peer_id else set()
+            try:
+                await self._pull(peer_id, tags=tags)
+            except (DialError, StreamEndedError) as error:
+                logger.debug("%s did not tell the facts it knows: %s", peer_id, error)
+
+    async def _pull_from(self, peer_id: str, *, states_only: bool) -> None:
+        pulled = await self._pull(peer_id, states_only=states_only)
+        missing = pulled.wanted
+        while missing:
+            await self._pull(peer_id, tags=missing[:MAX_TAGS])
+            missing = missing[MAX_TAGS:]
+
+    async def _pull(self, peer_id: str, *, tags: Iterable[int] = (), states_only: bool = False) -> Pulled:
+        timeout_s = self._timing.table_timeout_s
+        stream = await self._host.open_stream(peer_id, TABLE, timeout_s=self._timing.dial_timeout_s)
+        try:
+            return await pull(
+                stream, self._membership, tags=tuple(tags), states_only=states_only, timeout_s=timeout_s
+            )
+        finally:
+            self._traffic.received("table", stream.bytes_in)
+            self._traffic.sent("table", stream.bytes_out)
+            await stream.close()
+            self.after_pull()
+
+    def _sources(self) -> list[tuple[str, tuple[str, ...]]]:
+        """Whom to ask, in order: connected ones first, those that failed lately last."""
+        now = trio.current_time()
+        known = {facts.peer_id: facts.addresses for facts in self._membership.living()}
+        for address in self._initial_peers:
+            known.setdefault(peer_id_in(address), (address,))
+        known.pop(self._host.peer_id, None)
+        order = random.sample(sorted(known), len(known))
+        order.sort(key=lambda peer: (self._not_before.get(peer, 0) > now, not self._host.is_connected(peer)))
+        return [(peer_id, known[peer_id]) for peer_id in order[: 4 * _SOURCES]]
+
+    def _look_for_neighbours(self) -> None:
+        taken = {*(self.gossip.neighbours if self.gossip else ()), *self._linking}
+        now = trio.current_time()
+        self._not_before = {peer_id: at for peer_id, at in self._not_before.items() if at > now}
+        for peer_id, addresses in self._sources() if len(taken) < DEGREE else ():
+            if len(taken) >= DEGREE:
+                return
+            if peer_id not in taken and addresses and peer_id not in self._not_before:
+                taken.add(peer_id)
+                self._link_to(peer_id, addresses)
+
+    def _look_for_lost_initial_peers(self) -> None:
+        """A swarm that was cut in two has one meeting point: who everybody started from."""
+        living = {facts.peer_id for facts in self._membership.living()}
+        for address in self._initial_peers:
+            if peer_id_in(address) not in living | self._not_before.keys():
+                self._link_to(peer_id_in(address), (address,))
+
+    def _link_to(self, peer_id: str, addresses: tuple[str, ...] = ()) -> None:
+        if self._serves and peer_id not in self._linking:
+            self._linking.add(peer_id)
+            self._nursery.start_soon(self._link, peer_id, addresses)
+
+    async def _link(self, peer_id: str, addresses: tuple[str, ...]) -> None:
+        """A link for as long as it lasts; then the peer is left alone for a while."""
+        try:
+            await self._connect(peer_id, addresses)
+            stream = await self._host.open_stream(peer_id, GOSSIP, timeout_s=self._timing.dial_timeout_s)
+        except DialError as error:
+            logger.debug("no link to %s: %s", peer_id, error)
+        else:
+            if self.gossip is not None:
+                await self.gossip.run_link(stream, dialled=True)
+        finally:
+            self._linking.discard(peer_id)
+            self._not_before[peer_id] = trio.current_time() + self._jittered(self._timing.redial_s)
+        if self.gossip is not None and peer_id not in self.gossip.neighbours:
+            await self._host.hang_up(peer_id)
+
+    async def _connect(self, peer_id: str, addresses: tuple[str, ...]) -> None:
+        failure = DialError(f"no address of {peer_id} is known")
+        if self._host.is_connected(peer_id):
+            return
+        for address in addresses:
+            try:
+                await self._host.dial(address, timeout_s=self._timing.dial_timeout_s)
+            except DialError as error:
+                failure = error
+            else:
+                return
+        self._not_before[peer_id] = trio.current_time() + self._jittered(self._timing.redial_s)
+        raise failure
+
+    def _jittered(self, seconds: float) -> float:
+        return seconds * random.uniform(1 - self._timing.jitter, 1 + self._timing.jitter)

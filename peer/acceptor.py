@@ -1,0 +1,118 @@
+"""The gRPC port: accepts links and lets in only who has proven an identity."""
+
+import asyncio
+import logging
+import socket
+from types import TracebackType
+from typing import Self
+
+import grpc
+import grpc.aio
+
+from molink.dht.certificate import Certificate
+from molink.dht.swarm_key import SwarmKey
+from molink.peer.handshake import HandshakeRefused, challenge, check
+from molink.peer.link import Link, LinkHandler
+from molink.peer.links import CHANNEL_OPTIONS, LINK_METHOD, Links
+from molink.peer.protocol import molink_pb2 as pb
+from molink.peer.protocol.frames import ProtocolError, decode, encode, expect
+
+HANDSHAKE_TIMEOUT_S = 5.0
+MAX_LINKS = 256
+_log = logging.getLogger(__name__)
+
+
+class PortInUse(OSError):
+    """The gRPC port is taken by another program."""
+
+
+class Acceptor:
+    """The listening side of a peer's data plane, between `__aenter__` and `__aexit__`."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        peer_id: str,
+        certificate: Certificate,
+        links: Links,
+        handler: LinkHandler,
+        swarm_key: SwarmKey | None,
+    ) -> None:
+        self.port = port
+        self._host = host
+        self._peer_id = peer_id
+        self._certificate = certificate
+        self._links = links
+        self._handler = handler
+        self._swarm_key = swarm_key
+        self._open = 0
+        self._server: grpc.aio.Server | None = None
+
+    async def __aenter__(self) -> Self:
+        method = grpc.stream_stream_rpc_method_handler(self._accept)
+        service, name = LINK_METHOD.strip("/").split("/")
+        server = grpc.aio.server(options=[*CHANNEL_OPTIONS, ("grpc.so_reuseport", 0)])
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {name: method}),))
+        credentials = grpc.ssl_server_credentials([(self._certificate.key_pem, self._certificate.pem)])
+        try:
+            _try_to_listen(self._host, self.port)
+            self.port = server.add_secure_port(f"{self._host}:{self.port}", credentials)
+        except (OSError, RuntimeError) as error:
+            raise PortInUse(
+                f"gRPC cannot listen on {self._host}:{self.port}: the port is in use or the address is not this "
+                "machine's. Choose another with --grpc-port, or 0 for any free one."
+            ) from error
+        await server.start()
+        self._server = server
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._server is not None:
+            await self._server.stop(grace=0.2)
+
+    async def _accept(self, _: object, context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
+        if self._open >= MAX_LINKS:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "this peer has as many links as it takes")
+        self._open += 1
+        try:
+            link = await self._handshake(context)
+            self._links.accepted(link)
+            try:
+                reason = await link.run()
+            finally:
+                self._links.forget(link)
+            _log.debug("link from %s ended: %s", link.peer_id, reason)
+        finally:
+            self._open -= 1
+
+    async def _handshake(self, context: "grpc.aio.ServicerContext[bytes, bytes]") -> Link:
+        question = challenge()
+        try:
+            async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+                await context.write(encode(question))
+                data = await context.read()
+                if not isinstance(data, bytes):
+                    raise HandshakeRefused("the other end hung up before it proved who it is")
+                proof = expect(decode(data), pb.Proof)
+                remote = check(proof, question, self._certificate.der, self._swarm_key)
+                await context.write(encode(pb.Welcome(peer_id=self._peer_id)))
+        except TimeoutError:
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "no proof of identity in time")
+        except ProtocolError as error:
+            _log.info("refused a link from %s: %s", context.peer(), error)
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
+        return Link(context, remote, self._handler)
+
+
+def _try_to_listen(host: str, port: int) -> None:
+    """Fails as gRPC would, but without the line of its own that gRPC writes to stderr.
+
+    Raises:
+        OSError: the port is in use, or the address is not this machine's.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host.strip("[]"), port), family=family):
+        pass

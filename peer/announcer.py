@@ -1,0 +1,133 @@
+"""What a peer says of itself, and when: at once when its load or its links change, and from time to time."""
+
+import asyncio
+from dataclasses import replace
+from importlib.metadata import version
+
+from molink.dht.certificate import Certificate
+from molink.dht.discovery import Discovery
+from molink.dht.identity import Identity
+from molink.dht.records import PROTOCOL_VERSION, Device, PeerFacts, PeerState, ServedModel
+from molink.peer.leases import LeaseBook
+from molink.peer.prober import PROBE_EVERY_S, Prober
+from molink.peer.profiler import Profile
+from molink.peer.stepping import Stepper
+from molink.shards.spec import ModelSpec, Span, missing_spans
+
+LOOK_EVERY_S = 5.0
+"""Between looks at whether the load has changed without anybody saying so."""
+
+
+class Announcer:
+    """Keeps the swarm informed of one serving peer."""
+
+    def __init__(
+        self,
+        discovery: Discovery,
+        facts: PeerFacts,
+        spec: ModelSpec,
+        leases: LeaseBook,
+        stepper: Stepper,
+        prober: Prober,
+        changed: asyncio.Event,
+    ) -> None:
+        self.facts = facts
+        self._discovery = discovery
+        self._spec = spec
+        self._leases = leases
+        self._stepper = stepper
+        self._prober = prober
+        self._changed = changed
+
+    async def announce(self, *, facts_too: bool = False) -> None:
+        """Says how things stand now; with `facts_too` also what rarely changes, as the first time."""
+        facts = replace(self.facts, links=self._prober.measurements()) if facts_too else None
+        await self._discovery.announce(facts, self._state())
+
+    async def keep_announced(self) -> None:
+        """Announces whenever something has changed, until cancelled."""
+        while True:
+            try:
+                async with asyncio.timeout(LOOK_EVERY_S):
+                    await self._changed.wait()
+            except TimeoutError:
+                pass
+            self._changed.clear()
+            await self.announce()
+
+    async def keep_probing(self) -> None:
+        """Measures round trips until cancelled: at once when somebody new appears, else from time to time."""
+        clock = asyncio.get_running_loop().time
+        while True:
+            seen, known = self._discovery.version, self._peer_ids()
+            if await self._prober.probe():
+                await self.announce(facts_too=True)
+            deadline_s = clock() + PROBE_EVERY_S
+            while (left_s := deadline_s - clock()) > 0 and not self._peer_ids() - known:
+                await self._discovery.changed(left_s, since=seen)
+                seen = self._discovery.version
+
+    def _peer_ids(self) -> set[str]:
+        return {view.peer_id for view in self._discovery.snapshot(self._spec.model_hash)}
+
+    def _state(self) -> PeerState:
+        leases, spec = self._leases, self._spec
+        willing = self.facts.span_limit or spec.whole
+        loadable_bytes = sum(map(spec.weight_bytes, missing_spans(willing, leases.held)))
+        # announcements round sizes down by up to 1/256: what would hold all that is missing must still do so then
+        loadable_bytes += loadable_bytes >> 7
+        free_weight_bytes = max(0, min(leases.free_weight_bytes, loadable_bytes))
+        return PeerState(
+            peer_id=self.facts.peer_id,
+            sequence=0,
+            ttl_s=0,
+            facts_sequence=0,
+            spans=leases.held,
+            free_weight_bytes=free_weight_bytes,
+            # what the weights could still take is promised to them: KV caches get the rest
+            free_kv_bytes=max(0, leases.free_kv_bytes - free_weight_bytes),
+            sessions=len(leases.leases),
+            queued=self._stepper.queued,
+            draining=leases.draining,
+        )
+
+
+def own_facts(
+    identity: Identity,
+    name: str,
+    addresses: tuple[str, ...],
+    grpc_addresses: tuple[str, ...],
+    certificate: Certificate,
+    device: Device,
+    spec: ModelSpec,
+    span_limit: Span | None,
+    profile: Profile,
+) -> PeerFacts:
+    """The part of the announcement that rarely changes. Sequence and time to live are filled in when it is sent."""
+    return PeerFacts(
+        peer_id=identity.peer_id,
+        public_key=identity.public_key,
+        sequence=0,
+        ttl_s=0,
+        protocol_version=PROTOCOL_VERSION,
+        version=version("molink"),
+        name=name[:64],
+        addresses=addresses,
+        grpc_addresses=grpc_addresses,
+        certificate=certificate.der,
+        device=device,
+        model=ServedModel(
+            model_hash=spec.model_hash,
+            content_hash=spec.content_hash,
+            name=spec.name,
+            architecture=spec.architecture,
+            dtype=spec.dtype,
+            quantization=spec.quantization,
+            layers=spec.layers,
+        ),
+        span_limit=span_limit,
+        layer_latencies=profile.layer_latencies,
+        embed_ms=profile.embed_ms,
+        head_ms=profile.head_ms,
+        load_bytes_per_s=profile.load_bytes_per_s,
+    )

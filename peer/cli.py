@@ -1,0 +1,235 @@
+"""`molink-peer`: the commands of a volunteer. Torch and libp2p are loaded only where they are needed."""
+
+import asyncio
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from molink.dht import commands
+from molink.dht.commands import CommandFailed, example, run_app, start_logging, tell
+from molink.dht.configuration import check_configuration, configured_initial_peers, read_configuration
+from molink.peer import options
+
+CALL_TIMEOUT_S = 10.0
+LEAVE_TIMEOUT_S = 120.0
+DEFAULT_MODEL = "molink/tiny-shakespeare"
+EXAMPLE_PEER = "/ip4/203.0.113.7/tcp/4001/p2p/12D3KooW..."
+
+app = typer.Typer(
+    name="molink-peer",
+    help="Serve a few layers of a language model to a swarm.",
+    epilog=example("molink-peer join --new-swarm"),
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["--help", "-h"]},
+)
+
+
+@app.command(epilog=example(f"molink-peer join --initial-peers {EXAMPLE_PEER} --memory 10GB"))
+def join(
+    model: options.Model = None,
+    initial_peers: commands.InitialPeers = None,
+    new_swarm: options.NewSwarm = False,
+    swarm_key: commands.KeyFile = None,
+    memory: options.Memory = None,
+    device: options.DeviceName = None,
+    dtype: options.Dtype = None,
+    quantization: options.Quantization = None,
+    listen: options.Listen = None,
+    announce: options.Announce = None,
+    port: options.Port = None,
+    grpc_port: options.GrpcPort = None,
+    name: options.Name = None,
+    layers: options.Layers = None,
+    partner: options.Partner = None,
+    state_dir: options.StateFolder = None,
+    relay: options.Relay = None,
+    verbose: commands.Verbose = False,
+    debug: commands.Debug = False,
+) -> None:
+    """Join a swarm and serve.
+
+    Serves until Ctrl-C, which drains and leaves; a second one leaves at once. Where to join: --initial-peers,
+    else MOLINK_INITIAL_PEERS, else the configuration file; a new one is founded if none of them names one.
+    """
+    given: dict[str, object] = {
+        "model": model,
+        "initial_peers": tuple(initial_peers) if initial_peers else None,
+        "new_swarm": new_swarm or None,
+        "swarm_key": swarm_key,
+        "memory": memory,
+        "device": device,
+        "dtype": dtype,
+        "quantization": quantization,
+        "listen": listen,
+        "announce": announce,
+        "port": port,
+        "grpc_port": grpc_port,
+        "name": name,
+        "layers": layers,
+        "partner": partner,
+        "state_dir": state_dir,
+        "relay": relay,
+    }
+    start_logging(verbose=verbose, debug=debug)
+    _serve({key: value for key, value in given.items() if value is not None})
+
+
+@app.command(epilog=example("molink-peer profile --model molink/tiny-shakespeare --json"))
+def profile(
+    model: options.MeasuredModel = DEFAULT_MODEL,
+    device: options.DeviceName = "auto",
+    dtype: options.Dtype = "auto",
+    state_dir: options.StateFolder = None,
+    as_json: commands.Json = False,
+    verbose: commands.Verbose = False,
+    debug: commands.Debug = False,
+) -> None:
+    """Measure this machine.
+
+    Memory, time per layer by batch size, disk and network, with the weights of a model.
+    """
+    start_logging(verbose=verbose, debug=debug)
+    settings = check_configuration({"dtype": dtype}, "the command line")
+    from molink.peer.overview import print_machine
+    from molink.peer.surveys import measure_machine
+
+    machine = measure_machine(model, device or "auto", settings.dtype or "auto", _folder(state_dir), tell)
+    if as_json:
+        _print_json(machine)
+    else:
+        print_machine(machine)
+
+
+@app.command(epilog=example(f"molink-peer status --initial-peers {EXAMPLE_PEER} --json"))
+def status(
+    initial_peers: commands.InitialPeers = None,
+    swarm_key: commands.KeyFile = None,
+    state_dir: options.StateFolder = None,
+    as_json: commands.Json = False,
+    verbose: commands.Verbose = False,
+    debug: commands.Debug = False,
+) -> None:
+    """Show the swarm.
+
+    As this machine sees it: the swarm of the initial peers, or else what the peer that runs here knows.
+    """
+    start_logging(verbose=verbose, debug=debug)
+    from molink.peer.overview import print_local, print_swarm
+
+    addresses = configured_initial_peers(initial_peers)
+    if addresses:
+        from molink.peer.surveys import view_swarm
+
+        content = asyncio.run(view_swarm(addresses, swarm_key or read_configuration().swarm_key))
+    else:
+        content = _call("status", _folder(state_dir))
+    if as_json:
+        _print_json(content)
+    elif addresses:
+        print_swarm(content)
+    else:
+        print_local(content)
+
+
+@app.command(epilog=example("molink-peer leave --state-dir ./second-peer"))
+def leave(
+    state_dir: options.StateFolder = None, verbose: commands.Verbose = False, debug: commands.Debug = False
+) -> None:
+    """Stop the peer of this machine.
+
+    It drains first: sessions that run end as they should. Returns when the peer has gone.
+    """
+    start_logging(verbose=verbose, debug=debug)
+    from molink.peer.state_dir import wait_until_free
+
+    folder = _folder(state_dir)
+    _call("leave", folder)
+    if not wait_until_free(folder, LEAVE_TIMEOUT_S):
+        raise CommandFailed(
+            f"the peer was told to leave, but still runs after {LEAVE_TIMEOUT_S:g} s: it may be finishing "
+            "long sessions; wait, or press Ctrl-C twice in its terminal"
+        )
+    print("The peer has left")
+
+
+@app.command("swarm-key", epilog=example("molink-peer swarm-key friends.key"))
+def swarm_key(
+    file: Annotated[Path, typer.Argument(metavar="[FILE]", help="File to make.")] = Path("swarm.key"),
+    verbose: commands.Verbose = False,
+    debug: commands.Debug = False,
+) -> None:
+    """Make the key of a private swarm.
+
+    Peers and clients that have the file form a private swarm, and refuse all others.
+    """
+    start_logging(verbose=verbose, debug=debug)
+    from molink.dht.swarm_key import SwarmKey
+
+    try:
+        SwarmKey.write_new(file)
+    except OSError as error:
+        if file.exists():
+            raise CommandFailed(
+                f"{file} exists already and was left as it is: choose another name, or delete it first"
+            ) from None
+        raise CommandFailed(
+            f"{file} cannot be written ({error.strerror or error}): choose a folder that you may write to"
+        ) from error
+    print(f"Made {file.absolute()}: give each member of the swarm a copy, over a channel that you trust")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point of `molink-peer`."""
+    sys.exit(run_app(app, "molink-peer", sys.argv[1:] if arguments is None else arguments))
+
+
+def _serve(given: Mapping[str, object]) -> None:
+    """What `join` does once its arguments are known; the cheap checks come before torch is loaded."""
+    from molink.peer.running import ProgressLines, run_until_left, say
+    from molink.peer.settings import load_settings, where_to_join
+    from molink.peer.state_dir import StateDir, StateDirInUse
+
+    settings = load_settings(check_configuration(given, "the command line"))
+    try:
+        with StateDir(settings.state_dir) as state:
+            say(where_to_join(settings).reason)
+            if settings.listen not in ("127.0.0.1", "::1", "localhost"):
+                say(f"Listening on {settings.listen}: other machines can reach this peer")
+            from molink.peer.peer import Peer, PeerError
+
+            progress = ProgressLines(say)
+            peer = Peer(settings, state, progress.report)
+            try:
+                asyncio.run(
+                    run_until_left(peer, state.path, progress, private=settings.swarm_key is not None)
+                )
+            except PeerError as error:
+                raise CommandFailed(str(error)) from error
+    except StateDirInUse as error:
+        raise CommandFailed(str(error)) from error
+
+
+def _folder(state_dir: Path | None) -> Path:
+    """The state directory: that given, else the configuration file's, else the default."""
+    from molink.peer.settings import default_state_dir
+
+    return (state_dir or read_configuration().state_dir or default_state_dir()).expanduser().absolute()
+
+
+def _call(command: str, folder: Path) -> dict[str, object]:
+    from molink.peer.control import ControlError, call_peer
+
+    try:
+        return asyncio.run(call_peer(folder, command, CALL_TIMEOUT_S))
+    except ControlError as error:
+        raise CommandFailed(str(error)) from error
+
+
+def _print_json(content: dict[str, object]) -> None:
+    print(json.dumps(content, indent=2))

@@ -1,0 +1,166 @@
+"""The local control endpoint: how `molink-peer leave` and `status` talk to the peer of this machine.
+
+A TCP listener on loopback, on Windows as elsewhere. Port and a random token are in a file that only this user
+can read; who shows the token may ask. One JSON line each way: {"token", "command"} -> {"ok": true, ...} or
+{"ok": false, "error"}.
+"""
+
+import asyncio
+import hmac
+import json
+import logging
+import os
+import secrets
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from molink.peer.state_dir import CONTROL_FILE, read_json, write_json
+
+REQUEST_BYTES = 4096
+ANSWER_BYTES = 8 * 1024 * 1024
+REQUEST_TIMEOUT_S = 5.0
+CONNECTIONS = 8
+_log = logging.getLogger(__name__)
+
+
+class ControlError(Exception):
+    """The peer did not do what it was asked; the message is a sentence for people."""
+
+
+class NoPeerRunning(ControlError):
+    """There is no peer to ask in this state directory."""
+
+
+class ControlEndpoint:
+    """Answers `status` and `leave` on loopback while the context is open."""
+
+    def __init__(
+        self, state_dir: Path, on_leave: Callable[[], None], status: Callable[[], Mapping[str, object]]
+    ) -> None:
+        self._file = state_dir / CONTROL_FILE
+        self._on_leave = on_leave
+        self._status = status
+        self._token = secrets.token_hex(32)
+        self._listener: asyncio.Server | None = None
+        self._answering: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Self:
+        self._listener = await asyncio.start_server(self._accept, "127.0.0.1", 0, limit=REQUEST_BYTES)
+        port = self._listener.sockets[0].getsockname()[1]
+        write_json(self._file, {"port": port, "token": self._token, "pid": os.getpid()})
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.unlink(missing_ok=True)
+        if self._listener is not None:
+            self._listener.close()
+        if self._answering:  # an answer that is on its way may still arrive
+            _, late = await asyncio.wait(self._answering, timeout=1.0)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._answering) >= CONNECTIONS:
+            writer.close()
+            return
+        task = asyncio.create_task(self._answer(reader, writer), name="control request")
+        self._answering.add(task)
+        task.add_done_callback(self._answering.discard)
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                line = await reader.readline()
+                writer.write(self._obey(line))
+                await writer.drain()
+        except (OSError, TimeoutError, ValueError) as error:  # ValueError: the line is too long
+            _log.debug("a control connection ended: %r", error)
+        finally:
+            writer.close()
+            with suppress(OSError):
+                await writer.wait_closed()
+
+    def _obey(self, line: bytes) -> bytes:
+        try:
+            request = json.loads(line)
+        except (ValueError, RecursionError):
+            request = None
+        if not isinstance(request, dict):
+            return _refusal("a request is one line of JSON with token and command")
+        token = str(request.get("token", "")).encode("utf-8", "surrogatepass")
+        if not hmac.compare_digest(token, self._token.encode()):
+            return _refusal("wrong token")
+        command = request.get("command")
+        if command == "status":
+            return self._report()
+        if command == "leave":
+            self._on_leave()
+            return _line({"ok": True})
+        return _refusal(f"unknown command {command!r}; known are status and leave")
+
+    def _report(self) -> bytes:
+        try:
+            return _line({**self._status(), "ok": True})
+        except Exception as error:  # noqa: BLE001 - request boundary: a failing report must not end the endpoint
+            _log.exception("the status could not be told")
+            return _refusal(f"the peer could not tell its status: {error!r}")
+
+
+async def call_peer(state_dir: Path, command: str, timeout_s: float) -> dict[str, object]:
+    """What the peer that runs with this state directory answers to `status` or `leave`.
+
+    Raises:
+        NoPeerRunning: none runs there.
+        ControlError: it refused, or did not answer in time.
+    """
+    known = read_json(state_dir / CONTROL_FILE)
+    port, token = known.get("port"), known.get("token")
+    if not isinstance(port, int) or not isinstance(token, str):
+        raise NoPeerRunning(
+            f"no peer is running with the state directory {state_dir}: start one with `molink-peer join`, "
+            "or name the right folder with --state-dir"
+        )
+    try:
+        async with asyncio.timeout(timeout_s):
+            answer = json.loads(await _exchange(port, {"token": token, "command": command}))
+    except TimeoutError:
+        raise ControlError(
+            f"the peer (process {known.get('pid')}) did not answer within {timeout_s:g} s: "
+            "it may be very busy; try again"
+        ) from None
+    except (OSError, ValueError):
+        answer = None
+    if not isinstance(answer, dict) or "ok" not in answer:
+        raise NoPeerRunning(
+            f"no peer answers for the state directory {state_dir}: the last one "
+            f"(process {known.get('pid')}) seems to have been killed; start one with `molink-peer join`"
+        )
+    if answer.pop("ok") is not True:
+        raise ControlError(f"the peer refused {command}: {answer.get('error', 'no reason given')}")
+    return answer
+
+
+async def _exchange(port: int, request: dict[str, object]) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=ANSWER_BYTES)
+    try:
+        writer.write(_line(request))
+        await writer.drain()
+        return await reader.readline()
+    finally:
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
+
+
+def _line(answer: dict[str, object]) -> bytes:
+    return json.dumps(answer).encode() + b"\n"
+
+
+def _refusal(reason: str) -> bytes:
+    return _line({"ok": False, "error": reason})

@@ -1,0 +1,143 @@
+"""Where a peer computes, and how much of the machine it may take."""
+
+import os
+import platform
+import subprocess
+from pathlib import Path
+
+import psutil
+
+from molink.dht.configuration import SettingsError
+from molink.dht.records import Device
+
+CPU_SHARE = 0.5
+"""Part of the memory available now that a peer takes by default: the rest is the volunteer's."""
+GPU_SHARE = 0.9
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def choose_device(name: str) -> str:
+    """The torch device that `--device name` means: `cpu`, `cuda:N` or `mps`.
+
+    `auto` is the first GPU, or the processor where there is none.
+
+    Raises:
+        SettingsError: this machine has no such device; it names those that there are.
+    """
+    there = _available()
+    if name == "auto":
+        return there[min(1, len(there) - 1)]
+    wanted = "cuda:0" if name == "cuda" else name
+    if "," in wanted:
+        raise SettingsError(
+            f"--device {name}: one peer cannot use several GPUs yet; start one peer for each, "
+            "each with a --state-dir of its own"
+        )
+    if wanted not in there:
+        raise SettingsError(
+            f"--device {name} is not there: this machine has {', '.join(there)}{_why_no_gpu(wanted)}"
+        )
+    return wanted
+
+
+def describe_device(device: str) -> Device:
+    """What peers are told about `device`, as `choose_device` returned it."""
+    kind, _, index = device.partition(":")
+    return Device(
+        kind=kind,
+        name=_gpu_name(int(index)) if kind == "cuda" else processor_name(),
+        count=1,
+        memory_bytes=_total_bytes(device),
+        system=f"{platform.system()} {platform.machine()}",
+        processors=processor_count(),
+    )
+
+
+def free_memory_bytes(device: str) -> int:
+    """Memory of the device that nobody uses now; of a container, no more than its limit leaves."""
+    if device.startswith("cuda"):
+        import torch
+
+        return int(torch.cuda.mem_get_info(device)[0])
+    available = int(psutil.virtual_memory().available)  # Apple GPUs share the machine's memory
+    limit, used = _cgroup_bytes("memory.max"), _cgroup_bytes("memory.current")
+    return available if limit is None or used is None else max(0, min(available, limit - used))
+
+
+def default_memory_bytes(device: str) -> int:
+    """What a peer takes without `--memory`: half of the available memory, or 90 % of a GPU's free memory."""
+    return int(free_memory_bytes(device) * (GPU_SHARE if device.startswith("cuda") else CPU_SHARE))
+
+
+def processor_count() -> int:
+    """Processors that this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+
+
+def processor_name() -> str:
+    """The processor's name for people, such as `AMD Ryzen 7 7800X3D`."""
+    known = {"Linux": _linux_processor, "Darwin": _mac_processor}.get(platform.system(), platform.processor)
+    return (known() or platform.processor() or platform.machine() or "processor").strip()
+
+
+def _available() -> tuple[str, ...]:
+    import torch
+
+    devices = ["cpu"]
+    if torch.cuda.is_available():
+        devices += [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+    if torch.backends.mps.is_available():
+        devices.append("mps")
+    return tuple(devices)
+
+
+def _why_no_gpu(wanted: str) -> str:
+    import torch
+
+    if wanted.startswith("cuda") and torch.version.cuda is None and torch.version.hip is None:
+        return f"; the installed torch {torch.__version__} has no GPU support: install a build that has it"
+    return ""
+
+
+def _gpu_name(index: int) -> str:
+    import torch
+
+    return str(torch.cuda.get_device_name(index))
+
+
+def _total_bytes(device: str) -> int:
+    if device.startswith("cuda"):
+        import torch
+
+        return int(torch.cuda.mem_get_info(device)[1])
+    total = int(psutil.virtual_memory().total)
+    limit = _cgroup_bytes("memory.max")
+    return total if limit is None else min(total, limit)
+
+
+def _cgroup_bytes(name: str) -> int | None:
+    """A figure of the container that this process is in; None outside of one, or if it has no limit."""
+    try:
+        return int((_CGROUP / name).read_text(encoding="ascii"))
+    except (OSError, ValueError):  # ValueError: "max"
+        return None
+
+
+def _linux_processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.lower().startswith("model name")), ""
+    )
+
+
+def _mac_processor() -> str:
+    command = ("/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string")
+    try:
+        told = subprocess.run(command, capture_output=True, text=True, timeout=2.0, check=True)  # noqa: S603 - fixed
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return told.stdout

@@ -1,0 +1,75 @@
+"""The thread that owns the device: work goes in from the event loop, results come back to it."""
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import ParamSpec, Self, TypeVar
+
+STOP_TIMEOUT_S = 30.0
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class EngineThread:
+    """One thread, one piece of work at a time, in the order given. Open between `__aenter__` and `__aexit__`.
+
+    Leaner than an executor, whose futures cost two more turns of the loop: this is on the way of every token.
+    """
+
+    def __init__(self) -> None:
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def __aenter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Waits for the work that has begun; what has not is dropped."""
+        self._loop = None
+        self._work.put(None)
+        await asyncio.to_thread(self._thread.join, STOP_TIMEOUT_S)
+
+    def begin(self, function: Callable[[], T], done: Callable[[T | Exception], None]) -> None:
+        """Runs `function` on the thread, and then `done` on the loop with its result or error."""
+        loop = self._loop
+        if loop is None:
+            raise RuntimeError("the engine's thread is not running")
+
+        def work() -> None:
+            result: T | Exception
+            try:
+                result = function()
+            except Exception as error:  # noqa: BLE001 - the thread's boundary: the error belongs to who asked
+                result = error
+            if self._loop is not None:
+                loop.call_soon_threadsafe(done, result)
+
+        self._work.put(work)
+
+    async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The result of `function` on the thread. Raises what it raises."""
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+        def done(result: T | Exception) -> None:
+            if answer.done():
+                return
+            if isinstance(result, Exception):
+                answer.set_exception(result)
+            else:
+                answer.set_result(result)
+
+        self.begin(lambda: function(*args, **kwargs), done)
+        return await answer
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            if self._loop is not None:
+                work()

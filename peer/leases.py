@@ -1,0 +1,308 @@
+"""The peer's own arbitration of its memory among circuits. Pure: the time is an argument.
+
+The peer owns its memory: it alone decides what to load and what to drop, and never grants a lease that it
+cannot honour. So what a lease needs is committed when it is granted: its KV cache, and the weights of its
+cold layers, though these are still to be loaded. Of two clients that race for the same memory one is refused;
+two that want the same cold layers share one load.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from molink.peer.memory import Holdings, MemoryPlan, common_spans, format_bytes
+from molink.shards.spec import ModelSpec, Span, missing_spans
+
+MIN_RETRY_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseKey:
+    """One attempt of one generation: its client alone numbers the epochs, upward."""
+
+    session: bytes
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A promise: this peer serves the span to the session, for so many tokens, until it expires."""
+
+    key: LeaseKey
+    span: Span
+    tokens: int
+    kv_bytes: int
+    expires_s: float
+    owner: str
+    """The client's peer id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    lease: Lease
+    to_load: tuple[Span, ...]
+    """What must be loaded before the lease is ready and nobody has ordered yet; () if warm or on its way."""
+    replaced: Lease | None = None
+    """The session's lease of an older epoch, which ended with this grant: free its KV cache first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    code: str
+    """`memory`: too little is free. `busy`: too many sessions. `draining`: the peer is leaving. `span`: it
+    does not serve such a span, or so many tokens. `epoch`: the session has moved on, or is another
+    client's."""
+    detail: str
+    retry_after_s: float
+    """When asking the same again is worth it; 0 where it never is (`draining`, `span`, `epoch`)."""
+
+
+class LeaseBook:
+    """Who may use which part of this peer's memory.
+
+    Leases end by `release`, `release_owner`, `expire`, `load_failed`, or a newer epoch, and in no other way;
+    each of these says which ended, so that the caller frees what belongs to them. A refusal changes nothing.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        memory: MemoryPlan,
+        *,
+        span_limit: Span | None = None,
+        max_sessions: int = 64,
+        max_sessions_per_owner: int = 32,
+        ttl_s: float = 30.0,
+    ) -> None:
+        self._spec = spec
+        self._memory = memory
+        self._span_limit = span_limit if span_limit is not None else spec.whole
+        self._max_sessions = max_sessions
+        self._max_sessions_per_owner = max_sessions_per_owner
+        self._ttl_s = ttl_s
+        self._leases: dict[bytes, Lease] = {}
+        self._holdings = Holdings(spec)
+        self._draining = False
+
+    @property
+    def held(self) -> tuple[Span, ...]:
+        """Layers that could be stepped this second, in as few spans as possible."""
+        return self._holdings.held
+
+    @property
+    def loading(self) -> tuple[Span, ...]:
+        """Layers whose load was ordered and has not ended, in as few spans as possible."""
+        return self._holdings.loading
+
+    @property
+    def leases(self) -> tuple[Lease, ...]:
+        return tuple(self._leases.values())
+
+    @property
+    def draining(self) -> bool:
+        return self._draining
+
+    @property
+    def free_kv_bytes(self) -> int:
+        """KV cache that one more session could be granted now, on layers that are held or on their way."""
+        return self._free_bytes() if self._open else 0
+
+    @property
+    def free_weight_bytes(self) -> int:
+        """Weights that one more session could be granted now; its KV cache comes out of the same memory."""
+        if not self._open:
+            return 0
+        return min(self._memory.weight_limit_bytes - self._holdings.committed_bytes, self._free_bytes())
+
+    def request(self, key: LeaseKey, span: Span, tokens: int, owner: str, now: float) -> Granted | Refused:
+        """Asks for the span and the KV cache of `tokens` tokens, for `ttl_s` from `now`.
+
+        The same request again has the same lease as its answer. A higher epoch replaces the session's lease,
+        whose KV cache counts as free for it; if it is refused, the older lease stays.
+        """
+        older = self._leases.get(key.session)
+        if older is not None and (answer := self._answer_known(older, key, span, tokens, owner)) is not None:
+            return answer
+        refusal = self._refuse_shape(span, tokens) or self._refuse_number(older, owner, now)
+        if refusal is not None:
+            return refusal
+        kv_bytes = self._spec.kv_bytes(span, tokens)
+        to_load = self._holdings.cold(span)
+        refusal = self._refuse_memory(to_load, kv_bytes, older, now)
+        if refusal is not None:
+            return refusal
+        lease = Lease(key, span, tokens, kv_bytes, now + self._ttl_s, owner)
+        self._leases[key.session] = lease
+        self._holdings.order(to_load)
+        return Granted(lease, to_load, older)
+
+    def preload(self, span: Span, now: float) -> tuple[Span, ...] | Refused:
+        """Commits the memory of layers that the peer loads of its own accord, such as at the start.
+
+        Returns what must be loaded, as `to_load` of a grant does.
+        """
+        refusal = self._refuse_shape(span, 1)
+        if refusal is None and self._draining:
+            refusal = Refused("draining", "this peer is leaving the swarm", 0.0)
+        to_load = self._holdings.cold(span)
+        refusal = refusal or self._refuse_memory(to_load, 0, None, now)
+        if refusal is not None:
+            return refusal
+        self._holdings.order(to_load)
+        return to_load
+
+    def renew(self, key: LeaseKey, now: float) -> bool:
+        """The lease lasts `ttl_s` from `now`. False when there is no such lease (any more).
+
+        One that has run out but was not taken back by `expire` yet is renewed too: its memory is still there.
+        """
+        lease = self._find(key)
+        if lease is None:
+            return False
+        self._leases[key.session] = replace(lease, expires_s=max(lease.expires_s, now + self._ttl_s))
+        return True
+
+    def release(self, key: LeaseKey) -> Lease | None:
+        """Ends a lease; None when there is no such lease (any more)."""
+        return self._leases.pop(key.session) if self._find(key) is not None else None
+
+    def release_owner(self, owner: str) -> tuple[Lease, ...]:
+        """Ends all leases of a client that is gone."""
+        return self._end(lease for lease in self.leases if lease.owner == owner)
+
+    def expire(self, now: float) -> tuple[Lease, ...]:
+        """Ends the leases that have run out."""
+        return self._end(lease for lease in self.leases if lease.expires_s <= now)
+
+    def loaded(self, span: Span) -> None:
+        """A load has ended well: the span is held. Layers that nobody ordered are held too, if they fit.
+
+        Raises:
+            ValueError: they do not fit, or the model has no such layers.
+        """
+        uncommitted = self._holdings.cold(span)
+        if uncommitted:
+            refusal = self._refuse_shape(span, 1) or self._refuse_memory(uncommitted, 0, None, 0.0)
+            if refusal is not None:
+                raise ValueError(f"layers {span} were loaded but not ordered: {refusal.detail}")
+        self._holdings.arrive(span)
+
+    def load_failed(self, span: Span) -> tuple[Lease, ...]:
+        """A load has failed: its memory is free again, the leases that waited for it end and are returned."""
+        failed = self._holdings.fail(span)
+        return self._end(lease for lease in self.leases if common_spans(failed, lease.span))
+
+    def ready(self, key: LeaseKey) -> bool:
+        """Whether there is such a lease and all layers of its span are held now."""
+        lease = self._find(key)
+        return lease is not None and not missing_spans(lease.span, self.held)
+
+    def drop(self, span: Span) -> None:
+        """The peer has decided to hold these layers no longer.
+
+        Raises:
+            ValueError: a lease needs one of them, or one is being loaded.
+        """
+        leased = [lease for lease in self.leases if common_spans((span,), lease.span)]
+        if leased:
+            raise ValueError(
+                f"layers {span} cannot be dropped: {len(leased)} leases need them, one of {leased[0].owner} "
+                f"on {leased[0].span}. Release them first"
+            )
+        if loading := common_spans(self.loading, span):
+            raise ValueError(f"layers {loading[0]} cannot be dropped while they load: wait for that to end")
+        self._holdings.drop(span)
+
+    def drain(self) -> None:
+        """Refuse everything new from now on; what was granted stays."""
+        self._draining = True
+
+    @property
+    def _open(self) -> bool:
+        """Whether one more session could be taken at all."""
+        return not self._draining and len(self._leases) < self._max_sessions
+
+    def _find(self, key: LeaseKey) -> Lease | None:
+        lease = self._leases.get(key.session)
+        return lease if lease is not None and lease.key.epoch == key.epoch else None
+
+    def _end(self, leases: Iterable[Lease]) -> tuple[Lease, ...]:
+        ended = tuple(leases)
+        for lease in ended:
+            del self._leases[lease.key.session]
+        return ended
+
+    def _free_bytes(self) -> int:
+        kv_bytes = sum(lease.kv_bytes for lease in self._leases.values())
+        shared_bytes = self._memory.total_bytes - self._memory.workspace_bytes
+        return shared_bytes - self._holdings.committed_bytes - kv_bytes
+
+    def _answer_known(
+        self, lease: Lease, key: LeaseKey, span: Span, tokens: int, owner: str
+    ) -> Granted | Refused | None:
+        """The answer for a session that has a lease, or None if this is its next epoch."""
+        if lease.owner != owner:
+            return Refused("epoch", "this session is another client's: choose a new session id", 0.0)
+        if key.epoch > lease.key.epoch:
+            return None
+        if key.epoch < lease.key.epoch:
+            return Refused("epoch", f"epoch {key.epoch} is over, the session is in {lease.key.epoch}", 0.0)
+        if (lease.span, lease.tokens) != (span, tokens):
+            held = f"{lease.span} for {lease.tokens} tokens"
+            detail = f"epoch {key.epoch} has a lease on {held}: ask for another in a new epoch"
+            return Refused("epoch", detail, 0.0)
+        return Granted(lease, ())
+
+    def _refuse_shape(self, span: Span, tokens: int) -> Refused | None:
+        if not self._span_limit.covers(span) or not self._spec.whole.covers(span):
+            detail = f"layers {span} are not within {self._span_limit}, which this peer serves"
+            return Refused("span", detail, 0.0)
+        if not 1 <= tokens <= self._spec.context_length:
+            detail = f"a lease is for 1 to {self._spec.context_length} tokens, not {tokens}"
+            return Refused("span", detail, 0.0)
+        return None
+
+    def _refuse_number(self, older: Lease | None, owner: str, now: float) -> Refused | None:
+        if self._draining:
+            return Refused("draining", "this peer is leaving the swarm: choose another", 0.0)
+        if older is not None:
+            return None
+        if len(self._leases) >= self._max_sessions:
+            detail = f"all {self._max_sessions} sessions of this peer are taken"
+            return Refused("busy", detail, self._retry_after_s(self.leases, now))
+        owned = tuple(lease for lease in self.leases if lease.owner == owner)
+        if len(owned) >= self._max_sessions_per_owner:
+            detail = f"{owner} has {len(owned)} sessions here, the most that one client may have"
+            return Refused("busy", detail, self._retry_after_s(owned, now))
+        return None
+
+    def _refuse_memory(
+        self, to_load: tuple[Span, ...], kv_bytes: int, older: Lease | None, now: float
+    ) -> Refused | None:
+        weight_bytes = self._holdings.bytes_of(to_load)
+        free_weight_bytes = self._memory.weight_limit_bytes - self._holdings.committed_bytes
+        if weight_bytes > free_weight_bytes:
+            layers = ", ".join(map(str, to_load))
+            detail = (
+                f"layers {layers} take {format_bytes(weight_bytes)} of weights and "
+                f"{format_bytes(free_weight_bytes)} are free for weights: choose layers that this peer "
+                "holds, or another peer"
+            )
+            return Refused("memory", detail, self._ttl_s)
+        free_bytes = self._free_bytes() + (older.kv_bytes if older is not None else 0)
+        missing_bytes = weight_bytes + kv_bytes - free_bytes
+        if missing_bytes <= 0:
+            return None
+        detail = (
+            f"{format_bytes(weight_bytes)} of weights and {format_bytes(kv_bytes)} of KV cache are asked, "
+            f"{format_bytes(free_bytes)} are free: ask for fewer tokens or layers, or another peer"
+        )
+        others = tuple(lease for lease in self.leases if lease is not older)
+        return Refused("memory", detail, self._retry_after_s(others, now, missing_bytes))
+
+    def _retry_after_s(self, leases: tuple[Lease, ...], now: float, missing_bytes: int = 1) -> float:
+        """When so many bytes of these leases will have run out, unless renewed; at most `ttl_s`."""
+        for lease in sorted(leases, key=lambda one: one.expires_s):
+            missing_bytes -= lease.kv_bytes
+            if missing_bytes <= 0:
+                return min(max(lease.expires_s - now, MIN_RETRY_S), self._ttl_s)
+        return self._ttl_s

@@ -1,0 +1,184 @@
+"""How a peer's `--memory` cap is divided between weights, KV cache and work space. Pure."""
+
+import math
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+
+from molink.shards.spec import DTYPE_BYTES, ModelSpec, Span, merge_spans, missing_spans
+
+MIN_KV_TOKENS = 16
+"""A plan that leaves no room for the KV cache of so many tokens is refused: it could serve nobody."""
+
+ROW_VECTORS = 24
+"""Hidden-size vectors alive for one row at the peak of a layer: residual in and out 2, normed 1, query, key
+and value 3, attention output 1, MLP output 1, gate, up and their product at 5 1/3 hidden sizes each 16."""
+
+MATRIX_ROWS = 6
+"""The largest matrix of a layer, in hidden sizes by hidden size: what is dequantized at a time."""
+
+MAX_LOGIT_ROWS = 64
+"""Sequences that draw a token in one step; each needs its logits and a sorted copy."""
+
+_FLOAT32_BYTES = 4
+_UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
+_SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*(?:([kmgtp]?)(i?)b?|bytes?)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """A peer's memory, divided. The KV cache may take total - workspace - the weights that are committed."""
+
+    total_bytes: int
+    """The cap on weights, KV cache and work space together."""
+    workspace_bytes: int
+    """Set aside for what a step needs while it runs."""
+    weight_limit_bytes: int
+    """Weights may take at most this, so that some of the memory is always the KV cache's."""
+
+    def __post_init__(self) -> None:
+        free_bytes = self.total_bytes - self.workspace_bytes
+        if not 0 <= self.weight_limit_bytes <= free_bytes <= self.total_bytes:
+            raise ValueError(
+                f"work space of {self.workspace_bytes} and weights of {self.weight_limit_bytes} bytes "
+                f"do not fit a total of {self.total_bytes}"
+            )
+
+
+def workspace_bytes(spec: ModelSpec, max_batch_tokens: int) -> int:
+    """What a step of `max_batch_tokens` rows needs while it runs, beside weights and KV cache.
+
+        4 bytes x (max_batch_tokens x ROW_VECTORS x hidden_size
+                   + 2 x min(max_batch_tokens, MAX_LOGIT_ROWS) x vocabulary_size)
+        + for a quantized model, one dequantized matrix: MATRIX_ROWS x hidden_size^2 elements of the dtype
+
+    In float32 whatever the dtype, as norms, softmax and sampling compute in it. Attention's scores are not
+    counted: fused kernels never hold them whole.
+    """
+    rows = max_batch_tokens * ROW_VECTORS * spec.hidden_size
+    logits = 2 * min(max_batch_tokens, MAX_LOGIT_ROWS) * spec.vocabulary_size
+    matrix = MATRIX_ROWS * spec.hidden_size**2 * DTYPE_BYTES[spec.dtype] if spec.quantization != "none" else 0
+    return _FLOAT32_BYTES * (rows + logits) + matrix
+
+
+def plan_memory(
+    spec: ModelSpec, total_bytes: int, max_batch_tokens: int, weight_share: float = 0.8
+) -> MemoryPlan:
+    """Divides `total_bytes`. After the work space, weights may take `weight_share` of what is left (0 to 1,
+    exclusive), or the smallest layer where that is more; the rest is the KV cache's, as is what weights do
+    not use.
+
+    Raises:
+        ValueError: not even the smallest layer and its KV cache of MIN_KV_TOKENS tokens would fit; it says
+            how much is needed at least.
+    """
+    if max_batch_tokens < 1:
+        raise ValueError(f"max_batch_tokens must be at least 1, got {max_batch_tokens}")
+    if not 0.0 < weight_share < 1.0:
+        raise ValueError(f"weight_share must be above 0 and below 1, got {weight_share}")
+    workspace = workspace_bytes(spec, max_batch_tokens)
+    needed, smallest = min(
+        (spec.weight_bytes(layer) + spec.kv_bytes(layer, MIN_KV_TOKENS), spec.weight_bytes(layer))
+        for layer in (Span(start, start + 1) for start in range(spec.layers))
+    )
+    available = total_bytes - workspace
+    if available < needed:
+        raise ValueError(
+            f"{format_bytes(max(total_bytes, 0))} of memory is too little for {spec.name}: its smallest "
+            f"layer with the KV cache of {MIN_KV_TOKENS} tokens takes {format_bytes(needed)}, and a step's "
+            f"work space {format_bytes(workspace)}. Give at least "
+            f"{math.ceil((workspace + needed) / 1000**2)}MB, or choose a smaller model or quantization"
+        )
+    return MemoryPlan(total_bytes, workspace, max(int(weight_share * available), smallest))
+
+
+class Holdings:
+    """Which layers' weights have a claim on a peer's memory: those it holds and those it is loading.
+
+    `held` could be stepped this second, `loading` was ordered and has not ended; both in as few spans as
+    possible.
+    """
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self._spec = spec
+        self.held: tuple[Span, ...] = ()
+        self.loading: tuple[Span, ...] = ()
+
+    @property
+    def committed_bytes(self) -> int:
+        return self.bytes_of((*self.held, *self.loading))
+
+    def bytes_of(self, spans: tuple[Span, ...]) -> int:
+        """Weights of the spans together, each layer and what the ends of the model carry counted once."""
+        return sum(map(self._spec.weight_bytes, merge_spans(spans)))
+
+    def cold(self, span: Span) -> tuple[Span, ...]:
+        """The parts of the span that are neither held nor on their way."""
+        return missing_spans(span, (*self.held, *self.loading))
+
+    def order(self, spans: tuple[Span, ...]) -> None:
+        """Cold layers are on their way from now on."""
+        self.loading = merge_spans((*self.loading, *spans))
+
+    def arrive(self, span: Span) -> None:
+        """The span is held from now on."""
+        self.held = merge_spans((*self.held, span))
+        self.loading = _without(self.loading, span)
+
+    def fail(self, span: Span) -> tuple[Span, ...]:
+        """What was on its way of this span is not any more; returns it."""
+        failed = common_spans(self.loading, span)
+        self.loading = _without(self.loading, span)
+        return failed
+
+    def drop(self, span: Span) -> None:
+        """The span is held no longer."""
+        self.held = _without(self.held, span)
+
+
+def common_spans(spans: tuple[Span, ...], other: Span) -> tuple[Span, ...]:
+    """The parts of `spans` that are in `other`."""
+    return tuple(
+        Span(max(span.start, other.start), min(span.stop, other.stop))
+        for span in spans
+        if max(span.start, other.start) < min(span.stop, other.stop)
+    )
+
+
+def _without(spans: tuple[Span, ...], removed: Span) -> tuple[Span, ...]:
+    return tuple(left for span in spans for left in missing_spans(span, (removed,)))
+
+
+def parse_bytes(text: str) -> int:
+    """A size that a person wrote: `10GB`, `512MiB`, `12 MB`, `1.5GiB`, or a plain number of bytes.
+
+    KB, MB, GB, TB, PB (or K, M, ...) are powers of 1000 and KiB, MiB, ... (or Ki, Mi, ...) of 1024; case is
+    ignored. A part of a byte is dropped.
+
+    Raises:
+        ValueError: it is no such size, or less than one byte.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    prefix, binary = (match[2] or "", match[3] or "") if match else ("", "")
+    if match is None or (binary and not prefix):
+        raise ValueError(f"{text!r} is not a size: write a number and a unit, such as 10GB, 512MiB or 1.5GiB")
+    size = int(Fraction(match[1]) * (1024 if binary else 1000) ** _UNITS[prefix.lower()])
+    if size < 1:
+        raise ValueError(f"{text!r} is less than one byte: write a size such as 10GB or 512MiB")
+    return size
+
+
+def format_bytes(count: int) -> str:
+    """`count` bytes (0 or more) for people, in powers of 1000: `512 B`, `1.5 GB`."""
+    if count < 0:
+        raise ValueError(f"a size cannot be negative, got {count}")
+    if count < 1000:
+        return f"{count} B"
+    size = float(count)
+    unit = "B"
+    for larger in ("kB", "MB", "GB", "TB", "PB"):
+        if size < 999.95:
+            break
+        size /= 1000
+        unit = larger
+    return f"{size:.1f} {unit}"

@@ -1,0 +1,54 @@
+"""The options of `molink-peer`, each with its help."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+StateFolder = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Folder of the peer's identity and caches.")
+]
+
+Model = Annotated[
+    str | None,
+    typer.Option(metavar="ID_OR_PATH", help="Model to serve: without it, the one that the swarm needs most."),
+]
+MeasuredModel = Annotated[str, typer.Option("--model", metavar="ID_OR_PATH", help="Model to measure with.")]
+NewSwarm = Annotated[bool, typer.Option("--new-swarm", help="Found a new swarm.")]
+Memory = Annotated[
+    str | None, typer.Option(metavar="10GB", help="Cap on weights, KV cache and work space together.")
+]
+DeviceName = Annotated[str | None, typer.Option(metavar="auto|cpu|cuda:0|mps", help="Where to compute.")]
+Dtype = Annotated[
+    str | None,
+    typer.Option(metavar="auto|float32|bfloat16|float16", help="Numbers to compute in: auto is the model's."),
+]
+Quantization = Annotated[
+    str | None, typer.Option(metavar="none|int8|nf4", help="How weights are held: only none in this version.")
+]
+Listen = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST", help="Address to listen on: this machine only, unless the swarm is on others."
+    ),
+]
+Announce = Annotated[str | None, typer.Option(metavar="HOST", help="Address that others dial.")]
+Port = Annotated[
+    int | None,
+    typer.Option(metavar="N", min=0, max=65535, help="Control plane's port: any free one, remembered."),
+]
+GrpcPort = Annotated[
+    int | None,
+    typer.Option(metavar="N", min=0, max=65535, help="Data plane's port: any free one, remembered."),
+]
+Name = Annotated[str | None, typer.Option(metavar="NAME", help="What others see this peer called.")]
+Layers = Annotated[
+    str | None, typer.Option(metavar="A:B", help="Hold exactly the layers from A up to, not including, B.")
+]
+Partner = Annotated[
+    str | None, typer.Option(metavar="auto|off|PEER_ID", help="Who keeps a second copy of the KV cache.")
+]
+Relay = Annotated[
+    str | None,
+    typer.Option(metavar="auto|on|off", help="Being reached through a relay: none in this version."),
+]

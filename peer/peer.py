@@ -1,0 +1,258 @@
+"""A peer's life: find the swarm, know the model, measure the machine, serve, drain, leave."""
+
+import asyncio
+import logging
+import socket
+import sys
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+from molink.dht.certificate import new_certificate
+from molink.dht.description import describe_swarm
+from molink.dht.discovery import Discovery
+from molink.dht.errors import BootstrapUnreachable
+from molink.dht.errors import PortInUse as ControlPortInUse
+from molink.dht.identity import Identity
+from molink.dht.key_file import KeyFileError
+from molink.dht.records import PeerView
+from molink.dht.swarm_key import SwarmKey
+from molink.peer.acceptor import PortInUse
+from molink.peer.announcer import Announcer, own_facts
+from molink.peer.device import choose_device, default_memory_bytes, describe_device
+from molink.peer.leases import LeaseBook, Refused
+from molink.peer.memory import plan_memory
+from molink.peer.metrics import PeerMetrics
+from molink.peer.model import LocalModel, most_needed, open_model
+from molink.peer.prober import Prober
+from molink.peer.profiler import cached_or_measured
+from molink.peer.serving import Serving, batch_limits
+from molink.peer.settings import JoinSettings, where_to_join
+from molink.peer.state_dir import StateDir
+from molink.shards.catalog import ModelNotFound
+from molink.shards.errors import WeightsError
+from molink.shards.spec import Span
+from molink.shards.store import StoreError
+
+DRAIN_S = 30.0
+"""Sessions that still run may end within this time before the peer goes."""
+SWITCH_INTERVAL_S = 0.0002
+"""The engine's thread waits at most about so long for the event loop to let go of the interpreter; Python's default of
+5 ms is longer than a whole step."""
+_log = logging.getLogger(__name__)
+
+
+class PeerError(Exception):
+    """The peer cannot serve, for a reason that its owner can mend."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Parts:
+    """What a serving peer is made of."""
+
+    discovery: Discovery
+    model: LocalModel
+    leases: LeaseBook
+    serving: Serving
+    announcer: Announcer
+
+
+class Peer:
+    """One peer, from join to leave. `run` it once."""
+
+    def __init__(self, settings: JoinSettings, state: StateDir, report: Callable[[str], None]) -> None:
+        self.addresses: tuple[str, ...] = ()
+        self.metrics = PeerMetrics()
+        self._settings = settings
+        self._state = state
+        self._report = report
+        self._leaving = asyncio.Event()
+        self._at_once = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._parts: _Parts | None = None
+
+    async def run(self, on_ready: Callable[["Peer"], None]) -> None:
+        """Joins, serves, and returns when it has left.
+
+        Raises:
+            PeerError: it cannot; the sentence says what to do.
+        """
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        try:
+            async with AsyncExitStack() as stack:
+                parts = self._parts = await self._open(stack)
+                await parts.announcer.announce(facts_too=True)
+                self.addresses = parts.discovery.addresses
+                on_ready(self)
+                await self._serve(parts)
+        except (KeyFileError, ModelNotFound, StoreError, WeightsError, PortInUse, ControlPortInUse) as error:
+            raise PeerError(str(error)) from error
+        except BootstrapUnreachable as error:
+            raise PeerError(
+                f"{error}. Check the addresses and the network, or start a swarm of your own with --new-swarm"
+            ) from error
+
+    def leave(self, *, at_once: bool = False) -> None:
+        """Drains and stops; `at_once` without draining. Call it on the loop."""
+        self._leaving.set()
+        if at_once:
+            self._at_once.set()
+
+    def status(self) -> dict[str, object]:
+        """This peer and the swarm as it knows it, JSON-ready."""
+        parts = self._parts
+        if parts is None:
+            return {"ready": False}
+        return {
+            "ready": True,
+            "peer_id": parts.announcer.facts.peer_id,
+            "name": parts.announcer.facts.name,
+            "model": parts.model.spec.name,
+            "model_hash": parts.model.spec.model_hash,
+            "dtype": parts.model.spec.dtype,
+            "addresses": list(self.addresses),
+            "spans": [[span.start, span.stop] for span in parts.leases.held],
+            "sessions": len(parts.leases.leases),
+            "draining": parts.leases.draining,
+            **describe_swarm(parts.discovery.snapshot()),
+        }
+
+    async def _open(self, stack: AsyncExitStack) -> _Parts:
+        settings = self._settings
+        device = choose_device(settings.device)
+        identity = Identity.load_or_create(self._state.identity_key)
+        swarm_key = SwarmKey.load(settings.swarm_key) if settings.swarm_key else None
+        known_port, known_grpc_port = self._state.ports()
+        discovery = Discovery(
+            identity,
+            listen_host=settings.listen,
+            port=settings.port or _free(settings.listen, known_port),
+            announce_host=settings.announce,
+            initial_peers=where_to_join(settings).initial_peers,
+            swarm_key=swarm_key,
+        )
+        self._report("Looking for the swarm")
+        await stack.enter_async_context(discovery)
+        model = await self._model(discovery.snapshot())
+        leases = self._lease_book(model, device)
+        self._report(f"Measuring this machine with {model.spec.name}")
+        profile = await asyncio.to_thread(
+            cached_or_measured, model.folder, model.spec, device, self._state.profiles, self._report
+        )
+        certificate = new_certificate(identity.peer_id)
+        listen = (settings.listen, settings.grpc_port or _free(settings.listen, known_grpc_port))
+        serving = await stack.enter_async_context(
+            Serving(
+                identity,
+                swarm_key,
+                certificate,
+                model,
+                device,
+                leases,
+                listen,
+                self.metrics,
+                self._changed.set,
+            )
+        )
+        self._state.remember_ports(_port_of(discovery.addresses[0]), serving.port)
+        if settings.layers is not None:
+            await self._preload(leases, serving, settings.layers)
+        host = settings.announce or discovery.addresses[0].split("/")[2]
+        facts = own_facts(
+            identity,
+            settings.name or socket.gethostname(),
+            discovery.addresses,
+            (f"[{host}]:{serving.port}" if ":" in host else f"{host}:{serving.port}",),
+            certificate,
+            describe_device(device),
+            model.spec,
+            settings.layers,
+            profile,
+        )
+        prober = Prober(identity.peer_id, serving.links, lambda: discovery.snapshot(model.spec.model_hash))
+        announcer = Announcer(discovery, facts, model.spec, leases, serving.stepper, prober, self._changed)
+        return _Parts(discovery, model, leases, serving, announcer)
+
+    async def _model(self, views: tuple[PeerView, ...]) -> LocalModel:
+        identifier = self._settings.model
+        if identifier is None:
+            identifier = most_needed(views)
+            _log.info("no --model was given: serving %s", identifier)
+        settings = self._settings
+        return await open_model(
+            identifier, settings.dtype, settings.quantization, views, self._state.digests, self._report
+        )
+
+    def _lease_book(self, model: LocalModel, device: str) -> LeaseBook:
+        total = self._settings.memory_bytes or default_memory_bytes(device)
+        limit = self._settings.layers
+        if limit is not None and limit.stop > model.spec.layers:
+            raise PeerError(
+                f"--layers {limit.start}:{limit.stop}: {model.spec.name} has {model.spec.layers} layers"
+            )
+        try:
+            memory = plan_memory(model.spec, total, batch_limits(model.spec).max_tokens)
+        except ValueError as error:
+            raise PeerError(str(error)) from error
+        return LeaseBook(model.spec, memory, span_limit=limit)
+
+    async def _preload(self, leases: LeaseBook, serving: Serving, span: Span) -> None:
+        """--layers: exactly this span, from the start."""
+        self._report(f"Loading layers {span}")
+        answer = leases.preload(span, asyncio.get_running_loop().time())
+        if isinstance(answer, Refused):
+            raise PeerError(
+                f"layers {span} do not fit: {answer.detail}. Give more --memory, or fewer --layers"
+            )
+        await serving.admission.load(span)
+
+    async def _serve(self, parts: _Parts) -> None:
+        """Until told to leave; then the sessions may end, and the swarm hears that this peer goes."""
+        tasks = [
+            asyncio.create_task(parts.serving.run(), name="serve"),
+            asyncio.create_task(parts.announcer.keep_announced(), name="announce"),
+            asyncio.create_task(parts.announcer.keep_probing(), name="probe"),
+        ]
+        leaving = asyncio.create_task(self._leaving.wait(), name="wait to leave")
+        try:
+            done, _ = await asyncio.wait({*tasks, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            for task in done - {leaving}:
+                task.result()  # a duty never returns: what ended it is an error
+            await self._drain(parts)
+        finally:
+            for task in (*tasks, leaving):
+                task.cancel()
+            await asyncio.gather(*tasks, leaving, return_exceptions=True)
+            await parts.discovery.leave()
+
+    async def _drain(self, parts: _Parts) -> None:
+        parts.leases.drain()
+        await parts.announcer.announce()
+        deadline_s = asyncio.get_running_loop().time() + DRAIN_S
+        while parts.leases.leases and asyncio.get_running_loop().time() < deadline_s:
+            self._changed.clear()
+            waits = [asyncio.create_task(event.wait()) for event in (self._changed, self._at_once)]
+            await asyncio.wait(waits, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
+            for wait in waits:
+                wait.cancel()
+            if self._at_once.is_set():
+                return
+
+
+def _free(host: str, port: int | None) -> int:
+    """The remembered port if it is free still, else 0 for any."""
+    if port is None:
+        return 0
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return 0
+    return port
+
+
+def _port_of(address: str) -> int:
+    """The TCP port of a libp2p multiaddress such as /ip4/127.0.0.1/tcp/4001/p2p/ID."""
+    parts = address.split("/")
+    return int(parts[parts.index("tcp") + 1])

@@ -1,0 +1,223 @@
+"""How fast this machine is: one layer's decode step by batch size, the ends of the model, and loading.
+
+Measured with real weights in the real engine, one layer of the model at a time, so that little memory is
+enough for a large model. Remembered, because a volunteer restarts more often than hardware changes.
+"""
+
+import gc
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+from molink.dht.records import LayerLatency
+from molink.peer.device import describe_device
+from molink.peer.state_dir import read_json, write_json
+from molink.shards.engine import Engine, Rows
+from molink.shards.kv_cache import SequenceCache
+from molink.shards.loader import load_stage
+from molink.shards.spec import ModelSpec, Span
+
+BATCH_SIZES = (1, 2, 4, 8, 16, 32)
+CONTEXT_TOKENS = 64
+"""What each sequence holds before the measured steps."""
+STEPS = 20
+"""Most steps measured at one batch size."""
+SIZE_BUDGET_S = 0.1
+"""A batch size is measured for about this long, and at least MIN_STEPS steps."""
+MIN_STEPS = 3
+TOTAL_BUDGET_S = 1.0
+"""No larger batch size is begun after this long: the machine is slow, and would not serve such batches."""
+FLOOR_MS = 1e-4
+"""No measurement is below this, so that nobody divides by zero."""
+REMEMBERED = 32
+"""Profiles kept in the cache, the newest."""
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What one device does with one model."""
+
+    layer_latencies: tuple[LayerLatency, ...]
+    """One layer in the middle of the model, in order of batch size, from 1 on."""
+    embed_ms: float
+    """What the first hop adds for one token: its embedding."""
+    head_ms: float
+    """What the last hop adds for one token: final norm and language-model head."""
+    load_bytes_per_s: float
+    """From weights on disk (or in the system's file cache) to the first step done with them."""
+
+
+def cached_or_measured(
+    folder: Path, spec: ModelSpec, device: str, cache: Path, progress: Progress | None = None
+) -> Profile:
+    """The profile that the file `cache` remembers for this model, device and software, else a new one."""
+    key = "/".join(
+        (
+            spec.model_hash,
+            describe_device(device).name,
+            f"threads {torch.get_num_threads()}",
+            f"torch {torch.__version__}",
+            f"molink {version('molink')}",
+        )
+    )
+    known = read_json(cache)
+    profile = _read(known.pop(key, None))
+    if profile is None:
+        profile = measure(folder, spec, device, progress)
+        newest = dict(list(known.items())[-(REMEMBERED - 1) :])
+        write_json(cache, {**newest, key: to_json(profile)})
+    return profile
+
+
+def measure(folder: Path, spec: ModelSpec, device: str, progress: Progress | None = None) -> Profile:
+    """Loads single layers of the model in `folder` onto `device` and times decode steps with them.
+
+    `progress` is told, in sentences, what is measured. Blocks; takes about a second for a small model.
+
+    Raises:
+        WeightsError: the layers cannot be loaded.
+    """
+    say = progress or (lambda _: None)
+    middle = Span(spec.layers // 2, spec.layers // 2 + 1)
+    if spec.layers == 2:
+        middle = Span(0, 1)  # neither layer is without an end, and embedding a token costs less than the head
+    first, last = Span(0, 1), Span(spec.layers - 1, spec.layers)
+    say(f"Measuring layer {middle.start} of {spec.name} on {device}")
+    with _loaded(folder, spec, device, middle) as bench:
+        latencies = bench.layer_latencies()
+        rates = [bench.load_bytes_per_s]
+    embed_ms = FLOOR_MS
+    if first != middle:
+        say(f"Measuring the embedding of {spec.name} on {device}")
+        with _loaded(folder, spec, device, first) as bench:
+            embed_ms = max(FLOOR_MS, bench.step_ms(1, want_logits=False) - latencies[0].layer_ms)
+            rates.append(bench.load_bytes_per_s)
+    say(f"Measuring the head of {spec.name} on {device}")
+    with _loaded(folder, spec, device, last) as bench:
+        without_ms = bench.step_ms(1, want_logits=False)
+        head_ms = max(FLOOR_MS, bench.step_ms(1, want_logits=True) - without_ms)
+        rates.append(bench.load_bytes_per_s)
+    return Profile(latencies, embed_ms, head_ms, max(rates))
+
+
+@contextmanager
+def _loaded(folder: Path, spec: ModelSpec, device: str, span: Span) -> "Iterator[_Bench]":
+    """The span on the device; its memory is free again afterwards."""
+    bench = _Bench(folder, spec, device, span)
+    try:
+        yield bench
+    finally:
+        bench.release()
+
+
+class _Bench:
+    """One loaded span, and sequences that step through it."""
+
+    def __init__(self, folder: Path, spec: ModelSpec, device: str, span: Span) -> None:
+        started_s = time.perf_counter()
+        self._spec = spec
+        self._device = device
+        self._span = span
+        self._engine = Engine(spec, device)
+        self._engine.attach(load_stage(folder, span, dtype=spec.dtype, device=device))
+        self._context = min(CONTEXT_TOKENS, max(1, spec.context_length // 2))
+        self._capacity = min(spec.context_length, self._context + (len(BATCH_SIZES) + 1) * (STEPS + 1))
+        self._steps = min(STEPS, max(1, (self._capacity - self._context) // (len(BATCH_SIZES) + 1) - 1))
+        self._caches = [self._filled()]  # a first pass, which also reads what was only mapped
+        elapsed_s = max(time.perf_counter() - started_s, 1e-6)
+        self.load_bytes_per_s = max(1.0, spec.weight_bytes(span) / elapsed_s)
+
+    def layer_latencies(self) -> tuple[LayerLatency, ...]:
+        """Medians by batch size, until the time is up; none above that of a larger batch."""
+        started_s = time.perf_counter()
+        measured: list[LayerLatency] = []
+        for batch_size in BATCH_SIZES:
+            if measured and time.perf_counter() - started_s > TOTAL_BUDGET_S:
+                break
+            measured.append(LayerLatency(batch_size, self.step_ms(batch_size, want_logits=False)))
+        return at_most_the_next(measured)
+
+    def step_ms(self, batch_size: int, *, want_logits: bool) -> float:
+        """Median time of a decode step of `batch_size` sequences."""
+        while len(self._caches) < batch_size:
+            self._caches.append(self._filled())
+        caches = self._caches[:batch_size]
+        self._step(caches, 1, want_logits)  # warms up what this batch size needs
+        times_ms: list[float] = []
+        while len(times_ms) < self._steps:
+            started_s = time.perf_counter()
+            self._step(caches, 1, want_logits)
+            times_ms.append((time.perf_counter() - started_s) * 1000)
+            if len(times_ms) >= MIN_STEPS and sum(times_ms) > SIZE_BUDGET_S * 1000:
+                break
+        return max(FLOOR_MS, statistics.median(times_ms))
+
+    def release(self) -> None:
+        """Gives the memory back; nothing can be measured afterwards."""
+        self._caches.clear()
+        del self._engine
+        gc.collect()
+        if self._device.startswith("cuda"):
+            torch.cuda.empty_cache()
+
+    def _filled(self) -> SequenceCache:
+        cache = self._engine.new_cache(self._span, self._capacity)
+        self._step([cache], self._context, want_logits=False)
+        return cache
+
+    def _step(self, caches: Sequence[SequenceCache], count: int, want_logits: bool) -> None:
+        rows = len(caches) * count
+        starts = self._span.start == 0
+        tokens = tuple(position % self._spec.vocabulary_size for position in range(count)) if starts else None
+        hidden = None
+        if not starts:
+            dtype = getattr(torch, self._spec.dtype)
+            hidden = torch.ones((rows, self._spec.hidden_size), dtype=dtype, device=self._device)
+        self._engine.step(self._span, [Rows(cache, count, tokens, want_logits) for cache in caches], hidden)
+        if self._device.startswith("cuda"):
+            torch.cuda.synchronize(self._device)
+        elif self._device == "mps":
+            torch.mps.synchronize()
+
+
+def at_most_the_next(measured: Sequence[LayerLatency]) -> tuple[LayerLatency, ...]:
+    """The same without what only a busy moment explains: a batch cannot take longer than a larger one."""
+    least_ms = math.inf
+    cleaned: list[LayerLatency] = []
+    for latency in reversed(measured):
+        least_ms = min(least_ms, latency.layer_ms)
+        cleaned.append(LayerLatency(latency.batch_size, least_ms))
+    return tuple(reversed(cleaned))
+
+
+def to_json(profile: Profile) -> dict[str, object]:
+    """The profile as JSON values, units in the names."""
+    return {
+        "layer_ms": {str(latency.batch_size): latency.layer_ms for latency in profile.layer_latencies},
+        "embed_ms": profile.embed_ms,
+        "head_ms": profile.head_ms,
+        "load_bytes_per_s": profile.load_bytes_per_s,
+    }
+
+
+def _read(content: object) -> Profile | None:
+    """A remembered profile; None if there is none, or if it is damaged."""
+    if not isinstance(content, dict):
+        return None
+    try:
+        layer_ms = {int(size): float(layer_ms) for size, layer_ms in content["layer_ms"].items()}
+        ends = [float(content[name]) for name in ("embed_ms", "head_ms", "load_bytes_per_s")]
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None
+    if min(layer_ms, default=0) != 1 or not all(value >= FLOOR_MS for value in (*layer_ms.values(), *ends)):
+        return None
+    return Profile(tuple(LayerLatency(*pair) for pair in sorted(layer_ms.items())), *ends)

@@ -1,0 +1,175 @@
+"""A peer in the foreground of a terminal: its lines on stdout, its control endpoint, and what Ctrl-C does."""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import Protocol, Self
+
+from molink.dht.commands import EXIT_INTERRUPTED
+from molink.dht.configuration import is_loopback
+from molink.peer.control import ControlEndpoint
+
+QUIET_S = 2.0
+"""Work shorter than this passes without a progress line, and lines come no more often."""
+AT_ONCE_S = 5.0
+"""How long a peer that was told to leave at once may still take."""
+KEY_PLACEHOLDER = "YOUR_COPY_OF_THE_KEY_FILE"
+
+
+class RunningPeer(Protocol):
+    """What this module needs of `molink.peer.peer.Peer`."""
+
+    @property
+    def addresses(self) -> tuple[str, ...]: ...
+
+    async def run(self, on_ready: Callable[[Self], None]) -> None: ...
+
+    def leave(self, *, at_once: bool = False) -> None: ...
+
+    def status(self) -> dict[str, object]: ...
+
+
+class ProgressLines:
+    """Shows progress when work takes long: the latest line, not before QUIET_S and not more often.
+
+    `report` may be called from any thread.
+    """
+
+    def __init__(self, show: Callable[[str], None]) -> None:
+        self._show = show
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._latest: str | None = None
+
+    def report(self, line: str) -> None:
+        """The line is shown when its time comes, unless a newer one takes its place."""
+        if self._loop is not None:
+            with suppress(RuntimeError):  # the loop has ended: nobody waits for progress any more
+                self._loop.call_soon_threadsafe(self._note, line)
+
+    def start(self) -> None:
+        """Begins to watch the time; call in the loop."""
+        self._loop = asyncio.get_running_loop()
+
+    def stop(self) -> None:
+        """What has not been shown is not worth showing any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._loop = self._timer = self._latest = None
+
+    def _note(self, line: str) -> None:
+        if self._loop is None:
+            return
+        self._latest = line
+        if self._timer is None:
+            self._timer = self._loop.call_later(QUIET_S, self._due)
+
+    def _due(self) -> None:
+        self._timer = None
+        if self._latest is not None and self._loop is not None:
+            self._show(self._latest)
+            self._latest = None
+            self._timer = self._loop.call_later(QUIET_S, self._due)
+
+
+class Interrupts:
+    """Ctrl-C or SIGTERM once: the peer drains and leaves. Twice: it leaves at once. Thrice: the process ends.
+
+    Plain signal handlers, because event loops on Windows have none of their own.
+    """
+
+    def __init__(self, peer: RunningPeer) -> None:
+        self._peer = peer
+        self._count = 0
+
+    @property
+    def at_once(self) -> bool:
+        """Whether the peer was told to leave at once."""
+        return self._count >= 2
+
+    @contextmanager
+    def caught(self, life: "asyncio.Task[None]") -> Iterator[None]:
+        """Signals come here while the context is open and end `life`; call in the loop, on the main thread.
+
+        After a signal they do so to the end of the process: the next one ends it, whatever thread still runs.
+        """
+        loop = asyncio.get_running_loop()
+
+        def note(_: int, __: FrameType | None) -> None:
+            self._count += 1
+            if self._count > 2 or life.done():
+                os._exit(EXIT_INTERRUPTED)
+            loop.call_soon_threadsafe(self._act, self._count, life)
+
+        names = (name for name in ("SIGINT", "SIGTERM", "SIGBREAK") if hasattr(signal, name))
+        before = {number: signal.signal(number, note) for number in (getattr(signal, name) for name in names)}
+        try:
+            yield
+        finally:
+            if self._count == 0:
+                for number, handler in before.items():
+                    signal.signal(number, handler)
+
+    def _act(self, count: int, life: "asyncio.Task[None]") -> None:
+        if count == 1:
+            say("Leaving when running sessions have ended; Ctrl-C again leaves at once")
+            self._peer.leave()
+        else:
+            say("Leaving at once")
+            self._peer.leave(at_once=True)
+            asyncio.get_running_loop().call_later(AT_ONCE_S, life.cancel)
+
+
+def say(line: str) -> None:
+    """One line on stdout, unwrapped and flushed. A reader that has gone away does not stop a peer."""
+    try:
+        print(line, flush=True)
+    except OSError:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123 - it stays open to the end
+
+
+def invitation(addresses: Sequence[str], *, private: bool) -> str:
+    """The command that lets another machine join: by an address that it can reach, if there is one."""
+    reachable = [address for address in addresses if not is_loopback(address)]
+    key = f" --swarm-key {KEY_PLACEHOLDER}" if private else ""
+    return f"molink-peer join --initial-peers {(reachable or list(addresses))[0]}{key}"
+
+
+async def run_until_left(
+    peer: RunningPeer, state_dir: Path, progress: ProgressLines, *, private: bool
+) -> None:
+    """Runs the peer until it has left: by signal, by its control endpoint, or because it failed.
+
+    Ends the process right here if it was told to leave at once: a thread that still loads weights must not
+    hold up the volunteer.
+    """
+
+    def on_ready(ready: RunningPeer) -> None:
+        progress.stop()
+        if ready.addresses:
+            say(f"Invite others: {invitation(ready.addresses, private=private)}")
+        say("ready")
+
+    progress.start()
+    interrupts = Interrupts(peer)
+    forced = False
+    try:
+        async with ControlEndpoint(state_dir, peer.leave, peer.status):
+            life = asyncio.create_task(peer.run(on_ready), name="peer")
+            with interrupts.caught(life):
+                await life
+    except asyncio.CancelledError:
+        forced = True
+        raise
+    finally:
+        progress.stop()
+        if interrupts.at_once:
+            logging.shutdown()
+            os._exit(EXIT_INTERRUPTED if forced else 0)
+    say("Left the swarm")

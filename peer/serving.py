@@ -1,0 +1,109 @@
+"""The data plane of one peer put together: links, acceptor, engine, stepper, admission."""
+
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from types import TracebackType
+from typing import Self
+
+from molink.dht.certificate import Certificate
+from molink.dht.identity import Identity
+from molink.dht.swarm_key import SwarmKey
+from molink.peer.acceptor import Acceptor
+from molink.peer.admission import Admission
+from molink.peer.engine_thread import EngineThread
+from molink.peer.handout import Handout
+from molink.peer.leases import LeaseBook
+from molink.peer.links import Links
+from molink.peer.metrics import PeerMetrics
+from molink.peer.microbatch import BatchLimits
+from molink.peer.model import LocalModel
+from molink.peer.service import PeerService
+from molink.peer.sessions import SessionTable
+from molink.peer.stepping import Stepper
+from molink.shards.engine import Engine
+from molink.shards.spec import ModelSpec
+
+MAX_BATCH_BYTES = 16 * 1024 * 1024
+"""A micro-batch's activations have to fit one frame, with room to spare."""
+
+
+def batch_limits(spec: ModelSpec) -> BatchLimits:
+    """How much steps together for this model."""
+    default = BatchLimits()
+    return replace(
+        default, max_tokens=max(1, min(default.max_tokens, MAX_BATCH_BYTES // spec.activation_bytes))
+    )
+
+
+class Serving:
+    """Serves sessions of one model between `__aenter__` and `__aexit__`; `run` it meanwhile."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        swarm_key: SwarmKey | None,
+        certificate: Certificate,
+        model: LocalModel,
+        device: str,
+        leases: LeaseBook,
+        listen: tuple[str, int],
+        metrics: PeerMetrics,
+        on_change: Callable[[], None],
+    ) -> None:
+        sessions = SessionTable()
+        spec, manifest = model.spec, model.manifest
+        handout = Handout(spec.model_hash, manifest.to_bytes(), model.folder, manifest.files)
+        service = PeerService(spec, sessions, handout)
+        engine = Engine(spec, device)
+        self._engine_thread = EngineThread()
+        self.links = Links(identity, service, swarm_key, is_client=False)
+        self.stepper = Stepper(
+            identity.peer_id,
+            spec,
+            engine,
+            self._engine_thread,
+            sessions,
+            self.links,
+            batch_limits(spec),
+            metrics,
+        )
+        self.admission = Admission(
+            identity.peer_id,
+            spec,
+            model.folder,
+            device,
+            leases,
+            sessions,
+            engine,
+            self._engine_thread,
+            self.links,
+            self.stepper,
+            on_change,
+        )
+        service.attach(self.stepper, self.admission, self.links)
+        self._acceptor = Acceptor(*listen, identity.peer_id, certificate, self.links, service, swarm_key)
+        self._stack = AsyncExitStack()
+
+    @property
+    def port(self) -> int:
+        """Where the acceptor listens."""
+        return self._acceptor.port
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self._engine_thread)
+            await stack.enter_async_context(self.links)
+            stack.push_async_callback(self.admission.close)
+            await stack.enter_async_context(self._acceptor)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stack.aclose()
+
+    async def run(self) -> None:
+        """Lets leases expire, until cancelled. Steps are driven by what arrives."""
+        await self.admission.run()

@@ -1,0 +1,189 @@
+"""The session table: what this peer knows of each generation that passes through it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from molink.dht.announcement import AnnouncementError, open_facts
+from molink.dht.records import PeerFacts
+from molink.peer.leases import LeaseKey
+from molink.peer.link import Link
+from molink.peer.protocol import molink_pb2 as pb
+from molink.peer.protocol.frames import ProtocolError
+from molink.shards.kv_cache import SequenceCache
+from molink.shards.spec import ModelSpec, SamplingParams, Span
+
+MAX_HOPS = 256
+MAX_STANDBYS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class HopPlan:
+    """One hop of a session's circuit, checked."""
+
+    peer_id: str
+    span: Span
+    facts: PeerFacts
+
+
+@dataclass(frozen=True, slots=True)
+class SessionPlan:
+    """A session's descriptor, checked: who serves what, and how the tail samples."""
+
+    key: LeaseKey
+    hops: tuple[HopPlan, ...]
+    params: SamplingParams
+    seed: int
+    prompt_tokens: int
+    capacity_tokens: int
+    trace: bool
+
+    def span_of(self, hop: int) -> Span:
+        return self.hops[hop].span
+
+
+@dataclass(slots=True)
+class HopSession:
+    """The state of one session at one hop. Owned by the SessionTable, on the event loop."""
+
+    plan: SessionPlan
+    hop: int
+    owner: Link
+    """The client's link."""
+    cache: SequenceCache | None = None
+    """Set when the lease is ready."""
+    next_step: int = 0
+    """The step that is expected next; older ones are repeats."""
+    rows: int = 0
+    """Tokens that have come in so far, stepped or waiting."""
+    history: list[int] = field(default_factory=list)
+    """At the head: the sequence so far."""
+
+    @property
+    def key(self) -> LeaseKey:
+        return self.plan.key
+
+    @property
+    def span(self) -> Span:
+        return self.plan.hops[self.hop].span
+
+    @property
+    def is_head(self) -> bool:
+        return self.hop == 0
+
+    @property
+    def is_tail(self) -> bool:
+        return self.hop == len(self.plan.hops) - 1
+
+    @property
+    def next_peer_id(self) -> str:
+        """Where this hop's output goes: the next hop, or from the tail back to the head."""
+        return self.plan.hops[(self.hop + 1) % len(self.plan.hops)].peer_id
+
+    @property
+    def previous_peer_id(self) -> str:
+        return self.plan.hops[self.hop - 1].peer_id
+
+
+class SessionTable:
+    """Every session of this peer, at most one epoch of each."""
+
+    def __init__(self) -> None:
+        self._sessions: dict[bytes, HopSession] = {}
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def __iter__(self) -> Iterator[HopSession]:
+        return iter(tuple(self._sessions.values()))
+
+    def add(self, session: HopSession) -> None:
+        self._sessions[session.key.session] = session
+
+    def get(self, session: bytes, epoch: int) -> HopSession | None:
+        """The session, if it is still in that epoch: what belongs to an old one is dropped by the caller."""
+        found = self._sessions.get(session)
+        return found if found is not None and found.key.epoch == epoch else None
+
+    def remove(self, key: LeaseKey) -> HopSession | None:
+        found = self.get(key.session, key.epoch)
+        if found is not None:
+            del self._sessions[key.session]
+        return found
+
+
+def read_plan(descriptor: pb.SessionDescriptor, spec: ModelSpec) -> SessionPlan:
+    """The descriptor as a checked value.
+
+    Raises:
+        ProtocolError: it does not describe a session that `spec` could serve.
+    """
+    if len(descriptor.session) != 16 or descriptor.epoch < 1:
+        raise ProtocolError("a session needs an id of 16 bytes and an epoch of 1 or more")
+    if descriptor.model_hash != spec.model_hash:
+        raise ProtocolError(f"this peer serves {spec.model_hash[:12]}, not {descriptor.model_hash[:12]}")
+    if not 1 <= descriptor.prompt_tokens < descriptor.capacity_tokens <= spec.context_length:
+        raise ProtocolError(
+            f"{descriptor.prompt_tokens} prompt tokens and {descriptor.capacity_tokens} in all do not fit "
+            f"the model's context of {spec.context_length}"
+        )
+    return SessionPlan(
+        key=LeaseKey(bytes(descriptor.session), descriptor.epoch),
+        hops=_read_hops(descriptor, spec),
+        params=_read_params(descriptor.sampling, spec),
+        seed=descriptor.sampling.seed,
+        prompt_tokens=descriptor.prompt_tokens,
+        capacity_tokens=descriptor.capacity_tokens,
+        trace=descriptor.trace,
+    )
+
+
+def _read_hops(descriptor: pb.SessionDescriptor, spec: ModelSpec) -> tuple[HopPlan, ...]:
+    if not 1 <= len(descriptor.hops) <= MAX_HOPS:
+        raise ProtocolError(f"a circuit has 1 to {MAX_HOPS} hops, not {len(descriptor.hops)}")
+    hops: list[HopPlan] = []
+    start = 0
+    for hop in descriptor.hops:
+        if hop.start != start or not hop.start < hop.stop <= spec.layers:
+            raise ProtocolError(
+                f"hop [{hop.start}, {hop.stop}) does not continue the circuit at layer {start}"
+            )
+        if hop.quantization != spec.quantization:
+            raise ProtocolError(f"a hop in {hop.quantization!r} does not mix with {spec.quantization!r}")
+        if len(hop.standby_peer_ids) > MAX_STANDBYS:
+            raise ProtocolError(f"a hop has at most {MAX_STANDBYS} standbys")
+        start = hop.stop
+        hops.append(HopPlan(hop.peer_id, Span(hop.start, hop.stop), _read_facts(hop)))
+    if start != spec.layers:
+        raise ProtocolError(f"the circuit ends at layer {start} of {spec.layers}")
+    if len({hop.peer_id for hop in hops}) != len(hops):
+        raise ProtocolError("a peer appears twice in the circuit")
+    return tuple(hops)
+
+
+def _read_facts(hop: pb.Hop) -> PeerFacts:
+    try:
+        facts = open_facts(hop.facts)
+    except AnnouncementError as error:
+        raise ProtocolError(f"the facts of hop {hop.peer_id}: {error}") from error
+    if facts.peer_id != hop.peer_id:
+        raise ProtocolError(f"the facts of hop {hop.peer_id} are those of {facts.peer_id}")
+    return facts
+
+
+def _read_params(sampling: pb.Sampling, spec: ModelSpec) -> SamplingParams:
+    ids = (*sampling.stop_token_ids, *sampling.logit_bias)
+    if any(token_id >= spec.vocabulary_size for token_id in ids):
+        raise ProtocolError(f"a token id is beyond the vocabulary of {spec.vocabulary_size}")
+    try:
+        return SamplingParams(
+            max_new_tokens=sampling.max_new_tokens,
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            seed=sampling.seed,
+            stop_token_ids=tuple(sampling.stop_token_ids),
+            logprobs=sampling.logprobs if sampling.HasField("logprobs") else None,
+            logit_bias=tuple(sampling.logit_bias.items()),
+        )
+    except ValueError as error:
+        raise ProtocolError(f"sampling: {error}") from error

@@ -1,0 +1,221 @@
+"""How a peer is to join: command line, environment and configuration file made one checked value."""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from platformdirs import user_state_dir
+
+from molink.dht.configuration import (
+    Configuration,
+    SettingsError,
+    check_address,
+    configuration_path,
+    environment_initial_peers,
+    is_loopback,
+    read_configuration,
+    split_addresses,
+)
+from molink.peer.memory import parse_bytes
+from molink.shards.spec import Span
+
+__all__ = [
+    "JoinSettings",
+    "SettingsError",
+    "WhereToJoin",
+    "default_state_dir",
+    "load_settings",
+    "where_to_join",
+]
+
+_DEVICE = re.compile(r"auto|cpu|mps|cuda(:[0-9]+(,[0-9]+)*)?")
+_LAYERS = re.compile(r"([0-9]{1,6}):([0-9]{1,6})")
+
+
+@dataclass(frozen=True, slots=True)
+class JoinSettings:
+    """What `molink-peer join` was asked, checked as far as it can be without a look at devices or models."""
+
+    model: str | None
+    """None: the model that the swarm needs most."""
+    initial_peers: tuple[str, ...]
+    new_swarm: bool
+    swarm_key: Path | None
+    memory_bytes: int | None
+    """Cap on weights, KV cache and work space together; None: what the device can spare."""
+    device: str
+    dtype: str
+    quantization: str
+    listen: str
+    announce: str | None
+    port: int | None
+    """None: any free one, remembered."""
+    grpc_port: int | None
+    name: str | None
+    layers: Span | None
+    """Exactly this span from the start; None: what the swarm needs."""
+    partner: str
+    state_dir: Path
+    relay: str
+
+
+@dataclass(frozen=True, slots=True)
+class WhereToJoin:
+    """The swarm that a peer goes to."""
+
+    initial_peers: tuple[str, ...]
+    """Whom to ask first; empty: a new swarm is founded."""
+    reason: str
+    """For people: what happens, and who decided it."""
+
+
+def default_state_dir() -> Path:
+    """Where a peer of this user keeps its identity unless told otherwise."""
+    return Path(user_state_dir("molink", appauthor=False)) / "peer"
+
+
+def load_settings(command_line: Configuration, environment: Mapping[str, str] | None = None) -> JoinSettings:
+    """The settings of one peer: command line before environment before configuration file before defaults.
+
+    Where to join is one decision: the first of the three that says anything about it (initial peers or a new
+    swarm) decides it alone.
+
+    Raises:
+        SettingsError: one sentence about the first thing that is wrong.
+    """
+    environment = os.environ if environment is None else environment
+    file = read_configuration(environment)
+    merged = _merge(command_line, file)
+    initial_peers, new_swarm = _decide_swarm(command_line, environment, file)
+    _refuse_what_is_missing(merged)
+    if merged.port and merged.port == merged.grpc_port:
+        raise SettingsError(f"--port and --grpc-port are both {merged.port}: each needs a port of its own")
+    return JoinSettings(
+        model=merged.model,
+        initial_peers=initial_peers,
+        new_swarm=new_swarm,
+        swarm_key=_check_key_file(merged.swarm_key),
+        memory_bytes=_parse_memory(merged.memory),
+        device=_check_device(merged.device or "auto"),
+        dtype=merged.dtype or "auto",
+        quantization=merged.quantization or "none",
+        listen=merged.listen or _default_listen(initial_peers),
+        announce=merged.announce,
+        port=merged.port or None,
+        grpc_port=merged.grpc_port or None,
+        name=merged.name,
+        layers=None if merged.layers is None else parse_layers(merged.layers),
+        partner=merged.partner or "auto",
+        state_dir=(merged.state_dir or default_state_dir()).expanduser().absolute(),
+        relay=merged.relay or "auto",
+    )
+
+
+def where_to_join(settings: JoinSettings) -> WhereToJoin:
+    """The swarm to go to, and a sentence about it."""
+    if settings.initial_peers:
+        count = len(settings.initial_peers)
+        known = (
+            settings.initial_peers[0] if count == 1 else f"{settings.initial_peers[0]} and {count - 1} more"
+        )
+        return WhereToJoin(settings.initial_peers, f"Joining the swarm of {known}")
+    if settings.new_swarm:
+        return WhereToJoin((), "Founding a new swarm")
+    return WhereToJoin(
+        (),
+        "Founding a new swarm, because no initial peers are configured (--initial-peers, "
+        f"MOLINK_INITIAL_PEERS or {configuration_path()})",
+    )
+
+
+def parse_layers(text: str) -> Span:
+    """The span that "A:B" means.
+
+    Raises:
+        SettingsError: it means none.
+    """
+    found = _LAYERS.fullmatch(text.strip())
+    if found is None or int(found[1]) >= int(found[2]):
+        raise SettingsError(
+            f"--layers {text!r} is not a span: give the first layer and the one after the last, such as 0:12"
+        )
+    return Span(int(found[1]), int(found[2]))
+
+
+def _merge(first: Configuration, second: Configuration) -> Configuration:
+    """What `first` gives, and what `second` gives where `first` does not."""
+    given = {name: value for name, value in first if value is not None}
+    return second.model_copy(update=given)
+
+
+def _decide_swarm(
+    command_line: Configuration, environment: Mapping[str, str], file: Configuration
+) -> tuple[tuple[str, ...], bool]:
+    sources = (
+        ("the command line", command_line.initial_peers or (), bool(command_line.new_swarm)),
+        ("MOLINK_INITIAL_PEERS", environment_initial_peers(environment), False),
+        (
+            f"the configuration file {configuration_path(environment)}",
+            file.initial_peers or (),
+            bool(file.new_swarm),
+        ),
+    )
+    for source, texts, new_swarm in sources:
+        if texts and new_swarm:
+            raise SettingsError(f"{source} asks for initial peers and for a new swarm: give one of the two")
+        if texts or new_swarm:
+            addresses = (check_address(part) for text in texts for part in split_addresses(text))
+            return tuple(dict.fromkeys(addresses)), new_swarm
+    return (), False
+
+
+def _refuse_what_is_missing(merged: Configuration) -> None:
+    """Names of the contract that this version does not honour yet are refused rather than ignored."""
+    if merged.relay == "on":
+        raise SettingsError(
+            "--relay on: relays do not exist yet in this version; leave --relay out, or open the gRPC port"
+        )
+    if merged.quantization in ("int8", "nf4"):
+        raise SettingsError(
+            f"--quantization {merged.quantization} does not exist yet in this version: leave it out"
+        )
+    if merged.partner not in (None, "auto", "off"):
+        raise SettingsError(f"--partner {merged.partner} does not exist yet in this version: use auto or off")
+
+
+def _check_key_file(path: Path | None) -> Path | None:
+    if path is None:
+        return None
+    path = path.expanduser().absolute()
+    if not path.is_file():
+        raise SettingsError(
+            f"--swarm-key {path} is not a file: copy the swarm's key file to this machine, "
+            "or make one with `molink-peer swarm-key`"
+        )
+    return path
+
+
+def _parse_memory(memory: str | int | None) -> int | None:
+    if memory is None:
+        return None
+    try:
+        amount = memory if isinstance(memory, int) else parse_bytes(memory)
+    except ValueError as error:
+        raise SettingsError(f"--memory: {error}") from error
+    if amount <= 0:
+        raise SettingsError(f"--memory {memory} leaves nothing to serve with: give an amount such as 10GB")
+    return amount
+
+
+def _check_device(device: str) -> str:
+    if _DEVICE.fullmatch(device) is None:
+        raise SettingsError(f"--device {device!r} is not known: use auto, cpu, cuda:0 or mps")
+    return device
+
+
+def _default_listen(initial_peers: tuple[str, ...]) -> str:
+    """This machine only, unless the swarm is reachable from elsewhere."""
+    reachable = any(not is_loopback(address) for address in initial_peers)
+    return "0.0.0.0" if reachable else "127.0.0.1"  # noqa: S104 - a swarm on other machines has to reach this one

@@ -1,0 +1,121 @@
+"""The folder in which a peer keeps what must outlive it: identity, ports, caches. One process holds it."""
+
+import json
+import os
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from filelock import FileLock, Timeout
+
+from molink.dht.configuration import SettingsError
+
+CONTROL_FILE = "control.json"
+SEQUENCE_MARGIN = 1_000_000
+"""Statements that one run may make before a clock that was set back could repeat a number."""
+
+
+class StateDirInUse(Exception):
+    """Another process holds the folder."""
+
+
+class StateDir:
+    """A peer's folder, locked while the context is open.
+
+    Raises on entering:
+        StateDirInUse: another peer runs with this folder.
+        SettingsError: the folder cannot be made or written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.identity_key = path / "identity.key"
+        self.digests = path / "digests"
+        """A folder: digests of models' tensors, so that weights are hashed once."""
+        self.profiles = path / "profiles.json"
+        self.control = path / CONTROL_FILE
+        self._ports = path / "ports.json"
+        self._sequence = path / "sequence.json"
+        self._lock = FileLock(path / "lock", blocking=False)
+
+    def __enter__(self) -> Self:
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock.acquire()
+        except Timeout:
+            raise StateDirInUse(
+                f"a peer is already running with the state directory {self.path}: "
+                "stop it with `molink-peer leave`, or give this one another folder with --state-dir"
+            ) from None
+        except OSError as error:
+            raise SettingsError(
+                f"the state directory {self.path} cannot be used ({error.strerror or error}): "
+                "choose another one with --state-dir"
+            ) from error
+        self.control.unlink(missing_ok=True)  # left by a peer that was killed
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.control.unlink(missing_ok=True)
+        self._lock.release()
+
+    def ports(self) -> tuple[int | None, int | None]:
+        """The libp2p and gRPC ports of the last run; None where there is none."""
+        content = read_json(self._ports)
+        libp2p, grpc = content.get("libp2p"), content.get("grpc")
+        return _port(libp2p), _port(grpc)
+
+    def remember_ports(self, libp2p: int, grpc: int) -> None:
+        write_json(self._ports, {"libp2p": libp2p, "grpc": grpc})
+
+    def next_sequence_base(self) -> int:
+        """A number above every sequence number that earlier runs have used: milliseconds since 1970, or more.
+
+        A clock that was set back does not lower it.
+        """
+        floor = read_json(self._sequence).get("floor")
+        base = max(time.time_ns() // 1_000_000, floor if isinstance(floor, int) else 0)
+        write_json(self._sequence, {"floor": base + SEQUENCE_MARGIN})
+        return base
+
+
+def wait_until_free(path: Path, timeout_s: float) -> bool:
+    """Whether the peer that holds the folder has let go of it within `timeout_s`."""
+    try:
+        with FileLock(path / "lock", timeout=timeout_s):
+            return True
+    except Timeout:
+        return False
+
+
+def read_json(path: Path) -> dict[str, object]:
+    """The JSON object in the file; empty if there is none or it is damaged: what it held is made again."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def write_json(path: Path, content: dict[str, object]) -> None:
+    """Replaces the file, readable by this user only, at once: a reader sees the old content or the new."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).replace(path)
+    except BaseException:
+        with suppress(OSError):
+            Path(name).unlink()
+        raise
+
+
+def _port(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 65536 else None

@@ -1,0 +1,280 @@
+"""Steps in, steps out: the way of a token through one peer.
+
+frames in -> session table -> micro-batch queue -> stage engine (a thread of its own) -> frames out. Everything here
+runs on the event loop; `compute` runs on the engine's thread.
+"""
+
+import logging
+import time
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from molink.peer.engine_thread import EngineThread
+from molink.peer.leases import LeaseKey
+from molink.peer.link import Link
+from molink.peer.links import Links
+from molink.peer.metrics import PeerMetrics
+from molink.peer.microbatch import BatchLimits, MicroBatchQueue, PendingStep
+from molink.peer.protocol import molink_pb2 as pb
+from molink.peer.protocol.frames import Frame, ProtocolError
+from molink.peer.sessions import HopSession, SessionTable
+from molink.peer.steps import StepInput, StepOutput, compute, row_header, split_by_next, token_message
+from molink.peer.transmission import TrafficClass
+from molink.shards import codec
+from molink.shards.engine import Engine
+from molink.shards.spec import ModelSpec
+
+_log = logging.getLogger(__name__)
+
+
+class Stepper:
+    """Owner of the micro-batch queue and of the engine's thread."""
+
+    def __init__(
+        self,
+        peer_id: str,
+        spec: ModelSpec,
+        engine: Engine,
+        engine_thread: EngineThread,
+        sessions: SessionTable,
+        links: Links,
+        limits: BatchLimits,
+        metrics: PeerMetrics,
+    ) -> None:
+        self._peer_id = peer_id
+        self._spec = spec
+        self._engine = engine
+        self._engine_thread = engine_thread
+        self._sessions = sessions
+        self._links = links
+        self._limits = limits
+        self._metrics = metrics
+        self._queue = MicroBatchQueue(limits)
+        self._inputs: dict[tuple[LeaseKey, int], StepInput] = {}
+        self._busy = False
+
+    @property
+    def queued(self) -> int:
+        return len(self._queue)
+
+    # -- frames in
+
+    def on_start(self, link: Link, start: pb.Start) -> None:
+        """The client hands the head the sequence so far: prefill it in chunks, the last of which draws a token."""
+        session = self._sessions.get(start.session, start.epoch)
+        if session is None:
+            return
+        tokens = tuple(start.token_ids)
+        if session.owner is not link or not session.is_head or session.cache is None or session.next_step:
+            raise ProtocolError("a start must come once, from the session's client, to its ready head")
+        if not session.plan.prompt_tokens <= len(tokens) < session.plan.capacity_tokens:
+            raise ProtocolError(f"a history of {len(tokens)} tokens does not fit the session")
+        if max(tokens) >= self._spec.vocabulary_size:
+            raise ProtocolError(
+                f"token {max(tokens)} is beyond the vocabulary of {self._spec.vocabulary_size}"
+            )
+        session.history = list(tokens)
+        # a chunk leaves room for the decode steps that ride along
+        size = max(1, self._limits.max_tokens - self._limits.max_sessions)
+        for step, first in enumerate(range(0, len(tokens), size)):
+            chunk = tokens[first : first + size]
+            last = first + size >= len(tokens)
+            self._add(session, step, len(chunk), chunk, None, sample=last, prefill=True, timings=())
+
+    def on_activations(self, link: Link, frame: Frame, header: pb.Activations) -> None:
+        """The previous hop's output for some sessions."""
+        total = sum(row.rows for row in header.rows)
+        if header.hidden_size != self._spec.hidden_size or header.dtype != self._spec.dtype:
+            raise ProtocolError(f"activations of {header.hidden_size} x {header.dtype} are not this model's")
+        try:
+            hidden = codec.decode(frame.payload, total, header.hidden_size, header.dtype)
+        except ValueError as error:
+            raise ProtocolError(f"activations: {error}") from error
+        first = 0
+        for row in header.rows:
+            part = hidden[first : first + row.rows]
+            first += row.rows
+            session = self._sessions.get(row.session, row.epoch)
+            if session is None:
+                continue
+            if session.is_head or session.previous_peer_id != link.peer_id or session.cache is None:
+                raise ProtocolError(
+                    "activations must come from the session's previous hop, when the lease is ready"
+                )
+            self._add(
+                session,
+                row.step,
+                row.rows,
+                None,
+                part,
+                sample=row.sample,
+                prefill=row.prefill,
+                timings=row.timings,
+            )
+
+    def on_tokens(self, link: Link, header: pb.Tokens) -> None:
+        """The tail's tokens come back to the head."""
+        for token in header.tokens:
+            session = self._sessions.get(token.session, token.epoch)
+            if session is None:
+                continue
+            if not session.is_head or session.previous_peer_id != link.peer_id:
+                raise ProtocolError("tokens must come from the session's tail, to its head")
+            if token.token_id >= self._spec.vocabulary_size:
+                raise ProtocolError(f"token {token.token_id} is beyond the vocabulary")
+            self._advance(session, token)
+
+    def discard(self, session: HopSession) -> None:
+        """The session has ended: what waits of it is dropped."""
+        self._queue.discard(session.key)
+        for key in [key for key in self._inputs if key[0] == session.key]:
+            del self._inputs[key]
+
+    # -- the engine
+
+    def _pump(self) -> None:
+        """Gives the engine a micro-batch, if it has none and something waits."""
+        if self._busy:
+            return
+        batch = self._queue.next()
+        if not batch:
+            return
+        inputs = tuple(self._inputs.pop((pending.key, pending.step)) for pending in batch)
+        self._busy = True
+        self._engine_thread.begin(
+            lambda: compute(self._engine, inputs), lambda output: self._stepped(inputs, output)
+        )
+
+    def _stepped(self, inputs: tuple[StepInput, ...], output: StepOutput | Exception) -> None:
+        """The engine is done with a micro-batch: it gets the next one before this one's output is sent."""
+        self._busy = False
+        self._pump()
+        if isinstance(output, Exception):
+            _log.error("a step of %d sessions failed", len(inputs), exc_info=output)
+            self._fail(inputs, f"{type(output).__name__}: {output}")
+            return
+        self._metrics.stepped(output.compute_s, len(inputs), sum(one.count for one in inputs))
+        if output.hidden is not None:
+            self._deliver_activations(output, output.hidden)
+        else:
+            self._deliver_tokens(output)
+
+    # -- frames out
+
+    def _deliver_activations(self, output: StepOutput, hidden: torch.Tensor) -> None:
+        """One frame to each next hop, its rows in order."""
+        for peer_id, parts in split_by_next(output, hidden).items():
+            header = pb.Activations(hidden_size=self._spec.hidden_size, dtype=self._spec.dtype)
+            header.rows.extend(row_header(one, self._timings(one, output)) for one, _ in parts)
+            tensor = parts[0][1] if len(parts) == 1 else torch.cat([part for _, part in parts])
+            prefill = all(one.prefill for one, _ in parts)
+            traffic_class = TrafficClass.PREFILL if prefill else TrafficClass.DECODE
+            link = self._links.find(peer_id)
+            if link is None or not link.post(header, codec.encode(tensor), traffic_class):
+                reason = (link.closed_because if link else None) or "no open link, or its queue is full"
+                self._fail([one for one, _ in parts], reason, code="lost", peer_id=peer_id)
+
+    def _deliver_tokens(self, output: StepOutput) -> None:
+        """One frame to each head; a session whose head is here goes on at once."""
+        asked = [one for one in output.inputs if one.sample]
+        by_head: dict[str, list[tuple[StepInput, pb.Token]]] = {}
+        for one, drawn, position in zip(asked, output.sampled, output.positions, strict=True):
+            key = one.session.key
+            session = self._sessions.get(key.session, key.epoch)
+            if session is None:
+                continue
+            token = token_message(one, drawn, position, self._timings(one, output))
+            if session.is_head:
+                self._advance(session, token)
+            else:
+                by_head.setdefault(session.next_peer_id, []).append((one, token))
+        for peer_id, drawn_tokens in by_head.items():
+            link = self._links.find(peer_id)
+            tokens = pb.Tokens(tokens=[token for _, token in drawn_tokens])
+            if link is None or not link.post(tokens, traffic_class=TrafficClass.DECODE):
+                self._fail(
+                    [one for one, _ in drawn_tokens], "no open link to the head", code="lost", peer_id=peer_id
+                )
+
+    def _advance(self, session: HopSession, token: pb.Token) -> None:
+        """At the head: a token is there. Stream it to the client and start the next step."""
+        if token.position != len(session.history):
+            return
+        session.history.append(token.token_id)
+        if not session.owner.post(pb.Tokens(tokens=[token]), traffic_class=TrafficClass.DECODE):
+            return  # the client is gone, or too far behind to take even a token: its lease runs out
+        if token.finish == pb.NOT_FINISHED:
+            step = token.step + 1
+            self._add(session, step, 1, (token.token_id,), None, sample=True, prefill=False, timings=())
+
+    def _add(
+        self,
+        session: HopSession,
+        step: int,
+        count: int,
+        token_ids: tuple[int, ...] | None,
+        hidden: torch.Tensor | None,
+        *,
+        sample: bool,
+        prefill: bool,
+        timings: Iterable[pb.HopTiming],
+    ) -> None:
+        if step < session.next_step:
+            return  # executed or waiting already: a repeat has no effect
+        if step > session.next_step or count < 1:
+            raise ProtocolError(
+                f"step {step} of {count} rows came when step {session.next_step} was expected"
+            )
+        if session.rows + count > session.plan.capacity_tokens:
+            detail = f"step {step} goes beyond the {session.plan.capacity_tokens} tokens that were reserved"
+            if hidden is not None:
+                raise ProtocolError(detail)
+            report_failure(session, session.previous_peer_id, "protocol", detail)
+            return
+        now = time.perf_counter()
+        pending = PendingStep(session.key, step, session.span, count, now, prefill)
+        if not self._queue.add(pending):
+            one = StepInput(session, step, count, None, None, sample, prefill, now, ())
+            self._fail([one], "more steps wait here than this peer takes", code="busy")
+            return
+        session.next_step = step + 1
+        session.rows += count
+        self._inputs[session.key, step] = StepInput(
+            session, step, count, token_ids, hidden, sample, prefill, now, tuple(timings)
+        )
+        self._pump()
+
+    def _timings(self, one: StepInput, output: StepOutput) -> tuple[pb.HopTiming, ...]:
+        """What the hops so far took, this one included; nothing unless the session is traced."""
+        if not one.session.plan.trace:
+            return ()
+        link = self._links.find(one.session.next_peer_id)
+        timing = pb.HopTiming(
+            queue_us=max(0, round((output.started_s - one.arrived_s) * 1e6)),
+            compute_us=round(output.compute_s * 1e6),
+            link_rtt_us=round(link.rtt_ms * 1000) if link is not None and link.rtt_ms is not None else 0,
+        )
+        return (*one.timings, timing)
+
+    def _fail(
+        self, inputs: Sequence[StepInput], detail: str, code: str = "engine", peer_id: str = ""
+    ) -> None:
+        for one in inputs:
+            report_failure(one.session, peer_id or self._peer_id, code, detail)
+
+
+def report_failure(session: HopSession, peer_id: str, code: str, detail: str) -> None:
+    """Tells the session's client who failed it; the client decides what follows."""
+    span = next((hop.span for hop in session.plan.hops if hop.peer_id == peer_id), session.span)
+    session.owner.post(
+        pb.Failed(
+            session=session.key.session,
+            epoch=session.key.epoch,
+            peer_id=peer_id,
+            start=span.start,
+            stop=span.stop,
+            code=code,
+            detail=detail[:500],
+        )
+    )

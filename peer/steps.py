@@ -1,0 +1,129 @@
+"""What goes into a step and what comes out, as values, and the headers in which it travels."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from molink.peer.protocol import molink_pb2 as pb
+from molink.peer.sessions import HopSession
+from molink.shards.engine import Engine, Rows
+from molink.shards.sampling import Sampled, SampleRequest, sample
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepInput:
+    """One session's share of a step, waiting for the engine."""
+
+    session: HopSession
+    step: int
+    count: int
+    """Rows: tokens that this step adds."""
+    token_ids: tuple[int, ...] | None
+    """At the head."""
+    hidden: torch.Tensor | None
+    """Elsewhere: [count, hidden_size]."""
+    sample: bool
+    """The tail draws a token after the last row."""
+    prefill: bool
+    arrived_s: float
+    timings: tuple[pb.HopTiming, ...]
+    """What earlier hops took, if the session is traced."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepOutput:
+    """What the engine made of a micro-batch."""
+
+    inputs: tuple[StepInput, ...]
+    hidden: torch.Tensor | None
+    """Where the span does not end the model: [sum of counts, hidden_size], in order."""
+    sampled: tuple[Sampled, ...]
+    """At the tail: one for each input that asked, in order."""
+    positions: tuple[int, ...]
+    """Where these stand in their sequences."""
+    started_s: float
+    compute_s: float
+
+
+def compute(engine: Engine, inputs: tuple[StepInput, ...]) -> StepOutput:
+    """Runs a micro-batch of one span, and draws tokens where it ends the model. On the engine's thread.
+
+    A session that ended while it waited has no cache any more: it is left out.
+    """
+    started_s = time.perf_counter()
+    span = inputs[0].session.span
+    inputs = tuple(one for one in inputs if one.session.cache is not None)
+    if not inputs:
+        return StepOutput((), None, (), (), started_s, 0.0)
+    rows = [
+        Rows(cache, one.count, one.token_ids, one.sample)
+        for one in inputs
+        if (cache := one.session.cache) is not None
+    ]
+    hidden = None
+    if span.start > 0:
+        parts = [one.hidden for one in inputs if one.hidden is not None]
+        hidden = parts[0] if len(parts) == 1 else torch.cat(parts)
+    result = engine.step(span, rows, hidden)
+    if span.stop < engine.spec.layers:
+        return StepOutput(inputs, result, (), (), started_s, time.perf_counter() - started_s)
+    asked = [
+        (one.session.plan, one.session.cache.length) for one in inputs if one.sample and one.session.cache
+    ]
+    sampled = sample(result, [SampleRequest(plan.params, plan.seed, position) for plan, position in asked])
+    positions = tuple(position for _, position in asked)
+    return StepOutput(inputs, None, tuple(sampled), positions, started_s, time.perf_counter() - started_s)
+
+
+def split_by_next(
+    output: StepOutput, hidden: torch.Tensor
+) -> dict[str, list[tuple[StepInput, torch.Tensor]]]:
+    """A step's rows by the peer that they go to, in order."""
+    parts: dict[str, list[tuple[StepInput, torch.Tensor]]] = {}
+    first = 0
+    for one in output.inputs:
+        parts.setdefault(one.session.next_peer_id, []).append((one, hidden[first : first + one.count]))
+        first += one.count
+    return parts
+
+
+def row_header(one: StepInput, timings: Sequence[pb.HopTiming]) -> pb.ActivationRow:
+    """Whose rows these are."""
+    key = one.session.key
+    row = pb.ActivationRow(
+        session=key.session,
+        epoch=key.epoch,
+        step=one.step,
+        rows=one.count,
+        sample=one.sample,
+        prefill=one.prefill,
+    )
+    row.timings.extend(timings)
+    return row
+
+
+def token_message(one: StepInput, drawn: Sampled, position: int, timings: Sequence[pb.HopTiming]) -> pb.Token:
+    """A drawn token, and whether the generation ends with it."""
+    plan = one.session.plan
+    finish = pb.NOT_FINISHED
+    if drawn.token_id in plan.params.stop_token_ids:
+        finish = pb.STOP
+    elif (
+        position + 1 - plan.prompt_tokens >= plan.params.max_new_tokens
+        or position + 1 >= plan.capacity_tokens
+    ):
+        finish = pb.LENGTH
+    token = pb.Token(
+        session=plan.key.session,
+        epoch=plan.key.epoch,
+        step=one.step,
+        position=position,
+        token_id=drawn.token_id,
+        finish=finish,
+        logprob=drawn.logprob,
+    )
+    token.top.extend(pb.TopLogprob(token_id=token_id, logprob=logprob) for token_id, logprob in drawn.top)
+    token.timings.extend(timings)
+    return token

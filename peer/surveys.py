@@ -1,0 +1,94 @@
+"""What `molink-peer profile` and `status` look at: this machine, and a swarm from outside. JSON-ready."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from molink.dht.commands import CommandFailed
+from molink.dht.description import describe_swarm
+from molink.dht.identity import Identity
+from molink.dht.key_file import KeyFileError
+from molink.dht.swarm_key import SwarmKey
+
+SWARM_TIMEOUT_S = 30.0
+
+
+def measure_machine(
+    model: str, device_name: str, dtype: str, folder: Path, progress: Callable[[str], None]
+) -> dict[str, object]:
+    """Measures the device with the model, the disk of `folder`, and lists the network's addresses.
+
+    Raises:
+        CommandFailed: the model cannot be found or loaded, or the folder cannot be written.
+        SettingsError: there is no such device.
+    """
+    from molink.peer.device import choose_device, default_memory_bytes, describe_device, free_memory_bytes
+    from molink.peer.machine import measure_disk, network_addresses
+    from molink.peer.profiler import measure, to_json
+    from molink.shards.catalog import ModelNotFound, fetch_weights
+    from molink.shards.errors import WeightsError
+    from molink.shards.store import StoreError, describe, read_manifest
+
+    device = choose_device(device_name)
+    try:
+        progress(f"Looking for {model}")
+        weights = fetch_weights(model)
+        spec = describe(read_manifest(weights), dtype, name=model)
+        memory = {"free_bytes": free_memory_bytes(device), "default_bytes": default_memory_bytes(device)}
+        profile = measure(weights, spec, device, progress)
+    except (ModelNotFound, StoreError, WeightsError) as error:
+        raise CommandFailed(str(error)) from error
+    progress(f"Measuring the disk of {folder}")
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        disk = measure_disk(folder)
+    except OSError as error:
+        raise CommandFailed(
+            f"the disk of {folder} cannot be measured ({error.strerror or error}): "
+            "make room, or name another folder with --state-dir"
+        ) from error
+    return {
+        "device": asdict(describe_device(device)),
+        "memory": memory,
+        "model": spec.name,
+        "model_hash": spec.model_hash,
+        "dtype": spec.dtype,
+        **to_json(profile),
+        "disk": asdict(disk),
+        "network": [asdict(address) for address in network_addresses()],
+    }
+
+
+async def view_swarm(initial_peers: Sequence[str], swarm_key: Path | None) -> dict[str, object]:
+    """Joins the swarm as a client that announces nothing, and describes the peers that it hears of.
+
+    Raises:
+        CommandFailed: the swarm cannot be reached, or the key file cannot be used.
+    """
+    from molink.dht.discovery import BootstrapUnreachable, Discovery
+
+    key = _load_key(swarm_key)
+    try:
+        async with (
+            asyncio.timeout(SWARM_TIMEOUT_S),
+            Discovery(Identity.generate(), initial_peers=initial_peers, swarm_key=key, serves=False) as swarm,
+        ):
+            await swarm.refresh()
+            return describe_swarm(swarm.snapshot(other_versions=True))
+    except BootstrapUnreachable as error:
+        raise CommandFailed(str(error)) from error
+    except (OSError, TimeoutError) as error:
+        raise CommandFailed(
+            f"the swarm of {', '.join(initial_peers)} could not be looked at "
+            f"({str(error) or f'no answer within {SWARM_TIMEOUT_S:g} s'}): try again, or ask another peer"
+        ) from error
+
+
+def _load_key(path: Path | None) -> SwarmKey | None:
+    try:
+        return None if path is None else SwarmKey.load(path)
+    except FileNotFoundError:
+        raise CommandFailed(f"the key file {path} does not exist: check --swarm-key") from None
+    except KeyFileError as error:
+        raise CommandFailed(str(error)) from error

@@ -1,0 +1,189 @@
+"""The problem of circuit search as a value: machines, layers, what each costs and what fits where.
+
+Problem 1 of the decentralized-scheduling paper (section 3), with what a product needs besides: layers that
+are held already, layers that a machine is willing to serve, memory of the KV cache, embedding and head.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from molink.routing.arrays import (
+    BoolArray,
+    FloatArray,
+    IntArray,
+    available_bytes,
+    bool_array,
+    float_array,
+    needed_bytes,
+    whole_number,
+)
+from molink.routing.circuit import Hop
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CircuitProblem:
+    """Machines 0 to machines - 1, layers 0 to layers - 1. All arrays are copied and read-only afterwards.
+
+    Anything that `numpy.asarray` takes may be passed. NaN, infinities, negative numbers and wrong shapes
+    raise ValueError naming the field. Fractions of a byte are rounded to the safe side.
+    """
+
+    layer_ms: FloatArray
+    """[machines] or [machines, layers]: milliseconds to compute one decode step of a layer; afterwards always
+    [machines, layers]."""
+    latency_ms: FloatArray
+    """[machines, machines]: one-way milliseconds of a decode step's activation, row = from. The diagonal is
+    ignored."""
+    free_bytes: IntArray
+    """[machines]: memory free for weights that are not resident."""
+    layer_bytes: IntArray
+    """[layers]: weights of each layer."""
+    embed_ms: FloatArray | None = None
+    """[machines]: added where the circuit starts. None: nothing."""
+    head_ms: FloatArray | None = None
+    """[machines]: added where the circuit ends. None: nothing."""
+    resident: BoolArray | None = None
+    """[machines, layers]: layers that a machine already holds; they cost no free_bytes. None: no layer."""
+    allowed: BoolArray | None = None
+    """[machines, layers]: layers that a machine is willing to serve. None: all."""
+    embed_bytes: int = 0
+    """Weights needed besides the layers where the circuit starts."""
+    head_bytes: int = 0
+    """Weights needed besides the layers where the circuit ends."""
+    embed_resident: BoolArray | None = None
+    """[machines]: where the embedding is held already. None: nowhere."""
+    head_resident: BoolArray | None = None
+    """[machines]: where the head is held already. None: nowhere."""
+    kv_bytes: IntArray | None = None
+    """[layers]: KV cache that this session needs. None: nothing."""
+    free_kv_bytes: IntArray | None = None
+    """[machines]: KV cache that a machine can lease. None: without limit."""
+    load_ms: FloatArray | None = None
+    """[machines]: milliseconds to load one cold byte, or [machines, layers]: to load each layer. None:
+    loading is free."""
+    load_weight: float = 0.0
+    """What a millisecond of loading adds to the objective, such as 1 / (tokens that it will serve)."""
+
+    def __post_init__(self) -> None:
+        layers = _length("layer_bytes", self.layer_bytes)
+        machines = _length("free_bytes", self.free_bytes)
+        if layers < 1:
+            raise ValueError("layer_bytes must name at least one layer")
+        each, table = (machines,), (machines, layers)
+        layer_ms = float_array("layer_ms", self.layer_ms, each, table)
+        if layer_ms.ndim == 1:
+            layer_ms = np.broadcast_to(layer_ms[:, None], table)
+        values: dict[str, object] = {
+            "layer_ms": layer_ms,
+            "latency_ms": float_array("latency_ms", self.latency_ms, (machines, machines)),
+            "free_bytes": available_bytes("free_bytes", self.free_bytes, each),
+            "layer_bytes": needed_bytes("layer_bytes", self.layer_bytes, (layers,)),
+            "embed_bytes": whole_number("embed_bytes", self.embed_bytes),
+            "head_bytes": whole_number("head_bytes", self.head_bytes),
+            "load_weight": float(float_array("load_weight", self.load_weight, ())),
+        }
+        for name in ("embed_ms", "head_ms"):
+            values[name] = (
+                None if getattr(self, name) is None else float_array(name, getattr(self, name), each)
+            )
+        for name, shape in (
+            ("resident", table),
+            ("allowed", table),
+            ("embed_resident", each),
+            ("head_resident", each),
+        ):
+            values[name] = (
+                None if getattr(self, name) is None else bool_array(name, getattr(self, name), shape)
+            )
+        if self.kv_bytes is not None:
+            values["kv_bytes"] = needed_bytes("kv_bytes", self.kv_bytes, (layers,))
+        if self.free_kv_bytes is not None:
+            values["free_kv_bytes"] = available_bytes("free_kv_bytes", self.free_kv_bytes, each)
+        if self.load_ms is not None:
+            values["load_ms"] = float_array("load_ms", self.load_ms, each, table)
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def machines(self) -> int:
+        return int(self.free_bytes.shape[0])
+
+    @property
+    def layers(self) -> int:
+        return int(self.layer_bytes.shape[0])
+
+    def cold_bytes(self) -> IntArray:
+        """[machines, layers]: what each layer would take from free_bytes."""
+        needed = np.broadcast_to(self.layer_bytes, (self.machines, self.layers))
+        return needed if self.resident is None else np.where(self.resident, 0, needed)
+
+    def cold_embed_bytes(self) -> IntArray:
+        """[machines]: what starting a circuit here would take from free_bytes."""
+        return _unless_resident(self.embed_bytes, self.embed_resident, self.machines)
+
+    def cold_head_bytes(self) -> IntArray:
+        """[machines]: what ending a circuit here would take from free_bytes."""
+        return _unless_resident(self.head_bytes, self.head_resident, self.machines)
+
+    def cold_load_ms(self) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Milliseconds to load what is cold: [machines, layers] for the layers, [machines] for embedding and
+        head."""
+        if self.load_ms is None:
+            nothing = np.zeros(self.machines)
+            return np.zeros((self.machines, self.layers)), nothing, nothing
+        if self.load_ms.ndim == 1:
+            per_byte = self.load_ms
+            layers = self.cold_bytes() * per_byte[:, None]
+        else:
+            per_byte = self.load_ms.sum(axis=1) / max(1, int(self.layer_bytes.sum()))
+            layers = self.load_ms if self.resident is None else np.where(self.resident, 0.0, self.load_ms)
+        return layers, self.cold_embed_bytes() * per_byte, self.cold_head_bytes() * per_byte
+
+
+def tpot_ms(problem: CircuitProblem, hops: Iterable[Hop]) -> float:
+    """Milliseconds of one decode step around the hops, computed anew in float64 from the problem alone.
+
+    Computation of every layer, embedding and head, every link, and the way back from the last machine to the
+    first. A circuit of one hop has no links. Loading is no part of it.
+    """
+    path = tuple(hops)
+    total = 0.0
+    for hop in path:
+        total += float(problem.layer_ms[hop.machine, hop.start : hop.stop].sum())
+    if problem.embed_ms is not None:
+        total += float(problem.embed_ms[path[0].machine])
+    if problem.head_ms is not None:
+        total += float(problem.head_ms[path[-1].machine])
+    if len(path) > 1:
+        for hop, following in zip(path, path[1:] + path[:1], strict=True):
+            total += float(problem.latency_ms[hop.machine, following.machine])
+    return total
+
+
+def load_ms(problem: CircuitProblem, hops: Iterable[Hop]) -> float:
+    """Milliseconds until every machine of the hops holds its span; the machines load side by side."""
+    layers, embed, head = problem.cold_load_ms()
+    times = [0.0]
+    for hop in hops:
+        time = float(layers[hop.machine, hop.start : hop.stop].sum())
+        time += float(embed[hop.machine]) if hop.start == 0 else 0.0
+        time += float(head[hop.machine]) if hop.stop == problem.layers else 0.0
+        times.append(time)
+    return max(times)
+
+
+def _unless_resident(size: int, resident: BoolArray | None, machines: int) -> IntArray:
+    needed = np.full(machines, size, dtype=np.int64)
+    return needed if resident is None else np.where(resident, 0, needed)
+
+
+def _length(name: str, values: object) -> int:
+    try:
+        shape = np.asarray(values).shape
+    except (ValueError, TypeError, OverflowError) as error:
+        raise ValueError(f"{name} is not an array of numbers: {error}") from error
+    if len(shape) != 1:
+        raise ValueError(f"{name} must have one dimension, got the shape {shape}")
+    return int(shape[0])

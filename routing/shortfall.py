@@ -1,0 +1,62 @@
+"""Why there is no circuit, and what it would take."""
+
+import numpy as np
+
+from molink.routing.arrays import BoolArray, IntArray
+from molink.routing.circuit import NoCircuit, format_bytes
+from molink.routing.fills import servable_layers
+from molink.routing.problem import CircuitProblem
+from molink.shards.spec import Span
+
+
+def shortfall(problem: CircuitProblem, reached: int) -> NoCircuit:
+    """The error for a problem in which machines get as far as layer `reached`, starting from layer 0."""
+    servable = servable_layers(problem)
+    unserved: BoolArray = np.logical_not(servable.any(axis=0))
+    missing = _runs(unserved)
+    if missing:
+        layers = np.flatnonzero(unserved)
+        return NoCircuit(_why_missing(problem, layers), missing, _needed_bytes(problem, layers))
+    layers = np.arange(reached, problem.layers)
+    needed = _needed_bytes(problem, layers)
+    held = (
+        "no machine can start a circuit"
+        if reached == 0
+        else f"together the machines get as far as layer {reached}"
+    )
+    return NoCircuit(
+        f"each layer by itself fits somewhere, but {held} of {problem.layers}; "
+        f"layers {Span(reached, problem.layers)} need {format_bytes(needed)} more",
+        (),
+        needed,
+    )
+
+
+def _why_missing(problem: CircuitProblem, layers: IntArray) -> str:
+    if problem.machines == 0:
+        return "there are no machines"
+    if problem.allowed is not None and not problem.allowed[:, layers].any():
+        return f"none of the {problem.machines} machines is willing to serve them"
+    if not (problem.cold_bytes()[:, layers] <= problem.free_bytes[:, None]).any():
+        most = format_bytes(int(problem.free_bytes.max()))
+        return (
+            f"none of the {problem.machines} machines has memory for one of them (most that is free: {most})"
+        )
+    return (
+        f"none of the {problem.machines} machines has all that one of them needs "
+        "(weights, KV cache, embedding or head)"
+    )
+
+
+def _needed_bytes(problem: CircuitProblem, layers: IntArray) -> int:
+    """Weights and KV cache of the layers, with the embedding and the head if they are among them."""
+    needed = int(problem.layer_bytes[layers].sum())
+    if problem.kv_bytes is not None:
+        needed += int(problem.kv_bytes[layers].sum())
+    needed += problem.embed_bytes if 0 in layers else 0
+    return needed + (problem.head_bytes if problem.layers - 1 in layers else 0)
+
+
+def _runs(wanted: BoolArray) -> tuple[Span, ...]:
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], wanted, [False])).astype(np.int8)))
+    return tuple(Span(int(start), int(stop)) for start, stop in edges.reshape(-1, 2))

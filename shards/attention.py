@@ -1,0 +1,163 @@
+"""Exact attention over packed ragged batches, registered with transformers' attention interface.
+
+A step packs the new tokens of many sessions into one row [1, tokens, hidden], so that every matrix product of
+the model is made once. Only attention tells the sessions apart: each attends to its own cache.
+"""
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AttentionInterface
+
+IMPLEMENTATION = "molink_packed"
+"""Not registered with transformers' mask interface, so that models build no masks."""
+
+_SLOT = "molink_slot"
+_FUSED_DIM_LIMIT = 256
+"""Largest head dimension for which transformers shares key heads inside the fused kernel."""
+
+
+class Rules(NamedTuple):
+    """How one layer attends, as the model passes it to its attention function. A tuple, since one is made per
+    call."""
+
+    scaling: float | None
+    sliding_window: int | None
+    softcap: float | None
+    sinks: Tensor | None
+    """[heads] logits of a position that takes weight and gives nothing."""
+
+
+class AttendingBatch(Protocol):
+    """What a step puts into its stage's slot while the model runs."""
+
+    def attend(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, rules: Rules
+    ) -> Tensor: ...
+
+
+class BatchSlot:
+    """Where attention modules of one stage find the batch that is running: the only owner of that state.
+
+    Transformers calls attention functions without the cache, so each module carries a reference to its
+    stage's slot.
+    """
+
+    __slots__ = ("batch",)
+
+    def __init__(self) -> None:
+        self.batch: AttendingBatch | None = None
+
+    def install(self, layers: Iterable[nn.Module]) -> None:
+        """Lets every module inside `layers` find this slot."""
+        for layer in layers:
+            for module in layer.modules():
+                module.__dict__[_SLOT] = self
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
+    **kwargs: Any,  # noqa: ANN401, ARG001 - whatever else a model passes: dropout, positions, cache flags
+) -> tuple[Tensor, None]:
+    """Attention of the batch in the module's slot: query [1, heads, tokens, dim] to output [1, tokens, heads,
+    dim]."""
+    if attention_mask is not None or position_bias is not None:
+        raise NotImplementedError("it makes attention masks or biases of its own")
+    slot: BatchSlot = module.__dict__[_SLOT]
+    if slot.batch is None:
+        raise RuntimeError("a model was run outside its stage")
+    attended = slot.batch.attend(module, query, key, value, Rules(scaling, sliding_window, softcap, s_aux))
+    return attended.transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register(IMPLEMENTATION, packed_attention)
+
+
+def layer_number(module: nn.Module) -> int:
+    """Which layer of the whole model an attention module belongs to."""
+    number: int = module.__dict__["layer_idx"]
+    return number
+
+
+def causal_mask(queries: int, keys: int, window: int | None, device: torch.device) -> Tensor:
+    """[queries, keys] booleans: may the i-th of the last `queries` positions see key j?"""
+    position = torch.arange(keys - queries, keys, device=device)[:, None]
+    column = torch.arange(keys, device=device)[None]
+    mask = column <= position
+    return mask & (column > position - window) if window else mask
+
+
+def attend_sequence(query: Tensor, key: Tensor, value: Tensor, rules: Rules) -> Tensor:
+    """Attention of a sequence's last positions over all its keys, exact.
+
+    query [1, heads, queries, dim], key and value [1, key heads, keys, dim], heads a multiple of key heads:
+    groups of query heads share a key head without repeating it. Returns [1, heads, queries, value dim]. Where
+    transformers' `sdpa` implementation would make the same fused call, this makes it too, so that results are
+    equal bit for bit.
+    """
+    queries, keys = query.shape[2], key.shape[2]
+    window = rules.sliding_window or None
+    if window is not None and keys > window + queries - 1:
+        keys = window + queries - 1
+        key, value = key[:, :, -keys:], value[:, :, -keys:]
+    causal = queries > 1 and queries == keys and (window is None or queries <= window)
+    mask = None if causal or queries == 1 else causal_mask(queries, keys, window, query.device)
+    if rules.softcap is not None or rules.sinks is not None:
+        if causal:
+            mask = causal_mask(queries, keys, None, query.device)
+        return _attend_by_definition(query, key, value, mask, rules)
+    shared = query.shape[1] != key.shape[1]
+    if mask is None and (not shared or key.shape[3] == value.shape[3] <= _FUSED_DIM_LIMIT):
+        return functional.scaled_dot_product_attention(
+            query, key, value, is_causal=causal, scale=rules.scaling, enable_gqa=shared
+        )
+    if causal:
+        mask = causal_mask(queries, keys, None, query.device)
+    folded, mask = _fold_groups(query, key.shape[1], mask)
+    attended = functional.scaled_dot_product_attention(
+        folded, key, value, attn_mask=mask, scale=rules.scaling
+    )
+    return attended.reshape(1, query.shape[1], queries, value.shape[3])
+
+
+def _fold_groups(query: Tensor, key_heads: int, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Query heads that share a key head become further queries of that head."""
+    groups = query.shape[1] // key_heads
+    if groups == 1:
+        return query, mask
+    folded = query.reshape(1, key_heads, groups * query.shape[2], query.shape[3])
+    return folded, mask if mask is None else mask.repeat(groups, 1)
+
+
+def _attend_by_definition(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, rules: Rules
+) -> Tensor:
+    """Softmax attention written out, for what the fused kernels lack: capped logits and sinks."""
+    heads, queries, key_heads = query.shape[1], query.shape[2], key.shape[1]
+    folded, mask = _fold_groups(query, key_heads, mask)
+    scaling = rules.scaling if rules.scaling is not None else query.shape[3] ** -0.5
+    logits = torch.matmul(folded, key.transpose(2, 3)) * scaling
+    if rules.softcap is not None:
+        logits = torch.tanh(logits / rules.softcap) * rules.softcap
+    if mask is not None:
+        logits = logits.masked_fill(~mask, torch.finfo(logits.dtype).min)
+    if rules.sinks is None:
+        weights = functional.softmax(logits, -1, dtype=torch.float32).to(value.dtype)
+    else:
+        sinks = rules.sinks.view(1, key_heads, -1, 1, 1).expand(-1, -1, -1, queries, -1)
+        logits = torch.cat([logits, sinks.reshape(1, key_heads, -1, 1).to(logits.dtype)], -1)
+        logits = logits - logits.amax(-1, keepdim=True)
+        weights = functional.softmax(logits, -1, dtype=logits.dtype)[..., :-1].to(value.dtype)
+    return torch.matmul(weights, value).reshape(1, heads, queries, value.shape[3])

@@ -1,0 +1,176 @@
+"""A causal language model cut to a span of its layers, whatever its architecture.
+
+A base model's own forward runs any span when what lies outside is replaced by modules without parameters and
+hidden states go in as `inputs_embeds`. Layers keep their number in the whole model (`layer_idx`); only the
+loop around them is shortened.
+"""
+
+import copy
+import re
+
+from torch import Tensor, nn, zeros
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput
+
+from molink.shards.spec import Span
+
+_FINAL_NORM = re.compile(r"norm|ln_f|final_layernorm|final_layer_norm|final_norm|norm_f|project_out")
+_POSITIONS = re.compile(r"wpe|embed_positions|position_embeddings")
+_AFTER_EMBEDDING = re.compile(
+    r"word_embeddings_layernorm|project_in|embed_norm|embedding_norm|embeddings_layernorm"
+)
+_EMBEDDING_SCALES = ("embedding_multiplier", "embed_scale")
+
+
+class Absent(nn.Module):
+    """Stands where another peer's module would be, and passes its input on."""
+
+    def forward(self, hidden: Tensor, *_args: object, **_kwargs: object) -> Tensor:
+        return hidden
+
+
+class NoPositions(nn.Module):
+    """Stands for learned position embeddings where hidden states already hold them."""
+
+    def forward(self, positions: Tensor, *_args: object, **_kwargs: object) -> Tensor:
+        return zeros((), device=positions.device)
+
+
+class _AnyOutput(BaseModelOutput):  # type: ignore[misc] # transformers has no types
+    """A base model's output of which heads may ask for what their own architecture adds: there is none of
+    it."""
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("_"):
+            raise AttributeError(name)
+
+
+class EmbeddedOnly(nn.Module):
+    """Stands for the base model below a language-model head: what goes in has been through all layers."""
+
+    def forward(self, *_args: object, inputs_embeds: Tensor, **_kwargs: object) -> BaseModelOutput:
+        return _AnyOutput(last_hidden_state=inputs_embeds)
+
+
+class Layers(nn.ModuleList):
+    """The layers of a span; models slice theirs to `num_hidden_layers`, which costs a new list each step."""
+
+    def __getitem__(self, index: int | slice) -> nn.Module:  # type: ignore[override] # a slice gives the same type
+        return self if isinstance(index, slice) else super().__getitem__(index)
+
+
+def layers_path(model: PreTrainedModel) -> str:
+    """The dotted name of the list of decoder layers.
+
+    Raises LookupError where there is none.
+    """
+    layers: int = model.config.num_hidden_layers
+    names: list[str] = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.ModuleList) and len(module) == layers
+    ]
+    if not names:
+        raise LookupError("it has no list of decoder layers")
+    return min(names, key=lambda name: name.count("."))
+
+
+def carve(model: PreTrainedModel, span: Span) -> None:
+    """Replaces in place what the span does not need. What stays keeps its name, so checkpoints load as
+    ever."""
+    path = layers_path(model)
+    layers = model.get_submodule(path)
+    for index in range(len(layers)):
+        if index not in span:
+            layers[index] = Absent()
+    _trim(model, model.get_submodule(path.rpartition(".")[0]), span, model.config.num_hidden_layers)
+
+
+def cut_view(model: PreTrainedModel, held: Span, span: Span, layers: int) -> PreTrainedModel:
+    """A model of the span that shares the layers of one that holds `held`, of which `span` is a part.
+
+    `model` is a carved model (its list has `layers` entries) or itself such a view (it has as many as
+    `held`).
+    """
+    path = layers_path(model)
+    offset = 0 if len(model.get_submodule(path)) == layers else held.start
+    view = _shallow(model)
+    parent = view
+    for name in path.split(".")[:-1]:
+        child = _shallow(parent.get_submodule(name))
+        setattr(parent, name, child)
+        parent = child
+    name = path.rpartition(".")[2]
+    kept = list(getattr(parent, name))[span.start - offset : span.stop - offset]
+    setattr(parent, name, Layers(kept))
+    config = _cut_config(model.config, span.start - offset, span.stop - offset)
+    for module in (view, parent, *(m for m in view.children() if hasattr(m, "config"))):
+        module.__dict__["config"] = config
+    _trim(view, parent, span, layers)
+    return view
+
+
+def head_of(view: PreTrainedModel) -> PreTrainedModel:
+    """The part of a view after its last layer's norm: hidden states as `inputs_embeds` to logits."""
+    head = _shallow(view)
+    parent = head
+    *above, last = layers_path(view).split(".")[:-1]
+    for name in above:
+        child = _shallow(parent.get_submodule(name))
+        setattr(parent, name, child)
+        parent = child
+    setattr(parent, last, EmbeddedOnly())
+    return head
+
+
+def _trim(model: PreTrainedModel, parent: nn.Module, span: Span, layers: int) -> None:
+    """Removes embeddings from a model that starts later, the final norm and the head from one that stops
+    earlier."""
+    ends = span.stop == layers
+    if span.start > 0:
+        tied = bool(getattr(model.config, "tie_word_embeddings", False))
+        _trim_start(model, parent, keep_embedding=ends and tied)
+    if not ends:
+        for name, _ in list(parent.named_children()):
+            if _FINAL_NORM.fullmatch(name):
+                setattr(parent, name, Absent())
+        output = model.get_output_embeddings()
+        for name, module in list(model.named_children()):
+            if module is output:
+                setattr(model, name, Absent())
+        model.all_tied_weights_keys = {}
+        model._tied_weights_keys = None  # noqa: SLF001 - where transformers keeps it, class and instance alike
+
+
+def _trim_start(model: PreTrainedModel, parent: nn.Module, *, keep_embedding: bool) -> None:
+    embedding = model.get_input_embeddings()
+    for name, module in list(parent.named_children()):
+        if module is embedding and not keep_embedding:
+            setattr(parent, name, Absent())
+        elif _POSITIONS.fullmatch(name):
+            setattr(parent, name, NoPositions())
+        elif _AFTER_EMBEDDING.fullmatch(name):
+            setattr(parent, name, Absent())
+    for name in _EMBEDDING_SCALES:
+        if isinstance(getattr(parent, name, None), int | float):
+            setattr(parent, name, 1.0)
+
+
+def _shallow(module: nn.Module) -> PreTrainedModel:
+    """Another module with the same children and parameters, whose children can be replaced without the
+    original's."""
+    clone = copy.copy(module)
+    clone.__dict__["_modules"] = dict(module._modules)  # noqa: SLF001 - torch has no public way to share children
+    return clone
+
+
+def _cut_config(config: PreTrainedConfig, start: int, stop: int) -> PreTrainedConfig:
+    """The configuration of a model of these layers: lists with one entry per layer are cut along."""
+    cut = copy.copy(config)
+    layers = config.num_hidden_layers
+    for name, value in list(vars(config).items()):
+        if isinstance(value, list | tuple) and len(value) == layers:
+            cut.__dict__[name] = list(value[start:stop])
+    own_name = config.attribute_map.get("num_hidden_layers", "num_hidden_layers")
+    cut.__dict__[own_name] = stop - start
+    return cut

@@ -1,0 +1,120 @@
+"""From what a user calls a model to the folder that holds it."""
+
+import re
+from collections.abc import Iterable, Mapping
+from importlib.resources import files
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from molink.shards.safetensors_header import is_unsafe_name
+from molink.shards.store import SMALL_FILES
+
+BUNDLED: Final[Mapping[str, str]] = MappingProxyType({"molink/tiny-shakespeare": "models/tiny-shakespeare"})
+"""Models that are installed with the package: name to path in `molink.shards`."""
+INDEX_FILES: Final = ("model.safetensors.index.json",)
+_HUB_ID: Final = re.compile(r"(?!.*(?:--|\.\.))[A-Za-z0-9][\w.-]{0,95}(?:/[A-Za-z0-9][\w.-]{0,95})?")
+
+
+class ModelNotFound(LookupError):
+    """No folder for this identifier; the sentence says what was tried."""
+
+    def __init__(self, model: str, detail: str) -> None:
+        super().__init__(f"model {model!r} was not found: {detail}")
+        self.model = model
+        self.detail = detail
+
+
+def resolve(identifier: str, cache_dir: Path | None = None) -> Path:
+    """The folder of a model: a bundled one, a local directory, or one of the Hugging Face hub.
+
+    Of a model of the hub, the configuration, the tokenizer and the index of the weights are fetched (once;
+    into `cache_dir`, by default the hub library's own cache), the weights only by `fetch_weights`.
+
+    Raises:
+        ModelNotFound: there is no such model, or it cannot be reached.
+    """
+    if identifier in BUNDLED:
+        return _bundled(identifier)
+    local = Path(identifier).expanduser()
+    if local.is_dir():
+        if (local / "config.json").is_file():
+            return local.resolve()
+        raise ModelNotFound(
+            identifier, f"{local.resolve()} has no config.json, so it is no model in Hugging Face format."
+        )
+    if not _HUB_ID.fullmatch(identifier):
+        raise ModelNotFound(
+            identifier,
+            "there is no such directory, and this is not the form of a Hugging Face hub id, such as "
+            f"Qwen/Qwen3-0.6B. Bundled with MoLink: {', '.join(BUNDLED)}.",
+        )
+    return _download(identifier, (*SMALL_FILES, *INDEX_FILES), cache_dir)
+
+
+def is_from_hub(identifier: str) -> bool:
+    """Whether `resolve` would ask the Hugging Face hub for it."""
+    local = identifier in BUNDLED or Path(identifier).expanduser().is_dir()
+    return not local and _HUB_ID.fullmatch(identifier) is not None
+
+
+def fetch_weights(identifier: str, names: Iterable[str] | None = None, cache_dir: Path | None = None) -> Path:
+    """Fetch weight files of a hub model, those named or all, and return its folder. Local models are there
+    already.
+
+    `names` are those of safetensors files as the index lists them, so that a peer fetches only what holds its
+    layers.
+
+    Raises:
+        ModelNotFound: there is no such model, or it cannot be reached.
+        ValueError: a name is not that of a safetensors file.
+    """
+    if not is_from_hub(identifier):
+        return resolve(identifier, cache_dir)
+    patterns = ("*.safetensors",) if names is None else tuple(names)
+    for name in patterns if names is not None else ():
+        if is_unsafe_name(name) or not name.endswith(".safetensors") or any(mark in name for mark in "*?["):
+            raise ValueError(f"{name!r} is not the name of a safetensors file")
+    return _download(identifier, (*SMALL_FILES, *INDEX_FILES, *patterns), cache_dir)
+
+
+def _bundled(identifier: str) -> Path:
+    folder = Path(str(files("molink.shards"))) / BUNDLED[identifier]
+    if not (folder / "config.json").is_file():
+        raise ModelNotFound(
+            identifier,
+            f"it should have been installed at {folder}. Install MoLink again, with its data files.",
+        )
+    return folder.resolve()
+
+
+def _download(identifier: str, patterns: tuple[str, ...], cache_dir: Path | None) -> Path:
+    """A snapshot of the matching files of a hub model."""
+    from httpx import HTTPError
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
+
+    tried = f"neither a bundled model ({', '.join(BUNDLED)}) nor a local directory has this name, and"
+    try:
+        folder = Path(snapshot_download(identifier, allow_patterns=list(patterns), cache_dir=cache_dir))
+    except GatedRepoError as error:
+        raise ModelNotFound(
+            identifier,
+            f"{tried} the Hugging Face hub gives it only to those who accepted its terms. Accept them on "
+            f"the model's "
+            "page, then run `hf auth login`.",
+        ) from error
+    except (RepositoryNotFoundError, HFValidationError) as error:
+        raise ModelNotFound(
+            identifier, f"{tried} the Hugging Face hub has no public model of this name. Check the spelling."
+        ) from error
+    except (HTTPError, OSError) as error:
+        raise ModelNotFound(
+            identifier,
+            f"{tried} the Hugging Face hub could not be reached ({type(error).__name__}). Check the "
+            f"network, or give "
+            "the path of a directory that holds the model.",
+        ) from error
+    if not (folder / "config.json").is_file():
+        raise ModelNotFound(identifier, "the Hugging Face hub has it, but without config.json.")
+    return folder

@@ -1,0 +1,167 @@
+"""A model's dimensions, read from its configuration whatever its architecture calls them."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+from molink.shards.manifest import MAX_LAYERS, Settings
+from molink.shards.safetensors_header import StoreError
+
+MAX_WIDTH: Final = 2**20
+MAX_VOCABULARY: Final = 2**24
+MAX_CONTEXT: Final = 2**30
+UNLIMITED_CONTEXT: Final = 2048
+"""For models whose positions have no limit of their own (ALiBi) and whose configuration names none."""
+_LONG_KEYS: Final = {
+    "num_hidden_layers": ("num_hidden_layers", "n_layer", "num_layers"),
+    "hidden_size": ("hidden_size", "n_embd"),
+    "num_attention_heads": ("num_attention_heads", "n_head"),
+    "max_position_embeddings": ("max_position_embeddings", "n_positions"),
+    "vocab_size": ("vocab_size",),
+}
+_PLAIN: Final = frozenset({"llama", "mistral", "mixtral", "qwen2", "qwen2_moe"})
+"""Architectures whose head dimension, unless given, is hidden size over attention heads."""
+_WITH_HEAD_DIM: Final = frozenset({"gemma", "gemma2", "qwen3", "qwen3_moe"})
+"""Architectures that mean the same by the same keys, but only if the head dimension is given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dimensions:
+    """What the sizes of weights and caches follow from."""
+
+    layers: int
+    hidden_size: int
+    vocabulary_size: int
+    context_length: int
+    kv_elements: tuple[int, ...]
+    """Numbers that one token keeps in the KV cache of each layer."""
+
+
+def dimensions(configuration: Settings) -> Dimensions:
+    """The dimensions of the model. Raises `StoreError` if the configuration has none or absurd ones.
+
+    Common architectures are read directly; for the others transformers' configuration class supplies its
+    names and defaults, which costs the import of transformers.
+    """
+    values = _plain_values(configuration) or _transformers_values(configuration)
+    layers = _size(values, "num_hidden_layers", MAX_LAYERS)
+    heads = _size(values, "num_attention_heads", MAX_WIDTH)
+    hidden_size = _size(values, "hidden_size", MAX_WIDTH)
+    context_length = _size(values, "max_position_embeddings", MAX_CONTEXT)
+    vocabulary_size = _size(values, "vocab_size", MAX_VOCABULARY)
+    if values.get("kv_lora_rank"):
+        # Multi-head latent attention caches the compressed latents (DeepSeek-V2, section 2.1.2).
+        per_layer = _size(values, "kv_lora_rank", MAX_WIDTH) + _size(values, "qk_rope_head_dim", MAX_WIDTH)
+    else:
+        kv_heads = (
+            _size(values, "num_key_value_heads", MAX_WIDTH) if values.get("num_key_value_heads") else heads
+        )
+        head_dim = (
+            _size(values, "head_dim", MAX_WIDTH) if values.get("head_dim") else max(1, hidden_size // heads)
+        )
+        per_layer = 2 * kv_heads * head_dim
+    return Dimensions(layers, hidden_size, vocabulary_size, context_length, (per_layer,) * layers)
+
+
+def _size(values: Mapping[str, object], key: str, most: int) -> int:
+    value = values.get(key)
+    if type(value) is not int or not 1 <= value <= most:
+        shown = "nothing" if value is None else repr(value)[:80]
+        raise StoreError(f"config.json says {shown} for {key}; it must be a whole number from 1 to {most}.")
+    return value
+
+
+def _plain_values(configuration: Settings) -> dict[str, Any] | None:
+    """The values if the configuration alone tells them for certain, else None."""
+    architecture = str(configuration.get("model_type"))
+    if architecture == "gpt2":
+        values: dict[str, Any] = {}
+    elif architecture in _PLAIN or (architecture in _WITH_HEAD_DIM and configuration.get("head_dim")):
+        if not configuration.get("num_key_value_heads"):
+            return None
+        values = {key: configuration.get(key) for key in ("num_key_value_heads", "head_dim")}
+    else:
+        return None
+    for key, names in _LONG_KEYS.items():
+        found = [configuration[name] for name in names if name in configuration]
+        if len(found) != 1:
+            return None
+        values[key] = found[0]
+    return values
+
+
+def _transformers_values(configuration: Settings) -> dict[str, Any]:
+    """The values as transformers' configuration class of this architecture understands them."""
+    from transformers import CONFIG_MAPPING
+
+    architecture = configuration.get("model_type")
+    if not isinstance(architecture, str) or architecture not in CONFIG_MAPPING:
+        raise StoreError(
+            f"config.json names the architecture {str(architecture)[:80]!r}, which this version of "
+            f"transformers does "
+            "not have. Upgrade transformers, or choose another model."
+        )
+    try:
+        config = CONFIG_MAPPING[architecture].from_dict(dict(configuration)).get_text_config()
+    except Exception as error:  # each configuration class refuses bad values in its own way
+        raise StoreError(f"config.json is no configuration of {architecture}: {error}") from error
+    values = {
+        key: getattr(config, key, None)
+        for key in (*_LONG_KEYS, "num_key_value_heads", "head_dim", "kv_lora_rank", "qk_rope_head_dim")
+    }
+    values["num_key_value_heads"] = _kv_heads(config, values["num_key_value_heads"])
+    if values["max_position_embeddings"] is None:
+        values["max_position_embeddings"] = getattr(config, "seq_length", None) or UNLIMITED_CONTEXT
+    return values
+
+
+def _kv_heads(config: object, stated: object) -> object:
+    """Falcon and GPT-BigCode say in their own words how many there are; some architectures ignore the common
+    key.
+    """
+    if getattr(config, "new_decoder_architecture", False):
+        return getattr(config, "num_kv_heads", stated)
+    if hasattr(type(config), "multi_query"):
+        return 1 if getattr(config, "multi_query", False) else None
+    return stated if hasattr(type(config), "num_key_value_heads") else None
+
+
+def stop_token_ids(configuration: Settings, generation: Settings | None) -> tuple[int, ...]:
+    """Tokens that end a generation: the generation configuration's, else the configuration's."""
+    text = configuration.get("text_config")
+    places = (generation, configuration, text if isinstance(text, dict) else None)
+    for place in places:
+        stated = (place or {}).get("eos_token_id")
+        if stated is None:
+            continue
+        ids = stated if isinstance(stated, list) else [stated]
+        if len(ids) > 64 or not all(type(token) is int and 0 <= token < MAX_VOCABULARY for token in ids):
+            raise StoreError("eos_token_id must be a token id or a list of at most 64 token ids.")
+        return tuple(dict.fromkeys(cast("list[int]", ids)))
+    return ()
+
+
+def stated_dtype(configuration: Settings) -> str | None:
+    """The numeric type that the configuration asks for, under its new or its old name."""
+    text = configuration.get("text_config")
+    for place in (configuration, text if isinstance(text, dict) else {}):
+        for key in ("dtype", "torch_dtype"):
+            value = place.get(key)
+            if isinstance(value, str):
+                return value.removeprefix("torch.")
+    return None
+
+
+def stored_dtype(elements: Mapping[str, int]) -> str | None:
+    """The floating-point type of most numbers, by the names of dtypes in a circuit; None if it is none of
+    those.
+    """
+    floats = {stored: count for stored, count in elements.items() if "F" in stored}
+    most = max(floats, key=lambda stored: floats[stored], default=None)
+    return {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}.get(most or "")
+
+
+def matrix_size(shape: tuple[int, ...]) -> tuple[int, int]:
+    """(elements, rows) that a tensor adds to the matrices of its group; nothing unless it is a matrix."""
+    return (math.prod(shape), math.prod(shape[:-1])) if len(shape) in (2, 3) else (0, 0)

@@ -1,0 +1,182 @@
+"""Steps of ragged batches over whatever layers are held. Owns the device, and is used from one thread."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from molink.shards.kv_cache import LayerLayout, SequenceCache
+from molink.shards.packed import PackedBatch
+from molink.shards.spec import ModelSpec, Span, merge_spans, missing_spans
+from molink.shards.stage import Stage, View
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """What one session contributes to a step."""
+
+    cache: SequenceCache
+    count: int
+    """New tokens of this session in this step, at least 1."""
+    token_ids: tuple[int, ...] | None
+    """As many ids, where the span starts the model; None elsewhere."""
+    want_logits: bool
+    """Where the span ends the model: whether logits follow the last of these rows."""
+
+
+class NotHeld(ValueError):
+    """Layers are asked for that this engine does not hold."""
+
+    def __init__(self, wanted: Span, held: tuple[Span, ...]) -> None:
+        missing = ", ".join(str(span) for span in missing_spans(wanted, held))
+        super().__init__(f"span {wanted} cannot run here: layers {missing} are not loaded")
+        self.wanted = wanted
+        self.held = held
+
+
+class Engine:
+    """Holds stages of one model on one device and steps sessions through spans of them."""
+
+    def __init__(self, spec: ModelSpec, device: str) -> None:
+        self.spec = spec
+        self._device = torch.device(device)
+        self._stages: list[Stage] = []
+        self._routes: dict[Span, tuple[View, ...]] = {}
+
+    @property
+    def held(self) -> tuple[Span, ...]:
+        """The layers that can run now, in as few spans as possible."""
+        return merge_spans(tuple(stage.span for stage in self._stages))
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory of all weights held."""
+        return sum(stage.weight_bytes for stage in self._stages)
+
+    def attach(self, stage: Stage) -> None:
+        """Adds a loaded stage to what is held. Raises ValueError where it is of another model or overlaps."""
+        facts = stage.facts
+        ours = (self.spec.layers, self.spec.hidden_size, self.spec.dtype)
+        theirs = (facts.layers, facts.hidden_size, str(facts.dtype).removeprefix("torch."))
+        if ours != theirs:
+            raise ValueError(
+                f"the stage is of a model with (layers, hidden size, dtype) {theirs}, not {ours}"
+            )
+        for other in self._stages:
+            if other.span.start < stage.span.stop and stage.span.start < other.span.stop:
+                raise ValueError(f"span {stage.span} overlaps {other.span}, which is held already")
+        self._stages.append(stage)
+        self._stages.sort(key=lambda held: held.span)
+        self._routes.clear()
+
+    def detach(self, span: Span) -> None:
+        """Frees the layers of `span`; parts of stages outside it stay. Raises NotHeld where some are not
+        held."""
+        if missing_spans(span, self.held):
+            raise NotHeld(span, self.held)
+        remaining: list[Stage] = []
+        for stage in self._stages:
+            keeps = missing_spans(stage.span, (span,))
+            remaining += [stage] if keeps == (stage.span,) else [stage.keep(part) for part in keeps]
+        self._stages = remaining
+        self._routes.clear()
+
+    def new_cache(self, span: Span, capacity_tokens: int) -> SequenceCache:
+        """Memory for one session of at most `capacity_tokens` tokens on `span`, allocated now.
+
+        Raises NotHeld, and ValueError where the model cannot have so long a sequence.
+        """
+        self._route(span)
+        limit = min(self.spec.context_length, *(stage.facts.context_length for stage in self._stages))
+        if capacity_tokens > limit:
+            raise ValueError(f"a sequence of this model has at most {limit} tokens, not {capacity_tokens}")
+        layouts: dict[int, LayerLayout] = {}
+        for stage in self._stages:
+            layouts.update(stage.layouts)
+        return SequenceCache(span, [layouts[layer] for layer in span], capacity_tokens, self._device)
+
+    @torch.inference_mode()
+    def step(self, span: Span, rows: Sequence[Rows], hidden: Tensor | None) -> Tensor:
+        """Runs the new tokens of all `rows` through `span` in one pass.
+
+        `hidden` is [sum of counts, hidden_size] in the order of rows where the span starts after layer 0,
+        else None. Returns [sum of counts, hidden_size], or, where the span ends the model, float32 logits
+        [rows with want_logits, vocabulary]. Caches grow only when the whole step has succeeded. Raises
+        NotHeld, CacheFull, and ValueError where rows and hidden do not fit each other, all before anything is
+        computed.
+        """
+        route = self._route(span)
+        _check_rows(span, rows)
+        inputs = self._inputs(span, rows, hidden)
+        positions = torch.tensor(
+            [[at for row in rows for at in range(row.cache.length, row.cache.length + row.count)]],
+            device=self._device,
+        )
+        batch = PackedBatch([row.cache for row in rows], [row.count for row in rows])
+        for view in route:
+            inputs = view.run(inputs, positions, batch)
+        ends = span.stop == self.spec.layers
+        result = self._logits(route[-1], rows, inputs) if ends else inputs[0]
+        batch.commit()
+        return result
+
+    def _route(self, span: Span) -> tuple[View, ...]:
+        """Views of the stages that together are the span, in order."""
+        route = self._routes.get(span)
+        if route is None:
+            if missing_spans(span, self.held):
+                raise NotHeld(span, self.held)
+            parts = [
+                (stage, Span(max(stage.span.start, span.start), min(stage.span.stop, span.stop)))
+                for stage in self._stages
+                if stage.span.start < span.stop and span.start < stage.span.stop
+            ]
+            route = self._routes[span] = tuple(stage.view(part) for stage, part in parts)
+        return route
+
+    def _inputs(self, span: Span, rows: Sequence[Rows], hidden: Tensor | None) -> Tensor:
+        """Token ids [1, tokens] or hidden states [1, tokens, hidden] on the device."""
+        tokens = sum(row.count for row in rows)
+        if span.start == 0:
+            ids = [token for row in rows for token in row.token_ids or ()]
+            if hidden is not None or len(ids) != tokens:
+                raise ValueError(
+                    f"span {span} starts the model: it takes {tokens} token ids and no hidden states"
+                )
+            if min(ids) < 0 or max(ids) >= self.spec.vocabulary_size:
+                raise ValueError(f"token ids must be in [0, {self.spec.vocabulary_size})")
+            return torch.tensor([ids], device=self._device)
+        if hidden is None or hidden.shape != (tokens, self.spec.hidden_size):
+            shape = None if hidden is None else tuple(hidden.shape)
+            raise ValueError(
+                f"span {span} takes hidden states {(tokens, self.spec.hidden_size)}, got {shape}"
+            )
+        return hidden.to(self._device, self._stages[0].facts.dtype)[None]
+
+    def _logits(self, tail: View, rows: Sequence[Rows], hidden: Tensor) -> Tensor:
+        """Logits of the last row of each session that wants them; `hidden` is [1, tokens, hidden]."""
+        last: list[int] = []
+        stop = 0
+        for row in rows:
+            stop += row.count
+            if row.want_logits:
+                last.append(stop - 1)
+        if not last:
+            return torch.empty(0, self.spec.vocabulary_size, device=self._device)
+        if len(last) < stop:
+            hidden = hidden[:, last]
+        return tail.logits(hidden)
+
+
+def _check_rows(span: Span, rows: Sequence[Rows]) -> None:
+    if not rows:
+        raise ValueError("a step needs the rows of at least one session")
+    if len({id(row.cache) for row in rows}) != len(rows):
+        raise ValueError("a session may be in a step only once: one of the caches is there twice")
+    for row in rows:
+        if row.cache.span != span:
+            raise ValueError(f"the cache of a session on {row.cache.span} cannot be used for span {span}")
+        if row.count < 1:
+            raise ValueError(f"a session contributes at least one token to a step, got {row.count}")
+        row.cache.require(row.count)

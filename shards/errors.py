@@ -1,0 +1,34 @@
+"""Why weights cannot be served. Each is a `ValueError` with fields, not only prose."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+_NAMED = 6
+
+
+def name_some(names: Iterable[str]) -> str:
+    """The first few names, and how many more there are."""
+    ordered = sorted(names)
+    rest = len(ordered) - _NAMED
+    return ", ".join(ordered[:_NAMED]) + (f" and {rest} more" if rest > 0 else "")
+
+
+class WeightsError(ValueError):
+    """The folder does not hold what the span needs, or not in a form that can be served.
+
+    `tensors` are the names that are missing or wrong, empty where the trouble is not with single tensors.
+    """
+
+    def __init__(self, folder: Path, message: str, tensors: Iterable[str] = ()) -> None:
+        super().__init__(f"{folder}: {message}")
+        self.folder = folder
+        self.tensors = tuple(sorted(tensors))
+
+
+class UnsupportedArchitecture(WeightsError):
+    """This kind of model would be computed wrongly or not at all, so it is refused."""
+
+    def __init__(self, folder: Path, architecture: str, reason: str) -> None:
+        super().__init__(folder, f"models of type {architecture!r} cannot be served: {reason}")
+        self.architecture = architecture
+        self.reason = reason

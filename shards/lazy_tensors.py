@@ -1,0 +1,113 @@
+"""Tensors of a folder that are read when they are needed, and how much of them has been."""
+
+import json
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from molink.shards.errors import WeightsError
+
+Progress = Callable[[int, int], None]
+"""Called with the bytes loaded so far and in all, in memory. From any thread, one call at a time."""
+
+_CACHE_LINE_BYTES = 64
+
+
+def open_tensors(folder: Path, files: ExitStack) -> tuple[dict[str, Any], list[str]]:
+    """Lazy slices of every tensor in the folder's readable safetensors files, and what is wrong with other
+    files."""
+    tensors: dict[str, Any] = {}
+    unreadable: list[str] = []
+    for path in _weight_files(folder):
+        try:
+            opened = files.enter_context(safe_open(path, framework="pt", device="cpu"))
+        except (SafetensorError, OSError) as error:
+            unreadable.append(f"{path.name} is truncated or altered: {error}")
+            continue
+        for name in opened.keys():  # noqa: SIM118 - not a mapping
+            tensors[name] = opened.get_slice(name)
+    if not tensors:
+        raise WeightsError(folder, "; ".join(unreadable) or "there are no safetensors files in it")
+    return tensors, unreadable
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """Those that the index names and that are here, or all where there is no index."""
+    index = folder / "model.safetensors.index.json"
+    if not index.exists():
+        return sorted(folder.glob("*.safetensors"))
+    try:
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise WeightsError(folder, f"{index.name} is not a safetensors index: {error!r}") from error
+    outside = [name for name in names if not isinstance(name, str) or Path(name).name != name]
+    if outside:
+        raise WeightsError(folder, f"{index.name} names files outside the folder: {outside[0]!r}")
+    return sorted(path for name in names if (path := folder / name).exists())
+
+
+class LoadCounter:
+    """How much of a carved model has been read. Transformers reads tensors from several threads."""
+
+    def __init__(self, progress: Progress | None, element_bytes: int) -> None:
+        self.expected_elements = 0
+        self._progress = progress
+        self._element_bytes = element_bytes
+        self._elements = 0
+        self._lock = threading.Lock()
+
+    def add(self, elements: int) -> None:
+        if self._progress is None:
+            return
+        with self._lock:
+            self._elements = min(self._elements + elements, self.expected_elements - 1)
+            self._progress(self._elements * self._element_bytes, self.expected_elements * self._element_bytes)
+
+    def finish(self) -> None:
+        if self._progress is not None:
+            total = self.expected_elements * self._element_bytes
+            self._progress(total, total)
+
+
+class CountedTensor:
+    """A tensor still on disk, in the form in which transformers takes tensors that it reads when needed.
+
+    What is read is copied out of the mapped file: a stage must neither change nor crash when the file does.
+    """
+
+    def __init__(self, part: Any, counter: LoadCounter, dtype: torch.dtype) -> None:  # noqa: ANN401 - untyped
+        self._part = part
+        self._counter = counter
+        self._dtype = dtype
+
+    def __getitem__(self, index: object) -> torch.Tensor:
+        mapped: torch.Tensor = self._part[index]
+        self._counter.add(mapped.numel())
+        # what has another dtype is copied by its conversion
+        return _copy_in_phase(mapped) if mapped.dtype == self._dtype else mapped
+
+    def get_shape(self) -> list[int]:
+        shape: list[int] = self._part.get_shape()
+        return shape
+
+    def get_dtype(self) -> str:
+        dtype: str = self._part.get_dtype()
+        return dtype
+
+
+def _copy_in_phase(mapped: torch.Tensor) -> torch.Tensor:
+    """A copy that begins as many bytes after a cache line as the original.
+
+    Matrix kernels round differently by that, and results are to equal bit for bit those of transformers,
+    which computes on the mapped file.
+    """
+    raw = torch.empty(mapped.nbytes + _CACHE_LINE_BYTES, dtype=torch.uint8)
+    start = (mapped.data_ptr() - raw.data_ptr()) % _CACHE_LINE_BYTES
+    if start % mapped.itemsize or mapped.numel() == 0:
+        return mapped.clone()
+    return raw[start : start + mapped.nbytes].view(mapped.dtype).view(mapped.shape).copy_(mapped)

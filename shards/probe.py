@@ -1,0 +1,111 @@
+"""Runs a freshly loaded span once, to learn what its layers cache and to refuse what packed batches would get
+wrong."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig
+from transformers.cache_utils import Cache
+
+from molink.shards.attention import Rules, attend_sequence, layer_number
+from molink.shards.kv_cache import LayerLayout
+from molink.shards.spec import Span
+
+_ATTENTION_TYPES = ("full_attention", "sliding_attention")
+
+
+def config_refusal(config: PreTrainedConfig) -> str | None:
+    """Why a model of this configuration cannot be served, or None."""
+    if getattr(config, "is_encoder_decoder", False):
+        return "it is an encoder-decoder, and only decoders are split over peers"
+    if config.get_text_config(decoder=True) is not config:
+        return "it takes more than text, and only text models are split over peers"
+    if getattr(config, "quantization_config", None) is not None:
+        return "its weights are stored quantized; use the checkpoint with plain weights"
+    others = sorted(set(getattr(config, "layer_types", None) or ()) - set(_ATTENTION_TYPES))
+    if others:
+        return f"its layers of type {', '.join(others)} keep a state other than keys and values"
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = [
+        rope.get("rope_type"),
+        *(part.get("rope_type") for part in rope.values() if isinstance(part, dict)),
+    ]
+    if "dynamic" in kinds:
+        return "its dynamic position scaling depends on the longest sequence of a batch"
+    return None
+
+
+def rope_settings(config: PreTrainedConfig) -> list[dict[str, Any]]:
+    """The parameters of rotary positions: one set, or one for each type of layer."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    return [rope, *(part for part in rope.values() if isinstance(part, dict))]
+
+
+class ProbeBatch(Cache):  # type: ignore[misc] # transformers has no types
+    """A batch of one new sequence that remembers what each layer stored and how it attended."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+        self._stored: dict[int, list[tuple[Tensor, Tensor]]] = {}
+        self._attended: dict[int, list[tuple[Rules, bool, bool]]] = {}
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_args: object, **_kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        self._stored.setdefault(layer_idx, []).append((key_states, value_states))
+        return key_states, value_states
+
+    def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, rules: Rules) -> Tensor:
+        layer = layer_number(module)
+        stored = self._stored.get(layer, [])
+        same = bool(stored) and stored[-1][0] is key and stored[-1][1] is value
+        causal = getattr(module, "is_causal", True)
+        self._attended.setdefault(layer, []).append((rules, same, causal))
+        return attend_sequence(query, key, value, rules)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002 - transformers' signature
+        return 0
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:  # noqa: ARG002 - as above
+        return query_length, 0
+
+    def refusal(self, config: PreTrainedConfig, span: Span) -> str | None:
+        """Why the layers that ran cannot be served, or None. `config` is the whole model's."""
+        for layer in span:
+            stored, attended = self._stored.get(layer, []), self._attended.get(layer, [])
+            if len(stored) != 1 or len(attended) != 1:
+                return (
+                    f"layer {layer} does not keep keys and values of its own through the attention interface"
+                )
+            rules, _, causal = attended[0]
+            if not causal:
+                return f"layer {layer} looks at later tokens"
+            if _window(config, layer) and rules.sliding_window is None:
+                return f"layer {layer} limits its attention in a way that packed batches do not know"
+        return None
+
+    def layouts(self, span: Span) -> dict[int, LayerLayout]:
+        """What each layer caches. Only where there is no refusal."""
+        found: dict[int, LayerLayout] = {}
+        for layer in span:
+            key, value = self._stored[layer][0]
+            same = self._attended[layer][0][1]
+            found[layer] = LayerLayout(
+                key.shape[1], key.shape[3], value.shape[1], value.shape[3], key.dtype, expands=not same
+            )
+        return found
+
+
+def _window(config: PreTrainedConfig, layer: int) -> bool:
+    """Whether the configuration limits the layer's attention to a window."""
+    kinds = getattr(config, "layer_types", None)
+    if kinds:
+        return bool(kinds[layer] == "sliding_attention")
+    limited = getattr(config, "sliding_window", None) is not None
+    return limited and getattr(config, "use_sliding_window", True) is not False
+
+
+def probe_input(hidden_size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Two rows of unremarkable hidden states."""
+    return torch.linspace(-1.0, 1.0, 2 * hidden_size).view(1, 2, hidden_size).to(device=device, dtype=dtype)

@@ -1,0 +1,130 @@
+"""A loaded span of a model, able to run any span inside it."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from molink.shards.attention import AttendingBatch, BatchSlot
+from molink.shards.carving import cut_view, head_of, layers_path
+from molink.shards.kv_cache import LayerLayout
+from molink.shards.spec import Span
+
+
+@dataclass(frozen=True, slots=True)
+class StageFacts:
+    """What a stage knows of the model it is a part of."""
+
+    architecture: str
+    layers: int
+    hidden_size: int
+    vocabulary_size: int
+    context_length: int
+    """Most tokens of a sequence for which a stage computes what the model would."""
+    dtype: torch.dtype
+
+
+class View:
+    """A span ready to run: stock layers in the architecture's own forward, without what generation adds
+    around it."""
+
+    __slots__ = ("_base", "_forward", "_head", "_head_forward", "_slot", "_starts", "span")
+
+    def __init__(self, model: PreTrainedModel, span: Span, layers: int, slot: BatchSlot) -> None:
+        self.span = span
+        self._slot = slot
+        self._starts = span.start == 0
+        self._base = model.get_submodule(layers_path(model).rpartition(".")[0])
+        self._forward = _undecorated(self._base)
+        self._head = head_of(model) if span.stop == layers else None
+        self._head_forward = _undecorated(self._head) if self._head is not None else None
+
+    def run(self, inputs: Tensor, positions: Tensor, batch: AttendingBatch) -> Tensor:
+        """Token ids [1, tokens] (where the span starts the model) or hidden states [1, tokens, hidden]
+        through all layers of the span and, where it ends the model, the final norm. Returns [1, tokens,
+        hidden]."""
+        self._slot.batch = batch
+        try:
+            output = self._forward(
+                self._base,
+                input_ids=inputs if self._starts else None,
+                inputs_embeds=None if self._starts else inputs,
+                position_ids=positions,
+                past_key_values=batch,
+                use_cache=True,
+            )
+        finally:
+            self._slot.batch = None
+        hidden: Tensor = output.last_hidden_state
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[1, rows, hidden] as `run` returned it to float32 logits [rows, vocabulary]."""
+        if self._head_forward is None:
+            raise ValueError(f"span {self.span} does not end the model: it has no logits")
+        logits: Tensor = self._head_forward(self._head, inputs_embeds=hidden).logits
+        return logits[0].float()
+
+
+class Stage:
+    """The layers of a span in memory, shared by views of any span inside.
+
+    `model` holds `span` and nothing else of the parameters. Made by `loader.load_stage`.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        span: Span,
+        facts: StageFacts,
+        layouts: dict[int, LayerLayout],
+        slot: BatchSlot,
+    ) -> None:
+        self.span = span
+        self.facts = facts
+        self.layouts = layouts
+        self._model = model
+        self._slot = slot
+        self._views: dict[Span, View] = {}
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory of all weights held, those shared between two places counted once."""
+        return sum(parameter.nbytes for parameter in self._model.parameters())
+
+    def view(self, span: Span) -> View:
+        """The part of this stage that runs `span`. Raises ValueError where it is not inside."""
+        found = self._views.get(span)
+        if found is None:
+            found = self._views[span] = View(self._cut(span), span, self.facts.layers, self._slot)
+        return found
+
+    def keep(self, span: Span) -> "Stage":
+        """A stage of a part of this one; once nothing refers to this one any more, the rest is freed."""
+        layouts = {layer: self.layouts[layer] for layer in span}
+        return Stage(self._cut(span), span, self.facts, layouts, self._slot)
+
+    def _cut(self, span: Span) -> PreTrainedModel:
+        if not self.span.covers(span):
+            raise ValueError(f"this stage holds {self.span}, which does not cover {span}")
+        return cut_view(self._model, self.span, span, self.facts.layers)
+
+
+def shorten_lookups(layers: nn.Module) -> None:
+    """Lets Python find parameters and submodules of loaded layers as plain attributes: torch's own lookup,
+    run some thirty times per layer and token, costs 4 to 8 % of a small model's step on a CPU."""
+    for module in layers.modules():
+        if not isinstance(module, nn.ModuleList | nn.ModuleDict):
+            module.__dict__.update(module._parameters)  # noqa: SLF001 - torch has no public way to list absent ones too
+            module.__dict__.update(module._modules)  # noqa: SLF001 - as above
+
+
+def _undecorated(module: nn.Module) -> Callable[..., Any]:
+    """The architecture's own forward. Transformers wraps it to collect outputs and fill in defaults, none of
+    which a stage asks for; unwrapped it also runs on a view, which is not registered for such collecting."""
+    forward: Callable[..., Any] = inspect.unwrap(type(module).forward)
+    return forward

@@ -1,0 +1,225 @@
+"""Describe a model without loading it: its identity, and what each part of it costs.
+
+Only headers and bytes of the files are read; torch is not needed.
+"""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from molink.shards.digests import file_sha256, tensor_digests
+from molink.shards.dimensions import dimensions, matrix_size, stated_dtype, stop_token_ids, stored_dtype
+from molink.shards.manifest import (
+    CONFIGURATION_FILES,
+    MAX_LAYERS,
+    TOKENIZER_FILES,
+    Manifest,
+    Settings,
+    TensorGroup,
+    group_bytes,
+    group_digest,
+    model_hash,
+)
+from molink.shards.safetensors_header import StoredTensor, StoreError, parse_json, weight_files
+from molink.shards.spec import DTYPE_BYTES, ModelSpec
+
+__all__ = [
+    "SMALL_FILES",
+    "Manifest",
+    "StoreError",
+    "TensorGroup",
+    "describe",
+    "layer_of",
+    "model_hash",
+    "read_manifest",
+    "small_files",
+]
+
+SMALL_FILES: Final = (*CONFIGURATION_FILES, *TOKENIZER_FILES)
+MAX_CONFIGURATION_BYTES: Final = 2**19
+MAX_TOKENIZER_BYTES: Final = 2**26
+_VOLATILE: Final = frozenset({"_name_or_path", "name_or_path", "transformers_version", "_commit_hash"})
+_LAYER: Final = re.compile(r"(?:^|\.)(?:layers|h|blocks|layer)\.(\d{1,5})\.")
+_HEAD: Final = re.compile(
+    r"lm_head|embed_out|project_out|output\.weight|(?:^|\.)(?:ln_f|norm_f|norm|final_\w*norm)\."
+)
+_EMBED: Final = re.compile(r"emb|wte|wpe|project_in")
+_OUTPUT: Final = re.compile(r"(?:^|\.)(?:lm_head|embed_out|output)\.weight$")
+_TOKEN_EMBEDDING: Final = re.compile(r"(?:embed_tokens|wte|word_embeddings|embed_in|tok_embeddings)\.weight$")
+_RECOMPUTED: Final = re.compile(r"(?:inv_freq|masked_bias)$")
+_CAUSAL_MASK: Final = re.compile(r"\.att(?:n|ention)\.bias$")
+
+Entry = tuple[StoredTensor, str]
+
+
+def layer_of(name: str) -> int | None:
+    """The decoder layer that a tensor belongs to by its name; None for embeddings and head."""
+    found = _LAYER.search(name)
+    return int(found[1]) if found else None
+
+
+def read_manifest(
+    folder: Path, cache_dir: Path | None = None, progress: Callable[[int, int], None] | None = None
+) -> Manifest:
+    """Read what identifies the model in `folder` (Hugging Face format: config.json, safetensors, tokenizer).
+
+    The weights are read once; their digests are kept in `cache_dir`. `progress(done_bytes, total_bytes)` is
+    called as they are read. Raises `StoreError` if a file is missing, damaged or cut short. A tokenizer may
+    be missing: peers need none.
+    """
+    configuration = _settings(folder / "config.json")
+    if configuration is None:
+        raise StoreError(
+            f"{folder} has no config.json, so it is no model in Hugging Face format. Check the path."
+        )
+    paths, promised = weight_files(folder)
+    total = sum(path.stat().st_size for path in paths)
+    done = 0
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        if progress is not None:
+            progress(min(done, total), total)
+
+    entries = [entry for path in paths for entry in tensor_digests(path, cache_dir, advance)]
+    lost = promised - {tensor.name for tensor, _ in entries}
+    if lost:
+        raise StoreError(
+            f"{folder} lacks {len(lost)} tensors that its index names, such as {min(lost)[:200]}. "
+            "Its files are not of one version: fetch the model again."
+        )
+    embed, layers, head = _groups(folder, entries)
+    return Manifest(
+        configuration=configuration,
+        generation=_settings(folder / "generation_config.json"),
+        embed=embed,
+        layers=layers,
+        head=head,
+        files={name: digest for name, digest in small_files(folder).items() if name in TOKENIZER_FILES},
+    )
+
+
+def small_files(folder: Path) -> dict[str, str]:
+    """The SHA-256 of each configuration, tokenizer and chat template file: what peers hand to clients, by
+    hash.
+    """
+    files = {}
+    for name in SMALL_FILES:
+        if (folder / name).is_file():
+            limit = MAX_CONFIGURATION_BYTES if name in CONFIGURATION_FILES else MAX_TOKENIZER_BYTES
+            files[name] = file_sha256(folder / name, limit)
+    return files
+
+
+def describe(
+    source: Manifest | Path, dtype: str = "auto", quantization: str = "none", *, name: str | None = None
+) -> ModelSpec:
+    """What the model is and what each part costs in `dtype` and `quantization`.
+
+    `dtype` "auto" is the configuration's, else that of the stored numbers. `name` is the label that people
+    see; without one it is the folder's name, or the architecture's. A manifest from a stranger is enough: no
+    file is read.
+    """
+    manifest = source if isinstance(source, Manifest) else read_manifest(source)
+    label = name or (manifest_label(manifest) if isinstance(source, Manifest) else source.resolve().name)
+    size = dimensions(manifest.configuration)
+    if size.layers > len(manifest.layers):
+        raise StoreError(
+            f"config.json speaks of {size.layers} layers, the weights hold {len(manifest.layers)}. "
+            "Parts of the model are missing: fetch it again."
+        )
+    dtype = resolve_dtype(manifest) if dtype == "auto" else dtype
+    content_hash = manifest.content_hash
+    return ModelSpec(
+        model_hash=model_hash(content_hash, dtype, quantization),
+        content_hash=content_hash,
+        name=label,
+        architecture=str(manifest.configuration.get("model_type")),
+        layers=size.layers,
+        hidden_size=size.hidden_size,
+        vocabulary_size=size.vocabulary_size,
+        context_length=size.context_length,
+        dtype=dtype,
+        quantization=quantization,
+        layer_bytes=tuple(
+            group_bytes(group, dtype, quantization).total for group in manifest.layers[: size.layers]
+        ),
+        embed_bytes=group_bytes(manifest.embed, dtype, "none").total,
+        head_bytes=group_bytes(manifest.head, dtype, "none").total,
+        kv_bytes_per_token=tuple(count * DTYPE_BYTES[dtype] for count in size.kv_elements),
+        stop_token_ids=stop_token_ids(manifest.configuration, manifest.generation),
+    )
+
+
+def resolve_dtype(manifest: Manifest) -> str:
+    """The dtype that "auto" means: the configuration's, else the stored numbers', else float32."""
+    stated = stated_dtype(manifest.configuration)
+    if stated in DTYPE_BYTES:
+        return stated
+    return stored_dtype(manifest.layers[0].elements) or "float32"
+
+
+def manifest_label(manifest: Manifest) -> str:
+    """A label for a model of which nobody has told the name."""
+    return f"{manifest.configuration.get('model_type')}-{manifest.content_hash[:8]}"
+
+
+def _settings(path: Path) -> Settings | None:
+    """A configuration file without the keys that differ from copy to copy; None if there is none."""
+    if not path.is_file():
+        return None
+    file_sha256(path, MAX_CONFIGURATION_BYTES)
+    parsed = parse_json(path.read_bytes(), str(path))
+    if not isinstance(parsed, dict):
+        raise StoreError(f"{path} is not a JSON object. Fetch the model again.")
+    return {key: value for key, value in parsed.items() if key not in _VOLATILE}
+
+
+def _groups(folder: Path, entries: list[Entry]) -> tuple[TensorGroup, tuple[TensorGroup, ...], TensorGroup]:
+    """The tensors as embeddings, layers and head."""
+    names = {tensor.name for tensor, _ in entries}
+    if len(names) != len(entries):
+        raise StoreError(f"{folder} stores a tensor twice. Remove weight files that belong to another model.")
+    layers: dict[int, list[Entry]] = {}
+    embed: list[Entry] = []
+    head: list[Entry] = []
+    for entry in entries:
+        name = entry[0].name
+        index = layer_of(name)
+        if index is not None:
+            layers.setdefault(index, []).append(entry)
+        elif _EMBED.search(name) and not _HEAD.search(name):
+            embed.append(entry)
+        else:
+            head.append(entry)
+    count = len(layers)
+    if not 1 <= count <= MAX_LAYERS or set(layers) != set(range(count)):
+        raise StoreError(
+            f"{folder} holds {count} decoder layers, numbered up to {max(layers, default=0)}; a model has 1 "
+            f"to {MAX_LAYERS} without gaps. Parts may be missing: fetch the model again."
+        )
+    if not any(_OUTPUT.search(tensor.name) for tensor, _ in head):
+        # Tied: the tail multiplies by the token embeddings, so it holds them as well.
+        head = head + [entry for entry in embed if _TOKEN_EMBEDDING.search(entry[0].name)]
+    return _group(embed), tuple(_group(layers[index]) for index in range(count)), _group(head)
+
+
+def _group(entries: list[Entry]) -> TensorGroup:
+    elements: dict[str, int] = {}
+    matrix_elements = matrix_rows = 0
+    for tensor, _ in entries:
+        if _RECOMPUTED.search(tensor.name) or (_CAUSAL_MASK.search(tensor.name) and len(tensor.shape) == 4):
+            continue
+        count = 1
+        for size in tensor.shape:
+            count *= size
+        elements[tensor.dtype] = elements.get(tensor.dtype, 0) + count
+        in_matrices, rows = matrix_size(tensor.shape)
+        matrix_elements += in_matrices
+        matrix_rows += rows
+    digest = group_digest([(tensor.name, tensor.dtype, tensor.shape, sha256) for tensor, sha256 in entries])
+    return TensorGroup(
+        sha256=digest, elements=elements, matrix_elements=matrix_elements, matrix_rows=matrix_rows
+    )

@@ -1,0 +1,224 @@
+"""What the gateway says and does when something goes wrong: always in OpenAI's shape, never silently."""
+
+import json
+import logging
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import httpx
+import pytest
+from fake_swarm import DEADLINE_S, FakeSwarm, error_of, gateway
+from openai import APIError, BadRequestError, OpenAI, RateLimitError
+
+from molink.client.errors import (
+    InvalidRequest,
+    ModelNotFound,
+    NoCircuit,
+    PeerLost,
+    SwarmError,
+    SwarmUnavailable,
+)
+from molink.routing import NoCircuit as NoCircuitFound
+from molink.shards.spec import Span
+
+MODEL = "molink/tiny-shakespeare"
+
+
+CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "the secret word is xyzzy"}]}
+
+
+TEXT: dict[str, Any] = {"model": MODEL, "prompt": "the secret word is xyzzy"}
+
+
+@pytest.fixture
+def swarm() -> FakeSwarm:
+    return FakeSwarm()
+
+
+@pytest.fixture
+def http(swarm: FakeSwarm) -> Iterator[httpx.Client]:
+    with gateway(swarm, max_requests=2) as url, httpx.Client(base_url=url, timeout=DEADLINE_S) as client:
+        yield client
+
+
+@pytest.fixture
+def client(http: httpx.Client) -> Iterator[OpenAI]:
+    with OpenAI(
+        base_url=str(http.base_url.join("/v1")), api_key="none", max_retries=0, timeout=DEADLINE_S
+    ) as made:
+        yield made
+
+
+NO_CIRCUIT = NoCircuit(MODEL, 3, NoCircuitFound("no peer holds them", (Span(1, 2),), 64))
+
+
+FAILURES = [
+    (InvalidRequest("the prompt has 2000 tokens, the model takes 1024", "prompt"), 400, None, "prompt"),
+    (ModelNotFound("other", "nobody serves it"), 404, "model_not_found", "model"),
+    (NO_CIRCUIT, 503, "no_circuit", None),
+    (SwarmUnavailable("no room", busy=True, retry_after_s=2.5), 429, "rate_limit_exceeded", None),
+    (SwarmUnavailable("no peer can be reached"), 503, "swarm_unavailable", None),
+    (PeerLost("12D3", Span(0, 1), "its link closed"), 502, "peer_lost", None),
+    (SwarmError("something else"), 503, "swarm_error", None),
+    (RuntimeError("about the prompt: xyzzy"), 500, "internal_error", None),
+]
+
+
+IDS = [type(failure[0]).__name__ for failure in FAILURES]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("error", "status", "code", "parameter"), FAILURES, ids=IDS)
+def test_a_failure_before_the_first_token_has_its_own_status(
+    error: Exception,
+    status: int,
+    code: str | None,
+    parameter: str | None,
+    stream: bool,
+    http: httpx.Client,
+    swarm: FakeSwarm,
+) -> None:
+    swarm.error = error
+    response = http.post("/v1/chat/completions", json=CHAT | {"stream": stream})
+
+    said = error_of(response)
+    assert (response.status_code, said["code"], said["param"]) == (status, code, parameter)
+    if isinstance(error, SwarmError):
+        assert said["message"] == str(error)
+    if isinstance(error, SwarmUnavailable):
+        assert response.headers["retry-after"] == ("3" if error.busy else "1")
+
+
+def test_a_failure_in_mid_stream_is_an_event_and_no_done_follows(
+    http: httpx.Client, client: OpenAI, swarm: FakeSwarm
+) -> None:
+    swarm.error, swarm.fails_at = PeerLost("12D3", Span(0, 1), "its link closed"), 2
+    response = http.post("/v1/completions", json=TEXT | {"stream": True})
+    events = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
+
+    assert response.status_code == 200
+    assert "[DONE]" not in events
+    assert [json.loads(event)["choices"][0]["text"] for event in events[:-1]] == ["But", " soft"]
+    assert json.loads(events[-1])["error"]["code"] == "peer_lost"
+    with pytest.raises(APIError, match="its link closed"):
+        list(client.completions.create(**TEXT, stream=True))
+
+
+def test_a_whole_stream_ends_with_done(http: httpx.Client) -> None:
+    response = http.post("/v1/completions", json=TEXT | {"stream": True})
+
+    assert response.headers["content-type"].startswith("text/event-stream")
+    assert response.text.endswith("data: [DONE]\n\n")
+
+
+def test_one_failing_choice_ends_the_others(http: httpx.Client, swarm: FakeSwarm) -> None:
+    swarm.error, swarm.fails_at = PeerLost("12D3", None, "gone"), 1
+    assert http.post("/v1/completions", json=TEXT | {"n": 3}).status_code == 502
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    (TEXT | {"prompt": ""}, "prompt"),
+    (TEXT | {"prompt": []}, "prompt"),
+    (TEXT | {"prompt": ["a", ""]}, "prompt"),
+    (TEXT | {"prompt": [1.5]}, "prompt"),
+    (TEXT | {"prompt": [-1]}, "prompt"),
+    (TEXT | {"prompt": {"a": 1}}, "prompt"),
+    ({"model": MODEL}, "prompt"),
+    ({"prompt": "a"}, "model"),
+    (TEXT | {"max_tokens": 0}, "max_tokens"),
+    (TEXT | {"max_tokens": "many"}, "max_tokens"),
+    (TEXT | {"n": 17}, "n"),
+    (TEXT | {"prompt": ["a"] * 5, "n": 4}, "n"),
+    (TEXT | {"temperature": -1}, "temperature"),
+    (TEXT | {"temperature": 3}, "temperature"),
+    (TEXT | {"top_p": 0}, "top_p"),
+    (TEXT | {"seed": 2**64}, "seed"),
+    (TEXT | {"logprobs": 6}, "logprobs"),
+    (TEXT | {"logprobs": 1, "echo": True}, "echo"),
+    (TEXT | {"prompt": [1], "echo": True}, "echo"),
+    (TEXT | {"best_of": 3}, "best_of"),
+    (TEXT | {"stop": ["x"] * 17}, "stop"),
+    (TEXT | {"logit_bias": {"a": 1}}, "logit_bias"),
+    (TEXT | {"logit_bias": {"1": 1000}}, "logit_bias"),
+    (TEXT | {"suffix": "end"}, "suffix"),
+    (TEXT | {"stream_options": {"include_usage": True}}, "stream_options"),
+    (TEXT | {"frequency_penalty": 0.5}, "frequency_penalty"),
+    (TEXT | {"guided_regex": "a*"}, "guided_regex"),
+    (CHAT | {"messages": []}, "messages"),
+    (CHAT | {"messages": [{"role": "tool", "content": "7"}]}, "messages.0.role"),
+    (CHAT | {"messages": [{"role": "user"}]}, "messages.0.content"),
+    (CHAT | {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content"),
+    (
+        CHAT | {"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]},
+        "messages.0.tool_calls",
+    ),
+    (CHAT | {"tools": [{"type": "function"}]}, "tools"),
+    (CHAT | {"tool_choice": "required"}, "tool_choice"),
+    (CHAT | {"response_format": {"type": "json_schema"}}, "response_format"),
+    (CHAT | {"response_format": {"type": "json_object"}}, "response_format"),
+    (CHAT | {"top_logprobs": 2}, "top_logprobs"),
+    (CHAT | {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+]
+
+
+def test_the_openai_client_raises_its_own_errors(client: OpenAI, swarm: FakeSwarm) -> None:
+    with pytest.raises(BadRequestError, match="tools is not supported"):
+        client.chat.completions.create(**CHAT, tools=[{"type": "function", "function": {"name": "f"}}])
+    swarm.error = SwarmUnavailable("no room", busy=True)
+    with pytest.raises(RateLimitError, match="no room"):
+        client.chat.completions.create(**CHAT)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("hangs_at", [0, 2])
+def test_a_client_that_leaves_ends_its_generations(
+    hangs_at: int, stream: bool, http: httpx.Client, swarm: FakeSwarm
+) -> None:
+    swarm.hangs_at = hangs_at
+    body = json.dumps(CHAT | {"stream": stream, "n": 2}).encode()
+    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    sent = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+    with socket.create_connection((http.base_url.host, http.base_url.port or 0), DEADLINE_S) as connection:
+        connection.sendall(sent)
+        assert swarm.hanging.wait(DEADLINE_S)
+    for _ in range(2):
+        assert swarm.ended.acquire(timeout=DEADLINE_S)
+
+    swarm.hangs_at = None  # and the two places are free again
+    assert http.post("/v1/chat/completions", json=CHAT).status_code == 200
+
+
+def test_beyond_the_most_requests_at_once_a_client_is_asked_to_come_back(
+    http: httpx.Client, swarm: FakeSwarm
+) -> None:
+    swarm.hangs_at = 1
+    with ExitStack() as stack:
+        held = []
+        for _ in range(2):
+            streamed = stack.enter_context(
+                http.stream("POST", "/v1/completions", json=TEXT | {"stream": True})
+            )
+            held.append(streamed.iter_bytes())  # to drop the iterator would close the response
+            assert next(held[-1]).startswith(b"data: ")
+        refused = http.post("/v1/chat/completions", json=CHAT)
+        assert error_of(refused)["code"] == "rate_limit_exceeded"
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        assert http.get("/healthz").status_code == 200
+        assert "molink_gateway_active_requests 2.0" in http.get("/metrics").text
+    for _ in range(2):
+        assert swarm.ended.acquire(timeout=DEADLINE_S)
+
+
+def test_nothing_of_a_prompt_is_logged(
+    http: httpx.Client, swarm: FakeSwarm, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    swarm.error = RuntimeError("about the prompt: xyzzy")
+    with caplog.at_level(logging.DEBUG):
+        http.post("/v1/completions", json=TEXT)
+        http.post("/v1/completions", json=TEXT | {"stream": True})
+        http.post("/v1/completions", json=TEXT | {"temperature": "xyzzy"})
+
+    assert "unforeseen RuntimeError at fake_swarm.py" in caplog.text
+    assert "xyzzy" not in "".join([caplog.text, *capfd.readouterr()])

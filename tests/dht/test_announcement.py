@@ -1,0 +1,259 @@
+"""Signed announcements: what goes in comes out, and nothing else does."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from swarm_examples import facts_of, state_of
+
+from molink.dht import announcement_pb2 as pb
+from molink.dht.announcement import (
+    MAX_FACTS_BYTES,
+    MAX_STATE_BYTES,
+    AnnouncementError,
+    Reason,
+    known_keys,
+    open_facts,
+    open_state,
+    seal_facts,
+    seal_state,
+    state_tag,
+)
+from molink.dht.bounds import MAX_LAYERS, MAX_SEQUENCE, MAX_TTL_S
+from molink.dht.identity import Identity
+from molink.dht.records import LayerLatency, LinkMeasurement, PeerState
+from molink.shards.spec import Span, merge_spans
+
+IDENTITY = Identity.generate()
+KEYS = known_keys([IDENTITY.public_key])
+FACTS = seal_facts(facts_of(IDENTITY), IDENTITY)
+STATE = seal_state(state_of(IDENTITY), IDENTITY)
+
+spans = st.builds(
+    lambda start, length: Span(start, min(start + length, MAX_LAYERS)),
+    st.integers(0, MAX_LAYERS - 1),
+    st.integers(1, MAX_LAYERS),
+)
+sequences = st.integers(0, MAX_SEQUENCE)
+sizes = st.integers(0, 2**63 - 1)
+counts = st.integers(0, 2**62)
+
+
+@st.composite
+def states(draw: st.DrawFn) -> PeerState:
+    sequence = draw(sequences)
+    return PeerState(
+        peer_id=IDENTITY.peer_id,
+        sequence=sequence,
+        ttl_s=draw(st.integers(0, MAX_TTL_S)),
+        facts_sequence=draw(st.integers(0, sequence)),
+        spans=tuple(draw(st.lists(spans, max_size=20))),
+        free_weight_bytes=draw(sizes),
+        free_kv_bytes=draw(sizes),
+        sessions=draw(counts),
+        queued=draw(counts),
+        draining=draw(st.booleans()),
+    )
+
+
+@given(states())
+@example(
+    PeerState(
+        IDENTITY.peer_id,
+        MAX_SEQUENCE,
+        MAX_TTL_S,
+        0,
+        tuple(Span(start, start + 200) for start in range(255, MAX_LAYERS - 200, 400)),
+        2**63 - 1,
+        2**63 - 1,
+        2**62,
+        2**62,
+        draining=True,
+    )
+)
+def test_every_state_takes_at_most_150_bytes_and_promises_nothing_more(state: PeerState) -> None:
+    record = seal_state(state, IDENTITY)
+    assert len(record) <= MAX_STATE_BYTES
+    said = open_state(record, KEYS)
+    assert (said.sequence, said.ttl_s, said.facts_sequence) == (
+        state.sequence,
+        state.ttl_s,
+        state.facts_sequence,
+    )
+    assert said.draining == state.draining
+    for told, true in (
+        (said.free_weight_bytes, state.free_weight_bytes),
+        (said.free_kv_bytes, state.free_kv_bytes),
+    ):
+        assert true * (1 - 1 / 128) <= told <= true
+    held = merge_spans(state.spans)
+    assert len(said.spans) == min(8, len(held))
+    assert set(said.spans) <= set(held)
+    assert sum(map(len, said.spans)) == sum(sorted(map(len, held))[-8:])
+    assert state_tag(record) in KEYS
+
+
+def test_a_usual_state_comes_out_as_it_went_in() -> None:
+    assert open_state(STATE, KEYS) == state_of(IDENTITY)
+    assert len(STATE) <= 110
+
+
+@given(
+    st.text(st.characters(categories=["L", "N", "P", "S"]), max_size=16),
+    st.floats(1e-6, 1e6),
+    st.lists(st.integers(1, 4096), min_size=1, max_size=16, unique=True),
+    st.none() | st.integers(1, 32),
+    sequences,
+)
+def test_facts_come_out_as_they_went_in(
+    name: str, layer_ms: float, batches: list[int], stop: int | None, sequence: int
+) -> None:
+    facts = replace(
+        facts_of(IDENTITY, sequence=sequence, links=2),
+        name=name,
+        layer_latencies=tuple(LayerLatency(size, layer_ms) for size in sorted(batches)),
+        span_limit=None if stop is None else Span(0, stop),
+        head_ms=layer_ms,
+    )
+    assert open_facts(seal_facts(facts, IDENTITY)) == facts
+
+
+def test_the_largest_facts_fit_and_the_nearest_links_are_kept() -> None:
+    facts = facts_of(IDENTITY, links=40)
+    largest = replace(
+        facts,
+        addresses=tuple(f"/dns/{'h' * 60}{i}.example/tcp/65535/p2p/{IDENTITY.peer_id}" for i in range(8)),
+        grpc_addresses=tuple(f"{'h' * 60}{i}.example:65535" for i in range(8)),
+        certificate=bytes(500),
+    )
+    record = seal_facts(largest, IDENTITY)
+    assert len(record) <= MAX_FACTS_BYTES
+    assert [link.rtt_ms for link in open_facts(record).links] == [float(rtt) for rtt in range(32)]
+
+
+@pytest.mark.parametrize("record", [FACTS, STATE], ids=["facts", "state"])
+def test_no_byte_of_a_record_can_be_altered(record: bytes) -> None:
+    for position in range(len(record)):
+        for flip in (0x01, 0x80, 0xFF):
+            altered = bytearray(record)
+            altered[position] ^= flip
+            with pytest.raises(AnnouncementError):
+                _open(bytes(altered), record is FACTS)
+    for shorter in range(len(record)):
+        with pytest.raises(AnnouncementError):
+            _open(record[:shorter], record is FACTS)
+    with pytest.raises(AnnouncementError):
+        _open(record + b"\0", record is FACTS)
+
+
+@settings(max_examples=300)
+@given(st.sampled_from((b"", b"\xf1", b"\x51", FACTS[:65], STATE[:65])), st.binary(max_size=5000))
+def test_any_bytes_are_refused_with_a_reason(head: bytes, tail: bytes) -> None:
+    for is_facts in (True, False):
+        with pytest.raises(AnnouncementError) as refusal:
+            _open(head + tail, is_facts)
+        assert refusal.value.reason in Reason
+
+
+@settings(max_examples=200)
+@given(st.binary(max_size=84))
+def test_a_signed_body_of_any_bytes_is_opened_or_refused(body: bytes) -> None:
+    for kind, is_facts in ((0xF1, True), (0x51, False)):
+        record = _signed(kind, body)
+        try:
+            _open(record, is_facts)
+        except AnnouncementError as error:
+            assert error.reason in {Reason.MALFORMED, Reason.FORGED, Reason.UNKNOWN_PEER}  # noqa: PT017
+
+
+def test_a_record_that_is_too_long_is_refused_before_it_is_read() -> None:
+    for is_facts, most in ((True, MAX_FACTS_BYTES), (False, MAX_STATE_BYTES)):
+        with pytest.raises(AnnouncementError) as refusal:
+            _open(bytes(most + 1), is_facts)
+        assert refusal.value.reason is Reason.OVERSIZED
+
+
+def test_nobody_signs_for_another() -> None:
+    other = Identity.generate()
+    with pytest.raises(AnnouncementError, match="cannot sign"):
+        seal_facts(facts_of(IDENTITY), other)
+    with pytest.raises(AnnouncementError, match="cannot sign"):
+        seal_state(state_of(IDENTITY), other)
+    with pytest.raises(AnnouncementError) as refusal:
+        open_state(seal_state(state_of(other), other), KEYS)
+    assert refusal.value.reason is Reason.UNKNOWN_PEER
+    tag = state_tag(STATE)
+    with pytest.raises(AnnouncementError) as refusal:
+        open_state(STATE, {tag: other.public_key})
+    assert refusal.value.reason is Reason.FORGED
+
+
+@pytest.mark.parametrize(
+    "altered",
+    [
+        {"name": "x" * 65},
+        {"name": "two\nlines"},
+        {"name": "\x1b[31mred"},
+        {"addresses": ("/ip4/192.0.2.7/tcp/4001",)},
+        {"addresses": (f"/ip4/192.0.2.7/tcp/4001/p2p/{Identity.generate().peer_id}",)},
+        {"addresses": (f"/ip4/192.0.2.7/tcp/4001/p2p/{IDENTITY.peer_id}",) * 9},
+        {"grpc_addresses": ("192.0.2.7",)},
+        {"grpc_addresses": ("192.0.2.7:0",)},
+        {"grpc_addresses": ("host/path:1",)},
+        {"certificate": bytes(1025)},
+        {"protocol_version": 0},
+        {"embed_ms": math.nan},
+        {"head_ms": -1.0},
+        {"load_bytes_per_s": 0.0},
+        {"load_bytes_per_s": math.inf},
+        {"layer_latencies": (LayerLatency(1, 0.0),)},
+        {"layer_latencies": (LayerLatency(2, 1.0), LayerLatency(1, 1.0))},
+        {"layer_latencies": tuple(LayerLatency(size, 1.0) for size in range(1, 18))},
+        {"span_limit": Span(0, 33)},
+        {"links": (LinkMeasurement(Identity.generate().peer_id, math.nan),)},
+        {"links": (LinkMeasurement("somebody", 1.0),)},
+        {"sequence": -1},
+        {"sequence": MAX_SEQUENCE + 1},
+        {"ttl_s": MAX_TTL_S + 1},
+    ],
+    ids=lambda altered: next(iter(altered)),
+)
+def test_facts_out_of_bounds_are_not_announced(altered: dict[str, Any]) -> None:
+    with pytest.raises(AnnouncementError) as refusal:
+        seal_facts(replace(facts_of(IDENTITY), **altered), IDENTITY)
+    assert refusal.value.reason is Reason.MALFORMED
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda message: message.spans.extend([0, 1] * 7),
+        lambda message: message.spans.extend([1]),
+        lambda message: message.spans.extend([0, 0]),
+        lambda message: message.spans.extend([MAX_LAYERS, 1]),
+        lambda message: setattr(message, "sessions", 70_000),
+        lambda message: setattr(message, "free_kv", 2**20),
+        lambda message: setattr(message, "facts_age", message.sequence + 1),
+        lambda message: setattr(message, "sequence", 2**60),
+        lambda message: setattr(message, "ttl_s", 2**31),
+    ],
+)
+def test_a_signed_state_out_of_bounds_is_refused(spoil: Callable[[pb.State], None]) -> None:
+    message = pb.State.FromString(STATE[65:])
+    spoil(message)
+    with pytest.raises(AnnouncementError) as refusal:
+        open_state(_signed(0x51, message.SerializeToString()), KEYS)
+    assert refusal.value.reason is Reason.MALFORMED
+
+
+def _open(record: bytes, is_facts: bool) -> object:
+    return open_facts(record) if is_facts else open_state(record, KEYS)
+
+
+def _signed(kind: int, body: bytes) -> bytes:
+    head = bytes((kind,))
+    return head + IDENTITY.sign(b"molink-announcement-1\0" + head + body) + body

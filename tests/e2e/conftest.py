@@ -1,0 +1,57 @@
+"""Swarms of real peer processes that the tests of this folder share, and what transformers says they should generate.
+
+Tests and fixtures run on one asyncio loop (anyio's plugin), so that a swarm that one test has used serves the next.
+"""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from live_swarms import BUNDLED, References
+
+from molink.client.local_swarm import LocalSwarm
+from molink.client.swarm import AsyncSwarm
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    """The peers compute beside this process: several threads each would get into each other's way."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def references() -> References:
+    return References()
+
+
+@pytest.fixture(scope="session")
+async def wide_swarm(anyio_backend: str) -> AsyncIterator[LocalSwarm]:
+    """The bundled model's 12 layers on four peers, so overlapping that a circuit may have 1, 2, 3 or 4 hops."""
+    async with LocalSwarm() as swarm:
+        await swarm.join("whole", "--model", BUNDLED, "--layers", "0:12")
+        await asyncio.gather(
+            swarm.join("front", "--model", BUNDLED, "--layers", "0:6"),
+            swarm.join("middle", "--model", BUNDLED, "--layers", "3:9"),
+            swarm.join("back", "--model", BUNDLED, "--layers", "6:12"),
+        )
+        yield swarm
+
+
+@pytest.fixture(scope="session")
+async def wide_client(wide_swarm: LocalSwarm) -> AsyncIterator[AsyncSwarm]:
+    async with AsyncSwarm(BUNDLED, initial_peers=wide_swarm.addresses) as client:
+        yield client

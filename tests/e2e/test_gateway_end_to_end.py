@@ -1,0 +1,112 @@
+"""The official OpenAI client against a gateway process and a swarm of two peers."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+
+import openai
+import pytest
+from live_swarms import BUNDLED, References, bundled_folder
+
+from molink.client.local_swarm import LocalSwarm
+
+pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
+
+STARTED_WITHIN_S = 60.0
+PROMPT = "ROMEO:"
+NEW_TOKENS = 24
+MESSAGES = [{"role": "user", "content": "What light through yonder window breaks?"}]
+
+
+@pytest.fixture(scope="module")
+async def client(anyio_backend: str) -> AsyncIterator[openai.AsyncOpenAI]:
+    """Two peers, one `molink-gateway`, and whoever knows nothing but its address."""
+    async with LocalSwarm() as swarm:
+        await swarm.join("front", "--model", BUNDLED, "--layers", "0:6")
+        await swarm.join("back", "--model", BUNDLED, "--layers", "6:12")
+        gateway = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", "from molink.client.gateway.cli import main; main()",
+            "--port", "0", "--initial-peers", swarm.addresses[0],
+            stdout=asyncio.subprocess.PIPE, env=os.environ | {"OMP_NUM_THREADS": "1"},
+            creationflags=subprocess.CREATE_NEW_PROCESS_GROUP if sys.platform == "win32" else 0,
+        )  # fmt: skip
+        assert gateway.stdout is not None
+        try:
+            async with asyncio.timeout(STARTED_WITHIN_S):
+                line = (await gateway.stdout.readline()).decode()
+            assert line.startswith("Listening on http://127.0.0.1:"), line
+            async with openai.AsyncOpenAI(
+                base_url=f"{line.split()[-1]}/v1", api_key="any", max_retries=0, timeout=60.0
+            ) as client:
+                yield client
+            gateway.send_signal(signal.CTRL_BREAK_EVENT if sys.platform == "win32" else signal.SIGINT)
+            async with asyncio.timeout(STARTED_WITHIN_S):
+                assert await gateway.wait() == 0
+        finally:
+            if gateway.returncode is None:
+                gateway.kill()
+                await gateway.wait()
+
+
+def expected_text(references: References, prompt: tuple[int, ...], tokens: int) -> str:
+    return references.text(bundled_folder(), references.greedy(bundled_folder(), prompt, tokens))
+
+
+async def test_the_model_is_listed(client: openai.AsyncOpenAI) -> None:
+    assert [model.id async for model in await client.models.list()] == [BUNDLED]
+
+
+async def test_a_completion_is_the_text_of_transformers(
+    client: openai.AsyncOpenAI, references: References
+) -> None:
+    prompt = references.ids(bundled_folder(), PROMPT)
+    answer = await client.completions.create(
+        model=BUNDLED, prompt=PROMPT, max_tokens=NEW_TOKENS, temperature=0
+    )
+    assert answer.choices[0].text == expected_text(references, prompt, NEW_TOKENS)
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(prompt), NEW_TOKENS)
+
+
+async def test_a_streamed_completion_is_the_same_text(
+    client: openai.AsyncOpenAI, references: References
+) -> None:
+    pieces = [
+        chunk.choices[0].text
+        async for chunk in await client.completions.create(
+            model=BUNDLED, prompt=PROMPT, max_tokens=NEW_TOKENS, temperature=0, stream=True
+        )
+        if chunk.choices
+    ]
+    prompt = references.ids(bundled_folder(), PROMPT)
+    assert "".join(pieces) == expected_text(references, prompt, NEW_TOKENS)
+    assert len(pieces) > 3
+
+
+async def test_a_chat_streams_what_it_answers_at_once(
+    client: openai.AsyncOpenAI, references: References
+) -> None:
+    whole = await client.chat.completions.create(
+        model=BUNDLED, messages=MESSAGES, max_tokens=NEW_TOKENS, temperature=0
+    )
+    pieces = [
+        chunk.choices[0].delta.content or ""
+        async for chunk in await client.chat.completions.create(
+            model=BUNDLED, messages=MESSAGES, max_tokens=NEW_TOKENS, temperature=0, stream=True
+        )
+        if chunk.choices
+    ]
+    prompt = references.chat_ids(bundled_folder(), MESSAGES)
+    assert whole.choices[0].message.content == expected_text(references, prompt, NEW_TOKENS)
+    assert "".join(pieces) == whole.choices[0].message.content
+    assert whole.choices[0].finish_reason in ("stop", "length")
+
+
+async def test_a_wrong_request_is_an_error_of_the_client_library(client: openai.AsyncOpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="1023 at most"):
+        await client.completions.create(model=BUNDLED, prompt="word " * 5000, max_tokens=4)
+    with pytest.raises(openai.NotFoundError):
+        await client.completions.create(model="nobody/nothing", prompt="a", max_tokens=4)

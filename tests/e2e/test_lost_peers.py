@@ -1,0 +1,207 @@
+"""A peer dies in mid-generation: with spare memory the stream goes on, without it the client hears why. No hang."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+
+import psutil
+import pytest
+from live_swarms import BUNDLED, References, bundled_folder, circuit_of, generate
+
+from molink.client.errors import NoCircuit, PeerLost
+from molink.client.generation import Generation
+from molink.client.local_swarm import LocalPeer, LocalSwarm
+from molink.client.swarm import AsyncSwarm
+
+pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
+
+PROMPT = "KING RICHARD III:\nNow is the winter of our discontent"
+NEW_TOKENS = 120
+STRUCK_AFTER = 12
+"""Tokens that the client has when the peer dies."""
+HEARD_WITHIN_S = 10.0
+STARTED_WITHIN_S = 60.0
+THIRDS = ((0, 4), (4, 8), (8, 12))
+PLACES = {"head": 0, "middle": 1, "tail": 2}
+ONE_PLACE_FIRST = (
+    pytest.param("head", marks=pytest.mark.full),
+    "middle",
+    pytest.param("tail", marks=pytest.mark.full),
+)
+"""Where each case waits for the error until the last moment."""
+
+Strike = Callable[[LocalPeer], Awaitable[None]]
+
+
+@pytest.fixture(scope="module")
+async def spare_swarm(anyio_backend: str) -> AsyncIterator[LocalSwarm]:
+    """Five peers, each of which may hold any layers and has room for all."""
+    async with LocalSwarm() as swarm:
+        await swarm.join("peer0", "--model", BUNDLED, "--memory", "1GB")
+        await asyncio.gather(
+            *(swarm.join(f"peer{number}", "--model", BUNDLED, "--memory", "1GB") for number in range(1, 5))
+        )
+        yield swarm
+
+
+@pytest.fixture(scope="module")
+async def full_swarm(anyio_backend: str) -> AsyncIterator[LocalSwarm]:
+    """Three peers that hold a third of the layers each, and take no others."""
+    async with LocalSwarm() as swarm:
+        await join_third(swarm, "head")
+        await asyncio.gather(join_third(swarm, "middle"), join_third(swarm, "tail"))
+        yield swarm
+
+
+async def join_third(swarm: LocalSwarm, place: str) -> LocalPeer:
+    start, stop = THIRDS[PLACES[place]]
+    return await swarm.join(place, "--model", BUNDLED, "--layers", f"{start}:{stop}")
+
+
+def expected(references: References) -> tuple[int, ...]:
+    folder = bundled_folder()
+    return references.greedy(folder, references.ids(folder, PROMPT), NEW_TOKENS)
+
+
+@dataclass
+class Struck:
+    """A stream whose circuit lost a peer."""
+
+    victim: str = ""
+    tokens: list[int] = field(default_factory=list)
+    generation: Generation | None = None
+
+
+async def strike_while_streaming(
+    client: AsyncSwarm, swarm: LocalSwarm, place: str, strike: Strike, struck: Struck
+) -> None:
+    """Streams PROMPT's continuation and strikes the peer at `place` of the circuit in use.
+
+    From then on each further piece, or the error, has to come within HEARD_WITHIN_S of the one before.
+    """
+    [connection, _, _] = client._open()
+    pieces = client.stream_events(PROMPT, max_new_tokens=NEW_TOKENS)
+    try:
+        while struck.generation is None:
+            async with asyncio.timeout(HEARD_WITHIN_S if struck.victim else STARTED_WITHIN_S):
+                piece = await anext(pieces)
+            struck.tokens.extend(piece.token_ids)
+            struck.generation = piece.generation
+            if not struck.victim and len(struck.tokens) >= STRUCK_AFTER:
+                [session] = connection._sinks.values()
+                struck.victim = session.log.route.peer_ids[PLACES[place]]  # type: ignore[attr-defined]
+                await strike(next(peer for peer in swarm.peers if peer.peer_id == struck.victim))
+    finally:
+        await pieces.aclose()
+
+
+async def freeze(peer: LocalPeer) -> None:
+    """The process stands still and its connections stay open: nobody says that it is gone."""
+    psutil.Process(peer.process.pid).suspend()
+
+
+def thaw(swarm: LocalSwarm, peer_id: str) -> None:
+    [peer] = [peer for peer in swarm.peers if peer.peer_id == peer_id]
+    psutil.Process(peer.process.pid).resume()
+
+
+def check_that_it_went_on(struck: Struck, references: References) -> None:
+    generation = struck.generation
+    assert generation is not None
+    assert tuple(struck.tokens) == generation.token_ids == expected(references)
+    assert generation.epochs == 2
+    assert struck.victim not in [hop.peer_id for hop in generation.circuit.hops]
+
+
+def thirds_of(peers: tuple[LocalPeer, ...]) -> dict[LocalPeer, tuple[int, int]]:
+    return dict(zip(peers[-3:], THIRDS, strict=True))
+
+
+@pytest.mark.parametrize("place", PLACES)
+async def test_the_stream_goes_on_with_the_same_tokens_when_a_peer_falls_silent(
+    place: str, spare_swarm: LocalSwarm, references: References
+) -> None:
+    struck = Struck()
+    async with AsyncSwarm(BUNDLED, initial_peers=spare_swarm.addresses) as client:
+        narrow = circuit_of(client, thirds_of(spare_swarm.peers))
+
+        async def strike(victim: LocalPeer) -> None:
+            narrow.__exit__(None, None, None)
+            await freeze(victim)
+
+        narrow.__enter__()
+        try:
+            await strike_while_streaming(client, spare_swarm, place, strike, struck)
+        finally:
+            thaw(spare_swarm, struck.victim)
+    check_that_it_went_on(struck, references)
+
+
+@pytest.mark.parametrize("place", PLACES)
+async def test_the_stream_goes_on_with_the_same_tokens_when_a_peer_is_killed(
+    place: str, spare_swarm: LocalSwarm, references: References
+) -> None:
+    struck = Struck()
+    async with AsyncSwarm(BUNDLED, initial_peers=spare_swarm.addresses) as client:
+        narrow = circuit_of(client, thirds_of(spare_swarm.peers))
+
+        async def strike(victim: LocalPeer) -> None:
+            narrow.__exit__(None, None, None)
+            await spare_swarm.kill(victim)
+
+        narrow.__enter__()
+        await strike_while_streaming(client, spare_swarm, place, strike, struck)
+    check_that_it_went_on(struck, references)
+
+
+@pytest.mark.parametrize("place", ONE_PLACE_FIRST)
+async def test_without_spare_memory_a_killed_peer_is_an_error_and_its_return_mends_the_swarm(
+    place: str, full_swarm: LocalSwarm, references: References
+) -> None:
+    struck = Struck()
+    clock = asyncio.get_running_loop().time
+    struck_s = 0.0
+
+    async def strike(victim: LocalPeer) -> None:
+        nonlocal struck_s
+        struck_s = clock()
+        await full_swarm.kill(victim)
+
+    async with AsyncSwarm(BUNDLED, initial_peers=full_swarm.addresses) as client:
+        with pytest.raises((PeerLost, NoCircuit)) as caught:
+            await strike_while_streaming(client, full_swarm, place, strike, struck)
+        assert clock() - struck_s < HEARD_WITHIN_S
+        assert struck.victim in str(caught.value)
+        assert tuple(struck.tokens) == expected(references)[: len(struck.tokens)]
+        back = await join_third(full_swarm, place)
+        assert back.peer_id == struck.victim
+        generation = await generate(client, PROMPT, NEW_TOKENS)
+    assert generation.token_ids == expected(references)
+    assert struck.victim in [hop.peer_id for hop in generation.circuit.hops]
+
+
+@pytest.mark.parametrize("place", ONE_PLACE_FIRST)
+async def test_without_spare_memory_a_silent_peer_is_an_error_and_its_return_mends_the_swarm(
+    place: str, full_swarm: LocalSwarm, references: References
+) -> None:
+    struck = Struck()
+    clock = asyncio.get_running_loop().time
+    struck_s = 0.0
+
+    async def strike(victim: LocalPeer) -> None:
+        nonlocal struck_s
+        struck_s = clock()
+        await freeze(victim)
+
+    async with AsyncSwarm(BUNDLED, initial_peers=full_swarm.addresses) as client:
+        try:
+            with pytest.raises((PeerLost, NoCircuit)) as caught:
+                await strike_while_streaming(client, full_swarm, place, strike, struck)
+            heard_after_s = clock() - struck_s
+        finally:
+            thaw(full_swarm, struck.victim)
+        assert heard_after_s < HEARD_WITHIN_S
+        assert struck.victim in str(caught.value)
+    async with AsyncSwarm(BUNDLED, initial_peers=full_swarm.addresses) as client:
+        generation = await generate(client, PROMPT, NEW_TOKENS)
+    assert generation.token_ids == expected(references)

@@ -1,0 +1,123 @@
+"""Bad input ends in one clear sentence, and the swarm serves on."""
+
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from live_swarms import BUNDLED, Ended, References, bundled_folder, generate, run_program
+from tiny_models import make_tiny_model
+
+from molink.client.errors import InvalidRequest, ModelNotFound, NoCircuit, SwarmUnavailable
+from molink.client.local_swarm import LocalSwarm
+from molink.client.swarm import AsyncSwarm
+
+pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
+
+NOBODY = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
+
+
+async def check_that_it_serves(client: AsyncSwarm, references: References) -> None:
+    folder = bundled_folder()
+    generation = await generate(client, "ROMEO:", 8)
+    assert generation.token_ids == references.greedy(folder, references.ids(folder, "ROMEO:"), 8)
+
+
+def check_one_line(ended: Ended, *words: str, status: int = 1) -> None:
+    """One sentence on stderr, no traceback, and nothing that a user must not meet."""
+    assert ended.status == status, ended
+    lines = ended.err.strip().splitlines()
+    assert len(lines) == 1, ended.err
+    assert "Traceback" not in ended.err
+    assert "unexpected error" not in ended.err
+    for word in words:
+        assert word in lines[0]
+
+
+async def join_that_fails(tmp_path: Path, *options: str) -> Ended:
+    return await run_program("molink.peer", "join", "--state-dir", str(tmp_path / "state"), *options)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "words"),
+    [
+        ("", {}, "empty"),
+        ([], {}, "empty"),
+        ([5] * 1024, {}, "1023 at most"),
+        ([5] * 5000, {}, "5000 tokens"),
+        ([99999], {}, "token ids"),
+        ([-1], {}, "token ids"),
+        ("a", {"temperature": -1.0}, "temperature"),
+        ("a", {"max_new_tokens": 0}, "max_new_tokens"),
+        ("a", {"top_p": 2.0}, "top_p"),
+    ],
+)
+async def test_a_request_that_no_swarm_can_serve_is_refused_with_a_sentence(
+    prompt: str | Sequence[int],
+    options: dict[str, float],
+    words: str,
+    wide_client: AsyncSwarm,
+    references: References,
+) -> None:
+    with pytest.raises(InvalidRequest, match=words):
+        await wide_client.generate(prompt, **options)  # type: ignore[arg-type]
+    await check_that_it_serves(wide_client, references)
+
+
+async def test_a_model_that_nobody_serves_is_not_found(wide_swarm: LocalSwarm) -> None:
+    with pytest.raises(ModelNotFound, match=r"nobody/nothing.*serves molink/tiny-shakespeare"):
+        async with AsyncSwarm("nobody/nothing", initial_peers=wide_swarm.addresses):
+            pass
+
+
+async def test_an_initial_peer_that_does_not_answer_is_named() -> None:
+    with pytest.raises(SwarmUnavailable, match="none of the initial peers answered") as caught:
+        async with AsyncSwarm(BUNDLED, initial_peers=[NOBODY]):
+            pass
+    assert NOBODY in str(caught.value)
+
+
+async def test_a_peer_whose_initial_peers_do_not_answer_says_so(tmp_path: Path) -> None:
+    ended = await join_that_fails(tmp_path, "--model", BUNDLED, "--initial-peers", NOBODY)
+    check_one_line(ended, "none of the initial peers answered", NOBODY, "--new-swarm")
+
+
+@pytest.mark.parametrize("option", ["--port", "--grpc-port"])
+async def test_a_port_in_use_is_named(option: str, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        ended = await join_that_fails(tmp_path, "--model", BUNDLED, "--new-swarm", option, port)
+    check_one_line(ended, port, option)
+
+
+async def test_relay_on_is_refused_for_now(tmp_path: Path) -> None:
+    ended = await join_that_fails(tmp_path, "--new-swarm", "--relay", "on")
+    check_one_line(ended, "--relay on", "leave --relay out", status=2)
+
+
+async def test_a_swarm_that_is_too_small_says_what_would_do(anyio_backend: str) -> None:
+    async with LocalSwarm() as swarm:
+        await swarm.join("half", "--model", BUNDLED, "--layers", "0:6")
+        async with AsyncSwarm(BUNDLED, initial_peers=swarm.addresses) as client:
+            with pytest.raises(NoCircuit) as caught:
+                await client.generate("ROMEO:", max_new_tokens=8, timeout_s=1.0)
+    assert [(span.start, span.stop) for span in caught.value.missing_layers] == [(6, 12)]
+    assert caught.value.missing_bytes > 0
+    assert "[6, 12)" in str(caught.value)
+    assert "MB" in str(caught.value)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "overwritten"])
+async def test_damaged_weights_are_refused_with_a_sentence(damage: str, tmp_path: Path) -> None:
+    """Cut off in the middle, or with a header that is none."""
+    folder = make_tiny_model("llama", tmp_path, seed=1)
+    weights = folder / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    if damage == "truncated":
+        weights.write_bytes(content[: len(content) * 2 // 3])
+    else:
+        header_bytes = int.from_bytes(content[:8], "little")
+        content[8 : 8 + header_bytes] = b"\x00" * header_bytes
+        weights.write_bytes(content)
+    ended = await join_that_fails(tmp_path, "--model", str(folder), "--new-swarm", "--layers", "0:6")
+    check_one_line(ended, "model.safetensors")

@@ -1,0 +1,89 @@
+"""A device is one that this machine has, or a sentence says which ones it has."""
+
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from molink.dht.configuration import SettingsError
+from molink.peer import device
+from molink.peer.device import (
+    choose_device,
+    default_memory_bytes,
+    describe_device,
+    free_memory_bytes,
+    processor_count,
+)
+
+
+def test_the_processor_can_always_be_chosen() -> None:
+    assert choose_device("cpu") == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("there", "expected"),
+    [(("cpu",), "cpu"), (("cpu", "cuda:0", "cuda:1"), "cuda:0"), (("cpu", "mps"), "mps")],
+)
+def test_auto_is_the_first_gpu_or_the_processor(
+    monkeypatch: pytest.MonkeyPatch, there: tuple[str, ...], expected: str
+) -> None:
+    monkeypatch.setattr(device, "_available", lambda: there)
+    assert choose_device("auto") == expected
+
+
+def test_auto_on_this_machine_can_hold_a_tensor() -> None:
+    assert torch.ones(2, device=choose_device("auto")).sum().item() == 2.0
+
+
+def test_what_is_not_there_is_refused_with_what_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "_available", lambda: ("cpu", "cuda:0"))
+    assert choose_device("cuda") == "cuda:0"
+    with pytest.raises(SettingsError, match=r"--device cuda:3 is not there: this machine has cpu, cuda:0"):
+        choose_device("cuda:3")
+    with pytest.raises(SettingsError, match="--device mps is not there"):
+        choose_device("mps")
+
+
+def test_several_gpus_are_refused_for_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "_available", lambda: ("cpu", "cuda:0", "cuda:1"))
+    with pytest.raises(SettingsError, match="one peer cannot use several GPUs yet; start one peer for each"):
+        choose_device("cuda:0,1")
+
+
+def test_a_torch_without_gpu_support_is_named_as_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "_available", lambda: ("cpu",))
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(torch.version, "hip", None, raising=False)
+    with pytest.raises(SettingsError, match="has no GPU support: install a build that has it"):
+        choose_device("cuda:0")
+
+
+def test_the_description_is_of_this_machine() -> None:
+    described = describe_device("cpu")
+    assert described.kind == "cpu"
+    assert described.count == 1
+    assert described.name
+    assert described.name == described.name.strip()
+    assert 0 < described.memory_bytes <= psutil.virtual_memory().total
+    assert described.processors == processor_count() >= 1
+    assert len(described.system.split()) >= 2
+
+
+def test_by_default_half_of_the_available_memory_is_taken() -> None:
+    half = default_memory_bytes("cpu")
+    assert 0 < half < psutil.virtual_memory().total / 2 + 1
+
+
+def test_a_container_counts_its_own_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "_CGROUP", tmp_path)
+    outside = describe_device("cpu").memory_bytes
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "memory.current").write_text("1000000\n")
+    assert describe_device("cpu").memory_bytes == outside
+    (tmp_path / "memory.max").write_text("5000000\n")
+    assert describe_device("cpu").memory_bytes == 5_000_000
+    assert free_memory_bytes("cpu") == 4_000_000
+    assert default_memory_bytes("cpu") == 2_000_000
+    (tmp_path / "memory.current").write_text("6000000\n")
+    assert free_memory_bytes("cpu") == 0

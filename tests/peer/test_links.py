@@ -1,0 +1,476 @@
+"""Links between real ends on loopback sockets: who is let in, what travels, and how a link ends."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+
+import grpc.aio
+import pytest
+from data_plane import DEADLINE_S, End, Recorder, asynchronous, facts_at, released, soon, until
+
+from molink.dht.certificate import new_certificate, server_name
+from molink.dht.identity import Identity
+from molink.dht.swarm_key import SwarmKey
+from molink.peer import acceptor as acceptor_module
+from molink.peer import link as link_module
+from molink.peer.acceptor import Acceptor, PortInUse
+from molink.peer.handshake import Remote, prove
+from molink.peer.link import Link, LinkError
+from molink.peer.links import LINK_METHOD, GrpcStream
+from molink.peer.protocol import molink_pb2 as pb
+from molink.peer.protocol.frames import MAX_FRAME_BYTES, decode, encode, expect
+from molink.peer.transmission import SendQueue, TrafficClass
+
+REQUEST = pb.Request(release=pb.Release(session=bytes(16), epoch=1))
+
+
+def request() -> pb.Request:
+    copy = pb.Request()
+    copy.CopyFrom(REQUEST)
+    return copy
+
+
+@asynccontextmanager
+async def raw_call(end: End) -> AsyncIterator[GrpcStream]:
+    """A dialler that does as the test says: nothing of the handshake is done yet."""
+    channel = grpc.aio.secure_channel(
+        end.facts.grpc_addresses[0],
+        grpc.ssl_channel_credentials(root_certificates=end.certificate.pem),
+        options=[
+            ("grpc.ssl_target_name_override", server_name(end.peer_id)),
+            ("grpc.max_send_message_length", -1),
+        ],
+    )
+    async with channel:
+        call = channel.stream_stream(LINK_METHOD)()
+        try:
+            yield call
+        finally:
+            call.cancel()
+
+
+@asynccontextmanager
+async def raw_link(end: End) -> AsyncIterator[tuple[GrpcStream, str]]:
+    """As above, let in; with the peer id that it has shown."""
+    identity = Identity.generate()
+    async with raw_call(end) as call:
+        question = expect(decode(await read(call)), pb.Challenge)
+        await call.write(encode(prove(question, identity, end.certificate.der, None, is_client=False)))
+        assert expect(decode(await read(call)), pb.Welcome).peer_id == end.peer_id
+        await until(lambda: end.links.find(identity.peer_id) is not None)
+        yield call, identity.peer_id
+
+
+async def read(call: GrpcStream) -> bytes:
+    data = await soon(call.read())
+    assert isinstance(data, bytes)
+    return data
+
+
+async def refusal(dialler: End, facts_of: End) -> str:
+    with pytest.raises(LinkError) as caught:
+        await dialler.links.to(facts_of.facts)
+    assert caught.value.peer_id == facts_of.peer_id
+    assert dialler.links.find(facts_of.peer_id) is None
+    return caught.value.reason
+
+
+@asynchronous
+async def test_both_ends_send_frames_and_payloads_over_one_link() -> None:
+    async with End() as a, End() as b:
+        there = await a.links.to(b.facts)
+        await until(lambda: b.links.find(a.peer_id) is not None)
+        back = b.links.find(a.peer_id)
+        assert back is not None
+        assert there.remote.peer_id == b.peer_id
+        assert there.post(pb.Activations(hidden_size=2, dtype="float32"), b"12345678", TrafficClass.DECODE)
+        sender, frame = await soon(b.handler.frames.get())
+        assert sender == a.peer_id
+        assert expect(frame, pb.Activations).hidden_size == 2
+        assert bytes(frame.payload) == b"12345678"
+        assert back.post(pb.Tokens(tokens=[pb.Token(token_id=7)]))
+        sender, frame = await soon(a.handler.frames.get())
+        assert sender == b.peer_id
+        assert expect(frame, pb.Tokens).tokens[0].token_id == 7
+
+
+@asynchronous
+async def test_either_end_may_ask_and_answers_find_their_questions() -> None:
+    async def echo(_: Link, asked: pb.Request) -> tuple[pb.Response, bytes]:
+        offset = asked.get_file.offset
+        await asyncio.sleep(0.02 - offset / 1000)  # the last question is answered first
+        return pb.Response(content=pb.Content(total_bytes=offset)), bytes([offset]) * 3
+
+    async with End() as a, End() as b:
+        a.handler.answer = b.handler.answer = echo
+        there = await a.links.to(b.facts)
+        await until(lambda: b.links.find(a.peer_id) is not None)
+        back = b.links.find(a.peer_id)
+        assert back is not None
+        for link in (there, back):
+            questions = [pb.Request(get_file=pb.GetFile(offset=offset)) for offset in range(20)]
+            answers = await asyncio.gather(*(link.request(one, DEADLINE_S) for one in questions))
+            for offset, (response, payload) in enumerate(answers):
+                assert response.content.total_bytes == offset
+                assert bytes(payload) == bytes([offset]) * 3
+
+
+@asynchronous
+async def test_a_payload_near_the_largest_frame_arrives_whole() -> None:
+    payload = bytes(range(256)) * ((MAX_FRAME_BYTES - 1024) // 256)
+    async with End() as a, End() as b:
+        link = await a.links.to(b.facts)
+        assert link.post(pb.Activations(hidden_size=1, dtype="float32"), payload, TrafficClass.PREFILL)
+        _, frame = await soon(b.handler.frames.get())
+        assert frame.payload == payload
+
+
+@asynchronous
+async def test_no_answer_in_time_is_a_link_error_and_the_link_goes_on() -> None:
+    answered = asyncio.Event()
+
+    async def late(link: Link, asked: pb.Request) -> tuple[pb.Response, bytes]:
+        await answered.wait()
+        return await released(link, asked)
+
+    async with End() as a, End() as b:
+        b.handler.answer = late
+        link = await a.links.to(b.facts)
+        with pytest.raises(LinkError, match=r"no answer to release within 0\.05 s"):
+            await link.request(request(), 0.05)
+        answered.set()
+        response, _ = await link.request(request(), DEADLINE_S)
+        assert response.WhichOneof("body") == "released"
+
+
+@asynchronous
+async def test_many_that_want_a_link_at_once_share_one() -> None:
+    async with End() as a, End() as b:
+        links = await asyncio.gather(*(a.links.to(b.facts) for _ in range(10)))
+        assert len({id(link) for link in links}) == 1
+        assert await a.links.to(b.facts) is links[0]
+        await until(lambda: len(b.links.all()) == 1)
+        assert a.links.all() == (links[0],)
+
+
+@asynchronous
+async def test_an_acceptor_knows_a_client_from_a_peer() -> None:
+    async with End(is_client=True) as client, End() as peer, End() as other:
+        await client.links.to(peer.facts)
+        await other.links.to(peer.facts)
+        await until(lambda: len(peer.links.all()) == 2)
+        assert {link.peer_id: link.remote.is_client for link in peer.links.all()} == {
+            client.peer_id: True,
+            other.peer_id: False,
+        }
+
+
+@asynchronous
+async def test_a_certificate_that_is_not_the_announced_one_is_refused() -> None:
+    async with End() as a, End() as b:
+        b.facts = replace(b.facts, certificate=new_certificate(b.peer_id).der)
+        assert "unavailable" in await refusal(a, b)
+        assert b.links.all() == ()
+
+
+@asynchronous
+async def test_another_peer_at_the_address_is_refused() -> None:
+    async with End() as a, End() as b, End() as c:
+        c.facts = replace(c.facts, grpc_addresses=b.facts.grpc_addresses)
+        assert "unavailable" in await refusal(a, c)
+
+
+@asynchronous
+async def test_one_who_has_the_certificate_but_another_name_is_refused() -> None:
+    async with End() as a, End() as b:
+        other = Identity.generate().peer_id
+        async with Acceptor("127.0.0.1", 0, other, b.certificate, b.links, b.handler, None) as acceptor:
+            b.facts = facts_at(b.identity, b.certificate, f"127.0.0.1:{acceptor.port}")
+            assert f"{other} answered in its place" in await refusal(a, b)
+        await until(lambda: b.links.all() == ())
+
+
+@asynchronous
+async def test_what_is_no_certificate_is_a_link_error() -> None:
+    async with End() as a, End() as b:
+        b.facts = replace(b.facts, certificate=b"not a certificate")
+        assert "not a certificate" in await refusal(a, b)
+
+
+@asynchronous
+async def test_a_peer_that_nobody_can_dial_is_a_link_error() -> None:
+    async with End() as a, End() as b:
+        b.facts = replace(b.facts, grpc_addresses=())
+        assert "no address" in await refusal(a, b)
+
+
+@asynchronous
+async def test_the_next_address_is_tried_and_all_failures_are_told() -> None:
+    async with End() as a, End() as b:
+        async with End() as gone:
+            dead = gone.facts.grpc_addresses[0]
+        unreachable = replace(b.facts, grpc_addresses=(dead, dead))
+        with pytest.raises(LinkError, match=f"{dead}: unavailable.*; {dead}: unavailable"):
+            await a.links.to(unreachable)
+        link = await a.links.to(replace(b.facts, grpc_addresses=(dead, *b.facts.grpc_addresses)))
+        assert link.peer_id == b.peer_id
+
+
+@asynchronous
+async def test_a_caller_waits_no_longer_than_it_wants_for_an_address_that_says_nothing() -> None:
+    held: list[asyncio.StreamWriter] = []
+    listener = await asyncio.start_server(lambda _, writer: held.append(writer), "127.0.0.1", 0)
+    async with listener, End() as a, End() as b:
+        port = listener.sockets[0].getsockname()[1]
+        with pytest.raises(LinkError, match=r"not reached within 0\.05 s"):
+            await a.links.to(replace(b.facts, grpc_addresses=(f"127.0.0.1:{port}",)), 0.05)
+    for writer in held:
+        writer.close()
+
+
+@asynchronous
+async def test_a_private_swarm_is_closed_to_strangers_and_tells_them_why() -> None:
+    key = SwarmKey.generate()
+    async with End(swarm_key=key) as member, End(swarm_key=key) as other, End() as stranger:
+        assert "this swarm is private" in await refusal(stranger, member)
+        assert (await other.links.to(member.facts)).peer_id == member.peer_id
+
+
+@asynchronous
+async def test_who_does_not_prove_itself_in_time_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acceptor_module, "HANDSHAKE_TIMEOUT_S", 0.1)
+    async with End() as end, raw_call(end) as call:
+        await read(call)
+        assert await soon(call.code()) is grpc.StatusCode.UNAUTHENTICATED
+        assert "in time" in await call.details()
+        assert end.links.all() == ()
+
+
+@asynchronous
+async def test_whatever_comes_instead_of_a_proof_is_refused() -> None:
+    async with End() as end:
+        for wrong in (b"", b"garbage", encode(pb.Ping(id=1)), encode(pb.Proof(protocol_version=1))):
+            async with raw_call(end) as call:
+                await read(call)
+                await call.write(wrong)
+                assert await soon(call.code()) is grpc.StatusCode.UNAUTHENTICATED
+        assert end.links.all() == ()
+
+
+@asynchronous
+async def test_no_more_links_are_taken_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acceptor_module, "MAX_LINKS", 1)
+    async with End() as a, End() as b, End() as c:
+        link = await a.links.to(c.facts)
+        assert "as many links as it takes" in await refusal(b, c)
+        link.close("making room")
+        await until(lambda: not c.links._links)
+        assert (await b.links.to(c.facts)).peer_id == c.peer_id
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [b"", b"garbage", b"\x01\x04\xff\xff\xff\xff", encode(pb.Failed(code="lost"))],
+    ids=["empty", "garbage", "length", "out-of-place"],
+)
+@asynchronous
+async def test_garbage_ends_the_link_it_came_over_and_no_other(garbage: bytes) -> None:
+    async with End() as end, End() as other, raw_link(end) as (call, peer_id):
+        link = await other.links.to(end.facts)
+        await call.write(garbage)
+        closed, reason = await soon(end.handler.closed.get())
+        assert closed == peer_id
+        assert reason.startswith("protocol error")
+        assert end.links.find(peer_id) is None
+        assert (await link.request(request(), DEADLINE_S))[0].HasField("released")
+
+
+@asynchronous
+async def test_a_frame_over_the_limit_ends_the_link_it_came_over_and_no_other() -> None:
+    async with End() as end, End() as other, raw_link(end) as (call, peer_id):
+        link = await other.links.to(end.facts)
+        await call.write(bytes(MAX_FRAME_BYTES + 1))
+        closed, _ = await soon(end.handler.closed.get())
+        assert closed == peer_id
+        assert (await link.request(request(), DEADLINE_S))[0].HasField("released")
+
+
+@asynchronous
+async def test_requests_that_wait_fail_when_the_acceptor_goes() -> None:
+    async with End() as a:
+        async with End() as b:
+            b.handler.answer = forever
+            link = await a.links.to(b.facts)
+            waiting = asyncio.create_task(link.request(request(), DEADLINE_S))
+            await until(lambda: link.rtt_ms is not None)
+        with pytest.raises(LinkError):
+            await soon(waiting)
+        assert (await soon(a.handler.closed.get()))[0] == b.peer_id
+        await until(lambda: a.links.all() == ())
+        assert link.closed_because
+        assert not link.post(pb.Pong(id=1))
+        with pytest.raises(LinkError):
+            await link.request(request(), DEADLINE_S)
+
+
+@asynchronous
+async def test_requests_that_wait_fail_when_the_dialler_goes() -> None:
+    async with End() as b:
+        async with End() as a:
+            a.handler.answer = forever
+            await a.links.to(b.facts)
+            await until(lambda: b.links.find(a.peer_id) is not None)
+            back = b.links.find(a.peer_id)
+            assert back is not None
+            waiting = asyncio.create_task(back.request(request(), DEADLINE_S))
+            await until(lambda: back.rtt_ms is not None)
+        with pytest.raises(LinkError):
+            await soon(waiting)
+        assert (await soon(b.handler.closed.get()))[0] == a.peer_id
+        assert b.links.all() == ()
+
+
+@asynchronous
+async def test_nobody_is_left_waiting_when_a_link_is_cancelled_twice() -> None:
+    class Stuck:
+        """A stream that takes its time to let go: gRPC cancels once more meanwhile."""
+
+        def __init__(self) -> None:
+            self.cancelled = asyncio.Event()
+            self.let_go = asyncio.Event()
+
+        async def read(self) -> object:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.cancelled.set()
+                await self.let_go.wait()
+
+        async def write(self, message: bytes) -> None:
+            pass
+
+    stream, handler = Stuck(), Recorder()
+    link = Link(stream, Remote("a peer", is_client=False), handler)
+    running = asyncio.create_task(link.run())
+    waiting = asyncio.create_task(link.request(request(), DEADLINE_S))
+    await asyncio.sleep(0)
+    for _ in range(2):
+        await asyncio.sleep(0)
+        running.cancel()
+        await soon(stream.cancelled.wait())
+    stream.let_go.set()
+    with pytest.raises(LinkError):
+        await soon(waiting)
+    assert (await soon(handler.closed.get()))[0] == "a peer"
+    assert handler.closed.empty()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+
+@asynchronous
+async def test_a_lost_link_is_made_anew_when_it_is_wanted() -> None:
+    async with End() as a, End() as b:
+        first = await a.links.to(b.facts)
+        first.close("for a test")
+        assert (await soon(a.handler.closed.get())) == (b.peer_id, "for a test")
+        second = await a.links.to(b.facts)
+        assert second is not first
+        assert (await second.request(request(), DEADLINE_S))[0].HasField("released")
+
+
+@asynchronous
+async def test_two_that_dial_each_other_can_both_talk() -> None:
+    async with End() as a, End() as b:
+        await asyncio.gather(a.links.to(b.facts), b.links.to(a.facts))
+        for end, other in ((a, b), (b, a)):
+            link = await end.links.to(other.facts)
+            assert (await link.request(request(), DEADLINE_S))[0].HasField("released")
+
+
+@asynchronous
+async def test_an_end_that_falls_silent_is_declared_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_module, "PING_INTERVAL_S", 0.05)
+    monkeypatch.setattr(link_module, "LOST_AFTER_S", 0.2)
+    async with End() as end, raw_link(end) as (_, peer_id):
+        link = end.links.find(peer_id)
+        assert link is not None
+        with pytest.raises(LinkError, match="nothing heard for"):
+            await link.request(request(), DEADLINE_S)
+        assert (await soon(end.handler.closed.get())) == (peer_id, "nothing heard for 0.2 s")
+
+
+@asynchronous
+async def test_an_end_that_answers_pings_is_not_lost_and_measures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_module, "PING_INTERVAL_S", 0.02)
+    async with End() as a, End() as b:
+        link = await a.links.to(b.facts)
+        assert await soon(link.measured()) > 0
+        pings = 0
+        async with raw_link(b) as (call, peer_id):
+            while pings < 5:
+                header = decode(await read(call)).header
+                if isinstance(header, pb.Ping):
+                    pings += 1
+                    await call.write(encode(pb.Pong(id=header.id)))
+            assert b.links.find(peer_id) is not None
+        assert link.closed_because is None
+
+
+@asynchronous
+async def test_a_full_queue_takes_no_more_and_loses_nothing_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_module, "SendQueue", partial(SendQueue, 512 * 1024, 64))
+    async with End() as end, raw_link(end) as (call, peer_id):
+        link = end.links.find(peer_id)
+        assert link is not None
+        taken = 0
+        while link.post(pb.Activations(hidden_size=taken), bytes(32 * 1024), TrafficClass.PREFILL):
+            taken += 1
+            assert taken < 100
+        arrived = 0
+        while arrived < taken:
+            header = decode(await read(call)).header
+            if isinstance(header, pb.Activations):
+                assert header.hidden_size == arrived
+                arrived += 1
+        assert link.post(pb.Activations(), b"", TrafficClass.PREFILL)
+
+
+@asynchronous
+async def test_requests_beyond_the_limit_are_told_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_module, "MAX_REQUESTS_IN_FLIGHT", 2)
+    go_on = asyncio.Event()
+    begun = 0
+
+    async def slow(link: Link, asked: pb.Request) -> tuple[pb.Response, bytes]:
+        nonlocal begun
+        begun += 1
+        await go_on.wait()
+        return await released(link, asked)
+
+    async with End() as a, End() as b:
+        b.handler.answer = slow
+        link = await a.links.to(b.facts)
+        first = [asyncio.create_task(link.request(request(), DEADLINE_S)) for _ in range(2)]
+        await until(lambda: begun == 2)
+        response, _ = await link.request(request(), DEADLINE_S)
+        assert response.refusal.code == "busy"
+        assert response.refusal.retry_after_ms > 0
+        go_on.set()
+        assert [one.HasField("released") for one, _ in await asyncio.gather(*first)] == [True, True]
+        assert (await link.request(request(), DEADLINE_S))[0].HasField("released")
+
+
+@asynchronous
+async def test_a_taken_port_is_told_with_what_to_do() -> None:
+    async with End() as a:
+        port = int(a.facts.grpc_addresses[0].rsplit(":", 1)[1])
+        with pytest.raises(PortInUse, match=f":{port}: .* --grpc-port"):
+            async with Acceptor("127.0.0.1", port, a.peer_id, a.certificate, a.links, a.handler, None):
+                pass
+
+
+async def forever(link: Link, asked: pb.Request) -> tuple[pb.Response, bytes]:
+    await asyncio.Event().wait()
+    return await released(link, asked)

@@ -1,0 +1,166 @@
+"""A profile is measured with the model's own layers, is never zero, and is remembered."""
+
+import json
+from pathlib import Path
+
+import pytest
+import tiny_models
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from molink.dht.records import LayerLatency
+from molink.peer import profiler
+from molink.peer.profiler import BATCH_SIZES, FLOOR_MS, Profile, at_most_the_next, cached_or_measured, measure
+from molink.shards.spec import ModelSpec
+from molink.shards.store import describe
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def save_model(folder: Path, layers: int) -> tuple[Path, ModelSpec]:
+    """A model of random weights: what it says does not matter here."""
+    model_type, changes = tiny_models.ARCHITECTURES["llama"]
+    config = AutoConfig.for_model(model_type, **{**changes, "num_hidden_layers": layers})
+    target = folder / f"llama-{layers}"
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(target)
+    return target, describe(target)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ModelSpec]:
+    return save_model(tmp_path_factory.mktemp("models"), 6)
+
+
+def check(profile: Profile) -> None:
+    sizes = [latency.batch_size for latency in profile.layer_latencies]
+    times = [latency.layer_ms for latency in profile.layer_latencies]
+    assert sizes == list(BATCH_SIZES[: len(sizes)])
+    assert sizes[0] == 1
+    assert times == sorted(times)
+    assert min(*times, profile.embed_ms, profile.head_ms) >= FLOOR_MS
+    assert profile.load_bytes_per_s > 0
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3, 6])
+def test_models_of_any_depth_are_measured(tmp_path: Path, layers: int) -> None:
+    folder, spec = save_model(tmp_path, layers)
+    check(measure(folder, spec, "cpu"))
+
+
+def test_progress_says_what_is_measured_and_where(model: tuple[Path, ModelSpec]) -> None:
+    lines: list[str] = []
+    measure(*model, "cpu", lines.append)
+    assert lines == [
+        "Measuring layer 3 of llama-6 on cpu",
+        "Measuring the embedding of llama-6 on cpu",
+        "Measuring the head of llama-6 on cpu",
+    ]
+
+
+def test_a_slow_machine_is_not_measured_with_large_batches(
+    model: tuple[Path, ModelSpec], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profiler, "TOTAL_BUDGET_S", 0.0)
+    assert [latency.batch_size for latency in measure(*model, "cpu").layer_latencies] == [1]
+
+
+def test_a_short_context_is_enough(model: tuple[Path, ModelSpec], tmp_path: Path) -> None:
+    folder, _ = model
+    short = tmp_path / "short"
+    short.mkdir()
+    for file in folder.iterdir():
+        (short / file.name).write_bytes(file.read_bytes())
+    settings = json.loads((short / "config.json").read_text())
+    (short / "config.json").write_text(json.dumps(settings | {"max_position_embeddings": 32}))
+    spec = describe(short)
+    assert spec.context_length == 32
+    check(measure(short, spec, "cpu"))
+
+
+def test_a_profile_is_measured_once_and_then_remembered(
+    model: tuple[Path, ModelSpec], tmp_path: Path
+) -> None:
+    folder, spec = model
+    lines: list[str] = []
+    first = cached_or_measured(folder, spec, "cpu", tmp_path / "profiles.json", lines.append)
+    assert len(lines) == 3
+    assert cached_or_measured(folder, spec, "cpu", tmp_path / "profiles.json", lines.append) == first
+    assert len(lines) == 3
+
+
+def test_other_software_or_threads_are_measured_anew(
+    model: tuple[Path, ModelSpec], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, spec = model
+    calls: list[int] = []
+
+    def measured(*_: object) -> Profile:
+        calls.append(1)
+        return Profile((LayerLatency(1, float(len(calls))),), 1.0, 1.0, 1.0)
+
+    monkeypatch.setattr(profiler, "measure", measured)
+    cache = tmp_path / "profiles.json"
+    first = cached_or_measured(folder, spec, "cpu", cache)
+    monkeypatch.setattr(profiler.torch, "__version__", "99.0")
+    second = cached_or_measured(folder, spec, "cpu", cache)
+    monkeypatch.setattr(profiler.torch, "get_num_threads", lambda: 77)
+    cached_or_measured(folder, spec, "cpu", cache)
+    assert len(calls) == 3
+    assert first != second
+    assert cached_or_measured(folder, spec, "cpu", cache).layer_latencies[0].layer_ms == 3.0
+    assert len(calls) == 3
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "nonsense",
+        [],
+        {},
+        {"layer_ms": {}, "embed_ms": 1, "head_ms": 1, "load_bytes_per_s": 1},
+        {"layer_ms": {"2": 1.0}, "embed_ms": 1, "head_ms": 1, "load_bytes_per_s": 1},
+        {"layer_ms": {"1": 0}, "embed_ms": 1, "head_ms": 1, "load_bytes_per_s": 1},
+        {"layer_ms": {"1": 1.0}, "embed_ms": float("nan"), "head_ms": 1, "load_bytes_per_s": 1},
+        {"layer_ms": [1.0], "embed_ms": 1, "head_ms": 1, "load_bytes_per_s": 1},
+        {"layer_ms": {"one": 1.0}, "embed_ms": 1, "head_ms": 1, "load_bytes_per_s": 1},
+    ],
+)
+def test_a_damaged_memory_is_measured_anew(
+    model: tuple[Path, ModelSpec], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: object
+) -> None:
+    folder, spec = model
+    good = Profile((LayerLatency(1, 5.0),), 6.0, 7.0, 8.0)
+    monkeypatch.setattr(profiler, "measure", lambda *_: good)
+    cache = tmp_path / "profiles.json"
+    cached_or_measured(folder, spec, "cpu", cache)
+    (key,) = json.loads(cache.read_text())
+    cache.write_text(json.dumps({key: damage}))
+    assert cached_or_measured(folder, spec, "cpu", cache) == good
+    monkeypatch.setattr(profiler, "measure", lambda *_: pytest.fail("it is remembered again"))
+    assert cached_or_measured(folder, spec, "cpu", cache) == good
+
+
+def test_the_memory_stays_small(
+    model: tuple[Path, ModelSpec], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, spec = model
+    cache = tmp_path / "profiles.json"
+    cache.write_text(json.dumps({f"old {number}": {} for number in range(100)}))
+    monkeypatch.setattr(profiler, "measure", lambda *_: Profile((LayerLatency(1, 5.0),), 6.0, 7.0, 8.0))
+    cached_or_measured(folder, spec, "cpu", cache)
+    kept = list(json.loads(cache.read_text()))
+    assert len(kept) == profiler.REMEMBERED
+    assert kept[:-1] == [f"old {number}" for number in range(100)][-(profiler.REMEMBERED - 1) :]
+
+
+@given(st.lists(st.floats(1e-4, 1e6), min_size=1, max_size=6))
+def test_no_batch_is_slower_than_a_larger_one(times: list[float]) -> None:
+    measured = [LayerLatency(size, layer_ms) for size, layer_ms in zip(BATCH_SIZES, times, strict=False)]
+    cleaned = at_most_the_next(measured)
+    assert [latency.layer_ms for latency in cleaned] == [min(times[index:]) for index in range(len(times))]
+    assert [latency.batch_size for latency in cleaned] == list(BATCH_SIZES[: len(times)])

@@ -1,0 +1,62 @@
+"""Decisions are values: they import nothing that computes, waits, talks or reads a clock.
+
+What third parties import for themselves (networkx reads clocks, say) is not ours to bar; torch, grpc and
+libp2p are barred for everyone.
+"""
+
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import builtins, importlib, pkgutil, sys
+
+BARRED = {"torch", "grpc", "libp2p", "trio"}
+BARRED_FOR_US = {"asyncio", "time", "datetime", "random", "secrets", "socket", "threading", "subprocess"}
+original = builtins.__import__
+
+
+def guarded(name, globals=None, locals=None, fromlist=(), level=0):
+    root = name.partition(".")[0]
+    importer = (globals or {}).get("__name__", "")
+    if root in BARRED or (root in BARRED_FOR_US and importer.partition(".")[0] == "molink"):
+        raise ImportError(f"{importer} imports {name}, which a decision must not")
+    return original(name, globals, locals, fromlist, level)
+
+
+builtins.__import__ = guarded
+for name in sys.argv[1:]:
+    module = importlib.import_module(name)
+    for found in pkgutil.iter_modules(getattr(module, "__path__", ()), name + "."):
+        importlib.import_module(found.name)
+assert not BARRED & set(sys.modules), BARRED & set(sys.modules)
+"""
+
+DECISIONS = [
+    "molink.shards.spec",
+    "molink.peer.leases",
+    "molink.peer.memory",
+    "molink.peer.microbatch",
+    "molink.peer.transmission",
+    "molink.routing",
+]
+
+
+def import_guarded(module: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM, module], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@pytest.mark.parametrize("module", DECISIONS)
+def test_a_decision_imports_nothing_that_computes_waits_or_reads_a_clock(module: str) -> None:
+    finished = import_guarded(module)
+    assert finished.returncode == 0, finished.stderr
+
+
+@pytest.mark.parametrize("module", ["molink.peer.link", "molink.peer.stepping"])
+def test_what_drives_the_decisions_is_caught_by_the_same_guard(module: str) -> None:
+    finished = import_guarded(module)
+    assert finished.returncode != 0
+    assert "which a decision must not" in finished.stderr

@@ -1,0 +1,114 @@
+"""A serving peer in this process, on a real engine behind real links, and a client that is linked to it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from data_plane import DEADLINE_S, End, describe, facts_at, hop_of
+from tiny_models import make_tiny_model
+
+from molink.dht.certificate import new_certificate
+from molink.dht.identity import Identity
+from molink.dht.records import PeerFacts
+from molink.peer.leases import LeaseBook
+from molink.peer.link import Link
+from molink.peer.memory import MemoryPlan
+from molink.peer.metrics import PeerMetrics
+from molink.peer.model import LocalModel
+from molink.peer.protocol import molink_pb2 as pb
+from molink.peer.serving import Serving
+from molink.shards import store
+from molink.shards.spec import ModelSpec, Span
+
+LOW, HIGH = Span(0, 3), Span(3, 6)
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """The machine's cores are shared, and tiny matrices gain nothing from a second one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> LocalModel:
+    return opened(make_tiny_model("llama", tmp_path_factory.mktemp("admission")))
+
+
+def opened(folder: Path) -> LocalModel:
+    manifest = store.read_manifest(folder)
+    return LocalModel(folder, manifest, store.describe(manifest, "float32", "none", name="test/llama"))
+
+
+@dataclass(slots=True)
+class Served:
+    """A peer and a client that has a link to it."""
+
+    identity: Identity
+    serving: Serving
+    leases: LeaseBook
+    spec: ModelSpec
+    facts: PeerFacts
+    client: End
+    link: Link
+
+    def hop(self, span: Span) -> pb.Hop:
+        return hop_of(self.identity, span, self.facts)
+
+    def alone(self, session: int = 1, epoch: int = 1) -> pb.SessionDescriptor:
+        """A circuit of this peer only."""
+        return describe([self.hop(self.spec.whole)], session=session, epoch=epoch, spec=self.spec)
+
+    def with_neighbour(self, other: Identity, facts: PeerFacts, *, epoch: int = 1) -> pb.SessionDescriptor:
+        """This peer's first layers and another's last."""
+        hops = [self.hop(LOW), hop_of(other, HIGH, facts)]
+        return describe(hops, epoch=epoch, spec=self.spec)
+
+    async def reserve(self, descriptor: pb.SessionDescriptor, hop: int = 0) -> pb.Response:
+        return await self._ask(pb.Request(reserve=pb.Reserve(descriptor=descriptor, hop=hop)))
+
+    async def ready(self, descriptor: pb.SessionDescriptor, wait_ms: int = 5000) -> pb.Response:
+        key = {"session": descriptor.session, "epoch": descriptor.epoch}
+        return await self._ask(pb.Request(await_ready=pb.AwaitReady(**key, wait_ms=wait_ms)))
+
+    async def release(self, descriptor: pb.SessionDescriptor) -> None:
+        key = {"session": descriptor.session, "epoch": descriptor.epoch}
+        assert (await self._ask(pb.Request(release=pb.Release(**key)))).HasField("released")
+
+    def cache_tokens(self, descriptor: pb.SessionDescriptor) -> int | None:
+        """The KV cache's room of a session that is here, 0 before it is ready, None where there is none."""
+        session = self.serving.admission._sessions.get(descriptor.session, descriptor.epoch)
+        if session is None:
+            return None
+        return session.cache.capacity_tokens if session.cache is not None else 0
+
+    async def _ask(self, request: pb.Request) -> pb.Response:
+        return (await self.link.request(request, DEADLINE_S))[0]
+
+
+@asynccontextmanager
+async def served(model: LocalModel, *, kv_tokens: int = 200) -> AsyncIterator[Served]:
+    """A peer with room for all weights and the KV cache of `kv_tokens` tokens, and its client."""
+    spec = model.spec
+    weights = spec.weight_bytes(spec.whole)
+    leases = LeaseBook(spec, MemoryPlan(weights + spec.kv_bytes(spec.whole, kv_tokens), 0, weights))
+    identity = Identity.generate()
+    certificate = new_certificate(identity.peer_id)
+    serving = Serving(
+        identity, None, certificate, model, "cpu", leases, ("127.0.0.1", 0), PeerMetrics(), lambda: None
+    )
+    async with serving, End(is_client=True) as client:
+        facts = facts_at(identity, certificate, f"127.0.0.1:{serving.port}")
+        link = await client.links.to(facts)
+        running = asyncio.create_task(serving.admission.run())
+        try:
+            yield Served(identity, serving, leases, spec, facts, client, link)
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)

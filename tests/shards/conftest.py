@@ -1,0 +1,31 @@
+"""Tiny models for the tests of `shards/`, made once for all of them."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_models import make_tiny_model
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """The machine's cores are shared, and tiny matrices gain nothing from a second one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Gives the folder of a tiny model by its name in `tiny_models.ARCHITECTURES`."""
+    made: dict[str, Path] = {}
+    folder = tmp_path_factory.mktemp("tiny-models")
+
+    def get(architecture: str) -> Path:
+        if architecture not in made:
+            made[architecture] = make_tiny_model(architecture, folder)
+        return made[architecture]
+
+    return get

@@ -1,0 +1,77 @@
+"""Packed attention is softmax attention, written out in float64."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from molink.shards.attention import Rules, attend_sequence
+
+
+def by_definition(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rules: Rules) -> torch.Tensor:
+    """One query at a time, one head at a time."""
+    heads, queries, keys = query.shape[1], query.shape[2], key.shape[2]
+    groups = heads // key.shape[1]
+    out = torch.zeros(1, heads, queries, value.shape[3], dtype=torch.float64)
+    scaling = query.shape[3] ** -0.5 if rules.scaling is None else rules.scaling
+    for head in range(heads):
+        for index in range(queries):
+            position = keys - queries + index
+            first = 0 if not rules.sliding_window else max(0, position - rules.sliding_window + 1)
+            seen = key[0, head // groups, first : position + 1].double()
+            logits = seen @ query[0, head, index].double() * scaling
+            if rules.softcap:
+                logits = torch.tanh(logits / rules.softcap) * rules.softcap
+            weights = torch.exp(logits)
+            total = weights.sum()
+            if rules.sinks is not None:
+                total = total + torch.exp(rules.sinks[head].double())
+            values = value[0, head // groups, first : position + 1].double()
+            out[0, head, index] = (weights / total) @ values
+    return out
+
+
+@settings(deadline=None)
+@given(
+    key_heads=st.integers(1, 3),
+    groups=st.integers(1, 3),
+    queries=st.integers(1, 7),
+    past=st.integers(0, 9),
+    value_dim=st.sampled_from([4, 8]),
+    scaling=st.sampled_from([None, 0.3]),
+    window=st.sampled_from([None, 1, 3, 8]),
+    softcap=st.sampled_from([None, 2.0]),
+    sinks=st.booleans(),
+)
+def test_attention_is_that_of_its_definition(
+    key_heads: int,
+    groups: int,
+    queries: int,
+    past: int,
+    value_dim: int,
+    scaling: float | None,
+    window: int | None,
+    softcap: float | None,
+    sinks: bool,
+) -> None:
+    generator = torch.Generator().manual_seed(1000 * queries + past)
+    heads = key_heads * groups
+    query = torch.randn(1, heads, queries, 8, generator=generator)
+    key = torch.randn(1, key_heads, past + queries, 8, generator=generator)
+    value = torch.randn(1, key_heads, past + queries, value_dim, generator=generator)
+    rules = Rules(scaling, window, softcap, torch.randn(heads, generator=generator) if sinks else None)
+    attended = attend_sequence(query, key, value, rules)
+    assert attended.shape == (1, heads, queries, value_dim)
+    torch.testing.assert_close(
+        attended.double(), by_definition(query, key, value, rules), atol=2e-5, rtol=1e-4
+    )
+
+
+@pytest.mark.parametrize("queries", [1, 6])
+def test_attention_over_strided_caches_needs_no_copy(queries: int) -> None:
+    cache = torch.randn(2, 1, 2, 50, 8)
+    key, value = cache.narrow(3, 0, 6).unbind(0)
+    query = torch.randn(1, 4, queries, 8)
+    rules = Rules(None, None, None, None)
+    strided = attend_sequence(query, key, value, rules)
+    assert torch.equal(strided, attend_sequence(query, key.contiguous(), value.contiguous(), rules))

@@ -1,0 +1,298 @@
+"""A stage reads its own tensors and no others, and says clearly why it cannot be loaded."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from circuit_runs import engine_with, greedy
+from safetensors.torch import load_file, save_file
+from tiny_models import make_tiny_model
+
+from molink.shards.errors import UnsupportedArchitecture, WeightsError
+from molink.shards.loader import load_stage
+from molink.shards.spec import Span
+
+TinyModel = Callable[[str], Path]
+
+PROMPT = (5, 9, 200, 31, 7)
+
+
+@pytest.fixture
+def editable(tiny_model: TinyModel, tmp_path: Path) -> Path:
+    """A copy of the llama that a test may damage."""
+    return Path(shutil.copytree(tiny_model("llama"), tmp_path / "llama"))
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> None:
+    path = folder / "model.safetensors"
+    tensors = {name: tensor.clone() for name, tensor in load_file(path).items()}
+    save_file(change(tensors), path, metadata={"format": "pt"})
+
+
+def reconfigure(folder: Path, **changes: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def stored_bytes(folder: Path, *parts: str) -> int:
+    tensors = load_file(folder / "model.safetensors")
+    return sum(tensor.nbytes for name, tensor in tensors.items() if any(part in name for part in parts))
+
+
+def test_a_stage_holds_its_layers_and_nothing_else(tiny_model: TinyModel) -> None:
+    folder = tiny_model("llama")
+    layers = [stored_bytes(folder, f"layers.{layer}.") for layer in range(6)]
+    embedding, norm = stored_bytes(folder, "embed_tokens"), stored_bytes(folder, "model.norm")
+    head = stored_bytes(folder, "lm_head")
+    expected = {
+        Span(0, 2): sum(layers[:2]) + embedding,
+        Span(2, 4): sum(layers[2:4]),
+        Span(4, 6): sum(layers[4:]) + norm + head,
+        Span(0, 6): sum(layers) + embedding + norm + head,
+    }
+    for span, size in expected.items():
+        assert load_stage(folder, span, dtype="float32").weight_bytes == size, span
+    assert load_stage(folder, Span(2, 4), dtype="bfloat16").weight_bytes == expected[Span(2, 4)] // 2
+
+
+def test_tied_embeddings_are_held_by_both_ends_and_once_where_they_meet(tiny_model: TinyModel) -> None:
+    folder = tiny_model("llama_tied")
+    layers = [stored_bytes(folder, f"layers.{layer}.") for layer in range(6)]
+    embedding, norm = stored_bytes(folder, "embed_tokens"), stored_bytes(folder, "model.norm")
+    assert load_stage(folder, Span(0, 1), dtype="float32").weight_bytes == layers[0] + embedding
+    assert load_stage(folder, Span(1, 5), dtype="float32").weight_bytes == sum(layers[1:5])
+    assert load_stage(folder, Span(5, 6), dtype="float32").weight_bytes == layers[5] + norm + embedding
+    assert load_stage(folder, Span(0, 6), dtype="float32").weight_bytes == sum(layers) + norm + embedding
+
+
+def test_a_checkpoint_without_the_other_layers_loads(editable: Path) -> None:
+    whole = engine_with(editable, (0, 6))
+    expected = greedy([(whole, Span(0, 6))], PROMPT, 8)
+    parts = []
+    for start, stop in ((0, 3), (3, 6)):
+        folder = Path(shutil.copytree(editable, editable.parent / f"part-{start}"))
+        kept = [f"layers.{layer}." for layer in range(start, stop)]
+        kept += ["embed_tokens"] if start == 0 else ["model.norm", "lm_head"]
+        rewrite(folder, lambda tensors, k=kept: {n: t for n, t in tensors.items() if any(p in n for p in k)})
+        parts.append(engine_with(folder, (start, stop)))
+    assert greedy([(parts[0], Span(0, 3)), (parts[1], Span(3, 6))], PROMPT, 8) == expected
+
+
+def test_files_that_only_hold_other_layers_may_be_absent_or_broken(tmp_path: Path) -> None:
+    folder = make_tiny_model("mixtral", tmp_path, max_shard_size="300KB")
+    index = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
+    expected = greedy([(engine_with(folder, (0, 6)), Span(0, 6))], PROMPT, 8)
+    needed = {file for name, file in index.items() if "layers.0." in name or "layers.1." in name}
+    needed |= {file for name, file in index.items() if "embed_tokens" in name}
+    rest = [load_stage(folder, Span(2, 6), dtype="float32")]
+    others = sorted(set(index.values()) - needed)
+    assert len(others) >= 2
+    (folder / others[0]).unlink()
+    (folder / others[1]).write_bytes(b"not safetensors")
+    engine = engine_with(folder, (0, 2))
+    engine.attach(rest[0])
+    assert greedy([(engine, Span(0, 6))], PROMPT, 8) == expected
+    with pytest.raises(WeightsError, match=others[1]) as caught:
+        load_stage(folder, Span(2, 6), dtype="float32")
+    assert caught.value.folder == folder
+    assert caught.value.tensors
+
+
+@pytest.mark.parametrize(
+    ("architecture", "tensor", "span", "named"),
+    [
+        ("llama", "model.layers.3.mlp.up_proj.weight", Span(3, 6), "model.layers.3.mlp.up_proj.weight"),
+        ("llama", "model.norm.weight", Span(3, 6), "model.norm.weight"),
+        ("llama", "model.embed_tokens.weight", Span(0, 1), "model.embed_tokens.weight"),
+        ("gpt_neox", "embed_out.weight", Span(5, 6), "lm_head.weight"),
+        (
+            "mixtral",
+            "model.layers.2.block_sparse_moe.experts.1.w2.weight",
+            Span(2, 3),
+            "model.layers.2.mlp.experts.down_proj",
+        ),
+    ],
+)
+def test_a_missing_tensor_is_refused_and_named_as_the_model_calls_it(
+    tiny_model: TinyModel, tmp_path: Path, architecture: str, tensor: str, span: Span, named: str
+) -> None:
+    folder = Path(shutil.copytree(tiny_model(architecture), tmp_path / architecture))
+    rewrite(folder, lambda tensors: {n: t for n, t in tensors.items() if n != tensor})
+    with pytest.raises(WeightsError) as caught:
+        load_stage(folder, span, dtype="float32")
+    assert caught.value.folder == folder
+    assert caught.value.tensors == (named,)
+    assert named in str(caught.value)
+
+
+def test_a_stage_neither_changes_nor_crashes_when_its_file_does(editable: Path) -> None:
+    engine = engine_with(editable, (0, 6))
+    expected = greedy([(engine, Span(0, 6))], PROMPT, 8)
+    path = editable / "model.safetensors"
+    with path.open("r+b") as file:
+        file.write(bytes(path.stat().st_size))
+    assert greedy([(engine, Span(0, 6))], PROMPT, 8) == expected
+    path.write_bytes(b"")
+    assert greedy([(engine, Span(0, 6))], PROMPT, 8) == expected
+
+
+def test_tensors_of_other_shapes_are_refused_and_named(editable: Path) -> None:
+    name = "model.layers.1.mlp.up_proj.weight"
+    rewrite(editable, lambda tensors: tensors | {name: tensors[name][:-1].contiguous()})
+    with pytest.raises(WeightsError, match="shapes") as caught:
+        load_stage(editable, Span(0, 2), dtype="float32")
+    assert caught.value.tensors == (name,)
+    assert load_stage(editable, Span(2, 6), dtype="float32").span == Span(2, 6)
+
+
+def test_tied_weights_that_are_missing_are_refused(tiny_model: TinyModel, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny_model("llama_tied"), tmp_path / "tied"))
+    rewrite(folder, lambda tensors: {n: t for n, t in tensors.items() if "embed_tokens" not in n})
+    with pytest.raises(WeightsError, match="embed_tokens"):
+        load_stage(folder, Span(5, 6), dtype="float32")
+
+
+def test_weights_that_are_not_numbers_are_refused(editable: Path) -> None:
+    name = "model.layers.1.mlp.up_proj.weight"
+    rewrite(editable, lambda tensors: tensors | {name: torch.full_like(tensors[name], torch.nan)})
+    with pytest.raises(WeightsError, match="not numbers"):
+        load_stage(editable, Span(0, 2), dtype="float32")
+
+
+@pytest.mark.parametrize("size", [0, 7, 500, 100_000])
+def test_truncated_files_are_refused(editable: Path, size: int) -> None:
+    path = editable / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(WeightsError, match="truncated or altered"):
+        load_stage(editable, Span(0, 2), dtype="float32")
+
+
+def test_folders_without_weights_or_configuration_are_refused(editable: Path) -> None:
+    (editable / "model.safetensors").unlink()
+    with pytest.raises(WeightsError, match="no safetensors"):
+        load_stage(editable, Span(0, 2), dtype="float32")
+    (editable / "config.json").write_text("[]")
+    with pytest.raises(WeightsError, match="config"):
+        load_stage(editable, Span(0, 2), dtype="float32")
+    (editable / "config.json").unlink()
+    with pytest.raises(WeightsError, match="config"):
+        load_stage(editable, Span(0, 2), dtype="float32")
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        "",
+        "[]",
+        '{"weight_map": []}',
+        '{"weight_map": {"a": 3}}',
+        '{"weight_map": {"a": "../model.safetensors"}}',
+    ],
+)
+def test_a_broken_index_is_refused(editable: Path, index: str) -> None:
+    (editable / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(WeightsError, match="index"):
+        load_stage(editable, Span(0, 2), dtype="float32")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"hidden_size": "many"},
+        {"num_attention_heads": 0},
+        {"pad_token_id": 10**12},
+        {"intermediate_size": -1},
+        {"rope_parameters": [1]},
+        {"model_type": 7},
+    ],
+)
+def test_configurations_that_make_no_sense_are_refused(editable: Path, changes: dict[str, object]) -> None:
+    reconfigure(editable, **changes)
+    with pytest.raises(WeightsError):
+        load_stage(editable, Span(0, 2), dtype="float32")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}, "encoder-decoder"),
+        ({"model_type": "vit"}, "no causal language model"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic position scaling"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantized"),
+    ],
+)
+def test_kinds_of_models_that_cannot_be_served_are_refused_with_the_reason(
+    editable: Path, changes: dict[str, object], reason: str
+) -> None:
+    reconfigure(editable, **changes)
+    with pytest.raises(UnsupportedArchitecture, match=reason):
+        load_stage(editable, Span(0, 2), dtype="float32")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "reason"),
+    [
+        ("qwen3_next", "linear_attention"),
+        ("bloom", "attention cannot be replaced"),
+        ("falcon", "cannot be replaced"),
+    ],
+)
+def test_architectures_that_would_be_computed_wrongly_are_refused(
+    tiny_model: TinyModel, architecture: str, reason: str
+) -> None:
+    with pytest.raises(UnsupportedArchitecture, match=reason) as caught:
+        load_stage(tiny_model(architecture), Span(0, 2), dtype="float32")
+    assert caught.value.architecture in architecture
+
+
+def test_code_in_the_folder_is_never_run(editable: Path) -> None:
+    trace = editable / "ran"
+    (editable / "modeling_evil.py").write_text(f"import pathlib\npathlib.Path({str(trace)!r}).touch()\n")
+    reconfigure(
+        editable,
+        model_type="evil",
+        auto_map={"AutoConfig": "modeling_evil.Config", "AutoModelForCausalLM": "modeling_evil.Model"},
+    )
+    with pytest.raises(WeightsError):
+        load_stage(editable, Span(0, 2), dtype="float32")
+    assert not trace.exists()
+
+
+def test_spans_beyond_the_model_and_unknown_dtypes_are_refused(tiny_model: TinyModel) -> None:
+    with pytest.raises(ValueError, match=r"6 layers.*\[5, 7\)"):
+        load_stage(tiny_model("llama"), Span(5, 7), dtype="float32")
+    with pytest.raises(ValueError, match="float8"):
+        load_stage(tiny_model("llama"), Span(0, 2), dtype="float8")
+
+
+def test_loading_is_quiet_and_leaves_nothing_behind(
+    editable: Path, capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setenv("TMPDIR", str(scratch))
+    before = sorted(editable.iterdir())
+    load_stage(editable, Span(1, 3), dtype="bfloat16")
+    rewrite(editable, lambda tensors: {n: t for n, t in tensors.items() if "layers.1." not in n})
+    with pytest.raises(WeightsError):
+        load_stage(editable, Span(1, 3), dtype="float32")
+    assert capfd.readouterr() == ("", "")
+    assert sorted(editable.iterdir()) == before
+    assert not list(scratch.iterdir())
+
+
+def test_progress_grows_to_the_bytes_of_the_stage(tiny_model: TinyModel) -> None:
+    seen: list[tuple[int, int]] = []
+    stage = load_stage(
+        tiny_model("mixtral"),
+        Span(4, 6),
+        dtype="bfloat16",
+        progress=lambda done, all_: seen.append((done, all_)),
+    )
+    assert len(seen) > 5
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    assert {total for _, total in seen} == {stage.weight_bytes}
+    assert seen[-1] == (stage.weight_bytes, stage.weight_bytes)

@@ -1,0 +1,43 @@
+"""Models on disk for tests that read their files."""
+
+import json
+import shutil
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_models import (
+    ARCHITECTURES,
+    make_tokenizer,
+)
+from transformers import AutoConfig, AutoModelForCausalLM
+
+
+def write_model(kind: str, folder: Path, **save: str) -> Path:
+    """A tiny model with plain random weights: what is tested here does not depend on the text it makes."""
+    model_type, values = ARCHITECTURES[kind]
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **values), dtype=torch.float32)
+    model.generation_config.eos_token_id = model.config.eos_token_id
+    model.save_pretrained(folder, **save)
+    return folder
+
+
+def copy_of(folder: Path, target: Path) -> Path:
+    return Path(shutil.copytree(folder, target))
+
+
+def edit(path: Path, **changes: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def change_a_weight(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.3.mlp.up_proj.weight"][0, 0] += 1e-3
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def write_llama(folder: Path) -> Path:
+    write_model("llama", folder)
+    make_tokenizer().save_pretrained(folder)
+    return folder

@@ -1,0 +1,224 @@
+"""Whatever strangers send, what reads it gives a value or its documented error, and nothing else."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from data_plane import SPEC, describe, hop_of
+from google.protobuf.message import DecodeError
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from swarm_examples import facts_of, state_of
+
+from molink.client.errors import InvalidRequest
+from molink.client.gateway.openai import ChatRequest, CompletionRequest
+from molink.dht.announcement import (
+    AnnouncementError,
+    known_keys,
+    open_facts,
+    open_state,
+    seal_facts,
+    seal_state,
+    state_tag,
+)
+from molink.dht.identity import Identity
+from molink.dht.swarm_key import SwarmKey
+from molink.peer.handshake import HandshakeRefused, challenge, check, prove
+from molink.peer.protocol import molink_pb2 as pb
+from molink.peer.protocol.frames import ProtocolError, decode, encode
+from molink.peer.sessions import read_plan
+from molink.shards import catalog, store
+from molink.shards.manifest import canonical_json
+from molink.shards.spec import ModelSpec, SamplingParams, Span
+
+pytestmark = pytest.mark.fuzz
+
+IDENTITY = Identity.generate()
+KEYS = known_keys([IDENTITY.public_key])
+FACTS = seal_facts(facts_of(IDENTITY, links=4), IDENTITY)
+STATE = seal_state(state_of(IDENTITY), IDENTITY)
+SIGNED_FROM = 65
+"""What precedes a record's body: its kind and the signature."""
+DESCRIPTOR = describe([hop_of(IDENTITY, Span(0, 3)), hop_of(Identity.generate(), Span(3, 6))])
+FRAMES = [
+    encode(pb.Request(id=3, reserve=pb.Reserve(descriptor=DESCRIPTOR, hop=1))),
+    encode(pb.Activations(rows=[pb.ActivationRow(session=bytes(16), rows=2)], hidden_size=8), bytes(64)),
+    encode(pb.Tokens(tokens=[pb.Token(session=bytes(16), token_id=3, logprob=-0.5)])),
+    encode(pb.Proof(protocol_version=1, public_key=bytes(32), signature=bytes(64))),
+]
+QUESTION = challenge()
+CERTIFICATE = bytes(400)
+KEY = SwarmKey.generate()
+PROOF = prove(QUESTION, IDENTITY, CERTIFICATE, KEY, is_client=False).SerializeToString()
+
+
+@st.composite
+def damaged(draw: st.DrawFn, whole: bytes, start: int = 0) -> bytes:
+    """`whole`, from byte `start` on changed, cut out of, or added to, in a few places."""
+    data = bytearray(whole)
+    for _ in range(draw(st.integers(1, 5))):
+        at = draw(st.integers(start, len(data)))
+        cut = draw(st.integers(0, 6))
+        data[at : at + cut] = draw(st.binary(max_size=6))
+    return bytes(data)
+
+
+def any_bytes(*whole: bytes, start: int = 0) -> st.SearchStrategy[bytes]:
+    """Bytes of any kind, and such as are nearly right."""
+    return st.one_of(st.binary(max_size=300), *(damaged(one, start) for one in whole))
+
+
+@pytest.fixture(scope="module")
+def manifest() -> bytes:
+    return store.read_manifest(catalog.resolve("molink/tiny-shakespeare")).to_bytes()
+
+
+@given(any_bytes(*FRAMES))
+def test_any_bytes_are_a_frame_or_a_protocol_error(data: bytes) -> None:
+    try:
+        frame = decode(data)
+    except ProtocolError:
+        return
+    assert decode(encode(frame.header, frame.payload)).header == frame.header
+
+
+@given(any_bytes(PROOF))
+def test_any_proof_is_refused_or_that_of_its_key(data: bytes) -> None:
+    proof = pb.Proof()
+    try:
+        proof.ParseFromString(data)
+        remote = check(proof, QUESTION, CERTIFICATE, KEY)
+    except (DecodeError, HandshakeRefused):
+        return
+    assert remote.peer_id == IDENTITY.peer_id
+
+
+@pytest.mark.parametrize(
+    "read",
+    [open_facts, lambda record: open_state(record, KEYS), state_tag],
+    ids=["facts", "state", "tag"],
+)
+@given(record=any_bytes(FACTS, STATE))
+def test_any_bytes_are_an_announcement_or_an_announcement_error(
+    read: Callable[[bytes], object], record: bytes
+) -> None:
+    try:
+        read(record)
+    except AnnouncementError as error:
+        assert error.reason  # noqa: PT017 - nearly all are refused, and a few are right
+
+
+@pytest.mark.parametrize("kind", ["facts", "state"])
+@given(data=st.data())
+def test_whatever_a_peer_signs_is_an_announcement_or_an_announcement_error(
+    kind: str, data: st.DataObject
+) -> None:
+    whole = FACTS if kind == "facts" else STATE
+    record = data.draw(damaged(whole, SIGNED_FROM))
+    body = record[SIGNED_FROM:]
+    signature = IDENTITY.sign(b"molink-announcement-1\0" + record[:1] + body)
+    record = record[:1] + signature + body
+    try:
+        if kind == "facts":
+            assert open_facts(record).peer_id == IDENTITY.peer_id
+        else:
+            assert open_state(record, KEYS).peer_id == IDENTITY.peer_id
+    except AnnouncementError as error:
+        assert error.reason  # noqa: PT017 - as above
+
+
+@given(any_bytes(DESCRIPTOR.SerializeToString()))
+def test_any_descriptor_is_a_plan_or_a_protocol_error(data: bytes) -> None:
+    descriptor = pb.SessionDescriptor()
+    try:
+        descriptor.ParseFromString(data)
+        plan = read_plan(descriptor, SPEC)
+    except (DecodeError, ProtocolError):
+        return
+    assert [layer for hop in plan.hops for layer in hop.span] == list(range(SPEC.layers))
+    assert 1 <= plan.prompt_tokens < plan.capacity_tokens <= SPEC.context_length
+
+
+numbers = st.one_of(st.integers(), st.floats(), st.integers(-2, 3))
+leaves = st.one_of(st.none(), st.booleans(), numbers, st.text(max_size=8), st.just("9" * 5000))
+objects = st.recursive(
+    leaves,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=6), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+NAMES = sorted({*CompletionRequest.model_fields, *ChatRequest.model_fields, "tools", "min_p", "guided_json"})
+RIGHT: dict[str, st.SearchStrategy[Any]] = {
+    "model": st.just("m"),
+    "prompt": st.one_of(st.just("a"), st.lists(st.integers(0, 9), max_size=3)),
+    "messages": st.lists(
+        st.fixed_dictionaries({"role": st.sampled_from(["user", "tool"]), "content": st.text(max_size=3)}),
+        max_size=2,
+    ),
+    "logit_bias": st.dictionaries(st.sampled_from(["1", "²", "-1", "9" * 5000]), numbers, max_size=2),
+    "n": st.integers(0, 3),
+    "max_tokens": st.integers(0, 9),
+    "stop": st.lists(st.text(max_size=2), max_size=3),
+    "stop_token_ids": st.lists(st.integers(0, 9), max_size=3),
+}
+bodies = st.fixed_dictionaries(
+    {},
+    optional={name: st.one_of(objects, RIGHT[name]) if name in RIGHT else objects for name in NAMES},
+)
+likely_bodies = st.builds(
+    lambda body, right: body | right,
+    st.fixed_dictionaries({}, optional={name: objects for name in NAMES if name not in RIGHT}),
+    st.fixed_dictionaries(
+        {"model": RIGHT["model"], "prompt": RIGHT["prompt"], "messages": RIGHT["messages"]}
+    ),
+)
+
+
+@given(data=st.data())
+def test_any_manifest_is_a_model_or_a_value_error(manifest: bytes, data: st.DataObject) -> None:
+    content = json.loads(manifest)
+    for _ in range(data.draw(st.integers(1, 3))):
+        part = content
+        while True:
+            keys: list[Any] = sorted(part) if isinstance(part, dict) else list(range(len(part)))
+            key = data.draw(st.sampled_from(keys))
+            if not isinstance(part[key], dict | list) or not part[key] or data.draw(st.booleans()):
+                break
+            part = part[key]
+        part[key] = data.draw(objects)
+    try:
+        spec = store.describe(
+            store.Manifest.from_bytes(canonical_json(content)), "float32", "none", name="molink/any"
+        )
+    except ValueError as error:
+        assert str(error)  # noqa: PT017 - many are refused
+        return
+    assert isinstance(spec, ModelSpec)
+
+
+@pytest.mark.parametrize("request_type", [CompletionRequest, ChatRequest])
+@given(body=st.one_of(bodies, likely_bodies, objects))
+def test_any_request_is_understood_or_refused(
+    request_type: type[CompletionRequest] | type[ChatRequest], body: object
+) -> None:
+    try:
+        request = request_type.model_validate(body)
+        params = [request.params(choice) for choice in range(request.choices)]
+    except (ValidationError, InvalidRequest):
+        return
+    assert all(isinstance(one, SamplingParams) for one in params)
+    assert all(one.max_new_tokens >= 1 for one in params)
+
+
+@pytest.mark.parametrize("request_type", [CompletionRequest, ChatRequest])
+@given(data=any_bytes(json.dumps({"model": "m", "prompt": "a", "messages": [{"role": "user"}]}).encode()))
+def test_any_body_is_understood_or_refused(
+    request_type: type[CompletionRequest] | type[ChatRequest], data: bytes
+) -> None:
+    try:
+        request_type.model_validate_json(data).params(0)
+    except (ValidationError, InvalidRequest) as error:
+        assert str(error)  # noqa: PT017 - nearly all are refused

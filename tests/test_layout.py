@@ -1,0 +1,117 @@
+"""The tree is as the packaging says: every folder is listed and typed, imports are light, files stay small."""
+
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())
+FOLDERS: dict[str, str] = SETTINGS["tool"]["setuptools"]["package-dir"]
+PACKAGES: list[str] = SETTINGS["tool"]["setuptools"]["packages"]
+TOP_FOLDERS = {folder.split("/")[0] for folder in FOLDERS.values()}
+MOST_LINES = 400
+MOST_TEST_LINES = 500
+NOT_LOADED = ("torch", "transformers", "grpc", "libp2p", "trio", "fastapi")
+
+
+def sources(folder: Path) -> list[Path]:
+    """Its Python files, what protoc wrote left out."""
+    return [path for path in folder.rglob("*.py") if not path.stem.endswith("_pb2")]
+
+
+def loaded_by(statement: str, where: Path) -> list[str]:
+    """The modules that are loaded after `statement`, in a fresh interpreter."""
+    script = f"{statement}\nimport json, sys\nprint(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=where, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return [str(name) for name in json.loads(done.stdout)]
+
+
+def test_every_folder_with_code_is_a_package() -> None:
+    with_code = {
+        path.parent.relative_to(ROOT).as_posix()
+        for top in TOP_FOLDERS
+        for path in (ROOT / top).rglob("*.py")
+        if (ROOT / top / "models") not in path.parents
+    }
+    assert with_code == set(FOLDERS.values())
+    assert set(PACKAGES) == set(FOLDERS)
+
+
+def test_packages_are_named_after_their_folders() -> None:
+    assert FOLDERS["molink"] not in {"molink", "src"}
+    for package, folder in FOLDERS.items():
+        if package != "molink":
+            assert package == "molink." + folder.replace("/", ".")
+
+
+def test_every_top_folder_of_the_design_that_holds_code_is_packaged() -> None:
+    named = {"peer", "dht", "routing", "shards", "client", "simnet"}
+    holding = {name for name in named if any((ROOT / name).glob("*.py"))}
+    assert holding <= TOP_FOLDERS
+
+
+@pytest.mark.parametrize("folder", sorted(FOLDERS.values()))
+def test_every_package_is_typed_and_has_an_init(folder: str) -> None:
+    assert (ROOT / folder / "py.typed").is_file()
+    assert (ROOT / folder / "__init__.py").is_file()
+
+
+def test_test_folders_are_no_packages_and_their_files_have_names_of_their_own() -> None:
+    files = list((ROOT / "tests").rglob("*.py"))
+    assert not [path for path in files if path.name == "__init__.py"]
+    names = [path.name for path in files if path.name != "conftest.py"]
+    assert sorted(names) == sorted(set(names))
+
+
+@pytest.mark.parametrize("module", ["molink", "molink.shards.spec", "molink.routing", "molink.dht.records"])
+def test_what_only_decides_or_describes_loads_nothing_heavy(module: str, tmp_path: Path) -> None:
+    loaded = loaded_by(f"import {module}", tmp_path)
+    assert module in loaded
+    assert [name for name in loaded if name.split(".")[0] in NOT_LOADED] == []
+
+
+def test_the_public_names_are_there_and_are_what_they_are_called(tmp_path: Path) -> None:
+    script = (
+        "import molink\n"
+        "from molink import AsyncSwarm, SamplingParams, Swarm\n"
+        "for name in molink.__all__:\n"
+        "    assert getattr(molink, name).__name__ == name, name\n"
+        "assert set(molink.__all__) <= set(dir(molink))\n"
+        "assert issubclass(molink.NoCircuit, molink.SwarmError)\n"
+        "SamplingParams(max_new_tokens=1)\n"
+    )
+    loaded = loaded_by(script, tmp_path)
+    assert "molink.client.swarm" in loaded
+
+
+def test_what_is_not_public_is_an_attribute_error() -> None:
+    import molink
+
+    with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
+        _ = molink.Nothing  # type: ignore[attr-defined]
+
+
+def test_no_module_is_loaded_under_its_folders_bare_name() -> None:
+    imports = "\n".join(f"import {package}" for package in PACKAGES)
+    entry_points = [target.split(":")[0] for target in SETTINGS["project"]["scripts"].values()]
+    script = imports + "\n" + "\n".join(f"import {module}" for module in entry_points)
+    loaded = loaded_by(script, ROOT)
+    assert {name.split(".")[0] for name in loaded} & TOP_FOLDERS == set()
+    assert set(PACKAGES) <= set(loaded)
+
+
+def test_files_stay_small_enough_to_read() -> None:
+    long = {
+        str(path.relative_to(ROOT)): lines
+        for top, most in [*((folder, MOST_LINES) for folder in TOP_FOLDERS), ("tests", MOST_TEST_LINES)]
+        for path in sources(ROOT / top)
+        if (lines := len(path.read_text(encoding="utf-8").splitlines())) > most
+    }
+    assert long == {}
