@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test test-full check fuzz bench proto clean setup
+.PHONY: demo test test-e2e test-units test-decisions test-full check fuzz bench proto clean setup
 
 setup: $(VENV)/.linked
 
@@ -22,7 +22,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@touch $@
 
 # A strict editable install is a tree of links, one for each file: it is made anew when a folder has gained or lost one.
-PACKAGES := public shards shards/models/tiny-shakespeare dht routing peer peer/protocol client client/gateway
+PACKAGES := public shards shards/models/tiny-shakespeare dht routing peer peer/protocol client client/gateway simnet simnet/data
 $(VENV)/.linked: $(VENV)/.installed $(PACKAGES)
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e . --config-settings editable_mode=strict
 	@touch $@
@@ -36,8 +36,23 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-test: check
-	$(BIN)/python -m pytest -m 'not full and not fuzz'
+# Two at a time: the tests of real peers wait more than they compute. Decisions have a process of their own, in which
+# no thread of a peer runs beside them. Each line says whose it is.
+test: setup
+	@$(MAKE) --no-print-directory -k -j2 test-e2e check test-units test-decisions
+
+DECISIONS := $(wildcard tests/routing tests/simnet)
+test-e2e test-units test-decisions: SHELL := bash
+test-e2e test-units test-decisions: .SHELLFLAGS := -o pipefail -c
+
+test-e2e: setup
+	@$(BIN)/python -m pytest -m 'e2e and not full and not fuzz' 2>&1 | sed -u 's/^/peers     | /'
+
+test-units: setup
+	@$(BIN)/python -m pytest -m 'not e2e and not full and not fuzz' $(DECISIONS:%=--ignore=%) 2>&1 | sed -u 's/^/units     | /'
+
+test-decisions: setup
+	@$(BIN)/python -m pytest -m 'not e2e and not full and not fuzz' $(DECISIONS) 2>&1 | sed -u 's/^/decisions | /'
 
 test-full: check
 	$(BIN)/python -m pytest -m 'not fuzz'

@@ -49,7 +49,7 @@ async def open_model(
     None is what most peers serve.
 
     Raises:
-        ModelNotFound: nobody serves it and this machine has no copy.
+        ModelNotFound: nobody serves it and this machine has no copy, or one that is not what the swarm serves.
         SwarmUnavailable: no peer is known, or none hands out the model's description.
     """
     views = connection.snapshot()
@@ -75,7 +75,12 @@ async def _open_local(
     folder: Path, name: str, views: Sequence[PeerView], dtype: str | None, quantization: str | None
 ) -> ModelAccess:
     """A copy on this machine says what the model is; the swarm says in which numbers it is served."""
-    manifest = await asyncio.to_thread(store.read_manifest, folder)
+    try:
+        manifest = await asyncio.to_thread(store.read_manifest, folder)
+        served_models = [(view.facts.model.name, view.facts.model.content_hash) for view in views]
+        catalog.require_identity(name, folder, manifest.content_hash, served_models)
+    except store.StoreError as error:
+        raise ModelNotFound(name, str(error)) from error
     same = [
         served
         for served in _matching(views, None, dtype, quantization)

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -20,11 +20,12 @@ REFRESH_EVERY_S = 10.0
 
 
 class FrameSink(Protocol):
-    """A session that frames are for."""
+    """A session that frames are for. It knows which peers may send it what, and ignores the others: a peer of a
+    circuit that the session has left may be late without being at fault."""
 
-    def on_tokens(self, token: pb.Token) -> None: ...
+    def on_tokens(self, sender: str, token: pb.Token) -> None: ...
 
-    def on_failed(self, failed: pb.Failed) -> None: ...
+    def on_failed(self, sender: str, failed: pb.Failed) -> None: ...
 
     def on_link_closed(self, peer_id: str, reason: str) -> None: ...
 
@@ -86,11 +87,11 @@ class Connection:
             for token in header.tokens:
                 sink = self._sinks.get(token.session)
                 if sink is not None:
-                    sink.on_tokens(token)
+                    sink.on_tokens(link.peer_id, token)
         elif isinstance(header, pb.Failed):
             sink = self._sinks.get(header.session)
             if sink is not None:
-                sink.on_failed(header)
+                sink.on_failed(link.peer_id, header)
         else:
             raise ProtocolError(f"{link.peer_id} sent a client a {type(header).__name__}")
 
@@ -109,4 +110,5 @@ class Connection:
             except TimeoutError:
                 pass
             self._refresh_wanted.clear()
-            await self._discovery.refresh()
+            with suppress(BootstrapUnreachable, TimeoutError):  # somebody may answer the next time
+                await self._discovery.refresh()

@@ -4,7 +4,8 @@ SwarmError
  ├── InvalidRequest      the caller's mistake: `parameter` names what to change
  ├── ModelNotFound       nobody serves it, and it is not found on this machine: `model`
  ├── SwarmUnavailable    no peer can be reached, or all that can are busy: `busy`, `retry_after_s`
- ├── NoCircuit           the peers at hand do not cover the model: `missing_layers`, `missing_bytes`
+ ├── NoCircuit           the peers at hand do not cover the model: `missing_layers`, `missing_bytes`,
+ │                       `refused_by`, `refusal`
  └── PeerLost            a peer of the circuit was lost and nobody could take over: `peer_id`, `span`, `reason`
 """
 
@@ -42,15 +43,31 @@ class SwarmUnavailable(SwarmError):
 
 
 class NoCircuit(SwarmError, NoCircuitFound):
-    """The peers that are alive do not cover the model, and their free memory does not suffice to fill the gap."""
+    """The peers that are alive do not cover the model, and their free memory does not suffice to fill the gap.
 
-    def __init__(self, model: str, peers: int, cause: NoCircuitFound) -> None:
+    Where peers are left out because they refused or did not answer, `refused_by` is the last one, `refusal` its reason.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        peers: int,
+        cause: NoCircuitFound,
+        *,
+        refused_by: str | None = None,
+        refusal: str | None = None,
+    ) -> None:
         NoCircuitFound.__init__(self, cause.detail, cause.missing_layers, cause.missing_bytes)
         self.model = model
         self.peers = peers
+        self.refused_by = refused_by
+        self.refusal = refusal
 
     def __str__(self) -> str:
-        return f"{self.model}, {self.peers} peers alive: {NoCircuitFound.__str__(self)}"
+        found = f"{self.model}, {self.peers} peers alive: {NoCircuitFound.__str__(self)}"
+        if self.refused_by is None:
+            return found
+        return f"{found}; peer {self.refused_by} is left out for now: {self.refusal}"
 
 
 class PeerLost(SwarmError):

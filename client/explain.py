@@ -32,7 +32,16 @@ class Tracer:
                 measured_queue_ms=statistics.median(timings[index].queue_us for timings in decodes) / 1000,
                 predicted_link_ms=route.hops[index].link_ms,
                 measured_link_ms=statistics.median(timings[index].link_rtt_us for timings in decodes) / 2000,
+                terms=route.hops[index].terms,
+                assumed=route.hops[index].assumed,
             )
             for index, hop in enumerate(circuit.hops)
         )
-        return Explanation(generation, hops, route.tpot_ms, generation.tpot_s * 1000)
+        return Explanation(
+            generation,
+            hops,
+            route.tpot_ms,
+            generation.tpot_s * 1000,
+            route.ttft_ms,
+            log.prefill_s * 1000,
+        )

@@ -3,26 +3,26 @@
 import asyncio
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from molink.client.avoidance import AVOID_S, Avoidance
+from molink.client.choosing import Chooser
 from molink.client.connection import Connection
-from molink.client.errors import NoCircuit, SwarmUnavailable
+from molink.client.errors import InvalidRequest, NoCircuit, SwarmUnavailable
 from molink.dht.records import PeerFacts, PeerView
 from molink.peer.link import Link, LinkError
 from molink.peer.protocol import molink_pb2 as pb
+from molink.peer.protocol.frames import MAX_HEADER_BYTES
 from molink.routing import NoCircuit as NoCircuitFound
-from molink.routing.planner import Route, plan
-from molink.routing.snapshot import Snapshot
+from molink.routing import Route
 from molink.shards.spec import ModelSpec
 
 REQUEST_TIMEOUT_S = 5.0
 READY_POLL_S = 1.0
-AVOID_S = 60.0
-"""How long a peer that failed is left out, unless it announces itself anew, or nobody else can take its place."""
-SHUN_S = 2.0
-"""For so long it is left out in any case."""
 FIRST_BACKOFF_S = 0.05
 LONGEST_BACKOFF_S = 1.0
+REQUEST_BYTES = 64
+"""What a request's header holds beside its descriptor, at most."""
 
 Report = Callable[[str], None]
 
@@ -40,6 +40,10 @@ class Formed:
     def head(self) -> Link:
         return self.links[0]
 
+    def has(self, peer_id: str) -> bool:
+        """Whether that peer is a hop of it."""
+        return any(link.peer_id == peer_id for link in self.links)
+
 
 class HopRefused(Exception):
     """A hop said no, or did not answer."""
@@ -52,28 +56,6 @@ class HopRefused(Exception):
         self.retry_after_s = retry_after_s
 
 
-@dataclass(slots=True)
-class Avoidance:
-    """Peers to leave out of circuits for now: after a failure, until they say something new or the time is over."""
-
-    entries: dict[str, tuple[float, float, int]] = field(default_factory=dict)
-    """By peer id: shunned until, avoided until, and the sequence of its facts when it failed."""
-
-    def add(self, facts: PeerFacts, now_s: float, seconds: float) -> None:
-        self.entries[facts.peer_id] = (now_s + min(seconds, SHUN_S), now_s + seconds, facts.sequence)
-
-    def at(self, peers: tuple[PeerView, ...], now_s: float) -> tuple[frozenset[str], frozenset[str]]:
-        """Those of `peers` that are better left out at `now_s`, and those among them that must be."""
-        avoided, shunned = set(), set()
-        for view in peers:
-            shun_s, avoid_s, sequence = self.entries.get(view.peer_id, (0.0, 0.0, 0))
-            if now_s < avoid_s and view.facts.sequence <= sequence:
-                avoided.add(view.peer_id)
-                if now_s < shun_s:
-                    shunned.add(view.peer_id)
-        return frozenset(avoided), frozenset(shunned)
-
-
 class Former:
     """Forms circuits for one model over one connection; remembers who failed."""
 
@@ -81,15 +63,22 @@ class Former:
         self._connection = connection
         self._spec = spec
         self._avoidance = Avoidance()
+        self._chooser = Chooser(connection, spec)
 
-    def avoid(self, facts: PeerFacts, seconds: float = AVOID_S) -> None:
+    def lost(self, facts: PeerFacts) -> None:
+        """A peer of a circuit has failed: it is avoided, and known as less reliable."""
+        self._chooser.lost(facts.peer_id)
+        self.avoid(facts)
+
+    def avoid(self, facts: PeerFacts, seconds: float = AVOID_S, reason: str = "") -> None:
         """Leaves a peer out of circuits until it announces new facts, at most for `seconds`."""
-        self._avoidance.add(facts, asyncio.get_running_loop().time(), seconds)
+        self._avoidance.add(facts, asyncio.get_running_loop().time(), seconds, reason)
 
     async def form(self, template: pb.SessionDescriptor, deadline_s: float, report: Report) -> Formed:
         """A ready circuit for the session that `template` describes (its hops are filled in here).
 
         Raises:
+            InvalidRequest: a hop says that no peer could serve such a request.
             NoCircuit: until `deadline_s` (the loop's clock) the peers alive did not cover the model.
             SwarmUnavailable: nobody is there, or all refused until then.
         """
@@ -99,7 +88,7 @@ class Former:
             error: NoCircuit | SwarmUnavailable
             wait_s = backoff_s * random.uniform(0.5, 1.5)
             try:
-                route, peers = self._plan(template.capacity_tokens)
+                route, peers = await self._plan(template)
                 report(f"circuit of {len(route.hops)} peers found; reserving memory")
                 async with asyncio.timeout_at(deadline_s):
                     return await self._settle(route, peers, template, deadline_s, report)
@@ -112,6 +101,8 @@ class Former:
                 wait_s = max(wait_s, 0.2)
             except HopRefused as refusal:
                 report(str(refusal))
+                if refusal.code == "request":
+                    raise InvalidRequest(f"peer {refusal}") from refusal
                 busy = refusal.code in ("memory", "busy")
                 error = SwarmUnavailable(
                     str(refusal), busy=busy, retry_after_s=max(1.0, refusal.retry_after_s)
@@ -121,21 +112,31 @@ class Former:
             await self._connection.refresh_soon(wait_s)
             backoff_s = min(backoff_s * 2, LONGEST_BACKOFF_S)
 
-    def _plan(self, tokens: int) -> tuple[Route, Mapping[str, PeerView]]:
+    async def _plan(self, template: pb.SessionDescriptor) -> tuple[Route, Mapping[str, PeerView]]:
         views = self._connection.snapshot(self._spec.model_hash)
         if not views:
-            raise SwarmUnavailable(f"no peer that serves {self._spec.name} is known yet")
+            raise SwarmUnavailable(self._nobody())
         avoided, shunned = self._avoidance.at(views, asyncio.get_running_loop().time())
-        snapshot = Snapshot(peers=views, model=self._spec, measured_rtt_ms=self._connection.measured_rtt_ms())
         peers = {view.peer_id: view for view in views}
         try:
-            return plan(snapshot, tokens, avoid=avoided), peers
+            return await self._chooser.choose(views, template, avoided), peers
         except NoCircuitFound as cause:
             first = cause
         try:
-            return plan(snapshot, tokens, avoid=shunned), peers
+            return await self._chooser.choose(views, template, shunned), peers
         except NoCircuitFound:
-            raise NoCircuit(self._spec.name, len(views) - len(avoided), first) from first
+            by, said = self._avoidance.last_refusal(avoided) or (None, None)
+            left = len(views) - len(avoided)
+            raise NoCircuit(self._spec.name, left, first, refused_by=by, refusal=said) from first
+
+    def _nobody(self) -> str:
+        """That nobody serves the model; what is served instead, in case this machine's copy was meant to be that."""
+        others = {view.facts.model for view in self._connection.snapshot()}
+        names = ", ".join(sorted(f"{model.name} (contents {model.content_hash[:12]})" for model in others))
+        wanted = (
+            f"no peer that serves {self._spec.name} (contents {self._spec.content_hash[:12]}) is known yet"
+        )
+        return f"{wanted}; the swarm serves {names}" if others else wanted
 
     async def _settle(
         self,
@@ -147,6 +148,11 @@ class Former:
     ) -> Formed:
         """Reserves every hop of the route, all or none, and sees them ready."""
         descriptor = _describe(template, route, peers, self._spec)
+        if descriptor.ByteSize() + REQUEST_BYTES > MAX_HEADER_BYTES:
+            raise InvalidRequest(
+                f"the request and the {len(route.hops)} hops of its circuit take {descriptor.ByteSize()} bytes, and "
+                f"{MAX_HEADER_BYTES} fit into a message: leave out logit_bias and stop_token_ids"
+            )
         asked = [
             self._reserve(descriptor, hop, peers[one.peer_id].facts) for hop, one in enumerate(route.hops)
         ]
@@ -199,7 +205,9 @@ class Former:
         seconds = max(0.3, refusal.retry_after_s) if transient else AVOID_S
         if transient and len(peers) == 1:
             return  # there is no other to turn to
-        self.avoid(view.facts, seconds)
+        if refusal.code == "lost":
+            self._chooser.lost(refusal.peer_id)
+        self.avoid(view.facts, seconds, refusal.detail or refusal.code)
 
 
 def release(link: Link, descriptor: pb.SessionDescriptor) -> None:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from molink.routing.terms import Term
+
 FinishReason = Literal["stop", "length"]
 
 
@@ -77,6 +79,10 @@ class HopTimes:
     """One way to the next hop."""
     measured_link_ms: float
     """Half the round trip that the link's own pings measure."""
+    terms: tuple[Term, ...] = ()
+    """What the router charged for this hop, in milliseconds per token; the predicted times are among them."""
+    assumed: tuple[str, ...] = ()
+    """What it had to assume, for nobody has measured it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,3 +93,11 @@ class Explanation:
     hops: tuple[HopTimes, ...] = field(default=())
     predicted_tpot_ms: float = 0.0
     measured_tpot_ms: float = 0.0
+    predicted_ttft_ms: float = 0.0
+    measured_ttft_ms: float = 0.0
+    """From the start of the ready circuit to the first token: without the time that the circuit took to form."""
+
+    @property
+    def objective_ms(self) -> float:
+        """What the circuit was charged in all, per token: the least among those that the router found."""
+        return sum(term.ms for times in self.hops for term in times.terms)

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from molink.routing.terms import Term
+
 PIPE_COLUMNS = 120
 SHORT_ID = 8
 """The last characters of a peer id: the first ones are the same for all."""
@@ -81,6 +83,9 @@ def explanation_json(prompt: str, model: str, explanation: Explanation) -> dict[
         "hops": hops,
         "predicted_tpot_ms": explanation.predicted_tpot_ms,
         "measured_tpot_ms": explanation.measured_tpot_ms,
+        "predicted_ttft_ms": explanation.predicted_ttft_ms,
+        "measured_ttft_ms": explanation.measured_ttft_ms,
+        "objective_ms": explanation.objective_ms,
         "slowest": slowest(explanation),
         "generation": asdict(explanation.generation),
     }
@@ -97,6 +102,17 @@ def print_explanation(explanation: Explanation, out: "Console") -> None:
             f"of which hops and links account for {accounted_ms:.2f} ms",
             markup=False,
         )
+        out.print(
+            f"The first token: predicted {explanation.predicted_ttft_ms:.2f} ms from a ready circuit, "
+            f"measured {explanation.measured_ttft_ms:.2f} ms",
+            markup=False,
+        )
+        if any(times.terms for times in explanation.hops):
+            out.print(
+                "\nWhy this circuit: milliseconds per token; in brackets what counts in its choice only"
+            )
+            out.print(_terms_table(explanation))
+            _print_assumed(explanation.hops, out)
     out.print(slowest(explanation), markup=False)
 
 
@@ -136,6 +152,47 @@ def _table(explanation: Explanation) -> "Table":
         table.add_row(str(number), name, layers, *_cells((times,)), end_section=number == len(hops))
     table.add_row("", "all hops", f"{hops[0].hop.start}:{hops[-1].hop.stop}", *_cells(hops))
     return table
+
+
+def _terms_table(explanation: Explanation) -> "Table":
+    """What each hop was charged; what no token waits for is in brackets."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    from molink.routing.terms import TERM_NAMES
+
+    hops = explanation.hops
+    table = Table()
+    table.add_column("term")
+    for number, times in enumerate(hops, start=1):
+        table.add_column(f"{number}\n{escape(plain(_name(times)))}", justify="right", overflow="fold")
+    table.add_column("all\nhops", justify="right")
+    names = sorted({term.name for times in hops for term in times.terms}, key=TERM_NAMES.index)
+    charged = [{term.name: term for term in times.terms} for times in hops]
+    for name in names:
+        cells = [_charge(one.get(name)) for one in charged]
+        whole_ms = sum(one[name].ms for one in charged if name in one)
+        table.add_row(name, *cells, f"{whole_ms:.2f}", end_section=name == names[-1])
+    sums = [sum(term.ms for term in times.terms) for times in hops]
+    table.add_row("together", *(f"{ms:.2f}" for ms in sums), f"{explanation.objective_ms:.2f}")
+    return table
+
+
+def _charge(term: "Term | None") -> str:
+    if term is None:
+        return ""
+    return f"{term.ms:.2f}" if term.in_tpot else f"({term.ms:.2f})"
+
+
+def _print_assumed(hops: tuple[HopTimes, ...], out: "Console") -> None:
+    """What nobody has measured, and of which hops."""
+    said: dict[str, list[str]] = {}
+    for number, times in enumerate(hops, start=1):
+        for sentence in times.assumed:
+            said.setdefault(sentence, []).append(str(number))
+    for sentence, numbers in said.items():
+        hops_said = f"hop{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}"
+        out.print(f"Assumed of {hops_said}: {sentence}", markup=False)
 
 
 def _cells(hops: tuple[HopTimes, ...]) -> list[str]:

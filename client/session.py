@@ -10,9 +10,10 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from molink.client.connection import Connection
-from molink.client.errors import NoCircuit, PeerLost, SwarmError, SwarmUnavailable
+from molink.client.errors import InvalidRequest, NoCircuit, PeerLost, SwarmError, SwarmUnavailable
 from molink.client.formation import Formed, Former, Report, release
 from molink.peer.protocol import molink_pb2 as pb
+from molink.peer.protocol.frames import MAX_HEADER_BYTES
 from molink.routing.planner import Route
 from molink.shards.spec import ModelSpec, SamplingParams, Span
 
@@ -41,10 +42,16 @@ class SessionLog:
     names: dict[str, str] = field(default_factory=dict)
     epochs: int = 0
     losses: list[HopLost] = field(default_factory=list)
+    prefill_s: float = 0.0
+    """From the start on the latest circuit to its first token."""
 
 
 class ClientSession:
-    """Drives one generation. Also the FrameSink of its frames."""
+    """Drives one generation. Also the FrameSink of its frames.
+
+    Raises:
+        InvalidRequest: prompt and new tokens together are more than a message takes.
+    """
 
     def __init__(
         self,
@@ -64,9 +71,11 @@ class ClientSession:
         self._report = report
         self._history = list(prompt)
         self._capacity = min(len(prompt) + params.max_new_tokens, spec.context_length)
+        _require_sendable(prompt, self._capacity, spec)
         self._template = _template(spec, prompt, params, self._capacity, trace=trace)
         self._events: asyncio.Queue[pb.Token | HopLost] = asyncio.Queue(maxsize=self._capacity + 64)
         self._circuit: Formed | None = None
+        self._started_s: float | None = None
 
     async def tokens(self, timeout_s: float) -> AsyncGenerator[pb.Token, None]:
         """Every new token in order; ends after the one whose `finish` is set.
@@ -88,6 +97,8 @@ class ClientSession:
                     await self._recover(event)
                 elif event.position == len(self._history):
                     self._history.append(event.token_id)
+                    if self._started_s is not None:
+                        self.log.prefill_s, self._started_s = clock() - self._started_s, None
                     self.watch(event)
                     yield event
                     if event.finish != pb.NOT_FINISHED:
@@ -97,15 +108,20 @@ class ClientSession:
             self._connection.unregister(self._template.session)
             self._release()
 
-    def on_tokens(self, token: pb.Token) -> None:
-        self._put(token)
+    def on_tokens(self, sender: str, token: pb.Token) -> None:
+        """Tokens are the head's to send: what any other peer says that it drew is not the circuit's."""
+        if self._circuit is not None and sender == self._circuit.head.peer_id:
+            self._put(token)
 
-    def on_failed(self, failed: pb.Failed) -> None:
-        self._put(HopLost(failed.epoch, failed.peer_id, failed.code, failed.detail))
+    def on_failed(self, sender: str, failed: pb.Failed) -> None:
+        """A hop may blame any hop of its circuit, and nobody else."""
+        if self._circuit is None or not self._circuit.has(sender):
+            return
+        at_fault = failed.peer_id if self._circuit.has(failed.peer_id) else sender
+        self._put(HopLost(failed.epoch, at_fault, failed.code, failed.detail))
 
     def on_link_closed(self, peer_id: str, reason: str) -> None:
-        circuit = self._circuit
-        if circuit is not None and any(link.peer_id == peer_id for link in circuit.links):
+        if self._circuit is not None and self._circuit.has(peer_id):
             self._put(HopLost(self._template.epoch, peer_id, "lost", reason))
 
     async def _begin(self, deadline_s: float) -> None:
@@ -116,6 +132,7 @@ class ClientSession:
         self.log.route = circuit.route
         self.log.epochs += 1
         self.log.names.update({peer_id: view.facts.name for peer_id, view in circuit.peers.items()})
+        self._started_s = asyncio.get_running_loop().time()
         start = pb.Start(session=self._template.session, epoch=self._template.epoch, token_ids=self._history)
         for link in circuit.links:
             if link.closed_because is not None:
@@ -148,7 +165,7 @@ class ClientSession:
         self._report(f"peer {loss.peer_id[-6:]} was lost ({loss.detail}); looking for another circuit")
         view = circuit.peers.get(loss.peer_id)
         if view is not None:
-            self._former.avoid(view.facts)
+            self._former.lost(view.facts)
         span = next((hop.span for hop in circuit.route.hops if hop.peer_id == loss.peer_id), None)
         unheard_s = next((link.unheard_s for link in circuit.links if link.peer_id == loss.peer_id), 0.0)
         self._release()
@@ -189,6 +206,19 @@ def _lost(loss: HopLost, span: Span | None, error: SwarmError) -> PeerLost:
         span,
         f"{loss.detail}; no circuit took its place within {RECOVERY_S:g} s: {error}",
     )
+
+
+def _require_sendable(prompt: Sequence[int], capacity: int, spec: ModelSpec) -> None:
+    """Whoever goes on after a loss gets the whole history in one message, so all of it has to fit from the start."""
+    id_bytes = max(1, -(-(spec.vocabulary_size - 1).bit_length() // 7))  # of a varint, at most
+    start = pb.Start(session=bytes(16), epoch=2**32 - 1, token_ids=prompt)
+    needed = start.ByteSize() + (capacity - len(prompt)) * id_bytes
+    if needed > MAX_HEADER_BYTES:
+        raise InvalidRequest(
+            f"a prompt of {len(prompt)} tokens and {capacity - len(prompt)} new ones take {needed} bytes, and "
+            f"{MAX_HEADER_BYTES} fit into a message: shorten the prompt, or ask for fewer tokens",
+            "prompt",
+        )
 
 
 def _template(

@@ -159,6 +159,34 @@ class LinkMeasurement(_message.Message):
 Global___LinkMeasurement: _TypeAlias = LinkMeasurement  # noqa: Y015
 
 @_typing.final
+class Coordinate(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POSITION_FIELD_NUMBER: _builtins.int
+    HEIGHT_MS_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    height_ms: _builtins.float
+    error: _builtins.float
+    @_builtins.property
+    def position(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """in milliseconds of round trip"""
+
+    def __init__(
+        self,
+        *,
+        position: _abc.Iterable[_builtins.float] | None = ...,
+        height_ms: _builtins.float = ...,
+        error: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "height_ms", b"height_ms", "position", b"position"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Coordinate: _TypeAlias = Coordinate  # noqa: Y015
+
+@_typing.final
 class Facts(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -179,6 +207,7 @@ class Facts(_message.Message):
     HEAD_MS_FIELD_NUMBER: _builtins.int
     LOAD_BYTES_PER_S_FIELD_NUMBER: _builtins.int
     LINKS_FIELD_NUMBER: _builtins.int
+    COORDINATE_FIELD_NUMBER: _builtins.int
     public_key: _builtins.bytes
     sequence: _builtins.int
     ttl_s: _builtins.int
@@ -207,6 +236,10 @@ class Facts(_message.Message):
     def layer_latencies(self) -> _containers.RepeatedCompositeFieldContainer[Global___LayerLatency]: ...
     @_builtins.property
     def links(self) -> _containers.RepeatedCompositeFieldContainer[Global___LinkMeasurement]: ...
+    @_builtins.property
+    def coordinate(self) -> Global___Coordinate:
+        """absent: it has none"""
+
     def __init__(
         self,
         *,
@@ -227,10 +260,11 @@ class Facts(_message.Message):
         head_ms: _builtins.float = ...,
         load_bytes_per_s: _builtins.float = ...,
         links: _abc.Iterable[Global___LinkMeasurement] | None = ...,
+        coordinate: Global___Coordinate | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "model", b"model", "span_limit", b"span_limit"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["coordinate", b"coordinate", "device", b"device", "model", b"model", "span_limit", b"span_limit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "certificate", b"certificate", "device", b"device", "embed_ms", b"embed_ms", "grpc_addresses", b"grpc_addresses", "head_ms", b"head_ms", "layer_latencies", b"layer_latencies", "links", b"links", "load_bytes_per_s", b"load_bytes_per_s", "model", b"model", "name", b"name", "protocol_version", b"protocol_version", "public_key", b"public_key", "sequence", b"sequence", "span_limit", b"span_limit", "ttl_s", b"ttl_s", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "certificate", b"certificate", "coordinate", b"coordinate", "device", b"device", "embed_ms", b"embed_ms", "grpc_addresses", b"grpc_addresses", "head_ms", b"head_ms", "layer_latencies", b"layer_latencies", "links", b"links", "load_bytes_per_s", b"load_bytes_per_s", "model", b"model", "name", b"name", "protocol_version", b"protocol_version", "public_key", b"public_key", "sequence", b"sequence", "span_limit", b"span_limit", "ttl_s", b"ttl_s", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -34,8 +34,8 @@ class TrioThread(Generic[Service]):
     ) -> None:
         self._open_service = open_service
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._started: concurrent.futures.Future[Service] = concurrent.futures.Future()
-        self._ended: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._started: concurrent.futures.Future[Service] = _running()
+        self._ended: concurrent.futures.Future[None] = _running()
         self._token: trio.lowlevel.TrioToken | None = None
         self._nursery: trio.Nursery | None = None
         self._stopping: trio.Event | None = None
@@ -54,7 +54,7 @@ class TrioThread(Generic[Service]):
     async def __aenter__(self) -> "TrioThread[Service]":
         self._thread.start()
         try:
-            await asyncio.shield(asyncio.wrap_future(self._started))
+            await asyncio.wrap_future(self._started)
         except BaseException:
             await self._stop()
             raise
@@ -77,11 +77,11 @@ class TrioThread(Generic[Service]):
             TimeoutError: it took longer than `timeout_s`, and was cancelled.
             ThreadStoppedError: the thread has ended.
         """
-        outcome: concurrent.futures.Future[Result] = concurrent.futures.Future()
+        outcome: concurrent.futures.Future[Result] = _running()
         scope = trio.CancelScope()
         self._in_trio(lambda: self._spawn(function, outcome, scope, timeout_s), outcome)
         try:
-            return await asyncio.shield(asyncio.wrap_future(outcome))
+            return await asyncio.wrap_future(outcome)
         except asyncio.CancelledError:
             self._in_trio(scope.cancel, None)
             raise
@@ -133,7 +133,7 @@ class TrioThread(Generic[Service]):
         self._stop_asked = True
         if self._stopping is not None:
             self._in_trio(self._stopping.set, None)
-        await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(self._ended)), STOP_TIMEOUT_S)
+        await asyncio.wait_for(asyncio.wrap_future(self._ended), STOP_TIMEOUT_S)
         self._thread.join(timeout=STOP_TIMEOUT_S)
 
     def _run(self) -> None:
@@ -175,6 +175,17 @@ class TrioThread(Generic[Service]):
 async def _calls() -> AsyncIterator[trio.Nursery]:
     async with trio.open_nursery() as nursery:
         yield nursery
+
+
+def _running() -> "concurrent.futures.Future[Result]":
+    """A future that only the trio thread settles: who gives up waiting for it cancels nothing but the wait.
+
+    Not asyncio.shield: once its waiter is gone, an error would stay in a future that nobody asks, and asyncio
+    reports such errors to the loop's exception handler.
+    """
+    outcome: concurrent.futures.Future[Result] = concurrent.futures.Future()
+    outcome.set_running_or_notify_cancel()
+    return outcome
 
 
 def _settle(outcome: "concurrent.futures.Future[Result]", error: BaseException) -> None:

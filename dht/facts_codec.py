@@ -3,7 +3,7 @@
 from molink.dht import announcement_pb2 as pb
 from molink.dht.bounds import MAX_LAYERS, MAX_SEQUENCE, MAX_TTL_S, host_and_port, real, size, text, whole
 from molink.dht.identity import PUBLIC_KEY_BYTES, peer_id_of, public_key_of
-from molink.dht.records import Device, LayerLatency, LinkMeasurement, PeerFacts, ServedModel
+from molink.dht.records import Coordinate, Device, LayerLatency, LinkMeasurement, PeerFacts, ServedModel
 from molink.shards.spec import Span
 
 MAX_ADDRESSES = 8
@@ -44,6 +44,10 @@ def facts_to_message(facts: PeerFacts) -> pb.Facts:
     for link in facts.links:
         if link in kept:
             message.links.add(public_key=public_key_of(link.peer_id), rtt_ms=link.rtt_ms)
+    if facts.coordinate is not None:
+        message.coordinate.position.extend(facts.coordinate.position)
+        message.coordinate.height_ms = facts.coordinate.height_ms
+        message.coordinate.error = facts.coordinate.error
     return message
 
 
@@ -78,6 +82,7 @@ def facts_from_message(message: pb.Facts) -> PeerFacts:
             LinkMeasurement(_link_peer_id(link.public_key), real("rtt_ms", link.rtt_ms, _MAX_MS))
             for link in message.links
         ),
+        coordinate=_coordinate(message),
     )
 
 
@@ -106,6 +111,13 @@ def _span_limit(message: pb.Facts, layers: int) -> Span | None:
         return None
     whole("span_limit", message.span_limit.stop, layers)
     return Span(message.span_limit.start, message.span_limit.stop)
+
+
+def _coordinate(message: pb.Facts) -> Coordinate | None:
+    if not message.HasField("coordinate"):
+        return None
+    announced = message.coordinate
+    return Coordinate(tuple(announced.position), announced.height_ms, announced.error)
 
 
 def _latencies_from_message(message: pb.Facts) -> tuple[LayerLatency, ...]:

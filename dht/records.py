@@ -6,6 +6,11 @@ from molink.shards.spec import Span
 
 PROTOCOL_VERSION = 1
 """Raised when old and new peers could misunderstand each other; other versions are left out of circuits."""
+COORDINATE_DIMENSIONS = 4
+"""Beside the height. On round trips between 21 cloud regions more predict no better."""
+MAX_COORDINATE_MS = 10_000.0
+"""Farthest from the origin along each axis, and highest."""
+MAX_COORDINATE_ERROR = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,35 @@ class LinkMeasurement:
 
 
 @dataclass(frozen=True, slots=True)
+class Coordinate:
+    """Where a peer finds itself among the others: round trips are predicted by distance plus both heights.
+
+    Raises ValueError if a value is out of bounds.
+    """
+
+    position: tuple[float, ...]
+    """COORDINATE_DIMENSIONS numbers, in milliseconds of round trip."""
+    height_ms: float
+    """Of the access link, which is on every path; above 0."""
+    error: float
+    """How wrong its predictions have been of late, relative to what was measured; above 0."""
+
+    def __post_init__(self) -> None:
+        if len(self.position) != COORDINATE_DIMENSIONS:
+            raise ValueError(
+                f"a position has {COORDINATE_DIMENSIONS} dimensions, this one {len(self.position)}"
+            )
+        if not all(abs(part) <= MAX_COORDINATE_MS for part in self.position):
+            raise ValueError(f"a position must be within {MAX_COORDINATE_MS:g} ms, it is {self.position}")
+        for name, value, most in (
+            ("height_ms", self.height_ms, MAX_COORDINATE_MS),
+            ("error", self.error, MAX_COORDINATE_ERROR),
+        ):
+            if not 0 < value <= most:
+                raise ValueError(f"{name} must be above 0 and at most {most:g}, it is {value}")
+
+
+@dataclass(frozen=True, slots=True)
 class PeerFacts:
     """The part of an announcement that rarely changes: sent when it does, about 1 KB."""
 
@@ -86,6 +120,8 @@ class PeerFacts:
     load_bytes_per_s: float
     """How fast this peer turns stored weights into held layers."""
     links: tuple[LinkMeasurement, ...] = ()
+    coordinate: Coordinate | None = None
+    """On the wire in single precision."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,11 @@
 """The gRPC port: accepts links and lets in only who has proven an identity."""
 
 import asyncio
+import collections
 import logging
 import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Self
 
@@ -11,7 +14,7 @@ import grpc.aio
 
 from molink.dht.certificate import Certificate
 from molink.dht.swarm_key import SwarmKey
-from molink.peer.handshake import HandshakeRefused, challenge, check
+from molink.peer.handshake import HandshakeRefused, Remote, challenge, check
 from molink.peer.link import Link, LinkHandler
 from molink.peer.links import CHANNEL_OPTIONS, LINK_METHOD, Links
 from molink.peer.protocol import molink_pb2 as pb
@@ -19,6 +22,10 @@ from molink.peer.protocol.frames import ProtocolError, decode, encode, expect
 
 HANDSHAKE_TIMEOUT_S = 5.0
 MAX_LINKS = 256
+"""Of peers and clients that have proven who they are."""
+MAX_UNPROVEN = 64
+"""Who has yet to prove itself. Beyond that the oldest make room: proof takes a round trip, so whoever means to prove
+itself has done so before as many strangers have come after it."""
 _log = logging.getLogger(__name__)
 
 
@@ -46,7 +53,8 @@ class Acceptor:
         self._links = links
         self._handler = handler
         self._swarm_key = swarm_key
-        self._open = 0
+        self._proven = 0
+        self._unproven: collections.deque[asyncio.Timeout] = collections.deque()
         self._server: grpc.aio.Server | None = None
 
     async def __aenter__(self) -> Self:
@@ -55,13 +63,14 @@ class Acceptor:
         server = grpc.aio.server(options=[*CHANNEL_OPTIONS, ("grpc.so_reuseport", 0)])
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {name: method}),))
         credentials = grpc.ssl_server_credentials([(self._certificate.key_pem, self._certificate.pem)])
+        address = listen_address(self._host, self.port)
         try:
             _try_to_listen(self._host, self.port)
-            self.port = server.add_secure_port(f"{self._host}:{self.port}", credentials)
+            self.port = server.add_secure_port(address, credentials)
         except (OSError, RuntimeError) as error:
             raise PortInUse(
-                f"gRPC cannot listen on {self._host}:{self.port}: the port is in use or the address is not this "
-                "machine's. Choose another with --grpc-port, or 0 for any free one."
+                f"gRPC cannot listen on {address}: the port is in use or the address is not this machine's. Choose "
+                "another with --grpc-port, or 0 for any free one."
             ) from error
         await server.start()
         self._server = server
@@ -74,11 +83,13 @@ class Acceptor:
             await self._server.stop(grace=0.2)
 
     async def _accept(self, _: object, context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
-        if self._open >= MAX_LINKS:
+        remote = await self._handshake(context)
+        if self._proven >= MAX_LINKS:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "this peer has as many links as it takes")
-        self._open += 1
+        self._proven += 1
         try:
-            link = await self._handshake(context)
+            await context.write(encode(pb.Welcome(peer_id=self._peer_id)))
+            link = Link(context, remote, self._handler)
             self._links.accepted(link)
             try:
                 reason = await link.run()
@@ -86,25 +97,45 @@ class Acceptor:
                 self._links.forget(link)
             _log.debug("link from %s ended: %s", link.peer_id, reason)
         finally:
-            self._open -= 1
+            self._proven -= 1
 
-    async def _handshake(self, context: "grpc.aio.ServicerContext[bytes, bytes]") -> Link:
+    async def _handshake(self, context: "grpc.aio.ServicerContext[bytes, bytes]") -> Remote:
         question = challenge()
         try:
-            async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+            async with self._time_to_prove():
                 await context.write(encode(question))
                 data = await context.read()
                 if not isinstance(data, bytes):
                     raise HandshakeRefused("the other end hung up before it proved who it is")
                 proof = expect(decode(data), pb.Proof)
-                remote = check(proof, question, self._certificate.der, self._swarm_key)
-                await context.write(encode(pb.Welcome(peer_id=self._peer_id)))
+                return check(proof, question, self._certificate.der, self._swarm_key)
         except TimeoutError:
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, "no proof of identity in time")
         except ProtocolError as error:
             _log.info("refused a link from %s: %s", context.peer(), error)
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
-        return Link(context, remote, self._handler)
+        raise AssertionError("unreachable: abort raises")
+
+    @asynccontextmanager
+    async def _time_to_prove(self) -> AsyncIterator[None]:
+        """HANDSHAKE_TIMEOUT_S, or until MAX_UNPROVEN others have come after. Raises TimeoutError."""
+        if len(self._unproven) >= MAX_UNPROVEN:
+            oldest = self._unproven.popleft()
+            if not oldest.expired():
+                oldest.reschedule(0.0)
+        async with asyncio.timeout(HANDSHAKE_TIMEOUT_S) as limit:
+            self._unproven.append(limit)
+            try:
+                yield
+            finally:
+                if limit in self._unproven:
+                    self._unproven.remove(limit)
+
+
+def listen_address(host: str, port: int) -> str:
+    """As gRPC takes an address to listen on: an IPv6 host in brackets."""
+    bare = host.strip("[]")
+    return f"[{bare}]:{port}" if ":" in bare else f"{bare}:{port}"
 
 
 def _try_to_listen(host: str, port: int) -> None:

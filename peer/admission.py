@@ -18,6 +18,7 @@ from molink.peer.stepping import Stepper
 from molink.shards.engine import Engine
 from molink.shards.errors import WeightsError
 from molink.shards.loader import load_stage
+from molink.shards.manifest import Manifest
 from molink.shards.spec import ModelSpec, Span, missing_spans
 
 EXPIRY_CHECK_S = 2.0
@@ -67,6 +68,7 @@ class Admission:
         peer_id: str,
         spec: ModelSpec,
         folder: Path,
+        manifest: Manifest,
         device: str,
         leases: LeaseBook,
         sessions: SessionTable,
@@ -79,6 +81,7 @@ class Admission:
         self._peer_id = peer_id
         self._spec = spec
         self._folder = folder
+        self._manifest = manifest
         self._device = device
         self._leases = leases
         self._sessions = sessions
@@ -116,12 +119,13 @@ class Admission:
             self._on_change()
         return sum(map(self._spec.weight_bytes, common_spans(self._leases.loading, span)))
 
-    async def await_ready(self, key: LeaseKey, wait_s: float) -> pb.Readiness:
+    async def await_ready(self, key: LeaseKey, asker: str, wait_s: float) -> pb.Readiness:
         """Whether the lease is ready, waiting up to `wait_s` for it.
 
         Raises:
-            RequestRefused: there is no such lease, or it has failed.
+            RequestRefused: there is no such lease, it has failed, or it is not that of `asker` (a peer id).
         """
+        self._require_owner(key, asker)
         forming = self._forming.get(key)
         session = self._sessions.get(key.session, key.epoch)
         if forming is None or session is None:
@@ -142,8 +146,13 @@ class Admission:
         forming.ready.result()
         return pb.Readiness(ready=True)
 
-    def release(self, key: LeaseKey) -> None:
-        """Frees what the session has here, at whatever stage it is."""
+    def release(self, key: LeaseKey, asker: str) -> None:
+        """Frees what the session has here, at whatever stage it is.
+
+        Raises:
+            RequestRefused: it is not that of `asker` (a peer id).
+        """
+        self._require_owner(key, asker)
         self._leases.release(key)
         self._let_go(key)
         self._on_change()
@@ -185,6 +194,11 @@ class Admission:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _require_owner(self, key: LeaseKey, asker: str) -> None:
+        session = self._sessions.get(key.session, key.epoch)
+        if session is not None and session.owner.peer_id != asker:
+            raise RequestRefused("epoch", "this lease is another client's: only who reserved it may use it")
 
     def _replace(self, plan: SessionPlan) -> None:
         """A new epoch takes the place of the old one, whose lease the book has replaced already."""
@@ -267,6 +281,7 @@ class Admission:
                     dtype=self._spec.dtype,
                     device=self._device,
                     progress=progress,
+                    manifest=self._manifest,
                 )
             await self._engine_thread.call(self._engine.attach, stage)
         except (WeightsError, OSError, MemoryError, RuntimeError, ValueError) as error:

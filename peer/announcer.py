@@ -12,6 +12,7 @@ from molink.peer.leases import LeaseBook
 from molink.peer.prober import PROBE_EVERY_S, Prober
 from molink.peer.profiler import Profile
 from molink.peer.stepping import Stepper
+from molink.routing.placement import JoiningMachine
 from molink.shards.spec import ModelSpec, Span, missing_spans
 
 LOOK_EVERY_S = 5.0
@@ -41,7 +42,10 @@ class Announcer:
 
     async def announce(self, *, facts_too: bool = False) -> None:
         """Says how things stand now; with `facts_too` also what rarely changes, as the first time."""
-        facts = replace(self.facts, links=self._prober.measurements()) if facts_too else None
+        facts = None
+        if facts_too:
+            prober = self._prober
+            facts = replace(self.facts, links=prober.measurements(), coordinate=prober.coordinate)
         await self._discovery.announce(facts, self._state())
 
     async def keep_announced(self) -> None:
@@ -71,12 +75,8 @@ class Announcer:
         return {view.peer_id for view in self._discovery.snapshot(self._spec.model_hash)}
 
     def _state(self) -> PeerState:
-        leases, spec = self._leases, self._spec
-        willing = self.facts.span_limit or spec.whole
-        loadable_bytes = sum(map(spec.weight_bytes, missing_spans(willing, leases.held)))
-        # announcements round sizes down by up to 1/256: what would hold all that is missing must still do so then
-        loadable_bytes += loadable_bytes >> 7
-        free_weight_bytes = max(0, min(leases.free_weight_bytes, loadable_bytes))
+        leases = self._leases
+        free_weight_bytes, free_kv_bytes = _free_bytes(self._spec, self.facts.span_limit, leases)
         return PeerState(
             peer_id=self.facts.peer_id,
             sequence=0,
@@ -84,12 +84,40 @@ class Announcer:
             facts_sequence=0,
             spans=leases.held,
             free_weight_bytes=free_weight_bytes,
-            # what the weights could still take is promised to them: KV caches get the rest
-            free_kv_bytes=max(0, leases.free_kv_bytes - free_weight_bytes),
+            free_kv_bytes=free_kv_bytes,
             sessions=len(leases.leases),
             queued=self._stepper.queued,
             draining=leases.draining,
         )
+
+
+def joining_machine(
+    peer_id: str, spec: ModelSpec, leases: LeaseBook, profile: Profile, prober: Prober
+) -> JoiningMachine:
+    """This peer as placement is asked about it before it holds anything; its weights are on its disk."""
+    free_weight_bytes, free_kv_bytes = _free_bytes(spec, None, leases)
+    return JoiningMachine(
+        peer_id=peer_id,
+        free_weight_bytes=free_weight_bytes,
+        free_kv_bytes=free_kv_bytes,
+        layer_latencies=profile.layer_latencies,
+        embed_ms=profile.embed_ms,
+        head_ms=profile.head_ms,
+        load_bytes_per_s=profile.load_bytes_per_s,
+        rtt_ms={link.peer_id: link.rtt_ms for link in prober.measurements()},
+        coordinate=prober.coordinate,
+        held=leases.held,
+    )
+
+
+def _free_bytes(spec: ModelSpec, span_limit: Span | None, leases: LeaseBook) -> tuple[int, int]:
+    """Memory for further weights, at most what is missing takes, and for KV caches beside them."""
+    loadable_bytes = sum(map(spec.weight_bytes, missing_spans(span_limit or spec.whole, leases.held)))
+    # announcements round sizes down by up to 1/256: what would hold all that is missing must still do so then
+    loadable_bytes += loadable_bytes >> 7
+    free_weight_bytes = max(0, min(leases.free_weight_bytes, loadable_bytes))
+    # what the weights could still take is promised to them: KV caches get the rest
+    return free_weight_bytes, max(0, leases.free_kv_bytes - free_weight_bytes)
 
 
 def own_facts(

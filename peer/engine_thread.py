@@ -1,6 +1,7 @@
 """The thread that owns the device: work goes in from the event loop, results come back to it."""
 
 import asyncio
+import contextlib
 import queue
 import threading
 from collections.abc import Callable
@@ -8,6 +9,8 @@ from types import TracebackType
 from typing import ParamSpec, Self, TypeVar
 
 STOP_TIMEOUT_S = 30.0
+LET_BEGIN_S = 0.001
+"""Ten times what waking a thread takes."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -20,8 +23,11 @@ class EngineThread:
     """
 
     def __init__(self) -> None:
+        self._begun: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._waiting = False
+        """Whether `begin` has given work that nobody has waited for."""
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def __aenter__(self) -> Self:
@@ -52,7 +58,21 @@ class EngineThread:
             if self._loop is not None:
                 loop.call_soon_threadsafe(done, result)
 
+        while not self._begun.empty():
+            self._begun.get_nowait()
+        self._waiting = True
         self._work.put(work)
+
+    def let_begin(self) -> None:
+        """Holds up the loop until the thread has taken up what `begin` gave it last, at most LET_BEGIN_S.
+
+        For where the loop has more to do that can wait: the two threads share the interpreter, and the loop would keep
+        it for as long as it is busy, while the device idles.
+        """
+        if self._waiting:
+            self._waiting = False
+            with contextlib.suppress(queue.Empty):
+                self._begun.get(timeout=LET_BEGIN_S)
 
     async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """The result of `function` on the thread. Raises what it raises."""
@@ -71,5 +91,6 @@ class EngineThread:
 
     def _run(self) -> None:
         while (work := self._work.get()) is not None:
+            self._begun.put(None)
             if self._loop is not None:
                 work()

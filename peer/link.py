@@ -21,6 +21,9 @@ PING_INTERVAL_S = 1.0
 LOST_AFTER_S = 4.0
 """A link on which nothing arrived for so long, pings unanswered, is lost."""
 MAX_REQUESTS_IN_FLIGHT = 64
+MAX_RELEASES_IN_FLIGHT = 512
+"""On top of them: a release refused would leave its lease standing. Whoever sends more loses the link, and with it all
+its leases."""
 RTT_SAMPLES = 8
 """The round trip is the least of so many: what is above it was waiting, which routers count elsewhere."""
 FIRST_PINGS = 3
@@ -177,7 +180,10 @@ class Link:
             if answer is not None and not answer.done():
                 answer.set_result((header, frame.payload))
         elif isinstance(header, pb.Request):
-            if len(self._serving) >= MAX_REQUESTS_IN_FLIGHT:
+            releases = header.WhichOneof("body") == "release"
+            if len(self._serving) >= MAX_REQUESTS_IN_FLIGHT + (MAX_RELEASES_IN_FLIGHT if releases else 0):
+                if releases:
+                    raise ProtocolError(f"more than {MAX_RELEASES_IN_FLIGHT} releases at once")
                 refusal = pb.Refusal(
                     code="busy", detail="too many requests at once on this link", retry_after_ms=500
                 )

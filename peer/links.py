@@ -1,4 +1,8 @@
-"""All links of one process: dialled on demand, accepted from others, one for each remote."""
+"""All links of one process: dialled on demand, accepted from others, one in use for each remote.
+
+Two peers that dial each other at once get two links. Both ends then use the one that the smaller peer id dialled; the
+end that dialled the other closes it when nothing has travelled on it for a while.
+"""
 
 import asyncio
 from types import TracebackType
@@ -17,10 +21,14 @@ from molink.peer.handshake import HandshakeRefused, Remote, prove
 from molink.peer.link import Link, LinkError, LinkHandler
 from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.protocol.frames import MAX_FRAME_BYTES, ProtocolError, decode, encode, expect
+from molink.peer.quiet import WatchedStream
 
 LINK_METHOD = "/molink.Peer/Link"
 DIAL_TIMEOUT_S = 5.0
-IDLE_TIMEOUT_S = 60.0
+AT_ONCE_S = 5.0
+"""Of two links that come within this time neither is older: the two ends have dialled each other."""
+SPARE_QUIET_S = 60.0
+"""A spare link on which nothing has travelled for so long is closed. Longer than the largest frame is on its way."""
 CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", MAX_FRAME_BYTES),
     ("grpc.max_send_message_length", MAX_FRAME_BYTES),
@@ -53,6 +61,9 @@ class GrpcStream(Protocol):
 class Links:
     """Owner of this process's links. Dial with `to`, look up with `find`; accepted links come in through `accepted`."""
 
+    # A link in use that closes is replaced by a spare, if there is one: that may be when the other end closes what it
+    # takes for a spare, or when it has lost a link that seems open here.
+
     def __init__(
         self, identity: Identity, handler: LinkHandler, swarm_key: SwarmKey | None, *, is_client: bool
     ) -> None:
@@ -61,6 +72,11 @@ class Links:
         self._swarm_key = swarm_key
         self._is_client = is_client
         self._links: dict[str, Link] = {}
+        """In use, by peer id."""
+        self._spares: list[Link] = []
+        self._opened_s: dict[Link, float] = {}
+        self._dialled: dict[Link, WatchedStream] = {}
+        """Those that this end dialled, and closes when they are spare."""
         self._dialling: dict[str, asyncio.Task[Link]] = {}
         self._running: set[asyncio.Task[None]] = set()
 
@@ -70,7 +86,7 @@ class Links:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for link in self._links.values():
+        for link in (*self._links.values(), *self._spares):
             link.close("this end is stopping")
         for task in (*self._dialling.values(), *self._running):
             task.cancel()
@@ -79,9 +95,18 @@ class Links:
     def find(self, peer_id: str) -> Link | None:
         """The open link to a peer or client, if there is one."""
         link = self._links.get(peer_id)
-        return link if link is not None and link.closed_because is None else None
+        if link is not None and link.closed_because is None:
+            return link
+        return next(
+            (one for one in self._spares if one.peer_id == peer_id and one.closed_because is None), None
+        )
+
+    def in_use(self, link: Link) -> bool:
+        """Whether this is the link to its remote, or was until it closed just now."""
+        return self._links.get(link.peer_id) is link
 
     def all(self) -> tuple[Link, ...]:
+        """Every open link that is in use."""
         return tuple(link for link in self._links.values() if link.closed_because is None)
 
     async def to(self, facts: PeerFacts, timeout_s: float = DIAL_TIMEOUT_S) -> Link:
@@ -106,13 +131,43 @@ class Links:
             raise LinkError(facts.peer_id, f"not reached within {timeout_s:g} s") from None
 
     def accepted(self, link: Link) -> None:
-        """Takes in a link that the other end dialled. The newest link to a remote is the one that is used."""
-        self._links[link.peer_id] = link
+        """Takes in a link that the other end dialled."""
+        self._take(link)
 
     def forget(self, link: Link) -> None:
         """The link has closed."""
-        if self._links.get(link.peer_id) is link:
+        self._opened_s.pop(link, None)
+        self._dialled.pop(link, None)
+        if link in self._spares:
+            self._spares.remove(link)
+        if self.in_use(link):
             del self._links[link.peer_id]
+            spare = self.find(link.peer_id)
+            if spare is not None:
+                self._spares.remove(spare)
+                self._links[spare.peer_id] = spare
+
+    def _take(self, link: Link) -> None:
+        """Puts a new link to use, or aside."""
+        self._opened_s[link] = asyncio.get_running_loop().time()
+        standing = self.find(link.peer_id)
+        if standing is not None and self._prefers(standing, link):
+            self._spares.append(link)
+            return
+        if standing is not None and standing not in self._spares:
+            self._spares.append(standing)
+        self._links[link.peer_id] = link
+
+    def _prefers(self, standing: Link, new: Link) -> bool:
+        """Whether the older of two open links stays in use: only if the two ends dialled each other at once, and then
+        by whose peer id is smaller, which both ends know. Else the other end has lost the older link."""
+        if self._opened_s[new] - self._opened_s[standing] > AT_ONCE_S:
+            return False
+        dialled, accepted = standing in self._dialled, standing not in self._dialled
+        smaller_here = self._identity.peer_id < new.peer_id
+        if (new in self._dialled) == dialled:
+            return False
+        return dialled if smaller_here else accepted
 
     async def _dial(self, facts: PeerFacts) -> Link:
         if not facts.grpc_addresses:
@@ -152,8 +207,10 @@ class Links:
             if isinstance(error, (LinkError, asyncio.CancelledError)):
                 raise
             raise LinkError(facts.peer_id, _why(error)) from error
-        link = Link(call, Remote(facts.peer_id, is_client=False), self._handler)
-        self._links[facts.peer_id] = link
+        stream = WatchedStream(call)
+        link = Link(stream, Remote(facts.peer_id, is_client=False), self._handler)
+        self._dialled[link] = stream
+        self._take(link)
         task = asyncio.create_task(self._run(link, call, channel), name=f"link {facts.peer_id}")
         self._running.add(task)
         task.add_done_callback(self._running.discard)
@@ -168,12 +225,23 @@ class Links:
             raise HandshakeRefused(f"{welcome.peer_id} answered in its place")
 
     async def _run(self, link: Link, call: GrpcStream, channel: grpc.aio.Channel) -> None:
+        retiring = asyncio.create_task(self._retire(link), name=f"retire {link.peer_id}")
         try:
             await link.run()
         finally:
+            retiring.cancel()
             self.forget(link)
             call.cancel()
             await channel.close()
+
+    async def _retire(self, link: Link) -> None:
+        """Closes the link, which this end dialled, once it is spare and of no use any more."""
+        while True:
+            quiet_s = self._dialled[link].quiet_s if link in self._spares else 0.0
+            if quiet_s >= SPARE_QUIET_S:
+                link.close("another link to this peer is in use")
+                return
+            await asyncio.sleep(SPARE_QUIET_S - quiet_s)
 
 
 async def _read(call: GrpcStream) -> bytes:

@@ -53,7 +53,7 @@ async def open_model(
     """Finds the model's files and what they are. With dtype `auto`, it is computed as the swarm computes it already.
 
     Raises:
-        ModelNotFound, StoreError, OSError: it is not there, or damaged.
+        ModelNotFound, StoreError, OSError: it is not there, damaged, or not what `views` serve under that name.
     """
     folder = await asyncio.to_thread(catalog.resolve, identifier)
     if catalog.is_from_hub(identifier):
@@ -66,8 +66,10 @@ async def open_model(
         )
 
     manifest = await asyncio.to_thread(store.read_manifest, folder, digests, progress)
+    content_hash = manifest.content_hash
+    served_models = [(view.facts.model.name, view.facts.model.content_hash) for view in views]
+    catalog.require_identity(identifier, folder, content_hash, served_models)
     if dtype == "auto":
-        content_hash = manifest.content_hash
         served = Counter(
             view.facts.model.dtype
             for view in views

@@ -1,6 +1,7 @@
 """A peer's life: find the swarm, know the model, measure the machine, serve, drain, leave."""
 
 import asyncio
+import gc
 import logging
 import socket
 import sys
@@ -18,7 +19,7 @@ from molink.dht.key_file import KeyFileError
 from molink.dht.records import PeerView
 from molink.dht.swarm_key import SwarmKey
 from molink.peer.acceptor import PortInUse
-from molink.peer.announcer import Announcer, own_facts
+from molink.peer.announcer import Announcer, joining_machine, own_facts
 from molink.peer.device import choose_device, default_memory_bytes, describe_device
 from molink.peer.leases import LeaseBook, Refused
 from molink.peer.memory import plan_memory
@@ -26,9 +27,12 @@ from molink.peer.metrics import PeerMetrics
 from molink.peer.model import LocalModel, most_needed, open_model
 from molink.peer.prober import Prober
 from molink.peer.profiler import cached_or_measured
+from molink.peer.running import say
 from molink.peer.serving import Serving, batch_limits
 from molink.peer.settings import JoinSettings, where_to_join
 from molink.peer.state_dir import StateDir
+from molink.routing.placement import JoiningMachine, describe_preview, preview_join
+from molink.routing.snapshot import Snapshot
 from molink.shards.catalog import ModelNotFound
 from molink.shards.errors import WeightsError
 from molink.shards.spec import Span
@@ -83,6 +87,10 @@ class Peer:
                 parts = self._parts = await self._open(stack)
                 await parts.announcer.announce(facts_too=True)
                 self.addresses = parts.discovery.addresses
+                # What start-up made (half a million objects, torch's own above all) stays: a full collection that
+                # walks it would hold up a token for a tenth of a second.
+                gc.collect()
+                gc.freeze()
                 on_ready(self)
                 await self._serve(parts)
         except (KeyFileError, ModelNotFound, StoreError, WeightsError, PortInUse, ControlPortInUse) as error:
@@ -133,7 +141,9 @@ class Peer:
         )
         self._report("Looking for the swarm")
         await stack.enter_async_context(discovery)
-        model = await self._model(discovery.snapshot())
+        # what this very peer said before it was started again binds nobody
+        others = tuple(view for view in discovery.snapshot() if view.peer_id != identity.peer_id)
+        model = await self._model(others)
         leases = self._lease_book(model, device)
         self._report(f"Measuring this machine with {model.spec.name}")
         profile = await asyncio.to_thread(
@@ -155,8 +165,15 @@ class Peer:
             )
         )
         self._state.remember_ports(_port_of(discovery.addresses[0]), serving.port)
+        prober = Prober(identity.peer_id, serving.links, lambda: discovery.snapshot(model.spec.model_hash))
         if settings.layers is not None:
             await self._preload(leases, serving, settings.layers)
+        else:
+            self._report("Measuring round trips to the swarm")
+            await prober.probe()
+            snapshot = Snapshot(discovery.snapshot(model.spec.model_hash), model.spec)
+            machine = joining_machine(identity.peer_id, model.spec, leases, profile, prober)
+            await self._take_what_helps(leases, serving, snapshot, machine)
         host = settings.announce or discovery.addresses[0].split("/")[2]
         facts = own_facts(
             identity,
@@ -169,7 +186,6 @@ class Peer:
             settings.layers,
             profile,
         )
-        prober = Prober(identity.peer_id, serving.links, lambda: discovery.snapshot(model.spec.model_hash))
         announcer = Announcer(discovery, facts, model.spec, leases, serving.stepper, prober, self._changed)
         return _Parts(discovery, model, leases, serving, announcer)
 
@@ -197,7 +213,7 @@ class Peer:
         return LeaseBook(model.spec, memory, span_limit=limit)
 
     async def _preload(self, leases: LeaseBook, serving: Serving, span: Span) -> None:
-        """--layers: exactly this span, from the start."""
+        """Exactly this span, from the start."""
         self._report(f"Loading layers {span}")
         answer = leases.preload(span, asyncio.get_running_loop().time())
         if isinstance(answer, Refused):
@@ -205,6 +221,15 @@ class Peer:
                 f"layers {span} do not fit: {answer.detail}. Give more --memory, or fewer --layers"
             )
         await serving.admission.load(span)
+
+    async def _take_what_helps(
+        self, leases: LeaseBook, serving: Serving, snapshot: Snapshot, machine: JoiningMachine
+    ) -> None:
+        """Without --layers: the span that helps the swarm most, as `preview_join` sees it. Says which, and why."""
+        preview = await asyncio.to_thread(preview_join, snapshot, machine)
+        say(describe_preview(preview))
+        if preview.span is not None:
+            await self._preload(leases, serving, preview.span)
 
     async def _serve(self, parts: _Parts) -> None:
         """Until told to leave; then the sessions may end, and the swarm hears that this peer goes."""

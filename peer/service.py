@@ -68,9 +68,8 @@ class PeerService:
         """Sessions of a gone client end; sessions whose neighbour is gone are reported to their clients."""
         if self._admission is None or self._links is None:
             return
-        standing = self._links.find(link.peer_id)
-        if standing is not None and standing is not link:
-            return
+        if not self._links.in_use(link):
+            return  # another link has taken its place
         if any(session.owner is link for session in self._sessions):
             self._admission.release_owner(link.peer_id)
         for session in self._sessions:
@@ -90,11 +89,13 @@ class PeerService:
         if body == "await_ready":
             asked = request.await_ready
             key = LeaseKey(bytes(asked.session), asked.epoch)
-            readiness = await self._admission.await_ready(key, min(asked.wait_ms / 1000, MAX_WAIT_S))
+            wait_s = min(asked.wait_ms / 1000, MAX_WAIT_S)
+            readiness = await self._admission.await_ready(key, link.peer_id, wait_s)
             return pb.Response(readiness=readiness), b""
         if body == "release":
             async with self._turns.setdefault(link, asyncio.Lock()):
-                self._admission.release(LeaseKey(bytes(request.release.session), request.release.epoch))
+                key = LeaseKey(bytes(request.release.session), request.release.epoch)
+                self._admission.release(key, link.peer_id)
             return pb.Response(released=pb.Released()), b""
         if body == "get_manifest":
             payload, total = self._handout.manifest(request.get_manifest.model_hash)

@@ -72,6 +72,7 @@ class Serving:
             identity.peer_id,
             spec,
             model.folder,
+            manifest,
             device,
             leases,
             sessions,

@@ -101,8 +101,8 @@ def load_settings(command_line: Configuration, environment: Mapping[str, str] | 
         device=_check_device(merged.device or "auto"),
         dtype=merged.dtype or "auto",
         quantization=merged.quantization or "none",
-        listen=merged.listen or _default_listen(initial_peers),
-        announce=merged.announce,
+        listen=_bare(merged.listen) or _default_listen(initial_peers),
+        announce=_bare(merged.announce),
         port=merged.port or None,
         grpc_port=merged.grpc_port or None,
         name=merged.name,
@@ -213,6 +213,11 @@ def _check_device(device: str) -> str:
     if _DEVICE.fullmatch(device) is None:
         raise SettingsError(f"--device {device!r} is not known: use auto, cpu, cuda:0 or mps")
     return device
+
+
+def _bare(host: str | None) -> str | None:
+    """An IPv6 address as sockets take it, without the brackets that it has beside a port."""
+    return host[1:-1] if host is not None and host.startswith("[") and host.endswith("]") else host
 
 
 def _default_listen(initial_peers: tuple[str, ...]) -> str:

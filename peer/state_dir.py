@@ -3,7 +3,6 @@
 import json
 import os
 import tempfile
-import time
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -14,8 +13,6 @@ from filelock import FileLock, Timeout
 from molink.dht.configuration import SettingsError
 
 CONTROL_FILE = "control.json"
-SEQUENCE_MARGIN = 1_000_000
-"""Statements that one run may make before a clock that was set back could repeat a number."""
 
 
 class StateDirInUse(Exception):
@@ -38,7 +35,6 @@ class StateDir:
         self.profiles = path / "profiles.json"
         self.control = path / CONTROL_FILE
         self._ports = path / "ports.json"
-        self._sequence = path / "sequence.json"
         self._lock = FileLock(path / "lock", blocking=False)
 
     def __enter__(self) -> Self:
@@ -72,16 +68,6 @@ class StateDir:
 
     def remember_ports(self, libp2p: int, grpc: int) -> None:
         write_json(self._ports, {"libp2p": libp2p, "grpc": grpc})
-
-    def next_sequence_base(self) -> int:
-        """A number above every sequence number that earlier runs have used: milliseconds since 1970, or more.
-
-        A clock that was set back does not lower it.
-        """
-        floor = read_json(self._sequence).get("floor")
-        base = max(time.time_ns() // 1_000_000, floor if isinstance(floor, int) else 0)
-        write_json(self._sequence, {"floor": base + SEQUENCE_MARGIN})
-        return base
 
 
 def wait_until_free(path: Path, timeout_s: float) -> bool:

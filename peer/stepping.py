@@ -81,6 +81,7 @@ class Stepper:
             chunk = tokens[first : first + size]
             last = first + size >= len(tokens)
             self._add(session, step, len(chunk), chunk, None, sample=last, prefill=True, timings=())
+        self._pump()
 
     def on_activations(self, link: Link, frame: Frame, header: pb.Activations) -> None:
         """The previous hop's output for some sessions."""
@@ -112,9 +113,11 @@ class Stepper:
                 prefill=row.prefill,
                 timings=row.timings,
             )
+        self._pump()
 
     def on_tokens(self, link: Link, header: pb.Tokens) -> None:
         """The tail's tokens come back to the head."""
+        drawn: list[tuple[HopSession, pb.Token]] = []
         for token in header.tokens:
             session = self._sessions.get(token.session, token.epoch)
             if session is None:
@@ -123,7 +126,8 @@ class Stepper:
                 raise ProtocolError("tokens must come from the session's tail, to its head")
             if token.token_id >= self._spec.vocabulary_size:
                 raise ProtocolError(f"token {token.token_id} is beyond the vocabulary")
-            self._advance(session, token)
+            drawn.append((session, token))
+        self._advance(drawn)
 
     def discard(self, session: HopSession) -> None:
         """The session has ended: what waits of it is dropped."""
@@ -147,18 +151,23 @@ class Stepper:
         )
 
     def _stepped(self, inputs: tuple[StepInput, ...], output: StepOutput | Exception) -> None:
-        """The engine is done with a micro-batch: it gets the next one before this one's output is sent."""
+        """The engine is done with a micro-batch: it gets the next one before this one's output is sent.
+
+        Unless this is the tail: where it is the head too, the sessions that go on step with those that wait.
+        """
         self._busy = False
-        self._pump()
         if isinstance(output, Exception):
+            self._pump()
             _log.error("a step of %d sessions failed", len(inputs), exc_info=output)
             self._fail(inputs, f"{type(output).__name__}: {output}")
             return
-        self._metrics.stepped(output.compute_s, len(inputs), sum(one.count for one in inputs))
         if output.hidden is not None:
+            self._pump()
             self._deliver_activations(output, output.hidden)
         else:
             self._deliver_tokens(output)
+            self._pump()
+        self._metrics.stepped(output.compute_s, len(inputs), sum(one.count for one in inputs))
 
     # -- frames out
 
@@ -179,6 +188,7 @@ class Stepper:
         """One frame to each head; a session whose head is here goes on at once."""
         asked = [one for one in output.inputs if one.sample]
         by_head: dict[str, list[tuple[StepInput, pb.Token]]] = {}
+        drawn_here: list[tuple[HopSession, pb.Token]] = []
         for one, drawn, position in zip(asked, output.sampled, output.positions, strict=True):
             key = one.session.key
             session = self._sessions.get(key.session, key.epoch)
@@ -186,9 +196,10 @@ class Stepper:
                 continue
             token = token_message(one, drawn, position, self._timings(one, output))
             if session.is_head:
-                self._advance(session, token)
+                drawn_here.append((session, token))
             else:
                 by_head.setdefault(session.next_peer_id, []).append((one, token))
+        self._advance(drawn_here)
         for peer_id, drawn_tokens in by_head.items():
             link = self._links.find(peer_id)
             tokens = pb.Tokens(tokens=[token for _, token in drawn_tokens])
@@ -197,16 +208,24 @@ class Stepper:
                     [one for one, _ in drawn_tokens], "no open link to the head", code="lost", peer_id=peer_id
                 )
 
-    def _advance(self, session: HopSession, token: pb.Token) -> None:
-        """At the head: a token is there. Stream it to the client and start the next step."""
-        if token.position != len(session.history):
-            return
-        session.history.append(token.token_id)
-        if not session.owner.post(pb.Tokens(tokens=[token]), traffic_class=TrafficClass.DECODE):
-            return  # the client is gone, or too far behind to take even a token: its lease runs out
-        if token.finish == pb.NOT_FINISHED:
-            step = token.step + 1
-            self._add(session, step, 1, (token.token_id,), None, sample=True, prefill=False, timings=())
+    def _advance(self, drawn: Sequence[tuple[HopSession, pb.Token]]) -> None:
+        """At the head: tokens are there. Start the next steps, together, and stream the tokens to the clients."""
+        by_client: dict[Link, list[pb.Token]] = {}
+        for session, token in drawn:
+            if token.position != len(session.history):
+                continue
+            session.history.append(token.token_id)
+            if session.owner.closed_because is not None:
+                continue  # the client is gone: its lease runs out
+            by_client.setdefault(session.owner, []).append(token)
+            if token.finish == pb.NOT_FINISHED:
+                step = token.step + 1
+                self._add(session, step, 1, (token.token_id,), None, sample=True, prefill=False, timings=())
+        self._pump()
+        self._engine_thread.let_begin()
+        for owner, tokens in by_client.items():
+            if not owner.post(pb.Tokens(tokens=tokens), traffic_class=TrafficClass.DECODE):
+                owner.close("it does not take the tokens that it asked for")
 
     def _add(
         self,
@@ -243,7 +262,6 @@ class Stepper:
         self._inputs[session.key, step] = StepInput(
             session, step, count, token_ids, hidden, sample, prefill, now, tuple(timings)
         )
-        self._pump()
 
     def _timings(self, one: StepInput, output: StepOutput) -> tuple[pb.HopTiming, ...]:
         """What the hops so far took, this one included; nothing unless the session is traced."""

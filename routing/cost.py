@@ -1,14 +1,12 @@
 """What a router assumes where nobody has measured, and how announcements become milliseconds."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from statistics import median
 
 import numpy as np
 
 from molink.dht.records import LayerLatency
-from molink.routing.arrays import FloatArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +25,27 @@ class CostModel:
     load_layer_overhead_ms: float = 50.0
     """Loading one layer beyond reading its bytes: opening, checking hashes, placing it on the device. Keeps
     layers of small models from being loaded for gains within measurement noise."""
+
+    unknown_bandwidth_mbps: float = 20.0
+    """Uplink of a peer of which nothing was measured: a common cable line's. Announcements carry none."""
+    unknown_row_share: float = 0.1
+    """Where only one batch size was measured: what each further row adds, as a part of that time. Eight
+    sequences in one pass run at 4 to 5 times the serial rate on two processor cores, hence (8 / 4.5 - 1) / 7."""
+    prefill_chunk_tokens: int = 448
+    """Rows of a prefill's chunks, as heads cut prompts unless they are told otherwise."""
+    steps_per_batch: int = 64
+    """Waiting steps that a peer computes together."""
+    head_service_ms: float = 0.5
+    """What a head of one processor does for its client with each token: taking it in, beginning the next
+    step, sending it on. Several processors share it with the computation."""
+    session_tpot_ms: float = 200.0
+    """What a token takes, for a session's length and a peer's utilisation, before its circuit is known: the
+    level of the decentralized-scheduling paper's testbeds."""
+    mean_lifetime_s: float = 7200.0
+    """How long a peer of which nothing is known stays, on average: a volunteer's evening."""
+    recovery_ms: float = 5000.0
+    """From the loss of a peer to another circuit: noticing it takes 4 s, forming about one more. Doing the
+    prefill again comes on top."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -51,42 +70,19 @@ def layer_ms_at(latencies: Sequence[LayerLatency], batch_size: int) -> float:
     return known + slope * (batch_size - sizes[-1])
 
 
-def one_way_ms(
-    peer_ids: Sequence[str], rtt_ms: Mapping[tuple[str, str], float], cost: CostModel
-) -> FloatArray:
-    """[peers, peers]: half the round trip and the overhead of a hop, row = from; the diagonal is 0.
+def prefill_layer_ms(latencies: Sequence[LayerLatency], rows: int, cost: CostModel) -> float:
+    """Milliseconds of one layer for `rows` rows of a prompt, from the decode steps that were measured.
 
-    For each pair the first of these that is known: the sender's measurement, the receiver's, the mean of both
-    peers' medians over all they measured or that were measured to them, `unknown_rtt_ms`. Other entries of
-    `rtt_ms`, to peers that are not listed, count for the medians. Numbers that cannot be round trips are left
-    out.
+    Beyond the largest batch size, by the mean slope of all: the last two sizes alone are within noise of each
+    other on a fast device, and a prompt is far beyond them.
     """
-    index = {peer_id: position for position, peer_id in enumerate(peer_ids)}
-    known = {
-        pair: rtt for pair, rtt in rtt_ms.items() if math.isfinite(rtt) and rtt >= 0 and pair[0] != pair[1]
-    }
-    measured = np.full((len(peer_ids), len(peer_ids)), np.nan)
-    for (source, target), rtt in known.items():
-        if source in index and target in index:
-            measured[index[source], index[target]] = rtt
-    result = np.where(np.isnan(measured), measured.T, measured)
-    typical = _typical_rtt_ms(peer_ids, known.items())
-    pairs = np.stack(np.broadcast_arrays(typical[:, None], typical[None, :]))
-    given = ~np.isnan(pairs)
-    total = np.where(given, pairs, 0.0).sum(axis=0)
-    guess = np.where(given.any(axis=0), total / np.maximum(1, given.sum(axis=0)), cost.unknown_rtt_ms)
-    result = np.where(np.isnan(result), guess, result) / 2 + cost.hop_overhead_ms
-    np.fill_diagonal(result, 0.0)
-    return np.asarray(result, dtype=np.float64)
-
-
-def _typical_rtt_ms(peer_ids: Sequence[str], known: Iterable[tuple[tuple[str, str], float]]) -> FloatArray:
-    """[peers]: the median of the round trips from or to each peer; NaN where there are none."""
-    trips: dict[str, list[float]] = {peer_id: [] for peer_id in peer_ids}
-    for pair, rtt in known:
-        for peer_id in pair:
-            if peer_id in trips:
-                trips[peer_id].append(rtt)
-    return np.array(
-        [median(trips[peer_id]) if trips[peer_id] else np.nan for peer_id in peer_ids], dtype=np.float64
-    )
+    ordered = sorted(latencies, key=lambda latency: latency.batch_size)
+    smallest, largest = ordered[0], ordered[-1]
+    if rows <= largest.batch_size:
+        return layer_ms_at(latencies, rows)
+    if largest.batch_size > smallest.batch_size:
+        sizes = largest.batch_size - smallest.batch_size
+        slope = max(0.0, (largest.layer_ms - smallest.layer_ms) / sizes)
+    else:
+        slope = cost.unknown_row_share * largest.layer_ms / largest.batch_size
+    return largest.layer_ms + slope * (rows - largest.batch_size)

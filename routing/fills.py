@@ -28,7 +28,7 @@ class Options:
     machine: IntArray
     stop: IntArray
     cost: FloatArray
-    """Milliseconds: computation, embedding and head where they apply, and weighted loading."""
+    """Milliseconds: computation, embedding and head where they apply, weighted loading, and the hop's penalty."""
 
 
 class Fills:
@@ -40,6 +40,7 @@ class Fills:
         self._cost = _prefix(problem.layer_ms + problem.load_weight * load)
         self._embed_cost = _given(problem.embed_ms, self.machines) + problem.load_weight * load_embed
         self._head_cost = _given(problem.head_ms, self.machines) + problem.load_weight * load_head
+        self._penalty = _given(problem.hop_penalty_ms, self.machines)
         self._cold = _prefix(problem.cold_bytes())
         self._cold_embed, self._cold_head = problem.cold_embed_bytes(), problem.cold_head_bytes()
         self._free = problem.free_bytes
@@ -71,11 +72,19 @@ class Fills:
         no_room_for_head = (stops == self.layers) & (taken[:, -1] + self._cold_head > budget)
         return np.maximum(np.where(no_room_for_head, self.layers - 1, stops), layer)
 
-    def wasted_layers(self, layer: int, options: Options) -> FloatArray:
-        """[options]: memory that each leaves unused, up to one average layer, as a part of that."""
+    def resident_stops(self) -> IntArray:
+        """[machines, layers]: where the resident run that starts at a layer ends; the layer itself if it is
+        cold."""
+        if self._resident_stop is None:
+            return np.broadcast_to(np.arange(self.layers), (self.machines, self.layers))
+        return self._resident_stop
+
+    def wasted_layers(self, machine: IntArray, stop: IntArray) -> FloatArray:
+        """[layers, columns]: memory that a span from each layer to `stop` leaves unused, in average layers, at
+        most one."""
         average = max(1.0, float(self._cold[:, -1].max(initial=0)) / self.layers)
-        taken = self._cold[options.machine, options.stop] - self._cold[options.machine, layer]
-        waste: FloatArray = np.minimum((self._free[options.machine] - taken) / average, 1.0)
+        taken = self._cold[machine, stop] - self._cold[machine, : self.layers].T
+        waste: FloatArray = np.minimum((self._free[machine] - taken) / average, 1.0)
         return waste
 
     def _compute(self, layer: int) -> Options:
@@ -92,7 +101,7 @@ class Fills:
                 machines.append(machine)
                 stops.append(stop[machine])
         chosen, stop = np.concatenate(machines), np.concatenate(stops)
-        cost = self._cost[chosen, stop] - self._cost[chosen, layer]
+        cost = self._cost[chosen, stop] - self._cost[chosen, layer] + self._penalty[chosen]
         if layer == 0:
             cost = cost + self._embed_cost[chosen]
         cost = cost + np.where(stop == self.layers, self._head_cost[chosen], 0.0)

@@ -5,7 +5,8 @@ are held already, layers that a machine is willing to serve, memory of the KV ca
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +21,12 @@ from molink.routing.arrays import (
     whole_number,
 )
 from molink.routing.circuit import Hop
+from molink.routing.latency import CoordinateLinks, Links, MatrixLinks, Measured
+
+_DENSE_MACHINES = 4096
+"""Machines up to which coordinates are worked out into a matrix on demand: 134 MB."""
+_BY_LAYER = frozenset({"layer_bytes", "kv_bytes"})
+"""Arrays without an axis of machines."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,9 +40,9 @@ class CircuitProblem:
     layer_ms: FloatArray
     """[machines] or [machines, layers]: milliseconds to compute one decode step of a layer; afterwards always
     [machines, layers]."""
-    latency_ms: FloatArray
+    latency_ms: FloatArray | None
     """[machines, machines]: one-way milliseconds of a decode step's activation, row = from. The diagonal is
-    ignored."""
+    ignored. None: the problem has `coordinates`; `links` answers for both forms."""
     free_bytes: IntArray
     """[machines]: memory free for weights that are not resident."""
     layer_bytes: IntArray
@@ -65,6 +72,33 @@ class CircuitProblem:
     loading is free."""
     load_weight: float = 0.0
     """What a millisecond of loading adds to the objective, such as 1 / (tokens that it will serve)."""
+    hop_penalty_ms: FloatArray | None = None
+    """[machines]: added to the objective, not to the TPOT, for each hop on a machine, such as the expected cost
+    of losing it. None: nothing."""
+    coordinates: CoordinateLinks | None = None
+    """What predicts latencies where `latency_ms` is None; see `from_coordinates`."""
+
+    @classmethod
+    def from_coordinates(
+        cls,
+        *,
+        layer_ms: object,
+        positions: object,
+        heights_ms: object,
+        free_bytes: object,
+        layer_bytes: object,
+        measured: Measured | None = None,
+        **rest: Any,  # noqa: ANN401 (the other fields, checked as in the matrix form)
+    ) -> "CircuitProblem":
+        """The problem of a swarm too large for a matrix: latencies from network coordinates.
+
+        The one-way latency between two machines is the euclidean distance of their `positions` [machines,
+        dimensions] plus both `heights_ms` [machines], all in one-way milliseconds, unless `measured` has the
+        ordered pair. `rest` are further fields.
+        """
+        given: dict[str, Any] = {"layer_ms": layer_ms, "free_bytes": free_bytes, "layer_bytes": layer_bytes}
+        links = CoordinateLinks.of(positions, heights_ms, measured)
+        return cls(latency_ms=None, coordinates=links, **given, **rest)
 
     def __post_init__(self) -> None:
         layers = _length("layer_bytes", self.layer_bytes)
@@ -77,14 +111,19 @@ class CircuitProblem:
             layer_ms = np.broadcast_to(layer_ms[:, None], table)
         values: dict[str, object] = {
             "layer_ms": layer_ms,
-            "latency_ms": float_array("latency_ms", self.latency_ms, (machines, machines)),
             "free_bytes": available_bytes("free_bytes", self.free_bytes, each),
             "layer_bytes": needed_bytes("layer_bytes", self.layer_bytes, (layers,)),
             "embed_bytes": whole_number("embed_bytes", self.embed_bytes),
             "head_bytes": whole_number("head_bytes", self.head_bytes),
             "load_weight": float(float_array("load_weight", self.load_weight, ())),
         }
-        for name in ("embed_ms", "head_ms"):
+        if self.coordinates is None:
+            values["latency_ms"] = float_array("latency_ms", self.latency_ms, (machines, machines))
+        elif self.latency_ms is not None:
+            raise ValueError("latency_ms must be None where coordinates are given")
+        elif len(self.coordinates.heights_ms) != machines:
+            raise ValueError(f"heights_ms must have the shape {each}, as free_bytes has")
+        for name in ("embed_ms", "head_ms", "hop_penalty_ms"):
             values[name] = (
                 None if getattr(self, name) is None else float_array(name, getattr(self, name), each)
             )
@@ -113,6 +152,38 @@ class CircuitProblem:
     @property
     def layers(self) -> int:
         return int(self.layer_bytes.shape[0])
+
+    @property
+    def links(self) -> Links:
+        """One-way latencies, in whichever form they were given."""
+        if self.latency_ms is not None:
+            return MatrixLinks(self.latency_ms)
+        assert self.coordinates is not None  # noqa: S101 (checked at construction)
+        return self.coordinates
+
+    @property
+    def dense_latency_ms(self) -> FloatArray:
+        """[machines, machines]: the matrix, worked out if need be; ValueError for too many machines."""
+        if self.latency_ms is not None:
+            return self.latency_ms
+        if self.machines > _DENSE_MACHINES:
+            raise ValueError(f"latency_ms is predicted for {self.machines} machines: too many for a matrix")
+        every = np.arange(self.machines)
+        return self.links.block(every, every)
+
+    def subset(self, machines: IntArray, *, linked: bool = True) -> "CircuitProblem":
+        """The problem of the chosen machines alone, numbered anew in their order, with a matrix; without
+        `linked`, one in which links take no time."""
+        chosen: dict[str, Any] = {"coordinates": None}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, np.ndarray) and field.name not in _BY_LAYER:
+                chosen[field.name] = value[machines]
+        size = len(machines)
+        chosen["latency_ms"] = (
+            self.links.block(machines, machines) if linked else np.broadcast_to(0.0, (size, size))
+        )
+        return replace(self, **chosen)
 
     def cold_bytes(self) -> IntArray:
         """[machines, layers]: what each layer would take from free_bytes."""
@@ -157,21 +228,40 @@ def tpot_ms(problem: CircuitProblem, hops: Iterable[Hop]) -> float:
     if problem.head_ms is not None:
         total += float(problem.head_ms[path[-1].machine])
     if len(path) > 1:
-        for hop, following in zip(path, path[1:] + path[:1], strict=True):
-            total += float(problem.latency_ms[hop.machine, following.machine])
+        machines = np.array([hop.machine for hop in path])
+        for link in problem.links.pairs(machines, np.roll(machines, -1)):
+            total += float(link)
+    return total
+
+
+def objective_ms(problem: CircuitProblem, hops: Iterable[Hop]) -> float:
+    """What the search minimises: the TPOT, the weighted loading of all hops, and the penalties of their
+    machines."""
+    path = tuple(hops)
+    total = tpot_ms(problem, path)
+    if problem.hop_penalty_ms is not None:
+        total += sum(float(problem.hop_penalty_ms[hop.machine]) for hop in path)
+    if problem.load_weight > 0:
+        total += problem.load_weight * sum(_load_times_ms(problem, path))
     return total
 
 
 def load_ms(problem: CircuitProblem, hops: Iterable[Hop]) -> float:
     """Milliseconds until every machine of the hops holds its span; the machines load side by side."""
+    return max([0.0, *_load_times_ms(problem, hops)])
+
+
+def _load_times_ms(problem: CircuitProblem, hops: Iterable[Hop]) -> list[float]:
+    if problem.load_ms is None:
+        return []
     layers, embed, head = problem.cold_load_ms()
-    times = [0.0]
+    times = []
     for hop in hops:
         time = float(layers[hop.machine, hop.start : hop.stop].sum())
         time += float(embed[hop.machine]) if hop.start == 0 else 0.0
         time += float(head[hop.machine]) if hop.stop == problem.layers else 0.0
         times.append(time)
-    return max(times)
+    return times
 
 
 def _unless_resident(size: int, resident: BoolArray | None, machines: int) -> IntArray:

@@ -1,25 +1,21 @@
-"""Label-setting over (layer, machine, start), one layer after the other, vectorised over labels and machines.
+"""Beam search over partial circuits, one hop at a time: level k holds partial circuits of k hops, of all starts.
 
-Each hop moves to a later layer, so taking the layers in order settles every label before it is extended, and
-no priority queue is needed.
+A level is extended by every span that the table offers in some fifteen array operations, whatever the number of
+labels, and a circuit has few hops. A search by layers or with a priority queue takes many small steps instead.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from molink.routing.arrays import FloatArray, IntArray
+from molink.routing.bounds import Bounds
 from molink.routing.circuit import Hop
-from molink.routing.fills import Options
-from molink.routing.labels import Labels, SettledLabels, machine_keys, place_in_run
+from molink.routing.labels import Labels, hops_of, machine_keys, scrambled
+from molink.routing.spans import SpanTable
 
 _ELEMENTS = 2**18
-"""Labels times options extended in one go: the working arrays of a step stay within processor caches."""
-
-Bound = Callable[[IntArray, IntArray, IntArray], FloatArray]
-"""(stop, machine, start) of labels to a lower bound on all that each still has to pay."""
+"""Labels times columns extended in one go: the working arrays of a step stay within processor caches."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,24 +23,28 @@ class Graph:
     """What a search runs on."""
 
     layers: int
-    machines: int
-    options: Callable[[int], Options]
+    spans: SpanTable
     latency_ms: FloatArray
     """[machines, machines]"""
-    completion_ms: Bound
+    bounds: Bounds
+    linked: bool = True
+    """False: links cost nothing, so that of two labels with the same machines one is enough."""
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """How many labels a search keeps. What it drops beyond them is the only thing it can miss."""
+class Beam:
+    """How many labels a search keeps, and how it ranks them. What it drops beyond them is all it can miss."""
 
-    per_vertex: int
-    """Labels of one (layer, machine, start) that differ in the set of machines used."""
-    per_layer: int
-    """Labels of one layer: the ones of lowest cost with the way back to their start."""
-    starts: int
-    """Labels of one hop that end at one layer, counted apart: without a link yet they would crowd out all
-    others."""
+    width: int
+    """Labels of one level."""
+    rest_weight: float = 1.8
+    """How often the lower bound of what is left counts in the rank. Above 1, for partial circuits at different
+    layers compete and the bound takes machines that are used already; measured on the testbeds."""
+    back_weight: float = 0.2
+    """How much of the way back to the start counts in the rank: the weight of the paper's penalty. Below 1, for
+    the machines still to come can lead home. At the last hop the whole way counts, as cost."""
+    gather: int = 0
+    """So many closed circuits beside the best are reported."""
 
 
 @dataclass(slots=True)
@@ -57,145 +57,134 @@ class Outcome:
     reached: int = 0
     """The last layer boundary that any partial circuit reached."""
     complete: bool = True
-    """Whether no label was dropped for the limits' sake, so that `hops` is the best there is, or there are
+    """Whether no label was dropped for the beam's sake, so that `hops` is the best there is, or there are
     none."""
+    others: list[tuple[float, tuple[Hop, ...]]] = field(default_factory=list)
+    """Cost and hops of further circuits, in no order."""
 
 
-def search(graph: Graph, limits: Limits, below: float = float("inf")) -> Outcome:
-    """The cheapest circuit of cost below `below` that the options offer, within the limits."""
-    run = _Run(graph, limits, below)
-    run.begin()
-    for layer in range(1, graph.layers):
-        run.extend_layer(layer)
+def search(graph: Graph, beam: Beam, below: float = float("inf")) -> Outcome:
+    """The cheapest circuit of cost below `below` that the spans offer, within the beam."""
+    run = _Run(graph, beam, below)
+    labels = run.begin()
+    while len(labels):
+        labels = run.extend(labels)
     return run.outcome
 
 
 class _Run:
-    def __init__(self, graph: Graph, limits: Limits, below: float) -> None:
-        self.graph, self.limits = graph, limits
+    def __init__(self, graph: Graph, beam: Beam, below: float) -> None:
+        self.graph, self.beam = graph, beam
         self.outcome = Outcome(cost=below)
-        self._starts = Labels.of(0)
-        self._waiting: list[list[Labels]] = [[] for _ in range(graph.layers)]
-        self._sizes = [0] * graph.layers
-        self._worst = np.full(graph.layers + 1, np.inf)
-        self._worst[graph.layers] = -np.inf  # Nothing waits at the end: what arrives there is a circuit.
-        self._settled = SettledLabels(graph.machines)
         self._back_ms = np.ascontiguousarray(graph.latency_ms.T)
-        self._keys = machine_keys(graph.machines)
+        self._keys = machine_keys(len(graph.latency_ms))
+        self._by_machine = graph.spans.by_machine
 
-    def begin(self) -> None:
+    def begin(self) -> Labels:
         """Labels of one hop: every machine as the start."""
-        options = self.graph.options(0)
-        self._starts = starts = Labels.of(len(options.machine))
-        starts.cost[:] = starts.rank[:] = options.cost
-        starts.machine[:] = starts.start[:] = options.machine
-        starts.used_key[:] = self._keys[options.machine]
-        starts.stop[:] = options.stop
-        whole = np.flatnonzero(options.stop == self.graph.layers)
-        if whole.size:
-            best = whole[np.argmin(options.cost[whole])]
-            self._record(float(options.cost[best]), (Hop(int(options.machine[best]), 0, self.graph.layers),))
+        spans, layers = self.graph.spans, self.graph.layers
+        column = np.flatnonzero(np.isfinite(spans.cost[0]))
+        machine, stop, cost = spans.machine[column], spans.stop[0, column], spans.cost[0, column]
+        used = np.zeros((len(column), len(self.graph.latency_ms)), dtype=np.bool_)
+        used[np.arange(len(column)), machine] = True
+        path = (machine * (layers + 1) + stop)[:, None]
+        labels = Labels(cost, machine, machine, stop, used, self._keys[machine], path)
+        whole = stop == layers
+        alone = np.flatnonzero(whole & (cost < self.outcome.cost))
+        if alone.size:
+            best = int(alone[np.argmin(cost[alone])])
+            self._record(float(cost[best]), path[best])
+        if not len(column):
+            return labels
+        self.outcome.reached = max(self.outcome.reached, int(stop.max()))
+        bounds = self.graph.bounds
+        rest = bounds.rest(machine, stop)
+        lowest = cost + rest + (bounds.leave_ms + bounds.enter_ms)[machine]
+        pending = np.flatnonzero(~whole & (lowest < self.outcome.cost))
+        rank = cost[pending] + self.beam.rest_weight * rest[pending]
+        return labels.take(pending[self._best(rank)])
 
-    def extend_layer(self, layer: int) -> None:
-        """Settle the labels that end at the layer, and extend them by every option there."""
-        labels = self._select(layer)
-        if not len(labels):
+    def extend(self, labels: Labels) -> Labels:
+        """Close what reaches the last layer; the best of the others, one hop longer."""
+        rows = max(1, _ELEMENTS // max(1, len(self.graph.spans.machine)))
+        found = [
+            self._candidates(labels, slice(index, index + rows)) for index in range(0, len(labels), rows)
+        ]
+        row, column, cost, rank, stop = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        if not row.size:
+            return labels.take(row)
+        self.outcome.reached = max(self.outcome.reached, int(stop.max()))
+        if len(row) > 4 * self.beam.width:
+            kept = np.argpartition(rank, 4 * self.beam.width)[: 4 * self.beam.width]
+            row, column, cost, rank, stop = row[kept], column[kept], cost[kept], rank[kept], stop[kept]
+            self.outcome.complete = False
+        machine = self.graph.spans.machine[column]
+        key = labels.key[row] ^ self._keys[machine]
+        order = np.argsort(rank, kind="stable")
+        place = machine * len(self._keys) + labels.start[row] if self.graph.linked else 0
+        vertex = place * (self.graph.layers + 1) + stop
+        alike = scrambled(key) ^ scrambled(~vertex.astype(np.uint64))
+        # Of equal (machines used, last, start, stop), the cheapest is the first in order of rank.
+        order = order[np.sort(np.unique(alike[order], return_index=True)[1])]
+        if len(order) > self.beam.width:
+            order = order[: self.beam.width]
+            self.outcome.complete = False
+        row, machine, stop = row[order], machine[order], stop[order]
+        used = labels.used[row]
+        used[np.arange(len(row)), machine] = True
+        path = np.concatenate((labels.path[row], (machine * (self.graph.layers + 1) + stop)[:, None]), axis=1)
+        return Labels(cost[order], labels.start[row], machine, stop, used, key[order], path)
+
+    def _candidates(
+        self, labels: Labels, part: slice
+    ) -> tuple[IntArray, IntArray, FloatArray, FloatArray, IntArray]:
+        """Row, column, cost, rank and stop of the extensions that are open and not proven too dear."""
+        chosen, spans = labels.take(part), self.graph.spans
+        links, back, used = self.graph.latency_ms[chosen.machine], self._back_ms[chosen.start], chosen.used
+        if not self._by_machine:
+            links, back, used = links[:, spans.machine], back[:, spans.machine], used[:, spans.machine]
+        cost = spans.cost[chosen.stop]
+        cost += links
+        cost += chosen.cost[:, None]
+        cost[used] = np.inf
+        stop = spans.stop[chosen.stop]
+        closing = stop == self.graph.layers
+        self._close(chosen, cost, back, closing)
+        bounds = self.graph.bounds
+        lowest = cost + bounds.rest(chosen.start[:, None], stop)
+        lowest += bounds.leave_ms[spans.machine]
+        lowest += bounds.enter_ms[chosen.start][:, None]
+        lowest[closing] = np.inf
+        row, column = np.nonzero(lowest < self.outcome.cost)
+        stops, costs = stop[row, column], cost[row, column]
+        rest = bounds.rest(chosen.start[row], stops)
+        rank = costs + self.beam.back_weight * back[row, column] + self.beam.rest_weight * rest
+        return row + (part.start or 0), column, costs, rank, stops
+
+    def _close(self, labels: Labels, cost: FloatArray, back: FloatArray, closing: IntArray) -> None:
+        row, column = np.nonzero(closing)
+        if not row.size:
             return
-        self.outcome.reached = max(self.outcome.reached, layer)
-        first = self._settled.add(labels)
-        options = self.graph.options(layer)
-        if not options.machine.size:
-            return
-        rows = max(1, _ELEMENTS // len(options.machine))
-        for index in range(0, len(labels), rows):
-            self._extend(labels.take(slice(index, index + rows)), first + index, options)
+        total = cost[row, column] + back[row, column]
+        best = int(np.argmin(total))
+        if self.beam.gather:
+            kept = np.argsort(total, kind="stable")[: self.beam.gather]
+            for index in kept[np.isfinite(total[kept])]:
+                path = self._closed(labels, int(row[index]), int(column[index]))
+                self.outcome.others.append((float(total[index]), hops_of(path, self.graph.layers)))
+        if total[best] < self.outcome.cost:
+            self._record(float(total[best]), self._closed(labels, int(row[best]), int(column[best])))
 
-    def _extend(self, labels: Labels, first: int, options: Options) -> None:
-        """Put every option after every label; `first` is the first label's settled index."""
-        machine, start = options.machine, labels.start
-        cost = self.graph.latency_ms[labels.machine[:, None], machine[None, :]]
-        cost += options.cost
-        cost += labels.cost[:, None]
-        cost[self._settled.used(first, len(labels))[:, machine]] = np.inf
-        rank = cost + self._back_ms[start[:, None], machine[None, :]]
-        self._close(labels, first, rank, options)
-        row, column = np.nonzero(rank < self._worst[options.stop])
-        lowest = cost[row, column] + self.graph.completion_ms(
-            options.stop[column], machine[column], start[row]
-        )
-        promising = np.flatnonzero(lowest < self.outcome.cost)
-        promising = promising[np.argsort(options.stop[column[promising]], kind="stable")]
-        row, column = row[promising], column[promising]
-        extended = Labels.of(len(row))
-        extended.cost[:], extended.rank[:] = cost[row, column], rank[row, column]
-        extended.machine[:], extended.start[:] = machine[column], start[row]
-        extended.used_key[:] = labels.used_key[row] ^ self._keys[machine[column]]
-        extended.stop[:], extended.parent[:] = options.stop[column], row + first
-        self._file(extended)
+    def _closed(self, labels: Labels, row: int, column: int) -> IntArray:
+        code = int(self.graph.spans.machine[column]) * (self.graph.layers + 1) + self.graph.layers
+        return np.append(labels.path[row], code)
 
-    def _close(self, labels: Labels, first: int, rank: FloatArray, options: Options) -> None:
-        last = np.flatnonzero(options.stop == self.graph.layers)
-        if not last.size:
-            return
-        closed = rank[:, last]
-        row, column = divmod(int(np.argmin(closed)), len(last))
-        if closed[row, column] < self.outcome.cost:
-            tail = Hop(int(options.machine[last[column]]), int(labels.stop[row]), self.graph.layers)
-            self._record(float(closed[row, column]), (*self._settled.hops(first + row), tail))
+    def _record(self, cost: float, path: IntArray) -> None:
+        self.outcome.cost, self.outcome.hops = cost, hops_of(path, self.graph.layers)
+        self.outcome.reached = self.graph.layers
 
-    def _record(self, cost: float, hops: tuple[Hop, ...]) -> None:
-        if cost < self.outcome.cost:
-            self.outcome.cost, self.outcome.hops, self.outcome.reached = cost, hops, self.graph.layers
-
-    def _file(self, labels: Labels) -> None:
-        """Let labels, in order of where they end, wait there."""
-        if not len(labels):
-            return
-        ends = labels.stop
-        edges = [0, *(np.flatnonzero(ends[1:] != ends[:-1]) + 1).tolist(), len(ends)]
-        for begin, end in pairwise(edges):
-            layer = int(ends[begin])
-            self._waiting[layer].append(labels.take(slice(begin, end)))
-            self._sizes[layer] += end - begin
-            if self._sizes[layer] > 4 * self.limits.per_layer:
-                self._thin(layer)
-
-    def _thin(self, layer: int) -> None:
-        """Bound what waits: twice what will be kept, so that duplicates rarely cost a place."""
-        labels = Labels.join(self._waiting[layer])
-        kept = labels.take(np.argsort(labels.rank, kind="stable")[: 2 * self.limits.per_layer])
-        self._waiting[layer], self._sizes[layer] = [kept], len(kept)
-        self._worst[layer] = kept.rank[-1]
-        self.outcome.complete = False
-
-    def _select(self, layer: int) -> Labels:
-        """The labels that end at the layer and are worth extending; what waited is forgotten."""
-        here = np.flatnonzero(self._starts.stop == layer)
-        starts = self._cheapest(self._promising(self._starts.take(here)), self.limits.starts)
-        if not self._waiting[layer]:
-            return starts
-        others = self._undominated(self._promising(Labels.join(self._waiting[layer])))
-        self._waiting[layer] = []
-        return Labels.join((starts, self._cheapest(others, self.limits.per_layer)))
-
-    def _promising(self, labels: Labels) -> Labels:
-        lowest = labels.cost + self.graph.completion_ms(labels.stop, labels.machine, labels.start)
-        return labels.take(np.flatnonzero(lowest < self.outcome.cost))
-
-    def _undominated(self, labels: Labels) -> Labels:
-        """Of equal (machine, start, used machines) the cheapest, and of equal (machine, start) the few
-        cheapest."""
-        vertex = labels.machine * self.graph.machines + labels.start
-        order = np.lexsort((labels.rank, labels.used_key, vertex))
-        vertex, key = vertex[order], labels.used_key[order]
-        distinct = np.ones(len(order), dtype=np.bool_)
-        distinct[1:] = (vertex[1:] != vertex[:-1]) | (key[1:] != key[:-1])
-        order, vertex = order[distinct], vertex[distinct]
-        by_rank = np.lexsort((labels.rank[order], vertex))
-        kept = by_rank[place_in_run(vertex[by_rank]) < self.limits.per_vertex]
-        self.outcome.complete &= len(kept) == len(by_rank)
-        return labels.take(order[kept])
-
-    def _cheapest(self, labels: Labels, count: int) -> Labels:
-        self.outcome.complete &= len(labels) <= count
-        return labels.take(np.argsort(labels.rank, kind="stable")[:count])
+    def _best(self, rank: FloatArray) -> IntArray:
+        """The places of the lowest ranks, as many as the beam is wide."""
+        if len(rank) > self.beam.width:
+            self.outcome.complete = False
+        return np.argsort(rank, kind="stable")[: self.beam.width]

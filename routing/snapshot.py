@@ -2,14 +2,17 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from molink.dht.records import PROTOCOL_VERSION, PeerView
 from molink.routing.arrays import BoolArray
-from molink.routing.cost import CostModel, layer_ms_at, one_way_ms
+from molink.routing.cost import CostModel
+from molink.routing.one_way import one_way_ms
 from molink.routing.problem import CircuitProblem
+from molink.routing.reliability import UNSEEN, Observed
+from molink.routing.terms import Demand, PeerCosts, peer_costs, recovery_ms
 from molink.shards.spec import ModelSpec, Span
 
 
@@ -22,6 +25,8 @@ class Snapshot:
     measured_rtt_ms: Mapping[tuple[str, str], float] = field(default_factory=dict)
     """The router's own measurements between two peers (from, to), in milliseconds; they go before announced
     ones."""
+    observed: Mapping[str, Observed] = field(default_factory=dict)
+    """What the router has seen of peers, by peer id. Nothing, of peers that are not in it."""
 
     def usable(self, avoid: frozenset[str] = frozenset()) -> tuple[PeerView, ...]:
         """The peers that may join a new circuit, in order of peer id.
@@ -42,46 +47,81 @@ class Snapshot:
         self,
         tokens: int,
         *,
+        prompt_tokens: int | None = None,
         avoid: frozenset[str] = frozenset(),
         warm_only: bool = False,
         cost: CostModel = CostModel(),  # noqa: B008 (an immutable value)
     ) -> tuple[CircuitProblem, tuple[str, ...]]:
-        """The problem of a circuit for one session of `tokens` tokens, prompt and generation, and whose each
-        machine is.
+        """The problem of a circuit for one session, as `pose`, and whose each machine is."""
+        posed = self.pose(Demand.of(tokens, prompt_tokens), avoid=avoid, warm_only=warm_only, cost=cost)
+        return posed.problem, posed.peer_ids
+
+    def pose(
+        self,
+        demand: Demand,
+        *,
+        avoid: frozenset[str] = frozenset(),
+        warm_only: bool = False,
+        cost: CostModel = CostModel(),  # noqa: B008 (an immutable value)
+    ) -> "Posed":
+        """The problem of a circuit for one session, with the costs that it was made of.
 
         A layer's time is the announced one at the batch size that this session would make of those that the
-        peer has. With `warm_only` no layer needs loading. Raises ValueError if `tokens` is below 1.
+        peer has; everything else that a peer costs is as `PeerCosts` says. With `warm_only` no layer needs
+        loading.
         """
-        if tokens < 1:
-            raise ValueError(f"tokens must be at least 1, got {tokens}")
         views = self.usable(avoid)
-        peer_ids = tuple(view.peer_id for view in views)
+        recovery = recovery_ms(views, self.model, demand, cost)
+        costs = tuple(
+            peer_costs(view, self.seen(view.peer_id), self.model, demand, recovery, cost) for view in views
+        )
         resident = _table(self.model.layers, [view.state.spans for view in views])
         load_ms = np.zeros((len(views), self.model.layers))
         for row, view in enumerate(views):
             if view.facts.load_bytes_per_s > 0:
                 load_ms[row] = np.array(self.model.layer_bytes) * 1000.0 / view.facts.load_bytes_per_s
         problem = CircuitProblem(
-            layer_ms=np.array([layer_ms_at(view.facts.layer_latencies, _batch_size(view)) for view in views]),
-            latency_ms=one_way_ms(peer_ids, self._rtt_ms(views), cost),
+            layer_ms=np.array([each.batched_layer_ms for each in costs]),
+            latency_ms=one_way_ms(
+                tuple(view.peer_id for view in views),
+                self._rtt_ms(views),
+                [view.facts.coordinate for view in views],
+                cost,
+            ),
             free_bytes=np.array(
                 [0 if warm_only else _loadable_bytes(view) for view in views], dtype=np.int64
             ),
             layer_bytes=np.array(self.model.layer_bytes, dtype=np.int64),
-            embed_ms=np.array([view.facts.embed_ms for view in views], dtype=np.float64),
-            head_ms=np.array([view.facts.head_ms for view in views], dtype=np.float64),
+            embed_ms=np.array([each.start_ms for each in costs], dtype=np.float64),
+            head_ms=np.array([each.head_ms for each in costs], dtype=np.float64),
             resident=resident,
             allowed=resident if warm_only else resident | self._willing(views),
             embed_bytes=self.model.embed_bytes,
             head_bytes=self.model.head_bytes,
             embed_resident=resident[:, 0],
             head_resident=resident[:, -1],
-            kv_bytes=tokens * np.array(self.model.kv_bytes_per_token, dtype=np.int64),
+            kv_bytes=demand.tokens * np.array(self.model.kv_bytes_per_token, dtype=np.int64),
             free_kv_bytes=np.array([max(0, view.state.free_kv_bytes) for view in views], dtype=np.int64),
             load_ms=load_ms + cost.load_layer_overhead_ms,
             load_weight=1.0 / cost.load_amortisation_tokens,
+            hop_penalty_ms=np.array([each.hop_ms for each in costs], dtype=np.float64),
         )
-        return problem, peer_ids
+        return Posed(problem, views, costs, demand)
+
+    def seen(self, peer_id: str) -> Observed:
+        """What the router has seen of a peer."""
+        return self.observed.get(peer_id, UNSEEN)
+
+    def measured(self, one: PeerView, other: PeerView) -> bool:
+        """Whether anybody has measured the round trip between two peers."""
+        return any(
+            math.isfinite(rtt_ms) and rtt_ms >= 0
+            for source, target in ((one, other), (other, one))
+            for rtt_ms in (
+                self.measured_rtt_ms.get((source.peer_id, target.peer_id), math.nan),
+                *(link.rtt_ms for link in source.facts.links if link.peer_id == target.peer_id),
+            )
+        )
 
     def _willing(self, views: Sequence[PeerView]) -> BoolArray:
         whole = self.model.whole
@@ -90,6 +130,28 @@ class Snapshot:
     def _rtt_ms(self, views: Sequence[PeerView]) -> dict[tuple[str, str], float]:
         announced = {(view.peer_id, link.peer_id): link.rtt_ms for view in views for link in view.facts.links}
         return {**announced, **self.measured_rtt_ms}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Posed:
+    """A problem, and what its machines are."""
+
+    problem: CircuitProblem
+    views: tuple[PeerView, ...]
+    """One for each machine."""
+    costs: tuple[PeerCosts, ...]
+    """Of which the problem's times were made, one for each machine."""
+    demand: Demand
+
+    @property
+    def peer_ids(self) -> tuple[str, ...]:
+        """One for each machine, in alphabetical order."""
+        return tuple(view.peer_id for view in self.views)
+
+    def of_decode_steps(self) -> CircuitProblem:
+        """The problem whose objective is computation and links of a decode step alone, whoever the client is."""
+        embed_ms = np.array([each.embed_ms for each in self.costs], dtype=np.float64)
+        return replace(self.problem, embed_ms=embed_ms, hop_penalty_ms=None, load_weight=0.0)
 
 
 def _available(view: PeerView) -> bool:
@@ -103,11 +165,6 @@ def _available(view: PeerView) -> bool:
         *(each.layer_ms for each in facts.layer_latencies),
     ]
     return len(facts.layer_latencies) > 0 and all(math.isfinite(time) and time >= 0 for time in times)
-
-
-def _batch_size(view: PeerView) -> int:
-    """Sessions that would step together on the peer, the new one included."""
-    return max(view.state.sessions, view.state.queued, 0) + 1
 
 
 def _loadable_bytes(view: PeerView) -> int:

@@ -7,11 +7,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from molink.shards.safetensors_header import is_unsafe_name
+from molink.shards.safetensors_header import StoreError, is_unsafe_name
 from molink.shards.store import SMALL_FILES
 
 BUNDLED: Final[Mapping[str, str]] = MappingProxyType({"molink/tiny-shakespeare": "models/tiny-shakespeare"})
 """Models that are installed with the package: name to path in `molink.shards`."""
+BUNDLED_CONTENT: Final[Mapping[str, str]] = MappingProxyType(
+    {"molink/tiny-shakespeare": "29be448223090ce3fe43429b587adf43f3c328ee682d98479c742373976e2a25"}
+)
+"""The content hash of each as it was released."""
 INDEX_FILES: Final = ("model.safetensors.index.json",)
 _HUB_ID: Final = re.compile(r"(?!.*(?:--|\.\.))[A-Za-z0-9][\w.-]{0,95}(?:/[A-Za-z0-9][\w.-]{0,95})?")
 
@@ -50,6 +54,33 @@ def resolve(identifier: str, cache_dir: Path | None = None) -> Path:
             f"Qwen/Qwen3-0.6B. Bundled with MoLink: {', '.join(BUNDLED)}.",
         )
     return _download(identifier, (*SMALL_FILES, *INDEX_FILES), cache_dir)
+
+
+def require_identity(
+    identifier: str, folder: Path, content_hash: str, served: Iterable[tuple[str, str]]
+) -> None:
+    """Refuses a copy of a model that is not what its name stands for.
+
+    `served` are the name and content hash of each model that the swarm serves: under another name, other contents are
+    another model.
+
+    Raises:
+        StoreError: the folder's contents differ from the bundled model's as released, or from all that the swarm
+            serves under this very name.
+    """
+    released = BUNDLED_CONTENT.get(identifier)
+    if released not in (None, content_hash):
+        raise StoreError(
+            f"the model folder {folder} differs from {identifier} as it was released: a file was altered. "
+            "Install MoLink again."
+        )
+    named = {content for name, content in served if name == identifier}
+    if named and content_hash not in named:
+        raise StoreError(
+            f"the model folder {folder} differs from what the swarm serves as {identifier} (its contents are "
+            f"{content_hash[:12]}, the swarm's {min(named)[:12]}). Fetch the model again; if it is meant to be another "
+            "one, call it by another name."
+        )
 
 
 def is_from_hub(identifier: str) -> bool:

@@ -11,6 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from molink.shards.errors import WeightsError
+from molink.shards.verification import Fingerprints
 
 Progress = Callable[[int, int], None]
 """Called with the bytes loaded so far and in all, in memory. From any thread, one call at a time."""
@@ -80,14 +81,27 @@ class CountedTensor:
     What is read is copied out of the mapped file: a stage must neither change nor crash when the file does.
     """
 
-    def __init__(self, part: Any, counter: LoadCounter, dtype: torch.dtype) -> None:  # noqa: ANN401 - untyped
+    def __init__(
+        self,
+        name: str,
+        part: Any,  # noqa: ANN401 - untyped
+        counter: LoadCounter,
+        dtype: torch.dtype,
+        fingerprints: Fingerprints | None,
+    ) -> None:
+        self._name = name
         self._part = part
         self._counter = counter
         self._dtype = dtype
+        self._fingerprints = fingerprints
 
     def __getitem__(self, index: object) -> torch.Tensor:
         mapped: torch.Tensor = self._part[index]
         self._counter.add(mapped.numel())
+        if self._fingerprints is not None:
+            copied = _copy_in_phase(mapped)  # first: what is hashed must be what is used
+            self._fingerprints.add(self._name, self._part, copied)
+            return copied
         # what has another dtype is copied by its conversion
         return _copy_in_phase(mapped) if mapped.dtype == self._dtype else mapped
 

@@ -19,9 +19,12 @@ from molink.shards.carving import carve, layers_path
 from molink.shards.codec import dtype_of
 from molink.shards.errors import UnsupportedArchitecture, WeightsError, name_some
 from molink.shards.lazy_tensors import CountedTensor, LoadCounter, Progress, open_tensors
+from molink.shards.manifest import Manifest
 from molink.shards.probe import ProbeBatch, config_refusal, probe_input, rope_settings
 from molink.shards.spec import Span
 from molink.shards.stage import Stage, StageFacts, View, shorten_lookups
+from molink.shards.store import read_settings
+from molink.shards.verification import Fingerprints
 
 _QUIET = threading.Lock()
 _TROUBLE = (
@@ -40,18 +43,27 @@ _TROUBLE = (
 
 
 def load_stage(
-    folder: Path, span: Span, *, dtype: str, device: str = "cpu", progress: Progress | None = None
+    folder: Path,
+    span: Span,
+    *,
+    dtype: str,
+    device: str = "cpu",
+    progress: Progress | None = None,
+    manifest: Manifest | None = None,
 ) -> Stage:
     """Loads the layers of `span`, the embedding if it starts the model, final norm and head if it ends it.
 
-    Reads local files only and never runs code from the folder. Raises WeightsError where tensors are missing,
-    of other shapes or unreadable, its subclass UnsupportedArchitecture where the model's kind cannot be
-    served, and ValueError where the span reaches beyond the model.
+    With a `manifest`, what is loaded is hashed on the way and has to be what it names: files may have been
+    altered since the manifest was read. Reads local files only and never runs code from the folder.
+
+    Raises WeightsError where tensors are missing, of other shapes, unreadable or not the manifest's, its subclass
+    UnsupportedArchitecture where the model's kind cannot be served, and ValueError where the span reaches beyond
+    the model.
     """
     config = _read_config(folder)
     if span.stop > config.num_hidden_layers:
         raise ValueError(f"{folder} has {config.num_hidden_layers} layers, so there is no span {span}")
-    model = _load_model(folder, config, span, dtype_of(dtype), progress)
+    model = _load_model(folder, config, span, dtype_of(dtype), progress, manifest)
     model.to(torch.device(device)).requires_grad_(requires_grad=False)
     return _probed_stage(folder, model, config, span, torch.device(device))
 
@@ -74,8 +86,16 @@ def _read_config(folder: Path) -> PreTrainedConfig:
 
 
 def _load_model(
-    folder: Path, config: PreTrainedConfig, span: Span, dtype: torch.dtype, progress: Progress | None
+    folder: Path,
+    config: PreTrainedConfig,
+    span: Span,
+    dtype: torch.dtype,
+    progress: Progress | None,
+    manifest: Manifest | None,
 ) -> PreTrainedModel:
+    if manifest is not None and read_settings(folder / "config.json") != manifest.configuration:
+        raise WeightsError(folder, "its config.json is not that of the model that is served: it was altered")
+    fingerprints = None if manifest is None else Fingerprints()
     with ExitStack() as files:
         tensors, unreadable = open_tensors(folder, files)
         counter = LoadCounter(progress, dtype.itemsize)
@@ -86,7 +106,10 @@ def _load_model(
                 model, info = model_class.from_pretrained(
                     None,
                     config=config,
-                    state_dict={name: CountedTensor(part, counter, dtype) for name, part in tensors.items()},
+                    state_dict={
+                        name: CountedTensor(name, part, counter, dtype, fingerprints)
+                        for name, part in tensors.items()
+                    },
                     dtype=dtype,
                     attn_implementation=IMPLEMENTATION,
                     ignore_mismatched_sizes=True,
@@ -96,7 +119,9 @@ def _load_model(
             raise
         except _TROUBLE as error:
             raise WeightsError(folder, f"the weights of {span} cannot be loaded: {error}") from error
-    gaps.refuse(info["missing_keys"], info["mismatched_keys"], ())
+        gaps.refuse(info["missing_keys"], info["mismatched_keys"], ())
+        if fingerprints is not None and manifest is not None:
+            fingerprints.check(folder, tensors, span, config.num_hidden_layers, manifest)
     counter.finish()
     loaded: PreTrainedModel = model
     return loaded

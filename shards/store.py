@@ -10,6 +10,7 @@ from typing import Final
 
 from molink.shards.digests import file_sha256, tensor_digests
 from molink.shards.dimensions import dimensions, matrix_size, stated_dtype, stop_token_ids, stored_dtype
+from molink.shards.grouping import group_names, layer_of
 from molink.shards.manifest import (
     CONFIGURATION_FILES,
     MAX_LAYERS,
@@ -33,6 +34,7 @@ __all__ = [
     "layer_of",
     "model_hash",
     "read_manifest",
+    "read_settings",
     "small_files",
 ]
 
@@ -40,23 +42,10 @@ SMALL_FILES: Final = (*CONFIGURATION_FILES, *TOKENIZER_FILES)
 MAX_CONFIGURATION_BYTES: Final = 2**19
 MAX_TOKENIZER_BYTES: Final = 2**26
 _VOLATILE: Final = frozenset({"_name_or_path", "name_or_path", "transformers_version", "_commit_hash"})
-_LAYER: Final = re.compile(r"(?:^|\.)(?:layers|h|blocks|layer)\.(\d{1,5})\.")
-_HEAD: Final = re.compile(
-    r"lm_head|embed_out|project_out|output\.weight|(?:^|\.)(?:ln_f|norm_f|norm|final_\w*norm)\."
-)
-_EMBED: Final = re.compile(r"emb|wte|wpe|project_in")
-_OUTPUT: Final = re.compile(r"(?:^|\.)(?:lm_head|embed_out|output)\.weight$")
-_TOKEN_EMBEDDING: Final = re.compile(r"(?:embed_tokens|wte|word_embeddings|embed_in|tok_embeddings)\.weight$")
 _RECOMPUTED: Final = re.compile(r"(?:inv_freq|masked_bias)$")
 _CAUSAL_MASK: Final = re.compile(r"\.att(?:n|ention)\.bias$")
 
 Entry = tuple[StoredTensor, str]
-
-
-def layer_of(name: str) -> int | None:
-    """The decoder layer that a tensor belongs to by its name; None for embeddings and head."""
-    found = _LAYER.search(name)
-    return int(found[1]) if found else None
 
 
 def read_manifest(
@@ -68,7 +57,7 @@ def read_manifest(
     called as they are read. Raises `StoreError` if a file is missing, damaged or cut short. A tokenizer may
     be missing: peers need none.
     """
-    configuration = _settings(folder / "config.json")
+    configuration = read_settings(folder / "config.json")
     if configuration is None:
         raise StoreError(
             f"{folder} has no config.json, so it is no model in Hugging Face format. Check the path."
@@ -93,7 +82,7 @@ def read_manifest(
     embed, layers, head = _groups(folder, entries)
     return Manifest(
         configuration=configuration,
-        generation=_settings(folder / "generation_config.json"),
+        generation=read_settings(folder / "generation_config.json"),
         embed=embed,
         layers=layers,
         head=head,
@@ -166,7 +155,7 @@ def manifest_label(manifest: Manifest) -> str:
     return f"{manifest.configuration.get('model_type')}-{manifest.content_hash[:8]}"
 
 
-def _settings(path: Path) -> Settings | None:
+def read_settings(path: Path) -> Settings | None:
     """A configuration file without the keys that differ from copy to copy; None if there is none."""
     if not path.is_file():
         return None
@@ -179,31 +168,19 @@ def _settings(path: Path) -> Settings | None:
 
 def _groups(folder: Path, entries: list[Entry]) -> tuple[TensorGroup, tuple[TensorGroup, ...], TensorGroup]:
     """The tensors as embeddings, layers and head."""
-    names = {tensor.name for tensor, _ in entries}
-    if len(names) != len(entries):
+    by_name = {entry[0].name: entry for entry in entries}
+    if len(by_name) != len(entries):
         raise StoreError(f"{folder} stores a tensor twice. Remove weight files that belong to another model.")
-    layers: dict[int, list[Entry]] = {}
-    embed: list[Entry] = []
-    head: list[Entry] = []
-    for entry in entries:
-        name = entry[0].name
-        index = layer_of(name)
-        if index is not None:
-            layers.setdefault(index, []).append(entry)
-        elif _EMBED.search(name) and not _HEAD.search(name):
-            embed.append(entry)
-        else:
-            head.append(entry)
-    count = len(layers)
-    if not 1 <= count <= MAX_LAYERS or set(layers) != set(range(count)):
+    groups = group_names(by_name)
+    count = len(groups.layers)
+    if not 1 <= count <= MAX_LAYERS or set(groups.layers) != set(range(count)):
         raise StoreError(
-            f"{folder} holds {count} decoder layers, numbered up to {max(layers, default=0)}; a model has 1 "
+            f"{folder} holds {count} decoder layers, numbered up to {max(groups.layers, default=0)}; a model has 1 "
             f"to {MAX_LAYERS} without gaps. Parts may be missing: fetch the model again."
         )
-    if not any(_OUTPUT.search(tensor.name) for tensor, _ in head):
-        # Tied: the tail multiplies by the token embeddings, so it holds them as well.
-        head = head + [entry for entry in embed if _TOKEN_EMBEDDING.search(entry[0].name)]
-    return _group(embed), tuple(_group(layers[index]) for index in range(count)), _group(head)
+    embed, head = ([by_name[name] for name in names] for names in (groups.embed, groups.head))
+    layers = ([by_name[name] for name in groups.layers[index]] for index in range(count))
+    return _group(embed), tuple(map(_group, layers)), _group(head)
 
 
 def _group(entries: list[Entry]) -> TensorGroup:

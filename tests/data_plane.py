@@ -15,14 +15,14 @@ from molink.dht.certificate import Certificate, new_certificate
 from molink.dht.identity import Identity
 from molink.dht.records import PeerFacts
 from molink.dht.swarm_key import SwarmKey
-from molink.peer.acceptor import Acceptor
+from molink.peer.acceptor import Acceptor, listen_address
 from molink.peer.link import Link
 from molink.peer.links import Links
 from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.protocol.frames import Frame, ProtocolError
 from molink.shards.spec import ModelSpec, Span
 
-DEADLINE_S = 10.0
+DEADLINE_S = 60.0
 SPEC = ModelSpec(
     model_hash=MODEL.model_hash,
     content_hash=MODEL.content_hash,
@@ -110,7 +110,9 @@ class Recorder:
 class End:
     """A peer's data plane, or with `is_client` a client's, which nobody can dial."""
 
-    def __init__(self, *, is_client: bool = False, swarm_key: SwarmKey | None = None) -> None:
+    def __init__(
+        self, *, is_client: bool = False, swarm_key: SwarmKey | None = None, host: str = "127.0.0.1"
+    ) -> None:
         self.identity = Identity.generate()
         self.peer_id = self.identity.peer_id
         self.certificate = new_certificate(self.peer_id)
@@ -118,6 +120,7 @@ class End:
         self.links = Links(self.identity, self.handler, swarm_key, is_client=is_client)
         self.facts = facts_at(self.identity, self.certificate)
         self._is_client = is_client
+        self._host = host
         self._swarm_key = swarm_key
         self._stack = AsyncExitStack()
 
@@ -125,10 +128,11 @@ class End:
         await self._stack.enter_async_context(self.links)
         if not self._is_client:
             acceptor = Acceptor(
-                "127.0.0.1", 0, self.peer_id, self.certificate, self.links, self.handler, self._swarm_key
+                self._host, 0, self.peer_id, self.certificate, self.links, self.handler, self._swarm_key
             )
             await self._stack.enter_async_context(acceptor)
-            self.facts = facts_at(self.identity, self.certificate, f"127.0.0.1:{acceptor.port}")
+            address = listen_address(self._host, acceptor.port)
+            self.facts = facts_at(self.identity, self.certificate, address)
         return self
 
     async def __aexit__(

@@ -15,13 +15,19 @@ from molink.client.gateway.app import create_app
 from molink.client.generation import CircuitReport, Generation, Hop, Piece, TokenLogprob
 from molink.shards.spec import ModelSpec, SamplingParams
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 PRIVATE_WORD = "xyzzy"
 """A word of prompts that nobody may quote."""
+MODEL = "molink/tiny-shakespeare"
+CHAT: dict[str, Any] = {
+    "model": MODEL,
+    "messages": [{"role": "user", "content": f"the secret word is {PRIVATE_WORD}"}],
+}
+TEXT: dict[str, Any] = {"model": MODEL, "prompt": f"the secret word is {PRIVATE_WORD}"}
 SPEC = ModelSpec(
     model_hash="ab" * 32,
     content_hash="cd" * 32,
-    name="molink/tiny-shakespeare",
+    name=MODEL,
     architecture="llama",
     layers=2,
     hidden_size=8,

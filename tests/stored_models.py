@@ -1,6 +1,7 @@
 """Models on disk for tests that read their files."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from tiny_models import (
     make_tokenizer,
 )
 from transformers import AutoConfig, AutoModelForCausalLM
+
+from molink.shards.safetensors_header import read_header
 
 
 def write_model(kind: str, folder: Path, **save: str) -> Path:
@@ -35,6 +38,19 @@ def change_a_weight(folder: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     tensors["model.layers.3.mlp.up_proj.weight"][0, 0] += 1e-3
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def alter_a_weight(folder: Path, tensor: str) -> None:
+    """Changes one byte of a tensor where it lies; the file's size and time of modification stay."""
+    path = folder / "model.safetensors"
+    stat = path.stat()
+    (stored,) = (one for one in read_header(path) if one.name == tensor)
+    with path.open("r+b") as file:
+        file.seek(stored.start)
+        byte = file.read(1)[0]
+        file.seek(stored.start)
+        file.write(bytes([byte ^ 1]))
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
 
 
 def write_llama(folder: Path) -> Path:

@@ -23,6 +23,7 @@ class FakePeer:
         self.peer_id = self.identity.peer_id
         self.closed_because: str | None = None
         self.unheard_s = 0.0
+        self.rtt_ms: float | None = None
         self.reachable = True
         self.refuse: dict[str, pb.Refusal] = {}
         self.refuse_once: dict[str, pb.Refusal] = {}

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from molink.dht.announcement import (
     state_tag,
 )
 from molink.dht.identity import Identity
+from molink.dht.records import Coordinate
 from molink.dht.swarm_key import SwarmKey
 from molink.peer.handshake import HandshakeRefused, challenge, check, prove
 from molink.peer.protocol import molink_pb2 as pb
@@ -37,7 +39,8 @@ pytestmark = pytest.mark.fuzz
 
 IDENTITY = Identity.generate()
 KEYS = known_keys([IDENTITY.public_key])
-FACTS = seal_facts(facts_of(IDENTITY, links=4), IDENTITY)
+COORDINATE = Coordinate((12.5, -40.0, 0.0, 3.25), 7.5, 0.25)
+FACTS = seal_facts(replace(facts_of(IDENTITY, links=4), coordinate=COORDINATE), IDENTITY)
 STATE = seal_state(state_of(IDENTITY), IDENTITY)
 SIGNED_FROM = 65
 """What precedes a record's body: its kind and the signature."""

@@ -259,6 +259,7 @@ def test_json_is_one_document(run: Run, swarm: ScriptedSwarm) -> None:
 def test_ctrl_c_ends_quietly() -> None:
     program = (
         "import asyncio, signal\nfrom molink.client import cli, swarm\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell ignores it for its background jobs
         "class Hanging:\n"
         "    def __init__(self, *_, **__): pass\n"
         "    async def __aenter__(self):\n"

@@ -7,9 +7,11 @@ import pytest
 from data_plane import SPEC, asynchronous, soon, until
 from swarm_of_fakes import FakeConnection, FakePeer, template
 
+from molink.client import formation as formation_module
+from molink.client.avoidance import AVOID_S, SHUN_S, Avoidance
 from molink.client.connection import Connection
-from molink.client.errors import NoCircuit, SwarmUnavailable
-from molink.client.formation import AVOID_S, SHUN_S, Avoidance, Formed, Former
+from molink.client.errors import InvalidRequest, NoCircuit, SwarmUnavailable
+from molink.client.formation import Formed, Former
 from molink.peer.protocol import molink_pb2 as pb
 from molink.shards.spec import Span
 
@@ -94,6 +96,20 @@ async def test_a_peer_that_cannot_be_reached_is_avoided() -> None:
     assert (await forming.form()).route.peer_ids == (first.peer_id,)
 
 
+@pytest.mark.parametrize("asked", ["reserve", "await_ready"])
+@asynchronous
+async def test_a_standing_circuit_whose_memory_another_client_took_ends_in_a_new_plan(asked: str) -> None:
+    first, second = FakePeer(WHOLE, layer_ms=1.0), FakePeer(WHOLE, layer_ms=5.0)
+    forming = Forming(first, second)
+    assert (await forming.form()).route.peer_ids == (first.peer_id,)
+    first.refuse[asked] = refusal("memory", retry_after_ms=60_000)
+    assert (await forming.form()).route.peer_ids == (second.peer_id,)
+    assert len(first.released) == 1
+    first.refuse.clear()
+    first.announce_anew()
+    assert (await forming.form()).route.peer_ids == (first.peer_id,)
+
+
 @asynchronous
 async def test_the_peer_at_fault_is_avoided_and_not_the_one_that_says_so() -> None:
     low, high, spare = FakePeer(LOW), FakePeer(HIGH, layer_ms=1.0), FakePeer(HIGH, layer_ms=5.0)
@@ -132,6 +148,52 @@ async def test_a_hop_whose_answer_does_not_come_is_given_back_too() -> None:
     with pytest.raises(NoCircuit):
         await Forming(low, high).form(SHORT_S)
     assert low.released == high.released == [(b"s" * 16, 1)]
+
+
+@pytest.mark.parametrize("asked", ["reserve", "await_ready"])
+@asynchronous
+async def test_when_nobody_else_is_left_the_error_says_who_refused_and_why(asked: str) -> None:
+    low, high = FakePeer(LOW), FakePeer(HIGH)
+    high.refuse[asked] = refusal("load")
+    forming = Forming(low, high)
+    for _ in range(2):  # it is left out from the beginning of the second time
+        with pytest.raises(NoCircuit, match=f"peer {high.peer_id} is left out for now: load it is") as caught:
+            await forming.form(SHORT_S)
+        assert (caught.value.refused_by, caught.value.refusal) == (high.peer_id, "load it is")
+
+
+@asynchronous
+async def test_a_peer_that_did_not_answer_is_named_with_its_span_missing() -> None:
+    low, high = FakePeer(LOW), FakePeer(HIGH)
+    high.reachable = False
+    with pytest.raises(NoCircuit) as caught:
+        await Forming(low, high).form(SHORT_S)
+    assert caught.value.missing_layers == (HIGH,)
+    assert (caught.value.refused_by, caught.value.refusal) == (high.peer_id, "nobody answers there")
+
+
+@pytest.mark.parametrize("asked", ["reserve", "await_ready"])
+@asynchronous
+async def test_a_request_that_a_hop_calls_wrong_is_invalid_at_once(asked: str) -> None:
+    low, high = FakePeer(LOW), FakePeer(HIGH)
+    high.refuse[asked] = refusal("request")
+    forming = Forming(low, high)
+    with pytest.raises(InvalidRequest, match=f"{high.peer_id}: request it is"):
+        await forming.form()
+    assert forming.connection.refreshes == 0
+    assert low.released == high.released == [(b"s" * 16, 1)]
+
+
+@asynchronous
+async def test_a_request_that_fits_no_message_is_invalid_and_reserves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    low, high = FakePeer(LOW), FakePeer(HIGH)
+    forming = Forming(low, high)
+    monkeypatch.setattr(formation_module, "MAX_HEADER_BYTES", 500)
+    with pytest.raises(InvalidRequest, match=r"2 hops of its circuit take .* 500 fit into a message"):
+        await forming.form()
+    assert low.reserved == high.reserved == []
 
 
 @pytest.mark.parametrize("asked", ["reserve", "await_ready"])

@@ -3,23 +3,17 @@
 from collections.abc import Iterator
 
 import pytest
-from fake_swarm import FakeSwarm, gateway
+from fake_swarm import DEADLINE_S, MODEL, FakeSwarm, gateway
 from openai import NotFoundError, OpenAI
 
-MODEL = "molink/tiny-shakespeare"
 CHAT = [{"role": "user", "content": "Speak!"}]
-
-
-@pytest.fixture
-def swarm() -> FakeSwarm:
-    return FakeSwarm()
 
 
 @pytest.fixture
 def client(swarm: FakeSwarm) -> Iterator[OpenAI]:
     with (
         gateway(swarm) as url,
-        OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=20) as made,
+        OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=DEADLINE_S) as made,
     ):
         yield made
 

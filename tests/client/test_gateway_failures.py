@@ -5,11 +5,10 @@ import logging
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import Any
 
 import httpx
 import pytest
-from fake_swarm import DEADLINE_S, FakeSwarm, error_of, gateway
+from fake_swarm import CHAT, DEADLINE_S, MODEL, TEXT, FakeSwarm, error_of
 from openai import APIError, BadRequestError, OpenAI, RateLimitError
 
 from molink.client.errors import (
@@ -22,25 +21,6 @@ from molink.client.errors import (
 )
 from molink.routing import NoCircuit as NoCircuitFound
 from molink.shards.spec import Span
-
-MODEL = "molink/tiny-shakespeare"
-
-
-CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "the secret word is xyzzy"}]}
-
-
-TEXT: dict[str, Any] = {"model": MODEL, "prompt": "the secret word is xyzzy"}
-
-
-@pytest.fixture
-def swarm() -> FakeSwarm:
-    return FakeSwarm()
-
-
-@pytest.fixture
-def http(swarm: FakeSwarm) -> Iterator[httpx.Client]:
-    with gateway(swarm, max_requests=2) as url, httpx.Client(base_url=url, timeout=DEADLINE_S) as client:
-        yield client
 
 
 @pytest.fixture
@@ -116,51 +96,6 @@ def test_a_whole_stream_ends_with_done(http: httpx.Client) -> None:
 def test_one_failing_choice_ends_the_others(http: httpx.Client, swarm: FakeSwarm) -> None:
     swarm.error, swarm.fails_at = PeerLost("12D3", None, "gone"), 1
     assert http.post("/v1/completions", json=TEXT | {"n": 3}).status_code == 502
-
-
-WRONG: list[tuple[dict[str, Any], str]] = [
-    (TEXT | {"prompt": ""}, "prompt"),
-    (TEXT | {"prompt": []}, "prompt"),
-    (TEXT | {"prompt": ["a", ""]}, "prompt"),
-    (TEXT | {"prompt": [1.5]}, "prompt"),
-    (TEXT | {"prompt": [-1]}, "prompt"),
-    (TEXT | {"prompt": {"a": 1}}, "prompt"),
-    ({"model": MODEL}, "prompt"),
-    ({"prompt": "a"}, "model"),
-    (TEXT | {"max_tokens": 0}, "max_tokens"),
-    (TEXT | {"max_tokens": "many"}, "max_tokens"),
-    (TEXT | {"n": 17}, "n"),
-    (TEXT | {"prompt": ["a"] * 5, "n": 4}, "n"),
-    (TEXT | {"temperature": -1}, "temperature"),
-    (TEXT | {"temperature": 3}, "temperature"),
-    (TEXT | {"top_p": 0}, "top_p"),
-    (TEXT | {"seed": 2**64}, "seed"),
-    (TEXT | {"logprobs": 6}, "logprobs"),
-    (TEXT | {"logprobs": 1, "echo": True}, "echo"),
-    (TEXT | {"prompt": [1], "echo": True}, "echo"),
-    (TEXT | {"best_of": 3}, "best_of"),
-    (TEXT | {"stop": ["x"] * 17}, "stop"),
-    (TEXT | {"logit_bias": {"a": 1}}, "logit_bias"),
-    (TEXT | {"logit_bias": {"1": 1000}}, "logit_bias"),
-    (TEXT | {"suffix": "end"}, "suffix"),
-    (TEXT | {"stream_options": {"include_usage": True}}, "stream_options"),
-    (TEXT | {"frequency_penalty": 0.5}, "frequency_penalty"),
-    (TEXT | {"guided_regex": "a*"}, "guided_regex"),
-    (CHAT | {"messages": []}, "messages"),
-    (CHAT | {"messages": [{"role": "tool", "content": "7"}]}, "messages.0.role"),
-    (CHAT | {"messages": [{"role": "user"}]}, "messages.0.content"),
-    (CHAT | {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content"),
-    (
-        CHAT | {"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]},
-        "messages.0.tool_calls",
-    ),
-    (CHAT | {"tools": [{"type": "function"}]}, "tools"),
-    (CHAT | {"tool_choice": "required"}, "tool_choice"),
-    (CHAT | {"response_format": {"type": "json_schema"}}, "response_format"),
-    (CHAT | {"response_format": {"type": "json_object"}}, "response_format"),
-    (CHAT | {"top_logprobs": 2}, "top_logprobs"),
-    (CHAT | {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
-]
 
 
 def test_the_openai_client_raises_its_own_errors(client: OpenAI, swarm: FakeSwarm) -> None:

@@ -3,32 +3,11 @@
 import json
 import socket
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
-from fake_swarm import DEADLINE_S, FakeSwarm, error_of, gateway
-
-MODEL = "molink/tiny-shakespeare"
-
-
-CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "the secret word is xyzzy"}]}
-
-
-TEXT: dict[str, Any] = {"model": MODEL, "prompt": "the secret word is xyzzy"}
-
-
-@pytest.fixture
-def swarm() -> FakeSwarm:
-    return FakeSwarm()
-
-
-@pytest.fixture
-def http(swarm: FakeSwarm) -> Iterator[httpx.Client]:
-    with gateway(swarm, max_requests=2) as url, httpx.Client(base_url=url, timeout=DEADLINE_S) as client:
-        yield client
-
+from fake_swarm import CHAT, DEADLINE_S, MODEL, TEXT, FakeSwarm, error_of
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     (TEXT | {"prompt": ""}, "prompt"),

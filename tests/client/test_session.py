@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import cast
 
 import pytest
@@ -11,10 +12,11 @@ from swarm_of_fakes import FakeConnection, FakePeer
 
 from molink.client import session as session_module
 from molink.client.connection import Connection
-from molink.client.errors import NoCircuit, PeerLost, SwarmUnavailable
+from molink.client.errors import InvalidRequest, NoCircuit, PeerLost, SwarmUnavailable
 from molink.client.formation import Former
 from molink.client.session import ClientSession
 from molink.peer.protocol import molink_pb2 as pb
+from molink.peer.protocol.frames import encode
 from molink.shards.spec import SamplingParams, Span
 
 PROMPT = [5, 6, 7]
@@ -41,21 +43,33 @@ class Generating:
     def epoch(self) -> int:
         return self.low.starts[-1].epoch
 
-    def token(self, position: int, token_id: int, *, finish: int = 0, epoch: int | None = None) -> None:
-        """A token comes from the head."""
+    def token(
+        self,
+        position: int,
+        token_id: int,
+        *,
+        finish: int = 0,
+        epoch: int | None = None,
+        sender: FakePeer | None = None,
+    ) -> None:
+        """A token comes from the head, `low` unless another is named."""
         self.session.on_tokens(
+            (sender or self.low).peer_id,
             pb.Token(
                 position=position,
                 token_id=token_id,
                 finish=finish,  # type: ignore[arg-type]
                 epoch=self.epoch if epoch is None else epoch,
-            )
+            ),
         )
 
-    def lose(self, peer: FakePeer, *, epoch: int | None = None, code: str = "lost") -> None:
-        """The head says that a hop is lost."""
+    def lose(
+        self, peer: FakePeer, *, epoch: int | None = None, code: str = "lost", sender: FakePeer | None = None
+    ) -> None:
+        """The head, or another peer, says that a hop is lost."""
         epoch = self.epoch if epoch is None else epoch
-        self.session.on_failed(pb.Failed(epoch=epoch, peer_id=peer.peer_id, code=code, detail="it is gone"))
+        failed = pb.Failed(epoch=epoch, peer_id=peer.peer_id, code=code, detail="it is gone")
+        self.session.on_failed((sender or self.low).peer_id, failed)
 
     async def started(self, times: int = 1) -> None:
         await until(lambda: len(self.low.starts) == times)
@@ -79,6 +93,7 @@ async def test_tokens_come_in_order_until_the_last_and_then_all_is_given_back() 
     assert len(run.low.released) == len(run.high.released) == 1
     assert run.connection.sinks == {}
     assert run.session.log.epochs == 1
+    assert run.session.log.prefill_s > 0
 
 
 @asynchronous
@@ -95,6 +110,33 @@ async def test_repeats_gaps_and_tokens_of_other_epochs_are_ignored() -> None:
     run.token(5, 99, finish=pb.STOP)
     run.token(4, 40, finish=pb.LENGTH)
     assert await soon(got) == [30, 40]
+
+
+@asynchronous
+async def test_only_the_head_gives_tokens() -> None:
+    run = Generating(spare=True)
+    got = asyncio.create_task(rest(run.session.tokens(5.0)))
+    await run.started()
+    run.token(3, 99, sender=run.spare)  # no hop of the circuit, linked though it is
+    run.token(3, 99, sender=run.high)  # a hop, but not its head
+    run.token(3, 30)
+    run.token(4, 99, finish=pb.STOP, sender=run.spare)
+    run.token(4, 40, finish=pb.STOP)
+    assert await soon(got) == [30, 40]
+
+
+@asynchronous
+async def test_only_hops_report_losses_and_only_of_hops() -> None:
+    run = Generating(spare=True)
+    got = asyncio.create_task(rest(run.session.tokens(5.0)))
+    await run.started()
+    run.lose(run.low, sender=run.spare)
+    run.token(3, 30)
+    run.lose(run.spare, sender=run.high)
+    await run.started(2)
+    run.token(4, 40, finish=pb.STOP)
+    assert await soon(got) == [30, 40]
+    assert [loss.peer_id for loss in run.session.log.losses] == [run.high.peer_id]
 
 
 @asynchronous
@@ -270,7 +312,7 @@ async def test_a_circuit_that_yields_nothing_has_failed(monkeypatch: pytest.Monk
     loss = run.session.log.losses[0]
     assert (loss.peer_id, loss.code) == (run.low.peer_id, "stalled")
     await until(lambda: bool(other.starts))
-    run.token(3, 30, finish=pb.STOP, epoch=other.starts[-1].epoch)
+    run.token(3, 30, finish=pb.STOP, epoch=other.starts[-1].epoch, sender=other)
     assert await soon(got) == [30]
 
 
@@ -284,6 +326,25 @@ async def test_a_flood_is_bounded() -> None:
     assert run.session._events.qsize() <= 3 + 8 + 64
     run.token(3, 30, finish=pb.STOP)
     assert await soon(got) == [30]
+
+
+def test_a_history_that_would_not_fit_a_message_is_an_invalid_request() -> None:
+    """With a context of a million tokens of three bytes each, a message of 1 MiB is the lower limit."""
+    spec = replace(SPEC, context_length=10**6, vocabulary_size=150_000)
+    connection = cast("Connection", FakeConnection())
+
+    def session(prompt_tokens: int, max_new_tokens: int) -> ClientSession:
+        params = SamplingParams(max_new_tokens=max_new_tokens)
+        return ClientSession(connection, Former(connection, spec), spec, [149_999] * prompt_tokens, params)
+
+    whole = session(300_000, 40_000)
+    start = pb.Start(session=bytes(16), epoch=2**32 - 1, token_ids=[149_999] * 340_000)
+    assert len(encode(start)) > 1_000_000
+    assert whole._template.capacity_tokens == 340_000
+    for prompt_tokens, max_new_tokens in ((360_000, 1), (300_000, 60_000), (10, 400_000)):
+        with pytest.raises(InvalidRequest, match=f"{prompt_tokens} tokens .* shorten the prompt") as caught:
+            session(prompt_tokens, max_new_tokens)
+        assert caught.value.parameter == "prompt"
 
 
 def test_what_is_asked_of_the_hops_is_what_the_caller_asked() -> None:

@@ -25,12 +25,21 @@ from molink.dht.announcement import (
 )
 from molink.dht.bounds import MAX_LAYERS, MAX_SEQUENCE, MAX_TTL_S
 from molink.dht.identity import Identity
-from molink.dht.records import LayerLatency, LinkMeasurement, PeerState
+from molink.dht.records import (
+    COORDINATE_DIMENSIONS,
+    MAX_COORDINATE_ERROR,
+    MAX_COORDINATE_MS,
+    Coordinate,
+    LayerLatency,
+    LinkMeasurement,
+    PeerState,
+)
 from molink.shards.spec import Span, merge_spans
 
 IDENTITY = Identity.generate()
 KEYS = known_keys([IDENTITY.public_key])
-FACTS = seal_facts(facts_of(IDENTITY), IDENTITY)
+COORDINATE = Coordinate((12.5, -40.0, 0.0, 3.25), 7.5, 0.25)
+FACTS = seal_facts(replace(facts_of(IDENTITY), coordinate=COORDINATE), IDENTITY)
 STATE = seal_state(state_of(IDENTITY), IDENTITY)
 
 spans = st.builds(
@@ -41,6 +50,13 @@ spans = st.builds(
 sequences = st.integers(0, MAX_SEQUENCE)
 sizes = st.integers(0, 2**63 - 1)
 counts = st.integers(0, 2**62)
+parts = st.floats(-MAX_COORDINATE_MS, MAX_COORDINATE_MS, width=32)
+coordinates = st.builds(
+    Coordinate,
+    st.tuples(*[parts] * COORDINATE_DIMENSIONS),
+    st.floats(0, MAX_COORDINATE_MS, width=32, exclude_min=True),
+    st.floats(0, MAX_COORDINATE_ERROR, width=32, exclude_min=True),
+)
 
 
 @st.composite
@@ -108,9 +124,15 @@ def test_a_usual_state_comes_out_as_it_went_in() -> None:
     st.lists(st.integers(1, 4096), min_size=1, max_size=16, unique=True),
     st.none() | st.integers(1, 32),
     sequences,
+    st.none() | coordinates,
 )
 def test_facts_come_out_as_they_went_in(
-    name: str, layer_ms: float, batches: list[int], stop: int | None, sequence: int
+    name: str,
+    layer_ms: float,
+    batches: list[int],
+    stop: int | None,
+    sequence: int,
+    coordinate: Coordinate | None,
 ) -> None:
     facts = replace(
         facts_of(IDENTITY, sequence=sequence, links=2),
@@ -118,6 +140,7 @@ def test_facts_come_out_as_they_went_in(
         layer_latencies=tuple(LayerLatency(size, layer_ms) for size in sorted(batches)),
         span_limit=None if stop is None else Span(0, stop),
         head_ms=layer_ms,
+        coordinate=coordinate,
     )
     assert open_facts(seal_facts(facts, IDENTITY)) == facts
 
@@ -129,6 +152,7 @@ def test_the_largest_facts_fit_and_the_nearest_links_are_kept() -> None:
         addresses=tuple(f"/dns/{'h' * 60}{i}.example/tcp/65535/p2p/{IDENTITY.peer_id}" for i in range(8)),
         grpc_addresses=tuple(f"{'h' * 60}{i}.example:65535" for i in range(8)),
         certificate=bytes(500),
+        coordinate=COORDINATE,
     )
     record = seal_facts(largest, IDENTITY)
     assert len(record) <= MAX_FACTS_BYTES
@@ -248,6 +272,38 @@ def test_a_signed_state_out_of_bounds_is_refused(spoil: Callable[[pb.State], Non
     with pytest.raises(AnnouncementError) as refusal:
         open_state(_signed(0x51, message.SerializeToString()), KEYS)
     assert refusal.value.reason is Reason.MALFORMED
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda coordinate: coordinate.position.append(0.0),
+        lambda coordinate: coordinate.ClearField("position"),
+        lambda coordinate: coordinate.position.__setitem__(0, math.nan),
+        lambda coordinate: coordinate.position.__setitem__(0, -math.inf),
+        lambda coordinate: coordinate.position.__setitem__(0, 2 * MAX_COORDINATE_MS),
+        lambda coordinate: coordinate.ClearField("height_ms"),
+        lambda coordinate: setattr(coordinate, "height_ms", -1.0),
+        lambda coordinate: setattr(coordinate, "height_ms", math.nan),
+        lambda coordinate: setattr(coordinate, "error", 0.0),
+        lambda coordinate: setattr(coordinate, "error", 2 * MAX_COORDINATE_ERROR),
+    ],
+)
+def test_signed_facts_with_a_coordinate_out_of_bounds_are_refused(
+    spoil: Callable[[pb.Coordinate], None],
+) -> None:
+    message = pb.Facts.FromString(FACTS[65:])
+    spoil(message.coordinate)
+    with pytest.raises(AnnouncementError) as refusal:
+        open_facts(_signed(0xF1, message.SerializeToString()))
+    assert refusal.value.reason is Reason.MALFORMED
+
+
+def test_facts_of_a_peer_that_knows_no_coordinates_are_taken_and_one_takes_few_bytes() -> None:
+    without = seal_facts(facts_of(IDENTITY), IDENTITY)
+    assert open_facts(without).coordinate is None
+    assert open_facts(FACTS).coordinate == COORDINATE
+    assert len(FACTS) - len(without) <= 32
 
 
 def _open(record: bytes, is_facts: bool) -> object:

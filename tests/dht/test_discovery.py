@@ -18,7 +18,7 @@ from molink.dht.identity import Identity
 from molink.dht.records import PROTOCOL_VERSION, PeerView
 from molink.dht.swarm_key import SwarmKey
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 Condition = Callable[[tuple[PeerView, ...]], bool]
 
 
@@ -229,7 +229,7 @@ def test_nothing_forged_altered_or_foreign_reaches_a_snapshot() -> None:
                 for record in sent:
                     mallory._thread.service.gossip.broadcast(record)
 
-            await mallory._thread.call(send, timeout_s=5)
+            await mallory._thread.call(send, timeout_s=30)
             async with asyncio.timeout(PATIENCE_S):
                 while future.peer_id not in {view.peer_id for view in ada.snapshot(other_versions=True)}:
                     await ada.changed(PATIENCE_S)

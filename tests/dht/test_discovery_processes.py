@@ -14,7 +14,7 @@ from molink.dht.discovery import Discovery
 from molink.dht.identity import Identity
 
 PROGRAM = Path(__file__).with_name("lone_peer.py")
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 @contextmanager

@@ -29,8 +29,8 @@ def nothing() -> None:
 async def table_of(host: Host, peer_id: str) -> Membership:
     """What the peer answers when asked in earnest."""
     membership = Membership(None, nothing)
-    stream = await host.open_stream(peer_id, TABLE, timeout_s=10)
-    await pull(stream, membership, timeout_s=10)
+    stream = await host.open_stream(peer_id, TABLE, timeout_s=30)
+    await pull(stream, membership, timeout_s=30)
     await stream.close()
     return membership
 
@@ -42,10 +42,10 @@ async def all_frames(stream: FrameStream) -> None:
 
 async def say_nonsense(address: str, protocol: str, chance: random.Random) -> None:
     async with open_host(Identity.generate(), None, None) as stranger:
-        await stranger.dial(address, timeout_s=10)
+        await stranger.dial(address, timeout_s=30)
         for _ in range(3):
             try:
-                stream = await stranger.open_stream(ADA.peer_id, protocol, timeout_s=10)
+                stream = await stranger.open_stream(ADA.peer_id, protocol, timeout_s=30)
                 await stream._stream.write(chance.randbytes(chance.choice((1, 2, 100, 5000))))
             except (DialError, StreamError):  # it has hung up on the nonsense before
                 return
@@ -63,7 +63,7 @@ def test_garbage_ends_its_stream_and_nothing_else(protocol: str) -> None:
                 for _ in range(10):
                     await say_nonsense(network.host.addresses[0], protocol, chance)
                 async with open_host(MALLORY, None, None) as honest:
-                    await honest.dial(network.host.addresses[0], timeout_s=10)
+                    await honest.dial(network.host.addresses[0], timeout_s=30)
                     known = await table_of(honest, ADA.peer_id)
             assert [view.peer_id for view in known.snapshot()] == [ADA.peer_id]
 
@@ -74,10 +74,10 @@ def test_streams_of_protocols_nobody_serves_are_refused() -> None:
     async def scenario() -> None:
         membership = Membership(ADA.peer_id, nothing)
         async with open_network(SETTINGS, membership) as network, open_host(MALLORY, None, None) as mallory:
-            await mallory.dial(network.host.addresses[0], timeout_s=10)
+            await mallory.dial(network.host.addresses[0], timeout_s=30)
             for protocol in ("/ipfs/id/1.0.0", "/ipfs/id/push/1.0.0", "/meshsub/1.1.0", "/no/such"):
                 with pytest.raises(DialError):
-                    await mallory.open_stream(ADA.peer_id, protocol, timeout_s=10)
+                    await mallory.open_stream(ADA.peer_id, protocol, timeout_s=30)
             assert (await table_of(mallory, ADA.peer_id)).snapshot() == ()
 
     trio.run(scenario)
@@ -98,11 +98,11 @@ def test_a_handler_that_fails_ends_only_its_stream() -> None:
 
             host.handle("/fail/1", fail)
             host.handle("/echo/1", echo)
-            await other.dial(host.addresses[0], timeout_s=10)
+            await other.dial(host.addresses[0], timeout_s=30)
             for _ in range(5):
                 with pytest.raises((DialError, StreamEndedError)):
-                    await (await other.open_stream(ADA.peer_id, "/fail/1", timeout_s=10)).receive(100)
-            stream = await other.open_stream(ADA.peer_id, "/echo/1", timeout_s=10)
+                    await (await other.open_stream(ADA.peer_id, "/fail/1", timeout_s=30)).receive(100)
+            stream = await other.open_stream(ADA.peer_id, "/echo/1", timeout_s=30)
             await stream.send([b"still here"])
             assert await stream.receive(100) == b"still here"
 
@@ -113,8 +113,8 @@ def test_a_liar_is_no_longer_listened_to() -> None:
     async def scenario() -> None:
         membership = Membership(ADA.peer_id, nothing)
         async with open_network(SETTINGS, membership) as network, open_host(MALLORY, None, None) as mallory:
-            await mallory.dial(network.host.addresses[0], timeout_s=10)
-            stream = await mallory.open_stream(ADA.peer_id, GOSSIP, timeout_s=10)
+            await mallory.dial(network.host.addresses[0], timeout_s=30)
+            stream = await mallory.open_stream(ADA.peer_id, GOSSIP, timeout_s=30)
             facts, state = seal_facts(facts_of(MALLORY), MALLORY), seal_state(state_of(MALLORY), MALLORY)
             await stream.send([facts, state[:-1] + bytes((state[-1] ^ 1,))] * 40)
             with trio.fail_after(30), pytest.raises(StreamEndedError):
@@ -128,8 +128,8 @@ def test_a_link_on_which_nothing_arrives_is_dead() -> None:
     async def scenario() -> None:
         membership = Membership(ADA.peer_id, nothing)
         async with open_network(SETTINGS, membership) as network, open_host(MALLORY, None, None) as mallory:
-            await mallory.dial(network.host.addresses[0], timeout_s=10)
-            stream = await mallory.open_stream(ADA.peer_id, GOSSIP, timeout_s=10)
+            await mallory.dial(network.host.addresses[0], timeout_s=30)
+            stream = await mallory.open_stream(ADA.peer_id, GOSSIP, timeout_s=30)
             with trio.fail_after(30):
                 assert await stream.receive(10) == b""
                 assert network.gossip.neighbours == (MALLORY.peer_id,)
@@ -146,7 +146,7 @@ def test_connections_that_come_and_go_leave_room_for_the_next() -> None:
         async with open_network(SETTINGS, membership) as network, open_host(MALLORY, None, None) as mallory:
             slots = network.host._network._inbound_limiter
             for _ in range(10):
-                await mallory.dial(network.host.addresses[0], timeout_s=10)
+                await mallory.dial(network.host.addresses[0], timeout_s=30)
                 await mallory.hang_up(ADA.peer_id)
             with trio.fail_after(30):
                 while network.host.connections or slots.borrowed_tokens:  # noqa: ASYNC110 nothing to wait on

@@ -22,8 +22,9 @@ from molink.shards import catalog
 from molink.shards.spec import Span
 
 BUNDLED = "molink/tiny-shakespeare"
-PROGRAM_TIMEOUT_S = 60.0
-GENERATION_TIMEOUT_S = 60.0
+PROGRAM_TIMEOUT_S = 120.0
+FORMATION_TIMEOUT_S = 90.0
+GENERATION_TIMEOUT_S = 120.0
 
 
 def bundled_folder() -> Path:
@@ -110,7 +111,18 @@ async def generate(
 ) -> Generation:
     """One generation with a deadline on all of it."""
     async with asyncio.timeout(GENERATION_TIMEOUT_S):
-        return await client.generate(prompt, max_new_tokens=tokens, **options)  # type: ignore[arg-type]
+        return await client.generate(
+            prompt,
+            max_new_tokens=tokens,
+            timeout_s=FORMATION_TIMEOUT_S,
+            **options,  # type: ignore[arg-type]
+        )
+
+
+async def check_that_it_serves(client: AsyncSwarm, references: References) -> None:
+    folder = bundled_folder()
+    generation = await generate(client, "ROMEO:", 8)
+    assert generation.token_ids == references.greedy(folder, references.ids(folder, "ROMEO:"), 8)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Whatever the circuit, the tokens are those of transformers."""
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 from live_swarms import References, bundled_folder, circuit_of, generate
@@ -11,6 +12,9 @@ from molink.client.swarm import AsyncSwarm
 pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
 
 NEW_TOKENS = 24
+LENGTHS = (1, 2, 3, 5, 7, 8, 12, 16, 17, 31, 32, 33, 63, 64, 100, 129, 300, 513, 700, 1000)
+"""In tokens; the longest prompts go through the circuit in chunks."""
+SOME = (1, 2, 5, 16, 33, 129, 513, 1000)
 SPEECH = """ROMEO:
 But, soft! what light through yonder window breaks?
 It is the east, and Juliet is the sun.
@@ -32,10 +36,8 @@ CIRCUITS = {
 }
 
 
-def make_prompts(references: References) -> list[tuple[int, ...]]:
-    """20 prompts of 1 to 1,000 tokens; the longest go through the circuit in chunks."""
+def make_prompts(references: References, lengths: Sequence[int]) -> list[tuple[int, ...]]:
     speech = references.ids(bundled_folder(), SPEECH * 8)
-    lengths = [1, 2, 3, 5, 7, 8, 12, 16, 17, 31, 32, 33, 63, 64, 100, 129, 300, 513, 700, 1000]
     return [speech[7 * number : 7 * number + length] for number, length in enumerate(lengths)]
 
 
@@ -45,12 +47,18 @@ def spans_by_peer(swarm: LocalSwarm, hops: int) -> dict[LocalPeer, tuple[int, in
 
 
 @pytest.mark.parametrize("hops", CIRCUITS)
-async def test_20_prompts_give_the_tokens_of_transformers(
-    hops: int, wide_swarm: LocalSwarm, wide_client: AsyncSwarm, references: References
+@pytest.mark.parametrize(
+    "lengths", [pytest.param(SOME, id="8"), pytest.param(LENGTHS, id="20", marks=pytest.mark.full)]
+)
+async def test_prompts_of_any_length_give_the_tokens_of_transformers(
+    lengths: Sequence[int],
+    hops: int,
+    wide_swarm: LocalSwarm,
+    wide_client: AsyncSwarm,
+    references: References,
 ) -> None:
-    prompts = make_prompts(references)
-    assert len(prompts) == 20
-    assert [len(prompt) for prompt in prompts][-1] == 1000
+    prompts = make_prompts(references, lengths)
+    assert [len(prompt) for prompt in prompts] == list(lengths)
     with circuit_of(wide_client, spans_by_peer(wide_swarm, hops)):
         for prompt in prompts:
             generation = await generate(wide_client, prompt, NEW_TOKENS)
@@ -64,7 +72,7 @@ async def test_20_prompts_give_the_tokens_of_transformers(
 async def test_8_generations_at_once_give_the_tokens_of_transformers(
     hops: int, wide_swarm: LocalSwarm, wide_client: AsyncSwarm, references: References
 ) -> None:
-    prompts = make_prompts(references)[2:18:2]
+    prompts = make_prompts(references, LENGTHS)[2:18:2]
     with circuit_of(wide_client, spans_by_peer(wide_swarm, hops)):
         generations = await asyncio.gather(*(generate(wide_client, prompt, NEW_TOKENS) for prompt in prompts))
     assert [len(generation.circuit.hops) for generation in generations] == [hops] * 8

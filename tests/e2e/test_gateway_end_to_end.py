@@ -1,4 +1,4 @@
-"""The official OpenAI client against a gateway process and a swarm of two peers."""
+"""The official OpenAI client against a gateway process and a swarm of peers."""
 
 import asyncio
 import os
@@ -15,40 +15,37 @@ from molink.client.local_swarm import LocalSwarm
 
 pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
 
-STARTED_WITHIN_S = 60.0
+STARTED_WITHIN_S = 120.0
 PROMPT = "ROMEO:"
 NEW_TOKENS = 24
 MESSAGES = [{"role": "user", "content": "What light through yonder window breaks?"}]
 
 
 @pytest.fixture(scope="module")
-async def client(anyio_backend: str) -> AsyncIterator[openai.AsyncOpenAI]:
-    """Two peers, one `molink-gateway`, and whoever knows nothing but its address."""
-    async with LocalSwarm() as swarm:
-        await swarm.join("front", "--model", BUNDLED, "--layers", "0:6")
-        await swarm.join("back", "--model", BUNDLED, "--layers", "6:12")
-        gateway = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", "from molink.client.gateway.cli import main; main()",
-            "--port", "0", "--initial-peers", swarm.addresses[0],
-            stdout=asyncio.subprocess.PIPE, env=os.environ | {"OMP_NUM_THREADS": "1"},
-            creationflags=subprocess.CREATE_NEW_PROCESS_GROUP if sys.platform == "win32" else 0,
-        )  # fmt: skip
-        assert gateway.stdout is not None
-        try:
-            async with asyncio.timeout(STARTED_WITHIN_S):
-                line = (await gateway.stdout.readline()).decode()
-            assert line.startswith("Listening on http://127.0.0.1:"), line
-            async with openai.AsyncOpenAI(
-                base_url=f"{line.split()[-1]}/v1", api_key="any", max_retries=0, timeout=60.0
-            ) as client:
-                yield client
-            gateway.send_signal(signal.CTRL_BREAK_EVENT if sys.platform == "win32" else signal.SIGINT)
-            async with asyncio.timeout(STARTED_WITHIN_S):
-                assert await gateway.wait() == 0
-        finally:
-            if gateway.returncode is None:
-                gateway.kill()
-                await gateway.wait()
+async def client(wide_swarm: LocalSwarm) -> AsyncIterator[openai.AsyncOpenAI]:
+    """Peers, one `molink-gateway`, and whoever knows nothing but its address."""
+    gateway = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", "from molink.client.gateway.cli import main; main()",
+        "--port", "0", "--initial-peers", wide_swarm.addresses[0],
+        stdout=asyncio.subprocess.PIPE, env=os.environ | {"OMP_NUM_THREADS": "1"},
+        creationflags=subprocess.CREATE_NEW_PROCESS_GROUP if sys.platform == "win32" else 0,
+    )  # fmt: skip
+    assert gateway.stdout is not None
+    try:
+        async with asyncio.timeout(STARTED_WITHIN_S):
+            line = (await gateway.stdout.readline()).decode()
+        assert line.startswith("Listening on http://127.0.0.1:"), line
+        async with openai.AsyncOpenAI(
+            base_url=f"{line.split()[-1]}/v1", api_key="any", max_retries=0, timeout=STARTED_WITHIN_S
+        ) as client:
+            yield client
+        gateway.send_signal(signal.CTRL_BREAK_EVENT if sys.platform == "win32" else signal.SIGINT)
+        async with asyncio.timeout(STARTED_WITHIN_S):
+            assert await gateway.wait() == 0
+    finally:
+        if gateway.returncode is None:
+            gateway.kill()
+            await gateway.wait()
 
 
 def expected_text(references: References, prompt: tuple[int, ...], tokens: int) -> str:

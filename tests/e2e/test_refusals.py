@@ -5,22 +5,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from live_swarms import BUNDLED, Ended, References, bundled_folder, generate, run_program
+from live_swarms import BUNDLED, Ended, References, check_that_it_serves, run_program
 from tiny_models import make_tiny_model
 
-from molink.client.errors import InvalidRequest, ModelNotFound, NoCircuit, SwarmUnavailable
+from molink.client.errors import InvalidRequest, ModelNotFound, SwarmUnavailable
 from molink.client.local_swarm import LocalSwarm
 from molink.client.swarm import AsyncSwarm
 
 pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
 
 NOBODY = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
-
-
-async def check_that_it_serves(client: AsyncSwarm, references: References) -> None:
-    folder = bundled_folder()
-    generation = await generate(client, "ROMEO:", 8)
-    assert generation.token_ids == references.greedy(folder, references.ids(folder, "ROMEO:"), 8)
 
 
 def check_one_line(ended: Ended, *words: str, status: int = 1) -> None:
@@ -82,7 +76,7 @@ async def test_a_peer_whose_initial_peers_do_not_answer_says_so(tmp_path: Path) 
     check_one_line(ended, "none of the initial peers answered", NOBODY, "--new-swarm")
 
 
-@pytest.mark.parametrize("option", ["--port", "--grpc-port"])
+@pytest.mark.parametrize("option", ["--port", pytest.param("--grpc-port", marks=pytest.mark.full)])
 async def test_a_port_in_use_is_named(option: str, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
@@ -95,19 +89,7 @@ async def test_relay_on_is_refused_for_now(tmp_path: Path) -> None:
     check_one_line(ended, "--relay on", "leave --relay out", status=2)
 
 
-async def test_a_swarm_that_is_too_small_says_what_would_do(anyio_backend: str) -> None:
-    async with LocalSwarm() as swarm:
-        await swarm.join("half", "--model", BUNDLED, "--layers", "0:6")
-        async with AsyncSwarm(BUNDLED, initial_peers=swarm.addresses) as client:
-            with pytest.raises(NoCircuit) as caught:
-                await client.generate("ROMEO:", max_new_tokens=8, timeout_s=1.0)
-    assert [(span.start, span.stop) for span in caught.value.missing_layers] == [(6, 12)]
-    assert caught.value.missing_bytes > 0
-    assert "[6, 12)" in str(caught.value)
-    assert "MB" in str(caught.value)
-
-
-@pytest.mark.parametrize("damage", ["truncated", "overwritten"])
+@pytest.mark.parametrize("damage", ["truncated", pytest.param("overwritten", marks=pytest.mark.full)])
 async def test_damaged_weights_are_refused_with_a_sentence(damage: str, tmp_path: Path) -> None:
     """Cut off in the middle, or with a header that is none."""
     folder = make_tiny_model("llama", tmp_path, seed=1)

@@ -1,9 +1,7 @@
-"""A seed gives the same text on any circuit; and clients that race for the same memory both end well."""
-
-import asyncio
+"""A seed gives the same text on any circuit."""
 
 import pytest
-from live_swarms import BUNDLED, References, bundled_folder, circuit_of, generate
+from live_swarms import circuit_of, generate
 
 from molink.client.local_swarm import LocalPeer, LocalSwarm
 from molink.client.swarm import AsyncSwarm
@@ -12,9 +10,6 @@ pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
 
 PROMPT = "JULIET:\n"
 NEW_TOKENS = 48
-RACE_TOKENS = 60
-ONE_SESSION = "25MB"
-"""10 MB of work space, 10.3 MB of weights, and 960 tokens in 6 layers take 2.9 MB."""
 SETTINGS = {
     "temperature": {"temperature": 0.9},
     "top_p": {"temperature": 1.2, "top_p": 0.8},
@@ -46,23 +41,3 @@ async def test_sampling_without_a_seed_differs_from_time_to_time(wide_client: As
     first = await generate(wide_client, PROMPT, NEW_TOKENS, temperature=1.0)
     second = await generate(wide_client, PROMPT, NEW_TOKENS, temperature=1.0)
     assert first.token_ids != second.token_ids
-
-
-async def test_two_clients_that_race_for_the_memory_of_one_session_both_end_well(
-    anyio_backend: str, references: References
-) -> None:
-    """The peers have room for their layers, and for the KV cache of one such session at a time."""
-    folder = bundled_folder()
-    prompt = references.ids(folder, "What say you, my lord?\n" * 200)[:900]
-    expected = references.greedy(folder, prompt, RACE_TOKENS)
-    async with LocalSwarm() as swarm:
-        await swarm.join("front", "--model", BUNDLED, "--layers", "0:6", "--memory", ONE_SESSION)
-        await swarm.join("back", "--model", BUNDLED, "--layers", "6:12", "--memory", ONE_SESSION)
-        async with (
-            AsyncSwarm(BUNDLED, initial_peers=swarm.addresses) as one,
-            AsyncSwarm(BUNDLED, initial_peers=swarm.addresses) as two,
-        ):
-            generations = await asyncio.gather(
-                *(generate(client, prompt, RACE_TOKENS) for client in (one, two, one, two))
-            )
-    assert [generation.token_ids for generation in generations] == [expected] * 4

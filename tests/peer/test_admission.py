@@ -2,13 +2,14 @@
 
 import asyncio
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from shutil import copytree
+from typing import Any
 
 import pytest
 from data_plane import DEADLINE_S, End, asynchronous, facts_at, until
 from served_peer import LOW, model, one_thread, opened, served
+from stored_models import alter_a_weight
 
 from molink.dht.certificate import new_certificate
 from molink.dht.identity import Identity
@@ -32,12 +33,10 @@ class Loads:
         self.gate = threading.Event()
         self.gate.set()
 
-    def __call__(
-        self, folder: Path, span: Span, *, dtype: str, device: str, progress: Callable[[int, int], None]
-    ) -> Stage:
-        self.spans.append(span)
+    def __call__(self, *arguments: Any, **options: Any) -> Stage:  # noqa: ANN401 - the loader's own
+        self.spans.append(arguments[1])
         assert self.gate.wait(DEADLINE_S)
-        return load_stage(folder, span, dtype=dtype, device=device, progress=progress)
+        return load_stage(*arguments, **options)
 
 
 @pytest.fixture
@@ -201,6 +200,21 @@ async def test_a_load_that_fails_says_so_and_gives_the_memory_back(model: LocalM
 
 
 @asynchronous
+async def test_weights_that_are_altered_after_the_peer_has_started_are_not_served(
+    model: LocalModel, tmp_path: Path
+) -> None:
+    altered = opened(copytree(model.folder, tmp_path / "altered"))
+    alter_a_weight(altered.folder, "model.layers.3.mlp.up_proj.weight")
+    async with served(altered) as peer:
+        asked = peer.alone()
+        await peer.reserve(asked)
+        refusal = (await peer.ready(asked)).refusal
+        assert refusal.code == "load"
+        assert "the weights of layer 3 are not those of the model that is served" in refusal.detail
+        assert peer.leases.held == ()
+
+
+@asynchronous
 async def test_a_loader_that_breaks_in_a_way_of_its_own_fails_the_lease_too(
     model: LocalModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -258,6 +272,30 @@ async def test_another_client_cannot_take_over_a_session(model: LocalModel) -> N
         reserve = pb.Reserve(descriptor=peer.alone(epoch=2))
         response, _ = await link.request(pb.Request(reserve=reserve), DEADLINE_S)
         assert response.refusal.code == "epoch"
+
+
+@asynchronous
+async def test_another_client_can_neither_release_a_lease_nor_wait_for_it_nor_renew_it(
+    model: LocalModel, loads: Loads
+) -> None:
+    async with served(model) as peer, End(is_client=True) as other:
+        asked = peer.alone()
+        await peer.reserve(asked)
+        (lease,) = peer.leases.leases
+        link = await other.links.to(peer.facts)
+        key = {"session": asked.session, "epoch": asked.epoch}
+        for request in (
+            pb.Request(release=pb.Release(**key)),
+            pb.Request(await_ready=pb.AwaitReady(**key, wait_ms=0)),
+        ):
+            response, _ = await link.request(request, DEADLINE_S)
+            assert response.refusal.code == "epoch"
+            assert "another client's" in response.refusal.detail
+        assert peer.leases.leases == (lease,)
+        assert loads.spans == []
+        assert (await peer.ready(asked)).readiness.ready
+        await peer.release(asked)
+        assert peer.leases.leases == ()
 
 
 @asynchronous

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from molink.peer import control
 from molink.peer.control import ControlEndpoint, ControlError, NoPeerRunning, call_peer
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 class Peer:

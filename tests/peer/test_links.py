@@ -438,7 +438,9 @@ async def test_a_full_queue_takes_no_more_and_loses_nothing_it_took(monkeypatch:
 
 
 @asynchronous
-async def test_requests_beyond_the_limit_are_told_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_requests_beyond_the_limit_are_told_to_come_back_and_releases_are_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(link_module, "MAX_REQUESTS_IN_FLIGHT", 2)
     go_on = asyncio.Event()
     begun = 0
@@ -446,20 +448,25 @@ async def test_requests_beyond_the_limit_are_told_to_come_back(monkeypatch: pyte
     async def slow(link: Link, asked: pb.Request) -> tuple[pb.Response, bytes]:
         nonlocal begun
         begun += 1
-        await go_on.wait()
+        if asked.HasField("await_ready"):
+            await go_on.wait()
         return await released(link, asked)
+
+    def wait_request() -> pb.Request:
+        return pb.Request(await_ready=pb.AwaitReady())
 
     async with End() as a, End() as b:
         b.handler.answer = slow
         link = await a.links.to(b.facts)
-        first = [asyncio.create_task(link.request(request(), DEADLINE_S)) for _ in range(2)]
+        first = [asyncio.create_task(link.request(wait_request(), DEADLINE_S)) for _ in range(2)]
         await until(lambda: begun == 2)
-        response, _ = await link.request(request(), DEADLINE_S)
+        response, _ = await link.request(wait_request(), DEADLINE_S)
         assert response.refusal.code == "busy"
         assert response.refusal.retry_after_ms > 0
+        assert (await link.request(request(), DEADLINE_S))[0].HasField("released")
         go_on.set()
         assert [one.HasField("released") for one, _ in await asyncio.gather(*first)] == [True, True]
-        assert (await link.request(request(), DEADLINE_S))[0].HasField("released")
+        assert (await link.request(wait_request(), DEADLINE_S))[0].HasField("released")
 
 
 @asynchronous

@@ -88,6 +88,14 @@ def test_a_peer_listens_beyond_this_machine_only_when_the_swarm_is_beyond_it(
     assert load(environment, initial_peers=[REMOTE], listen="127.0.0.1").listen == "127.0.0.1"
 
 
+@pytest.mark.parametrize("option", ["listen", "announce"])
+@pytest.mark.parametrize("written", ["::1", "[::1]"])
+def test_an_ipv6_address_may_have_the_brackets_that_it_has_beside_a_port(
+    environment: dict[str, str], option: str, written: str
+) -> None:
+    assert getattr(load(environment, **{option: written}), option) == "::1"
+
+
 def test_port_zero_means_any_free_one(environment: dict[str, str]) -> None:
     settings = load(environment, port=0, grpc_port=0)
     assert (settings.port, settings.grpc_port) == (None, None)

@@ -168,6 +168,7 @@ def peer(peer_id: str, *spans: tuple[int, int], **changes: Any) -> PeerView:  # 
         "head_ms": 0.3,
         "load_bytes_per_s": 1e9,
         "links": (),
+        "coordinate": None,
     }
     state: dict[str, Any] = {
         "free_weight_bytes": 0,

@@ -43,7 +43,7 @@ def test_zero_latencies_and_zero_memory_are_no_trouble() -> None:
 
 def test_layers_of_different_sizes_fill_by_bytes() -> None:
     problem = CircuitProblem(
-        np.ones(2), np.zeros((2, 2)), np.array([50, 60]), np.array([50, 10, 10, 10, 10, 10, 10])
+        np.array([1.0, 0.9]), np.zeros((2, 2)), np.array([50, 60]), np.array([50, 10, 10, 10, 10, 10, 10])
     )
     assert plan_circuit(problem).hops == (Hop(0, 0, 1), Hop(1, 1, 7))
 

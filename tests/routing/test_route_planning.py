@@ -29,7 +29,8 @@ def test_a_route_predicts_each_hop_and_adds_up() -> None:
     ]
     assert [hop.compute_ms for hop in route.hops] == pytest.approx([6.1, 6.0, 2.3])
     assert [hop.link_ms for hop in route.hops] == pytest.approx([6.0, 11.0, 16.0])
-    assert sum(hop.compute_ms + hop.link_ms for hop in route.hops) == pytest.approx(route.tpot_ms)
+    others_ms = 2 * 0.1024 + 0.25  # two activations on the uplink, and the head's service
+    assert sum(hop.compute_ms + hop.link_ms for hop in route.hops) + others_ms == pytest.approx(route.tpot_ms)
     assert route.warm
     assert route.load_s == 0.0
 
@@ -37,7 +38,7 @@ def test_a_route_predicts_each_hop_and_adds_up() -> None:
 def test_one_peer_with_the_whole_model_has_no_link() -> None:
     route = plan(snapshot_of(peer("a", (0, 8))), 10)
     assert [hop.link_ms for hop in route.hops] == [0.0]
-    assert route.tpot_ms == pytest.approx(16.4)
+    assert route.tpot_ms == pytest.approx(16.4 + 0.25)
 
 
 def test_overlapping_warm_spans_make_a_warm_route_though_both_peers_have_room() -> None:

@@ -12,10 +12,18 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from stored_models import alter_a_weight, copy_of
 
 from molink.shards import catalog
-from molink.shards.catalog import BUNDLED, ModelNotFound, fetch_weights, is_from_hub, resolve
-from molink.shards.store import describe
+from molink.shards.catalog import (
+    BUNDLED,
+    ModelNotFound,
+    fetch_weights,
+    is_from_hub,
+    require_identity,
+    resolve,
+)
+from molink.shards.store import StoreError, describe, read_manifest
 from molink.shards.tokenizer import Tokenizer
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -42,6 +50,29 @@ def test_the_bundled_model_needs_no_download_and_can_be_described() -> None:
     stop = spec.stop_token_ids[0]
     assert not tokenizer.has_text(stop)
     assert stop in tokenizer.apply_chat_template([{"role": "user", "content": "Good morrow!"}])
+
+
+@pytest.mark.parametrize("name", BUNDLED)
+def test_a_bundled_model_is_known_by_its_contents(name: str, tmp_path: Path) -> None:
+    folder = resolve(name)
+    require_identity(name, folder, read_manifest(folder).content_hash, [])
+    copy = copy_of(folder, tmp_path / "copy")
+    alter_a_weight(copy, "model.layers.3.mlp.up_proj.weight")
+    with pytest.raises(
+        StoreError, match=f"{copy} differs from {name} as it was released.*Install MoLink again"
+    ):
+        require_identity(name, copy, read_manifest(copy).content_hash, [])
+
+
+def test_under_a_name_that_is_served_only_what_is_served_is_taken(tmp_path: Path) -> None:
+    served = [("llama", "a" * 64), ("llama", "b" * 64), ("other", "c" * 64)]
+    for content in ("a" * 64, "b" * 64):
+        require_identity("llama", tmp_path, content, served)
+    require_identity("new", tmp_path, "c" * 64, served)
+    with pytest.raises(
+        StoreError, match=f"{tmp_path} differs from what the swarm serves as llama.*cccccccccccc, the"
+    ):
+        require_identity("llama", tmp_path, "c" * 64, served)
 
 
 def test_a_bundled_model_that_is_not_installed_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,13 +3,14 @@
 import copy
 import hashlib
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from safetensors.torch import load_file
-from stored_models import change_a_weight, copy_of, edit, write_llama, write_model
+from stored_models import alter_a_weight, change_a_weight, copy_of, edit, write_llama, write_model
 from tiny_models import (
     make_tokenizer,
 )
@@ -100,6 +101,39 @@ def test_digests_are_remembered_until_the_file_changes(llama: Path, tmp_path: Pa
     assert all(done <= total for done, total in seen)
     assert read_manifest(folder, cache).head.sha256 != first.head.sha256  # it was read from the cache
     change_a_weight(folder)
+    assert read_manifest(folder, cache) == read_manifest(folder)
+
+
+def test_a_file_of_the_same_size_and_time_is_read_again_when_its_bytes_were_altered(
+    llama: Path, tmp_path: Path
+) -> None:
+    folder, cache = copy_of(llama, tmp_path / "llama"), tmp_path / "cache"
+    before = read_manifest(folder, cache)
+    stat = (folder / "model.safetensors").stat()
+    alter_a_weight(folder, "model.layers.3.mlp.up_proj.weight")
+    altered = (folder / "model.safetensors").stat()
+    assert (altered.st_size, altered.st_mtime_ns, altered.st_ino) == (
+        stat.st_size,
+        stat.st_mtime_ns,
+        stat.st_ino,
+    )
+    after = read_manifest(folder, cache)
+    assert [a == b for a, b in zip(before.layers, after.layers, strict=True)].index(False) == 3
+    assert after == read_manifest(folder)
+
+
+def test_another_file_in_the_place_of_one_of_the_same_size_and_times_is_read_again(
+    llama: Path, tmp_path: Path
+) -> None:
+    folder, cache = copy_of(llama, tmp_path / "llama"), tmp_path / "cache"
+    path = folder / "model.safetensors"
+    read_manifest(folder, cache)
+    stat = path.stat()
+    path.rename(tmp_path / "older")
+    path.write_bytes((tmp_path / "older").read_bytes())
+    alter_a_weight(folder, "model.norm.weight")
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert path.stat().st_ino != stat.st_ino
     assert read_manifest(folder, cache) == read_manifest(folder)
 
 

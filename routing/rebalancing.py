@@ -1,0 +1,196 @@
+"""Whether a peer should hold other layers than it does: rarely, one peer at a time, and only if it pays."""
+
+import hashlib
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+
+from molink.dht.records import PeerView
+from molink.routing.arrays import BoolArray
+from molink.routing.cost import CostModel
+from molink.routing.coverage import Best, Placement, layer_table, spans_of, thinness, weight_bytes
+from molink.routing.placement import SESSION_TOKENS
+from molink.routing.snapshot import Snapshot
+from molink.shards.spec import Span
+
+_SEARCHED = 3
+"""Placements whose TPOT is worked out because they give most capacity."""
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class MovePolicy:
+    """When a move is worth it. All are positive."""
+
+    min_hold_s: float = 1800.0
+    """What a peer holds it holds for at least so long."""
+    horizon_s: float = 3600.0
+    """The time within which a move must have paid for itself: volunteers stay for an evening."""
+    min_gain: float = 0.1
+    """Part of the present rate that must be gained over the horizon beyond the cost: hysteresis."""
+    turn_s: float = 60.0
+    """How long a peer's turn to move lasts."""
+    peers_per_turn: int = 20
+    """One peer in so many has its turn at the same time: what several do at once they do blindly."""
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if not (math.isfinite(value) and value > 0):
+                raise ValueError(f"{each.name} must be finite and above 0, got {value}")
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Layers to drop, then layers to load. What is neither stays as it is."""
+
+    load: tuple[Span, ...]
+    drop: tuple[Span, ...]
+    load_bytes: int
+    load_s: float
+    tpot_before_ms: float | None
+    tpot_after_ms: float | None
+    tokens_per_s_before: float
+    tokens_per_s_after: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Option:
+    table: BoolArray
+    """[layers]: what the peer would hold."""
+    load_s: float
+    rates: tuple[float, float, float]
+    """Tokens per second of the thinnest layer before, while loading, and after."""
+    covered: tuple[int, int]
+    """Layers that somebody holds, before and after."""
+
+
+def propose_move(
+    snapshot: Snapshot,
+    peer_id: str,
+    held_since_s: float,
+    now_s: float,
+    policy: MovePolicy = MovePolicy(),
+    *,
+    leased: tuple[Span, ...] | None = None,
+    cost: CostModel = CostModel(),  # noqa: B008 (an immutable value)
+) -> Move | None:
+    """What the peer should hold instead; None: what it does.
+
+    `now_s` and `held_since_s` are of one clock, best one that peers share roughly, such as the time of day: turns
+    follow it. `leased`: layers with a lease; None: unknown, so any session pins all layers. Layers are dropped only
+    if memory needs it, and never if they are leased or if no other peer of a smaller id holds them: peers that
+    decide at the same moment on the same snapshot cannot all drop a layer.
+
+    A move must worsen neither the TPOT of the best circuit nor the capacity of the thinnest layer, and improve one
+    of the two by so much that, loading and lost capacity meanwhile paid, `min_gain` is left over the horizon. Or it
+    makes a circuit possible or covers more layers. Each move so raises one measure by a tenth and lowers none:
+    an unchanging swarm comes to rest.
+    """
+    views = snapshot.usable()
+    view = next((one for one in views if one.peer_id == peer_id), None)
+    if view is None or now_s - held_since_s < policy.min_hold_s:
+        return None
+    if not _has_turn(peer_id, [one.peer_id for one in views], now_s, policy):
+        return None
+    placement = Placement.of(snapshot, view, min(SESSION_TOKENS, snapshot.model.context_length), cost)
+    held = layer_table(snapshot.model.layers, view.state.spans)
+    kept = held & _pinned(placement, view, leased)
+    options = _options(placement, held, kept)
+    if not options:
+        return None
+    before = placement.holding(held)
+    for option in _shortlist(placement, options, kept):
+        after = placement.holding(option.table)
+        if _pays(option, before, after, policy):
+            return _move(placement, held, option, before, after)
+    return None
+
+
+def _has_turn(peer_id: str, peer_ids: Iterable[str], now_s: float, policy: MovePolicy) -> bool:
+    """Whether the peer is among the first by a hash that differs with every turn."""
+    turn = math.floor(now_s / policy.turn_s)
+    order = sorted(peer_ids, key=lambda one: hashlib.sha256(f"{turn}/{one}".encode()).digest())
+    return peer_id in order[: math.ceil(len(order) / policy.peers_per_turn)]
+
+
+def _pinned(placement: Placement, view: PeerView, leased: tuple[Span, ...] | None) -> BoolArray:
+    """[layers]: what must not be dropped."""
+    layers = placement.model.layers
+    if leased is None:
+        leased = (placement.model.whole,) if view.state.sessions > 0 else ()
+    elsewhere = [span for one in placement.others if one.peer_id < view.peer_id for span in one.state.spans]
+    return layer_table(layers, leased) | ~layer_table(layers, elsewhere)
+
+
+def _options(placement: Placement, held: BoolArray, kept: BoolArray) -> list[_Option]:
+    """Every span that would be new, with what it displaces, and its capacity; the best off thin layers first."""
+    model = placement.model
+    rates = placement.rates(held)
+    options: dict[bytes, _Option] = {}
+    for span in placement.candidates(kept):
+        wanted = layer_table(model.layers, (span,))
+        table = wanted | held
+        if weight_bytes(model, table) > placement.total_bytes:
+            table = wanted | kept
+        if not (table & ~held).any():
+            continue
+        load_s = _load_bytes(placement, table, held) / max(1.0, placement.view.facts.load_bytes_per_s)
+        after, meanwhile = placement.rates(table), placement.rates(table & held)
+        options[table.tobytes()] = _Option(
+            table,
+            load_s,
+            (float(rates.min()), float(meanwhile.min()), float(after.min())),
+            (int((rates > 0).sum()), int((after > 0).sum())),
+        )
+    return sorted(options.values(), key=lambda one: thinness(placement.rates(one.table)), reverse=True)
+
+
+def _shortlist(placement: Placement, options: list[_Option], kept: BoolArray) -> list[_Option]:
+    """Options worth a search: those of most capacity, and those that suit the best circuit there could be."""
+    chosen = options[:_SEARCHED]
+    ideal = placement.holding(kept)
+    if ideal is not None and ideal.own_hop is not None:
+        hop = ideal.own_hop
+        suiting = [one for one in options[_SEARCHED:] if one.table[hop.start : hop.stop].all()]
+        chosen += suiting[:1]
+    return chosen
+
+
+def _pays(option: _Option, before: Best | None, after: Best | None, policy: MovePolicy) -> bool:
+    if option.load_s >= policy.horizon_s or option.covered[1] < option.covered[0]:
+        return False
+    if before is None:
+        return after is not None or option.covered[1] > option.covered[0]
+    old, meanwhile, new = option.rates
+    if after is None or after.tpot_ms > before.tpot_ms * (1 + _ROUNDING) or new < old * (1 - _ROUNDING):
+        return False
+    if option.covered[1] > option.covered[0]:
+        return True
+    quickened = (1.0 / max(before.tpot_ms, _ROUNDING), 0.0, 1.0 / max(after.tpot_ms, _ROUNDING))
+    return any(_gains(*rates, option.load_s, policy) for rates in ((old, meanwhile, new), quickened))
+
+
+def _gains(before: float, meanwhile: float, after: float, load_s: float, policy: MovePolicy) -> bool:
+    """Whether more comes of the horizon, the loading included, than it would have, by `min_gain`."""
+    made = meanwhile * load_s + after * (policy.horizon_s - load_s)
+    return after > before and made >= before * policy.horizon_s * (1 + policy.min_gain)
+
+
+def _load_bytes(placement: Placement, table: BoolArray, held: BoolArray) -> int:
+    return weight_bytes(placement.model, table) - weight_bytes(placement.model, table & held)
+
+
+def _move(
+    placement: Placement, held: BoolArray, option: _Option, before: Best | None, after: Best | None
+) -> Move:
+    return Move(
+        load=spans_of(option.table & ~held),
+        drop=spans_of(held & ~option.table),
+        load_bytes=_load_bytes(placement, option.table, held),
+        load_s=option.load_s,
+        tpot_before_ms=None if before is None else before.tpot_ms,
+        tpot_after_ms=None if after is None else after.tpot_ms,
+        tokens_per_s_before=option.rates[0],
+        tokens_per_s_after=option.rates[2],
+    )

@@ -1,0 +1,1 @@
+"""Simulated worlds that run the product's own decisions."""

@@ -1,0 +1,33 @@
+"""`molink-simnet`: worlds that are made up, in which the product's own decisions run."""
+
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from molink.dht.commands import example, run_app
+from molink.simnet import schedule_command
+
+app = typer.Typer(
+    name="molink-simnet",
+    epilog=example("molink-simnet schedule --testbed 1"),
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["--help", "-h"]},
+)
+app.command(epilog=example(schedule_command.EXAMPLE))(schedule_command.schedule)
+
+
+@app.callback()
+def simnet() -> None:
+    """Simulate swarms with the product's own decisions."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point of `molink-simnet`."""
+    sys.exit(run_app(app, "molink-simnet", sys.argv[1:] if arguments is None else arguments))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+"""`molink-simnet schedule`: circuit searches side by side on the paper's testbeds and on swarms of any size."""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+from molink.client.presentation import console
+from molink.client.progress import Progress
+from molink.dht.commands import EXIT_USAGE, CommandFailed, Debug, Json, Verbose, start_logging, tell
+from molink.routing import ALGORITHMS, NoCircuit
+from molink.simnet import schedule_options as options
+from molink.simnet.matrices import BUNDLED, bundled_matrix, read_matrix
+from molink.simnet.results import output_folder, result_document, write_json
+from molink.simnet.scheduling import Comparison, Row, Setting, compare
+from molink.simnet.testbeds import GB, LLAMA_2_70B, NOISE, Workload, World
+from molink.simnet.variants import Variant, in_paper_order, parse_variants
+
+EXAMPLE = "molink-simnet schedule --testbed all --ilp-limits 4,16 --output results"
+
+LARGEST = {"greedy": 2_000, "ilp": 60, "random": 2_000, "balanced": 2_000}
+"""Machines beyond which an algorithm takes minutes or needs a matrix, so that it must be asked for by name."""
+
+
+def schedule(
+    testbed: options.TestbedOption = None,
+    machines: options.Machines = None,
+    seeds: options.Seeds = 16,
+    algorithms: options.Algorithms = None,
+    ilp_limits: options.IlpLimits = "4",
+    random_samples: options.RandomSamples = "1,64,4096",
+    latency_matrix: options.LatencyMatrix = None,
+    layers: options.Layers = LLAMA_2_70B.layers,
+    layer_bytes: options.LayerBytes = LLAMA_2_70B.layer_bytes,
+    gpu_memory: options.GpuMemory = None,
+    noise: options.Noise = NOISE,
+    one_way_share: options.OneWayShare = 0.5,
+    drawn_places: options.DrawnPlaces = False,
+    seed: options.Seed = 0,
+    output: options.Output = None,
+    as_json: Json = False,
+    verbose: Verbose = False,
+    debug: Debug = False,
+) -> None:
+    """Compare searches for circuits.
+
+    Draws problems in the manner of the decentralized-scheduling paper's testbeds, or of a swarm of any size,
+    lets each algorithm find a circuit, and shows mean time per output token (TPOT) and mean execution time,
+    beside the paper's own (its Tables 3 and 4) where it prints them.
+    """
+    start_logging(verbose=verbose, debug=debug)
+    with _mistakes_of_the_user():
+        settings = _settings(testbed, machines)
+        variants = _variants(algorithms, machines, ilp_limits, random_samples)
+        world = World(
+            matrix=bundled_matrix() if latency_matrix is None else read_matrix(latency_matrix),
+            gpus=options.parse_gpu_memory(gpu_memory),
+            workload=Workload(layers, layer_bytes, LLAMA_2_70B.embed_bytes, LLAMA_2_70B.head_bytes),
+            noise=noise,
+            one_way_share=one_way_share,
+            drawn_places=drawn_places,
+        )
+        as_in_paper = latency_matrix is None and layers == LLAMA_2_70B.layers and noise == NOISE
+        comparison = Comparison(settings, variants, range(seed, seed + seeds), world, as_in_paper=as_in_paper)
+        folder = None if output is None else output_folder(output)
+        rows = _compared(comparison)
+    matrix_name = BUNDLED if latency_matrix is None else str(latency_matrix)
+    document = result_document(
+        "schedule", _parameters(comparison, matrix_name), [asdict(row) for row in rows]
+    )
+    if as_json:
+        print(json.dumps(document, indent=2, allow_nan=False))
+    else:
+        _print_table(rows)
+    if folder is not None:
+        _write(folder, document, comparison, rows)
+
+
+def _settings(testbed: str | None, machines: int | None) -> tuple[Setting, ...]:
+    if machines is None:
+        return tuple(Setting(number) for number in options.parse_testbeds(testbed or "1"))
+    if testbed is not None:
+        raise ValueError("--testbed and --machines exclude each other: a testbed has its own machines")
+    return (Setting(machines=machines),)
+
+
+def _variants(
+    algorithms: str | None, machines: int | None, ilp_limits: str, random_samples: str
+) -> tuple[Variant, ...]:
+    limits_s = {"ilp": options.parse_limits_s("--ilp-limits", ilp_limits)}
+    samples = options.parse_counts("--random-samples", random_samples)
+    if algorithms is not None:
+        return parse_variants(options.parse_names(algorithms), ALGORITHMS, limits_s, samples)
+    too_much = [
+        name
+        for name in in_paper_order(ALGORITHMS)
+        if (machines or 0) > LARGEST.get(name, options.MOST_MACHINES)
+    ]
+    if too_much:
+        tell(
+            f"left out, too much for so many machines: {', '.join(too_much)} (--algorithms has them all the same)"
+        )
+    names = [name for name in in_paper_order(ALGORITHMS) if name not in too_much]
+    return parse_variants(names, ALGORITHMS, limits_s, samples)
+
+
+def _compared(comparison: Comparison) -> list[Row]:
+    with Progress() as progress:
+        progress.begin("Searching circuits")
+        try:
+            return compare(comparison, progress.report)
+        except (NoCircuit, TimeoutError) as error:
+            raise CommandFailed(str(error)) from error
+
+
+def _print_table(rows: Sequence[Row]) -> None:
+    from molink.simnet.schedule_table import schedule_table
+
+    console().print(schedule_table(rows))
+
+
+def _write(folder: Path, document: dict[str, object], comparison: Comparison, rows: Sequence[Row]) -> None:
+    from molink.simnet import schedule_figures
+
+    settings, world = comparison.settings, comparison.world
+    examples = [(setting, setting.placement(comparison.seeds[0], world)) for setting in settings]
+    result = folder / "result.json"
+    try:
+        write_json(result, document)
+        written = [
+            result,
+            *schedule_figures.draw_regions(world.matrix, folder),
+            *schedule_figures.draw_machines(examples, folder),
+            *schedule_figures.draw_algorithms(rows, settings, folder),
+        ]
+    except OSError as error:
+        raise CommandFailed(
+            f"the results cannot be written to {folder}: {error.strerror or error}"
+        ) from error
+    tell(f"wrote {', '.join(path.name for path in written)} to {folder}")
+
+
+def _parameters(comparison: Comparison, matrix_name: str) -> dict[str, object]:
+    """What it takes to run the same again."""
+    world = comparison.world
+    testbeds = [setting.testbed for setting in comparison.settings if setting.testbed is not None]
+    return {
+        "testbeds": testbeds or None,
+        "machines": None if testbeds else comparison.settings[0].machines,
+        "seeds": len(comparison.seeds),
+        "seed": comparison.seeds.start,
+        "algorithms": [variant.label for variant in comparison.variants],
+        "latency_matrix": matrix_name,
+        "noise": world.noise,
+        "one_way_share": world.one_way_share,
+        "drawn_places": world.drawn_places,
+        "layers": world.workload.layers,
+        "layer_bytes": world.workload.layer_bytes,
+        "gpu_memory_gb": {name: gpu.memory_bytes / GB for name, gpu in world.gpus.items()},
+    }
+
+
+@contextmanager
+def _mistakes_of_the_user() -> Iterator[None]:
+    """What cannot be built from the options ends the command with one sentence."""
+    try:
+        yield
+    except ValueError as error:
+        raise CommandFailed(str(error), EXIT_USAGE) from error

@@ -1,0 +1,152 @@
+"""The options of `molink-simnet schedule`, and what their texts mean."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from molink.simnet.testbeds import GB, GPUS, TESTBEDS, Gpu
+
+MOST_MACHINES = 10_000
+
+TestbedOption = Annotated[
+    str | None,
+    typer.Option(
+        "--testbed",
+        metavar="1|2|3|4|all",
+        help="Testbed of the paper; several with commas. Default: 1.",
+        show_default=False,
+    ),
+]
+Machines = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=1,
+        max=MOST_MACHINES,
+        help=f"Instead of a testbed: so many machines at homes all over the world, at most {MOST_MACHINES:,}.",
+    ),
+]
+Seeds = Annotated[int, typer.Option(metavar="K", min=1, help="Problems to average over, one for each seed.")]
+Seed = Annotated[int, typer.Option(metavar="S", min=0, help="The first of the seeds.")]
+Algorithms = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAMES",
+        help="Comma-separated, such as greedy,augmented,refined,ilp,random,balanced; a number sets seconds "
+        "(ilp16, refined0.1) or, for random, permutations (random64). Default: all that suit the size.",
+        show_default=False,
+    ),
+]
+IlpLimits = Annotated[
+    str, typer.Option(metavar="SECONDS", help="Time limits of ilp, comma-separated; the paper has 4,16.")
+]
+RandomSamples = Annotated[
+    str, typer.Option(metavar="COUNTS", help="Permutations that random tries, comma-separated.")
+]
+LatencyMatrix = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE.csv",
+        help="Round trips in ms between your own regions: header row and first column name them. "
+        "Default: 21 AWS regions.",
+        show_default=False,
+    ),
+]
+Layers = Annotated[int, typer.Option(metavar="N", min=1, max=1000, help="Layers of the model.")]
+LayerBytes = Annotated[int, typer.Option(metavar="BYTES", min=0, help="Weights of a layer.")]
+GpuMemory = Annotated[
+    str | None,
+    typer.Option(
+        metavar="GPU=GB,...",
+        help="Memory of each kind of machine in GB. Default: A100=80,RTX3090=24,A10g=24.",
+        show_default=False,
+    ),
+]
+Noise = Annotated[
+    float, typer.Option(metavar="SD", min=0.0, max=1.0, help="Standard deviation of a link's random factor.")
+]
+OneWayShare = Annotated[
+    float,
+    typer.Option(
+        metavar="PART", min=0.0, max=1.0, help="Part of a round trip that a link takes; 0.5 is half of it."
+    ),
+]
+DrawnPlaces = Annotated[
+    bool,
+    typer.Option(
+        "--drawn-places",
+        help="Let each machine of a testbed draw its region, instead of spreading them evenly.",
+    ),
+]
+Output = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Write result.json, and a .csv and a .png for each figure, there."),
+]
+
+
+def parse_testbeds(text: str) -> tuple[int, ...]:
+    """Numbers of testbeds, each once; raises ValueError with one sentence."""
+    if text.strip() == "all":
+        return tuple(TESTBEDS)
+    numbers = parse_counts("--testbed", text)
+    for number in numbers:
+        if number not in TESTBEDS:
+            raise ValueError(f"--testbed must be 1, 2, 3, 4 or all, got {number}")
+    return tuple(dict.fromkeys(numbers))
+
+
+def parse_names(text: str) -> tuple[str, ...]:
+    """The names of a comma-separated list; raises ValueError if there is none."""
+    names = tuple(name.strip().lower() for name in text.split(",") if name.strip())
+    if not names:
+        raise ValueError("--algorithms names no algorithm")
+    return names
+
+
+def parse_counts(option: str, text: str) -> tuple[int, ...]:
+    """Whole numbers above 0; raises ValueError with one sentence."""
+    try:
+        counts = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(f"{option} must be whole numbers with commas between them, got {text!r}") from None
+    if min(counts) < 1:
+        raise ValueError(f"{option} must be at least 1, got {min(counts)}")
+    return counts
+
+
+def parse_limits_s(option: str, text: str) -> tuple[float, ...]:
+    """Seconds above 0; raises ValueError with one sentence."""
+    try:
+        limits = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(f"{option} must be seconds with commas between them, got {text!r}") from None
+    for limit in limits:
+        if not 0 < limit < float("inf"):
+            raise ValueError(f"{option} must be above 0 and finite, got {limit:g}")
+    return limits
+
+
+def parse_gpu_memory(text: str | None) -> Mapping[str, Gpu]:
+    """The kinds of machines with the memory given for some of them; raises ValueError with one sentence."""
+    kinds = {_plain(name): name for name in GPUS}
+    gpus = dict(GPUS)
+    for part in filter(None, (text or "").split(",")):
+        name, _, amount = part.partition("=")
+        kind = kinds.get(_plain(name))
+        if kind is None:
+            raise ValueError(f"--gpu-memory names {name.strip()!r}: the testbeds have {', '.join(GPUS)}")
+        try:
+            gigabytes = float(amount)
+        except ValueError:
+            raise ValueError(f"--gpu-memory must be like A100=40, got {part!r}") from None
+        if not 0 <= gigabytes <= GB:
+            raise ValueError(f"--gpu-memory of {kind} must be gigabytes, 0 or more, got {amount.strip()}")
+        gpus[kind] = replace(gpus[kind], memory_bytes=int(gigabytes * GB))
+    return gpus
+
+
+def _plain(name: str) -> str:
+    return "".join(name.split()).casefold()

@@ -1,0 +1,75 @@
+"""The model that a peer joins with is the one that the swarm knows by that name."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from stored_models import alter_a_weight, copy_of, write_llama
+from swarm_examples import facts_of, state_of
+
+from molink.dht.identity import Identity
+from molink.dht.records import PeerView
+from molink.peer.model import LocalModel, open_model
+from molink.shards.catalog import BUNDLED, resolve
+from molink.shards.store import StoreError, describe
+
+
+def opened(folder: Path, *views: PeerView, dtype: str = "auto") -> LocalModel:
+    told: list[str] = []
+    return asyncio.run(open_model(str(folder), dtype, "none", views, folder.parent / "digests", told.append))
+
+
+def serving(folder: Path, name: str, *, dtype: str = "float32") -> PeerView:
+    """A peer that serves what is in the folder now."""
+    identity = Identity.generate()
+    spec = describe(folder, dtype)
+    model = replace(
+        facts_of(identity).model,
+        name=name,
+        dtype=dtype,
+        content_hash=spec.content_hash,
+        model_hash=spec.model_hash,
+        layers=spec.layers,
+    )
+    return PeerView(replace(facts_of(identity), model=model), state_of(identity), 0.0, b"")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_llama(tmp_path / "llama")
+
+
+def test_a_folder_with_altered_weights_is_not_what_the_swarm_serves_under_its_name(folder: Path) -> None:
+    others = serving(folder, str(folder))
+    expected = opened(folder, others).spec.model_hash
+    assert expected == others.facts.model.model_hash
+    alter_a_weight(folder, "model.layers.3.mlp.up_proj.weight")
+    with pytest.raises(
+        StoreError, match=f"the model folder {folder} differs from what the swarm serves as {folder}"
+    ):
+        opened(folder, others)
+
+
+def test_another_model_may_be_served_beside_under_another_name(folder: Path, tmp_path: Path) -> None:
+    others = serving(folder, str(folder))
+    other = copy_of(folder, tmp_path / "finetuned")
+    alter_a_weight(other, "model.layers.3.mlp.up_proj.weight")
+    assert opened(other, others).spec.model_hash != others.facts.model.model_hash
+
+
+def test_of_dtypes_the_one_that_the_swarm_computes_in_is_taken(folder: Path) -> None:
+    others = serving(folder, "anything", dtype="bfloat16")
+    assert opened(folder, others).spec.model_hash == others.facts.model.model_hash
+    assert opened(folder, others, dtype="float32").spec.dtype == "float32"
+
+
+def test_an_altered_bundled_model_is_refused_even_by_the_first_of_a_swarm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (name,) = BUNDLED
+    copy = copy_of(resolve(name), tmp_path / "copy")
+    alter_a_weight(copy, "model.layers.3.mlp.up_proj.weight")
+    monkeypatch.setattr("molink.shards.catalog.resolve", lambda _: copy)
+    with pytest.raises(StoreError, match="Install MoLink again"):
+        asyncio.run(open_model(name, "auto", "none", (), tmp_path / "digests", lambda _: None))
