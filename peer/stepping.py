@@ -4,6 +4,7 @@ frames in -> session table -> micro-batch queue -> stage engine (a thread of its
 runs on the event loop; `compute` runs on the engine's thread.
 """
 
+import asyncio
 import logging
 import time
 from collections.abc import Iterable, Sequence
@@ -167,7 +168,9 @@ class Stepper:
         else:
             self._deliver_tokens(output)
             self._pump()
-        self._metrics.stepped(output.compute_s, len(inputs), sum(one.count for one in inputs))
+        # counted once what was delivered is on its way
+        rows = sum(one.count for one in inputs)
+        asyncio.get_running_loop().call_soon(self._metrics.stepped, output.compute_s, len(inputs), rows)
 
     # -- frames out
 

@@ -26,8 +26,12 @@ def encode(tensor: Tensor) -> memoryview:
         raise ValueError(f"activations are {', '.join(_DTYPES)}, got {tensor.dtype}")
     if tensor.numel() == 0:
         return memoryview(b"")
-    raw = tensor.detach().to("cpu").contiguous().view(torch.uint8).numpy()
-    return raw.data.cast("B")
+    # Of a decode step's few numbers each call costs more than the copy: none is made that has no effect.
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    if not (tensor.is_cpu and tensor.is_contiguous()):
+        tensor = tensor.to("cpu").contiguous()
+    return tensor.view(torch.uint8).numpy().data.cast("B")
 
 
 def decode(
@@ -51,9 +55,7 @@ def decode(
     if rows == 0:
         return torch.empty(0, hidden_size, dtype=kind)
     if view.readonly:
-        copied = torch.empty(rows, hidden_size, dtype=kind)
-        encode(copied)[:] = view.cast("B")
-        return copied
+        return torch.frombuffer(bytearray(view), dtype=kind).view(rows, hidden_size)
     flat = torch.frombuffer(view, dtype=torch.uint8)
     if flat.data_ptr() % kind.itemsize:
         flat = flat.clone()

@@ -73,15 +73,16 @@ async def test_a_tail_that_never_ends_is_stopped_at_the_capacity(model: LocalMod
         failures = listen(peer)
         asked = await formed(peer, tail, head=True)
         peer.link.post(pb.Start(session=asked.session, epoch=1, token_ids=[5, 6, 7, 8, 9]))
+        failure = asyncio.create_task(failures.get())
         for step, position in enumerate(range(5, 40)):
-            try:
-                async with asyncio.timeout(0.5):
-                    await tail.handler.frames.get()
-            except TimeoutError:
+            frame = asyncio.create_task(tail.handler.frames.get())
+            await soon(asyncio.wait({frame, failure}, return_when=asyncio.FIRST_COMPLETED))
+            if not frame.done():
+                frame.cancel()
                 break
             token = pb.Token(session=asked.session, epoch=1, step=step, position=position, token_id=3)
             link_of(tail, peer).post(pb.Tokens(tokens=[token]))
-        failed = await soon(failures.get())
+        failed = await soon(failure)
         assert (failed.peer_id, failed.code) != (peer.identity.peer_id, "engine")
 
 
