@@ -7,7 +7,7 @@ from molink.client.connection import Connection
 from molink.client.observations import Observations
 from molink.dht.records import PeerView
 from molink.peer.protocol import molink_pb2 as pb
-from molink.routing import ALGORITHMS, Criteria, Route, Snapshot, Standing, keep_up
+from molink.routing import Criteria, Route, Snapshot, Standing, keep_up
 from molink.shards.spec import ModelSpec
 
 THOROUGH, QUICK = "refined", "augmented"
@@ -67,6 +67,6 @@ class Chooser:
 
 
 def _criteria(avoid: frozenset[str], *, first: bool) -> Criteria:
-    if first and THOROUGH in ALGORITHMS:
+    if first:
         return Criteria(avoid=avoid, algorithm=THOROUGH, time_limit_s=THOROUGH_S)
     return Criteria(avoid=avoid, algorithm=QUICK)

@@ -57,10 +57,13 @@ def plan_circuit(
 ) -> Circuit:
     """A circuit through all layers of the problem whose TPOT is as low as the algorithm can make it.
 
-    `time_limit_s` is for `greedy` and `ilp`, `seed` for `random` and `ilp`, `samples` for `random`; the others
-    neither stop at a deadline nor draw. Raises NoCircuit with the shortfall if the problem has no circuit,
-    TimeLimitReached if `ilp` finds none in time, and ValueError for an unknown algorithm, a time limit that is
-    not above 0, a seed below 0 or fewer than one sample.
+    `time_limit_s` is for `greedy`, `ilp` and `refined`, `seed` for `random`, `ilp` and `refined`, `samples` for
+    `random`; the others neither stop at a limit nor draw. Only `ilp` looks at a clock, HiGHS's own: `greedy` and
+    `refined` count work as time, so that equal problems give equal circuits.
+
+    Raises NoCircuit with the shortfall if the problem has no circuit, TimeLimitReached if `ilp` finds none in
+    time, and ValueError for an unknown algorithm, a time limit that is not above 0, a seed below 0 or fewer
+    than one sample.
     """
     chosen = ALGORITHMS.get(algorithm)
     if chosen is None:
