@@ -9,7 +9,7 @@ from molink.client.avoidance import AVOID_S, Avoidance
 from molink.client.choosing import Chooser
 from molink.client.connection import Connection
 from molink.client.errors import InvalidRequest, NoCircuit, SwarmUnavailable
-from molink.dht.records import PeerFacts, PeerView
+from molink.dht.records import PeerFacts, PeerView, ServedModel
 from molink.peer.link import Link, LinkError
 from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.protocol.frames import MAX_HEADER_BYTES
@@ -132,10 +132,8 @@ class Former:
     def _nobody(self) -> str:
         """That nobody serves the model; what is served instead, in case this machine's copy was meant to be that."""
         others = {view.facts.model for view in self._connection.snapshot()}
-        names = ", ".join(sorted(f"{model.name} (contents {model.content_hash[:12]})" for model in others))
-        wanted = (
-            f"no peer that serves {self._spec.name} (contents {self._spec.content_hash[:12]}) is known yet"
-        )
+        names = ", ".join(sorted(map(_identity, others)))
+        wanted = f"no peer that serves {_identity(self._spec)} is known yet"
         return f"{wanted}; the swarm serves {names}" if others else wanted
 
     async def _settle(
@@ -272,3 +270,9 @@ def _raise_first(answers: list[Link | BaseException]) -> None:
     for answer in answers:
         if isinstance(answer, BaseException):
             raise answer
+
+
+def _identity(model: ModelSpec | ServedModel) -> str:
+    """What must be equal for two peers to serve the same model."""
+    numbers = model.dtype if model.quantization == "none" else f"{model.dtype}, {model.quantization}"
+    return f"{model.name} in {numbers} (contents {model.content_hash[:12]})"

@@ -1,5 +1,6 @@
 """`AsyncSwarm`: a swarm as a developer uses it from asyncio."""
 
+import operator
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -175,6 +176,10 @@ class AsyncSwarm:
         **sampling: Unpack[Sampling],
     ) -> AsyncGenerator[Piece, None]:
         """As `stream_events`, for a chat."""
+        if not all(isinstance(message, Mapping) for message in messages):
+            raise InvalidRequest(
+                "messages must be mappings such as {'role': 'user', 'content': 'Hi'}", "messages"
+            )
         if not messages:
             raise InvalidRequest("a chat needs at least one message", "messages")
         try:
@@ -191,6 +196,7 @@ class AsyncSwarm:
         ids = _encode(access.tokenizer, prompt)
         params = checked_params(None, {"max_new_tokens": 32, **sampling})
         _check_prompt(ids, access.spec)
+        _check_timeout(timeout_s)
         session = ClientSession(connection, former, access.spec, ids, params, trace=True, report=self._report)
         tracer = Tracer()
         session.watch = tracer.see
@@ -207,6 +213,7 @@ class AsyncSwarm:
     ) -> AsyncGenerator[Piece, None]:
         connection, access, former = self._open()
         _check_prompt(ids, access.spec)
+        _check_timeout(timeout_s)
         session = ClientSession(connection, former, access.spec, ids, params, report=self._report)
         pieces = assemble(session, access.tokenizer, params, len(ids), timeout_s)
         try:
@@ -229,8 +236,8 @@ class AsyncSwarm:
             raise InvalidRequest(str(error), "initial_peers") from error
         if not addresses:
             raise SwarmUnavailable(
-                "no swarm is configured: give initial_peers, set MOLINK_INITIAL_PEERS, or start one with "
-                "`molink-peer join --new-swarm`, which prints its address"
+                "no swarm is configured: give initial_peers (--initial-peers in commands), set MOLINK_INITIAL_PEERS, "
+                "or start one with `molink-peer join --new-swarm`, which prints its address"
             )
         return addresses
 
@@ -246,7 +253,10 @@ class AsyncSwarm:
 
 def _encode(tokenizer: Tokenizer, prompt: Prompt) -> tuple[int, ...]:
     if not isinstance(prompt, str):
-        return tuple(prompt)
+        try:
+            return tuple(map(operator.index, prompt))
+        except TypeError as error:
+            raise InvalidRequest(f"the prompt must be text or token ids: {error}", "prompt") from error
     try:
         prompt.encode()
     except UnicodeEncodeError as error:
@@ -266,6 +276,11 @@ def _check_prompt(ids: Sequence[int], spec: ModelSpec) -> None:
         )
     if min(ids) < 0 or max(ids) >= spec.vocabulary_size:
         raise InvalidRequest(f"token ids must be in [0, {spec.vocabulary_size})", "prompt")
+
+
+def _check_timeout(timeout_s: float) -> None:
+    if not timeout_s >= 0:
+        raise InvalidRequest(f"timeout_s must be 0 or more, got {timeout_s}", "timeout_s")
 
 
 async def _whole(pieces: AsyncIterator[Piece]) -> Generation:

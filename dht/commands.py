@@ -85,7 +85,8 @@ def _explain(program: str, error: BaseException, *, debug: bool) -> int:
     elif isinstance(error, SettingsError):
         message, code = str(error), EXIT_USAGE
     elif usage is not None:
-        message, code = f"{usage()} (`{program} --help` lists what there is)", EXIT_USAGE
+        command = getattr(getattr(error, "ctx", None), "command_path", program)
+        message, code = f"{usage()} (`{command} --help` lists what there is)", EXIT_USAGE
     else:
         message, code = _unexpected(program, error, debug=debug), EXIT_FAILURE
     tell(f"{program}: {plain(message)}")

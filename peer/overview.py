@@ -49,6 +49,10 @@ def print_local(status: Mapping[str, object]) -> None:
     for key, value in status.items():
         if key not in ("peers", "models"):
             shown = ", ".join(map(_text, value)) if isinstance(value, list) else _text(value)
+            if isinstance(value, bool):
+                shown = "yes" if value else "no"
+            elif key == "spans":
+                shown = _spans(value)
             console.print(_plain(f"{key.replace('_', ' ')}: {shown}"))
     if "peers" in status:
         print_swarm(status)

@@ -94,17 +94,19 @@ def measure(folder: Path, spec: ModelSpec, device: str, progress: Progress | Non
     say(f"Measuring layer {middle.start} of {spec.name} on {device}")
     with _loaded(folder, spec, device, middle) as bench:
         latencies = bench.layer_latencies()
+        plain_ms = bench.step_times_ms(1, want_logits=False)
         rates = [bench.load_bytes_per_s]
     embed_ms = FLOOR_MS
     if first != middle:
         say(f"Measuring the embedding of {spec.name} on {device}")
         with _loaded(folder, spec, device, first) as bench:
-            embed_ms = max(FLOOR_MS, bench.step_ms(1, want_logits=False) - latencies[0].layer_ms)
+            embedding_ms = added_ms(bench.step_times_ms(1, want_logits=False), plain_ms)
+            embed_ms = min(embedding_ms, latencies[0].layer_ms)  # one row of a table is less than a layer
             rates.append(bench.load_bytes_per_s)
     say(f"Measuring the head of {spec.name} on {device}")
     with _loaded(folder, spec, device, last) as bench:
-        without_ms = bench.step_ms(1, want_logits=False)
-        head_ms = max(FLOOR_MS, bench.step_ms(1, want_logits=True) - without_ms)
+        without_ms = bench.step_times_ms(1, want_logits=False)
+        head_ms = added_ms(bench.step_times_ms(1, want_logits=True), without_ms)
         rates.append(bench.load_bytes_per_s)
     return Profile(latencies, embed_ms, head_ms, max(rates))
 
@@ -143,11 +145,12 @@ class _Bench:
         for batch_size in BATCH_SIZES:
             if measured and time.perf_counter() - started_s > TOTAL_BUDGET_S:
                 break
-            measured.append(LayerLatency(batch_size, self.step_ms(batch_size, want_logits=False)))
+            times_ms = self.step_times_ms(batch_size, want_logits=False)
+            measured.append(LayerLatency(batch_size, max(FLOOR_MS, statistics.median(times_ms))))
         return at_most_the_next(measured)
 
-    def step_ms(self, batch_size: int, *, want_logits: bool) -> float:
-        """Median time of a decode step of `batch_size` sequences."""
+    def step_times_ms(self, batch_size: int, *, want_logits: bool) -> list[float]:
+        """The times of some decode steps of `batch_size` sequences, at least MIN_STEPS if the context has room."""
         while len(self._caches) < batch_size:
             self._caches.append(self._filled())
         caches = self._caches[:batch_size]
@@ -159,7 +162,7 @@ class _Bench:
             times_ms.append((time.perf_counter() - started_s) * 1000)
             if len(times_ms) >= MIN_STEPS and sum(times_ms) > SIZE_BUDGET_S * 1000:
                 break
-        return max(FLOOR_MS, statistics.median(times_ms))
+        return times_ms
 
     def release(self) -> None:
         """Gives the memory back; nothing can be measured afterwards."""
@@ -187,6 +190,15 @@ class _Bench:
             torch.cuda.synchronize(self._device)
         elif self._device == "mps":
             torch.mps.synchronize()
+
+
+def added_ms(with_ms: Sequence[float], without_ms: Sequence[float]) -> float:
+    """What an end of the model adds to a step, from the times of steps with it and without it.
+
+    The fastest of each are compared: an end takes microseconds, and of two medians taken one after the other
+    the difference would be what the machine did besides. At least FLOOR_MS.
+    """
+    return max(FLOOR_MS, min(with_ms) - min(without_ms))
 
 
 def at_most_the_next(measured: Sequence[LayerLatency]) -> tuple[LayerLatency, ...]:

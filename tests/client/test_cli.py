@@ -158,6 +158,7 @@ def test_help_loads_nothing_heavy() -> None:
     [
         (["dance"], "No such command 'dance'"),
         (["generate"], "Missing argument 'PROMPT'"),
+        (["generate"], "`molink generate --help`"),
         (["generate", "x", "--dance"], "No such option"),
         (["generate", "x", "--temperature", "-1"], "--temperature"),
         (["generate", "x", "--max-new-tokens", "0"], "--max-new-tokens"),

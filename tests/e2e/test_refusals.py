@@ -1,7 +1,6 @@
 """Bad input ends in one clear sentence, and the swarm serves on."""
 
 import socket
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -44,10 +43,14 @@ async def join_that_fails(tmp_path: Path, *options: str) -> Ended:
         ("a", {"temperature": -1.0}, "temperature"),
         ("a", {"max_new_tokens": 0}, "max_new_tokens"),
         ("a", {"top_p": 2.0}, "top_p"),
+        (None, {}, "text or token ids"),
+        ([1.5], {}, "text or token ids"),
+        ("a", {"timeout_s": -1.0}, "timeout_s"),
+        ("a", {"timeout_s": float("nan")}, "timeout_s"),
     ],
 )
 async def test_a_request_that_no_swarm_can_serve_is_refused_with_a_sentence(
-    prompt: str | Sequence[int],
+    prompt: object,
     options: dict[str, float],
     words: str,
     wide_client: AsyncSwarm,
@@ -56,6 +59,20 @@ async def test_a_request_that_no_swarm_can_serve_is_refused_with_a_sentence(
     with pytest.raises(InvalidRequest, match=words):
         await wide_client.generate(prompt, **options)  # type: ignore[arg-type]
     await check_that_it_serves(wide_client, references)
+
+
+@pytest.mark.parametrize("messages", ["hello", [], ["hello"], [None]])
+async def test_a_chat_of_anything_but_messages_is_refused(wide_client: AsyncSwarm, messages: object) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        await wide_client.chat(messages)  # type: ignore[arg-type]
+    assert caught.value.parameter == "messages"
+
+
+async def test_a_model_in_other_numbers_than_are_served_is_named_with_both(wide_swarm: LocalSwarm) -> None:
+    asked = AsyncSwarm(BUNDLED, initial_peers=wide_swarm.addresses, dtype="bfloat16")
+    async with asked:
+        with pytest.raises(SwarmUnavailable, match=r"in bfloat16 .* the swarm serves .* in float32"):
+            await asked.generate("a", timeout_s=0)
 
 
 async def test_a_model_that_nobody_serves_is_not_found(wide_swarm: LocalSwarm) -> None:

@@ -106,6 +106,8 @@ def test_a_local_status_is_printed_whatever_it_holds(capsys: pytest.CaptureFixtu
     out = capsys.readouterr().out
     assert "peer id: me\naddresses: /a, /b\nfree bytes: \n" in out
     assert "complete" in out
+    print_local({"ready": True, "draining": False, "spans": [[0, 4], [6, 8]]})
+    assert capsys.readouterr().out == "ready: yes\ndraining: no\nspans: 0:4, 6:8\n"
     print_local({"peers": "not a list", "models": 7, "state": {"x": 1}})
     assert "state: {'x': 1}" in capsys.readouterr().out
 

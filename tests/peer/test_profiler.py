@@ -12,7 +12,15 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from molink.dht.records import LayerLatency
 from molink.peer import profiler
-from molink.peer.profiler import BATCH_SIZES, FLOOR_MS, Profile, at_most_the_next, cached_or_measured, measure
+from molink.peer.profiler import (
+    BATCH_SIZES,
+    FLOOR_MS,
+    Profile,
+    added_ms,
+    at_most_the_next,
+    cached_or_measured,
+    measure,
+)
 from molink.shards.spec import ModelSpec
 from molink.shards.store import describe
 
@@ -42,6 +50,7 @@ def check(profile: Profile) -> None:
     assert sizes == list(BATCH_SIZES[: len(sizes)])
     assert sizes[0] == 1
     assert times == sorted(times)
+    assert profile.embed_ms <= times[0]
     assert min(*times, profile.embed_ms, profile.head_ms) >= FLOOR_MS
     assert profile.load_bytes_per_s > 0
 
@@ -164,3 +173,13 @@ def test_no_batch_is_slower_than_a_larger_one(times: list[float]) -> None:
     cleaned = at_most_the_next(measured)
     assert [latency.layer_ms for latency in cleaned] == [min(times[index:]) for index in range(len(times))]
     assert [latency.batch_size for latency in cleaned] == list(BATCH_SIZES[: len(times)])
+
+
+@given(st.lists(st.floats(0, 1e4), max_size=19), st.lists(st.floats(0, 1e4), max_size=19))
+def test_what_keeps_some_steps_waiting_is_not_taken_for_the_time_of_an_end(
+    waits_with_ms: list[float], waits_without_ms: list[float]
+) -> None:
+    with_ms = [0.5 + wait_ms for wait_ms in (*waits_with_ms, 0.0)]
+    without_ms = [0.4 + wait_ms for wait_ms in (*waits_without_ms, 0.0)]
+    assert added_ms(with_ms, without_ms) == pytest.approx(0.1)
+    assert added_ms(without_ms, with_ms) == FLOOR_MS
