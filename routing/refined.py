@@ -51,7 +51,9 @@ def plan_refined(
     seed: int = 0,
     clock: Callable[[], float] | None = None,
 ) -> Circuit:
-    """The circuit of lowest objective found; never worse than `augmented`'s. Raises NoCircuit if there is none.
+    """The circuit of lowest objective found. Raises NoCircuit if there is none.
+
+    Its search is wider than `augmented`'s, not built on it: that it is never worse is measured, not guaranteed.
 
     `time_limit_s` (default 0.05) limits the improvement, not the search before it; `clock` returns seconds and
     makes the limit one of elapsed time, too.

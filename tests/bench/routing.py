@@ -1,7 +1,8 @@
 """How long circuit search takes and how good its circuits are: `python tests/bench/routing.py [--quick]`.
 
 Times are medians of one process on one core; quality is the mean TPOT over 16 seeds. Every algorithm that is
-registered takes part in the comparison on the testbeds.
+registered takes part in the comparison on the testbeds. `--optimum SECONDS` sets the searches beside the best
+circuit known and the bound below all circuits that the compact integer program proves in that time.
 """
 
 import os
@@ -18,7 +19,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from molink.routing import ALGORITHMS, CircuitProblem, plan_circuit
+from molink.routing import ALGORITHMS, CircuitProblem, TimeLimitReached, plan_circuit, solve_compact_ilp
 from molink.simnet import testbeds
 
 SEEDS = 16
@@ -31,6 +32,11 @@ GOALS_MS = {
     "10000, coordinates": (1000, 3000),
 }
 LIMITS_S = {"ilp": 4.0}
+SEARCHES = ("refined", "augmented", "greedy")
+FURTHER_SEEDS = range(1, 9)
+"""Seeds with which `refined` searches again, for a second, for the best circuit known."""
+PROVEN = 1e-6
+"""Part of the TPOT that the bound may be below it, the solver's tolerance, for a circuit to count as proven."""
 
 
 def processor() -> str:
@@ -94,14 +100,62 @@ def quality(algorithms: list[str]) -> None:
         print(row, flush=True)
 
 
+def against_bound(problem: CircuitProblem, limit_s: float) -> dict[str, float]:
+    """TPOT in ms of each search, of the integer program (`ilp`), of the best of them all, and the bound."""
+    found = {name: plan_circuit(problem, name).tpot_ms for name in SEARCHES}
+    further = min(plan_circuit(problem, "refined", 1.0, seed).tpot_ms for seed in FURTHER_SEEDS)
+    try:
+        outcome = solve_compact_ilp(problem, limit_s)
+        found["ilp"], bound_ms = outcome.circuit.tpot_ms, outcome.bound_ms
+    except TimeLimitReached as error:
+        found["ilp"], bound_ms = float("inf"), max(error.bound_ms, 0.0)
+    best_ms = min(further, *found.values())
+    return {**found, "best": best_ms, "bound": min(bound_ms, best_ms)}
+
+
+def optimum(limit_s: float, testbed: int, seeds: int) -> None:
+    """Each seed's circuits, then the means beside those of the best circuits known and of the bounds."""
+    names = (*SEARCHES, "ilp", "best", "bound")
+    print(f"testbed {testbed}, at most {limit_s:g} s a problem\nseed" + "".join(f"{n:>11}" for n in names))
+    rows = []
+    for seed in range(seeds):
+        rows.append(against_bound(testbeds.testbed(testbed, seed), limit_s))
+        print(f"{seed:>4}" + "".join(f"{rows[-1][name]:>11.4f}" for name in names), flush=True)
+    total = {name: sum(row[name] for row in rows) for name in names}
+    proven = sum(row["best"] - row["bound"] <= PROVEN * row["best"] for row in rows)
+    print(
+        f"proven optimal: {proven} of {seeds}; best known above bound: {total['best'] / total['bound'] - 1:.3%}"
+    )
+    for name in (*SEARCHES, "ilp"):
+        beside = [row[name] / row["best"] - 1 for row in rows]
+        print(
+            f"{name:<10} mean {total[name] / seeds:.3f} ms, above best known {total[name] / total['best'] - 1:.3%}"
+            f" (worst seed {max(beside):.3%}, equal on {sum(part <= PROVEN for part in beside)}), "
+            f"above bound {total[name] / total['bound'] - 1:.3%}"
+        )
+    behind = [
+        seed for seed, row in enumerate(rows) if row["refined"] > min(row[name] for name in SEARCHES) + 1e-9
+    ]
+    print(f"seeds on which refined is behind augmented or greedy: {behind or 'none'}\n", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer large swarms, no ilp")
-    quick = parser.parse_args().quick
+    parser.add_argument("--speed", action="store_true", help="only the table of times")
+    parser.add_argument("--optimum", type=float, metavar="SECONDS", help="compare with the compact ilp")
+    parser.add_argument("--testbed", type=int, nargs="+", default=[1, 2, 3, 4], help="only with --optimum")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="only with --optimum")
+    arguments = parser.parse_args()
     print(f"{processor()}\npython {' '.join(sys.argv)}\n")
-    speed(quick)
-    left_out = {"refined"} | ({"ilp"} if quick else set())
-    quality(["refined", *sorted(set(ALGORITHMS) - left_out)])
+    if arguments.optimum is not None:
+        for number in arguments.testbed:
+            optimum(arguments.optimum, number, arguments.seeds)
+        return
+    speed(arguments.quick)
+    if not arguments.speed:
+        left_out = {"refined"} | ({"ilp"} if arguments.quick else set())
+        quality(["refined", *sorted(set(ALGORITHMS) - left_out)])
 
 
 if __name__ == "__main__":
