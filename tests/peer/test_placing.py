@@ -24,7 +24,6 @@ from molink.peer.prober import Prober
 from molink.peer.profiler import Profile
 from molink.peer.stepping import Stepper
 from molink.routing.coordinates import START
-from molink.shards.errors import WeightsError
 from molink.shards.spec import ModelSpec, Span
 
 SPEC = ModelSpec(
@@ -68,7 +67,7 @@ class Loader:
         if self.fails > 0:
             self.fails -= 1
             self.leases.load_failed(span)
-            raise WeightsError("the disk is gone")
+            raise OSError("the disk is gone")
         self.leases.loaded(span)
 
     async def drop(self, spans: tuple[Span, ...]) -> None:
