@@ -49,7 +49,8 @@ class Announcer:
     async def intend(self, load: tuple[Span, ...] = (), drop: tuple[Span, ...] = ()) -> None:
         """Tells others, until `forget_intent`, that this peer is going to load and to drop these layers.
 
-        So that nobody else loads the same, and no router plans with what may soon be gone. Nothing is changed by it.
+        Then nobody else loads the same, and no router plans with what may soon be gone. The lease book knows nothing
+        of it.
         """
         self._promised, self._withheld = load, drop
         await self.announce(facts_too=True)

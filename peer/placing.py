@@ -96,7 +96,8 @@ class Placing:
             return False
         views = await self._claim(views, move.load, move.drop)
         again = await self._next_move(views, held_since_s, now_s)
-        if again is None or (again.load, again.drop) != (move.load, move.drop):
+        # while something loads, dropping would have to wait, and by then be decided anew
+        if again is None or self._leases.loading or (again.load, again.drop) != (move.load, move.drop):
             _log.info("stays as it is: the swarm has changed, or a session has come")
             return False
         try:
