@@ -93,7 +93,7 @@ def seal_state(state: PeerState, identity: Identity) -> bytes:
     """The signed record of `state`, at most 150 bytes.
 
     Free memory is rounded down to 8 significant bits, adjacent spans are joined, and of more than 8 spans
-    the longest are announced.
+    the longest are announced, of those that load the longest one.
 
     Raises:
         AnnouncementError: a value is out of the bounds that receivers check, or the state is of another peer.

@@ -284,6 +284,7 @@ class State(_message.Message):
     SESSIONS_FIELD_NUMBER: _builtins.int
     QUEUED_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    LOADING_FIELD_NUMBER: _builtins.int
     peer_tag: _builtins.int
     """first 8 bytes of the public key"""
     sequence: _builtins.int
@@ -300,6 +301,10 @@ class State(_message.Message):
     def spans(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """gap since the last span's end, length; and so on"""
 
+    @_builtins.property
+    def loading(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """as spans, one at most"""
+
     def __init__(
         self,
         *,
@@ -313,10 +318,11 @@ class State(_message.Message):
         sessions: _builtins.int = ...,
         queued: _builtins.int = ...,
         draining: _builtins.bool = ...,
+        loading: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "facts_age", b"facts_age", "free_kv", b"free_kv", "free_weight", b"free_weight", "peer_tag", b"peer_tag", "queued", b"queued", "sequence", b"sequence", "sessions", b"sessions", "spans", b"spans", "ttl_s", b"ttl_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "facts_age", b"facts_age", "free_kv", b"free_kv", "free_weight", b"free_weight", "loading", b"loading", "peer_tag", b"peer_tag", "queued", b"queued", "sequence", b"sequence", "sessions", b"sessions", "spans", b"spans", "ttl_s", b"ttl_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

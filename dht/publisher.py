@@ -106,7 +106,7 @@ class Publisher:
         if self._state is None or self._left:
             return
         self._left = True
-        state = replace(self._state, sequence=self._next(), facts_sequence=0, ttl_s=0, spans=())
+        state = replace(self._state, sequence=self._next(), facts_sequence=0, ttl_s=0, spans=(), loading=())
         self._membership.forget_own()
         self._gossip.broadcast(seal_state(state, self._identity))
         await self._gossip.drained()

@@ -147,6 +147,8 @@ class PeerState:
     """Steps that wait for the device."""
     draining: bool = False
     """Serves what it has, takes nothing new."""
+    loading: tuple[Span, ...] = ()
+    """Layers on their way, or about to be: others need not take them too. No circuit goes by it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """State of a peer as a protobuf message of at most 85 bytes, and back. Both directions check the same bounds.
 
-The bytes, at worst: peer tag 9, sequence 9, ttl 4, age of the facts 9, eight spans 34, two sizes 6,
-two counts 8, draining 2: 81. With the record's first byte and signature that is 146.
+The bytes, at worst: peer tag 9, sequence 9, ttl 4, age of the facts 9, seven spans 30 and one that loads 6, two
+sizes 6, two counts 8, draining 2: 83. With the record's first byte and signature that is 148.
 """
 
 from molink.dht import announcement_pb2 as pb
@@ -10,6 +10,8 @@ from molink.dht.records import PeerState
 from molink.shards.spec import Span, merge_spans
 
 MAX_SPANS = 8
+"""Held and loading together."""
+MAX_LOADING_SPANS = 1
 _TAG_BYTES = 8
 _MAX_COUNT = 65_535
 _MANTISSA_BITS = 8
@@ -25,17 +27,19 @@ def peer_tag(public_key: bytes) -> int:
 def state_to_message(state: PeerState, public_key: bytes) -> pb.State:
     """Raises ValueError if a value is out of bounds."""
     whole("sequence", state.sequence, MAX_SEQUENCE)
+    loading = _longest(state.loading, MAX_LOADING_SPANS)
     return pb.State(
         peer_tag=peer_tag(public_key),
         sequence=state.sequence,
         ttl_s=whole("ttl_s", state.ttl_s, MAX_TTL_S),
         facts_age=state.sequence - whole("facts_sequence", state.facts_sequence, state.sequence),
-        spans=_spans_to_gaps(state.spans),
+        spans=_spans_to_gaps(_longest(state.spans, MAX_SPANS - len(loading))),
         free_weight=_rounded_down(state.free_weight_bytes),
         free_kv=_rounded_down(state.free_kv_bytes),
         sessions=min(whole("sessions", state.sessions, 2**62), _MAX_COUNT),
         queued=min(whole("queued", state.queued, 2**62), _MAX_COUNT),
         draining=state.draining,
+        loading=_spans_to_gaps(loading),
     )
 
 
@@ -47,28 +51,33 @@ def state_from_message(message: pb.State, peer_id: str) -> PeerState:
         sequence=sequence,
         ttl_s=whole("ttl_s", message.ttl_s, MAX_TTL_S),
         facts_sequence=sequence - whole("facts_age", message.facts_age, sequence),
-        spans=_gaps_to_spans(tuple(message.spans)),
+        spans=_gaps_to_spans(tuple(message.spans), MAX_SPANS),
         free_weight_bytes=_size_bytes(message.free_weight),
         free_kv_bytes=_size_bytes(message.free_kv),
         sessions=whole("sessions", message.sessions, _MAX_COUNT),
         queued=whole("queued", message.queued, _MAX_COUNT),
         draining=message.draining,
+        loading=_gaps_to_spans(tuple(message.loading), MAX_LOADING_SPANS),
     )
 
 
+def _longest(spans: tuple[Span, ...], most: int) -> tuple[Span, ...]:
+    """In order, adjacent ones joined."""
+    return tuple(sorted(sorted(merge_spans(spans), key=lambda span: (-len(span), span))[:most]))
+
+
 def _spans_to_gaps(spans: tuple[Span, ...]) -> list[int]:
-    longest = sorted(merge_spans(spans), key=lambda span: (-len(span), span))[:MAX_SPANS]
     gaps: list[int] = []
     end = 0
-    for span in sorted(longest):
+    for span in spans:
         whole("a span's end", span.stop, MAX_LAYERS)
         gaps += (span.start - end, len(span))
         end = span.stop
     return gaps
 
 
-def _gaps_to_spans(gaps: tuple[int, ...]) -> tuple[Span, ...]:
-    size("spans", len(gaps), 2 * MAX_SPANS)
+def _gaps_to_spans(gaps: tuple[int, ...], most: int) -> tuple[Span, ...]:
+    size("spans", len(gaps), 2 * most)
     if len(gaps) % 2:
         raise ValueError("spans come as pairs of gap and length")
     spans: list[Span] = []

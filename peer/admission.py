@@ -187,6 +187,18 @@ class Admission:
         for load in self._begin_loads(span):
             await load.done
 
+    async def drop(self, spans: tuple[Span, ...]) -> None:
+        """Holds these layers no longer, if nobody needs one: their memory is free when it returns.
+
+        Raises:
+            ValueError: a lease needs one of them, or one is being loaded. Then all of them stay.
+        """
+        async with self._load_order:  # what is ordered meanwhile takes its memory only when it is free
+            self._leases.drop(*spans)
+            # in one turn with the book: the engine lets go of them before it makes a cache for any later grant
+            await self._engine_thread.call(self._detach, spans)
+        self._on_change()
+
     async def close(self) -> None:
         """Ends every load and lease in progress."""
         tasks = [load.done for load in self._loads.values()]
@@ -294,6 +306,10 @@ class Admission:
         finally:
             del self._loads[span]
             self._on_change()
+
+    def _detach(self, spans: tuple[Span, ...]) -> None:
+        for span in spans:
+            self._engine.detach(span)
 
     def _let_go(self, key: LeaseKey) -> None:
         forming = self._forming.pop(key, None)

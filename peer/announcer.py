@@ -7,13 +7,13 @@ from importlib.metadata import version
 from molink.dht.certificate import Certificate
 from molink.dht.discovery import Discovery
 from molink.dht.identity import Identity
-from molink.dht.records import PROTOCOL_VERSION, Device, PeerFacts, PeerState, ServedModel
+from molink.dht.records import PROTOCOL_VERSION, Device, PeerFacts, PeerState, PeerView, ServedModel
 from molink.peer.leases import LeaseBook
 from molink.peer.prober import PROBE_EVERY_S, Prober
 from molink.peer.profiler import Profile
 from molink.peer.stepping import Stepper
 from molink.routing.placement import JoiningMachine
-from molink.shards.spec import ModelSpec, Span, missing_spans
+from molink.shards.spec import ModelSpec, Span, merge_spans, missing_spans
 
 LOOK_EVERY_S = 5.0
 """Between looks at whether the load has changed without anybody saying so."""
@@ -39,14 +39,37 @@ class Announcer:
         self._stepper = stepper
         self._prober = prober
         self._changed = changed
+        self._promised: tuple[Span, ...] = ()
+        self._withheld: tuple[Span, ...] = ()
+
+    def own_view(self) -> PeerView:
+        """This peer as it is this moment, whatever it has told others."""
+        return PeerView(replace(self._current_facts(), ttl_s=1), replace(self._state(), ttl_s=1), age_s=0.0)
+
+    async def intend(self, load: tuple[Span, ...] = (), drop: tuple[Span, ...] = ()) -> None:
+        """Tells others, until `forget_intent`, that this peer is going to load and to drop these layers.
+
+        Then nobody else loads the same, and no router plans with what may soon be gone. The lease book knows nothing
+        of it.
+        """
+        self._promised, self._withheld = load, drop
+        await self.announce(facts_too=True)
+
+    def forget_intent(self) -> None:
+        """What was intended is done, or off."""
+        if self._promised or self._withheld:
+            self._promised = self._withheld = ()
+            self._changed.set()
 
     async def announce(self, *, facts_too: bool = False) -> None:
         """Says how things stand now; with `facts_too` also what rarely changes, as the first time."""
-        facts = None
-        if facts_too:
-            prober = self._prober
-            facts = replace(self.facts, links=prober.measurements(), coordinate=prober.coordinate)
-        await self._discovery.announce(facts, self._state())
+        state = self._state()
+        told = replace(
+            state,
+            spans=tuple(left for span in state.spans for left in missing_spans(span, self._withheld)),
+            loading=merge_spans((*self._leases.loading, *self._promised)),
+        )
+        await self._discovery.announce(self._current_facts() if facts_too else None, told)
 
     async def keep_announced(self) -> None:
         """Announces whenever something has changed, until cancelled."""
@@ -70,6 +93,9 @@ class Announcer:
             while (left_s := deadline_s - clock()) > 0 and not self._peer_ids() - known:
                 await self._discovery.changed(left_s, since=seen)
                 seen = self._discovery.version
+
+    def _current_facts(self) -> PeerFacts:
+        return replace(self.facts, links=self._prober.measurements(), coordinate=self._prober.coordinate)
 
     def _peer_ids(self) -> set[str]:
         return {view.peer_id for view in self._discovery.snapshot(self._spec.model_hash)}

@@ -196,21 +196,16 @@ class LeaseBook:
         lease = self._find(key)
         return lease is not None and not missing_spans(lease.span, self.held)
 
-    def drop(self, span: Span) -> None:
-        """The peer has decided to hold these layers no longer.
+    def drop(self, *spans: Span) -> None:
+        """The peer has decided to hold these layers no longer: all of them, or none if it raises.
 
         Raises:
             ValueError: a lease needs one of them, or one is being loaded.
         """
-        leased = [lease for lease in self.leases if common_spans((span,), lease.span)]
-        if leased:
-            raise ValueError(
-                f"layers {span} cannot be dropped: {len(leased)} leases need them, one of {leased[0].owner} "
-                f"on {leased[0].span}. Release them first"
-            )
-        if loading := common_spans(self.loading, span):
-            raise ValueError(f"layers {loading[0]} cannot be dropped while they load: wait for that to end")
-        self._holdings.drop(span)
+        for span in spans:
+            self._require_unneeded(span)
+        for span in spans:
+            self._holdings.drop(span)
 
     def drain(self) -> None:
         """Refuse everything new from now on; what was granted stays."""
@@ -220,6 +215,16 @@ class LeaseBook:
     def _open(self) -> bool:
         """Whether one more session could be taken at all."""
         return not self._draining and len(self._leases) < self._max_sessions
+
+    def _require_unneeded(self, span: Span) -> None:
+        leased = [lease for lease in self.leases if common_spans((span,), lease.span)]
+        if leased:
+            raise ValueError(
+                f"layers {span} cannot be dropped: {len(leased)} leases need them, one of {leased[0].owner} "
+                f"on {leased[0].span}. Release them first"
+            )
+        if loading := common_spans(self.loading, span):
+            raise ValueError(f"layers {loading[0]} cannot be dropped while they load: wait for that to end")
 
     def _find(self, key: LeaseKey) -> Lease | None:
         lease = self._leases.get(key.session)

@@ -25,14 +25,14 @@ from molink.peer.leases import LeaseBook, Refused
 from molink.peer.memory import plan_memory
 from molink.peer.metrics import PeerMetrics
 from molink.peer.model import LocalModel, most_needed, open_model
+from molink.peer.placing import Placing
 from molink.peer.prober import Prober
 from molink.peer.profiler import cached_or_measured
 from molink.peer.running import say
 from molink.peer.serving import Serving, batch_limits
 from molink.peer.settings import JoinSettings, where_to_join
 from molink.peer.state_dir import StateDir
-from molink.routing.placement import JoiningMachine, describe_preview, preview_join
-from molink.routing.snapshot import Snapshot
+from molink.routing.placement import describe_preview
 from molink.shards.catalog import ModelNotFound
 from molink.shards.errors import WeightsError
 from molink.shards.spec import Span
@@ -59,6 +59,8 @@ class _Parts:
     leases: LeaseBook
     serving: Serving
     announcer: Announcer
+    placing: Placing | None
+    """None: the owner has chosen the layers."""
 
 
 class Peer:
@@ -166,14 +168,6 @@ class Peer:
         )
         self._state.remember_ports(_port_of(discovery.addresses[0]), serving.port)
         prober = Prober(identity.peer_id, serving.links, lambda: discovery.snapshot(model.spec.model_hash))
-        if settings.layers is not None:
-            await self._preload(leases, serving, settings.layers)
-        else:
-            self._report("Measuring round trips to the swarm")
-            await prober.probe()
-            snapshot = Snapshot(discovery.snapshot(model.spec.model_hash), model.spec)
-            machine = joining_machine(identity.peer_id, model.spec, leases, profile, prober)
-            await self._take_what_helps(leases, serving, snapshot, machine)
         host = settings.announce or discovery.addresses[0].split("/")[2]
         facts = own_facts(
             identity,
@@ -187,7 +181,19 @@ class Peer:
             profile,
         )
         announcer = Announcer(discovery, facts, model.spec, leases, serving.stepper, prober, self._changed)
-        return _Parts(discovery, model, leases, serving, announcer)
+        stack.push_async_callback(discovery.leave)
+        placing: Placing | None = None
+        if settings.layers is not None:
+            await self._preload(leases, serving, announcer, settings.layers)
+        else:
+            self._report("Measuring round trips to the swarm")
+            await prober.probe()
+            placing = Placing(discovery, model.spec, leases, serving.admission, announcer)
+            await placing.join(
+                lambda: joining_machine(identity.peer_id, model.spec, leases, profile, prober),
+                lambda preview: say(describe_preview(preview)),
+            )
+        return _Parts(discovery, model, leases, serving, announcer, placing)
 
     async def _model(self, views: tuple[PeerView, ...]) -> LocalModel:
         identifier = self._settings.model
@@ -212,24 +218,16 @@ class Peer:
             raise PeerError(str(error)) from error
         return LeaseBook(model.spec, memory, span_limit=limit)
 
-    async def _preload(self, leases: LeaseBook, serving: Serving, span: Span) -> None:
-        """Exactly this span, from the start."""
+    async def _preload(self, leases: LeaseBook, serving: Serving, announcer: Announcer, span: Span) -> None:
+        """Exactly this span, from the start. Others hear of it before, and choose other layers meanwhile."""
         self._report(f"Loading layers {span}")
         answer = leases.preload(span, asyncio.get_running_loop().time())
         if isinstance(answer, Refused):
             raise PeerError(
                 f"layers {span} do not fit: {answer.detail}. Give more --memory, or fewer --layers"
             )
+        await announcer.announce(facts_too=True)
         await serving.admission.load(span)
-
-    async def _take_what_helps(
-        self, leases: LeaseBook, serving: Serving, snapshot: Snapshot, machine: JoiningMachine
-    ) -> None:
-        """Without --layers: the span that helps the swarm most, as `preview_join` sees it. Says which, and why."""
-        preview = await asyncio.to_thread(preview_join, snapshot, machine)
-        say(describe_preview(preview))
-        if preview.span is not None:
-            await self._preload(leases, serving, preview.span)
 
     async def _serve(self, parts: _Parts) -> None:
         """Until told to leave; then the sessions may end, and the swarm hears that this peer goes."""
@@ -238,6 +236,8 @@ class Peer:
             asyncio.create_task(parts.announcer.keep_announced(), name="announce"),
             asyncio.create_task(parts.announcer.keep_probing(), name="probe"),
         ]
+        if parts.placing is not None:
+            tasks.append(asyncio.create_task(parts.placing.keep_placed(), name="keep placed"))
         leaving = asyncio.create_task(self._leaving.wait(), name="wait to leave")
         try:
             done, _ = await asyncio.wait({*tasks, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -248,7 +248,6 @@ class Peer:
             for task in (*tasks, leaving):
                 task.cancel()
             await asyncio.gather(*tasks, leaving, return_exceptions=True)
-            await parts.discovery.leave()
 
     async def _drain(self, parts: _Parts) -> None:
         parts.leases.drain()

@@ -16,7 +16,7 @@ from molink.routing.plan import plan_circuit
 from molink.routing.problem import CircuitProblem
 from molink.routing.snapshot import Snapshot
 from molink.routing.terms import Demand
-from molink.shards.spec import ModelSpec, Span
+from molink.shards.spec import ModelSpec, Span, merge_spans
 
 _LEAST_MS = 1e-6
 """A time of 0 cannot have been measured."""
@@ -66,6 +66,14 @@ def layer_rates(views: Iterable[PeerView], layers: int) -> FloatArray:
     return rates
 
 
+def as_promised(view: PeerView) -> PeerView:
+    """The peer as it will be when what it is loading is there: what counts when others choose their layers."""
+    state = view.state
+    if not state.loading:
+        return view
+    return replace(view, state=replace(state, spans=merge_spans((*state.spans, *state.loading)), loading=()))
+
+
 @dataclass(frozen=True, slots=True)
 class Best:
     """The best circuit of a placement."""
@@ -83,6 +91,7 @@ class Placement:
     view: PeerView
     """The peer in question."""
     others: tuple[PeerView, ...]
+    """With what they are loading as if it were there."""
     total_bytes: int
     """What the peer has for weights, held ones included."""
     problem: CircuitProblem
@@ -93,7 +102,7 @@ class Placement:
     @classmethod
     def of(cls, snapshot: Snapshot, view: PeerView, tokens: int, cost: CostModel) -> "Placement":
         """`view` is the peer in question, whether or not the snapshot has it. Raises ValueError if it is not usable."""
-        others = tuple(other for other in snapshot.peers if other.peer_id != view.peer_id)
+        others = tuple(as_promised(other) for other in snapshot.peers if other.peer_id != view.peer_id)
         whole = Snapshot((*others, view), snapshot.model, snapshot.measured_rtt_ms)
         posed = whole.pose(Demand.of(tokens), cost=cost)
         if view.peer_id not in posed.peer_ids:

@@ -3,7 +3,7 @@
 import hashlib
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from molink.dht.records import PeerView
 from molink.routing.arrays import BoolArray
@@ -40,6 +40,11 @@ class MovePolicy:
                 raise ValueError(f"{each.name} must be finite and above 0, got {value}")
 
 
+AT_ONCE = MovePolicy(min_hold_s=1.0, turn_s=1.0, peers_per_turn=1)
+"""For a swarm that can serve nobody: everybody may move. Who says first that it will is left to it."""
+SETTLED = MovePolicy()
+
+
 @dataclass(frozen=True, slots=True)
 class Move:
     """Layers to drop, then layers to load. What is neither stays as it is."""
@@ -63,6 +68,37 @@ class _Option:
     """Tokens per second of the thinnest layer before, while loading, and after."""
     covered: tuple[int, int]
     """Layers that somebody holds, before and after."""
+
+
+def next_move(
+    snapshot: Snapshot,
+    peer_id: str,
+    held_since_s: float,
+    now_s: float,
+    leased: tuple[Span, ...],
+) -> Move | None:
+    """`propose_move` at once if the swarm can serve nobody because nobody holds some layer, else as SETTLED says."""
+    if _is_stuck(snapshot, peer_id):
+        move = propose_move(snapshot, peer_id, held_since_s, now_s, AT_ONCE, leased=leased)
+        if move is not None and move.tpot_before_ms is None:
+            return move
+    return propose_move(snapshot, peer_id, held_since_s, now_s, SETTLED, leased=leased)
+
+
+def without_late_claims(
+    views: Iterable[PeerView], seen: Iterable[PeerView], peer_id: str
+) -> tuple[PeerView, ...]:
+    """`views` as a peer sees them that has said what it will load, and had `seen` those before when it decided.
+
+    Of claims that crossed its own, those of peers of greater id do not count: they see its own, and give way.
+    """
+    known = {(view.peer_id, view.state.loading) for view in seen}
+    return tuple(
+        replace(view, state=replace(view.state, loading=()))
+        if view.peer_id > peer_id and (view.peer_id, view.state.loading) not in known
+        else view
+        for view in views
+    )
 
 
 def propose_move(
@@ -95,7 +131,7 @@ def propose_move(
         return None
     placement = Placement.of(snapshot, view, min(SESSION_TOKENS, snapshot.model.context_length), cost)
     held = layer_table(snapshot.model.layers, view.state.spans)
-    kept = held & _pinned(placement, view, leased)
+    kept = held & _pinned(snapshot, view, leased)
     options = _options(placement, held, kept)
     if not options:
         return None
@@ -107,6 +143,17 @@ def propose_move(
     return None
 
 
+def _is_stuck(snapshot: Snapshot, peer_id: str) -> bool:
+    """Whether there is a layer that nobody holds or loads, and the peer holds one that it might drop for it."""
+    views = snapshot.usable()
+    layers = snapshot.model.layers
+    own = [span for view in views if view.peer_id == peer_id for span in view.state.spans]
+    before = [span for view in views if view.peer_id < peer_id for span in view.state.spans]
+    promised = [span for view in views for span in (*view.state.spans, *view.state.loading)]
+    twice = layer_table(layers, own) & layer_table(layers, before)
+    return bool(twice.any()) and not layer_table(layers, promised).all()
+
+
 def _has_turn(peer_id: str, peer_ids: Iterable[str], now_s: float, policy: MovePolicy) -> bool:
     """Whether the peer is among the first by a hash that differs with every turn."""
     turn = math.floor(now_s / policy.turn_s)
@@ -114,12 +161,12 @@ def _has_turn(peer_id: str, peer_ids: Iterable[str], now_s: float, policy: MoveP
     return peer_id in order[: math.ceil(len(order) / policy.peers_per_turn)]
 
 
-def _pinned(placement: Placement, view: PeerView, leased: tuple[Span, ...] | None) -> BoolArray:
-    """[layers]: what must not be dropped."""
-    layers = placement.model.layers
+def _pinned(snapshot: Snapshot, view: PeerView, leased: tuple[Span, ...] | None) -> BoolArray:
+    """[layers]: what must not be dropped. What another peer is only loading is not held elsewhere: it may fail."""
+    layers = snapshot.model.layers
     if leased is None:
-        leased = (placement.model.whole,) if view.state.sessions > 0 else ()
-    elsewhere = [span for one in placement.others if one.peer_id < view.peer_id for span in one.state.spans]
+        leased = (snapshot.model.whole,) if view.state.sessions > 0 else ()
+    elsewhere = [span for one in snapshot.usable() if one.peer_id < view.peer_id for span in one.state.spans]
     return layer_table(layers, leased) | ~layer_table(layers, elsewhere)
 
 

@@ -73,6 +73,7 @@ def states(draw: st.DrawFn) -> PeerState:
         sessions=draw(counts),
         queued=draw(counts),
         draining=draw(st.booleans()),
+        loading=tuple(draw(st.lists(spans, max_size=3))),
     )
 
 
@@ -89,6 +90,7 @@ def states(draw: st.DrawFn) -> PeerState:
         2**62,
         2**62,
         draining=True,
+        loading=(Span(300, MAX_LAYERS),),
     )
 )
 def test_every_state_takes_at_most_150_bytes_and_promises_nothing_more(state: PeerState) -> None:
@@ -106,10 +108,13 @@ def test_every_state_takes_at_most_150_bytes_and_promises_nothing_more(state: Pe
         (said.free_kv_bytes, state.free_kv_bytes),
     ):
         assert true * (1 - 1 / 128) <= told <= true
-    held = merge_spans(state.spans)
-    assert len(said.spans) == min(8, len(held))
+    held, loading = merge_spans(state.spans), merge_spans(state.loading)
+    most = 7 if loading else 8
+    assert len(said.spans) == min(most, len(held))
     assert set(said.spans) <= set(held)
-    assert sum(map(len, said.spans)) == sum(sorted(map(len, held))[-8:])
+    assert sum(map(len, said.spans)) == sum(sorted(map(len, held))[-most:])
+    assert set(said.loading) <= set(loading)
+    assert list(map(len, said.loading)) == sorted(map(len, loading))[-1:]
     assert state_tag(record) in KEYS
 
 

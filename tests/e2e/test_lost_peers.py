@@ -43,7 +43,7 @@ async def full_swarm(anyio_backend: str) -> AsyncIterator[LocalSwarm]:
 
 @pytest.fixture(scope="module")
 async def spare_swarm(full_swarm: LocalSwarm) -> LocalSwarm:
-    """The same, and a fourth peer that holds nothing yet, may hold any layers and has room for all."""
+    """The same, and a fourth peer that may hold any layers and has room for all."""
     await full_swarm.join("spare", "--model", BUNDLED, "--memory", "1GB")
     return full_swarm
 

@@ -239,6 +239,18 @@ def test_layers_are_dropped_only_when_no_lease_and_no_load_needs_them() -> None:
         leases.drop(Span(0, 6))
 
 
+def test_of_several_spans_all_are_dropped_or_none() -> None:
+    leases = book()
+    leases.loaded(SPEC.whole)
+    granted(leases.request(key(1), Span(4, 5), 1, "alice", 0.0))
+    with pytest.raises(ValueError, match="1 leases need them"):
+        leases.drop(Span(0, 2), Span(3, 5))
+    assert leases.held == (SPEC.whole,)
+    leases.drop(Span(0, 2), Span(5, 6))
+    assert leases.held == (Span(2, 5),)
+    assert leases.free_weight_bytes == SPEC.weight_bytes(Span(0, 2)) + SPEC.weight_bytes(Span(5, 6))
+
+
 def test_a_draining_peer_refuses_what_is_new_and_keeps_what_it_granted() -> None:
     leases = book()
     granted(leases.request(key(1), Span(0, 1), 1, "alice", 0.0))
@@ -422,15 +434,16 @@ class LeaseMachine(RuleBasedStateMachine):
         self.ordered.clear()
         assert all(self.book.ready(asked) for asked in self.leases)
 
-    @rule(span=SPANS)
-    def drop(self, span: Span) -> None:
+    @rule(spans=st.lists(SPANS, max_size=3))
+    def drop(self, spans: list[Span]) -> None:
         needed = {layer for lease in self.leases.values() for layer in lease.span} | self.loading()
-        if needed & set(span):
+        dropped = {layer for span in spans for layer in span}
+        if needed & dropped:
             with pytest.raises(ValueError, match="cannot be dropped"):
-                self.book.drop(span)
+                self.book.drop(*spans)
         else:
-            self.book.drop(span)
-            self.held -= set(span)
+            self.book.drop(*spans)
+            self.held -= dropped
 
     @precondition(lambda self: not self.draining and self.now > 60)
     @rule()
