@@ -99,7 +99,7 @@ class Peer:
             raise PeerError(str(error)) from error
         except BootstrapUnreachable as error:
             raise PeerError(
-                f"{error}. Check the addresses and the network, or start a swarm of your own with --new-swarm"
+                f"{error}. Or start a swarm of your own with --new-swarm"
             ) from error
 
     def leave(self, *, at_once: bool = False) -> None:

@@ -11,7 +11,7 @@ from live_swarms import BUNDLED, References, bundled_folder, generate
 from molink.client.local_swarm import LocalSwarm
 from molink.client.swarm import AsyncSwarm
 
-pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
+pytestmark = [pytest.mark.e2e, pytest.mark.full, pytest.mark.anyio]
 
 NINE_LAYERS = ("--model", BUNDLED, "--memory", "30MB")
 ONE_LAYER = ("--model", BUNDLED, "--layers", "0:1")
