@@ -98,9 +98,7 @@ class Peer:
         except (KeyFileError, ModelNotFound, StoreError, WeightsError, PortInUse, ControlPortInUse) as error:
             raise PeerError(str(error)) from error
         except BootstrapUnreachable as error:
-            raise PeerError(
-                f"{error}. Or start a swarm of your own with --new-swarm"
-            ) from error
+            raise PeerError(f"{error}. Or start a swarm of your own with --new-swarm") from error
 
     def leave(self, *, at_once: bool = False) -> None:
         """Drains and stops; `at_once` without draining. Call it on the loop."""
