@@ -15,7 +15,8 @@ from google.protobuf.message import Message
 from molink.peer.handshake import Remote
 from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.protocol.frames import Frame, ProtocolError, decode, encode
-from molink.peer.transmission import SendQueue, TrafficClass
+from molink.peer.transmission.classes import TrafficClass
+from molink.peer.transmission.queue import SendQueue
 
 PING_INTERVAL_S = 1.0
 LOST_AFTER_S = 4.0

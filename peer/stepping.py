@@ -21,7 +21,7 @@ from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.protocol.frames import Frame, ProtocolError
 from molink.peer.sessions import HopSession, SessionTable
 from molink.peer.steps import StepInput, StepOutput, compute, row_header, split_by_next, token_message
-from molink.peer.transmission import TrafficClass
+from molink.peer.transmission.classes import TrafficClass
 from molink.shards import codec
 from molink.shards.engine import Engine
 from molink.shards.spec import ModelSpec

@@ -21,7 +21,8 @@ from molink.peer.link import Link, LinkError
 from molink.peer.links import LINK_METHOD, GrpcStream
 from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.protocol.frames import MAX_FRAME_BYTES, decode, encode, expect
-from molink.peer.transmission import SendQueue, TrafficClass
+from molink.peer.transmission.classes import TrafficClass
+from molink.peer.transmission.queue import SendQueue
 
 REQUEST = pb.Request(release=pb.Release(session=bytes(16), epoch=1))
 

@@ -38,7 +38,9 @@ DECISIONS = [
     "molink.peer.leases",
     "molink.peer.memory",
     "molink.peer.microbatch",
-    "molink.peer.transmission",
+    "molink.peer.transmission.classes",
+    "molink.peer.transmission.queue",
+    "molink.peer.transmission.shares",
     "molink.routing",
 ]
 

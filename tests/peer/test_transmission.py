@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from molink.peer.transmission import DEFAULT_SHARES, ByteShares, SendQueue, TrafficClass
+from molink.peer.transmission.classes import DEFAULT_SHARES, TrafficClass
+from molink.peer.transmission.queue import SendQueue
+from molink.peer.transmission.shares import ByteShares
 
 DECODE, CONTROL, PREFILL, WEIGHTS = (
     TrafficClass.DECODE,

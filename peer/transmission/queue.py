@@ -1,82 +1,16 @@
-"""The order in which frames leave a peer over one link. Pure: no clock, no socket.
-
-Decode goes first, as in section 4 of the MoLink transmission paper (Algorithm 1). Its starvation guard is not
-taken over: it counts transmissions, and then sends the whole remainder of a prefill, so a decode waits for as
-long as that takes, while a guard that sends one chunk after so many decodes promises no rate at all. Here
-each lower class is guaranteed a share of the bytes: it earns credit for that share of all bytes sent while it
-waits, and goes first as soon as its credit pays for its next frame. So a class that waits gets its share,
-give or take a few frames, however busy the link, and decode is held up by one frame at a time.
-"""
+"""The order in which frames leave a peer over one link. Pure: no clock, no socket."""
 
 from collections import deque
 from collections.abc import Mapping
-from enum import IntEnum
-from types import MappingProxyType
 
-
-class TrafficClass(IntEnum):
-    """What a frame is for; a lower number goes first."""
-
-    DECODE = 0
-    CONTROL = 1
-    HANDOVER = 2
-    """A KV cache on its way to where the decode goes on; a user waits for it."""
-    PREFILL = 3
-    REPLICATION = 4
-    """A KV cache's second copy; nobody waits for it."""
-    WEIGHTS = 5
-
-
-DEFAULT_SHARES: Mapping[TrafficClass, float] = MappingProxyType(
-    {
-        TrafficClass.CONTROL: 0.05,
-        TrafficClass.HANDOVER: 0.15,
-        TrafficClass.PREFILL: 0.15,
-        TrafficClass.REPLICATION: 0.05,
-        TrafficClass.WEIGHTS: 0.05,
-    }
-)
-"""Guaranteed part of the bytes sent while the class waits. The rest, 0.55, is decode's if it needs it."""
+from molink.peer.transmission.classes import DEFAULT_SHARES, TrafficClass
+from molink.peer.transmission.shares import ByteShares
 
 _WITH_OWN_ROOM = frozenset(
     (TrafficClass.DECODE, TrafficClass.CONTROL, TrafficClass.HANDOVER, TrafficClass.PREFILL)
 )
 _OWN_PART = 8
 """One part in so many of a queue's limits is each such class's own: no flood of others locks it out."""
-
-
-class ByteShares:
-    """Which class has earned the next transmission. Knows classes and sizes, not frames, so that several
-    links, or the chunks of one frame, can be charged to the same account."""
-
-    def __init__(self, shares: Mapping[TrafficClass, float]) -> None:
-        total = sum(shares.values())
-        if not all(share >= 0 for share in shares.values()) or not total <= 1.0:
-            raise ValueError(f"byte shares must be 0 or more and add up to at most 1, got {dict(shares)}")
-        self._shares = tuple(shares.get(traffic_class, 0.0) for traffic_class in TrafficClass)
-        self._credit_bytes = [0.0] * len(TrafficClass)
-
-    def choose(self, waiting: Mapping[TrafficClass, int]) -> TrafficClass:
-        """Whose turn it is, of one class or more, given the bytes that each would send next.
-
-        The highest class whose credit pays for that; where there is none, the highest that waits.
-        """
-        if len(waiting) > 1:
-            for traffic_class in sorted(waiting):
-                credit_bytes = self._credit_bytes[traffic_class]
-                if credit_bytes > 0 and credit_bytes >= waiting[traffic_class]:
-                    return traffic_class
-        return min(waiting)
-
-    def charge(self, sent: TrafficClass, size_bytes: int, waiting: Mapping[TrafficClass, int]) -> None:
-        """`size_bytes` of `sent` have left while the classes of `waiting` had something to send.
-
-        Credit never falls below 0: what a class sent over an idle link is not held against it later. It does
-        not grow while the class has nothing to send either.
-        """
-        for traffic_class in waiting:
-            self._credit_bytes[traffic_class] += self._shares[traffic_class] * size_bytes
-        self._credit_bytes[sent] = max(0.0, self._credit_bytes[sent] - size_bytes)
 
 
 class _Lane:
