@@ -321,7 +321,7 @@ def test_sigterm_drains_like_the_first_ctrl_c(tmp_path: Path) -> None:
         assert terminal.end()[0] == 0
 
 
-@pytest.mark.parametrize("mode", ["busy", "busy thread", pytest.param("deaf", marks=pytest.mark.full)])
+@pytest.mark.parametrize("mode", ["busy", "busy thread", "deaf"])
 def test_a_second_ctrl_c_leaves_at_once_whatever_still_runs(tmp_path: Path, mode: str) -> None:
     with peer(mode, "join", "--state-dir", tmp_path) as terminal:
         terminal.wait_for("ready")
