@@ -156,6 +156,7 @@ def own_facts(
     spec: ModelSpec,
     span_limit: Span | None,
     profile: Profile,
+    activation_codecs: tuple[str, ...] = (),
 ) -> PeerFacts:
     """The part of the announcement that rarely changes. Sequence and time to live are filled in when it is sent."""
     return PeerFacts(
@@ -184,4 +185,5 @@ def own_facts(
         embed_ms=profile.embed_ms,
         head_ms=profile.head_ms,
         load_bytes_per_s=profile.load_bytes_per_s,
+        activation_codecs=activation_codecs,
     )

@@ -20,6 +20,8 @@ from molink.dht.records import PeerView
 from molink.dht.swarm_key import SwarmKey
 from molink.peer.acceptor import PortInUse
 from molink.peer.announcer import Announcer, joining_machine, own_facts
+from molink.peer.codec_effect import measure_codec
+from molink.peer.codecs import opted_in
 from molink.peer.device import choose_device, default_memory_bytes, describe_device
 from molink.peer.leases import LeaseBook, Refused
 from molink.peer.memory import plan_memory
@@ -149,6 +151,12 @@ class Peer:
         profile = await asyncio.to_thread(
             cached_or_measured, model.folder, model.spec, device, self._state.profiles, self._report
         )
+        activation_codecs = opted_in(settings.activation_codec, model.spec.dtype)
+        if model.spec.layers > 1:
+            for codec in activation_codecs:
+                self._report(f"Measuring what {codec} activations do to {model.spec.name}")
+                effect = await asyncio.to_thread(measure_codec, model.folder, model.spec, device, codec)
+                say(str(effect))
         certificate = new_certificate(identity.peer_id)
         listen = (settings.listen, settings.grpc_port or _free(settings.listen, known_grpc_port))
         serving = await stack.enter_async_context(
@@ -162,6 +170,7 @@ class Peer:
                 listen,
                 self.metrics,
                 self._changed.set,
+                activation_codecs,
             )
         )
         self._state.remember_ports(_port_of(discovery.addresses[0]), serving.port)
@@ -177,6 +186,7 @@ class Peer:
             model.spec,
             settings.layers,
             profile,
+            activation_codecs,
         )
         announcer = Announcer(discovery, facts, model.spec, leases, serving.stepper, prober, self._changed)
         stack.push_async_callback(discovery.leave)

@@ -50,11 +50,12 @@ class Serving:
         listen: tuple[str, int],
         metrics: PeerMetrics,
         on_change: Callable[[], None],
+        activation_codecs: tuple[str, ...] = (),
     ) -> None:
         sessions = SessionTable()
         spec, manifest = model.spec, model.manifest
         handout = Handout(spec.model_hash, manifest.to_bytes(), model.folder, manifest.files)
-        service = PeerService(spec, sessions, handout)
+        service = PeerService(spec, sessions, handout, activation_codecs)
         engine = Engine(spec, device)
         self._engine_thread = EngineThread()
         self.links = Links(identity, service, swarm_key, is_client=False)

@@ -35,6 +35,7 @@ assert not BARRED & set(sys.modules), BARRED & set(sys.modules)
 
 DECISIONS = [
     "molink.shards.spec",
+    "molink.peer.codecs",
     "molink.peer.leases",
     "molink.peer.memory",
     "molink.peer.microbatch",
