@@ -25,7 +25,7 @@ from molink.peer.codecs import opted_in
 from molink.peer.device import choose_device, default_memory_bytes, describe_device
 from molink.peer.leases import LeaseBook, Refused
 from molink.peer.memory import plan_memory
-from molink.peer.metrics import PeerMetrics
+from molink.peer.metrics import PeerMetrics, describe_line
 from molink.peer.model import LocalModel, most_needed, open_model
 from molink.peer.placing import Placing
 from molink.peer.prober import Prober
@@ -124,6 +124,8 @@ class Peer:
             "spans": [[span.start, span.stop] for span in parts.leases.held],
             "sessions": len(parts.leases.leases),
             "draining": parts.leases.draining,
+            "sent_activation_bytes": self.metrics.activation_bytes,
+            **describe_line(parts.serving.measure_line()),
             **describe_swarm(parts.discovery.snapshot()),
         }
 
@@ -174,6 +176,7 @@ class Peer:
             )
         )
         self._state.remember_ports(_port_of(discovery.addresses[0]), serving.port)
+        self.metrics.watch(serving.measure_line)
         prober = Prober(identity.peer_id, serving.links, lambda: discovery.snapshot(model.spec.model_hash))
         host = settings.announce or discovery.addresses[0].split("/")[2]
         facts = own_facts(
@@ -188,7 +191,9 @@ class Peer:
             profile,
             activation_codecs,
         )
-        announcer = Announcer(discovery, facts, model.spec, leases, serving.stepper, prober, self._changed)
+        announcer = Announcer(
+            discovery, facts, model.spec, leases, serving.stepper, prober, self._changed, serving.measure_line
+        )
         stack.push_async_callback(discovery.leave)
         placing: Placing | None = None
         if settings.layers is not None:

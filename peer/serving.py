@@ -14,6 +14,7 @@ from molink.peer.admission import Admission
 from molink.peer.engine_thread import EngineThread
 from molink.peer.handout import Handout
 from molink.peer.leases import LeaseBook
+from molink.peer.line_quality import MeasureLine, unmeasured
 from molink.peer.links import Links
 from molink.peer.metrics import PeerMetrics
 from molink.peer.microbatch import BatchLimits
@@ -84,6 +85,7 @@ class Serving:
             on_change,
         )
         service.attach(self.stepper, self.admission, self.links)
+        self.measure_line: MeasureLine = unmeasured
         self._acceptor = Acceptor(*listen, identity.peer_id, certificate, self.links, service, swarm_key)
         self._stack = AsyncExitStack()
 

@@ -190,7 +190,9 @@ class Stepper:
             prefill = all(one.prefill for one, _ in parts)
             traffic_class = TrafficClass.PREFILL if prefill else TrafficClass.DECODE
             link = self._links.find(peer_id)
-            if link is None or not link.post(header, codec.encode(tensor, encoding), traffic_class):
+            payload = codec.encode(tensor, encoding)
+            self._metrics.sent_activations(encoding, payload.nbytes)
+            if link is None or not link.post(header, payload, traffic_class):
                 reason = (link.closed_because if link else None) or "no open link, or its queue is full"
                 self._fail([one for one, _ in parts], reason, code="lost", peer_id=peer_id)
 

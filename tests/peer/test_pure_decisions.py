@@ -37,6 +37,7 @@ DECISIONS = [
     "molink.shards.spec",
     "molink.peer.codecs",
     "molink.peer.leases",
+    "molink.peer.line_quality",
     "molink.peer.memory",
     "molink.peer.microbatch",
     "molink.peer.transmission.classes",
