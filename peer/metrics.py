@@ -58,7 +58,9 @@ class PeerMetrics:
 
 def shown_links(line: LineQuality) -> tuple[LinkQuality, ...]:
     """The busiest links, at most MAX_LINKS, no two of the same short id."""
-    busiest = sorted(line.links, key=lambda link: (-(link.bytes_per_s or 0.0), link.peer_id))
+    busiest = sorted(
+        line.links, key=lambda link: -1 if link.bytes_per_s is None else link.bytes_per_s, reverse=True
+    )
     by_name = {link.peer_id[-SHORT_ID:]: link for link in reversed(busiest)}
     return tuple(link for link in busiest if by_name[link.peer_id[-SHORT_ID:]] is link)[:MAX_LINKS]
 
