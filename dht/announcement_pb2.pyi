@@ -208,6 +208,8 @@ class Facts(_message.Message):
     LOAD_BYTES_PER_S_FIELD_NUMBER: _builtins.int
     LINKS_FIELD_NUMBER: _builtins.int
     COORDINATE_FIELD_NUMBER: _builtins.int
+    UPLINK_MBPS_FIELD_NUMBER: _builtins.int
+    ACTIVATION_CODECS_FIELD_NUMBER: _builtins.int
     public_key: _builtins.bytes
     sequence: _builtins.int
     ttl_s: _builtins.int
@@ -218,6 +220,8 @@ class Facts(_message.Message):
     embed_ms: _builtins.float
     head_ms: _builtins.float
     load_bytes_per_s: _builtins.float
+    uplink_mbps: _builtins.float
+    """0: not measured"""
     @_builtins.property
     def addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """without /p2p/ID at the end"""
@@ -240,6 +244,10 @@ class Facts(_message.Message):
     def coordinate(self) -> Global___Coordinate:
         """absent: it has none"""
 
+    @_builtins.property
+    def activation_codecs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """beside the model's own numbers"""
+
     def __init__(
         self,
         *,
@@ -261,10 +269,12 @@ class Facts(_message.Message):
         load_bytes_per_s: _builtins.float = ...,
         links: _abc.Iterable[Global___LinkMeasurement] | None = ...,
         coordinate: Global___Coordinate | None = ...,
+        uplink_mbps: _builtins.float = ...,
+        activation_codecs: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["coordinate", b"coordinate", "device", b"device", "model", b"model", "span_limit", b"span_limit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "certificate", b"certificate", "coordinate", b"coordinate", "device", b"device", "embed_ms", b"embed_ms", "grpc_addresses", b"grpc_addresses", "head_ms", b"head_ms", "layer_latencies", b"layer_latencies", "links", b"links", "load_bytes_per_s", b"load_bytes_per_s", "model", b"model", "name", b"name", "protocol_version", b"protocol_version", "public_key", b"public_key", "sequence", b"sequence", "span_limit", b"span_limit", "ttl_s", b"ttl_s", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_codecs", b"activation_codecs", "addresses", b"addresses", "certificate", b"certificate", "coordinate", b"coordinate", "device", b"device", "embed_ms", b"embed_ms", "grpc_addresses", b"grpc_addresses", "head_ms", b"head_ms", "layer_latencies", b"layer_latencies", "links", b"links", "load_bytes_per_s", b"load_bytes_per_s", "model", b"model", "name", b"name", "protocol_version", b"protocol_version", "public_key", b"public_key", "sequence", b"sequence", "span_limit", b"span_limit", "ttl_s", b"ttl_s", "uplink_mbps", b"uplink_mbps", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

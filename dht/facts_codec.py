@@ -11,6 +11,9 @@ MAX_LINKS = 32
 MAX_LAYER_LATENCIES = 16
 MAX_CERTIFICATE_BYTES = 1024
 
+MAX_UPLINK_MBPS = 1e7
+MAX_ACTIVATION_CODECS = 8
+
 _MAX_MS = 1e9
 _MAX_BYTES = 2**62
 
@@ -34,7 +37,10 @@ def facts_to_message(facts: PeerFacts) -> pb.Facts:
         embed_ms=facts.embed_ms,
         head_ms=facts.head_ms,
         load_bytes_per_s=facts.load_bytes_per_s,
+        activation_codecs=facts.activation_codecs,
     )
+    if facts.uplink_mbps is not None:
+        message.uplink_mbps = real("uplink_mbps", facts.uplink_mbps, MAX_UPLINK_MBPS, zero=False)
     if facts.span_limit is not None:
         whole("span_limit", facts.span_limit.stop, MAX_LAYERS)
         message.span_limit.start, message.span_limit.stop = facts.span_limit.start, facts.span_limit.stop
@@ -58,6 +64,7 @@ def facts_from_message(message: pb.Facts) -> PeerFacts:
     size("gRPC addresses", len(message.grpc_addresses), MAX_ADDRESSES)
     size("layer latencies", len(message.layer_latencies), MAX_LAYER_LATENCIES)
     size("links", len(message.links), MAX_LINKS)
+    size("activation codecs", len(message.activation_codecs), MAX_ACTIVATION_CODECS)
     size("bytes of certificate", len(message.certificate), MAX_CERTIFICATE_BYTES)
     model = _model_from_message(message.model)
     return PeerFacts(
@@ -83,6 +90,10 @@ def facts_from_message(message: pb.Facts) -> PeerFacts:
             for link in message.links
         ),
         coordinate=_coordinate(message),
+        uplink_mbps=real("uplink_mbps", message.uplink_mbps, MAX_UPLINK_MBPS) or None,
+        activation_codecs=tuple(
+            text("an activation codec", codec, 16, least=1) for codec in message.activation_codecs
+        ),
     )
 
 

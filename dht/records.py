@@ -122,6 +122,10 @@ class PeerFacts:
     links: tuple[LinkMeasurement, ...] = ()
     coordinate: Coordinate | None = None
     """On the wire in single precision."""
+    uplink_mbps: float | None = None
+    """What this peer's line was measured to carry away from it, in megabits per second; None: nobody knows yet."""
+    activation_codecs: tuple[str, ...] = ()
+    """Lossy encodings that this peer takes and sends where a session asks for them. Its dtype's own numbers always."""
 
 
 @dataclass(frozen=True, slots=True)

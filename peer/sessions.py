@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from molink.dht.announcement import AnnouncementError, open_facts
 from molink.dht.records import PeerFacts
+from molink.peer.codecs import encodings_of_circuit
 from molink.peer.leases import LeaseKey
 from molink.peer.link import Link
 from molink.peer.protocol import molink_pb2 as pb
@@ -36,6 +37,8 @@ class SessionPlan:
     prompt_tokens: int
     capacity_tokens: int
     trace: bool
+    encodings: tuple[str, ...]
+    """How activations travel out of each hop (see `codecs.py`)."""
 
     def span_of(self, hop: int) -> Span:
         return self.hops[hop].span
@@ -83,6 +86,16 @@ class HopSession:
     def previous_peer_id(self) -> str:
         return self.plan.hops[self.hop - 1].peer_id
 
+    @property
+    def sends_in(self) -> str:
+        """The encoding of the activations that go to the next hop."""
+        return self.plan.encodings[self.hop]
+
+    @property
+    def receives_in(self) -> str:
+        """The encoding of the activations that come from the previous hop."""
+        return self.plan.encodings[self.hop - 1]
+
 
 class SessionTable:
     """Every session of this peer, at most one epoch of each."""
@@ -126,14 +139,17 @@ def read_plan(descriptor: pb.SessionDescriptor, spec: ModelSpec) -> SessionPlan:
             f"{descriptor.prompt_tokens} prompt tokens and {descriptor.capacity_tokens} in all do not fit "
             f"the model's context of {spec.context_length}"
         )
+    hops = _read_hops(descriptor, spec)
+    announced = [hop.facts.activation_codecs for hop in hops]
     return SessionPlan(
         key=LeaseKey(bytes(descriptor.session), descriptor.epoch),
-        hops=_read_hops(descriptor, spec),
+        hops=hops,
         params=_read_params(descriptor.sampling, spec),
         seed=descriptor.sampling.seed,
         prompt_tokens=descriptor.prompt_tokens,
         capacity_tokens=descriptor.capacity_tokens,
         trace=descriptor.trace,
+        encodings=encodings_of_circuit(descriptor.activation_codec, spec.dtype, announced),
     )
 
 

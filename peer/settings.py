@@ -59,6 +59,8 @@ class JoinSettings:
     partner: str
     state_dir: Path
     relay: str
+    activation_codec: str = "none"
+    """Lossy encodings of activations that this peer takes part in, one of `codecs.SETTINGS`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,7 @@ def load_settings(command_line: Configuration, environment: Mapping[str, str] | 
         partner=merged.partner or "auto",
         state_dir=(merged.state_dir or default_state_dir()).expanduser().absolute(),
         relay=merged.relay or "auto",
+        activation_codec=merged.activation_codec or "none",
     )
 
 

@@ -85,19 +85,26 @@ class Stepper:
         self._pump()
 
     def on_activations(self, link: Link, frame: Frame, header: pb.Activations) -> None:
-        """The previous hop's output for some sessions."""
+        """The previous hop's output for some sessions, in the encoding that their descriptors agree on."""
         total = sum(row.rows for row in header.rows)
-        if header.hidden_size != self._spec.hidden_size or header.dtype != self._spec.dtype:
-            raise ProtocolError(f"activations of {header.hidden_size} x {header.dtype} are not this model's")
+        sessions = [self._sessions.get(row.session, row.epoch) for row in header.rows]
+        agreed = {session.receives_in for session in sessions if session is not None}
+        if header.hidden_size != self._spec.hidden_size or not agreed <= {header.dtype}:
+            raise ProtocolError(
+                f"activations of {header.hidden_size} x {header.dtype} are not those of this session"
+            )
+        if not agreed:
+            return  # all have ended
         try:
-            hidden = codec.decode(frame.payload, total, header.hidden_size, header.dtype)
+            hidden = codec.decode(
+                frame.payload, total, header.hidden_size, self._spec.dtype, encoding=header.dtype
+            )
         except ValueError as error:
             raise ProtocolError(f"activations: {error}") from error
         first = 0
-        for row in header.rows:
+        for row, session in zip(header.rows, sessions, strict=True):
             part = hidden[first : first + row.rows]
             first += row.rows
-            session = self._sessions.get(row.session, row.epoch)
             if session is None:
                 continue
             if session.is_head or session.previous_peer_id != link.peer_id or session.cache is None:
@@ -175,15 +182,17 @@ class Stepper:
     # -- frames out
 
     def _deliver_activations(self, output: StepOutput, hidden: torch.Tensor) -> None:
-        """One frame to each next hop, its rows in order."""
-        for peer_id, parts in split_by_next(output, hidden).items():
-            header = pb.Activations(hidden_size=self._spec.hidden_size, dtype=self._spec.dtype)
+        """One frame to each next hop, its rows in order; two where sessions differ in how they travel."""
+        for (peer_id, encoding), parts in split_by_next(output, hidden).items():
+            header = pb.Activations(hidden_size=self._spec.hidden_size, dtype=encoding)
             header.rows.extend(row_header(one, self._timings(one, output)) for one, _ in parts)
             tensor = parts[0][1] if len(parts) == 1 else torch.cat([part for _, part in parts])
             prefill = all(one.prefill for one, _ in parts)
             traffic_class = TrafficClass.PREFILL if prefill else TrafficClass.DECODE
             link = self._links.find(peer_id)
-            if link is None or not link.post(header, codec.encode(tensor), traffic_class):
+            payload = codec.encode(tensor, encoding)
+            self._metrics.sent_activations(encoding, payload.nbytes)
+            if link is None or not link.post(header, payload, traffic_class):
                 reason = (link.closed_because if link else None) or "no open link, or its queue is full"
                 self._fail([one for one, _ in parts], reason, code="lost", peer_id=peer_id)
 

@@ -27,7 +27,7 @@ class CostModel:
     layers of small models from being loaded for gains within measurement noise."""
 
     unknown_bandwidth_mbps: float = 20.0
-    """Uplink of a peer of which nothing was measured: a common cable line's. Announcements carry none."""
+    """Uplink of a peer that has not measured and announced its own: a common cable line's."""
     unknown_row_share: float = 0.1
     """Where only one batch size was measured: what each further row adds, as a part of that time. Eight
     sequences in one pass run at 4 to 5 times the serial rate on two processor cores, hence (8 / 4.5 - 1) / 7."""

@@ -10,6 +10,9 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 QUANTIZATIONS = ("none", "int8", "nf4")
 
+ACTIVATION_CODECS = ("none", "float16", "bfloat16", "int8")
+"""How activations may travel between peers: in the model's own numbers, or, if all agree, in fewer bytes."""
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Span:

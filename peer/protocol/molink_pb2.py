@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!molink/peer/protocol/molink.proto\x12\x06molink\"4\n\tChallenge\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\r\n\x05nonce\x18\x02 \x01(\x0c\"t\n\x05Proof\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x12\n\npublic_key\x18\x02 \x01(\x0c\x12\x11\n\tsignature\x18\x03 \x01(\x0c\x12\x17\n\x0fswarm_key_proof\x18\x04 \x01(\x0c\x12\x11\n\tis_client\x18\x05 \x01(\x08\"\x1a\n\x07Welcome\x12\x0f\n\x07peer_id\x18\x01 \x01(\t\"\x12\n\x04Ping\x12\n\n\x02id\x18\x01 \x01(\x04\"\x12\n\x04Pong\x12\n\n\x02id\x18\x01 \x01(\x04\"\xab\x01\n\x03Hop\x12\x0f\n\x07peer_id\x18\x01 \x01(\t\x12\r\n\x05start\x18\x02 \x01(\r\x12\x0c\n\x04stop\x18\x03 \x01(\r\x12\x14\n\x0cquantization\x18\x04 \x01(\t\x12\r\n\x05\x66\x61\x63ts\x18\x05 \x01(\x0c\x12\x18\n\x10standby_peer_ids\x18\x06 \x03(\t\x12\x1c\n\x14predicted_compute_ms\x18\x07 \x01(\x02\x12\x19\n\x11predicted_link_ms\x18\x08 \x01(\x02\"\x86\x02\n\x08Sampling\x12\x16\n\x0emax_new_tokens\x18\x01 \x01(\r\x12\x13\n\x0btemperature\x18\x02 \x01(\x01\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05top_p\x18\x04 \x01(\x01\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\x16\n\x0estop_token_ids\x18\x06 \x03(\r\x12\x15\n\x08logprobs\x18\x07 \x01(\rH\x00\x88\x01\x01\x12\x33\n\nlogit_bias\x18\x08 \x03(\x0b\x32\x1f.molink.Sampling.LogitBiasEntry\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0b\n\t_logprobs\"\xc5\x01\n\x11SessionDescriptor\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x12\n\nmodel_hash\x18\x03 \x01(\t\x12\x19\n\x04hops\x18\x04 \x03(\x0b\x32\x0b.molink.Hop\x12\"\n\x08sampling\x18\x05 \x01(\x0b\x32\x10.molink.Sampling\x12\x15\n\rprompt_tokens\x18\x06 \x01(\r\x12\x17\n\x0f\x63\x61pacity_tokens\x18\x07 \x01(\r\x12\r\n\x05trace\x18\x08 \x01(\x08\":\n\x05Start\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\"F\n\tHopTiming\x12\x10\n\x08queue_us\x18\x01 \x01(\r\x12\x12\n\ncompute_us\x18\x02 \x01(\r\x12\x13\n\x0blink_rtt_us\x18\x03 \x01(\r\"\x90\x01\n\rActivationRow\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0c\n\x04step\x18\x03 \x01(\r\x12\x0c\n\x04rows\x18\x04 \x01(\r\x12\x0e\n\x06sample\x18\x05 \x01(\x08\x12\x0f\n\x07prefill\x18\x06 \x01(\x08\x12\"\n\x07timings\x18\x07 \x03(\x0b\x32\x11.molink.HopTiming\"V\n\x0b\x41\x63tivations\x12#\n\x04rows\x18\x01 \x03(\x0b\x32\x15.molink.ActivationRow\x12\x13\n\x0bhidden_size\x18\x02 \x01(\r\x12\r\n\x05\x64type\x18\x03 \x01(\t\"/\n\nTopLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"\xe0\x01\n\x05Token\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0c\n\x04step\x18\x03 \x01(\r\x12\x10\n\x08position\x18\x04 \x01(\r\x12\x10\n\x08token_id\x18\x05 \x01(\r\x12\x1e\n\x06\x66inish\x18\x06 \x01(\x0e\x32\x0e.molink.Finish\x12\x14\n\x07logprob\x18\x07 \x01(\x02H\x00\x88\x01\x01\x12\x1f\n\x03top\x18\x08 \x03(\x0b\x32\x12.molink.TopLogprob\x12\"\n\x07timings\x18\t \x03(\x0b\x32\x11.molink.HopTimingB\n\n\x08_logprob\"\'\n\x06Tokens\x12\x1d\n\x06tokens\x18\x01 \x03(\x0b\x32\r.molink.Token\"t\n\x06\x46\x61iled\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0f\n\x07peer_id\x18\x03 \x01(\t\x12\r\n\x05start\x18\x04 \x01(\r\x12\x0c\n\x04stop\x18\x05 \x01(\r\x12\x0c\n\x04\x63ode\x18\x06 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x07 \x01(\t\"E\n\x07Reserve\x12-\n\ndescriptor\x18\x01 \x01(\x0b\x32\x19.molink.SessionDescriptor\x12\x0b\n\x03hop\x18\x02 \x01(\r\"=\n\nAwaitReady\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0f\n\x07wait_ms\x18\x03 \x01(\r\")\n\x07Release\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\r\n\x05\x65poch\x18\x02 \x01(\r\"!\n\x0bGetManifest\x12\x12\n\nmodel_hash\x18\x01 \x01(\t\"=\n\x07GetFile\x12\x12\n\nmodel_hash\x18\x01 \x01(\t\x12\x0e\n\x06sha256\x18\x02 \x01(\t\x12\x0e\n\x06offset\x18\x03 \x01(\x04\"\xe2\x01\n\x07Request\x12\n\n\x02id\x18\x01 \x01(\x04\x12\"\n\x07reserve\x18\x02 \x01(\x0b\x32\x0f.molink.ReserveH\x00\x12)\n\x0b\x61wait_ready\x18\x03 \x01(\x0b\x32\x12.molink.AwaitReadyH\x00\x12\"\n\x07release\x18\x04 \x01(\x0b\x32\x0f.molink.ReleaseH\x00\x12+\n\x0cget_manifest\x18\x05 \x01(\x0b\x32\x13.molink.GetManifestH\x00\x12#\n\x08get_file\x18\x06 \x01(\x0b\x32\x0f.molink.GetFileH\x00\x42\x06\n\x04\x62ody\"!\n\x08Reserved\x12\x15\n\rbytes_to_load\x18\x01 \x01(\x04\"E\n\tReadiness\x12\r\n\x05ready\x18\x01 \x01(\x08\x12\x14\n\x0cloaded_bytes\x18\x02 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x03 \x01(\x04\"\n\n\x08Released\"\x1e\n\x07\x43ontent\x12\x13\n\x0btotal_bytes\x18\x01 \x01(\x04\"P\n\x07Refusal\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\x03 \x01(\r\x12\x0f\n\x07peer_id\x18\x04 \x01(\t\"\xda\x01\n\x08Response\x12\n\n\x02id\x18\x01 \x01(\x04\x12$\n\x08reserved\x18\x02 \x01(\x0b\x32\x10.molink.ReservedH\x00\x12&\n\treadiness\x18\x03 \x01(\x0b\x32\x11.molink.ReadinessH\x00\x12$\n\x08released\x18\x04 \x01(\x0b\x32\x10.molink.ReleasedH\x00\x12\"\n\x07\x63ontent\x18\x05 \x01(\x0b\x32\x0f.molink.ContentH\x00\x12\"\n\x07refusal\x18\x06 \x01(\x0b\x32\x0f.molink.RefusalH\x00\x42\x06\n\x04\x62ody*0\n\x06\x46inish\x12\x10\n\x0cNOT_FINISHED\x10\x00\x12\x08\n\x04STOP\x10\x01\x12\n\n\x06LENGTH\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!molink/peer/protocol/molink.proto\x12\x06molink\"4\n\tChallenge\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\r\n\x05nonce\x18\x02 \x01(\x0c\"t\n\x05Proof\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x12\n\npublic_key\x18\x02 \x01(\x0c\x12\x11\n\tsignature\x18\x03 \x01(\x0c\x12\x17\n\x0fswarm_key_proof\x18\x04 \x01(\x0c\x12\x11\n\tis_client\x18\x05 \x01(\x08\"\x1a\n\x07Welcome\x12\x0f\n\x07peer_id\x18\x01 \x01(\t\"\x12\n\x04Ping\x12\n\n\x02id\x18\x01 \x01(\x04\"\x12\n\x04Pong\x12\n\n\x02id\x18\x01 \x01(\x04\"\xab\x01\n\x03Hop\x12\x0f\n\x07peer_id\x18\x01 \x01(\t\x12\r\n\x05start\x18\x02 \x01(\r\x12\x0c\n\x04stop\x18\x03 \x01(\r\x12\x14\n\x0cquantization\x18\x04 \x01(\t\x12\r\n\x05\x66\x61\x63ts\x18\x05 \x01(\x0c\x12\x18\n\x10standby_peer_ids\x18\x06 \x03(\t\x12\x1c\n\x14predicted_compute_ms\x18\x07 \x01(\x02\x12\x19\n\x11predicted_link_ms\x18\x08 \x01(\x02\"\x86\x02\n\x08Sampling\x12\x16\n\x0emax_new_tokens\x18\x01 \x01(\r\x12\x13\n\x0btemperature\x18\x02 \x01(\x01\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05top_p\x18\x04 \x01(\x01\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\x16\n\x0estop_token_ids\x18\x06 \x03(\r\x12\x15\n\x08logprobs\x18\x07 \x01(\rH\x00\x88\x01\x01\x12\x33\n\nlogit_bias\x18\x08 \x03(\x0b\x32\x1f.molink.Sampling.LogitBiasEntry\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0b\n\t_logprobs\"\xdf\x01\n\x11SessionDescriptor\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x12\n\nmodel_hash\x18\x03 \x01(\t\x12\x19\n\x04hops\x18\x04 \x03(\x0b\x32\x0b.molink.Hop\x12\"\n\x08sampling\x18\x05 \x01(\x0b\x32\x10.molink.Sampling\x12\x15\n\rprompt_tokens\x18\x06 \x01(\r\x12\x17\n\x0f\x63\x61pacity_tokens\x18\x07 \x01(\r\x12\r\n\x05trace\x18\x08 \x01(\x08\x12\x18\n\x10\x61\x63tivation_codec\x18\t \x01(\t\":\n\x05Start\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\"F\n\tHopTiming\x12\x10\n\x08queue_us\x18\x01 \x01(\r\x12\x12\n\ncompute_us\x18\x02 \x01(\r\x12\x13\n\x0blink_rtt_us\x18\x03 \x01(\r\"\x90\x01\n\rActivationRow\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0c\n\x04step\x18\x03 \x01(\r\x12\x0c\n\x04rows\x18\x04 \x01(\r\x12\x0e\n\x06sample\x18\x05 \x01(\x08\x12\x0f\n\x07prefill\x18\x06 \x01(\x08\x12\"\n\x07timings\x18\x07 \x03(\x0b\x32\x11.molink.HopTiming\"V\n\x0b\x41\x63tivations\x12#\n\x04rows\x18\x01 \x03(\x0b\x32\x15.molink.ActivationRow\x12\x13\n\x0bhidden_size\x18\x02 \x01(\r\x12\r\n\x05\x64type\x18\x03 \x01(\t\"/\n\nTopLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"\xe0\x01\n\x05Token\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0c\n\x04step\x18\x03 \x01(\r\x12\x10\n\x08position\x18\x04 \x01(\r\x12\x10\n\x08token_id\x18\x05 \x01(\r\x12\x1e\n\x06\x66inish\x18\x06 \x01(\x0e\x32\x0e.molink.Finish\x12\x14\n\x07logprob\x18\x07 \x01(\x02H\x00\x88\x01\x01\x12\x1f\n\x03top\x18\x08 \x03(\x0b\x32\x12.molink.TopLogprob\x12\"\n\x07timings\x18\t \x03(\x0b\x32\x11.molink.HopTimingB\n\n\x08_logprob\"\'\n\x06Tokens\x12\x1d\n\x06tokens\x18\x01 \x03(\x0b\x32\r.molink.Token\"t\n\x06\x46\x61iled\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0f\n\x07peer_id\x18\x03 \x01(\t\x12\r\n\x05start\x18\x04 \x01(\r\x12\x0c\n\x04stop\x18\x05 \x01(\r\x12\x0c\n\x04\x63ode\x18\x06 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x07 \x01(\t\"E\n\x07Reserve\x12-\n\ndescriptor\x18\x01 \x01(\x0b\x32\x19.molink.SessionDescriptor\x12\x0b\n\x03hop\x18\x02 \x01(\r\"=\n\nAwaitReady\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0f\n\x07wait_ms\x18\x03 \x01(\r\")\n\x07Release\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\r\n\x05\x65poch\x18\x02 \x01(\r\"!\n\x0bGetManifest\x12\x12\n\nmodel_hash\x18\x01 \x01(\t\"=\n\x07GetFile\x12\x12\n\nmodel_hash\x18\x01 \x01(\t\x12\x0e\n\x06sha256\x18\x02 \x01(\t\x12\x0e\n\x06offset\x18\x03 \x01(\x04\"\xe2\x01\n\x07Request\x12\n\n\x02id\x18\x01 \x01(\x04\x12\"\n\x07reserve\x18\x02 \x01(\x0b\x32\x0f.molink.ReserveH\x00\x12)\n\x0b\x61wait_ready\x18\x03 \x01(\x0b\x32\x12.molink.AwaitReadyH\x00\x12\"\n\x07release\x18\x04 \x01(\x0b\x32\x0f.molink.ReleaseH\x00\x12+\n\x0cget_manifest\x18\x05 \x01(\x0b\x32\x13.molink.GetManifestH\x00\x12#\n\x08get_file\x18\x06 \x01(\x0b\x32\x0f.molink.GetFileH\x00\x42\x06\n\x04\x62ody\"!\n\x08Reserved\x12\x15\n\rbytes_to_load\x18\x01 \x01(\x04\"E\n\tReadiness\x12\r\n\x05ready\x18\x01 \x01(\x08\x12\x14\n\x0cloaded_bytes\x18\x02 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x03 \x01(\x04\"\n\n\x08Released\"\x1e\n\x07\x43ontent\x12\x13\n\x0btotal_bytes\x18\x01 \x01(\x04\"P\n\x07Refusal\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\x03 \x01(\r\x12\x0f\n\x07peer_id\x18\x04 \x01(\t\"\xda\x01\n\x08Response\x12\n\n\x02id\x18\x01 \x01(\x04\x12$\n\x08reserved\x18\x02 \x01(\x0b\x32\x10.molink.ReservedH\x00\x12&\n\treadiness\x18\x03 \x01(\x0b\x32\x11.molink.ReadinessH\x00\x12$\n\x08released\x18\x04 \x01(\x0b\x32\x10.molink.ReleasedH\x00\x12\"\n\x07\x63ontent\x18\x05 \x01(\x0b\x32\x0f.molink.ContentH\x00\x12\"\n\x07refusal\x18\x06 \x01(\x0b\x32\x0f.molink.RefusalH\x00\x42\x06\n\x04\x62ody*0\n\x06\x46inish\x12\x10\n\x0cNOT_FINISHED\x10\x00\x12\x08\n\x04STOP\x10\x01\x12\n\n\x06LENGTH\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,8 +33,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLING_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLING_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_FINISH']._serialized_start=2683
-  _globals['_FINISH']._serialized_end=2731
+  _globals['_FINISH']._serialized_start=2709
+  _globals['_FINISH']._serialized_end=2757
   _globals['_CHALLENGE']._serialized_start=45
   _globals['_CHALLENGE']._serialized_end=97
   _globals['_PROOF']._serialized_start=99
@@ -52,45 +52,45 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SAMPLING_LOGITBIASENTRY']._serialized_start=661
   _globals['_SAMPLING_LOGITBIASENTRY']._serialized_end=709
   _globals['_SESSIONDESCRIPTOR']._serialized_start=725
-  _globals['_SESSIONDESCRIPTOR']._serialized_end=922
-  _globals['_START']._serialized_start=924
-  _globals['_START']._serialized_end=982
-  _globals['_HOPTIMING']._serialized_start=984
-  _globals['_HOPTIMING']._serialized_end=1054
-  _globals['_ACTIVATIONROW']._serialized_start=1057
-  _globals['_ACTIVATIONROW']._serialized_end=1201
-  _globals['_ACTIVATIONS']._serialized_start=1203
-  _globals['_ACTIVATIONS']._serialized_end=1289
-  _globals['_TOPLOGPROB']._serialized_start=1291
-  _globals['_TOPLOGPROB']._serialized_end=1338
-  _globals['_TOKEN']._serialized_start=1341
-  _globals['_TOKEN']._serialized_end=1565
-  _globals['_TOKENS']._serialized_start=1567
-  _globals['_TOKENS']._serialized_end=1606
-  _globals['_FAILED']._serialized_start=1608
-  _globals['_FAILED']._serialized_end=1724
-  _globals['_RESERVE']._serialized_start=1726
-  _globals['_RESERVE']._serialized_end=1795
-  _globals['_AWAITREADY']._serialized_start=1797
-  _globals['_AWAITREADY']._serialized_end=1858
-  _globals['_RELEASE']._serialized_start=1860
-  _globals['_RELEASE']._serialized_end=1901
-  _globals['_GETMANIFEST']._serialized_start=1903
-  _globals['_GETMANIFEST']._serialized_end=1936
-  _globals['_GETFILE']._serialized_start=1938
-  _globals['_GETFILE']._serialized_end=1999
-  _globals['_REQUEST']._serialized_start=2002
-  _globals['_REQUEST']._serialized_end=2228
-  _globals['_RESERVED']._serialized_start=2230
-  _globals['_RESERVED']._serialized_end=2263
-  _globals['_READINESS']._serialized_start=2265
-  _globals['_READINESS']._serialized_end=2334
-  _globals['_RELEASED']._serialized_start=2336
-  _globals['_RELEASED']._serialized_end=2346
-  _globals['_CONTENT']._serialized_start=2348
-  _globals['_CONTENT']._serialized_end=2378
-  _globals['_REFUSAL']._serialized_start=2380
-  _globals['_REFUSAL']._serialized_end=2460
-  _globals['_RESPONSE']._serialized_start=2463
-  _globals['_RESPONSE']._serialized_end=2681
+  _globals['_SESSIONDESCRIPTOR']._serialized_end=948
+  _globals['_START']._serialized_start=950
+  _globals['_START']._serialized_end=1008
+  _globals['_HOPTIMING']._serialized_start=1010
+  _globals['_HOPTIMING']._serialized_end=1080
+  _globals['_ACTIVATIONROW']._serialized_start=1083
+  _globals['_ACTIVATIONROW']._serialized_end=1227
+  _globals['_ACTIVATIONS']._serialized_start=1229
+  _globals['_ACTIVATIONS']._serialized_end=1315
+  _globals['_TOPLOGPROB']._serialized_start=1317
+  _globals['_TOPLOGPROB']._serialized_end=1364
+  _globals['_TOKEN']._serialized_start=1367
+  _globals['_TOKEN']._serialized_end=1591
+  _globals['_TOKENS']._serialized_start=1593
+  _globals['_TOKENS']._serialized_end=1632
+  _globals['_FAILED']._serialized_start=1634
+  _globals['_FAILED']._serialized_end=1750
+  _globals['_RESERVE']._serialized_start=1752
+  _globals['_RESERVE']._serialized_end=1821
+  _globals['_AWAITREADY']._serialized_start=1823
+  _globals['_AWAITREADY']._serialized_end=1884
+  _globals['_RELEASE']._serialized_start=1886
+  _globals['_RELEASE']._serialized_end=1927
+  _globals['_GETMANIFEST']._serialized_start=1929
+  _globals['_GETMANIFEST']._serialized_end=1962
+  _globals['_GETFILE']._serialized_start=1964
+  _globals['_GETFILE']._serialized_end=2025
+  _globals['_REQUEST']._serialized_start=2028
+  _globals['_REQUEST']._serialized_end=2254
+  _globals['_RESERVED']._serialized_start=2256
+  _globals['_RESERVED']._serialized_end=2289
+  _globals['_READINESS']._serialized_start=2291
+  _globals['_READINESS']._serialized_end=2360
+  _globals['_RELEASED']._serialized_start=2362
+  _globals['_RELEASED']._serialized_end=2372
+  _globals['_CONTENT']._serialized_start=2374
+  _globals['_CONTENT']._serialized_end=2404
+  _globals['_REFUSAL']._serialized_start=2406
+  _globals['_REFUSAL']._serialized_end=2486
+  _globals['_RESPONSE']._serialized_start=2489
+  _globals['_RESPONSE']._serialized_end=2707
 # @@protoc_insertion_point(module_scope)

@@ -280,6 +280,7 @@ class SessionDescriptor(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     CAPACITY_TOKENS_FIELD_NUMBER: _builtins.int
     TRACE_FIELD_NUMBER: _builtins.int
+    ACTIVATION_CODEC_FIELD_NUMBER: _builtins.int
     session: _builtins.bytes
     """16 bytes, chosen by the client"""
     epoch: _builtins.int
@@ -291,6 +292,8 @@ class SessionDescriptor(_message.Message):
     """KV cache to reserve"""
     trace: _builtins.bool
     """hops report their times"""
+    activation_codec: _builtins.str
+    """on links whose ends both take it; empty: the model's own numbers everywhere"""
     @_builtins.property
     def hops(self) -> _containers.RepeatedCompositeFieldContainer[Global___Hop]: ...
     @_builtins.property
@@ -306,10 +309,11 @@ class SessionDescriptor(_message.Message):
         prompt_tokens: _builtins.int = ...,
         capacity_tokens: _builtins.int = ...,
         trace: _builtins.bool = ...,
+        activation_codec: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_tokens", b"capacity_tokens", "epoch", b"epoch", "hops", b"hops", "model_hash", b"model_hash", "prompt_tokens", b"prompt_tokens", "sampling", b"sampling", "session", b"session", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_codec", b"activation_codec", "capacity_tokens", b"capacity_tokens", "epoch", b"epoch", "hops", b"hops", "model_hash", b"model_hash", "prompt_tokens", b"prompt_tokens", "sampling", b"sampling", "session", b"session", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -418,6 +422,7 @@ class Activations(_message.Message):
     DTYPE_FIELD_NUMBER: _builtins.int
     hidden_size: _builtins.int
     dtype: _builtins.str
+    """of the payload's numbers, or the codec that made it"""
     @_builtins.property
     def rows(self) -> _containers.RepeatedCompositeFieldContainer[Global___ActivationRow]: ...
     def __init__(

@@ -35,7 +35,9 @@ assert not BARRED & set(sys.modules), BARRED & set(sys.modules)
 
 DECISIONS = [
     "molink.shards.spec",
+    "molink.peer.codecs",
     "molink.peer.leases",
+    "molink.peer.line_quality",
     "molink.peer.memory",
     "molink.peer.microbatch",
     "molink.peer.transmission.classes",

@@ -119,6 +119,30 @@ def test_what_nobody_measured_is_said_and_what_was_is_not() -> None:
     assert only.hops[0].assumed == ("the time of 5 rows from batches of 1 at most",)
 
 
+def with_uplink(view: PeerView, uplink_mbps: float | None) -> PeerView:
+    return replace(view, facts=replace(view.facts, uplink_mbps=uplink_mbps))
+
+
+def test_an_uplink_that_a_peer_measured_is_taken_instead_of_the_assumed_one() -> None:
+    low, high = with_uplink(peer("low", LOW), 2.0), peer("high", HIGH)
+    route = plan(snapshot_of(low, high), 10)
+    assumed_ms = terms(route, 1)["transfer"]
+    assert terms(route, 0)["transfer"] == pytest.approx(assumed_ms * COST.unknown_bandwidth_mbps / 2.0)
+    assert route.hops[0].measured == ("an uplink of 2 Mbps",)
+    assert not any("uplink" in sentence for sentence in route.hops[0].assumed)
+    assert route.hops[1].measured == ()
+    assert "an uplink of 20 Mbps" in route.hops[1].assumed
+    own = Observed(uplink_mbps=50.0)
+    assert plan(seen(low, high, low=own), 10).hops[0].measured == ("an uplink of 50 Mbps",)
+
+
+@pytest.mark.parametrize("nonsense", [float("nan"), float("inf"), -1.0, 0.0])
+def test_a_nonsensical_uplink_counts_as_unmeasured(nonsense: float) -> None:
+    route = plan(snapshot_of(with_uplink(peer("a", (0, 8)), nonsense)), 10)
+    assert route.hops[0].measured == ()
+    assert "an uplink of 20 Mbps" in route.hops[0].assumed
+
+
 @pytest.mark.parametrize("nonsense", [float("nan"), -1.0])
 def test_a_link_with_a_nonsensical_measurement_counts_as_unmeasured(nonsense: float) -> None:
     route = plan(snapshot_of(peer("low", LOW, links={"high": nonsense}), peer("high", HIGH)), 10)
@@ -148,6 +172,8 @@ def test_of_equals_the_idle_one_the_near_one_and_the_one_with_processors_is_the_
     assert chosen(a, on(b, 8)) == "b"
     assert chosen(a, b, b=Observed(client_rtt_ms=20.0)) == "b"
     assert chosen(a, b, b=Observed(uplink_mbps=100.0)) == "b"
+    assert chosen(a, with_uplink(b, 100.0)) == "b"
+    assert chosen(with_uplink(a, 1.0), b) == "b"
 
 
 def test_a_long_prompt_goes_round_a_narrow_uplink() -> None:
