@@ -40,9 +40,18 @@ DECISIONS = [
     "molink.peer.line_quality",
     "molink.peer.memory",
     "molink.peer.microbatch",
+    "molink.peer.transmission.backlog",
     "molink.peer.transmission.classes",
+    "molink.peer.transmission.estimator",
+    "molink.peer.transmission.just_in_time",
+    "molink.peer.transmission.line",
+    "molink.peer.transmission.policies",
     "molink.peer.transmission.queue",
     "molink.peer.transmission.shares",
+    "molink.peer.transmission.spacing",
+    "molink.peer.transmission.state",
+    "molink.peer.transmission.uplink",
+    "molink.peer.transmission.values",
     "molink.routing",
 ]
 
