@@ -51,6 +51,14 @@ class LayerLatency:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefillLatency:
+    """Measured time of so many tokens of one prompt through one layer, in one step."""
+
+    tokens: int
+    layer_ms: float
+
+
+@dataclass(frozen=True, slots=True)
 class LinkMeasurement:
     """A round trip that a peer measured to another peer."""
 
@@ -122,6 +130,8 @@ class PeerFacts:
     links: tuple[LinkMeasurement, ...] = ()
     coordinate: Coordinate | None = None
     """On the wire in single precision."""
+    prefill_latencies: tuple[PrefillLatency, ...] = ()
+    """In order of tokens; empty if none was measured."""
 
 
 @dataclass(frozen=True, slots=True)

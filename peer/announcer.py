@@ -184,4 +184,5 @@ def own_facts(
         embed_ms=profile.embed_ms,
         head_ms=profile.head_ms,
         load_bytes_per_s=profile.load_bytes_per_s,
+        prefill_latencies=profile.prefill_latencies,
     )

@@ -33,6 +33,8 @@ class RouteHop:
     """All that was charged for this hop when the circuit was chosen; `compute_ms` and `link_ms` are in it."""
     assumed: tuple[str, ...] = ()
     """What nobody has measured, each with the value that was assumed in its place."""
+    uplink_mbps: float | None = None
+    """What the peer's line carries away from it; None if nobody has measured it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,7 @@ def _route_hop(
         link_ms=link_ms,
         terms=tuple(term for term in terms if term.ms != 0.0),
         assumed=_assumed(posed, hop, snapshot, cost, None if after is None else (after, link_ms)),
+        uplink_mbps=snapshot.seen(view.peer_id).uplink_mbps,
     )
 
 
@@ -141,9 +144,10 @@ def _assumed(
         said.append(f"that it stays for {cost.mean_lifetime_s / 3600:g} h on average")
     if hop.start == 0 and seen.client_rtt_ms is None:
         said.append(f"a round trip of {cost.unknown_rtt_ms:g} ms to the client")
-    largest = max(latency.batch_size for latency in view.facts.layer_latencies)
+    facts = view.facts
+    largest = max(latency.batch_size for latency in facts.layer_latencies)
     _, rows = prefill_chunks(posed.demand.prompt_tokens, cost)
-    if rows > largest:
+    if rows > largest and not facts.prefill_latencies:
         said.append(f"the time of {rows} rows from batches of {largest} at most")
     if hop.start == 0 and posed.demand.prompt_assumed:
         said.append(f"a prompt of {posed.demand.prompt_tokens} tokens")
