@@ -58,6 +58,7 @@ class Configuration(BaseModel):
     partner: str | None = None
     state_dir: Path | None = None
     relay: Literal["auto", "on", "off"] | None = None
+    micro_batches: str | int | None = None
 
 
 def configuration_path(environment: Mapping[str, str] | None = None) -> Path:

@@ -49,6 +49,7 @@ def join(
     partner: options.Partner = None,
     state_dir: options.StateFolder = None,
     relay: options.Relay = None,
+    micro_batches: options.MicroBatches = None,
     verbose: commands.Verbose = False,
     debug: commands.Debug = False,
 ) -> None:
@@ -75,6 +76,7 @@ def join(
         "partner": partner,
         "state_dir": state_dir,
         "relay": relay,
+        "micro_batches": micro_batches,
     }
     start_logging(verbose=verbose, debug=debug)
     _serve({key: value for key, value in given.items() if value is not None})

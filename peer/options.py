@@ -52,3 +52,10 @@ Relay = Annotated[
     str | None,
     typer.Option(metavar="auto|on|off", help="Being reached through a relay: none in this version."),
 ]
+MicroBatches = Annotated[
+    str | None,
+    typer.Option(
+        metavar="molink|system|transmission|N",
+        help="How many micro-batches circulate where this peer is the head: a rule, or a number.",
+    ),
+]

@@ -162,6 +162,7 @@ class Peer:
                 listen,
                 self.metrics,
                 self._changed.set,
+                settings.rule,
             )
         )
         self._state.remember_ports(_port_of(discovery.addresses[0]), serving.port)

@@ -14,6 +14,7 @@ from tiny_models import make_tiny_model
 from molink.dht.certificate import new_certificate
 from molink.dht.identity import Identity
 from molink.dht.records import PeerFacts
+from molink.peer.circulation import Rule, molink
 from molink.peer.leases import LeaseBook
 from molink.peer.link import Link
 from molink.peer.memory import MemoryPlan
@@ -93,7 +94,7 @@ class Served:
 
 
 @asynccontextmanager
-async def served(model: LocalModel, *, kv_tokens: int = 200) -> AsyncIterator[Served]:
+async def served(model: LocalModel, *, kv_tokens: int = 200, rule: Rule = molink) -> AsyncIterator[Served]:
     """A peer with room for all weights and the KV cache of `kv_tokens` tokens, and its client."""
     spec = model.spec
     weights = spec.weight_bytes(spec.whole)
@@ -101,7 +102,7 @@ async def served(model: LocalModel, *, kv_tokens: int = 200) -> AsyncIterator[Se
     identity = Identity.generate()
     certificate = new_certificate(identity.peer_id)
     serving = Serving(
-        identity, None, certificate, model, "cpu", leases, ("127.0.0.1", 0), PeerMetrics(), lambda: None
+        identity, None, certificate, model, "cpu", leases, ("127.0.0.1", 0), PeerMetrics(), lambda: None, rule
     )
     async with serving, End(is_client=True) as client:
         facts = facts_at(identity, certificate, f"127.0.0.1:{serving.port}")

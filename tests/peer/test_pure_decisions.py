@@ -35,9 +35,13 @@ assert not BARRED & set(sys.modules), BARRED & set(sys.modules)
 
 DECISIONS = [
     "molink.shards.spec",
+    "molink.peer.circulation",
+    "molink.peer.circulation_limit",
     "molink.peer.leases",
     "molink.peer.memory",
     "molink.peer.microbatch",
+    "molink.peer.pipeline",
+    "molink.peer.prefill_chunks",
     "molink.peer.transmission.classes",
     "molink.peer.transmission.queue",
     "molink.peer.transmission.shares",
