@@ -251,6 +251,7 @@ def _describe(
             facts=peers[hop.peer_id].facts_record,
             predicted_compute_ms=hop.compute_ms,
             predicted_link_ms=hop.link_ms,
+            uplink_mbps=hop.uplink_mbps or 0.0,
         )
         for hop in route.hops
     )

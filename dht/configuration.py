@@ -59,6 +59,7 @@ class Configuration(BaseModel):
     state_dir: Path | None = None
     relay: Literal["auto", "on", "off"] | None = None
     activation_codec: Literal["none", "auto", "float16", "bfloat16", "int8"] | None = None
+    micro_batches: str | int | None = None
 
 
 def configuration_path(environment: Mapping[str, str] | None = None) -> Path:

@@ -208,4 +208,5 @@ def own_facts(
         head_ms=profile.head_ms,
         load_bytes_per_s=profile.load_bytes_per_s,
         activation_codecs=activation_codecs,
+        prefill_latencies=profile.prefill_latencies,
     )

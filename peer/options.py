@@ -59,3 +59,10 @@ ActivationCodec = Annotated[
         help="Fewer bytes on links, less exact, for sessions that ask for it: auto is any of them.",
     ),
 ]
+MicroBatches = Annotated[
+    str | None,
+    typer.Option(
+        metavar="molink|system|transmission|N",
+        help="How many micro-batches circulate where this peer is the head: a rule, or a number.",
+    ),
+]

@@ -76,6 +76,8 @@ def print_machine(machine: Mapping[str, object]) -> None:
     table.add_row("model", _plain(f"{machine.get('model')} in {machine.get('dtype')}"))
     for batch_size, layer_ms in _mapping(machine.get("layer_ms")).items():
         table.add_row(f"layer, batch of {batch_size}", f"{_number(layer_ms):.3f} ms")
+    for tokens, layer_ms in _mapping(machine.get("prefill_layer_ms")).items():
+        table.add_row(f"layer, {tokens} tokens of a prompt", f"{_number(layer_ms):.3f} ms")
     for name, label in (("embed_ms", "embedding"), ("head_ms", "head")):
         table.add_row(label, f"{_number(machine.get(name)):.3f} ms")
     table.add_row("loading of weights", _rate(machine.get("load_bytes_per_s")))

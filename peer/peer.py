@@ -173,6 +173,7 @@ class Peer:
                 self.metrics,
                 self._changed.set,
                 activation_codecs,
+                settings.rule,
             )
         )
         self._state.remember_ports(_port_of(discovery.addresses[0]), serving.port)

@@ -11,6 +11,8 @@ from molink.dht.identity import Identity
 from molink.dht.swarm_key import SwarmKey
 from molink.peer.acceptor import Acceptor
 from molink.peer.admission import Admission
+from molink.peer.circulation import Rule, molink
+from molink.peer.decode_watch import Unwatched
 from molink.peer.engine_thread import EngineThread
 from molink.peer.handout import Handout
 from molink.peer.leases import LeaseBook
@@ -52,6 +54,7 @@ class Serving:
         metrics: PeerMetrics,
         on_change: Callable[[], None],
         activation_codecs: tuple[str, ...] = (),
+        rule: Rule = molink,
     ) -> None:
         sessions = SessionTable()
         spec, manifest = model.spec, model.manifest
@@ -69,6 +72,8 @@ class Serving:
             self.links,
             batch_limits(spec),
             metrics,
+            rule,
+            Unwatched(),
         )
         self.admission = Admission(
             identity.peer_id,

@@ -35,6 +35,8 @@ class RouteHop:
     """What nobody has measured, each with the value that was assumed in its place."""
     measured: tuple[str, ...] = ()
     """What is assumed of other peers and was measured of this one, each with its value."""
+    uplink_mbps: float | None = None
+    """What the peer's line carries away from it; None if nobody has measured it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +120,7 @@ def _route_hop(
         terms=tuple(term for term in terms if term.ms != 0.0),
         assumed=_assumed(posed, hop, snapshot, cost, None if after is None else (after, link_ms)),
         measured=() if uplink_mbps is None else (f"an uplink of {uplink_mbps:g} Mbps",),
+        uplink_mbps=snapshot.seen(view).uplink_mbps,
     )
 
 
@@ -145,9 +148,10 @@ def _assumed(
         said.append(f"that it stays for {cost.mean_lifetime_s / 3600:g} h on average")
     if hop.start == 0 and seen.client_rtt_ms is None:
         said.append(f"a round trip of {cost.unknown_rtt_ms:g} ms to the client")
-    largest = max(latency.batch_size for latency in view.facts.layer_latencies)
+    facts = view.facts
+    largest = max(latency.batch_size for latency in facts.layer_latencies)
     _, rows = prefill_chunks(posed.demand.prompt_tokens, cost)
-    if rows > largest:
+    if rows > largest and not facts.prefill_latencies:
         said.append(f"the time of {rows} rows from batches of {largest} at most")
     if hop.start == 0 and posed.demand.prompt_assumed:
         said.append(f"a prompt of {posed.demand.prompt_tokens} tokens")

@@ -14,6 +14,7 @@ from tiny_models import make_tiny_model
 from molink.dht.certificate import new_certificate
 from molink.dht.identity import Identity
 from molink.dht.records import PeerFacts
+from molink.peer.circulation import Rule, molink
 from molink.peer.leases import LeaseBook
 from molink.peer.link import Link
 from molink.peer.memory import MemoryPlan
@@ -94,7 +95,11 @@ class Served:
 
 @asynccontextmanager
 async def served(
-    model: LocalModel, *, kv_tokens: int = 200, activation_codecs: tuple[str, ...] = ()
+    model: LocalModel,
+    *,
+    kv_tokens: int = 200,
+    activation_codecs: tuple[str, ...] = (),
+    rule: Rule = molink,
 ) -> AsyncIterator[Served]:
     """A peer with room for all weights and the KV cache of `kv_tokens` tokens, and its client."""
     spec = model.spec
@@ -113,6 +118,7 @@ async def served(
         PeerMetrics(),
         lambda: None,
         activation_codecs,
+        rule,
     )
     async with serving, End(is_client=True) as client:
         facts = replace(

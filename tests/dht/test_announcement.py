@@ -34,6 +34,7 @@ from molink.dht.records import (
     LayerLatency,
     LinkMeasurement,
     PeerState,
+    PrefillLatency,
 )
 from molink.shards.spec import Span, merge_spans
 
@@ -148,6 +149,7 @@ def test_facts_come_out_as_they_went_in(
         facts_of(IDENTITY, sequence=sequence, links=2),
         name=name,
         layer_latencies=tuple(LayerLatency(size, layer_ms) for size in sorted(batches)),
+        prefill_latencies=tuple(PrefillLatency(size, layer_ms) for size in sorted(batches)[:8]),
         span_limit=None if stop is None else Span(0, stop),
         head_ms=layer_ms,
         coordinate=coordinate,
@@ -167,6 +169,7 @@ def test_the_largest_facts_fit_and_the_nearest_links_are_kept() -> None:
         coordinate=COORDINATE,
         uplink_mbps=MAX_UPLINK_MBPS,
         activation_codecs=("a codec of 16 b.",) * 8,
+        prefill_latencies=tuple(PrefillLatency(2**size, 1.0) for size in range(12, 20)),
     )
     record = seal_facts(largest, IDENTITY)
     assert len(record) <= MAX_FACTS_BYTES
@@ -251,6 +254,11 @@ def test_nobody_signs_for_another() -> None:
         {"layer_latencies": (LayerLatency(1, 0.0),)},
         {"layer_latencies": (LayerLatency(2, 1.0), LayerLatency(1, 1.0))},
         {"layer_latencies": tuple(LayerLatency(size, 1.0) for size in range(1, 18))},
+        {"prefill_latencies": (PrefillLatency(16, 0.0),)},
+        {"prefill_latencies": (PrefillLatency(0, 1.0),)},
+        {"prefill_latencies": (PrefillLatency(16, float("inf")),)},
+        {"prefill_latencies": (PrefillLatency(32, 1.0), PrefillLatency(16, 1.0))},
+        {"prefill_latencies": tuple(PrefillLatency(tokens, 1.0) for tokens in range(1, 10))},
         {"span_limit": Span(0, 33)},
         {"links": (LinkMeasurement(Identity.generate().peer_id, math.nan),)},
         {"links": (LinkMeasurement("somebody", 1.0),)},

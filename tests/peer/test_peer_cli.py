@@ -160,6 +160,7 @@ def test_join_offers_what_is_promised(capsys: pytest.CaptureFixture[str]) -> Non
         "state-dir",
         "relay",
         "activation-codec",
+        "micro-batches",
     ):
         assert f"--{name} " in out
 

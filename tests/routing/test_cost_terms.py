@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from route_cases import aged, observations, on, snapshots, views
 
-from molink.dht.records import LayerLatency, PeerView
+from molink.dht.records import LayerLatency, PeerView, PrefillLatency
 from molink.routing import CostModel, Hop, Observed, Route, Snapshot, plan
 from molink.routing.cost import prefill_layer_ms
 from molink.routing.problem import objective_ms
@@ -245,6 +245,19 @@ def test_more_rows_never_take_less_time(times: list[float], rows: int, more: int
     assert prefill_layer_ms(latencies, rows + more, COST) >= prefill_layer_ms(latencies, rows, COST) - 1e-9
     if len(times) == 1:
         assert prefill_layer_ms(latencies, 11, COST) == pytest.approx(2 * times[0])
+
+
+@given(st.lists(st.floats(0.1, 900), min_size=1, max_size=6), st.floats(0.1, 900), st.integers(1, 2000))
+def test_measured_prefills_are_what_is_predicted_of_prefills(
+    times: list[float], single_ms: float, rows: int
+) -> None:
+    decode = [LayerLatency(1, single_ms), LayerLatency(32, 3 * single_ms)]
+    measured = [PrefillLatency(16 * 2**size, time) for size, time in enumerate(sorted(times))]
+    for prefill in measured:
+        predicted_ms = prefill_layer_ms(decode, prefill.tokens, COST, measured)
+        assert predicted_ms == pytest.approx(prefill.layer_ms)
+    longer_ms = prefill_layer_ms(decode, rows + 1, COST, measured)
+    assert longer_ms >= prefill_layer_ms(decode, rows, COST, measured) - 1e-9
 
 
 @pytest.mark.parametrize(
