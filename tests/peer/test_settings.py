@@ -37,6 +37,7 @@ def test_without_anything_the_defaults_hold(environment: dict[str, str]) -> None
     assert (settings.port, settings.grpc_port, settings.layers) == (None, None, None)
     assert (settings.partner, settings.relay) == ("auto", "auto")
     assert settings.rule is molink
+    assert settings.activation_codec == "none", "nobody loses exactness unasked"
     assert settings.state_dir.is_absolute()
     assert settings.state_dir.name == "peer"
 
@@ -44,11 +45,12 @@ def test_without_anything_the_defaults_hold(environment: dict[str, str]) -> None
 def test_the_command_line_comes_before_the_file_and_each_setting_for_itself(
     environment: dict[str, str],
 ) -> None:
-    file = 'name = "from the file"\nmemory = "2GB"\nport = 4001\n'
+    file = 'name = "from the file"\nmemory = "2GB"\nport = 4001\nactivation_codec = "int8"\n'
     settings = load(environment, file, name="mine", layers="2:6")
     assert settings.name == "mine"
     assert settings.memory_bytes == 2_000_000_000
     assert settings.port == 4001
+    assert settings.activation_codec == "int8"
     assert settings.layers == Span(2, 6)
 
 
