@@ -40,6 +40,7 @@ DECISIONS = [
     "molink.peer.microbatch",
     "molink.peer.transmission.backlog",
     "molink.peer.transmission.classes",
+    "molink.peer.transmission.decode_times",
     "molink.peer.transmission.estimator",
     "molink.peer.transmission.just_in_time",
     "molink.peer.transmission.line",

@@ -1,10 +1,10 @@
 """Every policy over a line in virtual time: what must arrive arrives, and decode does not wait for prefill."""
 
 import pytest
+from virtual_line import Conditions, VirtualUplink
 
 from molink.peer.transmission.classes import TrafficClass
 from molink.peer.transmission.policies import POLICIES
-from virtual_line import Conditions, VirtualUplink
 
 DECODE, PREFILL = TrafficClass.DECODE, TrafficClass.PREFILL
 RATE = 12.5e6
