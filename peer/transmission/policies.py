@@ -179,8 +179,10 @@ def _tcp_window_bytes(link: LinkState) -> int | None:
 
 def _within_tcp_window(link: LinkState, queued: Queued, chunk_bytes: int) -> Decided:
     size_bytes = min(queued.left_bytes, chunk_bytes)
-    window_bytes = _tcp_window_bytes(link) or link.start_window_bytes
-    if link.in_flight_bytes and link.in_flight_bytes + size_bytes > window_bytes:
+    window_bytes = _tcp_window_bytes(link)
+    if link.in_flight_bytes and link.in_flight_bytes + size_bytes > (window_bytes or link.start_window_bytes):
+        if window_bytes is None:
+            link.starting()
         return math.inf
     return queued, size_bytes
 

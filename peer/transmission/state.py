@@ -97,6 +97,11 @@ class LinkState:
         learnt_s = self.spacing.next_s(now_s)
         return min(learnt_s, self.expected_s) if self.expected_s >= now_s - PASSED_S else learnt_s
 
+    def starting(self) -> None:
+        """Bulk waits for the first window, whose gaps are not the line's slowness; a line that stays as slow is."""
+        if self.start_window_bytes < 2 * START_WINDOW_BYTES:
+            self.idle()
+
     def idle(self) -> None:
         """The line may run empty now though bulk waits: what is measured then is not the line's slowness."""
         if self.flight:
