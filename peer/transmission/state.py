@@ -55,8 +55,8 @@ class LinkState:
 
     __slots__ = (
         "backlog", "committed", "committed_bytes", "decode_held", "delay", "expected_s", "flight", "gain",
-        "in_flight_bytes", "line", "number", "rate", "rotation", "round", "round_start_s", "sequence", "spacing",
-        "start_window_bytes", "suspended",
+        "in_flight_bytes", "line", "number", "rate", "rotation", "round", "round_start_s", "sequence",
+        "slow_start_bytes", "spacing", "start_window_bytes", "suspended",
     )  # fmt: skip
 
     def __init__(self, number: int, backlog: Backlog, now_s: float) -> None:
@@ -76,6 +76,8 @@ class LinkState:
         """When the peer predicts the next decode."""
         self.suspended = False
         self.start_window_bytes = START_WINDOW_BYTES
+        self.slow_start_bytes = START_WINDOW_BYTES
+        """The same, grown by everything, as TCP's: for policies that send as TCP does."""
         self.decode_held = False
         """A decode waits because too much is in flight: the decodes ask for more than the link gives."""
         self.committed: Queued | None = None
@@ -164,6 +166,7 @@ class UplinkState:
     def acked(self, link: LinkState, chunk: Chunk, at_s: float | None, now_s: float) -> None:
         """The oldest chunk in flight has arrived, at `at_s` of the receiver's clock if that is known."""
         link.in_flight_bytes -= chunk.size_bytes
+        link.slow_start_bytes += chunk.size_bytes
         if link.rate.bytes_per_s is None and chunk.more:
             link.start_window_bytes += chunk.size_bytes
         if chunk.resent:
