@@ -46,6 +46,7 @@ DECISIONS = [
     "molink.peer.pipeline",
     "molink.peer.prefill_chunks",
     "molink.peer.transmission.classes",
+    "molink.peer.transmission.decode_times",
     "molink.peer.transmission.estimator",
     "molink.peer.transmission.just_in_time",
     "molink.peer.transmission.line",
