@@ -18,8 +18,9 @@ from typing import TypeAlias
 from molink.peer.pipeline import STEP_OVERHEAD_MS, PipelineStage
 
 MOST_MICRO_BATCHES = 64
-ALIKE = 1.01
-"""Of iterations that differ by less, the one with the fewest micro-batches: each costs messages."""
+ALIKE = 1.05
+"""Of iterations that differ by less, the one with the fewest micro-batches counts: each costs messages, and work of
+stages that other circuits and prefills could use, or that share their processors with each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ def iteration_ms(stages: Sequence[PipelineStage], sessions: int, micro_batches: 
 
 
 def molink(stages: Sequence[PipelineStage], sessions: int, max_sessions: int) -> Circulation:
-    """The number that is predicted to give each session its next token soonest.
+    """The smallest number that is predicted to give each session its next token as soon as any, but for 5 %.
 
     The sessions are given, so that is the highest throughput too. All numbers are predicted, not only those up to the
     first that gets worse: measured profiles have steps.

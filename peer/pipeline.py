@@ -14,13 +14,16 @@ from molink.shards.spec import ModelSpec, Span
 
 TOKEN_BYTES = 40
 """A drawn token on its way back to the head, as encoded: ids and numbers around it included."""
-STEP_OVERHEAD_MS = 0.3
-"""What a step costs a peer beside its computation: taking it in, handing it to the device, sending it on."""
 
 Circuit: TypeAlias = tuple[tuple[str, Span], ...]
 """Who serves what, in order: peer ids and spans."""
 
 _COST = CostModel()
+STEP_OVERHEAD_MS = _COST.hop_overhead_ms
+"""What a step costs a peer beside its computation: taking it in, handing it to the device, sending it on.
+
+A route counts it with each link; here it is the stage's, since a peer does it for one micro-batch after the other.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +35,7 @@ class PipelineStage:
     ends_ms: float
     """Embedding or language-model head, where this hop has them."""
     link_ms: float
-    """One way; 0 if the circuit has one hop."""
+    """On its way only, without what the peers do at both ends; 0 if the circuit has one hop."""
     uplink_mbps: float | None
     """None: not known, and transmission is then left out of predictions."""
     sent_bytes: int
@@ -56,13 +59,13 @@ class PipelineStage:
 def stage_of(
     facts: PeerFacts, span: Span, spec: ModelSpec, link_ms: float, uplink_mbps: float | None
 ) -> PipelineStage:
-    """The stage that a hop of a circuit is."""
+    """The stage that a hop of a circuit is; `link_ms` as a route predicts it."""
     first, last = span.start == 0, span.stop == spec.layers
     return PipelineStage(
         facts=facts,
         layers=len(span),
         ends_ms=(facts.embed_ms if first else 0.0) + (facts.head_ms if last else 0.0),
-        link_ms=link_ms,
+        link_ms=max(0.0, link_ms - STEP_OVERHEAD_MS),
         uplink_mbps=uplink_mbps,
         sent_bytes=spec.activation_bytes if not last else 0 if first else TOKEN_BYTES,
     )

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from pipelines import pipelines, roofline, stage
 
 from molink.peer.circulation import (
+    ALIKE,
     MOST_MICRO_BATCHES,
     RULES,
     Circulation,
@@ -24,6 +25,8 @@ from molink.peer.pipeline import STEP_OVERHEAD_MS, PipelineStage
 
 ROUNDS = 30
 MAX_SESSIONS = 64
+NOTICEABLE = ALIKE * 1.03
+"""What the rule holds to be alike, and how far predictions are from simulations where they matter."""
 sessions_there_are = st.integers(1, 48)
 
 
@@ -74,7 +77,7 @@ def test_in_simulation_no_other_rule_gives_tokens_noticeably_sooner_than_ours(
     ours_ms = simulated_ms(stages, sessions, molink(stages, sessions, MAX_SESSIONS).micro_batches)
     for rule in all_rules().values():
         other = rule(stages, sessions, MAX_SESSIONS).micro_batches
-        assert ours_ms <= simulated_ms(stages, sessions, other) * 1.05
+        assert ours_ms <= simulated_ms(stages, sessions, other) * NOTICEABLE
 
 
 @settings(max_examples=25)
@@ -84,7 +87,7 @@ def test_in_simulation_no_number_of_micro_batches_at_all_is_noticeably_better_th
 ) -> None:
     ours_ms = simulated_ms(stages, sessions, molink(stages, sessions, MAX_SESSIONS).micro_batches)
     best_ms = min(simulated_ms(stages, sessions, count) for count in range(1, sessions + 1))
-    assert ours_ms <= best_ms * 1.05
+    assert ours_ms <= best_ms * NOTICEABLE
 
 
 @given(pipelines(), st.integers(1, 300), st.integers(1, 64), st.sampled_from(list(all_rules().values())))

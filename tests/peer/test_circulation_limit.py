@@ -12,11 +12,11 @@ from pipelines import stage
 from molink.peer.circulation import Circulation, fixed
 from molink.peer.circulation_limit import MOST_HELD_S, CirculationLimit
 from molink.peer.leases import LeaseKey
-from molink.peer.pipeline import PipelineStage
+from molink.peer.pipeline import STEP_OVERHEAD_MS, PipelineStage
 from molink.shards.spec import Span
 
 STAGES = [stage(10.0, 0.0, link_ms=5.0)] * 3
-ITERATION_S = 3 * (10.0 + 0.3 + 5.0) / 1000
+ITERATION_S = 3 * (10.0 + STEP_OVERHEAD_MS + 5.0) / 1000
 HERE = (("a", Span(0, 2)), ("b", Span(2, 4)), ("c", Span(4, 6)))
 THERE = (("a", Span(0, 3)), ("d", Span(3, 6)))
 
