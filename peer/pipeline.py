@@ -41,6 +41,14 @@ class PipelineStage:
     sent_bytes: int
     """What goes on for each row of a step: one activation, or one token."""
 
+    @property
+    def processors(self) -> tuple[str, int] | None:
+        """On which host's processors this stage computes, and how many these are; None: on a device of its own."""
+        facts = self.facts
+        if facts.device.kind != "cpu" or not facts.grpc_addresses:
+            return None
+        return facts.grpc_addresses[0].rpartition(":")[0], max(1, facts.device.processors)
+
     def decode_ms(self, rows: int) -> float:
         """The computation of one decode step of so many sessions."""
         return self.layers * layer_ms_at(self.facts.layer_latencies, rows) + self.ends_ms

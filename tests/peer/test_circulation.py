@@ -2,6 +2,7 @@
 
 import heapq
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -122,6 +123,21 @@ def test_links_as_long_as_the_computation_ask_for_more_micro_batches_than_stages
     stages = [stage(1.0, 1.0, link_ms=12.0)] * 3
     assert molink(stages, 24, MAX_SESSIONS).micro_batches > 3
     assert transmission(stages, 24, MAX_SESSIONS).micro_batches > 3
+
+
+def test_stages_that_share_the_processors_of_one_host_take_fewer_micro_batches_than_on_hosts_of_their_own() -> (
+    None
+):
+    def on(host: str) -> PipelineStage:
+        one = stage(6.0, 0.5, link_ms=1.0)
+        device = replace(one.facts.device, kind="cpu", processors=2)
+        return replace(one, facts=replace(one.facts, device=device, grpc_addresses=(f"{host}:4002",)))
+
+    apart = molink([on("192.0.2.1"), on("192.0.2.2"), on("192.0.2.3")], 12, MAX_SESSIONS)
+    together = molink([on("192.0.2.1")] * 3, 12, MAX_SESSIONS)
+    assert together.micro_batches < apart.micro_batches
+    work_ms = 3 * 3 * (6.0 + 4 * 0.5 + STEP_OVERHEAD_MS)
+    assert iteration_ms([on("192.0.2.1")] * 3, 12, 3) == pytest.approx(work_ms / 2)
 
 
 def test_the_system_rule_stops_where_one_more_computation_does_not_fit_into_the_bubble() -> None:
