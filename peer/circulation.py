@@ -4,7 +4,7 @@ Decode goes round: a session's next step begins at the head when its token has c
 travel together are a micro-batch, and several of them keep several stages busy. Too few, and stages wait for links and
 for each other; too many, and each stage reads its weights once for each. With n micro-batches an iteration, which is
 the time per output token, takes the longer of two: the way of one micro-batch through all stages and links, and the
-work of the busiest stage or uplink for all n.
+work of the busiest stage, uplink or host for all n: stages that compute on one host's processors share them.
 
 The rules: `system` is the MoLink system paper's (section 4.1), `transmission` the transmission paper's (section 4.3), a
 number is that number, as in the latter's evaluation, and `molink`, ours, predicts an iteration for every number.
@@ -18,8 +18,9 @@ from typing import TypeAlias
 from molink.peer.pipeline import STEP_OVERHEAD_MS, PipelineStage
 
 MOST_MICRO_BATCHES = 64
-ALIKE = 1.01
-"""Of iterations that differ by less, the one with the fewest micro-batches: each costs messages."""
+ALIKE = 1.05
+"""Of iterations that differ by less, the one with the fewest micro-batches counts: each costs messages, and work of
+stages that other circuits and prefills could use, or that share their processors with each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +45,21 @@ def iteration_ms(stages: Sequence[PipelineStage], sessions: int, micro_batches: 
     sizes = [(size + 1, larger)] if larger else []
     sizes += [(size, micro_batches - larger)]
     through_ms = pace_ms = 0.0
+    shared_ms: dict[tuple[str, int], float] = {}
     for stage in stages:
         computed = [(stage.decode_ms(rows) + STEP_OVERHEAD_MS, count) for rows, count in sizes]
         sent = [(stage.transfer_ms(rows), count) for rows, count in sizes]
         through_ms += computed[0][0] + sent[0][0] + stage.link_ms
         busy_ms = [sum(taken_ms * count for taken_ms, count in work) for work in (computed, sent)]
         pace_ms = max(pace_ms, *busy_ms)
+        if (host := stage.processors) is not None:
+            shared_ms[host] = shared_ms.get(host, 0.0) + busy_ms[0] / host[1]
+    pace_ms = max(pace_ms, *shared_ms.values()) if shared_ms else pace_ms
     return max(through_ms, pace_ms)
 
 
 def molink(stages: Sequence[PipelineStage], sessions: int, max_sessions: int) -> Circulation:
-    """The number that is predicted to give each session its next token soonest.
+    """The smallest number that is predicted to give each session its next token as soon as any, but for 5 %.
 
     The sessions are given, so that is the highest throughput too. All numbers are predicted, not only those up to the
     first that gets worse: measured profiles have steps.

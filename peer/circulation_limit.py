@@ -68,7 +68,8 @@ class CirculationLimit:
     def returned(self, key: LeaseKey, now_s: float) -> None:
         """The token of a session that has joined is back, and there is a next step. It is due at the next `release`."""
         round_ = self._rounds[self._circuit_of[key]]
-        _take_out(round_, key, now_s)
+        if (done := _take_out(round_, key)) is not None:
+            round_.iteration_s = now_s - done.begun_s
         round_.ready.setdefault(key, now_s)
 
     def stepped(self, keys: Iterable[LeaseKey]) -> None:
@@ -77,13 +78,13 @@ class CirculationLimit:
             if (circuit := self._circuit_of.get(key)) is not None:
                 self._rounds[circuit].at_head.discard(key)
 
-    def leave(self, key: LeaseKey, now_s: float) -> None:
+    def leave(self, key: LeaseKey) -> None:
         """The session has ended, wherever its step is. No error if it never joined."""
         circuit = self._circuit_of.pop(key, None)
         if circuit is None:
             return
         round_ = self._rounds[circuit]
-        _take_out(round_, key, now_s)
+        _take_out(round_, key)
         round_.ready.pop(key, None)
         round_.sessions.discard(key)
         round_.decided = None
@@ -106,16 +107,21 @@ class CirculationLimit:
     def due_s(self) -> float | None:
         """When somebody will have waited long enough, even if nothing comes back; None: nobody waits for that."""
         waiting = [round_ for round_ in self._rounds.values() if round_.ready and not round_.at_head]
-        return min((self._patience_ends_s(round_) for round_ in waiting), default=None)
+        return min(map(self._patience_ends_s, waiting), default=None)
 
     def _may_go(self, round_: _Round, now_s: float) -> bool:
-        return len(round_.travelling) < self._decided(round_).micro_batches or now_s >= self._patience_ends_s(
-            round_
-        )
+        if now_s >= self._patience_ends_s(round_):
+            return True
+        # what has been away for so much longer is lost, and ends when its sessions do
+        lost_s = now_s - 2 * max(self._iteration_s(round_), MOST_HELD_S)
+        counted = sum(batch.begun_s > lost_s for batch in round_.travelling)
+        return counted < self._decided(round_).micro_batches
 
     def _patience_ends_s(self, round_: _Round) -> float:
-        iteration_s = max(self._decided(round_).iteration_ms / 1000, round_.iteration_s)
-        return next(iter(round_.ready.values())) + min(iteration_s, MOST_HELD_S)
+        return next(iter(round_.ready.values())) + min(self._iteration_s(round_), MOST_HELD_S)
+
+    def _iteration_s(self, round_: _Round) -> float:
+        return max(self._decided(round_).iteration_ms / 1000, round_.iteration_s)
 
     def _decided(self, round_: _Round) -> Circulation:
         if round_.decided is None:
@@ -123,13 +129,14 @@ class CirculationLimit:
         return round_.decided
 
 
-def _take_out(round_: _Round, key: LeaseKey, now_s: float) -> None:
-    """The session travels no more; a micro-batch of which all have come back is no more either."""
+def _take_out(round_: _Round, key: LeaseKey) -> _MicroBatch | None:
+    """The session travels no more. The micro-batch that is no more either, if all of it have come back or ended."""
     round_.at_head.discard(key)
     for batch in round_.travelling:
         if key in batch.out:
             batch.out.discard(key)
-            if not batch.out:
-                round_.travelling.remove(batch)
-                round_.iteration_s = now_s - batch.begun_s
-            return
+            if batch.out:
+                return None
+            round_.travelling.remove(batch)
+            return batch
+    return None

@@ -14,13 +14,16 @@ from molink.shards.spec import ModelSpec, Span
 
 TOKEN_BYTES = 40
 """A drawn token on its way back to the head, as encoded: ids and numbers around it included."""
-STEP_OVERHEAD_MS = 0.3
-"""What a step costs a peer beside its computation: taking it in, handing it to the device, sending it on."""
 
 Circuit: TypeAlias = tuple[tuple[str, Span], ...]
 """Who serves what, in order: peer ids and spans."""
 
 _COST = CostModel()
+STEP_OVERHEAD_MS = _COST.hop_overhead_ms
+"""What a step costs a peer beside its computation: taking it in, handing it to the device, sending it on.
+
+A route counts it with each link; here it is the stage's, since a peer does it for one micro-batch after the other.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +35,19 @@ class PipelineStage:
     ends_ms: float
     """Embedding or language-model head, where this hop has them."""
     link_ms: float
-    """One way; 0 if the circuit has one hop."""
+    """On its way only, without what the peers do at both ends; 0 if the circuit has one hop."""
     uplink_mbps: float | None
     """None: not known, and transmission is then left out of predictions."""
     sent_bytes: int
     """What goes on for each row of a step: one activation, or one token."""
+
+    @property
+    def processors(self) -> tuple[str, int] | None:
+        """On which host's processors this stage computes, and how many these are; None: on a device of its own."""
+        facts = self.facts
+        if facts.device.kind != "cpu" or not facts.grpc_addresses:
+            return None
+        return facts.grpc_addresses[0].rpartition(":")[0], max(1, facts.device.processors)
 
     def decode_ms(self, rows: int) -> float:
         """The computation of one decode step of so many sessions."""
@@ -56,13 +67,13 @@ class PipelineStage:
 def stage_of(
     facts: PeerFacts, span: Span, spec: ModelSpec, link_ms: float, uplink_mbps: float | None
 ) -> PipelineStage:
-    """The stage that a hop of a circuit is."""
+    """The stage that a hop of a circuit is; `link_ms` as a route predicts it."""
     first, last = span.start == 0, span.stop == spec.layers
     return PipelineStage(
         facts=facts,
         layers=len(span),
         ends_ms=(facts.embed_ms if first else 0.0) + (facts.head_ms if last else 0.0),
-        link_ms=link_ms,
+        link_ms=max(0.0, link_ms - STEP_OVERHEAD_MS),
         uplink_mbps=uplink_mbps,
         sent_bytes=spec.activation_bytes if not last else 0 if first else TOKEN_BYTES,
     )

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from molink.peer.circulation import Rule
-from molink.peer.circulation_limit import CirculationLimit
 from molink.peer.decode_watch import DecodeBatch, DecodeWatch, Iterations
 from molink.peer.engine_thread import EngineThread
+from molink.peer.going_on import GoingOn
 from molink.peer.leases import LeaseKey
 from molink.peer.link import Link
 from molink.peer.links import Links
@@ -60,10 +60,7 @@ class Stepper:
         self._queue = MicroBatchQueue(limits)
         self._inputs: dict[tuple[LeaseKey, int], StepInput] = {}
         self._busy = False
-        self._circulation = CirculationLimit(rule, limits.max_sessions)
-        self._next: dict[LeaseKey, tuple[HopSession, pb.Token]] = {}
-        """Sessions that wait for others of their circuit, with the token that their next step takes."""
-        self._overdue: asyncio.TimerHandle | None = None
+        self._going_on = GoingOn(rule, limits.max_sessions, self._begin, self._pump)
         self._watch = watch
         self._iterations = Iterations()
 
@@ -155,7 +152,7 @@ class Stepper:
         """The session has ended: what waits of it is dropped."""
         self._queue.discard(session.key)
         self._iterations.forget(session.key)
-        self._leave(session.key)
+        self._going_on.leave(session.key)
         for key in [key for key in self._inputs if key[0] == session.key]:
             del self._inputs[key]
 
@@ -182,8 +179,7 @@ class Stepper:
         Unless this is the tail: where it is the head too, the sessions that go on step with those that wait.
         """
         self._busy = False
-        self._circulation.stepped(one.session.key for one in inputs)
-        self._release()
+        self._going_on.stepped(one.session.key for one in inputs)
         decode = _decode_batch(inputs)
         if decode is not None and self._iterations.is_first(
             one.session.key for one in inputs if not one.prefill
@@ -253,54 +249,23 @@ class Stepper:
                 continue
             session.history.append(token.token_id)
             if session.owner.closed_because is not None:
-                self._leave(session.key)
+                self._going_on.leave(session.key)
                 continue  # the client is gone: its lease runs out
             by_client.setdefault(session.owner, []).append(token)
             if token.finish == pb.NOT_FINISHED:
-                self._go_on(session, token)
+                self._going_on.returned(session, token)
             else:
-                self._leave(session.key)
-        self._release()
+                self._going_on.leave(session.key)
+        self._going_on.release()
         self._pump()
         self._engine_thread.let_begin()
         for owner, tokens in by_client.items():
             if not owner.post(pb.Tokens(tokens=tokens), traffic_class=TrafficClass.DECODE):
                 owner.close("it does not take the tokens that it asked for")
 
-    # -- which sessions go on together
-
-    def _go_on(self, session: HopSession, token: pb.Token) -> None:
-        """The session's next step may begin; alone on this peer at once, else as its circuit's circulation has it."""
-        if session.is_tail:
-            self._begin(session, token)
-            return
-        if session.key not in self._circulation:
-            self._circulation.join(session.key, session.plan.circuit, session.plan.stages)
-        self._next[session.key] = session, token
-        self._circulation.returned(session.key, time.perf_counter())
-
-    def _release(self) -> None:
-        """Queues the steps of those that go on now, and looks again when somebody has waited long enough."""
-        now_s = time.perf_counter()
-        for key in self._circulation.release(now_s):
-            self._begin(*self._next.pop(key))
-        due_s = self._circulation.due_s() if self._next else None
-        if due_s is not None and self._overdue is None:
-            delay_s = max(0.0, due_s - now_s)
-            self._overdue = asyncio.get_running_loop().call_later(delay_s, self._look_again)
-
-    def _look_again(self) -> None:
-        self._overdue = None
-        self._release()
-        self._pump()
-
     def _begin(self, session: HopSession, token: pb.Token) -> None:
         step = token.step + 1
         self._add(session, step, 1, (token.token_id,), None, sample=True, prefill=False, timings=())
-
-    def _leave(self, key: LeaseKey) -> None:
-        self._next.pop(key, None)
-        self._circulation.leave(key, time.perf_counter())
 
     def _add(
         self,
@@ -324,7 +289,7 @@ class Stepper:
             detail = f"step {step} goes beyond the {session.plan.capacity_tokens} tokens that were reserved"
             if hidden is not None:
                 raise ProtocolError(detail)
-            self._leave(session.key)
+            self._going_on.leave(session.key)
             report_failure(session, session.previous_peer_id, "protocol", detail)
             return
         now = time.perf_counter()
@@ -355,7 +320,7 @@ class Stepper:
         self, inputs: Sequence[StepInput], detail: str, code: str = "engine", peer_id: str = ""
     ) -> None:
         for one in inputs:
-            self._leave(one.session.key)
+            self._going_on.leave(one.session.key)
             report_failure(one.session, peer_id or self._peer_id, code, detail)
 
 

@@ -2,6 +2,7 @@
 
 import heapq
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from pipelines import pipelines, roofline, stage
 
 from molink.peer.circulation import (
+    ALIKE,
     MOST_MICRO_BATCHES,
     RULES,
     Circulation,
@@ -24,6 +26,8 @@ from molink.peer.pipeline import STEP_OVERHEAD_MS, PipelineStage
 
 ROUNDS = 30
 MAX_SESSIONS = 64
+NOTICEABLE = ALIKE * 1.03
+"""What the rule holds to be alike, and how far predictions are from simulations where they matter."""
 sessions_there_are = st.integers(1, 48)
 
 
@@ -74,7 +78,7 @@ def test_in_simulation_no_other_rule_gives_tokens_noticeably_sooner_than_ours(
     ours_ms = simulated_ms(stages, sessions, molink(stages, sessions, MAX_SESSIONS).micro_batches)
     for rule in all_rules().values():
         other = rule(stages, sessions, MAX_SESSIONS).micro_batches
-        assert ours_ms <= simulated_ms(stages, sessions, other) * 1.05
+        assert ours_ms <= simulated_ms(stages, sessions, other) * NOTICEABLE
 
 
 @settings(max_examples=25)
@@ -84,7 +88,7 @@ def test_in_simulation_no_number_of_micro_batches_at_all_is_noticeably_better_th
 ) -> None:
     ours_ms = simulated_ms(stages, sessions, molink(stages, sessions, MAX_SESSIONS).micro_batches)
     best_ms = min(simulated_ms(stages, sessions, count) for count in range(1, sessions + 1))
-    assert ours_ms <= best_ms * 1.05
+    assert ours_ms <= best_ms * NOTICEABLE
 
 
 @given(pipelines(), st.integers(1, 300), st.integers(1, 64), st.sampled_from(list(all_rules().values())))
@@ -119,6 +123,21 @@ def test_links_as_long_as_the_computation_ask_for_more_micro_batches_than_stages
     stages = [stage(1.0, 1.0, link_ms=12.0)] * 3
     assert molink(stages, 24, MAX_SESSIONS).micro_batches > 3
     assert transmission(stages, 24, MAX_SESSIONS).micro_batches > 3
+
+
+def test_stages_that_share_the_processors_of_one_host_take_fewer_micro_batches_than_on_hosts_of_their_own() -> (
+    None
+):
+    def on(host: str) -> PipelineStage:
+        one = stage(6.0, 0.5, link_ms=1.0)
+        device = replace(one.facts.device, kind="cpu", processors=2)
+        return replace(one, facts=replace(one.facts, device=device, grpc_addresses=(f"{host}:4002",)))
+
+    apart = molink([on("192.0.2.1"), on("192.0.2.2"), on("192.0.2.3")], 12, MAX_SESSIONS)
+    together = molink([on("192.0.2.1")] * 3, 12, MAX_SESSIONS)
+    assert together.micro_batches < apart.micro_batches
+    work_ms = 3 * 3 * (6.0 + 4 * 0.5 + STEP_OVERHEAD_MS)
+    assert iteration_ms([on("192.0.2.1")] * 3, 12, 3) == pytest.approx(work_ms / 2)
 
 
 def test_the_system_rule_stops_where_one_more_computation_does_not_fit_into_the_bubble() -> None:

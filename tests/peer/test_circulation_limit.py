@@ -12,11 +12,11 @@ from pipelines import stage
 from molink.peer.circulation import Circulation, fixed
 from molink.peer.circulation_limit import MOST_HELD_S, CirculationLimit
 from molink.peer.leases import LeaseKey
-from molink.peer.pipeline import PipelineStage
+from molink.peer.pipeline import STEP_OVERHEAD_MS, PipelineStage
 from molink.shards.spec import Span
 
 STAGES = [stage(10.0, 0.0, link_ms=5.0)] * 3
-ITERATION_S = 3 * (10.0 + 0.3 + 5.0) / 1000
+ITERATION_S = 3 * (10.0 + STEP_OVERHEAD_MS + 5.0) / 1000
 HERE = (("a", Span(0, 2)), ("b", Span(2, 4)), ("c", Span(4, 6)))
 THERE = (("a", Span(0, 3)), ("d", Span(3, 6)))
 
@@ -114,6 +114,15 @@ def test_nobody_waits_longer_than_the_last_iteration_took_or_a_second() -> None:
         limit.returned(key(1), 0.0)
 
 
+def test_nobody_waits_for_a_micro_batch_that_has_been_away_for_long() -> None:
+    limit = limit_of(1, 2)
+    let_go(limit, 0.0)
+    limit.returned(key(0), 0.01)
+    assert let_go(limit, 1.9) == [0]
+    limit.returned(key(0), 2.1)
+    assert let_go(limit, 2.1) == [0]
+
+
 def test_circuits_do_not_wait_for_each_other() -> None:
     limit = limit_of(1, 2)
     let_go(limit, 0.0)
@@ -126,23 +135,23 @@ def test_a_micro_batch_whose_sessions_have_all_ended_is_not_waited_for() -> None
     limit = limit_of(1, 3)
     let_go(limit, 0.0)
     limit.returned(key(0), 0.01)
-    limit.leave(key(1), 0.01)
+    limit.leave(key(1))
     assert limit.release(0.01) == ()
-    limit.leave(key(2), 0.01)
+    limit.leave(key(2))
     assert let_go(limit, 0.01) == [0]
 
 
 def test_a_session_that_ends_at_the_head_holds_up_nobody() -> None:
     limit = limit_of(2, 2)
     (first,) = limit.release(0.0)
-    limit.leave(first, 0.0)
+    limit.leave(first)
     assert let_go(limit, 0.0) == [1]
 
 
 def test_a_session_that_never_joined_may_step_and_leave() -> None:
     limit = CirculationLimit(fixed(1), 64)
     limit.stepped([key(1)])
-    limit.leave(key(1), 0.0)
+    limit.leave(key(1))
     assert limit.release(0.0) == ()
     assert key(1) not in limit
 
@@ -196,7 +205,7 @@ class Circulating(RuleBasedStateMachine):
     @rule(data=st.data())
     def end(self, data: st.DataObject) -> None:
         one = data.draw(st.sampled_from(sorted(self.circuits, key=str)))
-        self.limit.leave(one, self.now_s)
+        self.limit.leave(one)
         del self.circuits[one]
         self.ready.pop(one, None)
         self.out.discard(one)

@@ -12,7 +12,7 @@ from swarm_examples import facts_of
 
 from molink.dht.identity import Identity
 from molink.peer.leases import LeaseKey
-from molink.peer.pipeline import TOKEN_BYTES
+from molink.peer.pipeline import STEP_OVERHEAD_MS, TOKEN_BYTES
 from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.protocol.frames import ProtocolError
 from molink.peer.sessions import MAX_HOPS, MAX_STANDBYS, HopSession, SessionTable, read_plan
@@ -226,7 +226,9 @@ def test_a_session_is_found_in_its_own_epoch_only() -> None:
 
 def test_the_circuit_is_read_as_stages_to_predict_with() -> None:
     descriptor = good()
-    for at, (link_ms, uplink_mbps) in enumerate([(1.5, 100.0), (0.0, 0.0), (20.0, 8.0)]):
+    for at, (link_ms, uplink_mbps) in enumerate(
+        [(1.5 + STEP_OVERHEAD_MS, 100.0), (0.0, 0.0), (20.0 + STEP_OVERHEAD_MS, 8.0)]
+    ):
         descriptor.hops[at].predicted_link_ms, descriptor.hops[at].uplink_mbps = link_ms, uplink_mbps
     plan = read_plan(descriptor, SPEC)
     assert plan.circuit == tuple((one.peer_id, one.span) for one in plan.hops)

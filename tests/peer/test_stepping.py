@@ -79,3 +79,32 @@ async def test_sessions_whose_tokens_come_in_one_frame_take_their_next_step_in_a
         for sessions in frames:
             _, frame = await soon(tail.handler.frames.get())
             assert [(row.session[0], row.step) for row in frame.header.rows] == [(one, 1) for one in sessions]
+
+
+@asynchronous
+async def test_a_session_goes_on_alone_when_the_others_of_its_micro_batch_do_not_come_back(
+    model: LocalModel,
+) -> None:
+    async with served(model, rule=fixed(1)) as peer, End() as tail:
+        hops = [peer.hop(LOW), hop_of(tail.identity, HIGH, tail.facts)]
+        for session in SESSIONS:
+            asked = describe(hops, session=session, spec=peer.spec)
+            assert (await peer.reserve(asked)).HasField("reserved")
+            assert (await peer.ready(asked)).readiness.ready
+            assert peer.link.post(pb.Start(session=asked.session, epoch=1, token_ids=[5, 6, 7, 8, 9]))
+        prefilled = 0
+        while prefilled < len(SESSIONS):
+            _, frame = await soon(tail.handler.frames.get())
+            prefilled += len(frame.header.rows)
+        link = tail.links.find(peer.identity.peer_id)
+        assert link is not None
+        for step, returning in enumerate([SESSIONS, (2,), (2,)]):
+            tokens = [
+                pb.Token(session=bytes([session]) * 16, epoch=1, step=step, position=5 + step, token_id=3)
+                for session in returning
+            ]
+            assert link.post(pb.Tokens(tokens=tokens))
+            _, frame = await soon(tail.handler.frames.get())
+            assert [(row.session[0], row.step) for row in frame.header.rows] == [
+                (session, step + 1) for session in returning
+            ]
