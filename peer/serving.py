@@ -50,6 +50,8 @@ class Serving:
         listen: tuple[str, int],
         metrics: PeerMetrics,
         on_change: Callable[[], None],
+        *,
+        http_proxy: str | None = None,
     ) -> None:
         sessions = SessionTable()
         spec, manifest = model.spec, model.manifest
@@ -57,7 +59,7 @@ class Serving:
         service = PeerService(spec, sessions, handout)
         engine = Engine(spec, device)
         self._engine_thread = EngineThread()
-        self.links = Links(identity, service, swarm_key, is_client=False)
+        self.links = Links(identity, service, swarm_key, is_client=False, http_proxy=http_proxy)
         self.stepper = Stepper(
             identity.peer_id,
             spec,
