@@ -35,9 +35,15 @@ assert not BARRED & set(sys.modules), BARRED & set(sys.modules)
 
 DECISIONS = [
     "molink.shards.spec",
+    "molink.peer.acknowledging",
+    "molink.peer.keepalive",
     "molink.peer.leases",
     "molink.peer.memory",
     "molink.peer.microbatch",
+    "molink.peer.protocol.packets",
+    "molink.peer.reassembly",
+    "molink.peer.shared_uplink",
+    "molink.peer.traffic",
     "molink.peer.transmission.backlog",
     "molink.peer.transmission.classes",
     "molink.peer.transmission.decode_times",
@@ -45,12 +51,12 @@ DECISIONS = [
     "molink.peer.transmission.just_in_time",
     "molink.peer.transmission.line",
     "molink.peer.transmission.policies",
-    "molink.peer.transmission.queue",
     "molink.peer.transmission.shares",
     "molink.peer.transmission.spacing",
     "molink.peer.transmission.state",
     "molink.peer.transmission.uplink",
     "molink.peer.transmission.values",
+    "molink.peer.unacknowledged",
     "molink.routing",
 ]
 
