@@ -33,9 +33,11 @@ class FrameSink(Protocol):
 class Connection:
     """Open between `__aenter__` and `__aexit__`. It is also the LinkHandler of its links."""
 
-    def __init__(self, initial_peers: Sequence[str], swarm_key: SwarmKey | None) -> None:
+    def __init__(
+        self, initial_peers: Sequence[str], swarm_key: SwarmKey | None, http_proxy: str | None = None
+    ) -> None:
         identity = Identity.generate()
-        self.links = Links(identity, self, swarm_key, is_client=True)
+        self.links = Links(identity, self, swarm_key, is_client=True, http_proxy=http_proxy)
         self._discovery = Discovery(identity, initial_peers=initial_peers, swarm_key=swarm_key, serves=False)
         self._sinks: dict[bytes, FrameSink] = {}
         self._stack = AsyncExitStack()

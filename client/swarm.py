@@ -18,7 +18,12 @@ from molink.client.overview import overview
 from molink.client.pieces import assemble
 from molink.client.sampling import Sampling, checked_params
 from molink.client.session import ClientSession
-from molink.dht.configuration import SettingsError, configured_initial_peers, read_configuration
+from molink.dht.configuration import (
+    SettingsError,
+    configured_http_proxy,
+    configured_initial_peers,
+    read_configuration,
+)
 from molink.dht.key_file import KeyFileError
 from molink.dht.records import ServedModel
 from molink.dht.swarm_key import SwarmKey
@@ -81,7 +86,7 @@ class AsyncSwarm:
                 f"activation_codec must be one of {', '.join(ACTIVATION_CODECS)}, got {self._activation_codec!r}",
                 "activation_codec",
             )
-        connection = Connection(self._addresses(), self._key())
+        connection = Connection(self._addresses(), self._key(), self._http_proxy())
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(connection)
             access = await open_model(connection, self._asked_model, self._dtype, self._quantization)
@@ -257,6 +262,12 @@ class AsyncSwarm:
                 "or start one with `molink-peer join --new-swarm`, which prints its address"
             )
         return addresses
+
+    def _http_proxy(self) -> str | None:
+        try:
+            return configured_http_proxy()
+        except SettingsError as error:
+            raise InvalidRequest(str(error), "http_proxy") from error
 
     def _key(self) -> SwarmKey | None:
         path = self._swarm_key or read_configuration().swarm_key

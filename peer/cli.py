@@ -51,6 +51,8 @@ def join(
     relay: options.Relay = None,
     activation_codec: options.ActivationCodec = None,
     micro_batches: options.MicroBatches = None,
+    http_proxy: options.HttpProxy = None,
+    transmission_policy: options.TransmissionPolicy = None,
     verbose: commands.Verbose = False,
     debug: commands.Debug = False,
 ) -> None:
@@ -79,6 +81,8 @@ def join(
         "relay": relay,
         "activation_codec": activation_codec,
         "micro_batches": micro_batches,
+        "http_proxy": http_proxy,
+        "transmission_policy": transmission_policy,
     }
     start_logging(verbose=verbose, debug=debug)
     _serve({key: value for key, value in given.items() if value is not None})

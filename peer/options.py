@@ -48,6 +48,13 @@ Layers = Annotated[
 Partner = Annotated[
     str | None, typer.Option(metavar="auto|off|PEER_ID", help="Who keeps a second copy of the KV cache.")
 ]
+HttpProxy = Annotated[
+    str | None, typer.Option(metavar="URL", help="HTTP proxy that links to peers are dialled through.")
+]
+TransmissionPolicy = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="What leaves this machine first: molink, or a rival to measure."),
+]
 Relay = Annotated[
     str | None,
     typer.Option(metavar="auto|on|off", help="Being reached through a relay: none in this version."),

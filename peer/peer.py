@@ -174,6 +174,8 @@ class Peer:
                 self._changed.set,
                 activation_codecs,
                 settings.rule,
+                http_proxy=settings.http_proxy,
+                transmission_policy=settings.transmission_policy,
             )
         )
         self._state.remember_ports(_port_of(discovery.addresses[0]), serving.port)

@@ -55,6 +55,9 @@ class Serving:
         on_change: Callable[[], None],
         activation_codecs: tuple[str, ...] = (),
         rule: Rule = molink,
+        *,
+        http_proxy: str | None = None,
+        transmission_policy: str = "molink",
     ) -> None:
         sessions = SessionTable()
         spec, manifest = model.spec, model.manifest
@@ -62,7 +65,14 @@ class Serving:
         service = PeerService(spec, sessions, handout, activation_codecs)
         engine = Engine(spec, device)
         self._engine_thread = EngineThread()
-        self.links = Links(identity, service, swarm_key, is_client=False)
+        self.links = Links(
+            identity,
+            service,
+            swarm_key,
+            is_client=False,
+            http_proxy=http_proxy,
+            transmission_policy=transmission_policy,
+        )
         self.stepper = Stepper(
             identity.peer_id,
             spec,

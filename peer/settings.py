@@ -13,6 +13,7 @@ from molink.dht.configuration import (
     SettingsError,
     check_address,
     configuration_path,
+    configured_http_proxy,
     environment_initial_peers,
     is_loopback,
     read_configuration,
@@ -20,6 +21,7 @@ from molink.dht.configuration import (
 )
 from molink.peer.circulation import Rule, molink, rule_named
 from molink.peer.memory import parse_bytes
+from molink.peer.transmission.policies import POLICIES
 from molink.shards.spec import Span
 
 __all__ = [
@@ -60,10 +62,13 @@ class JoinSettings:
     partner: str
     state_dir: Path
     relay: str
-    activation_codec: str = "none"
+    activation_codec: str
     """Lossy encodings of activations that this peer takes part in, one of `codecs.SETTINGS`."""
-    rule: Rule = molink
+    rule: Rule
     """How many micro-batches circulate, where this peer is the head."""
+    http_proxy: str | None
+    """Links are dialled through it; None: directly."""
+    transmission_policy: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +122,8 @@ def load_settings(command_line: Configuration, environment: Mapping[str, str] | 
         relay=merged.relay or "auto",
         activation_codec=merged.activation_codec or "none",
         rule=molink if merged.micro_batches is None else _rule(merged.micro_batches),
+        http_proxy=configured_http_proxy(command_line.http_proxy, environment, file),
+        transmission_policy=_check_policy(merged.transmission_policy or "molink"),
     )
 
 
@@ -227,6 +234,12 @@ def _check_device(device: str) -> str:
     if _DEVICE.fullmatch(device) is None:
         raise SettingsError(f"--device {device!r} is not known: use auto, cpu, cuda:0 or mps")
     return device
+
+
+def _check_policy(name: str) -> str:
+    if name not in POLICIES:
+        raise SettingsError(f"--transmission-policy {name!r} is not known: use one of {', '.join(POLICIES)}")
+    return name
 
 
 def _bare(host: str | None) -> str | None:

@@ -150,6 +150,7 @@ class Stepper:
 
     def discard(self, session: HopSession) -> None:
         """The session has ended: what waits of it is dropped."""
+        self._links.cancel(session.key.session)
         self._queue.discard(session.key)
         self._iterations.forget(session.key)
         self._going_on.leave(session.key)
@@ -213,7 +214,8 @@ class Stepper:
             link = self._links.find(peer_id)
             payload = codec.encode(tensor, encoding)
             self._metrics.sent_activations(encoding, payload.nbytes)
-            if link is None or not link.post(header, payload, traffic_class):
+            sessions = _sessions(one for one, _ in parts)
+            if link is None or not link.post(header, payload, traffic_class, sessions):
                 reason = (link.closed_because if link else None) or "no open link, or its queue is full"
                 self._fail([one for one, _ in parts], reason, code="lost", peer_id=peer_id)
 
@@ -236,7 +238,8 @@ class Stepper:
         for peer_id, drawn_tokens in by_head.items():
             link = self._links.find(peer_id)
             tokens = pb.Tokens(tokens=[token for _, token in drawn_tokens])
-            if link is None or not link.post(tokens, traffic_class=TrafficClass.DECODE):
+            asked_for = _sessions(one for one, _ in drawn_tokens)
+            if link is None or not link.post(tokens, traffic_class=TrafficClass.DECODE, sessions=asked_for):
                 self._fail(
                     [one for one, _ in drawn_tokens], "no open link to the head", code="lost", peer_id=peer_id
                 )
@@ -332,6 +335,10 @@ def _decode_batch(inputs: Sequence[StepInput]) -> DecodeBatch | None:
     following = frozenset(session.next_peer_id for session in sessions)
     first = sessions[0]
     return DecodeBatch(time.perf_counter(), len(sessions), following, first.plan.stages, first.hop)
+
+
+def _sessions(inputs: Iterable[StepInput]) -> tuple[bytes, ...]:
+    return tuple(one.session.key.session for one in inputs)
 
 
 def report_failure(session: HopSession, peer_id: str, code: str, detail: str) -> None:

@@ -44,7 +44,8 @@ class _Lane:
 class Backlog:
     """What waits for one link.
 
-    An eighth of both limits is each decode's, control's, handover's and prefill's own; half is anyone's. So
+    A message counts whole until its last part has left: so what the other end holds of unfinished messages is within
+    the same limits. An eighth of both is each decode's, control's, handover's and prefill's own; half is anyone's. So
     weights and replication can fill at most half of it.
     """
 
@@ -102,14 +103,14 @@ class Backlog:
         taken_bytes = min(size_bytes, outgoing.size_bytes - offset)
         queued.offset = offset + taken_bytes
         last = queued.offset == outgoing.size_bytes
-        self._free(outgoing.traffic_class, taken_bytes)
         if last:
+            self._free(outgoing.traffic_class, outgoing.size_bytes)
             self._remove(queued)
         return Send(outgoing.number, offset, taken_bytes, last)
 
     def drop(self, queued: Queued) -> None:
         """Forgets what is left of a message."""
-        self._free(queued.outgoing.traffic_class, queued.left_bytes)
+        self._free(queued.outgoing.traffic_class, queued.outgoing.size_bytes)
         queued.offset = queued.outgoing.size_bytes
         self._remove(queued)
 

@@ -130,18 +130,17 @@ class Uplink:
     def cancel(self, session: bytes, now_s: float) -> tuple[tuple[int, int], ...]:  # noqa: ARG002
         """Drops what waits for a session, where no other session waits for it too.
 
-        Returns (link, message) of those that were sent in part.
+        Returns (link, message) of those dropped, whether they were sent in part or not at all.
         """
-        begun = []
+        dropped = []
         for queued, state in self._by_session.pop(session, {}).items():
             queued.live_sessions.discard(session)
             if queued.live_sessions:
                 continue
-            if queued.offset:
-                begun.append((state.number, queued.outgoing.number))
+            dropped.append((state.number, queued.outgoing.number))
             self._drop(state, queued)
             self._wake(state.number)
-        return tuple(begun)
+        return tuple(dropped)
 
     def suspend(self, link: int, now_s: float) -> None:  # noqa: ARG002
         """The connection under a link broke: nothing is sent until `resume`."""
