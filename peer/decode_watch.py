@@ -1,7 +1,7 @@
-"""What the transmission of prefill needs to know of decode: when a step begins, and when an iteration does.
+"""What the transmission of prefill needs to know of decode: when a step begins, and when an iteration did.
 
-The transmission paper's section 4.2 predicts from these when the uplink is needed next for decode: `began` gives its
-t_s and, with the stage's profile, T_d; `iteration_began` gives t_p, and with the circuit's stages T_o and T_m.
+The transmission paper's section 4.2 predicts from these when the uplink is needed next for decode: `computing` gives
+its t_s and, with the stage's profile, T_d; `awaiting` gives t_p, and with the circuit's stages T_o and T_m.
 """
 
 from collections.abc import Iterable
@@ -30,21 +30,11 @@ class DecodeBatch:
 class DecodeWatch(Protocol):
     """Who is told. Called on the event loop, for each micro-batch: it must be quick."""
 
-    def began(self, batch: DecodeBatch) -> None:
-        """The engine has been given a micro-batch with decode steps."""
+    def computing(self, batch: DecodeBatch) -> None:
+        """The engine computes a micro-batch with decode steps."""
 
-    def iteration_began(self, first: DecodeBatch) -> None:
-        """The engine has finished the first decode micro-batch of an iteration."""
-
-
-class Unwatched:
-    """Tells nobody."""
-
-    def began(self, batch: DecodeBatch) -> None:
-        """Nobody asks."""
-
-    def iteration_began(self, first: DecodeBatch) -> None:
-        """Nobody asks."""
+    def awaiting(self, first: DecodeBatch) -> None:
+        """It computes none: the next is the one that was first in the latest iteration, on its way round."""
 
 
 class Iterations:

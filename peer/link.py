@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 from molink.peer.connection import BREAKS, FAREWELL_S, Carrier, Connection, why_broken
 from molink.peer.handshake import Remote
 from molink.peer.keepalive import FIRST_PING_INTERVAL_S, FIRST_PINGS, TICK_S
+from molink.peer.line_quality import LinkQuality
 from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.protocol.frames import Frame, ProtocolError, decode, encode
 from molink.peer.protocol.packets import CloseCode, PacketError, encode_close
@@ -131,6 +132,18 @@ class Link:
         if self._traffic.owes_or_is_owed:
             return 0.0
         return asyncio.get_running_loop().time() - self._traffic.keepalive.used_s
+
+    @property
+    def quality(self) -> LinkQuality:
+        """What this end has measured of it."""
+        estimate, rtt_ms = self._traffic.estimate(), self.rtt_ms
+        round_trip_s = None if rtt_ms is None else rtt_ms / 1000
+        return LinkQuality(self.peer_id, estimate.bandwidth_bytes_per_s, round_trip_s, estimate.queueing_s)
+
+    def expect_decode(self, at_s: float) -> None:
+        """Tells the scheduler when the next decode is predicted to be posted here, on the event loop's clock."""
+        if self.closed_because is None:
+            self._traffic.expect_decode(at_s)
 
     @property
     def rtt_ms(self) -> float | None:

@@ -16,6 +16,7 @@ from molink.dht.swarm_key import SwarmKey
 from molink.peer.connection import Connection
 from molink.peer.dialling import DIAL_TIMEOUT_S, Dialler
 from molink.peer.handshake import LINK_ID_BYTES, Remote
+from molink.peer.line_quality import LineQuality
 from molink.peer.link import Link, LinkError, LinkHandler, Resumed
 from molink.peer.shared_uplink import SharedUplink
 
@@ -79,6 +80,16 @@ class Links:
     def cancel(self, session: bytes) -> None:
         """Drops what waits to be sent for a session alone."""
         self._uplink.cancel(session, asyncio.get_running_loop().time())
+
+    def expect_decode(self, peer_id: str, at_s: float) -> None:
+        """Tells the scheduler when the next decode is predicted to go to a peer, on the event loop's clock."""
+        link = self.find(peer_id)
+        if link is not None:
+            link.expect_decode(at_s)
+
+    def line_quality(self) -> LineQuality:
+        """What the links' own traffic has measured of this machine's line."""
+        return LineQuality(self._uplink.bytes_per_s, tuple(link.quality for link in self.all()))
 
     def find(self, peer_id: str) -> Link | None:
         """The open link to a peer or client, if there is one."""

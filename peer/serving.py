@@ -12,11 +12,11 @@ from molink.dht.swarm_key import SwarmKey
 from molink.peer.acceptor import Acceptor
 from molink.peer.admission import Admission
 from molink.peer.circulation import Rule, molink
-from molink.peer.decode_watch import Unwatched
+from molink.peer.decode_forecast import DecodeForecast
 from molink.peer.engine_thread import EngineThread
 from molink.peer.handout import Handout
 from molink.peer.leases import LeaseBook
-from molink.peer.line_quality import MeasureLine, unmeasured
+from molink.peer.line_quality import MeasureLine
 from molink.peer.links import Links
 from molink.peer.metrics import PeerMetrics
 from molink.peer.microbatch import BatchLimits
@@ -83,7 +83,7 @@ class Serving:
             batch_limits(spec),
             metrics,
             rule,
-            Unwatched(),
+            DecodeForecast(self.links.expect_decode),
         )
         self.admission = Admission(
             identity.peer_id,
@@ -100,7 +100,7 @@ class Serving:
             on_change,
         )
         service.attach(self.stepper, self.admission, self.links)
-        self.measure_line: MeasureLine = unmeasured
+        self.measure_line: MeasureLine = self.links.line_quality
         self._acceptor = Acceptor(*listen, identity.peer_id, certificate, self.links, service, swarm_key)
         self._stack = AsyncExitStack()
 

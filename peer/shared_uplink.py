@@ -6,7 +6,7 @@ from typing import Protocol
 
 from molink.peer.reassembly import MAX_PARTIAL_BYTES, MAX_PARTIAL_MESSAGES
 from molink.peer.transmission.uplink import Uplink
-from molink.peer.transmission.values import Arrival, Outgoing, Send, Wait
+from molink.peer.transmission.values import Arrival, LinkEstimate, Outgoing, Send, Wait
 
 
 class Sender(Protocol):
@@ -79,6 +79,15 @@ class SharedUplink:
         """As `Uplink.resume`."""
         self._uplink.resume(number, received, now_s)
         self._wake()
+
+    def expect_decode(self, number: int, at_s: float) -> None:
+        """As `Uplink.expect_decode`."""
+        self._uplink.expect_decode(number, at_s)
+        self._wake()
+
+    def estimate(self, number: int) -> LinkEstimate:
+        """As `Uplink.estimate`."""
+        return self._uplink.estimate(number)
 
     def _wake(self) -> None:
         for number in self._uplink.wake():

@@ -63,6 +63,10 @@ class Stepper:
         self._going_on = GoingOn(rule, limits.max_sessions, self._begin, self._pump)
         self._watch = watch
         self._iterations = Iterations()
+        self._decode: DecodeBatch | None = None
+        """The decode steps that are being computed."""
+        self._first_decode: DecodeBatch | None = None
+        """Those that were first in the latest iteration."""
 
     @property
     def queued(self) -> int:
@@ -168,8 +172,9 @@ class Stepper:
             return
         inputs = tuple(self._inputs.pop((pending.key, pending.step)) for pending in batch)
         self._busy = True
-        if (decode := _decode_batch(inputs)) is not None:
-            self._watch.began(decode)
+        self._decode = _decode_batch(inputs)
+        if self._decode is not None:
+            self._tell_watch_soon()
         self._engine_thread.begin(
             lambda: compute(self._engine, inputs), lambda output: self._stepped(inputs, output)
         )
@@ -181,11 +186,12 @@ class Stepper:
         """
         self._busy = False
         self._going_on.stepped(one.session.key for one in inputs)
-        decode = _decode_batch(inputs)
-        if decode is not None and self._iterations.is_first(
-            one.session.key for one in inputs if not one.prefill
-        ):
-            self._watch.iteration_began(decode)
+        self._decode = None
+        stepped = _decode_batch(inputs)
+        if stepped is not None:
+            if self._iterations.is_first(one.session.key for one in inputs if not one.prefill):
+                self._first_decode = stepped
+            self._tell_watch_soon()
         if isinstance(output, Exception):
             self._pump()
             _log.error("a step of %d sessions failed", len(inputs), exc_info=output)
@@ -200,6 +206,16 @@ class Stepper:
         # counted once what was delivered is on its way
         rows = sum(one.count for one in inputs)
         asyncio.get_running_loop().call_soon(self._metrics.stepped, output.compute_s, len(inputs), rows)
+
+    def _tell_watch_soon(self) -> None:
+        """Once this step's output is on its way: what is predicted then is the one after it."""
+        asyncio.get_running_loop().call_soon(self._tell_watch)
+
+    def _tell_watch(self) -> None:
+        if self._decode is not None:
+            self._watch.computing(self._decode)
+        elif self._first_decode is not None:
+            self._watch.awaiting(self._first_decode)
 
     # -- frames out
 

@@ -26,7 +26,7 @@ from molink.peer.protocol.packets import (
 from molink.peer.reassembly import Reassembly
 from molink.peer.shared_uplink import SharedUplink
 from molink.peer.transmission.classes import TrafficClass
-from molink.peer.transmission.values import Arrival, Outgoing, Send
+from molink.peer.transmission.values import Arrival, LinkEstimate, Outgoing, Send
 from molink.peer.unacknowledged import SentChunk, Unacknowledged
 
 PINGS_REMEMBERED = 8
@@ -105,6 +105,14 @@ class Traffic:
             return False
         self.keepalive.used(now_s)
         return True
+
+    def expect_decode(self, at_s: float) -> None:
+        """When the next decode is predicted to be pushed here."""
+        self._uplink.expect_decode(self._number, at_s)
+
+    def estimate(self) -> LinkEstimate:
+        """What the link is known to be able to do."""
+        return self._uplink.estimate(self._number)
 
     def cancelled(self, message: int) -> None:
         """The uplink has dropped what was left of a message."""

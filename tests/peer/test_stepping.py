@@ -23,10 +23,10 @@ class Watch:
         self.batches: list[DecodeBatch] = []
         self.firsts: list[DecodeBatch] = []
 
-    def began(self, batch: DecodeBatch) -> None:
+    def computing(self, batch: DecodeBatch) -> None:
         self.batches.append(batch)
 
-    def iteration_began(self, first: DecodeBatch) -> None:
+    def awaiting(self, first: DecodeBatch) -> None:
         self.firsts.append(first)
 
 
