@@ -149,6 +149,8 @@ class Stepper:
                 raise ProtocolError("tokens must come from the session's tail, to its head")
             if token.token_id >= self._spec.vocabulary_size:
                 raise ProtocolError(f"token {token.token_id} is beyond the vocabulary")
+            if token.position == len(session.history) and token.step != session.next_step - 1:
+                raise ProtocolError(f"a token of step {token.step} came after step {session.next_step - 1}")
             drawn.append((session, token))
         self._advance(drawn)
 

@@ -48,6 +48,7 @@ def listen(peer: Served) -> asyncio.Queue[pb.Failed]:
 TOKENS: dict[str, Callable[[pb.Token], None]] = {
     "beyond the vocabulary": lambda token: setattr(token, "token_id", 2**31),
     "far beyond the vocabulary": lambda token: setattr(token, "token_id", 2**32 - 1),
+    "of a step that has not begun": lambda token: setattr(token, "step", 7),
 }
 
 
