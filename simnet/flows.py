@@ -116,6 +116,8 @@ class Connection:
 
     def begin(self, first: bytes = b"") -> None:
         """Moves bytes from now on. `first` has been read from the client already."""
+        if self.closed:
+            return
         self.shaper.at_exit(self.cut)
         for sock in self._sockets:
             sock.setblocking(False)

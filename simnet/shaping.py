@@ -92,10 +92,13 @@ class ShapedPort:
 
     def _join(self, client: socket.socket, server: socket.socket) -> None:
         self._arriving.discard(client)
-        connection = Connection(self._shaper, client, server, self._paths, (0.0, 0.0), self._connections.pop)
+        connection = Connection(self._shaper, client, server, self._paths, (0.0, 0.0), self._forget)
         self._connections[connection] = None
         connection.begin()
         connection.pause(self._paused)
+
+    def _forget(self, connection: Connection) -> None:
+        del self._connections[connection]
 
     def _drop(self, client: socket.socket) -> None:
         self._arriving.discard(client)
