@@ -32,6 +32,7 @@ class Swarm:
         dtype: str | None = None,
         quantization: str | None = None,
         swarm_key: str | os.PathLike[str] | None = None,
+        activation_codec: str = "none",
         report: Callable[[str], None] | None = None,
     ) -> None:
         self._swarm = AsyncSwarm(
@@ -40,6 +41,7 @@ class Swarm:
             dtype=dtype,
             quantization=quantization,
             swarm_key=swarm_key,
+            activation_codec=activation_codec,
             report=report,
         )
         self._stack = ExitStack()

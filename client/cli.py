@@ -49,6 +49,7 @@ def generate(
     stop: options.Stop = None,
     stream: options.Stream = True,
     timeout: options.Timeout = FORMATION_TIMEOUT_S,
+    activation_codec: options.ActivationCodec = "none",
     as_json: commands.Json = False,
     verbose: commands.Verbose = False,
     debug: commands.Debug = False,
@@ -62,7 +63,7 @@ def generate(
     sampling = _sampling(max_new_tokens, temperature, top_k, top_p, seed, stop)
     _require_text(prompt)
     with Progress() as progress, _explained():
-        swarm = _swarm(model, initial_peers, swarm_key, progress)
+        swarm = _swarm(model, initial_peers, swarm_key, activation_codec, progress)
         asyncio.run(_generate(swarm, progress, prompt, timeout, sampling, stream=stream, as_json=as_json))
 
 
@@ -79,6 +80,7 @@ def chat(
     seed: options.Seed = None,
     stop: options.Stop = None,
     timeout: options.Timeout = FORMATION_TIMEOUT_S,
+    activation_codec: options.ActivationCodec = "none",
     verbose: commands.Verbose = False,
     debug: commands.Debug = False,
 ) -> None:
@@ -92,7 +94,7 @@ def chat(
     with Progress() as progress, _explained():
         from molink.client.conversation import converse
 
-        swarm = _swarm(model, initial_peers, swarm_key, progress)
+        swarm = _swarm(model, initial_peers, swarm_key, activation_codec, progress)
         if not converse(swarm, progress, system, timeout, **sampling):
             raise CommandFailed("no question was answered: the lines above say why")
 
@@ -109,6 +111,7 @@ def explain(
     top_p: options.TopP = 1.0,
     seed: options.Seed = None,
     timeout: options.Timeout = FORMATION_TIMEOUT_S,
+    activation_codec: options.ActivationCodec = "none",
     as_json: commands.Json = False,
     verbose: commands.Verbose = False,
     debug: commands.Debug = False,
@@ -121,7 +124,7 @@ def explain(
     sampling = _sampling(max_new_tokens, temperature, top_k, top_p, seed, None)
     _require_text(prompt)
     with Progress() as progress, _explained():
-        swarm = _swarm(model, initial_peers, swarm_key, progress)
+        swarm = _swarm(model, initial_peers, swarm_key, activation_codec, progress)
         name, explanation = asyncio.run(_explain(swarm, progress, prompt, timeout, sampling))
     from molink.client.presentation import console, explanation_json, print_explanation, summary
 
@@ -199,7 +202,11 @@ async def _explain(
 
 
 def _swarm(
-    model: str | None, initial_peers: list[str] | None, swarm_key: Path | None, progress: Progress
+    model: str | None,
+    initial_peers: list[str] | None,
+    swarm_key: Path | None,
+    activation_codec: str,
+    progress: Progress,
 ) -> "AsyncSwarm":
     addresses = configured_initial_peers(initial_peers)
     if not addresses:
@@ -210,7 +217,13 @@ def _swarm(
     progress.begin("Asking the swarm")
     from molink.client.swarm import AsyncSwarm
 
-    return AsyncSwarm(model, initial_peers=addresses, swarm_key=swarm_key, report=progress.report)
+    return AsyncSwarm(
+        model,
+        initial_peers=addresses,
+        swarm_key=swarm_key,
+        activation_codec=activation_codec,
+        report=progress.report,
+    )
 
 
 def _require_text(prompt: str) -> None:

@@ -34,6 +34,7 @@ class Tracer:
                 measured_link_ms=statistics.median(timings[index].link_rtt_us for timings in decodes) / 2000,
                 terms=route.hops[index].terms,
                 assumed=route.hops[index].assumed,
+                measured=route.hops[index].measured,
             )
             for index, hop in enumerate(circuit.hops)
         )

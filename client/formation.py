@@ -10,6 +10,7 @@ from molink.client.choosing import Chooser
 from molink.client.connection import Connection
 from molink.client.errors import InvalidRequest, NoCircuit, SwarmUnavailable
 from molink.dht.records import PeerFacts, PeerView, ServedModel
+from molink.peer.codecs import encodings_of_circuit
 from molink.peer.link import Link, LinkError
 from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.protocol.frames import MAX_HEADER_BYTES
@@ -159,6 +160,7 @@ class Former:
             _raise_first(answers)
             links = tuple(answer for answer in answers if not isinstance(answer, BaseException))
             await self._wait_ready(descriptor, links, deadline_s, report)
+            _report_codec(descriptor, peers, self._spec, report)
         except BaseException as error:
             self._give_back(descriptor)
             if isinstance(error, HopRefused):
@@ -249,10 +251,23 @@ def _describe(
             facts=peers[hop.peer_id].facts_record,
             predicted_compute_ms=hop.compute_ms,
             predicted_link_ms=hop.link_ms,
+            uplink_mbps=hop.uplink_mbps or 0.0,
         )
         for hop in route.hops
     )
     return descriptor
+
+
+def _report_codec(
+    descriptor: pb.SessionDescriptor, peers: Mapping[str, PeerView], spec: ModelSpec, report: Report
+) -> None:
+    """Where a codec was asked for: how many links have it, since not every peer takes part."""
+    asked = descriptor.activation_codec
+    if not asked:
+        return
+    announced = [peers[hop.peer_id].facts.activation_codecs for hop in descriptor.hops]
+    links = encodings_of_circuit(asked, spec.dtype, announced)[:-1]
+    report(f"activations go as {asked} over {links.count(asked)} of {len(links)} links")
 
 
 def _require_granted(response: pb.Response, peer_id: str) -> None:

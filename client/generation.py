@@ -83,6 +83,8 @@ class HopTimes:
     """What the router charged for this hop, in milliseconds per token; the predicted times are among them."""
     assumed: tuple[str, ...] = ()
     """What it had to assume, for nobody has measured it."""
+    measured: tuple[str, ...] = ()
+    """What is otherwise assumed and was measured here."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,13 @@ Stream = Annotated[bool, typer.Option("--stream/--no-stream", help="Show the tex
 Timeout = Annotated[
     float, typer.Option(metavar="S", min=0.0, help="Seconds that a circuit may take to form.")
 ]
+ActivationCodec = Annotated[
+    str,
+    typer.Option(
+        metavar="none|float16|bfloat16|int8",
+        help="Fewer bytes between peers that take part, less exact: none loses nothing.",
+    ),
+]
 Peers = Annotated[
     int,
     typer.Option(metavar="N", min=1, max=12, help="Peer processes to start: each holds a part of the model."),

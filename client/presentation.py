@@ -3,6 +3,7 @@
 import os
 import sys
 import unicodedata
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -112,7 +113,8 @@ def print_explanation(explanation: Explanation, out: "Console") -> None:
                 "\nWhy this circuit: milliseconds per token; in brackets what counts in its choice only"
             )
             out.print(_terms_table(explanation))
-            _print_assumed(explanation.hops, out)
+            _print_said("Measured", [times.measured for times in explanation.hops], out)
+            _print_said("Assumed", [times.assumed for times in explanation.hops], out)
     out.print(slowest(explanation), markup=False)
 
 
@@ -184,15 +186,15 @@ def _charge(term: "Term | None") -> str:
     return f"{term.ms:.2f}" if term.in_tpot else f"({term.ms:.2f})"
 
 
-def _print_assumed(hops: tuple[HopTimes, ...], out: "Console") -> None:
-    """What nobody has measured, and of which hops."""
+def _print_said(what: str, hops: Sequence[tuple[str, ...]], out: "Console") -> None:
+    """What is known or assumed, and of which hops."""
     said: dict[str, list[str]] = {}
-    for number, times in enumerate(hops, start=1):
-        for sentence in times.assumed:
+    for number, sentences in enumerate(hops, start=1):
+        for sentence in sentences:
             said.setdefault(sentence, []).append(str(number))
     for sentence, numbers in said.items():
         hops_said = f"hop{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}"
-        out.print(f"Assumed of {hops_said}: {sentence}", markup=False)
+        out.print(f"{what} of {hops_said}: {sentence}", markup=False)
 
 
 def _cells(hops: tuple[HopTimes, ...]) -> list[str]:

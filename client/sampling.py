@@ -1,10 +1,10 @@
 """The sampling arguments of a swarm's methods, checked into a `SamplingParams`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypedDict
 
 from molink.client.errors import InvalidRequest
-from molink.shards.spec import SamplingParams
+from molink.shards.spec import SamplingError, SamplingParams
 
 
 class Sampling(TypedDict, total=False):
@@ -26,18 +26,28 @@ def checked_params(params: SamplingParams | None, sampling: Sampling) -> Samplin
     """The one that is given.
 
     Raises:
-        InvalidRequest: both are given, or a value is out of range.
+        InvalidRequest: both are given, or an argument is unknown, of another type or out of range: `parameter` says
+            which.
     """
     if params is not None and sampling:
         raise InvalidRequest(f"give either params or {', '.join(sampling)}, not both", "params")
     if params is not None:
         return params
-    given = dict(sampling)
+    for name in sampling:
+        if name not in Sampling.__annotations__:
+            raise InvalidRequest(
+                f"there is no {name}: choose from {', '.join(Sampling.__annotations__)}", name
+            )
+    given = {name: _as_tuple(value) for name, value in sampling.items()}
     stop = sampling.get("stop")
-    given["stop"] = (stop,) if isinstance(stop, str) else tuple(stop or ())
-    given["stop_token_ids"] = tuple(sampling.get("stop_token_ids", ()))
-    given["logit_bias"] = tuple(sampling.get("logit_bias", ()))
+    if stop is None or isinstance(stop, str):
+        given["stop"] = () if stop is None else (stop,)
     try:
         return SamplingParams(**given)  # type: ignore[arg-type]
-    except (TypeError, ValueError) as error:
-        raise InvalidRequest(f"sampling: {error}") from error
+    except SamplingError as error:
+        raise InvalidRequest(str(error), error.parameter) from error
+
+
+def _as_tuple(value: object) -> object:
+    """Any sequence of ids, strings or pairs as the tuple that `SamplingParams` takes; everything else as it is."""
+    return tuple(value) if isinstance(value, Iterable) and not isinstance(value, (str, Mapping)) else value

@@ -62,6 +62,7 @@ class ClientSession:
         params: SamplingParams,
         *,
         trace: bool = False,
+        activation_codec: str = "none",
         report: Report = lambda _: None,
     ) -> None:
         self.log = SessionLog()
@@ -73,6 +74,8 @@ class ClientSession:
         self._capacity = min(len(prompt) + params.max_new_tokens, spec.context_length)
         _require_sendable(prompt, self._capacity, spec)
         self._template = _template(spec, prompt, params, self._capacity, trace=trace)
+        if activation_codec != "none":
+            self._template.activation_codec = activation_codec
         self._events: asyncio.Queue[pb.Token | HopLost] = asyncio.Queue(maxsize=self._capacity + 64)
         self._circuit: Formed | None = None
         self._started_s: float | None = None

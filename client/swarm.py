@@ -22,7 +22,7 @@ from molink.dht.configuration import SettingsError, configured_initial_peers, re
 from molink.dht.key_file import KeyFileError
 from molink.dht.records import ServedModel
 from molink.dht.swarm_key import SwarmKey
-from molink.shards.spec import ModelSpec, SamplingParams
+from molink.shards.spec import ACTIVATION_CODECS, ModelSpec, SamplingParams
 from molink.shards.tokenizer import Tokenizer, TokenizerError
 
 Prompt = str | Sequence[int]
@@ -39,6 +39,8 @@ class AsyncSwarm:
             configuration file.
         dtype, quantization: only a swarm that serves the model so. None: however it is served.
         swarm_key: key file of a private swarm.
+        activation_codec: `float16`, `bfloat16` or `int8` lets activations take fewer bytes on links between peers
+            that take part in it; tokens may then differ. `none`: the model's own numbers, nothing is lost.
         report: called with a line of progress while circuits form.
 
     Sampling arguments of the methods are the fields of `SamplingParams`; or give a whole one as `params`. Greedy
@@ -53,6 +55,7 @@ class AsyncSwarm:
         dtype: str | None = None,
         quantization: str | None = None,
         swarm_key: str | os.PathLike[str] | None = None,
+        activation_codec: str = "none",
         report: Callable[[str], None] | None = None,
     ) -> None:
         self._asked_model = model
@@ -60,6 +63,7 @@ class AsyncSwarm:
         self._dtype = dtype
         self._quantization = quantization
         self._swarm_key = swarm_key
+        self._activation_codec = activation_codec
         self._report = report or _no_report
         self._stack = AsyncExitStack()
         self._connection: Connection | None = None
@@ -68,9 +72,15 @@ class AsyncSwarm:
 
     async def __aenter__(self) -> Self:
         """Raises:
+        InvalidRequest: there is no such activation codec.
         SwarmUnavailable: no initial peer is configured, or none answers.
         ModelNotFound: neither the swarm nor this machine has the model.
         """
+        if self._activation_codec not in ACTIVATION_CODECS:
+            raise InvalidRequest(
+                f"activation_codec must be one of {', '.join(ACTIVATION_CODECS)}, got {self._activation_codec!r}",
+                "activation_codec",
+            )
         connection = Connection(self._addresses(), self._key())
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(connection)
@@ -192,12 +202,12 @@ class AsyncSwarm:
         self, prompt: Prompt, *, timeout_s: float = 30.0, **sampling: Unpack[Sampling]
     ) -> Explanation:
         """Generates, and says for each hop what it was predicted to take and what it took."""
-        connection, access, former = self._open()
+        access = self._open()[1]
         ids = _encode(access.tokenizer, prompt)
         params = checked_params(None, {"max_new_tokens": 32, **sampling})
         _check_prompt(ids, access.spec)
         _check_timeout(timeout_s)
-        session = ClientSession(connection, former, access.spec, ids, params, trace=True, report=self._report)
+        session = self._session(ids, params, trace=True)
         tracer = Tracer()
         session.watch = tracer.see
         generation = await _whole(assemble(session, access.tokenizer, params, len(ids), timeout_s))
@@ -211,16 +221,23 @@ class AsyncSwarm:
     async def _events(
         self, ids: tuple[int, ...], params: SamplingParams, timeout_s: float
     ) -> AsyncGenerator[Piece, None]:
-        connection, access, former = self._open()
+        access = self._open()[1]
         _check_prompt(ids, access.spec)
         _check_timeout(timeout_s)
-        session = ClientSession(connection, former, access.spec, ids, params, report=self._report)
+        session = self._session(ids, params)
         pieces = assemble(session, access.tokenizer, params, len(ids), timeout_s)
         try:
             async for piece in pieces:
                 yield piece
         finally:
             await pieces.aclose()
+
+    def _session(self, ids: tuple[int, ...], params: SamplingParams, *, trace: bool = False) -> ClientSession:
+        connection, access, former = self._open()
+        codec, report = self._activation_codec, self._report
+        return ClientSession(
+            connection, former, access.spec, ids, params, trace=trace, activation_codec=codec, report=report
+        )
 
     def _open(self) -> tuple[Connection, ModelAccess, Former]:
         if self._connection is None or self._access is None or self._former is None:

@@ -136,6 +136,28 @@ class LayerLatency(_message.Message):
 Global___LayerLatency: _TypeAlias = LayerLatency  # noqa: Y015
 
 @_typing.final
+class PrefillLatency(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKENS_FIELD_NUMBER: _builtins.int
+    LAYER_MS_FIELD_NUMBER: _builtins.int
+    tokens: _builtins.int
+    layer_ms: _builtins.float
+    def __init__(
+        self,
+        *,
+        tokens: _builtins.int = ...,
+        layer_ms: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["layer_ms", b"layer_ms", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrefillLatency: _TypeAlias = PrefillLatency  # noqa: Y015
+
+@_typing.final
 class LinkMeasurement(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -208,6 +230,9 @@ class Facts(_message.Message):
     LOAD_BYTES_PER_S_FIELD_NUMBER: _builtins.int
     LINKS_FIELD_NUMBER: _builtins.int
     COORDINATE_FIELD_NUMBER: _builtins.int
+    UPLINK_MBPS_FIELD_NUMBER: _builtins.int
+    ACTIVATION_CODECS_FIELD_NUMBER: _builtins.int
+    PREFILL_LATENCIES_FIELD_NUMBER: _builtins.int
     public_key: _builtins.bytes
     sequence: _builtins.int
     ttl_s: _builtins.int
@@ -218,6 +243,8 @@ class Facts(_message.Message):
     embed_ms: _builtins.float
     head_ms: _builtins.float
     load_bytes_per_s: _builtins.float
+    uplink_mbps: _builtins.float
+    """0: not measured"""
     @_builtins.property
     def addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """without /p2p/ID at the end"""
@@ -240,6 +267,12 @@ class Facts(_message.Message):
     def coordinate(self) -> Global___Coordinate:
         """absent: it has none"""
 
+    @_builtins.property
+    def activation_codecs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """beside the model's own numbers"""
+
+    @_builtins.property
+    def prefill_latencies(self) -> _containers.RepeatedCompositeFieldContainer[Global___PrefillLatency]: ...
     def __init__(
         self,
         *,
@@ -261,10 +294,13 @@ class Facts(_message.Message):
         load_bytes_per_s: _builtins.float = ...,
         links: _abc.Iterable[Global___LinkMeasurement] | None = ...,
         coordinate: Global___Coordinate | None = ...,
+        uplink_mbps: _builtins.float = ...,
+        activation_codecs: _abc.Iterable[_builtins.str] | None = ...,
+        prefill_latencies: _abc.Iterable[Global___PrefillLatency] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["coordinate", b"coordinate", "device", b"device", "model", b"model", "span_limit", b"span_limit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "certificate", b"certificate", "coordinate", b"coordinate", "device", b"device", "embed_ms", b"embed_ms", "grpc_addresses", b"grpc_addresses", "head_ms", b"head_ms", "layer_latencies", b"layer_latencies", "links", b"links", "load_bytes_per_s", b"load_bytes_per_s", "model", b"model", "name", b"name", "protocol_version", b"protocol_version", "public_key", b"public_key", "sequence", b"sequence", "span_limit", b"span_limit", "ttl_s", b"ttl_s", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_codecs", b"activation_codecs", "addresses", b"addresses", "certificate", b"certificate", "coordinate", b"coordinate", "device", b"device", "embed_ms", b"embed_ms", "grpc_addresses", b"grpc_addresses", "head_ms", b"head_ms", "layer_latencies", b"layer_latencies", "links", b"links", "load_bytes_per_s", b"load_bytes_per_s", "model", b"model", "name", b"name", "prefill_latencies", b"prefill_latencies", "protocol_version", b"protocol_version", "public_key", b"public_key", "sequence", b"sequence", "span_limit", b"span_limit", "ttl_s", b"ttl_s", "uplink_mbps", b"uplink_mbps", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -58,6 +58,8 @@ class Configuration(BaseModel):
     partner: str | None = None
     state_dir: Path | None = None
     relay: Literal["auto", "on", "off"] | None = None
+    activation_codec: Literal["none", "auto", "float16", "bfloat16", "int8"] | None = None
+    micro_batches: str | int | None = None
 
 
 def configuration_path(environment: Mapping[str, str] | None = None) -> Path:

@@ -40,6 +40,8 @@ def describe_peer(view: PeerView) -> dict[str, object]:
         "queued": state.queued,
         "draining": state.draining,
         "layer_ms": facts.layer_latencies[0].layer_ms if facts.layer_latencies else None,
+        "uplink_mbps": facts.uplink_mbps,
+        "activation_codecs": list(facts.activation_codecs),
         "age_s": round(view.age_s, 1),
     }
 

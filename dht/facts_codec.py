@@ -3,13 +3,25 @@
 from molink.dht import announcement_pb2 as pb
 from molink.dht.bounds import MAX_LAYERS, MAX_SEQUENCE, MAX_TTL_S, host_and_port, real, size, text, whole
 from molink.dht.identity import PUBLIC_KEY_BYTES, peer_id_of, public_key_of
-from molink.dht.records import Coordinate, Device, LayerLatency, LinkMeasurement, PeerFacts, ServedModel
+from molink.dht.records import (
+    Coordinate,
+    Device,
+    LayerLatency,
+    LinkMeasurement,
+    PeerFacts,
+    PrefillLatency,
+    ServedModel,
+)
 from molink.shards.spec import Span
 
 MAX_ADDRESSES = 8
 MAX_LINKS = 32
 MAX_LAYER_LATENCIES = 16
+MAX_PREFILL_LATENCIES = 8
 MAX_CERTIFICATE_BYTES = 1024
+
+MAX_UPLINK_MBPS = 1e7
+MAX_ACTIVATION_CODECS = 8
 
 _MAX_MS = 1e9
 _MAX_BYTES = 2**62
@@ -34,13 +46,19 @@ def facts_to_message(facts: PeerFacts) -> pb.Facts:
         embed_ms=facts.embed_ms,
         head_ms=facts.head_ms,
         load_bytes_per_s=facts.load_bytes_per_s,
+        activation_codecs=facts.activation_codecs,
     )
+    if facts.uplink_mbps is not None:
+        message.uplink_mbps = real("uplink_mbps", facts.uplink_mbps, MAX_UPLINK_MBPS, zero=False)
     if facts.span_limit is not None:
         whole("span_limit", facts.span_limit.stop, MAX_LAYERS)
         message.span_limit.start, message.span_limit.stop = facts.span_limit.start, facts.span_limit.stop
     for latency in facts.layer_latencies:
         whole("batch_size", latency.batch_size, 2**20, least=1)
         message.layer_latencies.add(batch_size=latency.batch_size, layer_ms=latency.layer_ms)
+    for prefill in facts.prefill_latencies:
+        whole("tokens", prefill.tokens, 2**20, least=1)
+        message.prefill_latencies.add(tokens=prefill.tokens, layer_ms=prefill.layer_ms)
     for link in facts.links:
         if link in kept:
             message.links.add(public_key=public_key_of(link.peer_id), rtt_ms=link.rtt_ms)
@@ -57,7 +75,9 @@ def facts_from_message(message: pb.Facts) -> PeerFacts:
     size("addresses", len(message.addresses), MAX_ADDRESSES)
     size("gRPC addresses", len(message.grpc_addresses), MAX_ADDRESSES)
     size("layer latencies", len(message.layer_latencies), MAX_LAYER_LATENCIES)
+    size("prefill latencies", len(message.prefill_latencies), MAX_PREFILL_LATENCIES)
     size("links", len(message.links), MAX_LINKS)
+    size("activation codecs", len(message.activation_codecs), MAX_ACTIVATION_CODECS)
     size("bytes of certificate", len(message.certificate), MAX_CERTIFICATE_BYTES)
     model = _model_from_message(message.model)
     return PeerFacts(
@@ -83,6 +103,11 @@ def facts_from_message(message: pb.Facts) -> PeerFacts:
             for link in message.links
         ),
         coordinate=_coordinate(message),
+        uplink_mbps=real("uplink_mbps", message.uplink_mbps, MAX_UPLINK_MBPS) or None,
+        activation_codecs=tuple(
+            text("an activation codec", codec, 16, least=1) for codec in message.activation_codecs
+        ),
+        prefill_latencies=_prefill_from_message(message),
     )
 
 
@@ -131,6 +156,20 @@ def _latencies_from_message(message: pb.Facts) -> tuple[LayerLatency, ...]:
     sizes = [latency.batch_size for latency in latencies]
     if sizes != sorted(set(sizes)):
         raise ValueError("layer latencies must be in order of batch size")
+    return latencies
+
+
+def _prefill_from_message(message: pb.Facts) -> tuple[PrefillLatency, ...]:
+    latencies = tuple(
+        PrefillLatency(
+            whole("tokens", latency.tokens, 2**20, least=1),
+            real("layer_ms", latency.layer_ms, _MAX_MS, zero=False),
+        )
+        for latency in message.prefill_latencies
+    )
+    tokens = [latency.tokens for latency in latencies]
+    if tokens != sorted(set(tokens)):
+        raise ValueError("prefill latencies must be in order of tokens")
     return latencies
 
 

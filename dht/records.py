@@ -51,6 +51,14 @@ class LayerLatency:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefillLatency:
+    """Measured time of so many tokens of one prompt through one layer, in one step."""
+
+    tokens: int
+    layer_ms: float
+
+
+@dataclass(frozen=True, slots=True)
 class LinkMeasurement:
     """A round trip that a peer measured to another peer."""
 
@@ -122,6 +130,12 @@ class PeerFacts:
     links: tuple[LinkMeasurement, ...] = ()
     coordinate: Coordinate | None = None
     """On the wire in single precision."""
+    uplink_mbps: float | None = None
+    """What this peer's line was measured to carry away from it, in megabits per second; None: nobody knows yet."""
+    activation_codecs: tuple[str, ...] = ()
+    """Lossy encodings that this peer takes and sends where a session asks for them. Its dtype's own numbers always."""
+    prefill_latencies: tuple[PrefillLatency, ...] = ()
+    """In order of tokens; empty if none was measured."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """What a peer says of itself, and when: at once when its load or its links change, and from time to time."""
 
 import asyncio
+import math
 from dataclasses import replace
 from importlib.metadata import version
 
@@ -9,6 +10,7 @@ from molink.dht.discovery import Discovery
 from molink.dht.identity import Identity
 from molink.dht.records import PROTOCOL_VERSION, Device, PeerFacts, PeerState, PeerView, ServedModel
 from molink.peer.leases import LeaseBook
+from molink.peer.line_quality import MeasureLine, announced_mbps, unmeasured
 from molink.peer.prober import PROBE_EVERY_S, Prober
 from molink.peer.profiler import Profile
 from molink.peer.stepping import Stepper
@@ -17,6 +19,8 @@ from molink.shards.spec import ModelSpec, Span, merge_spans, missing_spans
 
 LOOK_EVERY_S = 5.0
 """Between looks at whether the load has changed without anybody saying so."""
+UPLINK_GAP_S = 60.0
+"""Least time between announcements of an uplink: facts are large, and each goes to the whole swarm."""
 
 
 class Announcer:
@@ -31,6 +35,7 @@ class Announcer:
         stepper: Stepper,
         prober: Prober,
         changed: asyncio.Event,
+        measure_line: MeasureLine = unmeasured,
     ) -> None:
         self.facts = facts
         self._discovery = discovery
@@ -39,6 +44,9 @@ class Announcer:
         self._stepper = stepper
         self._prober = prober
         self._changed = changed
+        self._measure_line = measure_line
+        self._uplink_mbps: float | None = None
+        self._uplink_at_s = -math.inf
         self._promised: tuple[Span, ...] = ()
         self._withheld: tuple[Span, ...] = ()
 
@@ -80,7 +88,7 @@ class Announcer:
             except TimeoutError:
                 pass
             self._changed.clear()
-            await self.announce()
+            await self.announce(facts_too=self._uplink_changed())
 
     async def keep_probing(self) -> None:
         """Measures round trips until cancelled: at once when somebody new appears, else from time to time."""
@@ -95,7 +103,21 @@ class Announcer:
                 seen = self._discovery.version
 
     def _current_facts(self) -> PeerFacts:
-        return replace(self.facts, links=self._prober.measurements(), coordinate=self._prober.coordinate)
+        return replace(
+            self.facts,
+            links=self._prober.measurements(),
+            coordinate=self._prober.coordinate,
+            uplink_mbps=self._uplink_mbps,
+        )
+
+    def _uplink_changed(self) -> bool:
+        """Takes over what the line was measured to carry, if the swarm should hear of it."""
+        now_s = asyncio.get_running_loop().time()
+        mbps = announced_mbps(self._uplink_mbps, self._measure_line().uplink_bytes_per_s)
+        if mbps == self._uplink_mbps or now_s - self._uplink_at_s < UPLINK_GAP_S:
+            return False
+        self._uplink_mbps, self._uplink_at_s = mbps, now_s
+        return True
 
     def _peer_ids(self) -> set[str]:
         return {view.peer_id for view in self._discovery.snapshot(self._spec.model_hash)}
@@ -156,6 +178,7 @@ def own_facts(
     spec: ModelSpec,
     span_limit: Span | None,
     profile: Profile,
+    activation_codecs: tuple[str, ...] = (),
 ) -> PeerFacts:
     """The part of the announcement that rarely changes. Sequence and time to live are filled in when it is sent."""
     return PeerFacts(
@@ -184,4 +207,6 @@ def own_facts(
         embed_ms=profile.embed_ms,
         head_ms=profile.head_ms,
         load_bytes_per_s=profile.load_bytes_per_s,
+        activation_codecs=activation_codecs,
+        prefill_latencies=profile.prefill_latencies,
     )

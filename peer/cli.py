@@ -49,6 +49,8 @@ def join(
     partner: options.Partner = None,
     state_dir: options.StateFolder = None,
     relay: options.Relay = None,
+    activation_codec: options.ActivationCodec = None,
+    micro_batches: options.MicroBatches = None,
     verbose: commands.Verbose = False,
     debug: commands.Debug = False,
 ) -> None:
@@ -75,6 +77,8 @@ def join(
         "partner": partner,
         "state_dir": state_dir,
         "relay": relay,
+        "activation_codec": activation_codec,
+        "micro_batches": micro_batches,
     }
     start_logging(verbose=verbose, debug=debug)
     _serve({key: value for key, value in given.items() if value is not None})

@@ -52,3 +52,17 @@ Relay = Annotated[
     str | None,
     typer.Option(metavar="auto|on|off", help="Being reached through a relay: none in this version."),
 ]
+ActivationCodec = Annotated[
+    str | None,
+    typer.Option(
+        metavar="none|auto|float16|bfloat16|int8",
+        help="Fewer bytes on links, less exact, for sessions that ask for it: auto is any of them.",
+    ),
+]
+MicroBatches = Annotated[
+    str | None,
+    typer.Option(
+        metavar="molink|system|transmission|N",
+        help="How many micro-batches circulate where this peer is the head: a rule, or a number.",
+    ),
+]

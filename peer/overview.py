@@ -18,7 +18,9 @@ def print_swarm(swarm: Mapping[str, object]) -> None:
     """What `describe_swarm` returned, as a table, with a line for each model."""
     from rich.table import Table
 
-    table = Table("peer", "id", "model", "layers", "free", "sessions", "layer ms", "age s", title="Swarm")
+    table = Table(
+        "peer", "id", "model", "layers", "free", "sessions", "layer ms", "up Mbps", "age s", title="Swarm"
+    )
     for peer in _rows(swarm, "peers"):
         free = sum(_number(peer.get(name)) for name in ("free_weight_bytes", "free_kv_bytes"))
         remark = " (leaving)" if peer.get("draining") else ""
@@ -32,6 +34,7 @@ def print_swarm(swarm: Mapping[str, object]) -> None:
             format_bytes(max(0, int(free))),
             f"{_number(peer.get('sessions')):g}",
             f"{_number(peer.get('layer_ms')):.3f}",
+            "-" if peer.get("uplink_mbps") is None else f"{_number(peer.get('uplink_mbps')):g}",
             f"{_number(peer.get('age_s')):.0f}",
         )
         table.add_row(*map(_plain, cells))
@@ -47,13 +50,15 @@ def print_local(status: Mapping[str, object]) -> None:
     """What this machine's peer told of itself: a line for each value, then what it knows of the swarm."""
     console = _console()
     for key, value in status.items():
-        if key not in ("peers", "models"):
+        if key not in ("peers", "models", "links"):
             shown = ", ".join(map(_text, value)) if isinstance(value, list) else _text(value)
             if isinstance(value, bool):
                 shown = "yes" if value else "no"
             elif key == "spans":
                 shown = _spans(value)
             console.print(_plain(f"{key.replace('_', ' ')}: {shown}"))
+    for link in _rows(status, "links"):
+        console.print(_plain(_link_line(link)))
     if "peers" in status:
         print_swarm(status)
 
@@ -71,6 +76,8 @@ def print_machine(machine: Mapping[str, object]) -> None:
     table.add_row("model", _plain(f"{machine.get('model')} in {machine.get('dtype')}"))
     for batch_size, layer_ms in _mapping(machine.get("layer_ms")).items():
         table.add_row(f"layer, batch of {batch_size}", f"{_number(layer_ms):.3f} ms")
+    for tokens, layer_ms in _mapping(machine.get("prefill_layer_ms")).items():
+        table.add_row(f"layer, {tokens} tokens of a prompt", f"{_number(layer_ms):.3f} ms")
     for name, label in (("embed_ms", "embedding"), ("head_ms", "head")):
         table.add_row(label, f"{_number(machine.get(name)):.3f} ms")
     table.add_row("loading of weights", _rate(machine.get("load_bytes_per_s")))
@@ -80,6 +87,15 @@ def print_machine(machine: Mapping[str, object]) -> None:
     for address in _rows(machine, "network"):
         table.add_row(_plain(f"network, {address.get('interface')}"), _plain(_text(address.get("address"))))
     _console().print(table)
+
+
+def _link_line(link: Mapping[str, object]) -> str:
+    measured = [
+        f"{_number(link.get(name)):.3g} {unit}"
+        for name, unit in (("mbps", "Mbps"), ("rtt_ms", "ms round trip"), ("queueing_ms", "ms in queues"))
+        if link.get(name) is not None
+    ]
+    return f"link to {_text(link.get('peer_id'))[-SHORT_ID:]}: {', '.join(measured)}"
 
 
 def _console() -> "Console":

@@ -20,10 +20,12 @@ from molink.dht.records import PeerView
 from molink.dht.swarm_key import SwarmKey
 from molink.peer.acceptor import PortInUse
 from molink.peer.announcer import Announcer, joining_machine, own_facts
+from molink.peer.codec_effect import measure_codec
+from molink.peer.codecs import opted_in
 from molink.peer.device import choose_device, default_memory_bytes, describe_device
 from molink.peer.leases import LeaseBook, Refused
 from molink.peer.memory import plan_memory
-from molink.peer.metrics import PeerMetrics
+from molink.peer.metrics import PeerMetrics, describe_line
 from molink.peer.model import LocalModel, most_needed, open_model
 from molink.peer.placing import Placing
 from molink.peer.prober import Prober
@@ -122,6 +124,8 @@ class Peer:
             "spans": [[span.start, span.stop] for span in parts.leases.held],
             "sessions": len(parts.leases.leases),
             "draining": parts.leases.draining,
+            "sent_activation_bytes": self.metrics.activation_bytes,
+            **describe_line(parts.serving.measure_line()),
             **describe_swarm(parts.discovery.snapshot()),
         }
 
@@ -149,6 +153,12 @@ class Peer:
         profile = await asyncio.to_thread(
             cached_or_measured, model.folder, model.spec, device, self._state.profiles, self._report
         )
+        activation_codecs = opted_in(settings.activation_codec, model.spec.dtype)
+        if model.spec.layers > 1:
+            for codec in activation_codecs:
+                self._report(f"Measuring what {codec} activations do to {model.spec.name}")
+                effect = await asyncio.to_thread(measure_codec, model.folder, model.spec, device, codec)
+                say(str(effect))
         certificate = new_certificate(identity.peer_id)
         listen = (settings.listen, settings.grpc_port or _free(settings.listen, known_grpc_port))
         serving = await stack.enter_async_context(
@@ -162,9 +172,12 @@ class Peer:
                 listen,
                 self.metrics,
                 self._changed.set,
+                activation_codecs,
+                settings.rule,
             )
         )
         self._state.remember_ports(_port_of(discovery.addresses[0]), serving.port)
+        self.metrics.watch(serving.measure_line)
         prober = Prober(identity.peer_id, serving.links, lambda: discovery.snapshot(model.spec.model_hash))
         host = settings.announce or discovery.addresses[0].split("/")[2]
         facts = own_facts(
@@ -177,8 +190,11 @@ class Peer:
             model.spec,
             settings.layers,
             profile,
+            activation_codecs,
         )
-        announcer = Announcer(discovery, facts, model.spec, leases, serving.stepper, prober, self._changed)
+        announcer = Announcer(
+            discovery, facts, model.spec, leases, serving.stepper, prober, self._changed, serving.measure_line
+        )
         stack.push_async_callback(discovery.leave)
         placing: Placing | None = None
         if settings.layers is not None:

@@ -1,4 +1,4 @@
-"""How fast this machine is: one layer's decode step by batch size, the ends of the model, and loading.
+"""How fast this machine is: one layer's decode step by batch size and prefill by tokens, the model's ends, and loading.
 
 Measured with real weights in the real engine, one layer of the model at a time, so that little memory is
 enough for a large model. Remembered, because a volunteer restarts more often than hardware changes.
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from molink.dht.records import LayerLatency
+from molink.dht.records import LayerLatency, PrefillLatency
 from molink.peer.device import describe_device
 from molink.peer.state_dir import read_json, write_json
 from molink.shards.engine import Engine, Rows
@@ -25,6 +25,7 @@ from molink.shards.loader import load_stage
 from molink.shards.spec import ModelSpec, Span
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32)
+PREFILL_TOKENS = (16, 32, 64, 128, 256, 512)
 CONTEXT_TOKENS = 64
 """What each sequence holds before the measured steps."""
 STEPS = 20
@@ -34,6 +35,10 @@ SIZE_BUDGET_S = 0.1
 MIN_STEPS = 3
 TOTAL_BUDGET_S = 1.0
 """No larger batch size is begun after this long: the machine is slow, and would not serve such batches."""
+PREFILL_STEPS = 3
+"""At each number of tokens; the first warms up, and the fastest of the others counts."""
+PREFILL_BUDGET_S = 0.5
+"""No number of tokens is begun that would probably take longer: what follows is extrapolated."""
 FLOOR_MS = 1e-4
 """No measurement is below this, so that nobody divides by zero."""
 REMEMBERED = 32
@@ -54,6 +59,8 @@ class Profile:
     """What the last hop adds for one token: final norm and language-model head."""
     load_bytes_per_s: float
     """From weights on disk (or in the system's file cache) to the first step done with them."""
+    prefill_latencies: tuple[PrefillLatency, ...] = ()
+    """The same layer for part of a prompt, in order of tokens."""
 
 
 def cached_or_measured(
@@ -94,6 +101,7 @@ def measure(folder: Path, spec: ModelSpec, device: str, progress: Progress | Non
     say(f"Measuring layer {middle.start} of {spec.name} on {device}")
     with _loaded(folder, spec, device, middle) as bench:
         latencies = bench.layer_latencies()
+        prefills = bench.prefill_latencies()
         plain_ms = bench.step_times_ms(1, want_logits=False)
         rates = [bench.load_bytes_per_s]
     embed_ms = FLOOR_MS
@@ -108,7 +116,7 @@ def measure(folder: Path, spec: ModelSpec, device: str, progress: Progress | Non
         without_ms = bench.step_times_ms(1, want_logits=False)
         head_ms = added_ms(bench.step_times_ms(1, want_logits=True), without_ms)
         rates.append(bench.load_bytes_per_s)
-    return Profile(latencies, embed_ms, head_ms, max(rates))
+    return Profile(latencies, embed_ms, head_ms, max(rates), prefills)
 
 
 @contextmanager
@@ -148,6 +156,25 @@ class _Bench:
             times_ms = self.step_times_ms(batch_size, want_logits=False)
             measured.append(LayerLatency(batch_size, max(FLOOR_MS, statistics.median(times_ms))))
         return at_most_the_next(measured)
+
+    def prefill_latencies(self) -> tuple[PrefillLatency, ...]:
+        """By tokens, as far as context and budget go; none above that of more tokens."""
+        measured: list[LayerLatency] = []
+        started_s, next_s = time.perf_counter(), 0.0
+        for tokens in PREFILL_TOKENS:
+            spent_s = time.perf_counter() - started_s
+            if tokens > self._spec.context_length or spent_s + next_s > PREFILL_BUDGET_S:
+                break
+            layer_ms = min([self._prefill_ms(tokens) for _ in range(PREFILL_STEPS)][1:])
+            measured.append(LayerLatency(tokens, max(FLOOR_MS, layer_ms)))
+            next_s = PREFILL_STEPS * 2 * layer_ms / 1000
+        return tuple(PrefillLatency(one.batch_size, one.layer_ms) for one in at_most_the_next(measured))
+
+    def _prefill_ms(self, tokens: int) -> float:
+        cache = self._engine.new_cache(self._span, tokens)
+        started_s = time.perf_counter()
+        self._step([cache], tokens, want_logits=False)
+        return (time.perf_counter() - started_s) * 1000
 
     def step_times_ms(self, batch_size: int, *, want_logits: bool) -> list[float]:
         """The times of some decode steps of `batch_size` sequences, at least MIN_STEPS if the context has room."""
@@ -215,6 +242,7 @@ def to_json(profile: Profile) -> dict[str, object]:
     """The profile as JSON values, units in the names."""
     return {
         "layer_ms": {str(latency.batch_size): latency.layer_ms for latency in profile.layer_latencies},
+        "prefill_layer_ms": {str(latency.tokens): latency.layer_ms for latency in profile.prefill_latencies},
         "embed_ms": profile.embed_ms,
         "head_ms": profile.head_ms,
         "load_bytes_per_s": profile.load_bytes_per_s,
@@ -227,9 +255,17 @@ def _read(content: object) -> Profile | None:
         return None
     try:
         layer_ms = {int(size): float(layer_ms) for size, layer_ms in content["layer_ms"].items()}
-        ends = [float(content[name]) for name in ("embed_ms", "head_ms", "load_bytes_per_s")]
+        prefill_ms = {
+            int(tokens): float(layer_ms) for tokens, layer_ms in content["prefill_layer_ms"].items()
+        }
+        embed_ms, head_ms, load = (
+            float(content[name]) for name in ("embed_ms", "head_ms", "load_bytes_per_s")
+        )
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
-    if min(layer_ms, default=0) != 1 or not all(value >= FLOOR_MS for value in (*layer_ms.values(), *ends)):
+    values = (*layer_ms.values(), *prefill_ms.values(), embed_ms, head_ms, load)
+    if min(layer_ms, default=0) != 1 or not all(value >= FLOOR_MS for value in values):
         return None
-    return Profile(tuple(LayerLatency(*pair) for pair in sorted(layer_ms.items())), *ends)
+    prefills = tuple(PrefillLatency(*pair) for pair in sorted(prefill_ms.items()))
+    latencies = tuple(LayerLatency(*pair) for pair in sorted(layer_ms.items()))
+    return Profile(latencies, embed_ms, head_ms, load, prefills)

@@ -19,6 +19,8 @@ QUIET_S = 2.0
 """Work shorter than this passes without a progress line, and lines come no more often."""
 AT_ONCE_S = 5.0
 """How long a peer that was told to leave at once may still take."""
+LONGEST_WAIT_S = 0.25
+"""How long a signal may go unheeded that comes just before the event loop begins to wait."""
 KEY_PLACEHOLDER = "YOUR_COPY_OF_THE_KEY_FILE"
 
 
@@ -81,7 +83,9 @@ class ProgressLines:
 class Interrupts:
     """Ctrl-C or SIGTERM once: the peer drains and leaves. Twice: it leaves at once. Thrice: the process ends.
 
-    Plain signal handlers, because event loops on Windows have none of their own.
+    Plain signal handlers, because event loops on Windows have none of their own. Python runs them in the main thread,
+    between two instructions: the loop's wait goes on if the signal came just before it, or met another thread. So
+    no wait is longer than LONGEST_WAIT_S.
     """
 
     def __init__(self, peer: RunningPeer) -> None:
@@ -109,12 +113,18 @@ class Interrupts:
 
         names = (name for name in ("SIGINT", "SIGTERM", "SIGBREAK") if hasattr(signal, name))
         before = {number: signal.signal(number, note) for number in (getattr(signal, name) for name in names)}
+        self._keep_waits_short(life)
         try:
             yield
         finally:
             if self._count == 0:
                 for number, handler in before.items():
                     signal.signal(number, handler)
+
+    def _keep_waits_short(self, life: "asyncio.Task[None]") -> None:
+        """As long as signals come here: once one has come, to the end of the loop."""
+        if self._count > 0 or not life.done():
+            asyncio.get_running_loop().call_later(LONGEST_WAIT_S, self._keep_waits_short, life)
 
     def _act(self, count: int, life: "asyncio.Task[None]") -> None:
         if count == 1:

@@ -11,7 +11,7 @@ from molink.peer.link import Link
 from molink.peer.links import Links
 from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.protocol.frames import Frame, ProtocolError
-from molink.peer.sessions import SessionTable, read_plan
+from molink.peer.sessions import SessionPlan, SessionTable, read_plan
 from molink.peer.stepping import Stepper, report_failure
 from molink.shards.spec import ModelSpec
 
@@ -22,8 +22,11 @@ _log = logging.getLogger(__name__)
 class PeerService:
     """The peer's LinkHandler. The collaborators are attached once the links they need exist."""
 
-    def __init__(self, spec: ModelSpec, sessions: SessionTable, handout: Handout) -> None:
+    def __init__(
+        self, spec: ModelSpec, sessions: SessionTable, handout: Handout, activation_codecs: tuple[str, ...]
+    ) -> None:
         self._spec = spec
+        self._encodings = (spec.dtype, *activation_codecs)
         self._sessions = sessions
         self._handout = handout
         self._stepper: Stepper | None = None
@@ -77,6 +80,12 @@ class PeerService:
             if len(hops) > 1 and link.peer_id in (session.next_peer_id, session.previous_peer_id):
                 report_failure(session, link.peer_id, "lost", reason)
 
+    def _require_encodings(self, plan: SessionPlan, hop: int) -> None:
+        """The facts in the descriptor may be older than what this peer's owner wants now."""
+        refused = {*plan.encodings[max(0, hop - 1) : hop + 1]}.difference(self._encodings)
+        if refused:
+            raise RequestRefused("codec", f"this peer takes no activations in {', '.join(sorted(refused))}")
+
     async def _answer(self, link: Link, request: pb.Request) -> tuple[pb.Response, bytes]:
         if self._admission is None:
             raise RequestRefused("busy", "this peer is still starting", retry_after_s=1.0)
@@ -84,6 +93,7 @@ class PeerService:
         if body == "reserve":
             async with self._turns.setdefault(link, asyncio.Lock()):
                 plan = await asyncio.to_thread(read_plan, request.reserve.descriptor, self._spec)
+                self._require_encodings(plan, request.reserve.hop)
                 bytes_to_load = self._admission.reserve(link, plan, request.reserve.hop)
             return pb.Response(reserved=pb.Reserved(bytes_to_load=bytes_to_load)), b""
         if body == "await_ready":

@@ -11,9 +11,12 @@ from molink.dht.identity import Identity
 from molink.dht.swarm_key import SwarmKey
 from molink.peer.acceptor import Acceptor
 from molink.peer.admission import Admission
+from molink.peer.circulation import Rule, molink
+from molink.peer.decode_watch import Unwatched
 from molink.peer.engine_thread import EngineThread
 from molink.peer.handout import Handout
 from molink.peer.leases import LeaseBook
+from molink.peer.line_quality import MeasureLine, unmeasured
 from molink.peer.links import Links
 from molink.peer.metrics import PeerMetrics
 from molink.peer.microbatch import BatchLimits
@@ -50,11 +53,13 @@ class Serving:
         listen: tuple[str, int],
         metrics: PeerMetrics,
         on_change: Callable[[], None],
+        activation_codecs: tuple[str, ...] = (),
+        rule: Rule = molink,
     ) -> None:
         sessions = SessionTable()
         spec, manifest = model.spec, model.manifest
         handout = Handout(spec.model_hash, manifest.to_bytes(), model.folder, manifest.files)
-        service = PeerService(spec, sessions, handout)
+        service = PeerService(spec, sessions, handout, activation_codecs)
         engine = Engine(spec, device)
         self._engine_thread = EngineThread()
         self.links = Links(identity, service, swarm_key, is_client=False)
@@ -67,6 +72,8 @@ class Serving:
             self.links,
             batch_limits(spec),
             metrics,
+            rule,
+            Unwatched(),
         )
         self.admission = Admission(
             identity.peer_id,
@@ -83,6 +90,7 @@ class Serving:
             on_change,
         )
         service.attach(self.stepper, self.admission, self.links)
+        self.measure_line: MeasureLine = unmeasured
         self._acceptor = Acceptor(*listen, identity.peer_id, certificate, self.links, service, swarm_key)
         self._stack = AsyncExitStack()
 

@@ -1,12 +1,15 @@
 """The session table: what this peer knows of each generation that passes through it."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from molink.dht.announcement import AnnouncementError, open_facts
 from molink.dht.records import PeerFacts
+from molink.peer.codecs import encodings_of_circuit
 from molink.peer.leases import LeaseKey
 from molink.peer.link import Link
+from molink.peer.pipeline import Circuit, PipelineStage, stage_of
 from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.protocol.frames import ProtocolError
 from molink.shards.kv_cache import SequenceCache
@@ -14,6 +17,9 @@ from molink.shards.spec import ModelSpec, SamplingParams, Span
 
 MAX_HOPS = 256
 MAX_STANDBYS = 8
+MAX_LINK_MS = 60_000.0
+MIN_UPLINK_MBPS, MAX_UPLINK_MBPS = 1e-3, 1e6
+"""What predictions take; a hop that claims more or less is refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +42,15 @@ class SessionPlan:
     prompt_tokens: int
     capacity_tokens: int
     trace: bool
+    encodings: tuple[str, ...]
+    """How activations travel out of each hop (see `codecs.py`)."""
+    stages: tuple[PipelineStage, ...]
+    """The circuit for predictions."""
+
+    @property
+    def circuit(self) -> Circuit:
+        """What two sessions have in common that may travel together."""
+        return tuple((hop.peer_id, hop.span) for hop in self.hops)
 
     def span_of(self, hop: int) -> Span:
         return self.hops[hop].span
@@ -83,6 +98,16 @@ class HopSession:
     def previous_peer_id(self) -> str:
         return self.plan.hops[self.hop - 1].peer_id
 
+    @property
+    def sends_in(self) -> str:
+        """The encoding of the activations that go to the next hop."""
+        return self.plan.encodings[self.hop]
+
+    @property
+    def receives_in(self) -> str:
+        """The encoding of the activations that come from the previous hop."""
+        return self.plan.encodings[self.hop - 1]
+
 
 class SessionTable:
     """Every session of this peer, at most one epoch of each."""
@@ -126,14 +151,18 @@ def read_plan(descriptor: pb.SessionDescriptor, spec: ModelSpec) -> SessionPlan:
             f"{descriptor.prompt_tokens} prompt tokens and {descriptor.capacity_tokens} in all do not fit "
             f"the model's context of {spec.context_length}"
         )
+    hops = _read_hops(descriptor, spec)
+    announced = [hop.facts.activation_codecs for hop in hops]
     return SessionPlan(
         key=LeaseKey(bytes(descriptor.session), descriptor.epoch),
-        hops=_read_hops(descriptor, spec),
+        hops=hops,
         params=_read_params(descriptor.sampling, spec),
         seed=descriptor.sampling.seed,
         prompt_tokens=descriptor.prompt_tokens,
         capacity_tokens=descriptor.capacity_tokens,
         trace=descriptor.trace,
+        encodings=encodings_of_circuit(descriptor.activation_codec, spec.dtype, announced),
+        stages=tuple(_read_stage(*pair, spec) for pair in zip(descriptor.hops, hops, strict=True)),
     )
 
 
@@ -168,6 +197,17 @@ def _read_facts(hop: pb.Hop) -> PeerFacts:
     if facts.peer_id != hop.peer_id:
         raise ProtocolError(f"the facts of hop {hop.peer_id} are those of {facts.peer_id}")
     return facts
+
+
+def _read_stage(hop: pb.Hop, plan: HopPlan, spec: ModelSpec) -> PipelineStage:
+    link_ms, uplink_mbps = hop.predicted_link_ms, hop.uplink_mbps
+    if not (math.isfinite(link_ms) and 0 <= link_ms <= MAX_LINK_MS):
+        raise ProtocolError(f"a link takes 0 to {MAX_LINK_MS:g} ms, not {link_ms}")
+    if uplink_mbps != 0 and not MIN_UPLINK_MBPS <= uplink_mbps <= MAX_UPLINK_MBPS:
+        raise ProtocolError(
+            f"an uplink has {MIN_UPLINK_MBPS:g} to {MAX_UPLINK_MBPS:g} Mbps, not {uplink_mbps}"
+        )
+    return stage_of(plan.facts, plan.span, spec, link_ms, uplink_mbps or None)
 
 
 def _read_params(sampling: pb.Sampling, spec: ModelSpec) -> SamplingParams:

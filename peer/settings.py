@@ -18,6 +18,7 @@ from molink.dht.configuration import (
     read_configuration,
     split_addresses,
 )
+from molink.peer.circulation import Rule, molink, rule_named
 from molink.peer.memory import parse_bytes
 from molink.shards.spec import Span
 
@@ -59,6 +60,10 @@ class JoinSettings:
     partner: str
     state_dir: Path
     relay: str
+    activation_codec: str = "none"
+    """Lossy encodings of activations that this peer takes part in, one of `codecs.SETTINGS`."""
+    rule: Rule = molink
+    """How many micro-batches circulate, where this peer is the head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +115,8 @@ def load_settings(command_line: Configuration, environment: Mapping[str, str] | 
         partner=merged.partner or "auto",
         state_dir=(merged.state_dir or default_state_dir()).expanduser().absolute(),
         relay=merged.relay or "auto",
+        activation_codec=merged.activation_codec or "none",
+        rule=molink if merged.micro_batches is None else _rule(merged.micro_batches),
     )
 
 
@@ -207,6 +214,13 @@ def _parse_memory(memory: str | int | None) -> int | None:
     if amount <= 0:
         raise SettingsError(f"--memory {memory} leaves nothing to serve with: give an amount such as 10GB")
     return amount
+
+
+def _rule(micro_batches: str | int) -> Rule:
+    try:
+        return rule_named(str(micro_batches))
+    except ValueError as error:
+        raise SettingsError(f"--micro-batches: {error}") from error
 
 
 def _check_device(device: str) -> str:

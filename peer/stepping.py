@@ -11,12 +11,16 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from molink.peer.circulation import Rule
+from molink.peer.circulation_limit import CirculationLimit
+from molink.peer.decode_watch import DecodeBatch, DecodeWatch, Iterations
 from molink.peer.engine_thread import EngineThread
 from molink.peer.leases import LeaseKey
 from molink.peer.link import Link
 from molink.peer.links import Links
 from molink.peer.metrics import PeerMetrics
 from molink.peer.microbatch import BatchLimits, MicroBatchQueue, PendingStep
+from molink.peer.prefill_chunks import chunk_lengths
 from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.protocol.frames import Frame, ProtocolError
 from molink.peer.sessions import HopSession, SessionTable
@@ -42,6 +46,8 @@ class Stepper:
         links: Links,
         limits: BatchLimits,
         metrics: PeerMetrics,
+        rule: Rule,
+        watch: DecodeWatch,
     ) -> None:
         self._peer_id = peer_id
         self._spec = spec
@@ -54,6 +60,12 @@ class Stepper:
         self._queue = MicroBatchQueue(limits)
         self._inputs: dict[tuple[LeaseKey, int], StepInput] = {}
         self._busy = False
+        self._circulation = CirculationLimit(rule, limits.max_sessions)
+        self._next: dict[LeaseKey, tuple[HopSession, pb.Token]] = {}
+        """Sessions that wait for others of their circuit, with the token that their next step takes."""
+        self._overdue: asyncio.TimerHandle | None = None
+        self._watch = watch
+        self._iterations = Iterations()
 
     @property
     def queued(self) -> int:
@@ -77,27 +89,36 @@ class Stepper:
             )
         session.history = list(tokens)
         # a chunk leaves room for the decode steps that ride along
-        size = max(1, self._limits.max_tokens - self._limits.max_sessions)
-        for step, first in enumerate(range(0, len(tokens), size)):
-            chunk = tokens[first : first + size]
-            last = first + size >= len(tokens)
-            self._add(session, step, len(chunk), chunk, None, sample=last, prefill=True, timings=())
+        most = max(1, self._limits.max_tokens - self._limits.max_sessions)
+        first = 0
+        for step, length in enumerate(chunk_lengths(session.plan.stages, len(tokens), most)):
+            chunk = tokens[first : first + length]
+            first += length
+            last = first == len(tokens)
+            self._add(session, step, length, chunk, None, sample=last, prefill=True, timings=())
         self._pump()
 
     def on_activations(self, link: Link, frame: Frame, header: pb.Activations) -> None:
-        """The previous hop's output for some sessions."""
+        """The previous hop's output for some sessions, in the encoding that their descriptors agree on."""
         total = sum(row.rows for row in header.rows)
-        if header.hidden_size != self._spec.hidden_size or header.dtype != self._spec.dtype:
-            raise ProtocolError(f"activations of {header.hidden_size} x {header.dtype} are not this model's")
+        sessions = [self._sessions.get(row.session, row.epoch) for row in header.rows]
+        agreed = {session.receives_in for session in sessions if session is not None}
+        if header.hidden_size != self._spec.hidden_size or not agreed <= {header.dtype}:
+            raise ProtocolError(
+                f"activations of {header.hidden_size} x {header.dtype} are not those of this session"
+            )
+        if not agreed:
+            return  # all have ended
         try:
-            hidden = codec.decode(frame.payload, total, header.hidden_size, header.dtype)
+            hidden = codec.decode(
+                frame.payload, total, header.hidden_size, self._spec.dtype, encoding=header.dtype
+            )
         except ValueError as error:
             raise ProtocolError(f"activations: {error}") from error
         first = 0
-        for row in header.rows:
+        for row, session in zip(header.rows, sessions, strict=True):
             part = hidden[first : first + row.rows]
             first += row.rows
-            session = self._sessions.get(row.session, row.epoch)
             if session is None:
                 continue
             if session.is_head or session.previous_peer_id != link.peer_id or session.cache is None:
@@ -133,6 +154,8 @@ class Stepper:
     def discard(self, session: HopSession) -> None:
         """The session has ended: what waits of it is dropped."""
         self._queue.discard(session.key)
+        self._iterations.forget(session.key)
+        self._leave(session.key)
         for key in [key for key in self._inputs if key[0] == session.key]:
             del self._inputs[key]
 
@@ -147,6 +170,8 @@ class Stepper:
             return
         inputs = tuple(self._inputs.pop((pending.key, pending.step)) for pending in batch)
         self._busy = True
+        if (decode := _decode_batch(inputs)) is not None:
+            self._watch.began(decode)
         self._engine_thread.begin(
             lambda: compute(self._engine, inputs), lambda output: self._stepped(inputs, output)
         )
@@ -157,6 +182,13 @@ class Stepper:
         Unless this is the tail: where it is the head too, the sessions that go on step with those that wait.
         """
         self._busy = False
+        self._circulation.stepped(one.session.key for one in inputs)
+        self._release()
+        decode = _decode_batch(inputs)
+        if decode is not None and self._iterations.is_first(
+            one.session.key for one in inputs if not one.prefill
+        ):
+            self._watch.iteration_began(decode)
         if isinstance(output, Exception):
             self._pump()
             _log.error("a step of %d sessions failed", len(inputs), exc_info=output)
@@ -175,15 +207,17 @@ class Stepper:
     # -- frames out
 
     def _deliver_activations(self, output: StepOutput, hidden: torch.Tensor) -> None:
-        """One frame to each next hop, its rows in order."""
-        for peer_id, parts in split_by_next(output, hidden).items():
-            header = pb.Activations(hidden_size=self._spec.hidden_size, dtype=self._spec.dtype)
+        """One frame to each next hop, its rows in order; two where sessions differ in how they travel."""
+        for (peer_id, encoding), parts in split_by_next(output, hidden).items():
+            header = pb.Activations(hidden_size=self._spec.hidden_size, dtype=encoding)
             header.rows.extend(row_header(one, self._timings(one, output)) for one, _ in parts)
             tensor = parts[0][1] if len(parts) == 1 else torch.cat([part for _, part in parts])
             prefill = all(one.prefill for one, _ in parts)
             traffic_class = TrafficClass.PREFILL if prefill else TrafficClass.DECODE
             link = self._links.find(peer_id)
-            if link is None or not link.post(header, codec.encode(tensor), traffic_class):
+            payload = codec.encode(tensor, encoding)
+            self._metrics.sent_activations(encoding, payload.nbytes)
+            if link is None or not link.post(header, payload, traffic_class):
                 reason = (link.closed_because if link else None) or "no open link, or its queue is full"
                 self._fail([one for one, _ in parts], reason, code="lost", peer_id=peer_id)
 
@@ -219,16 +253,54 @@ class Stepper:
                 continue
             session.history.append(token.token_id)
             if session.owner.closed_because is not None:
+                self._leave(session.key)
                 continue  # the client is gone: its lease runs out
             by_client.setdefault(session.owner, []).append(token)
             if token.finish == pb.NOT_FINISHED:
-                step = token.step + 1
-                self._add(session, step, 1, (token.token_id,), None, sample=True, prefill=False, timings=())
+                self._go_on(session, token)
+            else:
+                self._leave(session.key)
+        self._release()
         self._pump()
         self._engine_thread.let_begin()
         for owner, tokens in by_client.items():
             if not owner.post(pb.Tokens(tokens=tokens), traffic_class=TrafficClass.DECODE):
                 owner.close("it does not take the tokens that it asked for")
+
+    # -- which sessions go on together
+
+    def _go_on(self, session: HopSession, token: pb.Token) -> None:
+        """The session's next step may begin; alone on this peer at once, else as its circuit's circulation has it."""
+        if session.is_tail:
+            self._begin(session, token)
+            return
+        if session.key not in self._circulation:
+            self._circulation.join(session.key, session.plan.circuit, session.plan.stages)
+        self._next[session.key] = session, token
+        self._circulation.returned(session.key, time.perf_counter())
+
+    def _release(self) -> None:
+        """Queues the steps of those that go on now, and looks again when somebody has waited long enough."""
+        now_s = time.perf_counter()
+        for key in self._circulation.release(now_s):
+            self._begin(*self._next.pop(key))
+        due_s = self._circulation.due_s() if self._next else None
+        if due_s is not None and self._overdue is None:
+            delay_s = max(0.0, due_s - now_s)
+            self._overdue = asyncio.get_running_loop().call_later(delay_s, self._look_again)
+
+    def _look_again(self) -> None:
+        self._overdue = None
+        self._release()
+        self._pump()
+
+    def _begin(self, session: HopSession, token: pb.Token) -> None:
+        step = token.step + 1
+        self._add(session, step, 1, (token.token_id,), None, sample=True, prefill=False, timings=())
+
+    def _leave(self, key: LeaseKey) -> None:
+        self._next.pop(key, None)
+        self._circulation.leave(key, time.perf_counter())
 
     def _add(
         self,
@@ -252,6 +324,7 @@ class Stepper:
             detail = f"step {step} goes beyond the {session.plan.capacity_tokens} tokens that were reserved"
             if hidden is not None:
                 raise ProtocolError(detail)
+            self._leave(session.key)
             report_failure(session, session.previous_peer_id, "protocol", detail)
             return
         now = time.perf_counter()
@@ -282,7 +355,18 @@ class Stepper:
         self, inputs: Sequence[StepInput], detail: str, code: str = "engine", peer_id: str = ""
     ) -> None:
         for one in inputs:
+            self._leave(one.session.key)
             report_failure(one.session, peer_id or self._peer_id, code, detail)
+
+
+def _decode_batch(inputs: Sequence[StepInput]) -> DecodeBatch | None:
+    """The decode steps among these, as of now; None if there are none."""
+    sessions = [one.session for one in inputs if not one.prefill]
+    if not sessions:
+        return None
+    following = frozenset(session.next_peer_id for session in sessions)
+    first = sessions[0]
+    return DecodeBatch(time.perf_counter(), len(sessions), following, first.plan.stages, first.hop)
 
 
 def report_failure(session: HopSession, peer_id: str, code: str, detail: str) -> None:

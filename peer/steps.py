@@ -79,12 +79,13 @@ def compute(engine: Engine, inputs: tuple[StepInput, ...]) -> StepOutput:
 
 def split_by_next(
     output: StepOutput, hidden: torch.Tensor
-) -> dict[str, list[tuple[StepInput, torch.Tensor]]]:
-    """A step's rows by the peer that they go to, in order."""
-    parts: dict[str, list[tuple[StepInput, torch.Tensor]]] = {}
+) -> dict[tuple[str, str], list[tuple[StepInput, torch.Tensor]]]:
+    """A step's rows by the peer that they go to and the encoding that they go in, in order."""
+    parts: dict[tuple[str, str], list[tuple[StepInput, torch.Tensor]]] = {}
     first = 0
     for one in output.inputs:
-        parts.setdefault(one.session.next_peer_id, []).append((one, hidden[first : first + one.count]))
+        way = one.session.next_peer_id, one.session.sends_in
+        parts.setdefault(way, []).append((one, hidden[first : first + one.count]))
         first += one.count
     return parts
 

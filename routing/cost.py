@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from molink.dht.records import LayerLatency
+from molink.dht.records import LayerLatency, PrefillLatency
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class CostModel:
     layers of small models from being loaded for gains within measurement noise."""
 
     unknown_bandwidth_mbps: float = 20.0
-    """Uplink of a peer of which nothing was measured: a common cable line's. Announcements carry none."""
+    """Uplink of a peer that has not measured and announced its own: a common cable line's."""
     unknown_row_share: float = 0.1
     """Where only one batch size was measured: what each further row adds, as a part of that time. Eight
     sequences in one pass run at 4 to 5 times the serial rate on two processor cores, hence (8 / 4.5 - 1) / 7."""
@@ -70,12 +70,21 @@ def layer_ms_at(latencies: Sequence[LayerLatency], batch_size: int) -> float:
     return known + slope * (batch_size - sizes[-1])
 
 
-def prefill_layer_ms(latencies: Sequence[LayerLatency], rows: int, cost: CostModel) -> float:
-    """Milliseconds of one layer for `rows` rows of a prompt, from the decode steps that were measured.
+def prefill_layer_ms(
+    latencies: Sequence[LayerLatency], rows: int, cost: CostModel, measured: Sequence[PrefillLatency] = ()
+) -> float:
+    """Milliseconds of one layer for `rows` rows of a prompt: from the prefills that were `measured`, if any,
+    and else from decode steps.
 
-    Beyond the largest batch size, by the mean slope of all: the last two sizes alone are within noise of each
-    other on a fast device, and a prompt is far beyond them.
+    Beyond the largest, by the mean slope of all: the last two sizes alone are within noise of each other on a
+    fast device, and a prompt may be far beyond them. What attention adds as the prompt grows is left out.
     """
+    if measured:
+        single = LayerLatency(1, min(layer_ms_at(latencies, 1), measured[0].layer_ms))
+        prompts = (
+            LayerLatency(prefill.tokens, prefill.layer_ms) for prefill in measured if prefill.tokens > 1
+        )
+        latencies = (single, *prompts)
     ordered = sorted(latencies, key=lambda latency: latency.batch_size)
     smallest, largest = ordered[0], ordered[-1]
     if rows <= largest.batch_size:

@@ -29,8 +29,9 @@ def ttft_ms(stages: Sequence[Stage], prompt_tokens: int, client_rtt_ms: float, c
     chunks, rows = prefill_chunks(prompt_tokens, cost)
     through_ms, pace_ms = client_rtt_ms, 0.0
     for index, stage in enumerate(stages):
-        latencies = stage.view.facts.layer_latencies
-        layer_ms = prefill_layer_ms(latencies, rows, cost)
+        facts = stage.view.facts
+        latencies = facts.layer_latencies
+        layer_ms = prefill_layer_ms(latencies, rows, cost, facts.prefill_latencies)
         compute_ms = stage.layers * layer_ms
         if index == 0:
             single_ms = layer_ms_at(latencies, 1)

@@ -33,6 +33,10 @@ class RouteHop:
     """All that was charged for this hop when the circuit was chosen; `compute_ms` and `link_ms` are in it."""
     assumed: tuple[str, ...] = ()
     """What nobody has measured, each with the value that was assumed in its place."""
+    measured: tuple[str, ...] = ()
+    """What is assumed of other peers and was measured of this one, each with its value."""
+    uplink_mbps: float | None = None
+    """What the peer's line carries away from it; None if nobody has measured it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +73,7 @@ def route_of(posed: Posed, hops: Sequence[Hop], snapshot: Snapshot, cost: CostMo
         Stage(posed.views[hop.machine], posed.costs[hop.machine], hop.stop - hop.start, one.link_ms)
         for hop, one in zip(hops, routed, strict=True)
     ]
-    head = snapshot.seen(routed[0].peer_id)
+    head = snapshot.seen(posed.views[hops[0].machine])
     first_ms = ttft_ms(stages, posed.demand.prompt_tokens, client_rtt_ms(head, cost), cost)
     terms = chain.from_iterable(hop.terms for hop in routed)
     tpot_ms = sum(term.ms for term in terms if term.in_tpot)
@@ -105,6 +109,7 @@ def _route_hop(
             Term("service", costs.service_ms, in_tpot=True),
             Term("client link", costs.client_link_ms, in_tpot=False),
         ]
+    uplink_mbps = snapshot.seen(view).uplink_mbps
     after = posed.views[following.machine] if len(hops) > 1 else None
     return RouteHop(
         peer_id=view.peer_id,
@@ -114,6 +119,8 @@ def _route_hop(
         link_ms=link_ms,
         terms=tuple(term for term in terms if term.ms != 0.0),
         assumed=_assumed(posed, hop, snapshot, cost, None if after is None else (after, link_ms)),
+        measured=() if uplink_mbps is None else (f"an uplink of {uplink_mbps:g} Mbps",),
+        uplink_mbps=snapshot.seen(view).uplink_mbps,
     )
 
 
@@ -131,7 +138,7 @@ def _assumed(
     posed: Posed, hop: Hop, snapshot: Snapshot, cost: CostModel, link: tuple[PeerView, float] | None
 ) -> tuple[str, ...]:
     view = posed.views[hop.machine]
-    seen = snapshot.seen(view.peer_id)
+    seen = snapshot.seen(view)
     said = []
     if link is not None and not snapshot.measured(view, link[0]):
         said.append(f"a round trip of {2 * (link[1] - cost.hop_overhead_ms):.0f} ms to the next hop")
@@ -141,9 +148,10 @@ def _assumed(
         said.append(f"that it stays for {cost.mean_lifetime_s / 3600:g} h on average")
     if hop.start == 0 and seen.client_rtt_ms is None:
         said.append(f"a round trip of {cost.unknown_rtt_ms:g} ms to the client")
-    largest = max(latency.batch_size for latency in view.facts.layer_latencies)
+    facts = view.facts
+    largest = max(latency.batch_size for latency in facts.layer_latencies)
     _, rows = prefill_chunks(posed.demand.prompt_tokens, cost)
-    if rows > largest:
+    if rows > largest and not facts.prefill_latencies:
         said.append(f"the time of {rows} rows from batches of {largest} at most")
     if hop.start == 0 and posed.demand.prompt_assumed:
         said.append(f"a prompt of {posed.demand.prompt_tokens} tokens")

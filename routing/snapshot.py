@@ -72,9 +72,7 @@ class Snapshot:
         """
         views = self.usable(avoid)
         recovery = recovery_ms(views, self.model, demand, cost)
-        costs = tuple(
-            peer_costs(view, self.seen(view.peer_id), self.model, demand, recovery, cost) for view in views
-        )
+        costs = tuple(peer_costs(view, self.seen(view), self.model, demand, recovery, cost) for view in views)
         resident = _table(self.model.layers, [view.state.spans for view in views])
         load_ms = np.zeros((len(views), self.model.layers))
         for row, view in enumerate(views):
@@ -108,9 +106,17 @@ class Snapshot:
         )
         return Posed(problem, views, costs, demand)
 
-    def seen(self, peer_id: str) -> Observed:
-        """What the router has seen of a peer."""
-        return self.observed.get(peer_id, UNSEEN)
+    def seen(self, view: PeerView) -> Observed:
+        """What the router has seen of a peer; of its uplink, where that is nothing, what the peer itself measured."""
+        seen = self.observed.get(view.peer_id, UNSEEN)
+        announced = view.facts.uplink_mbps
+        if (
+            seen.uplink_mbps is not None
+            or announced is None
+            or not (math.isfinite(announced) and announced > 0)
+        ):
+            return seen
+        return replace(seen, uplink_mbps=announced)
 
     def measured(self, one: PeerView, other: PeerView) -> bool:
         """Whether anybody has measured the round trip between two peers."""

@@ -165,8 +165,9 @@ def recovery_ms(views: Sequence[PeerView], model: ModelSpec, demand: Demand, cos
     """
     history = demand.prompt_tokens + (demand.tokens - demand.prompt_tokens) // 2
     chunks, rows = prefill_chunks(history, cost)
+    measured = [(view.facts.layer_latencies, view.facts.prefill_latencies) for view in views]
     layer_ms = (
-        median(prefill_layer_ms(view.facts.layer_latencies, rows, cost) for view in views) if views else 0
+        median(prefill_layer_ms(steps, rows, cost, prefills) for steps, prefills in measured) if views else 0
     )
     sent_ms = transmission_ms(history * model.activation_bytes, Observed(), cost)
     return cost.recovery_ms + chunks * model.layers * layer_ms + sent_ms

@@ -1,12 +1,17 @@
 """What a model is and what is asked of it, as values. No torch here: every world may import this file."""
 
-from collections.abc import Iterator
+import reprlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Numeric types that a circuit can compute in, with the bytes of one element."""
 
 QUANTIZATIONS = ("none", "int8", "nf4")
+
+ACTIVATION_CODECS = ("none", "float16", "bfloat16", "int8")
+"""How activations may travel between peers: in the model's own numbers, or, if all agree, in fewer bytes."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -134,6 +139,14 @@ class ModelSpec:
         return tokens * sum(self.kv_bytes_per_token[span.start : span.stop])
 
 
+class SamplingError(ValueError):
+    """A field of `SamplingParams` has a value that it cannot have: `parameter` names it."""
+
+    def __init__(self, parameter: str, value: object, allowed: str) -> None:
+        super().__init__(f"{parameter} must be {allowed}, got {reprlib.repr(value)}")
+        self.parameter = parameter
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the tail of a circuit chooses the next token, and when a generation ends.
@@ -160,27 +173,59 @@ class SamplingParams:
     """(token id, added to its logit) pairs, at most 300."""
 
     def __post_init__(self) -> None:
+        """Raises SamplingError: a value is of another type, or out of range."""
+        temperature, top_p, seed, logprobs = self.temperature, self.top_p, self.seed, self.logprobs
         checks = (
-            (self.max_new_tokens >= 1, f"max_new_tokens must be at least 1, got {self.max_new_tokens}"),
+            ("max_new_tokens", _is_whole(self.max_new_tokens, 1), "a whole number from 1 to 2**31 - 1"),
+            ("temperature", _is_number(temperature, 0, 100), "a number from 0 to 100"),
+            ("top_k", _is_whole(self.top_k, 0), "a whole number from 0 (all) to 2**31 - 1"),
+            ("top_p", _is_number(top_p, 0, 1) and top_p > 0, "a number above 0 and at most 1"),
             (
-                0.0 <= self.temperature <= 100.0,
-                f"temperature must be between 0 and 100, got {self.temperature}",
+                "seed",
+                seed is None or _is_whole(seed, 0, 2**64 - 1),
+                "None or a whole number from 0 to 2**64 - 1",
             ),
-            (self.top_k >= 0, f"top_k must be 0 (all) or more, got {self.top_k}"),
-            (0.0 < self.top_p <= 1.0, f"top_p must be above 0 and at most 1, got {self.top_p}"),
-            (self.seed is None or 0 <= self.seed < 2**64, f"seed must be in [0, 2**64), got {self.seed}"),
-            (len(self.stop) <= 16 and all(self.stop), "stop takes at most 16 strings, none of them empty"),
-            (len(self.stop_token_ids) <= 64, "stop_token_ids takes at most 64 ids"),
+            ("stop", _are(self.stop, 16, _is_text), "at most 16 strings, none of them empty"),
+            ("stop_token_ids", _are(self.stop_token_ids, 64, _is_token_id), "at most 64 token ids"),
+            ("ignore_eos", isinstance(self.ignore_eos, bool), "True or False"),
             (
-                self.logprobs is None or 0 <= self.logprobs <= 20,
-                f"logprobs must be 0 to 20, got {self.logprobs}",
+                "logprobs",
+                logprobs is None or _is_whole(logprobs, 0, 20),
+                "None or a whole number from 0 to 20",
             ),
-            (len(self.logit_bias) <= 300, "logit_bias takes at most 300 tokens"),
             (
-                all(-100 <= bias <= 100 for _, bias in self.logit_bias),
-                "a logit_bias must be between -100 and 100",
+                "logit_bias",
+                _are(self.logit_bias, 300, _is_bias),
+                "at most 300 pairs of a token id and a number from -100 to 100",
             ),
         )
-        for holds, message in checks:
+        for name, holds, allowed in checks:
             if not holds:
-                raise ValueError(message)
+                raise SamplingError(name, getattr(self, name), allowed)
+
+
+def _is_whole(value: object, least: int, most: int = 2**31 - 1) -> bool:
+    return isinstance(value, Integral) and _is_number(value, least, most)
+
+
+def _is_number(value: object, least: float, most: float) -> bool:
+    return not isinstance(value, bool) and isinstance(value, Real) and not value < least and value <= most
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and value != ""
+
+
+def _is_token_id(value: object) -> bool:
+    return _is_whole(value, 0)
+
+
+def _is_bias(value: object) -> bool:
+    match value:
+        case (token_id, bias):
+            return _is_token_id(token_id) and _is_number(bias, -100, 100)
+    return False
+
+
+def _are(values: object, most: int, holds: Callable[[object], bool]) -> bool:
+    return isinstance(values, tuple) and len(values) <= most and all(map(holds, values))

@@ -79,7 +79,8 @@ def schedule(
 
 def _settings(testbed: str | None, machines: int | None) -> tuple[Setting, ...]:
     if machines is None:
-        return tuple(Setting(number) for number in options.parse_testbeds(testbed or "1"))
+        numbers = options.parse_testbeds("1" if testbed is None else testbed)
+        return tuple(Setting(number) for number in numbers)
     if testbed is not None:
         raise ValueError("--testbed and --machines exclude each other: a testbed has its own machines")
     return (Setting(machines=machines),)

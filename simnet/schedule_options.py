@@ -91,11 +91,13 @@ def parse_testbeds(text: str) -> tuple[int, ...]:
     """Numbers of testbeds, each once; raises ValueError with one sentence."""
     if text.strip() == "all":
         return tuple(TESTBEDS)
-    numbers = parse_counts("--testbed", text)
-    for number in numbers:
-        if number not in TESTBEDS:
-            raise ValueError(f"--testbed must be 1, 2, 3, 4 or all, got {number}")
-    return tuple(dict.fromkeys(numbers))
+    known = {str(number): number for number in TESTBEDS}
+    names = [name.strip() for name in text.split(",")]
+    if not known.keys() >= set(names):
+        raise ValueError(
+            f"--testbed must be 1, 2, 3, 4 or all, several with commas between them, got {text!r}"
+        )
+    return tuple(dict.fromkeys(known[name] for name in names))
 
 
 def parse_names(text: str) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from molink.routing.circuit import Circuit
 PAPER_ORDER = ("greedy", "augmented", "refined", "ilp", "random", "balanced")
 """The order in which algorithms are shown; what is not named here comes after."""
 
-_NUMBERED = re.compile(r"([a-z][a-z-]*?)(\d+(?:\.\d+)?)?")
+_NUMBERED = re.compile(r"([a-z][a-z-]*?)(-?\d+(?:\.\d+)?)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +78,12 @@ def _of_algorithm(
 
 
 def _with_effort(name: str, algorithm: str, effort: str) -> Variant:
-    if float(effort) <= 0:
-        raise ValueError(f"{name!r} must allow more than 0")
     if algorithm != "random":
+        if float(effort) <= 0:
+            raise ValueError(f"{name!r}: the seconds of {algorithm} must be above 0, got {effort}")
         return Variant(algorithm, time_limit_s=float(effort))
-    if "." in effort:
-        raise ValueError(f"{name!r} must name a whole number of permutations")
+    if "." in effort or int(effort) < 1:
+        raise ValueError(
+            f"{name!r}: the permutations of random must be a whole number, 1 or more, got {effort}"
+        )
     return Variant(algorithm, samples=int(effort))

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from tiny_models import make_tiny_model
 from molink.dht.certificate import new_certificate
 from molink.dht.identity import Identity
 from molink.dht.records import PeerFacts
+from molink.peer.circulation import Rule, molink
 from molink.peer.leases import LeaseBook
 from molink.peer.link import Link
 from molink.peer.memory import MemoryPlan
@@ -93,7 +94,13 @@ class Served:
 
 
 @asynccontextmanager
-async def served(model: LocalModel, *, kv_tokens: int = 200) -> AsyncIterator[Served]:
+async def served(
+    model: LocalModel,
+    *,
+    kv_tokens: int = 200,
+    activation_codecs: tuple[str, ...] = (),
+    rule: Rule = molink,
+) -> AsyncIterator[Served]:
     """A peer with room for all weights and the KV cache of `kv_tokens` tokens, and its client."""
     spec = model.spec
     weights = spec.weight_bytes(spec.whole)
@@ -101,10 +108,22 @@ async def served(model: LocalModel, *, kv_tokens: int = 200) -> AsyncIterator[Se
     identity = Identity.generate()
     certificate = new_certificate(identity.peer_id)
     serving = Serving(
-        identity, None, certificate, model, "cpu", leases, ("127.0.0.1", 0), PeerMetrics(), lambda: None
+        identity,
+        None,
+        certificate,
+        model,
+        "cpu",
+        leases,
+        ("127.0.0.1", 0),
+        PeerMetrics(),
+        lambda: None,
+        activation_codecs,
+        rule,
     )
     async with serving, End(is_client=True) as client:
-        facts = facts_at(identity, certificate, f"127.0.0.1:{serving.port}")
+        facts = replace(
+            facts_at(identity, certificate, f"127.0.0.1:{serving.port}"), activation_codecs=activation_codecs
+        )
         link = await client.links.to(facts)
         running = asyncio.create_task(serving.admission.run())
         try:

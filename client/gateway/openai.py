@@ -1,13 +1,12 @@
 """Requests in OpenAI's API, and what they mean for a swarm."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from molink.client.errors import InvalidRequest
-from molink.shards.spec import SamplingParams
+from molink.shards.spec import SamplingError, SamplingParams
 
 MAX_CHOICES: Final = 16
 COMPLETION_TOKENS: Final = 16
@@ -39,8 +38,6 @@ _NEUTRAL: Final[Mapping[str, Sequence[object]]] = {
 nothing.
 """
 _REFUSED_PREFIXES: Final = ("guided_", "structured_")
-
-_SAMPLING_FIELDS: Final = tuple(field.name for field in fields(SamplingParams))
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 
@@ -105,9 +102,8 @@ class SamplingRequest(BaseModel):
                 logprobs=logprobs,
                 logit_bias=_bias(self.logit_bias or {}),
             )
-        except ValueError as error:
-            named = next((name for name in _SAMPLING_FIELDS if name in str(error)), None)
-            raise InvalidRequest(str(error), named) from error
+        except SamplingError as error:
+            raise InvalidRequest(str(error), error.parameter) from error
 
 
 class CompletionRequest(SamplingRequest):

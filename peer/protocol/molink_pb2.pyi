@@ -169,6 +169,7 @@ class Hop(_message.Message):
     STANDBY_PEER_IDS_FIELD_NUMBER: _builtins.int
     PREDICTED_COMPUTE_MS_FIELD_NUMBER: _builtins.int
     PREDICTED_LINK_MS_FIELD_NUMBER: _builtins.int
+    UPLINK_MBPS_FIELD_NUMBER: _builtins.int
     peer_id: _builtins.str
     start: _builtins.int
     stop: _builtins.int
@@ -178,6 +179,8 @@ class Hop(_message.Message):
     predicted_compute_ms: _builtins.float
     predicted_link_ms: _builtins.float
     """one way, to the next hop"""
+    uplink_mbps: _builtins.float
+    """measured; 0: not known"""
     @_builtins.property
     def standby_peer_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """who may take over, in order"""
@@ -193,10 +196,11 @@ class Hop(_message.Message):
         standby_peer_ids: _abc.Iterable[_builtins.str] | None = ...,
         predicted_compute_ms: _builtins.float = ...,
         predicted_link_ms: _builtins.float = ...,
+        uplink_mbps: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["facts", b"facts", "peer_id", b"peer_id", "predicted_compute_ms", b"predicted_compute_ms", "predicted_link_ms", b"predicted_link_ms", "quantization", b"quantization", "standby_peer_ids", b"standby_peer_ids", "start", b"start", "stop", b"stop"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["facts", b"facts", "peer_id", b"peer_id", "predicted_compute_ms", b"predicted_compute_ms", "predicted_link_ms", b"predicted_link_ms", "quantization", b"quantization", "standby_peer_ids", b"standby_peer_ids", "start", b"start", "stop", b"stop", "uplink_mbps", b"uplink_mbps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -280,6 +284,7 @@ class SessionDescriptor(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     CAPACITY_TOKENS_FIELD_NUMBER: _builtins.int
     TRACE_FIELD_NUMBER: _builtins.int
+    ACTIVATION_CODEC_FIELD_NUMBER: _builtins.int
     session: _builtins.bytes
     """16 bytes, chosen by the client"""
     epoch: _builtins.int
@@ -291,6 +296,8 @@ class SessionDescriptor(_message.Message):
     """KV cache to reserve"""
     trace: _builtins.bool
     """hops report their times"""
+    activation_codec: _builtins.str
+    """on links whose ends both take it; empty: the model's own numbers everywhere"""
     @_builtins.property
     def hops(self) -> _containers.RepeatedCompositeFieldContainer[Global___Hop]: ...
     @_builtins.property
@@ -306,10 +313,11 @@ class SessionDescriptor(_message.Message):
         prompt_tokens: _builtins.int = ...,
         capacity_tokens: _builtins.int = ...,
         trace: _builtins.bool = ...,
+        activation_codec: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_tokens", b"capacity_tokens", "epoch", b"epoch", "hops", b"hops", "model_hash", b"model_hash", "prompt_tokens", b"prompt_tokens", "sampling", b"sampling", "session", b"session", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_codec", b"activation_codec", "capacity_tokens", b"capacity_tokens", "epoch", b"epoch", "hops", b"hops", "model_hash", b"model_hash", "prompt_tokens", b"prompt_tokens", "sampling", b"sampling", "session", b"session", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -418,6 +426,7 @@ class Activations(_message.Message):
     DTYPE_FIELD_NUMBER: _builtins.int
     hidden_size: _builtins.int
     dtype: _builtins.str
+    """of the payload's numbers, or the codec that made it"""
     @_builtins.property
     def rows(self) -> _containers.RepeatedCompositeFieldContainer[Global___ActivationRow]: ...
     def __init__(

@@ -27,7 +27,7 @@ ASSUMED = (("an uplink of 20 Mbps", "a round trip of 100 ms to the client"), ("a
 def explanation() -> Explanation:
     generation = Generation("But soft", (1, 2), 3, "length", 0.5, 0.02, CircuitReport(HOPS, 12.5))
     hops = tuple(
-        HopTimes(hop, 1.0, 2.0, 0.5, 3.0, 4.0, terms, assumed)
+        HopTimes(hop, 1.0, 2.0, 0.5, 3.0, 4.0, terms, assumed, ("an uplink of 95 Mbps",))
         for hop, terms, assumed in zip(HOPS, TERMS, ASSUMED, strict=True)
     )
     return Explanation(generation, hops, 12.5, 20.0, 130.0, 145.0)
@@ -61,6 +61,7 @@ def test_predictions_stand_beside_measurements_and_assumptions_are_said(explanat
     assert "A token: predicted 12.50 ms, measured 20.00 ms" in text
     assert "The first token: predicted 130.00 ms from a ready circuit, measured 145.00 ms" in text
     assert "Assumed of hops 1, 2: an uplink of 20 Mbps\n" in text
+    assert "Measured of hops 1, 2: an uplink of 95 Mbps\n" in text
     assert "Assumed of hop 1: a round trip of 100 ms to the client\n" in text
     assert "cellar[red]" in text
 

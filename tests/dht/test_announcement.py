@@ -24,6 +24,7 @@ from molink.dht.announcement import (
     state_tag,
 )
 from molink.dht.bounds import MAX_LAYERS, MAX_SEQUENCE, MAX_TTL_S
+from molink.dht.facts_codec import MAX_UPLINK_MBPS
 from molink.dht.identity import Identity
 from molink.dht.records import (
     COORDINATE_DIMENSIONS,
@@ -33,6 +34,7 @@ from molink.dht.records import (
     LayerLatency,
     LinkMeasurement,
     PeerState,
+    PrefillLatency,
 )
 from molink.shards.spec import Span, merge_spans
 
@@ -130,6 +132,8 @@ def test_a_usual_state_comes_out_as_it_went_in() -> None:
     st.none() | st.integers(1, 32),
     sequences,
     st.none() | coordinates,
+    st.none() | st.floats(0, MAX_UPLINK_MBPS, exclude_min=True),
+    st.lists(st.sampled_from(("float16", "bfloat16", "int8", "int4 of tomorrow")), max_size=8),
 )
 def test_facts_come_out_as_they_went_in(
     name: str,
@@ -138,14 +142,19 @@ def test_facts_come_out_as_they_went_in(
     stop: int | None,
     sequence: int,
     coordinate: Coordinate | None,
+    uplink_mbps: float | None,
+    codecs: list[str],
 ) -> None:
     facts = replace(
         facts_of(IDENTITY, sequence=sequence, links=2),
         name=name,
         layer_latencies=tuple(LayerLatency(size, layer_ms) for size in sorted(batches)),
+        prefill_latencies=tuple(PrefillLatency(size, layer_ms) for size in sorted(batches)[:8]),
         span_limit=None if stop is None else Span(0, stop),
         head_ms=layer_ms,
         coordinate=coordinate,
+        uplink_mbps=uplink_mbps,
+        activation_codecs=tuple(codecs),
     )
     assert open_facts(seal_facts(facts, IDENTITY)) == facts
 
@@ -158,6 +167,9 @@ def test_the_largest_facts_fit_and_the_nearest_links_are_kept() -> None:
         grpc_addresses=tuple(f"{'h' * 60}{i}.example:65535" for i in range(8)),
         certificate=bytes(500),
         coordinate=COORDINATE,
+        uplink_mbps=MAX_UPLINK_MBPS,
+        activation_codecs=("a codec of 16 b.",) * 8,
+        prefill_latencies=tuple(PrefillLatency(2**size, 1.0) for size in range(12, 20)),
     )
     record = seal_facts(largest, IDENTITY)
     assert len(record) <= MAX_FACTS_BYTES
@@ -242,9 +254,23 @@ def test_nobody_signs_for_another() -> None:
         {"layer_latencies": (LayerLatency(1, 0.0),)},
         {"layer_latencies": (LayerLatency(2, 1.0), LayerLatency(1, 1.0))},
         {"layer_latencies": tuple(LayerLatency(size, 1.0) for size in range(1, 18))},
+        {"prefill_latencies": (PrefillLatency(16, 0.0),)},
+        {"prefill_latencies": (PrefillLatency(0, 1.0),)},
+        {"prefill_latencies": (PrefillLatency(16, float("inf")),)},
+        {"prefill_latencies": (PrefillLatency(32, 1.0), PrefillLatency(16, 1.0))},
+        {"prefill_latencies": tuple(PrefillLatency(tokens, 1.0) for tokens in range(1, 10))},
         {"span_limit": Span(0, 33)},
         {"links": (LinkMeasurement(Identity.generate().peer_id, math.nan),)},
         {"links": (LinkMeasurement("somebody", 1.0),)},
+        {"uplink_mbps": 0.0},
+        {"uplink_mbps": -1.0},
+        {"uplink_mbps": math.nan},
+        {"uplink_mbps": math.inf},
+        {"uplink_mbps": 2 * MAX_UPLINK_MBPS},
+        {"activation_codecs": ("int8",) * 9},
+        {"activation_codecs": ("",)},
+        {"activation_codecs": ("x" * 17,)},
+        {"activation_codecs": ("two\nlines",)},
         {"sequence": -1},
         {"sequence": MAX_SEQUENCE + 1},
         {"ttl_s": MAX_TTL_S + 1},
@@ -276,6 +302,15 @@ def test_a_signed_state_out_of_bounds_is_refused(spoil: Callable[[pb.State], Non
     spoil(message)
     with pytest.raises(AnnouncementError) as refusal:
         open_state(_signed(0x51, message.SerializeToString()), KEYS)
+    assert refusal.value.reason is Reason.MALFORMED
+
+
+@pytest.mark.parametrize("uplink_mbps", [math.nan, math.inf, -1.0, 2 * MAX_UPLINK_MBPS])
+def test_signed_facts_with_an_impossible_uplink_are_refused(uplink_mbps: float) -> None:
+    message = pb.Facts.FromString(FACTS[65:])
+    message.uplink_mbps = uplink_mbps
+    with pytest.raises(AnnouncementError) as refusal:
+        open_facts(_signed(0xF1, message.SerializeToString()))
     assert refusal.value.reason is Reason.MALFORMED
 
 

@@ -44,6 +44,7 @@ def test_a_peer_is_described_in_json_values() -> None:
     assert json.loads(json.dumps(described)) == described
     assert described["spans"] == [[0, 4], [6, 8]]
     assert described["layer_ms"] == 1.25
+    assert described["uplink_mbps"] is None
     assert described["age_s"] == 4.3
 
 

@@ -150,7 +150,18 @@ def test_help_lists_the_commands_and_is_what_no_arguments_show(capsys: pytest.Ca
 def test_join_offers_what_is_promised(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, "join", "--help")
     names = "model initial-peers new-swarm swarm-key memory device dtype quantization listen announce"
-    for name in (*names.split(), "port", "grpc-port", "name", "layers", "partner", "state-dir", "relay"):
+    for name in (
+        *names.split(),
+        "port",
+        "grpc-port",
+        "name",
+        "layers",
+        "partner",
+        "state-dir",
+        "relay",
+        "activation-codec",
+        "micro-batches",
+    ):
         assert f"--{name} " in out
 
 
@@ -321,7 +332,7 @@ def test_sigterm_drains_like_the_first_ctrl_c(tmp_path: Path) -> None:
         assert terminal.end()[0] == 0
 
 
-@pytest.mark.parametrize("mode", ["busy", "busy thread", pytest.param("deaf", marks=pytest.mark.full)])
+@pytest.mark.parametrize("mode", ["busy", "busy thread", "deaf"])
 def test_a_second_ctrl_c_leaves_at_once_whatever_still_runs(tmp_path: Path, mode: str) -> None:
     with peer(mode, "join", "--state-dir", tmp_path) as terminal:
         terminal.wait_for("ready")

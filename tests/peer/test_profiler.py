@@ -1,6 +1,7 @@
 """A profile is measured with the model's own layers, is never zero, and is remembered."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from molink.peer import profiler
 from molink.peer.profiler import (
     BATCH_SIZES,
     FLOOR_MS,
+    PREFILL_TOKENS,
     Profile,
     added_ms,
     at_most_the_next,
@@ -51,7 +53,12 @@ def check(profile: Profile) -> None:
     assert sizes[0] == 1
     assert times == sorted(times)
     assert profile.embed_ms <= times[0]
-    assert min(*times, profile.embed_ms, profile.head_ms) >= FLOOR_MS
+    tokens = [latency.tokens for latency in profile.prefill_latencies]
+    prefills = [latency.layer_ms for latency in profile.prefill_latencies]
+    assert tokens == list(PREFILL_TOKENS[: len(tokens)])
+    assert len(tokens) >= 1
+    assert prefills == sorted(prefills)
+    assert min(*times, *prefills, profile.embed_ms, profile.head_ms) >= FLOOR_MS
     assert profile.load_bytes_per_s > 0
 
 
@@ -76,6 +83,21 @@ def test_a_slow_machine_is_not_measured_with_large_batches(
 ) -> None:
     monkeypatch.setattr(profiler, "TOTAL_BUDGET_S", 0.0)
     assert [latency.batch_size for latency in measure(*model, "cpu").layer_latencies] == [1]
+
+
+def test_a_slow_machine_is_not_measured_with_long_prompts(
+    model: tuple[Path, ModelSpec], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profiler, "PREFILL_BUDGET_S", 0.0)
+    assert measure(*model, "cpu").prefill_latencies == ()
+
+
+def test_prompts_are_measured_as_far_as_the_context_goes(
+    model: tuple[Path, ModelSpec], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, spec = model
+    measured = measure(folder, replace(spec, context_length=100), "cpu").prefill_latencies
+    assert [latency.tokens for latency in measured] == [16, 32, 64]
 
 
 def test_a_short_context_is_enough(model: tuple[Path, ModelSpec], tmp_path: Path) -> None:
@@ -131,12 +153,32 @@ def test_other_software_or_threads_are_measured_anew(
         "nonsense",
         [],
         {},
-        {"layer_ms": {}, "embed_ms": 1, "head_ms": 1, "load_bytes_per_s": 1},
-        {"layer_ms": {"2": 1.0}, "embed_ms": 1, "head_ms": 1, "load_bytes_per_s": 1},
-        {"layer_ms": {"1": 0}, "embed_ms": 1, "head_ms": 1, "load_bytes_per_s": 1},
-        {"layer_ms": {"1": 1.0}, "embed_ms": float("nan"), "head_ms": 1, "load_bytes_per_s": 1},
-        {"layer_ms": [1.0], "embed_ms": 1, "head_ms": 1, "load_bytes_per_s": 1},
-        {"layer_ms": {"one": 1.0}, "embed_ms": 1, "head_ms": 1, "load_bytes_per_s": 1},
+        {"layer_ms": {}, "prefill_layer_ms": {}, "embed_ms": 1, "head_ms": 1, "load_bytes_per_s": 1},
+        {"layer_ms": {"2": 1.0}, "prefill_layer_ms": {}, "embed_ms": 1, "head_ms": 1, "load_bytes_per_s": 1},
+        {"layer_ms": {"1": 0}, "prefill_layer_ms": {}, "embed_ms": 1, "head_ms": 1, "load_bytes_per_s": 1},
+        {
+            "layer_ms": {"1": 1.0},
+            "prefill_layer_ms": {},
+            "embed_ms": float("nan"),
+            "head_ms": 1,
+            "load_bytes_per_s": 1,
+        },
+        {"layer_ms": [1.0], "prefill_layer_ms": {}, "embed_ms": 1, "head_ms": 1, "load_bytes_per_s": 1},
+        {"layer_ms": {"1": 1.0}, "embed_ms": 1, "head_ms": 1, "load_bytes_per_s": 1},
+        {
+            "layer_ms": {"1": 1.0},
+            "prefill_layer_ms": {"16": 0},
+            "embed_ms": 1,
+            "head_ms": 1,
+            "load_bytes_per_s": 1,
+        },
+        {
+            "layer_ms": {"one": 1.0},
+            "prefill_layer_ms": {},
+            "embed_ms": 1,
+            "head_ms": 1,
+            "load_bytes_per_s": 1,
+        },
     ],
 )
 def test_a_damaged_memory_is_measured_anew(

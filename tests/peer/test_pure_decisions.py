@@ -35,12 +35,27 @@ assert not BARRED & set(sys.modules), BARRED & set(sys.modules)
 
 DECISIONS = [
     "molink.shards.spec",
+    "molink.peer.codecs",
+    "molink.peer.circulation",
+    "molink.peer.circulation_limit",
     "molink.peer.leases",
+    "molink.peer.line_quality",
     "molink.peer.memory",
     "molink.peer.microbatch",
+    "molink.peer.transmission.backlog",
+    "molink.peer.pipeline",
+    "molink.peer.prefill_chunks",
     "molink.peer.transmission.classes",
+    "molink.peer.transmission.estimator",
+    "molink.peer.transmission.just_in_time",
+    "molink.peer.transmission.line",
+    "molink.peer.transmission.policies",
     "molink.peer.transmission.queue",
     "molink.peer.transmission.shares",
+    "molink.peer.transmission.spacing",
+    "molink.peer.transmission.state",
+    "molink.peer.transmission.uplink",
+    "molink.peer.transmission.values",
     "molink.routing",
 ]
 

@@ -12,6 +12,7 @@ from swarm_examples import facts_of
 
 from molink.dht.identity import Identity
 from molink.peer.leases import LeaseKey
+from molink.peer.pipeline import TOKEN_BYTES
 from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.protocol.frames import ProtocolError
 from molink.peer.sessions import MAX_HOPS, MAX_STANDBYS, HopSession, SessionTable, read_plan
@@ -138,6 +139,15 @@ WRONG: dict[str, tuple[Change, str]] = {
     "other numbers": (_hop(1, "quantization", "int8"), "'int8' does not mix with 'none'"),
     "a peer twice": (_same_peer_twice, "appears twice"),
     "too many standbys": (_standbys, "at most 8 standbys"),
+    "a link that never ends": (
+        _hop(1, "predicted_link_ms", float("inf")),
+        "a link takes 0 to 60000 ms, not inf",
+    ),
+    "no time of a link": (_hop(1, "predicted_link_ms", float("nan")), "a link takes"),
+    "a link into the past": (_hop(0, "predicted_link_ms", -1.0), "a link takes"),
+    "an endless uplink": (_hop(1, "uplink_mbps", float("inf")), "an uplink has 0.001 to 1e.06 Mbps, not inf"),
+    "no number of Mbps": (_hop(1, "uplink_mbps", float("nan")), "an uplink has"),
+    "an uplink that takes": (_hop(2, "uplink_mbps", -5.0), "an uplink has"),
     "no facts": (_hop(1, "facts", b""), "the facts of hop"),
     "forged facts": (_forged, "not signed by"),
     "another's facts": (_hop(1, "facts", FACTS[4]), f"are those of {IDENTITIES[4].peer_id}"),
@@ -212,6 +222,23 @@ def test_a_session_is_found_in_its_own_epoch_only() -> None:
     assert len(table) == 1
     assert table.remove(key) is session
     assert list(table) == []
+
+
+def test_the_circuit_is_read_as_stages_to_predict_with() -> None:
+    descriptor = good()
+    for at, (link_ms, uplink_mbps) in enumerate([(1.5, 100.0), (0.0, 0.0), (20.0, 8.0)]):
+        descriptor.hops[at].predicted_link_ms, descriptor.hops[at].uplink_mbps = link_ms, uplink_mbps
+    plan = read_plan(descriptor, SPEC)
+    assert plan.circuit == tuple((one.peer_id, one.span) for one in plan.hops)
+    assert [stage.layers for stage in plan.stages] == [2, 3, 1]
+    assert [stage.link_ms for stage in plan.stages] == [1.5, 0.0, 20.0]
+    assert [stage.uplink_mbps for stage in plan.stages] == [100.0, None, 8.0]
+    assert [stage.sent_bytes for stage in plan.stages] == [32, 32, TOKEN_BYTES]
+    # 1.25 ms a layer for one row and 2.5 for eight; the embedding takes 0.1 and the head 0.7
+    assert [stage.decode_ms(1) for stage in plan.stages] == pytest.approx([2.6, 3.75, 1.95])
+    assert [stage.decode_ms(8) for stage in plan.stages] == pytest.approx([5.1, 7.5, 3.2])
+    assert plan.stages[0].transfer_ms(1000) == pytest.approx(1000 * 32 * 8 / 100e6 * 1000)
+    assert plan.stages[1].transfer_ms(1000) == 0.0
 
 
 def test_each_hop_knows_its_neighbours_and_the_tail_returns_to_the_head() -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from molink.dht.configuration import Configuration
+from molink.peer.circulation import molink
 from molink.peer.settings import JoinSettings, SettingsError, load_settings, parse_layers, where_to_join
 from molink.shards.spec import Span
 
@@ -35,6 +36,8 @@ def test_without_anything_the_defaults_hold(environment: dict[str, str]) -> None
     assert settings.listen == "127.0.0.1"
     assert (settings.port, settings.grpc_port, settings.layers) == (None, None, None)
     assert (settings.partner, settings.relay) == ("auto", "auto")
+    assert settings.rule is molink
+    assert settings.activation_codec == "none", "nobody loses exactness unasked"
     assert settings.state_dir.is_absolute()
     assert settings.state_dir.name == "peer"
 
@@ -42,11 +45,12 @@ def test_without_anything_the_defaults_hold(environment: dict[str, str]) -> None
 def test_the_command_line_comes_before_the_file_and_each_setting_for_itself(
     environment: dict[str, str],
 ) -> None:
-    file = 'name = "from the file"\nmemory = "2GB"\nport = 4001\n'
+    file = 'name = "from the file"\nmemory = "2GB"\nport = 4001\nactivation_codec = "int8"\n'
     settings = load(environment, file, name="mine", layers="2:6")
     assert settings.name == "mine"
     assert settings.memory_bytes == 2_000_000_000
     assert settings.port == 4001
+    assert settings.activation_codec == "int8"
     assert settings.layers == Span(2, 6)
 
 
@@ -121,6 +125,8 @@ def test_port_zero_means_any_free_one(environment: dict[str, str]) -> None:
         ({"device": "cuda:x"}, "not known"),
         ({"swarm_key": "/no/such/file"}, "is not a file"),
         ({"port": 5000, "grpc_port": 5000}, "--port and --grpc-port are both 5000"),
+        ({"micro_batches": "all"}, "--micro-batches: 'all' is neither a number nor one of molink"),
+        ({"micro_batches": 0}, "--micro-batches: 1 to 64 micro-batches can circulate, not 0"),
     ],
 )
 def test_what_cannot_be_done_is_refused_in_one_sentence(

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from route_cases import aged, observations, on, snapshots, views
 
-from molink.dht.records import LayerLatency, PeerView
+from molink.dht.records import LayerLatency, PeerView, PrefillLatency
 from molink.routing import CostModel, Hop, Observed, Route, Snapshot, plan
 from molink.routing.cost import prefill_layer_ms
 from molink.routing.problem import objective_ms
@@ -119,6 +119,30 @@ def test_what_nobody_measured_is_said_and_what_was_is_not() -> None:
     assert only.hops[0].assumed == ("the time of 5 rows from batches of 1 at most",)
 
 
+def with_uplink(view: PeerView, uplink_mbps: float | None) -> PeerView:
+    return replace(view, facts=replace(view.facts, uplink_mbps=uplink_mbps))
+
+
+def test_an_uplink_that_a_peer_measured_is_taken_instead_of_the_assumed_one() -> None:
+    low, high = with_uplink(peer("low", LOW), 2.0), peer("high", HIGH)
+    route = plan(snapshot_of(low, high), 10)
+    assumed_ms = terms(route, 1)["transfer"]
+    assert terms(route, 0)["transfer"] == pytest.approx(assumed_ms * COST.unknown_bandwidth_mbps / 2.0)
+    assert route.hops[0].measured == ("an uplink of 2 Mbps",)
+    assert not any("uplink" in sentence for sentence in route.hops[0].assumed)
+    assert route.hops[1].measured == ()
+    assert "an uplink of 20 Mbps" in route.hops[1].assumed
+    own = Observed(uplink_mbps=50.0)
+    assert plan(seen(low, high, low=own), 10).hops[0].measured == ("an uplink of 50 Mbps",)
+
+
+@pytest.mark.parametrize("nonsense", [float("nan"), float("inf"), -1.0, 0.0])
+def test_a_nonsensical_uplink_counts_as_unmeasured(nonsense: float) -> None:
+    route = plan(snapshot_of(with_uplink(peer("a", (0, 8)), nonsense)), 10)
+    assert route.hops[0].measured == ()
+    assert "an uplink of 20 Mbps" in route.hops[0].assumed
+
+
 @pytest.mark.parametrize("nonsense", [float("nan"), -1.0])
 def test_a_link_with_a_nonsensical_measurement_counts_as_unmeasured(nonsense: float) -> None:
     route = plan(snapshot_of(peer("low", LOW, links={"high": nonsense}), peer("high", HIGH)), 10)
@@ -148,6 +172,8 @@ def test_of_equals_the_idle_one_the_near_one_and_the_one_with_processors_is_the_
     assert chosen(a, on(b, 8)) == "b"
     assert chosen(a, b, b=Observed(client_rtt_ms=20.0)) == "b"
     assert chosen(a, b, b=Observed(uplink_mbps=100.0)) == "b"
+    assert chosen(a, with_uplink(b, 100.0)) == "b"
+    assert chosen(with_uplink(a, 1.0), b) == "b"
 
 
 def test_a_long_prompt_goes_round_a_narrow_uplink() -> None:
@@ -219,6 +245,19 @@ def test_more_rows_never_take_less_time(times: list[float], rows: int, more: int
     assert prefill_layer_ms(latencies, rows + more, COST) >= prefill_layer_ms(latencies, rows, COST) - 1e-9
     if len(times) == 1:
         assert prefill_layer_ms(latencies, 11, COST) == pytest.approx(2 * times[0])
+
+
+@given(st.lists(st.floats(0.1, 900), min_size=1, max_size=6), st.floats(0.1, 900), st.integers(1, 2000))
+def test_measured_prefills_are_what_is_predicted_of_prefills(
+    times: list[float], single_ms: float, rows: int
+) -> None:
+    decode = [LayerLatency(1, single_ms), LayerLatency(32, 3 * single_ms)]
+    measured = [PrefillLatency(16 * 2**size, time) for size, time in enumerate(sorted(times))]
+    for prefill in measured:
+        predicted_ms = prefill_layer_ms(decode, prefill.tokens, COST, measured)
+        assert predicted_ms == pytest.approx(prefill.layer_ms)
+    longer_ms = prefill_layer_ms(decode, rows + 1, COST, measured)
+    assert longer_ms >= prefill_layer_ms(decode, rows, COST, measured) - 1e-9
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from molink.simnet.scheduling import Row
 PNG = b"\x89PNG\r\n"
 CONTRACT = {"testbed", "algorithm", "tpot_ms", "execution_s", "paper_tpot_ms", "paper_execution_s"}
 FIGURES = ("figure-5-region-latencies", "figure-6-machine-latencies", "figure-7-algorithms")
+TESTBED = "--testbed must be 1, 2, 3, 4 or all, several with commas between them"
 
 
 def schedule(*arguments: str) -> int:
@@ -168,13 +169,16 @@ def test_too_few_machines_for_the_model_end_in_one_sentence(capsys: pytest.Captu
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--testbed", "5"], "--testbed must be 1, 2, 3, 4 or all, got 5"),
-        (["--testbed", "one"], "--testbed must be whole numbers with commas between them, got 'one'"),
+        (["--testbed", "1,5"], f"{TESTBED}, got '1,5'"),
+        (["--testbed", "one"], f"{TESTBED}, got 'one'"),
+        (["--testbed", ""], f"{TESTBED}, got ''"),
+        (["--testbed", "", "--machines", "9"], "--testbed and --machines exclude each other"),
         (["--testbed", "1", "--machines", "9"], "--testbed and --machines exclude each other"),
         (["--machines", "0"], "Invalid value for '--machines'"),
         (["--machines", "10001"], "Invalid value for '--machines'"),
         (["--seeds", "0"], "Invalid value for '--seeds'"),
         (["--algorithms", "fastest"], "there is no algorithm 'fastest': choose from greedy, augmented"),
+        (["--algorithms", "ilp-1"], "'ilp-1': the seconds of ilp must be above 0, got -1"),
         (["--algorithms", ","], "--algorithms names no algorithm"),
         (["--ilp-limits", "4,soon"], "--ilp-limits must be seconds with commas between them, got '4,soon'"),
         (["--ilp-limits", "0"], "--ilp-limits must be above 0 and finite, got 0"),

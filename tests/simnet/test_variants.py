@@ -39,9 +39,12 @@ def test_algorithms_come_in_the_papers_order_and_new_ones_after() -> None:
     [
         ("dijkstra", "there is no algorithm 'dijkstra': choose from greedy, augmented, ilp, random"),
         ("4", "there is no algorithm '4': choose from greedy, augmented, ilp, random"),
-        ("ilp0", "'ilp0' must allow more than 0"),
-        ("random0", "'random0' must allow more than 0"),
-        ("random1.5", "'random1.5' must name a whole number of permutations"),
+        ("ilp--1", "there is no algorithm 'ilp--1': choose from greedy, augmented, ilp, random"),
+        ("ilp0", "'ilp0': the seconds of ilp must be above 0, got 0"),
+        ("ilp-1", "'ilp-1': the seconds of ilp must be above 0, got -1"),
+        ("random0", "'random0': the permutations of random must be a whole number, 1 or more, got 0"),
+        ("random-4", "'random-4': the permutations of random must be a whole number, 1 or more, got -4"),
+        ("random1.5", "'random1.5': the permutations of random must be a whole number, 1 or more, got 1.5"),
     ],
 )
 def test_anything_else_is_refused_in_a_sentence(name: str, sentence: str) -> None:

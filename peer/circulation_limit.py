@@ -1,0 +1,135 @@
+"""Which of the head's sessions take their next step now, and with whom: the rule of `circulation.py` kept. Pure.
+
+A session whose token has come back is ready. It goes on at once if fewer micro-batches of its circuit are on their way
+than the rule allows, and otherwise with the next that comes back; all that are ready go together, up to the rule's
+size. Only one micro-batch of a circuit is at the head's own engine at a time, or two would become one there.
+
+Nobody waits longer for the others than an iteration takes, as predicted or as the last one did; a session that is alone
+on its circuit never waits.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from molink.peer.circulation import Circulation, Rule
+from molink.peer.leases import LeaseKey
+from molink.peer.pipeline import Circuit, PipelineStage
+
+MOST_HELD_S = 1.0
+"""No session is held longer, whatever was predicted."""
+
+
+@dataclass(slots=True)
+class _MicroBatch:
+    """Sessions that took a step together, those whose token has not come back."""
+
+    begun_s: float
+    out: set[LeaseKey]
+
+
+@dataclass(slots=True)
+class _Round:
+    """The sessions that decode along one circuit."""
+
+    stages: Sequence[PipelineStage]
+    sessions: set[LeaseKey] = field(default_factory=set)
+    ready: dict[LeaseKey, float] = field(default_factory=dict)
+    """Since when, longest first."""
+    travelling: list[_MicroBatch] = field(default_factory=list)
+    at_head: set[LeaseKey] = field(default_factory=set)
+    """Of the micro-batch that was let go last, until the head has computed it."""
+    decided: Circulation | None = None
+    """For as many sessions as there are now."""
+    iteration_s: float = 0.0
+    """Of the micro-batch that came back last."""
+
+
+class CirculationLimit:
+    """What circulates, circuit by circuit, of the sessions whose head is here."""
+
+    def __init__(self, rule: Rule, max_sessions: int) -> None:
+        self._rule = rule
+        self._max_sessions = max_sessions
+        self._rounds: dict[Circuit, _Round] = {}
+        self._circuit_of: dict[LeaseKey, Circuit] = {}
+
+    def __contains__(self, key: LeaseKey) -> bool:
+        """Whether the session decodes along a circuit, as far as is known here."""
+        return key in self._circuit_of
+
+    def join(self, key: LeaseKey, circuit: Circuit, stages: Sequence[PipelineStage]) -> None:
+        """A session decodes along that circuit from now on."""
+        round_ = self._rounds.setdefault(circuit, _Round(stages))
+        round_.stages = stages
+        round_.sessions.add(key)
+        round_.decided = None
+        self._circuit_of[key] = circuit
+
+    def returned(self, key: LeaseKey, now_s: float) -> None:
+        """The token of a session that has joined is back, and there is a next step. It is due at the next `release`."""
+        round_ = self._rounds[self._circuit_of[key]]
+        _take_out(round_, key, now_s)
+        round_.ready.setdefault(key, now_s)
+
+    def stepped(self, keys: Iterable[LeaseKey]) -> None:
+        """The head has computed steps of these sessions, known here or not."""
+        for key in keys:
+            if (circuit := self._circuit_of.get(key)) is not None:
+                self._rounds[circuit].at_head.discard(key)
+
+    def leave(self, key: LeaseKey, now_s: float) -> None:
+        """The session has ended, wherever its step is. No error if it never joined."""
+        circuit = self._circuit_of.pop(key, None)
+        if circuit is None:
+            return
+        round_ = self._rounds[circuit]
+        _take_out(round_, key, now_s)
+        round_.ready.pop(key, None)
+        round_.sessions.discard(key)
+        round_.decided = None
+        if not round_.sessions:
+            del self._rounds[circuit]
+
+    def release(self, now_s: float) -> tuple[LeaseKey, ...]:
+        """The sessions that take their next step now; those of one circuit together."""
+        released: list[LeaseKey] = []
+        for round_ in self._rounds.values():
+            if round_.ready and not round_.at_head and self._may_go(round_, now_s):
+                batch = list(round_.ready)[: self._decided(round_).max_sessions]
+                for key in batch:
+                    del round_.ready[key]
+                round_.travelling.append(_MicroBatch(now_s, set(batch)))
+                round_.at_head = set(batch)
+                released += batch
+        return tuple(released)
+
+    def due_s(self) -> float | None:
+        """When somebody will have waited long enough, even if nothing comes back; None: nobody waits for that."""
+        waiting = [round_ for round_ in self._rounds.values() if round_.ready and not round_.at_head]
+        return min((self._patience_ends_s(round_) for round_ in waiting), default=None)
+
+    def _may_go(self, round_: _Round, now_s: float) -> bool:
+        return len(round_.travelling) < self._decided(round_).micro_batches or now_s >= self._patience_ends_s(
+            round_
+        )
+
+    def _patience_ends_s(self, round_: _Round) -> float:
+        iteration_s = max(self._decided(round_).iteration_ms / 1000, round_.iteration_s)
+        return next(iter(round_.ready.values())) + min(iteration_s, MOST_HELD_S)
+
+    def _decided(self, round_: _Round) -> Circulation:
+        if round_.decided is None:
+            round_.decided = self._rule(round_.stages, len(round_.sessions), self._max_sessions)
+        return round_.decided
+
+
+def _take_out(round_: _Round, key: LeaseKey, now_s: float) -> None:
+    """The session travels no more; a micro-batch of which all have come back is no more either."""
+    round_.at_head.discard(key)
+    for batch in round_.travelling:
+        if key in batch.out:
+            batch.out.discard(key)
+            if not batch.out:
+                round_.travelling.remove(batch)
+                round_.iteration_s = now_s - batch.begun_s
+            return

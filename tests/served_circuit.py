@@ -1,0 +1,77 @@
+"""Generations over a circuit of serving peers in this process, on real engines behind real links."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+
+from data_plane import DEADLINE_S, describe, soon
+from served_peer import Served, served
+
+from molink.peer.circulation import Rule, molink
+from molink.peer.link import Link
+from molink.peer.model import LocalModel
+from molink.peer.protocol import molink_pb2 as pb
+from molink.shards.spec import Span
+
+
+@dataclass(slots=True)
+class ServedCircuit:
+    """Peers that hold the model between them, and the first one's client, linked to all."""
+
+    peers: list[Served]
+    spans: list[Span]
+    links: list[Link]
+
+    async def reserve(self, session: int, prompt_tokens: int, new_tokens: int) -> pb.SessionDescriptor:
+        """A session that is ready at every hop."""
+        hops = [peer.hop(span) for peer, span in zip(self.peers, self.spans, strict=True)]
+        descriptor = describe(hops, session=session, spec=self.peers[0].spec)
+        descriptor.prompt_tokens, descriptor.capacity_tokens = prompt_tokens, prompt_tokens + new_tokens + 1
+        descriptor.sampling.max_new_tokens = new_tokens
+        descriptor.sampling.ClearField("stop_token_ids")
+        for hop, link in enumerate(self.links):
+            response, _ = await link.request(
+                pb.Request(reserve=pb.Reserve(descriptor=descriptor, hop=hop)), DEADLINE_S
+            )
+            assert response.HasField("reserved"), response
+        for link in self.links:
+            asked = pb.AwaitReady(session=descriptor.session, epoch=descriptor.epoch, wait_ms=5000)
+            response, _ = await link.request(pb.Request(await_ready=asked), DEADLINE_S)
+            assert response.readiness.ready, response
+        return descriptor
+
+    async def generate(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> list[list[int]]:
+        """The tokens of generations that start together, as sessions 1, 2, ..."""
+        descriptors = [
+            await self.reserve(session, len(prompt), new_tokens) for session, prompt in enumerate(prompts, 1)
+        ]
+        for descriptor, prompt in zip(descriptors, prompts, strict=True):
+            start = pb.Start(session=descriptor.session, epoch=1, token_ids=list(prompt))
+            assert self.links[0].post(start)
+        got: dict[bytes, list[int]] = {descriptor.session: [] for descriptor in descriptors}
+        while any(len(tokens) < new_tokens for tokens in got.values()):
+            _, frame = await soon(self.peers[0].client.handler.frames.get())
+            for token in frame.header.tokens:
+                got[token.session].append(token.token_id)
+        for descriptor in descriptors:
+            release = pb.Release(session=descriptor.session, epoch=1)
+            await asyncio.gather(
+                *(link.request(pb.Request(release=release), DEADLINE_S) for link in self.links)
+            )
+        return [got[descriptor.session] for descriptor in descriptors]
+
+
+@asynccontextmanager
+async def served_circuit(
+    model: LocalModel, cuts: Sequence[int], *, kv_tokens: int, rule: Rule = molink
+) -> AsyncIterator[ServedCircuit]:
+    """Peers of which each holds the layers between two of the cuts."""
+    async with AsyncExitStack() as stack:
+        spans = [Span(*bounds) for bounds in pairwise((0, *cuts, model.spec.layers))]
+        peers = [
+            await stack.enter_async_context(served(model, kv_tokens=kv_tokens, rule=rule)) for _ in spans
+        ]
+        links = [await peers[0].client.links.to(peer.facts) for peer in peers]
+        yield ServedCircuit(peers, spans, links)
