@@ -117,7 +117,10 @@ class JustInTime:
         rate = link.rate.bytes_per_s
         if rate is None:
             fits = not link.in_flight_bytes or link.in_flight_bytes + size_bytes <= link.start_window_bytes
-            return (queued, size_bytes) if fits else math.inf
+            if fits or self._shares.pays(queued.outgoing.traffic_class, size_bytes):
+                return queued, size_bytes
+            link.starting()
+            return math.inf
         if self._shares.pays(queued.outgoing.traffic_class, size_bytes):
             allowed_s = DECODE_S if link.decode_held else OWED_S
         else:

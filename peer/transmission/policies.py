@@ -179,7 +179,7 @@ def _tcp_window_bytes(link: LinkState) -> int | None:
 
 def _within_tcp_window(link: LinkState, queued: Queued, chunk_bytes: int) -> Decided:
     size_bytes = min(queued.left_bytes, chunk_bytes)
-    window_bytes = _tcp_window_bytes(link) or link.start_window_bytes
+    window_bytes = _tcp_window_bytes(link) or link.slow_start_bytes
     if link.in_flight_bytes and link.in_flight_bytes + size_bytes > window_bytes:
         return math.inf
     return queued, size_bytes

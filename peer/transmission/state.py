@@ -55,8 +55,8 @@ class LinkState:
 
     __slots__ = (
         "backlog", "committed", "committed_bytes", "decode_held", "delay", "expected_s", "flight", "gain",
-        "in_flight_bytes", "line", "number", "rate", "rotation", "round", "round_start_s", "sequence", "spacing",
-        "start_window_bytes", "suspended",
+        "in_flight_bytes", "line", "number", "rate", "rotation", "round", "round_start_s", "sequence",
+        "slow_start_bytes", "spacing", "start_window_bytes", "suspended",
     )  # fmt: skip
 
     def __init__(self, number: int, backlog: Backlog, now_s: float) -> None:
@@ -76,6 +76,8 @@ class LinkState:
         """When the peer predicts the next decode."""
         self.suspended = False
         self.start_window_bytes = START_WINDOW_BYTES
+        self.slow_start_bytes = START_WINDOW_BYTES
+        """The same, grown by everything, as TCP's: for policies that send as TCP does."""
         self.decode_held = False
         """A decode waits because too much is in flight: the decodes ask for more than the link gives."""
         self.committed: Queued | None = None
@@ -96,6 +98,11 @@ class LinkState:
         """When the next decode is expected on this link: as predicted or as learnt, whichever is earlier."""
         learnt_s = self.spacing.next_s(now_s)
         return min(learnt_s, self.expected_s) if self.expected_s >= now_s - PASSED_S else learnt_s
+
+    def starting(self) -> None:
+        """Bulk waits for the first window, whose gaps are not the line's slowness; a line that stays as slow is."""
+        if self.start_window_bytes < 2 * START_WINDOW_BYTES:
+            self.idle()
 
     def idle(self) -> None:
         """The line may run empty now though bulk waits: what is measured then is not the line's slowness."""
@@ -159,6 +166,7 @@ class UplinkState:
     def acked(self, link: LinkState, chunk: Chunk, at_s: float | None, now_s: float) -> None:
         """The oldest chunk in flight has arrived, at `at_s` of the receiver's clock if that is known."""
         link.in_flight_bytes -= chunk.size_bytes
+        link.slow_start_bytes += chunk.size_bytes
         if link.rate.bytes_per_s is None and chunk.more:
             link.start_window_bytes += chunk.size_bytes
         if chunk.resent:

@@ -1,24 +1,92 @@
 """Every policy over a line in virtual time: what must arrive arrives, and decode does not wait for prefill."""
 
 import pytest
-from virtual_line import Conditions, VirtualUplink
+from virtual_line import Conditions, VirtualUplink, quantile
 
 from molink.peer.transmission.classes import TrafficClass
 from molink.peer.transmission.policies import POLICIES
 
 DECODE, PREFILL = TrafficClass.DECODE, TrafficClass.PREFILL
 RATE = 12.5e6
+DECODE_BYTES = 32 * 1024
+PERIOD_S = 0.040
 MIB = 1024 * 1024
+IDLE_S = DECODE_BYTES / RATE + 0.015
+IDEAL = Conditions()
+HARD = Conditions(ack_jitter_s=0.002, arrival_jitter_s=0.0015, late_timer_s=0.001, clock_skew=5e-5)
+
+
+def shared(policy: str, conditions: Conditions, links: int = 1, decode_link: int = 0) -> VirtualUplink:
+    """Two prefills of 16 MiB one after the other on link 0, from 0.3 s and 2.3 s on, among decodes."""
+    line = VirtualUplink(policy, RATE, conditions, links)
+    line.start()
+    line.every(decode_link, DECODE_BYTES, PERIOD_S, until_s=4.5)
+    for start_s in (0.3, 2.3):
+        line.at(start_s, lambda: line.push(0, PREFILL, 16 * MIB))
+    return line
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_policy_delivers_every_byte_once(policy: str) -> None:
     line = VirtualUplink(policy, RATE, Conditions(ack_jitter_s=0.002, late_timer_s=0.001), links=2)
     line.start()
-    line.every(0, 32 * 1024, 0.04, until_s=2.0)
+    line.every(0, DECODE_BYTES, PERIOD_S, until_s=2.0)
     for number in range(4):
         line.at(0.3 * number, lambda link=number % 2: line.push(link, PREFILL, 2 * MIB + 17))
         line.at(0.2 * number, lambda: line.push(1, TrafficClass.WEIGHTS, MIB))
     line.clock.run(12.0)
     assert sorted(len(link.delivered) for link in line.links) == sorted([52, 6])
     assert all(not line.uplink.estimate(number).in_flight_bytes for number in (0, 1))
+
+
+@pytest.mark.parametrize("conditions", [IDEAL, HARD], ids=["ideal", "hard"])
+@pytest.mark.parametrize(
+    ("links", "decode_link", "median"), [(1, 0, 1.1), (2, 1, 1.2)], ids=["one link", "two links"]
+)
+def test_decode_hardly_waits_for_a_prefill_and_hardly_delays_it(
+    conditions: Conditions, links: int, decode_link: int, median: float
+) -> None:
+    line = shared("molink", conditions, links, decode_link)
+    line.clock.run(8.0)
+    delays_s = line.delays_s(decode_link, DECODE, 0.3, 3.8)
+    assert quantile(delays_s, 0.5) <= median * IDLE_S
+    assert quantile(delays_s, 0.99) <= 1.6 * IDLE_S
+    bare_s = 16 * MIB / (RATE - DECODE_BYTES / PERIOD_S) + 0.015
+    assert line.delays_s(0, PREFILL, 1.0)[0] <= 1.05 * bare_s
+
+
+@pytest.mark.parametrize("policy", ["fifo", "zeromq", "concurrent", "paper", "fixed-chunk"])
+def test_the_slowest_decodes_are_slower_under_every_other_policy(policy: str) -> None:
+    ours, other = shared("molink", HARD), shared(policy, HARD)
+    for line in (ours, other):
+        line.clock.run(8.0)
+    ours_s, other_s = (line.delays_s(0, DECODE, 0.3, 3.8) for line in (ours, other))
+    assert quantile(other_s, 0.99) > 1.2 * quantile(ours_s, 0.99)
+    assert quantile(other_s, 0.5) >= quantile(ours_s, 0.5)
+
+
+@pytest.mark.parametrize("change", [0.5, 2.0])
+def test_the_estimate_follows_a_line_that_halves_or_doubles_within_two_seconds(change: float) -> None:
+    line = VirtualUplink("molink", RATE, HARD)
+    line.start()
+    line.every(0, DECODE_BYTES, PERIOD_S, until_s=5.0)
+    line.at(0.3, lambda: line.push(0, PREFILL, 30 * MIB))
+    line.at(0.4, lambda: line.push(0, PREFILL, 30 * MIB))
+    line.at(1.0, lambda: setattr(line.bottleneck, "bytes_per_s", RATE * change))
+    line.clock.run(3.0)
+    for bytes_per_s in (line.uplink.estimate(0).bandwidth_bytes_per_s, line.uplink.uplink_bytes_per_s):
+        assert bytes_per_s == pytest.approx(change * RATE, rel=0.15)
+    line.clock.run(3.5)
+    idle_s = DECODE_BYTES / (RATE * change) + 0.015
+    assert quantile(line.delays_s(0, DECODE, 2.9, 3.4), 0.5) <= 1.3 * idle_s
+
+
+def test_prefill_gets_its_part_of_a_link_that_decode_nearly_fills_and_decode_stays_bounded() -> None:
+    line = VirtualUplink("molink", RATE, HARD)
+    line.start()
+    line.every(0, DECODE_BYTES, DECODE_BYTES / (0.9 * RATE), until_s=5.0)
+    line.at(0.5, lambda: line.push(0, PREFILL, 4 * MIB))
+    line.clock.run(6.0)
+    (prefill_s,) = line.delays_s(0, PREFILL)
+    assert 4 * MIB / prefill_s >= 0.08 * RATE
+    assert quantile(line.delays_s(0, DECODE, 0.5, 5.0), 0.99) <= IDLE_S + 0.040
