@@ -146,6 +146,24 @@ def test_a_cancelled_session_leaves_nothing_behind_whatever_breaks(seed: int) ->
     assert not side.traffic._waiting
 
 
+def test_a_cancel_that_is_lost_after_its_chunks_were_acknowledged_is_sent_again() -> None:
+    pair, rng = Pair(), random.Random(1)
+    side, other = pair.sides
+    assert side.traffic.push(bytes(20_000 * KIB), TrafficClass.PREFILL, (b"gone",), pair.now_s)
+    pair.turn()
+    side.uplink.cancel(b"gone", pair.now_s)
+    lost = side.traffic.next_packet(pair.now_s)
+    assert isinstance(lost, bytes)
+    assert isinstance(packets.decode(lost), packets.Cancel)
+    for _ in range(100):
+        pair.turn()
+    assert len(side.traffic._unacknowledged) == 0
+    assert len(other.traffic._reassembly) == 1
+    pair.cut(rng)
+    pair.turn()
+    assert len(other.traffic._reassembly) == other.traffic._reassembly.partial_bytes == 0
+
+
 def test_an_end_that_hears_no_acknowledgement_stops_at_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(traffic_module, "Unacknowledged", lambda: Unacknowledged(limit_bytes=64 * KIB))
     side = Side("fifo")
