@@ -11,17 +11,16 @@ from molink.dht.identity import Identity
 from molink.dht.swarm_key import SwarmKey
 from molink.peer.acceptor import Acceptor
 from molink.peer.admission import Admission
+from molink.peer.backend import Backend
 from molink.peer.engine_thread import EngineThread
 from molink.peer.handout import Handout
 from molink.peer.leases import LeaseBook
 from molink.peer.links import Links
 from molink.peer.metrics import PeerMetrics
 from molink.peer.microbatch import BatchLimits
-from molink.peer.model import LocalModel
 from molink.peer.service import PeerService
 from molink.peer.sessions import SessionTable
 from molink.peer.stepping import Stepper
-from molink.shards.engine import Engine
 from molink.shards.spec import ModelSpec
 
 MAX_BATCH_BYTES = 16 * 1024 * 1024
@@ -44,24 +43,22 @@ class Serving:
         identity: Identity,
         swarm_key: SwarmKey | None,
         certificate: Certificate,
-        model: LocalModel,
-        device: str,
+        backend: Backend,
+        handout: Handout,
         leases: LeaseBook,
         listen: tuple[str, int],
         metrics: PeerMetrics,
         on_change: Callable[[], None],
     ) -> None:
         sessions = SessionTable()
-        spec, manifest = model.spec, model.manifest
-        handout = Handout(spec.model_hash, manifest.to_bytes(), model.folder, manifest.files)
+        spec = backend.engine.spec
         service = PeerService(spec, sessions, handout)
-        engine = Engine(spec, device)
         self._engine_thread = EngineThread()
         self.links = Links(identity, service, swarm_key, is_client=False)
         self.stepper = Stepper(
             identity.peer_id,
             spec,
-            engine,
+            backend.engine,
             self._engine_thread,
             sessions,
             self.links,
@@ -71,12 +68,9 @@ class Serving:
         self.admission = Admission(
             identity.peer_id,
             spec,
-            model.folder,
-            manifest,
-            device,
             leases,
             sessions,
-            engine,
+            backend,
             self._engine_thread,
             self.links,
             self.stepper,

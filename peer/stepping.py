@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from molink.peer.backend import StageEngine
 from molink.peer.engine_thread import EngineThread
 from molink.peer.leases import LeaseKey
 from molink.peer.link import Link
@@ -23,7 +24,6 @@ from molink.peer.sessions import HopSession, SessionTable
 from molink.peer.steps import StepInput, StepOutput, compute, row_header, split_by_next, token_message
 from molink.peer.transmission.classes import TrafficClass
 from molink.shards import codec
-from molink.shards.engine import Engine
 from molink.shards.spec import ModelSpec
 
 _log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class Stepper:
         self,
         peer_id: str,
         spec: ModelSpec,
-        engine: Engine,
+        engine: StageEngine,
         engine_thread: EngineThread,
         sessions: SessionTable,
         links: Links,

@@ -14,6 +14,8 @@ from tiny_models import make_tiny_model
 from molink.dht.certificate import new_certificate
 from molink.dht.identity import Identity
 from molink.dht.records import PeerFacts
+from molink.peer.backend import DeviceBackend
+from molink.peer.handout import Handout
 from molink.peer.leases import LeaseBook
 from molink.peer.link import Link
 from molink.peer.memory import MemoryPlan
@@ -101,7 +103,15 @@ async def served(model: LocalModel, *, kv_tokens: int = 200) -> AsyncIterator[Se
     identity = Identity.generate()
     certificate = new_certificate(identity.peer_id)
     serving = Serving(
-        identity, None, certificate, model, "cpu", leases, ("127.0.0.1", 0), PeerMetrics(), lambda: None
+        identity,
+        None,
+        certificate,
+        DeviceBackend(model, "cpu"),
+        Handout.of(model),
+        leases,
+        ("127.0.0.1", 0),
+        PeerMetrics(),
+        lambda: None,
     )
     async with serving, End(is_client=True) as client:
         facts = facts_at(identity, certificate, f"127.0.0.1:{serving.port}")
