@@ -50,11 +50,16 @@ class Connection:
     """Open between `__aenter__` and `__aexit__`. It is also the LinkHandler of its links."""
 
     def __init__(
-        self, initial_peers: Sequence[str], swarm_key: SwarmKey | None, *, view: SwarmView | None = None
+        self,
+        initial_peers: Sequence[str],
+        swarm_key: SwarmKey | None,
+        http_proxy: str | None = None,
+        *,
+        view: SwarmView | None = None,
     ) -> None:
         """`view` takes the place of what is found out from `initial_peers`."""
         identity = Identity.generate()
-        self.links = Links(identity, self, swarm_key, is_client=True)
+        self.links = Links(identity, self, swarm_key, is_client=True, http_proxy=http_proxy)
         self._discovery: SwarmView = (
             view
             if view is not None

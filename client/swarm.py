@@ -18,7 +18,12 @@ from molink.client.overview import overview
 from molink.client.pieces import assemble
 from molink.client.sampling import Sampling, checked_params
 from molink.client.session import ClientSession
-from molink.dht.configuration import SettingsError, configured_initial_peers, read_configuration
+from molink.dht.configuration import (
+    SettingsError,
+    configured_http_proxy,
+    configured_initial_peers,
+    read_configuration,
+)
 from molink.dht.key_file import KeyFileError
 from molink.dht.records import ServedModel
 from molink.dht.swarm_key import SwarmKey
@@ -71,7 +76,7 @@ class AsyncSwarm:
         SwarmUnavailable: no initial peer is configured, or none answers.
         ModelNotFound: neither the swarm nor this machine has the model.
         """
-        connection = Connection(self._addresses(), self._key())
+        connection = Connection(self._addresses(), self._key(), self._http_proxy())
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(connection)
             access = await open_model(connection, self._asked_model, self._dtype, self._quantization)
@@ -240,6 +245,12 @@ class AsyncSwarm:
                 "or start one with `molink-peer join --new-swarm`, which prints its address"
             )
         return addresses
+
+    def _http_proxy(self) -> str | None:
+        try:
+            return configured_http_proxy()
+        except SettingsError as error:
+            raise InvalidRequest(str(error), "http_proxy") from error
 
     def _key(self) -> SwarmKey | None:
         path = self._swarm_key or read_configuration().swarm_key

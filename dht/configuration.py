@@ -19,6 +19,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from molink.dht.identity import public_key_of
 
 EXAMPLE_ADDRESS = "/ip4/203.0.113.7/tcp/4001/p2p/12D3KooW..."
+_PROXY = re.compile(r"http://(?:[^\s/@]+@)?(?:\[[0-9A-Fa-f:.]+\]|[^\s/:@\[\]]+):(?P<port>[0-9]{1,5})/?")
 _ADDRESS = re.compile(
     r"/(?P<kind>ip4|ip6|dns|dns4|dns6)/(?P<host>[^/\s]+)/tcp/(?P<port>[0-9]{1,5})"
     r"/p2p/(?P<peer>[1-9A-HJ-NP-Za-km-z]{40,64})"
@@ -58,6 +59,7 @@ class Configuration(BaseModel):
     partner: str | None = None
     state_dir: Path | None = None
     relay: Literal["auto", "on", "off"] | None = None
+    http_proxy: str | None = None
 
 
 def configuration_path(environment: Mapping[str, str] | None = None) -> Path:
@@ -181,6 +183,30 @@ def configured_initial_peers(explicit: Sequence[str] | None) -> tuple[str, ...]:
     given = tuple(part for text in explicit or () for part in split_addresses(text))
     peers = given or environment_initial_peers() or read_configuration().initial_peers or ()
     return tuple(dict.fromkeys(check_address(address) for address in peers))
+
+
+def configured_http_proxy(
+    explicit: str | None = None,
+    environment: Mapping[str, str] | None = None,
+    file: Configuration | None = None,
+) -> str | None:
+    """The HTTP proxy that links are dialled through: that given, else `MOLINK_HTTP_PROXY`, else the configuration
+    file's; None: none, links are dialled directly.
+
+    Raises:
+        SettingsError: it has not the form of a proxy's URL, or the file cannot be used.
+    """
+    environment = os.environ if environment is None else environment
+    given = explicit or environment.get("MOLINK_HTTP_PROXY")
+    url = given or (file if file is not None else read_configuration(environment)).http_proxy
+    if not url:
+        return None
+    found = _PROXY.fullmatch(url)
+    if found is None or not 1 <= int(found["port"]) <= 65535:
+        raise SettingsError(
+            f"{url!r} is not the URL of an HTTP proxy: give one such as http://127.0.0.1:3128, with its port"
+        )
+    return url
 
 
 def spread_initial_peers(arguments: Sequence[str]) -> list[str]:

@@ -49,6 +49,7 @@ def join(
     partner: options.Partner = None,
     state_dir: options.StateFolder = None,
     relay: options.Relay = None,
+    http_proxy: options.HttpProxy = None,
     verbose: commands.Verbose = False,
     debug: commands.Debug = False,
 ) -> None:
@@ -75,6 +76,7 @@ def join(
         "partner": partner,
         "state_dir": state_dir,
         "relay": relay,
+        "http_proxy": http_proxy,
     }
     start_logging(verbose=verbose, debug=debug)
     _serve({key: value for key, value in given.items() if value is not None})

@@ -36,7 +36,6 @@ CHANNEL_OPTIONS = (
         "grpc.use_local_subchannel_pool",
         1,
     ),  # or a failed dial's back-off would delay the next one to the same address
-    ("grpc.enable_http_proxy", 0),
 )
 
 
@@ -65,12 +64,21 @@ class Links:
     # takes for a spare, or when it has lost a link that seems open here.
 
     def __init__(
-        self, identity: Identity, handler: LinkHandler, swarm_key: SwarmKey | None, *, is_client: bool
+        self,
+        identity: Identity,
+        handler: LinkHandler,
+        swarm_key: SwarmKey | None,
+        *,
+        is_client: bool,
+        http_proxy: str | None = None,
     ) -> None:
+        """`http_proxy` is the URL of a proxy that links are dialled through with CONNECT. Of the environment only
+        `no_proxy` counts then: hosts that are dialled directly all the same."""
         self._identity = identity
         self._handler = handler
         self._swarm_key = swarm_key
         self._is_client = is_client
+        self._dial_options = [*CHANNEL_OPTIONS, *_proxy_options(http_proxy)]
         self._links: dict[str, Link] = {}
         """In use, by peer id."""
         self._spares: list[Link] = []
@@ -188,7 +196,7 @@ class Links:
         channel = grpc.aio.secure_channel(
             address,
             grpc.ssl_channel_credentials(root_certificates=pinned),
-            options=[*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", server_name(facts.peer_id))],
+            options=[*self._dial_options, ("grpc.ssl_target_name_override", server_name(facts.peer_id))],
         )
         call: GrpcStream = channel.stream_stream(LINK_METHOD)()
         try:
@@ -242,6 +250,13 @@ class Links:
                 link.close("another link to this peer is in use")
                 return
             await asyncio.sleep(SPARE_QUIET_S - quiet_s)
+
+
+def _proxy_options(http_proxy: str | None) -> list[tuple[str, str | int]]:
+    """Without a proxy of ours, those that the environment names for the web are not used either."""
+    if http_proxy is None:
+        return [("grpc.enable_http_proxy", 0)]
+    return [("grpc.enable_http_proxy", 1), ("grpc.http_proxy", http_proxy)]
 
 
 async def _read(call: GrpcStream) -> bytes:

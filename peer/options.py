@@ -48,6 +48,9 @@ Layers = Annotated[
 Partner = Annotated[
     str | None, typer.Option(metavar="auto|off|PEER_ID", help="Who keeps a second copy of the KV cache.")
 ]
+HttpProxy = Annotated[
+    str | None, typer.Option(metavar="URL", help="HTTP proxy that links to peers are dialled through.")
+]
 Relay = Annotated[
     str | None,
     typer.Option(metavar="auto|on|off", help="Being reached through a relay: none in this version."),

@@ -164,6 +164,7 @@ class Peer:
                 listen,
                 self.metrics,
                 self._changed.set,
+                http_proxy=settings.http_proxy,
             )
         )
         self._state.remember_ports(_port_of(discovery.addresses[0]), serving.port)

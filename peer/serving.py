@@ -49,12 +49,14 @@ class Serving:
         listen: tuple[str, int],
         metrics: PeerMetrics,
         on_change: Callable[[], None],
+        *,
+        http_proxy: str | None = None,
     ) -> None:
         sessions = SessionTable()
         spec = backend.engine.spec
         service = PeerService(spec, sessions, handout)
         self._engine_thread = EngineThread()
-        self.links = Links(identity, service, swarm_key, is_client=False)
+        self.links = Links(identity, service, swarm_key, is_client=False, http_proxy=http_proxy)
         self.stepper = Stepper(
             identity.peer_id,
             spec,

@@ -13,6 +13,7 @@ from molink.dht.configuration import (
     SettingsError,
     check_address,
     configuration_path,
+    configured_http_proxy,
     environment_initial_peers,
     is_loopback,
     read_configuration,
@@ -59,6 +60,8 @@ class JoinSettings:
     partner: str
     state_dir: Path
     relay: str
+    http_proxy: str | None
+    """Links are dialled through it; None: directly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +113,7 @@ def load_settings(command_line: Configuration, environment: Mapping[str, str] | 
         partner=merged.partner or "auto",
         state_dir=(merged.state_dir or default_state_dir()).expanduser().absolute(),
         relay=merged.relay or "auto",
+        http_proxy=configured_http_proxy(command_line.http_proxy, environment, file),
     )
 
 

@@ -125,6 +125,7 @@ class EmulatedPeer:
             ("127.0.0.1", 0),
             self._metrics,
             lambda: None,
+            http_proxy=self._configuration.http_proxy,
         )
         async with serving:
             await serving.admission.load(span)

@@ -111,13 +111,18 @@ class End:
     """A peer's data plane, or with `is_client` a client's, which nobody can dial."""
 
     def __init__(
-        self, *, is_client: bool = False, swarm_key: SwarmKey | None = None, host: str = "127.0.0.1"
+        self,
+        *,
+        is_client: bool = False,
+        swarm_key: SwarmKey | None = None,
+        host: str = "127.0.0.1",
+        http_proxy: str | None = None,
     ) -> None:
         self.identity = Identity.generate()
         self.peer_id = self.identity.peer_id
         self.certificate = new_certificate(self.peer_id)
         self.handler = Recorder()
-        self.links = Links(self.identity, self.handler, swarm_key, is_client=is_client)
+        self.links = Links(self.identity, self.handler, swarm_key, is_client=is_client, http_proxy=http_proxy)
         self.facts = facts_at(self.identity, self.certificate)
         self._is_client = is_client
         self._host = host

@@ -8,6 +8,7 @@ from functools import partial
 
 import grpc.aio
 import pytest
+from cutting_proxy import CuttingProxy
 from data_plane import DEADLINE_S, End, Recorder, asynchronous, facts_at, released, soon, until
 
 from molink.dht.certificate import new_certificate, server_name
@@ -95,6 +96,27 @@ async def test_both_ends_send_frames_and_payloads_over_one_link() -> None:
         sender, frame = await soon(a.handler.frames.get())
         assert sender == b.peer_id
         assert expect(frame, pb.Tokens).tokens[0].token_id == 7
+
+
+@asynchronous
+async def test_a_link_through_an_http_proxy_is_as_good_as_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("no_proxy", "NO_PROXY", "no_grpc_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    async with CuttingProxy() as proxy, End(http_proxy=proxy.url) as a, End() as b:
+        link = await a.links.to(b.facts)
+        assert proxy.targets == list(b.facts.grpc_addresses)
+        assert (await link.request(request(), DEADLINE_S))[0].HasField("released")
+
+
+@asynchronous
+async def test_the_proxy_that_the_environment_names_for_the_web_is_not_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with CuttingProxy() as proxy, End() as a, End() as b:
+        for name in ("http_proxy", "https_proxy", "grpc_proxy"):
+            monkeypatch.setenv(name, proxy.url)
+        await a.links.to(b.facts)
+        assert proxy.targets == []
 
 
 @asynchronous

@@ -35,6 +35,7 @@ def test_without_anything_the_defaults_hold(environment: dict[str, str]) -> None
     assert settings.listen == "127.0.0.1"
     assert (settings.port, settings.grpc_port, settings.layers) == (None, None, None)
     assert (settings.partner, settings.relay) == ("auto", "auto")
+    assert settings.http_proxy is None
     assert settings.state_dir.is_absolute()
     assert settings.state_dir.name == "peer"
 
@@ -120,6 +121,10 @@ def test_port_zero_means_any_free_one(environment: dict[str, str]) -> None:
         ({"device": "gpu"}, "--device 'gpu' is not known"),
         ({"device": "cuda:x"}, "not known"),
         ({"swarm_key": "/no/such/file"}, "is not a file"),
+        ({"http_proxy": "127.0.0.1:3128"}, "'127.0.0.1:3128' is not the URL of an HTTP proxy"),
+        ({"http_proxy": "http://127.0.0.1"}, "with its port"),
+        ({"http_proxy": "http://127.0.0.1:65536"}, "with its port"),
+        ({"http_proxy": "http:// :1"}, "with its port"),
         ({"port": 5000, "grpc_port": 5000}, "--port and --grpc-port are both 5000"),
     ],
 )
@@ -129,6 +134,18 @@ def test_what_cannot_be_done_is_refused_in_one_sentence(
     with pytest.raises(SettingsError, match=message) as raised:
         load(environment, **given)
     assert "\n" not in str(raised.value)
+
+
+def test_the_proxy_of_the_command_line_comes_before_that_of_the_environment_and_the_file(
+    environment: dict[str, str],
+) -> None:
+    file = 'http_proxy = "http://file.example:1"\n'
+    assert load(environment, file).http_proxy == "http://file.example:1"
+    environment["MOLINK_HTTP_PROXY"] = "http://[::1]:2"
+    assert load(environment, file).http_proxy == "http://[::1]:2"
+    assert load(environment, file, http_proxy="http://user:word@127.0.0.1:3/").http_proxy == (
+        "http://user:word@127.0.0.1:3/"
+    )
 
 
 def test_the_environment_is_checked_like_the_command_line(environment: dict[str, str]) -> None:
