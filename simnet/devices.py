@@ -82,7 +82,9 @@ class DeviceProfile:
     def _product_s(self, parameters: int, element_bytes: int, rows: int) -> float:
         """Rows times matrices of so many parameters: 2 operations for each, in tiles that few rows do not fill."""
         reading_s = parameters * element_bytes / self._bytes_per_s
-        best_s = 2.0 * parameters * (rows + self.half_rate_rows) / (self.flops_per_s * self.compute_efficiency)
+        best_s = (
+            2.0 * parameters * (rows + self.half_rate_rows) / (self.flops_per_s * self.compute_efficiency)
+        )
         return max(reading_s, best_s)
 
     def _attention_s(self, shape: ModelShape, chunks: Sequence[Chunk]) -> float:

@@ -1,4 +1,4 @@
-"""A swarm whose peers are known beforehand, as a client's Connection looks at it: nothing is found out, nobody leaves."""
+"""A swarm whose peers are known beforehand, as a client's Connection looks at it."""
 
 import asyncio
 from types import TracebackType

@@ -1,10 +1,14 @@
 """Which requests an emulation serves, and when each comes. Pure."""
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from molink.shards.spec import ModelSpec
 from molink.simnet.traces import TraceRequest
+
+MOST_PROMPT_TOKENS, MOST_NEW_TOKENS = 2048, 1024
+"""The transmission paper's limits (section 5)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +24,10 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class LengthLimits:
-    """Longer requests of a trace are left out; the defaults are the transmission paper's (section 5)."""
+    """Longer requests of a trace are left out."""
 
-    prompt_tokens: int = 2048
-    new_tokens: int = 1024
+    prompt_tokens: int = MOST_PROMPT_TOKENS
+    new_tokens: int = MOST_NEW_TOKENS
 
 
 def kept(trace: Sequence[TraceRequest], limits: LengthLimits, spec: ModelSpec) -> tuple[TraceRequest, ...]:
@@ -47,23 +51,31 @@ def kept(trace: Sequence[TraceRequest], limits: LengthLimits, spec: ModelSpec) -
     return left
 
 
-def arrivals(trace: Sequence[TraceRequest], rate_rps: float, first: int = 0) -> Iterator[Request]:
-    """Requests without end, `rate_rps` a second on average, from the trace's request `first` on.
+def arrivals(
+    trace: Sequence[TraceRequest], rate_rps: float, lasting_s: float, first: int = 0
+) -> Iterator[Request]:
+    """Requests without end, from the trace's request `first` on; after its last it begins anew.
 
-    Gaps between arrivals are the trace's, all times one factor; after its last request it begins anew.
+    Gaps between arrivals are the trace's, all times one factor, such that within `lasting_s` come as many requests as
+    `rate_rps` says: a trace has busy and quiet hours.
 
     Raises:
-        ValueError: the rate is not positive, or `first` is no request of the trace.
+        ValueError: rate or time is not positive, or `first` is no request of the trace.
     """
-    if not rate_rps > 0 or not 0 <= first < len(trace):
-        raise ValueError(f"rate {rate_rps:g} must be above 0, and request {first} one of {len(trace)}")
-    span_s = trace[-1].arrival_s - trace[0].arrival_s
-    period_s = len(trace) / rate_rps
-    factor = (len(trace) - 1) / rate_rps / span_s if span_s > 0 else 0.0
-    number = 0
-    while True:
+    if not min(rate_rps, lasting_s) > 0 or not 0 <= first < len(trace):
+        raise ValueError(
+            f"rate {rate_rps:g} and time {lasting_s:g} must be above 0, and request {first} one of {len(trace)}"
+        )
+    between_s = (trace[-1].arrival_s - trace[0].arrival_s) / max(1, len(trace) - 1)
+    if between_s == 0:
+        between_s = 1.0
+
+    def since_first_s(number: int) -> float:
         rounds, place = divmod(first + number, len(trace))
-        request = trace[place]
-        since_s = (request.arrival_s - trace[first].arrival_s) * factor + rounds * period_s
-        yield Request(number, since_s, request.prompt_tokens, request.generated_tokens)
-        number += 1
+        return trace[place].arrival_s - trace[first].arrival_s + rounds * len(trace) * between_s
+
+    count = max(1, round(rate_rps * lasting_s))
+    factor = count / rate_rps / since_first_s(count) if since_first_s(count) > 0 else 0.0
+    for number in itertools.count():
+        request = trace[(first + number) % len(trace)]
+        yield Request(number, since_first_s(number) * factor, request.prompt_tokens, request.generated_tokens)

@@ -49,20 +49,19 @@ class TimedEngine:
         """Waits as long as the device would compute. Returns noise [sum of counts, hidden_size], or, where the span
         ends the model, logits [rows with want_logits, 1], of which everybody draws token 0.
 
-        Raises NotHeld and CacheFull.
+        Raises NotHeld and CacheFull, and ValueError where rows and hidden do not fit each other.
         """
         began_s = time.perf_counter()
         self._require(span)
+        count = sum(row.count for row in rows)
+        if hidden is not None and hidden.shape != (count, self.spec.hidden_size):
+            raise ValueError(f"{count} rows came with hidden states {tuple(hidden.shape)}")
         for row in rows:
             row.cache.require(row.count)
         chunks = [Chunk(row.count, row.cache.length) for row in rows]
         sampled = sum(row.want_logits for row in rows)
         compute_s = self._device.compute_s(self._shape, span, chunks, sampled)
-        result = (
-            torch.zeros(sampled, 1)
-            if span.stop == self.spec.layers
-            else self._noise[: sum(row.count for row in rows)]
-        )
+        result = torch.zeros(sampled, 1) if span.stop == self.spec.layers else self._noise[:count]
         time.sleep(max(0.0, began_s + compute_s - time.perf_counter()))
         for row in rows:
             row.cache.length += row.count

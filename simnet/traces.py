@@ -78,7 +78,9 @@ def parse_trace(text: str, name: str) -> tuple[TraceRequest, ...]:
             if not requests:
                 first_s = latest_s = arrival_s
             if arrival_s < latest_s:
-                raise TraceError(f"{where}, column 1 ({header[0]}): the time is before that of the line above")
+                raise TraceError(
+                    f"{where}, column 1 ({header[0]}): the time is before that of the line above"
+                )
             latest_s = arrival_s
             prompt, generated = (_tokens(cells, column, header, where) for column in (1, 2))
             requests.append(TraceRequest(arrival_s - first_s, prompt, generated))
