@@ -122,6 +122,8 @@ class RequestDriver:
                     token_s.append(clock() - start_s)
                     if len(token_s) > 1 and token.timings:
                         one_way_s.append(_one_way_s(token, token_s[-1] - token_s[-2], self._hops))
+            if len(token_ids) != request.new_tokens:
+                error = f"it got {len(token_ids)} of {request.new_tokens} tokens"
         except (SwarmError, ValueError) as problem:
             error = str(problem)
         except asyncio.CancelledError:

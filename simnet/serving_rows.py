@@ -1,4 +1,4 @@
-"""What runs of an emulation amount to, beside the transmission paper's numbers. Pure."""
+"""What runs of an emulation amount to, beside the transmission paper's numbers."""
 
 import statistics
 from collections.abc import Mapping, Sequence

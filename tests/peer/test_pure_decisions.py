@@ -42,6 +42,8 @@ DECISIONS = [
     "molink.peer.transmission.queue",
     "molink.peer.transmission.shares",
     "molink.routing",
+    "molink.simnet.devices",
+    "molink.simnet.model_shapes",
 ]
 
 
