@@ -16,10 +16,10 @@ from molink.shards.catalog import ModelNotFound
 from molink.shards.spec import ModelSpec
 from molink.shards.store import StoreError
 from molink.simnet import emulate_options as options
+from molink.simnet.child_process import EmulationError
 from molink.simnet.devices import DEVICES
 from molink.simnet.emulation import Cell, Emulation, Run, emulate
 from molink.simnet.model_shapes import MODEL_SHAPES, QWEN2_7B
-from molink.simnet.peer_process import EmulationError
 from molink.simnet.request_load import MOST_NEW_TOKENS, MOST_PROMPT_TOKENS, LengthLimits, kept
 from molink.simnet.results import output_folder, result_document, write_json
 from molink.simnet.serving_rows import ServingRow, differing, serving_rows

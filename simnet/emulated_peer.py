@@ -3,7 +3,7 @@
     python -m molink.simnet.emulated_peer CONFIGURATION
 
 The configuration is a JSON object (see PeerConfiguration). It prints a JSON line about itself when it is ready, and one
-of counters for every line on its stdin; at the end of stdin it leaves.
+of counters for every line on its stdin; at the end of stdin it leaves (see `child_process`).
 """
 
 import asyncio

@@ -114,7 +114,7 @@ async def _start_peers(emulation: Emulation, cell: Cell, stack: AsyncExitStack) 
     peers = [
         PeerProcess(
             PeerConfiguration(
-                name=f"peer {number}",
+                name=f"{number}",
                 model=emulation.spec.name,
                 device=emulation.device,
                 start=span.start,
