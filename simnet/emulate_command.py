@@ -162,8 +162,8 @@ def _judge(emulation: Emulation, runs: Sequence[Run]) -> None:
     cores = os.cpu_count() or 1
     for run in runs:
         name = f"{run.cell.policy} at {run.cell.rate_rps:g} requests/s"
-        busiest = max(*run.usage.processes, run.usage.driver)
-        together = (sum(run.usage.processes) + run.usage.driver) / cores
+        parts = (*run.usage.processes, run.usage.driver, run.usage.lines)
+        busiest, together = max(parts), sum(parts) / cores
         if busiest > BUSY or (emulation.device is not None and together > BUSY):
             tell(
                 f"{name}: this machine was at its limit (the busiest process took {100 * busiest:.0f} % of a core, "

@@ -35,7 +35,8 @@ def serving_table(emulation: Emulation, rows: Sequence[ServingRow]) -> "Table":
     table.add_column("tokens/s", justify="right")
     table.add_column("decode\none way, ms", justify="right")
     table.add_column("engine\nbusy", justify="right")
-    table.add_column("CPU peer,\ndriver", justify="right")
+    table.add_column("uplink\nbusy", justify="right")
+    table.add_column("CPU here,\nmost", justify="right")
     for number, row in enumerate(rows):
         begins = number == 0 or rows[number - 1].rate_rps != row.rate_rps
         ends = number + 1 == len(rows) or rows[number + 1].rate_rps != row.rate_rps
@@ -57,7 +58,8 @@ def _cells(row: ServingRow, *, with_paper: bool) -> list[str]:
         f"{row.throughput_tps:.1f}",
         "" if way_ms is None or late_ms is None else f"{way_ms:.1f}, p99 {late_ms:.0f}",
         f"{100 * row.engine_busy:.0f} %",
-        f"{100 * row.peer_cpu:.0f} %, {100 * row.driver_cpu:.0f} %",
+        f"{100 * row.uplink_busy:.0f} %",
+        f"{100 * max(row.peer_cpu, row.driver_cpu, row.lines_cpu):.0f} %",
     ]
 
 

@@ -13,6 +13,7 @@ from molink.client.connection import Connection
 from molink.shards.spec import ModelSpec, Span
 from molink.simnet.emulated_peer import PeerConfiguration, PeerCounters
 from molink.simnet.known_peers import KnownPeers
+from molink.simnet.lines_process import LinesConfiguration, LinesCounters, LinesProcess
 from molink.simnet.peer_process import PeerProcess
 from molink.simnet.request_driver import Outcome, RequestDriver
 from molink.simnet.request_load import arrivals
@@ -61,7 +62,11 @@ class Usage:
     processes: tuple[float, ...]
     """Of each peer: processor time, of one core."""
     driver: float
-    """Of the process that is client and lines: processor time, of one core."""
+    """Of this process, the client: processor time, of one core."""
+    lines: float
+    """Of the process that moves bytes along the lines: processor time, of one core."""
+    uplinks: tuple[float, ...]
+    """Of each peer: the part of the time in which bytes left its uplink."""
     tokens_per_s: float
     """That all requests together got."""
 
@@ -96,8 +101,12 @@ async def emulate(emulation: Emulation, cell: Cell, report: Report) -> Run:
     """
     async with AsyncExitStack() as stack:
         report("starting peers")
-        peers = await _start_peers(emulation, cell, stack)
+        lines = await stack.enter_async_context(
+            LinesProcess(LinesConfiguration(emulation.peers, emulation.bandwidth_mbps, emulation.delay_ms))
+        )
+        peers = await _start_peers(emulation, cell, lines, stack)
         views = tuple(peer.view for peer in peers)
+        await lines.settle([view.facts.grpc_addresses for view in views])
         connection = await stack.enter_async_context(Connection((), None, view=KnownPeers(views)))
         room = Room(
             min(
@@ -107,23 +116,25 @@ async def emulate(emulation: Emulation, cell: Cell, report: Report) -> Run:
             min(peer.most_sessions for peer in peers),
         )
         driver = RequestDriver(connection, emulation.spec, room, emulation.peers, emulation.seed)
-        return await _measure(emulation, cell, peers, driver, report)
+        return await _measure(emulation, cell, _Measured(peers, lines, driver), report)
 
 
-async def _start_peers(emulation: Emulation, cell: Cell, stack: AsyncExitStack) -> list[PeerProcess]:
+async def _start_peers(
+    emulation: Emulation, cell: Cell, lines: LinesProcess, stack: AsyncExitStack
+) -> list[PeerProcess]:
     peers = [
         PeerProcess(
             PeerConfiguration(
-                name=f"{number}",
+                name=f"{number + 1}",
                 model=emulation.spec.name,
                 device=emulation.device,
                 start=span.start,
                 stop=span.stop,
-                http_proxy=None,
+                http_proxy=lines.proxies[number],
                 policy=cell.policy,
             )
         )
-        for number, span in enumerate(emulation.spans, start=1)
+        for number, span in enumerate(emulation.spans)
     ]
     for started in await asyncio.gather(*map(stack.enter_async_context, peers), return_exceptions=True):
         if isinstance(started, BaseException):
@@ -131,22 +142,39 @@ async def _start_peers(emulation: Emulation, cell: Cell, stack: AsyncExitStack) 
     return peers
 
 
-async def _measure(
-    emulation: Emulation, cell: Cell, peers: Sequence[PeerProcess], driver: RequestDriver, report: Report
-) -> Run:
+@dataclass(frozen=True, slots=True, eq=False)
+class _Measured:
+    """Whatever uses processors or lines."""
+
+    peers: Sequence[PeerProcess]
+    lines: LinesProcess
+    driver: RequestDriver
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """All counters at one moment."""
+
+    peers: tuple[PeerCounters, ...]
+    lines: LinesCounters
+    driver_cpu_s: float
+    tokens: int
+
+
+async def _measure(emulation: Emulation, cell: Cell, measured: _Measured, report: Report) -> Run:
     window_s = (emulation.warm_up_s, emulation.warm_up_s + emulation.duration_s)
     clock = asyncio.get_running_loop().time
     start_s = clock()
 
     def tell() -> None:
         passed_s = clock() - start_s
-        report(f"{passed_s:.0f} of {window_s[1]:.0f} s, {driver.running} requests in progress")
+        report(f"{passed_s:.0f} of {window_s[1]:.0f} s, {measured.driver.running} requests in progress")
 
-    using = asyncio.create_task(_usage(peers, driver, start_s, window_s, tell), name="usage")
+    using = asyncio.create_task(_usage(measured, start_s, window_s, tell), name="usage")
     try:
         first = int(np.random.default_rng(emulation.seed).integers(len(emulation.trace)))
         requests = arrivals(emulation.trace, cell.rate_rps, window_s[1], first)
-        outcomes = await driver.drive(requests, start_s, window_s, tell)
+        outcomes = await measured.driver.drive(requests, start_s, window_s, tell)
         usage = await using
     finally:
         using.cancel()
@@ -155,29 +183,33 @@ async def _measure(
 
 
 async def _usage(
-    peers: Sequence[PeerProcess],
-    driver: RequestDriver,
-    start_s: float,
-    window_s: tuple[float, float],
-    tell: Callable[[], None],
+    measured: _Measured, start_s: float, window_s: tuple[float, float], tell: Callable[[], None]
 ) -> Usage:
     """Between the two ends of the window."""
     await _tell_until(start_s + window_s[0], tell)
-    before, cpu_before_s, tokens_before = await _counters(peers), time.process_time(), driver.tokens
+    early = await _read(measured)
     await _tell_until(start_s + window_s[1], tell)
-    after, cpu_after_s, tokens_after = await _counters(peers), time.process_time(), driver.tokens
-    passed_s = [late.at_s - early.at_s for early, late in zip(before, after, strict=True)]
-    pairs = list(zip(before, after, passed_s, strict=True))
+    late = await _read(measured)
+    passed_s = late.lines.at_s - early.lines.at_s
+    pairs = list(zip(early.peers, late.peers, strict=True))
     return Usage(
-        engines=tuple((late.busy_s - early.busy_s) / seconds for early, late, seconds in pairs),
-        processes=tuple((late.cpu_s - early.cpu_s) / seconds for early, late, seconds in pairs),
-        driver=(cpu_after_s - cpu_before_s) / max(passed_s),
-        tokens_per_s=(tokens_after - tokens_before) / max(passed_s),
+        engines=tuple((after.busy_s - before.busy_s) / passed_s for before, after in pairs),
+        processes=tuple((after.cpu_s - before.cpu_s) / passed_s for before, after in pairs),
+        driver=(late.driver_cpu_s - early.driver_cpu_s) / passed_s,
+        lines=(late.lines.cpu_s - early.lines.cpu_s) / passed_s,
+        uplinks=tuple(
+            (after - before) / passed_s
+            for before, after in zip(early.lines.busy_s, late.lines.busy_s, strict=True)
+        ),
+        tokens_per_s=(late.tokens - early.tokens) / passed_s,
     )
 
 
-async def _counters(peers: Sequence[PeerProcess]) -> list[PeerCounters]:
-    return list(await asyncio.gather(*(peer.counters() for peer in peers)))
+async def _read(measured: _Measured) -> _Reading:
+    peers, lines = await asyncio.gather(
+        asyncio.gather(*(peer.counters() for peer in measured.peers)), measured.lines.counters()
+    )
+    return _Reading(tuple(peers), lines, time.process_time(), measured.driver.tokens)
 
 
 async def _tell_until(at_s: float, tell: Callable[[], None]) -> None:

@@ -58,10 +58,14 @@ class ServingRow:
     decode_one_way_p99_ms: float | None
     engine_busy: float
     """The part of the time in which the busiest peer's engine computed."""
+    uplink_busy: float
+    """The part of the time in which bytes left the busiest uplink."""
     peer_cpu: float
     """Processor time of the peer process that took most, of one core."""
     driver_cpu: float
-    """Processor time of the process that is client and lines, of one core."""
+    """Processor time of the client's process, of one core."""
+    lines_cpu: float
+    """Processor time of the process that moves bytes along the lines, of one core."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +131,10 @@ def _row(
         decode_one_way_ms=statistics.median(ways_ms) if ways_ms else None,
         decode_one_way_p99_ms=ways_ms[int(0.99 * (len(ways_ms) - 1))] if ways_ms else None,
         engine_busy=max(usage.engines),
+        uplink_busy=max(usage.uplinks),
         peer_cpu=max(usage.processes),
         driver_cpu=usage.driver,
+        lines_cpu=usage.lines,
     )
 
 

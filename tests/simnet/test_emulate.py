@@ -27,7 +27,7 @@ CONTRACT = {
     "throughput_tps",
 }
 CONTRACT |= {"paper_ttft_s", "paper_tpot_s", "paper_latency_s"}
-USAGE = Usage((0.5, 0.25), (0.1, 0.2), 0.05, 30.0)
+USAGE = Usage((0.5, 0.25), (0.1, 0.2), 0.05, 0.03, (0.4, 0.3), 30.0)
 EMULATION = Emulation(QWEN2_7B.spec(), "rtx-4090", 3, 100.0, 30.0, (), 0.0, 60.0, 0)
 
 
@@ -57,7 +57,7 @@ def test_rows_are_averages_of_what_ended_with_the_reduction_against_concurrent()
     assert (row.ttft_reduction, row.tpot_reduction, row.latency_reduction) == (0.5, 0.5, 0.5)
     assert (base.ttft_reduction, base.paper_ttft_s, row.paper_ttft_s) == (0.0, 3.74, 3.30)
     assert row.paper_latency_reduction == pytest.approx(1 - 93 / 111)
-    assert (row.engine_busy, row.peer_cpu) == (0.5, 0.2)
+    assert (row.engine_busy, row.uplink_busy, row.peer_cpu, row.lines_cpu) == (0.5, 0.4, 0.2, 0.03)
 
 
 def test_a_rate_that_the_paper_does_not_print_has_no_numbers_of_it_and_no_request_no_times() -> None:
