@@ -60,6 +60,7 @@ class Configuration(BaseModel):
     state_dir: Path | None = None
     relay: Literal["auto", "on", "off"] | None = None
     http_proxy: str | None = None
+    transmission_policy: str | None = None
 
 
 def configuration_path(environment: Mapping[str, str] | None = None) -> Path:

@@ -14,9 +14,10 @@ import grpc.aio
 
 from molink.dht.certificate import Certificate
 from molink.dht.swarm_key import SwarmKey
+from molink.peer.dialling import CHANNEL_OPTIONS, LINK_METHOD
 from molink.peer.handshake import HandshakeRefused, Remote, challenge, check
-from molink.peer.link import Link, LinkHandler
-from molink.peer.links import CHANNEL_OPTIONS, LINK_METHOD, Links
+from molink.peer.link import LinkHandler, Resumed
+from molink.peer.links import Links
 from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.protocol.frames import ProtocolError, decode, encode, expect
 
@@ -31,6 +32,23 @@ _log = logging.getLogger(__name__)
 
 class PortInUse(OSError):
     """The gRPC port is taken by another program."""
+
+
+class AcceptedConnection:
+    """A call of the other end; gRPC keeps it open until `closed`."""
+
+    def __init__(self, context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
+        self.stream = context
+        self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.closed = asyncio.Event()
+
+    def lost(self) -> None:
+        if not self.gone.done():
+            self.gone.set_result(None)
+
+    async def close(self) -> None:
+        self.lost()
+        self.closed.set()
 
 
 class Acceptor:
@@ -79,27 +97,54 @@ class Acceptor:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        await self._links.close()  # or the other ends would take it for a broken connection
         if self._server is not None:
             await self._server.stop(grace=0.2)
 
     async def _accept(self, _: object, context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
-        remote = await self._handshake(context)
+        proof, remote = await self._handshake(context)
+        connection = AcceptedConnection(context)
+        try:
+            if proof.resumes:
+                await self._resume(proof, remote, connection)
+            else:
+                await self._begin(proof, remote, connection)
+            await connection.closed.wait()
+        finally:
+            connection.lost()
+
+    async def _begin(self, proof: pb.Proof, remote: Remote, connection: "AcceptedConnection") -> None:
+        context = connection.stream
         if self._proven >= MAX_LINKS:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "this peer has as many links as it takes")
+        if self._links.accepted(remote.peer_id, proof.link_id) is not None:
+            await context.abort(grpc.StatusCode.ALREADY_EXISTS, "there is a link of that id")
         self._proven += 1
         try:
             await context.write(encode(pb.Welcome(peer_id=self._peer_id)))
-            link = Link(context, remote, self._handler)
-            self._links.accepted(link)
-            try:
-                reason = await link.run()
-            finally:
-                self._links.forget(link)
-            _log.debug("link from %s ended: %s", link.peer_id, reason)
-        finally:
+            running = self._links.accept(proof.link_id, remote, connection)
+        except BaseException:
             self._proven -= 1
+            raise
+        running.add_done_callback(self._ended)
 
-    async def _handshake(self, context: "grpc.aio.ServicerContext[bytes, bytes]") -> Remote:
+    async def _resume(self, proof: pb.Proof, remote: Remote, connection: "AcceptedConnection") -> None:
+        """The new connection takes the place of the old one, whether that is known to be broken or not."""
+        link = self._links.accepted(remote.peer_id, proof.link_id)
+        if link is not None:
+            await link.detach()
+        known = link is not None and link.closed_because is None
+        received = link.received if link is not None and known else 0
+        await connection.stream.write(
+            encode(pb.Welcome(peer_id=self._peer_id, resumed=known, received=received))
+        )
+        if link is None or not link.attach(Resumed(connection, proof.received)):
+            await connection.close()
+
+    def _ended(self, _: object) -> None:
+        self._proven -= 1
+
+    async def _handshake(self, context: "grpc.aio.ServicerContext[bytes, bytes]") -> tuple[pb.Proof, Remote]:
         question = challenge()
         try:
             async with self._time_to_prove():
@@ -108,7 +153,7 @@ class Acceptor:
                 if not isinstance(data, bytes):
                     raise HandshakeRefused("the other end hung up before it proved who it is")
                 proof = expect(decode(data), pb.Proof)
-                return check(proof, question, self._certificate.der, self._swarm_key)
+                return proof, check(proof, question, self._certificate.der, self._swarm_key)
         except TimeoutError:
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, "no proof of identity in time")
         except ProtocolError as error:

@@ -50,6 +50,7 @@ def join(
     state_dir: options.StateFolder = None,
     relay: options.Relay = None,
     http_proxy: options.HttpProxy = None,
+    transmission_policy: options.TransmissionPolicy = None,
     verbose: commands.Verbose = False,
     debug: commands.Debug = False,
 ) -> None:
@@ -77,6 +78,7 @@ def join(
         "state_dir": state_dir,
         "relay": relay,
         "http_proxy": http_proxy,
+        "transmission_policy": transmission_policy,
     }
     start_logging(verbose=verbose, debug=debug)
     _serve({key: value for key, value in given.items() if value is not None})

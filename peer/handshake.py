@@ -17,6 +17,7 @@ from molink.peer.protocol.frames import ProtocolError
 
 _DOMAIN = b"molink-link-1\0"
 NONCE_BYTES = 32
+LINK_ID_BYTES = 16
 
 
 class HandshakeRefused(ProtocolError):
@@ -42,6 +43,7 @@ def prove(
     certificate: bytes,
     swarm_key: SwarmKey | None,
     *,
+    link_id: bytes,
     is_client: bool,
 ) -> pb.Proof:
     """The answer of `identity` to the acceptor that presented `certificate` (DER).
@@ -59,6 +61,7 @@ def prove(
         signature=identity.sign(statement),
         swarm_key_proof=swarm_key.proof(statement) if swarm_key else b"",
         is_client=is_client,
+        link_id=link_id,
     )
 
 
@@ -71,6 +74,8 @@ def check(proof: pb.Proof, question: pb.Challenge, certificate: bytes, swarm_key
     _require_version(proof.protocol_version)
     if len(proof.public_key) != 32:
         raise HandshakeRefused(f"a public key of {len(proof.public_key)} bytes is not an Ed25519 key")
+    if len(proof.link_id) != LINK_ID_BYTES:
+        raise HandshakeRefused(f"a link id of {len(proof.link_id)} bytes is not one of {LINK_ID_BYTES}")
     peer_id = peer_id_of(proof.public_key)
     statement = _statement(question.nonce, certificate, peer_id)
     if not verify(proof.public_key, statement, proof.signature):

@@ -1,52 +1,44 @@
-"""A link: one long-lived bidirectional gRPC stream between two peers, or a client and a peer. Frames are symmetric.
+"""A link: two peers, or a client and a peer, that exchange frames. Frames are symmetric, whoever dialled.
 
-Whoever dialled, both ends read and write the same kinds of frame. What waits to be sent is ordered by traffic class;
-pings keep watch and measure the round trip.
+A link outlives its connections: when one breaks, the end that dialled dials again, and both go on where they were.
+What the other end may send, how it is cut into packets and in which order they leave is `traffic`'s.
 """
 
 import asyncio
-import collections
 import itertools
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Protocol
 
-import grpc
 from google.protobuf.message import Message
 
+from molink.peer.connection import BREAKS, FAREWELL_S, Carrier, Connection, why_broken
 from molink.peer.handshake import Remote
+from molink.peer.keepalive import FIRST_PING_INTERVAL_S, FIRST_PINGS, TICK_S
 from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.protocol.frames import Frame, ProtocolError, decode, encode
+from molink.peer.protocol.packets import CloseCode, PacketError, encode_close
+from molink.peer.shared_uplink import SharedUplink
+from molink.peer.traffic import LinkClosed, Traffic
 from molink.peer.transmission.classes import TrafficClass
-from molink.peer.transmission.queue import SendQueue
 
-PING_INTERVAL_S = 1.0
-LOST_AFTER_S = 4.0
-"""A link on which nothing arrived for so long, pings unanswered, is lost."""
+RESUME_WAIT_S = 2.0
+"""A link without a connection for so long is lost."""
 MAX_REQUESTS_IN_FLIGHT = 64
 MAX_RELEASES_IN_FLIGHT = 512
 """On top of them: a release refused would leave its lease standing. Whoever sends more loses the link, and with it all
 its leases."""
-RTT_SAMPLES = 8
-"""The round trip is the least of so many: what is above it was waiting, which routers count elsewhere."""
-FIRST_PINGS = 3
-FIRST_PING_INTERVAL_S = 0.05
-"""A new link is measured a few times at once."""
 
 
 class LinkError(ConnectionError):
     """A link could not be made, or broke while something waited on it."""
 
-    def __init__(self, peer_id: str, reason: str) -> None:
+    def __init__(self, peer_id: str, reason: str, *, final: bool = False) -> None:
         super().__init__(f"link to {peer_id}: {reason}")
         self.peer_id = peer_id
         self.reason = reason
-
-
-class Stream(Protocol):
-    """What grpc.aio offers on both ends of a bidirectional call."""
-
-    async def read(self) -> object: ...
-
-    async def write(self, message: bytes) -> None: ...
+        self.final = final
+        """Another try would end the same."""
 
 
 class LinkHandler(Protocol):
@@ -62,50 +54,105 @@ class LinkHandler(Protocol):
         """The link is gone for good."""
 
 
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """Another connection of a link, and the last chunk that the other end has received."""
+
+    connection: Connection
+    received: int
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """A link ends: why, and what the other end is told, if it is to be told."""
+
+    reason: str
+    code: CloseCode | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Carried:
+    """A connection at work."""
+
+    connection: Connection
+    carrier: Carrier
+    reading: asyncio.Task[str]
+    writing: asyncio.Task[str]
+
+
 class Link:
     """One end of a link whose other end is proven. `run` it; `post` and `request` from anywhere on the loop."""
 
-    def __init__(self, stream: Stream, remote: Remote, handler: LinkHandler) -> None:
+    def __init__(
+        self,
+        link_id: bytes,
+        remote: Remote,
+        connection: Connection,
+        handler: LinkHandler,
+        uplink: SharedUplink,
+        redial: Callable[["Link"], Awaitable[Resumed]] | None = None,
+    ) -> None:
+        """`redial` makes another connection, or raises LinkError; without it the other end is who dials."""
+        loop = asyncio.get_running_loop()
+        self.link_id = link_id
         self.remote = remote
-        self._rtts_ms: collections.deque[float] = collections.deque(maxlen=RTT_SAMPLES)
         self.closed_because: str | None = None
-        self._stream = stream
+        self._connection = connection
         self._handler = handler
-        self._queue = SendQueue()
+        self._redial = redial
         self._wake = asyncio.Event()
-        self._closing: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._measured = asyncio.Event()
+        self._traffic = Traffic(uplink, self._wake.set, self._measured.set, loop.time())
+        self._closing: asyncio.Future[_End] = loop.create_future()
+        self._suspended = asyncio.Event()
+        self._resumed: asyncio.Future[Resumed] = loop.create_future()
+        self._carried: _Carried | None = None
         self._ids = itertools.count(1)
         self._answers: dict[int, asyncio.Future[tuple[pb.Response, memoryview]]] = {}
         self._serving: set[asyncio.Task[None]] = set()
-        self._pings: dict[int, float] = {}
-        self._heard_s = asyncio.get_running_loop().time()
-        self._measured = asyncio.Event()
 
     @property
     def peer_id(self) -> str:
         return self.remote.peer_id
 
     @property
+    def received(self) -> int:
+        """The last chunk that has arrived here."""
+        return self._traffic.received
+
+    @property
     def unheard_s(self) -> float:
-        """Seconds since anything arrived; the other end answers pings every PING_INTERVAL_S."""
-        return asyncio.get_running_loop().time() - self._heard_s
+        """Seconds since anything arrived."""
+        return asyncio.get_running_loop().time() - self._traffic.keepalive.heard_s
+
+    @property
+    def quiet_s(self) -> float:
+        """Seconds since anything but signs of life travelled, in either direction; 0 while something is to."""
+        if self._traffic.owes_or_is_owed:
+            return 0.0
+        return asyncio.get_running_loop().time() - self._traffic.keepalive.used_s
 
     @property
     def rtt_ms(self) -> float | None:
         """The round trip in milliseconds, once measured."""
-        return min(self._rtts_ms, default=None)
+        least_s = self._traffic.round_trips.least_s
+        return None if least_s is None else least_s * 1000
 
     def post(
         self,
         header: Message,
         payload: bytes | memoryview = b"",
         traffic_class: TrafficClass = TrafficClass.CONTROL,
+        sessions: tuple[bytes, ...] = (),
     ) -> bool:
-        """Queues a frame. False, and nothing queued, when the queue is full or the link is closed."""
-        if self.closed_because is not None or not self._queue.push(traffic_class, encode(header, payload)):
+        """Queues a frame. False, and nothing queued, when the queue is full or the link is closed.
+
+        `sessions`: it is dropped if all of them are cancelled before it has left; without any it stays.
+        """
+        if self.closed_because is not None:
             return False
-        self._wake.set()
-        return True
+        now_s = asyncio.get_running_loop().time()
+        return self._traffic.push(encode(header, payload), traffic_class, sessions, now_s)
 
     async def request(self, request: pb.Request, timeout_s: float) -> tuple[pb.Response, memoryview]:
         """Sends a request (its id is set here) and waits for the answer.
@@ -130,53 +177,144 @@ class Link:
     async def measured(self) -> float:
         """The round trip in milliseconds, as soon as the first pings are answered. Give it a deadline."""
         await self._measured.wait()
-        return min(self._rtts_ms)
+        return self.rtt_ms or 0.0
 
-    def close(self, reason: str) -> None:
-        """Ends `run` soon."""
+    def close(self, reason: str, code: CloseCode = CloseCode.DONE) -> None:
+        """Ends `run` soon, and tells the other end."""
         if not self._closing.done():
-            self._closing.set_result(reason)
+            self._closing.set_result(_End(reason, code))
+
+    async def detach(self) -> None:
+        """Lets go of the present connection: the other end has dialled again. `received` stands still then."""
+        if self._carried is not None:
+            self._carried.connection.lost()
+        await self._suspended.wait()
+
+    def attach(self, resumed: Resumed) -> bool:
+        """Goes on over another connection. False: the link has ended, or has one already."""
+        if not self._suspended.is_set() or self._resumed.done() or self.closed_because is not None:
+            return False
+        self._resumed.set_result(resumed)
+        return True
 
     async def run(self) -> str:
         """Serves the link until either end closes it or it is lost; returns why."""
-        parts = [
-            asyncio.create_task(part, name=f"link {self.peer_id} {name}")
-            for name, part in (("read", self._read()), ("write", self._write()), ("watch", self._watch()))
-        ]
-        reason = "one of its ends stopped"
+        watch = asyncio.create_task(self._watch(), name=f"link {self.peer_id} watch")
+        end = _End("one of its ends stopped", CloseCode.DONE)
         try:
-            done, _ = await asyncio.wait({*parts, self._closing}, return_when=asyncio.FIRST_COMPLETED)
-            reason = _reason(done.pop())
+            end = await self._serve()
         finally:
-            self.closed_because = reason
-            ending = (*parts, *self._serving)
+            self.closed_because = end.reason
+            self._traffic.close()
+            ending = (watch, *self._serving)
             for task in ending:
                 task.cancel()
             self._closing.cancel()
+            self._suspended.set()
             for answer in self._answers.values():
                 if not answer.done():
-                    answer.set_exception(LinkError(self.peer_id, reason))
-            self._handler.on_closed(self, reason)
+                    answer.set_exception(LinkError(self.peer_id, end.reason))
+            self._handler.on_closed(self, end.reason)
             # Last, because gRPC may cancel this a second time: nobody must be left waiting then.
+            await self._let_go(end)
             await asyncio.gather(*ending, return_exceptions=True)
-        return reason
+        return end.reason
 
-    async def _read(self) -> str:
-        clock = asyncio.get_running_loop().time
+    # -- connections
+
+    async def _serve(self) -> _End:
+        """Over one connection after the other."""
+        connection, clock = self._connection, asyncio.get_running_loop().time
         while True:
-            data = await self._stream.read()
-            if not isinstance(data, bytes):
-                return "the other end closed it"
-            self._heard_s = clock()
-            self._dispatch(decode(data))
+            broken = await self._carry(connection)
+            if isinstance(broken, _End):
+                return broken
+            self._traffic.suspend(clock())
+            await self._let_go()
+            resumed = await self._another(broken)
+            if isinstance(resumed, _End):
+                return resumed
+            connection = resumed.connection
+            try:
+                self._traffic.resume(resumed.received, clock())
+            except PacketError as error:
+                await connection.close()
+                return _End(f"protocol error: {error}")
 
-    def _dispatch(self, frame: Frame) -> None:
+    async def _carry(self, connection: Connection) -> str | _End:
+        """Uses a connection until it breaks, or the link ends; why."""
+        carrier = Carrier(connection.stream, self._traffic, self._wake, self._dispatch)
+        carried = self._carried = _Carried(
+            connection,
+            carrier,
+            asyncio.create_task(carrier.read(), name=f"link {self.peer_id} read"),
+            asyncio.create_task(carrier.write(), name=f"link {self.peer_id} write"),
+        )
+        reading, writing = carried.reading, carried.writing
+        await asyncio.wait(
+            (reading, writing, self._closing, connection.gone), return_when=asyncio.FIRST_COMPLETED
+        )
+        if self._closing.done():
+            return self._closing.result()
+        if writing.done() and not reading.done():
+            await asyncio.wait({reading}, timeout=FAREWELL_S)  # the other end's last packet may be there
+        return _outcome(reading if reading.done() else writing)
+
+    async def _another(self, broken: str) -> Resumed | _End:
+        """Another connection, or why there is none."""
+        resumed = self._resumed
+        if self._redial is not None:
+            resumed = asyncio.ensure_future(self._redial(self))
+        self._suspended.set()
+        try:
+            await asyncio.wait(
+                (resumed, self._closing), timeout=RESUME_WAIT_S, return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            self._suspended.clear()
+            self._resumed = asyncio.get_running_loop().create_future()
+            if not resumed.done():
+                resumed.cancel()
+                await asyncio.gather(resumed, return_exceptions=True)
+        if resumed.cancelled():
+            return self._closing.result() if self._closing.done() else _End(broken)
+        error = resumed.exception()
+        if isinstance(error, LinkError):
+            return _End(f"{broken}, and could not be resumed: {error.reason}")
+        if error is not None:
+            raise error
+        return resumed.result()
+
+    async def _let_go(self, end: _End | None = None) -> None:
+        """Leaves the present connection, with a last packet if the other end is to be told that the link ends."""
+        carried, self._carried = self._carried, None
+        if carried is None:
+            return
+        reading, writing = carried.reading, carried.writing
+        try:
+            if end is not None and end.code is not None and not writing.done():
+                carried.carrier.say_last(encode_close(end.code, end.reason))
+                async with asyncio.timeout(FAREWELL_S):
+                    await asyncio.wait({writing})
+                    if (
+                        self._redial is not None
+                    ):  # a call that is cancelled takes back what it has not delivered
+                        await (carried.carrier.read() if reading.done() else asyncio.wait({reading}))
+        except (TimeoutError, *BREAKS):
+            pass
+        finally:
+            carried.carrier.stop_timer()
+            for task in (reading, writing):
+                task.cancel()
+            await asyncio.gather(reading, writing, return_exceptions=True)
+            await carried.connection.close()
+
+    # -- messages
+
+    def _dispatch(self, message: memoryview) -> None:
+        frame = decode(message)
         header = frame.header
-        if isinstance(header, pb.Ping):
-            self.post(pb.Pong(id=header.id))
-        elif isinstance(header, pb.Pong):
-            self._measure(header)
-        elif isinstance(header, pb.Response):
+        if isinstance(header, pb.Response):
             answer = self._answers.get(header.id)
             if answer is not None and not answer.done():
                 answer.set_result((header, frame.payload))
@@ -201,49 +339,31 @@ class Link:
         response.id = request.id
         self.post(response, payload, TrafficClass.WEIGHTS if payload else TrafficClass.CONTROL)
 
-    async def _write(self) -> str:
+    async def _watch(self) -> None:
+        """Measures a new link, then keeps an eye on the other end's life."""
+        clock, traffic = asyncio.get_running_loop().time, self._traffic
+        for _ in range(FIRST_PINGS):
+            traffic.ping(clock())
+            await asyncio.sleep(FIRST_PING_INTERVAL_S)
         while True:
-            frame = self._queue.pop()
-            if frame is None:
-                self._wake.clear()
-                await self._wake.wait()
-            else:
-                await self._stream.write(frame)
-
-    async def _watch(self) -> str:
-        """Pings, and declares the link lost when nothing at all arrives for LOST_AFTER_S."""
-        clock = asyncio.get_running_loop().time
-        self._heard_s = clock()
-        for ping_id in itertools.count(1):
-            interval_s = FIRST_PING_INTERVAL_S if ping_id < FIRST_PINGS else PING_INTERVAL_S
-            sent_s = clock()
-            self._pings[ping_id] = sent_s
-            self._pings.pop(ping_id - RTT_SAMPLES, None)
-            self.post(pb.Ping(id=ping_id))
-            await asyncio.sleep(interval_s)
-            # A loop of ours that slept late has not had its chance to read: that says nothing of the other end.
-            overslept_s = clock() - sent_s - interval_s
-            if clock() - self._heard_s > LOST_AFTER_S and overslept_s < PING_INTERVAL_S:
-                return f"nothing heard for {LOST_AFTER_S:g} s"
-        raise AssertionError("unreachable: the ping counter is endless")
-
-    def _measure(self, pong: pb.Pong) -> None:
-        sent_s = self._pings.pop(pong.id, None)
-        if sent_s is not None:
-            self._rtts_ms.append((asyncio.get_running_loop().time() - sent_s) * 1000)
-            if len(self._rtts_ms) >= FIRST_PINGS:
-                self._measured.set()
+            await asyncio.sleep(TICK_S)
+            if self._carried is not None and not traffic.tick(clock(), awaits=bool(self._answers)):
+                self.close(f"nothing heard for {traffic.keepalive.silent_s(clock()):.0f} s", CloseCode.SILENT)
 
 
-def _reason(ended: "asyncio.Future[str]") -> str:
-    """Why a part of a link ended: its own word, or the error that ended it."""
+def _outcome(ended: "asyncio.Task[str]") -> str | _End:
+    """What the end of one of a connection's tasks means for the link: the connection broke, or the link ends."""
+    if not ended.done() or ended.cancelled():
+        return "the connection is gone"
     error = ended.exception()
     if error is None:
         return ended.result()
+    if isinstance(error, PacketError):
+        return _End(f"protocol error: {error}", error.code)
     if isinstance(error, ProtocolError):
-        return f"protocol error: {error}"
-    if isinstance(error, grpc.aio.AioRpcError):
-        return f"{error.code().name.lower()}: {error.details()}"
-    if isinstance(error, (ConnectionError, asyncio.InvalidStateError, grpc.RpcError, grpc.aio.UsageError)):
-        return f"the connection broke: {error}"
+        return _End(f"protocol error: {error}", CloseCode.MESSAGE)
+    if isinstance(error, LinkClosed):
+        return _End(f"the other end closed it: {error}")
+    if isinstance(error, BREAKS):
+        return why_broken(error)
     raise error

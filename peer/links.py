@@ -5,56 +5,25 @@ end that dialled the other closes it when nothing has travelled on it for a whil
 """
 
 import asyncio
+import logging
+import secrets
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
-import grpc
-import grpc.aio
-from cryptography import x509
-from cryptography.hazmat.primitives.serialization import Encoding
-
-from molink.dht.certificate import server_name
 from molink.dht.identity import Identity
 from molink.dht.records import PeerFacts
 from molink.dht.swarm_key import SwarmKey
-from molink.peer.handshake import HandshakeRefused, Remote, prove
-from molink.peer.link import Link, LinkError, LinkHandler
-from molink.peer.protocol import molink_pb2 as pb
-from molink.peer.protocol.frames import MAX_FRAME_BYTES, ProtocolError, decode, encode, expect
-from molink.peer.quiet import WatchedStream
+from molink.peer.connection import Connection
+from molink.peer.dialling import DIAL_TIMEOUT_S, Dialler
+from molink.peer.handshake import LINK_ID_BYTES, Remote
+from molink.peer.link import Link, LinkError, LinkHandler, Resumed
+from molink.peer.shared_uplink import SharedUplink
 
-LINK_METHOD = "/molink.Peer/Link"
-DIAL_TIMEOUT_S = 5.0
 AT_ONCE_S = 5.0
 """Of two links that come within this time neither is older: the two ends have dialled each other."""
 SPARE_QUIET_S = 60.0
 """A spare link on which nothing has travelled for so long is closed. Longer than the largest frame is on its way."""
-CHANNEL_OPTIONS = (
-    ("grpc.max_receive_message_length", MAX_FRAME_BYTES),
-    ("grpc.max_send_message_length", MAX_FRAME_BYTES),
-    (
-        "grpc.use_local_subchannel_pool",
-        1,
-    ),  # or a failed dial's back-off would delay the next one to the same address
-)
-
-
-class GrpcStream(Protocol):
-    """What is used of a grpc.aio call."""
-
-    async def read(self) -> object: ...
-
-    async def write(self, message: bytes) -> None: ...
-
-    def cancel(self) -> bool: ...
-
-    async def code(self) -> grpc.StatusCode: ...
-
-    async def initial_metadata(self) -> grpc.aio.Metadata: ...
-
-    async def trailing_metadata(self) -> grpc.aio.Metadata: ...
-
-    async def details(self) -> str: ...
+_log = logging.getLogger(__name__)
 
 
 class Links:
@@ -71,19 +40,21 @@ class Links:
         *,
         is_client: bool,
         http_proxy: str | None = None,
+        transmission_policy: str = "molink",
     ) -> None:
         """`http_proxy` is the URL of a proxy that links are dialled through with CONNECT. Of the environment only
         `no_proxy` counts then: hosts that are dialled directly all the same."""
         self._identity = identity
         self._handler = handler
-        self._swarm_key = swarm_key
-        self._is_client = is_client
-        self._dial_options = [*CHANNEL_OPTIONS, *_proxy_options(http_proxy)]
+        self._dialler = Dialler(identity, swarm_key, is_client=is_client, http_proxy=http_proxy)
+        self._uplink = SharedUplink(transmission_policy)
         self._links: dict[str, Link] = {}
         """In use, by peer id."""
         self._spares: list[Link] = []
         self._opened_s: dict[Link, float] = {}
-        self._dialled: dict[Link, WatchedStream] = {}
+        self._accepted: dict[tuple[str, bytes], Link] = {}
+        """Those that others dialled, by peer id and link id."""
+        self._dialled: set[Link] = set()
         """Those that this end dialled, and closes when they are spare."""
         self._dialling: dict[str, asyncio.Task[Link]] = {}
         self._running: set[asyncio.Task[None]] = set()
@@ -94,11 +65,20 @@ class Links:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for link in (*self._links.values(), *self._spares):
+        for dialling in self._dialling.values():
+            dialling.cancel()
+        await asyncio.gather(*self._dialling.values(), return_exceptions=True)
+        await self.close()
+
+    async def close(self) -> None:
+        """Ends every link."""
+        for link in tuple(self._opened_s):
             link.close("this end is stopping")
-        for task in (*self._dialling.values(), *self._running):
-            task.cancel()
-        await asyncio.gather(*self._dialling.values(), *self._running, return_exceptions=True)
+        await asyncio.gather(*self._running, return_exceptions=True)
+
+    def cancel(self, session: bytes) -> None:
+        """Drops what waits to be sent for a session alone."""
+        self._uplink.cancel(session, asyncio.get_running_loop().time())
 
     def find(self, peer_id: str) -> Link | None:
         """The open link to a peer or client, if there is one."""
@@ -138,14 +118,21 @@ class Links:
         except TimeoutError:
             raise LinkError(facts.peer_id, f"not reached within {timeout_s:g} s") from None
 
-    def accepted(self, link: Link) -> None:
-        """Takes in a link that the other end dialled."""
-        self._take(link)
+    def accept(self, link_id: bytes, remote: Remote, connection: Connection) -> asyncio.Task[None]:
+        """Takes in a link that the other end dialled; done when it has ended."""
+        link = Link(link_id, remote, connection, self._handler, self._uplink)
+        self._accepted[link.peer_id, link_id] = link
+        return self._start(link)
 
-    def forget(self, link: Link) -> None:
+    def accepted(self, peer_id: str, link_id: bytes) -> Link | None:
+        """The link of that id that this peer dialled, if it is open."""
+        return self._accepted.get((peer_id, link_id))
+
+    def _forget(self, link: Link) -> None:
         """The link has closed."""
         self._opened_s.pop(link, None)
-        self._dialled.pop(link, None)
+        self._dialled.discard(link)
+        self._accepted.pop((link.peer_id, link.link_id), None)
         if link in self._spares:
             self._spares.remove(link)
         if self.in_use(link):
@@ -178,105 +165,44 @@ class Links:
         return dialled if smaller_here else accepted
 
     async def _dial(self, facts: PeerFacts) -> Link:
-        if not facts.grpc_addresses:
-            raise LinkError(facts.peer_id, "it announces no address that can be dialled")
-        reasons: list[str] = []
-        for address in facts.grpc_addresses:
-            try:
-                return await self._dial_address(facts, address)
-            except LinkError as error:
-                reasons.append(f"{address}: {error.reason}")
-        raise LinkError(facts.peer_id, "; ".join(reasons))
+        link_id = secrets.token_bytes(LINK_ID_BYTES)
+        connection = await self._dialler.dial(facts, link_id)
 
-    async def _dial_address(self, facts: PeerFacts, address: str) -> Link:
-        try:
-            pinned = x509.load_der_x509_certificate(facts.certificate).public_bytes(Encoding.PEM)
-        except ValueError as error:  # signed or not, what a peer announces need not be a certificate
-            raise LinkError(facts.peer_id, "what it announces is not a certificate") from error
-        channel = grpc.aio.secure_channel(
-            address,
-            grpc.ssl_channel_credentials(root_certificates=pinned),
-            options=[*self._dial_options, ("grpc.ssl_target_name_override", server_name(facts.peer_id))],
+        async def redial(link: Link) -> Resumed:
+            return await self._dialler.redial(facts, link_id, link.received)
+
+        link = Link(
+            link_id, Remote(facts.peer_id, is_client=False), connection, self._handler, self._uplink, redial
         )
-        call: GrpcStream = channel.stream_stream(LINK_METHOD)()
-        try:
-            async with asyncio.timeout(DIAL_TIMEOUT_S):
-                await self._prove(call, facts)
-        except (
-            LinkError,
-            TimeoutError,
-            ProtocolError,
-            grpc.aio.AioRpcError,
-            asyncio.InvalidStateError,
-            asyncio.CancelledError,
-        ) as error:
-            call.cancel()
-            await channel.close()
-            if isinstance(error, (LinkError, asyncio.CancelledError)):
-                raise
-            raise LinkError(facts.peer_id, _why(error)) from error
-        stream = WatchedStream(call)
-        link = Link(stream, Remote(facts.peer_id, is_client=False), self._handler)
-        self._dialled[link] = stream
-        self._take(link)
-        task = asyncio.create_task(self._run(link, call, channel), name=f"link {facts.peer_id}")
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
+        self._dialled.add(link)
+        self._start(link)
         return link
 
-    async def _prove(self, call: GrpcStream, facts: PeerFacts) -> None:
-        question = expect(decode(await _read(call)), pb.Challenge)
-        proof = prove(question, self._identity, facts.certificate, self._swarm_key, is_client=self._is_client)
-        await call.write(encode(proof))
-        welcome = expect(decode(await _read(call)), pb.Welcome)
-        if welcome.peer_id != facts.peer_id:
-            raise HandshakeRefused(f"{welcome.peer_id} answered in its place")
+    def _start(self, link: Link) -> asyncio.Task[None]:
+        self._take(link)
+        task = asyncio.create_task(self._run(link), name=f"link {link.peer_id}")
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return task
 
-    async def _run(self, link: Link, call: GrpcStream, channel: grpc.aio.Channel) -> None:
+    async def _run(self, link: Link) -> None:
         retiring = asyncio.create_task(self._retire(link), name=f"retire {link.peer_id}")
         try:
-            await link.run()
+            reason = await link.run()
+            _log.debug("link to %s ended: %s", link.peer_id, reason)
         finally:
             retiring.cancel()
-            self.forget(link)
-            call.cancel()
-            await channel.close()
+            self._forget(link)
+            await asyncio.gather(retiring, return_exceptions=True)
 
     async def _retire(self, link: Link) -> None:
-        """Closes the link, which this end dialled, once it is spare and of no use any more."""
-        while True:
-            quiet_s = self._dialled[link].quiet_s if link in self._spares else 0.0
+        """Closes the link once it is spare and of no use any more, if this end dialled it."""
+        while link in self._dialled:
+            quiet_s = link.quiet_s if link in self._spares else 0.0
             if quiet_s >= SPARE_QUIET_S:
                 link.close("another link to this peer is in use")
                 return
             await asyncio.sleep(SPARE_QUIET_S - quiet_s)
-
-
-def _proxy_options(http_proxy: str | None) -> list[tuple[str, str | int]]:
-    """Without a proxy of ours, those that the environment names for the web are not used either."""
-    if http_proxy is None:
-        return [("grpc.enable_http_proxy", 0)]
-    return [("grpc.enable_http_proxy", 1), ("grpc.http_proxy", http_proxy)]
-
-
-async def _read(call: GrpcStream) -> bytes:
-    data = await call.read()
-    if not isinstance(data, bytes):
-        raise grpc.aio.AioRpcError(
-            await call.code(),
-            await call.initial_metadata(),
-            await call.trailing_metadata(),
-            await call.details(),
-        )
-    return data
-
-
-def _why(error: BaseException) -> str:
-    if isinstance(error, TimeoutError):
-        return f"no answer within {DIAL_TIMEOUT_S:g} s"
-    if isinstance(error, grpc.aio.AioRpcError):
-        return f"{error.code().name.lower()}: {error.details()}"
-    return str(error)
 
 
 def _retrieve(task: "asyncio.Task[Link]") -> None:

@@ -51,6 +51,10 @@ Partner = Annotated[
 HttpProxy = Annotated[
     str | None, typer.Option(metavar="URL", help="HTTP proxy that links to peers are dialled through.")
 ]
+TransmissionPolicy = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="What leaves this machine first: molink, or a rival to measure."),
+]
 Relay = Annotated[
     str | None,
     typer.Option(metavar="auto|on|off", help="Being reached through a relay: none in this version."),

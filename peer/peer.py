@@ -165,6 +165,7 @@ class Peer:
                 self.metrics,
                 self._changed.set,
                 http_proxy=settings.http_proxy,
+                transmission_policy=settings.transmission_policy,
             )
         )
         self._state.remember_ports(_port_of(discovery.addresses[0]), serving.port)

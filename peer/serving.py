@@ -51,12 +51,20 @@ class Serving:
         on_change: Callable[[], None],
         *,
         http_proxy: str | None = None,
+        transmission_policy: str = "molink",
     ) -> None:
         sessions = SessionTable()
         spec = backend.engine.spec
         service = PeerService(spec, sessions, handout)
         self._engine_thread = EngineThread()
-        self.links = Links(identity, service, swarm_key, is_client=False, http_proxy=http_proxy)
+        self.links = Links(
+            identity,
+            service,
+            swarm_key,
+            is_client=False,
+            http_proxy=http_proxy,
+            transmission_policy=transmission_policy,
+        )
         self.stepper = Stepper(
             identity.peer_id,
             spec,

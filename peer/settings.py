@@ -20,6 +20,7 @@ from molink.dht.configuration import (
     split_addresses,
 )
 from molink.peer.memory import parse_bytes
+from molink.peer.transmission.policies import POLICIES
 from molink.shards.spec import Span
 
 __all__ = [
@@ -62,6 +63,7 @@ class JoinSettings:
     relay: str
     http_proxy: str | None
     """Links are dialled through it; None: directly."""
+    transmission_policy: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,7 @@ def load_settings(command_line: Configuration, environment: Mapping[str, str] | 
         state_dir=(merged.state_dir or default_state_dir()).expanduser().absolute(),
         relay=merged.relay or "auto",
         http_proxy=configured_http_proxy(command_line.http_proxy, environment, file),
+        transmission_policy=_check_policy(merged.transmission_policy or "molink"),
     )
 
 
@@ -217,6 +220,12 @@ def _check_device(device: str) -> str:
     if _DEVICE.fullmatch(device) is None:
         raise SettingsError(f"--device {device!r} is not known: use auto, cpu, cuda:0 or mps")
     return device
+
+
+def _check_policy(name: str) -> str:
+    if name not in POLICIES:
+        raise SettingsError(f"--transmission-policy {name!r} is not known: use one of {', '.join(POLICIES)}")
+    return name
 
 
 def _bare(host: str | None) -> str | None:

@@ -132,6 +132,7 @@ class Stepper:
 
     def discard(self, session: HopSession) -> None:
         """The session has ended: what waits of it is dropped."""
+        self._links.cancel(session.key.session)
         self._queue.discard(session.key)
         for key in [key for key in self._inputs if key[0] == session.key]:
             del self._inputs[key]
@@ -183,7 +184,9 @@ class Stepper:
             prefill = all(one.prefill for one, _ in parts)
             traffic_class = TrafficClass.PREFILL if prefill else TrafficClass.DECODE
             link = self._links.find(peer_id)
-            if link is None or not link.post(header, codec.encode(tensor), traffic_class):
+            if link is None or not link.post(
+                header, codec.encode(tensor), traffic_class, _sessions(one for one, _ in parts)
+            ):
                 reason = (link.closed_because if link else None) or "no open link, or its queue is full"
                 self._fail([one for one, _ in parts], reason, code="lost", peer_id=peer_id)
 
@@ -206,7 +209,8 @@ class Stepper:
         for peer_id, drawn_tokens in by_head.items():
             link = self._links.find(peer_id)
             tokens = pb.Tokens(tokens=[token for _, token in drawn_tokens])
-            if link is None or not link.post(tokens, traffic_class=TrafficClass.DECODE):
+            asked_for = _sessions(one for one, _ in drawn_tokens)
+            if link is None or not link.post(tokens, traffic_class=TrafficClass.DECODE, sessions=asked_for):
                 self._fail(
                     [one for one, _ in drawn_tokens], "no open link to the head", code="lost", peer_id=peer_id
                 )
@@ -283,6 +287,10 @@ class Stepper:
     ) -> None:
         for one in inputs:
             report_failure(one.session, peer_id or self._peer_id, code, detail)
+
+
+def _sessions(inputs: Iterable[StepInput]) -> tuple[bytes, ...]:
+    return tuple(one.session.key.session for one in inputs)
 
 
 def report_failure(session: HopSession, peer_id: str, code: str, detail: str) -> None:

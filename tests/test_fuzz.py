@@ -54,7 +54,7 @@ FRAMES = [
 QUESTION = challenge()
 CERTIFICATE = bytes(400)
 KEY = SwarmKey.generate()
-PROOF = prove(QUESTION, IDENTITY, CERTIFICATE, KEY, is_client=False).SerializeToString()
+PROOF = prove(QUESTION, IDENTITY, CERTIFICATE, KEY, link_id=bytes(16), is_client=False).SerializeToString()
 
 
 @st.composite

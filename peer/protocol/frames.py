@@ -1,4 +1,6 @@
-"""A frame: a fixed prefix, a protobuf header, raw bytes. The gRPC message is exactly that; nothing is pickled.
+"""A frame: a fixed prefix, a protobuf header, raw bytes. Nothing is pickled.
+
+The frames that open a link are a gRPC message each; all others are messages that packets carry (`packets`).
 
 offset  size  meaning
 0       1     FRAME_VERSION
@@ -18,7 +20,7 @@ from molink.peer.protocol import molink_pb2 as pb
 
 FRAME_VERSION = 1
 MAX_FRAME_BYTES = 32 * 1024 * 1024
-"""Refused by gRPC before it is allocated."""
+"""No message is longer."""
 MAX_HEADER_BYTES = 1024 * 1024
 
 _PREFIX = struct.Struct("!BBI")
@@ -27,14 +29,12 @@ _KINDS: dict[int, type[Message]] = {
     1: pb.Challenge,
     2: pb.Proof,
     3: pb.Welcome,
-    4: pb.Ping,
-    5: pb.Pong,
-    6: pb.Request,
-    7: pb.Response,
-    8: pb.Start,
-    9: pb.Activations,
-    10: pb.Tokens,
-    11: pb.Failed,
+    4: pb.Request,
+    5: pb.Response,
+    6: pb.Start,
+    7: pb.Activations,
+    8: pb.Tokens,
+    9: pb.Failed,
 }
 _NUMBERS = {header_type: kind for kind, header_type in _KINDS.items()}
 
@@ -68,7 +68,7 @@ def encode(header: Message, payload: bytes | memoryview = b"") -> bytes:
     return b"".join((_PREFIX.pack(FRAME_VERSION, _NUMBERS[type(header)], len(body)), body, payload))
 
 
-def decode(data: bytes) -> Frame:
+def decode(data: bytes | memoryview) -> Frame:
     """The frame in `data`.
 
     Raises:
@@ -89,7 +89,7 @@ def decode(data: bytes) -> Frame:
         raise ProtocolError(f"a header of {header_bytes} bytes does not fit a frame of {len(data)}")
     header = header_type()
     try:
-        header.ParseFromString(data[_PREFIX.size : end])
+        header.ParseFromString(bytes(data[_PREFIX.size : end]))
     except DecodeError as error:
         raise ProtocolError(f"a damaged {header_type.__name__} header") from error
     return Frame(header, memoryview(data)[end:])

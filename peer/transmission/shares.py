@@ -8,7 +8,8 @@ waits, and goes first as soon as its credit pays for its next frame. So a class 
 give or take a few frames, however busy the link, and decode is held up by one frame at a time.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 
 from molink.peer.transmission.classes import TrafficClass
 
@@ -17,12 +18,18 @@ class ByteShares:
     """Which class has earned the next transmission. Knows classes and sizes, not frames, so that several
     links, or the chunks of one frame, can be charged to the same account."""
 
-    def __init__(self, shares: Mapping[TrafficClass, float]) -> None:
+    def __init__(self, shares: Mapping[TrafficClass, float], limit_bytes: float = math.inf) -> None:
+        """`limit_bytes`: no class saves up more credit than that."""
         total = sum(shares.values())
         if not all(share >= 0 for share in shares.values()) or not total <= 1.0:
             raise ValueError(f"byte shares must be 0 or more and add up to at most 1, got {dict(shares)}")
         self._shares = tuple(shares.get(traffic_class, 0.0) for traffic_class in TrafficClass)
+        self._limit_bytes = limit_bytes
         self._credit_bytes = [0.0] * len(TrafficClass)
+
+    def pays(self, traffic_class: TrafficClass, size_bytes: int) -> bool:
+        """Whether a class has earned a transmission of so many bytes."""
+        return self._credit_bytes[traffic_class] >= size_bytes > 0
 
     def choose(self, waiting: Mapping[TrafficClass, int]) -> TrafficClass:
         """Whose turn it is, of one class or more, given the bytes that each would send next.
@@ -36,12 +43,13 @@ class ByteShares:
                     return traffic_class
         return min(waiting)
 
-    def charge(self, sent: TrafficClass, size_bytes: int, waiting: Mapping[TrafficClass, int]) -> None:
+    def charge(self, sent: TrafficClass, size_bytes: int, waiting: Iterable[TrafficClass]) -> None:
         """`size_bytes` of `sent` have left while the classes of `waiting` had something to send.
 
         Credit never falls below 0: what a class sent over an idle link is not held against it later. It does
         not grow while the class has nothing to send either.
         """
         for traffic_class in waiting:
-            self._credit_bytes[traffic_class] += self._shares[traffic_class] * size_bytes
+            credit_bytes = self._credit_bytes[traffic_class] + self._shares[traffic_class] * size_bytes
+            self._credit_bytes[traffic_class] = min(credit_bytes, self._limit_bytes)
         self._credit_bytes[sent] = max(0.0, self._credit_bytes[sent] - size_bytes)

@@ -74,7 +74,9 @@ async def test_who_knows_a_peer_but_not_the_key_gets_no_link(
         facts = facts_of(client, "front")
         async with dialled(facts) as call:
             question = await question_of(call)
-            proof = prove(question, Identity.generate(), facts.certificate, None, is_client=True)
+            proof = prove(
+                question, Identity.generate(), facts.certificate, None, link_id=bytes(16), is_client=True
+            )
             await call.write(encode(proof))
             code, details = await refusal_of(call)
         assert code is grpc.StatusCode.UNAUTHENTICATED

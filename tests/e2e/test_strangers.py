@@ -14,14 +14,19 @@ from molink.dht.identity import Identity
 from molink.dht.records import PeerFacts
 from molink.peer.handshake import prove
 from molink.peer.protocol import molink_pb2 as pb
-from molink.peer.protocol.frames import MAX_FRAME_BYTES, decode, encode, expect
+from molink.peer.protocol.frames import decode, encode, expect
+from molink.peer.protocol.packets import MAX_PACKET_BYTES
 
 pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
 
 
 async def welcomed(call: "grpc.aio.StreamStreamCall[bytes, bytes]", facts: PeerFacts) -> None:
     question = await question_of(call)
-    await call.write(encode(prove(question, Identity.generate(), facts.certificate, None, is_client=True)))
+    await call.write(
+        encode(
+            prove(question, Identity.generate(), facts.certificate, None, link_id=bytes(16), is_client=True)
+        )
+    )
     data = await call.read()
     assert isinstance(data, bytes)
     assert expect(decode(data), pb.Welcome).peer_id == facts.peer_id
@@ -31,7 +36,7 @@ async def welcomed(call: "grpc.aio.StreamStreamCall[bytes, bytes]", facts: PeerF
 async def test_random_bytes_in_place_of_a_proof_are_refused(
     seed: int, wide_client: AsyncSwarm, references: References
 ) -> None:
-    noise = random.Random(seed).randbytes((1, 40, 3000, 300_000)[seed])
+    noise = random.Random(seed).randbytes((1, 40, 3000, 200_000)[seed])
     async with dialled(facts_of(wide_client)) as call:
         await question_of(call)
         await call.write(noise)
@@ -64,7 +69,9 @@ async def test_a_proof_with_a_wrong_signature_is_refused(
 ) -> None:
     facts, identity = facts_of(wide_client), Identity.generate()
     async with dialled(facts) as call:
-        proof = prove(await question_of(call), identity, facts.certificate, None, is_client=True)
+        proof = prove(
+            await question_of(call), identity, facts.certificate, None, link_id=bytes(16), is_client=True
+        )
         proof.public_key = Identity.generate().public_key
         await call.write(encode(proof))
         code, details = await refusal_of(call)
@@ -77,7 +84,9 @@ async def test_a_proof_made_for_another_peer_is_refused(wide_client: AsyncSwarm)
     facts, elsewhere = facts_of(wide_client), facts_of(wide_client, "front")
     async with dialled(facts) as call:
         question = await question_of(call)
-        proof = prove(question, Identity.generate(), elsewhere.certificate, None, is_client=True)
+        proof = prove(
+            question, Identity.generate(), elsewhere.certificate, None, link_id=bytes(16), is_client=True
+        )
         await call.write(encode(proof))
         code, _ = await refusal_of(call)
     assert code is grpc.StatusCode.UNAUTHENTICATED
@@ -95,13 +104,13 @@ async def test_garbage_from_a_proven_client_ends_its_link_only(
     await check_that_it_serves(wide_client, references)
 
 
-async def test_a_frame_over_the_limit_is_refused_before_it_is_read(
+async def test_a_packet_over_the_limit_is_refused_before_it_is_read(
     wide_client: AsyncSwarm, references: References
 ) -> None:
     facts = facts_of(wide_client)
     async with dialled(facts) as call:
         await welcomed(call, facts)
-        await call.write(bytes(MAX_FRAME_BYTES + 1))
+        await call.write(bytes(MAX_PACKET_BYTES + 1))
         code, _ = await refusal_of(call)
     assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
     await check_that_it_serves(wide_client, references)

@@ -26,8 +26,6 @@ headers: st.SearchStrategy[Message] = st.one_of(
     st.builds(pb.Challenge, protocol_version=numbers, nonce=st.binary(max_size=40)),
     st.builds(pb.Proof, protocol_version=numbers, public_key=st.binary(), is_client=st.booleans()),
     st.builds(pb.Welcome, peer_id=st.text(st.characters(codec="utf-8"), max_size=60)),
-    st.builds(pb.Ping, id=long_numbers),
-    st.builds(pb.Pong, id=long_numbers),
     st.builds(
         pb.Request,
         id=long_numbers,
@@ -64,11 +62,11 @@ def test_what_is_encoded_is_decoded(header: Message, payload: bytes, as_view: bo
 
 def test_the_strategy_covers_every_kind_of_frame() -> None:
     kinds = {
-        decode(struct.pack("!BBI", FRAME_VERSION, kind, 0)).header.DESCRIPTOR.name for kind in range(1, 12)
+        decode(struct.pack("!BBI", FRAME_VERSION, kind, 0)).header.DESCRIPTOR.name for kind in range(1, 10)
     }
-    assert len(kinds) == 11
-    with pytest.raises(ProtocolError, match="kind 12"):
-        decode(struct.pack("!BBI", FRAME_VERSION, 12, 0))
+    assert len(kinds) == 9
+    with pytest.raises(ProtocolError, match="kind 10"):
+        decode(struct.pack("!BBI", FRAME_VERSION, 10, 0))
 
 
 @given(st.binary(max_size=300))
@@ -80,7 +78,7 @@ def test_any_bytes_are_a_frame_or_a_protocol_error(data: bytes) -> None:
     assert frame.payload.nbytes <= len(data)
 
 
-@given(st.integers(1, 11), st.binary(max_size=120), st.binary(max_size=20))
+@given(st.integers(1, 9), st.binary(max_size=120), st.binary(max_size=20))
 def test_any_header_of_a_known_kind_is_read_or_a_protocol_error(
     kind: int, body: bytes, payload: bytes
 ) -> None:
@@ -109,15 +107,15 @@ def test_the_payload_is_a_view_of_the_frame_and_not_a_copy() -> None:
 
 @pytest.mark.parametrize("version", [0, FRAME_VERSION + 1, 255])
 def test_another_version_is_refused_and_says_who_needs_an_update(version: int) -> None:
-    data = bytearray(encode(pb.Ping(id=1)))
+    data = bytearray(encode(pb.Response(id=1)))
     data[0] = version
     with pytest.raises(ProtocolError, match=f"version {version} .* update"):
         decode(bytes(data))
 
 
-@pytest.mark.parametrize("kind", [0, 12, 255])
+@pytest.mark.parametrize("kind", [0, 10, 255])
 def test_an_unknown_kind_is_refused(kind: int) -> None:
-    data = bytearray(encode(pb.Ping(id=1)))
+    data = bytearray(encode(pb.Response(id=1)))
     data[1] = kind
     with pytest.raises(ProtocolError, match=f"kind {kind}"):
         decode(bytes(data))
@@ -139,20 +137,20 @@ def test_a_header_over_its_limit_is_neither_sent_nor_read() -> None:
         encode(fits)
     body = fits.SerializeToString()
     with pytest.raises(ProtocolError, match="does not fit"):
-        decode(struct.pack("!BBI", FRAME_VERSION, 11, len(body)) + body)
+        decode(struct.pack("!BBI", FRAME_VERSION, 9, len(body)) + body)
 
 
 def test_a_frame_over_its_limit_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frames, "MAX_FRAME_BYTES", 100)
-    room = 100 - len(encode(pb.Ping(id=1)))
-    assert len(encode(pb.Ping(id=1), bytes(room))) == 100
-    with pytest.raises(ProtocolError, match="Ping frame of 101 bytes is over the limit of 100"):
-        encode(pb.Ping(id=1), bytes(room + 1))
+    room = 100 - len(encode(pb.Response(id=1)))
+    assert len(encode(pb.Response(id=1), bytes(room))) == 100
+    with pytest.raises(ProtocolError, match="Response frame of 101 bytes is over the limit of 100"):
+        encode(pb.Response(id=1), bytes(room + 1))
     assert MAX_FRAME_BYTES >= 16 * 1024 * 1024
 
 
 def test_expecting_another_header_is_a_protocol_error_that_names_both() -> None:
-    frame = decode(encode(pb.Ping(id=3)))
-    assert expect(frame, pb.Ping).id == 3
-    with pytest.raises(ProtocolError, match="expected Proof, got Ping"):
+    frame = decode(encode(pb.Response(id=3)))
+    assert expect(frame, pb.Response).id == 3
+    with pytest.raises(ProtocolError, match="expected Proof, got Response"):
         expect(frame, pb.Proof)

@@ -8,7 +8,15 @@ from molink.dht.certificate import new_certificate
 from molink.dht.identity import Identity
 from molink.dht.records import PROTOCOL_VERSION
 from molink.dht.swarm_key import SwarmKey
-from molink.peer.handshake import NONCE_BYTES, HandshakeRefused, Remote, challenge, check, prove
+from molink.peer.handshake import (
+    LINK_ID_BYTES,
+    NONCE_BYTES,
+    HandshakeRefused,
+    Remote,
+    challenge,
+    check,
+    prove,
+)
 from molink.peer.protocol import molink_pb2 as pb
 
 DIALLER = Identity.generate()
@@ -26,7 +34,7 @@ def proof_of(
     *,
     is_client: bool = False,
 ) -> pb.Proof:
-    return prove(question, identity, certificate, key, is_client=is_client)
+    return prove(question, identity, certificate, key, link_id=bytes(LINK_ID_BYTES), is_client=is_client)
 
 
 @pytest.mark.parametrize("is_client", [True, False])
@@ -128,3 +136,12 @@ def test_a_dialler_signs_nothing_but_a_nonce(size: int) -> None:
     question = pb.Challenge(protocol_version=PROTOCOL_VERSION, nonce=bytes(size))
     with pytest.raises(HandshakeRefused, match=f"nonce of {size} bytes"):
         proof_of(DIALLER, question)
+
+
+@pytest.mark.parametrize("size", [0, LINK_ID_BYTES - 1, LINK_ID_BYTES + 1])
+def test_a_link_id_of_another_length_is_refused(size: int) -> None:
+    question = challenge()
+    proof = proof_of(DIALLER, question)
+    proof.link_id = bytes(size)
+    with pytest.raises(HandshakeRefused, match=f"link id of {size} bytes"):
+        check(proof, question, CERTIFICATE, None)

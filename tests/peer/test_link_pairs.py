@@ -13,11 +13,9 @@ from molink.dht.certificate import server_name
 from molink.peer import acceptor as acceptor_module
 from molink.peer import links as links_module
 from molink.peer.acceptor import listen_address
+from molink.peer.dialling import LINK_METHOD, GrpcStream
 from molink.peer.link import Link, LinkError
-from molink.peer.links import LINK_METHOD, GrpcStream
 from molink.peer.protocol import molink_pb2 as pb
-from molink.peer.protocol.frames import encode
-from molink.peer.quiet import WatchedStream
 
 
 def request() -> pb.Request:
@@ -107,12 +105,12 @@ async def test_a_spare_link_stays_while_frames_travel_on_it(monkeypatch: pytest.
     travelling = iter([True] * 5)
     looks = 0
 
-    def quiet_s(_: WatchedStream) -> float:
+    def quiet_s(_: Link) -> float:
         nonlocal looks
         looks += 1
         return 0.0 if next(travelling, False) else 1.0
 
-    monkeypatch.setattr(WatchedStream, "quiet_s", property(quiet_s))
+    monkeypatch.setattr(Link, "quiet_s", property(quiet_s))
     async with End() as a, End() as b:
         small, large = sorted((a, b), key=lambda end: end.peer_id)
         await dialled_both_ways(small, large)
@@ -150,40 +148,22 @@ async def test_a_link_that_comes_later_is_used_because_the_other_end_has_lost_th
         assert large.links.find(small.peer_id) is newer
 
 
-class Idle:
-    """A stream over which nothing comes, and which writes when it is told to."""
-
-    def __init__(self) -> None:
-        self.sent = asyncio.Event()
-        self.coming: asyncio.Queue[bytes] = asyncio.Queue()
-
-    async def read(self) -> object:
-        return await self.coming.get()
-
-    async def write(self, _: bytes) -> None:
-        await self.sent.wait()
-
-
 @asynchronous
-async def test_pings_leave_a_stream_quiet_and_a_frame_that_waits_does_not() -> None:
-    stream = Idle()
-    watched = WatchedStream(stream)
-    begun_s = watched._used_s
-    for ping in (pb.Ping(id=1), pb.Pong(id=1)):
-        stream.coming.put_nowait(encode(ping))
-        await watched.read()
-    assert watched._used_s == begun_s
-    writing = asyncio.create_task(watched.write(encode(pb.Ping(id=2))))
-    await until(lambda: watched.quiet_s == 0.0)
-    stream.sent.set()
-    await soon(writing)
-    assert watched._used_s == begun_s
-    stream.coming.put_nowait(encode(pb.Tokens()))
-    await watched.read()
-    assert watched._used_s > begun_s
-    received_s = watched._used_s
-    await watched.write(encode(pb.Tokens()))
-    assert watched._used_s > received_s
+async def test_signs_of_life_leave_a_link_quiet_and_a_frame_does_not() -> None:
+    async with End() as a, End() as b:
+        link = await a.links.to(b.facts)
+        await soon(link.measured())
+        used_s = link._traffic.keepalive.used_s
+        link._traffic.ping(asyncio.get_running_loop().time())
+        heard_s = link._traffic.keepalive.heard_s
+        await until(lambda: link._traffic.keepalive.heard_s > heard_s)
+        assert link._traffic.keepalive.used_s == used_s
+        assert link.post(pb.Tokens())
+        assert link.quiet_s == 0.0
+        await soon(b.handler.frames.get())
+        assert link._traffic.keepalive.used_s > used_s
+        await until(lambda: not link._traffic.owes_or_is_owed)
+        assert link.quiet_s > 0.0
 
 
 @pytest.mark.parametrize(

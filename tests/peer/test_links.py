@@ -1,29 +1,33 @@
 """Links between real ends on loopback sockets: who is let in, what travels, and how a link ends."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import random
 from dataclasses import replace
-from functools import partial
+from typing import cast
 
 import grpc.aio
 import pytest
 from cutting_proxy import CuttingProxy
 from data_plane import DEADLINE_S, End, Recorder, asynchronous, facts_at, released, soon, until
+from raw_end import ended, raw_call, raw_link, read
 
-from molink.dht.certificate import new_certificate, server_name
+from molink.dht.certificate import new_certificate
 from molink.dht.identity import Identity
 from molink.dht.swarm_key import SwarmKey
 from molink.peer import acceptor as acceptor_module
+from molink.peer import keepalive, shared_uplink
 from molink.peer import link as link_module
 from molink.peer.acceptor import Acceptor, PortInUse
-from molink.peer.handshake import Remote, prove
+from molink.peer.dialling import DialledConnection, GrpcStream
+from molink.peer.handshake import Remote
 from molink.peer.link import Link, LinkError
-from molink.peer.links import LINK_METHOD, GrpcStream
 from molink.peer.protocol import molink_pb2 as pb
-from molink.peer.protocol.frames import MAX_FRAME_BYTES, decode, encode, expect
+from molink.peer.protocol import packets
+from molink.peer.protocol.frames import MAX_FRAME_BYTES, encode, expect
+from molink.peer.protocol.packets import MAX_PACKET_BYTES, CloseCode
+from molink.peer.reassembly import MAX_PARTIAL_MESSAGES
+from molink.peer.shared_uplink import SharedUplink
 from molink.peer.transmission.classes import TrafficClass
-from molink.peer.transmission.queue import SendQueue
 
 REQUEST = pb.Request(release=pb.Release(session=bytes(16), epoch=1))
 
@@ -32,43 +36,6 @@ def request() -> pb.Request:
     copy = pb.Request()
     copy.CopyFrom(REQUEST)
     return copy
-
-
-@asynccontextmanager
-async def raw_call(end: End) -> AsyncIterator[GrpcStream]:
-    """A dialler that does as the test says: nothing of the handshake is done yet."""
-    channel = grpc.aio.secure_channel(
-        end.facts.grpc_addresses[0],
-        grpc.ssl_channel_credentials(root_certificates=end.certificate.pem),
-        options=[
-            ("grpc.ssl_target_name_override", server_name(end.peer_id)),
-            ("grpc.max_send_message_length", -1),
-        ],
-    )
-    async with channel:
-        call = channel.stream_stream(LINK_METHOD)()
-        try:
-            yield call
-        finally:
-            call.cancel()
-
-
-@asynccontextmanager
-async def raw_link(end: End) -> AsyncIterator[tuple[GrpcStream, str]]:
-    """As above, let in; with the peer id that it has shown."""
-    identity = Identity.generate()
-    async with raw_call(end) as call:
-        question = expect(decode(await read(call)), pb.Challenge)
-        await call.write(encode(prove(question, identity, end.certificate.der, None, is_client=False)))
-        assert expect(decode(await read(call)), pb.Welcome).peer_id == end.peer_id
-        await until(lambda: end.links.find(identity.peer_id) is not None)
-        yield call, identity.peer_id
-
-
-async def read(call: GrpcStream) -> bytes:
-    data = await soon(call.read())
-    assert isinstance(data, bytes)
-    return data
 
 
 async def refusal(dialler: End, facts_of: End) -> str:
@@ -274,7 +241,7 @@ async def test_who_does_not_prove_itself_in_time_is_sent_away(monkeypatch: pytes
 @asynchronous
 async def test_whatever_comes_instead_of_a_proof_is_refused() -> None:
     async with End() as end:
-        for wrong in (b"", b"garbage", encode(pb.Ping(id=1)), encode(pb.Proof(protocol_version=1))):
+        for wrong in (b"", b"garbage", encode(pb.Request(id=1)), encode(pb.Proof(protocol_version=1))):
             async with raw_call(end) as call:
                 await read(call)
                 await call.write(wrong)
@@ -295,28 +262,106 @@ async def test_no_more_links_are_taken_than_allowed(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize(
     "garbage",
-    [b"", b"garbage", b"\x01\x04\xff\xff\xff\xff", encode(pb.Failed(code="lost"))],
+    [b"\0", b"garbage", b"\x01\x06\xff\xff\xff\xff", encode(pb.Failed(code="lost"))],
     ids=["empty", "garbage", "length", "out-of-place"],
 )
 @asynchronous
-async def test_garbage_ends_the_link_it_came_over_and_no_other(garbage: bytes) -> None:
-    async with End() as end, End() as other, raw_link(end) as (call, peer_id):
+async def test_a_message_that_is_no_frame_ends_the_link_it_came_over_and_no_other(garbage: bytes) -> None:
+    async with End() as end, End() as other, raw_link(end) as raw:
         link = await other.links.to(end.facts)
-        await call.write(garbage)
+        await raw.send(garbage)
+        assert (await raw.closed()).code == CloseCode.MESSAGE
         closed, reason = await soon(end.handler.closed.get())
-        assert closed == peer_id
+        assert closed == raw.peer_id
         assert reason.startswith("protocol error")
-        assert end.links.find(peer_id) is None
+        assert end.links.find(raw.peer_id) is None
+        assert (await link.request(request(), DEADLINE_S))[0].HasField("released")
+
+
+def damaged(whole: bytes, at: int) -> bytes:
+    return whole[:at] + bytes((whole[at] ^ 1,)) + whole[at + 1 :]
+
+
+WHOLE = packets.encode_data(TrafficClass.PREFILL, 1, 8, 0, 1, b"1234")
+OFFENCES: dict[str, tuple[CloseCode, list[bytes]]] = {
+    "nothing": (CloseCode.MALFORMED, [b""]),
+    "a frame": (CloseCode.MALFORMED, [encode(pb.Request(id=1))]),
+    "random bytes": (CloseCode.MALFORMED, [random.Random(1).randbytes(1000)]),
+    "another version": (CloseCode.MALFORMED, [damaged(WHOLE, 0)]),
+    "an unknown type": (CloseCode.MALFORMED, [bytes((1, 99)) + WHOLE[2:]]),
+    "cut off": (CloseCode.CHECKSUM, [WHOLE[:-1]]),
+    "a damaged chunk": (CloseCode.CHECKSUM, [damaged(WHOLE, len(WHOLE) - 1)]),
+    "a damaged header": (CloseCode.CHECKSUM, [damaged(WHOLE, 15)]),
+    "a message too long": (
+        CloseCode.TOO_LARGE,
+        [packets.encode_data(TrafficClass.PREFILL, 1, MAX_FRAME_BYTES + 1, 0, 1, b"1")],
+    ),
+    "a chunk beyond its message": (
+        CloseCode.OFFSET,
+        [packets.encode_data(TrafficClass.PREFILL, 1, 3, 0, 1, b"1234")],
+    ),
+    "a gap in the sequence": (
+        CloseCode.SEQUENCE,
+        [packets.encode_data(TrafficClass.PREFILL, 1, 8, 0, 2, b"1234")],
+    ),
+    "a chunk twice": (CloseCode.SEQUENCE, [WHOLE, WHOLE]),
+    "a gap in the message": (
+        CloseCode.OFFSET,
+        [WHOLE, packets.encode_data(TrafficClass.PREFILL, 1, 8, 5, 2, b"123")],
+    ),
+    "an overlap": (CloseCode.OFFSET, [WHOLE, packets.encode_data(TrafficClass.PREFILL, 1, 8, 3, 2, b"123")]),
+    "a second beginning": (
+        CloseCode.OFFSET,
+        [WHOLE, packets.encode_data(TrafficClass.PREFILL, 1, 8, 0, 2, b"1234")],
+    ),
+    "an older message": (
+        CloseCode.OFFSET,
+        [
+            packets.encode_data(TrafficClass.PREFILL, 2, 8, 0, 1, b"1234"),
+            packets.encode_data(TrafficClass.PREFILL, 1, 8, 0, 2, b"1234"),
+        ],
+    ),
+    "another length": (
+        CloseCode.OFFSET,
+        [WHOLE, packets.encode_data(TrafficClass.PREFILL, 1, 9, 4, 2, b"1234")],
+    ),
+    "an acknowledgement of what was never sent": (
+        CloseCode.ACKNOWLEDGEMENT,
+        [packets.encode_ack(packets.Ack(1, 0, ()))],
+    ),
+    "too many unfinished messages": (
+        CloseCode.OVERLOAD,
+        [
+            packets.encode_data(TrafficClass.PREFILL, number, 8, 0, number, b"1")
+            for number in range(1, MAX_PARTIAL_MESSAGES + 2)
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", OFFENCES)
+@asynchronous
+async def test_a_packet_out_of_the_rules_ends_the_link_with_its_code_and_no_other(case: str) -> None:
+    code, sent = OFFENCES[case]
+    async with End() as end, End() as other, raw_link(end) as raw:
+        link = await other.links.to(end.facts)
+        for packet in sent:
+            await raw.call.write(packet)
+        assert (await raw.closed()).code == code
+        closed, reason = await soon(end.handler.closed.get())
+        assert closed == raw.peer_id
+        assert reason.startswith("protocol error")
         assert (await link.request(request(), DEADLINE_S))[0].HasField("released")
 
 
 @asynchronous
-async def test_a_frame_over_the_limit_ends_the_link_it_came_over_and_no_other() -> None:
-    async with End() as end, End() as other, raw_link(end) as (call, peer_id):
+async def test_a_packet_over_the_limit_ends_the_link_it_came_over_and_no_other() -> None:
+    async with End() as end, End() as other, raw_link(end) as raw:
         link = await other.links.to(end.facts)
-        await call.write(bytes(MAX_FRAME_BYTES + 1))
+        await raw.call.write(bytes(MAX_PACKET_BYTES + 1))
+        assert await ended(raw.call) is grpc.StatusCode.RESOURCE_EXHAUSTED
         closed, _ = await soon(end.handler.closed.get())
-        assert closed == peer_id
+        assert closed == raw.peer_id
         assert (await link.request(request(), DEADLINE_S))[0].HasField("released")
 
 
@@ -333,7 +378,7 @@ async def test_requests_that_wait_fail_when_the_acceptor_goes() -> None:
         assert (await soon(a.handler.closed.get()))[0] == b.peer_id
         await until(lambda: a.links.all() == ())
         assert link.closed_because
-        assert not link.post(pb.Pong(id=1))
+        assert not link.post(pb.Tokens())
         with pytest.raises(LinkError):
             await link.request(request(), DEADLINE_S)
 
@@ -374,8 +419,12 @@ async def test_nobody_is_left_waiting_when_a_link_is_cancelled_twice() -> None:
         async def write(self, message: bytes) -> None:
             pass
 
+        def cancel(self) -> bool:
+            return True
+
     stream, handler = Stuck(), Recorder()
-    link = Link(stream, Remote("a peer", is_client=False), handler)
+    connection = DialledConnection(cast("GrpcStream", stream), grpc.aio.insecure_channel("127.0.0.1:1"))
+    link = Link(bytes(16), Remote("a peer", is_client=False), connection, handler, SharedUplink())
     running = asyncio.create_task(link.run())
     waiting = asyncio.create_task(link.request(request(), DEADLINE_S))
     await asyncio.sleep(0)
@@ -414,49 +463,52 @@ async def test_two_that_dial_each_other_can_both_talk() -> None:
 
 @asynchronous
 async def test_an_end_that_falls_silent_is_declared_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link_module, "PING_INTERVAL_S", 0.05)
-    monkeypatch.setattr(link_module, "LOST_AFTER_S", 0.2)
-    async with End() as end, raw_link(end) as (_, peer_id):
-        link = end.links.find(peer_id)
+    monkeypatch.setattr(link_module, "TICK_S", 0.05)
+    monkeypatch.setattr(keepalive, "BUSY_LOST_AFTER_S", 0.2)
+    async with End() as end, raw_link(end) as raw:
+        link = end.links.find(raw.peer_id)
         assert link is not None
         with pytest.raises(LinkError, match="nothing heard for"):
             await link.request(request(), DEADLINE_S)
-        assert (await soon(end.handler.closed.get())) == (peer_id, "nothing heard for 0.2 s")
+        closed, reason = await soon(end.handler.closed.get())
+        assert closed == raw.peer_id
+        assert reason.startswith("nothing heard for")
+        assert (await raw.closed()).code == CloseCode.SILENT
 
 
 @asynchronous
 async def test_an_end_that_answers_pings_is_not_lost_and_measures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link_module, "PING_INTERVAL_S", 0.02)
+    monkeypatch.setattr(link_module, "TICK_S", 0.02)
+    monkeypatch.setattr(keepalive, "IDLE_PING_INTERVAL_S", 0.02)
     async with End() as a, End() as b:
         link = await a.links.to(b.facts)
         assert await soon(link.measured()) > 0
         pings = 0
-        async with raw_link(b) as (call, peer_id):
-            while pings < 5:
-                header = decode(await read(call)).header
-                if isinstance(header, pb.Ping):
+        async with raw_link(b) as raw:
+            while pings < 10:
+                packet = await raw.packet()
+                if isinstance(packet, packets.Ping):
                     pings += 1
-                    await call.write(encode(pb.Pong(id=header.id)))
-            assert b.links.find(peer_id) is not None
+                    await raw.call.write(packets.encode_pong(packet.number))
+            assert b.links.find(raw.peer_id) is not None
         assert link.closed_because is None
 
 
 @asynchronous
 async def test_a_full_queue_takes_no_more_and_loses_nothing_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link_module, "SendQueue", partial(SendQueue, 512 * 1024, 64))
-    async with End() as end, raw_link(end) as (call, peer_id):
-        link = end.links.find(peer_id)
+    monkeypatch.setattr(shared_uplink, "MAX_PARTIAL_BYTES", 512 * 1024)
+    monkeypatch.setattr(shared_uplink, "MAX_PARTIAL_MESSAGES", 64)
+    async with End() as end, raw_link(end) as raw:
+        link = end.links.find(raw.peer_id)
         assert link is not None
         taken = 0
         while link.post(pb.Activations(hidden_size=taken), bytes(32 * 1024), TrafficClass.PREFILL):
             taken += 1
             assert taken < 100
-        arrived = 0
-        while arrived < taken:
-            header = decode(await read(call)).header
-            if isinstance(header, pb.Activations):
-                assert header.hidden_size == arrived
-                arrived += 1
+        for arrived in range(taken):
+            header = await soon(raw.header())
+            assert isinstance(header, pb.Activations)
+            assert header.hidden_size == arrived
         assert link.post(pb.Activations(), b"", TrafficClass.PREFILL)
 
 

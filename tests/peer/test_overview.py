@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 
 from molink.dht.description import describe_peer, describe_swarm
-from molink.dht.records import Device, LayerLatency, PeerFacts, PeerState, PeerView, ServedModel
+from molink.dht.records import (
+    PROTOCOL_VERSION,
+    Device,
+    LayerLatency,
+    PeerFacts,
+    PeerState,
+    PeerView,
+    ServedModel,
+)
 from molink.peer.machine import measure_disk, network_addresses
 from molink.peer.overview import print_local, print_machine, print_swarm
 from molink.shards.spec import Span
@@ -21,7 +29,7 @@ def view(peer_id: str, *spans: Span, name: str = "home", draining: bool = False)
         public_key=bytes(32),
         sequence=1,
         ttl_s=60,
-        protocol_version=1,
+        protocol_version=PROTOCOL_VERSION,
         version="0.1.0",
         name=name,
         addresses=(f"/ip4/127.0.0.1/tcp/1/p2p/{peer_id}",),

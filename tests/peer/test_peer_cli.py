@@ -150,7 +150,7 @@ def test_help_lists_the_commands_and_is_what_no_arguments_show(capsys: pytest.Ca
 def test_join_offers_what_is_promised(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, "join", "--help")
     names = "model initial-peers new-swarm swarm-key memory device dtype quantization listen announce"
-    names += " port grpc-port name layers partner state-dir relay http-proxy"
+    names += " port grpc-port name layers partner state-dir relay http-proxy transmission-policy"
     for name in names.split():
         assert f"--{name} " in out
 

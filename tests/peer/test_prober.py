@@ -11,6 +11,7 @@ from swarm_examples import facts_of, state_of
 
 from molink.dht.identity import Identity
 from molink.dht.records import Coordinate, PeerFacts, PeerView
+from molink.peer import keepalive
 from molink.peer import link as link_module
 from molink.peer.link import LinkError
 from molink.peer.links import Links
@@ -214,12 +215,18 @@ async def test_a_neighbour_without_a_coordinate_and_a_round_trip_of_nothing_move
     assert prober.coordinate == START
 
 
+def measure_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_module, "TICK_S", 0.04)
+    monkeypatch.setattr(keepalive, "IDLE_PING_INTERVAL_S", 0.04)
+    monkeypatch.setattr(keepalive, "RTT_SPAN_S", 0.04)
+
+
 @asynchronous
 async def test_a_link_that_slows_down_and_recovers_is_announced_each_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A real link over a real, slow connection; only its pings are closer together than in life."""
-    monkeypatch.setattr(link_module, "PING_INTERVAL_S", 0.04)
+    measure_often(monkeypatch)
     async with End() as near, End() as far, DelayingRelay(_port(far.facts)) as relay:
         facts = replace(far.facts, grpc_addresses=(f"127.0.0.1:{relay.port}",))
         view = PeerView(facts, state_of(far.identity), 0.0)
@@ -244,7 +251,7 @@ async def test_what_a_peer_announces_of_slow_links_changes_the_circuit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Real links over relays: the front half's peer measures two holders of the back half, whose links change."""
-    monkeypatch.setattr(link_module, "PING_INTERVAL_S", 0.04)
+    measure_often(monkeypatch)
     async with (
         End() as front,
         End() as one,

@@ -36,6 +36,7 @@ def test_without_anything_the_defaults_hold(environment: dict[str, str]) -> None
     assert (settings.port, settings.grpc_port, settings.layers) == (None, None, None)
     assert (settings.partner, settings.relay) == ("auto", "auto")
     assert settings.http_proxy is None
+    assert settings.transmission_policy == "molink"
     assert settings.state_dir.is_absolute()
     assert settings.state_dir.name == "peer"
 
@@ -121,6 +122,7 @@ def test_port_zero_means_any_free_one(environment: dict[str, str]) -> None:
         ({"device": "gpu"}, "--device 'gpu' is not known"),
         ({"device": "cuda:x"}, "not known"),
         ({"swarm_key": "/no/such/file"}, "is not a file"),
+        ({"transmission_policy": "best"}, "--transmission-policy 'best' is not known: use one of molink"),
         ({"http_proxy": "127.0.0.1:3128"}, "'127.0.0.1:3128' is not the URL of an HTTP proxy"),
         ({"http_proxy": "http://127.0.0.1"}, "with its port"),
         ({"http_proxy": "http://127.0.0.1:65536"}, "with its port"),

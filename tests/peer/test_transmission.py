@@ -1,6 +1,7 @@
 """The order in which frames leave: decode first, nobody starved, nothing unbounded."""
 
 from collections import deque
+from collections.abc import Mapping
 from itertools import pairwise
 
 import pytest
@@ -8,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from molink.peer.transmission.backlog import Backlog
 from molink.peer.transmission.classes import DEFAULT_SHARES, TrafficClass
-from molink.peer.transmission.queue import SendQueue
 from molink.peer.transmission.shares import ByteShares
+from molink.peer.transmission.values import Outgoing
 
 DECODE, CONTROL, PREFILL, WEIGHTS = (
     TrafficClass.DECODE,
@@ -19,6 +21,44 @@ DECODE, CONTROL, PREFILL, WEIGHTS = (
     TrafficClass.WEIGHTS,
 )
 CLASSES = st.sampled_from(TrafficClass)
+
+
+class SendQueue:
+    """What waits for a line that takes whole messages: the backlog, and the shares that choose from it."""
+
+    def __init__(
+        self,
+        limit_bytes: int = 64 * 1024 * 1024,
+        limit_frames: int = 4096,
+        shares: Mapping[TrafficClass, float] = DEFAULT_SHARES,
+    ) -> None:
+        self._backlog = Backlog(limit_bytes, limit_frames)
+        self._shares = ByteShares(shares)
+        self._frames: dict[int, bytes] = {}
+        self._pushed = 0
+
+    def __len__(self) -> int:
+        return len(self._backlog)
+
+    @property
+    def queued_bytes(self) -> int:
+        return self._backlog.queued_bytes
+
+    def push(self, traffic_class: TrafficClass, frame: bytes) -> bool:
+        self._pushed += 1
+        taken = self._backlog.push(Outgoing(self._pushed, traffic_class, len(frame))) is not None
+        if taken:
+            self._frames[self._pushed] = frame
+        return taken
+
+    def pop(self) -> bytes | None:
+        heads = self._backlog.heads
+        if not heads:
+            return None
+        waiting = {one: queued.left_bytes for one, queued in heads.items()}
+        chosen = self._shares.choose(waiting)
+        self._shares.charge(chosen, waiting[chosen], waiting)
+        return self._frames.pop(self._backlog.take(heads[chosen], waiting[chosen]).message)
 
 
 def make_frame(traffic_class: TrafficClass, size_bytes: int) -> bytes:
@@ -185,7 +225,7 @@ def test_a_frame_that_did_not_fit_fits_when_others_have_left() -> None:
 
 
 def test_an_empty_frame_is_refused() -> None:
-    with pytest.raises(ValueError, match="empty frame"):
+    with pytest.raises(ValueError, match="0 bytes"):
         SendQueue().push(DECODE, b"")
 
 

@@ -1,0 +1,52 @@
+"""When to acknowledge what has arrived. Pure."""
+
+import math
+from collections import deque
+
+from molink.peer.protocol.packets import MAX_ARRIVALS, Ack
+from molink.peer.transmission.classes import TrafficClass
+
+BULK_DELAY_S = 0.003
+"""The sender of bulk learns its rate from acknowledgements, and what it may send next depends on them."""
+BULK_CHUNKS = 2
+SMALL_DELAY_S = 0.04
+"""Nobody waits for the acknowledgement of a token: one for many costs less."""
+_SMALL = frozenset((TrafficClass.DECODE, TrafficClass.CONTROL))
+
+
+class Acknowledging:
+    """What has arrived on a link since its last acknowledgement."""
+
+    def __init__(self) -> None:
+        self.due_s = math.inf
+        """When an acknowledgement should leave."""
+        self._sequence = 0
+        self._bulk_chunks = 0
+        self._arrivals: deque[tuple[int, float]] = deque(maxlen=MAX_ARRIVALS)
+
+    def arrived(self, sequence: int, traffic_class: TrafficClass, now_s: float) -> None:
+        """A chunk has arrived."""
+        self._sequence = sequence
+        self._arrivals.append((sequence, now_s))
+        delay_s = SMALL_DELAY_S
+        if traffic_class not in _SMALL:
+            self._bulk_chunks += 1
+            delay_s = 0.0 if self._bulk_chunks >= BULK_CHUNKS else BULK_DELAY_S
+        if len(self._arrivals) == MAX_ARRIVALS:
+            delay_s = 0.0
+        self.due_s = min(self.due_s, now_s + delay_s)
+
+    def take(self, now_s: float) -> Ack | None:
+        """The acknowledgement that is due, if one is."""
+        if now_s < self.due_s:
+            return None
+        arrivals = tuple((sequence, round((now_s - at_s) * 1e6)) for sequence, at_s in self._arrivals)
+        ack = Ack(self._sequence, round(now_s * 1e6), arrivals)
+        self.forget()
+        return ack
+
+    def forget(self) -> None:
+        """The other end knows by other means what has arrived."""
+        self._arrivals.clear()
+        self._bulk_chunks = 0
+        self.due_s = math.inf

@@ -1,0 +1,112 @@
+"""One connection under a link: a gRPC stream, and what carries packets to and from it until it breaks."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+import grpc
+import grpc.aio
+
+from molink.peer.traffic import Traffic
+
+FAREWELL_S = 0.5
+"""How long the last packet of a link may take."""
+BREAKS = (ConnectionError, asyncio.InvalidStateError, grpc.RpcError, grpc.aio.UsageError)
+"""What reading or writing raises when a connection is gone."""
+
+
+class Stream(Protocol):
+    """What grpc.aio offers on both ends of a bidirectional call."""
+
+    async def read(self) -> object: ...
+
+    async def write(self, message: bytes, /) -> None: ...
+
+
+class Connection(Protocol):
+    """A proven stream. `close` it when nothing uses it any more."""
+
+    @property
+    def stream(self) -> Stream: ...
+
+    @property
+    def gone(self) -> "asyncio.Future[None]":
+        """Done when the stream is gone, or has to be."""
+
+    def lost(self) -> None:
+        """The stream is gone, or has to be."""
+
+    async def close(self) -> None: ...
+
+
+def why_broken(error: BaseException) -> str:
+    """What one of BREAKS says."""
+    if isinstance(error, grpc.aio.AioRpcError):
+        return f"{error.code().name.lower()}: {error.details()}"
+    return f"the connection broke: {error}"
+
+
+class Carrier:
+    """Reads and writes one connection for a link; at most one at a time works for the link's traffic."""
+
+    def __init__(
+        self, stream: Stream, traffic: Traffic, wake: asyncio.Event, deliver: Callable[[memoryview], None]
+    ) -> None:
+        self._stream = stream
+        self._traffic = traffic
+        self._wake = wake
+        self._deliver = deliver
+        self._timer: asyncio.TimerHandle | None = None
+        self._last: bytes | None = None
+
+    async def read(self) -> str:
+        """Until the stream ends; why. PacketError and LinkClosed as `Traffic.on_packet`, BREAKS as they come."""
+        clock = asyncio.get_running_loop().time
+        traffic = self._traffic
+        while True:
+            data = await self._stream.read()
+            if not isinstance(data, bytes):
+                return "the other end's stream ended"
+            if self._last is not None:
+                continue  # the link has ended here: the other end has yet to hear of it
+            message = traffic.on_packet(data, clock())
+            if traffic.ack_due_s <= clock():
+                self._wake.set()
+            else:
+                self._wake_at(traffic.ack_due_s)
+            if message is not None:
+                self._deliver(message)
+
+    async def write(self) -> str:
+        """Until told the last packet; raises BREAKS as they come."""
+        clock = asyncio.get_running_loop().time
+        while self._last is None:
+            packet = self._traffic.next_packet(clock())
+            if isinstance(packet, bytes):
+                await self._stream.write(packet)
+            else:
+                self._wake_at(packet)
+                self._wake.clear()
+                await self._wake.wait()
+        await self._stream.write(self._last)
+        return "this end closed it"
+
+    def say_last(self, packet: bytes) -> None:
+        """`write` sends this after what it is sending, and nothing more."""
+        self._last = packet
+        self._wake.set()
+
+    def stop_timer(self) -> None:
+        """Nobody is to be woken any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _wake_at(self, at_s: float) -> None:
+        if at_s == float("inf") or (self._timer is not None and self._timer.when() <= at_s):
+            return
+        self.stop_timer()
+        self._timer = asyncio.get_running_loop().call_at(at_s, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._wake.set()

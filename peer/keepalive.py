@@ -1,0 +1,103 @@
+"""When to ask the other end of a link for a sign of life, when to give it up, and how far away it is. Pure."""
+
+from collections import deque
+from collections.abc import Callable
+from enum import Enum
+
+TICK_S = 0.5
+"""How often `KeepAlive.tick` is to be called."""
+BUSY_LOST_AFTER_S = 2.5
+"""On a busy link, silence for so long is noticed within 3 s."""
+BUSY_PING_AFTER_S = 1.0
+IDLE_LOST_AFTER_S = 14.0
+IDLE_PING_INTERVAL_S = 4.0
+BUSY_FOR_S = 15.0
+"""A link is busy while it owes or is owed something, and for so long after it was last used: a peer that computes
+says nothing meanwhile, and somebody waits for it."""
+FIRST_PINGS = 3
+FIRST_PING_INTERVAL_S = 0.05
+"""A new link is measured a few times at once."""
+RTT_SPANS = 8
+RTT_SPAN_S = 1.0
+
+
+class RoundTrips:
+    """The round trip of a link: the least of its recent measurements, for what is above it was waiting, which routers
+    count elsewhere. Measurements of one second count as one: their least."""
+
+    def __init__(self, measured: Callable[[], None]) -> None:
+        """`measured` is called at the FIRST_PINGS-th measurement."""
+        self._measured = measured
+        self._count = 0
+        self.measured_s = float("-inf")
+        self._spans: deque[tuple[float, float]] = deque(maxlen=RTT_SPANS)
+
+    @property
+    def least_s(self) -> float | None:
+        return min((rtt_s for _, rtt_s in self._spans), default=None)
+
+    def add(self, rtt_s: float, now_s: float) -> None:
+        """A round trip of `rtt_s` seconds was measured at `now_s`."""
+        self._count += 1
+        if self._count == FIRST_PINGS:
+            self._measured()
+        self.measured_s = now_s
+        if self._spans and now_s - self._spans[-1][0] < RTT_SPAN_S:
+            begun_s, least_s = self._spans[-1]
+            self._spans[-1] = (begun_s, min(least_s, rtt_s))
+        else:
+            self._spans.append((now_s, rtt_s))
+
+
+class Verdict(Enum):
+    """What a link is to do now."""
+
+    NOTHING = 0
+    PING = 1
+    LOST = 2
+
+
+class KeepAlive:
+    """What is known of the other end's life."""
+
+    def __init__(self, now_s: float) -> None:
+        self.heard_s = now_s
+        """When anything last arrived."""
+        self.used_s = now_s
+        """When anything but signs of life was last sent or received."""
+        self._patient_from_s = now_s
+        """Silence before this says nothing of the other end."""
+        self._ticked_s = now_s
+        self._pinged_s = float("-inf")
+
+    def silent_s(self, now_s: float) -> float:
+        """How long the other end has been silent, as far as it is to blame."""
+        return now_s - max(self.heard_s, self._patient_from_s)
+
+    def excuse(self, now_s: float) -> None:
+        """Whatever silence there was is not the other end's fault."""
+        self._patient_from_s = self._ticked_s = now_s
+
+    def used(self, now_s: float) -> None:
+        """Something but a sign of life travels."""
+        if now_s - self.used_s > BUSY_FOR_S:
+            self._patient_from_s = max(
+                self._patient_from_s, now_s
+            )  # it was told to be heard seldom until now
+        self.used_s = now_s
+
+    def tick(self, now_s: float, *, owed: bool, measured_s: float) -> Verdict:
+        """To be asked every TICK_S. `owed`: an acknowledgement or an answer is awaited; `measured_s`: when the round
+        trip was last measured."""
+        if now_s - self._ticked_s > 2 * TICK_S:
+            self.excuse(now_s)  # this end slept, and has not had its chance to read
+        self._ticked_s = now_s
+        busy = owed or now_s - self.used_s < BUSY_FOR_S
+        if self.silent_s(now_s) > (BUSY_LOST_AFTER_S if busy else IDLE_LOST_AFTER_S):
+            return Verdict.LOST
+        since_ping_s = now_s - self._pinged_s
+        asks = busy and now_s - self.heard_s >= BUSY_PING_AFTER_S and since_ping_s >= BUSY_PING_AFTER_S
+        if asks or min(since_ping_s, now_s - measured_s) >= IDLE_PING_INTERVAL_S:
+            self._pinged_s = now_s
+            return Verdict.PING
+        return Verdict.NOTHING

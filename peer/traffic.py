@@ -1,0 +1,253 @@
+"""The packets of one link, both ways, over all its connections: messages in, packets out, and back. Pure."""
+
+import itertools
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from molink.peer.acknowledging import Acknowledging
+from molink.peer.keepalive import KeepAlive, RoundTrips, Verdict
+from molink.peer.protocol.packets import (
+    Ack,
+    Cancel,
+    Close,
+    CloseCode,
+    Data,
+    PacketError,
+    Ping,
+    Pong,
+    decode,
+    encode_ack,
+    encode_cancel,
+    encode_ping,
+    encode_pong,
+)
+from molink.peer.reassembly import Reassembly
+from molink.peer.shared_uplink import SharedUplink
+from molink.peer.transmission.classes import TrafficClass
+from molink.peer.transmission.values import Arrival, Outgoing, Send
+from molink.peer.unacknowledged import SentChunk, Unacknowledged
+
+PINGS_REMEMBERED = 8
+PONGS_WAITING = 16
+"""Whoever asks for signs of life faster than they can leave gets fewer."""
+
+
+class LinkClosed(Exception):
+    """The other end has closed the link."""
+
+    def __init__(self, close: Close) -> None:
+        super().__init__(close.reason)
+        self.code = close.code
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A message of which not everything was sent."""
+
+    traffic_class: TrafficClass
+    content: memoryview
+    begun: bool = False
+
+
+class Traffic:
+    """One end's half of a link's two directions. Times are seconds on one monotonic clock."""
+
+    def __init__(
+        self, uplink: SharedUplink, wake: Callable[[], None], measured: Callable[[], None], now_s: float
+    ) -> None:
+        """`wake` is called when `next_packet` may have something sooner than it said, `measured` when the round trip
+        was measured FIRST_PINGS times."""
+        self.wake = wake
+        self.keepalive = KeepAlive(now_s)
+        self.round_trips = RoundTrips(measured)
+        self._uplink = uplink
+        self._number = uplink.open(self, now_s)
+        self._messages = itertools.count(1)
+        self._waiting: dict[int, _Waiting] = {}
+        self._unacknowledged = Unacknowledged()
+        self._again: deque[SentChunk] = deque()
+        """To be sent once more, before anything new."""
+        self._again_until = 0
+        """The last of them: their times say nothing of the round trip."""
+        self._cancels: deque[tuple[int, int]] = deque()
+        """Message, and the last sequence number sent before its CANCEL, until a later one is acknowledged."""
+        self._control: deque[bytes] = deque()
+        self._pongs: deque[int] = deque(maxlen=PONGS_WAITING)
+        self._pings: dict[int, float] = {}
+        self._ping_numbers = itertools.count(1)
+        self._reassembly = Reassembly()
+        self._acknowledging = Acknowledging()
+
+    @property
+    def received(self) -> int:
+        """The last chunk that has arrived."""
+        return self._reassembly.received
+
+    @property
+    def owes_or_is_owed(self) -> bool:
+        """Something waits to be sent, or to be acknowledged."""
+        return bool(self._waiting) or len(self._unacknowledged) > 0
+
+    # -- out
+
+    def push(
+        self, content: bytes, traffic_class: TrafficClass, sessions: tuple[bytes, ...], now_s: float
+    ) -> bool:
+        """Queues a message. False, and nothing queued, when there is no room for it."""
+        number = next(self._messages)
+        self._waiting[number] = _Waiting(traffic_class, memoryview(content))
+        if not self._uplink.push(
+            self._number, Outgoing(number, traffic_class, len(content), sessions), now_s
+        ):
+            del self._waiting[number]
+            return False
+        self.keepalive.used(now_s)
+        return True
+
+    def cancelled(self, message: int) -> None:
+        """The uplink has dropped what was left of a message."""
+        if self._waiting.pop(message).begun:
+            self._cancels.append((message, self._unacknowledged.sent))
+            self._control.append(encode_cancel(message))
+            self.wake()
+
+    def ping(self, now_s: float) -> None:
+        """Asks the other end for a sign of life."""
+        number = next(self._ping_numbers)
+        self._pings[number] = now_s
+        self._pings.pop(number - PINGS_REMEMBERED, None)
+        self._control.append(encode_ping(number))
+        self.wake()
+
+    def tick(self, now_s: float, *, awaits: bool) -> bool:
+        """Pings if need be; False if the other end is to be given up. `awaits`: an answer is awaited."""
+        verdict = self.keepalive.tick(
+            now_s, owed=awaits or self.owes_or_is_owed, measured_s=self.round_trips.measured_s
+        )
+        if verdict is Verdict.PING:
+            self.ping(now_s)
+        return verdict is not Verdict.LOST
+
+    def next_packet(self, now_s: float) -> bytes | float:
+        """What leaves next; or when to ask again, if `wake` does not come first."""
+        ack = self._acknowledging.take(now_s)
+        if ack is not None:
+            return encode_ack(ack)
+        if self._again:
+            return self._again.popleft().packet()
+        if self._control:
+            return self._control.popleft()
+        if self._pongs:
+            return encode_pong(self._pongs.popleft())
+        wait_s = math.inf
+        if not self._unacknowledged.is_full:
+            decided = self._uplink.next(self._number, now_s)
+            if isinstance(decided, Send):
+                return self._send(decided, now_s)
+            wait_s = decided.until_s
+        return min(wait_s, self._acknowledging.due_s)
+
+    def _send(self, send: Send, now_s: float) -> bytes:
+        waiting = self._waiting.pop(send.message) if send.last else self._waiting[send.message]
+        waiting.begun = True
+        content = waiting.content
+        chunk = SentChunk(
+            self._unacknowledged.sent + 1,
+            waiting.traffic_class,
+            send.message,
+            len(content),
+            send.offset,
+            content[send.offset : send.offset + send.size_bytes],
+            now_s,
+        )
+        self._unacknowledged.add(chunk)
+        return chunk.packet()
+
+    # -- in
+
+    def on_packet(self, data: bytes, now_s: float) -> memoryview | None:
+        """What arrived; the message that it makes whole, if it does.
+
+        Raises:
+            PacketError: the protocol does not allow it.
+            LinkClosed: the other end closes the link.
+        """
+        packet = decode(data)
+        self.keepalive.heard_s = now_s
+        if isinstance(packet, Data):
+            message = self._reassembly.add(packet)
+            self._acknowledging.arrived(packet.sequence, packet.traffic_class, now_s)
+            self.keepalive.used(now_s)
+            return message
+        if isinstance(packet, Ack):
+            self._acknowledged(packet, now_s)
+        elif isinstance(packet, Ping):
+            self._pongs.append(packet.number)
+            self.wake()
+        elif isinstance(packet, Pong):
+            sent_s = self._pings.pop(packet.number, None)
+            if sent_s is not None:
+                self.round_trips.add(now_s - sent_s, now_s)
+        elif isinstance(packet, Cancel):
+            self._reassembly.drop(packet.message)
+        else:
+            raise LinkClosed(packet)
+        return None
+
+    @property
+    def ack_due_s(self) -> float:
+        """When an acknowledgement should leave; infinite if none is to."""
+        return self._acknowledging.due_s
+
+    def _acknowledged(self, ack: Ack, now_s: float) -> None:
+        was_full = self._unacknowledged.is_full
+        last = self._unacknowledged.acknowledge(ack.sequence)
+        if last is None:
+            return
+        departed_s = ack.departed_us / 1e6
+        arrivals = [Arrival(sequence, departed_s - age_us / 1e6) for sequence, age_us in ack.arrivals]
+        self._uplink.acked(self._number, ack.sequence, arrivals, now_s)
+        while self._cancels and self._cancels[0][1] < ack.sequence:
+            self._cancels.popleft()
+        if ack.arrivals and ack.arrivals[-1][0] == ack.sequence > self._again_until:
+            held_s = ack.arrivals[-1][1] / 1e6
+            self.round_trips.add(max(0.0, now_s - last.sent_s - held_s), now_s)
+        if was_full:
+            self.wake()
+
+    # -- connections
+
+    def suspend(self, now_s: float) -> None:
+        """The connection is gone. What is pushed waits."""
+        self._uplink.suspend(self._number, now_s)
+        self._control.clear()
+        self._pongs.clear()
+        self._pings.clear()
+        self._again.clear()
+
+    def resume(self, received: int, now_s: float) -> None:
+        """Goes on over another connection; the other end has all chunks up to `received`, and knows `self.received`.
+
+        Raises:
+            PacketError: it cannot have that, or has lost what it once acknowledged.
+        """
+        if received < self._unacknowledged.acknowledged:
+            raise PacketError(
+                CloseCode.ACKNOWLEDGEMENT, f"chunk {received} is said to be the last after a later one"
+            )
+        self._unacknowledged.acknowledge(received)
+        self._uplink.resume(self._number, received, now_s)
+        self._acknowledging.forget()
+        self._again.extend(self._unacknowledged.all())
+        self._again_until = self._unacknowledged.sent
+        self._control.extend(encode_cancel(message) for message, _ in self._cancels)
+        self.keepalive.excuse(now_s)
+        self.wake()
+
+    def close(self) -> None:
+        """The link is gone for good."""
+        self._uplink.close(self._number)
+        self._waiting.clear()
+        self._again.clear()

@@ -1,0 +1,139 @@
+"""Messages that wait for one link, in lanes by traffic class, bounded in bytes and in number. Pure."""
+
+from collections import deque
+
+from molink.peer.transmission.classes import TrafficClass
+from molink.peer.transmission.values import Outgoing, Send
+
+WITH_OWN_ROOM = frozenset(
+    (TrafficClass.DECODE, TrafficClass.CONTROL, TrafficClass.HANDOVER, TrafficClass.PREFILL)
+)
+OWN_PART = 8
+"""One part in so many of the limits is each such class's own: no flood of others locks it out."""
+
+
+class Queued:
+    """A message of which something is still to be sent."""
+
+    __slots__ = ("live_sessions", "offset", "order", "outgoing")
+
+    def __init__(self, outgoing: Outgoing, order: int) -> None:
+        self.outgoing = outgoing
+        self.order = order
+        """Ascends over all messages pushed to the link."""
+        self.offset = 0
+        self.live_sessions = set(outgoing.sessions)
+
+    @property
+    def left_bytes(self) -> int:
+        return self.outgoing.size_bytes - self.offset
+
+
+class _Lane:
+    """The messages of one class, in order."""
+
+    __slots__ = ("messages", "own_bytes", "own_messages", "queued_bytes")
+
+    def __init__(self, own_bytes: int, own_messages: int) -> None:
+        self.messages: deque[Queued] = deque()
+        self.queued_bytes = 0
+        self.own_bytes = own_bytes
+        self.own_messages = own_messages
+
+
+class Backlog:
+    """What waits for one link.
+
+    A message counts whole until its last part has left: so what the other end holds of unfinished messages is within
+    the same limits. An eighth of both is each decode's, control's, handover's and prefill's own; half is anyone's. So
+    weights and replication can fill at most half of it.
+    """
+
+    __slots__ = ("_common_bytes", "_common_messages", "_lanes", "_orders", "heads", "queued_bytes")
+
+    def __init__(self, limit_bytes: int, limit_messages: int) -> None:
+        if limit_bytes < 1 or limit_messages < 1:
+            raise ValueError(f"a queue needs room, got {limit_bytes} bytes and {limit_messages} messages")
+        own = (limit_bytes // OWN_PART, limit_messages // OWN_PART)
+        self._lanes = tuple(_Lane(*(own if one in WITH_OWN_ROOM else (0, 0))) for one in TrafficClass)
+        self._common_bytes = limit_bytes - sum(lane.own_bytes for lane in self._lanes)
+        self._common_messages = limit_messages - sum(lane.own_messages for lane in self._lanes)
+        self._orders = 0
+        self.queued_bytes = 0
+        self.heads: dict[TrafficClass, Queued] = {}
+        """The first message of each class that has one."""
+
+    def __len__(self) -> int:
+        return sum(len(lane.messages) for lane in self._lanes)
+
+    def everything(self) -> list[Queued]:
+        """All messages that wait."""
+        return [queued for lane in self._lanes for queued in lane.messages]
+
+    def push(self, outgoing: Outgoing) -> Queued | None:
+        """Queues a message behind those of its class; None, and nothing queued, when there is no room for it.
+
+        Raises:
+            ValueError: the message is empty.
+        """
+        size_bytes = outgoing.size_bytes
+        if size_bytes < 1:
+            raise ValueError(f"a message of {size_bytes} bytes cannot be sent")
+        lane = self._lanes[outgoing.traffic_class]
+        # Own room is used before common room: what a lane holds beyond its own part is what it takes of the
+        # common one.
+        more_bytes = _beyond(lane.queued_bytes, size_bytes, lane.own_bytes)
+        more_messages = _beyond(len(lane.messages), 1, lane.own_messages)
+        if more_bytes > self._common_bytes or more_messages > self._common_messages:
+            return None
+        self._common_bytes -= more_bytes
+        self._common_messages -= more_messages
+        self._orders += 1
+        queued = Queued(outgoing, self._orders)
+        lane.messages.append(queued)
+        lane.queued_bytes += size_bytes
+        self.queued_bytes += size_bytes
+        self.heads.setdefault(outgoing.traffic_class, queued)
+        return queued
+
+    def take(self, queued: Queued, size_bytes: int) -> Send:
+        """The next part of a message, at most `size_bytes` of it."""
+        outgoing = queued.outgoing
+        offset = queued.offset
+        taken_bytes = min(size_bytes, outgoing.size_bytes - offset)
+        queued.offset = offset + taken_bytes
+        last = queued.offset == outgoing.size_bytes
+        if last:
+            self._free(outgoing.traffic_class, outgoing.size_bytes)
+            self._remove(queued)
+        return Send(outgoing.number, offset, taken_bytes, last)
+
+    def drop(self, queued: Queued) -> None:
+        """Forgets what is left of a message."""
+        self._free(queued.outgoing.traffic_class, queued.outgoing.size_bytes)
+        queued.offset = queued.outgoing.size_bytes
+        self._remove(queued)
+
+    def _free(self, traffic_class: TrafficClass, freed_bytes: int) -> None:
+        lane = self._lanes[traffic_class]
+        lane.queued_bytes -= freed_bytes
+        self.queued_bytes -= freed_bytes
+        self._common_bytes += _beyond(lane.queued_bytes, freed_bytes, lane.own_bytes)
+
+    def _remove(self, queued: Queued) -> None:
+        traffic_class = queued.outgoing.traffic_class
+        lane = self._lanes[traffic_class]
+        if lane.messages[0] is queued:
+            lane.messages.popleft()
+        else:
+            lane.messages.remove(queued)
+        self._common_messages += _beyond(len(lane.messages), 1, lane.own_messages)
+        if lane.messages:
+            self.heads[traffic_class] = lane.messages[0]
+        else:
+            del self.heads[traffic_class]
+
+
+def _beyond(used: int, added: int, own: int) -> int:
+    """How much of `added`, on top of `used`, lies beyond a lane's `own` room."""
+    return max(0, used + added - own) - max(0, used - own)

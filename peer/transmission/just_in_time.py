@@ -1,0 +1,162 @@
+"""Our policy: decode never waits for bulk, and bulk leaves no gap. Pure.
+
+Decode and control leave at once; only a bound on memory holds them back. Bulk keeps in flight what the way holds plus
+a small allowed delay, so that it queues here, where a decode overtakes it, and not at the bottleneck. The allowed
+delay shrinks before a predicted decode (the MoLink transmission paper's just-in-time chunk, section 4.2: what is put
+on the line must have left it by then) and is larger while none is near. Where the paper stops a decode for the whole
+remainder of a prefill after 30 decodes, each class here has a share of the bytes (`shares.ByteShares`).
+"""
+
+import math
+from collections.abc import Mapping
+
+from molink.peer.transmission.backlog import Queued
+from molink.peer.transmission.classes import TrafficClass
+from molink.peer.transmission.shares import ByteShares
+from molink.peer.transmission.state import CHUNK_S, LinkState, UplinkState
+from molink.peer.transmission.values import MAX_CHUNK_BYTES, Send
+
+ALLOWED_S = 0.004
+"""Queue that bulk keeps at the bottleneck when nothing is known of the next decode: as long as an ack is late."""
+ALLOWED_FAR_S = 0.008
+"""The same while a decode is known to be further away than that."""
+ALLOWED_NEAR_S = 0.001
+"""The same while a decode is expected at any moment: the link must not run dry for a guess."""
+OWED_S = 0.020
+"""Queue up to which a class may send that has not had its share of the bytes."""
+DECODE_S = 0.060
+"""Queue up to which decode may send; beyond it decodes ask for more than the link gives, and shares decide."""
+LEAST_DECODE_BYTES = 512 * 1024
+MOST_DECODE_BYTES = 8 * 1024 * 1024
+"""In flight, whatever is estimated: a receiver that does not read cannot make memory grow."""
+CREDIT_LIMIT_BYTES = 1024 * 1024
+LEAST_CHUNK_BYTES = 1024
+LEAST_CHUNK_PART = 4
+"""Where a whole chunk has no room, one of at least one part in so many of it may go."""
+FIRST_CHUNK_BYTES = 16 * 1024
+"""Until the bandwidth is known."""
+EXCESS_GAIN = 0.5
+"""Part of a queue beyond the allowed one that is taken off the window: 1 would swing, acks being a round trip late."""
+LEAST_ROUND_S = 0.010
+ROUNDS = 64
+"""In one round trip of so many bulk leaves the queue empty, so that the least delay is seen."""
+UNTIMED_ROUND = 8
+"""In one round trip of so many no decode is waited for: the link is kept busy, and its rate seen."""
+_RETRY_S = 0.001
+
+
+class JustInTime:
+    """One account of shares over the uplink; windows for each link."""
+
+    def __init__(self, uplink: UplinkState, shares: Mapping[TrafficClass, float]) -> None:
+        self._uplink = uplink
+        self._shares = ByteShares(shares, CREDIT_LIMIT_BYTES)
+
+    def pushed(self, link: LinkState, queued: Queued) -> None:
+        """Nothing to do."""
+
+    def sent(self, link: LinkState, traffic_class: TrafficClass, part: Send, now_s: float) -> None:  # noqa: ARG002
+        uplink = self._uplink
+        if traffic_class > TrafficClass.CONTROL:
+            uplink.last_bulk = link
+        if uplink.bulk_links or uplink.waiting[TrafficClass.CONTROL]:
+            waiting = {one for one, links in uplink.waiting.items() if links}
+            waiting.add(traffic_class)
+            self._shares.charge(traffic_class, part.size_bytes, waiting)
+
+    def window_bytes(self, link: LinkState) -> int | None:
+        rate = link.rate.bytes_per_s
+        return None if rate is None else int(rate * (link.delay.base_rtt_s + ALLOWED_S))
+
+    def next(self, link: LinkState, now_s: float) -> tuple[Queued, int] | float:
+        heads = link.backlog.heads
+        urgent = heads.get(TrafficClass.DECODE) or heads.get(TrafficClass.CONTROL)
+        urgent_bytes = 0
+        if urgent is not None:
+            urgent_bytes = min(urgent.left_bytes, MAX_CHUNK_BYTES)
+            if link.in_flight_bytes and link.in_flight_bytes + urgent_bytes > self._decode_limit(link):
+                link.decode_held = True
+                urgent = None
+            elif len(heads) == 1:
+                link.decode_held = False
+                return urgent, urgent_bytes
+            elif TrafficClass.DECODE not in heads:
+                link.decode_held = False
+        if urgent is None and urgent_bytes and link.in_flight_bytes:
+            return math.inf
+        chunk_bytes = self._chunk_bytes(link)
+        sizes = {
+            one: min(queued.left_bytes, MAX_CHUNK_BYTES if one <= TrafficClass.CONTROL else chunk_bytes)
+            for one, queued in heads.items()
+        }
+        chosen = self._shares.choose(sizes)
+        if chosen <= TrafficClass.CONTROL:
+            return heads[chosen], sizes[chosen]
+        decided = self._bulk(link, heads[chosen], sizes[chosen], now_s)
+        if urgent is not None and isinstance(decided, float):
+            return urgent, urgent_bytes
+        return decided
+
+    def _decode_limit(self, link: LinkState) -> float:
+        rate = link.rate.bytes_per_s
+        if rate is None:
+            return MOST_DECODE_BYTES
+        held_bytes = rate * (link.delay.base_rtt_s + DECODE_S)
+        return min(max(held_bytes, LEAST_DECODE_BYTES), MOST_DECODE_BYTES)
+
+    def _chunk_bytes(self, link: LinkState) -> int:
+        rate = link.rate.bytes_per_s
+        if rate is None:
+            return FIRST_CHUNK_BYTES
+        return int(min(max(rate * CHUNK_S, LEAST_CHUNK_BYTES), MAX_CHUNK_BYTES))
+
+    def _bulk(
+        self, link: LinkState, queued: Queued, size_bytes: int, now_s: float
+    ) -> tuple[Queued, int] | float:
+        """Sends a chunk of bulk, a smaller one, or waits."""
+        rate = link.rate.bytes_per_s
+        if rate is None:
+            fits = not link.in_flight_bytes or link.in_flight_bytes + size_bytes <= link.start_window_bytes
+            return (queued, size_bytes) if fits else math.inf
+        if self._shares.pays(queued.outgoing.traffic_class, size_bytes):
+            allowed_s = DECODE_S if link.decode_held else OWED_S
+        else:
+            allowed_s = self._allowed_s(link, now_s)
+        room_bytes = self._room_bytes(link, rate, allowed_s, now_s)
+        if room_bytes >= size_bytes:
+            return queued, size_bytes
+        least_bytes = min(size_bytes, max(LEAST_CHUNK_BYTES, self._chunk_bytes(link) // LEAST_CHUNK_PART))
+        if room_bytes >= least_bytes:
+            return queued, int(room_bytes)
+        if not link.in_flight_bytes and not self._uplink.line.queued_s(now_s):
+            return queued, least_bytes
+        if allowed_s < ALLOWED_S and self._room_bytes(link, rate, ALLOWED_S, now_s) >= least_bytes:
+            link.idle()
+        return now_s + max(_RETRY_S, (least_bytes - room_bytes) / rate)
+
+    def _allowed_s(self, link: LinkState, now_s: float) -> float:
+        """How long a queue bulk may make now."""
+        if now_s - link.round_start_s > max(link.delay.base_rtt_s, LEAST_ROUND_S):
+            link.round += 1
+            link.round_start_s = now_s
+        if link.round % ROUNDS == 0:
+            return ALLOWED_NEAR_S
+        next_s = self._uplink.next_decode_s(now_s)
+        if next_s == math.inf or link.round % UNTIMED_ROUND == 1:
+            return ALLOWED_S
+        return max(ALLOWED_NEAR_S, min(ALLOWED_FAR_S, next_s - now_s))
+
+    def _room_bytes(self, link: LinkState, rate: float, allowed_s: float, now_s: float) -> float:
+        """What may be sent now so that no queue on the way gets longer than allowed; below 0 when one is."""
+        rate *= link.gain
+        excess_s = max(0.0, link.delay.queueing_s - allowed_s - ALLOWED_S)
+        window_bytes = rate * (link.delay.base_rtt_s + allowed_s - EXCESS_GAIN * excess_s)
+        room_bytes = min(window_bytes - link.in_flight_bytes, rate * (allowed_s - link.line.queued_s(now_s)))
+        uplink_rate = self._uplink.rate.bytes_per_s
+        if uplink_rate is not None:
+            uplink_room_bytes = link.gain * uplink_rate * (allowed_s - self._uplink.line.queued_s(now_s))
+            if self._uplink.last_bulk is link and self._uplink.bulk_links > 1:
+                # Others' turn, if they can use it.
+                uplink_room_bytes -= self._chunk_bytes(link)
+            room_bytes = min(room_bytes, uplink_room_bytes)
+        return room_bytes

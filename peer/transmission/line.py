@@ -1,0 +1,42 @@
+"""A model of a line's queue, corrected by what is measured. Pure: no clock, no socket."""
+
+CORRECTION = 0.2
+"""Part of an error that one measurement corrects: a single stamp may err by milliseconds."""
+
+
+class LineModel:
+    """When what was sent will have left the slowest part of the way.
+
+    Each chunk is predicted to wait until the ones before it have left at the estimated rate. Its arrival tells how
+    long it did wait; the difference corrects the model, less what was corrected since it was sent.
+    """
+
+    __slots__ = ("_corrected_s", "_free_at_s")
+
+    def __init__(self) -> None:
+        self._free_at_s = 0.0
+        self._corrected_s = 0.0
+
+    def queued_s(self, now_s: float) -> float:
+        """How long a chunk sent now would wait."""
+        left_s = self._free_at_s - now_s
+        return left_s if left_s > 0.0 else 0.0
+
+    def sent(self, size_bytes: int, bytes_per_s: float, now_s: float) -> tuple[float, float]:
+        """A chunk is sent now. Returns what `arrived` wants to be told of it."""
+        free_at_s = self._free_at_s
+        queued_s = free_at_s - now_s
+        if queued_s < 0.0:
+            queued_s = 0.0
+            free_at_s = now_s
+        self._free_at_s = free_at_s + size_bytes / bytes_per_s
+        return queued_s, self._corrected_s
+
+    def arrived(self, predicted: tuple[float, float], queueing_s: float, now_s: float, most_s: float) -> None:
+        """A chunk's wait was `queueing_s`. The queue is not taken to be longer than `most_s` for that."""
+        queued_s, corrected_s = predicted
+        error_s = queueing_s - queued_s - (self._corrected_s - corrected_s)
+        if error_s > 0.0:
+            error_s = min(error_s, max(0.0, most_s - self.queued_s(now_s)) / CORRECTION)
+        self._corrected_s += CORRECTION * error_s
+        self._free_at_s = max(now_s, self._free_at_s) + CORRECTION * error_s

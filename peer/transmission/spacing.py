@@ -1,0 +1,68 @@
+"""When the next decode will be pushed on a link, learnt from the spacing of the past ones. Pure."""
+
+import math
+
+REGULAR = 0.25
+"""A stream whose gaps differ from their mean by more than this part, on average, is not predicted."""
+SMOOTHING = 0.25
+KNOWN = 64
+"""Streams remembered; the one unheard for longest is forgotten."""
+PASSED_S = 0.002
+"""A decode that is so late is no longer waited for."""
+LONGEST_GAP_S = 2.0
+
+
+class _Stream:
+    """One micro-batch's decodes."""
+
+    __slots__ = ("deviation_s", "gap_s", "last_s")
+
+    def __init__(self, now_s: float) -> None:
+        self.last_s = now_s
+        self.gap_s = math.inf
+        self.deviation_s = 0.0
+
+    def pushed(self, now_s: float) -> None:
+        gap_s = now_s - self.last_s
+        self.last_s = now_s
+        if gap_s > LONGEST_GAP_S or self.gap_s > LONGEST_GAP_S:
+            self.gap_s = gap_s
+            self.deviation_s = 0.0
+            return
+        error_s = gap_s - self.gap_s
+        self.deviation_s += SMOOTHING * (abs(error_s) - self.deviation_s)
+        self.gap_s += SMOOTHING * error_s
+
+    def next_s(self) -> float:
+        if self.gap_s > LONGEST_GAP_S or self.deviation_s > REGULAR * self.gap_s:
+            return math.inf
+        return self.last_s + self.gap_s
+
+
+class DecodeSpacing:
+    """Micro-batches circulate, so the decodes of each come back at its own pace."""
+
+    __slots__ = ("_next_s", "_streams")
+
+    def __init__(self) -> None:
+        self._streams: dict[tuple[bytes, ...], _Stream] = {}
+        self._next_s = math.inf
+
+    def pushed(self, sessions: tuple[bytes, ...], now_s: float) -> None:
+        """A decode of these sessions is pushed now."""
+        stream = self._streams.pop(sessions, None)
+        if stream is None:
+            if len(self._streams) >= KNOWN:
+                del self._streams[next(iter(self._streams))]
+            stream = _Stream(now_s)
+        else:
+            stream.pushed(now_s)
+        self._streams[sessions] = stream
+        self._next_s = -math.inf
+
+    def next_s(self, now_s: float) -> float:
+        """When the next one is expected; infinite when nothing is, or when what was expected is late."""
+        if self._next_s < now_s - PASSED_S:
+            expected = [stream.next_s() for stream in self._streams.values()]
+            self._next_s = min((one for one in expected if one >= now_s - PASSED_S), default=math.inf)
+        return self._next_s

@@ -1,0 +1,182 @@
+"""What a process knows of its uplink and of each link on it; policies decide by it. Owned by `uplink.Uplink`. Pure."""
+
+import math
+from collections import deque
+
+from molink.peer.transmission.backlog import Backlog, Queued
+from molink.peer.transmission.classes import TrafficClass
+from molink.peer.transmission.estimator import DelayEstimator, RateEstimator
+from molink.peer.transmission.line import LineModel
+from molink.peer.transmission.spacing import PASSED_S, DecodeSpacing
+from molink.peer.transmission.values import Send
+
+START_WINDOW_BYTES = 128 * 1024
+"""In flight until the first acks; grows by what they acknowledge until the bandwidth is known."""
+UPLINK_SPAN_S = 0.030
+"""The uplink is measured by the times at which acks come, which are coarser than the receivers' stamps."""
+NO_PREDICTION = (0.0, 0.0)
+CHUNK_S = 0.002
+"""A chunk of bulk occupies the line for so long."""
+FULL_S = 0.003
+"""Bulk that waits so long on the way fills the line; if it waits less, more is tried."""
+MOST_GAIN = 1.25
+
+
+class Chunk:
+    """A chunk in flight."""
+
+    __slots__ = (
+        "more",
+        "more_anywhere",
+        "on_line",
+        "on_uplink",
+        "resent",
+        "sent_s",
+        "sequence",
+        "size_bytes",
+    )
+
+    def __init__(self, sequence: int, size_bytes: int, sent_s: float) -> None:
+        self.sequence = sequence
+        self.size_bytes = size_bytes
+        self.sent_s = sent_s
+        self.more = False
+        """Bulk waited behind it on its link."""
+        self.more_anywhere = False
+        """Bulk waited behind it on some link."""
+        self.on_line = NO_PREDICTION
+        self.on_uplink = NO_PREDICTION
+        self.resent = False
+        """Its times say nothing: it was sent again over another connection."""
+
+
+class LinkState:
+    """What waits on a link, what is in flight, and what its acks have taught."""
+
+    __slots__ = (
+        "backlog", "committed", "committed_bytes", "decode_held", "delay", "expected_s", "flight", "gain",
+        "in_flight_bytes", "line", "number", "rate", "rotation", "round", "round_start_s", "sequence", "spacing",
+        "start_window_bytes", "suspended",
+    )  # fmt: skip
+
+    def __init__(self, number: int, backlog: Backlog, now_s: float) -> None:
+        self.number = number
+        self.backlog = backlog
+        self.flight: deque[Chunk] = deque()
+        self.in_flight_bytes = 0
+        self.sequence = 0
+        """Of the last chunk sent."""
+        self.rate = RateEstimator()
+        self.delay = DelayEstimator()
+        self.gain = 1.0
+        """What is sent at a time, relative to what the estimate allows."""
+        self.line = LineModel()
+        self.spacing = DecodeSpacing()
+        self.expected_s = math.inf
+        """When the peer predicts the next decode."""
+        self.suspended = False
+        self.start_window_bytes = START_WINDOW_BYTES
+        self.decode_held = False
+        """A decode waits because too much is in flight: the decodes ask for more than the link gives."""
+        self.committed: Queued | None = None
+        """A message that a policy has decided to send `committed_bytes` more of before anything else."""
+        self.committed_bytes = 0
+        self.rotation: deque[Queued] = deque()
+        """Messages in the order of their turns, for a policy that serves all at once."""
+        self.round = 1
+        self.round_start_s = now_s
+
+    @property
+    def has_bulk(self) -> bool:
+        """Something waits that the window holds back."""
+        heads = self.backlog.heads
+        return len(heads) > (TrafficClass.DECODE in heads) + (TrafficClass.CONTROL in heads)
+
+    def next_decode_s(self, now_s: float) -> float:
+        """When the next decode is expected on this link: as predicted or as learnt, whichever is earlier."""
+        learnt_s = self.spacing.next_s(now_s)
+        return min(learnt_s, self.expected_s) if self.expected_s >= now_s - PASSED_S else learnt_s
+
+    def idle(self) -> None:
+        """The line may run empty now though bulk waits: what is measured then is not the line's slowness."""
+        if self.flight:
+            self.flight[-1].more = self.flight[-1].more_anywhere = False
+        else:
+            self.rate.idle()
+
+
+class UplinkState:
+    """The links of a process and what they share."""
+
+    def __init__(self) -> None:
+        self.links: dict[int, LinkState] = {}
+        self.rate = RateEstimator(UPLINK_SPAN_S)
+        self.line = LineModel()
+        self.busy_until_s = -math.inf
+        """Until when a policy that sends one thing at a time takes the uplink to be occupied."""
+        self.waiting = dict.fromkeys(TrafficClass, 0)
+        """For each class, the links on which it waits."""
+        self.bulk_links = 0
+        """Links on which bulk waits."""
+        self.last_bulk: LinkState | None = None
+        """The link that sent bulk last."""
+        self._decoding: dict[int, LinkState] = {}
+        self._next_decode_s = math.inf
+
+    def decodes_change(self, link: LinkState) -> None:
+        """When the next decode is expected on a link may have changed."""
+        self._decoding[link.number] = link
+        self._next_decode_s = -math.inf
+
+    def forget(self, link: LinkState) -> None:
+        """A link is gone."""
+        del self.links[link.number]
+        self._decoding.pop(link.number, None)
+        self._next_decode_s = -math.inf
+        if self.last_bulk is link:
+            self.last_bulk = None
+
+    def next_decode_s(self, now_s: float) -> float:
+        """When the next decode is expected on any link; infinite when none is."""
+        if self._next_decode_s < now_s - PASSED_S:
+            expected = [link.next_decode_s(now_s) for link in self._decoding.values() if not link.suspended]
+            self._next_decode_s = min(expected, default=math.inf)
+        return self._next_decode_s
+
+    def sent(self, link: LinkState, part: Send, now_s: float) -> None:
+        """A chunk leaves now: what is in flight, and the models of the lines."""
+        link.sequence += 1
+        chunk = Chunk(link.sequence, part.size_bytes, now_s)
+        chunk.more = link.has_bulk
+        chunk.more_anywhere = self.bulk_links > 0
+        link.flight.append(chunk)
+        link.in_flight_bytes += part.size_bytes
+        if link.rate.bytes_per_s is not None:
+            chunk.on_line = link.line.sent(part.size_bytes, link.gain * link.rate.bytes_per_s, now_s)
+        if self.rate.bytes_per_s is not None:
+            chunk.on_uplink = self.line.sent(part.size_bytes, link.gain * self.rate.bytes_per_s, now_s)
+
+    def acked(self, link: LinkState, chunk: Chunk, at_s: float | None, now_s: float) -> None:
+        """The oldest chunk in flight has arrived, at `at_s` of the receiver's clock if that is known."""
+        link.in_flight_bytes -= chunk.size_bytes
+        if link.rate.bytes_per_s is None and chunk.more:
+            link.start_window_bytes += chunk.size_bytes
+        if chunk.resent:
+            return
+        self.rate.arrived(now_s, chunk.size_bytes, chunk.more_anywhere)
+        if at_s is None:
+            return
+        rate = link.rate.bytes_per_s
+        link.rate.arrived(at_s, chunk.size_bytes, chunk.more)
+        # Its own time on the line is not queueing. Taken from the estimate, so it must not weigh much.
+        line_s = 0.0 if rate is None else chunk.size_bytes / rate
+        if line_s > 2 * CHUNK_S:
+            return
+        queueing_s = link.delay.arrived(chunk.sent_s, at_s - min(line_s, CHUNK_S), now_s, chunk.more)
+        if chunk.more:
+            link.gain = 1.0 + (MOST_GAIN - 1.0) * max(0.0, 1.0 - link.delay.queueing_s / FULL_S)
+        if rate is not None and chunk.on_line is not NO_PREDICTION:
+            link.line.arrived(chunk.on_line, queueing_s, now_s, link.in_flight_bytes / rate)
+        if chunk.on_uplink is not NO_PREDICTION:
+            # What a chunk waited on one link's way may not be the uplink's queue: it can only be shorter.
+            self.line.arrived(chunk.on_uplink, queueing_s, now_s, 0.0)

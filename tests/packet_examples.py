@@ -1,0 +1,55 @@
+"""Packets of every type, and packets that were tampered with."""
+
+from hypothesis import strategies as st
+
+from molink.peer.protocol import packets
+from molink.peer.protocol.packets import Ack, Cancel, Data, Packet, Ping, Pong
+from molink.peer.transmission.classes import TrafficClass
+
+EXAMPLES = [
+    packets.encode_data(TrafficClass.PREFILL, 3, 100, 10, 7, bytes(range(40))),
+    packets.encode_ack(Ack(9, 1_000_000, ((7, 2600), (9, 40)))),
+    packets.encode_cancel(3),
+    packets.encode_close(4, "a chunk too many"),
+    packets.encode_ping(5),
+    packets.encode_pong(5),
+]
+
+
+def encoded(packet: Packet) -> bytes:
+    """The packet as it was on the wire; not for CLOSE, whose reason may not have been text."""
+    if isinstance(packet, Data):
+        return packets.encode_data(
+            packet.traffic_class,
+            packet.message,
+            packet.message_bytes,
+            packet.offset,
+            packet.sequence,
+            packet.payload,
+        )
+    if isinstance(packet, Ack):
+        return packets.encode_ack(packet)
+    if isinstance(packet, Cancel):
+        return packets.encode_cancel(packet.message)
+    if isinstance(packet, Ping):
+        return packets.encode_ping(packet.number)
+    assert isinstance(packet, Pong)
+    return packets.encode_pong(packet.number)
+
+
+@st.composite
+def mutated(draw: st.DrawFn, *, sealed: bool = True) -> bytes:
+    """An example, changed in a few places. With `sealed` its checksum is right more often than not, so that what
+    comes after the checksum is reached."""
+    wire = bytearray(draw(st.sampled_from(EXAMPLES)))
+    for _ in range(draw(st.integers(1, 4))):
+        at = draw(st.integers(0, len(wire)))
+        wire[at : at + draw(st.integers(0, 6))] = draw(st.binary(max_size=6))
+    if sealed and draw(st.integers(0, 3)) and len(wire) >= packets.HEADER_BYTES:
+        return seal(bytes(wire))
+    return bytes(wire)
+
+
+def seal(wire: bytes) -> bytes:
+    """The same with the checksum that it should have."""
+    return packets._sealed(wire[:28], wire[packets.HEADER_BYTES :])

@@ -1,0 +1,236 @@
+"""A line in virtual time: bottlenecks in a row, propagation delay, a receiver that acknowledges by its own clock.
+
+Deterministic: what varies (late timers, jitter) comes from a seed. Every chunk is checked on arrival: in order, once.
+"""
+
+import heapq
+import itertools
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from molink.peer.transmission.classes import TrafficClass
+from molink.peer.transmission.uplink import Uplink
+from molink.peer.transmission.values import Arrival, Outgoing, Send
+
+ACK_CHUNKS = 2
+ACK_DELAY_S = 0.003
+
+
+class Clock:
+    """Runs what is due in the order of time."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._ties = itertools.count()
+
+    def at(self, when_s: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self._due, (max(when_s, self.now_s), next(self._ties), action))
+
+    def run(self, until_s: float) -> None:
+        while self._due and self._due[0][0] <= until_s:
+            self.now_s, _, action = heapq.heappop(self._due)
+            action()
+        self.now_s = until_s
+
+
+class Bottleneck:
+    """A FIFO queue without drops before a line of some rate."""
+
+    def __init__(self, clock: Clock, bytes_per_s: float) -> None:
+        self.bytes_per_s = bytes_per_s
+        self.queued_bytes = 0
+        self.most_queued_bytes = 0
+        self._clock = clock
+        self._queue: deque[tuple[int, Callable[[], None]]] = deque()
+
+    def put(self, size_bytes: int, then: Callable[[], None]) -> None:
+        self._queue.append((size_bytes, then))
+        self.queued_bytes += size_bytes
+        self.most_queued_bytes = max(self.most_queued_bytes, self.queued_bytes)
+        if len(self._queue) == 1:
+            self._serve()
+
+    def _serve(self) -> None:
+        size_bytes, then = self._queue[0]
+
+        def served() -> None:
+            self._queue.popleft()
+            self.queued_bytes -= size_bytes
+            then()
+            if self._queue:
+                self._serve()
+
+        self._clock.at(self._clock.now_s + size_bytes / self.bytes_per_s, served)
+
+
+@dataclass
+class Conditions:
+    """What is imperfect."""
+
+    delay_s: float = 0.015
+    ack_jitter_s: float = 0.0
+    arrival_jitter_s: float = 0.0
+    late_timer_s: float = 0.0
+    clock_offset_s: float = 123.0
+    clock_skew: float = 0.0
+    seed: int = 1
+
+
+@dataclass
+class Delivered:
+    traffic_class: TrafficClass
+    pushed_s: float
+    at_s: float
+    size_bytes: int
+
+    @property
+    def delay_s(self) -> float:
+        return self.at_s - self.pushed_s
+
+
+@dataclass
+class VirtualLink:
+    """One link of an uplink: its writer, and the other end."""
+
+    uplink: Uplink
+    clock: Clock
+    number: int
+    way: list[Bottleneck]
+    conditions: Conditions
+    delivered: list[Delivered] = field(default_factory=list)
+    on_delivered: Callable[[Delivered], None] = lambda _: None
+    chunks: int = 0
+
+    def __post_init__(self) -> None:
+        self._random = random.Random(self.conditions.seed * 1000 + self.number)
+        self._messages: dict[int, tuple[Outgoing, float]] = {}
+        self._numbers = itertools.count(1)
+        self._offsets: dict[int, int] = {}
+        self._received = 0
+        self._pending: list[Arrival] = []
+        self._last_stamp_s = 0.0
+        self._last_ack_s = 0.0
+        self._asks = 0
+        self.uplink.open(self.number, self.clock.now_s)
+
+    def push(self, traffic_class: TrafficClass, size_bytes: int, sessions: tuple[bytes, ...] = ()) -> bool:
+        outgoing = Outgoing(next(self._numbers), traffic_class, size_bytes, sessions)
+        taken = self.uplink.push(self.number, outgoing, self.clock.now_s)
+        if taken:
+            self._messages[outgoing.number] = (outgoing, self.clock.now_s)
+        return taken
+
+    def write(self) -> None:
+        """Sends until the scheduler says to wait."""
+        self._asks += 1
+        while isinstance(decided := self.uplink.next(self.number, self.clock.now_s), Send):
+            self.chunks += 1
+            self._carry(decided, self.chunks, 0)
+        if decided.until_s < float("inf"):
+            asked = self._asks
+            late_s = self._random.uniform(0, self.conditions.late_timer_s)
+            self.clock.at(decided.until_s + late_s, lambda: self.write() if asked == self._asks else None)
+
+    def _carry(self, part: Send, sequence: int, hop: int) -> None:
+        if hop < len(self.way):
+            self.way[hop].put(part.size_bytes, lambda: self._carry(part, sequence, hop + 1))
+        else:
+            self.clock.at(self.clock.now_s + self.conditions.delay_s, lambda: self._arrive(part, sequence))
+
+    def _arrive(self, part: Send, sequence: int) -> None:
+        assert sequence == self._received + 1
+        self._received = sequence
+        outgoing, pushed_s = self._messages[part.message]
+        assert part.offset == self._offsets.get(part.message, 0)
+        self._offsets[part.message] = part.offset + part.size_bytes
+        assert part.last == (self._offsets[part.message] == outgoing.size_bytes)
+        if part.last:
+            done = Delivered(outgoing.traffic_class, pushed_s, self.clock.now_s, outgoing.size_bytes)
+            self.delivered.append(done)
+            self.on_delivered(done)
+        stamp_s = self.clock.now_s * (1 + self.conditions.clock_skew) + self.conditions.clock_offset_s
+        stamp_s += self._random.uniform(0, self.conditions.arrival_jitter_s)
+        self._last_stamp_s = max(stamp_s, self._last_stamp_s)
+        self._pending.append(Arrival(sequence, self._last_stamp_s))
+        if len(self._pending) >= ACK_CHUNKS:
+            self._acknowledge(sequence)
+        else:
+            self.clock.at(self.clock.now_s + ACK_DELAY_S, lambda: self._acknowledge(sequence))
+
+    def _acknowledge(self, sequence: int) -> None:
+        if not self._pending or self._pending[0].sequence > sequence:
+            return
+        arrivals, self._pending = self._pending, []
+        jitter_s = self._random.uniform(0, self.conditions.ack_jitter_s)
+        self._last_ack_s = max(self._last_ack_s, self.clock.now_s + self.conditions.delay_s + jitter_s)
+        self.clock.at(self._last_ack_s, lambda: self._acked(arrivals))
+
+    def _acked(self, arrivals: list[Arrival]) -> None:
+        self.uplink.acked(self.number, arrivals[-1].sequence, arrivals, self.clock.now_s)
+
+
+class VirtualUplink:
+    """Links of one process that share an uplink."""
+
+    def __init__(self, policy: str, bytes_per_s: float, conditions: Conditions, links: int = 1) -> None:
+        self.clock = Clock()
+        self.uplink = Uplink(policy)
+        self.bottleneck = Bottleneck(self.clock, bytes_per_s)
+        self.links = [
+            VirtualLink(self.uplink, self.clock, number, [self.bottleneck], conditions)
+            for number in range(links)
+        ]
+
+    def push(self, link: int, traffic_class: TrafficClass, size_bytes: int, session: bytes = b"") -> bool:
+        taken = self.links[link].push(traffic_class, size_bytes, (session,) if session else ())
+        self.wake()
+        return taken
+
+    def wake(self) -> None:
+        for number in self.uplink.wake():
+            self.links[number].write()
+
+    def start(self) -> None:
+        """Asks each link once, as its writer does when it begins; afterwards acks wake."""
+        for link in self.links:
+            link.write()
+            acked = link._acked
+
+            def acked_and_awake(
+                arrivals: list[Arrival], acked: Callable[[list[Arrival]], None] = acked
+            ) -> None:
+                acked(arrivals)
+                self.wake()
+
+            link._acked = acked_and_awake  # type: ignore[method-assign]
+
+    def every(
+        self, link: int, size_bytes: int, period_s: float, until_s: float, start_s: float = 0.0
+    ) -> None:
+        """Decodes of one micro-batch leave every `period_s`."""
+
+        def decode() -> None:
+            self.push(link, TrafficClass.DECODE, size_bytes, b"decode")
+            if self.clock.now_s + period_s < until_s:
+                self.clock.at(self.clock.now_s + period_s, decode)
+
+        self.clock.at(start_s, decode)
+
+    def at(self, when_s: float, action: Callable[[], None]) -> None:
+        self.clock.at(when_s, action)
+
+    def delays_s(
+        self, link: int, traffic_class: TrafficClass, from_s: float = 0.0, to_s: float = 1e9
+    ) -> list[float]:
+        return sorted(
+            done.delay_s
+            for done in self.links[link].delivered
+            if done.traffic_class is traffic_class and from_s <= done.pushed_s < to_s
+        )
+
+
+def quantile(ordered: list[float], part: float) -> float:
+    return ordered[min(len(ordered) - 1, int(part * len(ordered)))]
