@@ -34,7 +34,7 @@ def emulate_serving(
     peers: options.Peers = 3,
     bandwidth_mbps: options.Bandwidth = 100.0,
     delay_ms: options.Delay = 30.0,
-    policy: options.Policy = options.ALL_POLICIES,
+    policy: options.Policy = options.COMPARED,
     rate: options.Rate = "0.2,0.3",
     duration: options.Duration = 300.0,
     warm_up: options.WarmUp = 60.0,

@@ -6,11 +6,12 @@ from typing import Annotated, Literal
 
 import typer
 
+from molink.peer.transmission.policies import POLICIES
 from molink.simnet.devices import DEVICES
 from molink.simnet.model_shapes import MODEL_SHAPES
 
-POLICIES = ("molink",)
-ALL_POLICIES = ",".join(POLICIES)
+COMPARED = "concurrent,zeromq,paper,molink"
+"""What is compared if nobody says otherwise: the transmission paper's two baselines, its own, and ours."""
 MOST_PEERS = 16
 """Each is a process of its own on this machine."""
 
@@ -21,7 +22,9 @@ Bandwidth = Annotated[float, typer.Option("--bandwidth-mbps", metavar="MBPS", he
 Delay = Annotated[float, typer.Option("--delay-ms", metavar="MS", help="From peer to peer, one way.")]
 Policy = Annotated[
     str,
-    typer.Option(metavar="NAMES", help=f"How peers send, one after the other, with commas: {ALL_POLICIES}."),
+    typer.Option(
+        metavar="NAMES", help=f"How peers send, one after the other, with commas: {', '.join(POLICIES)}."
+    ),
 ]
 Rate = Annotated[str, typer.Option(metavar="RATES", help="Requests a second; several with commas.")]
 Duration = Annotated[

@@ -126,6 +126,7 @@ class EmulatedPeer:
             self._metrics,
             lambda: None,
             http_proxy=self._configuration.http_proxy,
+            transmission_policy=self._configuration.policy,
         )
         async with serving:
             await serving.admission.load(span)
