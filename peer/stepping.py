@@ -176,19 +176,33 @@ class Stepper:
     # -- frames out
 
     def _deliver_activations(self, output: StepOutput, hidden: torch.Tensor) -> None:
-        """One frame to each next hop, its rows in order."""
+        """To each next hop one frame of decode rows and one of prefill rows, in order.
+
+        In one frame they would be decode traffic, and a chunk of a prompt would overtake the chunk before it.
+        """
         for peer_id, parts in split_by_next(output, hidden).items():
-            header = pb.Activations(hidden_size=self._spec.hidden_size, dtype=self._spec.dtype)
-            header.rows.extend(row_header(one, self._timings(one, output)) for one, _ in parts)
-            tensor = parts[0][1] if len(parts) == 1 else torch.cat([part for _, part in parts])
-            prefill = all(one.prefill for one, _ in parts)
-            traffic_class = TrafficClass.PREFILL if prefill else TrafficClass.DECODE
-            link = self._links.find(peer_id)
-            if link is None or not link.post(
-                header, codec.encode(tensor), traffic_class, _sessions(one for one, _ in parts)
-            ):
-                reason = (link.closed_because if link else None) or "no open link, or its queue is full"
-                self._fail([one for one, _ in parts], reason, code="lost", peer_id=peer_id)
+            for traffic_class in (TrafficClass.DECODE, TrafficClass.PREFILL):
+                prefill = traffic_class is TrafficClass.PREFILL
+                same = [part for part in parts if part[0].prefill == prefill]
+                if same:
+                    self._post_activations(peer_id, same, output, traffic_class)
+
+    def _post_activations(
+        self,
+        peer_id: str,
+        parts: Sequence[tuple[StepInput, torch.Tensor]],
+        output: StepOutput,
+        traffic_class: TrafficClass,
+    ) -> None:
+        header = pb.Activations(hidden_size=self._spec.hidden_size, dtype=self._spec.dtype)
+        header.rows.extend(row_header(one, self._timings(one, output)) for one, _ in parts)
+        tensor = parts[0][1] if len(parts) == 1 else torch.cat([part for _, part in parts])
+        link = self._links.find(peer_id)
+        if link is None or not link.post(
+            header, codec.encode(tensor), traffic_class, _sessions(one for one, _ in parts)
+        ):
+            reason = (link.closed_because if link else None) or "no open link, or its queue is full"
+            self._fail([one for one, _ in parts], reason, code="lost", peer_id=peer_id)
 
     def _deliver_tokens(self, output: StepOutput) -> None:
         """One frame to each head; a session whose head is here goes on at once."""
