@@ -245,23 +245,28 @@ def test_the_end_of_the_shaper_ends_ports_and_connections(target: socket.socket)
 
 
 def test_the_command_shapes_what_passes_and_takes_orders(target: socket.socket) -> None:
-    command = [sys.executable, "-m", "molink.simnet.shaping", "--target", f"{HOST}:{target.getsockname()[1]}"]
+    shaped = ["--target", f"{HOST}:{target.getsockname()[1]}"]
+    command = [sys.executable, "-m", "molink.simnet.shaping", *shaped, *shaped]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None
-        with dial(int(process.stdout.readline())) as client:
-            server, _ = target.accept()
-            with server:
-                client.sendall(b"x" * 1000)
-                assert len(server.recv(1000, socket.MSG_WAITALL)) == 1000
+        ports = [int(process.stdout.readline()) for _ in range(2)]
+        with dial(ports[0]) as other, dial(ports[1]) as client:
+            first, _ = target.accept()
+            second, _ = target.accept()
+            with first, second:
+                for one in (client, other):
+                    one.sendall(b"x" * 1000)
+                for one in (first, second):
+                    assert len(one.recv(1000, socket.MSG_WAITALL)) == 1000
                 print("down 50\ncounters\nnonsense\nrate 0\ncut\nend", file=process.stdin, flush=True)
                 answers = [json.loads(line) for line in process.stdout]
         assert process.wait(DEADLINE_S) == 0
     assert answers[0] == {"done": "down 50"}
-    assert answers[1]["up"]["sent_bytes"] == 1000
+    assert answers[1]["up"]["sent_bytes"] == 2000
     assert "nonsense" in answers[2]["error"]
     assert "above 0" in answers[3]["error"]
-    assert answers[4] == {"cut": 1}
+    assert answers[4] == {"cut": 2}
 
 
 @pytest.mark.parametrize(
