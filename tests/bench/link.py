@@ -18,6 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from link_runs import Bench, Run, Shape, Work, median, p99
+
 from routing import processor
 
 OURS = "policy:molink"

@@ -145,6 +145,40 @@ def test_two_connections_share_the_rate_of_one_line(shaper: Shaper, target: sock
         assert counters.busy_s == pytest.approx(2 * size * 8 / (rate_mbps * 1e6))
 
 
+def test_a_connection_that_comes_to_a_full_line_gets_its_turn(shaper: Shaper, target: socket.socket) -> None:
+    bulk_bytes, size = 16_000_000, 100_000
+    up: Line[Chunk] = Line(rate_mbps=50)
+    with (
+        shaped(shaper, target, up) as port,
+        connected(port, target) as (bulk, bulk_server),
+        connected(port, target) as (client, server),
+    ):
+        swallow = threading.Thread(target=lambda: drain(bulk_server))
+        feed = threading.Thread(target=lambda: pour(bulk, bulk_bytes))
+        swallow.start()
+        feed.start()
+        while not shaper.call(lambda: up.full):
+            threading.Event().wait(0.005)
+        send_and_end(client, bytes(size))
+        assert len(read_all(server)) == size
+        assert shaper.call(up.counters).sent_bytes < bulk_bytes / 2
+        port.cut()
+        for thread in (swallow, feed):
+            thread.join(DEADLINE_S)
+
+
+def drain(sock: socket.socket) -> None:
+    """Reads until the connection ends or breaks."""
+    with contextlib.suppress(OSError):
+        read_all(sock)
+
+
+def pour(sock: socket.socket, size: int) -> None:
+    """Sends so many bytes, or until the connection breaks."""
+    with contextlib.suppress(OSError):
+        sock.sendall(bytes(size))
+
+
 def test_a_reader_that_stops_holds_the_sender_back_and_no_other(
     shaper: Shaper, target: socket.socket
 ) -> None:
