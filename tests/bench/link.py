@@ -18,8 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from link_runs import Bench, Run, Shape, Work, median, p99
-
-from routing import processor
+from this_machine import processor
 
 OURS = "policy:molink"
 RIVALS = ("fifo", "concurrent", "zeromq", "policy:paper")

@@ -1,8 +1,8 @@
 """The two ends of a link under test, each a process of its own that takes orders as lines of JSON.
 
-`python link_ends.py receiver` or `sender`. Both read the same monotonic clock: on Linux, CLOCK_MONOTONIC is one for all
-processes of a machine, so that a one-way delay is a difference. A message is on its way from the moment for which it was
-scheduled until the whole of it has been handed over at the other end.
+`python link_ends.py receiver` or `sender`. Both read the same monotonic clock: on Linux, CLOCK_MONOTONIC is one for
+all processes of a machine, so that a one-way delay is a difference. A message is on its way from the moment for which
+it was scheduled until the whole of it has been handed over at the other end.
 """
 
 import asyncio
@@ -120,6 +120,7 @@ class OursSending:
         await self._stack.aclose()
 
     def on_frame(self, link: Link, frame: Frame) -> None:
+        """The echo is back."""
         self.returned.set()
 
     on_request = staticmethod(released)
@@ -284,7 +285,7 @@ class Sender:
             if isinstance(way, OursSending):
                 way.expect(next_s)
             await asyncio.sleep(max(0.0, next_s - time.monotonic() - SPIN_S))
-            while time.monotonic() < next_s:
+            while time.monotonic() < next_s:  # noqa: ASYNC110 - what it waits for is the time
                 await asyncio.sleep(0)
             way.post(DECODE, HEAD.pack(DECODE, len(scheduled)) + rest)
             scheduled.append(next_s)

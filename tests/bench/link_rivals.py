@@ -100,7 +100,7 @@ class ControlReceiving(GrpcReceiving):
         self._left: dict[tuple[int, int], int] = {}
 
     def _answer(self, message: bytes, deliver: Deliver) -> bytes | None:
-        kind, number, size, offset = CHUNK_HEAD.unpack_from(message)
+        kind, number, size, _ = CHUNK_HEAD.unpack_from(message)
         got = len(message) - CHUNK_HEAD.size
         self._arrived_bytes += got
         left = self._left.pop((kind, number), size) - got

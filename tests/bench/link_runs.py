@@ -1,4 +1,4 @@
-"""Runs of one way of sending over one emulated line: the processes, and what is made of their answers, for `link.py`."""
+"""Runs of one way of sending over one emulated line, for `link.py`: the processes, and what their answers say."""
 
 import asyncio
 import json
@@ -106,6 +106,9 @@ def p99(values: list[float]) -> float:
     return sorted(values)[math.ceil(0.99 * len(values)) - 1] if values else math.nan
 
 
+Answer = dict[str, Any]
+
+
 class Worker:
     """A process that takes lines and answers with lines."""
 
@@ -142,14 +145,15 @@ class Worker:
             raise RuntimeError(f"{' '.join(self._command)} has ended")
         return text.decode()
 
-    async def ask(self, text: str) -> Any:
+    async def ask(self, text: str) -> Answer:
         """Its answer to a line, which is JSON."""
         assert self._process is not None
         assert self._process.stdin is not None
         self._process.stdin.write(text.encode() + b"\n")
-        return json.loads(await self.line())
+        answer: Answer = json.loads(await self.line())
+        return answer
 
-    async def order(self, **order: object) -> Any:
+    async def order(self, **order: object) -> Answer:
         return await self.ask(json.dumps(order))
 
 
@@ -215,7 +219,7 @@ class Bench:
                   f"{run.trouble}", file=sys.stderr, flush=True)  # fmt: skip
         return run
 
-    async def echo(self, size_bytes: int, count: int) -> Any:
+    async def echo(self, size_bytes: int, count: int) -> Answer:
         """Round trips on loopback, no line between."""
         ends = (await self._receiver.order(do="echo"))["ends"]
         answer = await self._sender.order(do="echo", ends=ends, bytes=size_bytes, count=count)
