@@ -77,7 +77,7 @@ class Ours:
     on_request = staticmethod(released)
 
     def on_closed(self, link: Link, reason: str) -> None:
-        print(f"the link ended: {reason}", file=sys.stderr)
+        """The run is over."""
 
 
 class OursSending:

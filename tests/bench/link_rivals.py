@@ -6,6 +6,7 @@ kinds at any time. None of them ciphers what it sends; the product's links do.
 
 import asyncio
 import collections
+import contextlib
 import socket
 import struct
 import threading
@@ -139,8 +140,8 @@ class GrpcSending:
             await self.call.write(await self._queue.get())
 
     async def close(self) -> None:
-        assert self._task is not None
-        self._task.cancel()
+        if self._task is not None:
+            self._task.cancel()
         self.call.cancel()
         await self._channel.close()
 
@@ -213,7 +214,6 @@ class ControlSending:
     async def close(self) -> None:
         for task in self._tasks:
             task.cancel()
-        self._stream._task = self._tasks[0]
         await self._stream.close()
 
 
@@ -276,7 +276,11 @@ class RawReceiving:
     async def open(self, deliver: Deliver) -> list[dict[str, str | int]]:
         def read() -> None:
             connection, _ = self._listener.accept()
-            with connection, connection.makefile("rb", 1 << 20) as file:
+            with (
+                contextlib.suppress(ConnectionResetError),
+                connection,
+                connection.makefile("rb", 1 << 20) as file,
+            ):
                 while len(head := file.read(4)) == 4:
                     message = bytearray(struct.unpack("<I", head)[0])
                     if file.readinto(message) == len(message):
