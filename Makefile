@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test test-e2e test-units test-decisions test-full check fuzz bench proto clean setup
+.PHONY: demo test test-e2e test-units test-decisions test-full check fuzz bench bench-link proto clean setup
 
 setup: $(VENV)/.linked
 
@@ -62,6 +62,9 @@ fuzz: setup
 
 bench: setup
 	$(BIN)/python tests/bench
+
+bench-link: setup
+	$(BIN)/python tests/bench/link.py
 
 proto: setup
 	$(BIN)/python tests/generate_protobuf.py --write

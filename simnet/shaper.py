@@ -26,7 +26,7 @@ Result = TypeVar("Result")
 CALL_TIMEOUT_S = 5.0
 MOST_WAIT_S = 60.0
 MAX_SELECT_FILENO = 1023
-ROOMY = 0.9
+ROOMY = 0.96
 """A line that was full is read into again when so much of its queue is taken: not for every chunk that leaves."""
 
 
@@ -135,9 +135,12 @@ class Shaper:
         self._place(Chunk(flow, data), self.now_s())
 
     def wait_for_room(self, flow: Flow) -> bool:
-        """True if a line of the flow is full: then the flow's `update` is called when there is room."""
+        """True if a line of the flow is full: then the flow's `update` is called when there is room.
+
+        A line that was full is so for everybody until then, or whoever asks most often would take all the room.
+        """
         for line in flow.path:
-            if line.full:
+            if line.full or line in self._full:
                 self._full.setdefault(line, {})[flow] = None
                 return True
         return False
@@ -198,9 +201,9 @@ class Shaper:
                 chunk.flow.deliver(chunk.data)
         while self._timers and self._timers[0][0] <= now_s:
             heapq.heappop(self._timers)[2]()
-        for line in [line for line in self._full if line.waiting_bytes <= ROOMY * line.limit_bytes]:
-            for flow in self._full.pop(line):
-                flow.update()
+        roomy = [line for line in self._full if line.waiting_bytes <= ROOMY * line.limit_bytes]
+        for flow in [flow for line in roomy for flow in self._full.pop(line)]:
+            flow.update()
 
     def _place(self, chunk: Chunk, at_s: float) -> None:
         line = chunk.flow.path[chunk.stage]

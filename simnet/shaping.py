@@ -9,6 +9,7 @@ import json
 import socket
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
 from types import TracebackType
@@ -118,7 +119,9 @@ class ShapedPort:
             connection.pause(paused)
 
 
-def answer(command: Sequence[str], shaper: Shaper, port: ShapedPort, lines: dict[str, Line[Chunk]]) -> object:
+def answer(
+    command: Sequence[str], shaper: Shaper, ports: Sequence[ShapedPort], lines: dict[str, Line[Chunk]]
+) -> object:
     """Carries out a command of standard input. ValueError tells what is wrong with it."""
     match command:
         case ["rate", mbps]:
@@ -129,26 +132,30 @@ def answer(command: Sequence[str], shaper: Shaper, port: ShapedPort, lines: dict
         case ["counters"]:
             return {name: asdict(shaper.call(line.counters)) for name, line in lines.items()}
         case ["cut"]:
-            return {"cut": port.cut()}
+            return {"cut": sum(port.cut() for port in ports)}
         case ["pause"]:
-            port.pause()
+            for port in ports:
+                port.pause()
         case ["resume"]:
-            port.resume()
+            for port in ports:
+                port.resume()
         case _:
             raise ValueError(f"unknown command: {' '.join(command)}")
     return {"done": " ".join(command)}
 
 
-def serve(port: ShapedPort, shaper: Shaper, lines: dict[str, Line[Chunk]]) -> None:
-    """Prints the port, then answers commands until `end`, the end of the input, or an interrupt."""
-    with shaper, port:
-        print(port.port, flush=True)
+def serve(ports: Sequence[ShapedPort], shaper: Shaper, lines: dict[str, Line[Chunk]]) -> None:
+    """Prints the ports, then answers commands until `end`, the end of the input, or an interrupt."""
+    with ExitStack() as stack:
+        stack.enter_context(shaper)
+        for port in ports:
+            print(stack.enter_context(port).port, flush=True)
         for text in sys.stdin:
             command = text.split()
             if command == ["end"]:
                 return
             try:
-                print(json.dumps(answer(command, shaper, port, lines)), flush=True)
+                print(json.dumps(answer(command, shaper, ports, lines)), flush=True)
             except ValueError as error:
                 print(json.dumps({"error": str(error)}), flush=True)
 
@@ -161,8 +168,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         epilog=COMMANDS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--target", required=True, metavar="HOST:PORT", type=address)
-    parser.add_argument("--listen", type=int, default=0, metavar="PORT", help="0: any free one")
+    parser.add_argument(
+        "--target",
+        required=True,
+        action="append",
+        metavar="HOST:PORT",
+        type=address,
+        help="more than one: a port for each is printed, and all share the same lines",
+    )
+    parser.add_argument(
+        "--listen", type=int, default=0, metavar="PORT", help="of the first target; 0: any free one"
+    )
     parser.add_argument(
         "--host", default="127.0.0.1", help="address to listen on (default: this machine only)"
     )
@@ -179,12 +195,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except ValueError as error:
         parser.error(str(error))
     shaper = Shaper()
+    ports = [
+        ShapedPort(shaper, target, lines["up"], lines["down"], options.listen if first else 0, options.host)
+        for first, target in zip((True, *[False] * len(options.target)), options.target, strict=False)
+    ]
     try:
-        serve(
-            ShapedPort(shaper, options.target, lines["up"], lines["down"], options.listen, options.host),
-            shaper,
-            lines,
-        )
+        serve(ports, shaper, lines)
     except OSError as error:
         parser.exit(1, f"cannot listen on {options.host}:{options.listen}: {error}\n")
     except KeyboardInterrupt:

@@ -11,13 +11,13 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[_name] = "1"  # Before numpy is loaded: the numbers are those of one core.
 
 import argparse
-import platform
 import resource
 import statistics
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
+
+from this_machine import processor
 
 from molink.routing import ALGORITHMS, CircuitProblem, TimeLimitReached, plan_circuit, solve_compact_ilp
 from molink.simnet import testbeds
@@ -37,16 +37,6 @@ FURTHER_SEEDS = range(1, 9)
 """Seeds with which `refined` searches again, for a second, for the best circuit known."""
 PROVEN = 1e-6
 """Part of the TPOT that the bound may be below it, the solver's tolerance, for a circuit to count as proven."""
-
-
-def processor() -> str:
-    """What the numbers were taken on."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        model = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        model = platform.processor() or platform.machine()
-    return f"{model}, {os.cpu_count()} cores, Python {platform.python_version()}"
 
 
 def measured(problem: CircuitProblem, algorithm: str) -> tuple[float, float]:

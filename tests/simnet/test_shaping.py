@@ -145,6 +145,40 @@ def test_two_connections_share_the_rate_of_one_line(shaper: Shaper, target: sock
         assert counters.busy_s == pytest.approx(2 * size * 8 / (rate_mbps * 1e6))
 
 
+def test_a_connection_that_comes_to_a_full_line_gets_its_turn(shaper: Shaper, target: socket.socket) -> None:
+    bulk_bytes, size = 16_000_000, 100_000
+    up: Line[Chunk] = Line(rate_mbps=50)
+    with (
+        shaped(shaper, target, up) as port,
+        connected(port, target) as (bulk, bulk_server),
+        connected(port, target) as (client, server),
+    ):
+        swallow = threading.Thread(target=lambda: drain(bulk_server))
+        feed = threading.Thread(target=lambda: pour(bulk, bulk_bytes))
+        swallow.start()
+        feed.start()
+        while not shaper.call(lambda: up.full):
+            threading.Event().wait(0.005)
+        send_and_end(client, bytes(size))
+        assert len(read_all(server)) == size
+        assert shaper.call(up.counters).sent_bytes < bulk_bytes / 2
+        port.cut()
+        for thread in (swallow, feed):
+            thread.join(DEADLINE_S)
+
+
+def drain(sock: socket.socket) -> None:
+    """Reads until the connection ends or breaks."""
+    with contextlib.suppress(OSError):
+        read_all(sock)
+
+
+def pour(sock: socket.socket, size: int) -> None:
+    """Sends so many bytes, or until the connection breaks."""
+    with contextlib.suppress(OSError):
+        sock.sendall(bytes(size))
+
+
 def test_a_reader_that_stops_holds_the_sender_back_and_no_other(
     shaper: Shaper, target: socket.socket
 ) -> None:
@@ -245,23 +279,28 @@ def test_the_end_of_the_shaper_ends_ports_and_connections(target: socket.socket)
 
 
 def test_the_command_shapes_what_passes_and_takes_orders(target: socket.socket) -> None:
-    command = [sys.executable, "-m", "molink.simnet.shaping", "--target", f"{HOST}:{target.getsockname()[1]}"]
+    shaped = ["--target", f"{HOST}:{target.getsockname()[1]}"]
+    command = [sys.executable, "-m", "molink.simnet.shaping", *shaped, *shaped]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None
-        with dial(int(process.stdout.readline())) as client:
-            server, _ = target.accept()
-            with server:
-                client.sendall(b"x" * 1000)
-                assert len(server.recv(1000, socket.MSG_WAITALL)) == 1000
+        ports = [int(process.stdout.readline()) for _ in range(2)]
+        with dial(ports[0]) as other, dial(ports[1]) as client:
+            first, _ = target.accept()
+            second, _ = target.accept()
+            with first, second:
+                for one in (client, other):
+                    one.sendall(b"x" * 1000)
+                for one in (first, second):
+                    assert len(one.recv(1000, socket.MSG_WAITALL)) == 1000
                 print("down 50\ncounters\nnonsense\nrate 0\ncut\nend", file=process.stdin, flush=True)
                 answers = [json.loads(line) for line in process.stdout]
         assert process.wait(DEADLINE_S) == 0
     assert answers[0] == {"done": "down 50"}
-    assert answers[1]["up"]["sent_bytes"] == 1000
+    assert answers[1]["up"]["sent_bytes"] == 2000
     assert "nonsense" in answers[2]["error"]
     assert "above 0" in answers[3]["error"]
-    assert answers[4] == {"cut": 1}
+    assert answers[4] == {"cut": 2}
 
 
 @pytest.mark.parametrize(
