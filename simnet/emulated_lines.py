@@ -8,26 +8,18 @@ since Python lets one thread of a process run at a time.
 """
 
 import json
-import selectors
 import signal
-import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
-from types import TracebackType
-from typing import Self
 
-from molink.simnet.flows import Connection
+from molink.simnet.access import AccessRouter, Home, Neighbourhood
 from molink.simnet.line import Line
 from molink.simnet.shaper import Chunk, Shaper
-from molink.simnet.sockets import Dialling, Listening, address, reset
-
-Address = tuple[str, int]
-MOST_REQUEST_BYTES = 8192
-_END_OF_REQUEST = b"\r\n\r\n"
+from molink.simnet.sockets import address
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,109 +44,23 @@ class LinesCounters:
     """Of each home's uplink: time in which bytes were leaving."""
 
 
-class HomeProxy:
-    """What a home's peers dial through: connections to other homes share its uplink, answers come by the others'.
-
-    Between `__enter__` and `__exit__`; everything else happens on the shaper's thread.
-    """
-
-    def __init__(self, shaper: Shaper, uplink: Line[Chunk], homes: Mapping[Address, Line[Chunk]]) -> None:
-        """`homes` says whose uplink an address is behind; it may be filled later."""
-        self.port = 0
-        self._shaper = shaper
-        self._uplink = uplink
-        self._homes = homes
-        self._listening = Listening(shaper, "127.0.0.1", self._arrive)
-        self._arriving: dict[socket.socket, bytes] = {}
-        self._connections: dict[Connection, None] = {}
-
-    def __enter__(self) -> Self:
-        self.port = self._shaper.call(lambda: self._listening.begin(0))
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._shaper.call(self._end)
-
-    def _end(self) -> None:
-        self._listening.end()
-        for client in tuple(self._arriving):
-            self._drop(client)
-        for connection in tuple(self._connections):
-            connection.cut()
-
-    def _arrive(self, client: socket.socket) -> None:
-        self._arriving[client] = b""
-        self._shaper.watch(client, selectors.EVENT_READ, partial(self._read, client))
-
-    def _read(self, client: socket.socket, _: int) -> None:
-        """The request to connect, until it is whole."""
-        try:
-            data = client.recv(MOST_REQUEST_BYTES)
-        except OSError:
-            data = b""
-        request = self._arriving[client] + data
-        self._arriving[client] = request
-        if _END_OF_REQUEST in request:
-            self._shaper.watch(client, 0, partial(self._read, client))
-            self._connect(client, *request.split(_END_OF_REQUEST, 1))
-        elif not data or len(request) > MOST_REQUEST_BYTES:
-            self._drop(client)
-
-    def _connect(self, client: socket.socket, request: bytes, rest: bytes) -> None:
-        words = request.split(b"\r\n", 1)[0].decode("latin-1").split()
-        try:
-            target = address(words[1]) if words[0] == "CONNECT" else ("", 0)
-            other = self._homes[target]
-        except (ValueError, IndexError, KeyError):
-            self._drop(client)
-            return
-        dialling = Dialling(
-            self._shaper, target, partial(self._join, client, other, rest), lambda _: self._drop(client)
-        )
-        self._shaper.after(self._uplink.delay_s + other.delay_s, dialling.begin)
-
-    def _join(self, client: socket.socket, other: Line[Chunk], rest: bytes, server: socket.socket) -> None:
-        if client not in self._arriving:
-            reset(server)
-            return
-        del self._arriving[client]
-        try:
-            client.send(b"HTTP/1.1 200 Connection established\r\n\r\n")
-        except OSError:
-            reset(client)
-            reset(server)
-            return
-        paths = ((self._uplink,), (other,))
-        connection = Connection(self._shaper, client, server, paths, (0.0, 0.0), self._connections.pop)
-        self._connections[connection] = None
-        connection.begin(rest)
-
-    def _drop(self, client: socket.socket) -> None:
-        if self._arriving.pop(client, None) is not None:
-            self._shaper.watch(client, 0, partial(self._read, client))
-            reset(client)
-
-
 def serve(configuration: LinesConfiguration) -> None:
     """Until stdin ends."""
+    homes = {str(number): Home(Line[Chunk](configuration.rate_mbps)) for number in range(configuration.homes)}
+    neighbourhood = Neighbourhood(homes, configuration.delay_ms)
     shaper = Shaper()
-    uplinks = [
-        Line[Chunk](configuration.rate_mbps, configuration.delay_ms) for _ in range(configuration.homes)
-    ]
-    homes: dict[Address, Line[Chunk]] = {}
     with ExitStack() as stack:
         stack.enter_context(shaper)
-        proxies = [stack.enter_context(HomeProxy(shaper, uplink, homes)) for uplink in uplinks]
-        _print({"proxies": [f"http://127.0.0.1:{proxy.port}" for proxy in proxies]})
+        routers = [stack.enter_context(AccessRouter(shaper, neighbourhood, name)) for name in homes]
+        _print({"proxies": [router.url for router in routers]})
         for line in sys.stdin:
             question = json.loads(line)
             if question == "counters":
-                _print(asdict(_counters(shaper, uplinks)))
+                _print(asdict(_counters(shaper, [home.up for home in homes.values()])))
             else:
-                for uplink, known in zip(uplinks, question["addresses"], strict=True):
-                    homes.update(dict.fromkeys(map(address, known), uplink))
+                for name, known in zip(homes, question["addresses"], strict=True):
+                    for one in known:
+                        shaper.call(partial(neighbourhood.place, address(one), name))
                 _print({})
 
 
