@@ -63,6 +63,7 @@ class Configuration(BaseModel):
     micro_batches: str | int | None = None
     http_proxy: str | None = None
     transmission_policy: str | None = None
+    metrics_port: Port | None = None
 
 
 def configuration_path(environment: Mapping[str, str] | None = None) -> Path:

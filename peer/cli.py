@@ -52,6 +52,7 @@ def join(
     activation_codec: options.ActivationCodec = None,
     micro_batches: options.MicroBatches = None,
     http_proxy: options.HttpProxy = None,
+    metrics_port: options.MetricsPort = None,
     transmission_policy: options.TransmissionPolicy = None,
     verbose: commands.Verbose = False,
     debug: commands.Debug = False,
@@ -82,6 +83,7 @@ def join(
         "activation_codec": activation_codec,
         "micro_batches": micro_batches,
         "http_proxy": http_proxy,
+        "metrics_port": metrics_port,
         "transmission_policy": transmission_policy,
     }
     start_logging(verbose=verbose, debug=debug)

@@ -59,6 +59,12 @@ Relay = Annotated[
     str | None,
     typer.Option(metavar="auto|on|off", help="Being reached through a relay: none in this version."),
 ]
+MetricsPort = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N", min=0, max=65535, help="Serve /metrics for Prometheus to this machine; 0: any free port."
+    ),
+]
 ActivationCodec = Annotated[
     str | None,
     typer.Option(

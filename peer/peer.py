@@ -28,6 +28,8 @@ from molink.peer.handout import Handout
 from molink.peer.leases import LeaseBook, Refused
 from molink.peer.memory import plan_memory
 from molink.peer.metrics import PeerMetrics, describe_line
+from molink.peer.metrics_server import HOST as METRICS_HOST
+from molink.peer.metrics_server import MetricsServer
 from molink.peer.model import LocalModel, most_needed, open_model
 from molink.peer.placing import Placing
 from molink.peer.prober import Prober
@@ -182,6 +184,11 @@ class Peer:
         )
         self._state.remember_ports(_port_of(discovery.addresses[0]), serving.port)
         self.metrics.watch(serving.measure_line)
+        if settings.metrics_port is not None:
+            served = await stack.enter_async_context(
+                MetricsServer(self.metrics.registry, settings.metrics_port)
+            )
+            say(f"Metrics: http://{METRICS_HOST}:{served.port}/metrics")
         prober = Prober(identity.peer_id, serving.links, lambda: discovery.snapshot(model.spec.model_hash))
         host = settings.announce or discovery.addresses[0].split("/")[2]
         facts = own_facts(

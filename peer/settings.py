@@ -69,6 +69,8 @@ class JoinSettings:
     http_proxy: str | None
     """Links are dialled through it; None: directly."""
     transmission_policy: str
+    metrics_port: int | None
+    """Where /metrics is served, to this machine only; 0: any free port; None: nowhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +126,7 @@ def load_settings(command_line: Configuration, environment: Mapping[str, str] | 
         rule=molink if merged.micro_batches is None else _rule(merged.micro_batches),
         http_proxy=configured_http_proxy(command_line.http_proxy, environment, file),
         transmission_policy=_check_policy(merged.transmission_policy or "molink"),
+        metrics_port=merged.metrics_port,
     )
 
 

@@ -39,6 +39,7 @@ def test_without_anything_the_defaults_hold(environment: dict[str, str]) -> None
     assert settings.rule is molink
     assert settings.activation_codec == "none", "nobody loses exactness unasked"
     assert settings.http_proxy is None
+    assert settings.metrics_port is None, "nobody is listened to unasked"
     assert settings.transmission_policy == "molink"
     assert settings.state_dir.is_absolute()
     assert settings.state_dir.name == "peer"
