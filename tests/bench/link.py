@@ -9,6 +9,7 @@ measured: idle delay, bare rate. Delays are one way, on the monotonic clock that
 import argparse
 import asyncio
 import json
+import math
 import os
 import platform
 import sys
@@ -126,7 +127,7 @@ async def main_case(bench: Bench, table: Table, extra: tuple[str, ...]) -> None:
 
 
 async def halving(bench: Bench, table: Table, extra: tuple[str, ...]) -> None:
-    """The rate falls from 100 to 50 Mbps under a prefill: until the median of 5 decodes is under 1.3 times idle."""
+    """The rate falls from 100 to 50 Mbps: until the running median of decode is under 1.3 times idle for good."""
     half = Shape(rate_mbps=50)
     idle_ms = median((await bench.run(IDLE, half, Work(lead_s=4.0, prefills=0))).idle_ms)
     table.note("idle at 50 Mbps", f"p50 {idle_ms:.1f} ms", p50_ms=idle_ms)
@@ -226,6 +227,15 @@ CASES: dict[str, Case] = {
 }
 
 
+def finite(value: object) -> object:
+    """JSON has no infinity: a message that never arrived, a figure that there is not, are null."""
+    if isinstance(value, dict):
+        return {key: finite(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 async def measure(options: argparse.Namespace) -> dict[str, object]:
     """All cases that were asked for."""
     extra = tuple(options.also or ())
@@ -258,7 +268,7 @@ def main() -> None:
     cases = asyncio.run(measure(options))
     if options.json:
         document = {"machine": machine, "command": command, "line": str(Shape()), "cases": cases}
-        options.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        options.json.write_text(json.dumps(finite(document), indent=1) + "\n", encoding="utf-8")
     missed = [
         f"{name}: {row['name']}" for name, rows in cases.items() for row in rows if row.get("held") is False
     ]
