@@ -30,15 +30,41 @@ class FrameSink(Protocol):
     def on_link_closed(self, peer_id: str, reason: str) -> None: ...
 
 
+class SwarmView(Protocol):
+    """Who is in the swarm, as Discovery finds out. Open between `__aenter__` and `__aexit__`."""
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def snapshot(self, model_hash: str | None = None) -> tuple[PeerView, ...]: ...
+
+    async def refresh(self) -> None: ...
+
+    async def changed(self, timeout_s: float) -> bool: ...
+
+
 class Connection:
     """Open between `__aenter__` and `__aexit__`. It is also the LinkHandler of its links."""
 
     def __init__(
-        self, initial_peers: Sequence[str], swarm_key: SwarmKey | None, http_proxy: str | None = None
+        self,
+        initial_peers: Sequence[str],
+        swarm_key: SwarmKey | None,
+        http_proxy: str | None = None,
+        *,
+        view: SwarmView | None = None,
     ) -> None:
+        """`view` takes the place of what is found out from `initial_peers`."""
         identity = Identity.generate()
         self.links = Links(identity, self, swarm_key, is_client=True, http_proxy=http_proxy)
-        self._discovery = Discovery(identity, initial_peers=initial_peers, swarm_key=swarm_key, serves=False)
+        self._discovery: SwarmView = (
+            view
+            if view is not None
+            else Discovery(identity, initial_peers=initial_peers, swarm_key=swarm_key, serves=False)
+        )
         self._sinks: dict[bytes, FrameSink] = {}
         self._stack = AsyncExitStack()
         self._refreshing: asyncio.Task[None] | None = None

@@ -4,9 +4,9 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from molink.dht.records import PeerFacts
+from molink.peer.backend import Backend
 from molink.peer.dialling import DIAL_TIMEOUT_S
 from molink.peer.engine_thread import EngineThread
 from molink.peer.leases import LeaseBook, LeaseKey, Refused
@@ -16,10 +16,7 @@ from molink.peer.memory import common_spans
 from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.sessions import HopSession, SessionPlan, SessionTable
 from molink.peer.stepping import Stepper
-from molink.shards.engine import Engine
 from molink.shards.errors import WeightsError
-from molink.shards.loader import load_stage
-from molink.shards.manifest import Manifest
 from molink.shards.spec import ModelSpec, Span, missing_spans
 
 EXPIRY_CHECK_S = 2.0
@@ -68,12 +65,9 @@ class Admission:
         self,
         peer_id: str,
         spec: ModelSpec,
-        folder: Path,
-        manifest: Manifest,
-        device: str,
         leases: LeaseBook,
         sessions: SessionTable,
-        engine: Engine,
+        backend: Backend,
         engine_thread: EngineThread,
         links: Links,
         stepper: Stepper,
@@ -81,12 +75,9 @@ class Admission:
     ) -> None:
         self._peer_id = peer_id
         self._spec = spec
-        self._folder = folder
-        self._manifest = manifest
-        self._device = device
         self._leases = leases
         self._sessions = sessions
-        self._engine = engine
+        self._backend = backend
         self._engine_thread = engine_thread
         self._links = links
         self._stepper = stepper
@@ -227,7 +218,7 @@ class Admission:
             for load in loads:
                 await asyncio.shield(load.done)
             await asyncio.gather(*neighbours)
-            session.cache = await self._engine_thread.call(self._engine.new_cache, span, tokens)
+            session.cache = await self._engine_thread.call(self._backend.engine.new_cache, span, tokens)
         except LinkError as error:
             refusal = RequestRefused("link", error.reason, peer_id=error.peer_id)
         except (WeightsError, OSError, ValueError) as error:
@@ -287,16 +278,8 @@ class Admission:
 
         try:
             async with self._load_order:
-                stage = await asyncio.to_thread(
-                    load_stage,
-                    self._folder,
-                    span,
-                    dtype=self._spec.dtype,
-                    device=self._device,
-                    progress=progress,
-                    manifest=self._manifest,
-                )
-            await self._engine_thread.call(self._engine.attach, stage)
+                attach = await asyncio.to_thread(self._backend.load, span, progress)
+            await self._engine_thread.call(attach)
         except (WeightsError, OSError, MemoryError, RuntimeError, ValueError) as error:
             _log.error("loading %s failed: %s", span, error)
             self._leases.load_failed(span)
@@ -310,7 +293,7 @@ class Admission:
 
     def _detach(self, spans: tuple[Span, ...]) -> None:
         for span in spans:
-            self._engine.detach(span)
+            self._backend.engine.detach(span)
 
     def _let_go(self, key: LeaseKey) -> None:
         forming = self._forming.pop(key, None)

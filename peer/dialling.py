@@ -199,5 +199,6 @@ def _why(error: BaseException) -> str:
 def _is_final(error: BaseException) -> bool:
     """Whether another try would end the same: nobody listens there, or what answers is not who was meant."""
     if isinstance(error, grpc.aio.AioRpcError):
-        return error.code() is not grpc.StatusCode.UNAVAILABLE or "refused" in (error.details() or "").lower()
+        refused = "refused" in (error.details() or "").lower()
+        return refused or error.code() is grpc.StatusCode.UNAUTHENTICATED
     return isinstance(error, ProtocolError)

@@ -2,8 +2,10 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Self
 
 from molink.peer.admission import RequestRefused
+from molink.peer.model import LocalModel
 
 PART_BYTES = 1024 * 1024
 
@@ -16,6 +18,12 @@ class Handout:
         self._model_hash = model_hash
         self._manifest = manifest
         self._paths = {sha256: folder / name for name, sha256 in files.items()}
+
+    @classmethod
+    def of(cls, model: LocalModel) -> Self:
+        """What there is to hand out of a model whose files are on this machine."""
+        manifest = model.manifest
+        return cls(model.spec.model_hash, manifest.to_bytes(), model.folder, manifest.files)
 
     def manifest(self, model_hash: str) -> tuple[bytes, int]:
         """The manifest and its size.

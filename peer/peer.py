@@ -20,9 +20,11 @@ from molink.dht.records import PeerView
 from molink.dht.swarm_key import SwarmKey
 from molink.peer.acceptor import PortInUse
 from molink.peer.announcer import Announcer, joining_machine, own_facts
+from molink.peer.backend import DeviceBackend
 from molink.peer.codec_effect import measure_codec
 from molink.peer.codecs import opted_in
 from molink.peer.device import choose_device, default_memory_bytes, describe_device
+from molink.peer.handout import Handout
 from molink.peer.leases import LeaseBook, Refused
 from molink.peer.memory import plan_memory
 from molink.peer.metrics import PeerMetrics, describe_line
@@ -166,8 +168,8 @@ class Peer:
                 identity,
                 swarm_key,
                 certificate,
-                model,
-                device,
+                DeviceBackend(model, device),
+                Handout.of(model),
                 leases,
                 listen,
                 self.metrics,

@@ -11,6 +11,7 @@ from molink.dht.identity import Identity
 from molink.dht.swarm_key import SwarmKey
 from molink.peer.acceptor import Acceptor
 from molink.peer.admission import Admission
+from molink.peer.backend import Backend
 from molink.peer.circulation import Rule, molink
 from molink.peer.decode_forecast import DecodeForecast
 from molink.peer.engine_thread import EngineThread
@@ -20,11 +21,9 @@ from molink.peer.line_quality import MeasureLine
 from molink.peer.links import Links
 from molink.peer.metrics import PeerMetrics
 from molink.peer.microbatch import BatchLimits
-from molink.peer.model import LocalModel
 from molink.peer.service import PeerService
 from molink.peer.sessions import SessionTable
 from molink.peer.stepping import Stepper
-from molink.shards.engine import Engine
 from molink.shards.spec import ModelSpec
 
 MAX_BATCH_BYTES = 16 * 1024 * 1024
@@ -47,8 +46,8 @@ class Serving:
         identity: Identity,
         swarm_key: SwarmKey | None,
         certificate: Certificate,
-        model: LocalModel,
-        device: str,
+        backend: Backend,
+        handout: Handout,
         leases: LeaseBook,
         listen: tuple[str, int],
         metrics: PeerMetrics,
@@ -60,10 +59,8 @@ class Serving:
         transmission_policy: str = "molink",
     ) -> None:
         sessions = SessionTable()
-        spec, manifest = model.spec, model.manifest
-        handout = Handout(spec.model_hash, manifest.to_bytes(), model.folder, manifest.files)
+        spec = backend.engine.spec
         service = PeerService(spec, sessions, handout, activation_codecs)
-        engine = Engine(spec, device)
         self._engine_thread = EngineThread()
         self.links = Links(
             identity,
@@ -76,7 +73,7 @@ class Serving:
         self.stepper = Stepper(
             identity.peer_id,
             spec,
-            engine,
+            backend.engine,
             self._engine_thread,
             sessions,
             self.links,
@@ -88,12 +85,9 @@ class Serving:
         self.admission = Admission(
             identity.peer_id,
             spec,
-            model.folder,
-            manifest,
-            device,
             leases,
             sessions,
-            engine,
+            backend,
             self._engine_thread,
             self.links,
             self.stepper,

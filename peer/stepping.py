@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from molink.peer.backend import StageEngine
 from molink.peer.circulation import Rule
 from molink.peer.decode_watch import DecodeBatch, DecodeWatch, Iterations
 from molink.peer.engine_thread import EngineThread
@@ -27,7 +28,6 @@ from molink.peer.sessions import HopSession, SessionTable
 from molink.peer.steps import StepInput, StepOutput, compute, row_header, split_by_next, token_message
 from molink.peer.transmission.classes import TrafficClass
 from molink.shards import codec
-from molink.shards.engine import Engine
 from molink.shards.spec import ModelSpec
 
 _log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class Stepper:
         self,
         peer_id: str,
         spec: ModelSpec,
-        engine: Engine,
+        engine: StageEngine,
         engine_thread: EngineThread,
         sessions: SessionTable,
         links: Links,
@@ -222,20 +222,35 @@ class Stepper:
     # -- frames out
 
     def _deliver_activations(self, output: StepOutput, hidden: torch.Tensor) -> None:
-        """One frame to each next hop, its rows in order; two where sessions differ in how they travel."""
+        """To each next hop its rows in order: a frame of decode rows and one of prefill rows, for each encoding.
+
+        In one frame they would be decode traffic, and a chunk of a prompt would overtake the chunk before it.
+        """
         for (peer_id, encoding), parts in split_by_next(output, hidden).items():
-            header = pb.Activations(hidden_size=self._spec.hidden_size, dtype=encoding)
-            header.rows.extend(row_header(one, self._timings(one, output)) for one, _ in parts)
-            tensor = parts[0][1] if len(parts) == 1 else torch.cat([part for _, part in parts])
-            prefill = all(one.prefill for one, _ in parts)
-            traffic_class = TrafficClass.PREFILL if prefill else TrafficClass.DECODE
-            link = self._links.find(peer_id)
-            payload = codec.encode(tensor, encoding)
-            self._metrics.sent_activations(encoding, payload.nbytes)
-            sessions = _sessions(one for one, _ in parts)
-            if link is None or not link.post(header, payload, traffic_class, sessions):
-                reason = (link.closed_because if link else None) or "no open link, or its queue is full"
-                self._fail([one for one, _ in parts], reason, code="lost", peer_id=peer_id)
+            for traffic_class in (TrafficClass.DECODE, TrafficClass.PREFILL):
+                prefill = traffic_class is TrafficClass.PREFILL
+                same = [part for part in parts if part[0].prefill == prefill]
+                if same:
+                    self._post_activations(peer_id, encoding, same, output, traffic_class)
+
+    def _post_activations(
+        self,
+        peer_id: str,
+        encoding: str,
+        parts: Sequence[tuple[StepInput, torch.Tensor]],
+        output: StepOutput,
+        traffic_class: TrafficClass,
+    ) -> None:
+        header = pb.Activations(hidden_size=self._spec.hidden_size, dtype=encoding)
+        header.rows.extend(row_header(one, self._timings(one, output)) for one, _ in parts)
+        tensor = parts[0][1] if len(parts) == 1 else torch.cat([part for _, part in parts])
+        link = self._links.find(peer_id)
+        payload = codec.encode(tensor, encoding)
+        self._metrics.sent_activations(encoding, payload.nbytes)
+        sessions = _sessions(one for one, _ in parts)
+        if link is None or not link.post(header, payload, traffic_class, sessions):
+            reason = (link.closed_because if link else None) or "no open link, or its queue is full"
+            self._fail([one for one, _ in parts], reason, code="lost", peer_id=peer_id)
 
     def _deliver_tokens(self, output: StepOutput) -> None:
         """One frame to each head; a session whose head is here goes on at once."""

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
+from molink.peer.backend import StageEngine
 from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.sessions import HopSession
-from molink.shards.engine import Engine, Rows
+from molink.shards.engine import Rows
 from molink.shards.sampling import Sampled, SampleRequest, sample
 
 
@@ -47,7 +48,7 @@ class StepOutput:
     compute_s: float
 
 
-def compute(engine: Engine, inputs: tuple[StepInput, ...]) -> StepOutput:
+def compute(engine: StageEngine, inputs: tuple[StepInput, ...]) -> StepOutput:
     """Runs a micro-batch of one span, and draws tokens where it ends the model. On the engine's thread.
 
     A session that ended while it waited has no cache any more: it is left out.

@@ -39,20 +39,20 @@ def draw_regions(matrix: RttMatrix, folder: Path) -> list[Path]:
     cells = [[float(value) for value in row] for row in matrix.rtt_ms]
     rows = [[region, *values] for region, values in zip(matrix.regions, cells, strict=True)]
     write_csv(stem.with_suffix(".csv"), ["region", *matrix.regions], rows)
-    figure = _figure(9.5, 8.5)
+    figure = new_figure(9.5, 8.5)
     axes = figure.subplots()
     _heat_map(figure, axes, matrix.rtt_ms, "round trip, ms", numbers=len(matrix.regions) <= 24)
     places = range(len(matrix.regions))
     axes.set_xticks(places, matrix.regions, rotation=60, ha="right", rotation_mode="anchor", fontsize=8)
     axes.set_yticks(places, matrix.regions, fontsize=8)
     axes.set(title="Round trips between regions", xlabel="to", ylabel="from")
-    return _saved(figure, stem)
+    return saved(figure, stem)
 
 
 def draw_machines(placements: Sequence[tuple[Setting, Placement]], folder: Path) -> list[Path]:
     """Figure 6: one-way latencies between the machines of one example of each setting, ordered by region."""
     stem = folder / "figure-6-machine-latencies"
-    figure = _figure(7.4 * min(2, len(placements)), 6.0 * -(-len(placements) // 2))
+    figure = new_figure(7.4 * min(2, len(placements)), 6.0 * -(-len(placements) // 2))
     grid = figure.subplots(-(-len(placements) // 2), min(2, len(placements)), squeeze=False).ravel()
     lines: list[tuple[object, ...]] = []
     for axes, (setting, placement) in zip(grid, placements, strict=False):
@@ -77,7 +77,7 @@ def draw_machines(placements: Sequence[tuple[Setting, Placement]], folder: Path)
         axes.set_axis_off()
     ends = ("from_machine", "from_region", "from_gpu", "to_machine", "to_region", "to_gpu")
     write_csv(stem.with_suffix(".csv"), ("testbed", *ends, "one_way_ms"), lines)
-    return _saved(figure, stem)
+    return saved(figure, stem)
 
 
 def draw_algorithms(rows: Sequence[Row], settings: Sequence[Setting], folder: Path) -> list[Path]:
@@ -91,7 +91,7 @@ def draw_algorithms(rows: Sequence[Row], settings: Sequence[Setting], folder: Pa
     lines = [[getattr(row, field) for field in _FIGURE_7] for row in rows]
     write_csv(stem.with_suffix(".csv"), _FIGURE_7, lines)
     columns = min(2, len(settings))
-    figure = _figure(6.2 * columns, 4.4 * -(-len(settings) // columns))
+    figure = new_figure(6.2 * columns, 4.4 * -(-len(settings) // columns))
     grid = figure.subplots(-(-len(settings) // columns), columns, squeeze=False).ravel()
     families = in_paper_order({row.family for row in rows})
     for axes, setting in zip(grid, settings, strict=False):
@@ -115,7 +115,7 @@ def draw_algorithms(rows: Sequence[Row], settings: Sequence[Setting], folder: Pa
     )
     hollow = "; hollow: the paper's averages" if any(row.paper_tpot_ms for row in rows) else ""
     figure.suptitle(f"{averaged}{hollow}", fontsize=11)
-    return _saved(figure, stem)
+    return saved(figure, stem)
 
 
 def _draw_family(axes: "Axes", rows: Sequence[Row], family: str, number: int) -> None:
@@ -183,7 +183,7 @@ def _end(placement: Placement, machine: int) -> tuple[int, str, str]:
     return machine, placement.regions[machine], placement.gpus[machine]
 
 
-def _figure(width: float, height: float) -> "Figure":
+def new_figure(width: float, height: float) -> "Figure":
     """Without pyplot: no window system, nothing global."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -193,6 +193,6 @@ def _figure(width: float, height: float) -> "Figure":
     return figure
 
 
-def _saved(figure: "Figure", stem: Path) -> list[Path]:
+def saved(figure: "Figure", stem: Path) -> list[Path]:
     figure.savefig(stem.with_suffix(".png"))
     return [stem.with_suffix(".csv"), stem.with_suffix(".png")]

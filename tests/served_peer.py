@@ -14,7 +14,9 @@ from tiny_models import make_tiny_model
 from molink.dht.certificate import new_certificate
 from molink.dht.identity import Identity
 from molink.dht.records import PeerFacts
+from molink.peer.backend import DeviceBackend
 from molink.peer.circulation import Rule, molink
+from molink.peer.handout import Handout
 from molink.peer.leases import LeaseBook
 from molink.peer.link import Link
 from molink.peer.memory import MemoryPlan
@@ -111,8 +113,8 @@ async def served(
         identity,
         None,
         certificate,
-        model,
-        "cpu",
+        DeviceBackend(model, "cpu"),
+        Handout.of(model),
         leases,
         ("127.0.0.1", 0),
         PeerMetrics(),

@@ -64,6 +64,8 @@ DECISIONS = [
     "molink.peer.transmission.values",
     "molink.peer.unacknowledged",
     "molink.routing",
+    "molink.simnet.devices",
+    "molink.simnet.model_shapes",
 ]
 
 

@@ -1,0 +1,65 @@
+"""What a peer computes with, and how weights get there: the seam between serving and the device."""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from molink.peer.model import LocalModel
+from molink.shards.engine import Engine, Rows
+from molink.shards.kv_cache import SequenceCache
+from molink.shards.loader import load_stage
+from molink.shards.spec import ModelSpec, Span
+
+Progress = Callable[[int, int], None]
+"""Bytes done, bytes in all."""
+
+
+class StageEngine(Protocol):
+    """Steps sessions through the layers that it holds, as `molink.shards.engine.Engine` does. Used from one thread."""
+
+    spec: ModelSpec
+
+    def detach(self, span: Span) -> None: ...
+
+    def new_cache(self, span: Span, capacity_tokens: int) -> SequenceCache: ...
+
+    def step(self, span: Span, rows: Sequence[Rows], hidden: Tensor | None) -> Tensor: ...
+
+
+class Backend(Protocol):
+    """An engine, and the loader that fills it."""
+
+    @property
+    def engine(self) -> StageEngine: ...
+
+    def load(self, span: Span, progress: Progress) -> Callable[[], None]:
+        """Makes the weights of `span` ready. It blocks: call it on a thread that may wait.
+
+        Returns what has the engine hold them, to be called on the engine's thread.
+
+        Raises:
+            WeightsError, OSError, MemoryError, RuntimeError, ValueError: it cannot.
+        """
+        ...
+
+
+class DeviceBackend:
+    """Computes a model whose files are on this machine."""
+
+    def __init__(self, model: LocalModel, device: str) -> None:
+        """`device` is as `choose_device` returned it."""
+        self.engine = Engine(model.spec, device)
+        self._model = model
+        self._device = device
+
+    def load(self, span: Span, progress: Progress) -> Callable[[], None]:
+        stage = load_stage(
+            self._model.folder,
+            span,
+            dtype=self._model.spec.dtype,
+            device=self._device,
+            progress=progress,
+            manifest=self._model.manifest,
+        )
+        return lambda: self.engine.attach(stage)

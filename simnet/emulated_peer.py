@@ -1,0 +1,223 @@
+"""A peer process of an emulation: the product's Serving on loopback, with a backend of choice and without libp2p.
+
+    python -m molink.simnet.emulated_peer CONFIGURATION
+
+The configuration is a JSON object (see PeerConfiguration). It prints a JSON line about itself when it is ready, and one
+of counters for every line on its stdin; at the end of stdin it leaves (see `child_process`).
+"""
+
+import asyncio
+import gc
+import json
+import logging
+import signal
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from molink.dht.announcement import seal_facts
+from molink.dht.certificate import new_certificate
+from molink.dht.identity import Identity
+from molink.dht.records import Device, LayerLatency
+from molink.peer.announcer import own_facts
+from molink.peer.backend import Backend, DeviceBackend
+from molink.peer.device import default_memory_bytes, describe_device
+from molink.peer.handout import Handout
+from molink.peer.leases import LeaseBook, Refused
+from molink.peer.memory import plan_memory
+from molink.peer.metrics import PeerMetrics
+from molink.peer.model import open_model
+from molink.peer.peer import SWITCH_INTERVAL_S
+from molink.peer.profiler import Profile, cached_or_measured
+from molink.peer.serving import Serving, batch_limits
+from molink.shards.spec import Span
+from molink.simnet.devices import DEVICES, Chunk, DeviceProfile
+from molink.simnet.model_shapes import MODEL_SHAPES, ModelShape
+from molink.simnet.timed_backend import TimedBackend
+
+MOST_SESSIONS = 256
+"""On a peer, as servers of one model commonly allow; all are the one client's that stands for many."""
+USABLE_MEMORY = 0.9
+"""The part of a GPU's memory that a peer takes by default."""
+_FACTS_TTL_S = 24 * 3600
+_LOAD_BYTES_PER_S = 2e9
+_PROFILED_BATCHES = (1, 2, 4, 8, 16, 32, 64)
+_PROFILED_CONTEXT = 512
+
+
+@dataclass(frozen=True, slots=True)
+class PeerConfiguration:
+    """What a peer process is told."""
+
+    name: str
+    model: str
+    device: str | None
+    """The profile that computing is timed from; None: it really computes, on this machine's processor."""
+    start: int
+    stop: int
+    http_proxy: str | None
+    policy: str
+
+
+@dataclass(frozen=True, slots=True)
+class PeerReport:
+    """What a peer process says when it is ready."""
+
+    facts: str
+    """The signed record, in hexadecimal digits."""
+    free_kv_bytes: int
+    most_sessions: int
+
+
+@dataclass(frozen=True, slots=True)
+class PeerCounters:
+    """What a peer has used since its start."""
+
+    at_s: float
+    """On a clock of its own."""
+    busy_s: float
+    """The engine's time."""
+    cpu_s: float
+    """The whole process's."""
+    steps: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Machine:
+    backend: Backend
+    handout: Handout
+    device: Device
+    profile: Profile
+    memory_bytes: int
+
+
+class EmulatedPeer:
+    """Owner of one Serving and what it needs; `run` it once."""
+
+    def __init__(self, configuration: PeerConfiguration) -> None:
+        self._configuration = configuration
+        self._metrics = PeerMetrics()
+
+    async def run(self) -> None:
+        """Serves until stdin ends."""
+        machine = await self._machine()
+        spec = machine.backend.engine.spec
+        span = Span(self._configuration.start, self._configuration.stop)
+        memory = plan_memory(spec, machine.memory_bytes, batch_limits(spec).max_tokens)
+        leases = LeaseBook(
+            spec, memory, span_limit=span, max_sessions=MOST_SESSIONS, max_sessions_per_owner=MOST_SESSIONS
+        )
+        refused = leases.preload(span, asyncio.get_running_loop().time())
+        if isinstance(refused, Refused):
+            raise SystemExit(f"layers {span} of {spec.name} do not fit this machine: {refused.detail}")
+        identity = Identity.generate()
+        certificate = new_certificate(identity.peer_id)
+        serving = Serving(
+            identity,
+            None,
+            certificate,
+            machine.backend,
+            machine.handout,
+            leases,
+            ("127.0.0.1", 0),
+            self._metrics,
+            lambda: None,
+            http_proxy=self._configuration.http_proxy,
+            transmission_policy=self._configuration.policy,
+        )
+        async with serving:
+            await serving.admission.load(span)
+            facts = own_facts(
+                identity,
+                self._configuration.name,
+                (),
+                (f"127.0.0.1:{serving.port}",),
+                certificate,
+                machine.device,
+                spec,
+                span,
+                machine.profile,
+            )
+            record = seal_facts(replace(facts, sequence=1, ttl_s=_FACTS_TTL_S), identity)
+            _print(asdict(PeerReport(record.hex(), leases.free_kv_bytes, MOST_SESSIONS)))
+            gc.collect()
+            gc.freeze()
+            running = asyncio.create_task(serving.run(), name="serve")
+            try:
+                while await asyncio.to_thread(sys.stdin.readline):
+                    _print(asdict(self._counters()))
+            finally:
+                running.cancel()
+                await asyncio.gather(running, return_exceptions=True)
+
+    async def _machine(self) -> _Machine:
+        configuration = self._configuration
+        if configuration.device is not None:
+            return timed_machine(MODEL_SHAPES[configuration.model], DEVICES[configuration.device])
+        with tempfile.TemporaryDirectory(prefix="molink-emulate-") as folder:
+            model = await open_model(
+                configuration.model, "auto", "none", (), Path(folder) / "digests", lambda _: None
+            )
+            profile = await asyncio.to_thread(
+                cached_or_measured, model.folder, model.spec, "cpu", Path(folder) / "profiles"
+            )
+        backend, handout = DeviceBackend(model, "cpu"), Handout.of(model)
+        return _Machine(backend, handout, describe_device("cpu"), profile, default_memory_bytes("cpu"))
+
+    def _counters(self) -> PeerCounters:
+        def value(name: str) -> float:
+            return self._metrics.registry.get_sample_value(name) or 0.0
+
+        return PeerCounters(
+            at_s=time.perf_counter(),
+            busy_s=value("molink_step_seconds_sum"),
+            cpu_s=time.process_time(),
+            steps=round(value("molink_steps_total")),
+            rows=round(value("molink_rows_total")),
+        )
+
+
+def timed_machine(shape: ModelShape, device: DeviceProfile) -> _Machine:
+    """A machine with that device, whose time is the profile's."""
+    spec = shape.spec()
+    middle = Span(1, 2) if shape.layers > 2 else Span(0, 1)
+
+    def layer_ms(batch: int) -> float:
+        chunks = [Chunk(1, _PROFILED_CONTEXT)] * batch
+        return 1000 * (device.compute_s(shape, middle, chunks, 0) - device.step_s)
+
+    last = Span(shape.layers - 1, shape.layers)
+    one = [Chunk(1, _PROFILED_CONTEXT)]
+    head_s = device.compute_s(shape, last, one, 1) - device.compute_s(shape, last, one, 0)
+    profile = Profile(
+        layer_latencies=tuple(LayerLatency(batch, layer_ms(batch)) for batch in _PROFILED_BATCHES),
+        embed_ms=1000 * device.step_s,
+        head_ms=1000 * (head_s + device.step_s),
+        load_bytes_per_s=_LOAD_BYTES_PER_S,
+    )
+    return _Machine(
+        backend=TimedBackend(shape, device),
+        handout=Handout(spec.model_hash, b"", Path(), {}),
+        device=replace(describe_device("cpu"), name=device.name, memory_bytes=device.memory_bytes),
+        profile=profile,
+        memory_bytes=int(USABLE_MEMORY * device.memory_bytes),
+    )
+
+
+def _print(value: dict[str, object]) -> None:
+    print(json.dumps(value), flush=True)
+
+
+def main() -> None:
+    """The process's whole life. A Ctrl-C is its parent's to handle: the end of stdin follows."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    asyncio.run(EmulatedPeer(PeerConfiguration(**json.loads(sys.argv[1]))).run())
+
+
+if __name__ == "__main__":
+    main()
