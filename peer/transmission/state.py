@@ -8,6 +8,7 @@ from molink.peer.transmission.classes import TrafficClass
 from molink.peer.transmission.estimator import DelayEstimator, RateEstimator
 from molink.peer.transmission.line import LineModel
 from molink.peer.transmission.spacing import PASSED_S, DecodeSpacing
+from molink.peer.transmission.turns import Turns
 from molink.peer.transmission.values import Send
 
 START_WINDOW_BYTES = 128 * 1024
@@ -55,8 +56,8 @@ class LinkState:
 
     __slots__ = (
         "backlog", "committed", "committed_bytes", "decode_held", "delay", "expected_s", "flight", "gain",
-        "in_flight_bytes", "line", "number", "rate", "rotation", "round", "round_start_s", "sequence",
-        "slow_start_bytes", "spacing", "start_window_bytes", "suspended",
+        "in_flight_bytes", "line", "number", "rate", "round", "round_start_s", "sequence", "slow_start_bytes",
+        "spacing", "start_window_bytes", "suspended", "turns",
     )  # fmt: skip
 
     def __init__(self, number: int, backlog: Backlog, now_s: float) -> None:
@@ -83,8 +84,8 @@ class LinkState:
         self.committed: Queued | None = None
         """A message that a policy has decided to send `committed_bytes` more of before anything else."""
         self.committed_bytes = 0
-        self.rotation: deque[Queued] = deque()
-        """Messages in the order of their turns, for a policy that serves all at once."""
+        self.turns = Turns()
+        """For a policy that serves all at once."""
         self.round = 1
         self.round_start_s = now_s
 
