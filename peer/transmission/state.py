@@ -16,7 +16,7 @@ START_WINDOW_BYTES = 128 * 1024
 UPLINK_SPAN_S = 0.030
 """The uplink is measured by the times at which acks come, which are coarser than the receivers' stamps."""
 NO_PREDICTION = (0.0, 0.0)
-CHUNK_S = 0.002
+CHUNK_S = 0.004
 """A chunk of bulk occupies the line for so long."""
 FULL_S = 0.003
 """Bulk that waits so long on the way fills the line; if it waits less, more is tried."""
@@ -34,6 +34,7 @@ class Chunk:
         "resent",
         "sent_s",
         "sequence",
+        "shared",
         "size_bytes",
     )
 
@@ -45,6 +46,8 @@ class Chunk:
         """Bulk waited behind it on its link."""
         self.more_anywhere = False
         """Bulk waited behind it on some link."""
+        self.shared = False
+        """Bulk waited on another link too: how fast this one is says no more than what part of the uplink it had."""
         self.on_line = NO_PREDICTION
         self.on_uplink = NO_PREDICTION
         self.resent = False
@@ -157,6 +160,7 @@ class UplinkState:
         chunk = Chunk(link.sequence, part.size_bytes, now_s)
         chunk.more = link.has_bulk
         chunk.more_anywhere = self.bulk_links > 0
+        chunk.shared = self.bulk_links > chunk.more
         link.flight.append(chunk)
         link.in_flight_bytes += part.size_bytes
         if link.rate.bytes_per_s is not None:
@@ -176,7 +180,7 @@ class UplinkState:
         if at_s is None:
             return
         rate = link.rate.bytes_per_s
-        link.rate.arrived(at_s, chunk.size_bytes, chunk.more)
+        link.rate.arrived(at_s, chunk.size_bytes, chunk.more and not (chunk.shared and rate is not None))
         # Its own time on the line is not queueing. Taken from the estimate, so it must not weigh much.
         line_s = 0.0 if rate is None else chunk.size_bytes / rate
         if line_s > 2 * CHUNK_S:
