@@ -173,6 +173,36 @@ def test_a_suspended_link_sends_nothing_and_goes_on_with_what_had_not_arrived(po
     assert sends(uplink, 1, 3.1)[0].offset == before_bytes
 
 
+@EVERY_POLICY
+def test_a_link_that_closes_takes_its_messages_along_sent_in_part_or_not_and_holds_up_no_other(
+    policy: str,
+) -> None:
+    uplink = opened(policy, 1, 2)
+    for link in (1, 2):
+        for number, session in enumerate((b"a", b"b"), 1):
+            uplink.push(link, Outgoing(number, PREFILL, MIB, (session,)), 0.0)
+    assert isinstance(uplink.next(1, 0.0), Send)
+    uplink.next(2, 0.0)
+    uplink.close(1)
+    assert 1 not in uplink.wake()
+    with pytest.raises(KeyError):
+        uplink.next(1, 0.1)
+    assert uplink.cancel(b"a", 0.1) == ((2, 1),)
+    now_s, finished = 0.1, False
+    while not finished:
+        now_s += 0.05
+        uplink.acked(2, uplink._state.links[2].sequence, (), now_s)
+        finished = any(part.last and part.message == 2 for part in sends(uplink, 2, now_s))
+        assert now_s < 60.0
+    assert not any(uplink._state.waiting.values())
+    assert uplink._state.bulk_links == 0
+    assert not uplink._by_session
+    uplink.open(1, now_s)
+    assert uplink.estimate(1).in_flight_bytes == 0
+    uplink.push(1, Outgoing(1, DECODE, 10, ()), now_s + 5.0)
+    assert uplink.next(1, now_s + 5.0) == Send(1, 0, 10, True)
+
+
 def test_a_policy_that_nobody_knows_is_refused() -> None:
     with pytest.raises(ValueError, match="molink, paper"):
         Uplink("best")
