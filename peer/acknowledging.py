@@ -8,8 +8,7 @@ from molink.peer.transmission.classes import TrafficClass
 
 BULK_DELAY_S = 0.003
 """The sender of bulk learns its rate from acknowledgements, and what it may send next depends on them."""
-BULK_CHUNKS = 4
-"""Chunks in so short a time are acknowledged together: on a fast line each packet costs more than the wait."""
+BULK_CHUNKS = 2
 SMALL_DELAY_S = 0.04
 """Nobody waits for the acknowledgement of a token: one for many costs less."""
 _SMALL = frozenset((TrafficClass.DECODE, TrafficClass.CONTROL))

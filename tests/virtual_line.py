@@ -14,7 +14,7 @@ from molink.peer.transmission.classes import TrafficClass
 from molink.peer.transmission.uplink import Uplink
 from molink.peer.transmission.values import Arrival, Outgoing, Send
 
-ACK_CHUNKS = 4
+ACK_CHUNKS = 2
 ACK_DELAY_S = 0.003
 
 

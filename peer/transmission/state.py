@@ -16,7 +16,7 @@ START_WINDOW_BYTES = 128 * 1024
 UPLINK_SPAN_S = 0.030
 """The uplink is measured by the times at which acks come, which are coarser than the receivers' stamps."""
 NO_PREDICTION = (0.0, 0.0)
-CHUNK_S = 0.004
+CHUNK_S = 0.003
 """A chunk of bulk occupies the line for so long."""
 FULL_S = 0.003
 """Bulk that waits so long on the way fills the line; if it waits less, more is tried."""

@@ -192,7 +192,7 @@ def test_an_acknowledgement_tells_the_round_trip_without_the_time_that_it_was_he
     assert side.traffic.round_trips.least_s == pytest.approx(0.030, abs=1e-5)
 
 
-def test_of_bulk_each_fourth_chunk_is_acknowledged_at_once() -> None:
+def test_of_bulk_each_second_chunk_is_acknowledged_at_once() -> None:
     pair = Pair()
     side, other = pair.sides
     assert side.traffic.push(bytes(400 * KIB), TrafficClass.PREFILL, (), 0.0)
