@@ -1,7 +1,6 @@
 """Chunks that arrive, made messages again. Pure."""
 
 from molink.peer.protocol.packets import CloseCode, Data, PacketError
-from molink.peer.transmission.classes import TrafficClass
 
 MAX_PARTIAL_BYTES = 64 * 1024 * 1024
 MAX_PARTIAL_MESSAGES = 4096
@@ -34,8 +33,6 @@ class Reassembly:
         self._limit_bytes = limit_bytes
         self._limit_messages = limit_messages
         self._partials: dict[int, _Partial] = {}
-        self._begun = [0] * len(TrafficClass)
-        """The last message begun, for each class."""
 
     def __len__(self) -> int:
         """Messages that are not whole yet."""
@@ -72,15 +69,10 @@ class Reassembly:
             self.partial_bytes -= len(partial.buffer)
 
     def _begin(self, chunk: Data) -> None:
-        begun = self._begun[chunk.traffic_class]
-        if chunk.offset or chunk.message <= begun:
-            raise PacketError(
-                CloseCode.OFFSET,
-                f"message {chunk.message} begins at {chunk.offset}, after message {begun} of its class",
-            )
+        if chunk.offset:
+            raise PacketError(CloseCode.OFFSET, f"message {chunk.message} begins at {chunk.offset}")
         if len(self._partials) >= self._limit_messages and len(chunk.payload) < chunk.message_bytes:
             raise PacketError(CloseCode.OVERLOAD, f"more than {self._limit_messages} unfinished messages")
-        self._begun[chunk.traffic_class] = chunk.message
 
     def _continue(self, partial: _Partial, chunk: Data) -> None:
         if (partial.message_bytes, partial.traffic_class) != (chunk.message_bytes, chunk.traffic_class):

@@ -110,6 +110,8 @@ class VirtualLink:
         self._numbers = itertools.count(1)
         self._offsets: dict[int, int] = {}
         self._received = 0
+        self._connection = 1
+        self._unacknowledged: dict[int, Send] = {}
         self._pending: list[Arrival] = []
         self._last_stamp_s = 0.0
         self._last_ack_s = 0.0
@@ -128,19 +130,43 @@ class VirtualLink:
         self._asks += 1
         while isinstance(decided := self.uplink.next(self.number, self.clock.now_s), Send):
             self.chunks += 1
-            self._carry(decided, self.chunks, 0)
+            self._unacknowledged[self.chunks] = decided
+            self._carry(decided, self.chunks, 0, self._connection)
         if decided.until_s < float("inf"):
             asked = self._asks
             late_s = self._random.uniform(0, self.conditions.late_timer_s)
             self.clock.at(decided.until_s + late_s, lambda: self.write() if asked == self._asks else None)
 
-    def _carry(self, part: Send, sequence: int, hop: int) -> None:
-        if hop < len(self.way):
-            self.way[hop].put(part.size_bytes, lambda: self._carry(part, sequence, hop + 1))
-        else:
-            self.clock.at(self.clock.now_s + self.conditions.delay_s, lambda: self._arrive(part, sequence))
+    def break_for(self, seconds: float) -> None:
+        """The connection breaks, with all that is on its way; after so long there is another."""
+        self._connection += 1
+        self._pending.clear()
+        self.uplink.suspend(self.number, self.clock.now_s)
+        self.clock.at(self.clock.now_s + seconds, self._reconnected)
 
-    def _arrive(self, part: Send, sequence: int) -> None:
+    def _reconnected(self) -> None:
+        self._last_ack_s = self.clock.now_s
+        self._forget(self._received)
+        self.uplink.resume(self.number, self._received, self.clock.now_s)
+        for sequence, part in self._unacknowledged.items():
+            self._carry(part, sequence, 0, self._connection)
+        self.write()
+
+    def _forget(self, acknowledged: int) -> None:
+        for sequence in [one for one in self._unacknowledged if one <= acknowledged]:
+            del self._unacknowledged[sequence]
+
+    def _carry(self, part: Send, sequence: int, hop: int, connection: int) -> None:
+        if hop < len(self.way):
+            self.way[hop].put(part.size_bytes, lambda: self._carry(part, sequence, hop + 1, connection))
+        else:
+            self.clock.at(
+                self.clock.now_s + self.conditions.delay_s, lambda: self._arrive(part, sequence, connection)
+            )
+
+    def _arrive(self, part: Send, sequence: int, connection: int) -> None:
+        if connection != self._connection:
+            return
         assert sequence == self._received + 1
         self._received = sequence
         outgoing, pushed_s = self._messages[part.message]
@@ -166,9 +192,13 @@ class VirtualLink:
         arrivals, self._pending = self._pending, []
         jitter_s = self._random.uniform(0, self.conditions.ack_jitter_s)
         self._last_ack_s = max(self._last_ack_s, self.clock.now_s + self.conditions.delay_s + jitter_s)
-        self.clock.at(self._last_ack_s, lambda: self._acked(arrivals))
+        connection = self._connection
+        self.clock.at(
+            self._last_ack_s, lambda: self._acked(arrivals) if connection == self._connection else None
+        )
 
     def _acked(self, arrivals: list[Arrival]) -> None:
+        self._forget(arrivals[-1].sequence)
         self.uplink.acked(self.number, arrivals[-1].sequence, arrivals, self.clock.now_s)
 
 

@@ -16,11 +16,11 @@ from molink.peer.transmission.shares import ByteShares
 from molink.peer.transmission.state import CHUNK_S, LinkState, UplinkState
 from molink.peer.transmission.values import MAX_CHUNK_BYTES, Send
 
-ALLOWED_S = 0.004
-"""Queue that bulk keeps at the bottleneck when nothing is known of the next decode: as long as an ack is late."""
-ALLOWED_FAR_S = 0.008
+ALLOWED_S = 0.006
+"""Queue that bulk keeps at the bottleneck when nothing is known of the next decode: two chunks."""
+ALLOWED_FAR_S = 0.010
 """The same while a decode is known to be further away than that."""
-ALLOWED_NEAR_S = 0.001
+ALLOWED_NEAR_S = 0.002
 """The same while a decode is expected at any moment: the link must not run dry for a guess."""
 OWED_S = 0.020
 """Queue up to which a class may send that has not had its share of the bytes."""
@@ -31,7 +31,7 @@ MOST_DECODE_BYTES = 8 * 1024 * 1024
 """In flight, whatever is estimated: a receiver that does not read cannot make memory grow."""
 CREDIT_LIMIT_BYTES = 1024 * 1024
 LEAST_CHUNK_BYTES = 1024
-LEAST_CHUNK_PART = 4
+LEAST_CHUNK_PART = 2
 """Where a whole chunk has no room, one of at least one part in so many of it may go."""
 FIRST_CHUNK_BYTES = 16 * 1024
 """Until the bandwidth is known."""

@@ -3,7 +3,7 @@
 - `molink`: `just_in_time.JustInTime`.
 - `paper`: Algorithm 1 of the MoLink transmission paper as printed.
 - `fixed-chunk`: the MoLink system paper: decode first, the rest in chunks of a fixed size.
-- `concurrent`: what vLLM's connections do: all messages that wait share the link equally.
+- `concurrent`: what vLLM's connections do: all sessions that wait share the link equally.
 - `fifo`: one queue in order of push.
 - `zeromq`: Helix's transport, a FIFO of whole messages. Given a socket for each link, as here, that is `fifo`; it has
   its name because benchmarks ask for it, and because over real sockets the rival is another program.
@@ -71,19 +71,16 @@ class Fifo:
 
 
 class Concurrent(Fifo):
-    """All messages that wait share the link equally, a chunk each in turn."""
+    """All sessions that wait share the link equally, a chunk each in turn."""
 
     def pushed(self, link: LinkState, queued: Queued) -> None:
-        link.rotation.append(queued)
+        link.turns.push(queued)
 
     def next(self, link: LinkState, now_s: float) -> Decided:  # noqa: ARG002
-        rotation = link.rotation
-        while not rotation[0].left_bytes:
-            rotation.popleft()
-        return _within_tcp_window(link, rotation[0], RIVAL_CHUNK_BYTES)
+        return _within_tcp_window(link, link.turns.first(), RIVAL_CHUNK_BYTES)
 
     def sent(self, link: LinkState, traffic_class: TrafficClass, part: Send, now_s: float) -> None:  # noqa: ARG002
-        link.rotation.rotate(-1)
+        link.turns.passed()
 
 
 class FixedChunk:

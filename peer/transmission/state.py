@@ -8,6 +8,7 @@ from molink.peer.transmission.classes import TrafficClass
 from molink.peer.transmission.estimator import DelayEstimator, RateEstimator
 from molink.peer.transmission.line import LineModel
 from molink.peer.transmission.spacing import PASSED_S, DecodeSpacing
+from molink.peer.transmission.turns import Turns
 from molink.peer.transmission.values import Send
 
 START_WINDOW_BYTES = 128 * 1024
@@ -15,7 +16,7 @@ START_WINDOW_BYTES = 128 * 1024
 UPLINK_SPAN_S = 0.030
 """The uplink is measured by the times at which acks come, which are coarser than the receivers' stamps."""
 NO_PREDICTION = (0.0, 0.0)
-CHUNK_S = 0.002
+CHUNK_S = 0.003
 """A chunk of bulk occupies the line for so long."""
 FULL_S = 0.003
 """Bulk that waits so long on the way fills the line; if it waits less, more is tried."""
@@ -33,6 +34,7 @@ class Chunk:
         "resent",
         "sent_s",
         "sequence",
+        "shared",
         "size_bytes",
     )
 
@@ -44,6 +46,8 @@ class Chunk:
         """Bulk waited behind it on its link."""
         self.more_anywhere = False
         """Bulk waited behind it on some link."""
+        self.shared = False
+        """Bulk waited on another link too: how fast this one is says no more than what part of the uplink it had."""
         self.on_line = NO_PREDICTION
         self.on_uplink = NO_PREDICTION
         self.resent = False
@@ -55,8 +59,8 @@ class LinkState:
 
     __slots__ = (
         "backlog", "committed", "committed_bytes", "decode_held", "delay", "expected_s", "flight", "gain",
-        "in_flight_bytes", "line", "number", "rate", "rotation", "round", "round_start_s", "sequence",
-        "slow_start_bytes", "spacing", "start_window_bytes", "suspended",
+        "in_flight_bytes", "line", "number", "rate", "round", "round_start_s", "sequence", "slow_start_bytes",
+        "spacing", "start_window_bytes", "suspended", "turns",
     )  # fmt: skip
 
     def __init__(self, number: int, backlog: Backlog, now_s: float) -> None:
@@ -83,8 +87,8 @@ class LinkState:
         self.committed: Queued | None = None
         """A message that a policy has decided to send `committed_bytes` more of before anything else."""
         self.committed_bytes = 0
-        self.rotation: deque[Queued] = deque()
-        """Messages in the order of their turns, for a policy that serves all at once."""
+        self.turns = Turns()
+        """For a policy that serves all at once."""
         self.round = 1
         self.round_start_s = now_s
 
@@ -156,6 +160,7 @@ class UplinkState:
         chunk = Chunk(link.sequence, part.size_bytes, now_s)
         chunk.more = link.has_bulk
         chunk.more_anywhere = self.bulk_links > 0
+        chunk.shared = self.bulk_links > chunk.more
         link.flight.append(chunk)
         link.in_flight_bytes += part.size_bytes
         if link.rate.bytes_per_s is not None:
@@ -175,7 +180,7 @@ class UplinkState:
         if at_s is None:
             return
         rate = link.rate.bytes_per_s
-        link.rate.arrived(at_s, chunk.size_bytes, chunk.more)
+        link.rate.arrived(at_s, chunk.size_bytes, chunk.more and not (chunk.shared and rate is not None))
         # Its own time on the line is not queueing. Taken from the estimate, so it must not weigh much.
         line_s = 0.0 if rate is None else chunk.size_bytes / rate
         if line_s > 2 * CHUNK_S:

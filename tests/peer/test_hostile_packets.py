@@ -54,13 +54,6 @@ OFFENCES: dict[str, tuple[CloseCode, list[bytes]]] = {
         CloseCode.OFFSET,
         [WHOLE, packets.encode_data(TrafficClass.PREFILL, 1, 8, 0, 2, b"1234")],
     ),
-    "an older message": (
-        CloseCode.OFFSET,
-        [
-            packets.encode_data(TrafficClass.PREFILL, 2, 8, 0, 1, b"1234"),
-            packets.encode_data(TrafficClass.PREFILL, 1, 8, 0, 2, b"1234"),
-        ],
-    ),
     "another length": (
         CloseCode.OFFSET,
         [WHOLE, packets.encode_data(TrafficClass.PREFILL, 1, 9, 4, 2, b"1234")],

@@ -60,6 +60,7 @@ DECISIONS = [
     "molink.peer.transmission.shares",
     "molink.peer.transmission.spacing",
     "molink.peer.transmission.state",
+    "molink.peer.transmission.turns",
     "molink.peer.transmission.uplink",
     "molink.peer.transmission.values",
     "molink.peer.unacknowledged",

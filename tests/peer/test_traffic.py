@@ -1,5 +1,5 @@
 """Two ends of a link in virtual time: over connections that break at any moment, every message arrives once and in the
-order of its class, and neither end keeps more than it may."""
+order of its class and session, and neither end keeps more than it may."""
 
 import random
 
@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from packet_examples import tampered
 
 from molink.peer import traffic as traffic_module
+from molink.peer.acknowledging import BULK_CHUNKS
 from molink.peer.protocol import packets
 from molink.peer.protocol.packets import CloseCode, PacketError
 from molink.peer.reassembly import MAX_PARTIAL_BYTES
@@ -195,7 +196,7 @@ def test_of_bulk_each_second_chunk_is_acknowledged_at_once() -> None:
     pair = Pair()
     side, other = pair.sides
     assert side.traffic.push(bytes(400 * KIB), TrafficClass.PREFILL, (), 0.0)
-    for _ in range(2):
+    for _ in range(BULK_CHUNKS):
         packet = side.traffic.next_packet(0.0)
         assert isinstance(packet, bytes)
         other.traffic.on_packet(packet, 0.0)
@@ -203,8 +204,8 @@ def test_of_bulk_each_second_chunk_is_acknowledged_at_once() -> None:
     assert isinstance(ack, bytes)
     read = packets.decode(ack)
     assert isinstance(read, packets.Ack)
-    assert read.sequence == 2
-    assert [number for number, _ in read.arrivals] == [1, 2]
+    assert read.sequence == BULK_CHUNKS
+    assert [number for number, _ in read.arrivals] == [*range(1, BULK_CHUNKS + 1)]
 
 
 @pytest.mark.parametrize("received", [0, 5])

@@ -1,9 +1,10 @@
 """The scheduler of an uplink: nothing lost, nothing doubled, nothing unbounded, whatever the policy."""
 
+import itertools
 import math
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -97,6 +98,62 @@ def test_an_ack_of_what_was_never_sent_is_refused() -> None:
 
 
 @EVERY_POLICY
+@given(
+    messages=st.lists(
+        st.tuples(
+            st.sampled_from([DECODE, PREFILL]),
+            st.one_of(st.integers(1, 1000), st.integers(1, 512 * 1024)),
+            st.sets(st.sampled_from([b"a", b"b", b"c"]), max_size=3),
+        ),
+        min_size=2,
+        max_size=12,
+    ),
+    pushed_first=st.integers(1, 12),
+    cancelled=st.none() | st.sampled_from([b"a", b"b", b"c"]),
+)
+def test_messages_of_one_session_and_class_are_complete_in_the_order_of_their_pushes(
+    policy: str,
+    messages: list[tuple[TrafficClass, int, set[bytes]]],
+    pushed_first: int,
+    cancelled: bytes | None,
+) -> None:
+    uplink = opened(policy)
+    waiting = [
+        Outgoing(number, traffic_class, size_bytes, tuple(sessions))
+        for number, (traffic_class, size_bytes, sessions) in enumerate(messages, 1)
+    ]
+    complete: list[int] = []
+    for batch in (waiting[:pushed_first], waiting[pushed_first:]):
+        for outgoing in batch:
+            assert uplink.push(1, outgoing, 0.0)
+        complete += [part.message for part in sends(uplink, 1, 0.0) if part.last]
+    dropped = {message for _, message in uplink.cancel(cancelled, 0.0)} if cancelled else set()
+    now_s, left = 0.0, {outgoing.number for outgoing in waiting} - dropped
+    while left - set(complete):
+        now_s += 0.05
+        uplink.acked(1, uplink._state.links[1].sequence, (), now_s)
+        complete += [part.message for part in sends(uplink, 1, now_s) if part.last]
+        assert now_s < 60.0
+    for earlier, later in itertools.combinations((one for one in waiting if one.number in complete), 2):
+        shares = set(earlier.sessions or [b""]) & set(later.sessions or [b""])
+        if earlier.traffic_class is later.traffic_class and shares:
+            assert complete.index(earlier.number) < complete.index(later.number)
+
+
+def test_sessions_that_wait_take_turns_under_concurrent_and_a_session_has_one_turn_a_round() -> None:
+    uplink = opened("concurrent")
+    for number, session in enumerate((b"a", b"a", b"b"), 1):
+        uplink.push(1, Outgoing(number, PREFILL, MIB, (session,)), 0.0)
+    parts = sends(uplink, 1, 0.0)
+    for _ in range(10):
+        uplink.acked(1, len(parts), (), 1.0)
+        parts += sends(uplink, 1, 1.0)
+    order = [part.message for part in parts]
+    assert order[:4] == [1, 3, 1, 3]
+    assert sum(part.size_bytes for part in parts) == 3 * MIB
+
+
+@EVERY_POLICY
 def test_a_suspended_link_sends_nothing_and_goes_on_with_what_had_not_arrived(policy: str) -> None:
     uplink = opened(policy)
     uplink.push(1, Outgoing(1, PREFILL, MIB), 0.0)
@@ -116,6 +173,36 @@ def test_a_suspended_link_sends_nothing_and_goes_on_with_what_had_not_arrived(po
     assert sends(uplink, 1, 3.1)[0].offset == before_bytes
 
 
+@EVERY_POLICY
+def test_a_link_that_closes_takes_its_messages_along_sent_in_part_or_not_and_holds_up_no_other(
+    policy: str,
+) -> None:
+    uplink = opened(policy, 1, 2)
+    for link in (1, 2):
+        for number, session in enumerate((b"a", b"b"), 1):
+            uplink.push(link, Outgoing(number, PREFILL, MIB, (session,)), 0.0)
+    assert isinstance(uplink.next(1, 0.0), Send)
+    uplink.next(2, 0.0)
+    uplink.close(1)
+    assert 1 not in uplink.wake()
+    with pytest.raises(KeyError):
+        uplink.next(1, 0.1)
+    assert uplink.cancel(b"a", 0.1) == ((2, 1),)
+    now_s, finished = 0.1, False
+    while not finished:
+        now_s += 0.05
+        uplink.acked(2, uplink._state.links[2].sequence, (), now_s)
+        finished = any(part.last and part.message == 2 for part in sends(uplink, 2, now_s))
+        assert now_s < 60.0
+    assert not any(uplink._state.waiting.values())
+    assert uplink._state.bulk_links == 0
+    assert not uplink._by_session
+    uplink.open(1, now_s)
+    assert uplink.estimate(1).in_flight_bytes == 0
+    uplink.push(1, Outgoing(1, DECODE, 10, ()), now_s + 5.0)
+    assert uplink.next(1, now_s + 5.0) == Send(1, 0, 10, True)
+
+
 def test_a_policy_that_nobody_knows_is_refused() -> None:
     with pytest.raises(ValueError, match="molink, paper"):
         Uplink("best")
@@ -126,6 +213,7 @@ class UplinkMachine(RuleBasedStateMachine):
 
     @initialize(policy=st.sampled_from(list(POLICIES)))
     def start(self, policy: str) -> None:
+        self.policy = policy
         self.uplink = Uplink(policy, limit_bytes=4 * MIB, limit_messages=64)
         self.now_s = 0.0
         self.numbers = dict.fromkeys(LINKS, 0)
@@ -169,9 +257,11 @@ class UplinkMachine(RuleBasedStateMachine):
             del self.left[link][decided.message]
         else:
             self.left[link][decided.message] = (outgoing, offset + decided.size_bytes)
-        first = min(number for number, (one, _) in (self.left[link] | {decided.message: (outgoing, 0)}).items()
-                    if one.traffic_class is outgoing.traffic_class)  # fmt: skip
-        assert decided.message == first or self.uplink._policy.__class__.__name__ == "Concurrent"
+        for number, (one, _) in self.left[link].items():
+            if number < decided.message and one.traffic_class is outgoing.traffic_class:
+                # One session's messages of one class leave in order; only `concurrent` lets another's overtake.
+                assert self.policy == "concurrent"
+                assert not set(one.sessions or [b""]) & set(outgoing.sessions or [b""])
         self.sequence[link] += 1
         self.flight[link].append(decided.size_bytes)
 

@@ -1,5 +1,7 @@
 """Every policy over a line in virtual time: what must arrive arrives, and decode does not wait for prefill."""
 
+from dataclasses import replace
+
 import pytest
 from virtual_line import Conditions, VirtualUplink, quantile
 
@@ -90,3 +92,53 @@ def test_prefill_gets_its_part_of_a_link_that_decode_nearly_fills_and_decode_sta
     (prefill_s,) = line.delays_s(0, PREFILL)
     assert 4 * MIB / prefill_s >= 0.08 * RATE
     assert quantile(line.delays_s(0, DECODE, 0.5, 5.0), 0.99) <= IDLE_S + 0.040
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_link_whose_connections_break_delivers_every_message_once_and_decode_is_soon_fast_again(
+    policy: str, seed: int
+) -> None:
+    line = VirtualUplink(policy, RATE, replace(HARD, seed=seed), links=2)
+    line.start()
+    line.every(0, DECODE_BYTES, PERIOD_S, until_s=3.0)
+    for start_s in (0.3, 1.2):
+        line.at(start_s, lambda: line.push(0, PREFILL, 8 * MIB))
+    for broken_s, seconds in ((0.5, 0.2), (0.9, 0.01), (1.4, 0.3)):
+        line.at(broken_s, lambda seconds=seconds: line.links[0].break_for(seconds))
+    line.clock.run(12.0)
+    delivered = [done.traffic_class for done in line.links[0].delivered]
+    assert (delivered.count(DECODE), delivered.count(PREFILL)) == (75, 2)
+    assert line.uplink.estimate(0).in_flight_bytes == 0
+    if policy == "molink":
+        assert quantile(line.delays_s(0, DECODE, 1.8, 3.0), 0.5) <= 1.2 * IDLE_S
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize(("decode_bytes", "prefill"), [(8 * 1024, 1.05), (DECODE_BYTES, 1.10)])
+def test_a_thin_uplink_is_filled_by_a_prefill_and_decode_hardly_waits(
+    seed: int, decode_bytes: int, prefill: float
+) -> None:
+    rate = 2.5e6
+    line = VirtualUplink("molink", rate, replace(HARD, seed=seed))
+    line.start()
+    line.every(0, decode_bytes, PERIOD_S, until_s=9.0)
+    for start_s in (0.3, 4.5):
+        line.at(start_s, lambda: line.push(0, PREFILL, 4 * MIB))
+    line.clock.run(12.0)
+    bare_s = 4 * MIB / (rate - decode_bytes / PERIOD_S) + 0.015
+    assert all(took_s <= prefill * bare_s for took_s in line.delays_s(0, PREFILL))
+    assert quantile(line.delays_s(0, DECODE, 0.3, 6.0), 0.5) <= 1.2 * (decode_bytes / rate + 0.015)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("links", [2, 3])
+def test_links_that_send_bulk_at_once_share_the_uplink(links: int, seed: int) -> None:
+    line = VirtualUplink("molink", RATE, replace(HARD, seed=seed), links)
+    line.start()
+    for link in range(links):
+        line.at(0.3, lambda link=link: line.push(link, PREFILL, 8 * MIB))
+    line.clock.run(20.0)
+    took_s = [line.delays_s(link, PREFILL)[0] for link in range(links)]
+    assert max(took_s) <= 1.15 * links * 8 * MIB / RATE
+    assert max(took_s) <= 1.5 * min(took_s)
