@@ -21,8 +21,8 @@ from molink.peer.protocol.packets import MAX_PACKET_BYTES
 
 LINK_METHOD = "/molink.Peer/Link"
 DIAL_TIMEOUT_S = 5.0
-REDIAL_DELAYS_S = (0.0, 0.1, 0.3, 0.6)
-"""Before each try to resume a link whose connection broke."""
+REDIAL_DELAYS_S = (0.0, 0.05, 0.1, *(0.2,) * 9)
+"""Before each try to resume a link whose connection broke: what breaks connections may break the next few as well."""
 CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", MAX_PACKET_BYTES),
     ("grpc.max_send_message_length", MAX_PACKET_BYTES),
