@@ -1,19 +1,22 @@
 """How fast a link is and how long its queues are, learnt from acknowledgements. Pure: no clock, no socket.
 
-The rate is the median of what was measured while bulk was waiting to be sent: a maximum over-reads by a tenth on a
-steady line, and what is measured while nothing waits says how much there was to send, not what the line could do. So
-such measurements may raise the estimate and never lower it, and no estimate grows old while nothing waits.
+The rate is near the top of what was measured while bulk was waiting to be sent. What is sent is bounded by what was
+measured before, and every late timer, stamp or acknowledgement makes it less: a median follows its own window down,
+to nothing in the end. What is measured while nothing waits says how much there was to send, not what the line could
+do; such measurements may raise the estimate and never lower it, and no estimate grows old while nothing waits.
 """
 
 import math
 from collections import deque
 
-MIN_SPAN_S = 0.010
-"""A measurement spans at least so much of the receiver's time: stamps err by a millisecond or two."""
+MIN_SPAN_S = 0.020
+"""A measurement spans at least so much of the receiver's time: stamps err by milliseconds."""
 FIRST_SPAN_S = 0.004
 """The first one: half an initial window at 100 Mbit/s."""
 MIN_CHUNKS = 4
-SAMPLES = 9
+SAMPLES = 17
+RANK = 15
+"""Of so many, in ascending order from 0, the one that counts: the highest may be what stamps in a bunch made of it."""
 DELAY_WINDOW_S = 5.0
 """The least delay is that of one to two such windows."""
 RAISE = 1.15
@@ -77,7 +80,7 @@ class RateEstimator:
         known = self.bytes_per_s
         if busy or (known is not None and bytes_per_s > RAISE * known):
             self._samples.append(bytes_per_s)
-            self.bytes_per_s = sorted(self._samples)[(len(self._samples) - 1) // 2]
+            self.bytes_per_s = sorted(self._samples)[len(self._samples) * RANK // SAMPLES]
 
 
 class WindowedMinimum:
