@@ -4,6 +4,7 @@ import contextlib
 import selectors
 import socket
 import struct
+import sys
 from collections.abc import Callable
 
 from molink.simnet.shaper import Shaper
@@ -11,7 +12,7 @@ from molink.simnet.shaper import Shaper
 SOCKET_BUFFER_BYTES = 64 * 1024
 SEGMENT_BYTES = 1448
 """As on a real link. With the segments of loopback, 64 KB, the kernel of a sender hides megabytes of queue."""
-ABORT = struct.pack("ii", 1, 0)
+ABORT = struct.pack("hh" if sys.platform == "win32" else "ii", 1, 0)
 """SO_LINGER for no time: closing resets."""
 
 CONNECT_TIMEOUT_S = 10.0

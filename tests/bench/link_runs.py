@@ -84,17 +84,16 @@ class Run:
         )
 
     def recovered_s(self, limit_ms: float) -> float:
-        """From the change of the line until the median of WINDOW decodes in a row is under the limit, and stays: the
-        time at which the last of the first such window arrived. Infinite if there is none."""
+        """From the change of the line until the median of WINDOW decodes in a row is under the limit for good: when the
+        last message of the first such window arrived. Infinite if the last window is still above."""
         after = [(at_s, ms) for at_s, ms in self.decodes if at_s >= self.changed_s]
-        medians = [
-            (
-                after[end][0] + after[end][1] / 1000,
-                statistics.median(ms for _, ms in after[end + 1 - WINDOW : end + 1]),
-            )
-            for end in range(WINDOW - 1, len(after))
-        ]
-        return next((at_s - self.changed_s for at_s, ms in medians if ms <= limit_ms), math.inf)
+        recovered_s = math.inf
+        for end in range(len(after), WINDOW - 1, -1):
+            window = after[end - WINDOW : end]
+            if statistics.median(ms for _, ms in window) > limit_ms:
+                break
+            recovered_s = window[-1][0] + window[-1][1] / 1000 - self.changed_s
+        return recovered_s
 
 
 def median(values: list[float]) -> float:

@@ -16,6 +16,7 @@ import pytest
 from molink.simnet.line import Line
 from molink.simnet.shaper import Chunk, Shaper
 from molink.simnet.shaping import ShapedPort
+from molink.simnet.sockets import reset
 
 DEADLINE_S = 30.0
 HOST = "127.0.0.1"
@@ -219,8 +220,7 @@ def test_a_reset_reaches_the_other_end(shaper: Shaper, target: socket.socket, wh
         client.sendall(b"x")
         assert server.recv(1) == b"x"
         broken, other = (client, server) if whose == "client" else (server, client)
-        broken.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-        broken.close()
+        reset(broken)
         with pytest.raises(ConnectionResetError):
             other.recv(1)
 
