@@ -9,7 +9,8 @@ from molink.simnet.serving_rows import BASELINE, ServingRow
 if TYPE_CHECKING:
     from rich.table import Table
 
-_METRICS = (("ttft", "TTFT", 2), ("tpot", "TPOT", 3), ("latency", "latency", 1))
+_METRICS = (("ttft", "TTFT", 2, 2), ("tpot", "TPOT", 3, 2), ("latency", "latency", 1, 0))
+"""Names, and digits of ours and of the paper's."""
 
 
 def serving_table(emulation: Emulation, rows: Sequence[ServingRow]) -> "Table":
@@ -28,7 +29,7 @@ def serving_table(emulation: Emulation, rows: Sequence[ServingRow]) -> "Table":
     table.add_column("rate\n1/s", justify="right")
     table.add_column("policy")
     table.add_column("requests\n(failed)", justify="right")
-    for _, name, _ in _METRICS:
+    for _, name, _, _ in _METRICS:
         table.add_column(f"{name}\ns", justify="right")
         if with_paper:
             table.add_column("paper\ns", justify="right")
@@ -67,10 +68,10 @@ def _by_rate(rows: Sequence[ServingRow]) -> Iterator[tuple[ServingRow, bool, boo
 
 def _times(row: ServingRow, *, with_paper: bool) -> list[str]:
     cells = []
-    for metric, _, digits in _METRICS:
-        for prefix in ("", "paper_") if with_paper else ("",):
+    for metric, _, digits, paper_digits in _METRICS:
+        for prefix, shown in (("", digits), ("paper_", paper_digits)) if with_paper else (("", digits),):
             value = getattr(row, f"{prefix}{metric}_s")
-            cells.append(_value(value, getattr(row, f"{prefix}{metric}_reduction"), digits))
+            cells.append(_value(value, getattr(row, f"{prefix}{metric}_reduction"), shown))
     return cells
 
 

@@ -23,13 +23,10 @@ from molink.dht.identity import Identity
 from molink.dht.records import (
     COORDINATE_DIMENSIONS,
     Coordinate,
-    Device,
-    LayerLatency,
     PeerFacts,
-    PrefillLatency,
 )
 from molink.peer.announcer import own_facts
-from molink.peer.backend import Backend, DeviceBackend
+from molink.peer.backend import DeviceBackend
 from molink.peer.circulation import rule_named
 from molink.peer.device import default_memory_bytes, describe_device
 from molink.peer.handout import Handout
@@ -40,22 +37,16 @@ from molink.peer.microbatch import BatchLimits
 from molink.peer.model import open_model
 from molink.peer.peer import SWITCH_INTERVAL_S
 from molink.peer.prefill_chunks import chunk_lengths, equal_chunks
-from molink.peer.profiler import Profile, cached_or_measured
+from molink.peer.profiler import cached_or_measured
 from molink.peer.serving import Serving, batch_limits
 from molink.shards.spec import ModelSpec, Span
-from molink.simnet.devices import DEVICES, Chunk, DeviceProfile
-from molink.simnet.model_shapes import MODEL_SHAPES, ModelShape
-from molink.simnet.timed_backend import TimedBackend
+from molink.simnet.devices import DEVICES
+from molink.simnet.model_shapes import MODEL_SHAPES
+from molink.simnet.timed_machine import Machine, timed_machine
 
 MOST_SESSIONS = 256
 """On a peer, as servers of one model commonly allow; all are the one client's that stands for many."""
-USABLE_MEMORY = 0.9
-"""The part of a GPU's memory that a peer takes by default."""
 _FACTS_TTL_S = 24 * 3600
-_LOAD_BYTES_PER_S = 2e9
-_PROFILED_BATCHES = (1, 2, 4, 8, 16, 32, 64)
-_PROFILED_PROMPTS = (64, 128, 256, 512, 1024, 2048)
-_PROFILED_CONTEXT = 512
 _COORDINATE_ERROR = 0.05
 """Of a coordinate that nobody estimated: it is known."""
 
@@ -103,15 +94,6 @@ class PeerCounters:
     """The whole process's."""
     steps: int
     rows: int
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Machine:
-    backend: Backend
-    handout: Handout
-    device: Device
-    profile: Profile
-    memory_bytes: int
 
 
 class EmulatedPeer:
@@ -180,7 +162,7 @@ class EmulatedPeer:
                 running.cancel()
                 await asyncio.gather(running, return_exceptions=True)
 
-    async def _machine(self) -> _Machine:
+    async def _machine(self) -> Machine:
         configuration = self._configuration
         if configuration.device is not None:
             return timed_machine(MODEL_SHAPES[configuration.model], DEVICES[configuration.device])
@@ -192,7 +174,7 @@ class EmulatedPeer:
                 cached_or_measured, model.folder, model.spec, "cpu", Path(folder) / "profiles"
             )
         backend, handout = DeviceBackend(model, "cpu"), Handout.of(model)
-        return _Machine(backend, handout, describe_device("cpu"), profile, default_memory_bytes("cpu"))
+        return Machine(backend, handout, describe_device("cpu"), profile, default_memory_bytes("cpu"))
 
     def _counters(self) -> PeerCounters:
         def value(name: str) -> float:
@@ -226,39 +208,6 @@ def _with_line(facts: PeerFacts, configuration: PeerConfiguration) -> PeerFacts:
         ttl_s=_FACTS_TTL_S,
         uplink_mbps=configuration.uplink_mbps,
         coordinate=coordinate,
-    )
-
-
-def timed_machine(shape: ModelShape, device: DeviceProfile) -> _Machine:
-    """A machine with that device, whose time is the profile's."""
-    spec = shape.spec()
-    middle = Span(1, 2) if shape.layers > 2 else Span(0, 1)
-
-    def layer_ms(batch: int) -> float:
-        chunks = [Chunk(1, _PROFILED_CONTEXT)] * batch
-        return 1000 * (device.compute_s(shape, middle, chunks, 0) - device.step_s)
-
-    def prompt_ms(tokens: int) -> float:
-        return 1000 * (device.compute_s(shape, middle, [Chunk(tokens, 0)], 0) - device.step_s)
-
-    last = Span(shape.layers - 1, shape.layers)
-    one = [Chunk(1, _PROFILED_CONTEXT)]
-    head_s = device.compute_s(shape, last, one, 1) - device.compute_s(shape, last, one, 0)
-    profile = Profile(
-        layer_latencies=tuple(LayerLatency(batch, layer_ms(batch)) for batch in _PROFILED_BATCHES),
-        embed_ms=1000 * device.step_s,
-        head_ms=1000 * (head_s + device.step_s),
-        load_bytes_per_s=_LOAD_BYTES_PER_S,
-        prefill_latencies=tuple(PrefillLatency(tokens, prompt_ms(tokens)) for tokens in _PROFILED_PROMPTS),
-    )
-    return _Machine(
-        backend=TimedBackend(shape, device),
-        handout=Handout(spec.model_hash, b"", Path(), {}),
-        device=replace(
-            describe_device("cpu"), kind="cuda", name=device.name, memory_bytes=device.memory_bytes
-        ),
-        profile=profile,
-        memory_bytes=int(USABLE_MEMORY * device.memory_bytes),
     )
 
 

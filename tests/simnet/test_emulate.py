@@ -88,8 +88,10 @@ def test_a_policy_stands_for_a_system_with_its_micro_batches_and_steps_of_prompt
 
 def test_tables_fit_a_terminal_of_120_columns() -> None:
     served = {"concurrent": VLLM, "molink": OURS, "paper": ServedAs("transmission", 2048)}
-    late = outcome(0, tuple(310.0 + 0.25 * step for step in range(1024)))
-    runs = [Run(Cell(name, 0.3, how), (late,), USAGE) for name, how in served.items()]
+    quick = (outcome(0, tuple(11.0 + 0.125 * step for step in range(1000))),)
+    slow = (outcome(0, tuple(11.9 + 0.1875 * step for step in range(1000))),)
+    outcomes = {"concurrent": quick, "molink": slow, "paper": slow}
+    runs = [Run(Cell(name, 0.3, how), outcomes[name], USAGE) for name, how in served.items()]
     rows = serving_rows(EMULATION, runs)
     for table in (serving_table(EMULATION, rows), usage_table(rows)):
         wide = Console(width=1000)
