@@ -5,7 +5,8 @@ Short chunks fill the pipeline sooner; long ones waste less, for a step costs so
 lengths are those with the least predicted time to the first token.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
 
 from molink.peer.pipeline import STEP_OVERHEAD_MS, PipelineStage
 
@@ -15,6 +16,10 @@ WORTH = 0.98
 """A finer cut must bring the predicted time down to so much of a coarser one's: it costs others something too."""
 _GROWTH = 2**0.25
 """Between the lengths that are tried."""
+
+
+Cut: TypeAlias = Callable[[Sequence[PipelineStage], int, int], tuple[int, ...]]
+"""Of the stages of a circuit, the tokens of a prompt and the most that step at once: as `chunk_lengths`."""
 
 
 def chunk_lengths(stages: Sequence[PipelineStage], prompt_tokens: int, most_tokens: int) -> tuple[int, ...]:
@@ -46,6 +51,20 @@ def chunk_lengths(stages: Sequence[PipelineStage], prompt_tokens: int, most_toke
         ):
             lengths, least_ms = shaped, taken_ms
     return lengths
+
+
+def equal_chunks(tokens: int) -> Cut:
+    """As few equal chunks as there can be of at most so many tokens, whatever is predicted.
+
+    Raises ValueError if `tokens` is not positive.
+    """
+    if tokens < 1:
+        raise ValueError(f"a chunk has at least 1 token, got {tokens}")
+
+    def cut(_: Sequence[PipelineStage], prompt_tokens: int, most_tokens: int) -> tuple[int, ...]:
+        return _cut(prompt_tokens, [1.0] * -(-prompt_tokens // min(tokens, most_tokens)))
+
+    return cut
 
 
 def prefill_ms(stages: Sequence[PipelineStage], lengths: Sequence[int]) -> float:

@@ -21,6 +21,7 @@ from molink.peer.line_quality import MeasureLine
 from molink.peer.links import Links
 from molink.peer.metrics import PeerMetrics
 from molink.peer.microbatch import BatchLimits
+from molink.peer.prefill_chunks import Cut, chunk_lengths
 from molink.peer.service import PeerService
 from molink.peer.sessions import SessionTable
 from molink.peer.stepping import Stepper
@@ -30,12 +31,10 @@ MAX_BATCH_BYTES = 16 * 1024 * 1024
 """A micro-batch's activations have to fit one frame, with room to spare."""
 
 
-def batch_limits(spec: ModelSpec) -> BatchLimits:
-    """How much steps together for this model."""
-    default = BatchLimits()
-    return replace(
-        default, max_tokens=max(1, min(default.max_tokens, MAX_BATCH_BYTES // spec.activation_bytes))
-    )
+def batch_limits(spec: ModelSpec, wanted: BatchLimits = BatchLimits()) -> BatchLimits:  # noqa: B008 (a value)
+    """How much steps together for this model: as much as is wanted, if it fits."""
+    most_tokens = max(1, MAX_BATCH_BYTES // spec.activation_bytes)
+    return replace(wanted, max_tokens=min(wanted.max_tokens, most_tokens))
 
 
 class Serving:
@@ -55,9 +54,12 @@ class Serving:
         activation_codecs: tuple[str, ...] = (),
         rule: Rule = molink,
         *,
+        limits: BatchLimits | None = None,
+        cut: Cut = chunk_lengths,
         http_proxy: str | None = None,
         transmission_policy: str = "molink",
     ) -> None:
+        """`cut` is how prompts are cut whose head is here; `limits` are those of `batch_limits` if nobody says."""
         sessions = SessionTable()
         spec = backend.engine.spec
         service = PeerService(spec, sessions, handout, activation_codecs)
@@ -77,9 +79,10 @@ class Serving:
             self._engine_thread,
             sessions,
             self.links,
-            batch_limits(spec),
+            limits or batch_limits(spec),
             metrics,
             rule,
+            cut,
             DecodeForecast(self.links.expect_decode),
         )
         self.admission = Admission(

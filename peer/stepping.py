@@ -21,7 +21,7 @@ from molink.peer.link import Link
 from molink.peer.links import Links
 from molink.peer.metrics import PeerMetrics
 from molink.peer.microbatch import BatchLimits, MicroBatchQueue, PendingStep
-from molink.peer.prefill_chunks import chunk_lengths
+from molink.peer.prefill_chunks import Cut
 from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.protocol.frames import Frame, ProtocolError
 from molink.peer.sessions import HopSession, SessionTable
@@ -47,6 +47,7 @@ class Stepper:
         limits: BatchLimits,
         metrics: PeerMetrics,
         rule: Rule,
+        cut: Cut,
         watch: DecodeWatch,
     ) -> None:
         self._peer_id = peer_id
@@ -61,6 +62,7 @@ class Stepper:
         self._inputs: dict[tuple[LeaseKey, int], StepInput] = {}
         self._busy = False
         self._going_on = GoingOn(rule, limits.max_sessions, self._begin, self._pump)
+        self._cut = cut
         self._watch = watch
         self._iterations = Iterations()
         self._decode: DecodeBatch | None = None
@@ -92,7 +94,7 @@ class Stepper:
         # a chunk leaves room for the decode steps that ride along
         most = max(1, self._limits.max_tokens - self._limits.max_sessions)
         first = 0
-        for step, length in enumerate(chunk_lengths(session.plan.stages, len(tokens), most)):
+        for step, length in enumerate(self._cut(session.plan.stages, len(tokens), most)):
             chunk = tokens[first : first + length]
             first += length
             last = first == len(tokens)

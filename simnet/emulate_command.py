@@ -5,7 +5,7 @@ import json
 import os
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from molink.client.presentation import console
@@ -22,6 +22,7 @@ from molink.simnet.emulation import Cell, Emulation, Run, emulate
 from molink.simnet.model_shapes import MODEL_SHAPES, QWEN2_7B
 from molink.simnet.request_load import MOST_NEW_TOKENS, MOST_PROMPT_TOKENS, LengthLimits, kept
 from molink.simnet.results import output_folder, result_document, write_json
+from molink.simnet.served_as import ServedAs, usual
 from molink.simnet.serving_rows import ServingRow, differing, serving_rows
 from molink.simnet.traces import BUNDLED, bundled_trace, read_trace
 
@@ -35,6 +36,8 @@ def emulate_serving(
     bandwidth_mbps: options.Bandwidth = 100.0,
     delay_ms: options.Delay = 30.0,
     policy: options.Policy = options.COMPARED,
+    micro_batches: options.MicroBatches = None,
+    prefill_chunk: options.PrefillChunk = None,
     rate: options.Rate = "0.2,0.3",
     duration: options.Duration = 300.0,
     warm_up: options.WarmUp = 60.0,
@@ -53,13 +56,16 @@ def emulate_serving(
     """Serve a trace on peer processes over shaped lines.
 
     Real peers, each a process of its own behind an uplink of its own, serve requests over one circuit of even spans,
-    once for each policy and rate. Shows averages of time to first token (TTFT), time per output token (TPOT) and
-    latency, beside those of the transmission paper (its Table 2) where it prints them.
+    once for each policy and rate. A policy stands for a system: its peers send, circulate micro-batches and compute
+    prompts as that system does (concurrent: vLLM, zeromq: Helix, paper: that paper's MoLink). Shows averages of time
+    to first token (TTFT), time per output token (TPOT) and latency, beside those of the transmission paper (its Table
+    2) where it prints them.
     """
     start_logging(verbose=verbose, debug=debug)
     try:
+        rule = options.parse_micro_batches(micro_batches)
         cells = [
-            Cell(name, rate_rps)
+            Cell(name, rate_rps, _served_as(name, peers, rule, prefill_chunk))
             for rate_rps in options.parse_rates(rate)
             for name in options.parse_policies(policy)
         ]
@@ -96,6 +102,15 @@ def emulate_serving(
     if folder is not None:
         _write(folder, document, rows)
     _judge(emulation, runs)
+
+
+def _served_as(policy: str, peers: int, rule: str | None, prefill_chunk: int | None) -> ServedAs:
+    served_as = usual(policy, peers)
+    return replace(
+        served_as,
+        micro_batches=rule or served_as.micro_batches,
+        prefill_chunk_tokens=prefill_chunk or served_as.prefill_chunk_tokens,
+    )
 
 
 def _spec(compute: options.Compute, model: str | None, device: str) -> ModelSpec:
@@ -139,9 +154,10 @@ def _all_runs(
 
 
 def _print_table(emulation: Emulation, rows: Sequence[ServingRow]) -> None:
-    from molink.simnet.emulate_table import serving_table
+    from molink.simnet.emulate_table import serving_table, usage_table
 
     console().print(serving_table(emulation, rows))
+    console().print(usage_table(rows))
 
 
 def _write(folder: Path, document: dict[str, object], rows: Sequence[ServingRow]) -> None:
@@ -181,7 +197,7 @@ def _judge(emulation: Emulation, runs: Sequence[Run]) -> None:
 def _parameters(emulation: Emulation, cells: Sequence[Cell], trace: str) -> dict[str, object]:
     """What it takes to run the same again."""
     return {
-        "policies": list(dict.fromkeys(cell.policy for cell in cells)),
+        "policies": {cell.policy: asdict(cell.served_as) for cell in cells},
         "rates_rps": list(dict.fromkeys(cell.rate_rps for cell in cells)),
         "peers": emulation.peers,
         "spans": [[span.start, span.stop] for span in emulation.spans],

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from molink.peer.circulation import RULES, rule_named
 from molink.peer.transmission.policies import POLICIES
 from molink.simnet.devices import DEVICES
 from molink.simnet.model_shapes import MODEL_SHAPES
@@ -24,6 +25,25 @@ Policy = Annotated[
     str,
     typer.Option(
         metavar="NAMES", help=f"How peers send, one after the other, with commas: {', '.join(POLICIES)}."
+    ),
+]
+MicroBatches = Annotated[
+    str | None,
+    typer.Option(
+        "--micro-batches",
+        metavar="RULE",
+        help=f"{', '.join(RULES)} or a number. Default: that of the system that a policy stands for.",
+        show_default=False,
+    ),
+]
+PrefillChunk = Annotated[
+    int | None,
+    typer.Option(
+        "--prefill-chunk",
+        metavar="TOKENS",
+        min=1,
+        help="Cut prompts into such steps. Default: whole prompts, but molink's heads choose.",
+        show_default=False,
     ),
 ]
 Rate = Annotated[str, typer.Option(metavar="RATES", help="Requests a second; several with commas.")]
@@ -78,6 +98,16 @@ def parse_policies(text: str) -> tuple[str, ...]:
     if not names or unknown:
         raise ValueError(f"--policy must be of {', '.join(POLICIES)}, got {', '.join(unknown) or 'none'}")
     return names
+
+
+def parse_micro_batches(text: str | None) -> str | None:
+    """The same text, of a rule or number that there is; raises ValueError with one sentence."""
+    if text is not None:
+        try:
+            rule_named(text)
+        except ValueError as error:
+            raise ValueError(f"--micro-batches: {error}") from error
+    return text
 
 
 def parse_rates(text: str) -> tuple[float, ...]:

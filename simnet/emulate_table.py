@@ -1,6 +1,6 @@
 """The serving emulation as a terminal shows it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from molink.simnet.emulation import Emulation
@@ -9,7 +9,8 @@ from molink.simnet.serving_rows import BASELINE, ServingRow
 if TYPE_CHECKING:
     from rich.table import Table
 
-_METRICS = (("ttft", "TTFT", 2), ("tpot", "TPOT", 3), ("latency", "latency", 1))
+_METRICS = (("ttft", "TTFT", 2, 2), ("tpot", "TPOT", 3, 2), ("latency", "latency", 1, 0))
+"""Names, and digits of ours and of the paper's."""
 
 
 def serving_table(emulation: Emulation, rows: Sequence[ServingRow]) -> "Table":
@@ -28,33 +29,59 @@ def serving_table(emulation: Emulation, rows: Sequence[ServingRow]) -> "Table":
     table.add_column("rate\n1/s", justify="right")
     table.add_column("policy")
     table.add_column("requests\n(failed)", justify="right")
-    for _, name, _ in _METRICS:
+    for _, name, _, _ in _METRICS:
         table.add_column(f"{name}\ns", justify="right")
         if with_paper:
-            table.add_column(f"{name}, paper\ns", justify="right")
+            table.add_column("paper\ns", justify="right")
+    for row, begins, ends in _by_rate(rows):
+        cells = [row.policy, f"{row.requests} ({row.failed})", *_times(row, with_paper=with_paper)]
+        table.add_row(f"{row.rate_rps:g}" if begins else "", *cells, end_section=ends)
+    return table
+
+
+def usage_table(rows: Sequence[ServingRow]) -> "Table":
+    """How peers served, and what that took of what there is: a line for each row, rates apart."""
+    from rich.table import Table
+
+    table = Table(title="How they served, and what it took", title_justify="left")
+    table.add_column("rate\n1/s", justify="right")
+    table.add_column("policy")
+    table.add_column("micro-\nbatches")
+    table.add_column("prompts\nin steps of")
     table.add_column("tokens/s", justify="right")
     table.add_column("decode\none way, ms", justify="right")
     table.add_column("engine\nbusy", justify="right")
     table.add_column("uplink\nbusy", justify="right")
     table.add_column("CPU here,\nmost", justify="right")
-    for number, row in enumerate(rows):
-        begins = number == 0 or rows[number - 1].rate_rps != row.rate_rps
-        ends = number + 1 == len(rows) or rows[number + 1].rate_rps != row.rate_rps
-        table.add_row(
-            f"{row.rate_rps:g}" if begins else "", *_cells(row, with_paper=with_paper), end_section=ends
-        )
+    for row, begins, ends in _by_rate(rows):
+        table.add_row(f"{row.rate_rps:g}" if begins else "", *_usage(row), end_section=ends)
     return table
 
 
-def _cells(row: ServingRow, *, with_paper: bool) -> list[str]:
-    cells = [row.policy, f"{row.requests} ({row.failed})"]
-    for metric, _, digits in _METRICS:
-        for prefix in ("", "paper_") if with_paper else ("",):
+def _by_rate(rows: Sequence[ServingRow]) -> Iterator[tuple[ServingRow, bool, bool]]:
+    """Each row, and whether it is the first and the last of its rate."""
+    for number, row in enumerate(rows):
+        begins = number == 0 or rows[number - 1].rate_rps != row.rate_rps
+        ends = number + 1 == len(rows) or rows[number + 1].rate_rps != row.rate_rps
+        yield row, begins, ends
+
+
+def _times(row: ServingRow, *, with_paper: bool) -> list[str]:
+    cells = []
+    for metric, _, digits, paper_digits in _METRICS:
+        for prefix, shown in (("", digits), ("paper_", paper_digits)) if with_paper else (("", digits),):
             value = getattr(row, f"{prefix}{metric}_s")
-            cells.append(_value(value, getattr(row, f"{prefix}{metric}_reduction"), digits))
+            cells.append(_value(value, getattr(row, f"{prefix}{metric}_reduction"), shown))
+    return cells
+
+
+def _usage(row: ServingRow) -> list[str]:
     way_ms, late_ms = row.decode_one_way_ms, row.decode_one_way_p99_ms
+    chunk = row.prefill_chunk_tokens
     return [
-        *cells,
+        row.policy,
+        row.micro_batches,
+        "as predicted" if chunk is None else f"{chunk}",
         f"{row.throughput_tps:.1f}",
         "" if way_ms is None or late_ms is None else f"{way_ms:.1f}, p99 {late_ms:.0f}",
         f"{100 * row.engine_busy:.0f} %",

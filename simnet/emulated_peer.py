@@ -20,31 +20,35 @@ from pathlib import Path
 from molink.dht.announcement import seal_facts
 from molink.dht.certificate import new_certificate
 from molink.dht.identity import Identity
-from molink.dht.records import Device, LayerLatency
+from molink.dht.records import (
+    COORDINATE_DIMENSIONS,
+    Coordinate,
+    PeerFacts,
+)
 from molink.peer.announcer import own_facts
-from molink.peer.backend import Backend, DeviceBackend
+from molink.peer.backend import DeviceBackend
+from molink.peer.circulation import rule_named
 from molink.peer.device import default_memory_bytes, describe_device
 from molink.peer.handout import Handout
 from molink.peer.leases import LeaseBook, Refused
 from molink.peer.memory import plan_memory
 from molink.peer.metrics import PeerMetrics
+from molink.peer.microbatch import BatchLimits
 from molink.peer.model import open_model
 from molink.peer.peer import SWITCH_INTERVAL_S
-from molink.peer.profiler import Profile, cached_or_measured
+from molink.peer.prefill_chunks import chunk_lengths, equal_chunks
+from molink.peer.profiler import cached_or_measured
 from molink.peer.serving import Serving, batch_limits
-from molink.shards.spec import Span
-from molink.simnet.devices import DEVICES, Chunk, DeviceProfile
-from molink.simnet.model_shapes import MODEL_SHAPES, ModelShape
-from molink.simnet.timed_backend import TimedBackend
+from molink.shards.spec import ModelSpec, Span
+from molink.simnet.devices import DEVICES
+from molink.simnet.model_shapes import MODEL_SHAPES
+from molink.simnet.timed_machine import Machine, timed_machine
 
 MOST_SESSIONS = 256
 """On a peer, as servers of one model commonly allow; all are the one client's that stands for many."""
-USABLE_MEMORY = 0.9
-"""The part of a GPU's memory that a peer takes by default."""
 _FACTS_TTL_S = 24 * 3600
-_LOAD_BYTES_PER_S = 2e9
-_PROFILED_BATCHES = (1, 2, 4, 8, 16, 32, 64)
-_PROFILED_CONTEXT = 512
+_COORDINATE_ERROR = 0.05
+"""Of a coordinate that nobody estimated: it is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +62,14 @@ class PeerConfiguration:
     start: int
     stop: int
     http_proxy: str | None
+    uplink_mbps: float
+    """What it knows of its line from the beginning, as a peer that has measured it does."""
+    delay_ms: float
+    """The same: to every other peer, one way."""
     policy: str
+    micro_batches: str
+    prefill_chunk_tokens: int | None
+    """None: the head chooses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +96,6 @@ class PeerCounters:
     rows: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Machine:
-    backend: Backend
-    handout: Handout
-    device: Device
-    profile: Profile
-    memory_bytes: int
-
-
 class EmulatedPeer:
     """Owner of one Serving and what it needs; `run` it once."""
 
@@ -103,10 +105,12 @@ class EmulatedPeer:
 
     async def run(self) -> None:
         """Serves until stdin ends."""
+        configuration = self._configuration
         machine = await self._machine()
         spec = machine.backend.engine.spec
-        span = Span(self._configuration.start, self._configuration.stop)
-        memory = plan_memory(spec, machine.memory_bytes, batch_limits(spec).max_tokens)
+        span = Span(configuration.start, configuration.stop)
+        limits = _limits(spec, configuration.prefill_chunk_tokens)
+        memory = plan_memory(spec, machine.memory_bytes, limits.max_tokens)
         leases = LeaseBook(
             spec, memory, span_limit=span, max_sessions=MOST_SESSIONS, max_sessions_per_owner=MOST_SESSIONS
         )
@@ -125,14 +129,19 @@ class EmulatedPeer:
             ("127.0.0.1", 0),
             self._metrics,
             lambda: None,
-            http_proxy=self._configuration.http_proxy,
-            transmission_policy=self._configuration.policy,
+            rule=rule_named(configuration.micro_batches),
+            limits=limits,
+            cut=chunk_lengths
+            if configuration.prefill_chunk_tokens is None
+            else equal_chunks(configuration.prefill_chunk_tokens),
+            http_proxy=configuration.http_proxy,
+            transmission_policy=configuration.policy,
         )
         async with serving:
             await serving.admission.load(span)
             facts = own_facts(
                 identity,
-                self._configuration.name,
+                configuration.name,
                 (),
                 (f"127.0.0.1:{serving.port}",),
                 certificate,
@@ -141,7 +150,7 @@ class EmulatedPeer:
                 span,
                 machine.profile,
             )
-            record = seal_facts(replace(facts, sequence=1, ttl_s=_FACTS_TTL_S), identity)
+            record = seal_facts(_with_line(facts, configuration), identity)
             _print(asdict(PeerReport(record.hex(), leases.free_kv_bytes, MOST_SESSIONS)))
             gc.collect()
             gc.freeze()
@@ -153,7 +162,7 @@ class EmulatedPeer:
                 running.cancel()
                 await asyncio.gather(running, return_exceptions=True)
 
-    async def _machine(self) -> _Machine:
+    async def _machine(self) -> Machine:
         configuration = self._configuration
         if configuration.device is not None:
             return timed_machine(MODEL_SHAPES[configuration.model], DEVICES[configuration.device])
@@ -165,7 +174,7 @@ class EmulatedPeer:
                 cached_or_measured, model.folder, model.spec, "cpu", Path(folder) / "profiles"
             )
         backend, handout = DeviceBackend(model, "cpu"), Handout.of(model)
-        return _Machine(backend, handout, describe_device("cpu"), profile, default_memory_bytes("cpu"))
+        return Machine(backend, handout, describe_device("cpu"), profile, default_memory_bytes("cpu"))
 
     def _counters(self) -> PeerCounters:
         def value(name: str) -> float:
@@ -180,30 +189,25 @@ class EmulatedPeer:
         )
 
 
-def timed_machine(shape: ModelShape, device: DeviceProfile) -> _Machine:
-    """A machine with that device, whose time is the profile's."""
-    spec = shape.spec()
-    middle = Span(1, 2) if shape.layers > 2 else Span(0, 1)
+def _limits(spec: ModelSpec, prefill_chunk_tokens: int | None) -> BatchLimits:
+    """Room for a whole chunk and the decode steps that ride along."""
+    usual = BatchLimits()
+    if prefill_chunk_tokens is None:
+        return batch_limits(spec)
+    return batch_limits(spec, replace(usual, max_tokens=prefill_chunk_tokens + usual.max_sessions))
 
-    def layer_ms(batch: int) -> float:
-        chunks = [Chunk(1, _PROFILED_CONTEXT)] * batch
-        return 1000 * (device.compute_s(shape, middle, chunks, 0) - device.step_s)
 
-    last = Span(shape.layers - 1, shape.layers)
-    one = [Chunk(1, _PROFILED_CONTEXT)]
-    head_s = device.compute_s(shape, last, one, 1) - device.compute_s(shape, last, one, 0)
-    profile = Profile(
-        layer_latencies=tuple(LayerLatency(batch, layer_ms(batch)) for batch in _PROFILED_BATCHES),
-        embed_ms=1000 * device.step_s,
-        head_ms=1000 * (head_s + device.step_s),
-        load_bytes_per_s=_LOAD_BYTES_PER_S,
-    )
-    return _Machine(
-        backend=TimedBackend(shape, device),
-        handout=Handout(spec.model_hash, b"", Path(), {}),
-        device=replace(describe_device("cpu"), name=device.name, memory_bytes=device.memory_bytes),
-        profile=profile,
-        memory_bytes=int(USABLE_MEMORY * device.memory_bytes),
+def _with_line(facts: PeerFacts, configuration: PeerConfiguration) -> PeerFacts:
+    """With what routers and other peers predict transmissions from. Two heights and no distance make a round trip."""
+    coordinate = None
+    if configuration.delay_ms > 0:
+        coordinate = Coordinate((0.0,) * COORDINATE_DIMENSIONS, configuration.delay_ms, _COORDINATE_ERROR)
+    return replace(
+        facts,
+        sequence=1,
+        ttl_s=_FACTS_TTL_S,
+        uplink_mbps=configuration.uplink_mbps,
+        coordinate=coordinate,
     )
 
 

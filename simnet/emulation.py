@@ -18,6 +18,7 @@ from molink.simnet.peer_process import PeerProcess
 from molink.simnet.request_driver import Outcome, RequestDriver
 from molink.simnet.request_load import arrivals
 from molink.simnet.room import Room
+from molink.simnet.served_as import ServedAs
 from molink.simnet.traces import TraceRequest
 
 Report = Callable[[str], None]
@@ -29,6 +30,7 @@ class Cell:
 
     policy: str
     rate_rps: float
+    served_as: ServedAs
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +133,11 @@ async def _start_peers(
                 start=span.start,
                 stop=span.stop,
                 http_proxy=lines.proxies[number],
+                uplink_mbps=emulation.bandwidth_mbps,
+                delay_ms=emulation.delay_ms,
                 policy=cell.policy,
+                micro_batches=cell.served_as.micro_batches,
+                prefill_chunk_tokens=cell.served_as.prefill_chunk_tokens,
             )
         )
         for number, span in enumerate(emulation.spans)

@@ -28,6 +28,10 @@ class ServingRow:
 
     policy: str
     rate_rps: float
+    micro_batches: str
+    """The rule of circulation, or a number."""
+    prefill_chunk_tokens: int | None
+    """Prompts were computed in equal chunks of at most so many tokens; None: as the head chose."""
     bandwidth_mbps: float
     delay_ms: float
     """One way."""
@@ -110,6 +114,8 @@ def _row(
     return ServingRow(
         policy=cell.policy,
         rate_rps=cell.rate_rps,
+        micro_batches=cell.served_as.micro_batches,
+        prefill_chunk_tokens=cell.served_as.prefill_chunk_tokens,
         bandwidth_mbps=emulation.bandwidth_mbps,
         delay_ms=emulation.delay_ms,
         peers=emulation.peers,

@@ -13,7 +13,7 @@ from molink.shards.spec import Span, merge_spans, missing_spans
 from molink.simnet.devices import Chunk, DeviceProfile
 from molink.simnet.model_shapes import ModelShape
 
-_NOISE_ROWS = 2048
+_NOISE_ROWS = 4096
 """At least the rows of one micro-batch."""
 
 

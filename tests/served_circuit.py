@@ -12,6 +12,7 @@ from served_peer import Served, served
 from molink.peer.circulation import Rule, molink
 from molink.peer.link import Link
 from molink.peer.model import LocalModel
+from molink.peer.prefill_chunks import Cut, chunk_lengths
 from molink.peer.protocol import molink_pb2 as pb
 from molink.shards.spec import Span
 
@@ -65,13 +66,19 @@ class ServedCircuit:
 
 @asynccontextmanager
 async def served_circuit(
-    model: LocalModel, cuts: Sequence[int], *, kv_tokens: int, rule: Rule = molink
+    model: LocalModel,
+    cuts: Sequence[int],
+    *,
+    kv_tokens: int,
+    rule: Rule = molink,
+    cut: Cut = chunk_lengths,
 ) -> AsyncIterator[ServedCircuit]:
     """Peers of which each holds the layers between two of the cuts."""
     async with AsyncExitStack() as stack:
         spans = [Span(*bounds) for bounds in pairwise((0, *cuts, model.spec.layers))]
         peers = [
-            await stack.enter_async_context(served(model, kv_tokens=kv_tokens, rule=rule)) for _ in spans
+            await stack.enter_async_context(served(model, kv_tokens=kv_tokens, rule=rule, cut=cut))
+            for _ in spans
         ]
         links = [await peers[0].client.links.to(peer.facts) for peer in peers]
         yield ServedCircuit(peers, spans, links)

@@ -22,6 +22,7 @@ from molink.peer.link import Link
 from molink.peer.memory import MemoryPlan
 from molink.peer.metrics import PeerMetrics
 from molink.peer.model import LocalModel
+from molink.peer.prefill_chunks import Cut, chunk_lengths
 from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.serving import Serving
 from molink.shards import store
@@ -102,6 +103,7 @@ async def served(
     kv_tokens: int = 200,
     activation_codecs: tuple[str, ...] = (),
     rule: Rule = molink,
+    cut: Cut = chunk_lengths,
 ) -> AsyncIterator[Served]:
     """A peer with room for all weights and the KV cache of `kv_tokens` tokens, and its client."""
     spec = model.spec
@@ -121,6 +123,7 @@ async def served(
         lambda: None,
         activation_codecs,
         rule,
+        cut=cut,
     )
     async with serving, End(is_client=True) as client:
         facts = replace(

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 from data_plane import DEADLINE_S, asynchronous
@@ -16,6 +16,7 @@ from molink.peer import stepping
 from molink.peer.circulation import fixed
 from molink.peer.model import LocalModel
 from molink.peer.pipeline import PipelineStage
+from molink.peer.prefill_chunks import Cut, chunk_lengths
 from molink.peer.steps import StepInput, StepOutput, compute
 from molink.shards.engine import Engine
 
@@ -29,13 +30,9 @@ def prompt_of(tokens: int) -> tuple[int, ...]:
     return tuple((7 * position + tokens) % VOCABULARY for position in range(tokens))
 
 
-def cut_as(monkeypatch: pytest.MonkeyPatch, cuts: dict[int, Sequence[int]]) -> None:
+def cut_as(cuts: Mapping[int, Sequence[int]]) -> Cut:
     """Heads cut a prompt of so many tokens into these lengths."""
-
-    def chunk_lengths(_: Sequence[PipelineStage], prompt_tokens: int, __: int) -> tuple[int, ...]:
-        return tuple(cuts[prompt_tokens])
-
-    monkeypatch.setattr(stepping, "chunk_lengths", chunk_lengths)
+    return lambda _, prompt_tokens, __: tuple(cuts[prompt_tokens])
 
 
 @asynchronous
@@ -57,8 +54,8 @@ async def test_the_second_hop_computes_a_chunk_before_the_first_hop_has_computed
 
     monkeypatch.setattr(stepping, "compute", watched)
     prompt = prompt_of(sum(chunks))
-    cut_as(monkeypatch, {len(prompt): chunks})
-    async with served_circuit(model, (2, 4), kv_tokens=400) as circuit:
+    cut = cut_as({len(prompt): chunks})
+    async with served_circuit(model, (2, 4), kv_tokens=400, cut=cut) as circuit:
         (tokens,) = await circuit.generate([prompt], NEW_TOKENS)
     assert [tokens] == greedy_references(model.folder, [list(prompt)], NEW_TOKENS)
     assert begun.index((1, 1)) < begun.index((0, 3))
@@ -77,16 +74,17 @@ def cut_prompts(draw: st.DrawFn) -> dict[int, list[int]]:
 @given(cut_prompts(), st.sets(st.integers(1, 5), min_size=1, max_size=3), st.integers(1, 4))
 def test_tokens_are_those_of_transformers_however_prompts_are_cut_and_sessions_grouped(
     model: LocalModel,
-    monkeypatch: pytest.MonkeyPatch,
     cuts: dict[int, list[int]],
     spans: set[int],
     micro_batches: int,
 ) -> None:
-    cut_as(monkeypatch, cuts)
     prompts = [prompt_of(tokens) for tokens in cuts]
 
     async def generated() -> list[list[int]]:
-        async with served_circuit(model, sorted(spans), kv_tokens=2500, rule=fixed(micro_batches)) as circuit:
+        served = served_circuit(
+            model, sorted(spans), kv_tokens=2500, rule=fixed(micro_batches), cut=cut_as(cuts)
+        )
+        async with served as circuit:
             return await circuit.generate(prompts, NEW_TOKENS)
 
     expected = greedy_references(model.folder, [list(prompt) for prompt in prompts], NEW_TOKENS)
@@ -95,7 +93,7 @@ def test_tokens_are_those_of_transformers_however_prompts_are_cut_and_sessions_g
 
 @asynchronous
 async def test_a_long_prompt_is_cut_as_its_head_predicts_from_the_profiles_in_the_descriptor(
-    model: LocalModel, monkeypatch: pytest.MonkeyPatch
+    model: LocalModel,
 ) -> None:
     asked: list[tuple[int, int]] = []
     chosen: list[tuple[int, ...]] = []
@@ -105,10 +103,8 @@ async def test_a_long_prompt_is_cut_as_its_head_predicts_from_the_profiles_in_th
         chosen.append(chunk_lengths(stages, prompt_tokens, most_tokens))
         return chosen[-1]
 
-    chunk_lengths = stepping.chunk_lengths
-    monkeypatch.setattr(stepping, "chunk_lengths", watched)
     prompt = prompt_of(700)
-    async with served_circuit(model, (2, 4), kv_tokens=1600) as circuit:
+    async with served_circuit(model, (2, 4), kv_tokens=1600, cut=watched) as circuit:
         (tokens,) = await circuit.generate([prompt], NEW_TOKENS)
     assert asked == [(3, 700)]
     assert len(chosen[0]) > 2

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pipelines import pipelines, stage
 
 from molink.peer.pipeline import STEP_OVERHEAD_MS, PipelineStage
-from molink.peer.prefill_chunks import LEAST_TOKENS, WORTH, chunk_lengths, prefill_ms
+from molink.peer.prefill_chunks import LEAST_TOKENS, WORTH, chunk_lengths, equal_chunks, prefill_ms
 
 MOST = 448
 
@@ -111,3 +111,18 @@ def test_a_short_prompt_stays_whole() -> None:
 def test_lengths_that_are_not_positive_are_refused(prompt_tokens: int, most_tokens: int) -> None:
     with pytest.raises(ValueError, match="must be positive"):
         chunk_lengths([stage()], prompt_tokens, most_tokens)
+
+
+@given(st.integers(1, 5000), st.integers(1, 3000), st.integers(1, 3000))
+def test_chunks_of_a_given_size_are_as_few_as_can_be_and_equal_but_for_one_token(
+    prompt_tokens: int, tokens: int, most_tokens: int
+) -> None:
+    lengths = equal_chunks(tokens)([], prompt_tokens, most_tokens)
+    assert sum(lengths) == prompt_tokens
+    assert len(lengths) == -(-prompt_tokens // min(tokens, most_tokens))
+    assert 1 <= min(lengths) <= max(lengths) <= min(min(lengths) + 1, tokens, most_tokens)
+
+
+def test_a_chunk_has_a_token() -> None:
+    with pytest.raises(ValueError, match="at least 1 token"):
+        equal_chunks(0)

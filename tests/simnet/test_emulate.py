@@ -6,14 +6,17 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from molink.dht.commands import run_app
 from molink.shards.spec import Span
 from molink.simnet.cli import app
+from molink.simnet.emulate_table import serving_table, usage_table
 from molink.simnet.emulation import Cell, Emulation, Run, Usage, even_spans
 from molink.simnet.model_shapes import QWEN2_7B
 from molink.simnet.request_driver import Outcome
 from molink.simnet.request_load import Request
+from molink.simnet.served_as import ServedAs, usual
 from molink.simnet.serving_rows import ServingRow, differing, serving_rows
 
 CONTRACT = {
@@ -27,6 +30,7 @@ CONTRACT = {
     "throughput_tps",
 }
 CONTRACT |= {"paper_ttft_s", "paper_tpot_s", "paper_latency_s"}
+VLLM, OURS = ServedAs("3", 2048), ServedAs("molink", None)
 USAGE = Usage((0.5, 0.25), (0.1, 0.2), 0.05, 0.03, (0.4, 0.3), 30.0)
 EMULATION = Emulation(QWEN2_7B.spec(), "rtx-4090", 3, 100.0, 30.0, (), 0.0, 60.0, 0)
 
@@ -50,7 +54,7 @@ def test_layers_are_split_as_evenly_as_can_be_the_head_first() -> None:
 def test_rows_are_averages_of_what_ended_with_the_reduction_against_concurrent() -> None:
     slow = (outcome(0, (12.0, 13.0, 14.0)), outcome(1, (14.0,)), outcome(2, (11.0,), error="lost"))
     fast = (outcome(0, (11.0, 11.5, 12.0)), outcome(1, (12.0,)))
-    runs = [Run(Cell("concurrent", 0.2), slow, USAGE), Run(Cell("molink", 0.2), fast, USAGE)]
+    runs = [Run(Cell("concurrent", 0.2, VLLM), slow, USAGE), Run(Cell("molink", 0.2, OURS), fast, USAGE)]
     base, row = serving_rows(EMULATION, runs)
     assert (base.requests, base.failed, base.ttft_s, base.tpot_s, base.latency_s) == (3, 1, 3.0, 1.0, 4.0)
     assert (row.ttft_s, row.tpot_s, row.latency_s) == (1.5, 0.5, 2.0)
@@ -61,15 +65,37 @@ def test_rows_are_averages_of_what_ended_with_the_reduction_against_concurrent()
 
 
 def test_a_rate_that_the_paper_does_not_print_has_no_numbers_of_it_and_no_request_no_times() -> None:
-    (row,) = serving_rows(EMULATION, [Run(Cell("molink", 0.25), (), USAGE)])
+    (row,) = serving_rows(EMULATION, [Run(Cell("molink", 0.25, OURS), (), USAGE)])
     assert (row.paper_ttft_s, row.ttft_s, row.ttft_reduction, row.requests) == (None, None, None, 0)
 
 
 def test_other_tokens_than_those_of_the_first_policy_are_found() -> None:
-    first = Run(Cell("concurrent", 0.2), (outcome(0, (11.0,)), outcome(1, (11.0,))), USAGE)
+    first = Run(Cell("concurrent", 0.2, VLLM), (outcome(0, (11.0,)), outcome(1, (11.0,))), USAGE)
     other = Outcome(Request(1, 10.0, 5, 1), (8,), (11.0,), ())
-    second = Run(Cell("molink", 0.2), (outcome(0, (12.0,)), other), USAGE)
+    second = Run(Cell("molink", 0.2, OURS), (outcome(0, (12.0,)), other), USAGE)
     assert differing([first, second]) == [(second, 1)]
+
+
+def test_a_policy_stands_for_a_system_with_its_micro_batches_and_steps_of_prompts() -> None:
+    assert usual("concurrent", 3) == usual("zeromq", 3) == VLLM
+    assert usual("concurrent", 5).micro_batches == "5"
+    assert (usual("paper", 3).micro_batches, usual("fixed-chunk", 3).micro_batches) == (
+        "transmission",
+        "system",
+    )
+    assert usual("molink", 3) == OURS
+
+
+def test_tables_fit_a_terminal_of_120_columns() -> None:
+    served = {"concurrent": VLLM, "molink": OURS, "paper": ServedAs("transmission", 2048)}
+    quick = (outcome(0, tuple(11.0 + 0.125 * step for step in range(1000))),)
+    slow = (outcome(0, tuple(11.9 + 0.1875 * step for step in range(1000))),)
+    outcomes = {"concurrent": quick, "molink": slow, "paper": slow}
+    runs = [Run(Cell(name, 0.3, how), outcomes[name], USAGE) for name, how in served.items()]
+    rows = serving_rows(EMULATION, runs)
+    for table in (serving_table(EMULATION, rows), usage_table(rows)):
+        wide = Console(width=1000)
+        assert wide.measure(table).maximum <= 120
 
 
 @pytest.mark.e2e
@@ -84,6 +110,9 @@ def test_every_request_ends_once_with_exactly_its_tokens(
     assert emulate(*quick, "--duration", "0.9", "--compute", compute, *where) == 0
     document = json.loads(capsys.readouterr().out)
     assert set(document) == {"command", "parameters", "rows"}
+    assert document["parameters"]["policies"] == {
+        "molink": {"micro_batches": "molink", "prefill_chunk_tokens": None}
+    }
     assert document["parameters"]["spans"] == (
         [[0, 14], [14, 28]] if compute == "timed" else [[0, 6], [6, 12]]
     )
@@ -101,6 +130,8 @@ def test_every_request_ends_once_with_exactly_its_tokens(
     ("arguments", "message"),
     [
         (("--policy", "telepathy"), "--policy must be of"),
+        (("--micro-batches", "many"), "--micro-batches: 'many' is neither"),
+        (("--micro-batches", "65"), "--micro-batches: 1 to 64 micro-batches"),
         (("--rate", "often"), "--rate must be numbers"),
         (("--rate", "0"), "--rate must be above 0"),
         (("--bandwidth-mbps", "0"), "--bandwidth-mbps must be above 0"),
