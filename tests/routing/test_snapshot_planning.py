@@ -6,7 +6,7 @@ import itertools
 import pytest
 from circuit_cases import peer, snapshot_of
 
-from molink.dht.records import LayerLatency, PeerView
+from molink.dht.records import PROTOCOL_VERSION, LayerLatency, PeerView
 from molink.routing import CostModel, NoCircuit, plan
 from molink.routing.cost import layer_ms_at
 from molink.shards.spec import Span
@@ -113,7 +113,8 @@ def test_a_link_is_never_free() -> None:
     "change",
     [
         {"draining": True},
-        {"protocol_version": 2},
+        {"protocol_version": PROTOCOL_VERSION - 1},
+        {"protocol_version": PROTOCOL_VERSION + 1},
         {"model": "ef" * 32},
         {"layer_latencies": ()},
         {"layer_latencies": (LayerLatency(1, float("nan")),)},
