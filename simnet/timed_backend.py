@@ -29,7 +29,7 @@ class TimedEngine:
         self._layout = LayerLayout(0, shape.head_dim, 0, shape.head_dim, dtype, expands=False)
         generator = torch.Generator().manual_seed(0)
         # noise, not zeros: what compresses better than activations do would not load the links as they do
-        self._noise = torch.randn(_NOISE_ROWS, shape.hidden_size, generator=generator).to(dtype)
+        self._noise = torch.randn(_NOISE_ROWS, shape.boundary_size, generator=generator).to(dtype)
 
     def attach(self, span: Span) -> None:
         """The layers can be stepped from now on."""

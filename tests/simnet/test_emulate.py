@@ -32,7 +32,7 @@ CONTRACT = {
 CONTRACT |= {"paper_ttft_s", "paper_tpot_s", "paper_latency_s"}
 VLLM, OURS = ServedAs("3", 2048), ServedAs("molink", None)
 USAGE = Usage((0.5, 0.25), (0.1, 0.2), 0.05, 0.03, (0.4, 0.3), 30.0)
-EMULATION = Emulation(QWEN2_7B.spec(), "rtx-4090", 3, 100.0, 30.0, (), 0.0, 60.0, 0)
+EMULATION = Emulation(QWEN2_7B.spec(), "rtx-4090", 1, 3, 100.0, 30.0, (), 0.0, 60.0, 0)
 
 
 def emulate(*arguments: str) -> int:
@@ -140,6 +140,7 @@ def test_every_request_ends_once_with_exactly_its_tokens(
         (("--device", "abacus"), "has no profile"),
         (("--max-prompt-tokens", "1", "--max-new-tokens", "1"), "no request of the trace"),
         (("--trace", "none.csv"), "none.csv cannot be read"),
+        (("--compute", "real", "--tensors-per-boundary", "2"), "needs --compute timed"),
         (("--compute", "real", "--peers", "13"), "12 layers can be split among 1 to 12 peers"),
     ],
 )
