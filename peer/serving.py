@@ -22,13 +22,14 @@ from molink.peer.link.links import Links
 from molink.peer.metrics import PeerMetrics
 from molink.peer.microbatch import BatchLimits
 from molink.peer.prefill_chunks import Cut, chunk_lengths
+from molink.peer.protocol.frames import MAX_FRAME_BYTES, MAX_HEADER_BYTES
 from molink.peer.service import PeerService
 from molink.peer.sessions import SessionTable
 from molink.peer.stepping import Stepper
 from molink.shards.spec import ModelSpec
 
-MAX_BATCH_BYTES = 16 * 1024 * 1024
-"""A micro-batch's activations have to fit one frame, with room to spare."""
+MAX_BATCH_BYTES = MAX_FRAME_BYTES - MAX_HEADER_BYTES
+"""A micro-batch's activations have to fit one frame."""
 
 
 def batch_limits(spec: ModelSpec, wanted: BatchLimits = BatchLimits()) -> BatchLimits:  # noqa: B008 (a value)

@@ -136,6 +136,22 @@ class SessionTable:
         return found
 
 
+def report_failure(session: HopSession, peer_id: str, code: str, detail: str) -> None:
+    """Tells the session's client who failed it; the client decides what follows."""
+    span = next((hop.span for hop in session.plan.hops if hop.peer_id == peer_id), session.span)
+    session.owner.post(
+        pb.Failed(
+            session=session.key.session,
+            epoch=session.key.epoch,
+            peer_id=peer_id,
+            start=span.start,
+            stop=span.stop,
+            code=code,
+            detail=detail[:500],
+        )
+    )
+
+
 def read_plan(descriptor: pb.SessionDescriptor, spec: ModelSpec) -> SessionPlan:
     """The descriptor as a checked value.
 

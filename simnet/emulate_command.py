@@ -115,9 +115,7 @@ def _served_as(policy: str, peers: int, rule: str | None, prefill_chunk: int | N
     )
 
 
-def _spec(
-    compute: options.Compute, model: str | None, device: str, tensors_per_boundary: int
-) -> ModelSpec:
+def _spec(compute: options.Compute, model: str | None, device: str, tensors_per_boundary: int) -> ModelSpec:
     if compute == "timed":
         shape = MODEL_SHAPES.get(model or QWEN2_7B.name)
         if shape is None:

@@ -36,8 +36,8 @@ class ModelShape:
 
     def __post_init__(self) -> None:
         sizes = (self.layers, self.hidden_size, self.intermediate_size, self.heads, self.kv_heads)
-        sizes += (self.head_dim, self.vocabulary_size, self.context_length, self.tensors_per_boundary)
-        if min(sizes) < 1:
+        others = (self.head_dim, self.vocabulary_size, self.context_length, self.tensors_per_boundary)
+        if min(*sizes, *others) < 1:
             raise ValueError(f"every size of {self.name} must be at least 1")
         if self.heads % self.kv_heads:
             raise ValueError(f"{self.heads} heads cannot share {self.kv_heads} key-value heads evenly")

@@ -167,6 +167,17 @@ class Link:
         now_s = asyncio.get_running_loop().time()
         return self._traffic.push(encode(header, payload), traffic_class, sessions, now_s)
 
+    def when_room(self, room: Callable[[], None]) -> None:
+        """Calls `room` once and soon after there may be room where `post` found none, or after the link has closed."""
+
+        def call_soon() -> None:
+            asyncio.get_running_loop().call_soon(room)
+
+        if self.closed_because is not None:
+            call_soon()
+        else:
+            self._traffic.when_room(call_soon)
+
     async def request(self, request: pb.Request, timeout_s: float) -> tuple[pb.Response, memoryview]:
         """Sends a request (its id is set here) and waits for the answer.
 

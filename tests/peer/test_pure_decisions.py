@@ -51,6 +51,8 @@ DECISIONS = [
     "molink.peer.transmission.backlog",
     "molink.peer.pipeline",
     "molink.peer.prefill_chunks",
+    "molink.peer.prefill_window",
+    "molink.peer.prompts",
     "molink.peer.transmission.classes",
     "molink.peer.transmission.decode_times",
     "molink.peer.transmission.estimator",
