@@ -98,7 +98,9 @@ class Stepper:
         if not agreed:
             return  # all have ended
         if agreed != {header.dtype}:
-            raise ProtocolError(f"activations in {header.dtype} are not those of this session")
+            raise ProtocolError(
+                f"activations of {header.hidden_size} x {header.dtype} are not those of this session"
+            )
         parts = read_activations(frame.payload, header, self._spec)
         for row, part, session in zip(header.rows, parts, sessions, strict=True):
             if session is None:

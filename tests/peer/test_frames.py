@@ -117,7 +117,7 @@ def test_another_version_is_refused_and_says_who_needs_an_update(version: int) -
         decode(bytes(data))
 
 
-@pytest.mark.parametrize("kind", [0, 10, 255])
+@pytest.mark.parametrize("kind", [0, 11, 255])
 def test_an_unknown_kind_is_refused(kind: int) -> None:
     data = bytearray(encode(pb.Response(id=1)))
     data[1] = kind
