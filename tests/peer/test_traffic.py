@@ -235,3 +235,24 @@ def test_whatever_comes_it_is_refused_or_taken_within_the_bounds(seed: int) -> N
             pass
         assert side.traffic._reassembly.partial_bytes <= MAX_PARTIAL_BYTES
         assert len(side.traffic._pongs) <= traffic_module.PONGS_WAITING
+
+
+def test_who_waits_for_room_is_told_once_when_a_message_has_left_is_dropped_or_the_link_closes() -> None:
+    pair = Pair()
+    side, told = pair.sides[0], []
+    content = bytes(8 * KIB * KIB)
+    session = b"s" * 16
+    assert side.traffic.push(content, TrafficClass.PREFILL, (session,), pair.now_s)
+    side.traffic.when_room(lambda: told.append("left"))
+    pair.turn()
+    assert not told
+    while not pair.sides[1].arrived:
+        pair.turn()
+    assert told == ["left"]
+    assert side.traffic.push(content, TrafficClass.PREFILL, (session,), pair.now_s)
+    side.traffic.when_room(lambda: told.append("dropped"))
+    side.uplink.cancel(session, pair.now_s)
+    assert told == ["left", "dropped"]
+    side.traffic.when_room(lambda: told.append("closed"))
+    side.traffic.close()
+    assert told == ["left", "dropped", "closed"]
