@@ -1,4 +1,4 @@
-"""At the head: prompts in the chunks that they are computed in. Pure."""
+"""At the head: prompts in the chunks that they are computed in, and how long they have to wait. Pure."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -7,6 +7,9 @@ from molink.peer.leases import LeaseKey
 from molink.peer.microbatch import BatchLimits
 from molink.peer.pipeline import PipelineStage
 from molink.peer.prefill_chunks import Cut
+
+MOST_WAIT_S = 30.0
+"""A head whose prompts need the line for so long takes no more: clients give up a head that is silent for 60 s."""
 
 
 class Prompts:
@@ -18,6 +21,8 @@ class Prompts:
         # a chunk leaves room for the decode steps that ride along
         self._most_tokens = max(1, limits.max_tokens - limits.max_sessions)
         self._chunks: dict[LeaseKey, deque[tuple[int, ...]]] = {}
+        self._sent_on: set[LeaseKey] = set()
+        """Those whose circuit has another hop."""
 
     def __len__(self) -> int:
         """Chunks that have not been taken."""
@@ -35,6 +40,8 @@ class Prompts:
             chunks.append(token_ids[first : first + length])
             first += length
         self._chunks[key] = chunks
+        if len(stages) > 1:
+            self._sent_on.add(key)
 
     def take(self, key: LeaseKey) -> tuple[int, ...]:
         """The session's next chunk; () if there is none."""
@@ -43,9 +50,17 @@ class Prompts:
             return ()
         chunk = chunks.popleft()
         if not chunks:
-            del self._chunks[key]
+            self.forget(key)
         return chunk
 
     def forget(self, key: LeaseKey) -> None:
         """The session has ended."""
         self._chunks.pop(key, None)
+        self._sent_on.discard(key)
+
+    def wait_s(self, bytes_per_token: int, uplink_bytes_per_s: float | None) -> float:
+        """How long an uplink of that rate takes for what has not been taken; 0 while nobody knows the rate."""
+        if uplink_bytes_per_s is None:
+            return 0.0
+        tokens = sum(len(chunk) for key in self._sent_on for chunk in self._chunks[key])
+        return tokens * bytes_per_token / uplink_bytes_per_s

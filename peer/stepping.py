@@ -57,6 +57,7 @@ class Stepper:
         self._engine = engine
         self._engine_thread = engine_thread
         self._sessions = sessions
+        self._links = links
         self._metrics = metrics
         self._queue = MicroBatchQueue(limits)
         self._inputs: dict[tuple[LeaseKey, int], StepInput] = {}
@@ -69,6 +70,12 @@ class Stepper:
     @property
     def queued(self) -> int:
         return len(self._queue) + len(self._prompts)
+
+    @property
+    def prompt_wait_s(self) -> float:
+        """How long the line takes for the prompts that wait here, as far as it is known."""
+        line = self._links.line_quality()
+        return self._prompts.wait_s(self._spec.activation_bytes, line.uplink_bytes_per_s)
 
     # -- frames in
 

@@ -4,6 +4,7 @@ import random
 
 from hypothesis import given
 from hypothesis import strategies as st
+from pipelines import stage
 
 from molink.peer.leases import LeaseKey
 from molink.peer.microbatch import BatchLimits
@@ -44,3 +45,15 @@ def test_a_session_that_ends_takes_its_prompt_with_it() -> None:
     prompts.forget(key(1))
     prompts.forget(key(1))
     assert (prompts.take(key(1)), len(prompts)) == ((), 1)
+
+
+def test_what_waits_for_a_line_counts_at_its_rate_and_what_no_line_carries_does_not() -> None:
+    prompts = Prompts(equal_chunks(10), LIMITS)
+    prompts.add(key(1), (stage(), stage()), tuple(range(40)))
+    prompts.add(key(2), (stage(),), tuple(range(40)))
+    assert prompts.wait_s(100, None) == 0.0
+    assert prompts.wait_s(100, 1000.0) == 4.0
+    prompts.take(key(1))
+    assert prompts.wait_s(100, 1000.0) == 3.0
+    prompts.forget(key(1))
+    assert prompts.wait_s(100, 1000.0) == 0.0

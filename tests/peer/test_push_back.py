@@ -14,6 +14,7 @@ from tiny_models import VOCABULARY, greedy_references
 from molink.peer import forwarding
 from molink.peer.forwarding import Forwarder
 from molink.peer.link import shared_uplink
+from molink.peer.link.line_quality import LineQuality
 from molink.peer.link.link import Link
 from molink.peer.model import LocalModel
 from molink.peer.prefill_chunks import equal_chunks
@@ -200,3 +201,25 @@ async def test_a_token_before_the_end_of_the_prompt_ends_the_tails_link(
         assert link.post(token_of(1, 0, 5))
         _, reason = await soon(tail.handler.closed.get())
         assert "before the whole prompt" in reason
+
+
+@asynchronous
+async def test_a_head_whose_line_has_prompts_for_longer_than_clients_wait_refuses_more_of_them(
+    model: LocalModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forwarding, "SentPrefill", partial(SentPrefill, window_steps=1))
+    row_bytes = model.spec.activation_bytes
+    async with served(model, cut=equal_chunks(1)) as peer, End() as tail:
+        links = peer.serving.links
+        monkeypatch.setattr(links, "line_quality", lambda: LineQuality(row_bytes / 10, ()))
+        first, second = [await ready(peer, tail, session) for session in (1, 2)]
+        assert peer.link.post(pb.Start(session=first.session, epoch=1, token_ids=[5, 6, 7, 8, 9]))
+        assert await steps_at(tail) == [(1, 0)]
+        await until(lambda: peer.serving.stepper.prompt_wait_s == 30.0)
+        asked = describe(second.hops, session=3, spec=peer.spec)
+        assert (await peer.reserve(asked)).HasField("reserved")
+        monkeypatch.setattr(links, "line_quality", lambda: LineQuality(row_bytes / 20, ()))
+        refusal = (await peer.reserve(describe(second.hops, session=4, spec=peer.spec))).refusal
+        assert (refusal.code, refusal.retry_after_ms) == ("busy", 30_000)
+        assert (await peer.reserve(second)).HasField("reserved")
+        assert (await peer.reserve(peer.alone(session=5))).HasField("reserved")
