@@ -101,9 +101,8 @@ class Link:
         self._connection = connection
         self._handler = handler
         self._redial = redial
-        self._wake = asyncio.Event()
         self._measured = asyncio.Event()
-        self._traffic = Traffic(uplink, self._wake.set, self._measured.set, loop.time())
+        self._traffic = Traffic(uplink, self._wake, self._measured.set, loop.time())
         self._closing: asyncio.Future[_End] = loop.create_future()
         self._suspended = asyncio.Event()
         self._resumed: asyncio.Future[Resumed] = loop.create_future()
@@ -265,9 +264,14 @@ class Link:
                 await connection.close()
                 return _End(f"protocol error: {error}")
 
+    def _wake(self) -> None:
+        """There may be something to send. A connection that comes later looks by itself."""
+        if self._carried is not None:
+            self._carried.carrier.wake()
+
     async def _carry(self, connection: Connection) -> str | _End:
         """Uses a connection until it breaks, or the link ends; why."""
-        carrier = Carrier(connection.stream, self._traffic, self._wake, self._dispatch)
+        carrier = Carrier(connection.stream, self._traffic, self._dispatch)
         carried = self._carried = _Carried(
             connection,
             carrier,

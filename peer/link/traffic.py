@@ -220,11 +220,6 @@ class Traffic:
             raise LinkClosed(packet)
         return None
 
-    @property
-    def ack_due_s(self) -> float:
-        """When an acknowledgement should leave; infinite if none is to."""
-        return self._acknowledging.due_s
-
     def _acknowledged(self, ack: Ack, now_s: float) -> None:
         was_full = self._unacknowledged.is_full
         last = self._unacknowledged.acknowledge(ack.sequence)
