@@ -8,22 +8,20 @@ lock                   held for moments, by whoever changes what is there or in 
 """
 
 import hashlib
-import json
 import os
-import re
 import shutil
-import tempfile
-import uuid
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Final, Self
 
 from filelock import FileLock, Timeout
 from platformdirs import user_cache_dir
+
+from molink.shards.store_notes import Notes, checked_name
+from molink.shards.store_users import StoreUsers
 
 LOCK_TIMEOUT_S: Final = 60.0
 """Nobody holds the store's lock for longer than it takes to remove some files."""
@@ -32,7 +30,6 @@ FETCH_TIMEOUT_S: Final = 1800.0
 DISK_RESERVE_BYTES: Final = 2**29
 """Left free on the disk, for everybody else."""
 _READ_BYTES: Final = 2**22
-_NAME: Final = re.compile(r"[0-9A-Za-z.-]{1,200}")
 
 
 class StoreFull(Exception):
@@ -58,27 +55,20 @@ class BlobStore:
         """`limit_bytes` caps blobs and what is unfinished; None: half of what the disk would have without them."""
         self.folder = folder
         self._limit_bytes = limit_bytes
-        self._user = uuid.uuid4().hex
-        self._user_lock = FileLock(
-            folder / "users" / f"{self._user}.lock", blocking=False, thread_local=False
-        )
-        self._used: Counter[str] = Counter()
-        """What this process uses: paths below the folder, and how often."""
+        self.notes = Notes(folder / "notes", self._locked)
+        self._users = StoreUsers(folder / "users")
 
     def __enter__(self) -> Self:
         for name in ("blobs", "unfinished", "notes", "users", "fetching"):
             (self.folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._locked():  # nobody takes it for one that a dead process has left
-            self._user_lock.acquire()
+            self._users.enter()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._user_lock.release()
-        for suffix in (".lock", ".json"):
-            with suppress(OSError):
-                (self.folder / "users" / f"{self._user}{suffix}").unlink(missing_ok=True)
+        self._users.leave()
 
     def blob(self, sha256: str) -> Path:
         """Where a tensor's bytes are, if they are there."""
@@ -86,7 +76,7 @@ class BlobStore:
 
     def unfinished(self, name: str) -> Path:
         """Where a tensor lies while it is on its way."""
-        return self.folder / "unfinished" / _checked(name)
+        return self.folder / "unfinished" / checked_name(name)
 
     @contextmanager
     def fetching(self, name: str) -> Iterator[None]:
@@ -95,24 +85,27 @@ class BlobStore:
         Raises:
             StoreFull: another one still does after FETCH_TIMEOUT_S.
         """
+        lock = FileLock(self.folder / "fetching" / f"{checked_name(name)}.lock", timeout=FETCH_TIMEOUT_S)
         try:
-            with FileLock(self.folder / "fetching" / f"{_checked(name)}.lock", timeout=FETCH_TIMEOUT_S):
-                yield
+            lock.acquire()
         except Timeout:
             raise StoreFull(
                 f"another process has been fetching the same weights into {self.folder} for {FETCH_TIMEOUT_S:g} s"
             ) from None
+        try:
+            yield
+        finally:
+            lock.release()
 
     @contextmanager
     def using(self) -> Iterator["InUse"]:
         """What is marked within stays until the context ends."""
-        mark = InUse(self)
+        mark = InUse(self.folder, self._users)
         try:
             yield mark
         finally:
-            with self._locked(), suppress(OSError):
-                self._used.subtract(mark.paths)
-                self._tell()
+            with self._locked():
+                self._users.let_go(mark.names)
 
     def reserve(self, sizes: Mapping[Path, int], in_use: "InUse") -> None:
         """Makes files of these sizes, empty where they are new, and marks them; first makes room for them.
@@ -135,7 +128,10 @@ class BlobStore:
         with self._locked():
             in_use.mark([blob])
             blob.parent.mkdir(mode=0o700, exist_ok=True)
-            path.replace(blob)
+            if _has_size(blob, path.stat().st_size):
+                path.unlink()
+            else:
+                path.replace(blob)
 
     def take(self, sizes: Mapping[str, int], in_use: "InUse") -> frozenset[str]:
         """Those of the blobs that are there and have their size; they are in use now, and used last."""
@@ -159,58 +155,10 @@ class BlobStore:
     def room_bytes(self) -> int:
         """How much could be added, if all that nobody uses were removed."""
         with self._locked():
-            in_use = self._everybodys()
+            in_use = self._users.everybodys()
             return self._limit() - sum(
                 stored.size_bytes for stored in self._stored() if self._key(stored.path) in in_use
             )
-
-    def read_note(self, kind: str, key: str) -> bytes | None:
-        """What `write_note` wrote; None if there is nothing."""
-        try:
-            return (self.folder / "notes" / _checked(kind) / _checked(key)).read_bytes()
-        except OSError:
-            return None
-
-    def write_note(self, kind: str, key: str, content: bytes) -> None:
-        """Remembers small things, all or nothing. On a full disk they are simply not remembered."""
-        path = self.folder / "notes" / _checked(kind) / _checked(key)
-        with suppress(OSError):
-            path.parent.mkdir(mode=0o700, exist_ok=True)
-            _replace(path, content)
-
-    def read_digests(self, content_id: str) -> dict[str, str]:
-        """SHA-256 of the tensors of a file, by name, as far as they are known."""
-        try:
-            known = json.loads(self.read_note("digests", content_id) or b"{}")
-        except (ValueError, RecursionError):
-            return {}
-        return (
-            {name: sha256 for name, sha256 in known.items() if _is_sha256(sha256)}
-            if isinstance(known, dict)
-            else {}
-        )
-
-    def add_digests(self, content_id: str, digests: Mapping[str, str]) -> None:
-        """Remembers the contents of tensors of a file."""
-        with self._locked():
-            known = {**self.read_digests(content_id), **digests}
-            self.write_note("digests", content_id, json.dumps(known).encode())
-
-    def forget_digests(self, content_id: str, names: Iterable[str]) -> None:
-        """What was remembered of these tensors was wrong."""
-        with self._locked():
-            gone = set(names)
-            known = {name: it for name, it in self.read_digests(content_id).items() if name not in gone}
-            self.write_note("digests", content_id, json.dumps(known).encode())
-
-    def _mark(self, paths: Iterable[Path]) -> None:
-        """Call it with the store's lock held."""
-        self._used.update(map(self._key, paths))
-        self._tell()
-
-    def _tell(self) -> None:
-        self._used += Counter()  # without those that nobody counts any more
-        _replace(self.folder / "users" / f"{self._user}.json", json.dumps(list(self._used)).encode())
 
     def _key(self, path: Path) -> str:
         return path.relative_to(self.folder).as_posix()
@@ -241,7 +189,7 @@ class BlobStore:
         over_bytes = max(
             sum(one.size_bytes for one in stored) + wanted_bytes - limit_bytes, wanted_bytes - free_bytes
         )
-        in_use = self._everybodys()
+        in_use = self._users.everybodys()
         going = []
         for one in sorted(stored, key=lambda one: one.used_ns):
             if over_bytes > 0 and self._key(one.path) not in in_use:
@@ -254,37 +202,22 @@ class BlobStore:
                 "hold fewer layers"
             )
         for path in going:
-            path.unlink(missing_ok=True)
-
-    def _everybodys(self) -> frozenset[str]:
-        """What living processes use. What dead ones have left is tidied up. Call it with the lock held."""
-        used = set(self._used)
-        for lock in (self.folder / "users").glob("*.lock"):
-            notes = lock.with_suffix(".json")
-            if lock.stem == self._user:
-                continue
-            try:
-                with FileLock(lock, blocking=False):
-                    notes.unlink(missing_ok=True)
-                lock.unlink(missing_ok=True)
-            except Timeout:
-                with suppress(OSError, ValueError):
-                    used.update(json.loads(notes.read_bytes()))
-        return frozenset(used)
+            with suppress(PermissionError):  # somebody reads it, on a system where that keeps it
+                path.unlink(missing_ok=True)
 
 
 class InUse:
-    """Files of the store that one task uses. `BlobStore` marks them."""
+    """Files of the store that one task uses. `BlobStore` marks them, with its lock held."""
 
-    def __init__(self, store: BlobStore) -> None:
-        self._store = store
-        self.paths: list[str] = []
+    def __init__(self, folder: Path, users: StoreUsers) -> None:
+        self._folder = folder
+        self._users = users
+        self.names: list[str] = []
 
     def mark(self, paths: Iterable[Path]) -> None:
-        """Call it with the store's lock held."""
-        paths = list(paths)
-        self.paths += [self._store._key(path) for path in paths]  # noqa: SLF001 - one class in two
-        self._store._mark(paths)  # noqa: SLF001
+        names = [path.relative_to(self._folder).as_posix() for path in paths]
+        self.names += names
+        self._users.use(names)
 
 
 def hash_file(path: Path) -> str:
@@ -302,24 +235,3 @@ def _has_size(path: Path, size: int) -> bool:
         return path.stat().st_size == size
     except OSError:
         return False
-
-
-def _is_sha256(value: Any) -> bool:  # noqa: ANN401 - out of a file
-    return isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None
-
-
-def _checked(name: str) -> str:
-    if not _NAME.fullmatch(name) or ".." in name:
-        raise ValueError(f"{name!r} is no name in the store")
-    return name
-
-
-def _replace(path: Path, content: bytes) -> None:
-    descriptor, name = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-        Path(name).replace(path)
-    except OSError:
-        Path(name).unlink(missing_ok=True)
-        raise

@@ -4,6 +4,7 @@ import hashlib
 import json
 import random
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -116,15 +117,9 @@ class HubClient:
         self._patience = patience
         self._pause = pause
         self._client: httpx.Client | None = None
+        self._opening = threading.Lock()
 
     def __enter__(self) -> Self:
-        from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
-
-        self._client = httpx.Client(
-            headers={**build_hf_headers(library_name="molink"), "Accept-Encoding": "identity"},
-            timeout=httpx.Timeout(self._patience.silence_s, connect=self._patience.connect_s),
-            follow_redirects=True,
-        )
         return self
 
     def __exit__(
@@ -256,9 +251,17 @@ class HubClient:
         )
 
     def _open(self) -> httpx.Client:
-        if self._client is None:
-            raise RuntimeError("the client is not open")
-        return self._client
+        """Connections, made when they are first needed: often everything is there already."""
+        from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+
+        with self._opening:
+            if self._client is None:
+                self._client = httpx.Client(
+                    headers={**build_hf_headers(library_name="molink"), "Accept-Encoding": "identity"},
+                    timeout=httpx.Timeout(self._patience.silence_s, connect=self._patience.connect_s),
+                    follow_redirects=True,
+                )
+            return self._client
 
 
 def parse_listing(data: bytes) -> dict[str, HubFile]:

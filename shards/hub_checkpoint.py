@@ -112,7 +112,7 @@ def read_checkpoint(
 
 def _listing(client: HubClient, store: BlobStore) -> Mapping[str, HubFile]:
     key = hashlib.sha256(f"{client.model}\n{client.commit}".encode()).hexdigest()
-    known = store.read_note("listings", key)
+    known = store.notes.read("listings", key)
     if known is not None:
         try:
             return parse_listing(known)
@@ -123,13 +123,13 @@ def _listing(client: HubClient, store: BlobStore) -> Mapping[str, HubFile]:
         {"rfilename": file.name, "size": file.size_bytes, "blobId": file.content_id}
         for file in listing.values()
     ]
-    store.write_note("listings", key, json.dumps({"siblings": siblings}).encode())
+    store.notes.write("listings", key, json.dumps({"siblings": siblings}).encode())
     return listing
 
 
 def _header(client: HubClient, store: BlobStore, file: HubFile) -> tuple[StoredTensor, ...]:
     what = f"{file.name} of {client.model}"
-    known = store.read_note("headers", file.content_id)
+    known = store.notes.read("headers", file.content_id)
     if known is not None:
         try:
             return parse_header(what, known, file.size_bytes)
@@ -143,7 +143,7 @@ def _header(client: HubClient, store: BlobStore, file: HubFile) -> tuple[StoredT
     if len(data) < length:
         data += b"".join(client.stream(file, len(first), LENGTH_BYTES + length))
     tensors = parse_header(what, data, file.size_bytes)
-    store.write_note("headers", file.content_id, data)
+    store.notes.write("headers", file.content_id, data)
     return tensors
 
 

@@ -66,14 +66,14 @@ def identify(
         run_all([job(file) for file in files])
     digests: dict[str, str] = {}
     for file in checkpoint.files:
-        digests |= store.read_digests(file.content_id)
+        digests |= store.notes.digests(file.content_id)
     return checkpoint.manifest(digests)
 
 
 def _unknown(checkpoint: HubCheckpoint, store: BlobStore) -> list[HubFile]:
     unknown = []
     for file in checkpoint.files:
-        known = store.read_digests(file.content_id)
+        known = store.notes.digests(file.content_id)
         if any(remote.file == file and name not in known for name, remote in checkpoint.tensors.items()):
             unknown.append(file)
     return unknown
@@ -124,7 +124,7 @@ class _Reading:
                 at = end
             if whole.hexdigest() == self._file.content_id:
                 self._keep(digests)
-                self._store.add_digests(self._file.content_id, digests)
+                self._store.notes.add_digests(self._file.content_id, digests)
                 return
         raise HubError(
             f"{self._file.name} of {client.model} is damaged: what the hub sends is not what its hash says. Try again"

@@ -1,8 +1,9 @@
 """The weights of a model of a hub, of which only those that are asked for are fetched, and each only once."""
 
 import errno
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Final
 
 from molink.shards.blob_part import BlobPart
@@ -19,6 +20,15 @@ from molink.shards.verification import groups_of
 
 TIMES: Final = 2
 """Wrong bytes are fetched so often before they are taken for what the hub has."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Task:
+    """What one call of `ready` works with."""
+
+    client: HubClient
+    in_use: InUse
+    counter: ByteCounter
 
 
 class HubWeights:
@@ -41,14 +51,14 @@ class HubWeights:
         """
         tensors = self.checkpoint.tensors
         groups = list(groups_of(span, tensors, len(manifest.layers), manifest))
-        with self._store.using() as in_use:
+        with self._store.using() as in_use, self._open_client(self.checkpoint.commit) as client:
             digests: dict[str, str] = {}
             try:
                 names = {name for _, names, _ in groups for name in names}
                 lacking = names - self._held(names, in_use).keys()
                 counter = ByteCounter(progress, sum(tensors[name].size_bytes for name in lacking))
                 for title, group, expected in groups:
-                    digests |= self._group(title, group, expected.sha256, in_use, counter)
+                    digests |= self._group(title, group, expected.sha256, _Task(client, in_use, counter))
             except (HubError, StoreFull) as error:
                 raise WeightsError(self.checkpoint.folder, str(error)) from error
             except OSError as error:
@@ -64,9 +74,7 @@ class HubWeights:
         known = self._known({name for _, names, _ in groups for name in names})
         return self._store.drop_damaged(known.values()) > 0
 
-    def _group(
-        self, title: str, names: Sequence[str], expected: str, in_use: InUse, counter: ByteCounter
-    ) -> dict[str, str]:
+    def _group(self, title: str, names: Sequence[str], expected: str, task: _Task) -> dict[str, str]:
         """SHA-256 of the tensors of one group by name; they are there now, and are the manifest's."""
         if not names:
             return {}
@@ -75,17 +83,15 @@ class HubWeights:
         lock = f"{self.checkpoint.files[0].content_id}-{'ends' if layer is None else layer}"
         with self._store.fetching(lock):
             for _ in range(TIMES):
-                held = self._held(names, in_use)
-                held |= self._fetch(
-                    {name: wanted[name] for name in names if name not in held}, in_use, counter
-                )
+                held = self._held(names, task.in_use)
+                held |= self._fetch({name: wanted[name] for name in names if name not in held}, task)
                 entries = [
                     (name, it.tensor.dtype, it.tensor.shape, held[name]) for name, it in wanted.items()
                 ]
                 if group_digest(entries) == expected:
                     return held
                 for file in {it.file for it in wanted.values()}:
-                    self._store.forget_digests(file.content_id, names)
+                    self._store.notes.forget_digests(file.content_id, names)
         raise WeightsError(
             self.checkpoint.folder,
             f"the weights of {title} at the hub are not those of the model that is served: the model at the hub was "
@@ -93,14 +99,14 @@ class HubWeights:
             names,
         )
 
-    def _known(self, names: Iterable[str]) -> dict[str, str]:
+    def _known(self, names: Collection[str]) -> dict[str, str]:
         """SHA-256 of those of the tensors of which it is known, whether they are there or not."""
         known: dict[str, str] = {}
-        for file in self.checkpoint.files:
-            known |= self._store.read_digests(file.content_id)
+        for file in {self.checkpoint.tensors[name].file for name in names}:
+            known |= self._store.notes.digests(file.content_id)
         return {name: known[name] for name in names if name in known}
 
-    def _held(self, names: Iterable[str], in_use: InUse) -> dict[str, str]:
+    def _held(self, names: Collection[str], in_use: InUse) -> dict[str, str]:
         """SHA-256 of those of the tensors that the store has. They are in use now."""
         known = self._known(names)
         there = self._store.take(
@@ -108,27 +114,24 @@ class HubWeights:
         )
         return {name: sha256 for name, sha256 in known.items() if sha256 in there}
 
-    def _fetch(
-        self, wanted: Mapping[str, RemoteTensor], in_use: InUse, counter: ByteCounter
-    ) -> dict[str, str]:
+    def _fetch(self, wanted: Mapping[str, RemoteTensor], task: _Task) -> dict[str, str]:
         """Fetches tensors; their SHA-256 by name."""
         if not wanted:
             return {}
         arriving = {name: Unfinished.of(self._store, it) for name, it in wanted.items()}
-        self._store.reserve({one.path: one.file_bytes for one in arriving.values()}, in_use)
-        with self._open_client(self.checkpoint.commit) as client:
-            fetch_missing(client, [(wanted[name].file, one) for name, one in arriving.items()], counter)
+        self._store.reserve({one.path: one.file_bytes for one in arriving.values()}, task.in_use)
+        fetch_missing(task.client, [(wanted[name].file, one) for name, one in arriving.items()], task.counter)
         digests: dict[str, str] = {}
         try:
             for name, one in arriving.items():
                 path = one.finish()
                 sha256 = hash_file(path)
-                self._store.adopt(path, sha256, in_use)
+                self._store.adopt(path, sha256, task.in_use)
                 digests[name] = sha256
         finally:
             for file in {it.file for it in wanted.values()}:
                 own = {name: sha256 for name, sha256 in digests.items() if wanted[name].file == file}
-                self._store.add_digests(file.content_id, own)
+                self._store.notes.add_digests(file.content_id, own)
         return digests
 
     def _disk_trouble(self, error: OSError) -> str:

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote
@@ -112,6 +113,12 @@ class _Server(ThreadingHTTPServer):
         """A client that hangs up is no news."""
 
 
+@cache
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+@cache
 def _git_hash(data: bytes) -> str:
     return hashlib.sha1(f"blob {len(data)}\0".encode() + data, usedforsecurity=False).hexdigest()
 
@@ -174,7 +181,7 @@ class _Handler(BaseHTTPRequestHandler):
         data = self._hub.files[name]
         entry: dict[str, object] = {"rfilename": name, "size": len(data), "blobId": _git_hash(data)}
         if _is_large(name):
-            entry["lfs"] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest(), "pointerSize": 130}
+            entry["lfs"] = {"size": len(data), "sha256": _sha256(data), "pointerSize": 130}
         return entry
 
     def _send_file(self, asked: Asked) -> None:
@@ -186,7 +193,7 @@ class _Handler(BaseHTTPRequestHandler):
             etag = f'"{_git_hash(data)}"'
             self._send(Answer(200, data, {"ETag": etag, "X-Repo-Commit": COMMIT}))
         else:
-            sha256 = hashlib.sha256(data).hexdigest()
+            sha256 = _sha256(data)
             location = f"{hub.content_endpoint}/content/{asked.name}?signature=secret"
             headers = {"Location": location, "X-Repo-Commit": COMMIT, "X-Linked-Etag": f'"{sha256}"'}
             self._send(Answer(302, b"", headers | {"X-Linked-Size": str(len(data))}))

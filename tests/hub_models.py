@@ -26,18 +26,20 @@ class HubSide:
     model_folder: Path
     """The model whole, as it lies at the hub."""
     folder: Path
+    patience: Patience = Patience(attempts=3, silence_s=10.0)  # noqa: RUF009 (a value)
     pauses: list[float] = field(default_factory=list)
 
     def open_client(self, commit: str = COMMIT) -> HubClient:
-        patience = Patience(attempts=3, silence_s=10.0)
         return HubClient(
-            MODEL, commit, endpoint=self.hub.endpoint, patience=patience, pause=self.pauses.append
+            MODEL, commit, endpoint=self.hub.endpoint, patience=self.patience, pause=self.pauses.append
         )
 
     def snapshot(self) -> Path:
         """A folder as the hub's own library makes it of the model's small files."""
         snapshot = self.folder / COMMIT
-        snapshot.mkdir(exist_ok=True)
+        if snapshot.exists():
+            return snapshot
+        snapshot.mkdir()
         for name in (*CONFIGURATION_FILES, *TOKENIZER_FILES, "model.safetensors.index.json"):
             if name in self.hub.files:
                 (snapshot / name).write_bytes(self.hub.files[name])

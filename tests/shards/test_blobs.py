@@ -87,7 +87,7 @@ def test_what_another_process_uses_stays_until_that_process_is_gone(tmp_path: Pa
         other.communicate(timeout=30)
         put_unused(store, b"2" * 700, 2)
         assert there(store, sha256) == [False]
-        assert [path.stem for path in (tmp_path / "users").glob("*.lock")] == [store._user]
+        assert [path.stem for path in (tmp_path / "users").glob("*.lock")] == [store._users._id]
 
 
 def test_room_is_taken_as_soon_as_something_is_on_its_way(tmp_path: Path) -> None:
@@ -126,13 +126,13 @@ def test_a_disk_that_others_fill_is_not_filled_to_the_brim(
 
 def test_digests_are_remembered_and_damaged_notes_forgotten(tmp_path: Path) -> None:
     with BlobStore(tmp_path) as store:
-        store.add_digests("file", {"a": "0" * 64})
-        store.add_digests("file", {"b": "1" * 64})
-        store.forget_digests("file", ["a", "never heard of"])
-        assert store.read_digests("file") == {"b": "1" * 64}
+        store.notes.add_digests("file", {"a": "0" * 64})
+        store.notes.add_digests("file", {"b": "1" * 64})
+        store.notes.forget_digests("file", ["a", "never heard of"])
+        assert store.notes.digests("file") == {"b": "1" * 64}
         for damage in (b"", b"[]", b'{"b": 3}', b'{"b": "../../x"}', b"[" * 100_000):
-            store.write_note("digests", "file", damage)
-            assert store.read_digests("file") == {}
+            store.notes.write("digests", "file", damage)
+            assert store.notes.digests("file") == {}
 
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "", "a\\b", "a:b", "..", "x" * 300])
@@ -140,8 +140,8 @@ def test_names_lead_nowhere_else(tmp_path: Path, name: str) -> None:
     with BlobStore(tmp_path) as store:
         for use in (
             store.unfinished,
-            lambda it: store.read_note("kind", it),
-            lambda it: store.read_note(it, "key"),
+            lambda it: store.notes.read("kind", it),
+            lambda it: store.notes.read(it, "key"),
         ):
             with pytest.raises(ValueError, match="no name"):
                 use(name)

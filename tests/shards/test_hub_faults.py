@@ -1,9 +1,12 @@
 """A hub that misbehaves costs patience, or ends in one clear sentence; nothing half-fetched is taken for whole."""
 
 import errno
+import itertools
 import json
+import threading
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from fake_hub import Answer, Asked, Fault
@@ -143,6 +146,33 @@ def test_lasting_trouble_is_one_clear_error_and_another_try_goes_on_from_there(
             side.fetch(store, SPAN)
         side.hub.fault = None
         assert side.fetch(store, SPAN) == expected
+
+
+def test_a_server_that_falls_silent_is_given_up(side: HubSide) -> None:
+    never = threading.Event()
+
+    def hold(_: Asked, answer: Answer) -> Answer:
+        never.wait(20)
+        return answer
+
+    with side.store() as store:
+        side.checkpoint(store)
+        side.patience = Patience(attempts=2, silence_s=0.2)
+        side.hub.fault = hold
+        try:
+            with pytest.raises(WeightsError, match="cannot be fetched from the hub: timed out"):
+                side.fetch(store, SPAN)
+        finally:
+            never.set()
+
+
+def test_a_server_that_drips_is_given_up(side: HubSide, monkeypatch: pytest.MonkeyPatch) -> None:
+    with side.store() as store:
+        side.checkpoint(store)
+        clock = SimpleNamespace(monotonic=itertools.count(0, 1000).__next__)  # each look is 1000 s later
+        monkeypatch.setattr("molink.shards.hub.time", clock)
+        with pytest.raises(WeightsError, match="it comes too slowly"):
+            side.fetch(store, SPAN)
 
 
 def test_after_a_crash_only_what_is_missing_is_fetched(side: HubSide) -> None:

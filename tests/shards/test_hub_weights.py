@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -130,6 +131,42 @@ def test_what_is_held_is_found_again_without_the_hub(side: HubSide) -> None:
     with side.store() as store:
         assert side.fetch(store, Span(2, 4)) == first
     assert side.hub.asked == []
+
+
+def test_offline_what_is_held_serves_and_what_is_not_is_one_clear_error(
+    side: HubSide, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with side.store() as store:
+        first = side.fetch(store, Span(2, 4))
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+        assert side.fetch(store, Span(2, 4)) == first
+        with pytest.raises(WeightsError, match="HF_HUB_OFFLINE"):
+            side.fetch(store, Span(2, 5))
+
+
+def test_a_span_that_does_not_fit_into_the_store_is_refused_before_it_is_fetched(side: HubSide) -> None:
+    with side.store(limit_bytes=100_000) as store:
+        side.checkpoint(store)
+        side.hub.weight_ranges()
+        with pytest.raises(WeightsError, match=r"do not fit into .*--store-size"):
+            side.fetch(store, Span(1, 2))
+        assert side.hub.weight_ranges() == {}
+
+
+def test_peers_of_one_user_that_want_the_same_layers_at_once_fetch_them_once(side: HubSide) -> None:
+    def one(_: int) -> dict[str, bytes]:
+        with side.store() as store:
+            return side.fetch(store, Span(1, 4))
+
+    with side.store() as store:
+        side.checkpoint(store)
+    side.hub.weight_ranges()
+    with ThreadPoolExecutor(3) as pool:
+        first, *others = pool.map(one, range(3))
+    ranges = [(name, *own) for name, all_ in side.hub.weight_ranges().items() for own in all_]
+    assert others == [first, first]
+    assert len(ranges) == len(set(ranges))
+    assert sum(stop - start for _, start, stop in ranges) == sum(map(len, first.values()))
 
 
 def test_progress_counts_the_bytes_that_are_fetched(side: HubSide) -> None:
