@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 from molink.dht.records import PeerFacts
 from molink.peer.backend import Backend
-from molink.peer.dialling import DIAL_TIMEOUT_S
 from molink.peer.engine_thread import EngineThread
 from molink.peer.leases import LeaseBook, LeaseKey, Refused
-from molink.peer.link import Link, LinkError
-from molink.peer.links import Links
+from molink.peer.link.dialling import DIAL_TIMEOUT_S
+from molink.peer.link.link import Link, LinkError
+from molink.peer.link.links import Links
 from molink.peer.memory import common_spans
 from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.sessions import HopSession, SessionPlan, SessionTable

@@ -33,6 +33,15 @@ class HubAccess:
     ask: AskManifest
     layers: Span | None
     """Those that the owner has chosen; None: not known yet."""
+    memory_bytes: int
+    """The peer's, for weights and what else it needs."""
+
+    def kept(self, checkpoint: HubCheckpoint) -> set[str]:
+        """The tensors worth storing when everything is read anyway: those of the chosen layers, or of a model that
+        the peer could hold whole. Of a larger one more would be stored than is ever used."""
+        if self.layers is not None:
+            return checkpoint.names_of(self.layers)
+        return set(checkpoint.tensors) if checkpoint.size_bytes <= self.memory_bytes else set()
 
 
 async def open_hub_model(
@@ -59,8 +68,7 @@ async def open_hub_model(
         def progress(done: int, total: int) -> None:
             report(f"Reading all {unread} of {identifier} once, as {why}: {progress_bar(done, total)}")
 
-        keep = checkpoint.names_of(access.layers) if access.layers is not None else set(checkpoint.tensors)
-        return identify(checkpoint, access.store, open_client, keep, progress)
+        return identify(checkpoint, access.store, open_client, access.kept(checkpoint), progress)
 
     served = Counter(view.facts.model.content_hash for view in views if view.facts.model.name == identifier)
     try:

@@ -7,8 +7,8 @@ from weakref import WeakKeyDictionary
 from molink.peer.admission import Admission, RequestRefused
 from molink.peer.handout import Handout
 from molink.peer.leases import LeaseKey
-from molink.peer.link import Link
-from molink.peer.links import Links
+from molink.peer.link.link import Link
+from molink.peer.link.links import Links
 from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.protocol.frames import Frame, ProtocolError
 from molink.peer.sessions import SessionPlan, SessionTable, read_plan

@@ -8,7 +8,7 @@ from molink.dht.announcement import AnnouncementError, open_facts
 from molink.dht.records import PeerFacts
 from molink.peer.codecs import encodings_of_circuit
 from molink.peer.leases import LeaseKey
-from molink.peer.link import Link
+from molink.peer.link.link import Link
 from molink.peer.pipeline import Circuit, PipelineStage, stage_of
 from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.protocol.frames import ProtocolError

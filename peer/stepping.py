@@ -17,8 +17,8 @@ from molink.peer.decode_watch import DecodeBatch, DecodeWatch, Iterations
 from molink.peer.engine_thread import EngineThread
 from molink.peer.going_on import GoingOn
 from molink.peer.leases import LeaseKey
-from molink.peer.link import Link
-from molink.peer.links import Links
+from molink.peer.link.link import Link
+from molink.peer.link.links import Links
 from molink.peer.metrics import PeerMetrics
 from molink.peer.microbatch import BatchLimits, MicroBatchQueue, PendingStep
 from molink.peer.prefill_chunks import Cut

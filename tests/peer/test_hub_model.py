@@ -55,7 +55,13 @@ def view(content_hash: str, name: str = MODEL) -> PeerView:
 
 
 def open_with(
-    side: HubSide, store: BlobStore, served: Sequence[tuple[Manifest | None, str, int]], told: list[str]
+    side: HubSide,
+    store: BlobStore,
+    served: Sequence[tuple[Manifest | None, str, int]],
+    told: list[str],
+    *,
+    layers: Span | None = None,
+    memory_bytes: int = 0,
 ) -> tuple[Manifest, HubWeights]:
     """`served` are manifests as peers hand them out, the content hashes they announce, and how many peers do."""
     handed_out = {content_hash: manifest for manifest, content_hash, _ in served}
@@ -65,7 +71,7 @@ def open_with(
 
     views = [view(content_hash) for _, content_hash, count in served for _ in range(count)]
     views.append(view("f" * 64, name="another/model"))
-    access = HubAccess(store, ask, Span(0, 1))
+    access = HubAccess(store, ask, layers, memory_bytes)
     return asyncio.run(open_hub_model(MODEL, side.snapshot(), views, access, told.append))
 
 
@@ -98,6 +104,24 @@ def test_what_nobody_serves_is_read_once_which_is_said(side: HubSide) -> None:
         assert read_bytes(side) == 0
     assert f"of {MODEL} once, as nobody serves it yet: [" in told[0]
     assert "100%" in told[-1]
+
+
+@pytest.mark.parametrize(
+    ("layers", "memory_bytes", "kept"),
+    [(None, 2**30, Span(0, 6)), (Span(2, 4), 0, Span(2, 4)), (None, 1000, None)],
+    ids=["it fits into memory", "chosen layers", "too large"],
+)
+def test_a_founder_keeps_what_it_may_hold_itself_while_it_reads(
+    side: HubSide, layers: Span | None, memory_bytes: int, kept: Span | None
+) -> None:
+    with side.store() as store:
+        _, weights = open_with(side, store, [], [], layers=layers, memory_bytes=memory_bytes)
+        blobs = [path.name for path in (store.folder / "blobs").glob("*/*")]
+        assert len(blobs) == (len(weights.checkpoint.names_of(kept)) if kept else 0)
+        side.hub.weight_ranges()
+        if kept is not None:
+            side.fetch(store, kept)
+            assert side.hub.weight_ranges() == {}
 
 
 def test_where_no_peer_hands_out_a_manifest_the_model_is_read(side: HubSide) -> None:

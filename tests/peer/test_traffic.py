@@ -8,16 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from packet_examples import tampered
 
-from molink.peer import traffic as traffic_module
-from molink.peer.acknowledging import BULK_CHUNKS
+from molink.peer.link import traffic as traffic_module
+from molink.peer.link.acknowledging import BULK_CHUNKS
+from molink.peer.link.reassembly import MAX_PARTIAL_BYTES
+from molink.peer.link.shared_uplink import SharedUplink
+from molink.peer.link.traffic import LinkClosed, Traffic
+from molink.peer.link.unacknowledged import Unacknowledged
 from molink.peer.protocol import packets
 from molink.peer.protocol.packets import CloseCode, PacketError
-from molink.peer.reassembly import MAX_PARTIAL_BYTES
-from molink.peer.shared_uplink import SharedUplink
-from molink.peer.traffic import LinkClosed, Traffic
 from molink.peer.transmission.classes import TrafficClass
 from molink.peer.transmission.policies import POLICIES
-from molink.peer.unacknowledged import Unacknowledged
 
 KIB = 1024
 

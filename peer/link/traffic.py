@@ -6,8 +6,11 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from molink.peer.acknowledging import Acknowledging
-from molink.peer.keepalive import KeepAlive, RoundTrips, Verdict
+from molink.peer.link.acknowledging import Acknowledging
+from molink.peer.link.keepalive import KeepAlive, RoundTrips, Verdict
+from molink.peer.link.reassembly import Reassembly
+from molink.peer.link.shared_uplink import SharedUplink
+from molink.peer.link.unacknowledged import SentChunk, Unacknowledged
 from molink.peer.protocol.packets import (
     Ack,
     Cancel,
@@ -23,11 +26,8 @@ from molink.peer.protocol.packets import (
     encode_ping,
     encode_pong,
 )
-from molink.peer.reassembly import Reassembly
-from molink.peer.shared_uplink import SharedUplink
 from molink.peer.transmission.classes import TrafficClass
 from molink.peer.transmission.values import Arrival, LinkEstimate, Outgoing, Send
-from molink.peer.unacknowledged import SentChunk, Unacknowledged
 
 PINGS_REMEMBERED = 8
 PONGS_WAITING = 16

@@ -12,15 +12,15 @@ from typing import Protocol
 
 from google.protobuf.message import Message
 
-from molink.peer.connection import BREAKS, FAREWELL_S, Carrier, Connection, why_broken
-from molink.peer.handshake import Remote
-from molink.peer.keepalive import FIRST_PING_INTERVAL_S, FIRST_PINGS, TICK_S
-from molink.peer.line_quality import LinkQuality
+from molink.peer.link.connection import BREAKS, FAREWELL_S, Carrier, Connection, why_broken
+from molink.peer.link.handshake import Remote
+from molink.peer.link.keepalive import FIRST_PING_INTERVAL_S, FIRST_PINGS, TICK_S
+from molink.peer.link.line_quality import LinkQuality
+from molink.peer.link.shared_uplink import SharedUplink
+from molink.peer.link.traffic import LinkClosed, Traffic
 from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.protocol.frames import Frame, ProtocolError, decode, encode
 from molink.peer.protocol.packets import CloseCode, PacketError, encode_close
-from molink.peer.shared_uplink import SharedUplink
-from molink.peer.traffic import LinkClosed, Traffic
 from molink.peer.transmission.classes import TrafficClass
 
 RESUME_WAIT_S = 2.0

@@ -7,7 +7,7 @@ from typing import Protocol
 import grpc
 import grpc.aio
 
-from molink.peer.traffic import Traffic
+from molink.peer.link.traffic import Traffic
 
 FAREWELL_S = 0.5
 """How long the last packet of a link may take."""
