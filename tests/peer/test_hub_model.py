@@ -12,8 +12,8 @@ from data_plane import asynchronous
 from hub_models import MODEL, HubSide, hub_side
 from safetensors.torch import load_file, save_file
 from served_peer import opened, served
+from stored_models import write_llama
 from swarm_examples import facts_of, state_of
-from tiny_models import make_tiny_model
 
 from molink.dht.identity import Identity
 from molink.dht.records import PeerView
@@ -35,7 +35,7 @@ UP = "model.layers.1.mlp.up_proj.weight"
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model("llama", tmp_path_factory.mktemp("hub"))
+    return write_llama(tmp_path_factory.mktemp("hub") / "llama")
 
 
 @pytest.fixture
@@ -133,7 +133,7 @@ def test_where_no_peer_hands_out_a_manifest_the_model_is_read(side: HubSide) -> 
 
 
 def test_a_manifest_that_is_not_the_hubs_gives_way_to_one_that_is(side: HubSide, tmp_path: Path) -> None:
-    other = read_manifest(make_tiny_model("llama_tied", tmp_path / "other"))
+    other = read_manifest(write_llama(tmp_path / "other", "llama_tied"))
     served = [(other, other.content_hash, 5), (side.manifest, side.manifest.content_hash, 1)]
     with side.store() as store:
         assert open_with(side, store, served, [])[0] == side.manifest

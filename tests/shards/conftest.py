@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from hub_models import HubSide, hub_side
+from stored_models import write_llama
 from tiny_models import make_tiny_model
 
 
@@ -35,7 +36,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 @pytest.fixture(scope="session")
 def sharded_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny llama in several weight files, as large models come."""
-    return make_tiny_model("llama", tmp_path_factory.mktemp("sharded"), max_shard_size="300KB")
+    return write_llama(tmp_path_factory.mktemp("sharded") / "llama", max_shard_size="300KB")
 
 
 @pytest.fixture

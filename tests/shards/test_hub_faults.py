@@ -11,6 +11,8 @@ from types import SimpleNamespace
 import pytest
 from fake_hub import Answer, Asked, Fault
 from hub_models import HubSide
+from hypothesis import given
+from hypothesis import strategies as st
 
 from molink.shards import fetching, unfinished
 from molink.shards.errors import WeightsError
@@ -302,6 +304,30 @@ def test_without_an_index_there_is_one_file_or_no_model(side: HubSide) -> None:
 def test_an_answer_that_describes_no_model_is_refused(data: bytes) -> None:
     with pytest.raises(HubError, match="not the description of a model"):
         parse_listing(data)
+
+
+SOME_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["rfilename", "size", "blobId", "lfs", "sha256", "x"]), inner, max_size=4
+        )
+    ),
+    max_leaves=12,
+)
+NAMES = st.sampled_from(["model.safetensors", "../a.safetensors", "a.bin"]) | SOME_JSON
+
+
+@given(
+    st.lists(st.fixed_dictionaries({"rfilename": NAMES}, optional={"size": SOME_JSON, "blobId": SOME_JSON}))
+)
+def test_no_answer_of_a_hub_is_more_than_an_error(siblings: list[dict[str, object]]) -> None:
+    try:
+        files = parse_listing(json.dumps({"siblings": siblings}).encode())
+    except HubError:
+        return
+    assert all(file.name == name == "model.safetensors" for name, file in files.items())
 
 
 def test_files_elsewhere_in_the_repository_are_not_the_models() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hub_models import HubSide, hub_side
 from safetensors.torch import load_file
-from tiny_models import make_tiny_model
+from stored_models import write_llama
 
 from molink.shards.engine import Engine
 from molink.shards.errors import WeightsError
@@ -73,7 +73,7 @@ def test_the_ends_come_with_embedding_and_head(side: HubSide) -> None:
 
 
 def test_tied_embeddings_are_fetched_once_for_both_ends(tmp_path: Path) -> None:
-    folder = make_tiny_model("llama_tied", tmp_path / "models")
+    folder = write_llama(tmp_path / "tied", "llama_tied")
     with hub_side(folder, tmp_path) as side, side.store() as store:
         side.fetch(store, Span(0, 1))
         before = covered(side.hub.weight_ranges())
