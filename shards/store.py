@@ -58,6 +58,7 @@ def read_manifest(
     called as they are read. Raises `StoreError` if a file is missing, damaged or cut short. A tokenizer may
     be missing: peers need none.
     """
+    _configuration(folder)  # without one, the weights need not be read
     paths, promised = weight_files(folder)
     total = sum(path.stat().st_size for path in paths)
     done = 0
@@ -83,11 +84,7 @@ def manifest_of(folder: Path, entries: list[Entry]) -> Manifest:
 
     Raises `StoreError` if the files are damaged or the tensors are not those of one model.
     """
-    configuration = read_settings(folder / "config.json")
-    if configuration is None:
-        raise StoreError(
-            f"{folder} has no config.json, so it is no model in Hugging Face format. Check the path."
-        )
+    configuration = _configuration(folder)
     embed, layers, head = _groups(folder, entries)
     return Manifest(
         configuration=configuration,
@@ -173,6 +170,15 @@ def read_settings(path: Path) -> Settings | None:
     if not isinstance(parsed, dict):
         raise StoreError(f"{path} is not a JSON object. Fetch the model again.")
     return {key: value for key, value in parsed.items() if key not in _VOLATILE}
+
+
+def _configuration(folder: Path) -> Settings:
+    configuration = read_settings(folder / "config.json")
+    if configuration is None:
+        raise StoreError(
+            f"{folder} has no config.json, so it is no model in Hugging Face format. Check the path."
+        )
+    return configuration
 
 
 def _groups(folder: Path, entries: list[Entry]) -> tuple[TensorGroup, tuple[TensorGroup, ...], TensorGroup]:

@@ -1,6 +1,7 @@
 """A peer and a model of a hub: by whose word it is known, and that a broken one is refused whole."""
 
 import asyncio
+import hashlib
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -116,8 +117,11 @@ def test_a_founder_keeps_what_it_may_hold_itself_while_it_reads(
 ) -> None:
     with side.store() as store:
         _, weights = open_with(side, store, [], [], layers=layers, memory_bytes=memory_bytes)
-        blobs = [path.name for path in (store.folder / "blobs").glob("*/*")]
-        assert len(blobs) == (len(weights.checkpoint.names_of(kept)) if kept else 0)
+        blobs = {path.name for path in (store.folder / "blobs").glob("*/*")}
+        names = weights.checkpoint.names_of(kept) if kept is not None else set()
+        tensors = [weights.checkpoint.tensors[name].tensor for name in names]
+        data = side.hub.files["model.safetensors"]
+        assert blobs == {hashlib.sha256(data[one.start : one.stop]).hexdigest() for one in tensors}
         side.hub.weight_ranges()
         if kept is not None:
             side.fetch(store, kept)
