@@ -122,16 +122,17 @@ class BlobStore:
                 with path.open("wb") as file:
                     file.truncate(size)
 
-    def adopt(self, path: Path, sha256: str, in_use: "InUse") -> None:
-        """Makes a file in `unfinished`, of which the contents are known, a blob in use."""
-        blob = self.blob(sha256)
+    def adopt(self, arrived: Mapping[Path, str], in_use: "InUse") -> None:
+        """Makes files in `unfinished`, of which the SHA-256 is known, blobs in use."""
         with self._locked():
-            in_use.mark([blob])
-            blob.parent.mkdir(mode=0o700, exist_ok=True)
-            if _has_size(blob, path.stat().st_size):
-                path.unlink()
-            else:
-                path.replace(blob)
+            in_use.mark(self.blob(sha256) for sha256 in arrived.values())
+            for path, sha256 in arrived.items():
+                blob = self.blob(sha256)
+                blob.parent.mkdir(mode=0o700, exist_ok=True)
+                if _has_size(blob, path.stat().st_size):
+                    path.unlink()
+                else:
+                    path.replace(blob)
 
     def take(self, sizes: Mapping[str, int], in_use: "InUse") -> frozenset[str]:
         """Those of the blobs that are there and have their size; they are in use now, and used last."""

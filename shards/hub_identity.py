@@ -131,5 +131,5 @@ class _Reading:
         )
 
     def _keep(self, digests: dict[str, str]) -> None:
-        for tensor, one in self._arriving.items():
-            self._store.adopt(one.finish(), digests[tensor.name], self._in_use)
+        arrived = {one.finish(): digests[tensor.name] for tensor, one in self._arriving.items()}
+        self._store.adopt(arrived, self._in_use)

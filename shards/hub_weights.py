@@ -121,17 +121,11 @@ class HubWeights:
         arriving = {name: Unfinished.of(self._store, it) for name, it in wanted.items()}
         self._store.reserve({one.path: one.file_bytes for one in arriving.values()}, task.in_use)
         fetch_missing(task.client, [(wanted[name].file, one) for name, one in arriving.items()], task.counter)
-        digests: dict[str, str] = {}
-        try:
-            for name, one in arriving.items():
-                path = one.finish()
-                sha256 = hash_file(path)
-                self._store.adopt(path, sha256, task.in_use)
-                digests[name] = sha256
-        finally:
-            for file in {it.file for it in wanted.values()}:
-                own = {name: sha256 for name, sha256 in digests.items() if wanted[name].file == file}
-                self._store.notes.add_digests(file.content_id, own)
+        digests = {name: hash_file(one.finish()) for name, one in arriving.items()}
+        self._store.adopt({one.path: digests[name] for name, one in arriving.items()}, task.in_use)
+        for file in {it.file for it in wanted.values()}:
+            own = {name: sha256 for name, sha256 in digests.items() if wanted[name].file == file}
+            self._store.notes.add_digests(file.content_id, own)
         return digests
 
     def _disk_trouble(self, error: OSError) -> str:

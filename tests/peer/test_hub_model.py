@@ -78,7 +78,9 @@ def open_with(
 
 def hub_model(side: HubSide, store: BlobStore) -> LocalModel:
     manifest = side.manifest
-    return LocalModel(side.snapshot(), manifest, describe(manifest, "float32"), side.weights(store))
+    return LocalModel(
+        side.snapshot(), manifest, describe(manifest, "float32", name="some-model"), side.weights(store)
+    )
 
 
 def read_bytes(side: HubSide) -> int:
@@ -158,8 +160,9 @@ def test_a_gated_model_is_not_found_and_a_broken_hub_is_trouble(side: HubSide) -
 
 def test_loading_fetches_the_span_and_progress_ends_at_the_whole(side: HubSide) -> None:
     seen: list[tuple[int, int]] = []
+    told: list[str] = []
     with side.store() as store:
-        model = hub_model(side, store)
+        model = replace(hub_model(side, store), report=told.append)
         backend = DeviceBackend(model, "cpu")
         backend.load(Span(1, 3), lambda *it: seen.append(it))()
         assert backend.engine.held == (Span(1, 3),)
@@ -167,6 +170,8 @@ def test_loading_fetches_the_span_and_progress_ends_at_the_whole(side: HubSide) 
         assert backend.engine.held == (Span(1, 4),)
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
     assert seen[-1][0] == seen[-1][1] == 2 * model.spec.weight_bytes(Span(1, 3))  # fetched, then loaded
+    assert told[0].startswith("Fetching layers [1, 3) of some-model: [")
+    assert "100%" in told[-1]
 
 
 def test_what_the_disk_has_spoiled_is_fetched_again_when_it_is_loaded(side: HubSide) -> None:

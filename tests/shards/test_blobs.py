@@ -33,7 +33,7 @@ def put(store: BlobStore, content: bytes, in_use: InUse, *, used_s: int | None =
     path = store.unfinished(f"f-{sha256[:8]}")
     store.reserve({path: len(content)}, in_use)
     path.write_bytes(content)
-    store.adopt(path, sha256, in_use)
+    store.adopt({path: sha256}, in_use)
     if used_s is not None:
         os.utime(store.blob(sha256), (used_s, used_s))
     return sha256
