@@ -64,6 +64,8 @@ class Configuration(BaseModel):
     http_proxy: str | None = None
     transmission_policy: str | None = None
     metrics_port: Port | None = None
+    store_dir: Path | None = None
+    store_size: str | int | None = None
 
 
 def configuration_path(environment: Mapping[str, str] | None = None) -> Path:

@@ -5,14 +5,10 @@ from typing import Protocol
 
 from torch import Tensor
 
-from molink.peer.model import LocalModel
+from molink.peer.model import LocalModel, Progress
 from molink.shards.engine import Engine, Rows
 from molink.shards.kv_cache import SequenceCache
-from molink.shards.loader import load_stage
 from molink.shards.spec import ModelSpec, Span
-
-Progress = Callable[[int, int], None]
-"""Bytes done, bytes in all."""
 
 
 class StageEngine(Protocol):
@@ -45,7 +41,7 @@ class Backend(Protocol):
 
 
 class DeviceBackend:
-    """Computes a model whose files are on this machine."""
+    """Computes a model that this machine can load."""
 
     def __init__(self, model: LocalModel, device: str) -> None:
         """`device` is as `choose_device` returned it."""
@@ -54,12 +50,5 @@ class DeviceBackend:
         self._device = device
 
     def load(self, span: Span, progress: Progress) -> Callable[[], None]:
-        stage = load_stage(
-            self._model.folder,
-            span,
-            dtype=self._model.spec.dtype,
-            device=self._device,
-            progress=progress,
-            manifest=self._model.manifest,
-        )
+        stage = self._model.load(span, self._device, progress)
         return lambda: self.engine.attach(stage)

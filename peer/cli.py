@@ -54,6 +54,8 @@ def join(
     http_proxy: options.HttpProxy = None,
     metrics_port: options.MetricsPort = None,
     transmission_policy: options.TransmissionPolicy = None,
+    store_dir: options.StoreFolder = None,
+    store_size: options.StoreSize = None,
     verbose: commands.Verbose = False,
     debug: commands.Debug = False,
 ) -> None:
@@ -85,6 +87,8 @@ def join(
         "http_proxy": http_proxy,
         "metrics_port": metrics_port,
         "transmission_policy": transmission_policy,
+        "store_dir": store_dir,
+        "store_size": store_size,
     }
     start_logging(verbose=verbose, debug=debug)
     _serve({key: value for key, value in given.items() if value is not None})

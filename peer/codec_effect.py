@@ -1,15 +1,14 @@
 """What a lossy activation codec does to a model's output, measured on the model itself before anybody is served."""
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from molink.peer.model import LocalModel
 from molink.shards import codec
 from molink.shards.engine import Engine, Rows
-from molink.shards.loader import load_stage
-from molink.shards.spec import ModelSpec, Span
+from molink.shards.spec import Span
 
 WHOLE_MODEL_BYTES = 1 << 30
 """Models of at most so many bytes are measured up to their logits, larger ones after the first layer."""
@@ -51,18 +50,19 @@ class CodecEffect:
         )
 
 
-def measure_codec(folder: Path, spec: ModelSpec, device: str, name: str) -> CodecEffect:
-    """Loads the model in `folder`, or of a large one the first layer, and runs samples with and without the codec.
+def measure_codec(model: LocalModel, device: str, name: str) -> CodecEffect:
+    """Loads the model, or of a large one the first layer, and runs samples with and without the codec.
 
     The model has at least two layers. Blocks for about a second with a small model; its memory is free again after.
 
     Raises:
-        WeightsError: the layers cannot be loaded.
+        WeightsError: the layers cannot be fetched or loaded.
     """
+    spec = model.spec
     whole = spec.weight_bytes(spec.whole) <= WHOLE_MODEL_BYTES
     front = Span(0, max(1, spec.layers // 2) if whole else 1)
     engine = Engine(spec, device)
-    engine.attach(load_stage(folder, spec.whole if whole else front, dtype=spec.dtype, device=device))
+    engine.attach(model.load(spec.whole if whole else front, device))
     length = max(1, min(SAMPLE_TOKENS, spec.context_length // 2))
     generator = torch.Generator().manual_seed(SEED)
     samples = torch.randint(spec.vocabulary_size, (SAMPLES, length), generator=generator).tolist()

@@ -55,6 +55,13 @@ TransmissionPolicy = Annotated[
     str | None,
     typer.Option(metavar="NAME", help="What leaves this machine first: molink, or a rival to measure."),
 ]
+StoreFolder = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Folder of weights that come from a hub; peers share it.")
+]
+StoreSize = Annotated[
+    str | None,
+    typer.Option(metavar="100GB", help="Cap on that folder: without it, half of what the disk has free."),
+]
 Relay = Annotated[
     str | None,
     typer.Option(metavar="auto|on|off", help="Being reached through a relay: none in this version."),

@@ -24,8 +24,10 @@ from molink.peer.codec_effect import measure_codec
 from molink.peer.codecs import opted_in
 from molink.peer.device import choose_device, default_memory_bytes, describe_device
 from molink.peer.handout import Handout
+from molink.peer.hub_model import HubAccess
 from molink.peer.leases import LeaseBook, Refused
 from molink.peer.link.acceptor import PortInUse
+from molink.peer.manifests import ManifestSource
 from molink.peer.memory import plan_memory
 from molink.peer.metrics import PeerMetrics, describe_line
 from molink.peer.metrics_server import HOST as METRICS_HOST
@@ -39,7 +41,8 @@ from molink.peer.serving import Serving, batch_limits
 from molink.peer.settings import JoinSettings, where_to_join
 from molink.peer.state_dir import StateDir
 from molink.routing.placement import describe_preview
-from molink.shards.catalog import ModelNotFound
+from molink.shards.blobs import BlobStore
+from molink.shards.catalog import ModelNotFound, is_from_hub
 from molink.shards.errors import WeightsError
 from molink.shards.spec import Span
 from molink.shards.store import StoreError
@@ -142,7 +145,7 @@ class Peer:
         discovery = await stack.enter_async_context(self._discovery(identity, swarm_key))
         # what this very peer said before it was started again binds nobody
         others = tuple(view for view in discovery.snapshot() if view.peer_id != identity.peer_id)
-        model = await self._model(others)
+        model = await self._model(others, device, swarm_key, stack)
         leases = self._lease_book(model, device)
         profile, activation_codecs = await self._measure(model, device)
         certificate = new_certificate(identity.peer_id)
@@ -189,13 +192,19 @@ class Peer:
         """How fast this machine is with the model, and the lossy codecs that its owner lets activations travel in."""
         self._report(f"Measuring this machine with {model.spec.name}")
         profile = await asyncio.to_thread(
-            cached_or_measured, model.folder, model.spec, device, self._state.profiles, self._report
+            cached_or_measured,
+            model.folder,
+            model.spec,
+            device,
+            self._state.profiles,
+            self._report,
+            model.stand_ins(),
         )
         activation_codecs = opted_in(self._settings.activation_codec, model.spec.dtype)
         if model.spec.layers > 1:
             for codec in activation_codecs:
                 self._report(f"Measuring what {codec} activations do to {model.spec.name}")
-                effect = await asyncio.to_thread(measure_codec, model.folder, model.spec, device, codec)
+                effect = await asyncio.to_thread(measure_codec, model, device, codec)
                 say(str(effect))
         return profile, activation_codecs
 
@@ -239,18 +248,34 @@ class Peer:
         host = self._settings.announce or discovery.addresses[0].split("/")[2]
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
-    async def _model(self, views: tuple[PeerView, ...]) -> LocalModel:
+    async def _model(
+        self, views: tuple[PeerView, ...], device: str, swarm_key: SwarmKey | None, stack: AsyncExitStack
+    ) -> LocalModel:
+        """The store of weights, if they come from a hub, stays open on `stack`."""
         identifier = self._settings.model
         if identifier is None:
             identifier = most_needed(views)
             _log.info("no --model was given: serving %s", identifier)
         settings = self._settings
-        return await open_model(
-            identifier, settings.dtype, settings.quantization, views, self._state.digests, self._report
-        )
+        asked = (identifier, settings.dtype, settings.quantization, views, self._state.digests, self._report)
+        if not is_from_hub(identifier):
+            return await open_model(*asked)
+        try:
+            store = stack.enter_context(BlobStore(settings.store_dir, settings.store_bytes))
+        except OSError as error:
+            raise PeerError(
+                f"weights cannot be kept in {settings.store_dir} ({error.strerror or error}): "
+                "choose another folder with --store-dir"
+            ) from error
+        async with ManifestSource(swarm_key, settings.http_proxy) as source:
+            access = HubAccess(store, source.ask, settings.layers, self._memory_bytes(device))
+            return await open_model(*asked, access)
+
+    def _memory_bytes(self, device: str) -> int:
+        return self._settings.memory_bytes or default_memory_bytes(device)
 
     def _lease_book(self, model: LocalModel, device: str) -> LeaseBook:
-        total = self._settings.memory_bytes or default_memory_bytes(device)
+        total = self._memory_bytes(device)
         limit = self._settings.layers
         if limit is not None and limit.stop > model.spec.layers:
             raise PeerError(

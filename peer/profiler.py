@@ -8,7 +8,7 @@ import gc
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -23,6 +23,7 @@ from molink.shards.engine import Engine, Rows
 from molink.shards.kv_cache import SequenceCache
 from molink.shards.loader import load_stage
 from molink.shards.spec import ModelSpec, Span
+from molink.shards.verification import StoredPart
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32)
 PREFILL_TOKENS = (16, 32, 64, 128, 256, 512)
@@ -64,7 +65,12 @@ class Profile:
 
 
 def cached_or_measured(
-    folder: Path, spec: ModelSpec, device: str, cache: Path, progress: Progress | None = None
+    folder: Path,
+    spec: ModelSpec,
+    device: str,
+    cache: Path,
+    progress: Progress | None = None,
+    parts: Mapping[str, StoredPart] | None = None,
 ) -> Profile:
     """The profile that the file `cache` remembers for this model, device and software, else a new one."""
     key = "/".join(
@@ -79,16 +85,23 @@ def cached_or_measured(
     known = read_json(cache)
     profile = _read(known.pop(key, None))
     if profile is None:
-        profile = measure(folder, spec, device, progress)
+        profile = measure(folder, spec, device, progress, parts)
         newest = dict(list(known.items())[-(REMEMBERED - 1) :])
         write_json(cache, {**newest, key: to_json(profile)})
     return profile
 
 
-def measure(folder: Path, spec: ModelSpec, device: str, progress: Progress | None = None) -> Profile:
+def measure(
+    folder: Path,
+    spec: ModelSpec,
+    device: str,
+    progress: Progress | None = None,
+    parts: Mapping[str, StoredPart] | None = None,
+) -> Profile:
     """Loads single layers of the model in `folder` onto `device` and times decode steps with them.
 
-    `progress` is told, in sentences, what is measured. Blocks; takes about a second for a small model.
+    `parts` are the tensors if they are not in the folder; what numbers they hold does not matter. `progress` is told,
+    in sentences, what is measured. Blocks; takes about a second for a small model.
 
     Raises:
         WeightsError: the layers cannot be loaded.
@@ -99,7 +112,7 @@ def measure(folder: Path, spec: ModelSpec, device: str, progress: Progress | Non
         middle = Span(0, 1)  # neither layer is without an end, and embedding a token costs less than the head
     first, last = Span(0, 1), Span(spec.layers - 1, spec.layers)
     say(f"Measuring layer {middle.start} of {spec.name} on {device}")
-    with _loaded(folder, spec, device, middle) as bench:
+    with _loaded(folder, spec, device, middle, parts) as bench:
         latencies = bench.layer_latencies()
         prefills = bench.prefill_latencies()
         plain_ms = bench.step_times_ms(1, want_logits=False)
@@ -107,12 +120,12 @@ def measure(folder: Path, spec: ModelSpec, device: str, progress: Progress | Non
     embed_ms = FLOOR_MS
     if first != middle:
         say(f"Measuring the embedding of {spec.name} on {device}")
-        with _loaded(folder, spec, device, first) as bench:
+        with _loaded(folder, spec, device, first, parts) as bench:
             embedding_ms = added_ms(bench.step_times_ms(1, want_logits=False), plain_ms)
             embed_ms = min(embedding_ms, latencies[0].layer_ms)  # one row of a table is less than a layer
             rates.append(bench.load_bytes_per_s)
     say(f"Measuring the head of {spec.name} on {device}")
-    with _loaded(folder, spec, device, last) as bench:
+    with _loaded(folder, spec, device, last, parts) as bench:
         without_ms = bench.step_times_ms(1, want_logits=False)
         head_ms = added_ms(bench.step_times_ms(1, want_logits=True), without_ms)
         rates.append(bench.load_bytes_per_s)
@@ -120,9 +133,11 @@ def measure(folder: Path, spec: ModelSpec, device: str, progress: Progress | Non
 
 
 @contextmanager
-def _loaded(folder: Path, spec: ModelSpec, device: str, span: Span) -> "Iterator[_Bench]":
+def _loaded(
+    folder: Path, spec: ModelSpec, device: str, span: Span, parts: Mapping[str, StoredPart] | None
+) -> "Iterator[_Bench]":
     """The span on the device; its memory is free again afterwards."""
-    bench = _Bench(folder, spec, device, span)
+    bench = _Bench(folder, spec, device, span, parts)
     try:
         yield bench
     finally:
@@ -132,13 +147,20 @@ def _loaded(folder: Path, spec: ModelSpec, device: str, span: Span) -> "Iterator
 class _Bench:
     """One loaded span, and sequences that step through it."""
 
-    def __init__(self, folder: Path, spec: ModelSpec, device: str, span: Span) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        spec: ModelSpec,
+        device: str,
+        span: Span,
+        parts: Mapping[str, StoredPart] | None,
+    ) -> None:
         started_s = time.perf_counter()
         self._spec = spec
         self._device = device
         self._span = span
         self._engine = Engine(spec, device)
-        self._engine.attach(load_stage(folder, span, dtype=spec.dtype, device=device))
+        self._engine.attach(load_stage(folder, span, dtype=spec.dtype, device=device, parts=parts))
         self._context = min(CONTEXT_TOKENS, max(1, spec.context_length // 2))
         self._capacity = min(spec.context_length, self._context + (len(BATCH_SIZES) + 1) * (STEPS + 1))
         self._steps = min(STEPS, max(1, (self._capacity - self._context) // (len(BATCH_SIZES) + 1) - 1))

@@ -22,6 +22,7 @@ from molink.dht.configuration import (
 from molink.peer.circulation import Rule, molink, rule_named
 from molink.peer.memory import parse_bytes
 from molink.peer.transmission.policies import POLICIES
+from molink.shards.blobs import default_store_folder
 from molink.shards.spec import Span
 
 __all__ = [
@@ -69,6 +70,10 @@ class JoinSettings:
     http_proxy: str | None
     """Links are dialled through it; None: directly."""
     transmission_policy: str
+    store_dir: Path
+    """Where weights are kept that come from a hub."""
+    store_bytes: int | None
+    """How much they may take there; None: half of what the disk has free."""
     metrics_port: int | None
     """Where /metrics is served, to this machine only; 0: any free port; None: nowhere."""
 
@@ -109,7 +114,7 @@ def load_settings(command_line: Configuration, environment: Mapping[str, str] | 
         initial_peers=initial_peers,
         new_swarm=new_swarm,
         swarm_key=_check_key_file(merged.swarm_key),
-        memory_bytes=_parse_memory(merged.memory),
+        memory_bytes=_parse_size(merged.memory, "--memory", "serve with"),
         device=_check_device(merged.device or "auto"),
         dtype=merged.dtype or "auto",
         quantization=merged.quantization or "none",
@@ -126,6 +131,8 @@ def load_settings(command_line: Configuration, environment: Mapping[str, str] | 
         rule=molink if merged.micro_batches is None else _rule(merged.micro_batches),
         http_proxy=configured_http_proxy(command_line.http_proxy, environment, file),
         transmission_policy=_check_policy(merged.transmission_policy or "molink"),
+        store_dir=(merged.store_dir or default_store_folder()).expanduser().absolute(),
+        store_bytes=_parse_size(merged.store_size, "--store-size", "keep weights in"),
         metrics_port=merged.metrics_port,
     )
 
@@ -214,15 +221,15 @@ def _check_key_file(path: Path | None) -> Path | None:
     return path
 
 
-def _parse_memory(memory: str | int | None) -> int | None:
-    if memory is None:
+def _parse_size(size: str | int | None, option: str, purpose: str) -> int | None:
+    if size is None:
         return None
     try:
-        amount = memory if isinstance(memory, int) else parse_bytes(memory)
+        amount = size if isinstance(size, int) else parse_bytes(size)
     except ValueError as error:
-        raise SettingsError(f"--memory: {error}") from error
+        raise SettingsError(f"{option}: {error}") from error
     if amount <= 0:
-        raise SettingsError(f"--memory {memory} leaves nothing to serve with: give an amount such as 10GB")
+        raise SettingsError(f"{option} {size} leaves nothing to {purpose}: give an amount such as 10GB")
     return amount
 
 

@@ -10,13 +10,14 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from molink.shards.errors import WeightsError
+from molink.shards.errors import WeightsError, name_some
 from molink.shards.verification import Fingerprints
 
 Progress = Callable[[int, int], None]
 """Called with the bytes loaded so far and in all, in memory. From any thread, one call at a time."""
 
 _CACHE_LINE_BYTES = 64
+_SUMMED = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})
 
 
 def open_tensors(folder: Path, files: ExitStack) -> tuple[dict[str, Any], list[str]]:
@@ -60,6 +61,7 @@ class LoadCounter:
         self._progress = progress
         self._element_bytes = element_bytes
         self._elements = 0
+        self._not_numbers: set[str] = set()
         self._lock = threading.Lock()
 
     def add(self, elements: int) -> None:
@@ -68,6 +70,20 @@ class LoadCounter:
         with self._lock:
             self._elements = min(self._elements + elements, self.expected_elements - 1)
             self._progress(self._elements * self._element_bytes, self.expected_elements * self._element_bytes)
+
+    def inspect(self, name: str, tensor: torch.Tensor) -> None:
+        """Notes a tensor that holds NaN. Only where its sum is NaN is a second look, which takes memory, needed."""
+        if tensor.dtype in _SUMMED and bool(tensor.sum().isnan()) and bool(tensor.isnan().any()):
+            with self._lock:
+                self._not_numbers.add(name)
+
+    def refuse_not_numbers(self, folder: Path) -> None:
+        """Raises WeightsError if a tensor held NaN."""
+        if self._not_numbers:
+            message = f"tensors hold what is not a number (NaN): {name_some(self._not_numbers)}"
+            raise WeightsError(
+                folder, f"{message}. The checkpoint is broken: fetch it again", self._not_numbers
+            )
 
     def finish(self) -> None:
         if self._progress is not None:
@@ -98,6 +114,7 @@ class CountedTensor:
     def __getitem__(self, index: object) -> torch.Tensor:
         mapped: torch.Tensor = self._part[index]
         self._counter.add(mapped.numel())
+        self._counter.inspect(self._name, mapped)
         if self._fingerprints is not None:
             copied = _copy_in_phase(mapped)  # first: what is hashed must be what is used
             self._fingerprints.add(self._name, self._part, copied)

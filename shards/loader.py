@@ -1,7 +1,7 @@
 """From a folder in Hugging Face format to a stage: only the tensors of its span are read."""
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from molink.shards.probe import ProbeBatch, config_refusal, probe_input, rope_se
 from molink.shards.spec import Span
 from molink.shards.stage import Stage, StageFacts, View, shorten_lookups
 from molink.shards.store import read_settings
-from molink.shards.verification import Fingerprints
+from molink.shards.verification import Fingerprints, StoredPart
 
 _QUIET = threading.Lock()
 _TROUBLE = (
@@ -50,11 +50,13 @@ def load_stage(
     device: str = "cpu",
     progress: Progress | None = None,
     manifest: Manifest | None = None,
+    parts: Mapping[str, StoredPart] | None = None,
 ) -> Stage:
     """Loads the layers of `span`, the embedding if it starts the model, final norm and head if it ends it.
 
     With a `manifest`, what is loaded is hashed on the way and has to be what it names: files may have been
-    altered since the manifest was read. Reads local files only and never runs code from the folder.
+    altered since the manifest was read. `parts` are the tensors where they are not in the folder. Reads local files
+    only and never runs code from the folder.
 
     Raises WeightsError where tensors are missing, of other shapes, unreadable or not the manifest's, its subclass
     UnsupportedArchitecture where the model's kind cannot be served, and ValueError where the span reaches beyond
@@ -63,7 +65,7 @@ def load_stage(
     config = _read_config(folder)
     if span.stop > config.num_hidden_layers:
         raise ValueError(f"{folder} has {config.num_hidden_layers} layers, so there is no span {span}")
-    model = _load_model(folder, config, span, dtype_of(dtype), progress, manifest)
+    model = _load_model(folder, config, span, dtype_of(dtype), progress, manifest, parts)
     model.to(torch.device(device)).requires_grad_(requires_grad=False)
     return _probed_stage(folder, model, config, span, torch.device(device))
 
@@ -92,12 +94,13 @@ def _load_model(
     dtype: torch.dtype,
     progress: Progress | None,
     manifest: Manifest | None,
+    parts: Mapping[str, StoredPart] | None,
 ) -> PreTrainedModel:
     if manifest is not None and read_settings(folder / "config.json") != manifest.configuration:
         raise WeightsError(folder, "its config.json is not that of the model that is served: it was altered")
     fingerprints = None if manifest is None else Fingerprints()
     with ExitStack() as files:
-        tensors, unreadable = open_tensors(folder, files)
+        tensors, unreadable = open_tensors(folder, files) if parts is None else (parts, [])
         counter = LoadCounter(progress, dtype.itemsize)
         gaps = _Gaps(folder, span, unreadable)
         model_class = _carved_class(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], span, counter, gaps)
@@ -120,6 +123,7 @@ def _load_model(
         except _TROUBLE as error:
             raise WeightsError(folder, f"the weights of {span} cannot be loaded: {error}") from error
         gaps.refuse(info["missing_keys"], info["mismatched_keys"], ())
+        counter.refuse_not_numbers(folder)
         if fingerprints is not None and manifest is not None:
             fingerprints.check(folder, tensors, span, config.num_hidden_layers, manifest)
     counter.finish()

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+LENGTH_BYTES: Final = 8
 MAX_HEADER_BYTES: Final = 100_000_000
 """The format's own limit."""
 MAX_DIMENSIONS: Final = 8
@@ -88,29 +89,41 @@ def read_header(path: Path) -> tuple[StoredTensor, ...]:
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
-            prefix = file.read(8)
-            length = int.from_bytes(prefix, "little")
-            if len(prefix) < 8 or length > size - 8 or length > MAX_HEADER_BYTES:
-                raise StoreError(
-                    f"{path} is not a whole safetensors file: its header should be {length} bytes long, the "
-                    f"file has {size}. The download was probably cut short: fetch the file again."
-                )
-            data = file.read(length)
+            prefix = file.read(LENGTH_BYTES)
+            data = file.read(header_length(str(path), prefix, size))
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {error.strerror or error}.") from error
-    header = parse_json(data, f"the header of {path}")
+    return parse_header(str(path), data, size)
+
+
+def header_length(what: str, prefix: bytes, size: int) -> int:
+    """Bytes of the header that follows the first LENGTH_BYTES of a file of `size` bytes.
+
+    Raises `StoreError` naming `what` if such a file cannot have it.
+    """
+    length = int.from_bytes(prefix, "little")
+    if len(prefix) != LENGTH_BYTES or length > size - LENGTH_BYTES or length > MAX_HEADER_BYTES:
+        raise StoreError(
+            f"{what} is not a whole safetensors file: its header should be {length} bytes long, the "
+            f"file has {size}. The download was probably cut short: fetch the file again."
+        )
+    return length
+
+
+def parse_header(what: str, data: bytes, size: int) -> tuple[StoredTensor, ...]:
+    """As `read_header`, from the header's bytes of a file of `size` bytes. `what` is how errors call it."""
+    header = parse_json(data, f"the header of {what}")
     if not isinstance(header, dict):
-        raise StoreError(f"the header of {path} is not a JSON object. Fetch the file again.")
-    tensors = [
-        _entry(path, name, value, 8 + length) for name, value in header.items() if name != "__metadata__"
-    ]
-    return _contiguous(path, tensors, 8 + length, size)
+        raise StoreError(f"the header of {what} is not a JSON object. Fetch the file again.")
+    start = LENGTH_BYTES + len(data)
+    tensors = [_entry(what, name, value, start) for name, value in header.items() if name != "__metadata__"]
+    return _contiguous(what, tensors, start, size)
 
 
-def _entry(path: Path, name: str, value: object, data_start: int) -> StoredTensor:
+def _entry(what: str, name: str, value: object, data_start: int) -> StoredTensor:
     """One header entry, checked by itself."""
     damaged = StoreError(
-        f"the header of {path} describes tensor {name[:200]!r} wrongly. Fetch the file again."
+        f"the header of {what} describes tensor {name[:200]!r} wrongly. Fetch the file again."
     )
     if not isinstance(value, dict):
         raise damaged
@@ -133,21 +146,21 @@ def _sizes(value: object) -> tuple[int, ...] | None:
 
 
 def _contiguous(
-    path: Path, tensors: Iterable[StoredTensor], start: int, size: int
+    what: str, tensors: Iterable[StoredTensor], start: int, size: int
 ) -> tuple[StoredTensor, ...]:
     """The tensors sorted, after checking that they fill the file exactly."""
     ordered = sorted(tensors, key=lambda tensor: (tensor.start, tensor.stop, tensor.name))
     for tensor in ordered:
         if tensor.start != start:
             raise StoreError(
-                f"{path} is damaged: tensor {tensor.name[:200]!r} starts at byte {tensor.start}, not at "
+                f"{what} is damaged: tensor {tensor.name[:200]!r} starts at byte {tensor.start}, not at "
                 f"{start}. "
                 "Fetch the file again."
             )
         start = tensor.stop
     if start != size:
         raise StoreError(
-            f"{path} has {size} bytes, its header promises {start}. The download was probably cut short: "
+            f"{what} has {size} bytes, its header promises {start}. The download was probably cut short: "
             "fetch the file again."
         )
     return tuple(ordered)

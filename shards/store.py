@@ -32,6 +32,7 @@ __all__ = [
     "TensorGroup",
     "describe",
     "layer_of",
+    "manifest_of",
     "model_hash",
     "read_manifest",
     "read_settings",
@@ -57,11 +58,7 @@ def read_manifest(
     called as they are read. Raises `StoreError` if a file is missing, damaged or cut short. A tokenizer may
     be missing: peers need none.
     """
-    configuration = read_settings(folder / "config.json")
-    if configuration is None:
-        raise StoreError(
-            f"{folder} has no config.json, so it is no model in Hugging Face format. Check the path."
-        )
+    _configuration(folder)  # without one, the weights need not be read
     paths, promised = weight_files(folder)
     total = sum(path.stat().st_size for path in paths)
     done = 0
@@ -79,6 +76,15 @@ def read_manifest(
             f"{folder} lacks {len(lost)} tensors that its index names, such as {min(lost)[:200]}. "
             "Its files are not of one version: fetch the model again."
         )
+    return manifest_of(folder, entries)
+
+
+def manifest_of(folder: Path, entries: list[Entry]) -> Manifest:
+    """What identifies a model: the small files in `folder`, and its tensors with the SHA-256 of each.
+
+    Raises `StoreError` if the files are damaged or the tensors are not those of one model.
+    """
+    configuration = _configuration(folder)
     embed, layers, head = _groups(folder, entries)
     return Manifest(
         configuration=configuration,
@@ -164,6 +170,15 @@ def read_settings(path: Path) -> Settings | None:
     if not isinstance(parsed, dict):
         raise StoreError(f"{path} is not a JSON object. Fetch the model again.")
     return {key: value for key, value in parsed.items() if key not in _VOLATILE}
+
+
+def _configuration(folder: Path) -> Settings:
+    configuration = read_settings(folder / "config.json")
+    if configuration is None:
+        raise StoreError(
+            f"{folder} has no config.json, so it is no model in Hugging Face format. Check the path."
+        )
+    return configuration
 
 
 def _groups(folder: Path, entries: list[Entry]) -> tuple[TensorGroup, tuple[TensorGroup, ...], TensorGroup]:

@@ -44,7 +44,7 @@ class Fingerprints:
         Raises:
             WeightsError: the files are not the manifest's.
         """
-        for group, names, expected in _groups_of(span, parts, layers, manifest):
+        for group, names, expected in groups_of(span, parts, layers, manifest):
             for name in names:
                 if name not in self._entries:
                     self._entries[name] = _entry(name, parts[name], parts[name][...])
@@ -62,7 +62,7 @@ def _entry(name: str, part: StoredPart, whole: torch.Tensor) -> tuple[str, str, 
     return name, part.get_dtype(), tuple(part.get_shape()), hashlib.sha256(raw).hexdigest()
 
 
-def _groups_of(
+def groups_of(
     span: Span, names: Iterable[str], layers: int, manifest: Manifest
 ) -> Iterator[tuple[str, tuple[str, ...], TensorGroup]]:
     """What `span` holds: how it is called, its tensors' names, and what the manifest says of it."""

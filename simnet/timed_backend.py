@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from molink.peer.backend import Progress
+from molink.peer.model import Progress
 from molink.shards.engine import NotHeld, Rows
 from molink.shards.kv_cache import LayerLayout, SequenceCache
 from molink.shards.spec import Span, merge_spans, missing_spans

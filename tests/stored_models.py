@@ -53,7 +53,8 @@ def alter_a_weight(folder: Path, tensor: str) -> None:
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
 
 
-def write_llama(folder: Path) -> Path:
-    write_model("llama", folder)
+def write_llama(folder: Path, kind: str = "llama", **save: str) -> Path:
+    """With a tokenizer; `save` is as `save_pretrained` takes it."""
+    write_model(kind, folder, **save)
     make_tokenizer().save_pretrained(folder)
     return folder

@@ -155,9 +155,9 @@ async def test_a_peer_that_takes_part_no_more_refuses_what_its_old_facts_agree_o
 
 
 def test_the_effect_is_measured_on_the_model_and_said_in_one_line(model: LocalModel) -> None:
-    int8 = measure_codec(model.folder, model.spec, "cpu", "int8")
-    half = measure_codec(model.folder, model.spec, "cpu", "float16")
-    assert measure_codec(model.folder, model.spec, "cpu", "int8") == int8
+    int8 = measure_codec(model, "cpu", "int8")
+    half = measure_codec(model, "cpu", "float16")
+    assert measure_codec(model, "cpu", "int8") == int8
     assert 0 < half.rms_error < int8.rms_error < 0.02
     assert 0 <= half.divergence_nats < int8.divergence_nats < 0.1
     assert int8.same_tokens <= int8.samples

@@ -14,7 +14,7 @@ from stored_models import alter_a_weight
 from molink.dht.certificate import new_certificate
 from molink.dht.identity import Identity
 from molink.peer import admission as admission_module
-from molink.peer import backend as backend_module
+from molink.peer import model as model_module
 from molink.peer.model import LocalModel
 from molink.peer.protocol import molink_pb2 as pb
 from molink.shards.loader import load_stage
@@ -43,7 +43,7 @@ class Loads:
 @pytest.fixture
 def loads(monkeypatch: pytest.MonkeyPatch) -> Loads:
     counted = Loads()
-    monkeypatch.setattr(backend_module, "load_stage", counted)
+    monkeypatch.setattr(model_module, "load_stage", counted)
     return counted
 
 
@@ -222,7 +222,7 @@ async def test_a_loader_that_breaks_in_a_way_of_its_own_fails_the_lease_too(
     def broken(*_: object, **__: object) -> Stage:
         raise ValueError("no such span")
 
-    monkeypatch.setattr(backend_module, "load_stage", broken)
+    monkeypatch.setattr(model_module, "load_stage", broken)
     async with served(model) as peer:
         asked = peer.alone()
         await peer.reserve(asked)

@@ -35,6 +35,7 @@ assert not BARRED & set(sys.modules), BARRED & set(sys.modules)
 
 DECISIONS = [
     "molink.shards.spec",
+    "molink.shards.ranges",
     "molink.peer.codecs",
     "molink.peer.circulation",
     "molink.peer.circulation_limit",

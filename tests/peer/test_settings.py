@@ -43,15 +43,21 @@ def test_without_anything_the_defaults_hold(environment: dict[str, str]) -> None
     assert settings.transmission_policy == "molink"
     assert settings.state_dir.is_absolute()
     assert settings.state_dir.name == "peer"
+    assert settings.store_dir.is_absolute()
+    assert settings.store_dir != settings.state_dir, "peers of one user share it"
+    assert settings.store_bytes is None
 
 
 def test_the_command_line_comes_before_the_file_and_each_setting_for_itself(
     environment: dict[str, str],
 ) -> None:
-    file = 'name = "from the file"\nmemory = "2GB"\nport = 4001\nactivation_codec = "int8"\n'
+    file = (
+        'name = "from the file"\nmemory = "2GB"\nport = 4001\nactivation_codec = "int8"\nstore_size = "3GB"\n'
+    )
     settings = load(environment, file, name="mine", layers="2:6")
     assert settings.name == "mine"
     assert settings.memory_bytes == 2_000_000_000
+    assert settings.store_bytes == 3_000_000_000
     assert settings.port == 4001
     assert settings.activation_codec == "int8"
     assert settings.layers == Span(2, 6)
@@ -113,6 +119,8 @@ def test_port_zero_means_any_free_one(environment: dict[str, str]) -> None:
     [
         ({"memory": "lots"}, r"--memory: .*not a size"),
         ({"memory": -1}, "--memory"),
+        ({"store_size": "much"}, r"--store-size: .*not a size"),
+        ({"store_size": 0}, "--store-size 0 leaves nothing to keep weights in"),
         ({"layers": "6:2"}, r"--layers '6:2' is not a span"),
         ({"layers": "3"}, r"such as 0:12"),
         ({"layers": "a:b"}, "not a span"),

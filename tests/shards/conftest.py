@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hub_models import HubSide, hub_side
+from stored_models import write_llama
 from tiny_models import make_tiny_model
 
 
@@ -29,3 +31,16 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
         return made[architecture]
 
     return get
+
+
+@pytest.fixture(scope="session")
+def sharded_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny llama in several weight files, as large models come."""
+    return write_llama(tmp_path_factory.mktemp("sharded") / "llama", max_shard_size="300KB")
+
+
+@pytest.fixture
+def side(sharded_llama: Path, tmp_path: Path) -> Iterator[HubSide]:
+    """A hub with that model."""
+    with hub_side(sharded_llama, tmp_path) as made:
+        yield made

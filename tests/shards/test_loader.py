@@ -155,9 +155,25 @@ def test_tied_weights_that_are_missing_are_refused(tiny_model: TinyModel, tmp_pa
         load_stage(folder, Span(5, 6), dtype="float32")
 
 
-def test_weights_that_are_not_numbers_are_refused(editable: Path) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["model.layers.1.mlp.up_proj.weight", "model.embed_tokens.weight"])
+def test_a_single_weight_that_is_not_a_number_is_refused_and_named(
+    editable: Path, name: str, dtype: str
+) -> None:
+    def spoil(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        tensors[name][-1, -1] = torch.nan
+        return tensors
+
+    rewrite(editable, spoil)
+    with pytest.raises(WeightsError, match="not a number") as caught:
+        load_stage(editable, Span(0, 2), dtype=dtype)
+    assert caught.value.tensors == (name,)
+    assert load_stage(editable, Span(2, 6), dtype=dtype).span == Span(2, 6)
+
+
+def test_weights_that_compute_what_is_not_a_number_are_refused(editable: Path) -> None:
     name = "model.layers.1.mlp.up_proj.weight"
-    rewrite(editable, lambda tensors: tensors | {name: torch.full_like(tensors[name], torch.nan)})
+    rewrite(editable, lambda tensors: tensors | {name: torch.full_like(tensors[name], torch.inf)})
     with pytest.raises(WeightsError, match="not numbers"):
         load_stage(editable, Span(0, 2), dtype="float32")
 

@@ -1,0 +1,106 @@
+"""A model of a hub as a peer serves it: known by the swarm's word, or by reading all of it once; fetched in parts."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from molink.dht.records import PeerView
+from molink.peer.memory import format_bytes
+from molink.shards.blobs import BlobStore, StoreFull
+from molink.shards.catalog import ModelNotFound
+from molink.shards.hub import HubClient, HubError, NotGiven
+from molink.shards.hub_checkpoint import HubCheckpoint, read_checkpoint
+from molink.shards.hub_identity import identify, unread_bytes
+from molink.shards.hub_weights import HubWeights
+from molink.shards.manifest import Manifest
+from molink.shards.spec import Span
+from molink.shards.store import StoreError
+
+BAR_WIDTH = 20
+
+AskManifest = Callable[[Sequence[PeerView], str], Awaitable[Manifest | None]]
+"""Of the peers that serve a content hash, for the manifest that has it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HubAccess:
+    """What a peer needs to fetch only parts of a hub's model."""
+
+    store: BlobStore
+    """Open."""
+    ask: AskManifest
+    layers: Span | None
+    """Those that the owner has chosen; None: not known yet."""
+    memory_bytes: int
+    """The peer's, for weights and what else it needs."""
+
+    def kept(self, checkpoint: HubCheckpoint) -> set[str]:
+        """The tensors worth storing when everything is read anyway: those of the chosen layers, or of a model that
+        the peer could hold whole. Of a larger one more would be stored than is ever used."""
+        if self.layers is not None:
+            return checkpoint.names_of(self.layers)
+        return set(checkpoint.tensors) if checkpoint.size_bytes <= self.memory_bytes else set()
+
+
+async def open_hub_model(
+    identifier: str, folder: Path, views: Sequence[PeerView], access: HubAccess, report: Callable[[str], None]
+) -> tuple[Manifest, HubWeights]:
+    """What the model is, and where its weights come from; `folder` is the snapshot of its small files.
+
+    If peers serve it, their manifest is taken, of several that of most peers, provided that configuration, tokenizer
+    and the tensors' names and shapes are the hub's. Each tensor is held against it when it is fetched. If nobody
+    serves it, or nobody hands out a manifest, all of the model is read once.
+
+    Raises:
+        ModelNotFound: the hub does not give it.
+        StoreError: it cannot be read, or is not what the swarm serves under its name.
+    """
+
+    def open_client(commit: str) -> HubClient:
+        return HubClient(identifier, commit)
+
+    def know_by_reading(checkpoint: HubCheckpoint) -> Manifest:
+        why = "nobody says what it is" if served else "nobody serves it yet"
+        unread = format_bytes(unread_bytes(checkpoint, access.store))
+
+        def progress(done: int, total: int) -> None:
+            report(f"Reading all {unread} of {identifier} once, as {why}: {progress_bar(done, total)}")
+
+        return identify(checkpoint, access.store, open_client, access.kept(checkpoint), progress)
+
+    served = Counter(view.facts.model.content_hash for view in views if view.facts.model.name == identifier)
+    try:
+        checkpoint = await asyncio.to_thread(read_checkpoint, identifier, folder, access.store, open_client)
+        weights = HubWeights(checkpoint, access.store, open_client)
+        others = 0
+        for content_hash in sorted(served, key=lambda content_hash: (-served[content_hash], content_hash)):
+            manifest = await access.ask(views, content_hash)
+            if manifest is not None and checkpoint.fits(manifest):
+                return manifest, weights
+            others += manifest is not None
+        if others:
+            raise StoreError(
+                f"{identifier} at the hub is not what the swarm serves under this name: its configuration, tokenizer "
+                "or tensors are others. If the hub's model was changed, give a directory with the old one."
+            )
+        return await asyncio.to_thread(know_by_reading, checkpoint), weights
+    except NotGiven as error:
+        raise ModelNotFound(identifier, str(error)) from error
+    except (HubError, StoreFull) as error:
+        raise StoreError(str(error)) from error
+    except OSError as error:
+        raise StoreError(
+            f"{identifier} cannot be stored in {access.store.folder}: {error.strerror or error}. What has been "
+            "fetched is kept: make room, then try again."
+        ) from error
+
+
+def progress_bar(done: int, total: int) -> str:
+    """How far something is, in bytes, as text of one line."""
+    share = done / total if total else 1.0
+    full = int(share * BAR_WIDTH)
+    return (
+        f"[{'#' * full}{'.' * (BAR_WIDTH - full)}] {share:.0%}, {format_bytes(done)} of {format_bytes(total)}"
+    )
