@@ -17,6 +17,8 @@ from molink.peer.transmission.values import Arrival, Outgoing, Send
 ACK_CHUNKS = 2
 ACK_DELAY_S = 0.004
 ACK_INTERVAL_S = 0.005
+STALL_EVERY = 3.0
+"""Bursts of jitter come so many times their longest duration apart, on average."""
 
 
 class Clock:
@@ -67,11 +69,40 @@ class Bottleneck:
         self._clock.at(self._clock.now_s + size_bytes / self.bytes_per_s, served)
 
 
+class Way:
+    """Propagation one way, in order, as a radio link does it: what is held up holds up all that is behind it."""
+
+    def __init__(self, conditions: "Conditions", seed: str) -> None:
+        self._conditions = conditions
+        self._random = random.Random(seed)
+        self._last_s = 0.0
+        self._stall_s = self._stalled_until_s = 0.0
+
+    def arrival_s(self, now_s: float) -> float:
+        """When what enters now comes out."""
+        jitter_s = self._conditions.path_jitter_s
+        at_s = now_s + self._conditions.delay_s
+        if jitter_s and not self._conditions.bursty:
+            at_s += self._random.uniform(0.0, jitter_s)
+        elif jitter_s:
+            while self._stalled_until_s < at_s:
+                self._stall_s = self._stalled_until_s + self._random.expovariate(1 / (STALL_EVERY * jitter_s))
+                self._stalled_until_s = self._stall_s + self._random.uniform(0.0, jitter_s)
+            if at_s >= self._stall_s:
+                at_s = self._stalled_until_s
+        self._last_s = max(self._last_s, at_s)
+        return self._last_s
+
+
 @dataclass
 class Conditions:
     """What is imperfect."""
 
     delay_s: float = 0.015
+    path_jitter_s: float = 0.0
+    """The most by which the way is longer at times, in each direction: for every chunk anew, or `bursty`."""
+    bursty: bool = False
+    """Nothing comes out for up to so long, and then all of it."""
     ack_jitter_s: float = 0.0
     arrival_jitter_s: float = 0.0
     late_timer_s: float = 0.0
@@ -117,6 +148,8 @@ class VirtualLink:
         self._last_stamp_s = 0.0
         self._last_ack_s = 0.0
         self._acknowledged_s = 0.0
+        self._there = Way(self.conditions, f"{self.conditions.seed} {self.number} there")
+        self._back = Way(self.conditions, f"{self.conditions.seed} {self.number} back")
         self._asks = 0
         self.uplink.open(self.number, self.clock.now_s)
 
@@ -162,9 +195,8 @@ class VirtualLink:
         if hop < len(self.way):
             self.way[hop].put(part.size_bytes, lambda: self._carry(part, sequence, hop + 1, connection))
         else:
-            self.clock.at(
-                self.clock.now_s + self.conditions.delay_s, lambda: self._arrive(part, sequence, connection)
-            )
+            at_s = self._there.arrival_s(self.clock.now_s)
+            self.clock.at(at_s, lambda: self._arrive(part, sequence, connection))
 
     def _arrive(self, part: Send, sequence: int, connection: int) -> None:
         if connection != self._connection:
@@ -194,7 +226,7 @@ class VirtualLink:
         arrivals, self._pending = self._pending, []
         self._acknowledged_s = self.clock.now_s
         jitter_s = self._random.uniform(0, self.conditions.ack_jitter_s)
-        self._last_ack_s = max(self._last_ack_s, self.clock.now_s + self.conditions.delay_s + jitter_s)
+        self._last_ack_s = max(self._last_ack_s, self._back.arrival_s(self.clock.now_s) + jitter_s)
         connection = self._connection
         self.clock.at(
             self._last_ack_s, lambda: self._acked(arrivals) if connection == self._connection else None

@@ -1,9 +1,10 @@
 """How fast a link is and how long its queues are, learnt from acknowledgements. Pure: no clock, no socket.
 
-The rate is near the top of what was measured while bulk was waiting to be sent. What is sent is bounded by what was
-measured before, and every late timer, stamp or acknowledgement makes it less: a median follows its own window down,
-to nothing in the end. What is measured while nothing waits says how much there was to send, not what the line could
-do; such measurements may raise the estimate and never lower it, and no estimate grows old while nothing waits.
+The rate is the most that was measured while bulk was waiting to be sent, over some round trips (BBR's filter). What is
+sent is bounded by what was measured before, and all that is late makes it less: anything but the most follows its own
+window down, to nothing in the end. What is measured while nothing waits says how much there was to send, not what the
+line could do; such measurements may raise the estimate and never lower it, and no estimate grows old while nothing
+waits.
 """
 
 import math
@@ -11,56 +12,83 @@ from collections import deque
 
 MIN_SPAN_S = 0.020
 """A measurement spans at least so much of the receiver's time: stamps err by milliseconds."""
-FIRST_SPAN_S = 0.004
-"""The first one: half an initial window at 100 Mbit/s."""
 MIN_CHUNKS = 4
-SAMPLES = 17
-RANK = 15
-"""Of so many, in ascending order from 0, the one that counts: the highest may be what stamps in a bunch made of it."""
+SAMPLES = 10
+"""Measurements that count, each of a round trip or more: the window of BBR's filter."""
 DELAY_WINDOW_S = 5.0
 """The least delay is that of one to two such windows."""
 RAISE = 1.15
 """What is measured while nothing waits counts from so much above the estimate on: less is noise, and would add up."""
+JITTER_WINDOW_S = 1.0
+"""What chunks were held up in two of the last three such windows is jitter; once, it was chance."""
+BORNE_S = 0.006
+"""So much jitter the allowed queue bears anyway (`just_in_time.ALLOWED_S`): only what is more needs an allowance."""
+LEVEL = 2.0
+"""What is waited without a queue is jitter, so no more than so many times its spread; 2 to be sure, not measured."""
+GROWTH = 1.25
+FLAT = 3
+"""A line whose rate still grew by a quarter within so many measurements may be faster yet (BBR's Startup)."""
 SMOOTHING = 0.1
 FIRST_ACK_LAG_S = 0.003
-LONGEST_ACK_LAG_S = 0.020
+LONGEST_ACK_LAG_S = 0.100
 """An ack that comes later still was held up by something else."""
 
 
 class RateEstimator:
-    """Bytes that arrive per second of the receiver's clock, while the sender had more to send."""
+    """Bytes that arrive per second, while the sender had more to send."""
 
-    __slots__ = ("_busy", "_bytes", "_chunks", "_min_span_s", "_samples", "_start_s", "bytes_per_s")
+    __slots__ = (
+        "_best", "_busy", "_bytes", "_chunks", "_flat", "_min_span_s", "_samples", "_start_s", "_start_sent_s",
+        "bytes_per_s",
+    )  # fmt: skip
 
     def __init__(self, min_span_s: float = MIN_SPAN_S) -> None:
         self._min_span_s = min_span_s
         self._samples: deque[float] = deque(maxlen=SAMPLES)
         self._start_s: float | None = None
+        self._start_sent_s = 0.0
         self._bytes = 0
         self._chunks = 0
         self._busy = False
+        self._best = 0.0
+        self._flat = 0
         self.bytes_per_s: float | None = None
         """The estimate; None until bulk was measured once."""
 
-    def arrived(self, at_s: float, size_bytes: int, more: bool) -> None:
+    def arrived(self, at_s: float, sent_s: float, size_bytes: int, more: bool, round_s: float = 0.0) -> None:
         """A chunk arrived.
 
         Args:
             at_s: by the receiver's clock.
+            sent_s: by the sender's.
             more: bulk waited behind it for nothing but the line when it was sent.
+            round_s: a measurement spans at least so much.
         """
         start_s = self._start_s
         if start_s is None or at_s < start_s or (more and not self._busy and self._chunks):
-            self._restart(at_s, more)
+            self._restart(at_s, sent_s, more)
             return
         self._bytes += size_bytes
         self._chunks += 1
         span_s = at_s - start_s
-        if self._chunks >= MIN_CHUNKS and span_s >= (self._min_span_s if self._samples else FIRST_SPAN_S):
-            self._add(self._bytes / span_s, self._busy)
-            self._restart(at_s, more)
+        if self._chunks >= MIN_CHUNKS and span_s >= max(self._min_span_s, round_s):
+            # Held up together and let go together, chunks arrive faster than any line: but not than they were sent.
+            self._add(self._bytes / max(span_s, sent_s - self._start_sent_s), self._busy)
+            self._restart(at_s, sent_s, more)
         elif not more:
             self._busy = False
+
+    @property
+    def grows(self) -> bool:
+        """Of the last measurements one was a good part more than all before: there may be more still."""
+        return self._flat < FLAT
+
+    def found(self, bytes_per_s: float) -> None:
+        """The line was seen to carry so much: what was measured before says less, if it is less."""
+        if self.bytes_per_s is None or bytes_per_s > self.bytes_per_s:
+            self._samples.clear()
+            self._add(bytes_per_s, True)
+            self._flat = FLAT
 
     def idle(self) -> None:
         """Nothing was sent for a while though bulk waited: that is not the line's slowness."""
@@ -70,8 +98,9 @@ class RateEstimator:
         """The next arrival does not follow the last one (a connection was restored)."""
         self._start_s = None
 
-    def _restart(self, at_s: float, busy: bool) -> None:
+    def _restart(self, at_s: float, sent_s: float, busy: bool) -> None:
         self._start_s = at_s
+        self._start_sent_s = sent_s
         self._bytes = 0
         self._chunks = 0
         self._busy = busy
@@ -80,7 +109,13 @@ class RateEstimator:
         known = self.bytes_per_s
         if busy or (known is not None and bytes_per_s > RAISE * known):
             self._samples.append(bytes_per_s)
-            self.bytes_per_s = sorted(self._samples)[len(self._samples) * RANK // SAMPLES]
+            self._flat += 1
+            if known is None or bytes_per_s >= GROWTH * self._best:
+                self._best = bytes_per_s
+                self._flat = 0
+            elif self._flat >= SAMPLES:
+                self._best = max(self._samples)
+            self.bytes_per_s = max(self._samples)
 
 
 class WindowedMinimum:
@@ -93,6 +128,10 @@ class WindowedMinimum:
         self._since_s = -math.inf
         self._current = math.inf
         self._before = math.inf
+
+    def widen(self, window_s: float) -> None:
+        """The windows are so long from now on."""
+        self._window_s = window_s
 
     @property
     def least(self) -> float:
@@ -111,15 +150,63 @@ class WindowedMinimum:
         return self._current if self._current < self._before else self._before
 
 
+class JitterEstimator:
+    """How long the way holds up what it then lets go at once.
+
+    No queue at a bottleneck lets anything out faster than the line's rate. What arrives faster was held up together
+    behind it, for as long as it is ahead of the line: that is the spread of the delay that no waiting here removes.
+    (BBR's draft-ietf-ccwg-bbr measures the same in bytes, as `extra_acked`.)
+    """
+
+    __slots__ = ("_ahead_s", "_last_s", "_most", "_since_s", "spread_s")
+
+    def __init__(self) -> None:
+        self._last_s = -math.inf
+        self._ahead_s = 0.0
+        self._most = deque((0.0, 0.0, 0.0), maxlen=3)
+        self._since_s = -math.inf
+        self.spread_s = 0.0
+        """The most that chunks were lately ahead, more than once, beyond what the allowed queue bears anyway."""
+
+    def arrived(self, at_s: float, size_bytes: int, bytes_per_s: float, now_s: float) -> None:
+        """A chunk arrived, at `at_s` of the receiver's clock, over a line of that rate."""
+        ahead_s = self._ahead_s + size_bytes / bytes_per_s - (at_s - self._last_s)
+        self._ahead_s = ahead_s if ahead_s > 0.0 else 0.0
+        self._last_s = at_s
+        if now_s - self._since_s > JITTER_WINDOW_S:
+            self._since_s = now_s
+            self._most.append(0.0)
+        if self._ahead_s >= self._most[-1]:
+            self._most[-1] = self._ahead_s
+            self.spread_s = max(0.0, sorted(self._most)[1] - BORNE_S)
+
+    def forget(self) -> None:
+        """The line is faster than it was taken to be: what was ahead of that was not ahead."""
+        self._ahead_s = 0.0
+
+
 class DelayEstimator:
     """Queueing on the way, and the round trip without it. A clock offset between the ends cancels."""
 
-    __slots__ = ("_ack_lag_s", "_least_rtt", "_least_way", "queueing_s")
+    __slots__ = (
+        "_ack_lag_s",
+        "_least_rtt",
+        "_least_way",
+        "_low",
+        "_standing_s",
+        "_unloaded_s",
+        "jitter",
+        "queueing_s",
+    )
 
     def __init__(self) -> None:
         self._least_way = WindowedMinimum()
         self._least_rtt = WindowedMinimum()
         self._ack_lag_s = FIRST_ACK_LAG_S
+        self._low = WindowedMinimum(0.0)
+        self.jitter = JitterEstimator()
+        self._unloaded_s = 0.0
+        self._standing_s = 0.0
         self.queueing_s = 0.0
         """Smoothed wait in queues, above the least one-way delay seen."""
 
@@ -129,12 +216,28 @@ class DelayEstimator:
         return least_s if least_s < math.inf else None
 
     @property
+    def standing_s(self) -> float:
+        """The queue that stays: what every chunk waited of late, held up by jitter or not, above what they would wait
+        without a queue."""
+        return max(0.0, self._standing_s - self.unloaded_s)
+
+    @property
+    def unloaded_s(self) -> float:
+        """Smoothed wait of chunks for which there should be no queue."""
+        return min(self._unloaded_s, LEVEL * self.jitter.spread_s)
+
+    @property
+    def held_up_s(self) -> float:
+        """What jitter adds to the time that chunks are in flight."""
+        return self.unloaded_s + self.jitter.spread_s
+
+    @property
     def base_rtt_s(self) -> float:
         """Mean time from sending a chunk of bulk to its acknowledgement, less the queueing."""
         least_s = self._least_rtt.least
         return least_s + self._ack_lag_s if least_s < math.inf else 0.0
 
-    def arrived(self, sent_s: float, at_s: float, now_s: float, more: bool) -> float:
+    def arrived(self, sent_s: float, at_s: float, now_s: float, more: bool, unloaded: bool) -> float:
         """The ack of a chunk came now; it arrived at `at_s` of the receiver's clock. Returns its queueing, s.
 
         `more` as in `RateEstimator.arrived`: acks of single messages are delayed for longer, and say nothing of bulk's.
@@ -144,6 +247,10 @@ class DelayEstimator:
         rtt_s = now_s - sent_s
         least_s = self._least_rtt.add(rtt_s, now_s)
         self.queueing_s += SMOOTHING * (queueing_s - self.queueing_s)
+        if unloaded:
+            self._unloaded_s += SMOOTHING * (queueing_s - self._unloaded_s)
+        self._low.widen(self.jitter.spread_s)
+        self._standing_s += SMOOTHING * (self._low.add(queueing_s, at_s) - self._standing_s)
         if more:
             lag_s = min(LONGEST_ACK_LAG_S, max(0.0, rtt_s - queueing_s - least_s))
             self._ack_lag_s += SMOOTHING * (lag_s - self._ack_lag_s)

@@ -34,7 +34,9 @@ DECODE_S = 0.060
 """Queue up to which decode may send; beyond it decodes ask for more than the link gives, and shares decide."""
 LEAST_DECODE_BYTES = 512 * 1024
 MOST_DECODE_BYTES = 8 * 1024 * 1024
-"""In flight, whatever is estimated: a receiver that does not read cannot make memory grow."""
+"""In flight, while nothing is estimated: a receiver that does not read cannot make memory grow."""
+MOST_IN_FLIGHT_BYTES = 24 * 1024 * 1024
+"""The same whatever is estimated: 1 Gbit/s over 190 ms there and back, and less than what may be unacknowledged."""
 CREDIT_LIMIT_BYTES = 1024 * 1024
 LEAST_CHUNK_BYTES = 1024
 LEAST_CHUNK_S = 0.0018
@@ -46,8 +48,11 @@ EXCESS_GAIN = 0.5
 LEAST_ROUND_S = 0.010
 ROUNDS = 64
 """In one round trip of so many bulk leaves the queue empty, so that the least delay is seen."""
-UNTIMED_ROUND = 8
-"""In one round trip of so many no decode is waited for: the link is kept busy, and its rate seen."""
+JITTER_ROUNDS = 16
+"""The same where there is jitter: what is waited without a queue is to be seen too."""
+UNTIMED_ROUND = 4
+"""In one round trip of so many no decode is waited for: the link is kept busy, and its rate seen. Among the
+measurements that count there are two such round trips."""
 _RETRY_S = 0.001
 
 
@@ -72,7 +77,9 @@ class JustInTime:
 
     def window_bytes(self, link: LinkState) -> int | None:
         rate = link.rate.bytes_per_s
-        return None if rate is None else int(rate * (link.delay.base_rtt_s + ALLOWED_S))
+        return (
+            None if rate is None else int(rate * (link.delay.base_rtt_s + link.delay.held_up_s + ALLOWED_S))
+        )
 
     def next(self, link: LinkState, now_s: float) -> tuple[Queued, int] | float:
         heads = link.backlog.heads
@@ -107,8 +114,8 @@ class JustInTime:
         rate = link.rate.bytes_per_s
         if rate is None:
             return MOST_DECODE_BYTES
-        held_bytes = rate * (link.delay.base_rtt_s + DECODE_S)
-        return min(max(held_bytes, LEAST_DECODE_BYTES), MOST_DECODE_BYTES)
+        held_bytes = rate * (link.delay.base_rtt_s + link.delay.held_up_s + DECODE_S)
+        return min(max(held_bytes, LEAST_DECODE_BYTES), MOST_IN_FLIGHT_BYTES)
 
     def _chunk_s(self, now_s: float) -> float:
         """How long a chunk may occupy the line. Links that take turns take short ones."""
@@ -130,10 +137,9 @@ class JustInTime:
         """Sends a chunk of bulk, a smaller one, or waits."""
         rate = link.rate.bytes_per_s
         if rate is None:
-            fits = not link.in_flight_bytes or link.in_flight_bytes + size_bytes <= link.start_window_bytes
+            fits = not link.in_flight_bytes or link.in_flight_bytes + size_bytes <= link.start_up.window_bytes
             if fits or self._shares.pays(queued.outgoing.traffic_class, size_bytes):
                 return queued, size_bytes
-            link.starting()
             return math.inf
         if self._shares.pays(queued.outgoing.traffic_class, size_bytes):
             allowed_s = DECODE_S if link.decode_held else OWED_S
@@ -149,16 +155,16 @@ class JustInTime:
             return queued, int(room_bytes)
         if not link.in_flight_bytes and not self._uplink.line.queued_s(now_s):
             return queued, least_bytes
-        if allowed_s < ALLOWED_S and self._room_bytes(link, rate, ALLOWED_S, now_s) >= least_bytes:
-            link.idle()
         return now_s + max(_RETRY_S, (least_bytes - room_bytes) / rate)
 
     def _allowed_s(self, link: LinkState, now_s: float) -> float:
         """How long a queue bulk may make now."""
-        if now_s - link.round_start_s > max(link.delay.base_rtt_s, LEAST_ROUND_S):
+        delay = link.delay
+        if now_s - link.round_start_s > max(delay.base_rtt_s + delay.held_up_s, LEAST_ROUND_S):
             link.round += 1
             link.round_start_s = now_s
-        if link.round % ROUNDS == 0:
+            link.drains = link.round % (JITTER_ROUNDS if delay.jitter.spread_s else ROUNDS) == 0
+        if link.drains:
             return ALLOWED_NEAR_S
         if self._nobody_decodes(now_s):
             return ALLOWED_LULL_S
@@ -170,8 +176,10 @@ class JustInTime:
     def _room_bytes(self, link: LinkState, rate: float, allowed_s: float, now_s: float) -> float:
         """What may be sent now so that no queue on the way gets longer than allowed; below 0 when one is."""
         rate *= link.gain
-        excess_s = max(0.0, link.delay.queueing_s - allowed_s - ALLOWED_S)
-        window_bytes = rate * (link.delay.base_rtt_s + allowed_s - EXCESS_GAIN * excess_s)
+        delay = link.delay
+        excess_s = max(0.0, delay.standing_s - allowed_s - ALLOWED_S)
+        held_s = delay.min_rtt_s or 0.0 if link.drains else delay.base_rtt_s + delay.held_up_s
+        window_bytes = rate * (held_s + allowed_s - EXCESS_GAIN * excess_s)
         room_bytes = min(window_bytes - link.in_flight_bytes, rate * (allowed_s - link.line.queued_s(now_s)))
         uplink_rate = self._uplink.rate.bytes_per_s
         if uplink_rate is not None:

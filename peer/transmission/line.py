@@ -32,11 +32,20 @@ class LineModel:
         self._free_at_s = free_at_s + size_bytes / bytes_per_s
         return queued_s, self._corrected_s
 
-    def arrived(self, predicted: tuple[float, float], queueing_s: float, now_s: float, most_s: float) -> None:
-        """A chunk's wait was `queueing_s`. The queue is not taken to be longer than `most_s` for that."""
+    def arrived(
+        self,
+        predicted: tuple[float, float],
+        queueing_s: float,
+        now_s: float,
+        most_s: float,
+        standing_s: float,
+    ) -> None:
+        """A chunk waited for `queueing_s`, `standing_s` of it in a queue. The queue is not taken to be longer than
+        `most_s` for that."""
         queued_s, corrected_s = predicted
-        error_s = queueing_s - queued_s - (self._corrected_s - corrected_s)
-        if error_s > 0.0:
-            error_s = min(error_s, max(0.0, most_s - self.queued_s(now_s)) / CORRECTION)
+        expected_s = queued_s + self._corrected_s - corrected_s
+        error_s = min(0.0, queueing_s - expected_s)
+        if standing_s > expected_s:
+            error_s = min(standing_s - expected_s, max(0.0, most_s - self.queued_s(now_s)) / CORRECTION)
         self._corrected_s += CORRECTION * error_s
         self._free_at_s = max(now_s, self._free_at_s) + CORRECTION * error_s

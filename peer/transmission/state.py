@@ -8,11 +8,10 @@ from molink.peer.transmission.classes import TrafficClass
 from molink.peer.transmission.estimator import DelayEstimator, RateEstimator
 from molink.peer.transmission.line import LineModel
 from molink.peer.transmission.spacing import PASSED_S, DecodeSpacing
+from molink.peer.transmission.starting import START_WINDOW_BYTES, StartUp
 from molink.peer.transmission.turns import Turns
 from molink.peer.transmission.values import Send
 
-START_WINDOW_BYTES = 128 * 1024
-"""In flight until the first acks; grows by what they acknowledge until the bandwidth is known."""
 UPLINK_SPAN_S = 0.030
 """The uplink is measured by the times at which acks come, which are coarser than the receivers' stamps."""
 NO_PREDICTION = (0.0, 0.0)
@@ -23,6 +22,9 @@ LONG_CHUNK_S = 0.008
 FULL_S = 0.003
 """Bulk that waits so long on the way fills the line; if it waits less, more is tried."""
 MOST_GAIN = 1.25
+"""Of BBR's probing for bandwidth."""
+GROWING_GAIN = 2.0
+"""While the rate grows: twice as much in every round trip, as in slow start."""
 
 
 class Chunk:
@@ -38,6 +40,7 @@ class Chunk:
         "sequence",
         "shared",
         "size_bytes",
+        "unloaded",
     )
 
     def __init__(self, sequence: int, size_bytes: int, sent_s: float) -> None:
@@ -52,6 +55,8 @@ class Chunk:
         """Bulk waited on another link too: how fast this one is says no more than what part of the uplink it had."""
         self.on_line = NO_PREDICTION
         self.on_uplink = NO_PREDICTION
+        self.unloaded = False
+        """There was too little in flight for a queue."""
         self.resent = False
         """Its times say nothing: it was sent again over another connection."""
 
@@ -60,9 +65,9 @@ class LinkState:
     """What waits on a link, what is in flight, and what its acks have taught."""
 
     __slots__ = (
-        "backlog", "committed", "committed_bytes", "decode_held", "delay", "expected_s", "flight", "gain",
-        "in_flight_bytes", "line", "number", "rate", "round", "round_start_s", "sequence", "slow_start_bytes",
-        "spacing", "start_window_bytes", "suspended", "turns",
+        "backlog", "committed", "committed_bytes", "decode_held", "delay", "drains", "expected_s", "flight", "gain",
+        "in_flight_bytes", "line", "number", "rate", "round", "round_start_s", "sequence",
+        "slow_start_bytes", "spacing", "start_up", "suspended", "turns",
     )  # fmt: skip
 
     def __init__(self, number: int, backlog: Backlog, now_s: float) -> None:
@@ -74,6 +79,7 @@ class LinkState:
         """Of the last chunk sent."""
         self.rate = RateEstimator()
         self.delay = DelayEstimator()
+        self.start_up = StartUp()
         self.gain = 1.0
         """What is sent at a time, relative to what the estimate allows."""
         self.line = LineModel()
@@ -81,7 +87,6 @@ class LinkState:
         self.expected_s = math.inf
         """When the peer predicts the next decode."""
         self.suspended = False
-        self.start_window_bytes = START_WINDOW_BYTES
         self.slow_start_bytes = START_WINDOW_BYTES
         """The same, grown by everything, as TCP's: for policies that send as TCP does."""
         self.decode_held = False
@@ -93,6 +98,8 @@ class LinkState:
         """For a policy that serves all at once."""
         self.round = 1
         self.round_start_s = now_s
+        self.drains = False
+        """In this round trip bulk leaves the queue empty."""
 
     @property
     def has_bulk(self) -> bool:
@@ -104,11 +111,6 @@ class LinkState:
         """When the next decode is expected on this link: as predicted or as learnt, whichever is earlier."""
         learnt_s = self.spacing.next_s(now_s)
         return min(learnt_s, self.expected_s) if self.expected_s >= now_s - PASSED_S else learnt_s
-
-    def starting(self) -> None:
-        """Bulk waits for the first window, whose gaps are not the line's slowness; a line that stays as slow is."""
-        if self.start_window_bytes < 2 * START_WINDOW_BYTES:
-            self.idle()
 
     def idle(self) -> None:
         """The line may run empty now though bulk waits: what is measured then is not the line's slowness."""
@@ -165,6 +167,10 @@ class UplinkState:
         chunk.more = link.has_bulk
         chunk.more_anywhere = self.bulk_links > 0
         chunk.shared = self.bulk_links > chunk.more
+        rate = link.rate.bytes_per_s
+        chunk.unloaded = not link.in_flight_bytes or (
+            rate is not None and link.in_flight_bytes <= rate * (link.delay.min_rtt_s or 0.0)
+        )
         link.flight.append(chunk)
         link.in_flight_bytes += part.size_bytes
         if link.rate.bytes_per_s is not None:
@@ -176,24 +182,40 @@ class UplinkState:
         """The oldest chunk in flight has arrived, at `at_s` of the receiver's clock if that is known."""
         link.in_flight_bytes -= chunk.size_bytes
         link.slow_start_bytes += chunk.size_bytes
-        if link.rate.bytes_per_s is None and chunk.more:
-            link.start_window_bytes += chunk.size_bytes
         if chunk.resent:
             return
-        self.rate.arrived(now_s, chunk.size_bytes, chunk.more_anywhere)
+        round_s = link.delay.base_rtt_s
+        self.rate.arrived(now_s, chunk.sent_s, chunk.size_bytes, chunk.more_anywhere, round_s)
         if at_s is None:
             return
         rate = link.rate.bytes_per_s
-        link.rate.arrived(at_s, chunk.size_bytes, chunk.more and not (chunk.shared and rate is not None))
         # Its own time on the line is not queueing. Taken from the estimate, so it must not weigh much.
         line_s = 0.0 if rate is None else chunk.size_bytes / rate
+        if rate is None:
+            queueing_s = link.delay.arrived(chunk.sent_s, at_s, now_s, chunk.more, chunk.unloaded)
+            found = link.start_up.arrived(
+                at_s, chunk.size_bytes, queueing_s, chunk.more, link.delay.min_rtt_s or 0.0
+            )
+            if found is not None:
+                link.rate.found(found)
+                self.rate.found(found)
+            return
+        link.rate.arrived(at_s, chunk.sent_s, chunk.size_bytes, chunk.more and not chunk.shared, round_s)
+        known = link.rate.bytes_per_s or rate
+        if known > rate:
+            link.delay.jitter.forget()
+        link.delay.jitter.arrived(at_s, chunk.size_bytes, MOST_GAIN * known, now_s)
         if line_s > 2 * LONG_CHUNK_S:
             return
-        queueing_s = link.delay.arrived(chunk.sent_s, at_s - min(line_s, LONG_CHUNK_S), now_s, chunk.more)
+        queueing_s = link.delay.arrived(
+            chunk.sent_s, at_s - min(line_s, LONG_CHUNK_S), now_s, chunk.more, chunk.unloaded
+        )
+        standing_s = link.delay.standing_s
         if chunk.more:
-            link.gain = 1.0 + (MOST_GAIN - 1.0) * max(0.0, 1.0 - link.delay.queueing_s / FULL_S)
-        if rate is not None and chunk.on_line is not NO_PREDICTION:
-            link.line.arrived(chunk.on_line, queueing_s, now_s, link.in_flight_bytes / rate)
+            most_gain = GROWING_GAIN if link.rate.grows else MOST_GAIN
+            link.gain = 1.0 + (most_gain - 1.0) * max(0.0, 1.0 - standing_s / FULL_S)
+        if chunk.on_line is not NO_PREDICTION:
+            link.line.arrived(chunk.on_line, queueing_s, now_s, link.in_flight_bytes / rate, standing_s)
         if chunk.on_uplink is not NO_PREDICTION:
             # What a chunk waited on one link's way may not be the uplink's queue: it can only be shorter.
-            self.line.arrived(chunk.on_uplink, queueing_s, now_s, 0.0)
+            self.line.arrived(chunk.on_uplink, queueing_s, now_s, 0.0, standing_s)

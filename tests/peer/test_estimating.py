@@ -23,7 +23,7 @@ def test_the_rate_lies_between_the_slowest_and_the_fastest_that_was_seen(
     estimator, now_s = RateEstimator(), 5.0
     for number, (gap_s, size_bytes, more) in enumerate(arrivals):
         now_s += gap_s
-        estimator.arrived(now_s, size_bytes, more)
+        estimator.arrived(now_s, now_s, size_bytes, more)
         if number in idle:
             estimator.idle()
         rate = estimator.bytes_per_s
@@ -42,13 +42,13 @@ def test_messages_behind_which_nothing_waits_never_lower_the_rate(
     estimator, now_s = RateEstimator(), 0.0
     for gap_s, size_bytes in busy:
         now_s += gap_s
-        estimator.arrived(now_s, size_bytes, True)
-    estimator.arrived(now_s + 0.001, 1000, False)
+        estimator.arrived(now_s, now_s, size_bytes, True)
+    estimator.arrived(now_s + 0.001, now_s + 0.001, 1000, False)
     now_s += 0.001
     least = estimator.bytes_per_s
     for gap_s, size_bytes in alone:
         now_s += gap_s
-        estimator.arrived(now_s, size_bytes, False)
+        estimator.arrived(now_s, now_s, size_bytes, False)
         if least is not None:
             assert estimator.bytes_per_s is not None
             assert estimator.bytes_per_s >= least
@@ -70,7 +70,7 @@ def test_the_rate_follows_a_line_that_halves_or_doubles_within_two_seconds(
         while served_s < until_s:
             served_s += 0.002 * rate / now_rate
             stamp_s = max(stamp_s, served_s + rng.uniform(0.0, jitter_s))
-            estimator.arrived(stamp_s, round(0.002 * rate), True)
+            estimator.arrived(stamp_s, served_s, round(0.002 * rate), True)
     assert estimator.bytes_per_s == pytest.approx(change * rate, rel=0.15)
 
 
@@ -102,7 +102,7 @@ def test_queueing_is_what_was_waited_above_the_least_whatever_the_other_clock_sa
         now_s += gap_s
         waits_s.append(waited_s)
         queueing_s = estimator.arrived(
-            now_s, now_s + 0.015 + waited_s + offset_s, now_s + 0.04 + waited_s, more
+            now_s, now_s + 0.015 + waited_s + offset_s, now_s + 0.04 + waited_s, more, False
         )
         assert queueing_s == pytest.approx(waited_s - min(waits_s), abs=1e-6)
         assert 0.0 <= estimator.queueing_s <= max(waits_s) + 1e-6
@@ -118,7 +118,7 @@ def test_a_line_of_the_estimated_rate_needs_no_correction(sent: list[tuple[float
         assert line.queued_s(now_s) == pytest.approx(waits_s, abs=1e-9)
         predicted = line.sent(size_bytes, rate, now_s)
         free_s = max(free_s, now_s) + size_bytes / rate
-        line.arrived(predicted, waits_s, now_s, 10.0)
+        line.arrived(predicted, waits_s, now_s, 10.0, waits_s)
         assert line.queued_s(now_s) == pytest.approx(free_s - now_s, abs=1e-6)
 
 
@@ -136,7 +136,7 @@ def test_a_lines_queue_is_never_negative_and_a_measurement_makes_it_no_longer_th
         now_s += gap_s
         predicted = line.sent(size_bytes, 1e6, now_s)
         before_s = line.queued_s(now_s)
-        line.arrived(predicted, waited_s, now_s, most_s)
+        line.arrived(predicted, waited_s, now_s, most_s, waited_s)
         assert 0.0 <= line.queued_s(now_s) <= max(before_s, most_s) + 1e-9
 
 
@@ -147,7 +147,7 @@ def test_a_line_that_is_slower_than_estimated_is_soon_known_to_be_full() -> None
         predicted = line.sent(10_000, 1.25e6, now_s)
         waited_s = max(0.0, free_s - now_s)
         free_s = max(free_s, now_s) + 10_000 / 0.9e6
-        line.arrived(predicted, waited_s, now_s, 10.0)
+        line.arrived(predicted, waited_s, now_s, 10.0, waited_s)
     assert line.queued_s(now_s) == pytest.approx(free_s - now_s, rel=0.25)
 
 

@@ -62,6 +62,7 @@ DECISIONS = [
     "molink.peer.transmission.policies",
     "molink.peer.transmission.shares",
     "molink.peer.transmission.spacing",
+    "molink.peer.transmission.starting",
     "molink.peer.transmission.state",
     "molink.peer.transmission.turns",
     "molink.peer.transmission.uplink",
