@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
+from molink.shards.conversions import converted_settings
 from molink.shards.manifest import MAX_LAYERS, Settings
 from molink.shards.safetensors_header import StoreError
 
@@ -44,6 +45,7 @@ def dimensions(configuration: Settings) -> Dimensions:
     Common architectures are read directly; for the others transformers' configuration class supplies its
     names and defaults, which costs the import of transformers.
     """
+    configuration = converted_settings(configuration)
     values = _plain_values(configuration) or _transformers_values(configuration)
     layers = _size(values, "num_hidden_layers", MAX_LAYERS)
     heads = _size(values, "num_attention_heads", MAX_WIDTH)
