@@ -49,7 +49,8 @@ def load_stage(
         raise ValueError(f"{folder} has {config.num_hidden_layers} layers, so there is no span {span}")
     verdict = self_check(config)
     if verdict.batching is None:
-        raise UnsupportedArchitecture(folder, config.model_type, verdict.reason)
+        advice = "Choose a model of an architecture that docs/MODELS.md lists as exact"
+        raise UnsupportedArchitecture(folder, config.model_type, f"{verdict.reason}. {advice}")
     model = _load_model(
         folder, config, span, dtype_of(dtype), verdict.batching, progress, manifest, conversion
     )

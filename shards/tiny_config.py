@@ -78,18 +78,20 @@ def _telling_layers(values: Mapping[str, Any], layers: int) -> list[int]:
     return sorted(chosen)
 
 
-def _shrunk(values: Mapping[str, Any], kept: list[int], layers: int) -> dict[str, Any]:
+def _shrunk(
+    values: Mapping[str, Any], kept: list[int], layers: int, outer_heads: int | None = None
+) -> dict[str, Any]:
     tiny: dict[str, Any] = {}
+    heads = next((values[name] for name in _HEAD_COUNTS if type(values.get(name)) is int), outer_heads)
     for name, value in values.items():
         if name in ("rope_parameters", "per_layer_config"):
             continue
         if isinstance(value, dict) and value and all(isinstance(key, str) for key in value):
-            tiny[name] = _shrunk(value, kept, layers)
+            tiny[name] = _shrunk(value, kept, layers, heads)
         elif isinstance(value, list) and len(value) == layers:
             tiny[name] = [_shrunk_value(name, value[index], len(kept)) for index in kept]
         else:
             tiny[name] = _shrunk_value(name, value, len(kept))
-    heads = next((values[name] for name in _HEAD_COUNTS if type(values.get(name)) is int), None)
     for name in _KV_HEADS:
         if type(values.get(name)) is int and heads is not None:
             count = min(heads, _HEADS)
