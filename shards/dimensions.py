@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -60,7 +60,7 @@ def dimensions(configuration: Settings) -> Dimensions:
         kv_elements = (latent,) * layers
     else:
         default = max(1, hidden_size // heads)
-        own = values.get("layers_own") or ({},) * layers
+        own: Sequence[dict[str, object]] = values.get("layers_own") or ({},) * layers
         kv_elements = tuple(_kv_elements({**values, **layer}, heads, default) for layer in own)
     return Dimensions(layers, hidden_size, vocabulary_size, context_length, kv_elements)
 
