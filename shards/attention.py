@@ -29,6 +29,8 @@ class Rules(NamedTuple):
     softcap: float | None
     sinks: Tensor | None
     """[heads] logits of a position that takes weight and gives nothing."""
+    slopes: Tensor | None = None
+    """[heads] by how much a key's logit falls with each position that it lies back (ALiBi)."""
 
 
 class AttendingBatch(Protocol):
@@ -46,10 +48,12 @@ class BatchSlot:
     stage's slot.
     """
 
-    __slots__ = ("batch",)
+    __slots__ = ("batch", "slopes")
 
-    def __init__(self) -> None:
+    def __init__(self, slopes: Tensor | None) -> None:
         self.batch: AttendingBatch | None = None
+        self.slopes = slopes
+        """As in `Rules`, for models whose own code does not say."""
 
     def install(self, layers: Iterable[nn.Module]) -> None:
         """Lets every module inside `layers` find this slot."""
@@ -78,7 +82,9 @@ def packed_attention(
     slot: BatchSlot = module.__dict__[_SLOT]
     if slot.batch is None:
         raise RuntimeError("a model was run outside its stage")
-    attended = slot.batch.attend(module, query, key, value, Rules(scaling, sliding_window, softcap, s_aux))
+    attended = slot.batch.attend(
+        module, query, key, value, Rules(scaling, sliding_window, softcap, s_aux, slot.slopes)
+    )
     return attended.transpose(1, 2).contiguous(), None
 
 
@@ -112,6 +118,8 @@ def attend_sequence(query: Tensor, key: Tensor, value: Tensor, rules: Rules) -> 
     if window is not None and keys > window + queries - 1:
         keys = window + queries - 1
         key, value = key[:, :, -keys:], value[:, :, -keys:]
+    if rules.slopes is not None:
+        return _attend_with_biases(query, key, value, rules.slopes, rules.scaling)
     causal = queries > 1 and queries == keys and (window is None or queries <= window)
     mask = None if causal or queries == 1 else causal_mask(queries, keys, window, query.device)
     if rules.softcap is not None or rules.sinks is not None:
@@ -139,6 +147,29 @@ def _fold_groups(query: Tensor, key_heads: int, mask: Tensor | None) -> tuple[Te
         return query, mask
     folded = query.reshape(1, key_heads, groups * query.shape[2], query.shape[3])
     return folded, mask if mask is None else mask.repeat(groups, 1)
+
+
+def alibi_slopes(heads: int) -> Tensor:
+    """[heads] slopes of linear biases (Press et al. 2022, section 3): a geometric series; where `heads` is no power of
+    two, the series of the largest one below and every second of the next."""
+    whole = 1 << (heads.bit_length() - 1)
+    exponents = [8 * (head + 1) / whole for head in range(whole)]
+    exponents += [4 * (2 * head + 1) / whole for head in range(heads - whole)]
+    return torch.tensor([2.0**-exponent for exponent in exponents])
+
+
+def _attend_with_biases(
+    query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, scaling: float | None
+) -> Tensor:
+    heads, queries, keys, key_heads = query.shape[1], query.shape[2], key.shape[2], key.shape[1]
+    position = torch.arange(keys - queries, keys, device=query.device)[:, None]
+    back = torch.arange(keys, device=query.device)[None] - position
+    bias = (slopes[:, None, None] * back).masked_fill(back > 0, -torch.inf).to(query.dtype)
+    folded, _ = _fold_groups(query, key_heads, None)
+    attended = functional.scaled_dot_product_attention(
+        folded, key, value, attn_mask=bias.view(1, key_heads, -1, keys), scale=scaling
+    )
+    return attended.reshape(1, heads, queries, value.shape[3])
 
 
 def _attend_by_definition(

@@ -14,7 +14,9 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from molink.shards.spec import Span
 
-_FINAL_NORM = re.compile(r"norm|ln_f|final_layernorm|final_layer_norm|final_norm|norm_f|project_out")
+_FINAL_NORM = re.compile(
+    r"norm|ln_f|layer_norm|final_layernorm|final_layer_norm|final_norm|norm_f|project_out"
+)
 _POSITIONS = re.compile(r"wpe|embed_positions|position_embeddings")
 _AFTER_EMBEDDING = re.compile(
     r"word_embeddings_layernorm|project_in|embed_norm|embedding_norm|embeddings_layernorm"

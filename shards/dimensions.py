@@ -1,10 +1,12 @@
 """A model's dimensions, read from its configuration whatever its architecture calls them."""
 
+import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
+from molink.shards.conversions import converted_settings
 from molink.shards.manifest import MAX_LAYERS, Settings
 from molink.shards.safetensors_header import StoreError
 
@@ -20,6 +22,7 @@ _LONG_KEYS: Final = {
     "max_position_embeddings": ("max_position_embeddings", "n_positions"),
     "vocab_size": ("vocab_size",),
 }
+_PER_LAYER_KEYS: Final = ("num_key_value_heads", "head_dim")
 _PLAIN: Final = frozenset({"llama", "mistral", "mixtral", "qwen2", "qwen2_moe"})
 """Architectures whose head dimension, unless given, is hidden size over attention heads."""
 _WITH_HEAD_DIM: Final = frozenset({"gemma", "gemma2", "qwen3", "qwen3_moe"})
@@ -44,6 +47,7 @@ def dimensions(configuration: Settings) -> Dimensions:
     Common architectures are read directly; for the others transformers' configuration class supplies its
     names and defaults, which costs the import of transformers.
     """
+    configuration = converted_settings(configuration)
     values = _plain_values(configuration) or _transformers_values(configuration)
     layers = _size(values, "num_hidden_layers", MAX_LAYERS)
     heads = _size(values, "num_attention_heads", MAX_WIDTH)
@@ -52,16 +56,22 @@ def dimensions(configuration: Settings) -> Dimensions:
     vocabulary_size = _size(values, "vocab_size", MAX_VOCABULARY)
     if values.get("kv_lora_rank"):
         # Multi-head latent attention caches the compressed latents (DeepSeek-V2, section 2.1.2).
-        per_layer = _size(values, "kv_lora_rank", MAX_WIDTH) + _size(values, "qk_rope_head_dim", MAX_WIDTH)
+        latent = _size(values, "kv_lora_rank", MAX_WIDTH) + _size(values, "qk_rope_head_dim", MAX_WIDTH)
+        kv_elements = (latent,) * layers
     else:
-        kv_heads = (
-            _size(values, "num_key_value_heads", MAX_WIDTH) if values.get("num_key_value_heads") else heads
-        )
-        head_dim = (
-            _size(values, "head_dim", MAX_WIDTH) if values.get("head_dim") else max(1, hidden_size // heads)
-        )
-        per_layer = 2 * kv_heads * head_dim
-    return Dimensions(layers, hidden_size, vocabulary_size, context_length, (per_layer,) * layers)
+        default = max(1, hidden_size // heads)
+        own: Sequence[dict[str, object]] = values.get("layers_own") or ({},) * layers
+        kv_elements = tuple(_kv_elements({**values, **layer}, heads, default) for layer in own)
+    return Dimensions(layers, hidden_size, vocabulary_size, context_length, kv_elements)
+
+
+def _kv_elements(values: Mapping[str, object], heads: int, head_dim: int) -> int:
+    """Keys and values of one token in a layer of these values; without a value there are as many key heads as heads."""
+    if values.get("num_key_value_heads"):
+        heads = _size(values, "num_key_value_heads", MAX_WIDTH)
+    if values.get("head_dim"):
+        head_dim = _size(values, "head_dim", MAX_WIDTH)
+    return 2 * heads * head_dim
 
 
 def _size(values: Mapping[str, object], key: str, most: int) -> int:
@@ -106,11 +116,16 @@ def _transformers_values(configuration: Settings) -> dict[str, Any]:
         config = CONFIG_MAPPING[architecture].from_dict(dict(configuration)).get_text_config()
     except Exception as error:  # each configuration class refuses bad values in its own way
         raise StoreError(f"config.json is no configuration of {architecture}: {error}") from error
-    values = {
-        key: getattr(config, key, None)
-        for key in (*_LONG_KEYS, "num_key_value_heads", "head_dim", "kv_lora_rank", "qk_rope_head_dim")
-    }
-    values["num_key_value_heads"] = _kv_heads(config, values["num_key_value_heads"])
+    keys = (*_LONG_KEYS, *_PER_LAYER_KEYS, "kv_lora_rank", "qk_rope_head_dim")
+    if getattr(config, "is_heterogeneous", False):
+        keys = tuple(key for key in keys if key not in config.per_layer_attributes)
+    values = {key: getattr(config, key, None) for key in keys}
+    if getattr(config, "is_heterogeneous", False):
+        values["layers_own"] = tuple(
+            {key: getattr(layer, key, None) for key in _PER_LAYER_KEYS}
+            for layer in itertools.islice(config.per_layer_config, MAX_LAYERS)
+        )
+    values["num_key_value_heads"] = _kv_heads(config, values.get("num_key_value_heads"))
     if values["max_position_embeddings"] is None:
         values["max_position_embeddings"] = getattr(config, "seq_length", None) or UNLIMITED_CONTEXT
     return values

@@ -20,8 +20,8 @@ class PackedBatch(Cache):  # type: ignore[misc] # transformers has no types
 
     def __init__(self, caches: Sequence[SequenceCache], counts: Sequence[int]) -> None:
         super().__init__(layers=[])
-        self._caches = caches
-        self._counts = list(counts)
+        self.caches = caches
+        self.counts = list(counts)
         self._first_layer = caches[0].span.start
         self._layouts = caches[0].layouts
         self._fresh = [cache.slots(cache.length, count) for cache, count in zip(caches, counts, strict=True)]
@@ -39,15 +39,15 @@ class PackedBatch(Cache):  # type: ignore[misc] # transformers has no types
         the other.
         """
         slot = 2 * (layer_idx - self._first_layer)
-        if len(self._counts) == 1:
+        if len(self.counts) == 1:
             fresh, past = self._fresh[0], self._past[0]
             fresh[slot].copy_(key_states)
             fresh[slot + 1].copy_(value_states)
             return past[slot], past[slot + 1]
         for views, keys, values in zip(
             self._fresh,
-            key_states.split_with_sizes(self._counts, 2),
-            value_states.split_with_sizes(self._counts, 2),
+            key_states.split_with_sizes(self.counts, 2),
+            value_states.split_with_sizes(self.counts, 2),
             strict=True,
         ):
             views[slot].copy_(keys)
@@ -62,7 +62,7 @@ class PackedBatch(Cache):  # type: ignore[misc] # transformers has no types
     def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, rules: Rules) -> Tensor:
         """Each session's queries over its own keys and values; shapes as in `attend_sequence`, tokens
         packed."""
-        if len(self._counts) == 1:
+        if len(self.counts) == 1:
             return attend_sequence(query, key, value, rules)
         index = layer_number(module) - self._first_layer
         if self._layouts[index].expands:
@@ -72,13 +72,13 @@ class PackedBatch(Cache):  # type: ignore[misc] # transformers has no types
             )
         else:
             pairs = [(past[2 * index], past[2 * index + 1]) for past in self._past]
-        queries = query.split_with_sizes(self._counts, 2)
+        queries = query.split_with_sizes(self.counts, 2)
         attended = [attend_sequence(part, *pair, rules) for part, pair in zip(queries, pairs, strict=True)]
         return torch.cat(attended, 2)
 
     def commit(self) -> None:
         """The step succeeded: the new tokens count."""
-        for cache, count in zip(self._caches, self._counts, strict=True):
+        for cache, count in zip(self.caches, self.counts, strict=True):
             cache.length += count
 
     def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002 - transformers' signature

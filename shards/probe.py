@@ -12,28 +12,41 @@ from molink.shards.attention import Rules, attend_sequence, layer_number
 from molink.shards.kv_cache import LayerLayout
 from molink.shards.spec import Span
 
-_ATTENTION_TYPES = ("full_attention", "sliding_attention")
+_ATTENTION_TYPES = ("full_attention", "sliding_attention", "chunked_attention")
 
 
 def config_refusal(config: PreTrainedConfig) -> str | None:
     """Why a model of this configuration cannot be served, or None."""
-    if getattr(config, "is_encoder_decoder", False):
-        return "it is an encoder-decoder, and only decoders are split over peers"
-    if config.get_text_config(decoder=True) is not config:
-        return "it takes more than text, and only text models are split over peers"
-    if getattr(config, "quantization_config", None) is not None:
-        return "its weights are stored quantized; use the checkpoint with plain weights"
     others = sorted(set(getattr(config, "layer_types", None) or ()) - set(_ATTENTION_TYPES))
-    if others:
-        return f"its layers of type {', '.join(others)} keep a state other than keys and values"
-    rope = getattr(config, "rope_parameters", None) or {}
-    kinds = [
-        rope.get("rope_type"),
-        *(part.get("rope_type") for part in rope.values() if isinstance(part, dict)),
-    ]
-    if "dynamic" in kinds:
-        return "its dynamic position scaling depends on the longest sequence of a batch"
-    return None
+    positions = [rope.get("rope_type") for rope in rope_settings(config)]
+    refusals = (
+        (
+            getattr(config, "is_encoder_decoder", False),
+            "it is an encoder-decoder, and only decoders are split over peers",
+        ),
+        (
+            config.get_text_config(decoder=True) is not config,
+            "it takes more than text, and only text models are split over peers",
+        ),
+        (
+            getattr(config, "quantization_config", None) is not None,
+            "its weights are stored quantized; use the checkpoint with plain weights",
+        ),
+        (others, f"its layers of type {', '.join(others)} keep a state other than keys and values"),
+        (
+            getattr(config, "hidden_size_per_layer_input", None),
+            "its layers take the token ids beside hidden states, and peers send hidden states only",
+        ),
+        (
+            getattr(config, "num_kv_shared_layers", None),
+            "its last layers use keys and values of others, which may be on another peer",
+        ),
+        (
+            "dynamic" in positions,
+            "its dynamic position scaling depends on the longest sequence of a batch",
+        ),
+    )
+    return next((reason for holds, reason in refusals if holds), None)
 
 
 def rope_settings(config: PreTrainedConfig) -> list[dict[str, Any]]:
@@ -70,14 +83,17 @@ class ProbeBatch(Cache):  # type: ignore[misc] # transformers has no types
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:  # noqa: ARG002 - as above
         return query_length, 0
 
-    def refusal(self, config: PreTrainedConfig, span: Span) -> str | None:
-        """Why the layers that ran cannot be served, or None. `config` is the whole model's."""
+    def refusal(self, config: PreTrainedConfig, span: Span, *, attends: bool) -> str | None:
+        """Why the layers that ran cannot be served, or None. `config` is the whole model's. `attends`: whether
+        attention was to go through this batch."""
         for layer in span:
             stored, attended = self._stored.get(layer, []), self._attended.get(layer, [])
-            if len(stored) != 1 or len(attended) != 1:
-                return (
-                    f"layer {layer} does not keep keys and values of its own through the attention interface"
-                )
+            if len(stored) != 1:
+                return f"layer {layer} does not keep keys and values of its own"
+            if not attends:
+                continue
+            if len(attended) != 1:
+                return f"the attention of layer {layer} does not go through the attention interface"
             rules, _, causal = attended[0]
             if not causal:
                 return f"layer {layer} looks at later tokens"
@@ -90,7 +106,7 @@ class ProbeBatch(Cache):  # type: ignore[misc] # transformers has no types
         found: dict[int, LayerLayout] = {}
         for layer in span:
             key, value = self._stored[layer][0]
-            same = self._attended[layer][0][1]
+            same = layer not in self._attended or self._attended[layer][0][1]
             found[layer] = LayerLayout(
                 key.shape[1], key.shape[3], value.shape[1], value.shape[3], key.dtype, expands=not same
             )

@@ -1,5 +1,6 @@
 """A loaded span of a model, able to run any span inside it."""
 
+import enum
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +13,17 @@ from transformers import PreTrainedModel
 from molink.shards.attention import AttendingBatch, BatchSlot
 from molink.shards.carving import cut_view, head_of, layers_path
 from molink.shards.kv_cache import LayerLayout
+from molink.shards.probe import ProbeBatch
 from molink.shards.spec import Span
+
+
+class Batching(enum.Enum):
+    """How the tokens of several sessions go through a model in one step."""
+
+    PACKED = "packed"
+    """One after the other in one row; attention is ours and tells the sessions apart."""
+    PADDED = "left-padded"
+    """A row for each session; attention is the model's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,22 +54,37 @@ class View:
         self._head = head_of(model) if span.stop == layers else None
         self._head_forward = _undecorated(self._head) if self._head is not None else None
 
+    @property
+    def takes_hidden_states(self) -> bool:
+        """Whether the architecture's forward has the parameters that a span needs."""
+        parameters = inspect.signature(self._forward).parameters
+        return {"inputs_embeds", "past_key_values"} <= parameters.keys()
+
     def run(self, inputs: Tensor, positions: Tensor, batch: AttendingBatch) -> Tensor:
         """Token ids [1, tokens] (where the span starts the model) or hidden states [1, tokens, hidden]
         through all layers of the span and, where it ends the model, the final norm. Returns [1, tokens,
         hidden]."""
         self._slot.batch = batch
         try:
-            output = self._forward(
-                self._base,
-                input_ids=inputs if self._starts else None,
-                inputs_embeds=None if self._starts else inputs,
-                position_ids=positions,
-                past_key_values=batch,
-                use_cache=True,
-            )
+            return self._through(inputs, positions, batch, None)
         finally:
             self._slot.batch = None
+
+    def try_out(self, inputs: Tensor, positions: Tensor, probe: ProbeBatch) -> Tensor:
+        """One new sequence [1, tokens] (or [1, tokens, hidden]) through the span, for `probe` to see what is
+        cached."""
+        return self.run(inputs, positions, probe)
+
+    def _through(self, inputs: Tensor, positions: Tensor, cache: object, mask: Tensor | None) -> Tensor:
+        output = self._forward(
+            self._base,
+            input_ids=inputs if self._starts else None,
+            inputs_embeds=None if self._starts else inputs,
+            position_ids=positions,
+            attention_mask=mask,
+            past_key_values=cache,
+            use_cache=True,
+        )
         hidden: Tensor = output.last_hidden_state
         return hidden
 
@@ -83,12 +109,14 @@ class Stage:
         facts: StageFacts,
         layouts: dict[int, LayerLayout],
         slot: BatchSlot,
+        view_class: type[View],
     ) -> None:
         self.span = span
         self.facts = facts
         self.layouts = layouts
         self._model = model
         self._slot = slot
+        self._view_class = view_class
         self._views: dict[Span, View] = {}
 
     @property
@@ -100,13 +128,13 @@ class Stage:
         """The part of this stage that runs `span`. Raises ValueError where it is not inside."""
         found = self._views.get(span)
         if found is None:
-            found = self._views[span] = View(self._cut(span), span, self.facts.layers, self._slot)
+            found = self._views[span] = self._view_class(self._cut(span), span, self.facts.layers, self._slot)
         return found
 
     def keep(self, span: Span) -> "Stage":
         """A stage of a part of this one; once nothing refers to this one any more, the rest is freed."""
         layouts = {layer: self.layouts[layer] for layer in span}
-        return Stage(self._cut(span), span, self.facts, layouts, self._slot)
+        return Stage(self._cut(span), span, self.facts, layouts, self._slot, self._view_class)
 
     def _cut(self, span: Span) -> PreTrainedModel:
         if not self.span.covers(span):

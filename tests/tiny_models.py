@@ -196,7 +196,7 @@ def _greedy(model: PreTrainedModel, prompts: list[list[int]], tokens: int) -> li
     return [[int(token) for token in row] for row in out[:, len(prompts[0]) :]]
 
 
-def _randomise(model: PreTrainedModel, gain: float, embedding: float, seed: int) -> None:
+def randomise(model: PreTrainedModel, gain: float, embedding: float, seed: int) -> None:
     """Every parameter drawn anew: matrices amplify by about `gain`, norms and biases are near what they were.
 
     Matrices sum to zero over their inputs: activations such as GELU have a positive mean, which would
@@ -224,7 +224,7 @@ def _diverse(model: PreTrainedModel, seed: int) -> None:
     prompts = [[5, 6, 7], [(seed + 7 * i) % VOCABULARY for i in range(3)], [200, 0, 3]]
     best = (0, 0.0, 0.0, 0)
     for attempt, gain, embedding in itertools.product(range(2), (2.0, 3.0, 1.5), (0.1, 1.0, 0.02)):
-        _randomise(model, gain, embedding, seed + 1000 * attempt)
+        randomise(model, gain, embedding, seed + 1000 * attempt)
         variety = min(len(set(tokens)) for tokens in _greedy(model, prompts, 200))
         best = max(best, (variety, gain, embedding, seed + 1000 * attempt))
         if variety >= 50:
@@ -233,10 +233,10 @@ def _diverse(model: PreTrainedModel, seed: int) -> None:
         raise RuntimeError(
             f"no random weights give varied text; best (tokens of 200, gain, embedding, seed): {best}"
         )
-    _randomise(model, *best[1:])
+    randomise(model, *best[1:])
 
 
-def _quietly(action: Callable[[], T]) -> T:
+def quietly(action: Callable[[], T]) -> T:
     verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
@@ -270,12 +270,12 @@ def make_tiny_model(
         make_tokenizer().save_pretrained(target)
         return target
 
-    return _quietly(build)
+    return quietly(build)
 
 
 def load_reference(folder: Path, dtype: str = "float32") -> PreTrainedModel:
     """The whole model as `transformers` loads it: the reference for tokens and logits."""
-    return _quietly(
+    return quietly(
         lambda: AutoModelForCausalLM.from_pretrained(
             folder, dtype=getattr(torch, dtype), local_files_only=True
         ).eval()

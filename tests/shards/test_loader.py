@@ -252,8 +252,6 @@ def test_kinds_of_models_that_cannot_be_served_are_refused_with_the_reason(
     ("architecture", "reason"),
     [
         ("qwen3_next", "linear_attention"),
-        ("bloom", "attention cannot be replaced"),
-        ("falcon", "cannot be replaced"),
     ],
 )
 def test_architectures_that_would_be_computed_wrongly_are_refused(

@@ -1,0 +1,217 @@
+"""From a configuration and tensors to a stage: transformers builds and fills a model that is cut to a span."""
+
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.utils import logging as transformers_logging
+
+from molink.shards.attention import IMPLEMENTATION, BatchSlot, alibi_slopes
+from molink.shards.carving import carve, layers_path
+from molink.shards.conversions import ALIBI
+from molink.shards.converted_tensors import ConvertedTensor
+from molink.shards.errors import UnsupportedArchitecture, WeightsError, name_some
+from molink.shards.lazy_tensors import CountedTensor, LoadCounter
+from molink.shards.padded import PaddedView
+from molink.shards.probe import ProbeBatch, probe_input, rope_settings
+from molink.shards.spec import Span
+from molink.shards.stage import Batching, Stage, StageFacts, View, shorten_lookups
+
+_QUIET = threading.Lock()
+TROUBLE = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    SafetensorError,
+    StrictDataclassError,
+    TypeError,
+    ValueError,
+)
+"""What transformers raises over a configuration or weights that somebody else wrote."""
+
+
+def assemble(
+    folder: Path,
+    config: PreTrainedConfig,
+    span: Span,
+    tensors: Mapping[str, CountedTensor] | Mapping[str, ConvertedTensor],
+    unreadable: list[str],
+    counter: LoadCounter,
+    *,
+    dtype: torch.dtype,
+    batching: Batching,
+) -> PreTrainedModel:
+    """The model of `config` with the parameters of `span` and no others, on the CPU.
+
+    `tensors` are by their names in the checkpoint, and read only if the span needs them. `unreadable` says what is
+    wrong with further files of `folder`.
+
+    Raises WeightsError where tensors are missing, of other shapes or unreadable.
+    """
+    gaps = _Gaps(folder, span, unreadable)
+    model_class = _carved_class(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], span, counter, gaps)
+    try:
+        with quiet_transformers():
+            model, info = model_class.from_pretrained(
+                None,
+                config=config,
+                state_dict=dict(tensors),
+                dtype=dtype,
+                attn_implementation=IMPLEMENTATION if batching is Batching.PACKED else None,
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+            )
+    except WeightsError:
+        raise
+    except TROUBLE as error:
+        raise WeightsError(folder, f"the weights of {span} cannot be loaded: {error}") from error
+    gaps.refuse(info["missing_keys"], info["mismatched_keys"], ())
+    loaded: PreTrainedModel = model
+    return loaded
+
+
+@dataclass(frozen=True, slots=True)
+class _Gaps:
+    """Refuses what transformers would fill with random numbers."""
+
+    folder: Path
+    span: Span
+    unreadable: list[str]
+
+    def refuse(
+        self, missing: Iterable[str], mismatched: Iterable[tuple[Any, ...]], unconverted: Iterable[str]
+    ) -> None:
+        """`mismatched` begin with the name. `unconverted` could not be put together from the checkpoint's
+        parts."""
+        hint = "; ".join(self.unreadable) or "fetch the files that hold them"
+        absent = set(missing)
+        if absent:
+            message = f"tensors that {self.span} needs are missing: {name_some(absent)} ({hint})"
+            raise WeightsError(self.folder, message, absent)
+        wrong = {str(entry[0]) for entry in mismatched}
+        if wrong:
+            message = f"tensors have other shapes than config.json says: {name_some(wrong)}"
+            raise WeightsError(self.folder, message, wrong)
+        partial = set(unconverted)
+        if partial:
+            message = f"parts of tensors that {self.span} needs are missing: {name_some(partial)} ({hint})"
+            raise WeightsError(self.folder, message, partial)
+
+
+def _carved_class(
+    model_class: type[PreTrainedModel], span: Span, counter: LoadCounter, gaps: _Gaps
+) -> type[PreTrainedModel]:
+    """A subclass that is carved as soon as it is built, which from_pretrained does without allocating.
+
+    It keeps name and module: transformers looks up its conversions of checkpoints by them. Nothing is ignored
+    on loading, so that a tensor which the span needs cannot go missing unnoticed, and what is missing is
+    refused before memory is allocated for it.
+    """
+
+    def __init__(self: PreTrainedModel, config: PreTrainedConfig, *args: object, **kwargs: object) -> None:  # noqa: N807
+        model_class.__init__(self, config, *args, **kwargs)
+        carve(self, span)
+        counter.expected_elements = sum(parameter.numel() for parameter in self.parameters())
+
+    def finalize(model: PreTrainedModel, load_config: object, info: Any) -> Any:  # noqa: ANN401 - transformers has no types
+        tied = {name for pair in model.all_tied_weights_keys.items() for name in pair}
+        gaps.refuse(info.missing_keys - tied, info.mismatched_keys, info.conversion_errors)
+        return model_class._finalize_model_loading(model, load_config, info)  # noqa: SLF001 - the step it extends
+
+    body = {
+        "__module__": model_class.__module__,
+        "__init__": __init__,
+        "_finalize_model_loading": staticmethod(finalize),
+        "_keys_to_ignore_on_load_unexpected": [r".*"],
+        "_keys_to_ignore_on_load_missing": None,
+    }
+    return type(model_class.__name__, (model_class,), body)
+
+
+def make_stage(
+    folder: Path,
+    model: PreTrainedModel,
+    config: PreTrainedConfig,
+    span: Span,
+    device: torch.device,
+    batching: Batching,
+) -> Stage:
+    """A stage of an assembled model, after a trial step that shows what its layers cache.
+
+    Raises UnsupportedArchitecture where it would not be exact, and WeightsError where it computes NaN.
+    """
+    slopes = alibi_slopes(config.num_attention_heads).to(device) if getattr(config, ALIBI, False) else None
+    slot = BatchSlot(slopes)
+    layers = model.get_submodule(layers_path(model))
+    slot.install(layers)
+    shorten_lookups(layers)
+    facts = StageFacts(
+        architecture=config.model_type,
+        layers=config.num_hidden_layers,
+        hidden_size=config.hidden_size,
+        vocabulary_size=config.vocab_size,
+        context_length=_context_length(config),
+        dtype=model.dtype,
+    )
+    view_class = View if batching is Batching.PACKED else PaddedView
+    stage = Stage(model, span, facts, {}, slot, view_class)
+    if not stage.view(span).takes_hidden_states:
+        reason = "its layers are not run by a decoder that takes hidden states and a cache"
+        raise UnsupportedArchitecture(folder, facts.architecture, reason)
+    probe = ProbeBatch()
+    ids = torch.tensor([[0, 1]], device=device)
+    inputs = ids if span.start == 0 else probe_input(facts.hidden_size, facts.dtype, device)
+    try:
+        with torch.inference_mode():
+            view = stage.view(span)
+            hidden = view.try_out(inputs, torch.tensor([[0, 1]], device=device), probe)
+            if span.stop == facts.layers:
+                hidden = view.logits(hidden)
+    except TROUBLE as error:
+        raise UnsupportedArchitecture(folder, facts.architecture, f"a trial step failed: {error}") from error
+    refusal = probe.refusal(config, span, attends=batching is Batching.PACKED)
+    if refusal is not None:
+        raise UnsupportedArchitecture(folder, facts.architecture, refusal)
+    if bool(torch.isnan(hidden).any()):
+        raise WeightsError(folder, f"the layers {span} compute numbers that are not numbers")
+    stage.layouts.update(probe.layouts(span))
+    return stage
+
+
+def _context_length(config: PreTrainedConfig) -> int:
+    """Positions the model was made for, or fewer where it switches to another scaling in the middle of a
+    sequence."""
+    context = int(getattr(config, "max_position_embeddings", None) or 2**31)
+    for rope in rope_settings(config):
+        if rope.get("rope_type") == "longrope":
+            original = rope.get("original_max_position_embeddings") or config.original_max_position_embeddings
+            context = min(context, int(original))
+    return context
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Keeps transformers' progress bars and reports off the terminal; what matters of them is raised as
+    errors."""
+    with _QUIET:
+        verbosity = transformers_logging.get_verbosity()
+        bars = transformers_logging.is_progress_bar_enabled()
+        transformers_logging.set_verbosity(transformers_logging.CRITICAL)
+        transformers_logging.disable_progress_bar()
+        try:
+            yield
+        finally:
+            transformers_logging.set_verbosity(verbosity)
+            if bars:
+                transformers_logging.enable_progress_bar()

@@ -1,0 +1,115 @@
+"""docs/MODELS.md says what the engine does, and peers find out by themselves what they can serve."""
+
+from pathlib import Path
+
+import generate_models
+import pytest
+import torch
+from architecture_table import SPLITS, TOLERANCE, compare, find, generate, store_tiny, whole_logits
+from circuit_runs import engine_with
+from generate_models import PATH, generate_text, refused_line, served_line
+from reference_models import ALIBI_SLOPES
+from tiny_models import ARCHITECTURES, load_reference
+from transformers import CONFIG_MAPPING
+
+from molink.shards.attention import alibi_slopes
+from molink.shards.loader import load_stage
+from molink.shards.spec import Span
+from molink.shards.store import describe
+
+QUICK = ("falcon", "bloom", "deepseek_v3", "phi3", "glm", "llama4_text", "bert", "bart", "mamba", "nanochat")
+
+
+@pytest.mark.parametrize("architecture", QUICK)
+def test_the_table_says_what_is_found(architecture: str) -> None:
+    (finding,) = find([architecture])
+    line = refused_line(finding) if finding.batching is None else served_line(finding)
+    assert line in PATH.read_text(encoding="utf-8").splitlines()
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+def test_the_whole_table_is_current() -> None:
+    assert generate_text() == PATH.read_text(encoding="utf-8")
+
+
+def test_whatever_is_served_is_exact() -> None:
+    lines = PATH.read_text(encoding="utf-8").splitlines()
+    assert sum("| packed |" in line or "| left-padded |" in line for line in lines) > 80
+    assert not [line for line in lines if "| NO |" in line]
+    assert not [name for name in generate_models.TABLE_1 if not any(f"`{name}`" in line for line in lines)]
+
+
+@pytest.mark.parametrize("name", ["falcon", "falcon_alibi", "bloom"])
+def test_left_padded_sessions_have_the_logits_of_the_whole_model(name: str, tmp_path: Path) -> None:
+    architecture, settings = ARCHITECTURES[name]
+    store_tiny(CONFIG_MAPPING[architecture](**settings), tmp_path)
+    difference, same_tokens = compare(tmp_path, SPLITS)
+    assert difference <= TOLERANCE
+    assert same_tokens
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "falcon",
+        "gpt2",
+        *(
+            pytest.param(name, marks=pytest.mark.full)
+            for name in (
+                "llama",
+                "falcon_alibi",
+                "bloom",
+                "cohere",
+                "gemma",
+                "gemma2",
+                "phi3",
+                "qwen2",
+                "qwen3",
+            )
+        ),
+    ],
+)
+def test_in_bfloat16_splits_and_batches_change_no_more_than_rounding_does(name: str, tmp_path: Path) -> None:
+    architecture, settings = ARCHITECTURES[name]
+    store_tiny(CONFIG_MAPPING[architecture](**settings), tmp_path)
+    exact, rounded = load_reference(tmp_path), load_reference(tmp_path, "bfloat16")
+    engines = [engine_with(tmp_path, cut, dtype="bfloat16") for cut in SPLITS[1]]
+    circuit = [(engine, Span(*cut)) for engine, cut in zip(engines, SPLITS[1], strict=True)]
+    ours: list[float] = []
+    theirs: list[float] = []
+    for run in generate(
+        circuit, [(5, 9, 30, 31, 7, 7, 100, 44, 3), (1,), (9, 8, 7, 6, 5, 4, 3, 2, 1, 0, 17)]
+    ):
+        expected = whole_logits(rounded, run)
+        differences = (torch.stack(run.logits) - expected).abs().amax(-1)
+        margins = expected.topk(2).values.diff().abs().flatten()
+        clear = margins > 2 * differences
+        assert (expected.argmax(-1) == torch.tensor(run.tokens))[clear].all()
+        ours += differences.tolist()
+        theirs += (whole_logits(exact, run) - expected).abs().amax(-1).tolist()
+    assert sum(ours) <= 1.5 * sum(theirs)
+
+
+@pytest.mark.parametrize("heads", [4, 6])
+def test_slopes_of_linear_biases_are_those_of_the_paper(heads: int) -> None:
+    assert alibi_slopes(heads).tolist() == ALIBI_SLOPES[heads]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "falcon", "deepseek_v2", "gemma3"])
+def test_the_kv_cache_is_as_large_as_described(name: str, tmp_path: Path) -> None:
+    architecture, settings = ARCHITECTURES[name]
+    store_tiny(CONFIG_MAPPING[architecture](**settings), tmp_path)
+    assert_described(tmp_path)
+
+
+def test_the_kv_cache_of_layers_with_heads_of_their_own_is_as_large_as_described(tmp_path: Path) -> None:
+    store_tiny(CONFIG_MAPPING["gemma4_unified_text"](), tmp_path)
+    assert len(set(assert_described(tmp_path))) == 2
+
+
+def assert_described(folder: Path) -> tuple[int, ...]:
+    spec = describe(folder, "float32")
+    layouts = load_stage(folder, spec.whole, dtype="float32").layouts
+    assert spec.kv_bytes_per_token == tuple(layouts[layer].bytes_per_token for layer in range(spec.layers))
+    return spec.kv_bytes_per_token
