@@ -66,6 +66,7 @@ DECISIONS = [
     "molink.peer.unacknowledged",
     "molink.routing",
     "molink.simnet.devices",
+    "molink.simnet.llama_shapes",
     "molink.simnet.model_shapes",
 ]
 
