@@ -7,7 +7,7 @@ import socket
 import sys
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from molink.dht.certificate import new_certificate
 from molink.dht.description import describe_swarm
@@ -20,10 +20,10 @@ from molink.dht.records import PeerView
 from molink.dht.swarm_key import SwarmKey
 from molink.peer.acceptor import PortInUse
 from molink.peer.announcer import Announcer, joining_machine, own_facts
-from molink.peer.backend import DeviceBackend
+from molink.peer.backend import Backend, DeviceBackend
 from molink.peer.codec_effect import measure_codec
 from molink.peer.codecs import opted_in
-from molink.peer.device import choose_device, default_memory_bytes, describe_device
+from molink.peer.device import choose_devices, default_memory_bytes, describe_device
 from molink.peer.handout import Handout
 from molink.peer.leases import LeaseBook, Refused
 from molink.peer.memory import plan_memory
@@ -33,10 +33,13 @@ from molink.peer.metrics_server import MetricsServer
 from molink.peer.model import LocalModel, most_needed, open_model
 from molink.peer.placing import Placing
 from molink.peer.prober import Prober
-from molink.peer.profiler import cached_or_measured
+from molink.peer.profiler import Profile, cached_or_measured
+from molink.peer.ranked_backend import RankedBackend
+from molink.peer.ranks import RanksLost
 from molink.peer.running import say
 from molink.peer.serving import Serving, batch_limits
 from molink.peer.settings import JoinSettings, where_to_join
+from molink.peer.several_devices import open_ranks
 from molink.peer.state_dir import StateDir
 from molink.routing.placement import describe_preview
 from molink.shards.catalog import ModelNotFound
@@ -67,6 +70,8 @@ class _Parts:
     announcer: Announcer
     placing: Placing | None
     """None: the owner has chosen the layers."""
+    ranks: RankedBackend | None
+    """None: it computes on one device."""
 
 
 class Peer:
@@ -103,6 +108,8 @@ class Peer:
                 await self._serve(parts)
         except (KeyFileError, ModelNotFound, StoreError, WeightsError, PortInUse, ControlPortInUse) as error:
             raise PeerError(str(error)) from error
+        except RanksLost as error:
+            raise PeerError(f"the devices cannot go on together: {error}. Start the peer again") from error
         except BootstrapUnreachable as error:
             raise PeerError(f"{error}. Or start a swarm of your own with --new-swarm") from error
 
@@ -135,7 +142,7 @@ class Peer:
 
     async def _open(self, stack: AsyncExitStack) -> _Parts:
         settings = self._settings
-        device = choose_device(settings.device)
+        devices = choose_devices(settings.device)
         identity = Identity.load_or_create(self._state.identity_key)
         swarm_key = SwarmKey.load(settings.swarm_key) if settings.swarm_key else None
         known_port, known_grpc_port = self._state.ports()
@@ -152,11 +159,11 @@ class Peer:
         # what this very peer said before it was started again binds nobody
         others = tuple(view for view in discovery.snapshot() if view.peer_id != identity.peer_id)
         model = await self._model(others)
-        leases = self._lease_book(model, device)
         self._report(f"Measuring this machine with {model.spec.name}")
-        profile = await asyncio.to_thread(
-            cached_or_measured, model.folder, model.spec, device, self._state.profiles, self._report
-        )
+        backend, profile = await self._compute_with(stack, model, devices)
+        ranks = backend if isinstance(backend, RankedBackend) else None
+        device, devices = devices[0], devices if ranks is not None else devices[:1]
+        leases = self._lease_book(model, devices)
         activation_codecs = opted_in(settings.activation_codec, model.spec.dtype)
         if model.spec.layers > 1:
             for codec in activation_codecs:
@@ -170,7 +177,7 @@ class Peer:
                 identity,
                 swarm_key,
                 certificate,
-                DeviceBackend(model, device),
+                backend,
                 Handout.of(model),
                 leases,
                 listen,
@@ -197,7 +204,7 @@ class Peer:
             discovery.addresses,
             (f"[{host}]:{serving.port}" if ":" in host else f"{host}:{serving.port}",),
             certificate,
-            describe_device(device),
+            replace(describe_device(device), count=len(devices)),
             model.spec,
             settings.layers,
             profile,
@@ -218,7 +225,7 @@ class Peer:
                 lambda: joining_machine(identity.peer_id, model.spec, leases, profile, prober),
                 lambda preview: say(describe_preview(preview)),
             )
-        return _Parts(discovery, model, leases, serving, announcer, placing)
+        return _Parts(discovery, model, leases, serving, announcer, placing, ranks)
 
     async def _model(self, views: tuple[PeerView, ...]) -> LocalModel:
         identifier = self._settings.model
@@ -230,8 +237,24 @@ class Peer:
             identifier, settings.dtype, settings.quantization, views, self._state.digests, self._report
         )
 
-    def _lease_book(self, model: LocalModel, device: str) -> LeaseBook:
-        total = self._settings.memory_bytes or default_memory_bytes(device)
+    async def _compute_with(
+        self, stack: AsyncExitStack, model: LocalModel, devices: tuple[str, ...]
+    ) -> tuple[Backend, Profile]:
+        """One device, or several that share every layer if that is predicted to be faster, and what they do."""
+        measuring = (model.folder, model.spec, devices[0], self._state.profiles, self._report)
+        profile = await asyncio.to_thread(cached_or_measured, *measuring)
+        if len(devices) > 1:
+            span = self._settings.layers or model.spec.whole
+            memory_bytes = min(map(default_memory_bytes, devices))
+            ranks = await open_ranks(stack, model, devices, span, profile, memory_bytes, say)
+            if ranks is not None:
+                count = len(devices)
+                return ranks, await asyncio.to_thread(cached_or_measured, *measuring, ranks, count)
+        return DeviceBackend(model, devices[0]), profile
+
+    def _lease_book(self, model: LocalModel, devices: tuple[str, ...]) -> LeaseBook:
+        total = self._settings.memory_bytes or len(devices) * min(map(default_memory_bytes, devices))
+        total -= (len(devices) - 1) * model.spec.embed_bytes  # every rank has the whole embedding
         limit = self._settings.layers
         if limit is not None and limit.stop > model.spec.layers:
             raise PeerError(
@@ -261,6 +284,8 @@ class Peer:
             asyncio.create_task(parts.announcer.keep_announced(), name="announce"),
             asyncio.create_task(parts.announcer.keep_probing(), name="probe"),
         ]
+        if parts.ranks is not None:
+            tasks.append(asyncio.create_task(parts.ranks.watch(), name="watch the ranks"))
         if parts.placing is not None:
             tasks.append(asyncio.create_task(parts.placing.keep_placed(), name="keep placed"))
         leaving = asyncio.create_task(self._leaving.wait(), name="wait to leave")

@@ -24,7 +24,8 @@ from molink.shards.probe import ProbeBatch, config_refusal, probe_input, rope_se
 from molink.shards.spec import Span
 from molink.shards.stage import Stage, StageFacts, View, shorten_lookups
 from molink.shards.store import read_settings
-from molink.shards.verification import Fingerprints
+from molink.shards.tensor_parallel import Shard
+from molink.shards.verification import Fingerprints, StoredPart
 
 _QUIET = threading.Lock()
 _TROUBLE = (
@@ -50,11 +51,13 @@ def load_stage(
     device: str = "cpu",
     progress: Progress | None = None,
     manifest: Manifest | None = None,
+    shard: Shard | None = None,
 ) -> Stage:
     """Loads the layers of `span`, the embedding if it starts the model, final norm and head if it ends it.
 
     With a `manifest`, what is loaded is hashed on the way and has to be what it names: files may have been
-    altered since the manifest was read. Reads local files only and never runs code from the folder.
+    altered since the manifest was read. With a `shard`, only that rank's part stays in memory. Reads local files only
+    and never runs code from the folder.
 
     Raises WeightsError where tensors are missing, of other shapes, unreadable or not the manifest's, its subclass
     UnsupportedArchitecture where the model's kind cannot be served, and ValueError where the span reaches beyond
@@ -63,8 +66,15 @@ def load_stage(
     config = _read_config(folder)
     if span.stop > config.num_hidden_layers:
         raise ValueError(f"{folder} has {config.num_hidden_layers} layers, so there is no span {span}")
-    model = _load_model(folder, config, span, dtype_of(dtype), progress, manifest)
+    refusal = None if shard is None else shard.refusal(config)
+    if refusal is not None:
+        raise UnsupportedArchitecture(
+            folder, config.model_type, f"several devices cannot share it: {refusal}"
+        )
+    model = _load_model(folder, config, span, dtype_of(dtype), progress, manifest, shard)
     model.to(torch.device(device)).requires_grad_(requires_grad=False)
+    if shard is not None:
+        shard.divide_head(model)
     return _probed_stage(folder, model, config, span, torch.device(device))
 
 
@@ -92,6 +102,7 @@ def _load_model(
     dtype: torch.dtype,
     progress: Progress | None,
     manifest: Manifest | None,
+    shard: Shard | None,
 ) -> PreTrainedModel:
     if manifest is not None and read_settings(folder / "config.json") != manifest.configuration:
         raise WeightsError(folder, "its config.json is not that of the model that is served: it was altered")
@@ -100,16 +111,18 @@ def _load_model(
         tensors, unreadable = open_tensors(folder, files)
         counter = LoadCounter(progress, dtype.itemsize)
         gaps = _Gaps(folder, span, unreadable)
-        model_class = _carved_class(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], span, counter, gaps)
+        model_class = _carved_class(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], span, counter, gaps, shard)
+        counted: dict[str, StoredPart] = {
+            name: CountedTensor(name, part, counter, dtype, fingerprints) for name, part in tensors.items()
+        }
+        if shard is not None:
+            counted = {name: shard.part_of(config, name, part) for name, part in counted.items()}
         try:
             with _quiet_transformers():
                 model, info = model_class.from_pretrained(
                     None,
                     config=config,
-                    state_dict={
-                        name: CountedTensor(name, part, counter, dtype, fingerprints)
-                        for name, part in tensors.items()
-                    },
+                    state_dict=counted,
                     dtype=dtype,
                     attn_implementation=IMPLEMENTATION,
                     ignore_mismatched_sizes=True,
@@ -156,7 +169,7 @@ class _Gaps:
 
 
 def _carved_class(
-    model_class: type[PreTrainedModel], span: Span, counter: LoadCounter, gaps: _Gaps
+    model_class: type[PreTrainedModel], span: Span, counter: LoadCounter, gaps: _Gaps, shard: Shard | None
 ) -> type[PreTrainedModel]:
     """A subclass that is carved as soon as it is built, which from_pretrained does without allocating.
 
@@ -168,6 +181,8 @@ def _carved_class(
     def __init__(self: PreTrainedModel, config: PreTrainedConfig, *args: object, **kwargs: object) -> None:  # noqa: N807
         model_class.__init__(self, config, *args, **kwargs)
         carve(self, span)
+        if shard is not None:
+            shard.divide(self)
         counter.expected_elements = sum(parameter.numel() for parameter in self.parameters())
 
     def finalize(model: PreTrainedModel, load_config: object, info: Any) -> Any:  # noqa: ANN401 - transformers has no types
