@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from typing import Protocol
 
 from molink.dht.configuration import SettingsError
 from molink.peer.model import LocalModel
@@ -57,7 +58,13 @@ async def open_ranks(
         return backend
 
 
-def measured_link(backend: RankedBackend, ranks: int) -> DeviceLink:
+class TimesSums(Protocol):
+    """What a link is measured with."""
+
+    def all_reduce_s(self, payload_bytes: int) -> float: ...
+
+
+def measured_link(backend: TimesSums, ranks: int) -> DeviceLink:
     """From the times of a small and of a large all-reduce: 2(t-1) messages, 2(t-1)/t of the payload."""
     small_s, large_s = backend.all_reduce_s(SMALL_BYTES), backend.all_reduce_s(LARGE_BYTES)
     sent_bytes = 2 * (ranks - 1) / ranks * LARGE_BYTES
