@@ -209,7 +209,8 @@ def _plan_refusal(plan: Mapping[str, str] | None) -> str | None:
     others = sorted(set(plan.values()) - _KNOWN_STYLES)
     if others:
         return f"its plan divides in ways that are not supported: {', '.join(others)}"
-    if not {_OUTPUTS, _INPUTS} <= {style for name, style in plan.items() if "experts" not in name}:
+    attention = {style for name, style in plan.items() if "attn" in name or "attention" in name}
+    if not {_OUTPUTS, _INPUTS} <= attention:
         return "its plan leaves attention whole"
     return None
 

@@ -39,7 +39,19 @@ MORE = [
     "smollm3",
     "ernie4_5",
 ]
-WHOLE = ["phi3", "gpt2", "glm4", "deepseek_v2", "gpt_oss", "olmo2", "opt", "bloom", "falcon", "stablelm"]
+WHOLE = [
+    "phi3",
+    "gpt2",
+    "glm4",
+    "deepseek_v2",
+    "deepseek_v3",
+    "gpt_oss",
+    "olmo2",
+    "opt",
+    "bloom",
+    "falcon",
+    "stablelm",
+]
 
 Opened = tuple[Path, Manifest, ModelSpec]
 
