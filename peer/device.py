@@ -29,15 +29,44 @@ def choose_device(name: str) -> str:
         return there[min(1, len(there) - 1)]
     wanted = "cuda:0" if name == "cuda" else name
     if "," in wanted:
-        raise SettingsError(
-            f"--device {name}: one peer cannot use several GPUs yet; start one peer for each, "
-            "each with a --state-dir of its own"
-        )
+        raise SettingsError(f"--device {name}: here only one device at a time; name one of them")
     if wanted not in there:
         raise SettingsError(
             f"--device {name} is not there: this machine has {', '.join(there)}{_why_no_gpu(wanted)}"
         )
     return wanted
+
+
+def choose_devices(name: str) -> tuple[str, ...]:
+    """The devices of `--device name`: as `choose_device`, or the several GPUs of `cuda:0,1`, which share every layer.
+
+    Raises:
+        SettingsError: this machine has not all of them, or they cannot work together; it says why.
+    """
+    kind, _, indices = name.partition(":")
+    if "," not in indices:
+        return (choose_device(name),)
+    numbers = indices.split(",")
+    if (
+        kind != "cuda"
+        or not all(number.isdecimal() for number in numbers)
+        or len(set(numbers)) < len(numbers)
+    ):
+        raise SettingsError(f"--device {name}: several GPUs are named once each, such as cuda:0,1")
+    devices = tuple(choose_device(f"cuda:{number}") for number in numbers)
+    refusal = ranks_refusal(devices[0])
+    if refusal is not None:
+        raise SettingsError(
+            f"--device {name}: {refusal}; start one peer for each GPU, each with a --state-dir of its own"
+        )
+    return devices
+
+
+def ranks_refusal(device: str) -> str | None:
+    """Why several devices of this kind cannot share layers here, or None."""
+    from molink.shards.collectives import collectives_refusal
+
+    return collectives_refusal(device)
 
 
 def describe_device(device: str) -> Device:

@@ -18,7 +18,13 @@ NewSwarm = Annotated[bool, typer.Option("--new-swarm", help="Found a new swarm."
 Memory = Annotated[
     str | None, typer.Option(metavar="10GB", help="Cap on weights, KV cache and work space together.")
 ]
-DeviceName = Annotated[str | None, typer.Option(metavar="auto|cpu|cuda:0|mps", help="Where to compute.")]
+DeviceName = Annotated[
+    str | None,
+    typer.Option(
+        metavar="auto|cpu|cuda:0|cuda:0,1|mps",
+        help="Where to compute: several GPUs share every layer, if that is predicted to be faster.",
+    ),
+]
 Dtype = Annotated[
     str | None,
     typer.Option(metavar="auto|float32|bfloat16|float16", help="Numbers to compute in: auto is the model's."),

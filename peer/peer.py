@@ -19,10 +19,8 @@ from molink.dht.key_file import KeyFileError
 from molink.dht.records import PeerView
 from molink.dht.swarm_key import SwarmKey
 from molink.peer.announcer import Announcer, joining_machine, own_facts
-from molink.peer.backend import DeviceBackend
-from molink.peer.codec_effect import measure_codec
-from molink.peer.codecs import opted_in
-from molink.peer.device import choose_device, default_memory_bytes, describe_device
+from molink.peer.computing import Computing, memory_of, open_computing
+from molink.peer.device import choose_devices, describe_device
 from molink.peer.handout import Handout
 from molink.peer.hub_model import HubAccess
 from molink.peer.leases import LeaseBook, Refused
@@ -35,7 +33,9 @@ from molink.peer.metrics_server import MetricsServer
 from molink.peer.model import LocalModel, most_needed, open_model
 from molink.peer.placing import Placing
 from molink.peer.prober import Prober
-from molink.peer.profiler import Profile, cached_or_measured
+from molink.peer.profiler import Profile
+from molink.peer.ranked_backend import RankedBackend
+from molink.peer.ranks import RanksLost
 from molink.peer.running import say
 from molink.peer.serving import Serving, batch_limits
 from molink.peer.settings import JoinSettings, where_to_join
@@ -70,6 +70,8 @@ class _Parts:
     announcer: Announcer
     placing: Placing | None
     """None: the owner has chosen the layers."""
+    ranks: RankedBackend | None
+    """None: it computes on one device."""
 
 
 class Peer:
@@ -106,6 +108,8 @@ class Peer:
                 await self._serve(parts)
         except (KeyFileError, ModelNotFound, StoreError, WeightsError, PortInUse, ControlPortInUse) as error:
             raise PeerError(str(error)) from error
+        except RanksLost as error:
+            raise PeerError(f"the devices cannot go on together: {error}. Start the peer again") from error
         except BootstrapUnreachable as error:
             raise PeerError(f"{error}. Or start a swarm of your own with --new-swarm") from error
 
@@ -138,19 +142,19 @@ class Peer:
 
     async def _open(self, stack: AsyncExitStack) -> _Parts:
         settings = self._settings
-        device = choose_device(settings.device)
+        devices = choose_devices(settings.device)
         identity = Identity.load_or_create(self._state.identity_key)
         swarm_key = SwarmKey.load(settings.swarm_key) if settings.swarm_key else None
         self._report("Looking for the swarm")
         discovery = await stack.enter_async_context(self._discovery(identity, swarm_key))
         # what this very peer said before it was started again binds nobody
         others = tuple(view for view in discovery.snapshot() if view.peer_id != identity.peer_id)
-        model = await self._model(others, device, swarm_key, stack)
-        leases = self._lease_book(model, device)
-        profile, activation_codecs = await self._measure(model, device)
+        model = await self._model(others, devices, swarm_key, stack)
+        computing = await open_computing(stack, model, devices, settings, self._state.profiles, self._report)
+        leases = self._lease_book(model, computing.devices)
         certificate = new_certificate(identity.peer_id)
         serving = await stack.enter_async_context(
-            self._serving(identity, swarm_key, certificate, model, device, leases, activation_codecs)
+            self._serving(identity, swarm_key, certificate, model, computing, leases)
         )
         self._state.remember_ports(_port_of(discovery.addresses[0]), serving.port)
         await self._open_metrics(stack, serving)
@@ -160,22 +164,22 @@ class Peer:
             discovery.addresses,
             (self._data_address(discovery, serving.port),),
             certificate,
-            describe_device(device),
+            replace(describe_device(devices[0]), count=len(computing.devices)),
             model.spec,
             settings.layers,
-            profile,
-            activation_codecs,
+            computing.profile,
+            computing.activation_codecs,
         )
         prober = Prober(identity.peer_id, serving.links, lambda: discovery.snapshot(model.spec.model_hash))
         announcer = Announcer(
             discovery, facts, model.spec, leases, serving.stepper, prober, self._changed, serving.measure_line
         )
         stack.push_async_callback(discovery.leave)
-        parts = _Parts(discovery, model, leases, serving, announcer, None)
+        parts = _Parts(discovery, model, leases, serving, announcer, None, computing.ranks)
         if settings.layers is not None:
             await self._preload(parts, settings.layers)
             return parts
-        return replace(parts, placing=await self._place(parts, profile, prober))
+        return replace(parts, placing=await self._place(parts, computing.profile, prober))
 
     def _discovery(self, identity: Identity, swarm_key: SwarmKey | None) -> Discovery:
         settings = self._settings
@@ -188,48 +192,27 @@ class Peer:
             swarm_key=swarm_key,
         )
 
-    async def _measure(self, model: LocalModel, device: str) -> tuple[Profile, tuple[str, ...]]:
-        """How fast this machine is with the model, and the lossy codecs that its owner lets activations travel in."""
-        self._report(f"Measuring this machine with {model.spec.name}")
-        profile = await asyncio.to_thread(
-            cached_or_measured,
-            model.folder,
-            model.spec,
-            device,
-            self._state.profiles,
-            self._report,
-            model.stand_ins(),
-        )
-        activation_codecs = opted_in(self._settings.activation_codec, model.spec.dtype)
-        if model.spec.layers > 1:
-            for codec in activation_codecs:
-                self._report(f"Measuring what {codec} activations do to {model.spec.name}")
-                effect = await asyncio.to_thread(measure_codec, model, device, codec)
-                say(str(effect))
-        return profile, activation_codecs
-
     def _serving(
         self,
         identity: Identity,
         swarm_key: SwarmKey | None,
         certificate: Certificate,
         model: LocalModel,
-        device: str,
+        computing: Computing,
         leases: LeaseBook,
-        activation_codecs: tuple[str, ...],
     ) -> Serving:
         settings = self._settings
         return Serving(
             identity,
             swarm_key,
             certificate,
-            DeviceBackend(model, device),
+            computing.backend,
             Handout.of(model),
             leases,
             (settings.listen, settings.grpc_port or _free(settings.listen, self._state.ports()[1])),
             self.metrics,
             self._changed.set,
-            activation_codecs,
+            computing.activation_codecs,
             settings.rule,
             http_proxy=settings.http_proxy,
             transmission_policy=settings.transmission_policy,
@@ -249,7 +232,11 @@ class Peer:
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     async def _model(
-        self, views: tuple[PeerView, ...], device: str, swarm_key: SwarmKey | None, stack: AsyncExitStack
+        self,
+        views: tuple[PeerView, ...],
+        devices: tuple[str, ...],
+        swarm_key: SwarmKey | None,
+        stack: AsyncExitStack,
     ) -> LocalModel:
         """The store of weights, if they come from a hub, stays open on `stack`."""
         identifier = self._settings.model
@@ -268,14 +255,14 @@ class Peer:
                 "choose another folder with --store-dir"
             ) from error
         async with ManifestSource(swarm_key, settings.http_proxy) as source:
-            access = HubAccess(store, source.ask, settings.layers, self._memory_bytes(device))
+            access = HubAccess(
+                store, source.ask, settings.layers, memory_of(devices, self._settings.memory_bytes)
+            )
             return await open_model(*asked, access)
 
-    def _memory_bytes(self, device: str) -> int:
-        return self._settings.memory_bytes or default_memory_bytes(device)
-
-    def _lease_book(self, model: LocalModel, device: str) -> LeaseBook:
-        total = self._memory_bytes(device)
+    def _lease_book(self, model: LocalModel, devices: tuple[str, ...]) -> LeaseBook:
+        total = memory_of(devices, self._settings.memory_bytes)
+        total -= (len(devices) - 1) * model.spec.embed_bytes  # every rank has the whole embedding
         limit = self._settings.layers
         if limit is not None and limit.stop > model.spec.layers:
             raise PeerError(
@@ -317,6 +304,8 @@ class Peer:
             asyncio.create_task(parts.announcer.keep_announced(), name="announce"),
             asyncio.create_task(parts.announcer.keep_probing(), name="probe"),
         ]
+        if parts.ranks is not None:
+            tasks.append(asyncio.create_task(parts.ranks.watch(), name="watch the ranks"))
         if parts.placing is not None:
             tasks.append(asyncio.create_task(parts.placing.keep_placed(), name="keep placed"))
         leaving = asyncio.create_task(self._leaving.wait(), name="wait to leave")

@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 
 from molink.dht.records import LayerLatency, PrefillLatency
+from molink.peer.backend import Backend
 from molink.peer.device import describe_device
 from molink.peer.state_dir import read_json, write_json
 from molink.shards.engine import Engine, Rows
@@ -71,8 +72,13 @@ def cached_or_measured(
     cache: Path,
     progress: Progress | None = None,
     parts: Mapping[str, StoredPart] | None = None,
+    ranks: Backend | None = None,
+    rank_count: int = 1,
 ) -> Profile:
-    """The profile that the file `cache` remembers for this model, device and software, else a new one."""
+    """The profile that the file `cache` remembers for this model, device and software, else a new one.
+
+    With `ranks`, what `rank_count` such devices do that share every layer.
+    """
     key = "/".join(
         (
             spec.model_hash,
@@ -80,12 +86,13 @@ def cached_or_measured(
             f"threads {torch.get_num_threads()}",
             f"torch {torch.__version__}",
             f"molink {version('molink')}",
+            *([f"ranks {rank_count}"] if ranks else []),
         )
     )
     known = read_json(cache)
     profile = _read(known.pop(key, None))
     if profile is None:
-        profile = measure(folder, spec, device, progress, parts)
+        profile = measure(folder, spec, device, progress, parts, ranks)
         newest = dict(list(known.items())[-(REMEMBERED - 1) :])
         write_json(cache, {**newest, key: to_json(profile)})
     return profile
@@ -97,8 +104,9 @@ def measure(
     device: str,
     progress: Progress | None = None,
     parts: Mapping[str, StoredPart] | None = None,
+    ranks: Backend | None = None,
 ) -> Profile:
-    """Loads single layers of the model in `folder` onto `device` and times decode steps with them.
+    """Loads single layers of the model in `folder` onto `device`, or onto all of `ranks`, and times decode steps.
 
     `parts` are the tensors if they are not in the folder; what numbers they hold does not matter. `progress` is told,
     in sentences, what is measured. Blocks; takes about a second for a small model.
@@ -107,12 +115,14 @@ def measure(
         WeightsError: the layers cannot be loaded.
     """
     say = progress or (lambda _: None)
+    backend = ranks or _OneDevice(folder, spec, device, parts)
+    device = "cpu" if ranks else device  # what goes in and comes out of ranks is there
     middle = Span(spec.layers // 2, spec.layers // 2 + 1)
     if spec.layers == 2:
         middle = Span(0, 1)  # neither layer is without an end, and embedding a token costs less than the head
     first, last = Span(0, 1), Span(spec.layers - 1, spec.layers)
     say(f"Measuring layer {middle.start} of {spec.name} on {device}")
-    with _loaded(folder, spec, device, middle, parts) as bench:
+    with _loaded(backend, spec, device, middle) as bench:
         latencies = bench.layer_latencies()
         prefills = bench.prefill_latencies()
         plain_ms = bench.step_times_ms(1, want_logits=False)
@@ -120,12 +130,12 @@ def measure(
     embed_ms = FLOOR_MS
     if first != middle:
         say(f"Measuring the embedding of {spec.name} on {device}")
-        with _loaded(folder, spec, device, first, parts) as bench:
+        with _loaded(backend, spec, device, first) as bench:
             embedding_ms = added_ms(bench.step_times_ms(1, want_logits=False), plain_ms)
             embed_ms = min(embedding_ms, latencies[0].layer_ms)  # one row of a table is less than a layer
             rates.append(bench.load_bytes_per_s)
     say(f"Measuring the head of {spec.name} on {device}")
-    with _loaded(folder, spec, device, last, parts) as bench:
+    with _loaded(backend, spec, device, last) as bench:
         without_ms = bench.step_times_ms(1, want_logits=False)
         head_ms = added_ms(bench.step_times_ms(1, want_logits=True), without_ms)
         rates.append(bench.load_bytes_per_s)
@@ -133,34 +143,48 @@ def measure(
 
 
 @contextmanager
-def _loaded(
-    folder: Path, spec: ModelSpec, device: str, span: Span, parts: Mapping[str, StoredPart] | None
-) -> "Iterator[_Bench]":
+def _loaded(backend: Backend, spec: ModelSpec, device: str, span: Span) -> "Iterator[_Bench]":
     """The span on the device; its memory is free again afterwards."""
-    bench = _Bench(folder, spec, device, span, parts)
+    bench = _Bench(backend, spec, device, span)
     try:
         yield bench
     finally:
         bench.release()
 
 
+class _OneDevice:
+    """A backend without a manifest: what is measured is not served."""
+
+    def __init__(
+        self, folder: Path, spec: ModelSpec, device: str, parts: Mapping[str, StoredPart] | None
+    ) -> None:
+        self.engine = Engine(spec, device)
+        self._folder = folder
+        self._device = device
+        self._parts = parts
+
+    def load(self, span: Span, progress: Callable[[int, int], None]) -> Callable[[], None]:
+        stage = load_stage(
+            self._folder,
+            span,
+            dtype=self.engine.spec.dtype,
+            device=self._device,
+            progress=progress,
+            parts=self._parts,
+        )
+        return lambda: self.engine.attach(stage)
+
+
 class _Bench:
     """One loaded span, and sequences that step through it."""
 
-    def __init__(
-        self,
-        folder: Path,
-        spec: ModelSpec,
-        device: str,
-        span: Span,
-        parts: Mapping[str, StoredPart] | None,
-    ) -> None:
+    def __init__(self, backend: Backend, spec: ModelSpec, device: str, span: Span) -> None:
         started_s = time.perf_counter()
         self._spec = spec
         self._device = device
         self._span = span
-        self._engine = Engine(spec, device)
-        self._engine.attach(load_stage(folder, span, dtype=spec.dtype, device=device, parts=parts))
+        self._engine = backend.engine
+        backend.load(span, lambda _done, _total: None)()
         self._context = min(CONTEXT_TOKENS, max(1, spec.context_length // 2))
         self._capacity = min(spec.context_length, self._context + (len(BATCH_SIZES) + 1) * (STEPS + 1))
         self._steps = min(STEPS, max(1, (self._capacity - self._context) // (len(BATCH_SIZES) + 1) - 1))
@@ -216,6 +240,7 @@ class _Bench:
     def release(self) -> None:
         """Gives the memory back; nothing can be measured afterwards."""
         self._caches.clear()
+        self._engine.detach(self._span)
         del self._engine
         gc.collect()
         if self._device.startswith("cuda"):

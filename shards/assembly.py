@@ -17,13 +17,14 @@ from transformers.utils import logging as transformers_logging
 from molink.shards.attention import IMPLEMENTATION, BatchSlot, alibi_slopes
 from molink.shards.carving import carve, layers_path
 from molink.shards.conversions import ALIBI
-from molink.shards.converted_tensors import ConvertedTensor
 from molink.shards.errors import UnsupportedArchitecture, WeightsError, name_some
-from molink.shards.lazy_tensors import CountedTensor, LoadCounter
+from molink.shards.lazy_tensors import LoadCounter
 from molink.shards.padded import PaddedView
 from molink.shards.probe import ProbeBatch, probe_input, rope_settings
 from molink.shards.spec import Span
 from molink.shards.stage import Batching, Stage, StageFacts, View, shorten_lookups
+from molink.shards.tensor_parallel import Shard
+from molink.shards.verification import StoredPart
 
 _QUIET = threading.Lock()
 TROUBLE = (
@@ -45,22 +46,23 @@ def assemble(
     folder: Path,
     config: PreTrainedConfig,
     span: Span,
-    tensors: Mapping[str, CountedTensor] | Mapping[str, ConvertedTensor],
+    tensors: Mapping[str, StoredPart],
     unreadable: list[str],
     counter: LoadCounter,
     *,
     dtype: torch.dtype,
     batching: Batching,
+    shard: Shard | None = None,
 ) -> PreTrainedModel:
     """The model of `config` with the parameters of `span` and no others, on the CPU.
 
     `tensors` are by their names in the checkpoint, and read only if the span needs them. `unreadable` says what is
-    wrong with further files of `folder`.
+    wrong with further files of `folder`. With a `shard`, they are that rank's parts.
 
     Raises WeightsError where tensors are missing, of other shapes or unreadable.
     """
     gaps = _Gaps(folder, span, unreadable)
-    model_class = _carved_class(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], span, counter, gaps)
+    model_class = _carved_class(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], span, counter, gaps, shard)
     try:
         with quiet_transformers():
             model, info = model_class.from_pretrained(
@@ -110,7 +112,7 @@ class _Gaps:
 
 
 def _carved_class(
-    model_class: type[PreTrainedModel], span: Span, counter: LoadCounter, gaps: _Gaps
+    model_class: type[PreTrainedModel], span: Span, counter: LoadCounter, gaps: _Gaps, shard: Shard | None
 ) -> type[PreTrainedModel]:
     """A subclass that is carved as soon as it is built, which from_pretrained does without allocating.
 
@@ -122,6 +124,8 @@ def _carved_class(
     def __init__(self: PreTrainedModel, config: PreTrainedConfig, *args: object, **kwargs: object) -> None:  # noqa: N807
         model_class.__init__(self, config, *args, **kwargs)
         carve(self, span)
+        if shard is not None:
+            shard.divide(self)
         counter.expected_elements = sum(parameter.numel() for parameter in self.parameters())
 
     def finalize(model: PreTrainedModel, load_config: object, info: Any) -> Any:  # noqa: ANN401 - transformers has no types

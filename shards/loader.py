@@ -21,6 +21,7 @@ from molink.shards.self_check import self_check
 from molink.shards.spec import Span
 from molink.shards.stage import Batching, Stage
 from molink.shards.store import read_settings
+from molink.shards.tensor_parallel import Shard
 from molink.shards.verification import Fingerprints, StoredPart
 
 
@@ -33,13 +34,15 @@ def load_stage(
     progress: Progress | None = None,
     manifest: Manifest | None = None,
     parts: Mapping[str, StoredPart] | None = None,
+    shard: Shard | None = None,
 ) -> Stage:
     """Loads the layers of `span`, the embedding if it starts the model, final norm and head if it ends it.
 
     With a `manifest`, what is loaded is hashed on the way and has to be what it names: files may have been
-    altered since the manifest was read. `parts` are the tensors where they are not in the folder. Reads local files
-    only and never runs code from the folder. The first time that a process meets an architecture with certain flags,
-    a tiny model of the kind is split and compared with the whole one.
+    altered since the manifest was read. `parts` are the tensors where they are not in the folder. With
+    a `shard`, only that rank's part stays in memory. Reads local files only and never runs code from the folder. The
+    first time that a process meets an architecture with certain flags, a tiny model of the kind is split and compared
+    with the whole one.
 
     Raises WeightsError where tensors are missing, of other shapes, unreadable or not the manifest's, its subclass
     UnsupportedArchitecture where the model's kind cannot be served, and ValueError where the span reaches beyond
@@ -53,10 +56,17 @@ def load_stage(
     if verdict.batching is None:
         advice = "Choose a model of an architecture that docs/MODELS.md lists as exact"
         raise UnsupportedArchitecture(folder, config.model_type, f"{verdict.reason}. {advice}")
+    refusal = None if shard is None else shard.refusal(config)
+    if refusal is not None:
+        raise UnsupportedArchitecture(
+            folder, config.model_type, f"several devices cannot share it: {refusal}"
+        )
     model = _load_model(
-        folder, config, span, dtype_of(dtype), verdict.batching, progress, manifest, conversion, parts
+        folder, config, span, dtype_of(dtype), verdict.batching, progress, manifest, conversion, parts, shard
     )
     model.to(torch.device(device)).requires_grad_(requires_grad=False)
+    if shard is not None:
+        shard.divide_head(model)
     return make_stage(folder, model, config, span, torch.device(device), verdict.batching)
 
 
@@ -99,6 +109,7 @@ def _load_model(
     manifest: Manifest | None,
     conversion: Conversion | None,
     parts: Mapping[str, StoredPart] | None,
+    shard: Shard | None,
 ) -> PreTrainedModel:
     if manifest is not None and read_settings(folder / "config.json") != manifest.configuration:
         raise WeightsError(folder, "its config.json is not that of the model that is served: it was altered")
@@ -109,8 +120,14 @@ def _load_model(
         tensors = {
             name: CountedTensor(name, part, counter, dtype, fingerprints) for name, part in stored.items()
         }
-        converted = tensors if conversion is None else converted_tensors(tensors, conversion)
-        model = assemble(folder, config, span, converted, unreadable, counter, dtype=dtype, batching=batching)
+        converted: Mapping[str, StoredPart] = (
+            tensors if conversion is None else converted_tensors(tensors, conversion)
+        )
+        if shard is not None:
+            converted = {name: shard.part_of(config, name, part) for name, part in converted.items()}
+        model = assemble(
+            folder, config, span, converted, unreadable, counter, dtype=dtype, batching=batching, shard=shard
+        )
         counter.refuse_not_numbers(folder)
         if fingerprints is not None and manifest is not None:
             fingerprints.check(folder, stored, span, config.num_hidden_layers, manifest)

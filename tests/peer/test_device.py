@@ -10,6 +10,7 @@ from molink.dht.configuration import SettingsError
 from molink.peer import device
 from molink.peer.device import (
     choose_device,
+    choose_devices,
     default_memory_bytes,
     describe_device,
     free_memory_bytes,
@@ -45,10 +46,26 @@ def test_what_is_not_there_is_refused_with_what_is(monkeypatch: pytest.MonkeyPat
         choose_device("mps")
 
 
-def test_several_gpus_are_refused_for_now(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "_available", lambda: ("cpu", "cuda:0", "cuda:1"))
-    with pytest.raises(SettingsError, match="one peer cannot use several GPUs yet; start one peer for each"):
+def test_several_gpus_are_one_device_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "_available", lambda: ("cpu", "cuda:0", "cuda:1", "cuda:2"))
+    monkeypatch.setattr(device, "ranks_refusal", lambda _: None)
+    assert choose_devices("cuda:0,2") == ("cuda:0", "cuda:2")
+    assert choose_devices("cuda:1") == ("cuda:1",)
+    assert choose_devices("cpu") == ("cpu",)
+    with pytest.raises(SettingsError, match="cuda:7 is not there"):
+        choose_devices("cuda:0,7")
+    for wrong in ("cuda:0,0", "cuda:0,", "cuda:a,b", "cpu:0,1", "mps:0,1"):
+        with pytest.raises(SettingsError, match="several GPUs are named once each"):
+            choose_devices(wrong)
+    with pytest.raises(SettingsError, match="only one device at a time"):
         choose_device("cuda:0,1")
+
+
+def test_gpus_that_cannot_work_together_are_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "_available", lambda: ("cpu", "cuda:0", "cuda:1"))
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
+    with pytest.raises(SettingsError, match="has no NCCL; start one peer for each GPU"):
+        choose_devices("cuda:0,1")
 
 
 def test_a_torch_without_gpu_support_is_named_as_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:

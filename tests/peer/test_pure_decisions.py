@@ -70,6 +70,7 @@ DECISIONS = [
     "molink.peer.link.unacknowledged",
     "molink.routing",
     "molink.simnet.devices",
+    "molink.simnet.llama_shapes",
     "molink.simnet.model_shapes",
 ]
 

@@ -1,0 +1,74 @@
+"""With what a peer computes: one device or several together, how fast they were measured to be, and in which encodings
+its activations may travel."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from molink.peer.backend import Backend, DeviceBackend
+from molink.peer.codec_effect import measure_codec
+from molink.peer.codecs import opted_in
+from molink.peer.device import default_memory_bytes
+from molink.peer.model import LocalModel
+from molink.peer.profiler import Profile, cached_or_measured
+from molink.peer.ranked_backend import RankedBackend
+from molink.peer.running import say
+from molink.peer.settings import JoinSettings
+from molink.peer.several_devices import open_ranks
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Computing:
+    """What a peer computes with."""
+
+    backend: Backend
+    devices: tuple[str, ...]
+    """Those that share every layer; mostly one."""
+    profile: Profile
+    activation_codecs: tuple[str, ...]
+
+    @property
+    def ranks(self) -> RankedBackend | None:
+        """The processes of several devices; None for one."""
+        return self.backend if isinstance(self.backend, RankedBackend) else None
+
+
+async def open_computing(
+    stack: AsyncExitStack,
+    model: LocalModel,
+    devices: tuple[str, ...],
+    settings: JoinSettings,
+    profiles: Path,
+    report: Callable[[str], None],
+) -> Computing:
+    """One device, or several that share every layer if that is predicted to be faster; they stay open on `stack`.
+
+    `profiles` is the file that remembers measurements. Raises WeightsError, UnsupportedArchitecture.
+    """
+    report(f"Measuring this machine with {model.spec.name}")
+    device = devices[0]
+    measuring = (model.folder, model.spec, device, profiles, report, model.stand_ins())
+    profile = await asyncio.to_thread(cached_or_measured, *measuring)
+    backend: Backend | None = None
+    if len(devices) > 1 and model.hub is not None:
+        say(f"Several devices cannot share a model of the hub yet, only one on disk: using {device}")
+    elif len(devices) > 1:
+        span = settings.layers or model.spec.whole
+        memory_bytes = min(map(default_memory_bytes, devices))
+        backend = await open_ranks(stack, model, devices, span, profile, memory_bytes, say)
+    if backend is None:
+        backend, devices = DeviceBackend(model, device), devices[:1]
+    else:
+        profile = await asyncio.to_thread(cached_or_measured, *measuring, backend, len(devices))
+    codecs = opted_in(settings.activation_codec, model.spec.dtype)
+    for codec in codecs if model.spec.layers > 1 else ():
+        report(f"Measuring what {codec} activations do to {model.spec.name}")
+        say(str(await asyncio.to_thread(measure_codec, model, device, codec)))
+    return Computing(backend, devices, profile, codecs)
+
+
+def memory_of(devices: tuple[str, ...], wanted_bytes: int | None) -> int:
+    """What all devices together may hold: what their owner says, else what they have free by default."""
+    return wanted_bytes or len(devices) * min(map(default_memory_bytes, devices))

@@ -1,0 +1,227 @@
+"""A backend whose engine is several processes, one for each device, that share every layer (tensor parallelism)."""
+
+import asyncio
+import contextlib
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, NoReturn, Self
+
+import torch
+from torch import Tensor
+
+from molink.peer.model import LocalModel, Progress
+from molink.peer.ranks import LOAD_SILENCE_S, RankRefused, Ranks, RanksLost
+from molink.shards.codec import dtype_of
+from molink.shards.engine import Rows
+from molink.shards.errors import WeightsError
+from molink.shards.kv_cache import SequenceCache
+from molink.shards.spec import ModelSpec, Span
+
+
+class RankedCache(SequenceCache):
+    """One session's KV state on all ranks, each of which keeps its heads. Here is only how long it is."""
+
+    __slots__ = ("__weakref__", "number")
+
+    def __init__(self, number: int, span: Span, capacity_tokens: int, nbytes: int) -> None:
+        self.number = number
+        self.span = span
+        self.layouts = ()
+        self.capacity_tokens = capacity_tokens
+        self.length = 0
+        self.nbytes = nbytes
+
+    def export(self, start: int, stop: int) -> bytearray:
+        raise NotImplementedError(
+            f"tokens [{start}, {stop}) are on several devices: they cannot be copied yet"
+        )
+
+    def restore(self, start: int, tokens: int, exported: bytes | bytearray | memoryview) -> None:
+        raise NotImplementedError(
+            f"{tokens} tokens at {start} in {len(exported)} bytes cannot be copied to several devices yet"
+        )
+
+
+class RankedEngine:
+    """Has all ranks make each step. Used from one thread, as any engine."""
+
+    def __init__(self, spec: ModelSpec, ranks: Ranks) -> None:
+        self.spec = spec
+        self._ranks = ranks
+        self._dropped: deque[int] = deque()
+        """Caches that nobody has any more; appended to wherever the interpreter finds that out."""
+
+    def attach(self, load: int) -> None:
+        """Adds what every rank has loaded as `load`. Raises ValueError where it overlaps what is held."""
+        self._ask("attach", {"load": load})
+
+    def detach(self, span: Span) -> None:
+        """Frees the layers of `span`; parts of stages outside it stay. Raises ValueError where some are not held."""
+        self._drop_caches()
+        self._ask("detach", {"span": [span.start, span.stop]})
+
+    def new_cache(self, span: Span, capacity_tokens: int) -> SequenceCache:
+        """Memory for one session on every rank, allocated now. As `Engine.new_cache`."""
+        self._drop_caches()
+        number = self._ranks.new_number()
+        order = {"cache": number, "span": [span.start, span.stop], "capacity": capacity_tokens}
+        try:
+            answers = self._ask("cache", order)
+        except (ValueError, RuntimeError):
+            self._dropped.append(number)  # a rank may have had the memory
+            raise
+        cache = RankedCache(number, span, capacity_tokens, sum(header["bytes"] for header, _ in answers))
+        weakref.finalize(cache, self._dropped.append, number)
+        return cache
+
+    def step(self, span: Span, rows: Sequence[Rows], hidden: Tensor | None) -> Tensor:
+        """One step of all ranks. As `Engine.step`; the result is on the processor.
+
+        Raises:
+            RanksLost: a rank failed while the others computed.
+        """
+        self._drop_caches()
+        described = []
+        for row in rows:
+            if not isinstance(row.cache, RankedCache):
+                raise TypeError("a cache of another engine")
+            row.cache.require(row.count)
+            ids = None if row.token_ids is None else list(row.token_ids)
+            described.append([row.cache.number, row.cache.length, row.count, ids, row.want_logits])
+        payload: bytes | memoryview = b""
+        if hidden is not None:
+            if hidden.ndim != 2 or hidden.shape[1] != self.spec.hidden_size:
+                raise ValueError(
+                    f"hidden states have {self.spec.hidden_size} columns, got {tuple(hidden.shape)}"
+                )
+            payload = _raw(hidden.to("cpu", dtype_of(self.spec.dtype)))
+        answers = self._ask("step", {"span": [span.start, span.stop], "rows": described}, payload)
+        for row in rows:
+            row.cache.length += row.count
+        if span.stop == self.spec.layers:
+            parts = [_tensor(content, header["shape"], torch.float32) for header, content in answers]
+            if not len(parts[0]):
+                return torch.empty(0, self.spec.vocabulary_size)
+            return torch.cat(parts, 1)
+        header, content = answers[0]
+        return _tensor(content, header["shape"], dtype_of(self.spec.dtype))
+
+    def _drop_caches(self) -> None:
+        numbers = []
+        while self._dropped:
+            numbers.append(self._dropped.popleft())
+        if numbers:
+            self._ask("drop", {"caches": numbers})
+
+    def _ask(self, what: str, order: dict[str, object], payload: bytes | memoryview = b"") -> list[Any]:
+        try:
+            return self._ranks.ask(what, order, payload)
+        except RankRefused as refused:
+            raise _as_engine_error(refused) from refused
+
+
+class RankedBackend:
+    """Computes a model whose files are on this machine with several devices between `__aenter__` and `__aexit__`."""
+
+    def __init__(self, model: LocalModel, devices: Sequence[str]) -> None:
+        """`devices` are those of `choose_devices`, at least two."""
+        spec = model.spec
+        opening = {
+            "folder": str(model.folder),
+            "manifest": model.manifest.model_dump_json(),
+            "dtype": spec.dtype,
+            "quantization": spec.quantization,
+            "name": spec.name,
+        }
+        self.ranks = Ranks(devices, opening)
+        self.engine = RankedEngine(spec, self.ranks)
+        self._model = model
+        self._count = len(devices)
+
+    async def __aenter__(self) -> Self:
+        """Starts the ranks.
+
+        Raises:
+            RanksLost, OSError: they cannot start.
+        """
+        await asyncio.to_thread(self.ranks.__enter__)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self.ranks.__exit__)
+
+    def load(self, span: Span, progress: Progress) -> Callable[[], None]:
+        """Has every rank load its part. As `Backend.load`.
+
+        Raises:
+            WeightsError, OSError, MemoryError, RuntimeError, ValueError: a rank cannot.
+        """
+        done = [0] * self._count
+
+        def told(rank: int, read: int, total: int) -> None:
+            done[rank] = read
+            progress(sum(done), total * self._count)
+
+        number = self.ranks.new_number()
+        order: dict[str, object] = {"span": [span.start, span.stop]}
+        try:
+            self.ranks.ask("load", order, silence_s=LOAD_SILENCE_S, progress=told, number=number)
+        except RankRefused as refused:
+            self.ranks.ask("forget", {"load": number})
+            if refused.kind in ("WeightsError", "UnsupportedArchitecture"):
+                reason = str(refused).removeprefix(f"{self._model.folder}: ")
+                raise WeightsError(self._model.folder, reason) from refused
+            raise _as_engine_error(refused) from refused
+        progress(1, 1)
+        return lambda: self.engine.attach(number)
+
+    def all_reduce_s(self, payload_bytes: int) -> float:
+        """Seconds of an all-reduce of so many bytes on the slowest rank: the fastest of a few."""
+        answers = self.ranks.ask("time", {"bytes": payload_bytes})
+        return max(float(header["seconds"]) for header, _ in answers)
+
+    async def watch(self) -> NoReturn:
+        """Waits for the loss of a rank.
+
+        Raises:
+            RanksLost: it has come.
+        """
+        loop = asyncio.get_running_loop()
+        lost: asyncio.Future[str] = loop.create_future()
+
+        def note(reason: str) -> None:
+            if not lost.done():
+                lost.set_result(reason)
+
+        def tell(reason: str) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended: nobody watches any more
+                loop.call_soon_threadsafe(note, reason)
+
+        self.ranks.tell_loss(tell)
+        raise RanksLost(await lost)
+
+
+def _as_engine_error(refused: RankRefused) -> Exception:
+    """What the engine of one process would have raised."""
+    match refused.kind:
+        case "MemoryError":
+            return MemoryError(str(refused))
+        case "OSError" | "FileNotFoundError" | "PermissionError":
+            return OSError(str(refused))
+        case "ValueError" | "NotHeld" | "CacheFull" | "WeightsError" | "UnsupportedArchitecture":
+            return ValueError(str(refused))
+    return RuntimeError(f"{refused.kind}: {refused}")
+
+
+def _raw(tensor: Tensor) -> memoryview:
+    return memoryview(tensor.contiguous().view(torch.uint8).numpy().reshape(-1).data)
+
+
+def _tensor(content: bytearray, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    return (
+        torch.frombuffer(content, dtype=dtype).view(*shape) if content else torch.empty(*shape, dtype=dtype)
+    )

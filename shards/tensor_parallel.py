@@ -1,0 +1,233 @@
+"""One model's layers divided over the ranks of a peer: each rank holds its heads and its part of every MLP.
+
+Projections into heads and into an MLP keep a rank's share of their outputs, those back to the hidden state its share
+of their inputs, and what the ranks make of it is summed: two all-reduces a layer (Megatron-LM, Shoeybi et al., 2019,
+section 3). Which is which, transformers' plan of each architecture says (`base_model_tp_plan`). Norms, routers and the
+embedding are whole on every rank. The head is divided by vocabulary; whoever asked puts the logits together.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
+
+from molink.shards.verification import StoredPart
+
+AllReduce = Callable[[Tensor], Tensor]
+"""The sum of all ranks' tensors; it may use the memory of the one it is given."""
+
+_OUTPUTS, _INPUTS, _EXPERTS, _PACKED = "colwise", "rowwise", "moe_tp_experts", "packed_colwise"
+_WHOLE = "replicated_with_grad_allreduce"
+_KNOWN_STYLES = frozenset({_OUTPUTS, _INPUTS, _EXPERTS, _PACKED, _WHOLE})
+_EXPERT_PARTS = (
+    (re.compile(r"experts\.\d+\.(w1|w3|gate_proj|up_proj)\.weight$"), 0, 1),
+    (re.compile(r"experts\.\d+\.(w2|down_proj)\.weight$"), 1, 1),
+    (re.compile(r"experts\.gate_up_proj$"), 1, 2),
+    (re.compile(r"experts\.down_proj$"), 2, 1),
+)
+"""Names in checkpoints, the dimension to divide, and how many matrices lie one after the other along it."""
+
+
+def architecture_refusal(architecture: str) -> str | None:
+    """Why no model of this architecture (`model_type`) can be divided over ranks, or None."""
+    if architecture not in CONFIG_MAPPING:
+        return "transformers has no model of this type"
+    return _plan_refusal(CONFIG_MAPPING[architecture].base_model_tp_plan)
+
+
+def division_refusal(config: PreTrainedConfig, ranks: int) -> str | None:
+    """Why the model of this configuration cannot be divided over so many ranks, or None."""
+    refusal = _plan_refusal(config.base_model_tp_plan)
+    if refusal is not None:
+        return refusal
+    heads = int(config.num_attention_heads)
+    for count, what in (
+        (heads, "attention heads"),
+        (int(getattr(config, "num_key_value_heads", None) or heads), "key-value heads"),
+    ):
+        if count % ranks:
+            return f"its {count} {what} cannot be divided by {ranks}"
+    return None
+
+
+def folder_refusal(folder: Path, ranks: int) -> str | None:
+    """Why the model in `folder` cannot be divided over so many ranks, or None."""
+    return division_refusal(AutoConfig.from_pretrained(folder, local_files_only=True), ranks)
+
+
+def vocabulary_part(vocabulary: int, rank: int, ranks: int) -> tuple[int, int]:
+    """The token ids [start, stop) whose logits a rank computes."""
+    return vocabulary * rank // ranks, vocabulary * (rank + 1) // ranks
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shard:
+    """What one rank holds of a model. `load_stage` uses it."""
+
+    rank: int
+    ranks: int
+    all_reduce: AllReduce
+
+    def refusal(self, config: PreTrainedConfig) -> str | None:
+        """Why the model cannot be divided so, or None."""
+        return division_refusal(config, self.ranks)
+
+    def divide(self, model: PreTrainedModel) -> None:
+        """Replaces in place, before anything is allocated, what this rank holds only a part of.
+
+        Raises:
+            ValueError: a size cannot be divided, or a module is not what the plan takes it for.
+        """
+        plan = _plan(model.config)
+        base = model.base_model
+        for name, module in list(base.named_modules()):
+            style = plan.get(_pattern(name))
+            if style in (_OUTPUTS, _INPUTS):
+                parent, leaf = base.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]
+                setattr(parent, leaf, self._divided(name, module, style))
+            elif style == _EXPERTS:
+                self._divide_experts(name, module)
+
+    def divide_head(self, model: PreTrainedModel) -> None:
+        """Keeps, of a loaded model's head if it has one, the rows of this rank's tokens."""
+        whole = model.get_output_embeddings()
+        if not isinstance(whole, nn.Linear):
+            return
+        start, stop = vocabulary_part(whole.out_features, self.rank, self.ranks)
+        tied = whole.weight is getattr(model.get_input_embeddings(), "weight", None)
+        for name, module in list(model.named_children()):
+            if module is whole:
+                setattr(model, name, HeadPart(whole, start, stop, shared=tied))
+
+    def part_of(self, config: PreTrainedConfig, name: str, stored: StoredPart) -> StoredPart:
+        """What this rank holds of a tensor in a checkpoint."""
+        found = _divided_dimension(_plan(config), name)
+        return stored if found is None else TensorPart(stored, *found, self.rank, self.ranks)
+
+    def _divided(self, name: str, module: nn.Module, style: str) -> nn.Linear:
+        if not isinstance(module, nn.Linear):
+            raise ValueError(f"{name} is a {type(module).__name__}, which ranks cannot share")
+        inputs, outputs, bias = module.in_features, module.out_features, _has(module.bias)
+        if style == _OUTPUTS:
+            return nn.Linear(inputs, self._share(name, outputs), bias)
+        return PartialLinear(self._share(name, inputs), outputs, bias, self.all_reduce)
+
+    def _divide_experts(self, name: str, experts: nn.Module) -> None:
+        for leaf, (dimension, matrices) in {"gate_up_proj": (1, 2), "down_proj": (2, 1)}.items():
+            whole = getattr(experts, leaf, None)
+            if not isinstance(whole, nn.Parameter) or whole.ndim != 3:
+                raise ValueError(f"{name}.{leaf} is not one tensor of all experts")
+            shape = list(whole.shape)
+            shape[dimension] = matrices * self._share(f"{name}.{leaf}", shape[dimension] // matrices)
+            setattr(experts, leaf, nn.Parameter(torch.empty(shape, dtype=whole.dtype, device=whole.device)))
+        experts.register_forward_hook(lambda _module, _inputs, partial: self.all_reduce(partial))
+
+    def _share(self, name: str, size: int) -> int:
+        if size % self.ranks:
+            raise ValueError(f"the {size} of {name} cannot be divided by {self.ranks} ranks")
+        return size // self.ranks
+
+
+class PartialLinear(nn.Linear):
+    """A projection of which this rank has some inputs: the ranks' results are summed, then biased."""
+
+    def __init__(self, inputs: int, outputs: int, bias: bool, all_reduce: AllReduce) -> None:
+        super().__init__(inputs, outputs, bias)
+        self._all_reduce = all_reduce
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
+        summed = self._all_reduce(functional.linear(input, self.weight))
+        return summed + self.bias if _has(self.bias) else summed
+
+
+class HeadPart(nn.Module):
+    """The rows [start, stop) of a language-model head."""
+
+    def __init__(self, whole: nn.Linear, start: int, stop: int, *, shared: bool) -> None:
+        """`shared`: the weights are the embedding's, of which this is a view; else they are copied, so that the rest is
+        freed."""
+        super().__init__()
+        weight, bias = whole.weight.detach()[start:stop], whole.bias
+        self._view = weight if shared else None
+        self.weight = None if shared else nn.Parameter(weight.clone(), requires_grad=False)
+        self.bias = (
+            nn.Parameter(bias.detach()[start:stop].clone(), requires_grad=False) if _has(bias) else None
+        )
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        weight = self._view if self.weight is None else self.weight
+        assert weight is not None  # noqa: S101 - one of the two
+        return functional.linear(hidden, weight, self.bias)
+
+
+class TensorPart:
+    """A rank's part of a stored tensor. All of it is read, because only all of it can be verified."""
+
+    def __init__(self, whole: StoredPart, dimension: int, matrices: int, rank: int, ranks: int) -> None:
+        self._whole = whole
+        self._dimension = dimension
+        self._matrices = matrices
+        self._rank = rank
+        self._ranks = ranks
+
+    def __getitem__(self, index: object) -> Tensor:
+        whole = self._whole[...]
+        parts = [
+            matrix.tensor_split(self._ranks, self._dimension)[self._rank]
+            for matrix in whole.chunk(self._matrices, self._dimension)
+        ]
+        part = torch.cat(parts, self._dimension) if len(parts) > 1 else parts[0].clone()
+        return part if index is ... else part[index]  # type: ignore[index] # as safetensors takes it
+
+    def get_shape(self) -> list[int]:
+        shape = list(self._whole.get_shape())
+        shape[self._dimension] //= self._ranks
+        return shape
+
+    def get_dtype(self) -> str:
+        return self._whole.get_dtype()
+
+
+def _has(bias: Tensor | None) -> bool:
+    """Whether a projection has a bias, which torch's own types take for granted."""
+    return bias is not None
+
+
+def _plan(config: PreTrainedConfig) -> Mapping[str, str]:
+    plan: Mapping[str, str] = config.base_model_tp_plan
+    return plan
+
+
+def _plan_refusal(plan: Mapping[str, str] | None) -> str | None:
+    if not plan:
+        return "transformers has no plan for dividing it"
+    others = sorted(set(plan.values()) - _KNOWN_STYLES)
+    if others:
+        return f"its plan divides in ways that are not supported: {', '.join(others)}"
+    attention = {style for name, style in plan.items() if "attn" in name or "attention" in name}
+    if not {_OUTPUTS, _INPUTS} <= attention:
+        return "its plan leaves attention whole"
+    return None
+
+
+def _pattern(name: str) -> str:
+    """A module's name as plans write it: the layer's number is a star."""
+    return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name)
+
+
+def _divided_dimension(plan: Mapping[str, str], name: str) -> tuple[int, int] | None:
+    """Along which dimension a checkpoint's tensor is divided, and how many matrices lie along it; None: it is whole."""
+    if any(style == _EXPERTS for style in plan.values()):
+        for pattern, dimension, matrices in _EXPERT_PARTS:
+            if pattern.search(name):
+                return dimension, matrices
+    module, _, leaf = name.rpartition(".")
+    style = next((style for key, style in plan.items() if _pattern(module).endswith(key)), None)
+    if style == _OUTPUTS:
+        return 0, 1
+    return (1, 1) if style == _INPUTS and leaf == "weight" else None

@@ -1,0 +1,27 @@
+"""`python tests/ranked_peer.py ARGUMENTS`: `molink-peer ARGUMENTS` on a machine with two devices, both its processor.
+
+Two processes on one processor are never the faster layout, so tensor parallelism is the only one that is offered.
+"""
+
+from molink.peer import cli, peer, several_devices
+from molink.peer.profiler import Profile
+from molink.routing.layout_prediction import Choice, DeviceLink, choose_layout
+from molink.routing.parallelism import Layout
+from molink.shards.spec import ModelSpec, Span
+
+
+def two_processors(_name: str) -> tuple[str, ...]:
+    return ("cpu", "cpu")
+
+
+def both(
+    spec: ModelSpec, span: Span, devices: int, alone: Profile, link: DeviceLink, memory_bytes: int
+) -> Choice:
+    rates = several_devices.measured_rates(spec, alone, memory_bytes)
+    return choose_layout(spec, span, [Layout(tensor=devices)], rates, link, several_devices.REQUEST)
+
+
+if __name__ == "__main__":
+    peer.choose_devices = two_processors
+    several_devices.compare = both
+    cli.main()
