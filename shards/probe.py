@@ -9,7 +9,7 @@ from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache
 
 from molink.shards.attention import Rules, attend_sequence, layer_number
-from molink.shards.kv_cache import LayerLayout
+from molink.shards.kv_memory import LayerLayout
 from molink.shards.spec import Span
 
 _ATTENTION_TYPES = ("full_attention", "sliding_attention")
@@ -90,9 +90,10 @@ class ProbeBatch(Cache):  # type: ignore[misc] # transformers has no types
         found: dict[int, LayerLayout] = {}
         for layer in span:
             key, value = self._stored[layer][0]
-            same = self._attended[layer][0][1]
+            rules, same, _ = self._attended[layer][0]
+            window = rules.sliding_window or None
             found[layer] = LayerLayout(
-                key.shape[1], key.shape[3], value.shape[1], value.shape[3], key.dtype, expands=not same
+                key.shape[1], key.shape[3], value.shape[1], value.shape[3], key.dtype, not same, window
             )
         return found
 
