@@ -16,6 +16,7 @@ from molink.peer.memory import common_spans
 from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.sessions import HopSession, SessionPlan, SessionTable
 from molink.peer.stepping import Stepper
+from molink.shards.block_allocator import PoolFull
 from molink.shards.errors import WeightsError
 from molink.shards.spec import ModelSpec, Span, missing_spans
 
@@ -221,6 +222,8 @@ class Admission:
             session.cache = await self._engine_thread.call(self._backend.engine.new_cache, span, tokens)
         except LinkError as error:
             refusal = RequestRefused("link", error.reason, peer_id=error.peer_id)
+        except PoolFull as error:
+            refusal = RequestRefused("memory", f"no memory for {span} and {tokens} tokens: {error}")
         except (WeightsError, OSError, ValueError) as error:
             refusal = RequestRefused("load", f"layers {span} could not be loaded: {error}")
         except (MemoryError, RuntimeError) as error:
@@ -278,11 +281,13 @@ class Admission:
 
         try:
             async with self._load_order:
+                await self._engine_thread.call(self._limit_kv)
                 attach = await asyncio.to_thread(self._backend.load, span, progress)
             await self._engine_thread.call(attach)
         except (WeightsError, OSError, MemoryError, RuntimeError, ValueError) as error:
             _log.error("loading %s failed: %s", span, error)
             self._leases.load_failed(span)
+            self._engine_thread.begin(self._limit_kv, _log_error)
             raise
         else:
             self._leases.loaded(span)
@@ -294,6 +299,12 @@ class Admission:
     def _detach(self, spans: tuple[Span, ...]) -> None:
         for span in spans:
             self._backend.engine.detach(span)
+        self._limit_kv()
+
+    def _limit_kv(self) -> None:
+        """On the engine's thread: what weights take is not the KV cache's."""
+        if not self._backend.engine.limit_kv(self._leases.kv_limit_bytes):
+            _log.warning("sessions hold more KV cache than weights leave")
 
     def _let_go(self, key: LeaseKey) -> None:
         forming = self._forming.pop(key, None)
@@ -302,10 +313,18 @@ class Admission:
         session = self._sessions.remove(key)
         if session is not None:
             self._stepper.discard(session)
+            if session.cache is not None:
+                session.cache.close()
         wanted = tuple(lease.span for lease in self._leases.leases)
         for promised in self._leases.loading:
             for span in missing_spans(promised, (*self._loads, *wanted)):
                 self._leases.load_failed(span)  # never begun, and nobody wants it any more
+                self._engine_thread.begin(self._limit_kv, _log_error)
+
+
+def _log_error(result: Exception | None) -> None:
+    if isinstance(result, Exception):
+        _log.error("the KV cache could not be resized", exc_info=result)
 
 
 def _retrieve(ended: "asyncio.Future[None]") -> None:

@@ -51,11 +51,11 @@ class StepOutput:
 def compute(engine: StageEngine, inputs: tuple[StepInput, ...]) -> StepOutput:
     """Runs a micro-batch of one span, and draws tokens where it ends the model. On the engine's thread.
 
-    A session that ended while it waited has no cache any more: it is left out.
+    A session that ended while it waited is left out.
     """
     started_s = time.perf_counter()
     span = inputs[0].session.span
-    inputs = tuple(one for one in inputs if one.session.cache is not None)
+    inputs = tuple(one for one in inputs if one.session.cache is not None and not one.session.cache.closed)
     if not inputs:
         return StepOutput((), None, (), (), started_s, 0.0)
     rows = [

@@ -124,6 +124,11 @@ class Engine:
             layouts.update(stage.layouts)
         return [layouts[layer] for layer in span]
 
+    def limit_kv(self, limit_bytes: int) -> bool:
+        """The KV cache may take so much from now on; whether what sessions have reserved fits. Prefixes that no
+        session uses go first."""
+        return self.pool.limit(limit_bytes)
+
     @torch.inference_mode()
     def step(self, span: Span, rows: Sequence[Rows], hidden: Tensor | None) -> Tensor:
         """Runs the new tokens of all `rows` through `span` in one pass.
@@ -153,6 +158,7 @@ class Engine:
     def _make_room(self, rows: Sequence[Rows]) -> None:
         """Every cache has blocks for its new tokens, if need be those of sessions that are not in this step."""
         self._steps += 1
+        self.pool.collect({table for row in rows for table in row.cache.tables})
         stepped = {id(row.cache) for row in rows}
         for row in rows:
             row.cache.last_step = self._steps
@@ -224,5 +230,5 @@ def _check_rows(span: Span, rows: Sequence[Rows]) -> None:
             raise ValueError(f"the cache of a session on {row.cache.span} cannot be used for span {span}")
         if row.count < 1:
             raise ValueError(f"a session contributes at least one token to a step, got {row.count}")
-        if row.cache.closed:
+        if row.cache.tables[0].released:
             raise ValueError("a session that has ended cannot be in a step")

@@ -63,6 +63,7 @@ class SequenceCache:
         self.reserved = reserved
         """Whether all blocks that it may need are its own already; else it takes them as it grows."""
         self.closed = False
+        """Whether its session has ended; a step that began before may still use it."""
         self.last_step = 0
         """The engine's latest step in which it was."""
         self._pool = pool
@@ -81,6 +82,11 @@ class SequenceCache:
     def nbytes(self) -> int:
         """Memory of its blocks, shared ones included."""
         return sum(len(table.blocks) * table.kind.block_bytes for table in self._tables)
+
+    @property
+    def tables(self) -> tuple[BlockTable, ...]:
+        """One for the layers that see everything, one for each window."""
+        return self._tables
 
     @property
     def holds_blocks(self) -> bool:

@@ -1,7 +1,7 @@
 """The KV cache of an engine: one owner of all blocks, of the memory behind them and of what is shared."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -26,6 +26,8 @@ class BlockTable:
     """How many blocks were passed by the window and are not there any more."""
     runs: tuple[int, list[Run]] | None = None
     """Where they lay when so many had moved; None when blocks came or went since."""
+    released: bool = False
+    """Whether its session has ended and its blocks are free."""
 
     def kept_from(self, length: int) -> int:
         """The first block that the token at position `length`, or a later one, sees."""
@@ -108,7 +110,6 @@ class KvPool:
 
         Raises PoolFull, and then no table has changed.
         """
-        self.collect()
         missing = [max(0, blocks - table.first - len(table.blocks)) for table in tables]
         taken: list[list[Block]] = []
         try:
@@ -141,11 +142,15 @@ class KvPool:
         """The session has ended: its blocks are free when the engine's thread next asks for some. From any thread."""
         self._returned.extend(tables)
 
-    def collect(self) -> None:
-        """Frees what was given back."""
-        while self._returned:
+    def collect(self, stepping: Collection[BlockTable] = ()) -> None:
+        """Frees what was given back, but for tables of the step that is about to run."""
+        for _ in range(len(self._returned)):
             table = self._returned.popleft()
+            if table in stepping:
+                self._returned.append(table)
+                continue
             self.clear((table,))
+            table.released = True
             self._tables.discard(table)
 
     def make_writable(self, tables: Sequence[BlockTable], tokens: int) -> None:
@@ -153,7 +158,6 @@ class KvPool:
 
         Raises PoolFull, and then no table has changed.
         """
-        self.collect()
         start = tokens // KV_BLOCK_TOKENS
         shared = [[block for block in table.from_block(start) if block.references > 1] for table in tables]
         fresh: list[list[Block]] = []

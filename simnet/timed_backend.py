@@ -43,10 +43,14 @@ class TimedEngine:
         self._require(span)
         self.held = tuple(left for held in self.held for left in missing_spans(held, (span,)))
 
-    def new_cache(self, span: Span, capacity_tokens: int) -> SequenceCache:
-        """A cache that counts tokens and keeps none. Raises NotHeld."""
+    def limit_kv(self, limit_bytes: int) -> bool:  # noqa: ARG002 - as Engine's
+        """Whatever the limit, caches that keep nothing fit."""
+        return True
+
+    def new_cache(self, span: Span, capacity_tokens: int, prefix: Sequence[bytes] = ()) -> SequenceCache:
+        """A cache that counts tokens and keeps none, but remembers which prefixes it would have. Raises NotHeld."""
         self._require(span)
-        return open_cache(self._pool, span, [self._layout] * len(span), capacity_tokens)
+        return open_cache(self._pool, span, [self._layout] * len(span), capacity_tokens, prefix)
 
     def step(self, span: Span, rows: Sequence[Rows], hidden: Tensor | None) -> Tensor:
         """Waits as long as the device would compute. Returns noise [sum of counts, hidden_size], or, where the span

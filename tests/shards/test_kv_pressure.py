@@ -208,6 +208,7 @@ def test_a_closed_session_cannot_step(tiny_model: TinyModel) -> None:
     run = start_run([(engine, WHOLE)], (1, 2, 3), 4)
     run.caches[0].close()
     run.caches[0].close()
+    engine.pool.check_integrity()
     with pytest.raises(ValueError, match="ended"):
         step_runs([(engine, WHOLE)], [run])
     assert engine.pool.used_bytes == 0
