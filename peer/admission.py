@@ -18,6 +18,8 @@ from molink.peer.sessions import HopSession, SessionPlan, SessionTable
 from molink.peer.stepping import Stepper
 from molink.shards.block_allocator import PoolFull
 from molink.shards.errors import WeightsError
+from molink.shards.kv_cache import SequenceCache
+from molink.shards.prefix import names_of_owner
 from molink.shards.spec import ModelSpec, Span, missing_spans
 
 EXPIRY_CHECK_S = 2.0
@@ -137,7 +139,7 @@ class Admission:
                 total_bytes=sum(load.total_bytes for load in loads),
             )
         forming.ready.result()
-        return pb.Readiness(ready=True)
+        return pb.Readiness(ready=True, prefix_tokens=session.prefix_tokens)
 
     def release(self, key: LeaseKey, asker: str) -> None:
         """Frees what the session has here, at whatever stage it is.
@@ -219,7 +221,7 @@ class Admission:
             for load in loads:
                 await asyncio.shield(load.done)
             await asyncio.gather(*neighbours)
-            session.cache = await self._engine_thread.call(self._backend.engine.new_cache, span, tokens)
+            session.cache = await self._engine_thread.call(self._new_cache, session)
         except LinkError as error:
             refusal = RequestRefused("link", error.reason, peer_id=error.peer_id)
         except PoolFull as error:
@@ -237,6 +239,18 @@ class Admission:
                 neighbour.cancel()
             await asyncio.gather(*neighbours, return_exceptions=True)
         forming.ready.set_exception(refusal)  # the client hears it, and releases the lease
+
+    def _new_cache(self, session: HopSession) -> SequenceCache:
+        """On the engine's thread: with what it has of the prompt's beginning.
+
+        The circuit begins where its least prepared hop does, and a window does not let the others go back to there.
+        """
+        engine, plan, span = self._backend.engine, session.plan, session.span
+        shares = len(plan.hops) == 1 or not engine.has_windows(span)
+        names = names_of_owner(plan.prefix, session.owner.peer_id) if shares else ()
+        cache = engine.new_cache(span, plan.capacity_tokens, names)
+        session.prefix_tokens = cache.length
+        return cache
 
     def _neighbours(self, session: HopSession) -> list[PeerFacts]:
         """Whom this hop has to reach: the next hop, and the previous one if only this end can dial."""

@@ -86,15 +86,18 @@ class Stepper:
             raise ProtocolError("a start must come once, from the session's client, to its ready head")
         if not session.plan.prompt_tokens <= len(tokens) < session.plan.capacity_tokens:
             raise ProtocolError(f"a history of {len(tokens)} tokens does not fit the session")
+        if not start.prefix_tokens <= min(session.prefix_tokens, len(tokens) - 1):
+            raise ProtocolError(f"the first {start.prefix_tokens} tokens are not all in this hop's KV cache")
         if max(tokens) >= self._spec.vocabulary_size:
             raise ProtocolError(
                 f"token {max(tokens)} is beyond the vocabulary of {self._spec.vocabulary_size}"
             )
         session.history = list(tokens)
+        session.rows = start.prefix_tokens
         # a chunk leaves room for the decode steps that ride along
         most = max(1, self._limits.max_tokens - self._limits.max_sessions)
-        first = 0
-        for step, length in enumerate(self._cut(session.plan.stages, len(tokens), most)):
+        first = start.prefix_tokens
+        for step, length in enumerate(self._cut(session.plan.stages, len(tokens) - first, most)):
             chunk = tokens[first : first + length]
             first += length
             last = first == len(tokens)
@@ -128,6 +131,10 @@ class Stepper:
                 raise ProtocolError(
                     "activations must come from the session's previous hop, when the lease is ready"
                 )
+            if row.prefix_tokens > (session.prefix_tokens if row.step == 0 else 0):
+                raise ProtocolError(f"a step begins behind {row.prefix_tokens} tokens that are not here")
+            if row.step == session.next_step == 0:
+                session.rows = row.prefix_tokens
             self._add(
                 session,
                 row.step,
@@ -336,10 +343,11 @@ class Stepper:
             one = StepInput(session, step, count, None, None, sample, prefill, now, ())
             self._fail([one], "more steps wait here than this peer takes", code="busy")
             return
+        prefix_tokens = session.rows if step == 0 else 0
         session.next_step = step + 1
         session.rows += count
         self._inputs[session.key, step] = StepInput(
-            session, step, count, token_ids, hidden, sample, prefill, now, tuple(timings)
+            session, step, count, token_ids, hidden, sample, prefill, now, tuple(timings), prefix_tokens
         )
 
     def _timings(self, one: StepInput, output: StepOutput) -> tuple[pb.HopTiming, ...]:

@@ -31,6 +31,8 @@ class StepInput:
     arrived_s: float
     timings: tuple[pb.HopTiming, ...]
     """What earlier hops took, if the session is traced."""
+    prefix_tokens: int = 0
+    """In step 0: what the cache holds already of the tokens before these; more that it may hold is not wanted."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,6 +60,9 @@ def compute(engine: StageEngine, inputs: tuple[StepInput, ...]) -> StepOutput:
     inputs = tuple(one for one in inputs if one.session.cache is not None and not one.session.cache.closed)
     if not inputs:
         return StepOutput((), None, (), (), started_s, 0.0)
+    for one in inputs:
+        if one.step == 0 and one.session.cache is not None:
+            one.session.cache.truncate(one.prefix_tokens, same_tokens=True)
     rows = [
         Rows(cache, one.count, one.token_ids, one.sample)
         for one in inputs
@@ -101,6 +106,7 @@ def row_header(one: StepInput, timings: Sequence[pb.HopTiming]) -> pb.Activation
         rows=one.count,
         sample=one.sample,
         prefill=one.prefill,
+        prefix_tokens=one.prefix_tokens,
     )
     row.timings.extend(timings)
     return row

@@ -140,20 +140,23 @@ class SequenceCache:
         self._names = tuple(names)
         self._settle(0)
 
-    def truncate(self, length: int) -> None:
-        """Forgets the tokens from position `length` on.
+    def truncate(self, length: int, *, same_tokens: bool = False) -> None:
+        """Forgets the tokens from position `length` on, and their blocks' names unless the `same_tokens` follow.
 
         Raises ValueError where it is not that long, or a window has left behind what `length` would need, and
         PoolFull where what it shares would have to be copied and cannot.
         """
         if not 0 <= length <= self.length:
             raise ValueError(f"cannot truncate a cache of {self.length} tokens to {length}")
+        if same_tokens and length == self.length:
+            return
         if self._stored is not None:
             self._resume(self.length)
         if any(table.kept_from(length) < table.first for table in self._tables):
             raise ValueError(f"cannot truncate to {length}: a sliding window has passed what came before")
         self._pool.make_writable(self._tables, length)
-        self._names = self._names[: length // KV_BLOCK_TOKENS]
+        if not same_tokens:
+            self._names = self._names[: length // KV_BLOCK_TOKENS]
         self.length = length
 
     def export(self, start: int, stop: int) -> bytearray:

@@ -116,7 +116,7 @@ class KvPool:
             for table, count in zip(tables, missing, strict=True):
                 last = table.blocks[-1] if table.blocks else None
                 taken.append(self._allocator.take(table.kind, count, last) if count else [])
-        except PoolFull:
+        except (PoolFull, MemoryError, RuntimeError):
             for got in taken:
                 self._allocator.release(got)
             raise
@@ -164,7 +164,7 @@ class KvPool:
         try:
             for table, others in zip(tables, shared, strict=True):
                 fresh.append(self._allocator.take(table.kind, len(others)) if others else [])
-        except PoolFull:
+        except (PoolFull, MemoryError, RuntimeError):
             for got in fresh:
                 self._allocator.release(got)
             raise

@@ -6,6 +6,15 @@ from hashlib import blake2b
 from molink.shards.spec import KV_BLOCK_TOKENS
 
 NAME_BYTES = 16
+MAX_PREFIX_BLOCKS = 1024
+"""So many blocks of a prompt are named at most."""
+
+
+def names_of_owner(names: Sequence[bytes], owner: str) -> tuple[bytes, ...]:
+    """The same places, under names that nobody else has: sessions of different owners share nothing, so that nobody
+    learns from a hit what another has asked."""
+    key = blake2b(owner.encode(), digest_size=32).digest()
+    return tuple(blake2b(name, key=key, digest_size=NAME_BYTES).digest() for name in names)
 
 
 def block_names(token_ids: Sequence[int], key: bytes) -> tuple[bytes, ...]:

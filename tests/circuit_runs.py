@@ -121,8 +121,7 @@ def start_sharing(circuit: Circuit, prompt: tuple[int, ...], tokens: int, chunk:
     caches = [engine.new_cache(span, capacity, names) for engine, span in circuit]
     ready = min(cache.length for cache in caches)
     for cache in caches:
-        cache.truncate(ready)
-        cache.name_blocks(names)
+        cache.truncate(ready, same_tokens=True)
     return Run(prompt, caches, chunk, fed=ready)
 
 
