@@ -10,7 +10,7 @@ from pathlib import Path
 from molink.client.connection import Connection
 from molink.client.errors import ModelNotFound, SwarmUnavailable
 from molink.dht.records import PeerView, ServedModel
-from molink.peer.link import LinkError
+from molink.peer.link.link import LinkError
 from molink.peer.protocol import molink_pb2 as pb
 from molink.shards import catalog, store
 from molink.shards.spec import ModelSpec

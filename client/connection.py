@@ -11,8 +11,8 @@ from molink.dht.discovery import BootstrapUnreachable, Discovery
 from molink.dht.identity import Identity
 from molink.dht.records import PeerView
 from molink.dht.swarm_key import SwarmKey
-from molink.peer.link import Link
-from molink.peer.links import Links
+from molink.peer.link.link import Link
+from molink.peer.link.links import Links
 from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.protocol.frames import Frame, ProtocolError
 

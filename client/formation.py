@@ -12,7 +12,7 @@ from molink.client.connection import Connection
 from molink.client.errors import InvalidRequest, NoCircuit, SwarmUnavailable
 from molink.dht.records import PeerFacts, PeerView, ServedModel
 from molink.peer.codecs import encodings_of_circuit
-from molink.peer.link import Link, LinkError
+from molink.peer.link.link import Link, LinkError
 from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.protocol.frames import MAX_HEADER_BYTES
 from molink.routing import NoCircuit as NoCircuitFound

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 
 from molink.dht.records import PeerFacts
 from molink.peer.backend import Backend
-from molink.peer.dialling import DIAL_TIMEOUT_S
 from molink.peer.engine_thread import EngineThread
 from molink.peer.leases import LeaseBook, LeaseKey, Refused
-from molink.peer.link import Link, LinkError
-from molink.peer.links import Links
+from molink.peer.link.dialling import DIAL_TIMEOUT_S
+from molink.peer.link.link import Link, LinkError
+from molink.peer.link.links import Links
 from molink.peer.memory import common_spans
+from molink.peer.prompts import MOST_WAIT_S
 from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.sessions import HopSession, SessionPlan, SessionTable
 from molink.peer.stepping import Stepper
@@ -96,10 +97,14 @@ class Admission:
         race for the same memory would otherwise fill it with halves of circuits that fit nobody.
 
         Raises:
-            RequestRefused: the lease book's reason.
+            RequestRefused: the lease book's reason, or this is to be the head and prompts wait too long already.
         """
         if not 0 <= hop < len(plan.hops) or plan.hops[hop].peer_id != self._peer_id:
             raise RequestRefused("request", f"hop {hop} of this circuit is not this peer's")
+        wait_s = self._stepper.prompt_wait_s if hop == 0 and len(plan.hops) > 1 else 0.0
+        if wait_s > MOST_WAIT_S and plan.key not in self._forming:
+            detail = f"the prompts that wait here need its line for {wait_s:.0f} s"
+            raise RequestRefused("busy", detail, retry_after_s=wait_s - MOST_WAIT_S)
         now = asyncio.get_running_loop().time()
         span = plan.span_of(hop)
         answer = self._leases.request(plan.key, span, plan.capacity_tokens, link.peer_id, now)

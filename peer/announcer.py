@@ -10,7 +10,7 @@ from molink.dht.discovery import Discovery
 from molink.dht.identity import Identity
 from molink.dht.records import PROTOCOL_VERSION, Device, PeerFacts, PeerState, PeerView, ServedModel
 from molink.peer.leases import LeaseBook
-from molink.peer.line_quality import MeasureLine, announced_mbps, unmeasured
+from molink.peer.link.line_quality import MeasureLine, announced_mbps
 from molink.peer.prober import PROBE_EVERY_S, Prober
 from molink.peer.profiler import Profile
 from molink.peer.stepping import Stepper
@@ -35,7 +35,7 @@ class Announcer:
         stepper: Stepper,
         prober: Prober,
         changed: asyncio.Event,
-        measure_line: MeasureLine = unmeasured,
+        measure_line: MeasureLine,
     ) -> None:
         self.facts = facts
         self._discovery = discovery

@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from molink.peer.line_quality import LineQuality, LinkQuality, MeasureLine
+from molink.peer.link.line_quality import LineQuality, LinkQuality, MeasureLine
 
 MAX_LINKS = 32
 """Links that are shown, the busiest: every peer may link to this one, and each would be a time series."""

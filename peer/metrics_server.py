@@ -9,7 +9,7 @@ from wsgiref.simple_server import WSGIServer
 from prometheus_client import CollectorRegistry, Metric, start_http_server
 from prometheus_client.registry import Collector
 
-from molink.peer.acceptor import PortInUse
+from molink.peer.link.acceptor import PortInUse
 
 HOST = "127.0.0.1"
 ANSWER_TIMEOUT_S = 5.0

@@ -9,15 +9,19 @@ still makes one matrix product per layer.
 Fairness: the step that has waited longest is in the next micro-batch, always. A prefill counts as having
 arrived `prefill_patience_s` later than it did, so decode overtakes it, but not for ever. A later step of a
 session counts as waiting only once the step before it has run, so the chunks of a long prompt take turns with
-decode instead of following one another.
+decode instead of following one another. A prefill whose next hop takes no more is passed over and keeps its place.
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from molink.peer.leases import LeaseKey
 from molink.shards.spec import Span
+
+MayPrefill: TypeAlias = Callable[[LeaseKey], bool]
+"""Whether a session's next hop takes more of its prefill now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +70,12 @@ class _Group:
         self.decode: OrderedDict[LeaseKey, _Waiting] = OrderedDict()
         self.prefill: OrderedDict[LeaseKey, _Waiting] = OrderedDict()
 
-    def oldest(self, patience_s: float) -> _Waiting:
-        """Of this group, which is not empty, the step that goes first."""
-        if not self.prefill:
-            return next(iter(self.decode.values()))
-        prefill = next(iter(self.prefill.values()))
-        if not self.decode:
-            return prefill
-        decode = next(iter(self.decode.values()))
+    def oldest(self, patience_s: float, may_prefill: MayPrefill) -> _Waiting | None:
+        """The step that goes first, if one may."""
+        decode = next(iter(self.decode.values()), None)
+        prefill = next((one for one in self.prefill.values() if may_prefill(one.pending.key)), None)
+        if prefill is None or decode is None:
+            return prefill or decode
         return decode if decode.since_s <= prefill.since_s + patience_s else prefill
 
 
@@ -132,23 +134,23 @@ class MicroBatchQueue:
             self._size -= 1
             self._drop_if_empty(span, group)
 
-    def next(self) -> tuple[PendingStep, ...]:
-        """Removes and returns what steps together now; () when nothing waits.
+    def next(self, may_prefill: MayPrefill = lambda _: True) -> tuple[PendingStep, ...]:
+        """Removes and returns what steps together now; () when nothing may.
 
         All of one span, every session at most once and its steps in the order they were added, decode before
         prefill. It holds the step that has waited longest, then decodes, then prefills, as long as they fit
-        the limits.
+        the limits; no prefill of a session that `may_prefill` says no to.
         """
         self._resume()
-        if not self._groups:
+        found = [
+            (first, span, group)
+            for span, group in self._groups.items()
+            if (first := group.oldest(self._limits.prefill_patience_s, may_prefill)) is not None
+        ]
+        if not found:
             return ()
-        patience_s = self._limits.prefill_patience_s
-        if len(self._groups) == 1:
-            ((span, group),) = self._groups.items()
-            first = group.oldest(patience_s)
-        else:
-            first, span, group = self._oldest_group(patience_s)
-        batch = self._fill(group, first.pending)
+        first, span, group = found[0] if len(found) == 1 else min(found, key=self._due_s)
+        batch = self._fill(group, first.pending, may_prefill)
         for pending in batch:
             del self._span_of[pending.key]
             if self._later and pending.key in self._later:
@@ -175,16 +177,12 @@ class MicroBatchQueue:
                 del self._later[key]
         self._running.clear()
 
-    def _oldest_group(self, patience_s: float) -> tuple[_Waiting, Span, _Group]:
-        def due_s(found: tuple[_Waiting, Span, _Group]) -> tuple[float, bool]:
-            waiting = found[0]
-            return waiting.since_s + (patience_s if waiting.pending.prefill else 0.0), waiting.pending.prefill
+    def _due_s(self, found: tuple[_Waiting, Span, _Group]) -> tuple[float, bool]:
+        """Which group's first step has waited longest, as far as prefill counts."""
+        waiting, prefill = found[0], found[0].pending.prefill
+        return waiting.since_s + (self._limits.prefill_patience_s if prefill else 0.0), prefill
 
-        return min(
-            ((group.oldest(patience_s), span, group) for span, group in self._groups.items()), key=due_s
-        )
-
-    def _fill(self, group: _Group, first: PendingStep) -> list[PendingStep]:
+    def _fill(self, group: _Group, first: PendingStep, may_prefill: MayPrefill) -> list[PendingStep]:
         """Takes `first` and what fits beside it out of the group."""
         tokens = self._limits.max_tokens - first.tokens
         sessions = self._limits.max_sessions - 1
@@ -192,7 +190,7 @@ class MicroBatchQueue:
         decode: list[PendingStep] = [] if first.prefill else [first]
         prefill: list[PendingStep] = [first] if first.prefill else []
         for kind, taken in ((group.decode, decode), (group.prefill, prefill)):
-            chosen = list(_fitting(kind, tokens, sessions)) if kind else ()
+            chosen = list(_fitting(kind, tokens, sessions, may_prefill)) if kind else ()
             for pending in chosen:
                 del kind[pending.key]
                 tokens -= pending.tokens
@@ -205,13 +203,16 @@ class MicroBatchQueue:
             del self._groups[span]
 
 
-def _fitting(kind: OrderedDict[LeaseKey, _Waiting], tokens: int, sessions: int) -> Iterator[PendingStep]:
-    """Those that fit, longest waiting first. What is too large is passed over; it goes first when it is the
-    oldest."""
+def _fitting(
+    kind: OrderedDict[LeaseKey, _Waiting], tokens: int, sessions: int, may_prefill: MayPrefill
+) -> Iterator[PendingStep]:
+    """Those that fit and may, longest waiting first. What is too large is passed over; it goes first when it is
+    the oldest."""
     for waiting in kind.values():
         if tokens <= 0 or sessions <= 0:
             return
-        if waiting.pending.tokens <= tokens:
-            tokens -= waiting.pending.tokens
+        pending = waiting.pending
+        if pending.tokens <= tokens and (not pending.prefill or may_prefill(pending.key)):
+            tokens -= pending.tokens
             sessions -= 1
-            yield waiting.pending
+            yield pending

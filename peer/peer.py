@@ -7,9 +7,9 @@ import socket
 import sys
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from molink.dht.certificate import new_certificate
+from molink.dht.certificate import Certificate, new_certificate
 from molink.dht.description import describe_swarm
 from molink.dht.discovery import Discovery
 from molink.dht.errors import BootstrapUnreachable
@@ -18,7 +18,6 @@ from molink.dht.identity import Identity
 from molink.dht.key_file import KeyFileError
 from molink.dht.records import PeerView
 from molink.dht.swarm_key import SwarmKey
-from molink.peer.acceptor import PortInUse
 from molink.peer.announcer import Announcer, joining_machine, own_facts
 from molink.peer.backend import DeviceBackend
 from molink.peer.codec_effect import measure_codec
@@ -26,6 +25,7 @@ from molink.peer.codecs import opted_in
 from molink.peer.device import choose_device, default_memory_bytes, describe_device
 from molink.peer.handout import Handout
 from molink.peer.leases import LeaseBook, Refused
+from molink.peer.link.acceptor import PortInUse
 from molink.peer.memory import plan_memory
 from molink.peer.metrics import PeerMetrics, describe_line
 from molink.peer.metrics_server import HOST as METRICS_HOST
@@ -33,7 +33,7 @@ from molink.peer.metrics_server import MetricsServer
 from molink.peer.model import LocalModel, most_needed, open_model
 from molink.peer.placing import Placing
 from molink.peer.prober import Prober
-from molink.peer.profiler import cached_or_measured
+from molink.peer.profiler import Profile, cached_or_measured
 from molink.peer.running import say
 from molink.peer.serving import Serving, batch_limits
 from molink.peer.settings import JoinSettings, where_to_join
@@ -138,64 +138,24 @@ class Peer:
         device = choose_device(settings.device)
         identity = Identity.load_or_create(self._state.identity_key)
         swarm_key = SwarmKey.load(settings.swarm_key) if settings.swarm_key else None
-        known_port, known_grpc_port = self._state.ports()
-        discovery = Discovery(
-            identity,
-            listen_host=settings.listen,
-            port=settings.port or _free(settings.listen, known_port),
-            announce_host=settings.announce,
-            initial_peers=where_to_join(settings).initial_peers,
-            swarm_key=swarm_key,
-        )
         self._report("Looking for the swarm")
-        await stack.enter_async_context(discovery)
+        discovery = await stack.enter_async_context(self._discovery(identity, swarm_key))
         # what this very peer said before it was started again binds nobody
         others = tuple(view for view in discovery.snapshot() if view.peer_id != identity.peer_id)
         model = await self._model(others)
         leases = self._lease_book(model, device)
-        self._report(f"Measuring this machine with {model.spec.name}")
-        profile = await asyncio.to_thread(
-            cached_or_measured, model.folder, model.spec, device, self._state.profiles, self._report
-        )
-        activation_codecs = opted_in(settings.activation_codec, model.spec.dtype)
-        if model.spec.layers > 1:
-            for codec in activation_codecs:
-                self._report(f"Measuring what {codec} activations do to {model.spec.name}")
-                effect = await asyncio.to_thread(measure_codec, model.folder, model.spec, device, codec)
-                say(str(effect))
+        profile, activation_codecs = await self._measure(model, device)
         certificate = new_certificate(identity.peer_id)
-        listen = (settings.listen, settings.grpc_port or _free(settings.listen, known_grpc_port))
         serving = await stack.enter_async_context(
-            Serving(
-                identity,
-                swarm_key,
-                certificate,
-                DeviceBackend(model, device),
-                Handout.of(model),
-                leases,
-                listen,
-                self.metrics,
-                self._changed.set,
-                activation_codecs,
-                settings.rule,
-                http_proxy=settings.http_proxy,
-                transmission_policy=settings.transmission_policy,
-            )
+            self._serving(identity, swarm_key, certificate, model, device, leases, activation_codecs)
         )
         self._state.remember_ports(_port_of(discovery.addresses[0]), serving.port)
-        self.metrics.watch(serving.measure_line)
-        if settings.metrics_port is not None:
-            served = await stack.enter_async_context(
-                MetricsServer(self.metrics.registry, settings.metrics_port)
-            )
-            say(f"Metrics: http://{METRICS_HOST}:{served.port}/metrics")
-        prober = Prober(identity.peer_id, serving.links, lambda: discovery.snapshot(model.spec.model_hash))
-        host = settings.announce or discovery.addresses[0].split("/")[2]
+        await self._open_metrics(stack, serving)
         facts = own_facts(
             identity,
             settings.name or socket.gethostname(),
             discovery.addresses,
-            (f"[{host}]:{serving.port}" if ":" in host else f"{host}:{serving.port}",),
+            (self._data_address(discovery, serving.port),),
             certificate,
             describe_device(device),
             model.spec,
@@ -203,22 +163,81 @@ class Peer:
             profile,
             activation_codecs,
         )
+        prober = Prober(identity.peer_id, serving.links, lambda: discovery.snapshot(model.spec.model_hash))
         announcer = Announcer(
             discovery, facts, model.spec, leases, serving.stepper, prober, self._changed, serving.measure_line
         )
         stack.push_async_callback(discovery.leave)
-        placing: Placing | None = None
+        parts = _Parts(discovery, model, leases, serving, announcer, None)
         if settings.layers is not None:
-            await self._preload(leases, serving, announcer, settings.layers)
-        else:
-            self._report("Measuring round trips to the swarm")
-            await prober.probe()
-            placing = Placing(discovery, model.spec, leases, serving.admission, announcer)
-            await placing.join(
-                lambda: joining_machine(identity.peer_id, model.spec, leases, profile, prober),
-                lambda preview: say(describe_preview(preview)),
+            await self._preload(parts, settings.layers)
+            return parts
+        return replace(parts, placing=await self._place(parts, profile, prober))
+
+    def _discovery(self, identity: Identity, swarm_key: SwarmKey | None) -> Discovery:
+        settings = self._settings
+        return Discovery(
+            identity,
+            listen_host=settings.listen,
+            port=settings.port or _free(settings.listen, self._state.ports()[0]),
+            announce_host=settings.announce,
+            initial_peers=where_to_join(settings).initial_peers,
+            swarm_key=swarm_key,
+        )
+
+    async def _measure(self, model: LocalModel, device: str) -> tuple[Profile, tuple[str, ...]]:
+        """How fast this machine is with the model, and the lossy codecs that its owner lets activations travel in."""
+        self._report(f"Measuring this machine with {model.spec.name}")
+        profile = await asyncio.to_thread(
+            cached_or_measured, model.folder, model.spec, device, self._state.profiles, self._report
+        )
+        activation_codecs = opted_in(self._settings.activation_codec, model.spec.dtype)
+        if model.spec.layers > 1:
+            for codec in activation_codecs:
+                self._report(f"Measuring what {codec} activations do to {model.spec.name}")
+                effect = await asyncio.to_thread(measure_codec, model.folder, model.spec, device, codec)
+                say(str(effect))
+        return profile, activation_codecs
+
+    def _serving(
+        self,
+        identity: Identity,
+        swarm_key: SwarmKey | None,
+        certificate: Certificate,
+        model: LocalModel,
+        device: str,
+        leases: LeaseBook,
+        activation_codecs: tuple[str, ...],
+    ) -> Serving:
+        settings = self._settings
+        return Serving(
+            identity,
+            swarm_key,
+            certificate,
+            DeviceBackend(model, device),
+            Handout.of(model),
+            leases,
+            (settings.listen, settings.grpc_port or _free(settings.listen, self._state.ports()[1])),
+            self.metrics,
+            self._changed.set,
+            activation_codecs,
+            settings.rule,
+            http_proxy=settings.http_proxy,
+            transmission_policy=settings.transmission_policy,
+        )
+
+    async def _open_metrics(self, stack: AsyncExitStack, serving: Serving) -> None:
+        self.metrics.watch(serving.measure_line)
+        if self._settings.metrics_port is not None:
+            served = await stack.enter_async_context(
+                MetricsServer(self.metrics.registry, self._settings.metrics_port)
             )
-        return _Parts(discovery, model, leases, serving, announcer, placing)
+            say(f"Metrics: http://{METRICS_HOST}:{served.port}/metrics")
+
+    def _data_address(self, discovery: Discovery, port: int) -> str:
+        """Where others dial this peer's links, as HOST:PORT."""
+        host = self._settings.announce or discovery.addresses[0].split("/")[2]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     async def _model(self, views: tuple[PeerView, ...]) -> LocalModel:
         identifier = self._settings.model
@@ -243,16 +262,28 @@ class Peer:
             raise PeerError(str(error)) from error
         return LeaseBook(model.spec, memory, span_limit=limit)
 
-    async def _preload(self, leases: LeaseBook, serving: Serving, announcer: Announcer, span: Span) -> None:
+    async def _preload(self, parts: _Parts, span: Span) -> None:
         """Exactly this span, from the start. Others hear of it before, and choose other layers meanwhile."""
         self._report(f"Loading layers {span}")
-        answer = leases.preload(span, asyncio.get_running_loop().time())
+        answer = parts.leases.preload(span, asyncio.get_running_loop().time())
         if isinstance(answer, Refused):
             raise PeerError(
                 f"layers {span} do not fit: {answer.detail}. Give more --memory, or fewer --layers"
             )
-        await announcer.announce(facts_too=True)
-        await serving.admission.load(span)
+        await parts.announcer.announce(facts_too=True)
+        await parts.serving.admission.load(span)
+
+    async def _place(self, parts: _Parts, profile: Profile, prober: Prober) -> Placing:
+        """Takes the layers that the swarm needs most."""
+        self._report("Measuring round trips to the swarm")
+        await prober.probe()
+        spec, leases = parts.model.spec, parts.leases
+        placing = Placing(parts.discovery, spec, leases, parts.serving.admission, parts.announcer)
+        await placing.join(
+            lambda: joining_machine(parts.announcer.facts.peer_id, spec, leases, profile, prober),
+            lambda preview: say(describe_preview(preview)),
+        )
+        return placing
 
     async def _serve(self, parts: _Parts) -> None:
         """Until told to leave; then the sessions may end, and the swarm hears that this peer goes."""

@@ -8,8 +8,8 @@ from dataclasses import replace
 from statistics import median
 
 from molink.dht.records import COORDINATE_DIMENSIONS, Coordinate, LinkMeasurement, PeerView
-from molink.peer.link import LinkError
-from molink.peer.links import Links
+from molink.peer.link.link import LinkError
+from molink.peer.link.links import Links
 from molink.routing.coordinates import MAX_RTT_MS, START, moved_ms, placed
 
 NEIGHBOURS = 16

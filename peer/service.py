@@ -7,12 +7,12 @@ from weakref import WeakKeyDictionary
 from molink.peer.admission import Admission, RequestRefused
 from molink.peer.handout import Handout
 from molink.peer.leases import LeaseKey
-from molink.peer.link import Link
-from molink.peer.links import Links
+from molink.peer.link.link import Link
+from molink.peer.link.links import Links
 from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.protocol.frames import Frame, ProtocolError
-from molink.peer.sessions import SessionPlan, SessionTable, read_plan
-from molink.peer.stepping import Stepper, report_failure
+from molink.peer.sessions import SessionPlan, SessionTable, read_plan, report_failure
+from molink.peer.stepping import Stepper
 from molink.shards.spec import ModelSpec
 
 MAX_WAIT_S = 5.0
@@ -49,6 +49,8 @@ class PeerService:
             stepper.on_activations(link, frame, header)
         elif isinstance(header, pb.Tokens):
             stepper.on_tokens(link, header)
+        elif isinstance(header, pb.Stepped):
+            stepper.on_stepped(link, header)
         elif isinstance(header, pb.Start):
             stepper.on_start(link, header)
         else:

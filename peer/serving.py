@@ -9,7 +9,6 @@ from typing import Self
 from molink.dht.certificate import Certificate
 from molink.dht.identity import Identity
 from molink.dht.swarm_key import SwarmKey
-from molink.peer.acceptor import Acceptor
 from molink.peer.admission import Admission
 from molink.peer.backend import Backend
 from molink.peer.circulation import Rule, molink
@@ -17,18 +16,20 @@ from molink.peer.decode_forecast import DecodeForecast
 from molink.peer.engine_thread import EngineThread
 from molink.peer.handout import Handout
 from molink.peer.leases import LeaseBook
-from molink.peer.line_quality import MeasureLine
-from molink.peer.links import Links
+from molink.peer.link.acceptor import Acceptor
+from molink.peer.link.line_quality import MeasureLine
+from molink.peer.link.links import Links
 from molink.peer.metrics import PeerMetrics
 from molink.peer.microbatch import BatchLimits
 from molink.peer.prefill_chunks import Cut, chunk_lengths
+from molink.peer.protocol.frames import MAX_FRAME_BYTES, MAX_HEADER_BYTES
 from molink.peer.service import PeerService
 from molink.peer.sessions import SessionTable
 from molink.peer.stepping import Stepper
 from molink.shards.spec import ModelSpec
 
-MAX_BATCH_BYTES = 16 * 1024 * 1024
-"""A micro-batch's activations have to fit one frame, with room to spare."""
+MAX_BATCH_BYTES = MAX_FRAME_BYTES - MAX_HEADER_BYTES
+"""A micro-batch's activations have to fit one frame."""
 
 
 def batch_limits(spec: ModelSpec, wanted: BatchLimits = BatchLimits()) -> BatchLimits:  # noqa: B008 (a value)

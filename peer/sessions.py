@@ -8,7 +8,7 @@ from molink.dht.announcement import AnnouncementError, open_facts
 from molink.dht.records import PeerFacts
 from molink.peer.codecs import encodings_of_circuit
 from molink.peer.leases import LeaseKey
-from molink.peer.link import Link
+from molink.peer.link.link import Link
 from molink.peer.pipeline import Circuit, PipelineStage, stage_of
 from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.protocol.frames import ProtocolError
@@ -139,6 +139,22 @@ class SessionTable:
         if found is not None:
             del self._sessions[key.session]
         return found
+
+
+def report_failure(session: HopSession, peer_id: str, code: str, detail: str) -> None:
+    """Tells the session's client who failed it; the client decides what follows."""
+    span = next((hop.span for hop in session.plan.hops if hop.peer_id == peer_id), session.span)
+    session.owner.post(
+        pb.Failed(
+            session=session.key.session,
+            epoch=session.key.epoch,
+            peer_id=peer_id,
+            start=span.start,
+            stop=span.stop,
+            code=code,
+            detail=detail[:500],
+        )
+    )
 
 
 def read_plan(descriptor: pb.SessionDescriptor, spec: ModelSpec) -> SessionPlan:

@@ -1,7 +1,7 @@
 """Steps in, steps out: the way of a token through one peer.
 
-frames in -> session table -> micro-batch queue -> stage engine (a thread of its own) -> frames out. Everything here
-runs on the event loop; `compute` runs on the engine's thread.
+frames in -> session table -> micro-batch queue -> stage engine (a thread of its own) -> frames out (`forwarding`).
+Everything here runs on the event loop; `compute` runs on the engine's thread.
 """
 
 import asyncio
@@ -13,21 +13,23 @@ import torch
 
 from molink.peer.backend import StageEngine
 from molink.peer.circulation import Rule
-from molink.peer.decode_watch import DecodeBatch, DecodeWatch, Iterations
+from molink.peer.decode_reports import DecodeReports
+from molink.peer.decode_watch import DecodeWatch
 from molink.peer.engine_thread import EngineThread
+from molink.peer.forwarding import Forwarder
 from molink.peer.going_on import GoingOn
 from molink.peer.leases import LeaseKey
-from molink.peer.link import Link
-from molink.peer.links import Links
+from molink.peer.link.link import Link
+from molink.peer.link.links import Links
 from molink.peer.metrics import PeerMetrics
 from molink.peer.microbatch import BatchLimits, MicroBatchQueue, PendingStep
 from molink.peer.prefill_chunks import Cut
+from molink.peer.prompts import Prompts
 from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.protocol.frames import Frame, ProtocolError
-from molink.peer.sessions import HopSession, SessionTable
-from molink.peer.steps import StepInput, StepOutput, compute, row_header, split_by_next, token_message
+from molink.peer.sessions import HopSession, SessionTable, report_failure
+from molink.peer.steps import StepInput, StepOutput, compute, read_activations
 from molink.peer.transmission.classes import TrafficClass
-from molink.shards import codec
 from molink.shards.spec import ModelSpec
 
 _log = logging.getLogger(__name__)
@@ -56,23 +58,24 @@ class Stepper:
         self._engine_thread = engine_thread
         self._sessions = sessions
         self._links = links
-        self._limits = limits
         self._metrics = metrics
         self._queue = MicroBatchQueue(limits)
         self._inputs: dict[tuple[LeaseKey, int], StepInput] = {}
         self._busy = False
         self._going_on = GoingOn(rule, limits.max_sessions, self._begin, self._pump)
-        self._cut = cut
-        self._watch = watch
-        self._iterations = Iterations()
-        self._decode: DecodeBatch | None = None
-        """The decode steps that are being computed."""
-        self._first_decode: DecodeBatch | None = None
-        """Those that were first in the latest iteration."""
+        self._prompts = Prompts(cut, limits)
+        self._decode_reports = DecodeReports(watch)
+        self._forwarder = Forwarder(spec, sessions, links, metrics, self._lost, self._pump)
 
     @property
     def queued(self) -> int:
-        return len(self._queue)
+        return len(self._queue) + len(self._prompts)
+
+    @property
+    def prompt_wait_s(self) -> float:
+        """How long the line takes for the prompts that wait here, as far as it is known."""
+        line = self._links.line_quality()
+        return self._prompts.wait_s(self._spec.activation_bytes, line.uplink_bytes_per_s)
 
     # -- frames in
 
@@ -94,37 +97,22 @@ class Stepper:
             )
         session.history = list(tokens)
         session.rows = start.prefix_tokens
-        # a chunk leaves room for the decode steps that ride along
-        most = max(1, self._limits.max_tokens - self._limits.max_sessions)
-        first = start.prefix_tokens
-        for step, length in enumerate(self._cut(session.plan.stages, len(tokens) - first, most)):
-            chunk = tokens[first : first + length]
-            first += length
-            last = first == len(tokens)
-            self._add(session, step, length, chunk, None, sample=last, prefill=True, timings=())
+        self._prompts.add(session.key, session.plan.stages, tokens[start.prefix_tokens :])
+        self._add_chunk(session)
         self._pump()
 
     def on_activations(self, link: Link, frame: Frame, header: pb.Activations) -> None:
         """The previous hop's output for some sessions, in the encoding that their descriptors agree on."""
-        total = sum(row.rows for row in header.rows)
         sessions = [self._sessions.get(row.session, row.epoch) for row in header.rows]
         agreed = {session.receives_in for session in sessions if session is not None}
-        if header.hidden_size != self._spec.hidden_size or not agreed <= {header.dtype}:
+        if not agreed:
+            return  # all have ended
+        if agreed != {header.dtype}:
             raise ProtocolError(
                 f"activations of {header.hidden_size} x {header.dtype} are not those of this session"
             )
-        if not agreed:
-            return  # all have ended
-        try:
-            hidden = codec.decode(
-                frame.payload, total, header.hidden_size, self._spec.dtype, encoding=header.dtype
-            )
-        except ValueError as error:
-            raise ProtocolError(f"activations: {error}") from error
-        first = 0
-        for row, session in zip(header.rows, sessions, strict=True):
-            part = hidden[first : first + row.rows]
-            first += row.rows
+        parts = read_activations(frame.payload, header, self._spec)
+        for row, part, session in zip(header.rows, parts, sessions, strict=True):
             if session is None:
                 continue
             if session.is_head or session.previous_peer_id != link.peer_id or session.cache is None:
@@ -158,16 +146,23 @@ class Stepper:
                 raise ProtocolError("tokens must come from the session's tail, to its head")
             if token.token_id >= self._spec.vocabulary_size:
                 raise ProtocolError(f"token {token.token_id} is beyond the vocabulary")
+            if session.key in self._prompts:
+                raise ProtocolError("a token came before the whole prompt was sent")
             if token.position == len(session.history) and token.step != session.next_step - 1:
                 raise ProtocolError(f"a token of step {token.step} came after step {session.next_step - 1}")
             drawn.append((session, token))
         self._advance(drawn)
 
+    def on_stepped(self, link: Link, header: pb.Stepped) -> None:
+        """A next hop has computed prefill that went there."""
+        self._forwarder.on_stepped(link, header)
+
     def discard(self, session: HopSession) -> None:
         """The session has ended: what waits of it is dropped."""
-        self._links.cancel(session.key.session)
+        self._forwarder.forget(session.key)
         self._queue.discard(session.key)
-        self._iterations.forget(session.key)
+        self._prompts.forget(session.key)
+        self._decode_reports.forget(session.key)
         self._going_on.leave(session.key)
         for key in [key for key in self._inputs if key[0] == session.key]:
             del self._inputs[key]
@@ -175,17 +170,16 @@ class Stepper:
     # -- the engine
 
     def _pump(self) -> None:
-        """Gives the engine a micro-batch, if it has none and something waits."""
+        """Gives the engine a micro-batch, if it has none and something waits that may be stepped."""
         if self._busy:
             return
-        batch = self._queue.next()
+        batch = self._queue.next(self._forwarder.may_prefill)
         if not batch:
             return
         inputs = tuple(self._inputs.pop((pending.key, pending.step)) for pending in batch)
         self._busy = True
-        self._decode = _decode_batch(inputs)
-        if self._decode is not None:
-            self._tell_watch_soon()
+        self._forwarder.begun(inputs)
+        self._decode_reports.begun(inputs)
         self._engine_thread.begin(
             lambda: compute(self._engine, inputs), lambda output: self._stepped(inputs, output)
         )
@@ -197,94 +191,27 @@ class Stepper:
         """
         self._busy = False
         self._going_on.stepped(one.session.key for one in inputs)
-        self._decode = None
-        stepped = _decode_batch(inputs)
-        if stepped is not None:
-            if self._iterations.is_first(one.session.key for one in inputs if not one.prefill):
-                self._first_decode = stepped
-            self._tell_watch_soon()
+        self._decode_reports.stepped(inputs)
+        self._forwarder.stepped(inputs)
         if isinstance(output, Exception):
+            for one in inputs:
+                self._prompts.forget(one.session.key)
             self._pump()
             _log.error("a step of %d sessions failed", len(inputs), exc_info=output)
             self._fail(inputs, f"{type(output).__name__}: {output}")
             return
+        for one in inputs:
+            if one.prefill and one.session.is_head:
+                self._add_chunk(one.session)
         if output.hidden is not None:
             self._pump()
-            self._deliver_activations(output, output.hidden)
+            self._forwarder.activations(output, output.hidden)
         else:
-            self._deliver_tokens(output)
+            self._advance(self._forwarder.tokens(output))
             self._pump()
         # counted once what was delivered is on its way
         rows = sum(one.count for one in inputs)
         asyncio.get_running_loop().call_soon(self._metrics.stepped, output.compute_s, len(inputs), rows)
-
-    def _tell_watch_soon(self) -> None:
-        """Once this step's output is on its way: what is predicted then is the one after it."""
-        asyncio.get_running_loop().call_soon(self._tell_watch)
-
-    def _tell_watch(self) -> None:
-        if self._decode is not None:
-            self._watch.computing(self._decode)
-        elif self._first_decode is not None:
-            self._watch.awaiting(self._first_decode)
-
-    # -- frames out
-
-    def _deliver_activations(self, output: StepOutput, hidden: torch.Tensor) -> None:
-        """To each next hop its rows in order: a frame of decode rows and one of prefill rows, for each encoding.
-
-        In one frame they would be decode traffic, and a chunk of a prompt would overtake the chunk before it.
-        """
-        for (peer_id, encoding), parts in split_by_next(output, hidden).items():
-            for traffic_class in (TrafficClass.DECODE, TrafficClass.PREFILL):
-                prefill = traffic_class is TrafficClass.PREFILL
-                same = [part for part in parts if part[0].prefill == prefill]
-                if same:
-                    self._post_activations(peer_id, encoding, same, output, traffic_class)
-
-    def _post_activations(
-        self,
-        peer_id: str,
-        encoding: str,
-        parts: Sequence[tuple[StepInput, torch.Tensor]],
-        output: StepOutput,
-        traffic_class: TrafficClass,
-    ) -> None:
-        header = pb.Activations(hidden_size=self._spec.hidden_size, dtype=encoding)
-        header.rows.extend(row_header(one, self._timings(one, output)) for one, _ in parts)
-        tensor = parts[0][1] if len(parts) == 1 else torch.cat([part for _, part in parts])
-        link = self._links.find(peer_id)
-        payload = codec.encode(tensor, encoding)
-        self._metrics.sent_activations(encoding, payload.nbytes)
-        sessions = _sessions(one for one, _ in parts)
-        if link is None or not link.post(header, payload, traffic_class, sessions):
-            reason = (link.closed_because if link else None) or "no open link, or its queue is full"
-            self._fail([one for one, _ in parts], reason, code="lost", peer_id=peer_id)
-
-    def _deliver_tokens(self, output: StepOutput) -> None:
-        """One frame to each head; a session whose head is here goes on at once."""
-        asked = [one for one in output.inputs if one.sample]
-        by_head: dict[str, list[tuple[StepInput, pb.Token]]] = {}
-        drawn_here: list[tuple[HopSession, pb.Token]] = []
-        for one, drawn, position in zip(asked, output.sampled, output.positions, strict=True):
-            key = one.session.key
-            session = self._sessions.get(key.session, key.epoch)
-            if session is None:
-                continue
-            token = token_message(one, drawn, position, self._timings(one, output))
-            if session.is_head:
-                drawn_here.append((session, token))
-            else:
-                by_head.setdefault(session.next_peer_id, []).append((one, token))
-        self._advance(drawn_here)
-        for peer_id, drawn_tokens in by_head.items():
-            link = self._links.find(peer_id)
-            tokens = pb.Tokens(tokens=[token for _, token in drawn_tokens])
-            asked_for = _sessions(one for one, _ in drawn_tokens)
-            if link is None or not link.post(tokens, traffic_class=TrafficClass.DECODE, sessions=asked_for):
-                self._fail(
-                    [one for one, _ in drawn_tokens], "no open link to the head", code="lost", peer_id=peer_id
-                )
 
     def _advance(self, drawn: Sequence[tuple[HopSession, pb.Token]]) -> None:
         """At the head: tokens are there. Start the next steps, together, and stream the tokens to the clients."""
@@ -307,6 +234,14 @@ class Stepper:
         for owner, tokens in by_client.items():
             if not owner.post(pb.Tokens(tokens=tokens), traffic_class=TrafficClass.DECODE):
                 owner.close("it does not take the tokens that it asked for")
+
+    def _add_chunk(self, session: HopSession) -> None:
+        """Queues the next chunk of a prompt, if there is one."""
+        chunk = self._prompts.take(session.key)
+        if chunk:
+            last = session.key not in self._prompts
+            step = session.next_step
+            self._add(session, step, len(chunk), chunk, None, sample=last, prefill=True, timings=())
 
     def _begin(self, session: HopSession, token: pb.Token) -> None:
         step = token.step + 1
@@ -337,6 +272,8 @@ class Stepper:
             self._going_on.leave(session.key)
             report_failure(session, session.previous_peer_id, "protocol", detail)
             return
+        if prefill and hidden is not None:
+            self._forwarder.arrived(session, step, count)
         now = time.perf_counter()
         pending = PendingStep(session.key, step, session.span, count, now, prefill)
         if not self._queue.add(pending):
@@ -350,17 +287,8 @@ class Stepper:
             session, step, count, token_ids, hidden, sample, prefill, now, tuple(timings), prefix_tokens
         )
 
-    def _timings(self, one: StepInput, output: StepOutput) -> tuple[pb.HopTiming, ...]:
-        """What the hops so far took, this one included; nothing unless the session is traced."""
-        if not one.session.plan.trace:
-            return ()
-        link = self._links.find(one.session.next_peer_id)
-        timing = pb.HopTiming(
-            queue_us=max(0, round((output.started_s - one.arrived_s) * 1e6)),
-            compute_us=round(output.compute_s * 1e6),
-            link_rtt_us=round(link.rtt_ms * 1000) if link is not None and link.rtt_ms is not None else 0,
-        )
-        return (*one.timings, timing)
+    def _lost(self, inputs: Sequence[StepInput], peer_id: str, detail: str) -> None:
+        self._fail(inputs, detail, "lost", peer_id)
 
     def _fail(
         self, inputs: Sequence[StepInput], detail: str, code: str = "engine", peer_id: str = ""
@@ -368,33 +296,3 @@ class Stepper:
         for one in inputs:
             self._going_on.leave(one.session.key)
             report_failure(one.session, peer_id or self._peer_id, code, detail)
-
-
-def _decode_batch(inputs: Sequence[StepInput]) -> DecodeBatch | None:
-    """The decode steps among these, as of now; None if there are none."""
-    sessions = [one.session for one in inputs if not one.prefill]
-    if not sessions:
-        return None
-    following = frozenset(session.next_peer_id for session in sessions)
-    first = sessions[0]
-    return DecodeBatch(time.perf_counter(), len(sessions), following, first.plan.stages, first.hop)
-
-
-def _sessions(inputs: Iterable[StepInput]) -> tuple[bytes, ...]:
-    return tuple(one.session.key.session for one in inputs)
-
-
-def report_failure(session: HopSession, peer_id: str, code: str, detail: str) -> None:
-    """Tells the session's client who failed it; the client decides what follows."""
-    span = next((hop.span for hop in session.plan.hops if hop.peer_id == peer_id), session.span)
-    session.owner.post(
-        pb.Failed(
-            session=session.key.session,
-            epoch=session.key.epoch,
-            peer_id=peer_id,
-            start=span.start,
-            stop=span.stop,
-            code=code,
-            detail=detail[:500],
-        )
-    )

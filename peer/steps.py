@@ -8,9 +8,12 @@ import torch
 
 from molink.peer.backend import StageEngine
 from molink.peer.protocol import molink_pb2 as pb
+from molink.peer.protocol.frames import ProtocolError
 from molink.peer.sessions import HopSession
+from molink.shards import codec
 from molink.shards.engine import Rows
 from molink.shards.sampling import Sampled, SampleRequest, sample
+from molink.shards.spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,6 +84,26 @@ def compute(engine: StageEngine, inputs: tuple[StepInput, ...]) -> StepOutput:
     sampled = sample(result, [SampleRequest(plan.params, plan.seed, position) for plan, position in asked])
     positions = tuple(position for _, position in asked)
     return StepOutput(inputs, None, tuple(sampled), positions, started_s, time.perf_counter() - started_s)
+
+
+def read_activations(payload: memoryview, header: pb.Activations, spec: ModelSpec) -> list[torch.Tensor]:
+    """The rows of each session that the header lists, [its rows, hidden_size].
+
+    Raises:
+        ProtocolError: the payload is not what the header says, or of another width than the model's.
+    """
+    counts = [row.rows for row in header.rows]
+    if header.hidden_size != spec.hidden_size:
+        raise ProtocolError(f"activations of {header.hidden_size} numbers are not this model's")
+    try:
+        hidden = codec.decode(payload, sum(counts), header.hidden_size, spec.dtype, encoding=header.dtype)
+    except ValueError as error:
+        raise ProtocolError(f"activations: {error}") from error
+    parts = torch.split(hidden, counts)
+    if len(parts) == 1:
+        return [hidden]
+    # one that waits must not keep the memory of those that came with it
+    return [part.clone() if row.prefill else part for row, part in zip(header.rows, parts, strict=True)]
 
 
 def split_by_next(

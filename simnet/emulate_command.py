@@ -44,6 +44,7 @@ def emulate_serving(
     compute: options.ComputeOption = "timed",
     model: options.Model = None,
     device: options.Device = "rtx-4090",
+    tensors_per_boundary: options.Tensors = 1,
     trace: options.Trace = None,
     max_prompt_tokens: options.MostPrompt = MOST_PROMPT_TOKENS,
     max_new_tokens: options.MostNew = MOST_NEW_TOKENS,
@@ -71,10 +72,11 @@ def emulate_serving(
         ]
         options.require_positive("--bandwidth-mbps", bandwidth_mbps)
         options.require_not_negative("--delay-ms", delay_ms)
-        spec = _spec(compute, model, device)
+        spec = _spec(compute, model, device, tensors_per_boundary)
         emulation = Emulation(
             spec=spec,
             device=device if compute == "timed" else None,
+            tensors_per_boundary=tensors_per_boundary,
             peers=peers,
             bandwidth_mbps=bandwidth_mbps,
             delay_ms=delay_ms,
@@ -113,14 +115,16 @@ def _served_as(policy: str, peers: int, rule: str | None, prefill_chunk: int | N
     )
 
 
-def _spec(compute: options.Compute, model: str | None, device: str) -> ModelSpec:
+def _spec(compute: options.Compute, model: str | None, device: str, tensors_per_boundary: int) -> ModelSpec:
     if compute == "timed":
         shape = MODEL_SHAPES.get(model or QWEN2_7B.name)
         if shape is None:
             raise ValueError(f"--model {model} has no known shape: choose from {', '.join(MODEL_SHAPES)}")
         if device not in DEVICES:
             raise ValueError(f"--device {device} has no profile: choose from {', '.join(DEVICES)}")
-        return shape.spec()
+        return replace(shape, tensors_per_boundary=tensors_per_boundary).spec()
+    if tensors_per_boundary != 1:
+        raise ValueError("--tensors-per-boundary needs --compute timed: engines that compute send one")
     with tempfile.TemporaryDirectory(prefix="molink-emulate-") as folder:
         digests = Path(folder) / "digests"
         opened = open_model(model or FIRST_MODEL, "auto", "none", (), digests, lambda _: None)
@@ -207,6 +211,7 @@ def _parameters(emulation: Emulation, cells: Sequence[Cell], trace: str) -> dict
         "dtype": emulation.spec.dtype,
         "compute": "real" if emulation.device is None else "timed",
         "device": emulation.device,
+        "tensors_per_boundary": emulation.tensors_per_boundary,
         "trace": trace,
         "trace_requests": len(emulation.trace),
         "warm_up_s": emulation.warm_up_s,

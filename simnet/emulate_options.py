@@ -67,6 +67,16 @@ Model = Annotated[
         show_default=False,
     ),
 ]
+Tensors = Annotated[
+    int,
+    typer.Option(
+        "--tensors-per-boundary",
+        metavar="N",
+        min=1,
+        max=2,
+        help="Tensors that peers send for each row; vLLM 0.7.2 sends hidden states and residual, so 2.",
+    ),
+]
 Device = Annotated[str, typer.Option(metavar="NAME", help=f"What timed peers are: {', '.join(DEVICES)}.")]
 Trace = Annotated[
     Path | None,

@@ -57,6 +57,8 @@ class PeerConfiguration:
 
     name: str
     model: str
+    tensors_per_boundary: int
+    """Of a timed machine (`ModelShape`); one that really computes sends one."""
     device: str | None
     """The profile that computing is timed from; None: it really computes, on this machine's processor."""
     start: int
@@ -165,7 +167,10 @@ class EmulatedPeer:
     async def _machine(self) -> Machine:
         configuration = self._configuration
         if configuration.device is not None:
-            return timed_machine(MODEL_SHAPES[configuration.model], DEVICES[configuration.device])
+            shape = replace(
+                MODEL_SHAPES[configuration.model], tensors_per_boundary=configuration.tensors_per_boundary
+            )
+            return timed_machine(shape, DEVICES[configuration.device])
         with tempfile.TemporaryDirectory(prefix="molink-emulate-") as folder:
             model = await open_model(
                 configuration.model, "auto", "none", (), Path(folder) / "digests", lambda _: None

@@ -40,6 +40,8 @@ class Emulation:
     spec: ModelSpec
     device: str | None
     """The profile of every peer; None: peers compute, on this machine's processor."""
+    tensors_per_boundary: int
+    """That every policy's peers send to the next one for each row."""
     peers: int
     bandwidth_mbps: float
     delay_ms: float
@@ -129,6 +131,7 @@ async def _start_peers(
             PeerConfiguration(
                 name=f"{number + 1}",
                 model=emulation.spec.name,
+                tensors_per_boundary=emulation.tensors_per_boundary,
                 device=emulation.device,
                 start=span.start,
                 stop=span.stop,

@@ -30,10 +30,14 @@ class ModelShape:
     """Whether query, key and value have biases."""
     tied: bool = False
     """Whether the language-model head is the embedding."""
+    tensors_per_boundary: int = 1
+    """Of a row each, between two machines. An engine that adds a layer's output to the residual only with the next
+    norm sends both."""
 
     def __post_init__(self) -> None:
         sizes = (self.layers, self.hidden_size, self.intermediate_size, self.heads, self.kv_heads)
-        if min(*sizes, self.head_dim, self.vocabulary_size, self.context_length) < 1:
+        others = (self.head_dim, self.vocabulary_size, self.context_length, self.tensors_per_boundary)
+        if min(*sizes, *others) < 1:
             raise ValueError(f"every size of {self.name} must be at least 1")
         if self.heads % self.kv_heads:
             raise ValueError(f"{self.heads} heads cannot share {self.kv_heads} key-value heads evenly")
@@ -72,12 +76,17 @@ class ModelShape:
 
     @property
     def activation_bytes(self) -> int:
-        """One token's hidden state between two machines."""
+        """One token's hidden state within a machine."""
         return self.hidden_size * self.element_bytes
 
+    @property
+    def boundary_size(self) -> int:
+        """Numbers that one token's row has between two machines."""
+        return self.hidden_size * self.tensors_per_boundary
+
     def spec(self) -> ModelSpec:
-        """The shape as peers, routers and clients speak of a model. Its hashes are of the shape: no weights have
-        them."""
+        """The shape as peers, routers and clients speak of a model: its hidden size is what travels between them. Its
+        hashes are of the shape: no weights have them."""
         content_hash = hashlib.sha256(f"molink-shape 1\n{self!r}\n".encode()).hexdigest()
         return ModelSpec(
             model_hash=hashlib.sha256(f"{content_hash}\n{self.dtype}\n".encode()).hexdigest(),
@@ -85,7 +94,7 @@ class ModelShape:
             name=self.name,
             architecture=self.architecture,
             layers=self.layers,
-            hidden_size=self.hidden_size,
+            hidden_size=self.boundary_size,
             vocabulary_size=self.vocabulary_size,
             context_length=self.context_length,
             dtype=self.dtype,

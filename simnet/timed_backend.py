@@ -32,7 +32,7 @@ class TimedEngine:
         self._pool = KvPool(torch.device("cpu"))
         generator = torch.Generator().manual_seed(0)
         # noise, not zeros: what compresses better than activations do would not load the links as they do
-        self._noise = torch.randn(_NOISE_ROWS, shape.hidden_size, generator=generator).to(dtype)
+        self._noise = torch.randn(_NOISE_ROWS, shape.boundary_size, generator=generator).to(dtype)
 
     def attach(self, span: Span) -> None:
         """The layers can be stepped from now on."""

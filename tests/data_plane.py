@@ -15,9 +15,9 @@ from molink.dht.certificate import Certificate, new_certificate
 from molink.dht.identity import Identity
 from molink.dht.records import PeerFacts
 from molink.dht.swarm_key import SwarmKey
-from molink.peer.acceptor import Acceptor, listen_address
-from molink.peer.link import Link
-from molink.peer.links import Links
+from molink.peer.link.acceptor import Acceptor, listen_address
+from molink.peer.link.link import Link
+from molink.peer.link.links import Links
 from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.protocol.frames import Frame, ProtocolError
 from molink.shards.spec import ModelSpec, Span

@@ -11,12 +11,12 @@ from google.protobuf.message import Message
 
 from molink.dht.certificate import server_name
 from molink.dht.identity import Identity
-from molink.peer.dialling import LINK_METHOD, GrpcStream
-from molink.peer.handshake import LINK_ID_BYTES, prove
+from molink.peer.link.dialling import LINK_METHOD, GrpcStream
+from molink.peer.link.handshake import LINK_ID_BYTES, prove
+from molink.peer.link.reassembly import Reassembly
 from molink.peer.protocol import frames, packets
 from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.protocol.packets import Ack, Data, Packet, Ping
-from molink.peer.reassembly import Reassembly
 from molink.peer.transmission.classes import TrafficClass
 
 LINK_ID = bytes(range(LINK_ID_BYTES))

@@ -10,7 +10,7 @@ from data_plane import DEADLINE_S, describe, soon
 from served_peer import Served, served
 
 from molink.peer.circulation import Rule, molink
-from molink.peer.link import Link
+from molink.peer.link.link import Link
 from molink.peer.model import LocalModel
 from molink.peer.prefill_chunks import Cut, chunk_lengths
 from molink.peer.protocol import molink_pb2 as pb

@@ -18,7 +18,7 @@ from molink.peer.backend import DeviceBackend
 from molink.peer.circulation import Rule, molink
 from molink.peer.handout import Handout
 from molink.peer.leases import LeaseBook
-from molink.peer.link import Link
+from molink.peer.link.link import Link
 from molink.peer.memory import MemoryPlan
 from molink.peer.metrics import PeerMetrics
 from molink.peer.model import LocalModel

@@ -10,7 +10,7 @@ from swarm_examples import facts_of, state_of
 from molink.dht.announcement import seal_facts
 from molink.dht.identity import Identity
 from molink.dht.records import LayerLatency, PeerFacts, PeerView
-from molink.peer.link import LinkError
+from molink.peer.link.link import LinkError
 from molink.peer.protocol import molink_pb2 as pb
 from molink.shards.spec import ModelSpec, Span
 

@@ -27,7 +27,7 @@ from molink.dht.announcement import (
 from molink.dht.identity import Identity
 from molink.dht.records import Coordinate
 from molink.dht.swarm_key import SwarmKey
-from molink.peer.handshake import HandshakeRefused, challenge, check, prove
+from molink.peer.link.handshake import HandshakeRefused, challenge, check, prove
 from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.protocol.frames import ProtocolError, decode, encode
 from molink.peer.sessions import read_plan

@@ -15,7 +15,8 @@ from molink.peer.transmission.uplink import Uplink
 from molink.peer.transmission.values import Arrival, Outgoing, Send
 
 ACK_CHUNKS = 2
-ACK_DELAY_S = 0.003
+ACK_DELAY_S = 0.004
+ACK_INTERVAL_S = 0.005
 
 
 class Clock:
@@ -115,6 +116,7 @@ class VirtualLink:
         self._pending: list[Arrival] = []
         self._last_stamp_s = 0.0
         self._last_ack_s = 0.0
+        self._acknowledged_s = 0.0
         self._asks = 0
         self.uplink.open(self.number, self.clock.now_s)
 
@@ -181,7 +183,7 @@ class VirtualLink:
         stamp_s += self._random.uniform(0, self.conditions.arrival_jitter_s)
         self._last_stamp_s = max(stamp_s, self._last_stamp_s)
         self._pending.append(Arrival(sequence, self._last_stamp_s))
-        if len(self._pending) >= ACK_CHUNKS:
+        if len(self._pending) >= ACK_CHUNKS or self.clock.now_s - self._acknowledged_s >= ACK_INTERVAL_S:
             self._acknowledge(sequence)
         else:
             self.clock.at(self.clock.now_s + ACK_DELAY_S, lambda: self._acknowledge(sequence))
@@ -190,6 +192,7 @@ class VirtualLink:
         if not self._pending or self._pending[0].sequence > sequence:
             return
         arrivals, self._pending = self._pending, []
+        self._acknowledged_s = self.clock.now_s
         jitter_s = self._random.uniform(0, self.conditions.ack_jitter_s)
         self._last_ack_s = max(self._last_ack_s, self.clock.now_s + self.conditions.delay_s + jitter_s)
         connection = self._connection

@@ -35,6 +35,7 @@ _KINDS: dict[int, type[Message]] = {
     7: pb.Activations,
     8: pb.Tokens,
     9: pb.Failed,
+    10: pb.Stepped,
 }
 _NUMBERS = {header_type: kind for kind, header_type in _KINDS.items()}
 

@@ -527,6 +527,54 @@ class Tokens(_message.Message):
 Global___Tokens: _TypeAlias = Tokens  # noqa: Y015
 
 @_typing.final
+class SteppedTo(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    session: _builtins.bytes
+    epoch: _builtins.int
+    step: _builtins.int
+    """the last of its steps that the sender has computed"""
+    def __init__(
+        self,
+        *,
+        session: _builtins.bytes = ...,
+        epoch: _builtins.int = ...,
+        step: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "session", b"session", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SteppedTo: _TypeAlias = SteppedTo  # noqa: Y015
+
+@_typing.final
+class Stepped(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSIONS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def sessions(self) -> _containers.RepeatedCompositeFieldContainer[Global___SteppedTo]:
+        """prefill, to the hop that it came from: so much does not wait any more"""
+
+    def __init__(
+        self,
+        *,
+        sessions: _abc.Iterable[Global___SteppedTo] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sessions", b"sessions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Stepped: _TypeAlias = Stepped  # noqa: Y015
+
+@_typing.final
 class Failed(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

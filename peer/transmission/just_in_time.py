@@ -5,6 +5,8 @@ a small allowed delay, so that it queues here, where a decode overtakes it, and 
 delay shrinks before a predicted decode (the MoLink transmission paper's just-in-time chunk, section 4.2: what is put
 on the line must have left it by then) and is larger while none is near. Where the paper stops a decode for the whole
 remainder of a prefill after 30 decodes, each class here has a share of the bytes (`shares.ByteShares`).
+
+Every chunk costs both ends processor time, whatever its size: chunks are longer while nobody decodes.
 """
 
 import math
@@ -13,15 +15,19 @@ from collections.abc import Mapping
 from molink.peer.transmission.backlog import Queued
 from molink.peer.transmission.classes import TrafficClass
 from molink.peer.transmission.shares import ByteShares
-from molink.peer.transmission.state import CHUNK_S, LinkState, UplinkState
+from molink.peer.transmission.state import CHUNK_S, LONG_CHUNK_S, LinkState, UplinkState
 from molink.peer.transmission.values import MAX_CHUNK_BYTES, Send
 
 ALLOWED_S = 0.006
 """Queue that bulk keeps at the bottleneck when nothing is known of the next decode: two chunks."""
 ALLOWED_FAR_S = 0.010
 """The same while a decode is known to be further away than that."""
+ALLOWED_LULL_S = 0.012
+"""The same while nobody decodes."""
 ALLOWED_NEAR_S = 0.002
 """The same while a decode is expected at any moment: the link must not run dry for a guess."""
+LULL_S = 1.0
+"""Nobody decodes when no decode was sent for so long, on any link, and none is predicted."""
 OWED_S = 0.020
 """Queue up to which a class may send that has not had its share of the bytes."""
 DECODE_S = 0.060
@@ -31,8 +37,8 @@ MOST_DECODE_BYTES = 8 * 1024 * 1024
 """In flight, whatever is estimated: a receiver that does not read cannot make memory grow."""
 CREDIT_LIMIT_BYTES = 1024 * 1024
 LEAST_CHUNK_BYTES = 1024
-LEAST_CHUNK_PART = 2
-"""Where a whole chunk has no room, one of at least one part in so many of it may go."""
+LEAST_CHUNK_S = 0.0018
+"""Where the allowed queue is too short for whole chunks, one that occupies the line for so long may go."""
 FIRST_CHUNK_BYTES = 16 * 1024
 """Until the bandwidth is known."""
 EXCESS_GAIN = 0.5
@@ -84,7 +90,7 @@ class JustInTime:
                 link.decode_held = False
         if urgent is None and urgent_bytes and link.in_flight_bytes:
             return math.inf
-        chunk_bytes = self._chunk_bytes(link)
+        chunk_bytes = self._chunk_bytes(link, self._chunk_s(now_s))
         sizes = {
             one: min(queued.left_bytes, MAX_CHUNK_BYTES if one <= TrafficClass.CONTROL else chunk_bytes)
             for one, queued in heads.items()
@@ -104,11 +110,19 @@ class JustInTime:
         held_bytes = rate * (link.delay.base_rtt_s + DECODE_S)
         return min(max(held_bytes, LEAST_DECODE_BYTES), MOST_DECODE_BYTES)
 
-    def _chunk_bytes(self, link: LinkState) -> int:
+    def _chunk_s(self, now_s: float) -> float:
+        """How long a chunk may occupy the line. Links that take turns take short ones."""
+        return LONG_CHUNK_S if self._nobody_decodes(now_s) and self._uplink.bulk_links <= 1 else CHUNK_S
+
+    def _nobody_decodes(self, now_s: float) -> bool:
+        uplink = self._uplink
+        return now_s - uplink.decode_s > LULL_S and uplink.next_decode_s(now_s) == math.inf
+
+    def _chunk_bytes(self, link: LinkState, chunk_s: float = CHUNK_S) -> int:
         rate = link.rate.bytes_per_s
         if rate is None:
             return FIRST_CHUNK_BYTES
-        return int(min(max(rate * CHUNK_S, LEAST_CHUNK_BYTES), MAX_CHUNK_BYTES))
+        return int(min(max(rate * chunk_s, LEAST_CHUNK_BYTES), MAX_CHUNK_BYTES))
 
     def _bulk(
         self, link: LinkState, queued: Queued, size_bytes: int, now_s: float
@@ -128,7 +142,9 @@ class JustInTime:
         room_bytes = self._room_bytes(link, rate, allowed_s, now_s)
         if room_bytes >= size_bytes:
             return queued, size_bytes
-        least_bytes = min(size_bytes, max(LEAST_CHUNK_BYTES, self._chunk_bytes(link) // LEAST_CHUNK_PART))
+        least_bytes = size_bytes
+        if allowed_s < ALLOWED_S or self._uplink.bulk_links > 1:
+            least_bytes = min(size_bytes, max(LEAST_CHUNK_BYTES, int(rate * LEAST_CHUNK_S)))
         if room_bytes >= least_bytes:
             return queued, int(room_bytes)
         if not link.in_flight_bytes and not self._uplink.line.queued_s(now_s):
@@ -144,6 +160,8 @@ class JustInTime:
             link.round_start_s = now_s
         if link.round % ROUNDS == 0:
             return ALLOWED_NEAR_S
+        if self._nobody_decodes(now_s):
+            return ALLOWED_LULL_S
         next_s = self._uplink.next_decode_s(now_s)
         if next_s == math.inf or link.round % UNTIMED_ROUND == 1:
             return ALLOWED_S

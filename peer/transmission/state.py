@@ -18,6 +18,8 @@ UPLINK_SPAN_S = 0.030
 NO_PREDICTION = (0.0, 0.0)
 CHUNK_S = 0.003
 """A chunk of bulk occupies the line for so long."""
+LONG_CHUNK_S = 0.008
+"""The same while nobody decodes."""
 FULL_S = 0.003
 """Bulk that waits so long on the way fills the line; if it waits less, more is tried."""
 MOST_GAIN = 1.25
@@ -131,6 +133,8 @@ class UplinkState:
         """Links on which bulk waits."""
         self.last_bulk: LinkState | None = None
         """The link that sent bulk last."""
+        self.decode_s = -math.inf
+        """When a decode was last pushed, on any link."""
         self._decoding: dict[int, LinkState] = {}
         self._next_decode_s = math.inf
 
@@ -183,9 +187,9 @@ class UplinkState:
         link.rate.arrived(at_s, chunk.size_bytes, chunk.more and not (chunk.shared and rate is not None))
         # Its own time on the line is not queueing. Taken from the estimate, so it must not weigh much.
         line_s = 0.0 if rate is None else chunk.size_bytes / rate
-        if line_s > 2 * CHUNK_S:
+        if line_s > 2 * LONG_CHUNK_S:
             return
-        queueing_s = link.delay.arrived(chunk.sent_s, at_s - min(line_s, CHUNK_S), now_s, chunk.more)
+        queueing_s = link.delay.arrived(chunk.sent_s, at_s - min(line_s, LONG_CHUNK_S), now_s, chunk.more)
         if chunk.more:
             link.gain = 1.0 + (MOST_GAIN - 1.0) * max(0.0, 1.0 - link.delay.queueing_s / FULL_S)
         if rate is not None and chunk.on_line is not NO_PREDICTION:

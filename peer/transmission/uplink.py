@@ -85,6 +85,7 @@ class Uplink:
         for session in outgoing.sessions:
             self._by_session.setdefault(session, {})[queued] = state
         if traffic_class is TrafficClass.DECODE:
+            self._state.decode_s = now_s
             state.spacing.pushed(outgoing.sessions, now_s)
             state.expected_s = math.inf
             self._state.decodes_change(state)

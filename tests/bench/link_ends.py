@@ -28,9 +28,9 @@ from swarm_examples import facts_of
 
 from molink.dht.certificate import new_certificate, server_name
 from molink.dht.identity import Identity
-from molink.peer.acceptor import Acceptor
-from molink.peer.link import Link
-from molink.peer.links import Links
+from molink.peer.link.acceptor import Acceptor
+from molink.peer.link.link import Link
+from molink.peer.link.links import Links
 from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.protocol.frames import Frame
 from molink.peer.transmission.classes import TrafficClass

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -69,6 +70,15 @@ class References:
                 out = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=settings)
             self._known[key] = tuple(int(token) for token in out[0, len(prompt) :])
         return self._known[key]
+
+
+def free_ports(count: int) -> tuple[int, ...]:
+    """TCP ports of 127.0.0.1 that nobody listens on at this moment."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = tuple(one.getsockname()[1] for one in sockets)
+    for one in sockets:
+        one.close()
+    return ports
 
 
 @contextmanager

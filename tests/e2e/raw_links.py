@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from molink.client.swarm import AsyncSwarm
 from molink.dht.certificate import server_name
 from molink.dht.records import PeerFacts
-from molink.peer.dialling import LINK_METHOD
+from molink.peer.link.dialling import LINK_METHOD
 from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.protocol.frames import decode, expect
 

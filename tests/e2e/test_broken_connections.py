@@ -1,13 +1,16 @@
-"""Connections between peers, and to their clients, break again and again: the tokens are the same, in one epoch."""
+"""Connections between peers, and to their clients, break again and again: the tokens are the same, in one epoch, and no
+row is computed twice."""
 
 import asyncio
 import random
+import re
+import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
 from cutting_proxy import CuttingProxy
-from live_swarms import BUNDLED, References, bundled_folder, circuit_of, generate
+from live_swarms import BUNDLED, References, bundled_folder, circuit_of, free_ports, generate
 
 from molink.client.local_swarm import LocalSwarm
 from molink.client.swarm import AsyncSwarm
@@ -20,21 +23,38 @@ PROMPT = "KING RICHARD III:\nNow is the winter of our discontent"
 NEW_TOKENS = 60
 GENERATIONS = 20
 CUTS = 50
+COUNTED_WITHIN_S = 10.0
 
 
 @asynccontextmanager
-async def thirds(*options: str) -> AsyncIterator[tuple[LocalSwarm, AsyncSwarm]]:
-    """Three peers with a third of the layers each, and a client whose circuit they are."""
+async def thirds(
+    *options: str, metrics_ports: tuple[int, ...] = (0, 0, 0)
+) -> AsyncIterator[tuple[LocalSwarm, AsyncSwarm]]:
+    """Three peers with a third of the layers each, and a client whose circuit they are. 0: any metrics port."""
     async with LocalSwarm() as swarm:
         spans = {}
-        for number, (start, stop) in enumerate(THIRDS):
-            peer = await swarm.join(
-                f"third-{number}", "--model", BUNDLED, "--layers", f"{start}:{stop}", *options
-            )
+        for number, ((start, stop), port) in enumerate(zip(THIRDS, metrics_ports, strict=True)):
+            own = ("--layers", f"{start}:{stop}", "--metrics-port", str(port))
+            peer = await swarm.join(f"third-{number}", "--model", BUNDLED, *own, *options)
             spans[peer] = (start, stop)
         async with AsyncSwarm(BUNDLED, initial_peers=swarm.addresses) as client:
             with circuit_of(client, spans):
                 yield swarm, client
+
+
+def rows_computed(port: int) -> int:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+        counted = re.search(r"^molink_rows_total (\S+)$", answer.read().decode(), re.MULTILINE)
+    assert counted is not None
+    return int(float(counted[1]))
+
+
+async def rows_once_counted(ports: tuple[int, ...], least: int) -> list[int]:
+    """What each peer has computed, once all have counted `least` rows: they count after they have sent."""
+    async with asyncio.timeout(COUNTED_WITHIN_S):
+        while min(rows := [await asyncio.to_thread(rows_computed, port) for port in ports]) < least:  # noqa: ASYNC110 - other processes count
+            await asyncio.sleep(0.05)
+    return rows
 
 
 @pytest.mark.timeout(400)
@@ -43,10 +63,12 @@ async def test_generations_go_on_as_if_nothing_had_broken(
 ) -> None:
     rng = random.Random(3)
     folder = bundled_folder()
-    expected = references.greedy(folder, references.ids(folder, PROMPT), NEW_TOKENS)
+    prompt = references.ids(folder, PROMPT)
+    expected = references.greedy(folder, prompt, NEW_TOKENS)
+    ports = free_ports(len(THIRDS))
     async with CuttingProxy() as proxy:
         monkeypatch.setenv("MOLINK_HTTP_PROXY", proxy.url)
-        async with thirds() as (_, client):
+        async with thirds(metrics_ports=ports) as (_, client):
             await generate(client, PROMPT, NEW_TOKENS)
             cuts = 0
 
@@ -64,6 +86,10 @@ async def test_generations_go_on_as_if_nothing_had_broken(
                 finally:
                     cutting.cancel()
                     await asyncio.gather(cutting, return_exceptions=True)
+            # the last token of each generation is drawn and never stepped
+            rows = (len(made) + 1) * (len(prompt) + len(expected) - 1)
+            counted = await rows_once_counted(ports, rows)
+    assert counted == [rows] * len(ports)
     assert [(one.token_ids, one.epochs) for one in made] == [(expected, 1)] * len(made)
 
 

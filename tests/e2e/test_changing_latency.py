@@ -1,14 +1,13 @@
 """Links between peers that become slow or fast again change the circuit; nothing has to be started again."""
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import psutil
 import pytest
 from delaying_relay import DelayingRelay
-from live_swarms import BUNDLED, References, bundled_folder, generate, hops_of
+from live_swarms import BUNDLED, References, bundled_folder, free_ports, generate, hops_of
 
 from molink.client.generation import Generation
 from molink.client.local_swarm import LocalSwarm
@@ -49,18 +48,10 @@ def _peer_that_owns(port: int) -> str | None:
     return None
 
 
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
-
-
 @asynccontextmanager
 async def reached_over(links: SlowLinks, name: str) -> AsyncIterator[tuple[str, ...]]:
     """Options of a peer that others reach on another address only, where relays pass on what they send."""
-    port, grpc_port = _free_ports(2)
+    port, grpc_port = free_ports(2)
     async with (
         DelayingRelay(port, host=RELAY_HOST, port=port),
         DelayingRelay(

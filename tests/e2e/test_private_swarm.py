@@ -14,7 +14,7 @@ from molink.client.errors import SwarmUnavailable
 from molink.client.local_swarm import LocalSwarm
 from molink.client.swarm import AsyncSwarm
 from molink.dht.identity import Identity
-from molink.peer.handshake import prove
+from molink.peer.link.handshake import prove
 from molink.peer.protocol.frames import encode
 
 pytestmark = [pytest.mark.e2e, pytest.mark.anyio]

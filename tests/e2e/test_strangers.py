@@ -12,7 +12,7 @@ from raw_links import TURNED_AWAY_WITHIN_S, dialled, facts_of, question_of, refu
 from molink.client.swarm import AsyncSwarm
 from molink.dht.identity import Identity
 from molink.dht.records import PeerFacts
-from molink.peer.handshake import prove
+from molink.peer.link.handshake import prove
 from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.protocol.frames import decode, encode, expect
 from molink.peer.protocol.packets import MAX_PACKET_BYTES

@@ -48,6 +48,10 @@ headers: st.SearchStrategy[Message] = st.one_of(
             max_size=4,
         ),
     ),
+    st.builds(
+        pb.Stepped,
+        sessions=st.lists(st.builds(pb.SteppedTo, session=sessions, epoch=numbers, step=numbers), max_size=4),
+    ),
     st.builds(pb.Failed, session=sessions, epoch=numbers, code=st.sampled_from(["lost", "engine"])),
 )
 
@@ -62,11 +66,11 @@ def test_what_is_encoded_is_decoded(header: Message, payload: bytes, as_view: bo
 
 def test_the_strategy_covers_every_kind_of_frame() -> None:
     kinds = {
-        decode(struct.pack("!BBI", FRAME_VERSION, kind, 0)).header.DESCRIPTOR.name for kind in range(1, 10)
+        decode(struct.pack("!BBI", FRAME_VERSION, kind, 0)).header.DESCRIPTOR.name for kind in range(1, 11)
     }
-    assert len(kinds) == 9
-    with pytest.raises(ProtocolError, match="kind 10"):
-        decode(struct.pack("!BBI", FRAME_VERSION, 10, 0))
+    assert len(kinds) == 10
+    with pytest.raises(ProtocolError, match="kind 11"):
+        decode(struct.pack("!BBI", FRAME_VERSION, 11, 0))
 
 
 @given(st.binary(max_size=300))
@@ -78,7 +82,7 @@ def test_any_bytes_are_a_frame_or_a_protocol_error(data: bytes) -> None:
     assert frame.payload.nbytes <= len(data)
 
 
-@given(st.integers(1, 9), st.binary(max_size=120), st.binary(max_size=20))
+@given(st.integers(1, 10), st.binary(max_size=120), st.binary(max_size=20))
 def test_any_header_of_a_known_kind_is_read_or_a_protocol_error(
     kind: int, body: bytes, payload: bytes
 ) -> None:
@@ -113,7 +117,7 @@ def test_another_version_is_refused_and_says_who_needs_an_update(version: int) -
         decode(bytes(data))
 
 
-@pytest.mark.parametrize("kind", [0, 10, 255])
+@pytest.mark.parametrize("kind", [0, 11, 255])
 def test_an_unknown_kind_is_refused(kind: int) -> None:
     data = bytearray(encode(pb.Response(id=1)))
     data[1] = kind

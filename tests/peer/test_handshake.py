@@ -8,7 +8,7 @@ from molink.dht.certificate import new_certificate
 from molink.dht.identity import Identity
 from molink.dht.records import PROTOCOL_VERSION
 from molink.dht.swarm_key import SwarmKey
-from molink.peer.handshake import (
+from molink.peer.link.handshake import (
     LINK_ID_BYTES,
     NONCE_BYTES,
     HandshakeRefused,

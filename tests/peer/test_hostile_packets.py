@@ -6,11 +6,11 @@ import pytest
 from data_plane import DEADLINE_S, End, asynchronous, soon
 from raw_end import raw_link
 
+from molink.peer.link.reassembly import MAX_PARTIAL_MESSAGES
 from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.protocol import packets
 from molink.peer.protocol.frames import MAX_FRAME_BYTES, encode
 from molink.peer.protocol.packets import CloseCode
-from molink.peer.reassembly import MAX_PARTIAL_MESSAGES
 from molink.peer.transmission.classes import TrafficClass
 
 

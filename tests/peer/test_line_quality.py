@@ -18,13 +18,12 @@ from molink.dht.records import PeerFacts, PeerState
 from molink.peer import announcer
 from molink.peer.announcer import Announcer
 from molink.peer.leases import LeaseBook
-from molink.peer.line_quality import (
+from molink.peer.link.line_quality import (
     CHANGED_BY,
     MOST_MBPS,
     LineQuality,
     LinkQuality,
     announced_mbps,
-    unmeasured,
 )
 from molink.peer.memory import MemoryPlan
 from molink.peer.metrics import MAX_LINKS, PeerMetrics, describe_line
@@ -129,7 +128,7 @@ async def test_an_uplink_is_announced_with_the_facts_when_it_changes_and_then_no
 
 def test_gauges_show_the_line_as_it_is_at_each_look() -> None:
     metrics = PeerMetrics()
-    line = unmeasured()
+    line = LineQuality()
     metrics.watch(lambda: line)
     assert "\nmolink_uplink_bytes_per_second " not in generate_latest(metrics.registry).decode()
     slow = LinkQuality("12D3KooW-slow-peer", 1e6, 0.031, 0.002)

@@ -10,11 +10,11 @@ import pytest
 from data_plane import DEADLINE_S, End, asynchronous, soon, until
 
 from molink.dht.certificate import server_name
-from molink.peer import acceptor as acceptor_module
-from molink.peer import links as links_module
-from molink.peer.acceptor import listen_address
-from molink.peer.dialling import LINK_METHOD, GrpcStream
-from molink.peer.link import Link, LinkError
+from molink.peer.link import acceptor as acceptor_module
+from molink.peer.link import links as links_module
+from molink.peer.link.acceptor import listen_address
+from molink.peer.link.dialling import LINK_METHOD, GrpcStream
+from molink.peer.link.link import Link, LinkError
 from molink.peer.protocol import molink_pb2 as pb
 
 

@@ -13,18 +13,18 @@ from raw_end import ended, raw_call, raw_link, read
 from molink.dht.certificate import new_certificate
 from molink.dht.identity import Identity
 from molink.dht.swarm_key import SwarmKey
-from molink.peer import acceptor as acceptor_module
-from molink.peer import keepalive, shared_uplink
-from molink.peer import link as link_module
-from molink.peer.acceptor import Acceptor, PortInUse
-from molink.peer.dialling import DialledConnection, GrpcStream
-from molink.peer.handshake import Remote
-from molink.peer.link import Link, LinkError
+from molink.peer.link import acceptor as acceptor_module
+from molink.peer.link import keepalive, shared_uplink
+from molink.peer.link import link as link_module
+from molink.peer.link.acceptor import Acceptor, PortInUse
+from molink.peer.link.dialling import DialledConnection, GrpcStream
+from molink.peer.link.handshake import Remote
+from molink.peer.link.link import Link, LinkError
+from molink.peer.link.shared_uplink import SharedUplink
 from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.protocol import packets
 from molink.peer.protocol.frames import MAX_FRAME_BYTES, encode, expect
 from molink.peer.protocol.packets import MAX_PACKET_BYTES, CloseCode
-from molink.peer.shared_uplink import SharedUplink
 from molink.peer.transmission.classes import TrafficClass
 
 REQUEST = pb.Request(release=pb.Release(session=bytes(16), epoch=1))

@@ -7,8 +7,8 @@ import pytest
 from data_plane import asynchronous
 from prometheus_client import CollectorRegistry
 
-from molink.peer.acceptor import PortInUse
-from molink.peer.line_quality import LineQuality, LinkQuality
+from molink.peer.link.acceptor import PortInUse
+from molink.peer.link.line_quality import LineQuality, LinkQuality
 from molink.peer.metrics import PeerMetrics
 from molink.peer.metrics_server import HOST, MetricsServer
 

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packet_examples import EXAMPLES, encoded, tampered
 
+from molink.peer.link.reassembly import Reassembly
 from molink.peer.protocol import packets
 from molink.peer.protocol.packets import MAX_ARRIVALS, MAX_PACKET_BYTES, Ack, CloseCode, Data, PacketError
-from molink.peer.reassembly import Reassembly
 from molink.peer.transmission.classes import TrafficClass
 
 CLASSES = st.sampled_from(TrafficClass)

@@ -18,6 +18,7 @@ from molink.peer import placing
 from molink.peer.admission import Admission
 from molink.peer.announcer import Announcer, joining_machine
 from molink.peer.leases import Granted, LeaseBook, LeaseKey
+from molink.peer.link.line_quality import LineQuality
 from molink.peer.memory import MemoryPlan
 from molink.peer.placing import Placing
 from molink.peer.prober import Prober
@@ -110,7 +111,14 @@ class Member:
         discovery = cast("Discovery", board)
         self.prober = cast("Prober", NoLinks())
         self.announcer = Announcer(
-            discovery, facts, SPEC, self.leases, cast("Stepper", NoSteps()), self.prober, self.changed
+            discovery,
+            facts,
+            SPEC,
+            self.leases,
+            cast("Stepper", NoSteps()),
+            self.prober,
+            self.changed,
+            LineQuality,
         )
         admission = cast("Admission", self.loader)
         self.placing = Placing(discovery, SPEC, self.leases, admission, self.announcer)

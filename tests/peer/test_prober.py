@@ -11,10 +11,10 @@ from swarm_examples import facts_of, state_of
 
 from molink.dht.identity import Identity
 from molink.dht.records import Coordinate, PeerFacts, PeerView
-from molink.peer import keepalive
-from molink.peer import link as link_module
-from molink.peer.link import LinkError
-from molink.peer.links import Links
+from molink.peer.link import keepalive
+from molink.peer.link import link as link_module
+from molink.peer.link.link import LinkError
+from molink.peer.link.links import Links
 from molink.peer.prober import NEIGHBOURS, Prober
 from molink.routing import Snapshot, plan
 from molink.routing.coordinates import START, USABLE_ERROR, predicted_rtt_ms

@@ -38,19 +38,21 @@ DECISIONS = [
     "molink.peer.codecs",
     "molink.peer.circulation",
     "molink.peer.circulation_limit",
-    "molink.peer.acknowledging",
-    "molink.peer.keepalive",
+    "molink.peer.link.acknowledging",
+    "molink.peer.link.keepalive",
     "molink.peer.leases",
-    "molink.peer.line_quality",
+    "molink.peer.link.line_quality",
     "molink.peer.memory",
     "molink.peer.microbatch",
     "molink.peer.protocol.packets",
-    "molink.peer.reassembly",
-    "molink.peer.shared_uplink",
-    "molink.peer.traffic",
+    "molink.peer.link.reassembly",
+    "molink.peer.link.shared_uplink",
+    "molink.peer.link.traffic",
     "molink.peer.transmission.backlog",
     "molink.peer.pipeline",
     "molink.peer.prefill_chunks",
+    "molink.peer.prefill_window",
+    "molink.peer.prompts",
     "molink.peer.transmission.classes",
     "molink.peer.transmission.decode_times",
     "molink.peer.transmission.estimator",
@@ -63,7 +65,7 @@ DECISIONS = [
     "molink.peer.transmission.turns",
     "molink.peer.transmission.uplink",
     "molink.peer.transmission.values",
-    "molink.peer.unacknowledged",
+    "molink.peer.link.unacknowledged",
     "molink.routing",
     "molink.simnet.devices",
     "molink.simnet.model_shapes",
@@ -82,7 +84,7 @@ def test_a_decision_imports_nothing_that_computes_waits_or_reads_a_clock(module:
     assert finished.returncode == 0, finished.stderr
 
 
-@pytest.mark.parametrize("module", ["molink.peer.link", "molink.peer.stepping"])
+@pytest.mark.parametrize("module", ["molink.peer.link.link", "molink.peer.stepping"])
 def test_what_drives_the_decisions_is_caught_by_the_same_guard(module: str) -> None:
     finished = import_guarded(module)
     assert finished.returncode != 0

@@ -14,8 +14,8 @@ from delaying_relay import DelayingRelay
 from raw_end import LINK_ID, ended, proven, raw_call, raw_link
 
 from molink.dht.identity import Identity
-from molink.peer import link as link_module
-from molink.peer.link import Link, LinkError
+from molink.peer.link import link as link_module
+from molink.peer.link.link import Link, LinkError
 from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.protocol import packets
 from molink.peer.protocol.frames import encode, expect

@@ -8,16 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from packet_examples import tampered
 
-from molink.peer import traffic as traffic_module
-from molink.peer.acknowledging import BULK_CHUNKS
+from molink.peer.link import traffic as traffic_module
+from molink.peer.link.acknowledging import BULK_CHUNKS, BULK_DELAY_S, BULK_INTERVAL_S, Acknowledging
+from molink.peer.link.reassembly import MAX_PARTIAL_BYTES
+from molink.peer.link.shared_uplink import SharedUplink
+from molink.peer.link.traffic import LinkClosed, Traffic
+from molink.peer.link.unacknowledged import Unacknowledged
 from molink.peer.protocol import packets
 from molink.peer.protocol.packets import CloseCode, PacketError
-from molink.peer.reassembly import MAX_PARTIAL_BYTES
-from molink.peer.shared_uplink import SharedUplink
-from molink.peer.traffic import LinkClosed, Traffic
 from molink.peer.transmission.classes import TrafficClass
 from molink.peer.transmission.policies import POLICIES
-from molink.peer.unacknowledged import Unacknowledged
 
 KIB = 1024
 
@@ -183,7 +183,8 @@ def test_an_acknowledgement_tells_the_round_trip_without_the_time_that_it_was_he
     packet = side.traffic.next_packet(1.0)
     assert isinstance(packet, bytes)
     other.traffic.on_packet(packet, 501.0)  # another clock
-    due_s = other.traffic.ack_due_s
+    due_s = other.traffic.next_packet(501.0)
+    assert isinstance(due_s, float)
     assert 501.0 < due_s <= 501.05
     assert other.traffic.next_packet(due_s - 0.001) == due_s
     ack = other.traffic.next_packet(due_s)
@@ -206,6 +207,25 @@ def test_of_bulk_each_second_chunk_is_acknowledged_at_once() -> None:
     assert isinstance(read, packets.Ack)
     assert read.sequence == BULK_CHUNKS
     assert [number for number, _ in read.arrivals] == [*range(1, BULK_CHUNKS + 1)]
+
+
+@pytest.mark.parametrize(("gap_s", "held_s"), [(BULK_INTERVAL_S, 0.0), (BULK_INTERVAL_S / 2, BULK_DELAY_S)])
+def test_of_bulk_a_single_chunk_is_acknowledged_at_once_if_none_was_lately_and_soon_if_one_was(
+    gap_s: float, held_s: float
+) -> None:
+    acknowledging = Acknowledging()
+    acknowledging.arrived(1, TrafficClass.PREFILL, 0.0)
+    assert acknowledging.take(0.0) is not None
+    acknowledging.arrived(2, TrafficClass.PREFILL, gap_s)
+    assert acknowledging.due_s == gap_s + held_s
+
+
+def test_an_acknowledgement_of_decode_alone_does_not_hold_up_that_of_bulk() -> None:
+    acknowledging = Acknowledging()
+    acknowledging.arrived(1, TrafficClass.DECODE, 1.0)
+    assert acknowledging.take(acknowledging.due_s) is not None
+    acknowledging.arrived(2, TrafficClass.PREFILL, 1.041)
+    assert acknowledging.due_s == 1.041
 
 
 @pytest.mark.parametrize("received", [0, 5])
@@ -235,3 +255,24 @@ def test_whatever_comes_it_is_refused_or_taken_within_the_bounds(seed: int) -> N
             pass
         assert side.traffic._reassembly.partial_bytes <= MAX_PARTIAL_BYTES
         assert len(side.traffic._pongs) <= traffic_module.PONGS_WAITING
+
+
+def test_who_waits_for_room_is_told_once_when_a_message_has_left_is_dropped_or_the_link_closes() -> None:
+    pair = Pair()
+    side, told = pair.sides[0], []
+    content = bytes(8 * KIB * KIB)
+    session = b"s" * 16
+    assert side.traffic.push(content, TrafficClass.PREFILL, (session,), pair.now_s)
+    side.traffic.when_room(lambda: told.append("left"))
+    pair.turn()
+    assert not told
+    while not pair.sides[1].arrived:
+        pair.turn()
+    assert told == ["left"]
+    assert side.traffic.push(content, TrafficClass.PREFILL, (session,), pair.now_s)
+    side.traffic.when_room(lambda: told.append("dropped"))
+    side.uplink.cancel(session, pair.now_s)
+    assert told == ["left", "dropped"]
+    side.traffic.when_room(lambda: told.append("closed"))
+    side.traffic.close()
+    assert told == ["left", "dropped", "closed"]

@@ -1,12 +1,15 @@
 """Every policy over a line in virtual time: what must arrive arrives, and decode does not wait for prefill."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 from virtual_line import Conditions, VirtualUplink, quantile
 
 from molink.peer.transmission.classes import TrafficClass
+from molink.peer.transmission.just_in_time import ALLOWED_LULL_S
 from molink.peer.transmission.policies import POLICIES
+from molink.peer.transmission.state import CHUNK_S, LONG_CHUNK_S
 
 DECODE, PREFILL = TrafficClass.DECODE, TrafficClass.PREFILL
 RATE = 12.5e6
@@ -55,6 +58,36 @@ def test_decode_hardly_waits_for_a_prefill_and_hardly_delays_it(
     assert quantile(delays_s, 0.99) <= 1.6 * IDLE_S
     bare_s = 16 * MIB / (RATE - DECODE_BYTES / PERIOD_S) + 0.015
     assert line.delays_s(0, PREFILL, 1.0)[0] <= 1.05 * bare_s
+
+
+def test_chunks_are_long_while_nobody_decodes_and_the_first_decode_hardly_waits_for_one() -> None:
+    line = VirtualUplink("molink", RATE, HARD)
+    sizes: list[tuple[float, int]] = []
+    put = line.bottleneck.put
+
+    def watched(size_bytes: int, then: Callable[[], None]) -> None:
+        sizes.append((line.clock.now_s, size_bytes))
+        put(size_bytes, then)
+
+    line.bottleneck.put = watched  # type: ignore[method-assign]
+    line.start()
+    line.at(0.3, lambda: line.push(0, PREFILL, 24 * MIB))
+    line.every(0, 1000, PERIOD_S, until_s=2.0, start_s=1.0)
+    line.at(4.0, lambda: line.push(0, PREFILL, 8 * MIB))
+    line.at(4.5, lambda: line.uplink.expect_decode(0, 4.52))
+    line.clock.run(6.0)
+
+    def typical_s(from_s: float, to_s: float) -> float:
+        return (
+            quantile(sorted(size for at_s, size in sizes if from_s < at_s < to_s and size > 1000), 0.5) / RATE
+        )
+
+    assert typical_s(0.6, 1.0) == pytest.approx(LONG_CHUNK_S, rel=0.2)
+    assert typical_s(1.0, 2.0) <= 1.2 * CHUNK_S
+    assert typical_s(4.1, 4.5) == pytest.approx(LONG_CHUNK_S, rel=0.2)
+    assert typical_s(4.5, 4.52) <= 1.2 * CHUNK_S
+    (first_s, *_) = line.delays_s(0, DECODE, 1.0, 1.01)
+    assert first_s <= 0.015 + 1.5 * ALLOWED_LULL_S
 
 
 @pytest.mark.parametrize("policy", ["fifo", "zeromq", "concurrent", "paper", "fixed-chunk"])

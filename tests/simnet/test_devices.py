@@ -1,5 +1,7 @@
 """Estimated times of steps: they grow with the work, and never beat what the device can do at most."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -70,6 +72,16 @@ def test_qwen2_7b_has_the_parameters_that_its_makers_say() -> None:
     spec = QWEN2_7B.spec()
     assert spec.weight_bytes(spec.whole) == 2 * parameters
     assert spec.activation_bytes == 7168
+
+
+def test_a_second_tensor_between_machines_doubles_what_travels_and_nothing_that_is_computed_or_held() -> None:
+    both = replace(QWEN2_7B, tensors_per_boundary=2)
+    device, chunks = DEVICES["rtx-4090"], [Chunk(100, 0)]
+    assert both.spec().activation_bytes == 2 * QWEN2_7B.spec().activation_bytes
+    assert both.spec().weight_bytes(Span(0, 28)) == QWEN2_7B.spec().weight_bytes(Span(0, 28))
+    assert both.spec().kv_bytes(Span(0, 28), 9) == QWEN2_7B.spec().kv_bytes(Span(0, 28), 9)
+    for span in (Span(0, 9), MIDDLE, Span(19, 28)):
+        assert device.compute_s(both, span, chunks, 1) == device.compute_s(QWEN2_7B, span, chunks, 1)
 
 
 @pytest.mark.parametrize(

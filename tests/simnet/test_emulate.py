@@ -32,7 +32,7 @@ CONTRACT = {
 CONTRACT |= {"paper_ttft_s", "paper_tpot_s", "paper_latency_s"}
 VLLM, OURS = ServedAs("3", 2048), ServedAs("molink", None)
 USAGE = Usage((0.5, 0.25), (0.1, 0.2), 0.05, 0.03, (0.4, 0.3), 30.0)
-EMULATION = Emulation(QWEN2_7B.spec(), "rtx-4090", 3, 100.0, 30.0, (), 0.0, 60.0, 0)
+EMULATION = Emulation(QWEN2_7B.spec(), "rtx-4090", 1, 3, 100.0, 30.0, (), 0.0, 60.0, 0)
 
 
 def emulate(*arguments: str) -> int:
@@ -99,20 +99,22 @@ def test_tables_fit_a_terminal_of_120_columns() -> None:
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("compute", ["timed", "real"])
+@pytest.mark.parametrize(("compute", "tensors"), [("timed", 2), ("real", 1)])
 def test_every_request_ends_once_with_exactly_its_tokens(
-    compute: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    compute: str, tensors: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace = tmp_path / "trace.csv"
     trace.write_text("arrival_s,prompt_tokens,generated_tokens\n0,700,9\n0.2,5,1\n0.5,60,20\n")
     quick = ("--peers", "2", "--bandwidth-mbps", "1000", "--delay-ms", "1", "--warm-up", "0", "--rate", "3")
     where = ("--trace", str(trace), "--output", str(tmp_path), "--json", "--policy", "molink")
-    assert emulate(*quick, "--duration", "0.9", "--compute", compute, *where) == 0
+    sends = ("--compute", compute, "--tensors-per-boundary", str(tensors))
+    assert emulate(*quick, "--duration", "0.9", *sends, *where) == 0
     document = json.loads(capsys.readouterr().out)
     assert set(document) == {"command", "parameters", "rows"}
     assert document["parameters"]["policies"] == {
         "molink": {"micro_batches": "molink", "prefill_chunk_tokens": None}
     }
+    assert document["parameters"]["tensors_per_boundary"] == tensors
     assert document["parameters"]["spans"] == (
         [[0, 14], [14, 28]] if compute == "timed" else [[0, 6], [6, 12]]
     )
@@ -140,6 +142,7 @@ def test_every_request_ends_once_with_exactly_its_tokens(
         (("--device", "abacus"), "has no profile"),
         (("--max-prompt-tokens", "1", "--max-new-tokens", "1"), "no request of the trace"),
         (("--trace", "none.csv"), "none.csv cannot be read"),
+        (("--compute", "real", "--tensors-per-boundary", "2"), "needs --compute timed"),
         (("--compute", "real", "--peers", "13"), "12 layers can be split among 1 to 12 peers"),
     ],
 )

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from molink.dht.certificate import server_name
-from molink.peer.dialling import LINK_METHOD
+from molink.peer.link.dialling import LINK_METHOD
 from molink.simnet.access import (
     MAX_REQUEST_BYTES,
     AccessRouter,

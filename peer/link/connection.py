@@ -7,7 +7,7 @@ from typing import Protocol
 import grpc
 import grpc.aio
 
-from molink.peer.traffic import Traffic
+from molink.peer.link.traffic import Traffic
 
 FAREWELL_S = 0.5
 """How long the last packet of a link may take."""
@@ -49,13 +49,14 @@ def why_broken(error: BaseException) -> str:
 class Carrier:
     """Reads and writes one connection for a link; at most one at a time works for the link's traffic."""
 
-    def __init__(
-        self, stream: Stream, traffic: Traffic, wake: asyncio.Event, deliver: Callable[[memoryview], None]
-    ) -> None:
+    def __init__(self, stream: Stream, traffic: Traffic, deliver: Callable[[memoryview], None]) -> None:
         self._stream = stream
         self._traffic = traffic
-        self._wake = wake
         self._deliver = deliver
+        self._idle: asyncio.Future[bytes | None] | None = None
+        """What `write` waits for while there is nothing to send: the next packet, or None to have it look itself."""
+        self._taking = False
+        """A packet is being taken in: what may be sent then is looked for once, at its end."""
         self._timer: asyncio.TimerHandle | None = None
         self._last: bytes | None = None
 
@@ -69,39 +70,55 @@ class Carrier:
                 return "the other end's stream ended"
             if self._last is not None:
                 continue  # the link has ended here: the other end has yet to hear of it
-            message = traffic.on_packet(data, clock())
-            if traffic.ack_due_s <= clock():
-                self._wake.set()
-            else:
-                self._wake_at(traffic.ack_due_s)
-            if message is not None:
-                self._deliver(message)
+            self._taking = True
+            try:
+                message = traffic.on_packet(data, clock())
+                if message is not None:
+                    self._deliver(message)
+            finally:
+                self._taking = False
+            self._look()
 
     async def write(self) -> str:
         """Until told the last packet; raises BREAKS as they come."""
-        clock = asyncio.get_running_loop().time
+        loop = asyncio.get_running_loop()
         while self._last is None:
-            packet = self._traffic.next_packet(clock())
-            if isinstance(packet, bytes):
+            packet: bytes | float | None = self._traffic.next_packet(loop.time())
+            if isinstance(packet, float):
+                self._look_at(packet)
+                self._idle = loop.create_future()
+                packet = await self._idle
+            if packet is not None:
                 await self._stream.write(packet)
-            else:
-                self._wake_at(packet)
-                self._wake.clear()
-                await self._wake.wait()
         await self._stream.write(self._last)
         return "this end closed it"
+
+    def wake(self) -> None:
+        """There may be something to send."""
+        if not self._taking and self._idle is not None and not self._idle.done():
+            self._idle.set_result(None)
 
     def say_last(self, packet: bytes) -> None:
         """`write` sends this after what it is sending, and nothing more."""
         self._last = packet
-        self._wake.set()
+        self.wake()
 
     def stop_timer(self) -> None:
         """Nobody is to be woken any more."""
         if self._timer is not None:
             self._timer.cancel()
 
-    def _wake_at(self, at_s: float) -> None:
+    def _look(self) -> None:
+        """Hands `write` what there is to send, if it waits. To wake it for nothing costs more than to look."""
+        if self._last is not None or self._idle is None or self._idle.done():
+            return
+        packet = self._traffic.next_packet(asyncio.get_running_loop().time())
+        if isinstance(packet, bytes):
+            self._idle.set_result(packet)
+        else:
+            self._look_at(packet)
+
+    def _look_at(self, at_s: float) -> None:
         if at_s == float("inf") or (self._timer is not None and self._timer.when() <= at_s):
             return
         self.stop_timer()
@@ -109,4 +126,4 @@ class Carrier:
 
     def _on_timer(self) -> None:
         self._timer = None
-        self._wake.set()
+        self._look()

@@ -13,12 +13,12 @@ from typing import Self
 from molink.dht.identity import Identity
 from molink.dht.records import PeerFacts
 from molink.dht.swarm_key import SwarmKey
-from molink.peer.connection import Connection
-from molink.peer.dialling import DIAL_TIMEOUT_S, Dialler
-from molink.peer.handshake import LINK_ID_BYTES, Remote
-from molink.peer.line_quality import LineQuality
-from molink.peer.link import Link, LinkError, LinkHandler, Resumed
-from molink.peer.shared_uplink import SharedUplink
+from molink.peer.link.connection import Connection
+from molink.peer.link.dialling import DIAL_TIMEOUT_S, Dialler
+from molink.peer.link.handshake import LINK_ID_BYTES, Remote
+from molink.peer.link.line_quality import LineQuality
+from molink.peer.link.link import Link, LinkError, LinkHandler, Resumed
+from molink.peer.link.shared_uplink import SharedUplink
 
 AT_ONCE_S = 5.0
 """Of two links that come within this time neither is older: the two ends have dialled each other."""

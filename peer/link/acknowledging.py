@@ -6,9 +6,12 @@ from collections import deque
 from molink.peer.protocol.packets import MAX_ARRIVALS, Ack
 from molink.peer.transmission.classes import TrafficClass
 
-BULK_DELAY_S = 0.003
-"""The sender of bulk learns its rate from acknowledgements, and what it may send next depends on them."""
+BULK_DELAY_S = 0.004
+"""The sender of bulk learns its rate from acknowledgements, and what it may send next depends on them. A little more
+than one of its chunks takes, so that the next one comes first."""
 BULK_CHUNKS = 2
+BULK_INTERVAL_S = 0.005
+"""After so long without an acknowledgement of bulk a single chunk is worth one: it was a long one."""
 SMALL_DELAY_S = 0.04
 """Nobody waits for the acknowledgement of a token: one for many costs less."""
 _SMALL = frozenset((TrafficClass.DECODE, TrafficClass.CONTROL))
@@ -22,6 +25,7 @@ class Acknowledging:
         """When an acknowledgement should leave."""
         self._sequence = 0
         self._bulk_chunks = 0
+        self._bulk_acknowledged_s = -math.inf
         self._arrivals: deque[tuple[int, float]] = deque(maxlen=MAX_ARRIVALS)
 
     def arrived(self, sequence: int, traffic_class: TrafficClass, now_s: float) -> None:
@@ -31,7 +35,8 @@ class Acknowledging:
         delay_s = SMALL_DELAY_S
         if traffic_class not in _SMALL:
             self._bulk_chunks += 1
-            delay_s = 0.0 if self._bulk_chunks >= BULK_CHUNKS else BULK_DELAY_S
+            alone = now_s - self._bulk_acknowledged_s >= BULK_INTERVAL_S
+            delay_s = 0.0 if alone or self._bulk_chunks >= BULK_CHUNKS else BULK_DELAY_S
         if len(self._arrivals) == MAX_ARRIVALS:
             delay_s = 0.0
         self.due_s = min(self.due_s, now_s + delay_s)
@@ -42,6 +47,8 @@ class Acknowledging:
             return None
         arrivals = tuple((sequence, round((now_s - at_s) * 1e6)) for sequence, at_s in self._arrivals)
         ack = Ack(self._sequence, round(now_s * 1e6), arrivals)
+        if self._bulk_chunks:
+            self._bulk_acknowledged_s = now_s
         self.forget()
         return ack
 

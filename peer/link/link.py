@@ -12,15 +12,15 @@ from typing import Protocol
 
 from google.protobuf.message import Message
 
-from molink.peer.connection import BREAKS, FAREWELL_S, Carrier, Connection, why_broken
-from molink.peer.handshake import Remote
-from molink.peer.keepalive import FIRST_PING_INTERVAL_S, FIRST_PINGS, TICK_S
-from molink.peer.line_quality import LinkQuality
+from molink.peer.link.connection import BREAKS, FAREWELL_S, Carrier, Connection, why_broken
+from molink.peer.link.handshake import Remote
+from molink.peer.link.keepalive import FIRST_PING_INTERVAL_S, FIRST_PINGS, TICK_S
+from molink.peer.link.line_quality import LinkQuality
+from molink.peer.link.shared_uplink import SharedUplink
+from molink.peer.link.traffic import LinkClosed, Traffic
 from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.protocol.frames import Frame, ProtocolError, decode, encode
 from molink.peer.protocol.packets import CloseCode, PacketError, encode_close
-from molink.peer.shared_uplink import SharedUplink
-from molink.peer.traffic import LinkClosed, Traffic
 from molink.peer.transmission.classes import TrafficClass
 
 RESUME_WAIT_S = 2.0
@@ -101,9 +101,8 @@ class Link:
         self._connection = connection
         self._handler = handler
         self._redial = redial
-        self._wake = asyncio.Event()
         self._measured = asyncio.Event()
-        self._traffic = Traffic(uplink, self._wake.set, self._measured.set, loop.time())
+        self._traffic = Traffic(uplink, self._wake, self._measured.set, loop.time())
         self._closing: asyncio.Future[_End] = loop.create_future()
         self._suspended = asyncio.Event()
         self._resumed: asyncio.Future[Resumed] = loop.create_future()
@@ -166,6 +165,17 @@ class Link:
             return False
         now_s = asyncio.get_running_loop().time()
         return self._traffic.push(encode(header, payload), traffic_class, sessions, now_s)
+
+    def when_room(self, room: Callable[[], None]) -> None:
+        """Calls `room` once and soon after there may be room where `post` found none, or after the link has closed."""
+
+        def call_soon() -> None:
+            asyncio.get_running_loop().call_soon(room)
+
+        if self.closed_because is not None:
+            call_soon()
+        else:
+            self._traffic.when_room(call_soon)
 
     async def request(self, request: pb.Request, timeout_s: float) -> tuple[pb.Response, memoryview]:
         """Sends a request (its id is set here) and waits for the answer.
@@ -254,9 +264,14 @@ class Link:
                 await connection.close()
                 return _End(f"protocol error: {error}")
 
+    def _wake(self) -> None:
+        """There may be something to send. A connection that comes later looks by itself."""
+        if self._carried is not None:
+            self._carried.carrier.wake()
+
     async def _carry(self, connection: Connection) -> str | _End:
         """Uses a connection until it breaks, or the link ends; why."""
-        carrier = Carrier(connection.stream, self._traffic, self._wake, self._dispatch)
+        carrier = Carrier(connection.stream, self._traffic, self._dispatch)
         carried = self._carried = _Carried(
             connection,
             carrier,

@@ -6,8 +6,11 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from molink.peer.acknowledging import Acknowledging
-from molink.peer.keepalive import KeepAlive, RoundTrips, Verdict
+from molink.peer.link.acknowledging import Acknowledging
+from molink.peer.link.keepalive import KeepAlive, RoundTrips, Verdict
+from molink.peer.link.reassembly import Reassembly
+from molink.peer.link.shared_uplink import SharedUplink
+from molink.peer.link.unacknowledged import SentChunk, Unacknowledged
 from molink.peer.protocol.packets import (
     Ack,
     Cancel,
@@ -23,11 +26,8 @@ from molink.peer.protocol.packets import (
     encode_ping,
     encode_pong,
 )
-from molink.peer.reassembly import Reassembly
-from molink.peer.shared_uplink import SharedUplink
 from molink.peer.transmission.classes import TrafficClass
 from molink.peer.transmission.values import Arrival, LinkEstimate, Outgoing, Send
-from molink.peer.unacknowledged import SentChunk, Unacknowledged
 
 PINGS_REMEMBERED = 8
 PONGS_WAITING = 16
@@ -79,6 +79,7 @@ class Traffic:
         self._ping_numbers = itertools.count(1)
         self._reassembly = Reassembly()
         self._acknowledging = Acknowledging()
+        self._await_room: list[Callable[[], None]] = []
 
     @property
     def received(self) -> int:
@@ -106,6 +107,11 @@ class Traffic:
         self.keepalive.used(now_s)
         return True
 
+    def when_room(self, room: Callable[[], None]) -> None:
+        """Calls `room` once, when a message has left or was dropped, or the link is closed. It must not push in the
+        call."""
+        self._await_room.append(room)
+
     def expect_decode(self, at_s: float) -> None:
         """When the next decode is predicted to be pushed here."""
         self._uplink.expect_decode(self._number, at_s)
@@ -116,6 +122,7 @@ class Traffic:
 
     def cancelled(self, message: int) -> None:
         """The uplink has dropped what was left of a message."""
+        self._tell_room()
         if self._waiting.pop(message).begun:
             self._cancels.append((message, self._unacknowledged.sent))
             self._control.append(encode_cancel(message))
@@ -158,8 +165,11 @@ class Traffic:
         return min(wait_s, self._acknowledging.due_s)
 
     def _send(self, send: Send, now_s: float) -> bytes:
-        waiting = self._waiting.pop(send.message) if send.last else self._waiting[send.message]
+        waiting = self._waiting[send.message]
         waiting.begun = True
+        if send.last:
+            del self._waiting[send.message]
+            self._tell_room()
         content = waiting.content
         chunk = SentChunk(
             self._unacknowledged.sent + 1,
@@ -172,6 +182,12 @@ class Traffic:
         )
         self._unacknowledged.add(chunk)
         return chunk.packet()
+
+    def _tell_room(self) -> None:
+        if self._await_room:
+            told, self._await_room = self._await_room, []
+            for room in told:
+                room()
 
     # -- in
 
@@ -203,11 +219,6 @@ class Traffic:
         else:
             raise LinkClosed(packet)
         return None
-
-    @property
-    def ack_due_s(self) -> float:
-        """When an acknowledgement should leave; infinite if none is to."""
-        return self._acknowledging.due_s
 
     def _acknowledged(self, ack: Ack, now_s: float) -> None:
         was_full = self._unacknowledged.is_full
@@ -259,3 +270,4 @@ class Traffic:
         self._uplink.close(self._number)
         self._waiting.clear()
         self._again.clear()
+        self._tell_room()

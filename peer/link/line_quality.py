@@ -34,11 +34,6 @@ class LineQuality:
 MeasureLine = Callable[[], LineQuality]
 
 
-def unmeasured() -> LineQuality:
-    """For links that measure nothing."""
-    return LineQuality()
-
-
 def announced_mbps(announced: float | None, uplink_bytes_per_s: float | None) -> float | None:
     """The uplink to announce, in Mbps with two digits: `announced` as long as the measurement is within CHANGED_BY of
     it, and where there is none."""

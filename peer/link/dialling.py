@@ -13,8 +13,8 @@ from molink.dht.certificate import server_name
 from molink.dht.identity import Identity
 from molink.dht.records import PeerFacts
 from molink.dht.swarm_key import SwarmKey
-from molink.peer.handshake import HandshakeRefused, prove
-from molink.peer.link import LinkError, Resumed
+from molink.peer.link.handshake import HandshakeRefused, prove
+from molink.peer.link.link import LinkError, Resumed
 from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.protocol.frames import ProtocolError, decode, encode, expect
 from molink.peer.protocol.packets import MAX_PACKET_BYTES

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Protocol
 
-from molink.peer.reassembly import MAX_PARTIAL_BYTES, MAX_PARTIAL_MESSAGES
+from molink.peer.link.reassembly import MAX_PARTIAL_BYTES, MAX_PARTIAL_MESSAGES
 from molink.peer.transmission.uplink import Uplink
 from molink.peer.transmission.values import Arrival, LinkEstimate, Outgoing, Send, Wait
 

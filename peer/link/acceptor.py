@@ -14,10 +14,10 @@ import grpc.aio
 
 from molink.dht.certificate import Certificate
 from molink.dht.swarm_key import SwarmKey
-from molink.peer.dialling import CHANNEL_OPTIONS, LINK_METHOD
-from molink.peer.handshake import HandshakeRefused, Remote, challenge, check
-from molink.peer.link import LinkHandler, Resumed
-from molink.peer.links import Links
+from molink.peer.link.dialling import CHANNEL_OPTIONS, LINK_METHOD
+from molink.peer.link.handshake import HandshakeRefused, Remote, challenge, check
+from molink.peer.link.link import LinkHandler, Resumed
+from molink.peer.link.links import Links
 from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.protocol.frames import ProtocolError, decode, encode, expect
 

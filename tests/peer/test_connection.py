@@ -1,0 +1,99 @@
+"""Two carriers back to back: what is posted leaves, whoever wakes the writer; the last packet is the last."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from data_plane import asynchronous, soon, until
+
+from molink.peer.link.connection import Carrier
+from molink.peer.link.shared_uplink import SharedUplink
+from molink.peer.link.traffic import LinkClosed, Traffic
+from molink.peer.protocol.packets import CloseCode, encode_close
+from molink.peer.transmission.classes import TrafficClass
+
+
+class Pipe:
+    """A stream in memory."""
+
+    def __init__(self, incoming: "asyncio.Queue[bytes]", outgoing: "asyncio.Queue[bytes]") -> None:
+        self._incoming = incoming
+        self._outgoing = outgoing
+
+    async def read(self) -> object:
+        return await self._incoming.get()
+
+    async def write(self, message: bytes, /) -> None:
+        await self._outgoing.put(message)
+
+
+class Side:
+    """A carrier with its traffic. `answers`: each message is posted back while it is taken in."""
+
+    def __init__(self, pipe: Pipe, *, answers: bool) -> None:
+        self.messages: asyncio.Queue[bytes] = asyncio.Queue()
+        self._answers = answers
+        self._now_s = asyncio.get_running_loop().time
+        self.traffic = Traffic(SharedUplink(), self._wake, lambda: None, self._now_s())
+        self.carrier = Carrier(pipe, self.traffic, self._deliver)
+        self.reading = asyncio.create_task(self.carrier.read())
+        self.writing = asyncio.create_task(self.carrier.write())
+
+    def post(self, content: bytes, traffic_class: TrafficClass = TrafficClass.DECODE) -> None:
+        assert self.traffic.push(content, traffic_class, (), self._now_s())
+
+    def _wake(self) -> None:
+        self.carrier.wake()
+
+    def _deliver(self, message: memoryview) -> None:
+        self.messages.put_nowait(bytes(message))
+        if self._answers:
+            self.post(bytes(message))
+
+    async def end(self) -> None:
+        self.carrier.stop_timer()
+        for task in (self.reading, self.writing):
+            task.cancel()
+        await asyncio.gather(self.reading, self.writing, return_exceptions=True)
+
+
+@asynccontextmanager
+async def sides() -> AsyncIterator[tuple[Side, Side]]:
+    there: asyncio.Queue[bytes] = asyncio.Queue()
+    back: asyncio.Queue[bytes] = asyncio.Queue()
+    pair = (Side(Pipe(back, there), answers=False), Side(Pipe(there, back), answers=True))
+    try:
+        yield pair
+    finally:
+        for side in pair:
+            await side.end()
+
+
+@asynchronous
+async def test_what_is_posted_while_the_writer_waits_leaves_and_is_answered_and_acknowledged() -> None:
+    async with sides() as (side, other):
+        for content in (b"first", b"second"):
+            side.post(content)
+            assert await soon(other.messages.get()) == content
+            assert await soon(side.messages.get()) == content
+            await until(lambda: not side.traffic.owes_or_is_owed and not other.traffic.owes_or_is_owed)
+
+
+@asynchronous
+async def test_bulk_that_waits_for_its_window_leaves_when_time_or_an_acknowledgement_lets_it() -> None:
+    async with sides() as (side, other):
+        content = bytes(range(256)) * 8192
+        side.post(content, TrafficClass.PREFILL)
+        assert await soon(other.messages.get()) == content
+        await until(lambda: not side.traffic.owes_or_is_owed)
+
+
+@asynchronous
+async def test_the_last_packet_wakes_a_writer_that_waits_and_nothing_follows_it() -> None:
+    async with sides() as (side, other):
+        side.carrier.say_last(encode_close(CloseCode.DONE, "enough"))
+        side.post(b"too late")
+        assert await soon(side.writing) == "this end closed it"
+        (ended,) = await asyncio.gather(other.reading, return_exceptions=True)
+        assert isinstance(ended, LinkClosed)
+        assert other.messages.empty()
