@@ -139,7 +139,7 @@ class BlockAllocator(Generic[M]):
     def limit(self, limit_bytes: int | None) -> bool:
         """Sets the limit; whether what is referred to fits it. What is not goes as far as it must."""
         self.limit_bytes = limit_bytes
-        while self._room_bytes() < 0 and self._idle:
+        while self._room_bytes() + self._scattered_bytes(None) < 0 and self._idle:
             self._evict()
         if self._room_bytes() < 0:
             self._compact(None)
@@ -197,22 +197,27 @@ class BlockAllocator(Generic[M]):
     def _free_blocks(self, kind: Kind) -> int:
         return sum(extent.free for extent in self._extents.get(kind, ()))
 
+    def _scattered_bytes(self, wanted: Kind | None) -> int:
+        """Of free blocks between others, which are of no use to another kind before those have moved together."""
+        kinds = (kind for kind in self._extents if kind != wanted)
+        return sum(self._free_blocks(kind) * kind.block_bytes for kind in kinds)
+
     def _make_room(self, kind: Kind, count: int) -> None:
         """So many blocks of the kind are free or fit the limit afterwards."""
-        while not self._has_room(kind, count):
-            if self._idle:
-                self._evict()
-                continue
-            self._compact(kind)
-            if self._has_room(kind, count):
-                return
-            free = self._free_blocks(kind) * kind.block_bytes + max(0, self._room_bytes())
-            raise PoolFull(count * kind.block_bytes, int(free))
-
-    def _has_room(self, kind: Kind, count: int) -> bool:
         if self.limit_bytes is None:
-            return True
-        return (count - self._free_blocks(kind)) * kind.block_bytes <= self._room_bytes()
+            return
+        while True:
+            missing_bytes = (count - self._free_blocks(kind)) * kind.block_bytes - self._room_bytes()
+            if missing_bytes <= 0:
+                return
+            scattered_bytes = self._scattered_bytes(kind)
+            if missing_bytes <= scattered_bytes:
+                self._compact(kind)
+                return
+            if not self._idle:
+                wanted_bytes = count * kind.block_bytes
+                raise PoolFull(wanted_bytes, int(wanted_bytes - missing_bytes + scattered_bytes))
+            self._evict()
 
     def _pieces(self, kind: Kind, count: int, after: Block | None) -> Iterator[Block]:
         """As few runs as there can be, for which there is room."""

@@ -68,3 +68,16 @@ async def test_a_start_behind_tokens_that_are_not_there_is_refused(model: LocalM
         start = pb.Start(session=asked.session, epoch=1, token_ids=[5, 6, 7, 8, 9], prefix_tokens=4)
         assert peer.link.post(start)
         await soon(peer.client.handler.closed.get())
+
+
+@asynchronous
+async def test_prefixes_that_are_kept_take_no_more_than_weights_leave(model: LocalModel) -> None:
+    async with served_circuit(model, (), kv_tokens=160) as circuit:
+        (peer,) = circuit.peers
+        pool = peer.serving.admission._backend.engine.pool
+        for shift in range(5):
+            await circuit.generate([[token + shift for token in TEXT]], 4, KEY)
+            assert (
+                0 < pool.used_bytes <= peer.leases.kv_limit_bytes == peer.spec.kv_bytes(peer.spec.whole, 160)
+            )
+        pool.check_integrity()
