@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test test-e2e test-units test-decisions test-full check fuzz bench bench-link proto clean setup
+.PHONY: demo test test-e2e test-units test-decisions test-full check fuzz bench bench-link bench-engine proto clean setup
 
 setup: $(VENV)/.linked
 
@@ -65,6 +65,9 @@ bench: setup
 
 bench-link: setup
 	$(BIN)/python tests/bench/link.py
+
+bench-engine: setup
+	$(BIN)/python tests/bench/engine.py
 
 proto: setup
 	$(BIN)/python tests/generate_protobuf.py --write

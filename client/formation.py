@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -36,6 +37,8 @@ class Formed:
     descriptor: pb.SessionDescriptor
     links: tuple[Link, ...]
     peers: Mapping[str, PeerView]
+    prefix_tokens: int
+    """Tokens of the prompt's beginning that every hop holds in its KV cache."""
 
     @property
     def head(self) -> Link:
@@ -65,6 +68,9 @@ class Former:
         self._spec = spec
         self._avoidance = Avoidance()
         self._chooser = Chooser(connection, spec)
+        self.prefix_key = secrets.token_bytes(32)
+        """With which this client names the blocks of its prompts: peers tell from the names which of its prompts begin
+        alike, as they do from activations, and cannot try whether a text that they guess is one of them."""
 
     def lost(self, facts: PeerFacts) -> None:
         """A peer of a circuit has failed: it is avoided, and known as less reliable."""
@@ -159,14 +165,14 @@ class Former:
             answers = await asyncio.gather(*asked, return_exceptions=True)
             _raise_first(answers)
             links = tuple(answer for answer in answers if not isinstance(answer, BaseException))
-            await self._wait_ready(descriptor, links, deadline_s, report)
+            held = await self._wait_ready(descriptor, links, deadline_s, report)
             _report_codec(descriptor, peers, self._spec, report)
         except BaseException as error:
             self._give_back(descriptor)
             if isinstance(error, HopRefused):
                 self._learn(error, peers)
             raise
-        return Formed(route, descriptor, links, peers)
+        return Formed(route, descriptor, links, peers, min(held))
 
     async def _reserve(self, descriptor: pb.SessionDescriptor, hop: int, facts: PeerFacts) -> Link:
         try:
@@ -180,10 +186,11 @@ class Former:
 
     async def _wait_ready(
         self, descriptor: pb.SessionDescriptor, links: tuple[Link, ...], deadline_s: float, report: Report
-    ) -> None:
+    ) -> list[int]:
+        """Of each hop the tokens of the prompt's beginning that it holds already."""
         polls = [asyncio.create_task(_poll_ready(descriptor, link, deadline_s, report)) for link in links]
         try:
-            await asyncio.gather(*polls)
+            return await asyncio.gather(*polls)
         finally:
             for poll in polls:
                 poll.cancel()
@@ -215,9 +222,7 @@ def release(link: Link, descriptor: pb.SessionDescriptor) -> None:
     link.post(pb.Request(id=0, release=pb.Release(session=descriptor.session, epoch=descriptor.epoch)))
 
 
-async def _poll_ready(
-    descriptor: pb.SessionDescriptor, link: Link, deadline_s: float, report: Report
-) -> None:
+async def _poll_ready(descriptor: pb.SessionDescriptor, link: Link, deadline_s: float, report: Report) -> int:
     clock = asyncio.get_running_loop().time
     while True:
         wait_ms = round(READY_POLL_S * 1000)
@@ -228,7 +233,7 @@ async def _poll_ready(
             raise HopRefused(link.peer_id, "lost", error.reason) from error
         _require_granted(response, link.peer_id)
         if response.readiness.ready:
-            return
+            return min(response.readiness.prefix_tokens, descriptor.prompt_tokens - 1)
         done, total = response.readiness.loaded_bytes, response.readiness.total_bytes
         report(f"peer {link.peer_id[-6:]} loads its layers: {done / 1e6:.0f} of {total / 1e6:.0f} MB")
         if clock() > deadline_s:

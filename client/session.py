@@ -15,6 +15,7 @@ from molink.client.formation import Formed, Former, Report, release
 from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.protocol.frames import MAX_HEADER_BYTES
 from molink.routing.planner import Route
+from molink.shards.prefix import MAX_PREFIX_BLOCKS, block_names
 from molink.shards.spec import ModelSpec, SamplingParams, Span
 
 RECOVERY_S = 9.0
@@ -74,6 +75,9 @@ class ClientSession:
         self._capacity = min(len(prompt) + params.max_new_tokens, spec.context_length)
         _require_sendable(prompt, self._capacity, spec)
         self._template = _template(spec, prompt, params, self._capacity, trace=trace)
+        self._template.prefix_blocks = b"".join(
+            block_names(prompt[:-1], former.prefix_key)[:MAX_PREFIX_BLOCKS]
+        )
         if activation_codec != "none":
             self._template.activation_codec = activation_codec
         self._events: asyncio.Queue[pb.Token | HopLost] = asyncio.Queue(maxsize=self._capacity + 64)
@@ -136,7 +140,12 @@ class ClientSession:
         self.log.epochs += 1
         self.log.names.update({peer_id: view.facts.name for peer_id, view in circuit.peers.items()})
         self._started_s = asyncio.get_running_loop().time()
-        start = pb.Start(session=self._template.session, epoch=self._template.epoch, token_ids=self._history)
+        start = pb.Start(
+            session=self._template.session,
+            epoch=self._template.epoch,
+            token_ids=self._history,
+            prefix_tokens=circuit.prefix_tokens,
+        )
         for link in circuit.links:
             if link.closed_because is not None:
                 self._put(HopLost(self._template.epoch, link.peer_id, "lost", link.closed_because))

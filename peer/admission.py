@@ -17,7 +17,10 @@ from molink.peer.prompts import MOST_WAIT_S
 from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.sessions import HopSession, SessionPlan, SessionTable
 from molink.peer.stepping import Stepper
+from molink.shards.block_allocator import PoolFull
 from molink.shards.errors import WeightsError
+from molink.shards.kv_cache import SequenceCache
+from molink.shards.prefix import names_of_owner
 from molink.shards.spec import ModelSpec, Span, missing_spans
 
 EXPIRY_CHECK_S = 2.0
@@ -141,7 +144,7 @@ class Admission:
                 total_bytes=sum(load.total_bytes for load in loads),
             )
         forming.ready.result()
-        return pb.Readiness(ready=True)
+        return pb.Readiness(ready=True, prefix_tokens=session.prefix_tokens)
 
     def release(self, key: LeaseKey, asker: str) -> None:
         """Frees what the session has here, at whatever stage it is.
@@ -223,9 +226,11 @@ class Admission:
             for load in loads:
                 await asyncio.shield(load.done)
             await asyncio.gather(*neighbours)
-            session.cache = await self._engine_thread.call(self._backend.engine.new_cache, span, tokens)
+            session.cache = await self._engine_thread.call(self._new_cache, session)
         except LinkError as error:
             refusal = RequestRefused("link", error.reason, peer_id=error.peer_id)
+        except PoolFull as error:
+            refusal = RequestRefused("memory", f"no memory for {span} and {tokens} tokens: {error}")
         except (WeightsError, OSError, ValueError) as error:
             refusal = RequestRefused("load", f"layers {span} could not be loaded: {error}")
         except (MemoryError, RuntimeError) as error:
@@ -239,6 +244,18 @@ class Admission:
                 neighbour.cancel()
             await asyncio.gather(*neighbours, return_exceptions=True)
         forming.ready.set_exception(refusal)  # the client hears it, and releases the lease
+
+    def _new_cache(self, session: HopSession) -> SequenceCache:
+        """On the engine's thread: with what it has of the prompt's beginning.
+
+        The circuit begins where its least prepared hop does, and a window does not let the others go back to there.
+        """
+        engine, plan, span = self._backend.engine, session.plan, session.span
+        shares = len(plan.hops) == 1 or not engine.has_windows(span)
+        names = names_of_owner(plan.prefix, session.owner.peer_id) if shares else ()
+        cache = engine.new_cache(span, plan.capacity_tokens, names)
+        session.prefix_tokens = cache.length
+        return cache
 
     def _neighbours(self, session: HopSession) -> list[PeerFacts]:
         """Whom this hop has to reach: the next hop, and the previous one if only this end can dial."""
@@ -283,11 +300,13 @@ class Admission:
 
         try:
             async with self._load_order:
+                await self._engine_thread.call(self._limit_kv)
                 attach = await asyncio.to_thread(self._backend.load, span, progress)
             await self._engine_thread.call(attach)
         except (WeightsError, OSError, MemoryError, RuntimeError, ValueError) as error:
             _log.error("loading %s failed: %s", span, error)
             self._leases.load_failed(span)
+            self._engine_thread.begin(self._limit_kv, _log_error)
             raise
         else:
             self._leases.loaded(span)
@@ -299,6 +318,12 @@ class Admission:
     def _detach(self, spans: tuple[Span, ...]) -> None:
         for span in spans:
             self._backend.engine.detach(span)
+        self._limit_kv()
+
+    def _limit_kv(self) -> None:
+        """On the engine's thread: what weights take is not the KV cache's."""
+        if not self._backend.engine.limit_kv(self._leases.kv_limit_bytes):
+            _log.warning("sessions hold more KV cache than weights leave")
 
     def _let_go(self, key: LeaseKey) -> None:
         forming = self._forming.pop(key, None)
@@ -307,10 +332,18 @@ class Admission:
         session = self._sessions.remove(key)
         if session is not None:
             self._stepper.discard(session)
+            if session.cache is not None:
+                session.cache.close()
         wanted = tuple(lease.span for lease in self._leases.leases)
         for promised in self._leases.loading:
             for span in missing_spans(promised, (*self._loads, *wanted)):
                 self._leases.load_failed(span)  # never begun, and nobody wants it any more
+                self._engine_thread.begin(self._limit_kv, _log_error)
+
+
+def _log_error(result: Exception | None) -> None:
+    if isinstance(result, Exception):
+        _log.error("the KV cache could not be resized", exc_info=result)
 
 
 def _retrieve(ended: "asyncio.Future[None]") -> None:

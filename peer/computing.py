@@ -24,15 +24,12 @@ class Computing:
     """What a peer computes with."""
 
     backend: Backend
+    ranks: RankedBackend | None
+    """The same, if it is several devices."""
     devices: tuple[str, ...]
     """Those that share every layer; mostly one."""
     profile: Profile
     activation_codecs: tuple[str, ...]
-
-    @property
-    def ranks(self) -> RankedBackend | None:
-        """The processes of several devices; None for one."""
-        return self.backend if isinstance(self.backend, RankedBackend) else None
 
 
 async def open_computing(
@@ -51,22 +48,23 @@ async def open_computing(
     device = devices[0]
     measuring = (model.folder, model.spec, device, profiles, report, model.stand_ins())
     profile = await asyncio.to_thread(cached_or_measured, *measuring)
-    backend: Backend | None = None
+    ranks: RankedBackend | None = None
     if len(devices) > 1 and model.hub is not None:
         say(f"Several devices cannot share a model of the hub yet, only one on disk: using {device}")
     elif len(devices) > 1:
         span = settings.layers or model.spec.whole
         memory_bytes = min(map(default_memory_bytes, devices))
-        backend = await open_ranks(stack, model, devices, span, profile, memory_bytes, say)
-    if backend is None:
-        backend, devices = DeviceBackend(model, device), devices[:1]
+        ranks = await open_ranks(stack, model, devices, span, profile, memory_bytes, say)
+    if ranks is None:
+        devices = devices[:1]
     else:
-        profile = await asyncio.to_thread(cached_or_measured, *measuring, backend, len(devices))
+        profile = await asyncio.to_thread(cached_or_measured, *measuring, ranks, len(devices))
     codecs = opted_in(settings.activation_codec, model.spec.dtype)
     for codec in codecs if model.spec.layers > 1 else ():
         report(f"Measuring what {codec} activations do to {model.spec.name}")
         say(str(await asyncio.to_thread(measure_codec, model, device, codec)))
-    return Computing(backend, devices, profile, codecs)
+    backend = DeviceBackend(model, device) if ranks is None else ranks
+    return Computing(backend, ranks, devices, profile, codecs)
 
 
 def memory_of(devices: tuple[str, ...], wanted_bytes: int | None) -> int:

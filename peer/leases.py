@@ -107,6 +107,12 @@ class LeaseBook:
         return self._free_bytes() if self._open else 0
 
     @property
+    def kv_limit_bytes(self) -> int:
+        """What the KV cache may take, leases and prefixes kept for later together: all that is not set aside for
+        steps, and for weights that are held or on their way."""
+        return self._memory.total_bytes - self._memory.workspace_bytes - self._holdings.committed_bytes
+
+    @property
     def free_weight_bytes(self) -> int:
         """Weights that one more session could be granted now; its KV cache comes out of the same memory."""
         if not self._open:
@@ -238,8 +244,7 @@ class LeaseBook:
 
     def _free_bytes(self) -> int:
         kv_bytes = sum(lease.kv_bytes for lease in self._leases.values())
-        shared_bytes = self._memory.total_bytes - self._memory.workspace_bytes
-        return shared_bytes - self._holdings.committed_bytes - kv_bytes
+        return self.kv_limit_bytes - kv_bytes
 
     def _answer_known(
         self, lease: Lease, key: LeaseKey, span: Span, tokens: int, owner: str

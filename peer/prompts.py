@@ -33,7 +33,7 @@ class Prompts:
         return key in self._chunks
 
     def add(self, key: LeaseKey, stages: Sequence[PipelineStage], token_ids: tuple[int, ...]) -> None:
-        """The whole prompt of a session, 1 token or more."""
+        """What there is to compute of a session's prompt, 1 token or more."""
         chunks: deque[tuple[int, ...]] = deque()
         first = 0
         for length in self._cut(stages, len(token_ids), self._most_tokens):

@@ -72,6 +72,8 @@ class Rank:
                 cache = self._engine.new_cache(Span(*order["span"]), order["capacity"])
                 self._caches[order["cache"]] = cache
                 self._answer(order, bytes=cache.nbytes)
+            case "limit":
+                self._answer(order, fits=self._engine.limit_kv(order["bytes"]))
             case "drop":
                 for number in order["caches"]:
                     self._caches.pop(number, None)

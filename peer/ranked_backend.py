@@ -16,14 +16,14 @@ from molink.peer.ranks import LOAD_SILENCE_S, RankRefused, Ranks, RanksLost
 from molink.shards.codec import dtype_of
 from molink.shards.engine import Rows
 from molink.shards.errors import WeightsError
-from molink.shards.kv_cache import SequenceCache
+from molink.shards.kv_cache import CacheFull, SequenceCache
 from molink.shards.spec import ModelSpec, Span
 
 
 class RankedCache(SequenceCache):
     """One session's KV state on all ranks, each of which keeps its heads. Here is only how long it is."""
 
-    __slots__ = ("__weakref__", "number")
+    __slots__ = ("_nbytes", "number")
 
     def __init__(self, number: int, span: Span, capacity_tokens: int, nbytes: int) -> None:
         self.number = number
@@ -31,7 +31,30 @@ class RankedCache(SequenceCache):
         self.layouts = ()
         self.capacity_tokens = capacity_tokens
         self.length = 0
-        self.nbytes = nbytes
+        self.reserved = True
+        self.closed = False
+        self._nbytes = nbytes
+
+    @property
+    def nbytes(self) -> int:
+        return self._nbytes
+
+    def require(self, tokens: int) -> None:
+        if self.length + tokens > self.capacity_tokens:
+            raise CacheFull(self.length + tokens, self.capacity_tokens)
+
+    def advance(self, tokens: int) -> None:
+        self.length += tokens
+
+    def truncate(self, length: int, *, same_tokens: bool = False) -> None:  # noqa: ARG002 - nothing has a name here
+        """The ranks hear of it with the next step."""
+        if not 0 <= length <= self.length:
+            raise ValueError(f"cannot truncate a cache of {self.length} tokens to {length}")
+        self.length = length
+
+    def close(self) -> None:
+        """The ranks drop their parts once nothing refers to it."""
+        self.closed = True
 
     def export(self, start: int, stop: int) -> bytearray:
         raise NotImplementedError(
@@ -62,8 +85,23 @@ class RankedEngine:
         self._drop_caches()
         self._ask("detach", {"span": [span.start, span.stop]})
 
-    def new_cache(self, span: Span, capacity_tokens: int) -> SequenceCache:
-        """Memory for one session on every rank, allocated now. As `Engine.new_cache`."""
+    def limit_kv(self, limit_bytes: int) -> bool:
+        """As `Engine.limit_kv`: every rank may use an equal part, as it keeps an equal part of the heads."""
+        self._drop_caches()
+        share = -(-limit_bytes // self._ranks.count)
+        return all(header["fits"] for header, _ in self._ask("limit", {"bytes": share}))
+
+    def has_windows(self, span: Span) -> bool:  # noqa: ARG002 - as Engine's
+        """Of no account: nothing is shared between sessions here."""
+        return False
+
+    def new_cache(
+        self,
+        span: Span,
+        capacity_tokens: int,
+        prefix: Sequence[bytes] = (),  # noqa: ARG002 - as Engine's
+    ) -> SequenceCache:
+        """Memory for one session on every rank, allocated now. As `Engine.new_cache`, but sessions share no prefix."""
         self._drop_caches()
         number = self._ranks.new_number()
         order = {"cache": number, "span": [span.start, span.stop], "capacity": capacity_tokens}
@@ -99,7 +137,7 @@ class RankedEngine:
             payload = _raw(hidden.to("cpu", dtype_of(self.spec.dtype)))
         answers = self._ask("step", {"span": [span.start, span.stop], "rows": described}, payload)
         for row in rows:
-            row.cache.length += row.count
+            row.cache.advance(row.count)
         if span.stop == self.spec.layers:
             parts = [_tensor(content, header["shape"], torch.float32) for header, content in answers]
             if not len(parts[0]):

@@ -91,6 +91,11 @@ class Ranks:
         self._stack = contextlib.ExitStack()
         self._on_lost: Callable[[str], None] | None = None
 
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return len(self._devices)
+
     def __enter__(self) -> Self:
         """Starts all, and waits until they have met.
 

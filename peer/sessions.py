@@ -13,7 +13,8 @@ from molink.peer.pipeline import Circuit, PipelineStage, stage_of
 from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.protocol.frames import ProtocolError
 from molink.shards.kv_cache import SequenceCache
-from molink.shards.spec import ModelSpec, SamplingParams, Span
+from molink.shards.prefix import MAX_PREFIX_BLOCKS, NAME_BYTES
+from molink.shards.spec import KV_BLOCK_TOKENS, ModelSpec, SamplingParams, Span
 
 MAX_HOPS = 256
 MAX_STANDBYS = 8
@@ -42,6 +43,8 @@ class SessionPlan:
     prompt_tokens: int
     capacity_tokens: int
     trace: bool
+    prefix: tuple[bytes, ...]
+    """Names of the prompt's leading blocks, as the client chose them."""
     encodings: tuple[str, ...]
     """How activations travel out of each hop (see `codecs.py`)."""
     stages: tuple[PipelineStage, ...]
@@ -66,10 +69,12 @@ class HopSession:
     """The client's link."""
     cache: SequenceCache | None = None
     """Set when the lease is ready."""
+    prefix_tokens: int = 0
+    """Tokens of the prompt's beginning that the cache held from the start."""
     next_step: int = 0
     """The step that is expected next; older ones are repeats."""
     rows: int = 0
-    """Tokens that have come in so far, stepped or waiting."""
+    """Tokens that the cache held or that have come in so far, stepped or waiting."""
     history: list[int] = field(default_factory=list)
     """At the head: the sequence so far."""
 
@@ -177,9 +182,20 @@ def read_plan(descriptor: pb.SessionDescriptor, spec: ModelSpec) -> SessionPlan:
         prompt_tokens=descriptor.prompt_tokens,
         capacity_tokens=descriptor.capacity_tokens,
         trace=descriptor.trace,
+        prefix=_read_prefix(descriptor),
         encodings=encodings_of_circuit(descriptor.activation_codec, spec.dtype, announced),
         stages=tuple(_read_stage(*pair, spec) for pair in zip(descriptor.hops, hops, strict=True)),
     )
+
+
+def _read_prefix(descriptor: pb.SessionDescriptor) -> tuple[bytes, ...]:
+    joined = descriptor.prefix_blocks
+    most = min(MAX_PREFIX_BLOCKS, descriptor.prompt_tokens // KV_BLOCK_TOKENS)
+    if len(joined) % NAME_BYTES or len(joined) > NAME_BYTES * most:
+        raise ProtocolError(
+            f"the names of a prompt's blocks have {NAME_BYTES} bytes each and are at most {most}"
+        )
+    return tuple(joined[first : first + NAME_BYTES] for first in range(0, len(joined), NAME_BYTES))
 
 
 def _read_hops(descriptor: pb.SessionDescriptor, spec: ModelSpec) -> tuple[HopPlan, ...]:

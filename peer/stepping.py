@@ -89,12 +89,15 @@ class Stepper:
             raise ProtocolError("a start must come once, from the session's client, to its ready head")
         if not session.plan.prompt_tokens <= len(tokens) < session.plan.capacity_tokens:
             raise ProtocolError(f"a history of {len(tokens)} tokens does not fit the session")
+        if not start.prefix_tokens <= min(session.prefix_tokens, len(tokens) - 1):
+            raise ProtocolError(f"the first {start.prefix_tokens} tokens are not all in this hop's KV cache")
         if max(tokens) >= self._spec.vocabulary_size:
             raise ProtocolError(
                 f"token {max(tokens)} is beyond the vocabulary of {self._spec.vocabulary_size}"
             )
         session.history = list(tokens)
-        self._prompts.add(session.key, session.plan.stages, tokens)
+        session.rows = start.prefix_tokens
+        self._prompts.add(session.key, session.plan.stages, tokens[start.prefix_tokens :])
         self._add_chunk(session)
         self._pump()
 
@@ -116,6 +119,10 @@ class Stepper:
                 raise ProtocolError(
                     "activations must come from the session's previous hop, when the lease is ready"
                 )
+            if row.prefix_tokens > (session.prefix_tokens if row.step == 0 else 0):
+                raise ProtocolError(f"a step begins behind {row.prefix_tokens} tokens that are not here")
+            if row.step == session.next_step == 0:
+                session.rows = row.prefix_tokens
             self._add(
                 session,
                 row.step,
@@ -273,10 +280,11 @@ class Stepper:
             one = StepInput(session, step, count, None, None, sample, prefill, now, ())
             self._fail([one], "more steps wait here than this peer takes", code="busy")
             return
+        prefix_tokens = session.rows if step == 0 else 0
         session.next_step = step + 1
         session.rows += count
         self._inputs[session.key, step] = StepInput(
-            session, step, count, token_ids, hidden, sample, prefill, now, tuple(timings)
+            session, step, count, token_ids, hidden, sample, prefill, now, tuple(timings), prefix_tokens
         )
 
     def _lost(self, inputs: Sequence[StepInput], peer_id: str, detail: str) -> None:

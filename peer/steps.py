@@ -34,6 +34,8 @@ class StepInput:
     arrived_s: float
     timings: tuple[pb.HopTiming, ...]
     """What earlier hops took, if the session is traced."""
+    prefix_tokens: int = 0
+    """In step 0: what the cache holds already of the tokens before these; more that it may hold is not wanted."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,13 +56,16 @@ class StepOutput:
 def compute(engine: StageEngine, inputs: tuple[StepInput, ...]) -> StepOutput:
     """Runs a micro-batch of one span, and draws tokens where it ends the model. On the engine's thread.
 
-    A session that ended while it waited has no cache any more: it is left out.
+    A session that ended while it waited is left out.
     """
     started_s = time.perf_counter()
     span = inputs[0].session.span
-    inputs = tuple(one for one in inputs if one.session.cache is not None)
+    inputs = tuple(one for one in inputs if one.session.cache is not None and not one.session.cache.closed)
     if not inputs:
         return StepOutput((), None, (), (), started_s, 0.0)
+    for one in inputs:
+        if one.step == 0 and one.session.cache is not None:
+            one.session.cache.truncate(one.prefix_tokens, same_tokens=True)
     rows = [
         Rows(cache, one.count, one.token_ids, one.sample)
         for one in inputs
@@ -124,6 +129,7 @@ def row_header(one: StepInput, timings: Sequence[pb.HopTiming]) -> pb.Activation
         rows=one.count,
         sample=one.sample,
         prefill=one.prefill,
+        prefix_tokens=one.prefix_tokens,
     )
     row.timings.extend(timings)
     return row

@@ -4,7 +4,7 @@ A step packs the new tokens of many sessions into one row [1, tokens, hidden], s
 the model is made once. Only attention tells the sessions apart: each attends to its own cache.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -138,6 +138,63 @@ def attend_sequence(query: Tensor, key: Tensor, value: Tensor, rules: Rules) -> 
         folded, key, value, attn_mask=mask, scale=rules.scaling
     )
     return attended.reshape(1, query.shape[1], queries, value.shape[3])
+
+
+def attend_parts(query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], rules: Rules) -> Tensor:
+    """As `attend_sequence`, over keys and values that lie in several pieces, in order.
+
+    Each piece is attended to where it lies and the results are merged by their log-sum-exp, which is exact (Dao et
+    al., "FlashAttention-2", 2023, section 2.3). Where a layer's rules or the device do not allow that, the pieces are
+    copied into one.
+    """
+    merges = (
+        query.device.type == "cpu"
+        and not rules.sliding_window
+        and rules.softcap is None
+        and rules.sinks is None
+        and rules.slopes is None
+        and query.shape[3] == keys[0].shape[3] == values[0].shape[3]
+    )
+    whole = _seen_whole(keys, query.shape[2])
+    if whole == 0 or not merges:
+        return attend_sequence(query, _joined(keys), _joined(values), rules)
+    attended, weight = _weighed(query, _joined(keys[whole:]), _joined(values[whole:]), rules, fresh=True)
+    for key, value in zip(keys[:whole], values[:whole], strict=True):
+        other, other_weight = _weighed(query, key, value, rules, fresh=False)
+        share = torch.sigmoid(other_weight - weight).unsqueeze(-1)
+        attended = torch.lerp(attended, other, share.to(attended.dtype))
+        weight = torch.logaddexp(weight, other_weight)
+    return attended
+
+
+def _seen_whole(keys: Sequence[Tensor], queries: int) -> int:
+    """How many of the pieces come before all queries; the queries' own keys are in those behind."""
+    whole, behind = len(keys) - 1, keys[-1].shape[2]
+    while whole and behind < queries:
+        whole -= 1
+        behind += keys[whole].shape[2]
+    return whole
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), 2)
+
+
+def _weighed(
+    query: Tensor, key: Tensor, value: Tensor, rules: Rules, *, fresh: bool
+) -> tuple[Tensor, Tensor]:
+    """Attention [1, heads, queries, dim] over some of a sequence's keys, and the logarithm [1, heads, queries] of what
+    they weigh. `fresh`: the last of them are the queries' own; else all come before the queries."""
+    queries, keys = query.shape[2], key.shape[2]
+    causal = fresh and queries == keys > 1
+    mask = None
+    if fresh and keys > queries > 1:
+        seen = causal_mask(queries, keys, None, query.device)
+        mask = torch.zeros(seen.shape, dtype=query.dtype).masked_fill(~seen, float("-inf"))
+    attended, weight = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(  # noqa: SLF001 - nothing public gives the weights
+        query, key, value, 0.0, causal, attn_mask=mask, scale=rules.scaling
+    )
+    return attended, weight
 
 
 def _fold_groups(query: Tensor, key_heads: int, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:

@@ -2,13 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
 
-from molink.shards.kv_cache import LayerLayout, SequenceCache
+from molink.shards.block_allocator import PoolFull
+from molink.shards.kv_cache import SequenceCache, open_cache
+from molink.shards.kv_memory import LayerLayout
+from molink.shards.kv_pool import KvPool
 from molink.shards.packed import PackedBatch
-from molink.shards.spec import ModelSpec, Span, merge_spans, missing_spans
+from molink.shards.spec import KV_BLOCK_TOKENS, ModelSpec, Span, merge_spans, missing_spans
 from molink.shards.stage import Stage, View
 
 
@@ -38,9 +42,13 @@ class NotHeld(ValueError):
 class Engine:
     """Holds stages of one model on one device and steps sessions through spans of them."""
 
-    def __init__(self, spec: ModelSpec, device: str) -> None:
+    def __init__(self, spec: ModelSpec, device: str, kv_limit_bytes: int | None = None) -> None:
+        """The KV cache takes at most `kv_limit_bytes`, or what it needs where that is None."""
         self.spec = spec
         self._device = torch.device(device)
+        self.pool = KvPool(self._device, kv_limit_bytes)
+        self._growing: WeakSet[SequenceCache] = WeakSet()
+        self._steps = 0
         self._stages: list[Stage] = []
         self._routes: dict[Span, tuple[View, ...]] = {}
 
@@ -81,20 +89,51 @@ class Engine:
             remaining += [stage] if keeps == (stage.span,) else [stage.keep(part) for part in keeps]
         self._stages = remaining
         self._routes.clear()
+        self.pool.forget(span)
 
-    def new_cache(self, span: Span, capacity_tokens: int) -> SequenceCache:
-        """Memory for one session of at most `capacity_tokens` tokens on `span`, allocated now.
+    def new_cache(
+        self, span: Span, capacity_tokens: int, prefix: Sequence[bytes] = (), *, reserve: bool = True
+    ) -> SequenceCache:
+        """Memory for one session of at most `capacity_tokens` tokens on `span`, reserved now.
 
-        Raises NotHeld, and ValueError where the model cannot have so long a sequence.
+        `prefix` are hashes of the session's tokens up to the end of each full block (see `prefix.py`). What the pool
+        has of them is in the cache already: its `length` says how many tokens, always fewer than the capacity; the
+        others are shared when they are full. Without `reserve` the cache takes blocks as it grows, and a step may
+        move those of sessions that it does not step to the host's memory.
+
+        Raises NotHeld, PoolFull, and ValueError where the model cannot have so long a sequence.
         """
         self._route(span)
         limit = min(self.spec.context_length, *(stage.facts.context_length for stage in self._stages))
         if capacity_tokens > limit:
             raise ValueError(f"a sequence of this model has at most {limit} tokens, not {capacity_tokens}")
+        cache = open_cache(self.pool, span, self._layouts(span), capacity_tokens, prefix, reserve=reserve)
+        if not reserve:
+            self._growing.add(cache)
+        return cache
+
+    def has_windows(self, span: Span) -> bool:
+        """Whether some of the span's layers forget what their window has passed: a cache on them cannot go back.
+        Raises NotHeld."""
+        self._route(span)
+        return any(layout.window is not None for layout in self._layouts(span))
+
+    def match_prefix(self, span: Span, prefix: Sequence[bytes]) -> int:
+        """How many tokens of a session with these hashes the pool has now. Raises NotHeld."""
+        self._route(span)
+        tables = self.pool.tables_for(span, self._layouts(span))
+        return KV_BLOCK_TOKENS * self.pool.match(tables, prefix)
+
+    def _layouts(self, span: Span) -> list[LayerLayout]:
         layouts: dict[int, LayerLayout] = {}
         for stage in self._stages:
             layouts.update(stage.layouts)
-        return SequenceCache(span, [layouts[layer] for layer in span], capacity_tokens, self._device)
+        return [layouts[layer] for layer in span]
+
+    def limit_kv(self, limit_bytes: int) -> bool:
+        """The KV cache may take so much from now on; whether what sessions have reserved fits. Prefixes that no
+        session uses go first."""
+        return self.pool.limit(limit_bytes)
 
     @torch.inference_mode()
     def step(self, span: Span, rows: Sequence[Rows], hidden: Tensor | None) -> Tensor:
@@ -103,12 +142,13 @@ class Engine:
         `hidden` is [sum of counts, hidden_size] in the order of rows where the span starts after layer 0,
         else None. Returns [sum of counts, hidden_size], or, where the span ends the model, float32 logits
         [rows with want_logits, vocabulary]. Caches grow only when the whole step has succeeded. Raises
-        NotHeld, CacheFull, and ValueError where rows and hidden do not fit each other, all before anything is
-        computed.
+        NotHeld, CacheFull, PoolFull, and ValueError where rows and hidden do not fit each other, all before anything
+        is computed.
         """
         route = self._route(span)
         _check_rows(span, rows)
         inputs = self._inputs(span, rows, hidden)
+        self._make_room(rows)
         positions = torch.tensor(
             [[at for row in rows for at in range(row.cache.length, row.cache.length + row.count)]],
             device=self._device,
@@ -120,6 +160,23 @@ class Engine:
         result = self._logits(route[-1], rows, inputs) if ends else inputs[0]
         batch.commit()
         return result
+
+    def _make_room(self, rows: Sequence[Rows]) -> None:
+        """Every cache has blocks for its new tokens, if need be those of sessions that are not in this step."""
+        self._steps += 1
+        self.pool.collect({table for row in rows for table in row.cache.tables})
+        stepped = {id(row.cache) for row in rows}
+        for row in rows:
+            row.cache.last_step = self._steps
+            while True:
+                try:
+                    row.cache.require(row.count)
+                    break
+                except PoolFull:
+                    others = [one for one in self._growing if id(one) not in stepped and one.holds_blocks]
+                    if not others:
+                        raise
+                    min(others, key=lambda one: one.last_step).suspend()
 
     def _route(self, span: Span) -> tuple[View, ...]:
         """Views of the stages that together are the span, in order."""
@@ -179,4 +236,5 @@ def _check_rows(span: Span, rows: Sequence[Rows]) -> None:
             raise ValueError(f"the cache of a session on {row.cache.span} cannot be used for span {span}")
         if row.count < 1:
             raise ValueError(f"a session contributes at least one token to a step, got {row.count}")
-        row.cache.require(row.count)
+        if row.cache.tables[0].released:
+            raise ValueError("a session that has ended cannot be in a step")

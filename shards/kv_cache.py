@@ -1,12 +1,14 @@
-"""What attention remembers of one session: keys and values of every layer of a hop, in memory reserved at
-once."""
+"""What attention remembers of one session: its block tables in the engine's pool."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
-from molink.shards.spec import Span
+from molink.shards.block_allocator import PoolFull
+from molink.shards.kv_memory import LayerLayout, raw_bytes, write_raw
+from molink.shards.kv_pool import BlockTable, KvPool
+from molink.shards.spec import KV_BLOCK_TOKENS, Span
 
 
 class CacheFull(ValueError):
@@ -21,118 +23,269 @@ class CacheFull(ValueError):
         self.capacity_tokens = capacity_tokens
 
 
-@dataclass(frozen=True, slots=True)
-class LayerLayout:
-    """What one layer's attention hands to its cache for each token. Learnt by running it once, see
-    `probe.py`."""
-
-    key_heads: int
-    key_dim: int
-    value_heads: int
-    value_dim: int
-    dtype: torch.dtype
-    expands: bool
-    """Whether the layer transforms what the cache returns before it attends, as multi-head latent attention
-    does."""
-
-    @property
-    def bytes_per_token(self) -> int:
-        elements = self.key_heads * self.key_dim + self.value_heads * self.value_dim
-        return elements * self.dtype.itemsize
-
-
 class SequenceCache:
-    """The KV state of one session on one hop, of fixed capacity.
+    """The KV state of one session on one hop, of at most `capacity_tokens` tokens. Made by `open_cache`.
 
-    Keys and values of equal shape share one tensor [slots, 1, heads, capacity, dim], so that the views that a
-    step needs of all layers cost two operations, and attention reads a contiguous row of tokens without a
-    copy. Slot 2i is the keys and slot 2i + 1 the values of the span's i-th layer.
+    Slot 2i is the keys and slot 2i + 1 the values of the span's i-th layer. Its blocks go back to the pool when it is
+    closed or nothing refers to it any more.
     """
 
-    __slots__ = ("_buffers", "_order", "capacity_tokens", "layouts", "length", "nbytes", "span")
+    __slots__ = (
+        "__weakref__",
+        "_names",
+        "_order",
+        "_pool",
+        "_stored",
+        "_tables",
+        "capacity_tokens",
+        "closed",
+        "last_step",
+        "layouts",
+        "length",
+        "reserved",
+        "span",
+    )  # fmt: skip
 
     def __init__(
-        self, span: Span, layouts: Sequence[LayerLayout], capacity_tokens: int, device: torch.device
+        self,
+        pool: KvPool,
+        span: Span,
+        layouts: Sequence[LayerLayout],
+        tables: Sequence[BlockTable],
+        capacity_tokens: int,
+        *,
+        reserved: bool,
     ) -> None:
-        if capacity_tokens < 1:
-            raise ValueError(f"capacity_tokens must be at least 1, got {capacity_tokens}")
-        if len(layouts) != len(span):
-            raise ValueError(f"span {span} has {len(span)} layers but {len(layouts)} layouts were given")
         self.span = span
         self.layouts = tuple(layouts)
         self.capacity_tokens = capacity_tokens
         self.length = 0
-        shapes = [
-            shape
-            for layout in layouts
-            for shape in (
-                (layout.key_heads, layout.key_dim, layout.dtype),
-                (layout.value_heads, layout.value_dim, layout.dtype),
-            )
+        self.reserved = reserved
+        """Whether all blocks that it may need are its own already; else it takes them as it grows."""
+        self.closed = False
+        """Whether its session has ended; a step that began before may still use it."""
+        self.last_step = 0
+        """The engine's latest step in which it was."""
+        self._pool = pool
+        self._tables = tuple(tables)
+        slots = [
+            2 * (layer - span.start) + part
+            for table in tables
+            for layer in table.kind.layers
+            for part in (0, 1)
         ]
-        groups: dict[tuple[int, int, torch.dtype], list[int]] = {}
-        for slot, shape in enumerate(shapes):
-            groups.setdefault(shape, []).append(slot)
-        self._buffers = [
-            torch.empty(len(slots), 1, heads, capacity_tokens, dim, dtype=dtype, device=device)
-            for (heads, dim, dtype), slots in groups.items()
-        ]
-        self._order = [slot for slots in groups.values() for slot in slots] if len(groups) > 1 else None
-        self.nbytes = sum(buffer.nbytes for buffer in self._buffers)
+        self._order = slots if len(tables) > 1 else None
+        self._names: tuple[bytes, ...] = ()
+        self._stored: bytes | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of its blocks, shared ones included."""
+        return sum(len(table.blocks) * table.kind.block_bytes for table in self._tables)
+
+    @property
+    def tables(self) -> tuple[BlockTable, ...]:
+        """One for the layers that see everything, one for each window."""
+        return self._tables
+
+    @property
+    def holds_blocks(self) -> bool:
+        """Not before it has grown, nor while its blocks are in the host's memory, nor when it has been closed."""
+        return not self.closed and any(table.blocks for table in self._tables)
 
     def require(self, tokens: int) -> None:
-        """Raises CacheFull unless `tokens` more fit."""
-        if self.length + tokens > self.capacity_tokens:
-            raise CacheFull(self.length + tokens, self.capacity_tokens)
+        """Raises CacheFull unless `tokens` more fit the capacity, and PoolFull where they would but there are no
+        blocks for them. A suspended cache is back afterwards."""
+        wanted = self.length + tokens
+        if wanted > self.capacity_tokens:
+            raise CacheFull(wanted, self.capacity_tokens)
+        if self._stored is not None:
+            self._resume(wanted)
+        elif not self.reserved:
+            self._grow(wanted)
 
-    def slots(self, start: int, tokens: int) -> list[torch.Tensor]:
-        """Views [1, heads, tokens, dim] of tokens [start, start + tokens), one for each slot."""
+    def slots(self, start: int, tokens: int) -> list[Tensor] | None:
+        """Views [1, heads, tokens, dim] of tokens [start, start + tokens), one for each slot, as far as windows have
+        left them; None where some lie in several runs of blocks."""
         if self._order is None:
-            return list(self._buffers[0].narrow(3, start, tokens).unbind(0))
-        views: list[torch.Tensor] = [self._buffers[0]] * len(self._order)
-        grouped = (view for buffer in self._buffers for view in buffer.narrow(3, start, tokens).unbind(0))
-        for slot, view in zip(self._order, grouped, strict=True):
-            views[slot] = view
-        return views
+            (table,) = self._tables
+            runs = self._pool.views(table, start, start + tokens)
+            return runs[0] if len(runs) == 1 else None
+        parts = self.parts(start, tokens)
+        return [views[0] for views in parts] if all(len(views) == 1 for views in parts) else None
 
-    def truncate(self, length: int) -> None:
-        """Forgets the tokens from position `length` on."""
+    def parts(self, start: int, tokens: int) -> list[list[Tensor]]:
+        """As `slots`, but for each slot the views of all runs in order."""
+        found = [
+            list(views)
+            for table in self._tables
+            for views in zip(*self._pool.views(table, start, start + tokens), strict=True)
+        ]
+        if self._order is None:
+            return found
+        ordered = found.copy()
+        for slot, views in zip(self._order, found, strict=True):
+            ordered[slot] = views
+        return ordered
+
+    def advance(self, tokens: int) -> None:
+        """What was written behind its end counts from now on."""
+        full = self.length // KV_BLOCK_TOKENS
+        self.length += tokens
+        self._settle(full)
+
+    def name_blocks(self, names: Sequence[bytes]) -> None:
+        """Hashes of the session's tokens up to the end of each block: full blocks can be shared from now on, those
+        to come when they are full."""
+        self._names = tuple(names)
+        self._settle(0)
+
+    def truncate(self, length: int, *, same_tokens: bool = False) -> None:
+        """Forgets the tokens from position `length` on, and their blocks' names unless the `same_tokens` follow.
+
+        Raises ValueError where it is not that long, or a window has left behind what `length` would need, and
+        PoolFull where what it shares would have to be copied and cannot.
+        """
         if not 0 <= length <= self.length:
             raise ValueError(f"cannot truncate a cache of {self.length} tokens to {length}")
+        if same_tokens and length == self.length:
+            return
+        if self._stored is not None:
+            self._resume(self.length)
+        if any(table.kept_from(length) < table.first for table in self._tables):
+            raise ValueError(f"cannot truncate to {length}: a sliding window has passed what came before")
+        self._pool.make_writable(self._tables, length)
+        if not same_tokens:
+            self._names = self._names[: length // KV_BLOCK_TOKENS]
         self.length = length
 
     def export(self, start: int, stop: int) -> bytearray:
-        """Tokens [start, stop) of all layers as raw bytes, for a cache of equal layouts elsewhere."""
-        if not 0 <= start <= stop <= self.length:
+        """Tokens [start, stop) of all layers as raw bytes, for a cache of equal layouts elsewhere. Of layers with a
+        window only the blocks that the token behind `stop` can see.
+
+        Raises ValueError where there are no such tokens (any more).
+        """
+        passed = any(table.kept_from(stop) < table.first for table in self._tables)
+        if not 0 <= start <= stop <= self.length or passed or self._stored is not None:
             raise ValueError(f"cannot export tokens [{start}, {stop}) of a cache of {self.length}")
         exported = bytearray()
-        for buffer in self._buffers:
-            part = buffer.narrow(3, start, stop - start).to("cpu").contiguous()
-            exported += part.view(torch.uint8).numpy().data if part.numel() else b""
+        for table in self._tables:
+            kept = max(start, table.kept_from(stop) * KV_BLOCK_TOKENS)
+            for views in zip(*self._pool.views(table, kept, stop), strict=True):
+                exported += raw_bytes(views)
         return exported
 
     def restore(self, start: int, tokens: int, exported: bytes | bytearray | memoryview) -> None:
         """Writes what `export` of `tokens` tokens gave at position `start`, which becomes this cache's end.
 
-        Raises CacheFull, and ValueError where there would be a gap or the bytes are not as many as they
+        Raises CacheFull, PoolFull, and ValueError where there would be a gap or the bytes are not as many as they
         should be.
         """
         view = memoryview(exported).cast("B")
-        expected = tokens * sum(layout.bytes_per_token for layout in self.layouts)
+        stop = start + tokens
+        kept = [max(start, table.kept_from(stop) * KV_BLOCK_TOKENS) for table in self._tables]
+        expected = sum(
+            (stop - first) * (table.kind.block_bytes // KV_BLOCK_TOKENS)
+            for table, first in zip(self._tables, kept, strict=True)
+        )
         if not 0 <= start <= self.length or tokens < 1 or view.nbytes != expected:
             raise ValueError(
                 f"{tokens} tokens at position {start} of a cache of {self.length} need {expected} bytes, "
                 f"but {view.nbytes} came"
             )
-        if start + tokens > self.capacity_tokens:
-            raise CacheFull(start + tokens, self.capacity_tokens)
+        if stop > self.capacity_tokens:
+            raise CacheFull(stop, self.capacity_tokens)
+        self.truncate(start)
+        self.require(tokens)
+        self._write(kept, stop, view)
+        self.advance(tokens)
+
+    def suspend(self) -> None:
+        """Moves its blocks to the host's memory, until a step requires them. What others share stays theirs."""
+        if self._stored is None and not self.closed:
+            self._stored = bytes(self.export(0, self.length))
+            self._pool.clear(self._tables)
+
+    def close(self) -> None:
+        """Gives its blocks back. From any thread; again has no effect."""
+        if not self.closed:
+            self.closed = True
+            self._stored = None
+            self._pool.give_back(self._tables)
+
+    def __del__(self) -> None:
+        self.close()
+
+    def _grow(self, tokens: int) -> None:
+        """Takes blocks for so many tokens: twice as many as there are where that can be, for longer runs."""
+        needed = _blocks(tokens)
+        if all(table.first + len(table.blocks) >= needed for table in self._tables):
+            return
+        try:
+            self._pool.extend(self._tables, min(2 * needed, _blocks(self.capacity_tokens)))
+        except PoolFull:
+            self._pool.extend(self._tables, needed)
+
+    def _resume(self, tokens: int) -> None:
+        """Takes blocks again for so many tokens, or all that it may need, and writes what was stored."""
+        kept = [table.kept_from(self.length) for table in self._tables]
+        for table, first in zip(self._tables, kept, strict=True):
+            table.first = first
+        self._pool.extend(self._tables, _blocks(self.capacity_tokens if self.reserved else tokens))
+        stored, self._stored = self._stored or b"", None
+        if stored:
+            self._write([first * KV_BLOCK_TOKENS for first in kept], self.length, memoryview(stored))
+
+    def _write(self, kept: Sequence[int], stop: int, view: memoryview) -> None:
         offset = 0
-        for buffer in self._buffers:
-            target = buffer.narrow(3, start, tokens)
-            size = target.numel() * target.itemsize
-            raw = torch.empty(size, dtype=torch.uint8)
-            raw.numpy().data[:] = view[offset : offset + size]
-            with torch.inference_mode():
-                target.copy_(raw.view(target.dtype).view(target.shape))
-            offset += size
-        self.length = start + tokens
+        with torch.inference_mode():
+            for table, first in zip(self._tables, kept, strict=True):
+                for views in zip(*self._pool.views(table, first, stop), strict=True):
+                    size = sum(view.numel() * view.itemsize for view in views)
+                    if size:
+                        write_raw(views, view[offset : offset + size])
+                    offset += size
+
+    def _settle(self, full: int) -> None:
+        """Shares blocks that have become full since there were `full` of them, and frees those that windows passed."""
+        for table in self._tables:
+            if self._names:
+                self._pool.publish(table, self._names, full, self.length // KV_BLOCK_TOKENS)
+            passed = table.kept_from(self.length) - table.first
+            if passed > 0:
+                self._pool.drop_first(table, passed)
+
+
+def open_cache(
+    pool: KvPool,
+    span: Span,
+    layouts: Sequence[LayerLayout],
+    capacity_tokens: int,
+    names: Sequence[bytes] = (),
+    *,
+    reserve: bool = True,
+) -> SequenceCache:
+    """A session's cache: with the blocks of the longest beginning of `names` that the pool has, and blocks of its own
+    for all other tokens, or, without `reserve`, for none yet.
+
+    Raises PoolFull, and ValueError for a capacity below 1 or layouts that are not the span's.
+    """
+    if capacity_tokens < 1:
+        raise ValueError(f"capacity_tokens must be at least 1, got {capacity_tokens}")
+    if len(layouts) != len(span):
+        raise ValueError(f"span {span} has {len(span)} layers but {len(layouts)} layouts were given")
+    tables = pool.tables_for(span, layouts)
+    cache = SequenceCache(pool, span, layouts, tables, capacity_tokens, reserved=reserve)
+    cache.length = KV_BLOCK_TOKENS * pool.adopt(tables, names[: (capacity_tokens - 1) // KV_BLOCK_TOKENS])
+    if reserve:
+        try:
+            pool.extend(tables, _blocks(capacity_tokens))
+        except PoolFull:
+            cache.close()
+            raise
+    cache.name_blocks(names)
+    return cache
+
+
+def _blocks(tokens: int) -> int:
+    return -(-tokens // KV_BLOCK_TOKENS)

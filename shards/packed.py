@@ -6,8 +6,36 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
-from molink.shards.attention import Rules, attend_sequence, layer_number
+from molink.shards.attention import Rules, attend_parts, attend_sequence, layer_number
 from molink.shards.kv_cache import SequenceCache
+
+
+class StepSession:
+    """Where one session's step reads and writes, for each slot."""
+
+    __slots__ = ("cache", "count", "fresh", "past", "past_parts")
+
+    def __init__(self, cache: SequenceCache, count: int) -> None:
+        self.cache = cache
+        self.count = count
+        whole = cache.slots(cache.length, count)
+        self.fresh = [[view] for view in whole] if whole is not None else cache.parts(cache.length, count)
+        self.past = cache.slots(0, cache.length + count)
+        """What it attends to, fresh tokens included; None where that lies in several runs of blocks."""
+        self.past_parts = cache.parts(0, cache.length + count) if self.past is None else []
+
+    def write(self, slot: int, states: Tensor) -> None:
+        views = self.fresh[slot]
+        if len(views) == 1:
+            views[0].copy_(states)
+            return
+        lengths = [view.shape[2] for view in views]
+        for view, part in zip(views, states.split_with_sizes(lengths, 2), strict=True):
+            view.copy_(part)
+
+    def read(self, slot: int) -> Tensor:
+        """All that the slot keeps; copied where it lies in several runs."""
+        return torch.cat(self.past_parts[slot], 2) if self.past is None else self.past[slot]
 
 
 class PackedBatch(Cache):  # type: ignore[misc] # transformers has no types
@@ -20,14 +48,13 @@ class PackedBatch(Cache):  # type: ignore[misc] # transformers has no types
 
     def __init__(self, caches: Sequence[SequenceCache], counts: Sequence[int]) -> None:
         super().__init__(layers=[])
-        self.caches = caches
         self.counts = list(counts)
         self._first_layer = caches[0].span.start
         self._layouts = caches[0].layouts
-        self._fresh = [cache.slots(cache.length, count) for cache, count in zip(caches, counts, strict=True)]
-        self._past = [
-            cache.slots(0, cache.length + count) for cache, count in zip(caches, counts, strict=True)
-        ]
+        self.sessions = [StepSession(cache, count) for cache, count in zip(caches, counts, strict=True)]
+        self._alone = (
+            self.sessions[0] if len(self.sessions) == 1 and self.sessions[0].past is not None else None
+        )
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_args: object, **_kwargs: object
@@ -39,50 +66,59 @@ class PackedBatch(Cache):  # type: ignore[misc] # transformers has no types
         the other.
         """
         slot = 2 * (layer_idx - self._first_layer)
-        if len(self.counts) == 1:
-            fresh, past = self._fresh[0], self._past[0]
-            fresh[slot].copy_(key_states)
-            fresh[slot + 1].copy_(value_states)
-            return past[slot], past[slot + 1]
-        for views, keys, values in zip(
-            self._fresh,
+        alone = self._alone
+        if alone is not None and alone.past is not None:
+            alone.write(slot, key_states)
+            alone.write(slot + 1, value_states)
+            return alone.past[slot], alone.past[slot + 1]
+        for session, keys, values in zip(
+            self.sessions,
             key_states.split_with_sizes(self.counts, 2),
             value_states.split_with_sizes(self.counts, 2),
             strict=True,
         ):
-            views[slot].copy_(keys)
-            views[slot + 1].copy_(values)
+            session.write(slot, keys)
+            session.write(slot + 1, values)
         if self._layouts[slot // 2].expands:
             return (
-                torch.cat([past[slot] for past in self._past], 2),
-                torch.cat([past[slot + 1] for past in self._past], 2),
+                torch.cat([session.read(slot) for session in self.sessions], 2),
+                torch.cat([session.read(slot + 1) for session in self.sessions], 2),
             )
         return key_states, value_states
 
     def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, rules: Rules) -> Tensor:
         """Each session's queries over its own keys and values; shapes as in `attend_sequence`, tokens
         packed."""
-        if len(self.counts) == 1:
+        if self._alone is not None:
             return attend_sequence(query, key, value, rules)
         index = layer_number(module) - self._first_layer
-        if self._layouts[index].expands:
-            lengths = [past[0].shape[2] for past in self._past]
-            pairs = list(
-                zip(key.split_with_sizes(lengths, 2), value.split_with_sizes(lengths, 2), strict=True)
-            )
-        else:
-            pairs = [(past[2 * index], past[2 * index + 1]) for past in self._past]
         queries = query.split_with_sizes(self.counts, 2)
-        attended = [attend_sequence(part, *pair, rules) for part, pair in zip(queries, pairs, strict=True)]
-        return torch.cat(attended, 2)
+        if self._layouts[index].expands:
+            lengths = [session.cache.length + session.count for session in self.sessions]
+            pairs = zip(key.split_with_sizes(lengths, 2), value.split_with_sizes(lengths, 2), strict=True)
+            attended = [
+                attend_sequence(part, *pair, rules) for part, pair in zip(queries, pairs, strict=True)
+            ]
+        else:
+            attended = [
+                _attend(session, 2 * index, part, rules)
+                for session, part in zip(self.sessions, queries, strict=True)
+            ]
+        return attended[0] if len(attended) == 1 else torch.cat(attended, 2)
 
     def commit(self) -> None:
         """The step succeeded: the new tokens count."""
-        for cache, count in zip(self.caches, self.counts, strict=True):
-            cache.length += count
+        for session in self.sessions:
+            session.cache.advance(session.count)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002 - transformers' signature
         return 0
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:  # noqa: ARG002 - as above
         return query_length, 0
+
+
+def _attend(session: StepSession, slot: int, query: Tensor, rules: Rules) -> Tensor:
+    if session.past is not None:
+        return attend_sequence(query, session.past[slot], session.past[slot + 1], rules)
+    return attend_parts(query, session.past_parts[slot], session.past_parts[slot + 1], rules)

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from molink.shards.kv_cache import SequenceCache
-from molink.shards.packed import PackedBatch
+from molink.shards.packed import PackedBatch, StepSession
 from molink.shards.probe import ProbeBatch
 from molink.shards.stage import View
 
@@ -29,7 +28,7 @@ class PaddedView(View):
         rows, places = (part[0].split_with_sizes(batch.counts) for part in (inputs, positions))
         results: list[Tensor | None] = [None] * len(batch.counts)
         for count, members in groups.items():
-            cache = LeftPaddedCache([batch.caches[member] for member in members], count)
+            cache = LeftPaddedCache([batch.sessions[member] for member in members], count)
             hidden = self._through(
                 torch.stack([rows[member] for member in members]),
                 torch.stack([places[member] for member in members]),
@@ -48,15 +47,13 @@ class LeftPaddedCache(Cache):  # type: ignore[misc] # transformers has no types
     """What a model sees as its cache: rows of sessions of any lengths, each with `count` new tokens, the shorter ones
     padded in front. Keys and values are kept in the sessions' own caches."""
 
-    def __init__(self, caches: Sequence[SequenceCache], count: int) -> None:
+    def __init__(self, sessions: Sequence[StepSession], count: int) -> None:
         super().__init__(layers=[])
-        self._caches = caches
+        self._sessions = sessions
         self._count = count
-        self._first_layer = caches[0].span.start
-        self._lengths = [cache.length + count for cache in caches]
+        self._first_layer = sessions[0].cache.span.start
+        self._lengths = [session.cache.length + count for session in sessions]
         self._longest = max(self._lengths)
-        self._fresh = [cache.slots(cache.length, count) for cache in caches]
-        self._all = [cache.slots(0, length) for cache, length in zip(caches, self._lengths, strict=True)]
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_args: object, **_kwargs: object
@@ -66,13 +63,15 @@ class LeftPaddedCache(Cache):  # type: ignore[misc] # transformers has no types
         return self._extend(slot, key_states), self._extend(slot + 1, value_states)
 
     def _extend(self, slot: int, states: Tensor) -> Tensor:
-        for fresh, new in zip(self._fresh, states.unbind(0), strict=True):
-            fresh[slot][0].copy_(new)
-        if len(self._caches) == 1:
-            return self._all[0][slot]
-        padded = states.new_zeros(len(self._caches), states.shape[1], self._longest, states.shape[3])
-        for row, kept, length in zip(padded, self._all, self._lengths, strict=True):
-            row[:, self._longest - length :] = kept[slot][0]
+        for session, new in zip(
+            self._sessions, states.split_with_sizes([1] * len(self._sessions)), strict=True
+        ):
+            session.write(slot, new)
+        if len(self._sessions) == 1:
+            return self._sessions[0].read(slot)
+        padded = states.new_zeros(len(self._sessions), states.shape[1], self._longest, states.shape[3])
+        for row, session, length in zip(padded, self._sessions, self._lengths, strict=True):
+            row[:, self._longest - length :] = session.read(slot)[0]
         return padded
 
     def mask(self, device: torch.device) -> Tensor:

@@ -9,7 +9,7 @@ from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache
 
 from molink.shards.attention import Rules, attend_sequence, layer_number
-from molink.shards.kv_cache import LayerLayout
+from molink.shards.kv_memory import LayerLayout
 from molink.shards.spec import Span
 
 _ATTENTION_TYPES = ("full_attention", "sliding_attention", "chunked_attention")
@@ -106,9 +106,11 @@ class ProbeBatch(Cache):  # type: ignore[misc] # transformers has no types
         found: dict[int, LayerLayout] = {}
         for layer in span:
             key, value = self._stored[layer][0]
-            same = layer not in self._attended or self._attended[layer][0][1]
+            attended = self._attended.get(layer)
+            rules, same, _ = attended[0] if attended else (None, True, None)
+            window = (rules.sliding_window or None) if rules is not None else None
             found[layer] = LayerLayout(
-                key.shape[1], key.shape[3], value.shape[1], value.shape[3], key.dtype, expands=not same
+                key.shape[1], key.shape[3], value.shape[1], value.shape[3], key.dtype, not same, window
             )
         return found
 

@@ -130,7 +130,7 @@ def _difference(
 ) -> str | None:
     """What goes wrong when the model is split in three and sessions join each other, or None."""
     layers = config.num_hidden_layers
-    cuts = (0, 1, max(2, layers - 1), layers)
+    cuts = (0, 1, max(min(2, layers), layers - 1), layers)
     try:
         hops = [
             _engine(config, Span(*cut), tensors, batching)

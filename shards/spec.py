@@ -13,6 +13,9 @@ QUANTIZATIONS = ("none", "int8", "nf4")
 ACTIVATION_CODECS = ("none", "float16", "bfloat16", "int8")
 """How activations may travel between peers: in the model's own numbers, or, if all agree, in fewer bytes."""
 
+KV_BLOCK_TOKENS = 16
+"""The KV cache is given out, shared and dropped in blocks of so many tokens."""
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Span:
@@ -135,8 +138,9 @@ class ModelSpec:
         return layers + embed + head
 
     def kv_bytes(self, span: Span, tokens: int) -> int:
-        """KV cache of one sequence of `tokens` tokens in the span."""
-        return tokens * sum(self.kv_bytes_per_token[span.start : span.stop])
+        """KV cache of one sequence of `tokens` tokens in the span, in whole blocks."""
+        blocks = -(-tokens // KV_BLOCK_TOKENS)
+        return blocks * KV_BLOCK_TOKENS * sum(self.kv_bytes_per_token[span.start : span.stop])
 
 
 class SamplingError(ValueError):

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from molink.shards.attention import AttendingBatch, BatchSlot
 from molink.shards.carving import cut_view, head_of, layers_path
-from molink.shards.kv_cache import LayerLayout
+from molink.shards.kv_memory import LayerLayout
 from molink.shards.probe import ProbeBatch
 from molink.shards.spec import Span
 

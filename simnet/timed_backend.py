@@ -8,7 +8,9 @@ from torch import Tensor
 
 from molink.peer.model import Progress
 from molink.shards.engine import NotHeld, Rows
-from molink.shards.kv_cache import LayerLayout, SequenceCache
+from molink.shards.kv_cache import SequenceCache, open_cache
+from molink.shards.kv_memory import LayerLayout
+from molink.shards.kv_pool import KvPool
 from molink.shards.spec import Span, merge_spans, missing_spans
 from molink.simnet.devices import Chunk, DeviceProfile
 from molink.simnet.model_shapes import ModelShape
@@ -27,6 +29,7 @@ class TimedEngine:
         self._device = device
         dtype = getattr(torch, shape.dtype)
         self._layout = LayerLayout(0, shape.head_dim, 0, shape.head_dim, dtype, expands=False)
+        self._pool = KvPool(torch.device("cpu"))
         generator = torch.Generator().manual_seed(0)
         # noise, not zeros: what compresses better than activations do would not load the links as they do
         self._noise = torch.randn(_NOISE_ROWS, shape.boundary_size, generator=generator).to(dtype)
@@ -40,10 +43,18 @@ class TimedEngine:
         self._require(span)
         self.held = tuple(left for held in self.held for left in missing_spans(held, (span,)))
 
-    def new_cache(self, span: Span, capacity_tokens: int) -> SequenceCache:
-        """A cache that counts tokens and keeps none. Raises NotHeld."""
+    def limit_kv(self, limit_bytes: int) -> bool:  # noqa: ARG002 - as Engine's
+        """Whatever the limit, caches that keep nothing fit."""
+        return True
+
+    def has_windows(self, span: Span) -> bool:  # noqa: ARG002 - as Engine's
+        """No model that is emulated forgets."""
+        return False
+
+    def new_cache(self, span: Span, capacity_tokens: int, prefix: Sequence[bytes] = ()) -> SequenceCache:
+        """A cache that counts tokens and keeps none, but remembers which prefixes it would have. Raises NotHeld."""
         self._require(span)
-        return SequenceCache(span, [self._layout] * len(span), capacity_tokens, torch.device("cpu"))
+        return open_cache(self._pool, span, [self._layout] * len(span), capacity_tokens, prefix)
 
     def step(self, span: Span, rows: Sequence[Rows], hidden: Tensor | None) -> Tensor:
         """Waits as long as the device would compute. Returns noise [sum of counts, hidden_size], or, where the span
@@ -64,7 +75,7 @@ class TimedEngine:
         result = torch.zeros(sampled, 1) if span.stop == self.spec.layers else self._noise[:count]
         time.sleep(max(0.0, began_s + compute_s - time.perf_counter()))
         for row in rows:
-            row.cache.length += row.count
+            row.cache.advance(row.count)
         return result
 
     def _require(self, span: Span) -> None:

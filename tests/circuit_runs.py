@@ -8,6 +8,7 @@ import torch
 from molink.shards.engine import Engine, Rows
 from molink.shards.kv_cache import SequenceCache
 from molink.shards.loader import load_stage
+from molink.shards.prefix import block_names
 from molink.shards.spec import ModelSpec, Span
 from molink.shards.stage import Stage
 
@@ -107,4 +108,24 @@ def greedy_joining(
         joined = runs[: 1 + step // 2]
         step_runs(circuit, [run for run in joined if len(run.tokens) < tokens])
         step += 1
+    return [run.tokens for run in runs]
+
+
+KEY = b"model"
+
+
+def start_sharing(circuit: Circuit, prompt: tuple[int, ...], tokens: int, chunk: int = 1 << 30) -> Run:
+    """A session that begins with what all hops have."""
+    names = block_names(prompt[:-1], KEY)
+    capacity = len(prompt) + tokens
+    caches = [engine.new_cache(span, capacity, names) for engine, span in circuit]
+    ready = min(cache.length for cache in caches)
+    for cache in caches:
+        cache.truncate(ready, same_tokens=True)
+    return Run(prompt, caches, chunk, fed=ready)
+
+
+def finish(circuit: Circuit, runs: list[Run], tokens: int) -> list[list[int]]:
+    while waiting := [run for run in runs if len(run.tokens) < tokens]:
+        step_runs(circuit, waiting)
     return [run.tokens for run in runs]

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from data_plane import DEADLINE_S, describe, soon
@@ -14,6 +14,7 @@ from molink.peer.link.link import Link
 from molink.peer.model import LocalModel
 from molink.peer.prefill_chunks import Cut, chunk_lengths
 from molink.peer.protocol import molink_pb2 as pb
+from molink.shards.prefix import block_names
 from molink.shards.spec import Span
 
 
@@ -24,13 +25,19 @@ class ServedCircuit:
     peers: list[Served]
     spans: list[Span]
     links: list[Link]
+    held: dict[int, list[int]] = field(default_factory=dict)
+    """By session: how many tokens of its prompt's beginning each hop held when it was ready."""
 
-    async def reserve(self, session: int, prompt_tokens: int, new_tokens: int) -> pb.SessionDescriptor:
+    async def reserve(
+        self, session: int, prompt_tokens: int, new_tokens: int, prefix_blocks: bytes = b""
+    ) -> pb.SessionDescriptor:
         """A session that is ready at every hop."""
         hops = [peer.hop(span) for peer, span in zip(self.peers, self.spans, strict=True)]
         descriptor = describe(hops, session=session, spec=self.peers[0].spec)
         descriptor.prompt_tokens, descriptor.capacity_tokens = prompt_tokens, prompt_tokens + new_tokens + 1
         descriptor.sampling.max_new_tokens = new_tokens
+        descriptor.prefix_blocks = prefix_blocks
+        self.held[session] = []
         descriptor.sampling.ClearField("stop_token_ids")
         for hop, link in enumerate(self.links):
             response, _ = await link.request(
@@ -41,15 +48,25 @@ class ServedCircuit:
             asked = pb.AwaitReady(session=descriptor.session, epoch=descriptor.epoch, wait_ms=5000)
             response, _ = await link.request(pb.Request(await_ready=asked), DEADLINE_S)
             assert response.readiness.ready, response
+            self.held[session].append(response.readiness.prefix_tokens)
         return descriptor
 
-    async def generate(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> list[list[int]]:
-        """The tokens of generations that start together, as sessions 1, 2, ..."""
-        descriptors = [
-            await self.reserve(session, len(prompt), new_tokens) for session, prompt in enumerate(prompts, 1)
-        ]
-        for descriptor, prompt in zip(descriptors, prompts, strict=True):
-            start = pb.Start(session=descriptor.session, epoch=1, token_ids=list(prompt))
+    async def generate(
+        self, prompts: Sequence[Sequence[int]], new_tokens: int, prefix_key: bytes | None = None
+    ) -> list[list[int]]:
+        """The tokens of generations that start together, as sessions 1, 2, ...; with a key, they share what they can of
+        their prompts."""
+        descriptors = []
+        for session, prompt in enumerate(prompts, 1):
+            names = block_names(prompt[:-1], prefix_key) if prefix_key is not None else ()
+            descriptors.append(await self.reserve(session, len(prompt), new_tokens, b"".join(names)))
+        for session, (descriptor, prompt) in enumerate(zip(descriptors, prompts, strict=True), 1):
+            start = pb.Start(
+                session=descriptor.session,
+                epoch=1,
+                token_ids=list(prompt),
+                prefix_tokens=min(self.held[session]),
+            )
             assert self.links[0].post(start)
         got: dict[bytes, list[int]] = {descriptor.session: [] for descriptor in descriptors}
         while any(len(tokens) < new_tokens for tokens in got.values()):

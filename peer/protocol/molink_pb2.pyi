@@ -265,6 +265,7 @@ class SessionDescriptor(_message.Message):
     CAPACITY_TOKENS_FIELD_NUMBER: _builtins.int
     TRACE_FIELD_NUMBER: _builtins.int
     ACTIVATION_CODEC_FIELD_NUMBER: _builtins.int
+    PREFIX_BLOCKS_FIELD_NUMBER: _builtins.int
     session: _builtins.bytes
     """16 bytes, chosen by the client"""
     epoch: _builtins.int
@@ -278,6 +279,8 @@ class SessionDescriptor(_message.Message):
     """hops report their times"""
     activation_codec: _builtins.str
     """on links whose ends both take it; empty: the model's own numbers everywhere"""
+    prefix_blocks: _builtins.bytes
+    """names of the prompt's leading blocks of 16 tokens, 16 bytes each"""
     @_builtins.property
     def hops(self) -> _containers.RepeatedCompositeFieldContainer[Global___Hop]: ...
     @_builtins.property
@@ -294,10 +297,11 @@ class SessionDescriptor(_message.Message):
         capacity_tokens: _builtins.int = ...,
         trace: _builtins.bool = ...,
         activation_codec: _builtins.str = ...,
+        prefix_blocks: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_codec", b"activation_codec", "capacity_tokens", b"capacity_tokens", "epoch", b"epoch", "hops", b"hops", "model_hash", b"model_hash", "prompt_tokens", b"prompt_tokens", "sampling", b"sampling", "session", b"session", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_codec", b"activation_codec", "capacity_tokens", b"capacity_tokens", "epoch", b"epoch", "hops", b"hops", "model_hash", b"model_hash", "prefix_blocks", b"prefix_blocks", "prompt_tokens", b"prompt_tokens", "sampling", b"sampling", "session", b"session", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -310,8 +314,11 @@ class Start(_message.Message):
     SESSION_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    PREFIX_TOKENS_FIELD_NUMBER: _builtins.int
     session: _builtins.bytes
     epoch: _builtins.int
+    prefix_tokens: _builtins.int
+    """so many at the beginning are in every hop's KV cache already"""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """the whole history: prompt, and what was generated before a failover"""
@@ -322,10 +329,11 @@ class Start(_message.Message):
         session: _builtins.bytes = ...,
         epoch: _builtins.int = ...,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        prefix_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "session", b"session", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "prefix_tokens", b"prefix_tokens", "session", b"session", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -368,6 +376,7 @@ class ActivationRow(_message.Message):
     SAMPLE_FIELD_NUMBER: _builtins.int
     PREFILL_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
+    PREFIX_TOKENS_FIELD_NUMBER: _builtins.int
     session: _builtins.bytes
     epoch: _builtins.int
     step: _builtins.int
@@ -376,6 +385,8 @@ class ActivationRow(_message.Message):
     sample: _builtins.bool
     """the tail draws a token after the last of them"""
     prefill: _builtins.bool
+    prefix_tokens: _builtins.int
+    """in step 0: tokens before the first row, which the KV cache holds already"""
     @_builtins.property
     def timings(self) -> _containers.RepeatedCompositeFieldContainer[Global___HopTiming]: ...
     def __init__(
@@ -388,10 +399,11 @@ class ActivationRow(_message.Message):
         sample: _builtins.bool = ...,
         prefill: _builtins.bool = ...,
         timings: _abc.Iterable[Global___HopTiming] | None = ...,
+        prefix_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "prefill", b"prefill", "rows", b"rows", "sample", b"sample", "session", b"session", "step", b"step", "timings", b"timings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "prefill", b"prefill", "prefix_tokens", b"prefix_tokens", "rows", b"rows", "sample", b"sample", "session", b"session", "step", b"step", "timings", b"timings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -785,19 +797,23 @@ class Readiness(_message.Message):
     READY_FIELD_NUMBER: _builtins.int
     LOADED_BYTES_FIELD_NUMBER: _builtins.int
     TOTAL_BYTES_FIELD_NUMBER: _builtins.int
+    PREFIX_TOKENS_FIELD_NUMBER: _builtins.int
     ready: _builtins.bool
     loaded_bytes: _builtins.int
     total_bytes: _builtins.int
+    prefix_tokens: _builtins.int
+    """of the prompt's beginning, in the KV cache already and kept for this session"""
     def __init__(
         self,
         *,
         ready: _builtins.bool = ...,
         loaded_bytes: _builtins.int = ...,
         total_bytes: _builtins.int = ...,
+        prefix_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["loaded_bytes", b"loaded_bytes", "ready", b"ready", "total_bytes", b"total_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["loaded_bytes", b"loaded_bytes", "prefix_tokens", b"prefix_tokens", "ready", b"ready", "total_bytes", b"total_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

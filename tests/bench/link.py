@@ -18,6 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from link_runs import Bench, Run, Shape, Work, median, p99
+from tables import Table
 from this_machine import processor
 
 OURS = "policy:molink"
@@ -39,32 +40,6 @@ SHARE_BAR = 0.08
 TWO_LINKS_BAR = 1.5
 """Decode's median over idle while another link carries a prefill."""
 CPU_BAR_CORES, ADDED_BAR_MS = 0.15, 0.35
-
-
-class Table:
-    """Rows of bar, figure and verdict, printed as they come."""
-
-    def __init__(self) -> None:
-        self.rows: list[dict[str, object]] = []
-
-    def note(self, name: str, text: str, **figures: object) -> None:
-        """A row without a bar."""
-        self._add(name, "", text, "", figures)
-
-    def judge(
-        self, name: str, figure: float, unit: str, bar: float, *, least: bool = False, **more: object
-    ) -> None:
-        """A row with one: the figure must be at most the bar, with `least` at least."""
-        held = figure >= bar if least else figure <= bar
-        sign = ">=" if least else "<="
-        self._add(
-            name, f"{sign} {bar:.4g} {unit}", f"{figure:.4g} {unit}", "holds" if held else "MISSED",
-            {"figure": figure, "bar": bar, "unit": unit, "held": held, **more},
-        )  # fmt: skip
-
-    def _add(self, name: str, bar: str, figure: str, verdict: str, figures: dict[str, object]) -> None:
-        self.rows.append({"name": name, **figures})
-        print(f"  {name:<44}{bar:>16}  {figure:<40}{verdict}", flush=True)
 
 
 def told_window(shape: Shape) -> int:

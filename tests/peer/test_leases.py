@@ -86,12 +86,12 @@ def test_two_clients_that_want_the_same_cold_layers_share_one_load() -> None:
 def test_of_two_clients_that_race_for_the_same_memory_one_is_told_when_to_come_back() -> None:
     leases = book(kv=100)
     leases.loaded(SPEC.whole)
-    granted(leases.request(key(1), Span(0, 1), 60, "alice", 0.0))
-    refusal = refused(leases.request(key(2), Span(0, 1), 60, "bob", 12.0), "memory")
+    granted(leases.request(key(1), Span(0, 1), 64, "alice", 0.0))
+    refusal = refused(leases.request(key(2), Span(0, 1), 64, "bob", 12.0), "memory")
     assert refusal.retry_after_s == pytest.approx(TTL_S - 12.0)
-    assert "60 B of KV cache" in refusal.detail
+    assert "64 B of KV cache" in refusal.detail
     leases.release(key(1))
-    granted(leases.request(key(2), Span(0, 1), 60, "bob", 12.0))
+    granted(leases.request(key(2), Span(0, 1), 64, "bob", 12.0))
 
 
 def test_the_hint_is_when_enough_memory_will_have_run_out() -> None:
@@ -145,17 +145,17 @@ def test_a_higher_epoch_replaces_the_session_s_lease_whose_memory_is_free_for_it
     leases = book(kv=100)
     leases.loaded(SPEC.whole)
     older = granted(leases.request(key(1), Span(0, 1), 80, "alice", 0.0)).lease
-    answer = granted(leases.request(key(1, epoch=2), Span(0, 1), 90, "alice", 1.0))
+    answer = granted(leases.request(key(1, epoch=2), Span(0, 1), 96, "alice", 1.0))
     assert answer.replaced == older
     assert leases.leases == (answer.lease,)
-    assert leases.free_kv_bytes == 100 - 90
+    assert leases.free_kv_bytes == 100 - 96
     assert leases.release(key(1)) is None
     assert not leases.renew(key(1), 2.0)
     refused(leases.request(key(1), Span(0, 1), 80, "alice", 2.0), "epoch")
 
 
 def test_a_refused_higher_epoch_leaves_the_older_lease_as_it_was() -> None:
-    leases = book(kv=100)
+    leases = book(kv=250)
     granted(leases.request(key(9), SPEC.whole, 1, "bob", 0.0))
     older = granted(leases.request(key(1), Span(0, 1), 80, "alice", 0.0)).lease
     refused(leases.request(key(1, epoch=2), Span(0, 1), 150, "alice", 1.0), "memory")
@@ -305,7 +305,7 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @initialize(
         weight_limit=st.integers(100, 800),
-        kv=st.integers(0, 400),
+        kv=st.integers(0, 1200),
         max_sessions=st.integers(1, 4),
         owned=st.integers(1, 3),
     )

@@ -34,6 +34,8 @@ assert not BARRED & set(sys.modules), BARRED & set(sys.modules)
 """
 
 DECISIONS = [
+    "molink.shards.block_allocator",
+    "molink.shards.prefix",
     "molink.shards.spec",
     "molink.shards.ranges",
     "molink.peer.codecs",

@@ -16,6 +16,7 @@ from molink.peer.pipeline import STEP_OVERHEAD_MS, TOKEN_BYTES
 from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.protocol.frames import ProtocolError
 from molink.peer.sessions import MAX_HOPS, MAX_STANDBYS, HopSession, SessionTable, read_plan
+from molink.shards.prefix import NAME_BYTES
 from molink.shards.spec import SamplingParams, Span
 
 IDENTITIES = [Identity.generate() for _ in range(6)]
@@ -252,3 +253,19 @@ def test_each_hop_knows_its_neighbours_and_the_tail_returns_to_the_head() -> Non
     assert first.previous_peer_id == IDENTITIES[2].peer_id
     assert second.previous_peer_id == IDENTITIES[0].peer_id
     assert second.span == Span(2, 5)
+
+
+def test_the_names_of_a_prompt_s_blocks_are_read_in_order() -> None:
+    asked = good()
+    asked.prompt_tokens, asked.capacity_tokens = 47, 60
+    asked.prefix_blocks = b"a" * NAME_BYTES + b"b" * NAME_BYTES
+    assert read_plan(asked, SPEC).prefix == (b"a" * NAME_BYTES, b"b" * NAME_BYTES)
+
+
+@pytest.mark.parametrize("names", [b"x", b"x" * (NAME_BYTES - 1), b"x" * NAME_BYTES * 3])
+def test_names_that_a_prompt_cannot_have_are_refused(names: bytes) -> None:
+    asked = good()
+    asked.prompt_tokens, asked.capacity_tokens = 47, 60
+    asked.prefix_blocks = names
+    with pytest.raises(ProtocolError, match="names"):
+        read_plan(asked, SPEC)

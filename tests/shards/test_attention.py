@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from molink.shards.attention import Rules, attend_sequence
+from molink.shards.attention import Rules, attend_parts, attend_sequence
 
 
 def by_definition(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rules: Rules) -> torch.Tensor:
@@ -75,3 +75,37 @@ def test_attention_over_strided_caches_needs_no_copy(queries: int) -> None:
     rules = Rules(None, None, None, None)
     strided = attend_sequence(query, key, value, rules)
     assert torch.equal(strided, attend_sequence(query, key.contiguous(), value.contiguous(), rules))
+
+
+@settings(deadline=None)
+@given(
+    pieces=st.lists(st.integers(1, 6), min_size=1, max_size=5),
+    share=st.floats(0, 1),
+    groups=st.integers(1, 2),
+    value_dim=st.sampled_from([4, 8]),
+    scaling=st.sampled_from([None, 0.3]),
+    window=st.sampled_from([None, 3]),
+    softcap=st.sampled_from([None, 2.0]),
+    scale=st.sampled_from([1.0, 30.0]),
+)
+def test_attention_over_pieces_is_that_over_their_whole(
+    pieces: list[int],
+    share: float,
+    groups: int,
+    value_dim: int,
+    scaling: float | None,
+    window: int | None,
+    softcap: float | None,
+    scale: float,
+) -> None:
+    keys = sum(pieces)
+    queries = max(1, round(share * keys))
+    generator = torch.Generator().manual_seed(100 * keys + queries)
+    query = torch.randn(1, 2 * groups, queries, 8, generator=generator) * scale
+    key = torch.randn(1, 2, keys, 8, generator=generator)
+    value = torch.randn(1, 2, keys, value_dim, generator=generator)
+    rules = Rules(scaling, window, softcap, None)
+    attended = attend_parts(query, key.split(pieces, 2), value.split(pieces, 2), rules)
+    torch.testing.assert_close(
+        attended.double(), by_definition(query, key, value, rules), atol=2e-5, rtol=1e-4
+    )

@@ -1,0 +1,91 @@
+"""The tensors behind blocks of the KV cache."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LayerLayout:
+    """What one layer's attention hands to its cache for each token. Learnt by running it once, see
+    `probe.py`."""
+
+    key_heads: int
+    key_dim: int
+    value_heads: int
+    value_dim: int
+    dtype: torch.dtype
+    expands: bool
+    """Whether the layer transforms what the cache returns before it attends, as multi-head latent attention
+    does."""
+    window: int | None = None
+    """How many of the latest tokens, its own included, a token sees; None: all."""
+
+    @property
+    def bytes_per_token(self) -> int:
+        elements = self.key_heads * self.key_dim + self.value_heads * self.value_dim
+        return elements * self.dtype.itemsize
+
+
+class KvMemory:
+    """Keys and values of some layers for a run of tokens.
+
+    Those of equal shape share one tensor [slots, 1, heads, tokens, dim], so that the views that a step needs of all
+    layers cost two operations, and attention reads neighbouring tokens without a copy. Slot 2i is the keys and slot
+    2i + 1 the values of the i-th layer.
+    """
+
+    __slots__ = ("_order", "buffers")
+
+    def __init__(self, layouts: Sequence[LayerLayout], tokens: int, device: torch.device) -> None:
+        shapes = [
+            shape
+            for layout in layouts
+            for shape in (
+                (layout.key_heads, layout.key_dim, layout.dtype),
+                (layout.value_heads, layout.value_dim, layout.dtype),
+            )
+        ]
+        groups: dict[tuple[int, int, torch.dtype], list[int]] = {}
+        for slot, shape in enumerate(shapes):
+            groups.setdefault(shape, []).append(slot)
+        self.buffers = [
+            torch.empty(len(slots), 1, heads, tokens, dim, dtype=dtype, device=device)
+            for (heads, dim, dtype), slots in groups.items()
+        ]
+        self._order = [slot for slots in groups.values() for slot in slots] if len(groups) > 1 else None
+
+    def slots(self, start: int, tokens: int) -> list[Tensor]:
+        """Views [1, heads, tokens, dim] of tokens [start, start + tokens), one for each slot."""
+        if self._order is None:
+            return list(self.buffers[0].narrow(3, start, tokens).unbind(0))
+        views: list[Tensor] = [self.buffers[0]] * len(self._order)
+        grouped = (view for buffer in self.buffers for view in buffer.narrow(3, start, tokens).unbind(0))
+        for slot, view in zip(self._order, grouped, strict=True):
+            views[slot] = view
+        return views
+
+    def copy_from(self, source: "KvMemory", source_start: int, start: int, tokens: int) -> None:
+        """Takes over tokens of memory of the same layouts."""
+        for theirs, ours in zip(source.buffers, self.buffers, strict=True):
+            ours.narrow(3, start, tokens).copy_(theirs.narrow(3, source_start, tokens))
+
+
+def raw_bytes(views: Sequence[Tensor]) -> bytes:
+    """Views [1, heads, tokens, dim] of neighbouring tokens as bytes of [heads, all tokens, dim]."""
+    whole = views[0] if len(views) == 1 else torch.cat(list(views), 2)
+    whole = whole.to("cpu").contiguous()
+    return bytes(whole.view(torch.uint8).numpy().data) if whole.numel() else b""
+
+
+def write_raw(views: Sequence[Tensor], raw: memoryview) -> None:
+    """The reverse: as many bytes as the views have."""
+    first = views[0]
+    tokens = [view.shape[2] for view in views]
+    held = torch.empty(raw.nbytes, dtype=torch.uint8)
+    held.numpy().data[:] = raw
+    whole = held.view(first.dtype).view(1, first.shape[1], sum(tokens), first.shape[3])
+    for view, part in zip(views, whole.split_with_sizes(tokens, 2), strict=True):
+        view.copy_(part)

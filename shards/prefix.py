@@ -1,0 +1,34 @@
+"""Names of shared blocks: two sessions whose tokens agree up to a block's end have the same name for it. Pure."""
+
+from collections.abc import Sequence
+from hashlib import blake2b
+
+from molink.shards.spec import KV_BLOCK_TOKENS
+
+NAME_BYTES = 16
+MAX_PREFIX_BLOCKS = 1024
+"""So many blocks of a prompt are named at most."""
+
+
+def names_of_owner(names: Sequence[bytes], owner: str) -> tuple[bytes, ...]:
+    """The same places, under names that nobody else has: sessions of different owners share nothing, so that nobody
+    learns from a hit what another has asked."""
+    key = blake2b(owner.encode(), digest_size=32).digest()
+    return tuple(blake2b(name, key=key, digest_size=NAME_BYTES).digest() for name in names)
+
+
+def block_names(token_ids: Sequence[int], key: bytes) -> tuple[bytes, ...]:
+    """A name of NAME_BYTES bytes for each full block: a keyed hash of all tokens up to its end, so that a name stands
+    for a place in a text and not for a block alone.
+
+    `key` (any length) is what sessions must have in common to share: at least the model. Who has the key can find out
+    whether a text that they guess is the one that was hashed. Token ids are in [0, 2**32).
+    """
+    root = blake2b(key, digest_size=NAME_BYTES).digest()
+    names: list[bytes] = []
+    for end in range(KV_BLOCK_TOKENS, len(token_ids) + 1, KV_BLOCK_TOKENS):
+        block = token_ids[end - KV_BLOCK_TOKENS : end]
+        content = b"".join(token.to_bytes(4, "little") for token in block)
+        root = blake2b(content, key=root, digest_size=NAME_BYTES).digest()
+        names.append(root)
+    return tuple(names)

@@ -1,0 +1,122 @@
+"""Tokens that were prefilled once are shared, and nobody can tell from the text."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from circuit_runs import KEY, Circuit, engine_with, finish, greedy, start_sharing, step_runs
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_models import VOCABULARY
+
+from molink.shards.prefix import NAME_BYTES, block_names
+from molink.shards.spec import KV_BLOCK_TOKENS, Span
+
+TinyModel = Callable[[str], Path]
+
+TEXT = tuple((7 * i * i + 3 * i) % VOCABULARY for i in range(90))
+TOKENS = 12
+
+
+def check(circuit: Circuit) -> None:
+    for engine, _ in circuit:
+        engine.pool.check_integrity()
+
+
+SPLITS: dict[int, list[tuple[int, int]]] = {1: [(0, 6)], 2: [(0, 2), (2, 6)], 3: [(0, 1), (1, 4), (4, 6)]}
+
+
+@pytest.mark.parametrize("hops", SPLITS)
+@pytest.mark.parametrize("architecture", ["llama", "gemma2", "deepseek_v3", "gpt_oss", "mistral"])
+def test_a_hit_gives_the_tokens_of_a_miss(tiny_model: TinyModel, architecture: str, hops: int) -> None:
+    folder = tiny_model(architecture)
+    circuit: Circuit = [(engine_with(folder, span), Span(*span)) for span in SPLITS[hops]]
+    prompts = [TEXT[:50], TEXT[:50], TEXT, TEXT[:32] + TEXT[60:80], TEXT[:33], TEXT[50:]]
+    expected = [greedy(circuit, prompt, TOKENS) for prompt in prompts]
+    ready, found, held = [], [], []
+    for prompt in prompts:
+        run = start_sharing(circuit, prompt, TOKENS, chunk=20)
+        ready.append(run.fed)
+        held.append(run)
+        found += finish(circuit, [run], TOKENS)
+        check(circuit)
+    assert found == expected
+    if architecture not in ("mistral", "gemma2", "gpt_oss"):
+        assert ready == [0, 48, 48, 32, 32, 0]
+    together = [start_sharing(circuit, prompt, TOKENS, chunk=20) for prompt in prompts]
+    assert [run.fed for run in together[:3]] == [48, 48, 80]
+    assert finish(circuit, together, TOKENS) == expected
+    check(circuit)
+
+
+def test_sharing_sessions_store_what_they_share_once(tiny_model: TinyModel) -> None:
+    engine = engine_with(tiny_model("llama"), (0, 6))
+    circuit: Circuit = [(engine, Span(0, 6))]
+    runs = [start_sharing(circuit, TEXT, 6)]
+    alone = engine.pool.used_bytes
+    finish(circuit, runs, 1)
+    runs += [start_sharing(circuit, TEXT, 6) for _ in range(4)]
+    assert alone == runs[0].caches[0].nbytes == 6 * engine.pool.used_bytes // 10
+    assert len({tuple(tokens) for tokens in finish(circuit, runs, 6)}) == 1
+
+
+def test_a_session_that_goes_back_into_what_it_shares_leaves_it_to_the_others(tiny_model: TinyModel) -> None:
+    engine = engine_with(tiny_model("llama"), (0, 6))
+    circuit: Circuit = [(engine, Span(0, 6))]
+    first = start_sharing(circuit, TEXT, TOKENS)
+    step_runs(circuit, [first])
+    second = start_sharing(circuit, TEXT, TOKENS)
+    for length in (70, 64, 40):
+        second.caches[0].truncate(length)
+        second.prompt, second.fed, second.tokens = TEXT[:length] + TEXT[:9], length, []
+        (tokens,) = finish(circuit, [second], 4)
+        assert tokens == greedy(circuit, second.prompt, 4)
+    assert finish(circuit, [first], TOKENS) == [greedy(circuit, TEXT, TOKENS)]
+    assert engine.match_prefix(Span(0, 6), block_names(TEXT, KEY)) == 80
+    check(circuit)
+
+
+def test_other_layers_share_nothing_and_layers_that_are_dropped_forget(tiny_model: TinyModel) -> None:
+    engine = engine_with(tiny_model("llama"), (0, 6))
+    names = block_names(TEXT, KEY)
+    circuit: Circuit = [(engine, Span(0, 6))]
+    finish(circuit, [start_sharing(circuit, TEXT, 2)], 2)
+    assert engine.match_prefix(Span(0, 6), names) == 80
+    assert engine.new_cache(Span(0, 3), 100, names).length == 0
+    engine.detach(Span(5, 6))
+    assert engine.pool.used_bytes == 0
+    check(circuit)
+
+
+def test_the_least_recently_used_prefix_goes_first(tiny_model: TinyModel) -> None:
+    engine = engine_with(tiny_model("llama"), (0, 6))
+    span = Span(0, 6)
+    circuit: Circuit = [(engine, span)]
+    texts = [tuple((token + shift) % VOCABULARY for token in TEXT) for shift in range(3)]
+    for text in texts[:2]:
+        finish(circuit, [start_sharing(circuit, text, 2)], 2)
+    finish(circuit, [start_sharing(circuit, texts[0], 2)], 2)
+    engine.pool.limit(engine.pool.used_bytes)
+    finish(circuit, [start_sharing(circuit, texts[2], 2)], 2)
+    ready = [engine.match_prefix(span, block_names(text, KEY)) for text in texts]
+    assert ready[0] == ready[2] == 80
+    assert ready[1] < 80
+
+
+@given(
+    first=st.lists(st.integers(0, 2**32 - 1), max_size=70),
+    second=st.lists(st.integers(0, 2**32 - 1), max_size=70),
+    common=st.integers(0, 70),
+    key=st.binary(max_size=80),
+)
+def test_names_agree_exactly_as_far_as_the_tokens_do(
+    first: list[int], second: list[int], common: int, key: bytes
+) -> None:
+    second = first[:common] + second[common:]
+    ours, theirs = block_names(first, key), block_names(second, key)
+    assert len(ours) == len(first) // KV_BLOCK_TOKENS
+    assert all(len(name) == NAME_BYTES for name in ours)
+    for index, (one, other) in enumerate(zip(ours, theirs, strict=False)):
+        end = (index + 1) * KV_BLOCK_TOKENS
+        assert (one == other) == (first[:end] == second[:end])
+    assert not set(ours) & set(block_names(first, key + b"x"))
