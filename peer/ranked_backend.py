@@ -250,7 +250,7 @@ def _as_engine_error(refused: RankRefused) -> Exception:
             return MemoryError(str(refused))
         case "OSError" | "FileNotFoundError" | "PermissionError":
             return OSError(str(refused))
-        case "ValueError" | "NotHeld" | "CacheFull" | "WeightsError" | "UnsupportedArchitecture":
+        case "ValueError" | "NotHeld" | "CacheFull" | "PoolFull" | "WeightsError" | "UnsupportedArchitecture":
             return ValueError(str(refused))
     return RuntimeError(f"{refused.kind}: {refused}")
 
