@@ -58,6 +58,7 @@ class DeviceBackend:
             self._model.folder,
             span,
             dtype=self._model.spec.dtype,
+            quantization=self._model.spec.quantization,
             device=self._device,
             progress=progress,
             manifest=self._model.manifest,

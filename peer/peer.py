@@ -34,6 +34,7 @@ from molink.peer.model import LocalModel, most_needed, open_model
 from molink.peer.placing import Placing
 from molink.peer.prober import Prober
 from molink.peer.profiler import Profile, cached_or_measured
+from molink.peer.quantization_effect import measure_quantization
 from molink.peer.running import say
 from molink.peer.serving import Serving, batch_limits
 from molink.peer.settings import JoinSettings, where_to_join
@@ -191,6 +192,9 @@ class Peer:
         profile = await asyncio.to_thread(
             cached_or_measured, model.folder, model.spec, device, self._state.profiles, self._report
         )
+        if model.spec.quantization != "none":
+            self._report(f"Measuring what {model.spec.quantization} weights do to {model.spec.name}")
+            say(str(await asyncio.to_thread(measure_quantization, model, device)))
         activation_codecs = opted_in(self._settings.activation_codec, model.spec.dtype)
         if model.spec.layers > 1:
             for codec in activation_codecs:

@@ -138,7 +138,8 @@ class _Bench:
         self._device = device
         self._span = span
         self._engine = Engine(spec, device)
-        self._engine.attach(load_stage(folder, span, dtype=spec.dtype, device=device))
+        stage = load_stage(folder, span, dtype=spec.dtype, quantization=spec.quantization, device=device)
+        self._engine.attach(stage)
         self._context = min(CONTEXT_TOKENS, max(1, spec.context_length // 2))
         self._capacity = min(spec.context_length, self._context + (len(BATCH_SIZES) + 1) * (STEPS + 1))
         self._steps = min(STEPS, max(1, (self._capacity - self._context) // (len(BATCH_SIZES) + 1) - 1))

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from molink.shards.errors import UnsupportedArchitecture, WeightsError, name_som
 from molink.shards.lazy_tensors import CountedTensor, LoadCounter, Progress, open_tensors
 from molink.shards.manifest import Manifest
 from molink.shards.probe import ProbeBatch, config_refusal, probe_input, rope_settings
+from molink.shards.quantize import StreamingQuantizer, return_freed_memory
 from molink.shards.spec import Span
 from molink.shards.stage import Stage, StageFacts, View, shorten_lookups
 from molink.shards.store import read_settings
@@ -47,25 +48,30 @@ def load_stage(
     span: Span,
     *,
     dtype: str,
+    quantization: str = "none",
     device: str = "cpu",
     progress: Progress | None = None,
     manifest: Manifest | None = None,
 ) -> Stage:
     """Loads the layers of `span`, the embedding if it starts the model, final norm and head if it ends it.
 
+    With a `quantization` other than none, matrices are quantized one after the other as they are read.
     With a `manifest`, what is loaded is hashed on the way and has to be what it names: files may have been
     altered since the manifest was read. Reads local files only and never runs code from the folder.
 
     Raises WeightsError where tensors are missing, of other shapes, unreadable or not the manifest's, its subclass
-    UnsupportedArchitecture where the model's kind cannot be served, and ValueError where the span reaches beyond
-    the model.
+    UnsupportedArchitecture where the model's kind cannot be served, QuantizationUnavailable where a package is
+    missing for it, and ValueError where the span reaches beyond the model.
     """
+    quantizer = None if quantization == "none" else StreamingQuantizer(quantization)
     config = _read_config(folder)
     if span.stop > config.num_hidden_layers:
         raise ValueError(f"{folder} has {config.num_hidden_layers} layers, so there is no span {span}")
-    model = _load_model(folder, config, span, dtype_of(dtype), progress, manifest)
+    model = _load_model(folder, config, span, dtype_of(dtype), quantizer, progress, manifest)
     model.to(torch.device(device)).requires_grad_(requires_grad=False)
-    return _probed_stage(folder, model, config, span, torch.device(device))
+    if quantizer is not None:
+        return_freed_memory()
+    return _probed_stage(folder, model, config, span, dtype_of(dtype), torch.device(device))
 
 
 def _read_config(folder: Path) -> PreTrainedConfig:
@@ -90,6 +96,7 @@ def _load_model(
     config: PreTrainedConfig,
     span: Span,
     dtype: torch.dtype,
+    quantizer: StreamingQuantizer | None,
     progress: Progress | None,
     manifest: Manifest | None,
 ) -> PreTrainedModel:
@@ -100,7 +107,9 @@ def _load_model(
         tensors, unreadable = open_tensors(folder, files)
         counter = LoadCounter(progress, dtype.itemsize)
         gaps = _Gaps(folder, span, unreadable)
-        model_class = _carved_class(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], span, counter, gaps)
+        model_class = _carved_class(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], span, counter, gaps, quantizer)
+        if quantizer is not None:
+            config._experts_implementation = "eager"  # noqa: SLF001 - of the others, none takes matrices one by one
         try:
             with _quiet_transformers():
                 model, info = model_class.from_pretrained(
@@ -156,7 +165,11 @@ class _Gaps:
 
 
 def _carved_class(
-    model_class: type[PreTrainedModel], span: Span, counter: LoadCounter, gaps: _Gaps
+    model_class: type[PreTrainedModel],
+    span: Span,
+    counter: LoadCounter,
+    gaps: _Gaps,
+    quantizer: StreamingQuantizer | None,
 ) -> type[PreTrainedModel]:
     """A subclass that is carved as soon as it is built, which from_pretrained does without allocating.
 
@@ -170,14 +183,22 @@ def _carved_class(
         carve(self, span)
         counter.expected_elements = sum(parameter.numel() for parameter in self.parameters())
 
-    def finalize(model: PreTrainedModel, load_config: object, info: Any) -> Any:  # noqa: ANN401 - transformers has no types
+    def load(model: PreTrainedModel, state: object, files: object, load_config: Any) -> Any:  # noqa: ANN401 - transformers has no types
+        settings = load_config if quantizer is None else replace(load_config, hf_quantizer=quantizer)
+        return model_class._load_pretrained_model(model, state, files, settings)  # noqa: SLF001 - the step it extends
+
+    def finalize(model: PreTrainedModel, load_config: object, info: Any) -> Any:  # noqa: ANN401 - as above
         tied = {name for pair in model.all_tied_weights_keys.items() for name in pair}
-        gaps.refuse(info.missing_keys - tied, info.mismatched_keys, info.conversion_errors)
+        mismatched = (
+            info.mismatched_keys if quantizer is None else info.mismatched_keys | quantizer.mismatched
+        )
+        gaps.refuse(info.missing_keys - tied, mismatched, info.conversion_errors)
         return model_class._finalize_model_loading(model, load_config, info)  # noqa: SLF001 - the step it extends
 
     body = {
         "__module__": model_class.__module__,
         "__init__": __init__,
+        "_load_pretrained_model": staticmethod(load),
         "_finalize_model_loading": staticmethod(finalize),
         "_keys_to_ignore_on_load_unexpected": [r".*"],
         "_keys_to_ignore_on_load_missing": None,
@@ -186,7 +207,12 @@ def _carved_class(
 
 
 def _probed_stage(
-    folder: Path, model: PreTrainedModel, config: PreTrainedConfig, span: Span, device: torch.device
+    folder: Path,
+    model: PreTrainedModel,
+    config: PreTrainedConfig,
+    span: Span,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> Stage:
     slot = BatchSlot()
     layers = model.get_submodule(layers_path(model))
@@ -198,7 +224,7 @@ def _probed_stage(
         hidden_size=config.hidden_size,
         vocabulary_size=config.vocab_size,
         context_length=_context_length(config),
-        dtype=model.dtype,
+        dtype=dtype,
     )
     stage = Stage(model, span, facts, {}, slot)
     probe = ProbeBatch()

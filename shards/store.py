@@ -193,7 +193,7 @@ def _group(entries: list[Entry]) -> TensorGroup:
         for size in tensor.shape:
             count *= size
         elements[tensor.dtype] = elements.get(tensor.dtype, 0) + count
-        in_matrices, rows = matrix_size(tensor.shape)
+        in_matrices, rows = matrix_size(tensor.name, tensor.shape)
         matrix_elements += in_matrices
         matrix_rows += rows
     digest = group_digest([(tensor.name, tensor.dtype, tensor.shape, sha256) for tensor, sha256 in entries])

@@ -121,8 +121,6 @@ def test_port_zero_means_any_free_one(environment: dict[str, str]) -> None:
             {"relay": "on"},
             "relays do not exist yet in this version; leave --relay out, or open the gRPC port",
         ),
-        ({"quantization": "int8"}, "--quantization int8 does not exist yet in this version"),
-        ({"quantization": "nf4"}, "--quantization nf4 does not exist yet in this version"),
         ({"partner": PEER}, f"--partner {PEER} does not exist yet in this version"),
         ({"device": "gpu"}, "--device 'gpu' is not known"),
         ({"device": "cuda:x"}, "not known"),
