@@ -25,6 +25,8 @@ from molink.shards.quantize import StreamingQuantizer, return_freed_memory
 from molink.shards.spec import Span
 from molink.shards.stage import Stage, StageFacts, View, shorten_lookups
 from molink.shards.store import read_settings
+from molink.shards.stored_quantization import stored_quantization
+from molink.shards.unpacking import unpacked
 from molink.shards.verification import Fingerprints
 
 _QUIET = threading.Lock()
@@ -110,15 +112,19 @@ def _load_model(
         model_class = _carved_class(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], span, counter, gaps, quantizer)
         if quantizer is not None:
             config._experts_implementation = "eager"  # noqa: SLF001 - of the others, none takes matrices one by one
+        state: dict[str, Any] = {
+            name: CountedTensor(name, part, counter, dtype, fingerprints) for name, part in tensors.items()
+        }
         try:
+            stored = stored_quantization(vars(config))
+            if stored is not None:
+                state = unpacked(state, stored)
+                del config.quantization_config
             with _quiet_transformers():
                 model, info = model_class.from_pretrained(
                     None,
                     config=config,
-                    state_dict={
-                        name: CountedTensor(name, part, counter, dtype, fingerprints)
-                        for name, part in tensors.items()
-                    },
+                    state_dict=state,
                     dtype=dtype,
                     attn_implementation=IMPLEMENTATION,
                     ignore_mismatched_sizes=True,

@@ -11,6 +11,7 @@ from transformers.cache_utils import Cache
 from molink.shards.attention import Rules, attend_sequence, layer_number
 from molink.shards.kv_cache import LayerLayout
 from molink.shards.spec import Span
+from molink.shards.stored_quantization import UnsupportedStorage, stored_quantization
 
 _ATTENTION_TYPES = ("full_attention", "sliding_attention")
 
@@ -21,8 +22,10 @@ def config_refusal(config: PreTrainedConfig) -> str | None:
         return "it is an encoder-decoder, and only decoders are split over peers"
     if config.get_text_config(decoder=True) is not config:
         return "it takes more than text, and only text models are split over peers"
-    if getattr(config, "quantization_config", None) is not None:
-        return "its weights are stored quantized; use the checkpoint with plain weights"
+    try:
+        stored_quantization(vars(config))
+    except UnsupportedStorage as error:
+        return str(error)
     others = sorted(set(getattr(config, "layer_types", None) or ()) - set(_ATTENTION_TYPES))
     if others:
         return f"its layers of type {', '.join(others)} keep a state other than keys and values"

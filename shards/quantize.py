@@ -207,7 +207,7 @@ class StreamingQuantizer(HfQuantizer):  # type: ignore[misc] # transformers has 
             else:
                 delattr(module, last)
                 setattr(module, last, self._matrices.of(values))  # experts take theirs by `[index]`
-                module._is_hf_initialized = True  # type: ignore[assignment] # noqa: SLF001 - transformers' mark
+                module._is_hf_initialized = True  # noqa: SLF001 - transformers' mark
             self._freed_bytes += values.nbytes
         if self._freed_bytes > KEPT_FREED_BYTES:
             self._freed_bytes = 0

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from molink.dht.configuration import Configuration
+from molink.peer import settings as settings_module
 from molink.peer.circulation import molink
 from molink.peer.settings import JoinSettings, SettingsError, load_settings, parse_layers, where_to_join
 from molink.shards.spec import Span
@@ -106,6 +107,16 @@ def test_an_ipv6_address_may_have_the_brackets_that_it_has_beside_a_port(
 def test_port_zero_means_any_free_one(environment: dict[str, str]) -> None:
     settings = load(environment, port=0, grpc_port=0)
     assert (settings.port, settings.grpc_port) == (None, None)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "nf4"])
+def test_quantization_needs_its_package(
+    quantization: str, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert load(environment, quantization=quantization).quantization == quantization
+    monkeypatch.setattr(settings_module, "find_spec", lambda _: None)
+    with pytest.raises(SettingsError, match=r"--quantization: .* pip install 'molink\[quantization\]'"):
+        load(environment, quantization=quantization)
 
 
 @pytest.mark.parametrize(

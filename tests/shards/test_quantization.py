@@ -1,5 +1,6 @@
 """Quantized stages hold what is announced, and compute the same however the model is split."""
 
+import gc
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,12 +15,20 @@ from hypothesis import strategies as st
 from stored_models import alter_a_weight, copy_of, write_model
 from tiny_models import LAYERS
 from torch.nn.functional import linear
+from transformers import PreTrainedModel
 
 from molink.shards.dimensions import is_quantizable, matrix_size
 from molink.shards.engine import Engine
 from molink.shards.errors import QuantizationUnavailable, WeightsError
 from molink.shards.loader import load_stage
-from molink.shards.quantize import BLOCK, Int8Matrices, Nf4Matrices, QuantizedLinear
+from molink.shards.quantize import (
+    BLOCK,
+    Int8Matrices,
+    Nf4Matrices,
+    QuantizedLinear,
+    QuantizedMatrices,
+    StreamingQuantizer,
+)
 from molink.shards.spec import Span
 from molink.shards.store import describe, read_manifest
 
@@ -177,6 +186,36 @@ def test_without_bitsandbytes_it_is_said_what_to_install(
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     with pytest.raises(QuantizationUnavailable, match=r"pip install 'molink\[quantization\]'"):
         load_stage(tiny_model("llama"), WHOLE, dtype="float32", quantization="nf4")
+
+
+def live_tensor_bytes() -> int:
+    found = (one for one in gc.get_objects() if type(one) in (torch.Tensor, torch.nn.Parameter))
+    storages = {one.untyped_storage().data_ptr(): one.untyped_storage() for one in found if one.is_cpu}
+    return sum(storage.nbytes() for storage in storages.values())
+
+
+@pytest.mark.parametrize("quantization", ["int8", "nf4"])
+def test_no_more_than_one_matrix_at_a_time_is_in_memory_unquantized(
+    quantization: str, tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted whenever another one has come from the file: all tensors, less what was there and what stays."""
+    folder = tiny_model("llama")
+    before, beyond = live_tensor_bytes(), []
+    convert = StreamingQuantizer.convert
+
+    def counting(
+        self: StreamingQuantizer, input_dict: dict[str, object], *, model: PreTrainedModel, **rest: object
+    ) -> dict[str, torch.Tensor]:
+        matrices = [module for module in model.modules() if isinstance(module, QuantizedMatrices)]
+        kept = sum(matrix.weight.nbytes + matrix.scales.nbytes for matrix in matrices)
+        beyond.append(live_tensor_bytes() - before - kept)
+        return convert(self, input_dict, model=model, **rest)
+
+    monkeypatch.setattr(StreamingQuantizer, "convert", counting)
+    load_stage(folder, Span(1, 5), dtype="float32", quantization=quantization)
+    matrix, layer = 96 * 64 * 4, (2 * 64 * 64 + 2 * 32 * 64 + 3 * 96 * 64) * 4
+    assert len(beyond) == 4 * 7
+    assert max(beyond) < 2 * matrix + 8192 < layer
 
 
 MEASURE = """
