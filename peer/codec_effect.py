@@ -8,7 +8,7 @@ from torch import Tensor
 from molink.peer.model import LocalModel
 from molink.shards import codec
 from molink.shards.engine import Engine, Rows
-from molink.shards.spec import Span
+from molink.shards.spec import ModelSpec, Span
 
 WHOLE_MODEL_BYTES = 1 << 30
 """Models of at most so many bytes are measured up to their logits, larger ones after the first layer."""
@@ -62,11 +62,11 @@ def measure_codec(model: LocalModel, device: str, name: str) -> CodecEffect:
     whole = spec.weight_bytes(spec.whole) <= WHOLE_MODEL_BYTES
     front = Span(0, max(1, spec.layers // 2) if whole else 1)
     engine = Engine(spec, device)
-    engine.attach(model.load(spec.whole if whole else front, device))
-    length = max(1, min(SAMPLE_TOKENS, spec.context_length // 2))
-    generator = torch.Generator().manual_seed(SEED)
-    samples = torch.randint(spec.vocabulary_size, (SAMPLES, length), generator=generator).tolist()
-    rows = [Rows(engine.new_cache(front, length), length, tuple(ids), want_logits=False) for ids in samples]
+    held = spec.whole if whole else front
+    engine.attach(model.load(held, device))
+    samples = samples_for(spec)
+    length = len(samples[0])
+    rows = [Rows(engine.new_cache(front, length), length, ids, want_logits=False) for ids in samples]
     hidden = engine.step(front, rows, None).cpu()
     coded = codec.decode(codec.encode(hidden, name), SAMPLES * length, spec.hidden_size, spec.dtype, name)
     effect = CodecEffect(
@@ -74,7 +74,7 @@ def measure_codec(model: LocalModel, device: str, name: str) -> CodecEffect:
         dtype=spec.dtype,
         row_bytes=codec.encoded_bytes(name, 1, spec.hidden_size),
         plain_row_bytes=codec.encoded_bytes(spec.dtype, 1, spec.hidden_size),
-        rms_error=_relative_rms(hidden, coded),
+        rms_error=relative_rms(hidden, coded),
     )
     if not whole:
         return effect
@@ -88,7 +88,16 @@ def measure_codec(model: LocalModel, device: str, name: str) -> CodecEffect:
     )
 
 
-def _relative_rms(exact: Tensor, coded: Tensor) -> float:
+def samples_for(spec: ModelSpec) -> list[tuple[int, ...]]:
+    """SAMPLES sequences of random tokens, always the same ones for a model."""
+    length = max(1, min(SAMPLE_TOKENS, spec.context_length // 2))
+    generator = torch.Generator().manual_seed(SEED)
+    drawn = torch.randint(spec.vocabulary_size, (SAMPLES, length), generator=generator)
+    return [tuple(ids) for ids in drawn.tolist()]
+
+
+def relative_rms(exact: Tensor, coded: Tensor) -> float:
+    """Root mean square of the difference, over that of `exact`."""
     size = float(exact.double().norm())
     return float((coded.double() - exact.double()).norm()) / size if size > 0 else 0.0
 

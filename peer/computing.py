@@ -13,6 +13,7 @@ from molink.peer.codecs import opted_in
 from molink.peer.device import default_memory_bytes
 from molink.peer.model import LocalModel
 from molink.peer.profiler import Profile, cached_or_measured
+from molink.peer.quantization_effect import measure_quantization
 from molink.peer.ranked_backend import RankedBackend
 from molink.peer.running import say
 from molink.peer.settings import JoinSettings
@@ -49,8 +50,8 @@ async def open_computing(
     measuring = (model.folder, model.spec, device, profiles, report, model.stand_ins())
     profile = await asyncio.to_thread(cached_or_measured, *measuring)
     ranks: RankedBackend | None = None
-    if len(devices) > 1 and model.hub is not None:
-        say(f"Several devices cannot share a model of the hub yet, only one on disk: using {device}")
+    if len(devices) > 1 and (model.hub is not None or model.spec.quantization != "none"):
+        say(f"Several devices share only models that are on disk and not quantized: using {device}")
     elif len(devices) > 1:
         span = settings.layers or model.spec.whole
         memory_bytes = min(map(default_memory_bytes, devices))
@@ -59,6 +60,9 @@ async def open_computing(
         devices = devices[:1]
     else:
         profile = await asyncio.to_thread(cached_or_measured, *measuring, ranks, len(devices))
+    if model.spec.quantization != "none":
+        report(f"Measuring what {model.spec.quantization} weights do to {model.spec.name}")
+        say(str(await asyncio.to_thread(measure_quantization, model, device)))
     codecs = opted_in(settings.activation_codec, model.spec.dtype)
     for codec in codecs if model.spec.layers > 1 else ():
         report(f"Measuring what {codec} activations do to {model.spec.name}")

@@ -168,6 +168,7 @@ class _OneDevice:
             self._folder,
             span,
             dtype=self.engine.spec.dtype,
+            quantization=self.engine.spec.quantization,
             device=self._device,
             progress=progress,
             parts=self._parts,

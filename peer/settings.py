@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from platformdirs import user_state_dir
@@ -23,6 +24,7 @@ from molink.peer.circulation import Rule, molink, rule_named
 from molink.peer.memory import parse_bytes
 from molink.peer.transmission.policies import POLICIES
 from molink.shards.blobs import default_store_folder
+from molink.shards.errors import QuantizationUnavailable
 from molink.shards.spec import Span
 
 __all__ = [
@@ -196,15 +198,13 @@ def _decide_swarm(
 
 
 def _refuse_what_is_missing(merged: Configuration) -> None:
-    """Names of the contract that this version does not honour yet are refused rather than ignored."""
+    """What this version or this machine cannot do is refused rather than ignored."""
     if merged.relay == "on":
         raise SettingsError(
             "--relay on: relays do not exist yet in this version; leave --relay out, or open the gRPC port"
         )
-    if merged.quantization in ("int8", "nf4"):
-        raise SettingsError(
-            f"--quantization {merged.quantization} does not exist yet in this version: leave it out"
-        )
+    if merged.quantization in ("int8", "nf4") and find_spec("bitsandbytes") is None:
+        raise SettingsError(f"--quantization: {QuantizationUnavailable(merged.quantization)}")
     if merged.partner not in (None, "auto", "off"):
         raise SettingsError(f"--partner {merged.partner} does not exist yet in this version: use auto or off")
 

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from molink.shards.errors import UnsupportedArchitecture, WeightsError, name_som
 from molink.shards.lazy_tensors import LoadCounter
 from molink.shards.padded import PaddedView
 from molink.shards.probe import ProbeBatch, probe_input, rope_settings
+from molink.shards.quantize import StreamingQuantizer
 from molink.shards.spec import Span
 from molink.shards.stage import Batching, Stage, StageFacts, View, shorten_lookups
 from molink.shards.tensor_parallel import Shard
@@ -42,6 +43,18 @@ TROUBLE = (
 """What transformers raises over a configuration or weights that somebody else wrote."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Recipe:
+    """What is made of a model's tensors."""
+
+    dtype: torch.dtype
+    batching: Batching
+    quantizer: StreamingQuantizer | None = None
+    """None: matrices stay as they are."""
+    shard: Shard | None = None
+    """The rank of which the tensors are the parts; None: they are whole."""
+
+
 def assemble(
     folder: Path,
     config: PreTrainedConfig,
@@ -49,28 +62,27 @@ def assemble(
     tensors: Mapping[str, StoredPart],
     unreadable: list[str],
     counter: LoadCounter,
-    *,
-    dtype: torch.dtype,
-    batching: Batching,
-    shard: Shard | None = None,
+    recipe: Recipe,
 ) -> PreTrainedModel:
     """The model of `config` with the parameters of `span` and no others, on the CPU.
 
     `tensors` are by their names in the checkpoint, and read only if the span needs them. `unreadable` says what is
-    wrong with further files of `folder`. With a `shard`, they are that rank's parts.
+    wrong with further files of `folder`.
 
     Raises WeightsError where tensors are missing, of other shapes or unreadable.
     """
+    if recipe.quantizer is not None:
+        config._experts_implementation = "eager"  # noqa: SLF001 - of the others, none takes matrices one by one
     gaps = _Gaps(folder, span, unreadable)
-    model_class = _carved_class(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], span, counter, gaps, shard)
+    model_class = _carved_class(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], span, counter, gaps, recipe)
     try:
         with quiet_transformers():
             model, info = model_class.from_pretrained(
                 None,
                 config=config,
                 state_dict=dict(tensors),
-                dtype=dtype,
-                attn_implementation=IMPLEMENTATION if batching is Batching.PACKED else None,
+                dtype=recipe.dtype,
+                attn_implementation=IMPLEMENTATION if recipe.batching is Batching.PACKED else None,
                 ignore_mismatched_sizes=True,
                 output_loading_info=True,
             )
@@ -112,7 +124,7 @@ class _Gaps:
 
 
 def _carved_class(
-    model_class: type[PreTrainedModel], span: Span, counter: LoadCounter, gaps: _Gaps, shard: Shard | None
+    model_class: type[PreTrainedModel], span: Span, counter: LoadCounter, gaps: _Gaps, recipe: Recipe
 ) -> type[PreTrainedModel]:
     """A subclass that is carved as soon as it is built, which from_pretrained does without allocating.
 
@@ -124,18 +136,28 @@ def _carved_class(
     def __init__(self: PreTrainedModel, config: PreTrainedConfig, *args: object, **kwargs: object) -> None:  # noqa: N807
         model_class.__init__(self, config, *args, **kwargs)
         carve(self, span)
-        if shard is not None:
-            shard.divide(self)
+        if recipe.shard is not None:
+            recipe.shard.divide(self)
         counter.expected_elements = sum(parameter.numel() for parameter in self.parameters())
 
-    def finalize(model: PreTrainedModel, load_config: object, info: Any) -> Any:  # noqa: ANN401 - transformers has no types
+    quantizer = recipe.quantizer
+
+    def load(model: PreTrainedModel, state: object, files: object, load_config: Any) -> Any:  # noqa: ANN401 - transformers has no types
+        settings = load_config if quantizer is None else replace(load_config, hf_quantizer=quantizer)
+        return model_class._load_pretrained_model(model, state, files, settings)  # noqa: SLF001 - the step it extends
+
+    def finalize(model: PreTrainedModel, load_config: object, info: Any) -> Any:  # noqa: ANN401 - as above
         tied = {name for pair in model.all_tied_weights_keys.items() for name in pair}
-        gaps.refuse(info.missing_keys - tied, info.mismatched_keys, info.conversion_errors)
+        mismatched = (
+            info.mismatched_keys if quantizer is None else info.mismatched_keys | quantizer.mismatched
+        )
+        gaps.refuse(info.missing_keys - tied, mismatched, info.conversion_errors)
         return model_class._finalize_model_loading(model, load_config, info)  # noqa: SLF001 - the step it extends
 
     body = {
         "__module__": model_class.__module__,
         "__init__": __init__,
+        "_load_pretrained_model": staticmethod(load),
         "_finalize_model_loading": staticmethod(finalize),
         "_keys_to_ignore_on_load_unexpected": [r".*"],
         "_keys_to_ignore_on_load_missing": None,
@@ -149,7 +171,7 @@ def make_stage(
     config: PreTrainedConfig,
     span: Span,
     device: torch.device,
-    batching: Batching,
+    recipe: Recipe,
 ) -> Stage:
     """A stage of an assembled model, after a trial step that shows what its layers cache.
 
@@ -166,9 +188,9 @@ def make_stage(
         hidden_size=config.hidden_size,
         vocabulary_size=config.vocab_size,
         context_length=_context_length(config),
-        dtype=model.dtype,
+        dtype=recipe.dtype,
     )
-    view_class = View if batching is Batching.PACKED else PaddedView
+    view_class = View if recipe.batching is Batching.PACKED else PaddedView
     stage = Stage(model, span, facts, {}, slot, view_class)
     if not stage.view(span).takes_hidden_states:
         reason = "its layers are not run by a decoder that takes hidden states and a cache"
@@ -184,7 +206,7 @@ def make_stage(
                 hidden = view.logits(hidden)
     except TROUBLE as error:
         raise UnsupportedArchitecture(folder, facts.architecture, f"a trial step failed: {error}") from error
-    refusal = probe.refusal(config, span, attends=batching is Batching.PACKED)
+    refusal = probe.refusal(config, span, attends=recipe.batching is Batching.PACKED)
     if refusal is not None:
         raise UnsupportedArchitecture(folder, facts.architecture, refusal)
     if bool(torch.isnan(hidden).any()):

@@ -7,11 +7,11 @@ import torch
 from torch.nn import functional
 
 from molink.shards.conversions import Conversion, Piece
-from molink.shards.lazy_tensors import CountedTensor
+from molink.shards.verification import StoredPart
 
 
 def converted_tensors(
-    stored: Mapping[str, CountedTensor], conversion: Conversion
+    stored: Mapping[str, StoredPart], conversion: Conversion
 ) -> dict[str, "ConvertedTensor"]:
     """What becomes of the tensors of a checkpoint, by their new names. Nothing is read yet."""
     found: dict[str, ConvertedTensor] = {}
@@ -26,7 +26,7 @@ class _Source:
     """A stored tensor, kept from when its first piece is read until the last has been. Pieces may be read by several
     threads."""
 
-    def __init__(self, tensor: CountedTensor, pieces: int) -> None:
+    def __init__(self, tensor: StoredPart, pieces: int) -> None:
         self.tensor = tensor
         self._left = pieces
         self._whole: torch.Tensor | None = None

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
@@ -27,6 +28,8 @@ _PLAIN: Final = frozenset({"llama", "mistral", "mixtral", "qwen2", "qwen2_moe"})
 """Architectures whose head dimension, unless given, is hidden size over attention heads."""
 _WITH_HEAD_DIM: Final = frozenset({"gemma", "gemma2", "qwen3", "qwen3_moe"})
 """Architectures that mean the same by the same keys, but only if the head dimension is given."""
+
+_ROUTER: Final = re.compile(r"(?:^|\.)(?:gate|router|shared_expert_gate)(?:\.\w+)?\.weight$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +180,17 @@ def stored_dtype(elements: Mapping[str, int]) -> str | None:
     return {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}.get(most or "")
 
 
-def matrix_size(shape: tuple[int, ...]) -> tuple[int, int]:
-    """(elements, rows) that a tensor adds to the matrices of its group; nothing unless it is a matrix."""
-    return (math.prod(shape), math.prod(shape[:-1])) if len(shape) in (2, 3) else (0, 0)
+def is_quantizable(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether a tensor of a decoder layer is one that quantization shrinks: a matrix, or a stack of experts' matrices.
+
+    Routers of experts are not: they are small, and whom they choose must not depend on rounding. Nor are matrices
+    that do not fill blocks of 64 numbers and whole bytes, which no model of a useful size has.
+    """
+    if _ROUTER.search(name) or not (name.endswith(".weight") if len(shape) == 2 else len(shape) == 3):
+        return False
+    return shape[-1] % 2 == 0 and math.prod(shape[-2:]) % 64 == 0
+
+
+def matrix_size(name: str, shape: tuple[int, ...]) -> tuple[int, int]:
+    """(elements, rows) that a tensor adds to the matrices of its group; nothing unless it is quantizable."""
+    return (math.prod(shape), math.prod(shape[:-1])) if is_quantizable(name, shape) else (0, 0)

@@ -32,3 +32,11 @@ class UnsupportedArchitecture(WeightsError):
         super().__init__(folder, f"models of type {architecture!r} cannot be served: {reason}")
         self.architecture = architecture
         self.reason = reason
+
+
+class QuantizationUnavailable(ValueError):
+    """This machine lacks what computes with quantized weights."""
+
+    def __init__(self, quantization: str) -> None:
+        super().__init__(f"{quantization} weights need bitsandbytes: pip install 'molink[quantization]'")
+        self.quantization = quantization

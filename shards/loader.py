@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from molink.shards.assembly import TROUBLE, assemble, make_stage, quiet_transformers
+from molink.shards.assembly import TROUBLE, Recipe, assemble, make_stage, quiet_transformers
 from molink.shards.codec import dtype_of
 from molink.shards.conversions import Conversion, conversion_of
 from molink.shards.converted_tensors import converted_tensors
@@ -16,12 +17,15 @@ from molink.shards.errors import UnsupportedArchitecture, WeightsError
 from molink.shards.lazy_tensors import CountedTensor, LoadCounter, Progress, open_tensors
 from molink.shards.manifest import Manifest
 from molink.shards.probe import config_refusal
+from molink.shards.quantize import StreamingQuantizer, return_freed_memory
 from molink.shards.safetensors_header import StoreError
 from molink.shards.self_check import self_check
 from molink.shards.spec import Span
-from molink.shards.stage import Batching, Stage
+from molink.shards.stage import Stage
 from molink.shards.store import read_settings
+from molink.shards.stored_quantization import StoredQuantization, stored_quantization
 from molink.shards.tensor_parallel import Shard
+from molink.shards.unpacking import unpacked
 from molink.shards.verification import Fingerprints, StoredPart
 
 
@@ -30,6 +34,7 @@ def load_stage(
     span: Span,
     *,
     dtype: str,
+    quantization: str = "none",
     device: str = "cpu",
     progress: Progress | None = None,
     manifest: Manifest | None = None,
@@ -38,6 +43,7 @@ def load_stage(
 ) -> Stage:
     """Loads the layers of `span`, the embedding if it starts the model, final norm and head if it ends it.
 
+    With a `quantization` other than none, matrices are quantized one after the other as they are read.
     With a `manifest`, what is loaded is hashed on the way and has to be what it names: files may have been
     altered since the manifest was read. `parts` are the tensors where they are not in the folder. With
     a `shard`, only that rank's part stays in memory. Reads local files only and never runs code from the folder. The
@@ -45,13 +51,17 @@ def load_stage(
     with the whole one.
 
     Raises WeightsError where tensors are missing, of other shapes, unreadable or not the manifest's, its subclass
-    UnsupportedArchitecture where the model's kind cannot be served, and ValueError where the span reaches beyond
-    the model.
+    UnsupportedArchitecture where the model's kind cannot be served, QuantizationUnavailable where a package is
+    missing for it, and ValueError where the span reaches beyond the model.
     """
+    quantizer = None if quantization == "none" else StreamingQuantizer(quantization)
     conversion = _conversion_for(folder)
     config = _read_config(folder, conversion)
     if span.stop > config.num_hidden_layers:
         raise ValueError(f"{folder} has {config.num_hidden_layers} layers, so there is no span {span}")
+    stored = stored_quantization(vars(config))
+    if stored is not None:
+        del config.quantization_config  # matrices are unpacked as they are read
     verdict = self_check(config)
     if verdict.batching is None:
         advice = "Choose a model of an architecture that docs/MODELS.md lists as exact"
@@ -61,13 +71,27 @@ def load_stage(
         raise UnsupportedArchitecture(
             folder, config.model_type, f"several devices cannot share it: {refusal}"
         )
-    model = _load_model(
-        folder, config, span, dtype_of(dtype), verdict.batching, progress, manifest, conversion, parts, shard
-    )
+    recipe = Recipe(dtype_of(dtype), verdict.batching, quantizer, shard)
+    source = _Source(folder, parts, manifest, conversion, stored)
+    model = _load_model(source, config, span, recipe, progress)
     model.to(torch.device(device)).requires_grad_(requires_grad=False)
     if shard is not None:
         shard.divide_head(model)
-    return make_stage(folder, model, config, span, torch.device(device), verdict.batching)
+    if quantizer is not None:
+        return_freed_memory()
+    return make_stage(folder, model, config, span, torch.device(device), recipe)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Source:
+    """Where a model's tensors come from, and what they are before they are parameters."""
+
+    folder: Path
+    parts: Mapping[str, StoredPart] | None
+    """The tensors where they are not in the folder."""
+    manifest: Manifest | None
+    conversion: Conversion | None
+    packed_as: StoredQuantization | None
 
 
 def _conversion_for(folder: Path) -> Conversion | None:
@@ -100,34 +124,31 @@ def _read_config(folder: Path, conversion: Conversion | None) -> PreTrainedConfi
 
 
 def _load_model(
-    folder: Path,
-    config: PreTrainedConfig,
-    span: Span,
-    dtype: torch.dtype,
-    batching: Batching,
-    progress: Progress | None,
-    manifest: Manifest | None,
-    conversion: Conversion | None,
-    parts: Mapping[str, StoredPart] | None,
-    shard: Shard | None,
+    source: _Source, config: PreTrainedConfig, span: Span, recipe: Recipe, progress: Progress | None
 ) -> PreTrainedModel:
+    folder, manifest = source.folder, source.manifest
     if manifest is not None and read_settings(folder / "config.json") != manifest.configuration:
         raise WeightsError(folder, "its config.json is not that of the model that is served: it was altered")
     fingerprints = None if manifest is None else Fingerprints()
     with ExitStack() as files:
-        stored, unreadable = open_tensors(folder, files) if parts is None else (parts, [])
-        counter = LoadCounter(progress, dtype.itemsize)
-        tensors = {
-            name: CountedTensor(name, part, counter, dtype, fingerprints) for name, part in stored.items()
+        stored, unreadable = (
+            open_tensors(folder, files) if source.parts is None else (source.parts, list[str]())
+        )
+        counter = LoadCounter(progress, recipe.dtype.itemsize)
+        tensors: Mapping[str, StoredPart] = {
+            name: CountedTensor(name, part, counter, recipe.dtype, fingerprints)
+            for name, part in stored.items()
         }
-        converted: Mapping[str, StoredPart] = (
-            tensors if conversion is None else converted_tensors(tensors, conversion)
-        )
-        if shard is not None:
-            converted = {name: shard.part_of(config, name, part) for name, part in converted.items()}
-        model = assemble(
-            folder, config, span, converted, unreadable, counter, dtype=dtype, batching=batching, shard=shard
-        )
+        try:
+            if source.packed_as is not None:
+                tensors = unpacked(tensors, source.packed_as)
+        except TROUBLE as error:
+            raise WeightsError(folder, f"the weights of {span} cannot be loaded: {error}") from error
+        if source.conversion is not None:
+            tensors = converted_tensors(tensors, source.conversion)
+        if recipe.shard is not None:
+            tensors = {name: recipe.shard.part_of(config, name, part) for name, part in tensors.items()}
+        model = assemble(folder, config, span, tensors, unreadable, counter, recipe)
         counter.refuse_not_numbers(folder)
         if fingerprints is not None and manifest is not None:
             fingerprints.check(folder, stored, span, config.num_hidden_layers, manifest)

@@ -11,12 +11,17 @@ from transformers.cache_utils import Cache
 from molink.shards.attention import Rules, attend_sequence, layer_number
 from molink.shards.kv_memory import LayerLayout
 from molink.shards.spec import Span
+from molink.shards.stored_quantization import UnsupportedStorage, stored_quantization
 
 _ATTENTION_TYPES = ("full_attention", "sliding_attention", "chunked_attention")
 
 
 def config_refusal(config: PreTrainedConfig) -> str | None:
     """Why a model of this configuration cannot be served, or None."""
+    try:
+        stored_quantization(vars(config))
+    except UnsupportedStorage as error:
+        return str(error)
     others = sorted(set(getattr(config, "layer_types", None) or ()) - set(_ATTENTION_TYPES))
     positions = [rope.get("rope_type") for rope in rope_settings(config)]
     refusals = (
@@ -27,10 +32,6 @@ def config_refusal(config: PreTrainedConfig) -> str | None:
         (
             config.get_text_config(decoder=True) is not config,
             "it takes more than text, and only text models are split over peers",
-        ),
-        (
-            getattr(config, "quantization_config", None) is not None,
-            "its weights are stored quantized; use the checkpoint with plain weights",
         ),
         (others, f"its layers of type {', '.join(others)} keep a state other than keys and values"),
         (

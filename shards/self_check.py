@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from molink.shards.assembly import TROUBLE, assemble, make_stage, quiet_transformers
+from molink.shards.assembly import TROUBLE, Recipe, assemble, make_stage, quiet_transformers
 from molink.shards.conversions import ALIBI
 from molink.shards.engine import Engine, Rows
 from molink.shards.errors import UnsupportedArchitecture
@@ -156,8 +156,9 @@ def _engine(
         for name, tensor in tensors.items()
     }
     own = copy.deepcopy(config)
-    model = assemble(_NOWHERE, own, span, parts, [], counter, dtype=torch.float32, batching=batching)
-    stage = make_stage(_NOWHERE, model, own, span, torch.device("cpu"), batching)
+    recipe = Recipe(torch.float32, batching)
+    model = assemble(_NOWHERE, own, span, parts, [], counter, recipe)
+    stage = make_stage(_NOWHERE, model, own, span, torch.device("cpu"), recipe)
     engine = Engine(_spec_of(stage.facts), "cpu")
     engine.attach(stage)
     return engine, span

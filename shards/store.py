@@ -24,6 +24,7 @@ from molink.shards.manifest import (
 )
 from molink.shards.safetensors_header import StoredTensor, StoreError, parse_json, weight_files
 from molink.shards.spec import DTYPE_BYTES, ModelSpec
+from molink.shards.stored_quantization import UnsupportedStorage, plain_shapes
 
 __all__ = [
     "SMALL_FILES",
@@ -85,7 +86,7 @@ def manifest_of(folder: Path, entries: list[Entry]) -> Manifest:
     Raises `StoreError` if the files are damaged or the tensors are not those of one model.
     """
     configuration = _configuration(folder)
-    embed, layers, head = _groups(folder, entries)
+    embed, layers, head = _groups(folder, configuration, entries)
     return Manifest(
         configuration=configuration,
         generation=read_settings(folder / "generation_config.json"),
@@ -181,7 +182,9 @@ def _configuration(folder: Path) -> Settings:
     return configuration
 
 
-def _groups(folder: Path, entries: list[Entry]) -> tuple[TensorGroup, tuple[TensorGroup, ...], TensorGroup]:
+def _groups(
+    folder: Path, configuration: Settings, entries: list[Entry]
+) -> tuple[TensorGroup, tuple[TensorGroup, ...], TensorGroup]:
     """The tensors as embeddings, layers and head."""
     by_name = {entry[0].name: entry for entry in entries}
     if len(by_name) != len(entries):
@@ -195,20 +198,28 @@ def _groups(folder: Path, entries: list[Entry]) -> tuple[TensorGroup, tuple[Tens
         )
     embed, head = ([by_name[name] for name in names] for names in (groups.embed, groups.head))
     layers = ([by_name[name] for name in groups.layers[index]] for index in range(count))
-    return _group(embed), tuple(map(_group, layers)), _group(head)
+    try:
+        return (
+            _group(configuration, embed),
+            tuple(_group(configuration, layer) for layer in layers),
+            _group(configuration, head),
+        )
+    except UnsupportedStorage as error:
+        raise StoreError(f"{folder} cannot be served: {error}.") from error
 
 
-def _group(entries: list[Entry]) -> TensorGroup:
+def _group(configuration: Settings, entries: list[Entry]) -> TensorGroup:
     elements: dict[str, int] = {}
     matrix_elements = matrix_rows = 0
-    for tensor, _ in entries:
-        if _RECOMPUTED.search(tensor.name) or (_CAUSAL_MASK.search(tensor.name) and len(tensor.shape) == 4):
+    stored = [(tensor.name, tensor.dtype, tensor.shape) for tensor, _ in entries]
+    for name, dtype, shape in plain_shapes(configuration, stored):
+        if _RECOMPUTED.search(name) or (_CAUSAL_MASK.search(name) and len(shape) == 4):
             continue
         count = 1
-        for size in tensor.shape:
+        for size in shape:
             count *= size
-        elements[tensor.dtype] = elements.get(tensor.dtype, 0) + count
-        in_matrices, rows = matrix_size(tensor.shape)
+        elements[dtype] = elements.get(dtype, 0) + count
+        in_matrices, rows = matrix_size(name, shape)
         matrix_elements += in_matrices
         matrix_rows += rows
     digest = group_digest([(tensor.name, tensor.dtype, tensor.shape, sha256) for tensor, sha256 in entries])

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from molink.dht.configuration import Configuration
+from molink.peer import settings as settings_module
 from molink.peer.circulation import molink
 from molink.peer.settings import JoinSettings, SettingsError, load_settings, parse_layers, where_to_join
 from molink.shards.spec import Span
@@ -114,6 +115,16 @@ def test_port_zero_means_any_free_one(environment: dict[str, str]) -> None:
     assert (settings.port, settings.grpc_port) == (None, None)
 
 
+@pytest.mark.parametrize("quantization", ["int8", "nf4"])
+def test_quantization_needs_its_package(
+    quantization: str, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert load(environment, quantization=quantization).quantization == quantization
+    monkeypatch.setattr(settings_module, "find_spec", lambda _: None)
+    with pytest.raises(SettingsError, match=r"--quantization: .* pip install 'molink\[quantization\]'"):
+        load(environment, quantization=quantization)
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -129,8 +140,6 @@ def test_port_zero_means_any_free_one(environment: dict[str, str]) -> None:
             {"relay": "on"},
             "relays do not exist yet in this version; leave --relay out, or open the gRPC port",
         ),
-        ({"quantization": "int8"}, "--quantization int8 does not exist yet in this version"),
-        ({"quantization": "nf4"}, "--quantization nf4 does not exist yet in this version"),
         ({"partner": PEER}, f"--partner {PEER} does not exist yet in this version"),
         ({"device": "gpu"}, "--device 'gpu' is not known"),
         ({"device": "cuda:x"}, "not known"),

@@ -1,0 +1,241 @@
+"""Weights in 8 or 4 bits: how they are kept, how they compute, and how matrices become such while they are read.
+
+Only the matrices of decoder layers are quantized (`dimensions.is_quantizable` says which): embeddings, head, norms,
+biases and the routers of experts stay in the compute dtype. Activations are never quantized, so that a row's result
+does not depend on what it is batched with: LLM.int8() would look for outliers over all rows of a batch.
+
+`nf4` is the NormalFloat of Dettmers et al., "QLoRA" (2023), section 3: 4 bits for each number and a float32 scale for
+each BLOCK numbers, without double quantization. `int8` keeps the vector-wise absolute-maximum quantization of Dettmers
+et al., "LLM.int8()" (2022), section 2.1, for the weights: 8 bits for each number and a float32 scale for each row.
+bitsandbytes computes both.
+"""
+
+import ctypes
+import importlib
+import logging
+import sys
+from abc import ABC, abstractmethod
+from types import EllipsisType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+from transformers.quantizers import HfQuantizer
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+from molink.shards.dimensions import is_quantizable
+from molink.shards.errors import QuantizationUnavailable
+from molink.shards.grouping import layer_of
+
+BLOCK = 64
+"""Numbers of a matrix that share a scale in nf4."""
+CHUNK_ELEMENTS = 1 << 22
+"""Numbers that are quantized at a time: bitsandbytes needs three times as much room as they take in float32."""
+KEPT_FREED_BYTES = 1 << 26
+"""Memory of unquantized matrices that the C library may keep for later; else it would end up with nearly all of it."""
+
+Index = int | Tensor | EllipsisType
+
+
+class QuantizedMatrices(nn.Module, ABC):
+    """Matrices [..., rows, columns] in fewer bits, to be had one at a time in the compute dtype."""
+
+    def __init__(self, packed: Tensor, scales: Tensor, shape: tuple[int, int], dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(packed, requires_grad=False)
+        self.scales = nn.Parameter(scales, requires_grad=False)
+        self.shape = shape
+        self.dtype = dtype
+        for parameter in (self.weight, self.scales):
+            parameter._is_hf_initialized = True  # type: ignore[attr-defined] # noqa: SLF001 - transformers' mark
+        self._is_hf_initialized = True
+
+    @classmethod
+    @abstractmethod
+    def of(cls, values: Tensor) -> "QuantizedMatrices":
+        """Quantizes [..., rows, columns]."""
+
+    @abstractmethod
+    def __getitem__(self, index: Index) -> Tensor:
+        """[rows, columns], of a stack the one at `index`, in the compute dtype."""
+
+    @abstractmethod
+    def multiply(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
+        """`inputs` [..., columns] times the transposed matrix, plus `bias`; not for stacks."""
+
+
+class Int8Matrices(QuantizedMatrices):
+    """One byte for each number, [..., rows, columns]; `scales` [..., rows] are what a step of it is worth."""
+
+    @classmethod
+    def of(cls, values: Tensor) -> "Int8Matrices":
+        from bitsandbytes.functional import int8_vectorwise_quant
+
+        rows, columns = values.shape[-2:]
+        flat = values.reshape(-1, columns)
+        packed = torch.empty(flat.shape, dtype=torch.int8)
+        scales = torch.empty(len(flat))
+        step = max(1, CHUNK_ELEMENTS // columns)
+        for start in range(0, len(flat), step):
+            part = slice(start, start + step)
+            packed[part], largest, _ = int8_vectorwise_quant(flat[part].float())
+            scales[part] = largest / 127
+        return cls(packed.view(values.shape), scales.view(values.shape[:-1]), (rows, columns), values.dtype)
+
+    def __getitem__(self, index: Index) -> Tensor:
+        return self.weight[index].to(self.dtype).mul_(self.scales[index].unsqueeze(-1).to(self.dtype))
+
+    def multiply(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
+        return nn.functional.linear(inputs, self[...], bias)
+
+
+class Nf4Matrices(QuantizedMatrices):
+    """Two numbers in a byte, [..., rows * columns / 2]; `scales` [..., rows * columns / BLOCK]."""
+
+    @classmethod
+    def of(cls, values: Tensor) -> "Nf4Matrices":
+        from bitsandbytes.functional import quantize_4bit
+
+        rows, columns = values.shape[-2:]
+        flat = values.reshape(-1)
+        packed = torch.empty(len(flat) // 2, dtype=torch.uint8)
+        scales = torch.empty(len(flat) // BLOCK)
+        for start in range(0, len(flat), CHUNK_ELEMENTS):
+            stop = min(start + CHUNK_ELEMENTS, len(flat))
+            part, state = quantize_4bit(flat[start:stop], blocksize=BLOCK, quant_type="nf4")
+            packed[start // 2 : stop // 2] = part.view(-1)
+            scales[start // BLOCK : stop // BLOCK] = state.absmax
+        stack = values.shape[:-2]
+        return cls(packed.view(*stack, -1), scales.view(*stack, -1), (rows, columns), values.dtype)
+
+    def __getitem__(self, index: Index) -> Tensor:
+        from bitsandbytes.functional import dequantize_4bit
+
+        # A row for each block: on CPUs, bitsandbytes gets blocks wrong that reach from one row into the next.
+        scales = self.scales[index]
+        blocks: Tensor = dequantize_4bit(
+            self.weight[index].view(-1, 1), self._state(scales, (len(scales), BLOCK))
+        )
+        return blocks.view(self.shape)
+
+    def multiply(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
+        if not inputs.is_cuda or self.shape[-1] % BLOCK:
+            return nn.functional.linear(inputs, self[...], bias)
+        from bitsandbytes import matmul_4bit
+
+        product: Tensor = matmul_4bit(inputs, self.weight, self._state(self.scales, self.shape), bias=bias)
+        return product
+
+    def _state(self, scales: Tensor, shape: tuple[int, int]) -> Any:  # noqa: ANN401 - bitsandbytes' own
+        from bitsandbytes.functional import QuantState
+
+        return QuantState(
+            absmax=scales, shape=torch.Size(shape), dtype=self.dtype, blocksize=BLOCK, quant_type="nf4"
+        )
+
+
+_MATRICES: dict[str, type[QuantizedMatrices]] = {"int8": Int8Matrices, "nf4": Nf4Matrices}
+
+
+class QuantizedLinear(nn.Module):
+    """Computes as `nn.Linear` with a quantized matrix."""
+
+    def __init__(self, matrix: QuantizedMatrices, bias: nn.Parameter | None) -> None:
+        super().__init__()
+        self.matrix = matrix
+        self.bias = bias
+        self._is_hf_initialized = True
+
+    @property
+    def weight(self) -> nn.Parameter:
+        """The packed matrix, for models that look at it before they run."""
+        return self.matrix.weight
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.matrix.multiply(inputs, self.bias)
+
+
+class StreamingQuantizer(HfQuantizer):  # type: ignore[misc] # transformers has no types
+    """Quantizes each matrix as soon as transformers has read it, so that one at a time is in memory unquantized.
+
+    One for each model that is loaded. Raises QuantizationUnavailable.
+    """
+
+    requires_calibration = False
+
+    def __init__(self, quantization: str) -> None:
+        super().__init__(QuantizationConfigMixin(quant_method=quantization), pre_quantized=False)
+        try:
+            _import_quietly()
+        except ImportError as error:
+            raise QuantizationUnavailable(quantization) from error
+        self.mismatched: set[tuple[str, tuple[int, ...], tuple[int, ...]]] = set()
+        """Name, stored shape, and the shape that the model has."""
+        self._matrices = _MATRICES[quantization]
+        self._freed_bytes = 0
+
+    def param_needs_quantization(self, model: PreTrainedModel, param_name: str, **_kwargs: object) -> bool:
+        if layer_of(param_name) is None:
+            return False
+        path, _, last = param_name.rpartition(".")
+        module = model.get_submodule(path)
+        parameter = module._parameters.get(last)  # noqa: SLF001 - torch has no public way to ask for one alone
+        if parameter is None or not is_quantizable(param_name, tuple(parameter.shape)):
+            return False
+        return parameter.ndim == 3 or type(module) in (nn.Linear, Conv1D)
+
+    def get_quantize_ops(self) -> "StreamingQuantizer":
+        return self
+
+    def convert(
+        self, input_dict: dict[str, Any], *, model: PreTrainedModel, missing_keys: set[str], **_kwargs: object
+    ) -> dict[str, Tensor]:
+        """Puts the quantized matrices into the model; nothing is left for transformers to set."""
+        for name, parts in input_dict.items():
+            values: Tensor = parts[0] if isinstance(parts, list) else parts
+            missing_keys.discard(name)
+            path, _, last = name.rpartition(".")
+            module = model.get_submodule(path)
+            expected = getattr(module, last).shape
+            if values.shape != expected:
+                self.mismatched.add((name, tuple(values.shape), tuple(expected)))
+            elif type(module) in (nn.Linear, Conv1D):
+                values = values.T if isinstance(module, Conv1D) else values
+                model.set_submodule(path, QuantizedLinear(self._matrices.of(values), module.bias))
+            else:
+                delattr(module, last)
+                setattr(module, last, self._matrices.of(values))  # experts take theirs by `[index]`
+                module._is_hf_initialized = True  # noqa: SLF001 - transformers' mark
+            self._freed_bytes += values.nbytes
+        if self._freed_bytes > KEPT_FREED_BYTES:
+            self._freed_bytes = 0
+            return_freed_memory()
+        return {}
+
+    def is_serializable(self) -> bool:
+        return False
+
+    @property
+    def is_trainable(self) -> bool:
+        return False
+
+
+def _import_quietly() -> None:
+    """Imports bitsandbytes, without its warning about an optional kernel, which it would fetch from the Internet."""
+    logger = logging.getLogger("bitsandbytes")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        importlib.import_module("bitsandbytes")
+    finally:
+        logger.setLevel(level)
+
+
+def return_freed_memory() -> None:
+    """Gives freed memory back to the operating system where its C library keeps it (Linux); others do so themselves."""
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl has none
+        if trim is not None:
+            trim(0)

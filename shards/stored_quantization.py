@@ -1,0 +1,156 @@
+"""Checkpoints whose weights arrive quantized: which of them can be served, and which matrices their tensors stand for.
+
+AWQ, GPTQ and block-wise fp8 are formats on disk only: a peer unpacks a matrix as it reads it (`unpacking.py`) and keeps
+it in the compute dtype, or in int8 or nf4. So every device serves them, without the kernels that were written for
+them. No torch here: a manifest of such a checkpoint counts the matrices, not what they are packed into.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from molink.shards.spec import QUANTIZATIONS
+
+WORD_BITS = 32
+"""Numbers are packed into int32."""
+_SUFFIX = {"awq": ".qweight", "gptq": ".qweight", "fp8": ".weight_scale_inv"}
+"""What the name of one tensor of each packed matrix ends with."""
+
+
+class UnsupportedStorage(ValueError):
+    """Weights are stored in a way that is not known here; the message is a clause about the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredQuantization:
+    """How a checkpoint's matrices are packed."""
+
+    method: str
+    """`awq`, `gptq` or `fp8`."""
+    bits: int
+    group_size: int
+    """Inputs that share a scale, of awq and gptq; -1: all."""
+    zero_offset: int
+    """What is added to stored zero points: the first GPTQ format keeps them less one."""
+    block: tuple[int, int]
+    """Rows and columns that share a scale, of fp8."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedMatrix:
+    """A matrix and where it comes from."""
+
+    name: str
+    """`....weight`, as in the checkpoint with plain weights."""
+    shape: tuple[int, int]
+    dtype: str
+    """That of the numbers before they were quantized, or close to it, as safetensors writes it."""
+    parts: tuple[str, ...]
+    """Names of the tensors that it is packed into."""
+
+
+def stored_quantization(configuration: Mapping[str, Any]) -> StoredQuantization | None:
+    """How the weights that `config.json` describes are packed; None: they are plain.
+
+    Raises:
+        UnsupportedStorage: in a way that is not known here.
+    """
+    settings = configuration.get("quantization_config")
+    if settings is None:
+        return None
+    if not isinstance(settings, Mapping):
+        raise UnsupportedStorage("its quantization_config is not an object")
+    method = str(settings.get("quant_method"))
+    if method not in _SUFFIX:
+        raise UnsupportedStorage(
+            f"its weights are stored quantized as {method[:40]!r}, and of such only awq, gptq and fp8 are served; "
+            "use the checkpoint with plain weights and --quantization int8 or nf4"
+        )
+    bits = settings.get("bits", 8 if method == "fp8" else 4)
+    version, form = (
+        str(settings.get(key, usual)) for key, usual in (("version", "gemm"), ("checkpoint_format", "gptq"))
+    )
+    group = settings.get("group_size", 128)
+    block = settings.get("weight_block_size") or (0, 0)
+    if method == "awq" and (bits != 4 or version.lower() != "gemm"):
+        raise UnsupportedStorage(
+            f"its awq weights have {bits} bits in version {version}; only 4 bits in gemm are served"
+        )
+    if method == "gptq" and (bits not in (2, 4, 8) or form not in ("gptq", "gptq_v2")):
+        raise UnsupportedStorage(
+            f"its gptq weights have {bits} bits in format {form}; only 2, 4 and 8 bits are served"
+        )
+    if not isinstance(group, int) or (group < 1 and group != -1):
+        raise UnsupportedStorage(f"its groups have {group!r} weights")
+    if len(block) != 2 or not all(isinstance(size, int) and size >= 0 for size in block):
+        raise UnsupportedStorage(f"its blocks are {block!r}")
+    return StoredQuantization(method, bits, group, int(method == "gptq" and form == "gptq"), tuple(block))
+
+
+def quantizations_of(configuration: Mapping[str, Any]) -> str:
+    """How a model of this `config.json` can be kept in memory, for a table of models: one phrase."""
+    try:
+        stored = stored_quantization(configuration)
+    except UnsupportedStorage as error:
+        return f"none: {error}"
+    kinds = ", ".join(QUANTIZATIONS)
+    return kinds if stored is None else f"{kinds}, unpacked from {stored.method} ({stored.bits} bits)"
+
+
+def packed_matrices(
+    stored: StoredQuantization, tensors: Mapping[str, tuple[str, tuple[int, ...]]]
+) -> dict[str, PackedMatrix]:
+    """The packed matrices among `tensors` (name -> dtype and shape), by name. The rest are plain tensors.
+
+    Raises:
+        UnsupportedStorage: a part of one is missing or has no such shape.
+    """
+    found: dict[str, PackedMatrix] = {}
+    suffix = _SUFFIX[stored.method]
+    for name in tensors:
+        if not name.endswith(suffix):
+            continue
+        base = name.removesuffix(suffix)
+        parts = _parts(stored, base, tensors)
+        absent = [part for part in parts if part not in tensors]
+        if absent:
+            raise UnsupportedStorage(f"{name} is there without {absent[0]}")
+        weight = f"{base}.weight"
+        dtype, shape = tensors[weight] if stored.method == "fp8" else tensors[name]
+        if len(shape) != 2:
+            raise UnsupportedStorage(f"{name} belongs to no matrix")
+        if stored.method != "fp8":
+            packed = WORD_BITS // stored.bits
+            rows, columns = shape
+            shape = (columns * packed, rows) if stored.method == "awq" else (columns, rows * packed)
+            dtype = tensors[f"{base}.scales"][0]
+        else:
+            dtype = "BF16"
+        found[weight] = PackedMatrix(weight, (shape[0], shape[1]), dtype, parts)
+    return found
+
+
+def plain_shapes(
+    configuration: Mapping[str, Any], tensors: Iterable[tuple[str, str, tuple[int, ...]]]
+) -> Iterable[tuple[str, str, tuple[int, ...]]]:
+    """(name, dtype, shape) of tensors as they are once they are unpacked.
+
+    Raises:
+        UnsupportedStorage: as above.
+    """
+    stored = stored_quantization(configuration)
+    if stored is None:
+        return tensors
+    by_name = {name: (dtype, shape) for name, dtype, shape in tensors}
+    matrices = packed_matrices(stored, by_name)
+    packed = {part for matrix in matrices.values() for part in matrix.parts}
+    plain = [(name, *what) for name, what in by_name.items() if name not in packed]
+    return [*plain, *((matrix.name, matrix.dtype, matrix.shape) for matrix in matrices.values())]
+
+
+def _parts(stored: StoredQuantization, base: str, tensors: Mapping[str, object]) -> tuple[str, ...]:
+    if stored.method == "fp8":
+        return (f"{base}.weight", f"{base}.weight_scale_inv")
+    parts = (f"{base}.qweight", f"{base}.qzeros", f"{base}.scales")
+    order = f"{base}.g_idx"
+    return (*parts, order) if order in tensors else parts
