@@ -23,7 +23,7 @@ def print_swarm(swarm: Mapping[str, object]) -> None:
     )
     for peer in _rows(swarm, "peers"):
         free = sum(_number(peer.get(name)) for name in ("free_weight_bytes", "free_kv_bytes"))
-        remark = " (leaving)" if peer.get("draining") else ""
+        remark = " (takes nothing new)" if peer.get("draining") else ""
         if peer.get("same_protocol") is False:
             remark = " (speaks another version)"
         cells = (
@@ -52,7 +52,7 @@ def print_local(status: Mapping[str, object]) -> None:
     for key, value in status.items():
         if key not in ("peers", "models", "links"):
             shown = ", ".join(map(_text, value)) if isinstance(value, list) else _text(value)
-            if isinstance(value, bool):
+            if isinstance(value, bool) or (key == "paused" and value is None):
                 shown = "yes" if value else "no"
             elif key == "spans":
                 shown = _spans(value)

@@ -22,15 +22,18 @@ from molink.peer.announcer import Announcer, joining_machine, own_facts
 from molink.peer.backend import DeviceBackend
 from molink.peer.codec_effect import measure_codec
 from molink.peer.codecs import opted_in
-from molink.peer.device import choose_device, default_memory_bytes, describe_device
+from molink.peer.device import cap_gpu_memory, choose_device, default_memory_bytes, describe_device
 from molink.peer.handout import Handout
 from molink.peer.leases import LeaseBook, Refused
 from molink.peer.link.acceptor import PortInUse
+from molink.peer.machine_readings import MachineReader, NvidiaGpu, ReadMachine
 from molink.peer.memory import plan_memory
+from molink.peer.memory_guard import MemoryGuard, own_memory_bytes
 from molink.peer.metrics import PeerMetrics, describe_line
 from molink.peer.metrics_server import HOST as METRICS_HOST
 from molink.peer.metrics_server import MetricsServer
 from molink.peer.model import LocalModel, most_needed, open_model
+from molink.peer.pausing import Pausing
 from molink.peer.placing import Placing
 from molink.peer.prober import Prober
 from molink.peer.profiler import Profile, cached_or_measured
@@ -67,17 +70,28 @@ class _Parts:
     announcer: Announcer
     placing: Placing | None
     """None: the owner has chosen the layers."""
+    pausing: Pausing
+    memory_guard: MemoryGuard | None
+    """None: the device itself refuses more."""
 
 
 class Peer:
     """One peer, from join to leave. `run` it once."""
 
-    def __init__(self, settings: JoinSettings, state: StateDir, report: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        settings: JoinSettings,
+        state: StateDir,
+        report: Callable[[str], None],
+        read_machine: ReadMachine | None = None,
+    ) -> None:
+        """`read_machine` tells what the volunteer does; by default it is read of this machine."""
         self.addresses: tuple[str, ...] = ()
         self.metrics = PeerMetrics()
         self._settings = settings
         self._state = state
         self._report = report
+        self._read_machine = read_machine
         self._leaving = asyncio.Event()
         self._at_once = asyncio.Event()
         self._changed = asyncio.Event()
@@ -128,6 +142,7 @@ class Peer:
             "spans": [[span.start, span.stop] for span in parts.leases.held],
             "sessions": len(parts.leases.leases),
             "draining": parts.leases.draining,
+            "paused": parts.pausing.paused_for,
             "sent_activation_bytes": self.metrics.activation_bytes,
             **describe_line(parts.serving.measure_line()),
             **describe_swarm(parts.discovery.snapshot()),
@@ -144,7 +159,9 @@ class Peer:
         others = tuple(view for view in discovery.snapshot() if view.peer_id != identity.peer_id)
         model = await self._model(others)
         leases = self._lease_book(model, device)
+        cap_gpu_memory(device, leases.cap_bytes)
         profile, activation_codecs = await self._measure(model, device)
+        guard = self._memory_guard(device, leases)
         certificate = new_certificate(identity.peer_id)
         serving = await stack.enter_async_context(
             self._serving(identity, swarm_key, certificate, model, device, leases, activation_codecs)
@@ -168,7 +185,8 @@ class Peer:
             discovery, facts, model.spec, leases, serving.stepper, prober, self._changed, serving.measure_line
         )
         stack.push_async_callback(discovery.leave)
-        parts = _Parts(discovery, model, leases, serving, announcer, None)
+        pausing = self._pausing(device, leases, serving, announcer)
+        parts = _Parts(discovery, model, leases, serving, announcer, None, pausing, guard)
         if settings.layers is not None:
             await self._preload(parts, settings.layers)
             return parts
@@ -262,6 +280,18 @@ class Peer:
             raise PeerError(str(error)) from error
         return LeaseBook(model.spec, memory, span_limit=limit)
 
+    def _memory_guard(self, device: str, leases: LeaseBook) -> MemoryGuard | None:
+        if device != "cpu":
+            return None
+        return MemoryGuard(leases.cap_bytes, leases, self._changed.set, own_memory_bytes)
+
+    def _pausing(self, device: str, leases: LeaseBook, serving: Serving, announcer: Announcer) -> Pausing:
+        rules = self._settings.comfort
+        heeds_programs = rules.heeds_programs(device)
+        gpu = NvidiaGpu.of(device) if heeds_programs else None
+        read = self._read_machine or MachineReader(gpu, heeds_programs=heeds_programs)
+        return Pausing(rules, device, read, leases, serving.admission, announcer, say)
+
     async def _preload(self, parts: _Parts, span: Span) -> None:
         """Exactly this span, from the start. Others hear of it before, and choose other layers meanwhile."""
         self._report(f"Loading layers {span}")
@@ -292,6 +322,9 @@ class Peer:
             asyncio.create_task(parts.announcer.keep_announced(), name="announce"),
             asyncio.create_task(parts.announcer.keep_probing(), name="probe"),
         ]
+        tasks.append(asyncio.create_task(parts.pausing.keep_comfortable(), name="keep comfortable"))
+        if parts.memory_guard is not None:
+            tasks.append(asyncio.create_task(parts.memory_guard.keep_within(), name="keep within memory"))
         if parts.placing is not None:
             tasks.append(asyncio.create_task(parts.placing.keep_placed(), name="keep placed"))
         leaving = asyncio.create_task(self._leaving.wait(), name="wait to leave")

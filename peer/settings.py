@@ -20,6 +20,7 @@ from molink.dht.configuration import (
     split_addresses,
 )
 from molink.peer.circulation import Rule, molink, rule_named
+from molink.peer.comfort import ComfortRules, parse_quiet_hours
 from molink.peer.memory import parse_bytes
 from molink.peer.transmission.policies import POLICIES
 from molink.shards.spec import Span
@@ -71,6 +72,10 @@ class JoinSettings:
     transmission_policy: str
     metrics_port: int | None
     """Where /metrics is served, to this machine only; 0: any free port; None: nowhere."""
+    comfort: ComfortRules
+    """When the peer steps aside for its owner."""
+    priority: str
+    """`low`: other programs go first; `normal`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +132,8 @@ def load_settings(command_line: Configuration, environment: Mapping[str, str] | 
         http_proxy=configured_http_proxy(command_line.http_proxy, environment, file),
         transmission_policy=_check_policy(merged.transmission_policy or "molink"),
         metrics_port=merged.metrics_port,
+        comfort=_comfort(merged),
+        priority=merged.priority or "low",
     )
 
 
@@ -224,6 +231,14 @@ def _parse_memory(memory: str | int | None) -> int | None:
     if amount <= 0:
         raise SettingsError(f"--memory {memory} leaves nothing to serve with: give an amount such as 10GB")
     return amount
+
+
+def _comfort(merged: Configuration) -> ComfortRules:
+    try:
+        quiet_hours = tuple(map(parse_quiet_hours, merged.quiet_hours or ()))
+    except ValueError as error:
+        raise SettingsError(f"--quiet-hours: {error}") from error
+    return ComfortRules(merged.pause_when_busy or "auto", quiet_hours, merged.on_battery or "pause")
 
 
 def _rule(micro_batches: str | int) -> Rule:

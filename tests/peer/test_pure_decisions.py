@@ -38,6 +38,7 @@ DECISIONS = [
     "molink.peer.codecs",
     "molink.peer.circulation",
     "molink.peer.circulation_limit",
+    "molink.peer.comfort",
     "molink.peer.link.acknowledging",
     "molink.peer.link.keepalive",
     "molink.peer.leases",
