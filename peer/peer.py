@@ -16,7 +16,7 @@ from molink.dht.errors import BootstrapUnreachable
 from molink.dht.errors import PortInUse as ControlPortInUse
 from molink.dht.identity import Identity
 from molink.dht.key_file import KeyFileError
-from molink.dht.records import PeerView
+from molink.dht.records import PeerFacts, PeerView
 from molink.dht.swarm_key import SwarmKey
 from molink.peer.announcer import Announcer, joining_machine, own_facts
 from molink.peer.backend import DeviceBackend
@@ -29,22 +29,24 @@ from molink.peer.link.acceptor import PortInUse
 from molink.peer.machine_readings import MachineReader, NvidiaGpu, ReadMachine
 from molink.peer.memory import plan_memory
 from molink.peer.memory_guard import MemoryGuard, own_memory_bytes
-from molink.peer.metrics import PeerMetrics, describe_line
+from molink.peer.metrics import PeerMetrics, describe_line, describe_predictions
 from molink.peer.metrics_server import HOST as METRICS_HOST
 from molink.peer.metrics_server import MetricsServer
 from molink.peer.model import LocalModel, most_needed, open_model
 from molink.peer.pausing import Pausing
 from molink.peer.placing import Placing
 from molink.peer.prober import Prober
-from molink.peer.profiler import Profile, cached_or_measured
+from molink.peer.profile import Profile
+from molink.peer.profiler import cached_or_measured
 from molink.peer.running import say
 from molink.peer.serving import Serving, batch_limits
 from molink.peer.settings import JoinSettings, where_to_join
 from molink.peer.state_dir import StateDir
+from molink.peer.step_times import StepTimes
 from molink.routing.placement import describe_preview
 from molink.shards.catalog import ModelNotFound
 from molink.shards.errors import WeightsError
-from molink.shards.spec import Span
+from molink.shards.spec import ModelSpec, Span
 from molink.shards.store import StoreError
 
 DRAIN_S = 30.0
@@ -73,6 +75,7 @@ class _Parts:
     pausing: Pausing
     memory_guard: MemoryGuard | None
     """None: the device itself refuses more."""
+    step_times: StepTimes
 
 
 class Peer:
@@ -144,6 +147,7 @@ class Peer:
             "draining": parts.leases.draining,
             "paused": parts.pausing.paused_for,
             "sent_activation_bytes": self.metrics.activation_bytes,
+            **describe_predictions(parts.step_times),
             **describe_line(parts.serving.measure_line()),
             **describe_swarm(parts.discovery.snapshot()),
         }
@@ -180,13 +184,13 @@ class Peer:
             profile,
             activation_codecs,
         )
+        step_times = StepTimes(profile)
+        self.metrics.compare(step_times)
         prober = Prober(identity.peer_id, serving.links, lambda: discovery.snapshot(model.spec.model_hash))
-        announcer = Announcer(
-            discovery, facts, model.spec, leases, serving.stepper, prober, self._changed, serving.measure_line
-        )
+        announcer = self._announcer(discovery, facts, model.spec, leases, serving, prober, step_times)
         stack.push_async_callback(discovery.leave)
         pausing = self._pausing(device, leases, serving, announcer)
-        parts = _Parts(discovery, model, leases, serving, announcer, None, pausing, guard)
+        parts = _Parts(discovery, model, leases, serving, announcer, None, pausing, guard, step_times)
         if settings.layers is not None:
             await self._preload(parts, settings.layers)
             return parts
@@ -202,6 +206,19 @@ class Peer:
             initial_peers=where_to_join(settings).initial_peers,
             swarm_key=swarm_key,
         )
+
+    def _announcer(
+        self,
+        discovery: Discovery,
+        facts: PeerFacts,
+        spec: ModelSpec,
+        leases: LeaseBook,
+        serving: Serving,
+        prober: Prober,
+        step_times: StepTimes,
+    ) -> Announcer:
+        stepper, line = serving.stepper, serving.measure_line
+        return Announcer(discovery, facts, spec, leases, stepper, prober, self._changed, line, step_times)
 
     async def _measure(self, model: LocalModel, device: str) -> tuple[Profile, tuple[str, ...]]:
         """How fast this machine is with the model, and the lossy codecs that its owner lets activations travel in."""

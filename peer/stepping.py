@@ -209,7 +209,9 @@ class Stepper:
             self._pump()
         # counted once what was delivered is on its way
         rows = sum(one.count for one in inputs)
-        asyncio.get_running_loop().call_soon(self._metrics.stepped, output.compute_s, len(inputs), rows)
+        asyncio.get_running_loop().call_soon(
+            self._metrics.stepped, output.compute_s, len(inputs), rows, output.work
+        )
 
     def _tell_watch_soon(self) -> None:
         """Once this step's output is on its way: what is predicted then is the one after it."""

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 import torch
 
 from molink.peer.backend import StageEngine
+from molink.peer.profile import StepWork
 from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.sessions import HopSession
 from molink.shards.engine import Rows
 from molink.shards.sampling import Sampled, SampleRequest, sample
+from molink.shards.spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,6 +48,8 @@ class StepOutput:
     """Where these stand in their sequences."""
     started_s: float
     compute_s: float
+    work: StepWork | None
+    """None: every session had ended, and nothing was computed."""
 
 
 def compute(engine: StageEngine, inputs: tuple[StepInput, ...]) -> StepOutput:
@@ -57,7 +61,8 @@ def compute(engine: StageEngine, inputs: tuple[StepInput, ...]) -> StepOutput:
     span = inputs[0].session.span
     inputs = tuple(one for one in inputs if one.session.cache is not None)
     if not inputs:
-        return StepOutput((), None, (), (), started_s, 0.0)
+        return StepOutput((), None, (), (), started_s, 0.0, None)
+    work = _work(engine.spec, inputs)
     rows = [
         Rows(cache, one.count, one.token_ids, one.sample)
         for one in inputs
@@ -69,13 +74,27 @@ def compute(engine: StageEngine, inputs: tuple[StepInput, ...]) -> StepOutput:
         hidden = parts[0] if len(parts) == 1 else torch.cat(parts)
     result = engine.step(span, rows, hidden)
     if span.stop < engine.spec.layers:
-        return StepOutput(inputs, result, (), (), started_s, time.perf_counter() - started_s)
+        return StepOutput(inputs, result, (), (), started_s, time.perf_counter() - started_s, work)
     asked = [
         (one.session.plan, one.session.cache.length) for one in inputs if one.sample and one.session.cache
     ]
     sampled = sample(result, [SampleRequest(plan.params, plan.seed, position) for plan, position in asked])
     positions = tuple(position for _, position in asked)
-    return StepOutput(inputs, None, tuple(sampled), positions, started_s, time.perf_counter() - started_s)
+    compute_s = time.perf_counter() - started_s
+    return StepOutput(inputs, None, tuple(sampled), positions, started_s, compute_s, work)
+
+
+def _work(spec: ModelSpec, inputs: Sequence[StepInput]) -> StepWork:
+    """What is about to be computed, for whoever predicts such steps."""
+    span = inputs[0].session.span
+    before = [(one, one.session.cache.length) for one in inputs if one.session.cache is not None]
+    return StepWork(
+        layers=len(span),
+        starts=span.start == 0,
+        ends=span.stop == spec.layers,
+        decode_contexts=tuple(tokens for one, tokens in before if not one.prefill),
+        prefills=tuple((one.count, tokens) for one, tokens in before if one.prefill),
+    )
 
 
 def split_by_next(

@@ -13,13 +13,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from molink.dht.records import LayerLatency
 from molink.peer import profiler
+from molink.peer.profile import Profile, at_most_the_next
 from molink.peer.profiler import (
     BATCH_SIZES,
     FLOOR_MS,
     PREFILL_TOKENS,
-    Profile,
     added_ms,
-    at_most_the_next,
     cached_or_measured,
     measure,
 )

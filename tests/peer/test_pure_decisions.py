@@ -52,6 +52,8 @@ DECISIONS = [
     "molink.peer.transmission.backlog",
     "molink.peer.pipeline",
     "molink.peer.prefill_chunks",
+    "molink.peer.profile",
+    "molink.peer.step_times",
     "molink.peer.transmission.classes",
     "molink.peer.transmission.decode_times",
     "molink.peer.transmission.estimator",
