@@ -137,7 +137,8 @@ class PeerFacts:
     prefill_latencies: tuple[PrefillLatency, ...] = ()
     """In order of tokens; empty if none was measured."""
     decode_context_ms: float = 0.0
-    """What 1000 further tokens of context add to one sequence's decode step through one layer; 0: not measured."""
+    """What 1000 further tokens of context add to one sequence's decode step through one layer; 0: not measured.
+    On the wire in single precision, as is the next."""
     prefill_context_ms: float = 0.0
     """What 1000 tokens of context add to one token of a prompt through one layer; 0: not measured."""
 

@@ -97,6 +97,7 @@ def measure(folder: Path, spec: ModelSpec, device: str, progress: Progress | Non
         contexts_ms = bench.context_costs_ms()
         plain_ms = bench.step_times_ms(1, want_logits=False)
         rates = [bench.load_bytes_per_s]
+        deadline_s -= bench.opened_s  # the other layers take as long before anything is known of them
     layer_ms = latencies[0].layer_ms
     embed_ms = FLOOR_MS
     if first != middle and time.perf_counter() < deadline_s:
@@ -111,7 +112,7 @@ def measure(folder: Path, spec: ModelSpec, device: str, progress: Progress | Non
             without_ms = bench.step_times_ms(1, want_logits=False)
             head_ms = added_ms(bench.step_times_ms(1, want_logits=True), without_ms)
             rates.append(bench.load_bytes_per_s)
-    else:  # a decode step reads its weights once, whatever they are
+    else:  # assumed: a decode step reads its weights once, whatever they are
         head_ms = max(FLOOR_MS, layer_ms * spec.head_bytes / spec.layer_bytes[middle.start])
     return Profile(latencies, embed_ms, head_ms, max(rates), prefills, *contexts_ms)
 
@@ -144,6 +145,8 @@ class _Bench:
         self._caches = [self._filled()]  # a first pass, which also reads what was only mapped
         elapsed_s = max(time.perf_counter() - started_s, 1e-6)
         self.load_bytes_per_s = max(1.0, spec.weight_bytes(span) / elapsed_s)
+        self.opened_s = elapsed_s
+        """How long it took until the first step was done."""
 
     def layer_latencies(self) -> tuple[LayerLatency, ...]:
         """Medians by batch size, until the time is up; none above that of a larger batch."""

@@ -2,17 +2,24 @@
 
 import gc
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
+import tiny_models
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import AutoConfig, AutoModelForCausalLM
 
+from molink.peer.backend import DeviceBackend
 from molink.peer.device import give_back_memory
 from molink.peer.leases import Granted, LeaseBook, LeaseKey, Refused
 from molink.peer.memory import CAP_HEADROOM_BYTES, MemoryPlan, is_over_cap
 from molink.peer.memory_guard import MemoryGuard, own_memory_bytes
+from molink.peer.model import LocalModel
+from molink.shards import store
+from molink.shards.engine import Rows
 from molink.shards.spec import ModelSpec, Span
 
 GB = 1000**3
@@ -81,6 +88,31 @@ def _frozen_afterwards() -> Iterator[None]:
     """Freezing is the process's: other tests find it as it was."""
     yield
     gc.unfreeze()
+
+
+@pytest.mark.usefixtures("_frozen_afterwards")
+def test_layers_that_are_dropped_leave_the_memory_that_they_took(tmp_path: Path) -> None:
+    model_type, changes = tiny_models.ARCHITECTURES["llama"]
+    large = {"num_hidden_layers": 2, "hidden_size": 1024, "intermediate_size": 8192}
+    config = AutoConfig.for_model(model_type, **{**changes, **large})
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(tmp_path)
+    manifest = store.read_manifest(tmp_path)
+    spec = store.describe(manifest, "float32", "none", name="test/large")
+    backend = DeviceBackend(LocalModel(tmp_path, manifest, spec), "cpu")
+    give_back_memory("cpu")
+    before = psutil.Process().memory_info().rss
+    backend.load(spec.whole, lambda *_: None)()
+    backend.engine.step(
+        spec.whole, [Rows(backend.engine.new_cache(spec.whole, 8), 4, (1, 2, 3, 4), True)], None
+    )
+    gc.freeze()
+    held = psutil.Process().memory_info().rss
+    weights = spec.weight_bytes(spec.whole)
+    assert weights > 150 * 1024**2
+    assert held - before > weights * 0.8
+    backend.engine.detach(spec.whole)
+    give_back_memory("cpu")
+    assert held - psutil.Process().memory_info().rss > weights * 0.8
 
 
 @pytest.mark.usefixtures("_frozen_afterwards")
