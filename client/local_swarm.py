@@ -103,7 +103,7 @@ class LocalSwarm:
         with log.open("ab") as errors:
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "molink.peer", "join", "--name", name, "--state-dir", str(state_dir),
-                *where, *options,
+                "--priority", "normal", *where, *options,
                 stdout=asyncio.subprocess.PIPE, stderr=errors, env=self._environment, creationflags=OWN_GROUP,
             )  # fmt: skip
         self._processes.append(process)

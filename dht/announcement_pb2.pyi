@@ -233,6 +233,8 @@ class Facts(_message.Message):
     UPLINK_MBPS_FIELD_NUMBER: _builtins.int
     ACTIVATION_CODECS_FIELD_NUMBER: _builtins.int
     PREFILL_LATENCIES_FIELD_NUMBER: _builtins.int
+    DECODE_CONTEXT_MS_FIELD_NUMBER: _builtins.int
+    PREFILL_CONTEXT_MS_FIELD_NUMBER: _builtins.int
     public_key: _builtins.bytes
     sequence: _builtins.int
     ttl_s: _builtins.int
@@ -245,6 +247,10 @@ class Facts(_message.Message):
     load_bytes_per_s: _builtins.float
     uplink_mbps: _builtins.float
     """0: not measured"""
+    decode_context_ms: _builtins.float
+    """for each 1000 tokens of context, one sequence, one layer; 0: not measured"""
+    prefill_context_ms: _builtins.float
+    """for each 1000 tokens of context, one token of a prompt, one layer"""
     @_builtins.property
     def addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """without /p2p/ID at the end"""
@@ -297,10 +303,12 @@ class Facts(_message.Message):
         uplink_mbps: _builtins.float = ...,
         activation_codecs: _abc.Iterable[_builtins.str] | None = ...,
         prefill_latencies: _abc.Iterable[Global___PrefillLatency] | None = ...,
+        decode_context_ms: _builtins.float = ...,
+        prefill_context_ms: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["coordinate", b"coordinate", "device", b"device", "model", b"model", "span_limit", b"span_limit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_codecs", b"activation_codecs", "addresses", b"addresses", "certificate", b"certificate", "coordinate", b"coordinate", "device", b"device", "embed_ms", b"embed_ms", "grpc_addresses", b"grpc_addresses", "head_ms", b"head_ms", "layer_latencies", b"layer_latencies", "links", b"links", "load_bytes_per_s", b"load_bytes_per_s", "model", b"model", "name", b"name", "prefill_latencies", b"prefill_latencies", "protocol_version", b"protocol_version", "public_key", b"public_key", "sequence", b"sequence", "span_limit", b"span_limit", "ttl_s", b"ttl_s", "uplink_mbps", b"uplink_mbps", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_codecs", b"activation_codecs", "addresses", b"addresses", "certificate", b"certificate", "coordinate", b"coordinate", "decode_context_ms", b"decode_context_ms", "device", b"device", "embed_ms", b"embed_ms", "grpc_addresses", b"grpc_addresses", "head_ms", b"head_ms", "layer_latencies", b"layer_latencies", "links", b"links", "load_bytes_per_s", b"load_bytes_per_s", "model", b"model", "name", b"name", "prefill_context_ms", b"prefill_context_ms", "prefill_latencies", b"prefill_latencies", "protocol_version", b"protocol_version", "public_key", b"public_key", "sequence", b"sequence", "span_limit", b"span_limit", "ttl_s", b"ttl_s", "uplink_mbps", b"uplink_mbps", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -30,7 +30,7 @@ class SettingsError(ValueError):
     """What the user asked for cannot be done; the message is one sentence for them."""
 
 
-def _split_peers(value: object) -> object:
+def _split(value: object) -> object:
     return tuple(split_addresses(value)) if isinstance(value, str) else value
 
 
@@ -43,7 +43,7 @@ class Configuration(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     model: str | None = None
-    initial_peers: Annotated[tuple[str, ...], BeforeValidator(_split_peers)] | None = None
+    initial_peers: Annotated[tuple[str, ...], BeforeValidator(_split)] | None = None
     new_swarm: bool | None = None
     swarm_key: Path | None = None
     memory: str | int | None = None
@@ -66,6 +66,10 @@ class Configuration(BaseModel):
     metrics_port: Port | None = None
     store_dir: Path | None = None
     store_size: str | int | None = None
+    pause_when_busy: Literal["auto", "on", "off"] | None = None
+    quiet_hours: Annotated[tuple[str, ...], BeforeValidator(_split)] | None = None
+    on_battery: Literal["pause", "serve"] | None = None
+    priority: Literal["normal", "low"] | None = None
 
 
 def configuration_path(environment: Mapping[str, str] | None = None) -> Path:

@@ -47,6 +47,8 @@ def facts_to_message(facts: PeerFacts) -> pb.Facts:
         head_ms=facts.head_ms,
         load_bytes_per_s=facts.load_bytes_per_s,
         activation_codecs=facts.activation_codecs,
+        decode_context_ms=real("decode_context_ms", facts.decode_context_ms, _MAX_MS),
+        prefill_context_ms=real("prefill_context_ms", facts.prefill_context_ms, _MAX_MS),
     )
     if facts.uplink_mbps is not None:
         message.uplink_mbps = real("uplink_mbps", facts.uplink_mbps, MAX_UPLINK_MBPS, zero=False)
@@ -108,6 +110,8 @@ def facts_from_message(message: pb.Facts) -> PeerFacts:
             text("an activation codec", codec, 16, least=1) for codec in message.activation_codecs
         ),
         prefill_latencies=_prefill_from_message(message),
+        decode_context_ms=real("decode_context_ms", message.decode_context_ms, _MAX_MS),
+        prefill_context_ms=real("prefill_context_ms", message.prefill_context_ms, _MAX_MS),
     )
 
 

@@ -136,6 +136,11 @@ class PeerFacts:
     """Lossy encodings that this peer takes and sends where a session asks for them. Its dtype's own numbers always."""
     prefill_latencies: tuple[PrefillLatency, ...] = ()
     """In order of tokens; empty if none was measured."""
+    decode_context_ms: float = 0.0
+    """What 1000 further tokens of context add to one sequence's decode step through one layer; 0: not measured.
+    On the wire in single precision, as is the next."""
+    prefill_context_ms: float = 0.0
+    """What 1000 tokens of context add to one token of a prompt through one layer; 0: not measured."""
 
 
 @dataclass(frozen=True, slots=True)

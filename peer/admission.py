@@ -15,7 +15,7 @@ from molink.peer.link.links import Links
 from molink.peer.memory import common_spans
 from molink.peer.prompts import MOST_WAIT_S
 from molink.peer.protocol import molink_pb2 as pb
-from molink.peer.sessions import HopSession, SessionPlan, SessionTable
+from molink.peer.sessions import HopSession, SessionPlan, SessionTable, report_failure
 from molink.peer.stepping import Stepper
 from molink.shards.block_allocator import PoolFull
 from molink.shards.errors import WeightsError
@@ -161,6 +161,19 @@ class Admission:
         """The client is gone, and its sessions with it."""
         for lease in self._leases.release_owner(owner):
             self._let_go(lease.key)
+        self._on_change()
+
+    def hand_back(self, detail: str) -> None:
+        """Ends every session: their clients hear why, and go on elsewhere."""
+        for session in self._sessions:
+            report_failure(session, self._peer_id, "paused", detail)
+        for forming in self._forming.values():
+            if not forming.ready.done():
+                forming.ready.set_exception(RequestRefused("busy", detail))
+        for key in list(self._forming):
+            self._leases.release(key)
+            self._let_go(key)
+        self._forget_promises()
         self._on_change()
 
     async def run(self) -> None:
@@ -334,10 +347,14 @@ class Admission:
             self._stepper.discard(session)
             if session.cache is not None:
                 session.cache.close()
+        self._forget_promises()
+
+    def _forget_promises(self) -> None:
+        """Memory that was committed to layers whose load was never begun, and which nobody wants any more, is free."""
         wanted = tuple(lease.span for lease in self._leases.leases)
         for promised in self._leases.loading:
             for span in missing_spans(promised, (*self._loads, *wanted)):
-                self._leases.load_failed(span)  # never begun, and nobody wants it any more
+                self._leases.load_failed(span)
                 self._engine_thread.begin(self._limit_kv, _log_error)
 
 

@@ -12,7 +12,8 @@ from molink.dht.records import PROTOCOL_VERSION, Device, PeerFacts, PeerState, P
 from molink.peer.leases import LeaseBook
 from molink.peer.link.line_quality import MeasureLine, announced_mbps
 from molink.peer.prober import PROBE_EVERY_S, Prober
-from molink.peer.profiler import Profile
+from molink.peer.profile import Profile
+from molink.peer.step_times import StepTimes, worth_announcing
 from molink.peer.stepping import Stepper
 from molink.routing.placement import JoiningMachine
 from molink.shards.spec import ModelSpec, Span, merge_spans, missing_spans
@@ -21,6 +22,8 @@ LOOK_EVERY_S = 5.0
 """Between looks at whether the load has changed without anybody saying so."""
 UPLINK_GAP_S = 60.0
 """Least time between announcements of an uplink: facts are large, and each goes to the whole swarm."""
+PROFILE_GAP_S = 60.0
+"""The same for a refined profile."""
 
 
 class Announcer:
@@ -36,6 +39,7 @@ class Announcer:
         prober: Prober,
         changed: asyncio.Event,
         measure_line: MeasureLine,
+        step_times: StepTimes,
     ) -> None:
         self.facts = facts
         self._discovery = discovery
@@ -45,6 +49,10 @@ class Announcer:
         self._prober = prober
         self._changed = changed
         self._measure_line = measure_line
+        self._step_times = step_times
+        self._profile = step_times.profile
+        """As others know it."""
+        self._profile_at_s = -math.inf
         self._uplink_mbps: float | None = None
         self._uplink_at_s = -math.inf
         self._promised: tuple[Span, ...] = ()
@@ -88,7 +96,8 @@ class Announcer:
             except TimeoutError:
                 pass
             self._changed.clear()
-            await self.announce(facts_too=self._uplink_changed())
+            changed = (self._uplink_changed(), self._profile_changed())
+            await self.announce(facts_too=any(changed))
 
     async def keep_probing(self) -> None:
         """Measures round trips until cancelled: at once when somebody new appears, else from time to time."""
@@ -108,7 +117,22 @@ class Announcer:
             links=self._prober.measurements(),
             coordinate=self._prober.coordinate,
             uplink_mbps=self._uplink_mbps,
+            layer_latencies=self._profile.layer_latencies,
+            prefill_latencies=self._profile.prefill_latencies,
+            embed_ms=self._profile.embed_ms,
+            head_ms=self._profile.head_ms,
         )
+
+    def _profile_changed(self) -> bool:
+        """Takes over what steps have taught, if the swarm should hear of it."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._profile_at_s < PROFILE_GAP_S:
+            return False
+        refined = self._step_times.refined()
+        if not worth_announcing(self._profile, refined):
+            return False
+        self._profile, self._profile_at_s = refined, now_s
+        return True
 
     def _uplink_changed(self) -> bool:
         """Takes over what the line was measured to carry, if the swarm should hear of it."""
@@ -209,4 +233,6 @@ def own_facts(
         load_bytes_per_s=profile.load_bytes_per_s,
         activation_codecs=activation_codecs,
         prefill_latencies=profile.prefill_latencies,
+        decode_context_ms=profile.decode_context_ms,
+        prefill_context_ms=profile.prefill_context_ms,
     )

@@ -56,6 +56,10 @@ def join(
     transmission_policy: options.TransmissionPolicy = None,
     store_dir: options.StoreFolder = None,
     store_size: options.StoreSize = None,
+    pause_when_busy: options.PauseWhenBusy = None,
+    quiet_hours: options.QuietHours = None,
+    on_battery: options.OnBattery = None,
+    priority: options.Priority = None,
     verbose: commands.Verbose = False,
     debug: commands.Debug = False,
 ) -> None:
@@ -89,6 +93,10 @@ def join(
         "transmission_policy": transmission_policy,
         "store_dir": store_dir,
         "store_size": store_size,
+        "pause_when_busy": pause_when_busy,
+        "quiet_hours": tuple(quiet_hours) if quiet_hours else None,
+        "on_battery": on_battery,
+        "priority": priority,
     }
     start_logging(verbose=verbose, debug=debug)
     _serve({key: value for key, value in given.items() if value is not None})
@@ -153,21 +161,24 @@ def status(
 
 @app.command(epilog=example("molink-peer leave --state-dir ./second-peer"))
 def leave(
-    state_dir: options.StateFolder = None, verbose: commands.Verbose = False, debug: commands.Debug = False
+    state_dir: options.StateFolder = None,
+    now: options.LeaveNow = False,
+    verbose: commands.Verbose = False,
+    debug: commands.Debug = False,
 ) -> None:
     """Stop the peer of this machine.
 
-    It drains first: sessions that run end as they should. Returns when the peer has gone.
+    It drains first, unless told --now: sessions that run end as they should. Returns when the peer has gone.
     """
     start_logging(verbose=verbose, debug=debug)
     from molink.peer.state_dir import wait_until_free
 
     folder = _folder(state_dir)
-    _call("leave", folder)
+    _call("leave-now" if now else "leave", folder)
     if not wait_until_free(folder, LEAVE_TIMEOUT_S):
         raise CommandFailed(
             f"the peer was told to leave, but still runs after {LEAVE_TIMEOUT_S:g} s: it may be finishing "
-            "long sessions; wait, or press Ctrl-C twice in its terminal"
+            "long sessions; wait, or try `molink-peer leave --now`"
         )
     print("The peer has left")
 
@@ -205,17 +216,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _serve(given: Mapping[str, object]) -> None:
     """What `join` does once its arguments are known; the cheap checks come before torch is loaded."""
+    from molink.peer.device import lower_priority
     from molink.peer.running import ProgressLines, run_until_left, say
     from molink.peer.settings import load_settings, where_to_join
     from molink.peer.state_dir import StateDir, StateDirInUse
 
     settings = load_settings(check_configuration(given, "the command line"))
+    if settings.priority == "low":
+        lower_priority()  # now, before there are threads that would keep the priority that they began with
     try:
         with StateDir(settings.state_dir) as state:
             say(where_to_join(settings).reason)
             if settings.listen not in ("127.0.0.1", "::1", "localhost"):
                 say(f"Listening on {settings.listen}: other machines can reach this peer")
-            from molink.peer.peer import Peer, PeerError
+            from molink.peer.opening import PeerError
+            from molink.peer.peer import Peer
 
             progress = ProgressLines(say)
             peer = Peer(settings, state, progress.report)

@@ -12,7 +12,8 @@ from molink.peer.codec_effect import measure_codec
 from molink.peer.codecs import opted_in
 from molink.peer.device import default_memory_bytes
 from molink.peer.model import LocalModel
-from molink.peer.profiler import Profile, cached_or_measured
+from molink.peer.profile import Profile
+from molink.peer.profiler import cached_or_measured
 from molink.peer.quantization_effect import measure_quantization
 from molink.peer.ranked_backend import RankedBackend
 from molink.peer.running import say

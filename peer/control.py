@@ -35,11 +35,12 @@ class NoPeerRunning(ControlError):
 
 
 class ControlEndpoint:
-    """Answers `status` and `leave` on loopback while the context is open."""
+    """Answers `status`, `leave` and `leave-now` on loopback while the context is open."""
 
     def __init__(
-        self, state_dir: Path, on_leave: Callable[[], None], status: Callable[[], Mapping[str, object]]
+        self, state_dir: Path, on_leave: Callable[[bool], None], status: Callable[[], Mapping[str, object]]
     ) -> None:
+        """`on_leave` is told whether the peer is to leave at once."""
         self._file = state_dir / CONTROL_FILE
         self._on_leave = on_leave
         self._status = status
@@ -99,10 +100,10 @@ class ControlEndpoint:
         command = request.get("command")
         if command == "status":
             return self._report()
-        if command == "leave":
-            self._on_leave()
+        if command in ("leave", "leave-now"):
+            self._on_leave(command == "leave-now")
             return _line({"ok": True})
-        return _refusal(f"unknown command {command!r}; known are status and leave")
+        return _refusal(f"unknown command {command!r}; known are status, leave and leave-now")
 
     def _report(self) -> bytes:
         try:
@@ -113,7 +114,7 @@ class ControlEndpoint:
 
 
 async def call_peer(state_dir: Path, command: str, timeout_s: float) -> dict[str, object]:
-    """What the peer that runs with this state directory answers to `status` or `leave`.
+    """What the peer that runs with this state directory answers to `status`, `leave` or `leave-now`.
 
     Raises:
         NoPeerRunning: none runs there.

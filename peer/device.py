@@ -1,8 +1,12 @@
 """Where a peer computes, and how much of the machine it may take."""
 
+import ctypes
+import gc
 import os
 import platform
 import subprocess
+import sys
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -13,6 +17,8 @@ from molink.dht.records import Device
 CPU_SHARE = 0.5
 """Part of the memory available now that a peer takes by default: the rest is the volunteer's."""
 GPU_SHARE = 0.9
+LOW_NICENESS = 10
+"""Of 0 to 19: a program of normal priority gets nine times as much of a processor that both want."""
 _CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -96,6 +102,43 @@ def free_memory_bytes(device: str) -> int:
 def default_memory_bytes(device: str) -> int:
     """What a peer takes without `--memory`: half of the available memory, or 90 % of a GPU's free memory."""
     return int(free_memory_bytes(device) * (GPU_SHARE if device.startswith("cuda") else CPU_SHARE))
+
+
+def cap_gpu_memory(device: str, cap_bytes: int) -> None:
+    """No more than so much of that GPU's memory can be allocated from now on. Of other devices nothing is capped here:
+    see `memory_guard.py`."""
+    if device.startswith("cuda"):
+        import torch
+
+        torch.cuda.set_per_process_memory_fraction(min(1.0, cap_bytes / _total_bytes(device)), device)
+
+
+def give_back_memory(device: str) -> None:
+    """What nobody uses any more goes back to the system, though allocators would keep it, and though it belongs to
+    cycles of objects that were frozen."""
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
+    if device.startswith("cuda"):
+        import torch
+
+        torch.cuda.empty_cache()
+    elif device == "mps":
+        import torch
+
+        torch.mps.empty_cache()
+    elif sys.platform == "linux":
+        with suppress(OSError, AttributeError):  # other C libraries have no such call
+            ctypes.CDLL(None).malloc_trim(0)
+
+
+def lower_priority() -> None:
+    """Other programs go first. Threads that are there already may stay as they were."""
+    process = psutil.Process()
+    if sys.platform == "win32":
+        process.nice(psutil.BELOW_NORMAL_PRIORITY_CLASS)
+    else:
+        process.nice(max(LOW_NICENESS, process.nice()))
 
 
 def processor_count() -> int:

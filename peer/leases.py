@@ -48,9 +48,9 @@ class Granted:
 @dataclass(frozen=True, slots=True)
 class Refused:
     code: str
-    """`memory`: too little is free. `busy`: too many sessions. `draining`: the peer is leaving. `span`: it
-    does not serve such a span, or so many tokens. `epoch`: the session has moved on, or is another
-    client's."""
+    """`memory`: too little is free. `busy`: too many sessions, or the peer is paused. `draining`: it is
+    leaving. `span`: it does not serve such a span, or so many tokens. `epoch`: the session has moved on, or
+    is another client's."""
     detail: str
     retry_after_s: float
     """When asking the same again is worth it; 0 where it never is (`draining`, `span`, `epoch`)."""
@@ -81,7 +81,7 @@ class LeaseBook:
         self._ttl_s = ttl_s
         self._leases: dict[bytes, Lease] = {}
         self._holdings = Holdings(spec)
-        self._draining = False
+        self._closed: dict[str, Refused] = {}
 
     @property
     def held(self) -> tuple[Span, ...]:
@@ -99,7 +99,13 @@ class LeaseBook:
 
     @property
     def draining(self) -> bool:
-        return self._draining
+        """Whether everything new is refused: for good after `drain`, else until it is opened again."""
+        return bool(self._closed)
+
+    @property
+    def cap_bytes(self) -> int:
+        """Weights, KV caches and work space may take no more together."""
+        return self._memory.total_bytes
 
     @property
     def free_kv_bytes(self) -> int:
@@ -147,8 +153,7 @@ class LeaseBook:
         Returns what must be loaded, as `to_load` of a grant does.
         """
         refusal = self._refuse_shape(span, 1)
-        if refusal is None and self._draining:
-            refusal = Refused("draining", "this peer is leaving the swarm", 0.0)
+        refusal = refusal or self._refuse_closed()
         to_load = self._holdings.cold(span)
         refusal = refusal or self._refuse_memory(to_load, 0, None, now)
         if refusal is not None:
@@ -215,12 +220,20 @@ class LeaseBook:
 
     def drain(self) -> None:
         """Refuse everything new from now on; what was granted stays."""
-        self._draining = True
+        self.close(Refused("draining", "this peer is leaving the swarm: choose another", 0.0))
+
+    def close(self, refusal: Refused) -> None:
+        """Answer everything new with this until `reopen` of its code; what was granted stays."""
+        self._closed[refusal.code] = refusal
+
+    def reopen(self, code: str) -> None:
+        """What was closed with that code is open again, unless there is another reason."""
+        self._closed.pop(code, None)
 
     @property
     def _open(self) -> bool:
         """Whether one more session could be taken at all."""
-        return not self._draining and len(self._leases) < self._max_sessions
+        return not self._closed and len(self._leases) < self._max_sessions
 
     def _require_unneeded(self, span: Span) -> None:
         leased = [lease for lease in self.leases if common_spans((span,), lease.span)]
@@ -272,8 +285,8 @@ class LeaseBook:
         return None
 
     def _refuse_number(self, older: Lease | None, owner: str, now: float) -> Refused | None:
-        if self._draining:
-            return Refused("draining", "this peer is leaving the swarm: choose another", 0.0)
+        if (closed := self._refuse_closed()) is not None:
+            return closed
         if older is not None:
             return None
         if len(self._leases) >= self._max_sessions:
@@ -284,6 +297,9 @@ class LeaseBook:
             detail = f"{owner} has {len(owned)} sessions here, the most that one client may have"
             return Refused("busy", detail, self._retry_after_s(owned, now))
         return None
+
+    def _refuse_closed(self) -> Refused | None:
+        return self._closed.get("draining") or next(iter(self._closed.values()), None)
 
     def _refuse_memory(
         self, to_load: tuple[Span, ...], kv_bytes: int, older: Lease | None, now: float

@@ -20,6 +20,10 @@ MATRIX_ROWS = 6
 MAX_LOGIT_ROWS = 64
 """Sequences that draw a token in one step; each needs its logits and a sorted copy."""
 
+CAP_HEADROOM_SHARE = 0.1
+CAP_HEADROOM_BYTES = 256 * 1024**2
+"""What allocators keep, and what a program grows by beside weights, KV and work space, is no breach of the cap."""
+
 _FLOAT32_BYTES = 4
 _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 _SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*(?:([kmgtp]?)(i?)b?|bytes?)", re.IGNORECASE)
@@ -90,6 +94,12 @@ def plan_memory(
             f"{math.ceil((workspace + needed) / 1000**2)}MB, or choose a smaller model or quantization"
         )
     return MemoryPlan(total_bytes, workspace, max(int(weight_share * available), smallest))
+
+
+def is_over_cap(taken_bytes: int, cap_bytes: int, *, was_over: bool) -> bool:
+    """Whether a process that takes so much is beyond cap and headroom; once beyond, until half the headroom is free."""
+    headroom_bytes = CAP_HEADROOM_SHARE * cap_bytes + CAP_HEADROOM_BYTES
+    return taken_bytes > cap_bytes + headroom_bytes * (0.5 if was_over else 1.0)
 
 
 class Holdings:

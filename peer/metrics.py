@@ -7,6 +7,8 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from molink.peer.link.line_quality import LineQuality, LinkQuality, MeasureLine
+from molink.peer.profile import StepWork
+from molink.peer.step_times import StepTimes
 
 MAX_LINKS = 32
 """Links that are shown, the busiest: every peer may link to this one, and each would be a time series."""
@@ -19,6 +21,7 @@ class PeerMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self._step_times: StepTimes | None = None
         self.activation_bytes = 0
         """Activations sent to other peers so far, as encoded."""
         self._steps = Counter("molink_steps", "Micro-batches computed", registry=self.registry)
@@ -43,17 +46,24 @@ class PeerMetrics:
         """From now on each look at the registry shows what the line is measured to carry at that moment."""
         self.registry.register(_LineCollector(measure_line))
 
+    def compare(self, step_times: StepTimes) -> None:
+        """From now on each step is compared with what was predicted of it."""
+        self._step_times = step_times
+        self.registry.register(_PredictionCollector(step_times))
+
     def sent_activations(self, encoding: str, size_bytes: int) -> None:
         """One frame of activations went on its way."""
         self.activation_bytes += size_bytes
         self._activation_bytes.labels(encoding).inc(size_bytes)
 
-    def stepped(self, compute_s: float, sessions: int, rows: int) -> None:
+    def stepped(self, compute_s: float, sessions: int, rows: int, work: StepWork | None = None) -> None:
         """One micro-batch of `sessions` sessions and `rows` token rows took `compute_s` on the device."""
         self._steps.inc()
         self._rows.inc(rows)
         self._sessions.observe(sessions)
         self._seconds.observe(compute_s)
+        if work is not None and self._step_times is not None:
+            self._step_times.observe(work, compute_s * 1000)
 
 
 def shown_links(line: LineQuality) -> tuple[LinkQuality, ...]:
@@ -79,6 +89,33 @@ def describe_line(line: LineQuality) -> dict[str, object]:
             for link in shown_links(line)
         ],
     }
+
+
+def describe_predictions(step_times: StepTimes) -> dict[str, object]:
+    """How well the times of steps were predicted of late, JSON-ready; null before the first step."""
+    return {
+        "predicted_steps": step_times.steps,
+        "prediction_error": _rounded(step_times.median_error),
+        "profile_error": _rounded(step_times.median_profile_error),
+    }
+
+
+class _PredictionCollector(Collector):
+    """Gauges of the predictions' errors, taken when they are asked for."""
+
+    def __init__(self, step_times: StepTimes) -> None:
+        self._step_times = step_times
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        for name, what, value in (
+            ("molink_step_prediction_error", "refined profile", self._step_times.median_error),
+            ("molink_step_profile_error", "profile of the start", self._step_times.median_profile_error),
+        ):
+            about = f"Median of |measured - predicted| / measured of the latest steps, by the {what}"
+            family = GaugeMetricFamily(name, about)
+            if value is not None:
+                family.add_metric((), value)
+            yield family
 
 
 class _LineCollector(Collector):
@@ -108,6 +145,10 @@ class _LineCollector(Collector):
                 if value is not None:
                     family.add_metric((link.peer_id[-SHORT_ID:],), value)
             yield family
+
+
+def _rounded(share: float | None) -> float | None:
+    return None if share is None else round(share, 4)
 
 
 def _mbps(bytes_per_s: float | None) -> float | None:

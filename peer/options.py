@@ -92,3 +92,24 @@ MicroBatches = Annotated[
         help="How many micro-batches circulate where this peer is the head: a rule, or a number.",
     ),
 ]
+PauseWhenBusy = Annotated[
+    str | None,
+    typer.Option(
+        metavar="auto|on|off",
+        help="Pause while a full-screen or GPU-heavy program runs: auto is if this peer uses a GPU.",
+    ),
+]
+QuietHours = Annotated[
+    list[str] | None,
+    typer.Option(metavar="22:00-07:00", help="Serve nobody in this part of the day; may be given again."),
+]
+OnBattery = Annotated[
+    str | None, typer.Option(metavar="pause|serve", help="What to do while the machine is on battery.")
+]
+Priority = Annotated[
+    str | None,
+    typer.Option(metavar="normal|low", help="Low, unless told: this machine's other programs go first."),
+]
+LeaveNow = Annotated[
+    bool, typer.Option("--now", help="Leave at once: sessions that run are cut off, and go on elsewhere.")
+]

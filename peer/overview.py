@@ -23,7 +23,7 @@ def print_swarm(swarm: Mapping[str, object]) -> None:
     )
     for peer in _rows(swarm, "peers"):
         free = sum(_number(peer.get(name)) for name in ("free_weight_bytes", "free_kv_bytes"))
-        remark = " (leaving)" if peer.get("draining") else ""
+        remark = " (takes nothing new)" if peer.get("draining") else ""
         if peer.get("same_protocol") is False:
             remark = " (speaks another version)"
         cells = (
@@ -52,7 +52,7 @@ def print_local(status: Mapping[str, object]) -> None:
     for key, value in status.items():
         if key not in ("peers", "models", "links"):
             shown = ", ".join(map(_text, value)) if isinstance(value, list) else _text(value)
-            if isinstance(value, bool):
+            if isinstance(value, bool) or (key == "paused" and value is None):
                 shown = "yes" if value else "no"
             elif key == "spans":
                 shown = _spans(value)
@@ -71,14 +71,23 @@ def print_machine(machine: Mapping[str, object]) -> None:
     device, memory, disk = (_mapping(machine.get(name)) for name in ("device", "memory", "disk"))
     table.add_row("device", _plain(f"{device.get('name')} ({device.get('kind')}, {device.get('system')})"))
     table.add_row("processors", _plain(_text(device.get("processors"))))
-    for name, label in (("free_bytes", "free memory"), ("default_bytes", "taken without --memory")):
+    for name, label in (
+        ("free_bytes", "free memory"),
+        ("default_bytes", "taken without --memory"),
+        ("weight_limit_bytes", "of that for weights, at most"),
+    ):
         table.add_row(label, format_bytes(int(_number(memory.get(name)))))
     table.add_row("model", _plain(f"{machine.get('model')} in {machine.get('dtype')}"))
     for batch_size, layer_ms in _mapping(machine.get("layer_ms")).items():
         table.add_row(f"layer, batch of {batch_size}", f"{_number(layer_ms):.3f} ms")
     for tokens, layer_ms in _mapping(machine.get("prefill_layer_ms")).items():
         table.add_row(f"layer, {tokens} tokens of a prompt", f"{_number(layer_ms):.3f} ms")
-    for name, label in (("embed_ms", "embedding"), ("head_ms", "head")):
+    for name, label in (
+        ("decode_context_ms", "layer, 1000 tokens of context more"),
+        ("prefill_context_ms", "the same, one token of a prompt"),
+        ("embed_ms", "embedding"),
+        ("head_ms", "head"),
+    ):
         table.add_row(label, f"{_number(machine.get(name)):.3f} ms")
     table.add_row("loading of weights", _rate(machine.get("load_bytes_per_s")))
     cached = " (maybe from memory)" if disk.get("cached") else ""

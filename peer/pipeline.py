@@ -9,7 +9,13 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from molink.dht.records import PeerFacts
-from molink.routing.cost import CostModel, layer_ms_at, prefill_layer_ms
+from molink.routing.cost import (
+    CostModel,
+    decode_context_ms,
+    layer_ms_at,
+    prefill_context_ms,
+    prefill_layer_ms,
+)
 from molink.shards.spec import ModelSpec, Span
 
 TOKEN_BYTES = 40
@@ -40,6 +46,8 @@ class PipelineStage:
     """None: not known, and transmission is then left out of predictions."""
     sent_bytes: int
     """What goes on for each row of a step: one activation, or one token."""
+    context_tokens: float = 0.0
+    """Of each session that decodes, on average."""
 
     @property
     def processors(self) -> tuple[str, int] | None:
@@ -51,12 +59,15 @@ class PipelineStage:
 
     def decode_ms(self, rows: int) -> float:
         """The computation of one decode step of so many sessions."""
-        return self.layers * layer_ms_at(self.facts.layer_latencies, rows) + self.ends_ms
+        layer_ms = layer_ms_at(self.facts.layer_latencies, rows)
+        layer_ms += rows * decode_context_ms(self.facts.decode_context_ms, self.context_tokens)
+        return self.layers * layer_ms + self.ends_ms
 
-    def prefill_ms(self, tokens: int) -> float:
-        """The computation of so many tokens of one prompt in one step."""
+    def prefill_ms(self, tokens: int, context_tokens: float = 0.0) -> float:
+        """The computation of so many tokens of one prompt in one step, when so many came before them."""
         facts = self.facts
         layer_ms = prefill_layer_ms(facts.layer_latencies, tokens, _COST, facts.prefill_latencies)
+        layer_ms += prefill_context_ms(facts.prefill_context_ms, tokens, context_tokens)
         return self.layers * layer_ms + self.ends_ms
 
     def transfer_ms(self, rows: int) -> float:
@@ -65,7 +76,12 @@ class PipelineStage:
 
 
 def stage_of(
-    facts: PeerFacts, span: Span, spec: ModelSpec, link_ms: float, uplink_mbps: float | None
+    facts: PeerFacts,
+    span: Span,
+    spec: ModelSpec,
+    link_ms: float,
+    uplink_mbps: float | None,
+    context_tokens: float = 0.0,
 ) -> PipelineStage:
     """The stage that a hop of a circuit is; `link_ms` as a route predicts it."""
     first, last = span.start == 0, span.stop == spec.layers
@@ -76,4 +92,5 @@ def stage_of(
         link_ms=max(0.0, link_ms - STEP_OVERHEAD_MS),
         uplink_mbps=uplink_mbps,
         sent_bytes=spec.activation_bytes if not last else 0 if first else TOKEN_BYTES,
+        context_tokens=context_tokens,
     )

@@ -73,11 +73,12 @@ def prefill_ms(stages: Sequence[PipelineStage], lengths: Sequence[int]) -> float
     A stage takes chunks one after the other, and so does an uplink. The last stage sends nothing but a token.
     """
     free_ms = [0.0] * (2 * len(stages))
+    total = sum(lengths)
     known: dict[int, list[float]] = {}
     for tokens in lengths:
         done_ms = 0.0
         if tokens not in known:
-            known[tokens] = _taken_ms(stages, tokens)
+            known[tokens] = _taken_ms(stages, tokens, total)
         for resource, taken_ms in enumerate(known[tokens]):
             done_ms = free_ms[resource] = max(done_ms, free_ms[resource]) + taken_ms
             if resource % 2 == 1:
@@ -87,15 +88,19 @@ def prefill_ms(stages: Sequence[PipelineStage], lengths: Sequence[int]) -> float
 
 def _equal_ms(stages: Sequence[PipelineStage], prompt_tokens: int, count: int) -> float:
     """As `prefill_ms` for `count` chunks of one length: the first through all, the others at the slowest's pace."""
-    taken_ms = _taken_ms(stages, -(-prompt_tokens // count))
+    taken_ms = _taken_ms(stages, -(-prompt_tokens // count), prompt_tokens)
     return sum(taken_ms) + (count - 1) * max(taken_ms) + sum(stage.link_ms for stage in stages)
 
 
-def _taken_ms(stages: Sequence[PipelineStage], tokens: int) -> list[float]:
-    """Of each stage in turn: how long a chunk occupies its device, and then its uplink."""
+def _taken_ms(stages: Sequence[PipelineStage], tokens: int, prompt_tokens: int) -> list[float]:
+    """Of each stage in turn: how long a chunk occupies its device, and then its uplink.
+
+    Each chunk is taken to follow half of the others: what attention adds with the context is right in sum.
+    """
+    context_tokens = (prompt_tokens - tokens) / 2
     taken_ms: list[float] = []
     for stage in stages:
-        taken_ms += [stage.prefill_ms(tokens) + STEP_OVERHEAD_MS, stage.transfer_ms(tokens)]
+        taken_ms += [stage.prefill_ms(tokens, context_tokens) + STEP_OVERHEAD_MS, stage.transfer_ms(tokens)]
     taken_ms[-1] = 0.0
     return taken_ms
 

@@ -1,4 +1,5 @@
-"""How fast this machine is: one layer's decode step by batch size and prefill by tokens, the model's ends, and loading.
+"""How fast this machine is: one layer's decode step by batch size and prefill by tokens, what a longer context adds to
+each, the model's ends, and loading.
 
 Measured with real weights in the real engine, one layer of the model at a time, so that little memory is
 enough for a large model. Remembered, because a volunteer restarts more often than hardware changes.
@@ -10,7 +11,6 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
@@ -19,7 +19,9 @@ import torch
 from molink.dht.records import LayerLatency, PrefillLatency
 from molink.peer.backend import Backend
 from molink.peer.device import describe_device
+from molink.peer.profile import Profile, at_most_the_next
 from molink.peer.state_dir import read_json, write_json
+from molink.routing.cost import PROFILED_CONTEXT_TOKENS
 from molink.shards.engine import Engine, Rows
 from molink.shards.kv_cache import SequenceCache
 from molink.shards.loader import load_stage
@@ -28,8 +30,6 @@ from molink.shards.verification import StoredPart
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32)
 PREFILL_TOKENS = (16, 32, 64, 128, 256, 512)
-CONTEXT_TOKENS = 64
-"""What each sequence holds before the measured steps."""
 STEPS = 20
 """Most steps measured at one batch size."""
 SIZE_BUDGET_S = 0.1
@@ -41,28 +41,19 @@ PREFILL_STEPS = 3
 """At each number of tokens; the first warms up, and the fastest of the others counts."""
 PREFILL_BUDGET_S = 0.5
 """No number of tokens is begun that would probably take longer: what follows is extrapolated."""
+CONTEXTS_TOKENS = (1024, 512, 256)
+"""Of these, the longest context that CONTEXT_BUDGET_S allows to fill is compared with PROFILED_CONTEXT_TOKENS."""
+CONTEXT_BUDGET_S = 1.0
+CONTEXT_ROWS = 64
+"""Tokens of a prompt that are timed with and without a context before them."""
+PROFILE_BUDGET_S = 12.0
+"""After this long nothing more is begun, and what is missing is extrapolated: slow machines too are ready soon."""
 FLOOR_MS = 1e-4
 """No measurement is below this, so that nobody divides by zero."""
 REMEMBERED = 32
 """Profiles kept in the cache, the newest."""
 
 Progress = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Profile:
-    """What one device does with one model."""
-
-    layer_latencies: tuple[LayerLatency, ...]
-    """One layer in the middle of the model, in order of batch size, from 1 on."""
-    embed_ms: float
-    """What the first hop adds for one token: its embedding."""
-    head_ms: float
-    """What the last hop adds for one token: final norm and language-model head."""
-    load_bytes_per_s: float
-    """From weights on disk (or in the system's file cache) to the first step done with them."""
-    prefill_latencies: tuple[PrefillLatency, ...] = ()
-    """The same layer for part of a prompt, in order of tokens."""
 
 
 def cached_or_measured(
@@ -117,35 +108,44 @@ def measure(
     say = progress or (lambda _: None)
     backend = ranks or _OneDevice(folder, spec, device, parts)
     device = "cpu" if ranks else device  # what goes in and comes out of ranks is there
+    deadline_s = time.perf_counter() + PROFILE_BUDGET_S
     middle = Span(spec.layers // 2, spec.layers // 2 + 1)
     if spec.layers == 2:
         middle = Span(0, 1)  # neither layer is without an end, and embedding a token costs less than the head
     first, last = Span(0, 1), Span(spec.layers - 1, spec.layers)
     say(f"Measuring layer {middle.start} of {spec.name} on {device}")
-    with _loaded(backend, spec, device, middle) as bench:
+    with _loaded(backend, spec, device, middle, deadline_s) as bench:
         latencies = bench.layer_latencies()
         prefills = bench.prefill_latencies()
+        contexts_ms = bench.context_costs_ms()
         plain_ms = bench.step_times_ms(1, want_logits=False)
         rates = [bench.load_bytes_per_s]
+        deadline_s -= bench.opened_s  # the other layers take as long before anything is known of them
+    layer_ms = latencies[0].layer_ms
     embed_ms = FLOOR_MS
-    if first != middle:
+    if first != middle and time.perf_counter() < deadline_s:
         say(f"Measuring the embedding of {spec.name} on {device}")
-        with _loaded(backend, spec, device, first) as bench:
+        with _loaded(backend, spec, device, first, deadline_s) as bench:
             embedding_ms = added_ms(bench.step_times_ms(1, want_logits=False), plain_ms)
-            embed_ms = min(embedding_ms, latencies[0].layer_ms)  # one row of a table is less than a layer
+            embed_ms = min(embedding_ms, layer_ms)  # one row of a table is less than a layer
             rates.append(bench.load_bytes_per_s)
-    say(f"Measuring the head of {spec.name} on {device}")
-    with _loaded(backend, spec, device, last) as bench:
-        without_ms = bench.step_times_ms(1, want_logits=False)
-        head_ms = added_ms(bench.step_times_ms(1, want_logits=True), without_ms)
-        rates.append(bench.load_bytes_per_s)
-    return Profile(latencies, embed_ms, head_ms, max(rates), prefills)
+    if time.perf_counter() < deadline_s:
+        say(f"Measuring the head of {spec.name} on {device}")
+        with _loaded(backend, spec, device, last, deadline_s) as bench:
+            without_ms = bench.step_times_ms(1, want_logits=False)
+            head_ms = added_ms(bench.step_times_ms(1, want_logits=True), without_ms)
+            rates.append(bench.load_bytes_per_s)
+    else:  # assumed: a decode step reads its weights once, whatever they are
+        head_ms = max(FLOOR_MS, layer_ms * spec.head_bytes / spec.layer_bytes[middle.start])
+    return Profile(latencies, embed_ms, head_ms, max(rates), prefills, *contexts_ms)
 
 
 @contextmanager
-def _loaded(backend: Backend, spec: ModelSpec, device: str, span: Span) -> "Iterator[_Bench]":
+def _loaded(
+    backend: Backend, spec: ModelSpec, device: str, span: Span, deadline_s: float
+) -> "Iterator[_Bench]":
     """The span on the device; its memory is free again afterwards."""
-    bench = _Bench(backend, spec, device, span)
+    bench = _Bench(backend, spec, device, span, deadline_s)
     try:
         yield bench
     finally:
@@ -179,26 +179,30 @@ class _OneDevice:
 class _Bench:
     """One loaded span, and sequences that step through it."""
 
-    def __init__(self, backend: Backend, spec: ModelSpec, device: str, span: Span) -> None:
+    def __init__(self, backend: Backend, spec: ModelSpec, device: str, span: Span, deadline_s: float) -> None:
+        """After `deadline_s` (`time.perf_counter`) as little is measured as can be."""
         started_s = time.perf_counter()
+        self._deadline_s = deadline_s
         self._spec = spec
         self._device = device
         self._span = span
         self._engine = backend.engine
         backend.load(span, lambda _done, _total: None)()
-        self._context = min(CONTEXT_TOKENS, max(1, spec.context_length // 2))
-        self._capacity = min(spec.context_length, self._context + (len(BATCH_SIZES) + 1) * (STEPS + 1))
-        self._steps = min(STEPS, max(1, (self._capacity - self._context) // (len(BATCH_SIZES) + 1) - 1))
+        self._context = min(PROFILED_CONTEXT_TOKENS, max(1, spec.context_length // 2))
+        self._capacity = min(spec.context_length, self._context + (len(BATCH_SIZES) + 2) * (STEPS + 1))
+        self._steps = min(STEPS, max(1, (self._capacity - self._context) // (len(BATCH_SIZES) + 2) - 1))
         self._caches = [self._filled()]  # a first pass, which also reads what was only mapped
         elapsed_s = max(time.perf_counter() - started_s, 1e-6)
         self.load_bytes_per_s = max(1.0, spec.weight_bytes(span) / elapsed_s)
+        self.opened_s = elapsed_s
+        """How long it took until the first step was done."""
 
     def layer_latencies(self) -> tuple[LayerLatency, ...]:
         """Medians by batch size, until the time is up; none above that of a larger batch."""
         started_s = time.perf_counter()
         measured: list[LayerLatency] = []
         for batch_size in BATCH_SIZES:
-            if measured and time.perf_counter() - started_s > TOTAL_BUDGET_S:
+            if measured and (self._late or time.perf_counter() - started_s > TOTAL_BUDGET_S):
                 break
             times_ms = self.step_times_ms(batch_size, want_logits=False)
             measured.append(LayerLatency(batch_size, max(FLOOR_MS, statistics.median(times_ms))))
@@ -210,15 +214,46 @@ class _Bench:
         started_s, next_s = time.perf_counter(), 0.0
         for tokens in PREFILL_TOKENS:
             spent_s = time.perf_counter() - started_s
-            if tokens > self._spec.context_length or spent_s + next_s > PREFILL_BUDGET_S:
+            if self._late or tokens > self._spec.context_length or spent_s + next_s > PREFILL_BUDGET_S:
                 break
             layer_ms = min([self._prefill_ms(tokens) for _ in range(PREFILL_STEPS)][1:])
             measured.append(LayerLatency(tokens, max(FLOOR_MS, layer_ms)))
             next_s = PREFILL_STEPS * 2 * layer_ms / 1000
         return tuple(PrefillLatency(one.batch_size, one.layer_ms) for one in at_most_the_next(measured))
 
+    def context_costs_ms(self) -> tuple[float, float]:
+        """What 1000 tokens of context add to a decode step, and to one token of a prompt; 0 where it takes too long to
+        find out, or where it is lost in what steps differ by."""
+        row_ms = (
+            self._prefill_ms(CONTEXT_ROWS) / CONTEXT_ROWS
+            if self._spec.context_length > 2 * CONTEXT_ROWS
+            else math.inf
+        )
+        room = self._spec.context_length - CONTEXT_ROWS - STEPS - 1
+        fits = [one for one in CONTEXTS_TOKENS if one <= room and one * row_ms <= CONTEXT_BUDGET_S * 1000]
+        if self._late or not fits:
+            return 0.0, 0.0
+        context = fits[0]
+        cache = self._engine.new_cache(self._span, context + CONTEXT_ROWS + STEPS + 1)
+        for _ in range(0, context, CONTEXT_ROWS):
+            self._step([cache], CONTEXT_ROWS, want_logits=False)
+        decode_ms = min(self._timed_ms(cache, 1) for _ in range(STEPS))
+        short_ms = min(self.step_times_ms(1, want_logits=False))
+        prefill_ms = self._timed_ms(cache, CONTEXT_ROWS)
+        alone_ms = min(self._prefill_ms(CONTEXT_ROWS) for _ in range(PREFILL_STEPS))
+        return (
+            max(0.0, decode_ms - short_ms) * 1000 / (context - PROFILED_CONTEXT_TOKENS),
+            max(0.0, prefill_ms - alone_ms) * 1000 / (CONTEXT_ROWS * context),
+        )
+
+    @property
+    def _late(self) -> bool:
+        return time.perf_counter() > self._deadline_s
+
     def _prefill_ms(self, tokens: int) -> float:
-        cache = self._engine.new_cache(self._span, tokens)
+        return self._timed_ms(self._engine.new_cache(self._span, tokens), tokens)
+
+    def _timed_ms(self, cache: SequenceCache, tokens: int) -> float:
         started_s = time.perf_counter()
         self._step([cache], tokens, want_logits=False)
         return (time.perf_counter() - started_s) * 1000
@@ -228,13 +263,14 @@ class _Bench:
         while len(self._caches) < batch_size:
             self._caches.append(self._filled())
         caches = self._caches[:batch_size]
-        self._step(caches, 1, want_logits)  # warms up what this batch size needs
+        if not self._late:
+            self._step(caches, 1, want_logits)  # warms up what this batch size needs
         times_ms: list[float] = []
         while len(times_ms) < self._steps:
             started_s = time.perf_counter()
             self._step(caches, 1, want_logits)
             times_ms.append((time.perf_counter() - started_s) * 1000)
-            if len(times_ms) >= MIN_STEPS and sum(times_ms) > SIZE_BUDGET_S * 1000:
+            if self._late or (len(times_ms) >= MIN_STEPS and sum(times_ms) > SIZE_BUDGET_S * 1000):
                 break
         return times_ms
 
@@ -276,16 +312,6 @@ def added_ms(with_ms: Sequence[float], without_ms: Sequence[float]) -> float:
     return max(FLOOR_MS, min(with_ms) - min(without_ms))
 
 
-def at_most_the_next(measured: Sequence[LayerLatency]) -> tuple[LayerLatency, ...]:
-    """The same without what only a busy moment explains: a batch cannot take longer than a larger one."""
-    least_ms = math.inf
-    cleaned: list[LayerLatency] = []
-    for latency in reversed(measured):
-        least_ms = min(least_ms, latency.layer_ms)
-        cleaned.append(LayerLatency(latency.batch_size, least_ms))
-    return tuple(reversed(cleaned))
-
-
 def to_json(profile: Profile) -> dict[str, object]:
     """The profile as JSON values, units in the names."""
     return {
@@ -294,6 +320,8 @@ def to_json(profile: Profile) -> dict[str, object]:
         "embed_ms": profile.embed_ms,
         "head_ms": profile.head_ms,
         "load_bytes_per_s": profile.load_bytes_per_s,
+        "decode_context_ms": profile.decode_context_ms,
+        "prefill_context_ms": profile.prefill_context_ms,
     }
 
 
@@ -309,11 +337,14 @@ def _read(content: object) -> Profile | None:
         embed_ms, head_ms, load = (
             float(content[name]) for name in ("embed_ms", "head_ms", "load_bytes_per_s")
         )
+        contexts_ms = (float(content["decode_context_ms"]), float(content["prefill_context_ms"]))
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
     values = (*layer_ms.values(), *prefill_ms.values(), embed_ms, head_ms, load)
     if min(layer_ms, default=0) != 1 or not all(value >= FLOOR_MS for value in values):
         return None
+    if not all(value >= 0 for value in contexts_ms):
+        return None
     prefills = tuple(PrefillLatency(*pair) for pair in sorted(prefill_ms.items()))
     latencies = tuple(LayerLatency(*pair) for pair in sorted(layer_ms.items()))
-    return Profile(latencies, embed_ms, head_ms, load, prefills)
+    return Profile(latencies, embed_ms, head_ms, load, prefills, *contexts_ms)

@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,8 +18,10 @@ from molink.peer.control import ControlEndpoint
 
 QUIET_S = 2.0
 """Work shorter than this passes without a progress line, and lines come no more often."""
-AT_ONCE_S = 5.0
-"""How long a peer that was told to leave at once may still take."""
+AT_ONCE_S = 0.4
+"""How long a peer that was told to leave at once may still say so to others."""
+ENDS_AFTER_S = 0.7
+"""Then its process ends, whatever still runs: a second after the signal its memory is the volunteer's again."""
 LONGEST_WAIT_S = 0.25
 """How long a signal may go unheeded that comes just before the event loop begins to wait."""
 KEY_PLACEHOLDER = "YOUR_COPY_OF_THE_KEY_FILE"
@@ -91,6 +94,7 @@ class Interrupts:
     def __init__(self, peer: RunningPeer) -> None:
         self._peer = peer
         self._count = 0
+        self._life: asyncio.Task[None] | None = None
 
     @property
     def at_once(self) -> bool:
@@ -104,12 +108,13 @@ class Interrupts:
         After a signal they do so to the end of the process: the next one ends it, whatever thread still runs.
         """
         loop = asyncio.get_running_loop()
+        self._life = life
 
         def note(_: int, __: FrameType | None) -> None:
             self._count += 1
             if self._count > 2 or life.done():
                 os._exit(EXIT_INTERRUPTED)
-            loop.call_soon_threadsafe(self._act, self._count, life)
+            loop.call_soon_threadsafe(self._act, self._count)
 
         names = (name for name in ("SIGINT", "SIGTERM", "SIGBREAK") if hasattr(signal, name))
         before = {number: signal.signal(number, note) for number in (getattr(signal, name) for name in names)}
@@ -126,14 +131,23 @@ class Interrupts:
         if self._count > 0 or not life.done():
             asyncio.get_running_loop().call_later(LONGEST_WAIT_S, self._keep_waits_short, life)
 
-    def _act(self, count: int, life: "asyncio.Task[None]") -> None:
-        if count == 1:
-            say("Leaving when running sessions have ended; Ctrl-C again leaves at once")
-            self._peer.leave()
-        else:
-            say("Leaving at once")
-            self._peer.leave(at_once=True)
-            asyncio.get_running_loop().call_later(AT_ONCE_S, life.cancel)
+    def leave_at_once(self) -> None:
+        """As the second Ctrl-C does. Call it in the loop."""
+        self._count = max(2, self._count)
+        say("Leaving at once")
+        self._peer.leave(at_once=True)
+        if self._life is not None:
+            asyncio.get_running_loop().call_later(AT_ONCE_S, self._life.cancel)
+        end = threading.Timer(ENDS_AFTER_S, os._exit, (EXIT_INTERRUPTED,))
+        end.daemon = True
+        end.start()
+
+    def _act(self, count: int) -> None:
+        if count > 1:
+            self.leave_at_once()
+            return
+        say("Leaving when running sessions have ended; Ctrl-C again leaves at once")
+        self._peer.leave()
 
 
 def say(line: str) -> None:
@@ -166,11 +180,17 @@ async def run_until_left(
             say(f"Invite others: {invitation(ready.addresses, private=private)}")
         say("ready")
 
+    def leave(at_once: bool) -> None:
+        if at_once:
+            interrupts.leave_at_once()
+        else:
+            peer.leave()
+
     progress.start()
     interrupts = Interrupts(peer)
     forced = False
     try:
-        async with ControlEndpoint(state_dir, peer.leave, peer.status):
+        async with ControlEndpoint(state_dir, leave, peer.status):
             life = asyncio.create_task(peer.run(on_ready), name="peer")
             with interrupts.caught(life):
                 await life

@@ -184,7 +184,10 @@ def read_plan(descriptor: pb.SessionDescriptor, spec: ModelSpec) -> SessionPlan:
         trace=descriptor.trace,
         prefix=_read_prefix(descriptor),
         encodings=encodings_of_circuit(descriptor.activation_codec, spec.dtype, announced),
-        stages=tuple(_read_stage(*pair, spec) for pair in zip(descriptor.hops, hops, strict=True)),
+        stages=tuple(
+            _read_stage(*pair, spec, (descriptor.prompt_tokens + descriptor.capacity_tokens) / 2)
+            for pair in zip(descriptor.hops, hops, strict=True)
+        ),
     )
 
 
@@ -231,7 +234,7 @@ def _read_facts(hop: pb.Hop) -> PeerFacts:
     return facts
 
 
-def _read_stage(hop: pb.Hop, plan: HopPlan, spec: ModelSpec) -> PipelineStage:
+def _read_stage(hop: pb.Hop, plan: HopPlan, spec: ModelSpec, context_tokens: float) -> PipelineStage:
     link_ms, uplink_mbps = hop.predicted_link_ms, hop.uplink_mbps
     if not (math.isfinite(link_ms) and 0 <= link_ms <= MAX_LINK_MS):
         raise ProtocolError(f"a link takes 0 to {MAX_LINK_MS:g} ms, not {link_ms}")
@@ -239,7 +242,7 @@ def _read_stage(hop: pb.Hop, plan: HopPlan, spec: ModelSpec) -> PipelineStage:
         raise ProtocolError(
             f"an uplink has {MIN_UPLINK_MBPS:g} to {MAX_UPLINK_MBPS:g} Mbps, not {uplink_mbps}"
         )
-    return stage_of(plan.facts, plan.span, spec, link_ms, uplink_mbps or None)
+    return stage_of(plan.facts, plan.span, spec, link_ms, uplink_mbps or None, context_tokens)
 
 
 def _read_params(sampling: pb.Sampling, spec: ModelSpec) -> SamplingParams:

@@ -21,6 +21,7 @@ from molink.dht.configuration import (
     split_addresses,
 )
 from molink.peer.circulation import Rule, molink, rule_named
+from molink.peer.comfort import ComfortRules, parse_quiet_hours
 from molink.peer.memory import parse_bytes
 from molink.peer.transmission.policies import POLICIES
 from molink.shards.blobs import default_store_folder
@@ -78,6 +79,10 @@ class JoinSettings:
     """How much they may take there; None: half of what the disk has free."""
     metrics_port: int | None
     """Where /metrics is served, to this machine only; 0: any free port; None: nowhere."""
+    comfort: ComfortRules
+    """When the peer steps aside for its owner."""
+    priority: str
+    """`low`: other programs go first; `normal`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +141,8 @@ def load_settings(command_line: Configuration, environment: Mapping[str, str] | 
         store_dir=(merged.store_dir or default_store_folder()).expanduser().absolute(),
         store_bytes=_parse_size(merged.store_size, "--store-size", "keep weights in"),
         metrics_port=merged.metrics_port,
+        comfort=_comfort(merged),
+        priority=merged.priority or "low",
     )
 
 
@@ -231,6 +238,14 @@ def _parse_size(size: str | int | None, option: str, purpose: str) -> int | None
     if amount <= 0:
         raise SettingsError(f"{option} {size} leaves nothing to {purpose}: give an amount such as 10GB")
     return amount
+
+
+def _comfort(merged: Configuration) -> ComfortRules:
+    try:
+        quiet_hours = tuple(map(parse_quiet_hours, merged.quiet_hours or ()))
+    except ValueError as error:
+        raise SettingsError(f"--quiet-hours: {error}") from error
+    return ComfortRules(merged.pause_when_busy or "auto", quiet_hours, merged.on_battery or "pause")
 
 
 def _rule(micro_batches: str | int) -> Rule:

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from molink.dht.configuration import SettingsError
 from molink.peer.model import LocalModel
-from molink.peer.profiler import Profile
+from molink.peer.profile import Profile
 from molink.peer.ranked_backend import RankedBackend
 from molink.routing.layout_prediction import Choice, DeviceLink, DeviceRates, choose_layout
 from molink.routing.parallelism import Layout, Lengths

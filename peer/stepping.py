@@ -211,7 +211,9 @@ class Stepper:
             self._pump()
         # counted once what was delivered is on its way
         rows = sum(one.count for one in inputs)
-        asyncio.get_running_loop().call_soon(self._metrics.stepped, output.compute_s, len(inputs), rows)
+        asyncio.get_running_loop().call_soon(
+            self._metrics.stepped, output.compute_s, len(inputs), rows, output.work
+        )
 
     def _advance(self, drawn: Sequence[tuple[HopSession, pb.Token]]) -> None:
         """At the head: tokens are there. Start the next steps, together, and stream the tokens to the clients."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from molink.peer.backend import StageEngine
+from molink.peer.profile import StepWork
 from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.protocol.frames import ProtocolError
 from molink.peer.sessions import HopSession
@@ -51,6 +52,8 @@ class StepOutput:
     """Where these stand in their sequences."""
     started_s: float
     compute_s: float
+    work: StepWork | None
+    """None: every session had ended, and nothing was computed."""
 
 
 def compute(engine: StageEngine, inputs: tuple[StepInput, ...]) -> StepOutput:
@@ -62,10 +65,11 @@ def compute(engine: StageEngine, inputs: tuple[StepInput, ...]) -> StepOutput:
     span = inputs[0].session.span
     inputs = tuple(one for one in inputs if one.session.cache is not None and not one.session.cache.closed)
     if not inputs:
-        return StepOutput((), None, (), (), started_s, 0.0)
+        return StepOutput((), None, (), (), started_s, 0.0, None)
     for one in inputs:
         if one.step == 0 and one.session.cache is not None:
             one.session.cache.truncate(one.prefix_tokens, same_tokens=True)
+    work = _work(engine.spec, inputs)
     rows = [
         Rows(cache, one.count, one.token_ids, one.sample)
         for one in inputs
@@ -77,13 +81,27 @@ def compute(engine: StageEngine, inputs: tuple[StepInput, ...]) -> StepOutput:
         hidden = parts[0] if len(parts) == 1 else torch.cat(parts)
     result = engine.step(span, rows, hidden)
     if span.stop < engine.spec.layers:
-        return StepOutput(inputs, result, (), (), started_s, time.perf_counter() - started_s)
+        return StepOutput(inputs, result, (), (), started_s, time.perf_counter() - started_s, work)
     asked = [
         (one.session.plan, one.session.cache.length) for one in inputs if one.sample and one.session.cache
     ]
     sampled = sample(result, [SampleRequest(plan.params, plan.seed, position) for plan, position in asked])
     positions = tuple(position for _, position in asked)
-    return StepOutput(inputs, None, tuple(sampled), positions, started_s, time.perf_counter() - started_s)
+    compute_s = time.perf_counter() - started_s
+    return StepOutput(inputs, None, tuple(sampled), positions, started_s, compute_s, work)
+
+
+def _work(spec: ModelSpec, inputs: Sequence[StepInput]) -> StepWork:
+    """What is about to be computed, for whoever predicts such steps."""
+    span = inputs[0].session.span
+    before = [(one, one.session.cache.length) for one in inputs if one.session.cache is not None]
+    return StepWork(
+        layers=len(span),
+        starts=span.start == 0,
+        ends=span.stop == spec.layers,
+        decode_contexts=tuple(tokens for one, tokens in before if not one.prefill),
+        prefills=tuple((one.count, tokens) for one, tokens in before if one.prefill),
+    )
 
 
 def read_activations(payload: memoryview, header: pb.Activations, spec: ModelSpec) -> list[torch.Tensor]:

@@ -4,12 +4,16 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from molink.dht.commands import CommandFailed
 from molink.dht.description import describe_swarm
 from molink.dht.identity import Identity
 from molink.dht.key_file import KeyFileError
 from molink.dht.swarm_key import SwarmKey
+
+if TYPE_CHECKING:
+    from molink.shards.spec import ModelSpec
 
 SWARM_TIMEOUT_S = 30.0
 
@@ -36,6 +40,7 @@ def measure_machine(
         weights = fetch_weights(model)
         spec = describe(read_manifest(weights), dtype, name=model)
         memory = {"free_bytes": free_memory_bytes(device), "default_bytes": default_memory_bytes(device)}
+        memory |= _divided(spec, memory["default_bytes"])
         profile = measure(weights, spec, device, progress)
     except (ModelNotFound, StoreError, WeightsError) as error:
         raise CommandFailed(str(error)) from error
@@ -58,6 +63,18 @@ def measure_machine(
         "disk": asdict(disk),
         "network": [asdict(address) for address in network_addresses()],
     }
+
+
+def _divided(spec: "ModelSpec", total_bytes: int) -> dict[str, int]:
+    """What of the memory that a peer takes by default is for weights, and for a step's work space."""
+    from molink.peer.memory import plan_memory
+    from molink.peer.serving import batch_limits
+
+    try:
+        plan = plan_memory(spec, total_bytes, batch_limits(spec).max_tokens)
+    except ValueError as error:
+        raise CommandFailed(str(error)) from error
+    return {"weight_limit_bytes": plan.weight_limit_bytes, "workspace_bytes": plan.workspace_bytes}
 
 
 async def view_swarm(initial_peers: Sequence[str], swarm_key: Path | None) -> dict[str, object]:

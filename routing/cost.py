@@ -54,6 +54,20 @@ class CostModel:
                 raise ValueError(f"{field.name} must be finite and above 0, got {value}")
 
 
+PROFILED_CONTEXT_TOKENS = 64
+"""What each sequence holds when a peer measures its decode steps."""
+
+
+def decode_context_ms(per_1000_ms: float, context_tokens: float) -> float:
+    """What one sequence's decode step takes longer for its context than it did when it was measured, in one layer."""
+    return per_1000_ms * max(0.0, context_tokens - PROFILED_CONTEXT_TOKENS) / 1000
+
+
+def prefill_context_ms(per_1000_ms: float, rows: float, context_tokens: float) -> float:
+    """What so many rows of a prompt take longer because so many tokens came before them, in one layer."""
+    return per_1000_ms * rows * context_tokens / 1000
+
+
 def layer_ms_at(latencies: Sequence[LayerLatency], batch_size: int) -> float:
     """Milliseconds of one layer at a batch size: linear between measurements, along the last slope beyond
     them.

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from molink.dht.records import PeerView
-from molink.routing.cost import CostModel, layer_ms_at, prefill_layer_ms
+from molink.routing.cost import CostModel, layer_ms_at, prefill_context_ms, prefill_layer_ms
 from molink.routing.terms import PeerCosts, prefill_chunks
 
 
@@ -24,7 +24,7 @@ def ttft_ms(stages: Sequence[Stage], prompt_tokens: int, client_rtt_ms: float, c
 
     The first chunk goes through every hop: waiting, computation, uplink, link. The others follow at the pace
     of the slowest computation or uplink, since a peer computes a chunk while it sends the one before. Chunks
-    are taken as equal; the last hop returns one token, which weighs nothing.
+    are taken as equal, and so is the context before them; the last hop returns one token, which weighs nothing.
     """
     chunks, rows = prefill_chunks(prompt_tokens, cost)
     through_ms, pace_ms = client_rtt_ms, 0.0
@@ -32,6 +32,7 @@ def ttft_ms(stages: Sequence[Stage], prompt_tokens: int, client_rtt_ms: float, c
         facts = stage.view.facts
         latencies = facts.layer_latencies
         layer_ms = prefill_layer_ms(latencies, rows, cost, facts.prefill_latencies)
+        layer_ms += prefill_context_ms(facts.prefill_context_ms, rows, (prompt_tokens - rows) / 2)
         compute_ms = stage.layers * layer_ms
         if index == 0:
             single_ms = layer_ms_at(latencies, 1)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from molink.dht.records import PeerView
-from molink.routing.cost import CostModel, layer_ms_at, prefill_layer_ms
+from molink.routing.cost import CostModel, decode_context_ms, layer_ms_at, prefill_layer_ms
 from molink.routing.reliability import Observed, loss_probability, loss_rate_per_s
 from molink.shards.spec import ModelSpec
 
@@ -74,7 +74,7 @@ class PeerCosts:
     """What a peer costs a session, whatever its span. Milliseconds; per token unless it says otherwise."""
 
     layer_ms: float
-    """One layer at batch size 1."""
+    """One layer at batch size 1, with the session's mean context."""
     batched_layer_ms: float
     """One layer at the batch size that the session would make."""
     queue_ms: float
@@ -112,9 +112,10 @@ def peer_costs(
     session_s = new_tokens * cost.session_tpot_ms / 1000
     rate_per_s = loss_rate_per_s(seen.uptime_s, seen.losses, cost)
     lost = loss_probability(rate_per_s, view.age_s, session_s)
+    context_ms = decode_context_ms(facts.decode_context_ms, (demand.prompt_tokens + demand.tokens) / 2)
     return PeerCosts(
-        layer_ms=layer_ms_at(facts.layer_latencies, 1),
-        batched_layer_ms=layer_ms_at(facts.layer_latencies, batch_size(view)),
+        layer_ms=layer_ms_at(facts.layer_latencies, 1) + context_ms,
+        batched_layer_ms=layer_ms_at(facts.layer_latencies, batch_size(view)) + context_ms,
         queue_ms=queue_ms(view, cost),
         transfer_ms=transfer_ms,
         prefill_ms=transfer_ms * demand.prompt_tokens / new_tokens,

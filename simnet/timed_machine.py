@@ -7,7 +7,7 @@ from molink.dht.records import Device, LayerLatency, PrefillLatency
 from molink.peer.backend import Backend
 from molink.peer.device import describe_device
 from molink.peer.handout import Handout
-from molink.peer.profiler import Profile
+from molink.peer.profile import Profile
 from molink.shards.spec import Span
 from molink.simnet.devices import Chunk, DeviceProfile
 from molink.simnet.model_shapes import ModelShape

@@ -4,7 +4,7 @@ Two processes on one processor are never the faster layout, so tensor parallelis
 """
 
 from molink.peer import cli, peer, several_devices
-from molink.peer.profiler import Profile
+from molink.peer.profile import Profile
 from molink.routing.layout_prediction import Choice, DeviceLink, choose_layout
 from molink.routing.parallelism import Layout
 from molink.shards.spec import ModelSpec, Span

@@ -54,6 +54,8 @@ def facts_of(identity: Identity, *, sequence: int = 1, ttl_s: int = 3600, links:
         head_ms=0.7,
         load_bytes_per_s=2e9,
         links=tuple(LinkMeasurement(Identity.generate().peer_id, float(rtt)) for rtt in range(links)),
+        decode_context_ms=0.5,
+        prefill_context_ms=0.03125,
     )
 
 

@@ -20,9 +20,11 @@ class Peer:
 
     def __init__(self) -> None:
         self.left = asyncio.Event()
+        self.at_once = False
         self.answer: dict[str, object] = {"name": "Zoë", "spans": [[0, 4]]}
 
-    def leave(self) -> None:
+    def leave(self, at_once: bool) -> None:
+        self.at_once = at_once
         self.left.set()
 
     def status(self) -> dict[str, object]:
@@ -61,6 +63,9 @@ def test_status_and_leave_reach_the_peer(tmp_path: Path) -> None:
             assert not peer.left.is_set()
             assert await call_peer(tmp_path, "leave", DEADLINE_S) == {}
             assert peer.left.is_set()
+            assert not peer.at_once
+            assert await call_peer(tmp_path, "leave-now", DEADLINE_S) == {}
+            assert peer.at_once
 
     asyncio.run(scenario())
 
@@ -149,7 +154,7 @@ def test_rubbish_is_refused_and_the_endpoint_goes_on(tmp_path: Path, line: bytes
 @given(st.binary(max_size=60))
 def test_no_bytes_without_the_token_make_the_peer_leave(line: bytes) -> None:
     peer_left: list[bool] = []
-    answer = ControlEndpoint(Path(), lambda: peer_left.append(True), dict)._obey(line)
+    answer = ControlEndpoint(Path(), peer_left.append, dict)._obey(line)
     assert json.loads(answer)["ok"] is False
     assert peer_left == []
 

@@ -14,7 +14,7 @@ from swarm_examples import facts_of
 from molink.dht.discovery import Discovery
 from molink.dht.facts_codec import MAX_UPLINK_MBPS
 from molink.dht.identity import Identity
-from molink.dht.records import PeerFacts, PeerState
+from molink.dht.records import LayerLatency, PeerFacts, PeerState
 from molink.peer import announcer
 from molink.peer.announcer import Announcer
 from molink.peer.leases import LeaseBook
@@ -26,8 +26,10 @@ from molink.peer.link.line_quality import (
     announced_mbps,
 )
 from molink.peer.memory import MemoryPlan
-from molink.peer.metrics import MAX_LINKS, PeerMetrics, describe_line
+from molink.peer.metrics import MAX_LINKS, PeerMetrics, describe_line, describe_predictions
 from molink.peer.prober import Prober
+from molink.peer.profile import Profile, StepWork
+from molink.peer.step_times import StepTimes
 from molink.peer.stepping import Stepper
 from molink.routing.coordinates import START
 
@@ -97,6 +99,7 @@ async def test_an_uplink_is_announced_with_the_facts_when_it_changes_and_then_no
         cast("Prober", around),
         changed,
         lambda: line,
+        StepTimes(Profile((), 1.0, 1.0, 1.0)),
     )
     keeping = asyncio.create_task(telling.keep_announced())
 
@@ -124,6 +127,70 @@ async def test_an_uplink_is_announced_with_the_facts_when_it_changes_and_then_no
     finally:
         keeping.cancel()
         await asyncio.gather(keeping, return_exceptions=True)
+
+
+@asynchronous
+async def test_a_profile_that_steps_have_refined_is_announced_with_the_facts_and_then_no_more() -> None:
+    around = Neighbourhood()
+    changed = asyncio.Event()
+    weights = SPEC.weight_bytes(SPEC.whole)
+    facts = facts_of(Identity.generate())
+    times = StepTimes(Profile((LayerLatency(1, 1.0),), 1.0, 1.0, 1.0))
+    telling = Announcer(
+        cast("Discovery", around),
+        facts,
+        SPEC,
+        LeaseBook(SPEC, MemoryPlan(weights, 0, weights)),
+        cast("Stepper", around),
+        cast("Prober", around),
+        changed,
+        LineQuality,
+        times,
+    )
+    keeping = asyncio.create_task(telling.keep_announced())
+
+    async def look() -> None:
+        before = around.states
+        changed.set()
+        await until(lambda: around.states > before)
+
+    def step(measured_ms: float) -> None:
+        for _ in range(200):
+            times.observe(StepWork(10, False, False, (0,)), measured_ms)
+
+    try:
+        step(11.0)
+        await look()
+        assert around.facts == [], "a little more is not worth telling"
+        step(20.0)
+        await look()
+        assert [round(told.layer_latencies[0].layer_ms, 2) for told in around.facts] == [2.0]
+        step(40.0)
+        await look()
+        assert len(around.facts) == 1, "facts are not announced again within the gap"
+        telling._profile_at_s -= announcer.PROFILE_GAP_S
+        await look()
+        await look()
+        assert [round(told.layer_latencies[0].layer_ms, 2) for told in around.facts] == [2.0, 4.0]
+    finally:
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+
+
+def test_gauges_of_predictions_come_with_the_first_step() -> None:
+    metrics = PeerMetrics()
+    times = StepTimes(Profile((LayerLatency(1, 1.0),), 1.0, 1.0, 1.0))
+    metrics.compare(times)
+    assert metrics.registry.get_sample_value("molink_step_prediction_error") is None
+    assert describe_predictions(times) == {
+        "predicted_steps": 0,
+        "prediction_error": None,
+        "profile_error": None,
+    }
+    metrics.stepped(0.02, 1, 1, StepWork(10, False, False, (0,)))
+    assert metrics.registry.get_sample_value("molink_step_prediction_error") == 0.5
+    assert metrics.registry.get_sample_value("molink_step_profile_error") == 0.5
+    assert describe_predictions(times)["predicted_steps"] == 1
 
 
 def test_gauges_show_the_line_as_it_is_at_each_look() -> None:

@@ -88,7 +88,7 @@ def test_the_table_has_a_row_for_each_peer_and_a_line_for_each_model(
 ) -> None:
     print_swarm(describe_swarm([view("x" * 44 + "the-id-1", Span(0, 4), draining=True), view("y" * 52)]))
     out = capsys.readouterr().out
-    assert "home (leaving)" in out
+    assert "home (takes nothing new)" in out
     assert "the-id-1" in out
     assert "none yet" in out
     assert "2.0 GB" in out
@@ -115,8 +115,10 @@ def test_a_local_status_is_printed_whatever_it_holds(capsys: pytest.CaptureFixtu
     out = capsys.readouterr().out
     assert "peer id: me\naddresses: /a, /b\nfree bytes: \n" in out
     assert "complete" in out
-    print_local({"ready": True, "draining": False, "spans": [[0, 4], [6, 8]]})
-    assert capsys.readouterr().out == "ready: yes\ndraining: no\nspans: 0:4, 6:8\n"
+    print_local({"ready": True, "draining": False, "paused": None, "spans": [[0, 4], [6, 8]]})
+    assert capsys.readouterr().out == "ready: yes\ndraining: no\npaused: no\nspans: 0:4, 6:8\n"
+    print_local({"paused": "quiet hours 22:00-07:00"})
+    assert capsys.readouterr().out == "paused: quiet hours 22:00-07:00\n"
     print_local({"peers": "not a list", "models": 7, "state": {"x": 1}})
     assert "state: {'x': 1}" in capsys.readouterr().out
 

@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from molink.dht import commands
 from molink.dht.swarm_key import SwarmKey
-from molink.peer import cli
+from molink.peer import cli, running
 from molink.peer.running import invitation
 
 PEER_ID = "12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
@@ -54,8 +55,12 @@ class Peer:
         if mode.endswith("thread"):
             asyncio.get_running_loop().run_in_executor(None, threading.Event().wait)
         await self.gone.wait()
-        if mode == "deaf":
-            await asyncio.Event().wait()
+        while mode.startswith("deaf"):
+            try:
+                await asyncio.Event().wait()
+            finally:
+                if mode == "deaf twice":
+                    continue
 
     def leave(self, *, at_once=False):
         if at_once or not mode.startswith("busy"):
@@ -151,7 +156,7 @@ def test_join_offers_what_is_promised(capsys: pytest.CaptureFixture[str]) -> Non
     _, out, _ = run(capsys, "join", "--help")
     names = "model initial-peers new-swarm swarm-key memory device dtype quantization listen announce"
     names += " port grpc-port name layers partner state-dir relay activation-codec micro-batches"
-    names += " http-proxy transmission-policy metrics-port"
+    names += " http-proxy transmission-policy metrics-port pause-when-busy quiet-hours on-battery priority"
     for name in names.split():
         assert f"--{name} " in out
 
@@ -323,7 +328,7 @@ def test_sigterm_drains_like_the_first_ctrl_c(tmp_path: Path) -> None:
         assert terminal.end()[0] == 0
 
 
-@pytest.mark.parametrize("mode", ["busy", "busy thread", "deaf"])
+@pytest.mark.parametrize("mode", ["busy", "busy thread", "deaf", "deaf twice"])
 def test_a_second_ctrl_c_leaves_at_once_whatever_still_runs(tmp_path: Path, mode: str) -> None:
     with peer(mode, "join", "--state-dir", tmp_path) as terminal:
         terminal.wait_for("ready")
@@ -331,9 +336,11 @@ def test_a_second_ctrl_c_leaves_at_once_whatever_still_runs(tmp_path: Path, mode
         terminal.wait_for("Leaving when running sessions have ended; Ctrl-C again leaves at once")
         terminal.process.send_signal(signal.SIGINT)
         code, out, _ = terminal.end()
-    assert code == (commands.EXIT_INTERRUPTED if mode == "deaf" else 0)
+    assert code == (commands.EXIT_INTERRUPTED if mode.startswith("deaf") else 0)
     assert "Leaving at once" in out
-    assert not (tmp_path / "control.json").exists()
+    assert (tmp_path / "control.json").exists() == (
+        mode == "deaf twice"
+    )  # nobody is left who could remove it
 
 
 def test_a_second_ctrl_c_ends_a_peer_that_has_left_but_for_a_thread(tmp_path: Path) -> None:
@@ -357,6 +364,33 @@ def test_status_and_leave_reach_the_peer_of_this_machine(
         code, out, err = run(capsys, "leave", "--state-dir", tmp_path)
         assert (code, out, err) == (0, "The peer has left\n", "")
         assert terminal.end()[0] == 0
+
+
+def test_leave_now_ends_a_peer_that_would_drain_for_ever(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with peer("busy", "join", "--state-dir", tmp_path) as terminal:
+        terminal.wait_for("ready")
+        code, out, err = run(capsys, "leave", "--now", "--state-dir", tmp_path)
+        assert (code, out, err) == (0, "The peer has left\n", "")
+        assert terminal.end()[0] == 0
+
+
+def test_a_second_after_it_is_told_to_leave_at_once_a_peer_is_gone_whatever_it_does() -> None:
+    assert running.LONGEST_WAIT_S + running.ENDS_AFTER_S < 1.0
+    assert running.AT_ONCE_S < running.ENDS_AFTER_S
+
+
+@pytest.mark.parametrize(("option", "lowered"), [((), True), (("--priority", "normal"), False)])
+def test_a_peer_lets_other_programs_go_first_unless_told_otherwise(
+    tmp_path: Path, option: tuple[str, ...], lowered: bool
+) -> None:
+    with peer("plain", "join", *option, "--state-dir", tmp_path) as terminal:
+        terminal.wait_for("ready")
+        low = psutil.BELOW_NORMAL_PRIORITY_CLASS if sys.platform == "win32" else 10
+        own = psutil.Process().nice()
+        expected = low if lowered and (sys.platform == "win32" or own < low) else own
+        assert psutil.Process(terminal.process.pid).nice() == expected
 
 
 def test_a_state_directory_holds_one_peer(tmp_path: Path) -> None:

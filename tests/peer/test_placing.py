@@ -22,7 +22,8 @@ from molink.peer.link.line_quality import LineQuality
 from molink.peer.memory import MemoryPlan
 from molink.peer.placing import Placing
 from molink.peer.prober import Prober
-from molink.peer.profiler import Profile
+from molink.peer.profile import Profile
+from molink.peer.step_times import StepTimes
 from molink.peer.stepping import Stepper
 from molink.routing.coordinates import START
 from molink.shards.spec import ModelSpec, Span
@@ -119,6 +120,7 @@ class Member:
             self.prober,
             self.changed,
             LineQuality,
+            StepTimes(self.profile),
         )
         admission = cast("Admission", self.loader)
         self.placing = Placing(discovery, SPEC, self.leases, admission, self.announcer)

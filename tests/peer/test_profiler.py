@@ -13,13 +13,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from molink.dht.records import LayerLatency
 from molink.peer import profiler
+from molink.peer.profile import Profile, at_most_the_next
 from molink.peer.profiler import (
     BATCH_SIZES,
     FLOOR_MS,
     PREFILL_TOKENS,
-    Profile,
     added_ms,
-    at_most_the_next,
     cached_or_measured,
     measure,
 )
@@ -83,6 +82,34 @@ def test_a_slow_machine_is_not_measured_with_large_batches(
 ) -> None:
     monkeypatch.setattr(profiler, "TOTAL_BUDGET_S", 0.0)
     assert [latency.batch_size for latency in measure(*model, "cpu").layer_latencies] == [1]
+
+
+def test_when_the_time_is_over_one_layer_has_been_measured_and_the_rest_is_extrapolated(
+    model: tuple[Path, ModelSpec], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profiler, "PROFILE_BUDGET_S", 0.0)
+    folder, spec = model
+    lines: list[str] = []
+    profile = measure(folder, spec, "cpu", lines.append)
+    assert lines == ["Measuring layer 3 of llama-6 on cpu"]
+    (single,) = profile.layer_latencies
+    assert profile.embed_ms == FLOOR_MS
+    assert profile.head_ms == pytest.approx(
+        max(FLOOR_MS, single.layer_ms * spec.head_bytes / spec.layer_bytes[3])
+    )
+    assert profile.prefill_latencies == ()
+    assert (profile.decode_context_ms, profile.prefill_context_ms) == (0.0, 0.0)
+
+
+def test_what_context_adds_is_found_where_it_is_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profiler, "CONTEXT_BUDGET_S", 60.0)
+    model_type, changes = tiny_models.ARCHITECTURES["llama"]
+    wide = {"num_hidden_layers": 1, "num_attention_heads": 64, "num_key_value_heads": 64, "head_dim": 64}
+    config = AutoConfig.for_model(model_type, **{**changes, **wide, "max_position_embeddings": 2048})
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(tmp_path)
+    profile = measure(tmp_path, describe(tmp_path), "cpu")
+    assert profile.decode_context_ms > 0
+    assert profile.prefill_context_ms > 0
 
 
 def test_a_slow_machine_is_not_measured_with_long_prompts(

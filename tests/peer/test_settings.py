@@ -7,6 +7,7 @@ import pytest
 from molink.dht.configuration import Configuration
 from molink.peer import settings as settings_module
 from molink.peer.circulation import molink
+from molink.peer.comfort import ComfortRules, parse_quiet_hours
 from molink.peer.settings import JoinSettings, SettingsError, load_settings, parse_layers, where_to_join
 from molink.shards.spec import Span
 
@@ -62,6 +63,20 @@ def test_the_command_line_comes_before_the_file_and_each_setting_for_itself(
     assert settings.port == 4001
     assert settings.activation_codec == "int8"
     assert settings.layers == Span(2, 6)
+
+
+def test_the_volunteers_comfort_is_on_unless_told_otherwise(environment: dict[str, str]) -> None:
+    settings = load(environment)
+    assert settings.comfort == ComfortRules("auto", (), "pause")
+    assert settings.priority == "low"
+    file = 'pause_when_busy = "on"\nquiet_hours = ["22:00-07:00", "12:00-13:00"]\npriority = "normal"\n'
+    settings = load(environment, file, on_battery="serve")
+    night, noon = parse_quiet_hours("22:00-07:00"), parse_quiet_hours("12:00-13:00")
+    assert settings.comfort == ComfortRules("on", (night, noon), "serve")
+    assert settings.priority == "normal"
+    assert load(environment, 'quiet_hours = "22:00-07:00"\n').comfort.quiet_hours == (night,)
+    with pytest.raises(SettingsError, match=r"--quiet-hours: '22-7' is not a part of the day"):
+        load(environment, quiet_hours=("22-7",))
 
 
 def test_where_to_join_is_decided_by_the_first_source_that_says_anything(environment: dict[str, str]) -> None:

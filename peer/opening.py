@@ -1,0 +1,304 @@
+"""What a serving peer is made of, and how it is put together."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+
+from molink.dht.certificate import Certificate, new_certificate
+from molink.dht.discovery import Discovery
+from molink.dht.identity import Identity
+from molink.dht.records import PeerFacts, PeerView
+from molink.dht.swarm_key import SwarmKey
+from molink.peer.announcer import Announcer, joining_machine, own_facts
+from molink.peer.computing import Computing, memory_of, open_computing
+from molink.peer.device import cap_gpu_memory, choose_devices, describe_device
+from molink.peer.handout import Handout
+from molink.peer.hub_model import HubAccess
+from molink.peer.leases import LeaseBook, Refused
+from molink.peer.machine_readings import MachineReader, NvidiaGpu, ReadMachine
+from molink.peer.manifests import ManifestSource
+from molink.peer.memory import plan_memory
+from molink.peer.memory_guard import MemoryGuard, own_memory_bytes
+from molink.peer.metrics import PeerMetrics
+from molink.peer.metrics_server import HOST as METRICS_HOST
+from molink.peer.metrics_server import MetricsServer
+from molink.peer.model import LocalModel, most_needed, open_model
+from molink.peer.pausing import Pausing
+from molink.peer.placing import Placing
+from molink.peer.prober import Prober
+from molink.peer.profile import Profile
+from molink.peer.ranked_backend import RankedBackend
+from molink.peer.running import say
+from molink.peer.serving import Serving, batch_limits
+from molink.peer.settings import JoinSettings, where_to_join
+from molink.peer.state_dir import StateDir
+from molink.peer.step_times import StepTimes
+from molink.routing.placement import describe_preview
+from molink.shards.blobs import BlobStore
+from molink.shards.catalog import is_from_hub
+from molink.shards.spec import ModelSpec, Span
+
+_log = logging.getLogger(__name__)
+
+
+class PeerError(Exception):
+    """The peer cannot serve, for a reason that its owner can mend."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Parts:
+    """What a serving peer is made of."""
+
+    discovery: Discovery
+    model: LocalModel
+    leases: LeaseBook
+    serving: Serving
+    announcer: Announcer
+    placing: Placing | None
+    """None: the owner has chosen the layers."""
+    ranks: RankedBackend | None
+    """None: it computes on one device."""
+    pausing: Pausing
+    memory_guard: MemoryGuard | None
+    """None: the device itself refuses more."""
+    step_times: StepTimes
+
+
+class Opening:
+    """Finds the swarm, knows the model, measures the machine and begins to serve. `open` it once."""
+
+    def __init__(
+        self,
+        settings: JoinSettings,
+        state: StateDir,
+        metrics: PeerMetrics,
+        changed: asyncio.Event,
+        report: Callable[[str], None],
+        read_machine: ReadMachine | None,
+    ) -> None:
+        self._settings = settings
+        self._state = state
+        self._metrics = metrics
+        self._changed = changed
+        self._report = report
+        self._read_machine = read_machine
+
+    async def open(self, stack: AsyncExitStack) -> Parts:
+        """Everything stays open on `stack`. Raises PeerError, and what `Peer.run` turns into one."""
+        settings = self._settings
+        devices = choose_devices(settings.device)
+        identity = Identity.load_or_create(self._state.identity_key)
+        swarm_key = SwarmKey.load(settings.swarm_key) if settings.swarm_key else None
+        self._report("Looking for the swarm")
+        discovery = await stack.enter_async_context(self._discovery(identity, swarm_key))
+        # what this very peer said before it was started again binds nobody
+        others = tuple(view for view in discovery.snapshot() if view.peer_id != identity.peer_id)
+        model = await self._model(others, devices, swarm_key, stack)
+        computing = await open_computing(stack, model, devices, settings, self._state.profiles, self._report)
+        leases = self._lease_book(model, computing.devices)
+        if computing.ranks is None:
+            cap_gpu_memory(devices[0], leases.cap_bytes)
+        guard = self._memory_guard(devices[0], leases)
+        certificate = new_certificate(identity.peer_id)
+        serving = await stack.enter_async_context(
+            self._serving(identity, swarm_key, certificate, model, computing, leases)
+        )
+        self._state.remember_ports(_port_of(discovery.addresses[0]), serving.port)
+        await self._open_metrics(stack, serving)
+        facts = own_facts(
+            identity,
+            settings.name or socket.gethostname(),
+            discovery.addresses,
+            (self._data_address(discovery, serving.port),),
+            certificate,
+            replace(describe_device(devices[0]), count=len(computing.devices)),
+            model.spec,
+            settings.layers,
+            computing.profile,
+            computing.activation_codecs,
+        )
+        step_times = StepTimes(computing.profile)
+        self._metrics.compare(step_times)
+        prober = Prober(identity.peer_id, serving.links, lambda: discovery.snapshot(model.spec.model_hash))
+        announcer = self._announcer(discovery, facts, model.spec, leases, serving, prober, step_times)
+        stack.push_async_callback(discovery.leave)
+        pausing = self._pausing(devices[0], leases, serving, announcer)
+        parts = Parts(
+            discovery,
+            model,
+            leases,
+            serving,
+            announcer,
+            None,
+            computing.ranks,
+            pausing,
+            guard,
+            step_times,
+        )
+        if settings.layers is not None:
+            await self._preload(parts, settings.layers)
+            return parts
+        return replace(parts, placing=await self._place(parts, computing.profile, prober))
+
+    def _discovery(self, identity: Identity, swarm_key: SwarmKey | None) -> Discovery:
+        settings = self._settings
+        return Discovery(
+            identity,
+            listen_host=settings.listen,
+            port=settings.port or _free(settings.listen, self._state.ports()[0]),
+            announce_host=settings.announce,
+            initial_peers=where_to_join(settings).initial_peers,
+            swarm_key=swarm_key,
+        )
+
+    def _announcer(
+        self,
+        discovery: Discovery,
+        facts: PeerFacts,
+        spec: ModelSpec,
+        leases: LeaseBook,
+        serving: Serving,
+        prober: Prober,
+        step_times: StepTimes,
+    ) -> Announcer:
+        stepper, line = serving.stepper, serving.measure_line
+        return Announcer(discovery, facts, spec, leases, stepper, prober, self._changed, line, step_times)
+
+    def _serving(
+        self,
+        identity: Identity,
+        swarm_key: SwarmKey | None,
+        certificate: Certificate,
+        model: LocalModel,
+        computing: Computing,
+        leases: LeaseBook,
+    ) -> Serving:
+        settings = self._settings
+        return Serving(
+            identity,
+            swarm_key,
+            certificate,
+            computing.backend,
+            Handout.of(model),
+            leases,
+            (settings.listen, settings.grpc_port or _free(settings.listen, self._state.ports()[1])),
+            self._metrics,
+            self._changed.set,
+            computing.activation_codecs,
+            settings.rule,
+            http_proxy=settings.http_proxy,
+            transmission_policy=settings.transmission_policy,
+        )
+
+    async def _open_metrics(self, stack: AsyncExitStack, serving: Serving) -> None:
+        self._metrics.watch(serving.measure_line)
+        if self._settings.metrics_port is not None:
+            served = await stack.enter_async_context(
+                MetricsServer(self._metrics.registry, self._settings.metrics_port)
+            )
+            say(f"Metrics: http://{METRICS_HOST}:{served.port}/metrics")
+
+    def _data_address(self, discovery: Discovery, port: int) -> str:
+        """Where others dial this peer's links, as HOST:PORT."""
+        host = self._settings.announce or discovery.addresses[0].split("/")[2]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    async def _model(
+        self,
+        views: tuple[PeerView, ...],
+        devices: tuple[str, ...],
+        swarm_key: SwarmKey | None,
+        stack: AsyncExitStack,
+    ) -> LocalModel:
+        """The store of weights, if they come from a hub, stays open on `stack`."""
+        identifier = self._settings.model
+        if identifier is None:
+            identifier = most_needed(views)
+            _log.info("no --model was given: serving %s", identifier)
+        settings = self._settings
+        asked = (identifier, settings.dtype, settings.quantization, views, self._state.digests, self._report)
+        if not is_from_hub(identifier):
+            return await open_model(*asked)
+        try:
+            store = stack.enter_context(BlobStore(settings.store_dir, settings.store_bytes))
+        except OSError as error:
+            raise PeerError(
+                f"weights cannot be kept in {settings.store_dir} ({error.strerror or error}): "
+                "choose another folder with --store-dir"
+            ) from error
+        async with ManifestSource(swarm_key, settings.http_proxy) as source:
+            access = HubAccess(
+                store, source.ask, settings.layers, memory_of(devices, self._settings.memory_bytes)
+            )
+            return await open_model(*asked, access)
+
+    def _lease_book(self, model: LocalModel, devices: tuple[str, ...]) -> LeaseBook:
+        total = memory_of(devices, self._settings.memory_bytes)
+        total -= (len(devices) - 1) * model.spec.embed_bytes  # every rank has the whole embedding
+        limit = self._settings.layers
+        if limit is not None and limit.stop > model.spec.layers:
+            raise PeerError(
+                f"--layers {limit.start}:{limit.stop}: {model.spec.name} has {model.spec.layers} layers"
+            )
+        try:
+            memory = plan_memory(model.spec, total, batch_limits(model.spec).max_tokens)
+        except ValueError as error:
+            raise PeerError(str(error)) from error
+        return LeaseBook(model.spec, memory, span_limit=limit)
+
+    def _memory_guard(self, device: str, leases: LeaseBook) -> MemoryGuard | None:
+        if device != "cpu":
+            return None
+        return MemoryGuard(leases.cap_bytes, leases, self._changed.set, own_memory_bytes)
+
+    def _pausing(self, device: str, leases: LeaseBook, serving: Serving, announcer: Announcer) -> Pausing:
+        rules = self._settings.comfort
+        heeds_programs = rules.heeds_programs(device)
+        gpu = NvidiaGpu.of(device) if heeds_programs else None
+        read = self._read_machine or MachineReader(gpu, heeds_programs=heeds_programs)
+        return Pausing(rules, device, read, leases, serving.admission, announcer, say)
+
+    async def _preload(self, parts: Parts, span: Span) -> None:
+        """Exactly this span, from the start. Others hear of it before, and choose other layers meanwhile."""
+        self._report(f"Loading layers {span}")
+        answer = parts.leases.preload(span, asyncio.get_running_loop().time())
+        if isinstance(answer, Refused):
+            raise PeerError(
+                f"layers {span} do not fit: {answer.detail}. Give more --memory, or fewer --layers"
+            )
+        await parts.announcer.announce(facts_too=True)
+        await parts.serving.admission.load(span)
+
+    async def _place(self, parts: Parts, profile: Profile, prober: Prober) -> Placing:
+        """Takes the layers that the swarm needs most."""
+        self._report("Measuring round trips to the swarm")
+        await prober.probe()
+        spec, leases = parts.model.spec, parts.leases
+        placing = Placing(parts.discovery, spec, leases, parts.serving.admission, parts.announcer)
+        await placing.join(
+            lambda: joining_machine(parts.announcer.facts.peer_id, spec, leases, profile, prober),
+            lambda preview: say(describe_preview(preview)),
+        )
+        return placing
+
+
+def _free(host: str, port: int | None) -> int:
+    """The remembered port if it is free still, else 0 for any."""
+    if port is None:
+        return 0
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return 0
+    return port
+
+
+def _port_of(address: str) -> int:
+    """The TCP port of a libp2p multiaddress such as /ip4/127.0.0.1/tcp/4001/p2p/ID."""
+    parts = address.split("/")
+    return int(parts[parts.index("tcp") + 1])

@@ -1,0 +1,77 @@
+"""What one device does with one model, as a value, and what it predicts of a step. Pure."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from molink.dht.records import LayerLatency, PrefillLatency
+from molink.routing.cost import (
+    CostModel,
+    decode_context_ms,
+    layer_ms_at,
+    prefill_context_ms,
+    prefill_layer_ms,
+)
+
+_COST = CostModel()
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Measured at start-up, or refined by what steps took since."""
+
+    layer_latencies: tuple[LayerLatency, ...]
+    """One layer in the middle of the model, in order of batch size, from 1 on."""
+    embed_ms: float
+    """What the first hop adds for one token: its embedding."""
+    head_ms: float
+    """What the last hop adds for one token: final norm and language-model head."""
+    load_bytes_per_s: float
+    """From weights on disk (or in the system's file cache) to the first step done with them."""
+    prefill_latencies: tuple[PrefillLatency, ...] = ()
+    """The same layer for part of a prompt, in order of tokens."""
+    decode_context_ms: float = 0.0
+    """What 1000 further tokens of context add to the decode step of one sequence through one layer."""
+    prefill_context_ms: float = 0.0
+    """What 1000 tokens of context add to one token of a prompt through one layer."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """What one step computes, as far as its time depends on it."""
+
+    layers: int
+    starts: bool
+    """Whether it embeds tokens."""
+    ends: bool
+    """Whether it makes logits."""
+    decode_contexts: tuple[int, ...] = ()
+    """Of each decode row: the tokens that its sequence had before."""
+    prefills: tuple[tuple[int, int], ...] = ()
+    """Of each part of a prompt: its rows, and the tokens that its sequence had before."""
+
+    @property
+    def rows(self) -> int:
+        return len(self.decode_contexts) + sum(rows for rows, _ in self.prefills)
+
+
+def predicted_ms(profile: Profile, work: StepWork) -> float:
+    """The time of that step. With parts of prompts in it, all its rows count as such."""
+    if work.prefills:
+        layer_ms = prefill_layer_ms(profile.layer_latencies, work.rows, _COST, profile.prefill_latencies)
+    else:
+        layer_ms = layer_ms_at(profile.layer_latencies, work.rows)
+    layer_ms += sum(decode_context_ms(profile.decode_context_ms, one) for one in work.decode_contexts)
+    layer_ms += sum(prefill_context_ms(profile.prefill_context_ms, *one) for one in work.prefills)
+    ends_ms = (profile.embed_ms if work.starts else 0.0) + (profile.head_ms if work.ends else 0.0)
+    return work.layers * layer_ms + ends_ms
+
+
+def at_most_the_next(measured: Sequence[LayerLatency]) -> tuple[LayerLatency, ...]:
+    """The same without what only a busy moment explains: a batch cannot take longer than a larger one."""
+    least_ms = math.inf
+    cleaned: list[LayerLatency] = []
+    for latency in reversed(measured):
+        least_ms = min(least_ms, latency.layer_ms)
+        cleaned.append(LayerLatency(latency.batch_size, least_ms))
+    return tuple(reversed(cleaned))
