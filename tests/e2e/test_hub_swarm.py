@@ -98,6 +98,7 @@ async def test_a_peer_that_chooses_for_itself_fetches_what_it_chose_and_shares_t
     assert fetched(hub) == set()
 
 
+@pytest.mark.full
 async def test_what_the_hub_has_changed_meanwhile_is_not_mixed_with_what_is_served(
     swarm: LocalSwarm, hub: FakeHub, folder: Path, tmp_path: Path
 ) -> None:

@@ -186,6 +186,7 @@ async def lose_a_rank(folder: Path) -> None:
         assert not alive
 
 
+@pytest.mark.full
 def test_a_model_that_two_ranks_cannot_share_is_refused_with_a_sentence(tmp_path: Path) -> None:
     model = open_local(make_tiny_model("llama", tmp_path, num_key_value_heads=1, num_hidden_layers=2))
     backend = RankedBackend(model, ("cpu", "cpu"))
@@ -193,6 +194,7 @@ def test_a_model_that_two_ranks_cannot_share_is_refused_with_a_sentence(tmp_path
         backend.load(model.spec.whole, ignore)
 
 
+@pytest.mark.full
 def test_ranks_end_with_a_peer_that_is_killed(tmp_path: Path) -> None:
     folder = make_tiny_model("llama", tmp_path, num_hidden_layers=2)
     program = (

@@ -235,6 +235,7 @@ print(stage.weight_bytes, process.memory_info().rss - before)
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("quantization", ["int8", "nf4"])
 def test_resident_memory_is_that_of_the_quantized_weights(quantization: str, big_model: Path) -> None:
     """Of 100 MB in bfloat16, no more stays than the quantized weights and a little for the process."""
