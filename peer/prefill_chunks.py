@@ -25,8 +25,9 @@ Cut: TypeAlias = Callable[[Sequence[PipelineStage], int, int], tuple[int, ...]]
 def chunk_lengths(stages: Sequence[PipelineStage], prompt_tokens: int, most_tokens: int) -> tuple[int, ...]:
     """The lengths of the chunks, in order; their sum is `prompt_tokens`, each at most `most_tokens`.
 
-    Equal chunks are tried in lengths from `most_tokens` down, and round the best of them cuts with a first or last
-    chunk of half the length: the first one wakes the other stages sooner, the last one leaves them sooner.
+    Equal chunks are tried in lengths from `most_tokens` down, round the best of them cuts with a first or last chunk of
+    half the length (the first one wakes the other stages sooner, the last one leaves them sooner), and chunks of
+    `most_tokens` with what is left: where a long context is what costs, few tokens should follow many.
 
     Raises:
         ValueError: a length is not positive.
@@ -50,7 +51,8 @@ def chunk_lengths(stages: Sequence[PipelineStage], prompt_tokens: int, most_toke
             and (taken_ms := prefill_ms(stages, shaped)) < least_ms
         ):
             lengths, least_ms = shaped, taken_ms
-    return lengths
+    longest = _longest(prompt_tokens, most_tokens)
+    return longest if prefill_ms(stages, longest) < least_ms else lengths
 
 
 def equal_chunks(tokens: int) -> Cut:
@@ -123,6 +125,11 @@ def _shapes(count: int) -> Iterator[list[float]]:
             yield [1.0] * (more - 1) + [0.5]
         if more > 2:
             yield [0.5] + [1.0] * (more - 2) + [0.5]
+
+
+def _longest(prompt_tokens: int, most_tokens: int) -> tuple[int, ...]:
+    whole, rest = divmod(prompt_tokens, most_tokens)
+    return (most_tokens,) * whole + (rest,) * (rest > 0)
 
 
 def _cut(tokens: int, weights: Sequence[float]) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 Two processes on one processor are never the faster layout, so tensor parallelism is the only one that is offered.
 """
 
-from molink.peer import cli, peer, several_devices
+from molink.peer import cli, opening, several_devices
 from molink.peer.profile import Profile
 from molink.routing.layout_prediction import Choice, DeviceLink, choose_layout
 from molink.routing.parallelism import Layout
@@ -22,6 +22,6 @@ def both(
 
 
 if __name__ == "__main__":
-    peer.choose_devices = two_processors
+    opening.choose_devices = two_processors
     several_devices.compare = both
     cli.main()

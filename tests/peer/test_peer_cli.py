@@ -72,7 +72,7 @@ class Peer:
 
 module = types.ModuleType("molink.peer.peer")
 module.Peer, module.PeerError = Peer, PeerError
-sys.modules["molink.peer.peer"] = module
+sys.modules["molink.peer.peer"] = sys.modules["molink.peer.opening"] = module
 from molink.peer import cli, running
 
 running.QUIET_S = 0.05 if mode == "slow" else 60.0

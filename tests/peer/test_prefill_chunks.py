@@ -15,7 +15,10 @@ MOST = 448
 
 
 def simulated_ms(stages: Sequence[PipelineStage], lengths: Sequence[int]) -> float:
-    """The same prefill event by event: a device and an uplink of every stage, each first come, first served."""
+    """The same prefill event by event: a device and an uplink of every stage, each first come, first served.
+
+    Each chunk follows half of the others, as `prefill_ms` has it.
+    """
     events = [(0.0, number, 0) for number in range(len(lengths))]
     free_ms = [0.0] * (2 * len(stages))
     end_ms = 0.0
@@ -23,7 +26,8 @@ def simulated_ms(stages: Sequence[PipelineStage], lengths: Sequence[int]) -> flo
         now_ms, number, resource = heapq.heappop(events)
         one = stages[resource // 2]
         if resource % 2 == 0:
-            taken_ms, after_ms = one.prefill_ms(lengths[number]) + STEP_OVERHEAD_MS, 0.0
+            context_tokens = (sum(lengths) - lengths[number]) / 2
+            taken_ms, after_ms = one.prefill_ms(lengths[number], context_tokens) + STEP_OVERHEAD_MS, 0.0
         else:
             last = resource == len(free_ms) - 1
             taken_ms, after_ms = 0.0 if last else one.transfer_ms(lengths[number]), one.link_ms
