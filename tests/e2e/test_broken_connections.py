@@ -42,6 +42,11 @@ async def thirds(
                 yield swarm, client
 
 
+def numbered(number: int) -> str:
+    """A prompt that begins like no other, so that no peer has computed a part of it before."""
+    return f"{number}: {PROMPT}"
+
+
 def rows_computed(port: int) -> int:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
         counted = re.search(r"^molink_rows_total (\S+)$", answer.read().decode(), re.MULTILINE)
@@ -62,14 +67,11 @@ async def test_generations_go_on_as_if_nothing_had_broken(
     anyio_backend: str, references: References, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = random.Random(3)
-    folder = bundled_folder()
-    prompt = references.ids(folder, PROMPT)
-    expected = references.greedy(folder, prompt, NEW_TOKENS)
     ports = free_ports(len(THIRDS))
+    made = []
     async with CuttingProxy() as proxy:
         monkeypatch.setenv("MOLINK_HTTP_PROXY", proxy.url)
         async with thirds(metrics_ports=ports) as (_, client):
-            await generate(client, PROMPT, NEW_TOKENS)
             cuts = 0
 
             async def cut() -> None:
@@ -78,19 +80,21 @@ async def test_generations_go_on_as_if_nothing_had_broken(
                     await asyncio.sleep(rng.uniform(0.0, 0.1))
                     cuts += proxy.cut() > 0
 
-            made = []
             while len(made) < GENERATIONS or cuts < CUTS:
                 cutting = asyncio.create_task(cut())
                 try:
-                    made.append(await generate(client, PROMPT, NEW_TOKENS))
+                    made.append(await generate(client, numbered(len(made)), NEW_TOKENS))
                 finally:
                     cutting.cancel()
                     await asyncio.gather(cutting, return_exceptions=True)
+            folder = bundled_folder()
+            prompts = [references.ids(folder, numbered(number)) for number in range(len(made))]
+            expected = [references.greedy(folder, prompt, NEW_TOKENS) for prompt in prompts]
             # the last token of each generation is drawn and never stepped
-            rows = (len(made) + 1) * (len(prompt) + len(expected) - 1)
+            rows = sum(len(prompt) + len(new) - 1 for prompt, new in zip(prompts, expected, strict=True))
             counted = await rows_once_counted(ports, rows)
+    assert [(one.token_ids, one.epochs) for one in made] == [(new, 1) for new in expected]
     assert counted == [rows] * len(ports)
-    assert [(one.token_ids, one.epochs) for one in made] == [(expected, 1)] * len(made)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
