@@ -18,7 +18,7 @@ sys.meta_path.insert(0, Watch())
 importlib.import_module(sys.argv[1])
 """
 """Prints what the environment says when gRPC is imported."""
-WANTED = "-event_engine_client,-event_engine_listener" if sys.platform == "linux" else "None"
+WANTED = "-event_engine_listener" if sys.platform == "linux" else "None"
 
 
 def at_import(module: str, **environment: str) -> str:
