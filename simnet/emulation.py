@@ -15,7 +15,8 @@ from molink.simnet.emulated_peer import PeerConfiguration, PeerCounters
 from molink.simnet.known_peers import KnownPeers
 from molink.simnet.lines_process import LinesConfiguration, LinesCounters, LinesProcess
 from molink.simnet.peer_process import PeerProcess
-from molink.simnet.request_driver import Outcome, RequestDriver
+from molink.simnet.outcomes import Outcome
+from molink.simnet.request_driver import RequestDriver
 from molink.simnet.request_load import arrivals
 from molink.simnet.room import Room
 from molink.simnet.served_as import ServedAs

@@ -14,7 +14,7 @@ from molink.simnet.paper_tables import (
     SYSTEM_OF_POLICY,
     ServingTimes,
 )
-from molink.simnet.request_driver import Outcome
+from molink.simnet.outcomes import Outcome
 
 BASELINE = "concurrent"
 """Reductions are against this policy at the same rate."""
