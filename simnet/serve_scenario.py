@@ -1,5 +1,6 @@
 """A circuit that serves, as a scenario says: the same one that `emulate` starts as processes. Pure."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from molink.dht.records import Device, PeerFacts, ServedModel
@@ -21,6 +22,10 @@ USABLE_MEMORY = 0.9
 """The part of a GPU's memory that a peer takes by default."""
 MOST_SESSIONS = 256
 """On a peer, as servers of one model commonly allow."""
+
+
+SOFTWARE_MS = 2.5
+"""Taking in a message and giving it to the engine, as emulated peers were seen to need."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +117,7 @@ def simulated_facts(spec: ModelSpec, shape: ModelShape, stage: Stage, number: in
 
 
 def _compute(shape: ModelShape, stage: Stage) -> ComputeS:
-    def compute_s(chunks: "list[Chunk]", sampled: int) -> float:
+    def compute_s(chunks: Sequence[Chunk], sampled: int) -> float:
         return stage.device.compute_s(shape, stage.span, chunks, sampled)
 
     return compute_s

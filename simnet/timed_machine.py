@@ -15,6 +15,8 @@ from molink.simnet.timed_profile import timed_profile
 
 USABLE_MEMORY = 0.9
 """The part of a GPU's memory that a peer takes by default."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Machine:
     """What a peer needs of the machine that it runs on."""

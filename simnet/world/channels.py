@@ -8,11 +8,9 @@ from molink.peer.link.reassembly import MAX_PARTIAL_BYTES, MAX_PARTIAL_MESSAGES
 from molink.peer.transmission.classes import TrafficClass
 from molink.peer.transmission.uplink import Uplink
 from molink.peer.transmission.values import Arrival, Outgoing, Send
-from molink.simnet.world.frames import CHUNK_BYTES, SimulatedFrame
+from molink.simnet.world.frames import CHUNK_BYTES, Deliver, SimulatedFrame
 from molink.simnet.world.timeline import Alarm, Timeline
 from molink.simnet.world.wire import Wire
-
-Deliver = Callable[[SimulatedFrame], None]
 
 
 @dataclass(slots=True)
@@ -51,6 +49,12 @@ class Channels:
     def unfinished_frames(self) -> int:
         """Frames that were given and are not there yet."""
         return sum(len(channel.frames) for channel in self._channels)
+
+    def check(self, now_s: float) -> None:
+        """Raises AssertionError where bytes were lost or made, or the wire carried more than it can."""
+        self.wire.account.check()
+        if self.wire.busy_s(now_s) > now_s * (1 + 1e-9):
+            raise AssertionError(f"a wire was busy for {self.wire.busy_s(now_s)} s of {now_s} s")
 
     def open(self, delay_s: float, back_s: float, deliver: Deliver) -> int:
         """A link to a peer whose messages take `delay_s` beside transmission, and `back_s` back. Its number."""

@@ -1,5 +1,6 @@
 """What peers of a simulated circuit tell each other, and how long it is."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -44,6 +45,9 @@ class SimulatedFrame:
     size_bytes: int
 
 
+Deliver = Callable[[SimulatedFrame], None]
+
+
 def activations(rows: tuple[SimulatedRow, ...], activation_bytes: int, prefill: bool) -> SimulatedFrame:
     """Hidden states for the next peer; `activation_bytes` for each new token."""
     size_bytes = FRAME_BYTES + sum(ROW_BYTES + row.count * activation_bytes for row in rows)
@@ -53,9 +57,7 @@ def activations(rows: tuple[SimulatedRow, ...], activation_bytes: int, prefill: 
 
 def tokens(rows: tuple[SimulatedRow, ...]) -> SimulatedFrame:
     """Drawn tokens for the head."""
-    return SimulatedFrame(
-        FrameKind.TOKENS, rows, TrafficClass.DECODE, FRAME_BYTES + len(rows) * TOKEN_BYTES
-    )
+    return SimulatedFrame(FrameKind.TOKENS, rows, TrafficClass.DECODE, FRAME_BYTES + len(rows) * TOKEN_BYTES)
 
 
 def stepped(rows: tuple[SimulatedRow, ...]) -> SimulatedFrame:

@@ -1,8 +1,7 @@
 """A circuit of peers that serves requests, in virtual time."""
 
 import math
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from molink.peer.circulation import Rule
@@ -14,10 +13,10 @@ from molink.peer.pipeline import Circuit, PipelineStage
 from molink.peer.prefill_chunks import Cut
 from molink.peer.prompts import Prompts
 from molink.shards.spec import ModelSpec, Span
-from molink.simnet.outcomes import Outcome
 from molink.simnet.request_load import Request
 from molink.simnet.world.channels import Channels
 from molink.simnet.world.frames import FrameKind, SimulatedFrame, SimulatedRow
+from molink.simnet.world.request_desk import RequestDesk
 from molink.simnet.world.sessions import SimulatedSession
 from molink.simnet.world.stage_peer import ComputeS, Place, StagePeer
 from molink.simnet.world.timeline import Alarm, Timeline
@@ -59,12 +58,7 @@ class ServingWorld:
         self._plan = plan
         self.timeline = timeline
         self._sessions: dict[LeaseKey, SimulatedSession] = {}
-        self._waiting: deque[Request] = deque()
-        self._free_tokens = plan.kv_tokens
-        self._free_sessions = plan.most_sessions
-        self.outcomes: dict[int, Outcome] = {}
-        self.tokens = 0
-        """That all requests have got."""
+        self.desk = RequestDesk(timeline, plan.kv_tokens, plan.most_sessions, self._start)
         self._prompts = Prompts(plan.cut, plan.limits)
         self._limit = CirculationLimit(plan.rule, plan.limits.max_sessions)
         self._circuit: Circuit = tuple((f"{hop}", span) for hop, span in enumerate(plan.spans))
@@ -87,56 +81,13 @@ class ServingWorld:
         ]
         self._connect()
 
-    @property
-    def running(self) -> int:
-        """Requests that have come and not ended."""
-        return len(self._sessions) + len(self._waiting)
-
-    def arrive(self, requests: Iterable[Request]) -> None:
-        """They will come at their times, which ascend."""
-        coming = iter(requests)
-
-        def next_one() -> None:
-            request = next(coming, None)
-            if request is not None:
-                self.timeline.call_at(request.arrival_s, lambda: come(request))
-
-        def come(request: Request) -> None:
-            self._come(request)
-            next_one()
-
-        next_one()
-
     def check(self) -> None:
         """Raises AssertionError where bytes, memory or requests are not conserved."""
+        self.desk.check()
         for channels in self.channels:
-            channels.wire.account.check()
-            busy_s = channels.wire.busy_s(self.timeline.now_s)
-            assert busy_s <= self.timeline.now_s * (1 + 1e-9), "a link was used more than it can be"
-        reserved = sum(_tokens(session.request) for session in self._sessions.values())
-        assert reserved + self._free_tokens == self._plan.kv_tokens, "KV memory was lost or made"
-        assert 0 <= self._free_tokens, "more KV memory was given than there is"
-        assert len(self._sessions) + self._free_sessions == self._plan.most_sessions, "sessions were lost"
-        if not self._sessions:
-            assert not any(peer.waiting for peer in self.peers), "steps of ended sessions wait"
-
-    # -- requests
-
-    def _come(self, request: Request) -> None:
-        if _tokens(request) > self._plan.kv_tokens:
-            self.outcomes[request.number] = Outcome(
-                request, (), (), (), f"{_tokens(request)} tokens do not fit the circuit's KV cache"
-            )
-            return
-        self._waiting.append(request)
-        self._let_in()
-
-    def _let_in(self) -> None:
-        while self._waiting and self._free_sessions and _tokens(self._waiting[0]) <= self._free_tokens:
-            request = self._waiting.popleft()
-            self._free_sessions -= 1
-            self._free_tokens -= _tokens(request)
-            self._start(request)
+            channels.check(self.timeline.now_s)
+        if not self._sessions and any(peer.waiting for peer in self.peers):
+            raise AssertionError("steps of ended sessions wait")
 
     def _start(self, request: Request) -> None:
         key = LeaseKey(request.number.to_bytes(16, "big"), 1)
@@ -149,17 +100,11 @@ class ServingWorld:
         self.peers[0].pump()
 
     def _end(self, session: SimulatedSession) -> None:
-        request = session.request
         del self._sessions[session.key]
         self._limit.leave(session.key)
         for peer in self.peers:
             peer.forget(session.key)
-        self.outcomes[request.number] = Outcome(
-            request, (0,) * request.new_tokens, tuple(session.token_s), (), None
-        )
-        self._free_sessions += 1
-        self._free_tokens += _tokens(request)
-        self._let_in()
+        self.desk.let_in()
 
     # -- the head
 
@@ -181,9 +126,7 @@ class ServingWorld:
         now_s = self.timeline.now_s
         for row in rows:
             session = self._sessions[row.key]
-            session.token_s.append(now_s)
-            self.tokens += 1
-            if session.ended:
+            if self.desk.token(session.request.number):
                 self._end(session)
             elif len(self.peers) == 1:
                 self._next_step(session)
@@ -233,8 +176,3 @@ class ServingWorld:
                 self.peers[other].on_activations(frame)
 
         return self.channels[hop].open(delay_s[hop][other], delay_s[other][hop], deliver)
-
-
-def _tokens(request: Request) -> int:
-    """In the KV cache at its end."""
-    return request.prompt_tokens + request.new_tokens

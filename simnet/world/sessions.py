@@ -21,9 +21,3 @@ class SimulatedSession:
     rows: list[int] = field(default_factory=list)
     """At each peer: tokens in its KV cache, those of the step that waits or runs included."""
     next_step: list[int] = field(default_factory=list)
-    token_s: list[float] = field(default_factory=list)
-    """When each token came to the client."""
-
-    @property
-    def ended(self) -> bool:
-        return len(self.token_s) == self.request.new_tokens
