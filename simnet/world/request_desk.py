@@ -29,6 +29,11 @@ class RequestDesk:
         """That all requests have got."""
 
     @property
+    def present(self) -> int:
+        """Requests that have come and not ended."""
+        return len(self._served) + len(self._waiting)
+
+    @property
     def ended(self) -> set[int]:
         """The numbers of requests that have ended."""
         return set(self._outcomes)

@@ -58,7 +58,7 @@ class Wire:
         self._lost_bytes += size_bytes
 
     def busy_s(self, now_s: float) -> float:
-        """How long bytes have been leaving, up to now: what is decided already but later is not counted."""
+        """How long bytes have been leaving up to now, which is not before the latest `send`."""
         counters = self._line.counters()
         ahead_s = max(0.0, self._line.free_s - now_s)
         return max(0.0, counters.busy_s - ahead_s)
