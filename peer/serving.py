@@ -26,6 +26,7 @@ from molink.peer.sessions import SessionTable
 from molink.peer.stepping import Stepper
 from molink.shards.spec import ModelSpec
 
+
 class Serving:
     """Serves sessions of one model between `__aenter__` and `__aexit__`; `run` it meanwhile."""
 

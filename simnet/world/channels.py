@@ -69,6 +69,7 @@ class Channels:
         )
         self._channels.append(channel)
         self._uplink.open(number, self._timeline.now_s)
+        self._pump(channel)
         return number
 
     def post(self, number: int, frame: SimulatedFrame) -> bool:
@@ -83,7 +84,6 @@ class Channels:
         channel.frames[message] = frame
         if frame.traffic_class is TrafficClass.DECODE:
             self._given_s[number, message] = now_s
-        self._pump(channel)
         self._wake()
         return True
 
@@ -147,5 +147,4 @@ class Channels:
 
     def _acked(self, channel: _Channel, sequence: int, arrivals: list[Arrival]) -> None:
         self._uplink.acked(channel.number, sequence, arrivals, self._timeline.now_s)
-        self._pump(channel)
         self._wake()

@@ -7,6 +7,19 @@ import simpy
 from simpy.events import Event
 
 
+class _Action(Event):
+    """A SimPy event that has one callback. It skips what a Timeout does for processes, which there are none of."""
+
+    __slots__ = ()
+
+    def __init__(self, environment: simpy.Environment, delay_s: float, action: Callable[[], None]) -> None:
+        self.env = environment
+        self.callbacks = [lambda _: action()]
+        self._value = None
+        self._ok = True
+        environment.schedule(self, delay=delay_s)
+
+
 class Timeline:
     """Calls actions at their times, in order; those of one time in the order in which they were given."""
 
@@ -15,7 +28,7 @@ class Timeline:
     def __init__(self) -> None:
         self._environment = simpy.Environment()
         self.events = 0
-        """Actions called so far."""
+        """Actions called so far, and those that are still to be."""
 
     @property
     def now_s(self) -> float:
@@ -37,11 +50,8 @@ class Timeline:
         if not 0 <= delay_s < math.inf:
             raise ValueError(f"an action happens in 0 or more seconds, not in {delay_s}")
 
-        def act(_: Event) -> None:
-            self.events += 1
-            action()
-
-        self._environment.timeout(delay_s).callbacks.append(act)
+        _Action(self._environment, delay_s, action)
+        self.events += 1
 
     def call_at(self, at_s: float, action: Callable[[], None]) -> None:
         """The same at a time, which rounding may have put a little before now."""
