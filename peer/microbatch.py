@@ -54,7 +54,7 @@ class BatchLimits:
             raise ValueError(f"batch limits must be positive, got {self}")
 
 
-def batch_limits(spec: ModelSpec, wanted: BatchLimits = BatchLimits()) -> BatchLimits:  # noqa: B008 (a value)
+def batch_limits(spec: ModelSpec, wanted: BatchLimits = BatchLimits()) -> BatchLimits:
     """How much steps together for this model: as much as is wanted, if its activations fit one frame."""
     most_tokens = max(1, (MAX_FRAME_BYTES - MAX_HEADER_BYTES) // spec.activation_bytes)
     return replace(wanted, max_tokens=min(wanted.max_tokens, most_tokens))

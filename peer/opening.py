@@ -23,9 +23,9 @@ from molink.peer.manifests import ManifestSource
 from molink.peer.memory import plan_memory
 from molink.peer.memory_guard import MemoryGuard, own_memory_bytes
 from molink.peer.metrics import PeerMetrics
-from molink.peer.microbatch import batch_limits
 from molink.peer.metrics_server import HOST as METRICS_HOST
 from molink.peer.metrics_server import MetricsServer
+from molink.peer.microbatch import batch_limits
 from molink.peer.model import LocalModel, most_needed, open_model
 from molink.peer.pausing import Pausing
 from molink.peer.placing import Placing

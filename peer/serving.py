@@ -24,7 +24,6 @@ from molink.peer.prefill_chunks import Cut, chunk_lengths
 from molink.peer.service import PeerService
 from molink.peer.sessions import SessionTable
 from molink.peer.stepping import Stepper
-from molink.shards.spec import ModelSpec
 
 
 class Serving:
