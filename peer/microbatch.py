@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from molink.peer.leases import LeaseKey
-from molink.shards.spec import Span
+from molink.shards.spec import MAX_STEP_TOKENS, Span
 
 MayPrefill: TypeAlias = Callable[[LeaseKey], bool]
 """Whether a session's next hop takes more of its prefill now."""
@@ -42,7 +42,7 @@ class PendingStep:
 class BatchLimits:
     """How much steps together."""
 
-    max_tokens: int = 512
+    max_tokens: int = MAX_STEP_TOKENS
     """Rows of a micro-batch. Only a single step that is larger exceeds it, and it runs alone."""
     max_sessions: int = 64
     prefill_patience_s: float = 0.05

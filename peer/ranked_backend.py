@@ -52,7 +52,11 @@ class RankedCache(SequenceCache):
             raise ValueError(f"cannot truncate a cache of {self.length} tokens to {length}")
         self.length = length
 
-    def close(self) -> None:
+    @property
+    def least_length(self) -> int:
+        return 0
+
+    def close(self, names: Sequence[bytes] = ()) -> None:  # noqa: ARG002 - as above
         """The ranks drop their parts once nothing refers to it."""
         self.closed = True
 
@@ -90,10 +94,6 @@ class RankedEngine:
         self._drop_caches()
         share = -(-limit_bytes // self._ranks.count)
         return all(header["fits"] for header, _ in self._ask("limit", {"bytes": share}))
-
-    def has_windows(self, span: Span) -> bool:  # noqa: ARG002 - as Engine's
-        """Of no account: nothing is shared between sessions here."""
-        return False
 
     def new_cache(
         self,

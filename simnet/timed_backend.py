@@ -47,10 +47,6 @@ class TimedEngine:
         """Whatever the limit, caches that keep nothing fit."""
         return True
 
-    def has_windows(self, span: Span) -> bool:  # noqa: ARG002 - as Engine's
-        """No model that is emulated forgets."""
-        return False
-
     def new_cache(self, span: Span, capacity_tokens: int, prefix: Sequence[bytes] = ()) -> SequenceCache:
         """A cache that counts tokens and keeps none, but remembers which prefixes it would have. Raises NotHeld."""
         self._require(span)
