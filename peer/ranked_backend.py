@@ -100,6 +100,8 @@ class RankedEngine:
         span: Span,
         capacity_tokens: int,
         prefix: Sequence[bytes] = (),  # noqa: ARG002 - as Engine's
+        *,
+        reserve: bool = True,  # noqa: ARG002 - as Engine's
     ) -> SequenceCache:
         """Memory for one session on every rank, allocated now. As `Engine.new_cache`, but sessions share no prefix."""
         self._drop_caches()
@@ -113,6 +115,10 @@ class RankedEngine:
         cache = RankedCache(number, span, capacity_tokens, sum(header["bytes"] for header, _ in answers))
         weakref.finalize(cache, self._dropped.append, number)
         return cache
+
+    def begin_behind(self, cache: SequenceCache, tokens: int) -> None:
+        """As `Engine.begin_behind`."""
+        cache.truncate(tokens, same_tokens=True)
 
     def step(self, span: Span, rows: Sequence[Rows], hidden: Tensor | None) -> Tensor:
         """One step of all ranks. As `Engine.step`; the result is on the processor.

@@ -1,6 +1,6 @@
 """What attention remembers of one session: its block tables in the engine's pool."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -76,12 +76,18 @@ class SequenceCache:
         ]
         self._order = slots if len(tables) > 1 else None
         self._names: tuple[bytes, ...] = ()
-        self._stored: bytes | None = None
+        self._stored: list[Tensor] | None = None
+        """Keys and values [1, heads, tokens, dim] in the host's memory, in the order of tables and layers."""
 
     @property
     def nbytes(self) -> int:
         """Memory of its blocks, shared ones included."""
         return sum(len(table.blocks) * table.kind.block_bytes for table in self._tables)
+
+    @property
+    def stored_bytes(self) -> int:
+        """What of it is in the host's memory."""
+        return sum(states.nbytes for states in self._stored or ())
 
     @property
     def tables(self) -> tuple[BlockTable, ...]:
@@ -170,7 +176,10 @@ class SequenceCache:
             self._pool.clear(self._tables)
             self.length = 0
             self.take_blocks(0)
-        self._pool.make_writable(self._tables, length)
+        if not self.reserved and length % KV_BLOCK_TOKENS == 0:
+            self._pool.cut(self._tables, length // KV_BLOCK_TOKENS)
+        else:
+            self._pool.make_writable(self._tables, length)
         if not same_tokens:
             self._names = self._names[: length // KV_BLOCK_TOKENS]
         self.length = length
@@ -185,10 +194,9 @@ class SequenceCache:
         if not 0 <= start <= stop <= self.length or passed or self._stored is not None:
             raise ValueError(f"cannot export tokens [{start}, {stop}) of a cache of {self.length}")
         exported = bytearray()
-        for table in self._tables:
-            kept = max(start, table.kept_from(stop) * KV_BLOCK_TOKENS)
-            for views in zip(*self._pool.views(table, kept, stop), strict=True):
-                exported += raw_bytes(views)
+        kept = [max(start, table.kept_from(stop) * KV_BLOCK_TOKENS) for table in self._tables]
+        for views in self._views(kept, stop):
+            exported += raw_bytes(views)
         return exported
 
     def restore(self, start: int, tokens: int, exported: bytes | bytearray | memoryview) -> None:
@@ -219,7 +227,9 @@ class SequenceCache:
     def suspend(self) -> None:
         """Moves its blocks to the host's memory, until a step requires them. What others share stays theirs."""
         if self._stored is None and not self.closed:
-            self._stored = bytes(self.export(0, self.length))
+            kept = [table.kept_from(self.length) * KV_BLOCK_TOKENS for table in self._tables]
+            with torch.inference_mode():
+                self._stored = [torch.cat(views, 2).to("cpu") for views in self._views(kept, self.length)]
             self._pool.clear(self._tables)
 
     def close(self, names: Sequence[bytes] = ()) -> None:
@@ -261,19 +271,28 @@ class SequenceCache:
         for table, first in zip(self._tables, kept, strict=True):
             table.first = first
         self.take_blocks(tokens)
-        stored, self._stored = self._stored or b"", None
-        if stored:
-            self._write([first * KV_BLOCK_TOKENS for first in kept], self.length, memoryview(stored))
+        stored, self._stored = self._stored or [], None
+        parts = self._views([first * KV_BLOCK_TOKENS for first in kept], self.length)
+        with torch.inference_mode():
+            for views, states in zip(parts, stored, strict=False):
+                for view, part in zip(
+                    views, states.split_with_sizes([view.shape[2] for view in views], 2), strict=True
+                ):
+                    view.copy_(part)
 
     def _write(self, kept: Sequence[int], stop: int, view: memoryview) -> None:
         offset = 0
         with torch.inference_mode():
-            for table, first in zip(self._tables, kept, strict=True):
-                for views in zip(*self._pool.views(table, first, stop), strict=True):
-                    size = sum(view.numel() * view.itemsize for view in views)
-                    if size:
-                        write_raw(views, view[offset : offset + size])
-                    offset += size
+            for views in self._views(kept, stop):
+                size = sum(view.numel() * view.itemsize for view in views)
+                if size:
+                    write_raw(views, view[offset : offset + size])
+                offset += size
+
+    def _views(self, kept: Sequence[int], stop: int) -> Iterator[tuple[Tensor, ...]]:
+        """For each table, from its token in `kept` on, and each of its slots the views of all runs up to `stop`."""
+        for table, first in zip(self._tables, kept, strict=True):
+            yield from zip(*self._pool.views(table, first, stop), strict=True)
 
     def _share(self, full: int) -> None:
         """Shares blocks that have become full since there were `full` of them."""

@@ -151,6 +151,14 @@ class KvPool:
         table.first += count
         table.runs = None
 
+    def cut(self, tables: Sequence[BlockTable], blocks: int) -> None:
+        """The tables end behind so many blocks of the sequence."""
+        for table in tables:
+            kept = max(0, blocks - table.first)
+            self._allocator.release(table.blocks[kept:])
+            del table.blocks[kept:]
+            table.runs = None
+
     def clear(self, tables: Sequence[BlockTable]) -> None:
         """The tables hold nothing from now on."""
         for table in tables:

@@ -93,6 +93,7 @@ async def served_circuit(
     cuts: Sequence[int],
     *,
     kv_tokens: int,
+    swap_bytes: int = 0,
     rule: Rule = molink,
     cut: Cut = chunk_lengths,
 ) -> AsyncIterator[ServedCircuit]:
@@ -100,8 +101,17 @@ async def served_circuit(
     async with AsyncExitStack() as stack:
         spans = [Span(*bounds) for bounds in pairwise((0, *cuts, model.spec.layers))]
         peers = [
-            await stack.enter_async_context(served(model, kv_tokens=kv_tokens, rule=rule, cut=cut))
-            for _ in spans
+            await stack.enter_async_context(
+                served(
+                    model,
+                    kv_tokens=kv_tokens,
+                    swap_bytes=swap_bytes,
+                    span=span if swap_bytes else None,
+                    rule=rule,
+                    cut=cut,
+                )
+            )
+            for span in spans
         ]
         links = [await peers[0].client.links.to(peer.facts) for peer in peers]
         yield ServedCircuit(peers, spans, links)
