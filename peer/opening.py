@@ -248,7 +248,16 @@ class Opening:
             memory = plan_memory(model.spec, total, batch_limits(model.spec).max_tokens)
         except ValueError as error:
             raise PeerError(str(error)) from error
-        return LeaseBook(model.spec, memory, span_limit=limit)
+        return LeaseBook(model.spec, replace(memory, swap_bytes=self._swap_bytes(devices)), span_limit=limit)
+
+    def _swap_bytes(self, devices: tuple[str, ...]) -> int:
+        swap_bytes = self._settings.swap_bytes or 0
+        if swap_bytes and (len(devices) > 1 or not devices[0].startswith("cuda")):
+            raise PeerError(
+                f"--swap-space is the host's memory beside that of one GPU, and this peer computes on "
+                f"{', '.join(devices)}: give it more --memory instead"
+            )
+        return swap_bytes
 
     def _memory_guard(self, device: str, leases: LeaseBook) -> MemoryGuard | None:
         if device != "cpu":

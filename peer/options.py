@@ -64,6 +64,13 @@ TransmissionPolicy = Annotated[
 StoreFolder = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Folder of weights that come from a hub; peers share it.")
 ]
+SwapSpace = Annotated[
+    str | None,
+    typer.Option(
+        metavar="8GB",
+        help="With a GPU: the host's memory for sessions that wait while others take its KV cache.",
+    ),
+]
 StoreSize = Annotated[
     str | None,
     typer.Option(metavar="100GB", help="Cap on that folder: without it, half of what the disk has free."),

@@ -52,7 +52,11 @@ class RankedCache(SequenceCache):
             raise ValueError(f"cannot truncate a cache of {self.length} tokens to {length}")
         self.length = length
 
-    def close(self) -> None:
+    @property
+    def least_length(self) -> int:
+        return 0
+
+    def close(self, names: Sequence[bytes] = ()) -> None:  # noqa: ARG002 - as above
         """The ranks drop their parts once nothing refers to it."""
         self.closed = True
 
@@ -91,15 +95,13 @@ class RankedEngine:
         share = -(-limit_bytes // self._ranks.count)
         return all(header["fits"] for header, _ in self._ask("limit", {"bytes": share}))
 
-    def has_windows(self, span: Span) -> bool:  # noqa: ARG002 - as Engine's
-        """Of no account: nothing is shared between sessions here."""
-        return False
-
     def new_cache(
         self,
         span: Span,
         capacity_tokens: int,
         prefix: Sequence[bytes] = (),  # noqa: ARG002 - as Engine's
+        *,
+        reserve: bool = True,  # noqa: ARG002 - as Engine's
     ) -> SequenceCache:
         """Memory for one session on every rank, allocated now. As `Engine.new_cache`, but sessions share no prefix."""
         self._drop_caches()
@@ -113,6 +115,10 @@ class RankedEngine:
         cache = RankedCache(number, span, capacity_tokens, sum(header["bytes"] for header, _ in answers))
         weakref.finalize(cache, self._dropped.append, number)
         return cache
+
+    def begin_behind(self, cache: SequenceCache, tokens: int) -> None:
+        """As `Engine.begin_behind`."""
+        cache.truncate(tokens, same_tokens=True)
 
     def step(self, span: Span, rows: Sequence[Rows], hidden: Tensor | None) -> Tensor:
         """One step of all ranks. As `Engine.step`; the result is on the processor.

@@ -75,6 +75,8 @@ class JoinSettings:
     transmission_policy: str
     store_dir: Path
     """Where weights are kept that come from a hub."""
+    swap_bytes: int | None
+    """Memory of the host for the KV cache of sessions that wait, beside that of a GPU; None: none."""
     store_bytes: int | None
     """How much they may take there; None: half of what the disk has free."""
     metrics_port: int | None
@@ -139,6 +141,7 @@ def load_settings(command_line: Configuration, environment: Mapping[str, str] | 
         http_proxy=configured_http_proxy(command_line.http_proxy, environment, file),
         transmission_policy=_check_policy(merged.transmission_policy or "molink"),
         store_dir=(merged.store_dir or default_store_folder()).expanduser().absolute(),
+        swap_bytes=_parse_size(merged.swap_space, "--swap-space", "swap into"),
         store_bytes=_parse_size(merged.store_size, "--store-size", "keep weights in"),
         metrics_port=merged.metrics_port,
         comfort=_comfort(merged),

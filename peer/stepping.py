@@ -89,7 +89,7 @@ class Stepper:
             raise ProtocolError("a start must come once, from the session's client, to its ready head")
         if not session.plan.prompt_tokens <= len(tokens) < session.plan.capacity_tokens:
             raise ProtocolError(f"a history of {len(tokens)} tokens does not fit the session")
-        if not start.prefix_tokens <= min(session.prefix_tokens, len(tokens) - 1):
+        if not (session.can_begin_behind(start.prefix_tokens) and start.prefix_tokens < len(tokens)):
             raise ProtocolError(f"the first {start.prefix_tokens} tokens are not all in this hop's KV cache")
         if max(tokens) >= self._spec.vocabulary_size:
             raise ProtocolError(
@@ -119,7 +119,7 @@ class Stepper:
                 raise ProtocolError(
                     "activations must come from the session's previous hop, when the lease is ready"
                 )
-            if row.prefix_tokens > (session.prefix_tokens if row.step == 0 else 0):
+            if row.prefix_tokens and (row.step or not session.can_begin_behind(row.prefix_tokens)):
                 raise ProtocolError(f"a step begins behind {row.prefix_tokens} tokens that are not here")
             if row.step == session.next_step == 0:
                 session.rows = row.prefix_tokens
@@ -263,7 +263,7 @@ class Stepper:
     ) -> None:
         if step < session.next_step:
             return  # executed or waiting already: a repeat has no effect
-        if step > session.next_step or count < 1:
+        if step > session.next_step or not 1 <= count <= self._spec.most_step_tokens:
             raise ProtocolError(
                 f"step {step} of {count} rows came when step {session.next_step} was expected"
             )

@@ -12,9 +12,10 @@ from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.protocol.frames import ProtocolError
 from molink.peer.sessions import HopSession
 from molink.shards import codec
+from molink.shards.block_allocator import PoolFull
 from molink.shards.engine import Rows
 from molink.shards.sampling import Sampled, SampleRequest, sample
-from molink.shards.spec import ModelSpec
+from molink.shards.spec import ModelSpec, Span
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,7 +69,7 @@ def compute(engine: StageEngine, inputs: tuple[StepInput, ...]) -> StepOutput:
         return StepOutput((), None, (), (), started_s, 0.0, None)
     for one in inputs:
         if one.step == 0 and one.session.cache is not None:
-            one.session.cache.truncate(one.prefix_tokens, same_tokens=True)
+            engine.begin_behind(one.session.cache, one.prefix_tokens)
     work = _work(engine.spec, inputs)
     rows = [
         Rows(cache, one.count, one.token_ids, one.sample)
@@ -79,7 +80,7 @@ def compute(engine: StageEngine, inputs: tuple[StepInput, ...]) -> StepOutput:
     if span.start > 0:
         parts = [one.hidden for one in inputs if one.hidden is not None]
         hidden = parts[0] if len(parts) == 1 else torch.cat(parts)
-    result = engine.step(span, rows, hidden)
+    result = _step(engine, span, rows, hidden)
     if span.stop < engine.spec.layers:
         return StepOutput(inputs, result, (), (), started_s, time.perf_counter() - started_s, work)
     asked = [
@@ -89,6 +90,19 @@ def compute(engine: StageEngine, inputs: tuple[StepInput, ...]) -> StepOutput:
     positions = tuple(position for _, position in asked)
     compute_s = time.perf_counter() - started_s
     return StepOutput(inputs, None, tuple(sampled), positions, started_s, compute_s, work)
+
+
+def _step(engine: StageEngine, span: Span, rows: list[Rows], hidden: torch.Tensor | None) -> torch.Tensor:
+    """All rows together if the KV cache has room for them at once, else one half after the other."""
+    try:
+        return engine.step(span, rows, hidden)
+    except PoolFull:
+        if len(rows) == 1:
+            raise
+    half = len(rows) // 2
+    first = sum(row.count for row in rows[:half])
+    parts = (None, None) if hidden is None else (hidden[:first], hidden[first:])
+    return torch.cat([_step(engine, span, rows[:half], parts[0]), _step(engine, span, rows[half:], parts[1])])
 
 
 def _work(spec: ModelSpec, inputs: Sequence[StepInput]) -> StepWork:

@@ -145,11 +145,14 @@ def attend_parts(query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor]
 
     Each piece is attended to where it lies and the results are merged by their log-sum-exp, which is exact (Dao et
     al., "FlashAttention-2", 2023, section 2.3). Where a layer's rules or the device do not allow that, the pieces are
-    copied into one.
+    copied into one. What a window has passed is left out before.
     """
+    if rules.sliding_window:
+        seen = rules.sliding_window + query.shape[2] - 1
+        keys, values = _latest(keys, seen), _latest(values, seen)
     merges = (
         query.device.type == "cpu"
-        and not rules.sliding_window
+        and (not rules.sliding_window or query.shape[2] == 1)
         and rules.softcap is None
         and rules.sinks is None
         and rules.slopes is None
@@ -174,6 +177,16 @@ def _seen_whole(keys: Sequence[Tensor], queries: int) -> int:
         whole -= 1
         behind += keys[whole].shape[2]
     return whole
+
+
+def _latest(parts: Sequence[Tensor], tokens: int) -> list[Tensor]:
+    """The last tokens, at most so many."""
+    latest: list[Tensor] = []
+    for part in reversed(parts):
+        if tokens > 0:
+            latest.append(part[:, :, -tokens:])
+        tokens -= part.shape[2]
+    return latest[::-1]
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:

@@ -42,6 +42,8 @@ class Dimensions:
     context_length: int
     kv_elements: tuple[int, ...]
     """Numbers that one token keeps in the KV cache of each layer."""
+    kv_windows: tuple[int | None, ...]
+    """How many of the latest tokens a token sees in each layer; None: all, or nothing certain is said."""
 
 
 def dimensions(configuration: Settings) -> Dimensions:
@@ -65,7 +67,8 @@ def dimensions(configuration: Settings) -> Dimensions:
         default = max(1, hidden_size // heads)
         own: Sequence[dict[str, object]] = values.get("layers_own") or ({},) * layers
         kv_elements = tuple(_kv_elements({**values, **layer}, heads, default) for layer in own)
-    return Dimensions(layers, hidden_size, vocabulary_size, context_length, kv_elements)
+    windows = _windows(values, layers)
+    return Dimensions(layers, hidden_size, vocabulary_size, context_length, kv_elements, windows)
 
 
 def _kv_elements(values: Mapping[str, object], heads: int, head_dim: int) -> int:
@@ -75,6 +78,18 @@ def _kv_elements(values: Mapping[str, object], heads: int, head_dim: int) -> int
     if values.get("head_dim"):
         head_dim = _size(values, "head_dim", MAX_WIDTH)
     return 2 * heads * head_dim
+
+
+def _windows(values: Mapping[str, object], layers: int) -> tuple[int | None, ...]:
+    """Of each layer: all have the window, or those that the values say."""
+    window, kinds = values.get("sliding_window"), values.get("layer_types")
+    if type(window) is not int or not 1 <= window <= MAX_CONTEXT:
+        return (None,) * layers
+    if kinds is None:
+        return (window,) * layers
+    if not isinstance(kinds, Sequence) or len(kinds) < layers:
+        return (None,) * layers
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds[:layers])
 
 
 def _size(values: Mapping[str, object], key: str, most: int) -> int:
@@ -101,7 +116,12 @@ def _plain_values(configuration: Settings) -> dict[str, Any] | None:
         if len(found) != 1:
             return None
         values[key] = found[0]
-    return values
+    window, kinds = configuration.get("sliding_window"), configuration.get("layer_types")
+    if architecture.startswith("qwen") and not configuration.get("use_sliding_window"):
+        window = None
+    if window is not None and kinds is None and architecture not in ("mistral", "mixtral"):
+        return None
+    return values | {"sliding_window": window, "layer_types": kinds}
 
 
 def _transformers_values(configuration: Settings) -> dict[str, Any]:
@@ -128,6 +148,8 @@ def _transformers_values(configuration: Settings) -> dict[str, Any]:
             {key: getattr(layer, key, None) for key in _PER_LAYER_KEYS}
             for layer in itertools.islice(config.per_layer_config, MAX_LAYERS)
         )
+    elif getattr(config, "use_sliding_window", True) is not False:
+        values |= {key: getattr(config, key, None) for key in ("sliding_window", "layer_types")}
     values["num_key_value_heads"] = _kv_heads(config, values.get("num_key_value_heads"))
     if values["max_position_embeddings"] is None:
         values["max_position_embeddings"] = getattr(config, "seq_length", None) or UNLIMITED_CONTEXT

@@ -62,6 +62,11 @@ class Engine:
         """Memory of all weights held."""
         return sum(stage.weight_bytes for stage in self._stages)
 
+    @property
+    def swapped_bytes(self) -> int:
+        """KV cache that is in the host's memory."""
+        return sum(cache.stored_bytes for cache in self._growing)
+
     def attach(self, stage: Stage) -> None:
         """Adds a loaded stage to what is held. Raises ValueError where it is of another model or overlaps."""
         facts = stage.facts
@@ -112,16 +117,10 @@ class Engine:
             self._growing.add(cache)
         return cache
 
-    def has_windows(self, span: Span) -> bool:
-        """Whether some of the span's layers forget what their window has passed: a cache on them cannot go back.
-        Raises NotHeld."""
-        self._route(span)
-        return any(layout.window is not None for layout in self._layouts(span))
-
     def match_prefix(self, span: Span, prefix: Sequence[bytes]) -> int:
         """How many tokens of a session with these hashes the pool has now. Raises NotHeld."""
         self._route(span)
-        tables = self.pool.tables_for(span, self._layouts(span))
+        tables = self.pool.tables_for(span, self._layouts(span), 1)
         return KV_BLOCK_TOKENS * self.pool.match(tables, prefix)
 
     def _layouts(self, span: Span) -> list[LayerLayout]:
@@ -132,8 +131,21 @@ class Engine:
 
     def limit_kv(self, limit_bytes: int) -> bool:
         """The KV cache may take so much from now on; whether what sessions have reserved fits. Prefixes that no
-        session uses go first."""
-        return self.pool.limit(limit_bytes)
+        session uses go first, and then what may be moved to the host's memory."""
+        fits = self.pool.limit(limit_bytes)
+        while not fits and self._suspend_one(()):
+            fits = self.pool.limit(limit_bytes)
+        return fits
+
+    def begin_behind(self, cache: SequenceCache, tokens: int) -> None:
+        """What the cache holds beyond so many tokens will be computed again. Raises as `SequenceCache.truncate`."""
+        while True:
+            try:
+                cache.truncate(tokens, same_tokens=True)
+                return
+            except PoolFull:
+                if not self._suspend_one((cache,)):
+                    raise
 
     @torch.inference_mode()
     def step(self, span: Span, rows: Sequence[Rows], hidden: Tensor | None) -> Tensor:
@@ -165,7 +177,7 @@ class Engine:
         """Every cache has blocks for its new tokens, if need be those of sessions that are not in this step."""
         self._steps += 1
         self.pool.collect({table for row in rows for table in row.cache.tables})
-        stepped = {id(row.cache) for row in rows}
+        stepped = [row.cache for row in rows]
         for row in rows:
             row.cache.last_step = self._steps
             while True:
@@ -173,10 +185,16 @@ class Engine:
                     row.cache.require(row.count)
                     break
                 except PoolFull:
-                    others = [one for one in self._growing if id(one) not in stepped and one.holds_blocks]
-                    if not others:
+                    if not self._suspend_one(stepped):
                         raise
-                    min(others, key=lambda one: one.last_step).suspend()
+
+    def _suspend_one(self, kept: Sequence[SequenceCache]) -> bool:
+        """Moves the blocks of the session that has not stepped for longest to the host's memory, if there is one."""
+        ours = set(map(id, kept))
+        others = [one for one in self._growing if id(one) not in ours and one.holds_blocks]
+        if others:
+            min(others, key=lambda one: one.last_step).suspend()
+        return bool(others)
 
     def _route(self, span: Span) -> tuple[View, ...]:
         """Views of the stages that together are the span, in order."""

@@ -1,7 +1,7 @@
 """The KV cache of an engine: one owner of all blocks, of the memory behind them and of what is shared."""
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from molink.shards.block_allocator import Block, BlockAllocator, Extent, Kind, PoolFull, runs_of
 from molink.shards.kv_memory import KvMemory, LayerLayout
-from molink.shards.spec import KV_BLOCK_TOKENS, Span
+from molink.shards.spec import KV_BLOCK_TOKENS, Span, most_kv_blocks
 
 Run = tuple[Extent[KvMemory], int, int]
 """An extent, the first of its blocks, and how many."""
@@ -21,6 +21,8 @@ class BlockTable:
 
     kind: Kind
     window: int | None
+    most: int
+    """Blocks that it holds at most, unless a step has more than MAX_STEP_TOKENS new tokens."""
     blocks: list[Block] = field(default_factory=list)
     first: int = 0
     """How many blocks were passed by the window and are not there any more."""
@@ -32,6 +34,16 @@ class BlockTable:
     def kept_from(self, length: int) -> int:
         """The first block that the token at position `length`, or a later one, sees."""
         return 0 if self.window is None else max(0, length - self.window + 1) // KV_BLOCK_TOKENS
+
+    @property
+    def least_length(self) -> int:
+        """A sequence of so many tokens, or more, sees nothing of what is not there any more."""
+        return 0 if self.window is None or not self.first else self.first * KV_BLOCK_TOKENS + self.window - 1
+
+    @property
+    def end(self) -> int:
+        """The block of the sequence behind its last one."""
+        return self.first + len(self.blocks)
 
     def from_block(self, index: int) -> list[Block]:
         """The blocks of the tokens from that block of the sequence on."""
@@ -47,7 +59,7 @@ class KvPool:
         self._allocator: BlockAllocator[KvMemory] = BlockAllocator(self, limit_bytes)
         self._layouts: dict[Kind, tuple[LayerLayout, ...]] = {}
         self._tables: set[BlockTable] = set()
-        self._returned: deque[BlockTable] = deque()
+        self._returned: deque[tuple[BlockTable, Sequence[bytes]]] = deque()
 
     @property
     def used_bytes(self) -> int:
@@ -67,8 +79,11 @@ class KvPool:
         self.collect()
         return len(self._tables)
 
-    def tables_for(self, span: Span, layouts: Sequence[LayerLayout]) -> tuple[BlockTable, ...]:
-        """Empty tables of a session on the span: one for the layers that see everything, one for each window."""
+    def tables_for(
+        self, span: Span, layouts: Sequence[LayerLayout], capacity_tokens: int
+    ) -> tuple[BlockTable, ...]:
+        """Empty tables of a session of at most so many tokens on the span: one for the layers that see everything,
+        one for each window."""
         groups: dict[int | None, list[int]] = {}
         for index, layout in enumerate(layouts):
             groups.setdefault(layout.window, []).append(index)
@@ -78,22 +93,26 @@ class KvPool:
             bytes_per_token = sum(layout.bytes_per_token for layout in own)
             kind = Kind(tuple(span.start + index for index in indices), KV_BLOCK_TOKENS * bytes_per_token)
             self._layouts[kind] = own
-            tables.append(BlockTable(kind, window))
+            tables.append(BlockTable(kind, window, most_kv_blocks(capacity_tokens, window)))
         return tuple(tables)
 
     def adopt(self, tables: Sequence[BlockTable], names: Sequence[bytes]) -> int:
-        """Fills empty tables with the blocks of the longest beginning that is there; returns its blocks."""
-        self.collect()
+        """Fills empty tables with the blocks of the longest beginning that is there; returns its blocks.
+
+        Of layers with a window these are also blocks that the window has passed, as far as they are there and the
+        table may hold them: the session may go back so far.
+        """
         count = self.match(tables, names)
         for table in tables:
-            table.first = table.kept_from(count * KV_BLOCK_TOKENS)
-            table.blocks = self._named(table, names[table.first : count])
+            table.blocks = self._named(table, reversed(names[max(0, count - table.most) : count]))[::-1]
+            table.first = count - len(table.blocks)
             self._allocator.refer(table.blocks)
             self._tables.add(table)
         return count
 
     def match(self, tables: Sequence[BlockTable], names: Sequence[bytes]) -> int:
         """How many blocks from the start are there with everything that a token behind them sees."""
+        self.collect()
         found = len(names)
         for table in tables:
             if table.window is None:
@@ -105,12 +124,12 @@ class KvPool:
             if all(self._has(table, names, count) for table in limited)
         )
 
-    def extend(self, tables: Sequence[BlockTable], blocks: int) -> None:
-        """Gives the tables blocks until they reach `blocks` from the start of the sequence.
+    def extend(self, tables: Sequence[BlockTable], ends: Sequence[int]) -> None:
+        """Gives each table blocks until it reaches its end, counted in blocks from the start of the sequence.
 
         Raises PoolFull, and then no table has changed.
         """
-        missing = [max(0, blocks - table.first - len(table.blocks)) for table in tables]
+        missing = [max(0, end - table.end) for table, end in zip(tables, ends, strict=True)]
         taken: list[list[Block]] = []
         try:
             for table, count in zip(tables, missing, strict=True):
@@ -132,23 +151,33 @@ class KvPool:
         table.first += count
         table.runs = None
 
+    def cut(self, tables: Sequence[BlockTable], blocks: int) -> None:
+        """The tables end behind so many blocks of the sequence."""
+        for table in tables:
+            kept = max(0, blocks - table.first)
+            self._allocator.release(table.blocks[kept:])
+            del table.blocks[kept:]
+            table.runs = None
+
     def clear(self, tables: Sequence[BlockTable]) -> None:
         """The tables hold nothing from now on."""
         for table in tables:
             self._allocator.release(table.blocks)
             table.blocks, table.first, table.runs = [], 0, None
 
-    def give_back(self, tables: Sequence[BlockTable]) -> None:
-        """The session has ended: its blocks are free when the engine's thread next asks for some. From any thread."""
-        self._returned.extend(tables)
+    def give_back(self, tables: Sequence[BlockTable], names: Sequence[bytes] = ()) -> None:
+        """The session has ended: its blocks, of which the first have these names and are full, are free or idle when
+        the engine's thread next asks for some. From any thread."""
+        self._returned.extend((table, names) for table in tables)
 
     def collect(self, stepping: Collection[BlockTable] = ()) -> None:
         """Frees what was given back, but for tables of the step that is about to run."""
         for _ in range(len(self._returned)):
-            table = self._returned.popleft()
+            table, names = self._returned.popleft()
             if table in stepping:
-                self._returned.append(table)
+                self._returned.append((table, names))
                 continue
+            self.publish(table, names, 0, table.end)
             self.clear((table,))
             table.released = True
             self._tables.discard(table)
@@ -228,7 +257,7 @@ class KvPool:
         with torch.inference_mode():
             target.copy_from(source, *(place * KV_BLOCK_TOKENS for place in places))
 
-    def _named(self, table: BlockTable, names: Sequence[bytes]) -> list[Block]:
+    def _named(self, table: BlockTable, names: Iterable[bytes]) -> list[Block]:
         """The blocks of these names, up to the first that is not there."""
         found: list[Block] = []
         for name in names:

@@ -146,6 +146,7 @@ def describe(
         head_bytes=group_bytes(manifest.head, dtype, "none").total,
         kv_bytes_per_token=tuple(count * DTYPE_BYTES[dtype] for count in size.kv_elements),
         stop_token_ids=stop_token_ids(manifest.configuration, manifest.generation),
+        kv_windows=size.kv_windows,
     )
 
 

@@ -101,14 +101,19 @@ async def served(
     model: LocalModel,
     *,
     kv_tokens: int = 200,
+    swap_bytes: int = 0,
+    span: Span | None = None,
     activation_codecs: tuple[str, ...] = (),
     rule: Rule = molink,
     cut: Cut = chunk_lengths,
 ) -> AsyncIterator[Served]:
-    """A peer with room for all weights and the KV cache of `kv_tokens` tokens, and its client."""
+    """A peer with room for the weights of the span (None: all) and the KV cache of `kv_tokens` tokens in it, and swap
+    space; and its client."""
     spec = model.spec
-    weights = spec.weight_bytes(spec.whole)
-    leases = LeaseBook(spec, MemoryPlan(weights + spec.kv_bytes(spec.whole, kv_tokens), 0, weights))
+    span = span if span is not None else spec.whole
+    weights = spec.weight_bytes(span)
+    kv_bytes = spec.kv_bytes(span, kv_tokens)
+    leases = LeaseBook(spec, MemoryPlan(weights + kv_bytes, 0, weights, swap_bytes))
     identity = Identity.generate()
     certificate = new_certificate(identity.peer_id)
     serving = Serving(
