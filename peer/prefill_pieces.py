@@ -23,8 +23,7 @@ MOST_SLOWDOWN = 2.0
 LEAST_SHARE = 1 / 3
 """Of the time, the prompt's, however slow decode is: somebody waits for its first token too."""
 LEAST_TOKENS = 16
-GRAIN_TOKENS = 32
-"""Pieces have a multiple of so many tokens: attention takes queries in such blocks."""
+"""Pieces have a multiple of so many, but for the last of a part."""
 RECENT = 0.3
 """Weight of the latest step in what is remembered of late ones."""
 
@@ -103,14 +102,14 @@ def next_piece(layer_time: LayerTime, part: PartLeft, most_ms: float, beside_ms:
         return PieceSize(tokens, _layers(left, most_ms, layer_time(tokens, part.context_tokens)))
     best = PieceSize(min(part.tokens, LEAST_TOKENS), 1)
     least_ms = math.inf
-    for tokens in _sizes(part.tokens):
+    for groups, tokens in _groups(part.tokens):
         layer_ms = layer_time(tokens, part.context_tokens)
         if layer_ms > most_ms:
             continue
         layers = _layers(part.layers, most_ms, layer_ms)
-        per_token_ms = (-(-part.layers // layers) * beside_ms + part.layers * layer_ms) / tokens
-        if per_token_ms < least_ms:
-            best, least_ms = PieceSize(tokens, layers), per_token_ms
+        whole_ms = groups * (-(-part.layers // layers) * beside_ms + part.layers * layer_ms)
+        if whole_ms < least_ms:
+            best, least_ms = PieceSize(tokens, layers), whole_ms
     return best
 
 
@@ -120,9 +119,14 @@ def _layers(left: int, most_ms: float, layer_ms: float) -> int:
     return -(-left // -(-left // most))
 
 
-def _sizes(tokens: int) -> Iterator[int]:
-    """Numbers of tokens to try, descending, from all that are left."""
-    yield tokens
-    yield from range((tokens - 1) // GRAIN_TOKENS * GRAIN_TOKENS, 0, -GRAIN_TOKENS)
-    if tokens > LEAST_TOKENS:
-        yield LEAST_TOKENS
+def _groups(tokens: int) -> Iterator[tuple[int, int]]:
+    """In how many groups the tokens that are left may go through the layers, and of how many each is, but for the last:
+    a few tokens that are left over would waste time."""
+    length = tokens
+    while True:
+        groups = -(-tokens // length)
+        yield groups, length
+        if length <= LEAST_TOKENS:
+            return
+        even = -(-tokens // (groups + 1))
+        length = min(-(-even // LEAST_TOKENS) * LEAST_TOKENS, (length - 1) // LEAST_TOKENS * LEAST_TOKENS)

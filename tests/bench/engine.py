@@ -20,11 +20,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 from circuit_runs import Circuit, Run, engine_with, start_run, start_sharing, step_runs
+from engine_memory import report_memory
 from engine_mixing import report_mixing
 from tables import Table
 from this_machine import processor
 from tiny_models import load_reference
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import FalconConfig, FalconForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from molink.shards.engine import Engine
 from molink.shards.spec import Span
@@ -140,7 +141,35 @@ def mixing(bench: Bench, table: Table) -> None:
     report_mixing(bench.engine, bench.folder, WHOLE, table)
 
 
-CASES = {"overhead": overhead, "batches": batches, "prefix": prefix_hits, "mixing": mixing}
+def padded(bench: Bench, table: Table) -> None:
+    """Decode steps of 8 sessions of a model whose own attention runs, on left-padded rows: a Falcon."""
+    with tempfile.TemporaryDirectory() as folder:
+        torch.manual_seed(0)
+        config = FalconConfig(
+            vocab_size=1024, hidden_size=512, num_hidden_layers=8, num_attention_heads=8, alibi=False,
+            ffn_hidden_size=2112, eos_token_id=1, bos_token_id=0, dtype="float32",
+        )  # fmt: skip
+        FalconForCausalLM(config).save_pretrained(folder)
+        other = Bench(engine_with(Path(folder), (0, 8)), bench.model, Path(folder), bench.rounds)
+        one_s, eight_s = other.in_turns(lambda: other.decode_s(1), lambda: other.decode_s(8))
+    table.note("1 session", f"{one_s * 1000:.2f} ms per step", ms=one_s * 1000)
+    table.note("8 sessions", f"{eight_s * 1000:.2f} ms per step", ms=eight_s * 1000)
+    table.note("8 sessions over serial", f"{8 * one_s / eight_s:.2f} times", figure=8 * one_s / eight_s)
+
+
+def memory(_: Bench, table: Table) -> None:
+    """Resident memory that loading a span and one step add to a process that has imported everything."""
+    report_memory(table)
+
+
+CASES = {
+    "overhead": overhead,
+    "batches": batches,
+    "prefix": prefix_hits,
+    "mixing": mixing,
+    "padded": padded,
+    "memory": memory,
+}
 
 
 def main() -> None:
