@@ -19,6 +19,7 @@ from molink.dht.records import LayerLatency, PrefillLatency
 from molink.peer.backend import Backend
 from molink.peer.device import describe_device
 from molink.peer.profile import PieceLatency, Profile, at_most_the_next
+from molink.peer.profile_json import FLOOR_MS, from_json, to_json
 from molink.peer.state_dir import read_json, write_json
 from molink.routing.cost import PROFILED_CONTEXT_TOKENS
 from molink.shards.engine import Engine, Rows
@@ -52,8 +53,6 @@ PIECE_BUDGET_S = 0.5
 """No number of tokens is begun after this long, with or without a context."""
 PROFILE_BUDGET_S = 12.0
 """After this long nothing more is begun, and what is missing is extrapolated: slow machines too are ready soon."""
-FLOOR_MS = 1e-4
-"""No measurement is below this, so that nobody divides by zero."""
 REMEMBERED = 32
 """Profiles kept in the cache, the newest."""
 
@@ -85,7 +84,7 @@ def cached_or_measured(
         )
     )
     known = read_json(cache)
-    profile = _read(known.pop(key, None))
+    profile = from_json(known.pop(key, None))
     if profile is None:
         profile = measure(folder, spec, device, progress, parts, ranks)
         newest = dict(list(known.items())[-(REMEMBERED - 1) :])
@@ -369,48 +368,3 @@ def added_ms(with_ms: Sequence[float], without_ms: Sequence[float]) -> float:
     the difference would be what the machine did besides. At least FLOOR_MS.
     """
     return max(FLOOR_MS, min(with_ms) - min(without_ms))
-
-
-def to_json(profile: Profile) -> dict[str, object]:
-    """The profile as JSON values, units in the names."""
-    return {
-        "layer_ms": {str(latency.batch_size): latency.layer_ms for latency in profile.layer_latencies},
-        "prefill_layer_ms": {str(latency.tokens): latency.layer_ms for latency in profile.prefill_latencies},
-        "embed_ms": profile.embed_ms,
-        "head_ms": profile.head_ms,
-        "load_bytes_per_s": profile.load_bytes_per_s,
-        "decode_context_ms": profile.decode_context_ms,
-        "prefill_context_ms": profile.prefill_context_ms,
-        "pieces": [[one.tokens, one.layer_ms, one.context_ms] for one in profile.piece_latencies],
-    }
-
-
-def _read(content: object) -> Profile | None:
-    """A remembered profile; None if there is none, or if it is damaged."""
-    if not isinstance(content, dict):
-        return None
-    try:
-        layer_ms = {int(size): float(layer_ms) for size, layer_ms in content["layer_ms"].items()}
-        prefill_ms = {
-            int(tokens): float(layer_ms) for tokens, layer_ms in content["prefill_layer_ms"].items()
-        }
-        embed_ms, head_ms, load = (
-            float(content[name]) for name in ("embed_ms", "head_ms", "load_bytes_per_s")
-        )
-        contexts_ms = (float(content["decode_context_ms"]), float(content["prefill_context_ms"]))
-        pieces = tuple(
-            PieceLatency(int(tokens), float(layer_ms), float(context_ms))
-            for tokens, layer_ms, context_ms in content["pieces"]
-        )
-    except (KeyError, TypeError, ValueError, AttributeError):
-        return None
-    values = (*layer_ms.values(), *prefill_ms.values(), embed_ms, head_ms, load)
-    if min(layer_ms, default=0) != 1 or not all(value >= FLOOR_MS for value in values):
-        return None
-    if not all(value >= 0 for value in (*contexts_ms, *(one.context_ms for one in pieces))):
-        return None
-    if not all(one.tokens > 0 and one.layer_ms >= FLOOR_MS for one in pieces):
-        return None
-    prefills = tuple(PrefillLatency(*pair) for pair in sorted(prefill_ms.items()))
-    latencies = tuple(LayerLatency(*pair) for pair in sorted(layer_ms.items()))
-    return Profile(latencies, embed_ms, head_ms, load, prefills, *contexts_ms, pieces)
