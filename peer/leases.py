@@ -8,6 +8,7 @@ two that want the same cold layers share one load.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from molink.peer.memory import Holdings, MemoryPlan, common_spans, format_bytes
 from molink.shards.spec import ModelSpec, Span, missing_spans
@@ -15,9 +16,9 @@ from molink.shards.spec import ModelSpec, Span, missing_spans
 MIN_RETRY_S = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseKey:
-    """One attempt of one generation: its client alone numbers the epochs, upward."""
+class LeaseKey(NamedTuple):
+    """One attempt of one generation: its client alone numbers the epochs, upward. A tuple, since each step of each
+    session is looked up by it several times."""
 
     session: bytes
     epoch: int

@@ -14,11 +14,12 @@ decode instead of following one another. A prefill whose next hop takes no more 
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from molink.peer.leases import LeaseKey
-from molink.shards.spec import Span
+from molink.peer.protocol.frames import MAX_FRAME_BYTES, MAX_HEADER_BYTES
+from molink.shards.spec import ModelSpec, Span
 
 MayPrefill: TypeAlias = Callable[[LeaseKey], bool]
 """Whether a session's next hop takes more of its prefill now."""
@@ -51,6 +52,12 @@ class BatchLimits:
     def __post_init__(self) -> None:
         if self.max_tokens < 1 or self.max_sessions < 1 or not self.prefill_patience_s >= 0:
             raise ValueError(f"batch limits must be positive, got {self}")
+
+
+def batch_limits(spec: ModelSpec, wanted: BatchLimits = BatchLimits()) -> BatchLimits:
+    """How much steps together for this model: as much as is wanted, if its activations fit one frame."""
+    most_tokens = max(1, (MAX_FRAME_BYTES - MAX_HEADER_BYTES) // spec.activation_bytes)
+    return replace(wanted, max_tokens=min(wanted.max_tokens, most_tokens))
 
 
 @dataclass(slots=True)

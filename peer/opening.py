@@ -25,6 +25,7 @@ from molink.peer.memory_guard import MemoryGuard, own_memory_bytes
 from molink.peer.metrics import PeerMetrics
 from molink.peer.metrics_server import HOST as METRICS_HOST
 from molink.peer.metrics_server import MetricsServer
+from molink.peer.microbatch import batch_limits
 from molink.peer.model import LocalModel, most_needed, open_model
 from molink.peer.pausing import Pausing
 from molink.peer.placing import Placing
@@ -32,7 +33,7 @@ from molink.peer.prober import Prober
 from molink.peer.profile import Profile
 from molink.peer.ranked_backend import RankedBackend
 from molink.peer.running import say
-from molink.peer.serving import Serving, batch_limits
+from molink.peer.serving import Serving
 from molink.peer.settings import JoinSettings, where_to_join
 from molink.peer.state_dir import StateDir
 from molink.peer.step_times import StepTimes

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -21,25 +20,14 @@ from molink.peer.link.acceptor import Acceptor
 from molink.peer.link.line_quality import MeasureLine
 from molink.peer.link.links import Links
 from molink.peer.metrics import PeerMetrics
-from molink.peer.microbatch import BatchLimits
+from molink.peer.microbatch import BatchLimits, batch_limits
 from molink.peer.prefill_chunks import Cut, chunk_lengths
 from molink.peer.prefill_pieces import PieceSizes
-from molink.peer.protocol.frames import MAX_FRAME_BYTES, MAX_HEADER_BYTES
 from molink.peer.service import PeerService
 from molink.peer.sessions import SessionTable
 from molink.peer.step_times import StepTimes
 from molink.peer.stepping import Stepper
 from molink.shards.engine import Engine
-from molink.shards.spec import ModelSpec
-
-MAX_BATCH_BYTES = MAX_FRAME_BYTES - MAX_HEADER_BYTES
-"""A micro-batch's activations have to fit one frame."""
-
-
-def batch_limits(spec: ModelSpec, wanted: BatchLimits = BatchLimits()) -> BatchLimits:  # noqa: B008 (a value)
-    """How much steps together for this model: as much as is wanted, if it fits."""
-    most_tokens = max(1, MAX_BATCH_BYTES // spec.activation_bytes)
-    return replace(wanted, max_tokens=min(wanted.max_tokens, most_tokens))
 
 
 def _interleaving(backend: Backend, step_times: StepTimes | None) -> Interleaving | None:

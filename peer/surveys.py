@@ -69,7 +69,7 @@ def measure_machine(
 def _divided(spec: "ModelSpec", total_bytes: int) -> dict[str, int]:
     """What of the memory that a peer takes by default is for weights, and for a step's work space."""
     from molink.peer.memory import plan_memory
-    from molink.peer.serving import batch_limits
+    from molink.peer.microbatch import batch_limits
 
     try:
         plan = plan_memory(spec, total_bytes, batch_limits(spec).max_tokens)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import typer
 
 from molink.dht.commands import example, run_app
-from molink.simnet import emulate_command, schedule_command
+from molink.simnet import cost_command, emulate_command, schedule_command, serve_command
 
 app = typer.Typer(
     name="molink-simnet",
@@ -17,6 +17,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["--help", "-h"]},
 )
 app.command(epilog=example(schedule_command.EXAMPLE))(schedule_command.schedule)
+app.command(epilog=example(serve_command.EXAMPLE))(serve_command.serve)
+app.command(epilog=example(cost_command.EXAMPLE))(cost_command.cost)
 app.command("emulate", epilog=example(emulate_command.EXAMPLE))(emulate_command.emulate_serving)
 
 

@@ -33,12 +33,12 @@ from molink.peer.handout import Handout
 from molink.peer.leases import LeaseBook, Refused
 from molink.peer.memory import plan_memory
 from molink.peer.metrics import PeerMetrics
-from molink.peer.microbatch import BatchLimits
+from molink.peer.microbatch import BatchLimits, batch_limits
 from molink.peer.model import open_model
 from molink.peer.peer import SWITCH_INTERVAL_S
 from molink.peer.prefill_chunks import chunk_lengths, equal_chunks
 from molink.peer.profiler import cached_or_measured
-from molink.peer.serving import Serving, batch_limits
+from molink.peer.serving import Serving
 from molink.shards.spec import ModelSpec, Span
 from molink.simnet.devices import DEVICES
 from molink.simnet.model_shapes import MODEL_SHAPES

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
@@ -14,11 +13,13 @@ from molink.shards.spec import ModelSpec, Span
 from molink.simnet.emulated_peer import PeerConfiguration, PeerCounters
 from molink.simnet.known_peers import KnownPeers
 from molink.simnet.lines_process import LinesConfiguration, LinesCounters, LinesProcess
+from molink.simnet.outcomes import Outcome
 from molink.simnet.peer_process import PeerProcess
-from molink.simnet.request_driver import Outcome, RequestDriver
+from molink.simnet.request_driver import RequestDriver
 from molink.simnet.request_load import arrivals
 from molink.simnet.room import Room
 from molink.simnet.served_as import ServedAs
+from molink.simnet.spans import even_spans
 from molink.simnet.traces import TraceRequest
 
 Report = Callable[[str], None]
@@ -82,19 +83,6 @@ class Run:
     cell: Cell
     outcomes: tuple[Outcome, ...]
     usage: Usage
-
-
-def even_spans(layers: int, peers: int) -> tuple[Span, ...]:
-    """The model's layers in as many spans as there are peers.
-
-    Raises:
-        ValueError: there are more peers than layers, or none.
-    """
-    if not 1 <= peers <= layers:
-        raise ValueError(f"{layers} layers can be split among 1 to {layers} peers, not {peers}")
-    base, longer = divmod(layers, peers)
-    starts = [peer * base + min(peer, longer) for peer in range(peers + 1)]
-    return tuple(Span(start, stop) for start, stop in pairwise(starts))
 
 
 async def emulate(emulation: Emulation, cell: Cell, report: Report) -> Run:

@@ -94,6 +94,11 @@ class Line(Generic[Item]):
         return self._free_s + self._left_bytes / self._rate if self._waiting else math.inf
 
     @property
+    def free_s(self) -> float:
+        """When what leaves now, or left last, has left."""
+        return self._free_s
+
+    @property
     def first(self) -> Item:
         """What leaves next. IndexError if nothing waits."""
         return self._waiting[0][0]

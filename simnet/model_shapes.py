@@ -122,4 +122,20 @@ QWEN2_7B = ModelShape(
 )
 """Qwen2-7B-Instruct in FP16, which the transmission paper serves (its reference 19)."""
 
-MODEL_SHAPES: Mapping[str, ModelShape] = MappingProxyType({shape.name: shape for shape in (QWEN2_7B,)})
+LLAMA_2_7B = ModelShape(
+    name="llama-2-7b",
+    architecture="llama",
+    layers=32,
+    hidden_size=4096,
+    intermediate_size=11008,
+    heads=32,
+    kv_heads=32,
+    head_dim=128,
+    vocabulary_size=32000,
+    context_length=4096,
+)
+"""In FP16, which the MoLink system paper serves."""
+
+MODEL_SHAPES: Mapping[str, ModelShape] = MappingProxyType(
+    {shape.name: shape for shape in (QWEN2_7B, LLAMA_2_7B)}
+)

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,6 +11,7 @@ from molink.client.formation import Former
 from molink.client.session import ClientSession
 from molink.peer.protocol import molink_pb2 as pb
 from molink.shards.spec import ModelSpec, SamplingParams
+from molink.simnet.outcomes import Outcome
 from molink.simnet.request_load import Request
 from molink.simnet.room import Room
 
@@ -20,20 +20,6 @@ TRACED_EVERY = 4
 """One request in so many carries the hops' times, from which the links' follow."""
 AFTERMATH_S = 1800.0
 """So long after the last measured arrival, what has not ended has failed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What became of a request. Times are seconds since the start of the run."""
-
-    request: Request
-    token_ids: tuple[int, ...]
-    token_s: tuple[float, ...]
-    """When each token came."""
-    one_way_s: tuple[float, ...]
-    """If it was traced, for each token but the first: the mean way of its messages from hop to hop."""
-    error: str | None = None
-    """None: it has all its tokens."""
 
 
 class RequestDriver:

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+PETALS = "petals"
+"""Not a way to send: the client stands between the servers, and every session steps alone."""
 WHOLE_PROMPT_TOKENS = 2048
 """Longer prompts, which the transmission paper leaves out, are cut in any case: a step's output has to fit a frame."""
 

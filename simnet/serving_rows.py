@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from molink.simnet.emulation import Emulation, Run
 from molink.simnet.model_shapes import QWEN2_7B
+from molink.simnet.outcomes import Outcome
 from molink.simnet.paper_tables import (
     SERVING,
     SERVING_BANDWIDTH_MBPS,
@@ -14,7 +15,6 @@ from molink.simnet.paper_tables import (
     SYSTEM_OF_POLICY,
     ServingTimes,
 )
-from molink.simnet.request_driver import Outcome
 
 BASELINE = "concurrent"
 """Reductions are against this policy at the same rate."""

@@ -22,7 +22,7 @@ ALLOWED_S = 0.006
 """Queue that bulk keeps at the bottleneck when nothing is known of the next decode: two chunks."""
 ALLOWED_FAR_S = 0.010
 """The same while a decode is known to be further away than that."""
-ALLOWED_LULL_S = 0.012
+ALLOWED_LULL_S = 0.016
 """The same while nobody decodes."""
 ALLOWED_NEAR_S = 0.002
 """The same while a decode is expected at any moment: the link must not run dry for a guess."""

@@ -17,7 +17,7 @@ UPLINK_SPAN_S = 0.030
 NO_PREDICTION = (0.0, 0.0)
 CHUNK_S = 0.003
 """A chunk of bulk occupies the line for so long."""
-LONG_CHUNK_S = 0.008
+LONG_CHUNK_S = 0.012
 """The same while nobody decodes."""
 FULL_S = 0.003
 """Bulk that waits so long on the way fills the line; if it waits less, more is tried."""

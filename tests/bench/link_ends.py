@@ -18,6 +18,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import molink.peer.link  # noqa: F401 - before gRPC is imported: it says how gRPC polls, for the rivals as well
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import grpc

@@ -1,0 +1,23 @@
+"""A generation in the simulated world."""
+
+from dataclasses import dataclass, field
+
+from molink.peer.leases import LeaseKey
+from molink.peer.pipeline import PipelineStage
+from molink.peer.transmission.decode_times import Circuit
+from molink.simnet.request_load import Request
+
+
+@dataclass(slots=True)
+class SimulatedSession:
+    """What its client and the peers of its circuit know of it."""
+
+    key: LeaseKey
+    request: Request
+    stages: tuple[PipelineStage, ...]
+    """The circuit as predicted, as its descriptor has it."""
+    circuit: Circuit
+    """The same, as the transmission paper's prediction takes it."""
+    rows: list[int] = field(default_factory=list)
+    """At each peer: tokens in its KV cache, those of the step that waits or runs included."""
+    next_step: list[int] = field(default_factory=list)

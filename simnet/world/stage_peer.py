@@ -1,0 +1,206 @@
+"""A peer of a simulated circuit: the product's decisions around an engine that only takes time."""
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from molink.peer.decode_watch import Iterations
+from molink.peer.leases import LeaseKey
+from molink.peer.microbatch import BatchLimits, MicroBatchQueue, PendingStep
+from molink.peer.prefill_window import ReceivedPrefill, SentPrefill
+from molink.peer.transmission.decode_times import FirstBatch, RunningBatch, decode_finish_s
+from molink.shards.spec import Span
+from molink.simnet.devices import Chunk
+from molink.simnet.world import frames
+from molink.simnet.world.channels import Channels
+from molink.simnet.world.frames import SimulatedFrame, SimulatedRow
+from molink.simnet.world.sessions import SimulatedSession
+from molink.simnet.world.timeline import Timeline
+
+ComputeS = Callable[[Sequence[Chunk], int], float]
+"""Seconds of a step: of these chunks, for so many sessions that draw a token."""
+Sessions = Mapping[LeaseKey, SimulatedSession]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a peer is in the circuit."""
+
+    hop: int
+    hops: int
+    span: Span
+    activation_bytes: int
+
+    @property
+    def is_head(self) -> bool:
+        return self.hop == 0
+
+    @property
+    def is_tail(self) -> bool:
+        return self.hop == self.hops - 1
+
+
+class StagePeer:
+    """Owner of one peer's queue, its engine's time and its prefill windows."""
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        place: Place,
+        sessions: Sessions,
+        channels: Channels,
+        compute_s: ComputeS,
+        limits: BatchLimits,
+    ) -> None:
+        self.place = place
+        self.busy_s = 0.0
+        self.steps = 0
+        self.computed_rows = 0
+        self._timeline = timeline
+        self._sessions = sessions
+        self._channels = channels
+        self._compute_s = compute_s
+        self._queue = MicroBatchQueue(limits)
+        self._rows: dict[tuple[LeaseKey, int], SimulatedRow] = {}
+        self._busy = False
+        self._sent = SentPrefill()
+        self._received = ReceivedPrefill()
+        self._held: deque[SimulatedFrame] = deque()
+        self._iterations = Iterations()
+        self._running: RunningBatch | None = None
+        self._first: FirstBatch | None = None
+        self._foretold: SimulatedSession | None = None
+        self.next_link = self.previous_link = 0
+        self.on_stepped: Callable[[tuple[SimulatedRow, ...]], None] = lambda _: None
+        """The head's: what the engine has computed, before its output leaves."""
+        self.on_drawn: Callable[[tuple[SimulatedRow, ...]], None] = lambda _: None
+        """Where tail and head are one peer: tokens that were drawn here."""
+
+    @property
+    def waiting(self) -> int:
+        """Steps that wait for the engine."""
+        return len(self._queue)
+
+    def add(self, row: SimulatedRow) -> None:
+        """A step waits for the engine from now on; `pump` follows."""
+        session = self._sessions[row.key]
+        session.next_step[self.place.hop] = row.step + 1
+        session.rows[self.place.hop] += row.count
+        pending = PendingStep(
+            row.key, row.step, self.place.span, row.count, self._timeline.now_s, row.prefill
+        )
+        if not self._queue.add(pending):
+            raise OverflowError(f"more steps wait at hop {self.place.hop} than a peer takes")
+        self._rows[row.key, row.step] = row
+
+    def on_activations(self, frame: SimulatedFrame) -> None:
+        """The previous hop's output."""
+        for row in frame.rows:
+            size_bytes = row.count * self.place.activation_bytes
+            if row.prefill and not self._received.take(row.key, row.step, size_bytes):
+                raise OverflowError(f"prefill came to hop {self.place.hop} beyond its window")
+            self.add(row)
+        self.pump()
+
+    def on_stepped_there(self, frame: SimulatedFrame) -> None:
+        """The next hop has stepped prefill."""
+        for row in frame.rows:
+            self._sent.stepped(row.key, row.step)
+        self.pump()
+
+    def forget(self, key: LeaseKey) -> None:
+        """The session has ended."""
+        self._queue.discard(key)
+        self._sent.forget(key)
+        self._received.forget(key)
+        self._iterations.forget(key)
+
+    def pump(self) -> None:
+        """Gives the engine a micro-batch, if it has none."""
+        if self._begin():
+            self._foretell()
+
+    def _begin(self) -> bool:
+        if self._busy or not (batch := self._queue.next(self._may_prefill)):
+            return False
+        self._busy = True
+        rows = tuple(self._rows.pop((pending.key, pending.step)) for pending in batch)
+        chunks = [Chunk(row.count, self._context(row)) for row in rows]
+        sampled = sum(row.sample for row in rows) if self.place.is_tail else 0
+        taken_s = self._compute_s(chunks, sampled)
+        for row in rows:
+            if row.prefill and not self.place.is_tail:
+                self._sent.sent(row.key, row.step, row.count * self.place.activation_bytes)
+        if decode := [row for row in rows if not row.prefill]:
+            self._foretold = self._sessions[decode[0].key]
+            self._running = RunningBatch(self._timeline.now_s, len(decode))
+        self._timeline.call(taken_s, lambda: self._stepped(rows, taken_s))
+        return True
+
+    def _context(self, row: SimulatedRow) -> int:
+        """Tokens before these; a session's later chunks may wait here already."""
+        later = sum(
+            other.count
+            for step in range(row.step + 1, self._sessions[row.key].next_step[self.place.hop])
+            if (other := self._rows.get((row.key, step))) is not None
+        )
+        return self._sessions[row.key].rows[self.place.hop] - later - row.count
+
+    def _may_prefill(self, key: LeaseKey) -> bool:
+        return self.place.is_tail or (not self._held and self._sent.is_open(key))
+
+    def _stepped(self, rows: tuple[SimulatedRow, ...], taken_s: float) -> None:
+        self._busy = False
+        self.busy_s += taken_s
+        self.steps += 1
+        self.computed_rows += sum(row.count for row in rows)
+        told = tuple(row for row in rows if row.prefill and self._received.stepped(row.key, row.step))
+        if told and not self.place.is_head:
+            self._channels.post(self.previous_link, frames.stepped(told))
+        self._running = None
+        decode = tuple(row for row in rows if not row.prefill)
+        if decode and self._iterations.is_first(row.key for row in decode):
+            self._first = FirstBatch(self._timeline.now_s, len(decode))
+        self.on_stepped(rows)
+        if self.place.is_tail:
+            self._draw(tuple(row for row in rows if row.sample))
+            self._begin()
+        else:
+            self._begin()
+            self._forward(decode, prefill=False)
+            self._forward(tuple(row for row in rows if row.prefill), prefill=True)
+        if decode or self._running is not None:
+            self._foretell()
+
+    def _draw(self, sampled: tuple[SimulatedRow, ...]) -> None:
+        if sampled and self.place.is_head:
+            self.on_drawn(sampled)
+        elif sampled:
+            self._channels.post(self.next_link, frames.tokens(sampled))
+
+    def _forward(self, rows: tuple[SimulatedRow, ...], *, prefill: bool) -> None:
+        if not rows:
+            return
+        frame = frames.activations(rows, self.place.activation_bytes, prefill)
+        if prefill and self._held:
+            self._held.append(frame)
+        elif not self._channels.post(self.next_link, frame):
+            if not prefill:
+                raise OverflowError(f"the link from hop {self.place.hop} is full of decode")
+            self._held.append(frame)
+            self._channels.when_room(self._has_room)
+
+    def _has_room(self) -> None:
+        while self._held and self._channels.post(self.next_link, self._held[0]):
+            self._held.popleft()
+        if self._held:
+            self._channels.when_room(self._has_room)
+        self.pump()
+
+    def _foretell(self) -> None:
+        """When decode needs the link next: section 4.2 of the transmission paper."""
+        if self._foretold is None or self.place.hops == 1:
+            return
+        finish_s = decode_finish_s(self._foretold.circuit, self.place.hop, self._running, self._first)
+        if finish_s is not None:
+            self._channels.expect_decode(self.next_link, finish_s)
