@@ -104,8 +104,10 @@ class Opening:
             cap_gpu_memory(devices[0], leases.cap_bytes)
         guard = self._memory_guard(devices[0], leases)
         certificate = new_certificate(identity.peer_id)
+        step_times = StepTimes(computing.profile)
+        self._metrics.compare(step_times)
         serving = await stack.enter_async_context(
-            self._serving(identity, swarm_key, certificate, model, computing, leases)
+            self._serving(identity, swarm_key, certificate, model, computing, leases, step_times)
         )
         self._state.remember_ports(_port_of(discovery.addresses[0]), serving.port)
         await self._open_metrics(stack, serving)
@@ -121,8 +123,6 @@ class Opening:
             computing.profile,
             computing.activation_codecs,
         )
-        step_times = StepTimes(computing.profile)
-        self._metrics.compare(step_times)
         prober = Prober(identity.peer_id, serving.links, lambda: discovery.snapshot(model.spec.model_hash))
         announcer = self._announcer(discovery, facts, model.spec, leases, serving, prober, step_times)
         stack.push_async_callback(discovery.leave)
@@ -176,6 +176,7 @@ class Opening:
         model: LocalModel,
         computing: Computing,
         leases: LeaseBook,
+        step_times: StepTimes,
     ) -> Serving:
         settings = self._settings
         return Serving(
@@ -192,6 +193,7 @@ class Opening:
             settings.rule,
             http_proxy=settings.http_proxy,
             transmission_policy=settings.transmission_policy,
+            step_times=step_times,
         )
 
     async def _open_metrics(self, stack: AsyncExitStack, serving: Serving) -> None:

@@ -29,7 +29,8 @@ def measure_machine(
     """
     from molink.peer.device import choose_device, default_memory_bytes, describe_device, free_memory_bytes
     from molink.peer.machine import measure_disk, network_addresses
-    from molink.peer.profiler import measure, to_json
+    from molink.peer.profile_json import to_json
+    from molink.peer.profiler import measure
     from molink.shards.catalog import ModelNotFound, fetch_weights
     from molink.shards.errors import WeightsError
     from molink.shards.store import StoreError, describe, read_manifest

@@ -19,6 +19,7 @@ from molink.shards.carving import carve, layers_path
 from molink.shards.conversions import ALIBI
 from molink.shards.errors import UnsupportedArchitecture, WeightsError, name_some
 from molink.shards.lazy_tensors import LoadCounter
+from molink.shards.linear import install_products
 from molink.shards.padded import PaddedView
 from molink.shards.probe import ProbeBatch, probe_input, rope_settings
 from molink.shards.quantize import StreamingQuantizer
@@ -181,6 +182,7 @@ def make_stage(
     slot = BatchSlot(slopes)
     layers = model.get_submodule(layers_path(model))
     slot.install(layers)
+    install_products(model, slot)
     shorten_lookups(layers)
     facts = StageFacts(
         architecture=config.model_type,

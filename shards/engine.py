@@ -1,7 +1,7 @@
 """Steps of ragged batches over whatever layers are held. Owns the device, and is used from one thread."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from weakref import WeakSet
 
 import torch
@@ -14,19 +14,9 @@ from molink.shards.kv_pool import KvPool
 from molink.shards.packed import PackedBatch
 from molink.shards.spec import KV_BLOCK_TOKENS, ModelSpec, Span, merge_spans, missing_spans
 from molink.shards.stage import Stage, View
+from molink.shards.unfinished_step import Piece, Rows, UnfinishedStep
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Rows:
-    """What one session contributes to a step."""
-
-    cache: SequenceCache
-    count: int
-    """New tokens of this session in this step, at least 1."""
-    token_ids: tuple[int, ...] | None
-    """As many ids, where the span starts the model; None elsewhere."""
-    want_logits: bool
-    """Where the span ends the model: whether logits follow the last of these rows."""
+__all__ = ["Engine", "NotHeld", "Rows"]
 
 
 class NotHeld(ValueError):
@@ -48,6 +38,7 @@ class Engine:
         self._device = torch.device(device)
         self.pool = KvPool(self._device, kv_limit_bytes)
         self._growing: WeakSet[SequenceCache] = WeakSet()
+        self._unfinished: WeakSet[UnfinishedStep] = WeakSet()
         self._steps = 0
         self._stages: list[Stage] = []
         self._routes: dict[Span, tuple[View, ...]] = {}
@@ -161,11 +152,9 @@ class Engine:
         _check_rows(span, rows)
         inputs = self._inputs(span, rows, hidden)
         self._make_room(rows)
-        positions = torch.tensor(
-            [[at for row in rows for at in range(row.cache.length, row.cache.length + row.count)]],
-            device=self._device,
-        )
-        batch = PackedBatch([row.cache for row in rows], [row.count for row in rows])
+        positions = self._positions([(row.cache.length, row.count) for row in rows])
+        counts = [row.count for row in rows]
+        batch = PackedBatch([row.cache for row in rows], counts, bitwise=not self._unfinished)
         for view in route:
             inputs = view.run(inputs, positions, batch)
         ends = span.stop == self.spec.layers
@@ -173,11 +162,73 @@ class Engine:
         batch.commit()
         return result
 
+    @torch.inference_mode()
+    def begin(self, span: Span, row: Rows, hidden: Tensor | None) -> UnfinishedStep:
+        """A step of one session that `advance` computes in pieces, between other sessions' steps. As `step`.
+
+        Until it is done, or nothing refers to it any more, the session must not be in another step.
+        """
+        self._route(span)
+        _check_rows(span, (row,))
+        unfinished = UnfinishedStep(span, row, self._inputs(span, (row,), hidden))
+        self._unfinished.add(unfinished)
+        return unfinished
+
+    @torch.inference_mode()
+    def advance(self, step: UnfinishedStep, tokens: int, layers: int) -> Tensor | None:
+        """Takes the step's next `tokens` tokens, or those that are on their way, through their next `layers` layers, as
+        far as there are so many. Returns what `step` would have when all are through, else None.
+
+        Its cache grows by tokens that are through all layers. Raises as `step`, and ValueError for a step that is done.
+        """
+        _check_rows(step.span, (step.row,))
+        if min(step.left_tokens, tokens, layers) < 1:
+            raise ValueError(
+                f"cannot take {tokens} tokens through {layers} layers: {step.left_tokens} are left"
+            )
+        if step.piece is None:
+            step.piece = self._next_piece(step, min(tokens, step.left_tokens))
+        else:
+            self.pool.collect(step.row.cache.tables)
+            step.piece.batch.find_memory()
+        piece = step.piece
+        stop = min(piece.layer + layers, step.span.stop)
+        for view in self._route(Span(piece.layer, stop)):
+            piece.hidden = view.run(piece.hidden, piece.positions, piece.batch)
+        piece.layer = stop
+        if stop < step.span.stop:
+            return None
+        piece.batch.commit()
+        step.results.append(piece.hidden)
+        step.computed_tokens += piece.tokens
+        step.piece = None
+        return self._finish(step) if step.left_tokens == 0 else None
+
+    def _next_piece(self, step: UnfinishedStep, tokens: int) -> Piece:
+        cache, first = step.row.cache, step.computed_tokens
+        self._make_room((replace(step.row, count=tokens),))
+        batch = PackedBatch([cache], [tokens], bitwise=False)
+        inputs = step.inputs[:, first : first + tokens]
+        return Piece(batch, self._positions([(cache.length, tokens)]), inputs, step.span.start, tokens)
+
+    def _finish(self, step: UnfinishedStep) -> Tensor:
+        self._unfinished.discard(step)
+        if step.span.stop < self.spec.layers:
+            return torch.cat(step.results, 1)[0]
+        last = step.results[-1][:, -1:]
+        return self._logits(self._route(step.span)[-1], (replace(step.row, count=1),), last)
+
+    def _positions(self, parts: Sequence[tuple[int, int]]) -> Tensor:
+        """[1, tokens] of the tokens that follow so many of each sequence."""
+        places = [at for length, count in parts for at in range(length, length + count)]
+        return torch.tensor([places], device=self._device)
+
     def _make_room(self, rows: Sequence[Rows]) -> None:
         """Every cache has blocks for its new tokens, if need be those of sessions that are not in this step."""
         self._steps += 1
         self.pool.collect({table for row in rows for table in row.cache.tables})
-        stepped = [row.cache for row in rows]
+        kept = [row.cache for row in rows]
+        kept += [one.row.cache for one in self._unfinished if one.piece is not None]
         for row in rows:
             row.cache.last_step = self._steps
             while True:
@@ -185,7 +236,7 @@ class Engine:
                     row.cache.require(row.count)
                     break
                 except PoolFull:
-                    if not self._suspend_one(stepped):
+                    if not self._suspend_one(kept):
                         raise
 
     def _suspend_one(self, kept: Sequence[SequenceCache]) -> bool:

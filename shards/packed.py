@@ -6,7 +6,13 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
-from molink.shards.attention import Rules, attend_parts, attend_sequence, layer_number
+from molink.shards.attention import (
+    Rules,
+    attend_parts,
+    attend_sequence,
+    attend_up_to_rounding,
+    layer_number,
+)
 from molink.shards.kv_cache import SequenceCache
 
 
@@ -46,12 +52,23 @@ class PackedBatch(Cache):  # type: ignore[misc] # transformers has no types
     were.
     """
 
-    def __init__(self, caches: Sequence[SequenceCache], counts: Sequence[int]) -> None:
+    def __init__(
+        self, caches: Sequence[SequenceCache], counts: Sequence[int], *, bitwise: bool = True
+    ) -> None:
+        """`bitwise`: whether results equal transformers' bit for bit; of one session only."""
         super().__init__(layers=[])
         self.counts = list(counts)
+        self.bitwise = bitwise and len(self.counts) == 1
         self._first_layer = caches[0].span.start
         self._layouts = caches[0].layouts
-        self.sessions = [StepSession(cache, count) for cache, count in zip(caches, counts, strict=True)]
+        self._caches = caches
+        self.find_memory()
+
+    def find_memory(self) -> None:
+        """Looks up where the caches lie, again if blocks may have moved since."""
+        self.sessions = [
+            StepSession(cache, count) for cache, count in zip(self._caches, self.counts, strict=True)
+        ]
         self._alone = (
             self.sessions[0] if len(self.sessions) == 1 and self.sessions[0].past is not None else None
         )
@@ -90,7 +107,8 @@ class PackedBatch(Cache):  # type: ignore[misc] # transformers has no types
         """Each session's queries over its own keys and values; shapes as in `attend_sequence`, tokens
         packed."""
         if self._alone is not None:
-            return attend_sequence(query, key, value, rules)
+            attend = attend_sequence if self.bitwise else attend_up_to_rounding
+            return attend(query, key, value, rules)
         index = layer_number(module) - self._first_layer
         queries = query.split_with_sizes(self.counts, 2)
         if self._layouts[index].expands:
@@ -120,5 +138,5 @@ class PackedBatch(Cache):  # type: ignore[misc] # transformers has no types
 
 def _attend(session: StepSession, slot: int, query: Tensor, rules: Rules) -> Tensor:
     if session.past is not None:
-        return attend_sequence(query, session.past[slot], session.past[slot + 1], rules)
+        return attend_up_to_rounding(query, session.past[slot], session.past[slot + 1], rules)
     return attend_parts(query, session.past_parts[slot], session.past_parts[slot + 1], rules)

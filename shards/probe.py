@@ -59,6 +59,8 @@ def rope_settings(config: PreTrainedConfig) -> list[dict[str, Any]]:
 class ProbeBatch(Cache):  # type: ignore[misc] # transformers has no types
     """A batch of one new sequence that remembers what each layer stored and how it attended."""
 
+    bitwise = True
+
     def __init__(self) -> None:
         super().__init__(layers=[])
         self._stored: dict[int, list[tuple[Tensor, Tensor]]] = {}

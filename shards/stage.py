@@ -65,6 +65,7 @@ class View:
         through all layers of the span and, where it ends the model, the final norm. Returns [1, tokens,
         hidden]."""
         self._slot.batch = batch
+        self._slot.bitwise = batch.bitwise
         try:
             return self._through(inputs, positions, batch, None)
         finally:

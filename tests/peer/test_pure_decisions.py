@@ -55,6 +55,7 @@ DECISIONS = [
     "molink.peer.transmission.backlog",
     "molink.peer.pipeline",
     "molink.peer.prefill_chunks",
+    "molink.peer.prefill_pieces",
     "molink.peer.prefill_window",
     "molink.peer.prompts",
     "molink.peer.profile",
