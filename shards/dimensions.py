@@ -28,6 +28,8 @@ _PLAIN: Final = frozenset({"llama", "mistral", "mixtral", "qwen2", "qwen2_moe"})
 """Architectures whose head dimension, unless given, is hidden size over attention heads."""
 _WITH_HEAD_DIM: Final = frozenset({"gemma", "gemma2", "qwen3", "qwen3_moe"})
 """Architectures that mean the same by the same keys, but only if the head dimension is given."""
+_TIED: Final = frozenset({"gpt2", "gemma", "gemma2"})
+"""Of these architectures, those that tie embedding and head unless the configuration says otherwise."""
 
 _ROUTER: Final = re.compile(r"(?:^|\.)(?:gate|router|shared_expert_gate)(?:\.\w+)?\.weight$")
 
@@ -42,6 +44,8 @@ class Dimensions:
     context_length: int
     kv_elements: tuple[int, ...]
     """Numbers that one token keeps in the KV cache of each layer."""
+    shared_elements: int
+    """Numbers of the token embedding if the head multiplies by it, else 0."""
 
 
 def dimensions(configuration: Settings) -> Dimensions:
@@ -65,7 +69,8 @@ def dimensions(configuration: Settings) -> Dimensions:
         default = max(1, hidden_size // heads)
         own: Sequence[dict[str, object]] = values.get("layers_own") or ({},) * layers
         kv_elements = tuple(_kv_elements({**values, **layer}, heads, default) for layer in own)
-    return Dimensions(layers, hidden_size, vocabulary_size, context_length, kv_elements)
+    shared = vocabulary_size * (values.get("word_embed_proj_dim") or hidden_size) if values["tied"] else 0
+    return Dimensions(layers, hidden_size, vocabulary_size, context_length, kv_elements, shared)
 
 
 def _kv_elements(values: Mapping[str, object], heads: int, head_dim: int) -> int:
@@ -101,6 +106,7 @@ def _plain_values(configuration: Settings) -> dict[str, Any] | None:
         if len(found) != 1:
             return None
         values[key] = found[0]
+    values["tied"] = configuration.get("tie_word_embeddings", architecture in _TIED)
     return values
 
 
@@ -119,10 +125,11 @@ def _transformers_values(configuration: Settings) -> dict[str, Any]:
         config = CONFIG_MAPPING[architecture].from_dict(dict(configuration)).get_text_config()
     except Exception as error:  # each configuration class refuses bad values in its own way
         raise StoreError(f"config.json is no configuration of {architecture}: {error}") from error
-    keys = (*_LONG_KEYS, *_PER_LAYER_KEYS, "kv_lora_rank", "qk_rope_head_dim")
+    keys = (*_LONG_KEYS, *_PER_LAYER_KEYS, "kv_lora_rank", "qk_rope_head_dim", "word_embed_proj_dim")
     if getattr(config, "is_heterogeneous", False):
         keys = tuple(key for key in keys if key not in config.per_layer_attributes)
     values = {key: getattr(config, key, None) for key in keys}
+    values["tied"] = bool(getattr(config, "tie_word_embeddings", False))
     if getattr(config, "is_heterogeneous", False):
         values["layers_own"] = tuple(
             {key: getattr(layer, key, None) for key in _PER_LAYER_KEYS}

@@ -9,11 +9,13 @@ import pytest
 import torch
 from circuit_runs import engine_with, greedy
 from safetensors.torch import load_file, save_file
-from tiny_models import make_tiny_model
+from tiny_models import HIDDEN_SIZE, VOCABULARY, make_tiny_model
 
+from molink.shards.engine import Engine
 from molink.shards.errors import UnsupportedArchitecture, WeightsError
 from molink.shards.loader import load_stage
 from molink.shards.spec import Span
+from molink.shards.store import describe
 
 TinyModel = Callable[[str], Path]
 
@@ -66,6 +68,42 @@ def test_tied_embeddings_are_held_by_both_ends_and_once_where_they_meet(tiny_mod
     assert load_stage(folder, Span(1, 5), dtype="float32").weight_bytes == sum(layers[1:5])
     assert load_stage(folder, Span(5, 6), dtype="float32").weight_bytes == layers[5] + norm + embedding
     assert load_stage(folder, Span(0, 6), dtype="float32").weight_bytes == sum(layers) + norm + embedding
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8", "nf4"])
+@pytest.mark.parametrize("kind", ["llama", "llama_tied", "qwen3", "gemma2", "gpt2", "cohere", "opt"])
+def test_what_is_announced_of_any_spans_is_what_they_hold_together(
+    tiny_model: TinyModel, kind: str, quantization: str
+) -> None:
+    folder = tiny_model(kind)
+    spec = describe(folder, "float32", quantization)
+    assert (spec.shared_bytes == VOCABULARY * HIDDEN_SIZE * 4) == (kind not in ("llama", "opt"))
+    for spans in (((0, 6),), ((0, 2),), ((4, 6),), ((2, 4),), ((0, 2), (4, 6)), ((5, 6), (0, 5))):
+        held = tuple(Span(*span) for span in spans)
+        engine = Engine(spec, "cpu")
+        for span in held:
+            engine.attach(load_stage(folder, span, dtype="float32", quantization=quantization))
+        assert engine.weight_bytes == pytest.approx(spec.held_bytes(held), rel=0.01), spans
+
+
+@pytest.mark.parametrize("kind", ["llama_tied", "gemma2", "gpt2"])
+def test_ends_that_were_loaded_apart_share_the_embedding_and_compute_the_same(
+    tiny_model: TinyModel, kind: str
+) -> None:
+    folder = tiny_model(kind)
+    whole = engine_with(folder, (0, 6))
+    expected = greedy([(whole, Span(0, 6))], PROMPT, 8)
+    apart = engine_with(folder, (4, 6), (0, 2), (2, 4))
+    assert apart.weight_bytes == whole.weight_bytes
+    assert greedy([(apart, Span(0, 6))], PROMPT, 8) == expected
+    before = apart.weight_bytes
+    apart.detach(Span(0, 2))
+    assert apart.weight_bytes < before
+    apart.attach(load_stage(folder, Span(0, 2), dtype="float32"))
+    whole.detach(Span(2, 4))
+    whole.attach(load_stage(folder, Span(2, 4), dtype="float32"))
+    assert apart.weight_bytes == whole.weight_bytes == before
+    assert greedy([(apart, Span(0, 3)), (whole, Span(3, 6))], PROMPT, 8) == expected
 
 
 def test_a_checkpoint_without_the_other_layers_loads(editable: Path) -> None:
