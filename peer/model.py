@@ -1,25 +1,22 @@
 """Which model a peer serves, and in which numbers: what it was told, else what the swarm that it joins needs."""
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from molink.dht.records import PeerView
+from molink.peer.choosing_model import choose_numbers
 from molink.peer.hub_model import HubAccess, open_hub_model, progress_bar
 from molink.peer.memory import format_bytes
 from molink.shards import catalog, store
 from molink.shards.blob_part import StandIn
-from molink.shards.errors import WeightsError
+from molink.shards.errors import QuantizationUnavailable, WeightsError
 from molink.shards.hub_weights import HubWeights
 from molink.shards.loader import load_stage
-from molink.shards.spec import ModelSpec, Span, missing_spans
+from molink.shards.spec import ModelSpec, Span
 from molink.shards.stage import Stage
-
-FIRST_MODEL = "molink/tiny-shakespeare"
-"""What a new swarm serves if nobody says."""
-
 
 Progress = Callable[[int, int], None]
 """Bytes done, bytes in all."""
@@ -99,39 +96,24 @@ class LocalModel:
             )
 
 
-def most_needed(views: Sequence[PeerView]) -> str:
-    """The name of the model of which the most layers have the fewest holders; FIRST_MODEL where nothing is served."""
-    if not views:
-        return FIRST_MODEL
-    by_hash: dict[str, list[PeerView]] = {}
-    for view in views:
-        by_hash.setdefault(view.facts.model.model_hash, []).append(view)
-
-    def need(model_hash: str) -> tuple[float, int, str]:
-        holders = by_hash[model_hash]
-        whole = Span(0, holders[0].facts.model.layers)
-        held = tuple(span for view in holders for span in view.state.spans)
-        missing = sum(map(len, missing_spans(whole, held)))
-        return (-missing / len(whole), len(holders), model_hash)
-
-    return by_hash[min(by_hash, key=need)][0].facts.model.name
-
-
 async def open_model(
     identifier: str,
     dtype: str,
-    quantization: str,
+    quantization: str | None,
     views: Sequence[PeerView],
     digests: Path,
     report: Callable[[str], None],
     access: HubAccess | None = None,
 ) -> LocalModel:
-    """Finds the model's files and what they are. With dtype `auto`, it is computed as the swarm computes it already.
+    """Finds the model's files and what they are.
+
+    With dtype `auto` and quantization None, it is computed as the swarm computes it already; what is given is kept to.
 
     Of a hub's model only what is needed is fetched, when it is needed; without `access` to it all of it, at once.
 
     Raises:
         ModelNotFound, StoreError, OSError: it is not there, damaged, or not what `views` serve under that name.
+        QuantizationUnavailable: the swarm has it in a quantization that this machine cannot compute with.
     """
     folder = await asyncio.to_thread(catalog.resolve, identifier)
     hub: HubWeights | None = None
@@ -142,14 +124,11 @@ async def open_model(
     content_hash = manifest.content_hash
     served_models = [(view.facts.model.name, view.facts.model.content_hash) for view in views]
     catalog.require_identity(identifier, folder, content_hash, served_models)
-    if dtype == "auto":
-        served = Counter(
-            view.facts.model.dtype
-            for view in views
-            if view.facts.model.content_hash == content_hash and view.facts.model.quantization == quantization
-        )
-        dtype = min(served, key=lambda name: (-served[name], name), default="auto")
-    spec = store.describe(manifest, dtype, quantization, name=identifier)
+    served = [view.facts.model for view in views if view.facts.model.content_hash == content_hash]
+    numbers = choose_numbers(dtype, quantization, served)
+    if numbers.quantization != "none" and find_spec("bitsandbytes") is None:
+        raise QuantizationUnavailable(numbers.quantization)
+    spec = store.describe(manifest, numbers.dtype, numbers.quantization, name=identifier)
     return LocalModel(folder, manifest, spec, hub, report)
 
 

@@ -18,7 +18,7 @@ from molink.peer.ranks import RanksLost
 from molink.peer.settings import JoinSettings
 from molink.peer.state_dir import StateDir
 from molink.shards.catalog import ModelNotFound
-from molink.shards.errors import WeightsError
+from molink.shards.errors import QuantizationUnavailable, WeightsError
 from molink.shards.store import StoreError
 
 DRAIN_S = 30.0
@@ -65,7 +65,15 @@ class Peer:
                 gc.freeze()
                 on_ready(self)
                 await self._serve(parts)
-        except (KeyFileError, ModelNotFound, StoreError, WeightsError, PortInUse, ControlPortInUse) as error:
+        except (
+            KeyFileError,
+            ModelNotFound,
+            StoreError,
+            WeightsError,
+            QuantizationUnavailable,
+            PortInUse,
+            ControlPortInUse,
+        ) as error:
             raise PeerError(str(error)) from error
         except RanksLost as error:
             raise PeerError(f"the devices cannot go on together: {error}. Start the peer again") from error
