@@ -86,6 +86,11 @@ class Peer:
         if at_once:
             self._at_once.set()
 
+    @property
+    def loads(self) -> bool:
+        """Whether weights are still being fetched or loaded, by a thread that nothing can interrupt."""
+        return self._parts is not None and bool(self._parts.leases.loading)
+
     def status(self) -> dict[str, object]:
         """This peer and the swarm as it knows it, JSON-ready."""
         parts = self._parts
