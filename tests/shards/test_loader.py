@@ -11,11 +11,13 @@ from circuit_runs import engine_with, greedy
 from safetensors.torch import load_file, save_file
 from tiny_models import HIDDEN_SIZE, VOCABULARY, make_tiny_model
 
+from molink.peer.backend import DeviceBackend
+from molink.peer.model import LocalModel
 from molink.shards.engine import Engine
 from molink.shards.errors import UnsupportedArchitecture, WeightsError
 from molink.shards.loader import load_stage
 from molink.shards.spec import Span
-from molink.shards.store import describe
+from molink.shards.store import describe, read_manifest
 
 TinyModel = Callable[[str], Path]
 
@@ -214,6 +216,60 @@ def test_weights_that_compute_what_is_not_a_number_are_refused(editable: Path) -
     rewrite(editable, lambda tensors: tensors | {name: torch.full_like(tensors[name], torch.inf)})
     with pytest.raises(WeightsError, match="not numbers"):
         load_stage(editable, Span(0, 2), dtype="float32")
+
+
+NOTHING_THERE = "model.layers.1.mlp.up_proj.weight"
+
+
+def _without(folder: Path) -> None:
+    rewrite(folder, lambda tensors: {name: it for name, it in tensors.items() if name != NOTHING_THERE})
+
+
+def _cut_short(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:100_000])
+
+
+def _misplaced(folder: Path) -> None:
+    index = {"metadata": {}, "weight_map": {NOTHING_THERE: "other.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def _not_numbers(folder: Path) -> None:
+    rewrite(folder, lambda tensors: tensors | {NOTHING_THERE: tensors[NOTHING_THERE] * torch.nan})
+
+
+def _misshapen(folder: Path) -> None:
+    rewrite(folder, lambda tensors: tensors | {NOTHING_THERE: tensors[NOTHING_THERE][1:].contiguous()})
+
+
+@pytest.mark.parametrize("quantization", ["none", "nf4"])
+@pytest.mark.parametrize("damage", [_without, _misshapen, _not_numbers, _cut_short, _misplaced])
+def test_of_a_damaged_folder_nothing_is_held_and_when_it_is_mended_it_loads(
+    editable: Path, tiny_model: TinyModel, damage: Callable[[Path], None], quantization: str
+) -> None:
+    manifest = read_manifest(editable)
+    backend = DeviceBackend(
+        LocalModel(editable, manifest, describe(manifest, "float32", quantization)), "cpu"
+    )
+    damage(editable)
+    with pytest.raises(WeightsError) as caught:
+        backend.load(Span(0, 2), lambda *_: None)
+    assert caught.value.folder == editable
+    assert backend.engine.held == ()
+    shutil.rmtree(editable)
+    shutil.copytree(tiny_model("llama"), editable)
+    backend.load(Span(0, 2), lambda *_: None)()
+    assert backend.engine.held == (Span(0, 2),)
+
+
+def test_tensors_beyond_the_model_do_no_harm(editable: Path) -> None:
+    expected = greedy([(engine_with(editable, (0, 6)), Span(0, 6))], PROMPT, 8)
+    extra = {"model.layers.1.self_attn.extra.weight": torch.full((7,), torch.nan)}
+    rewrite(editable, lambda tensors: tensors | extra)
+    assert greedy([(engine_with(editable, (0, 6)), Span(0, 6))], PROMPT, 8) == expected
+    manifest = read_manifest(editable)
+    assert load_stage(editable, Span(0, 6), dtype="float32", manifest=manifest).span == Span(0, 6)
 
 
 @pytest.mark.parametrize("size", [0, 7, 500, 100_000])
