@@ -318,7 +318,7 @@ class LeaseBook:
     def _refuse_memory(
         self, to_load: tuple[Span, ...], kv_bytes: int, older: Lease | None, now: float
     ) -> Refused | None:
-        weight_bytes = self._holdings.bytes_of(to_load)
+        weight_bytes = self._holdings.added_bytes(to_load)
         free_weight_bytes = self._memory.weight_limit_bytes - self._holdings.committed_bytes
         if weight_bytes > free_weight_bytes:
             layers = ", ".join(map(str, to_load))

@@ -28,6 +28,8 @@ _PLAIN: Final = frozenset({"llama", "mistral", "mixtral", "qwen2", "qwen2_moe"})
 """Architectures whose head dimension, unless given, is hidden size over attention heads."""
 _WITH_HEAD_DIM: Final = frozenset({"gemma", "gemma2", "qwen3", "qwen3_moe"})
 """Architectures that mean the same by the same keys, but only if the head dimension is given."""
+_TIED: Final = frozenset({"gpt2", "gemma", "gemma2"})
+"""Of these architectures, those that tie embedding and head unless the configuration says otherwise."""
 
 _ROUTER: Final = re.compile(r"(?:^|\.)(?:gate|router|shared_expert_gate)(?:\.\w+)?\.weight$")
 
@@ -44,6 +46,8 @@ class Dimensions:
     """Numbers that one token keeps in the KV cache of each layer."""
     kv_windows: tuple[int | None, ...]
     """How many of the latest tokens a token sees in each layer; None: all, or nothing certain is said."""
+    shared_elements: int
+    """Numbers of the token embedding if the head multiplies by it, else 0."""
 
 
 def dimensions(configuration: Settings) -> Dimensions:
@@ -68,7 +72,8 @@ def dimensions(configuration: Settings) -> Dimensions:
         own: Sequence[dict[str, object]] = values.get("layers_own") or ({},) * layers
         kv_elements = tuple(_kv_elements({**values, **layer}, heads, default) for layer in own)
     windows = _windows(values, layers)
-    return Dimensions(layers, hidden_size, vocabulary_size, context_length, kv_elements, windows)
+    shared = vocabulary_size * (values.get("word_embed_proj_dim") or hidden_size) if values["tied"] else 0
+    return Dimensions(layers, hidden_size, vocabulary_size, context_length, kv_elements, windows, shared)
 
 
 def _kv_elements(values: Mapping[str, object], heads: int, head_dim: int) -> int:
@@ -121,7 +126,8 @@ def _plain_values(configuration: Settings) -> dict[str, Any] | None:
         window = None
     if window is not None and kinds is None and architecture not in ("mistral", "mixtral"):
         return None
-    return values | {"sliding_window": window, "layer_types": kinds}
+    tied = configuration.get("tie_word_embeddings", architecture in _TIED)
+    return values | {"sliding_window": window, "layer_types": kinds, "tied": tied}
 
 
 def _transformers_values(configuration: Settings) -> dict[str, Any]:
@@ -139,10 +145,11 @@ def _transformers_values(configuration: Settings) -> dict[str, Any]:
         config = CONFIG_MAPPING[architecture].from_dict(dict(configuration)).get_text_config()
     except Exception as error:  # each configuration class refuses bad values in its own way
         raise StoreError(f"config.json is no configuration of {architecture}: {error}") from error
-    keys = (*_LONG_KEYS, *_PER_LAYER_KEYS, "kv_lora_rank", "qk_rope_head_dim")
+    keys = (*_LONG_KEYS, *_PER_LAYER_KEYS, "kv_lora_rank", "qk_rope_head_dim", "word_embed_proj_dim")
     if getattr(config, "is_heterogeneous", False):
         keys = tuple(key for key in keys if key not in config.per_layer_attributes)
     values = {key: getattr(config, key, None) for key in keys}
+    values["tied"] = bool(getattr(config, "tie_word_embeddings", False))
     if getattr(config, "is_heterogeneous", False):
         values["layers_own"] = tuple(
             {key: getattr(layer, key, None) for key in _PER_LAYER_KEYS}

@@ -50,8 +50,9 @@ class Engine:
 
     @property
     def weight_bytes(self) -> int:
-        """Memory of all weights held."""
-        return sum(stage.weight_bytes for stage in self._stages)
+        """Memory of all weights held, what stages share counted once."""
+        shared = {id(weight): weight.nbytes for stage in self._stages for weight in stage.parameters()}
+        return sum(shared.values())
 
     @property
     def swapped_bytes(self) -> int:
@@ -70,6 +71,8 @@ class Engine:
         for other in self._stages:
             if other.span.start < stage.span.stop and stage.span.start < other.span.stop:
                 raise ValueError(f"span {stage.span} overlaps {other.span}, which is held already")
+        for other in self._stages:
+            stage.share_embedding(other)
         self._stages.append(stage)
         self._stages.sort(key=lambda held: held.span)
         self._routes.clear()

@@ -62,10 +62,13 @@ class HubCheckpoint:
         entries = [(remote.tensor, digests[name]) for name, remote in self.tensors.items()]
         return manifest_of(self.folder, entries)
 
+    def outline(self) -> Manifest:
+        """The model's manifest but for the contents of its tensors, without which it has another hash."""
+        return self.manifest(dict.fromkeys(self.tensors, _UNKNOWN))
+
     def fits(self, manifest: Manifest) -> bool:
         """Whether the manifest may be this model's, as far as can be said without reading weights."""
-        own = self.manifest(dict.fromkeys(self.tensors, _UNKNOWN))
-        return _without_digests(own) == _without_digests(manifest)
+        return _without_digests(self.outline()) == _without_digests(manifest)
 
 
 def read_checkpoint(

@@ -109,6 +109,8 @@ class ModelSpec:
     kv_windows: tuple[int | None, ...] = ()
     """How many of the latest tokens, its own included, a token sees in each layer (None: all); () where all layers
     see all."""
+    shared_bytes: int = 0
+    """What embedding and head have in common where they are tied: a peer with both ends holds it once."""
 
     def __post_init__(self) -> None:
         if (
@@ -142,10 +144,17 @@ class ModelSpec:
 
     def weight_bytes(self, span: Span) -> int:
         """Weights of the span, with the embedding if it starts the model and the head if it ends it."""
-        layers = sum(self.layer_bytes[span.start : span.stop])
-        embed = self.embed_bytes if span.start == 0 else 0
-        head = self.head_bytes if span.stop == self.layers else 0
-        return layers + embed + head
+        return self.held_bytes((span,))
+
+    def held_bytes(self, spans: tuple[Span, ...]) -> int:
+        """Weights of the spans on one peer together: each layer, and what the ends of the model share, once."""
+        merged = merge_spans(spans)
+        if not merged:
+            return 0
+        starts, ends = merged[0].start == 0, merged[-1].stop == self.layers
+        layers = sum(sum(self.layer_bytes[span.start : span.stop]) for span in merged)
+        ends_bytes = starts * self.embed_bytes + ends * self.head_bytes
+        return layers + ends_bytes - (self.shared_bytes if starts and ends else 0)
 
     @property
     def most_step_tokens(self) -> int:

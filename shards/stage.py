@@ -2,7 +2,7 @@
 
 import enum
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -123,7 +123,23 @@ class Stage:
     @property
     def weight_bytes(self) -> int:
         """Memory of all weights held, those shared between two places counted once."""
-        return sum(parameter.nbytes for parameter in self._model.parameters())
+        return sum(parameter.nbytes for parameter in self.parameters())
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """All weights held, each once."""
+        return iter(self._model.parameters())
+
+    def share_embedding(self, other: "Stage") -> None:
+        """Where the tokens' embedding is tied to the head, and both ends of the model are here: one memory for both."""
+        if not getattr(self._model.config, "tie_word_embeddings", False):
+            return
+        ours, theirs = (getattr(_embedding(stage._model), "weight", None) for stage in (self, other))  # noqa: SLF001
+        if ours is None or theirs is None or ours is theirs:
+            return
+        for module in self._model.modules():
+            for name, parameter in module.named_parameters(recurse=False):
+                if parameter is ours:
+                    setattr(module, name, theirs)
 
     def view(self, span: Span) -> View:
         """The part of this stage that runs `span`. Raises ValueError where it is not inside."""
@@ -150,6 +166,12 @@ def shorten_lookups(layers: nn.Module) -> None:
         if not isinstance(module, nn.ModuleList | nn.ModuleDict):
             module.__dict__.update(module._parameters)  # noqa: SLF001 - torch has no public way to list absent ones too
             module.__dict__.update(module._modules)  # noqa: SLF001 - as above
+
+
+def _embedding(model: PreTrainedModel) -> nn.Module | None:
+    """The embedding of tokens, or what stands in its place."""
+    embedding: nn.Module | None = model.get_input_embeddings()
+    return embedding
 
 
 def _undecorated(module: nn.Module) -> Callable[..., Any]:

@@ -128,6 +128,9 @@ def describe(
         )
     dtype = resolve_dtype(manifest) if dtype == "auto" else dtype
     content_hash = manifest.content_hash
+    embed_bytes, head_bytes = (
+        group_bytes(group, dtype, "none").total for group in (manifest.embed, manifest.head)
+    )
     return ModelSpec(
         model_hash=model_hash(content_hash, dtype, quantization),
         content_hash=content_hash,
@@ -142,11 +145,12 @@ def describe(
         layer_bytes=tuple(
             group_bytes(group, dtype, quantization).total for group in manifest.layers[: size.layers]
         ),
-        embed_bytes=group_bytes(manifest.embed, dtype, "none").total,
-        head_bytes=group_bytes(manifest.head, dtype, "none").total,
+        embed_bytes=embed_bytes,
+        head_bytes=head_bytes,
         kv_bytes_per_token=tuple(count * DTYPE_BYTES[dtype] for count in size.kv_elements),
         stop_token_ids=stop_token_ids(manifest.configuration, manifest.generation),
         kv_windows=size.kv_windows,
+        shared_bytes=min(size.shared_elements * DTYPE_BYTES[dtype], embed_bytes, head_bytes),
     )
 
 

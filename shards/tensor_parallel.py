@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -99,10 +100,11 @@ class Shard:
         if not isinstance(whole, nn.Linear):
             return
         start, stop = vocabulary_part(whole.out_features, self.rank, self.ranks)
-        tied = whole.weight is getattr(model.get_input_embeddings(), "weight", None)
+        embedding = model.get_input_embeddings()
+        tied = whole.weight is getattr(embedding, "weight", None)
         for name, module in list(model.named_children()):
             if module is whole:
-                setattr(model, name, HeadPart(whole, start, stop, shared=tied))
+                setattr(model, name, HeadPart(whole, start, stop, embedding if tied else None))
 
     def part_of(self, config: PreTrainedConfig, name: str, stored: StoredPart) -> StoredPart:
         """What this rank holds of a tensor in a checkpoint."""
@@ -148,20 +150,22 @@ class PartialLinear(nn.Linear):
 class HeadPart(nn.Module):
     """The rows [start, stop) of a language-model head."""
 
-    def __init__(self, whole: nn.Linear, start: int, stop: int, *, shared: bool) -> None:
-        """`shared`: the weights are the embedding's, of which this is a view; else they are copied, so that the rest is
-        freed."""
+    def __init__(self, whole: nn.Linear, start: int, stop: int, embedding: nn.Module | None) -> None:
+        """`embedding`: what the head is tied to, whose weights are used; without one they are copied, so that the rest
+        is freed."""
         super().__init__()
-        weight, bias = whole.weight.detach()[start:stop], whole.bias
-        self._view = weight if shared else None
-        self.weight = None if shared else nn.Parameter(weight.clone(), requires_grad=False)
+        bias = whole.bias
+        self._rows = slice(start, stop)
+        self._tied = () if embedding is None else (embedding,)  # a tuple: it is no part of this module
+        copied = whole.weight.detach()[start:stop].clone() if embedding is None else None
+        self.weight = None if copied is None else nn.Parameter(copied, requires_grad=False)
         self.bias = (
             nn.Parameter(bias.detach()[start:stop].clone(), requires_grad=False) if _has(bias) else None
         )
 
     def forward(self, hidden: Tensor) -> Tensor:
-        weight = self._view if self.weight is None else self.weight
-        assert weight is not None  # noqa: S101 - one of the two
+        weights = [cast("nn.Parameter", embedding.weight)[self._rows] for embedding in self._tied]
+        weight = self.weight if self.weight is not None else weights[0]
         return functional.linear(hidden, weight, self.bias)
 
 

@@ -38,6 +38,7 @@ DECISIONS = [
     "molink.shards.prefix",
     "molink.shards.spec",
     "molink.shards.ranges",
+    "molink.peer.choosing_model",
     "molink.peer.codecs",
     "molink.peer.circulation",
     "molink.peer.circulation_limit",
