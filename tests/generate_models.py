@@ -1,10 +1,17 @@
-"""Makes docs/MODELS.md from what the engine does; without --write, checks that it is current. Takes minutes."""
+"""Makes docs/MODELS.md from what the engine does; without --write, checks that it is current.
+
+Every architecture is tried, which takes minutes; `--only llama,gemma2` tries these alone and leaves the other rows as
+they are. What has been tried is said on stderr.
+"""
 
 import argparse
+import re
 import sys
 import tempfile
+import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -12,6 +19,7 @@ import transformers
 from architecture_table import TOLERANCE, Finding, find, generate
 from circuit_runs import engine_with
 from reference_models import REFERENCE_MODELS
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from molink.shards.spec import QUANTIZATIONS, Span
 from molink.shards.tensor_parallel import architecture_refusal
@@ -51,6 +59,8 @@ CONVERTED = {
 }
 """Generation, and which class of transformers computes it."""
 
+_CONVERTED = "## Converted\n"
+_MEASURED = "Exact split | Batching | Quantization | Tensor parallel"
 _KINDS = ", ".join(kind for kind in QUANTIZATIONS if kind != "none")
 _INTRODUCTION = """# Models
 
@@ -79,35 +89,57 @@ run, with two processes, for those that `tests/shards/test_tensor_parallel.py` n
 """
 
 
-def generate_text() -> str:
+def architectures() -> tuple[str, ...]:
+    """The rows of the file: all architectures that are tried, and then what is converted."""
+    return (*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *CONVERTED)
+
+
+def find_rows(names: Iterable[str], report: Callable[[str], object]) -> dict[str, str]:
+    """Tries these; the line of each in its table."""
+    wanted = tuple(names)
+    rows = {}
+    for count, name in enumerate(wanted, 1):
+        began = time.perf_counter()
+        rows[name] = converted_line(name) if name in CONVERTED else found_line(name)
+        report(f"{count}/{len(wanted)}, {time.perf_counter() - began:.1f} s: {rows[name]}")
+    return rows
+
+
+def found_line(architecture: str) -> str:
+    (finding,) = find([architecture])
+    return refused_line(finding) if finding.batching is None else served_line(finding)
+
+
+def written_rows(text: str) -> dict[str, str]:
+    """The lines that the file has now, by architecture."""
+    tables = text[text.index(_CONVERTED) :].splitlines()
+    rows = {line.strip("| ").split(" | ")[0].strip("`"): line for line in tables if line.startswith("| ")}
+    return {name: line for name, line in rows.items() if name in architectures()}
+
+
+def render(rows: Mapping[str, str]) -> str:
     """What the file should say."""
-    findings = find()
-    served = [finding for finding in findings if finding.batching is not None]
-    refused = [finding for finding in findings if finding.batching is None]
-    packed = sum(finding.batching == "packed" for finding in served)
-    converted = [converted_line(name) for name in CONVERTED]
+    ordered = [rows[name] for name in architectures() if name in rows and name not in CONVERTED]
+    served = [line for line in ordered if line.count(" | ") > 1]
+    refused = [line for line in ordered if line.count(" | ") == 1]
+    packed = sum("| packed |" in line for line in served)
     sections = [
         _INTRODUCTION.format(version=transformers.__version__, tolerance=TOLERANCE),
-        f"Of {len(findings)} architectures, {packed} are exact in packed batches, {len(served) - packed} in "
-        f"left-padded ones, and {len(refused)} are refused. {len(converted)} more kinds are converted.\n",
+        f"Of {len(ordered)} architectures, {packed} are exact in packed batches, {len(served) - packed} in "
+        f"left-padded ones, and {len(refused)} are refused. {len(CONVERTED)} more kinds are converted.\n",
         "## The paper's architectures\n",
         "Table 1 of the MoLink system paper, and Llama.\n",
         _table("Class | Architecture here", [f"| `{name}` | {here} |" for name, here in TABLE_1.items()]),
-        "## Converted\n",
+        _CONVERTED,
         "These came with code of their own, which is never run. Their tensors get the names of a class of transformers "
         "that computes the same. They were compared with forwards written from their published descriptions "
         "(`tests/reference_models.py`), not with the original code or weights, which were not at hand. Their own "
         "tokenizers are code too: such a model needs a `tokenizer.json`.\n",
-        _table(
-            "Architecture | Computed by | Exact split | Batching | Quantization | Tensor parallel", converted
-        ),
+        _table(f"Architecture | Computed by | {_MEASURED}", [rows[name] for name in CONVERTED]),
         "## Served\n",
-        _table(
-            "Architecture | Class | Exact split | Batching | Quantization | Tensor parallel",
-            [*map(served_line, served)],
-        ),
+        _table(f"Architecture | Class | {_MEASURED}", served),
         "## Refused\n",
-        _table("Architecture | Reason", [*map(refused_line, refused)]),
+        _table("Architecture | Reason", refused),
     ]
     return "\n".join(sections)
 
@@ -152,12 +184,18 @@ def converted_line(name: str) -> str:
 def main(report: Callable[[str], object] = print) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help="write the file instead of checking it")
+    parser.add_argument("--only", type=partial(re.split, r",(?! )"), help="architectures, between commas")
+    options = parser.parse_args()
+    if unknown := set(options.only or ()) - set(architectures()):
+        parser.error(f"there is no {', '.join(sorted(unknown))} in the table")
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)  # as in the tests; tiny matrices gain nothing from a second one
-    text = generate_text()
-    if parser.parse_args().write:
+    before = PATH.read_text(encoding="utf-8")
+    rows = find_rows(options.only or architectures(), partial(print, file=sys.stderr, flush=True))
+    text = render((written_rows(before) if options.only else {}) | rows)
+    if options.write:
         PATH.write_text(text, encoding="utf-8")
-    elif PATH.read_text(encoding="utf-8") != text:
+    elif before != text:
         report(f"{PATH} is not current: run python tests/generate_models.py --write")
         sys.exit(1)
 
