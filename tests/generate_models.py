@@ -16,13 +16,22 @@ from pathlib import Path
 
 import torch
 import transformers
-from architecture_table import TOLERANCE, Finding, find, generate
-from circuit_runs import engine_with
-from reference_models import REFERENCE_MODELS
+from architecture_table import find
+from exactness import SPLITS, TOLERANCE, WHOLE, shares_prefixes
+from measured_models import (
+    division_faults,
+    joining_faults,
+    preemption_faults,
+    quantization_faults,
+    rounding_faults,
+    sharing_faults,
+    tiny_model,
+)
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from molink.shards.spec import QUANTIZATIONS, Span
-from molink.shards.tensor_parallel import architecture_refusal
+from molink.shards.errors import WeightsError
+from molink.shards.loader import folder_refusal
+from molink.shards.spec import QUANTIZATIONS
 
 PATH = Path(__file__).resolve().parent.parent / "docs/MODELS.md"
 
@@ -60,8 +69,9 @@ CONVERTED = {
 """Generation, and which class of transformers computes it."""
 
 _CONVERTED = "## Converted\n"
-_MEASURED = "Exact split | Batching | Quantization | Tensor parallel"
-_KINDS = ", ".join(kind for kind in QUANTIZATIONS if kind != "none")
+_MEASURED = "Exact split | Batching | Shared prefixes | Quantization | Tensor parallel"
+_KINDS = tuple(kind for kind in QUANTIZATIONS if kind != "none")
+_RANKS = 2
 _INTRODUCTION = """# Models
 
 Made by `python tests/generate_models.py --write` with transformers {version}; a test keeps it current. Do not edit it.
@@ -71,21 +81,33 @@ which is found out, not listed: before a peer loads a model, it makes a tiny ran
 model's configuration (kinds of layers, windows, norms, caps, tied embeddings), runs it split in three with sessions
 that join each other, and compares the logits with those of the whole model in transformers.
 
-**Exact split** was measured here the same way, from files: split in two and in three, eight sessions of different
-lengths that join at different steps, prompts in chunks, float32. Logits differ from the whole model's by at most
-{tolerance:.0e} of the largest one, which is rounding, and all generated tokens are the same. Configurations are the
-defaults of each class, made tiny; no real weights were loaded.
+Every cell below was run here, on a CPU. Configurations are the defaults of each class, made tiny, with random weights;
+no real weights were loaded. `tests/shards/test_exact_in_every_way.py` runs the same.
+
+**Exact split** is `yes` where all of this held, on one hop, split in two and split in three. In float32: eight sessions
+of different lengths that join at different steps, prompts in chunks; prompts that begin alike, one after the other and
+together, with what they have in common computed once; and fourteen sessions in a pool with room for two, so that on
+every hop sessions were moved to the host's memory and back at least fourteen times. Logits differ from the whole
+model's by at most {tolerance:.0e} of the largest one, which is rounding, and all generated tokens are the same. In
+bfloat16, split in three, the same ways: tokens are the same wherever the best two logits of the whole model lie further
+apart than twice the measured difference of logits, which is so at no less than half of the positions, and that
+difference is on average at most 1.5 times what rounding to bfloat16 does to the whole model.
 
 **Batching**: *packed* runs the new tokens of all sessions as one row through every matrix, with attention of our own.
 *Left-padded* runs sessions with equally many new tokens as rows beside each other, with the architecture's own
 attention; it costs a copy of the cached keys and values each step.
 
-**Quantization**: what weights can be kept in, beside plain ones (`--quantization`). That the parts of a split model
-compute what the whole one does, bit for bit, was measured for llama, mixtral and gpt2. Checkpoints in AWQ (4 bits),
-GPTQ (2, 4, 8 bits) and block-wise fp8 are unpacked while they are read.
+**Shared prefixes**: whether a beginning that sessions have in common is computed once, on *any circuit*, or only on
+*one hop*: layers with a sliding window cannot go back to where the least prepared hop of a circuit begins.
 
-**Tensor parallel**: *by plan* where transformers has a plan for the architecture that divides attention and MLP; it was
-run, with two processes, for those that `tests/shards/test_tensor_parallel.py` names, and never on a GPU.
+**Quantization**: what weights can be kept in, beside plain ones (`--quantization`). Their matrices took the size that
+is announced, and the logits of a model split in three were those of the quantized whole, bit for bit, in float32; *no*
+where quantized weights are refused.
+Checkpoints in AWQ (4 bits), GPTQ (2, 4, 8 bits) and block-wise fp8 are unpacked while they are read.
+
+**Tensor parallel**: *{ranks} ranks* where so many ranks, each with its share of the heads and of every MLP, computed
+the whole model's logits (the same tolerance, as threads of one process), and *no* where the architecture is refused,
+mostly because transformers has no plan that divides its attention and MLP. It was never run on a GPU.
 """
 
 
@@ -106,8 +128,35 @@ def find_rows(names: Iterable[str], report: Callable[[str], object]) -> dict[str
 
 
 def found_line(architecture: str) -> str:
-    (finding,) = find([architecture])
-    return refused_line(finding) if finding.batching is None else served_line(finding)
+    finding = find(architecture)
+    reason = finding.reason
+    if finding.batching is not None:
+        try:
+            cells = measured_cells(architecture, finding.batching)
+        except WeightsError as error:
+            reason = str(error).splitlines()[0].partition(": ")[2]
+        else:
+            return f"| `{architecture}` | `{finding.model_class}` | {cells} |"
+    return f"| `{architecture}` | {reason.replace('|', '/')} |"
+
+
+def converted_line(name: str) -> str:
+    return f"| {name} | {CONVERTED[name]} | {measured_cells(name, 'packed')} |"
+
+
+def measured_cells(name: str, batching: str) -> str:
+    """What the columns of _MEASURED say."""
+    with tempfile.TemporaryDirectory() as folder:
+        model = tiny_model(name, Path(folder))
+        circuits = [model.circuit(cuts) for cuts in (WHOLE, *SPLITS)]
+        ways = (joining_faults, sharing_faults, preemption_faults)
+        faults = [fault for way in ways for circuit in circuits for fault in way(model, circuit)]
+        exact = not faults and not rounding_faults(model)
+        shared = "any circuit" if all(map(shares_prefixes, circuits)) else "one hop"
+        kinds = [kind for kind in _KINDS if not quantization_faults(model, kind)]
+        divisible = folder_refusal(model.folder, _RANKS) is None and not division_faults(model, _RANKS)
+    cells = ("yes" if exact else "NO", batching, shared, ", ".join(kinds) or "no")
+    return " | ".join((*cells, f"{_RANKS} ranks" if divisible else "no"))
 
 
 def written_rows(text: str) -> dict[str, str]:
@@ -117,14 +166,23 @@ def written_rows(text: str) -> dict[str, str]:
     return {name: line for name, line in rows.items() if name in architectures()}
 
 
+def served_rows(text: str) -> list[str]:
+    """The models that it says are served, converted ones too."""
+    return [name for name, line in written_rows(text).items() if _is_served(line)]
+
+
+def _is_served(line: str) -> bool:
+    return line.count(" | ") > 1
+
+
 def render(rows: Mapping[str, str]) -> str:
     """What the file should say."""
     ordered = [rows[name] for name in architectures() if name in rows and name not in CONVERTED]
-    served = [line for line in ordered if line.count(" | ") > 1]
-    refused = [line for line in ordered if line.count(" | ") == 1]
+    served = [line for line in ordered if _is_served(line)]
+    refused = [line for line in ordered if not _is_served(line)]
     packed = sum("| packed |" in line for line in served)
     sections = [
-        _INTRODUCTION.format(version=transformers.__version__, tolerance=TOLERANCE),
+        _INTRODUCTION.format(version=transformers.__version__, tolerance=TOLERANCE, ranks=_RANKS),
         f"Of {len(ordered)} architectures, {packed} are exact in packed batches, {len(served) - packed} in "
         f"left-padded ones, and {len(refused)} are refused. {len(CONVERTED)} more kinds are converted.\n",
         "## The paper's architectures\n",
@@ -146,39 +204,6 @@ def render(rows: Mapping[str, str]) -> str:
 
 def _table(head: str, lines: list[str]) -> str:
     return "\n".join([f"| {head} |", "|" + " --- |" * (head.count("|") + 1), *lines, ""])
-
-
-def served_line(finding: Finding) -> str:
-    exact = "yes" if finding.same_tokens and finding.difference <= TOLERANCE else "NO"
-    divided = divided_by(finding.architecture)
-    names = f"`{finding.architecture}` | `{finding.model_class}`"
-    return f"| {names} | {exact} | {finding.batching} | {_KINDS} | {divided} |"
-
-
-def divided_by(architecture: str) -> str:
-    """The last column."""
-    return "by plan" if architecture_refusal(architecture) is None else "no"
-
-
-def refused_line(finding: Finding) -> str:
-    return f"| `{finding.architecture}` | {finding.reason.replace('|', '/')} |"
-
-
-def converted_line(name: str) -> str:
-    model = REFERENCE_MODELS[name]
-    with tempfile.TemporaryDirectory() as folder:
-        stored = model.save(Path(folder), model.weights())
-        cuts = ((0, 1), (1, 3), (3, 4))
-        runs = generate(
-            [(engine_with(stored, cut), Span(*cut)) for cut in cuts],
-            [(5, 9, 2, 31, 7, 7, 50), (1,), (7, 3, 9, 22)],
-        )
-    exact = True
-    for run in runs:
-        expected = model.logits(model.weights(), [*run.prompt, *run.tokens[:-1]])[len(run.prompt) - 1 :]
-        difference = float((torch.stack(run.logits) - expected).abs().max() / expected.abs().max())
-        exact = exact and difference <= TOLERANCE and run.tokens == expected.argmax(-1).tolist()
-    return f"| {name} | {CONVERTED[name]} | {'yes' if exact else 'NO'} | packed | {_KINDS} | not tried |"
 
 
 def main(report: Callable[[str], object] = print) -> None:
