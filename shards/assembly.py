@@ -179,6 +179,8 @@ def make_stage(
     Raises UnsupportedArchitecture where it would not be exact, and WeightsError where it computes NaN.
     """
     slopes = alibi_slopes(config.num_attention_heads).to(device) if getattr(config, ALIBI, False) else None
+    if slopes is not None and recipe.shard is not None:
+        slopes = recipe.shard.own_heads(slopes)
     slot = BatchSlot(slopes)
     layers = model.get_submodule(layers_path(model))
     slot.install(layers)

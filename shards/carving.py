@@ -21,6 +21,7 @@ _POSITIONS = re.compile(r"wpe|embed_positions|position_embeddings")
 _AFTER_EMBEDDING = re.compile(
     r"word_embeddings_layernorm|project_in|embed_norm|embedding_norm|embeddings_layernorm"
 )
+_OTHER_INPUTS = re.compile(r"embed_tokens_extend")
 _EMBEDDING_SCALES = ("embedding_multiplier", "embed_scale")
 
 
@@ -36,6 +37,13 @@ class NoPositions(nn.Module):
 
     def forward(self, positions: Tensor, *_args: object, **_kwargs: object) -> Tensor:
         return zeros((), device=positions.device)
+
+
+class TextOnly(nn.Module):
+    """Stands for what would put images and sound among the embedded tokens."""
+
+    def forward(self, _token_ids: Tensor, embedded: Tensor, *_args: object, **_kwargs: object) -> Tensor:
+        return embedded
 
 
 class _AnyOutput(BaseModelOutput):  # type: ignore[misc] # transformers has no types
@@ -126,9 +134,12 @@ def head_of(view: PreTrainedModel) -> PreTrainedModel:
 
 
 def _trim(model: PreTrainedModel, parent: nn.Module, span: Span, layers: int) -> None:
-    """Removes embeddings from a model that starts later, the final norm and the head from one that stops
-    earlier."""
+    """Removes embeddings from a model that starts later, the final norm and the head from one that stops earlier, and
+    what takes more than text from any."""
     ends = span.stop == layers
+    for name, _ in list(parent.named_children()):
+        if _OTHER_INPUTS.fullmatch(name):
+            setattr(parent, name, TextOnly())
     if span.start > 0:
         tied = bool(getattr(model.config, "tie_word_embeddings", False))
         _trim_start(model, parent, keep_embedding=ends and tied)

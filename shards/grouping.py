@@ -9,6 +9,7 @@ _LAYER: Final = re.compile(r"(?:^|\.)(?:layers|h|blocks|layer)\.(\d{1,5})\.")
 _HEAD: Final = re.compile(
     r"lm_head|embed_out|project_out|output\.weight|(?:^|\.)(?:ln_f|norm_f|norm|final_\w*norm)\."
 )
+_OTHER_INPUTS: Final = re.compile(r"(?:^|\.)embed_tokens_extend\.")
 _EMBED: Final = re.compile(r"emb|wte|wpe|project_in")
 _OUTPUT: Final = re.compile(r"(?:^|\.)(?:lm_head|embed_out|output|output_layer)\.weight$")
 _TOKEN_EMBEDDING: Final = re.compile(r"(?:embed_tokens|wte|word_embeddings|embed_in|tok_embeddings)\.weight$")
@@ -30,11 +31,13 @@ def layer_of(name: str) -> int | None:
 
 
 def group_names(names: Iterable[str]) -> Groups:
-    """The names as embeddings, layers and head."""
+    """The names as embeddings, layers and head, without what takes more than text."""
     layers: dict[int, list[str]] = {}
     embed: list[str] = []
     head: list[str] = []
     for name in names:
+        if _OTHER_INPUTS.search(name):
+            continue
         index = layer_of(name)
         if index is not None:
             layers.setdefault(index, []).append(name)

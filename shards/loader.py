@@ -24,7 +24,7 @@ from molink.shards.spec import Span
 from molink.shards.stage import Stage
 from molink.shards.store import read_settings
 from molink.shards.stored_quantization import StoredQuantization, stored_quantization
-from molink.shards.tensor_parallel import Shard
+from molink.shards.tensor_parallel import Shard, division_refusal
 from molink.shards.unpacking import unpacked
 from molink.shards.verification import Fingerprints, StoredPart
 
@@ -92,6 +92,12 @@ class _Source:
     manifest: Manifest | None
     conversion: Conversion | None
     packed_as: StoredQuantization | None
+
+
+def folder_refusal(folder: Path, ranks: int) -> str | None:
+    """Why the model in `folder` cannot be divided over so many ranks, or None. Raises WeightsError where it cannot be
+    served at all."""
+    return division_refusal(_read_config(folder, _conversion_for(folder)), ranks)
 
 
 def _conversion_for(folder: Path) -> Conversion | None:

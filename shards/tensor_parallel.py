@@ -6,16 +6,18 @@ section 3). Which is which, transformers' plan of each architecture says (`base_
 embedding are whole on every rank. The head is divided by vocabulary; whoever asked puts the logits together.
 """
 
+import functools
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+from transformers.core_model_loading import WeightRenaming
 
 from molink.shards.verification import StoredPart
 
@@ -56,11 +58,6 @@ def division_refusal(config: PreTrainedConfig, ranks: int) -> str | None:
     return None
 
 
-def folder_refusal(folder: Path, ranks: int) -> str | None:
-    """Why the model in `folder` cannot be divided over so many ranks, or None."""
-    return division_refusal(AutoConfig.from_pretrained(folder, local_files_only=True), ranks)
-
-
 def vocabulary_part(vocabulary: int, rank: int, ranks: int) -> tuple[int, int]:
     """The token ids [start, stop) whose logits a rank computes."""
     return vocabulary * rank // ranks, vocabulary * (rank + 1) // ranks
@@ -77,6 +74,10 @@ class Shard:
     def refusal(self, config: PreTrainedConfig) -> str | None:
         """Why the model cannot be divided so, or None."""
         return division_refusal(config, self.ranks)
+
+    def own_heads(self, of_all: Tensor) -> Tensor:
+        """[heads of this rank] of [attention heads]."""
+        return of_all.chunk(self.ranks)[self.rank]
 
     def divide(self, model: PreTrainedModel) -> None:
         """Replaces in place, before anything is allocated, what this rank holds only a part of.
@@ -108,7 +109,7 @@ class Shard:
 
     def part_of(self, config: PreTrainedConfig, name: str, stored: StoredPart) -> StoredPart:
         """What this rank holds of a tensor in a checkpoint."""
-        found = _divided_dimension(_plan(config), name)
+        found = _divided_dimension(_plan(config), _name_in_model(config.model_type, name))
         return stored if found is None else TensorPart(stored, *found, self.rank, self.ranks)
 
     def _divided(self, name: str, module: nn.Module, style: str) -> nn.Linear:
@@ -222,6 +223,19 @@ def _plan_refusal(plan: Mapping[str, str] | None) -> str | None:
 def _pattern(name: str) -> str:
     """A module's name as plans write it: the layer's number is a star."""
     return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name)
+
+
+def _name_in_model(architecture: str, name: str) -> str:
+    """What transformers calls a checkpoint's tensor, but for what it puts together of several."""
+    for renaming in _renamings(architecture):
+        name, _ = renaming.rename_source_key(name)
+    return name
+
+
+@functools.cache
+def _renamings(architecture: str) -> tuple[WeightRenaming, ...]:
+    known = get_checkpoint_conversion_mapping(architecture) or ()
+    return tuple(transform for transform in known if type(transform) is WeightRenaming)
 
 
 def _divided_dimension(plan: Mapping[str, str], name: str) -> tuple[int, int] | None:

@@ -35,9 +35,11 @@ def spec_for(stage: Stage, dtype: str = "float32") -> ModelSpec:
     )
 
 
-def engine_with(folder: Path, *spans: tuple[int, int], dtype: str = "float32") -> Engine:
+def engine_with(
+    folder: Path, *spans: tuple[int, int], dtype: str = "float32", quantization: str = "none"
+) -> Engine:
     """An engine that holds these spans, each loaded on its own."""
-    stages = [load_stage(folder, Span(*span), dtype=dtype) for span in spans]
+    stages = [load_stage(folder, Span(*span), dtype=dtype, quantization=quantization) for span in spans]
     engine = Engine(spec_for(stages[0], dtype), "cpu")
     for stage in stages:
         engine.attach(stage)
