@@ -11,7 +11,6 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging as transformers_logging
 
 from molink.shards.attention import IMPLEMENTATION, BatchSlot, alibi_slopes
@@ -25,6 +24,7 @@ from molink.shards.quantize import StreamingQuantizer
 from molink.shards.spec import Span
 from molink.shards.stage import Batching, Stage, StageFacts, View, shorten_lookups
 from molink.shards.tensor_parallel import Shard
+from molink.shards.text_part import generative_class, text_config, text_place
 from molink.shards.verification import StoredPart
 
 _QUIET = threading.Lock()
@@ -32,6 +32,7 @@ TROUBLE = (
     ArithmeticError,
     AssertionError,
     AttributeError,
+    ImportError,
     LookupError,
     OSError,
     RuntimeError,
@@ -74,7 +75,10 @@ def assemble(
     if recipe.quantizer is not None:
         config._experts_implementation = "eager"  # noqa: SLF001 - of the others, none takes matrices one by one
     gaps = _Gaps(folder, span, unreadable)
-    model_class = _carved_class(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], span, counter, gaps, recipe)
+    stock = generative_class(config)
+    if stock is None:
+        raise WeightsError(folder, f"no class generates text from a configuration of {config.model_type}")
+    model_class = _carved_class(stock, span, counter, gaps, recipe)
     try:
         with quiet_transformers():
             model, info = model_class.from_pretrained(
@@ -82,7 +86,7 @@ def assemble(
                 config=config,
                 state_dict=dict(tensors),
                 dtype=recipe.dtype,
-                attn_implementation=IMPLEMENTATION if recipe.batching is Batching.PACKED else None,
+                attn_implementation=_attention(config) if recipe.batching is Batching.PACKED else None,
                 ignore_mismatched_sizes=True,
                 output_loading_info=True,
             )
@@ -93,6 +97,12 @@ def assemble(
     gaps.refuse(info["missing_keys"], info["mismatched_keys"], ())
     loaded: PreTrainedModel = model
     return loaded
+
+
+def _attention(config: PreTrainedConfig) -> str | dict[str, str]:
+    """Ours, for the decoder."""
+    place = text_place(config)
+    return IMPLEMENTATION if place is None else {place: IMPLEMENTATION}
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,17 +187,18 @@ def make_stage(
 
     Raises UnsupportedArchitecture where it would not be exact, and WeightsError where it computes NaN.
     """
-    slopes = alibi_slopes(config.num_attention_heads).to(device) if getattr(config, ALIBI, False) else None
+    text = text_config(config)
+    slopes = alibi_slopes(text.num_attention_heads).to(device) if getattr(config, ALIBI, False) else None
     slot = BatchSlot(slopes)
     layers = model.get_submodule(layers_path(model))
     slot.install(layers)
     shorten_lookups(layers)
     facts = StageFacts(
         architecture=config.model_type,
-        layers=config.num_hidden_layers,
-        hidden_size=config.hidden_size,
-        vocabulary_size=config.vocab_size,
-        context_length=_context_length(config),
+        layers=text.num_hidden_layers,
+        hidden_size=text.hidden_size,
+        vocabulary_size=text.vocab_size,
+        context_length=_context_length(text),
         dtype=recipe.dtype,
     )
     view_class = View if recipe.batching is Batching.PACKED else PaddedView
@@ -206,7 +217,7 @@ def make_stage(
                 hidden = view.logits(hidden)
     except TROUBLE as error:
         raise UnsupportedArchitecture(folder, facts.architecture, f"a trial step failed: {error}") from error
-    refusal = probe.refusal(config, span, attends=recipe.batching is Batching.PACKED)
+    refusal = probe.refusal(text, span, attends=recipe.batching is Batching.PACKED)
     if refusal is not None:
         raise UnsupportedArchitecture(folder, facts.architecture, refusal)
     if bool(torch.isnan(hidden).any()):

@@ -116,7 +116,7 @@ def _transformers_values(configuration: Settings) -> dict[str, Any]:
             "not have. Upgrade transformers, or choose another model."
         )
     try:
-        config = CONFIG_MAPPING[architecture].from_dict(dict(configuration)).get_text_config()
+        config = CONFIG_MAPPING[architecture].from_dict(dict(configuration)).get_text_config(decoder=True)
     except Exception as error:  # each configuration class refuses bad values in its own way
         raise StoreError(f"config.json is no configuration of {architecture}: {error}") from error
     keys = (*_LONG_KEYS, *_PER_LAYER_KEYS, "kv_lora_rank", "qk_rope_head_dim")
@@ -135,9 +135,12 @@ def _transformers_values(configuration: Settings) -> dict[str, Any]:
 
 
 def _kv_heads(config: object, stated: object) -> object:
-    """Falcon and GPT-BigCode say in their own words how many there are; some architectures ignore the common
+    """DBRX, Falcon and GPT-BigCode say in their own words how many there are; some architectures ignore the common
     key.
     """
+    nested = getattr(getattr(config, "attn_config", None), "kv_n_heads", None)
+    if nested is not None:
+        return nested
     if getattr(config, "new_decoder_architecture", False):
         return getattr(config, "num_kv_heads", stated)
     if hasattr(type(config), "multi_query"):

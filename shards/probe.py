@@ -12,6 +12,7 @@ from molink.shards.attention import Rules, attend_sequence, layer_number
 from molink.shards.kv_memory import LayerLayout
 from molink.shards.spec import Span
 from molink.shards.stored_quantization import UnsupportedStorage, stored_quantization
+from molink.shards.text_part import text_config
 
 _ATTENTION_TYPES = ("full_attention", "sliding_attention", "chunked_attention")
 
@@ -22,17 +23,12 @@ def config_refusal(config: PreTrainedConfig) -> str | None:
         stored_quantization(vars(config))
     except UnsupportedStorage as error:
         return str(error)
+    encodes = getattr(config, "is_encoder_decoder", False)
+    config = text_config(config)
     others = sorted(set(getattr(config, "layer_types", None) or ()) - set(_ATTENTION_TYPES))
     positions = [rope.get("rope_type") for rope in rope_settings(config)]
     refusals = (
-        (
-            getattr(config, "is_encoder_decoder", False),
-            "it is an encoder-decoder, and only decoders are split over peers",
-        ),
-        (
-            config.get_text_config(decoder=True) is not config,
-            "it takes more than text, and only text models are split over peers",
-        ),
+        (encodes, "it is an encoder-decoder, and only decoders are split over peers"),
         (others, f"its layers of type {', '.join(others)} keep a state other than keys and values"),
         (
             getattr(config, "hidden_size_per_layer_input", None),
@@ -41,6 +37,10 @@ def config_refusal(config: PreTrainedConfig) -> str | None:
         (
             getattr(config, "num_kv_shared_layers", None),
             "its last layers use keys and values of others, which may be on another peer",
+        ),
+        (
+            getattr(config, "cross_attention_layers", None),
+            "its layers that look at images keep no keys and values of text",
         ),
         (
             "dynamic" in positions,

@@ -189,7 +189,7 @@ def _groups(
     by_name = {entry[0].name: entry for entry in entries}
     if len(by_name) != len(entries):
         raise StoreError(f"{folder} stores a tensor twice. Remove weight files that belong to another model.")
-    groups = group_names(by_name)
+    groups = group_names(by_name, configuration)
     count = len(groups.layers)
     if not 1 <= count <= MAX_LAYERS or set(groups.layers) != set(range(count)):
         raise StoreError(

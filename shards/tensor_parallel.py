@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
 
+from molink.shards.text_part import decoder_name, text_config
 from molink.shards.verification import StoredPart
 
 AllReduce = Callable[[Tensor], Tensor]
@@ -57,7 +58,7 @@ def division_refusal(config: PreTrainedConfig, ranks: int) -> str | None:
 
 def folder_refusal(folder: Path, ranks: int) -> str | None:
     """Why the model in `folder` cannot be divided over so many ranks, or None."""
-    return division_refusal(AutoConfig.from_pretrained(folder, local_files_only=True), ranks)
+    return division_refusal(text_config(AutoConfig.from_pretrained(folder, local_files_only=True)), ranks)
 
 
 def vocabulary_part(vocabulary: int, rank: int, ranks: int) -> tuple[int, int]:
@@ -83,8 +84,9 @@ class Shard:
         Raises:
             ValueError: a size cannot be divided, or a module is not what the plan takes it for.
         """
-        plan = _plan(model.config)
-        base = model.base_model
+        plan = _plan(text_config(model.config))
+        inside = decoder_name(model)
+        base = model.get_submodule(inside) if inside else model.base_model
         for name, module in list(base.named_modules()):
             style = plan.get(_pattern(name))
             if style in (_OUTPUTS, _INPUTS):

@@ -6,6 +6,8 @@ from typing import Any, Final
 
 from transformers import PreTrainedConfig
 
+from molink.shards.text_part import text_config, with_text_config
+
 LAYERS: Final = 4
 VOCABULARY: Final = 128
 _HIDDEN: Final = 64
@@ -37,14 +39,28 @@ _HEAD_COUNTS: Final = ("num_attention_heads", "n_head", "n_heads")
 _KV_HEADS: Final = ("num_key_value_heads", "num_kv_heads", "kv_n_heads", "num_attention_groups")
 _TOKENS: Final = re.compile(r"\w*_token(?:_id)?s?")
 _ROTARY_LISTS: Final = ("short_factor", "long_factor")
+_REPEATED: Final = ("hidden_size", "vocab_size")
+"""What a model that takes more than text may say of its text again."""
+_SECTIONS: Final = "mrope_section"
+"""How many pairs of a head's dimensions turn with each coordinate of a position."""
 
 
 def tiny_config(config: PreTrainedConfig) -> PreTrainedConfig:
     """A configuration of a few narrow layers that has the flags of `config`: kinds of layers, windows, norms, biases,
     caps, scales, tied embeddings, scaled positions.
 
+    Of a model that takes more than text, only the part about text is made tiny.
+
     Raises what the configuration's class raises where the two do not fit together.
     """
+    text = text_config(config)
+    if text is not config:
+        tiny_text = tiny_config(text)
+        composite = with_text_config(config, tiny_text)
+        for name in _REPEATED:
+            if vars(config).get(name) == getattr(text, name, ...):
+                composite.__dict__[name] = getattr(tiny_text, name)
+        return composite
     values = config.to_dict()
     layers: int = config.num_hidden_layers
     kept = _telling_layers(values, layers)
@@ -120,6 +136,9 @@ def _shrunk_rope(rope: Any, head_dim: int) -> Any:  # noqa: ANN401 - as above
     for key, value in rope.items():
         if key in _ROTARY_LISTS and isinstance(value, list):
             value = value[: len(value) * _HEAD_DIM // head_dim]  # noqa: PLW2901 - the same, shorter
+        elif key == _SECTIONS and isinstance(value, list):
+            first = [pairs * _HEAD_DIM // head_dim for pairs in value[:-1]]
+            value = [*first, sum(value) * _HEAD_DIM // head_dim - sum(first)]  # noqa: PLW2901 - the same, narrower
         shrunk[key] = _shrunk_rope(value, head_dim) if isinstance(value, dict) else value
     return shrunk
 

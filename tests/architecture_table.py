@@ -13,16 +13,22 @@ from typing import Any
 
 import torch
 from circuit_runs import Circuit, Run, engine_with, start_run, step_runs
+from multimodal_models import OVERRIDES as MORE_OVERRIDES
+from multimodal_models import whole_model
 from tiny_models import load_reference, quietly, randomise
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
+)
 
 from molink.shards.assembly import TROUBLE
 from molink.shards.errors import WeightsError
 from molink.shards.probe import config_refusal
 from molink.shards.self_check import self_check
 from molink.shards.spec import Span
-from molink.shards.tiny_config import tiny_config
+from molink.shards.text_part import generative_class, text_config
 
 TOKENS = 8
 CHUNK = 6
@@ -33,7 +39,7 @@ TOLERANCE = 1e-4
 
 OVERRIDES: dict[str, dict[str, Any]] = {
     "bloom": {"n_layer": 4},
-    "dbrx": {"attn_config": {"rope_theta": 500000.0, "kv_n_heads": 8}, "n_layers": 4},
+    "dbrx": {"attn_config": {"rope_theta": 500000.0, "kv_n_heads": 8, "clip_qkv": 8}, "n_layers": 4},
     "cohere_compass_text": {
         "rope_parameters": {
             kind: {"rope_type": "default", "rope_theta": 10000.0}
@@ -72,24 +78,42 @@ class Finding:
     same_tokens: bool = True
 
 
-def find(architectures: Iterable[str] = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) -> list[Finding]:
-    return [_find_one(architecture) for architecture in architectures]
+def known_architectures() -> list[str]:
+    """Those that make text, of text alone or of more."""
+    more = {**MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES, **MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES}
+    return sorted({*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *more})
+
+
+def find(architectures: Iterable[str] | None = None) -> list[Finding]:
+    return [_find_one(architecture) for architecture in architectures or known_architectures()]
+
+
+def configuration_of(architecture: str) -> PreTrainedConfig:
+    """The configuration of an architecture by default."""
+    overrides = OVERRIDES | MORE_OVERRIDES
+    config: PreTrainedConfig = quietly(
+        lambda: CONFIG_MAPPING[architecture](**overrides.get(architecture, {}))
+    )
+    return config
 
 
 def _find_one(architecture: str) -> Finding:
-    model_class = str(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[architecture])
     try:
-        config = quietly(lambda: CONFIG_MAPPING[architecture](**OVERRIDES.get(architecture, {})))
+        config = configuration_of(architecture)
     except TROUBLE as error:
-        return Finding(
-            architecture, model_class, None, f"its configuration class has no defaults: {_first(error)}"
-        )
+        return Finding(architecture, "", None, f"its configuration class has no defaults: {_first(error)}")
     refusal = config_refusal(config)
+    kind = generative_class(config)
+    if kind is None:
+        return Finding(
+            architecture, "", None, refusal or "transformers has no causal language model of this type"
+        )
+    model_class = kind.__name__
     if refusal is None:
         verdict = self_check(config)
         refusal = verdict.reason if verdict.batching is None else None
     if refusal is not None:
-        return Finding(architecture, model_class, None, refusal.splitlines()[0])
+        return Finding(architecture, model_class, None, refusal.strip().splitlines()[0])
     with tempfile.TemporaryDirectory() as folder:
         try:
             store_tiny(config, Path(folder))
@@ -109,7 +133,7 @@ def store_tiny(config: PreTrainedConfig, folder: Path) -> None:
 
     def build() -> None:
         torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(tiny_config(config), dtype=torch.float32)
+        model = whole_model(config)
         randomise(model, gain=1.5, embedding=1.0, seed=0)
         model.generation_config.eos_token_id = None
         model.save_pretrained(folder)
@@ -123,7 +147,7 @@ def compare(
     """How far the logits of split and batched sessions lie from the whole model's, and whether the tokens are
     those that it would generate."""
     reference = load_reference(folder, dtype)
-    vocabulary = reference.config.vocab_size
+    vocabulary = text_config(reference.config).vocab_size
     generator = torch.Generator().manual_seed(3)
     prompts = [
         tuple(torch.randint(0, vocabulary, (length,), generator=generator).tolist()) for length in LENGTHS

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import torch
 import transformers
-from architecture_table import TOLERANCE, Finding, find, generate
+from architecture_table import TOLERANCE, Finding, configuration_of, find, generate
 from circuit_runs import engine_with
 from reference_models import REFERENCE_MODELS
 
 from molink.shards.spec import QUANTIZATIONS, Span
-from molink.shards.tensor_parallel import architecture_refusal
+from molink.shards.tensor_parallel import division_refusal
+from molink.shards.text_part import text_config
 
 PATH = Path(__file__).resolve().parent.parent / "docs/MODELS.md"
 
@@ -65,6 +66,10 @@ that join each other, and compares the logits with those of the whole model in t
 lengths that join at different steps, prompts in chunks, float32. Logits differ from the whole model's by at most
 {tolerance:.0e} of the largest one, which is rounding, and all generated tokens are the same. Configurations are the
 defaults of each class, made tiny; no real weights were loaded.
+
+**More than text**: of models that take images or sound as well, the text part is served, and what is no text is
+refused. Of their checkpoints only the tensors of the text part are read or fetched. They were compared with the whole
+class, towers and all, given text, and loaded from files with the names under which that class is published.
 
 **Batching**: *packed* runs the new tokens of all sessions as one row through every matrix, with attention of our own.
 *Left-padded* runs sessions with equally many new tokens as rows beside each other, with the architecture's own
@@ -125,7 +130,7 @@ def served_line(finding: Finding) -> str:
 
 def divided_by(architecture: str) -> str:
     """The last column."""
-    return "by plan" if architecture_refusal(architecture) is None else "no"
+    return "by plan" if division_refusal(text_config(configuration_of(architecture)), 1) is None else "no"
 
 
 def refused_line(finding: Finding) -> str:
