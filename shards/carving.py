@@ -15,12 +15,10 @@ from transformers.modeling_outputs import BaseModelOutput
 from molink.shards.spec import Span
 
 _FINAL_NORM = re.compile(
-    r"norm|ln_f|layer_norm|final_layernorm|final_layer_norm|final_norm|norm_f|project_out"
+    r"norm|ln_f|layer_norm|final_layernorm|final_layer_norm|final_norm|norm_f|project_out|embedding_norm"
 )
 _POSITIONS = re.compile(r"wpe|embed_positions|position_embeddings")
-_AFTER_EMBEDDING = re.compile(
-    r"word_embeddings_layernorm|project_in|embed_norm|embedding_norm|embeddings_layernorm"
-)
+_AFTER_EMBEDDING = re.compile(r"word_embeddings_layernorm|project_in|embed_norm|embeddings_layernorm")
 _EMBEDDING_SCALES = ("embedding_multiplier", "embed_scale")
 
 
@@ -49,6 +47,10 @@ class _AnyOutput(BaseModelOutput):  # type: ignore[misc] # transformers has no t
 
 class EmbeddedOnly(nn.Module):
     """Stands for the base model below a language-model head: what goes in has been through all layers."""
+
+    def __init__(self, base: nn.Module) -> None:
+        super().__init__()
+        self.__dict__ |= {name: value for name, value in vars(base).items() if isinstance(value, int | float)}
 
     def forward(self, *_args: object, inputs_embeds: Tensor, **_kwargs: object) -> BaseModelOutput:
         return _AnyOutput(last_hidden_state=inputs_embeds)
@@ -88,6 +90,20 @@ def carve(model: PreTrainedModel, span: Span) -> None:
     _trim(model, model.get_submodule(path.rpartition(".")[0]), span, model.config.num_hidden_layers)
 
 
+def without_absent(module: nn.Module) -> nn.Module:
+    """The module as its own code may walk through it: lists of layers have only those that are there."""
+    lists = [
+        (name, child)
+        for name, child in module.named_children()
+        if isinstance(child, nn.ModuleList) and any(isinstance(layer, Absent) for layer in child)
+    ]
+    if lists:
+        module = _shallow(module)
+        for name, child in lists:
+            setattr(module, name, Layers(layer for layer in child if not isinstance(layer, Absent)))
+    return module
+
+
 def cut_view(model: PreTrainedModel, held: Span, span: Span, layers: int) -> PreTrainedModel:
     """A model of the span that shares the layers of one that holds `held`, of which `span` is a part.
 
@@ -121,7 +137,7 @@ def head_of(view: PreTrainedModel) -> PreTrainedModel:
         child = _shallow(parent.get_submodule(name))
         setattr(parent, name, child)
         parent = child
-    setattr(parent, last, EmbeddedOnly())
+    setattr(parent, last, EmbeddedOnly(parent.get_submodule(last)))
     return head
 
 

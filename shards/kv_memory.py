@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from molink.shards.session_state import StateLayout
+
 
 @dataclass(frozen=True, slots=True)
 class LayerLayout:
@@ -22,11 +24,18 @@ class LayerLayout:
     does."""
     window: int | None = None
     """How many of the latest tokens, its own included, a token sees; None: all."""
+    states: tuple[StateLayout, ...] = ()
+    """What it keeps of a session beside keys and values; of those it may have none: then there are zero heads."""
 
     @property
     def bytes_per_token(self) -> int:
         elements = self.key_heads * self.key_dim + self.value_heads * self.value_dim
         return elements * self.dtype.itemsize
+
+    @property
+    def state_bytes(self) -> int:
+        """Of one session, however long it is."""
+        return sum(state.nbytes for state in self.states)
 
 
 class KvMemory:
