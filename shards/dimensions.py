@@ -76,6 +76,12 @@ def dimensions(configuration: Settings) -> Dimensions:
     kv_elements = tuple(
         0 if kind in KEEPS_NO_KEYS else count for kind, count in zip(kinds, kv_elements, strict=True)
     )
+    if values.get("index_head_dim"):
+        index = _size(values, "index_head_dim", MAX_WIDTH)
+        kv_elements = tuple(
+            count + (index if kind == "indexed_attention" else 0)
+            for kind, count in zip(kinds, kv_elements, strict=True)
+        )
     states = values.get("states") or (StateSize(),) * layers
     return Dimensions(layers, hidden_size, vocabulary_size, context_length, kv_elements, states)
 
@@ -131,7 +137,7 @@ def _transformers_values(configuration: Settings) -> dict[str, Any]:
         config = CONFIG_MAPPING[architecture].from_dict(_untagged(dict(configuration))).get_text_config()
     except Exception as error:  # each configuration class refuses bad values in its own way
         raise StoreError(f"config.json is no configuration of {architecture}: {error}") from error
-    keys = (*_LONG_KEYS, *_PER_LAYER_KEYS, "kv_lora_rank", "qk_rope_head_dim")
+    keys = (*_LONG_KEYS, *_PER_LAYER_KEYS, "kv_lora_rank", "qk_rope_head_dim", "index_head_dim")
     if getattr(config, "is_heterogeneous", False):
         keys = tuple(key for key in keys if key not in config.per_layer_attributes)
     values = {key: getattr(config, key, None) for key in keys}

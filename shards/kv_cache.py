@@ -27,8 +27,8 @@ class CacheFull(ValueError):
 class SequenceCache:
     """The KV state of one session on one hop, of at most `capacity_tokens` tokens. Made by `open_cache`.
 
-    Slot 2i is the keys and slot 2i + 1 the values of the span's i-th layer. Its blocks go back to the pool when it is
-    closed or nothing refers to it any more.
+    Slot 2i is the keys and slot 2i + 1 the values of the span's i-th layer, `index_slot` its index keys. Its blocks
+    go back to the pool when it is closed or nothing refers to it any more.
     """
 
     __slots__ = (
@@ -72,12 +72,11 @@ class SequenceCache:
         self._pool = pool
         self._tables = tuple(tables)
         self._state = state
-        slots = [
-            2 * (layer - span.start) + part
-            for table in tables
-            for layer in table.kind.layers
-            for part in (0, 1)
-        ]
+        slots: list[int] = []
+        for table in tables:
+            own = table.kind.layers
+            slots += [2 * (layer - span.start) + part for layer in own for part in (0, 1)]
+            slots += [self.index_slot(layer) for layer in own if self.layouts[layer - span.start].index_dim]
         self._order = slots if len(tables) > 1 else None
         self._names: tuple[bytes, ...] = ()
         self._stored: bytes | None = None
@@ -110,6 +109,11 @@ class SequenceCache:
     def holds_blocks(self) -> bool:
         """Not before it has grown, nor while its blocks are in the host's memory, nor when it has been closed."""
         return not self.closed and any(table.blocks for table in self.tables)
+
+    def index_slot(self, layer: int) -> int:
+        """The slot of the index keys of a layer that has some."""
+        before = self.layouts[: layer - self.span.start]
+        return 2 * len(self.span) + sum(layout.index_dim > 0 for layout in before)
 
     def require(self, tokens: int) -> None:
         """Raises CacheFull unless `tokens` more fit the capacity, and PoolFull where they would but there are no

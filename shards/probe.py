@@ -71,6 +71,7 @@ class ProbeBatch(Cache):  # type: ignore[misc] # transformers has no types
         self._config = config
         self._keeps_states = keeps_states
         self._stored: dict[int, list[tuple[Tensor, Tensor]]] = {}
+        self._index_dims: dict[int, int] = {}
         self._attended: dict[int, list[tuple[Rules, bool, bool]]] = {}
 
     def update(
@@ -78,6 +79,10 @@ class ProbeBatch(Cache):  # type: ignore[misc] # transformers has no types
     ) -> tuple[Tensor, Tensor]:
         self._stored.setdefault(layer_idx, []).append((key_states, value_states))
         return key_states, value_states
+
+    def update_indexer(self, indexer_key_states: Tensor, layer_idx: int) -> Tensor:
+        self._index_dims[layer_idx] = indexer_key_states.shape[2] if self._keeps_states else 0
+        return indexer_key_states
 
     def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, rules: Rules) -> Tensor:
         layer = layer_number(module)
@@ -133,6 +138,7 @@ class ProbeBatch(Cache):  # type: ignore[misc] # transformers has no types
                 key.dtype,
                 not same,
                 window,
+                self._index_dims.get(layer, 0),
                 states,
             )
         return found

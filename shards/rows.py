@@ -121,7 +121,7 @@ class RowsCache(Cache):  # type: ignore[misc] # transformers has no types
         """
         slot = 2 * (layer_idx - self._span.start)
         for session, keys, values in zip(
-            self._sessions, key_states.split(1), value_states.split(1), strict=True
+            self._sessions, self._rows(key_states), self._rows(value_states), strict=True
         ):
             session.write(slot, keys)
             session.write(slot + 1, values)
@@ -130,6 +130,16 @@ class RowsCache(Cache):  # type: ignore[misc] # transformers has no types
         if self._layouts[slot // 2].expands:
             return self._padded(slot, key_states), self._padded(slot + 1, value_states)
         return key_states, value_states
+
+    def update_indexer(self, indexer_key_states: Tensor, layer_idx: int) -> Tensor:
+        """As `update`, for the keys [1, count, dim] by which a layer chooses what to attend to; returns all."""
+        (session,) = self._sessions
+        slot = session.cache.index_slot(layer_idx)
+        session.write(slot, indexer_key_states[:, None])
+        return session.read(slot)[:, 0]
+
+    def _rows(self, states: Tensor) -> tuple[Tensor, ...]:
+        return states.split_with_sizes([1] * len(self._sessions))
 
     def _padded(self, slot: int, like: Tensor) -> Tensor:
         padded = like.new_zeros(len(self._sessions), like.shape[1], max(self._lengths), like.shape[3])
@@ -146,13 +156,13 @@ class RowsCache(Cache):  # type: ignore[misc] # transformers has no types
             attended = [
                 attend_sequence(row, keys[:, :, :length], values[:, :, :length], rules)
                 for row, keys, values, length in zip(
-                    query.split(1), key.split(1), value.split(1), self._lengths, strict=True
+                    self._rows(query), self._rows(key), self._rows(value), self._lengths, strict=True
                 )
             ]
         else:
             attended = [
                 attend_session(session, 2 * index, row, rules)
-                for session, row in zip(self._sessions, query.split(1), strict=True)
+                for session, row in zip(self._sessions, self._rows(query), strict=True)
             ]
         return torch.cat(attended)
 

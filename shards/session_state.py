@@ -69,15 +69,19 @@ def states_in(layer: LinearAttentionLayer, layouts: Sequence[StateLayout]) -> tu
 
     Raises ValueError where it is something else than the layouts say.
     """
-    states = tuple(_states_of(layer, layout.kind)[layout.number] for layout in layouts)
-    for layout, state in zip(layouts, states, strict=True):
+    states = []
+    for layout in layouts:
+        state = _states_of(layer, layout.kind)[layout.number]
         if state is None or tuple(state.shape[1:]) != layout.shape or state.dtype != layout.dtype:
             raise ValueError(f"a layer's {layout.kind.value} keeps something else than it did at first")
-    return states
+        states.append(state)
+    return tuple(states)
 
 
-def _states_of(layer: LinearAttentionLayer, kind: StateKind) -> dict[int, Tensor]:
-    found: dict[int, Tensor] = layer.conv_states if kind is StateKind.CONVOLUTION else layer.recurrent_states
+def _states_of(layer: LinearAttentionLayer, kind: StateKind) -> dict[int, Tensor | None]:
+    found: dict[int, Tensor | None] = (
+        layer.conv_states if kind is StateKind.CONVOLUTION else layer.recurrent_states
+    )
     return found
 
 

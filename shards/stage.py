@@ -81,7 +81,7 @@ class View:
         self._base = model.get_submodule(layers_path(model).rpartition(".")[0])
         self._forward = _undecorated(self._base)
         parameters = inspect.signature(self._forward).parameters
-        self._cache = next((name for name in _CACHES if name in parameters), None)
+        self._cache = next((name for name in _CACHES if name in parameters), "")
         self._places = "position_ids" in parameters or self._cache == _CACHES[0]
         """Whether it is told positions; models without any attention are not."""
         self._head = head_of(model) if span.stop == layers else None
@@ -90,7 +90,7 @@ class View:
     @property
     def takes_hidden_states(self) -> bool:
         """Whether the architecture's forward has the parameters that a span needs."""
-        return self._cache is not None and "inputs_embeds" in inspect.signature(self._forward).parameters
+        return self._cache != "" and "inputs_embeds" in inspect.signature(self._forward).parameters
 
     def run(self, inputs: Tensor, positions: Tensor, batch: AttendingBatch) -> Tensor:
         """Token ids [1, tokens] (where the span starts the model) or hidden states [1, tokens, hidden]
@@ -111,7 +111,7 @@ class View:
             self._slot.batch = None
 
     def _through(self, inputs: Tensor, positions: Tensor, cache: object, mask: Tensor | None) -> Tensor:
-        named = {self._cache: cache, "position_ids": positions} if self._places else {self._cache: cache}
+        named = {self._cache: cache} | ({"position_ids": positions} if self._places else {})
         output = self._forward(
             self._base,
             input_ids=inputs if self._starts else None,

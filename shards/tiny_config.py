@@ -32,6 +32,7 @@ _MOST: Final[tuple[tuple[str, int], ...]] = (
     (r"first_k_dense_replace|\w*dense_layers|\w*_start_index", 1),
     (r"sliding_window\w*|\w*window_size|attention_chunk_size|local_attention", WINDOW),
     (r"max_window_layers", LAYERS // 2),
+    (r"index_topk", WINDOW),
 )
 """Keys by their names, and the most that a tiny configuration has of them."""
 _LAYER_COUNTS: Final = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
