@@ -264,7 +264,7 @@ class Admission:
         The circuit begins where its least prepared hop does, and a window does not let the others go back to there.
         """
         engine, plan, span = self._backend.engine, session.plan, session.span
-        shares = len(plan.hops) == 1 or not engine.has_windows(span)
+        shares = len(plan.hops) == 1 or not engine.forgets(span)
         names = names_of_owner(plan.prefix, session.owner.peer_id) if shares else ()
         cache = engine.new_cache(span, plan.capacity_tokens, names)
         session.prefix_tokens = cache.length

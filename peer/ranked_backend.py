@@ -91,7 +91,7 @@ class RankedEngine:
         share = -(-limit_bytes // self._ranks.count)
         return all(header["fits"] for header, _ in self._ask("limit", {"bytes": share}))
 
-    def has_windows(self, span: Span) -> bool:  # noqa: ARG002 - as Engine's
+    def forgets(self, span: Span) -> bool:  # noqa: ARG002 - as Engine's
         """Of no account: nothing is shared between sessions here."""
         return False
 

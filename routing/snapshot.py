@@ -98,7 +98,8 @@ class Snapshot:
             head_bytes=self.model.head_bytes,
             embed_resident=resident[:, 0],
             head_resident=resident[:, -1],
-            kv_bytes=demand.tokens * np.array(self.model.kv_bytes_per_token, dtype=np.int64),
+            kv_bytes=demand.tokens * np.array(self.model.kv_bytes_per_token, dtype=np.int64)
+            + np.array(self.model.state_bytes or (0,) * self.model.layers, dtype=np.int64),
             free_kv_bytes=np.array([max(0, view.state.free_kv_bytes) for view in views], dtype=np.int64),
             load_ms=load_ms + cost.load_layer_overhead_ms,
             load_weight=1.0 / cost.load_amortisation_tokens,

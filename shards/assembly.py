@@ -5,7 +5,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -14,13 +15,14 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from molink.shards.attention import IMPLEMENTATION, BatchSlot, alibi_slopes
-from molink.shards.carving import carve, layers_path
+from molink.shards.carving import carve, layers_path, without_absent
 from molink.shards.conversions import ALIBI
 from molink.shards.errors import UnsupportedArchitecture, WeightsError, name_some
 from molink.shards.lazy_tensors import LoadCounter
 from molink.shards.padded import PaddedView
 from molink.shards.probe import ProbeBatch, probe_input, rope_settings
 from molink.shards.quantize import StreamingQuantizer
+from molink.shards.rows import LoneView, RowsView, SerialRowsView
 from molink.shards.spec import Span
 from molink.shards.stage import Batching, Stage, StageFacts, View, shorten_lookups
 from molink.shards.tensor_parallel import Shard
@@ -42,6 +44,17 @@ TROUBLE = (
     ValueError,
 )
 """What transformers raises over a configuration or weights that somebody else wrote."""
+
+
+_VIEWS: Final[Mapping[Batching, type[View]]] = MappingProxyType(
+    {
+        Batching.PACKED: View,
+        Batching.PADDED: PaddedView,
+        Batching.ROWS: RowsView,
+        Batching.SERIAL_ROWS: SerialRowsView,
+        Batching.LONE: LoneView,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,7 +99,7 @@ def assemble(
                 config=config,
                 state_dict=dict(tensors),
                 dtype=recipe.dtype,
-                attn_implementation=_attention(config) if recipe.batching is Batching.PACKED else None,
+                attn_implementation=_attention(config) if recipe.batching.attends else None,
                 ignore_mismatched_sizes=True,
                 output_loading_info=True,
             )
@@ -146,6 +159,7 @@ def _carved_class(
     def __init__(self: PreTrainedModel, config: PreTrainedConfig, *args: object, **kwargs: object) -> None:  # noqa: N807
         model_class.__init__(self, config, *args, **kwargs)
         carve(self, span)
+        _initialise_present(self)
         if recipe.shard is not None:
             recipe.shard.divide(self)
         counter.expected_elements = sum(parameter.numel() for parameter in self.parameters())
@@ -175,6 +189,14 @@ def _carved_class(
     return type(model_class.__name__, (model_class,), body)
 
 
+def _initialise_present(model: PreTrainedModel) -> None:
+    """Lets the code that computes a model's constants walk through its layers, some of which are not there."""
+    for part in model.modules():
+        if isinstance(part, PreTrainedModel):
+            own = part._init_weights  # noqa: SLF001 - the step it extends
+            part.__dict__["_init_weights"] = lambda module, own=own: own(without_absent(module))
+
+
 def make_stage(
     folder: Path,
     model: PreTrainedModel,
@@ -201,12 +223,11 @@ def make_stage(
         context_length=_context_length(text),
         dtype=recipe.dtype,
     )
-    view_class = View if recipe.batching is Batching.PACKED else PaddedView
-    stage = Stage(model, span, facts, {}, slot, view_class)
+    stage = Stage(model, span, facts, {}, slot, _VIEWS[recipe.batching])
     if not stage.view(span).takes_hidden_states:
         reason = "its layers are not run by a decoder that takes hidden states and a cache"
         raise UnsupportedArchitecture(folder, facts.architecture, reason)
-    probe = ProbeBatch()
+    probe = ProbeBatch(text, keeps_states=recipe.batching.keeps_states)
     ids = torch.tensor([[0, 1]], device=device)
     inputs = ids if span.start == 0 else probe_input(facts.hidden_size, facts.dtype, device)
     try:
@@ -217,7 +238,7 @@ def make_stage(
                 hidden = view.logits(hidden)
     except TROUBLE as error:
         raise UnsupportedArchitecture(folder, facts.architecture, f"a trial step failed: {error}") from error
-    refusal = probe.refusal(text, span, attends=recipe.batching is Batching.PACKED)
+    refusal = probe.refusal(span, attends=recipe.batching.attends)
     if refusal is not None:
         raise UnsupportedArchitecture(folder, facts.architecture, refusal)
     if bool(torch.isnan(hidden).any()):

@@ -16,12 +16,10 @@ from molink.shards.spec import Span
 from molink.shards.text_part import Absent, keep_text, text_config, with_text_config
 
 _FINAL_NORM = re.compile(
-    r"norm|ln_f|layer_norm|final_layernorm|final_layer_norm|final_norm|norm_f|project_out"
+    r"norm|ln_f|layer_norm|final_layernorm|final_layer_norm|final_norm|norm_f|project_out|embedding_norm"
 )
 _POSITIONS = re.compile(r"wpe|embed_positions|position_embeddings")
-_AFTER_EMBEDDING = re.compile(
-    r"word_embeddings_layernorm|project_in|embed_norm|embedding_norm|embeddings_layernorm"
-)
+_AFTER_EMBEDDING = re.compile(r"word_embeddings_layernorm|project_in|embed_norm|embeddings_layernorm")
 _EMBEDDING_SCALES = ("embedding_multiplier", "embed_scale")
 
 
@@ -56,6 +54,10 @@ class _AnyOutput(BaseModelOutput):  # type: ignore[misc] # transformers has no t
 
 class EmbeddedOnly(nn.Module):
     """Stands for the base model below a language-model head: what goes in has been through all layers."""
+
+    def __init__(self, base: nn.Module) -> None:
+        super().__init__()
+        self.__dict__ |= {name: value for name, value in vars(base).items() if isinstance(value, int | float)}
 
     def forward(self, *_args: object, inputs_embeds: Tensor, **_kwargs: object) -> BaseModelOutput:
         return _AnyOutput(last_hidden_state=inputs_embeds)
@@ -96,6 +98,20 @@ def carve(model: PreTrainedModel, span: Span) -> None:
     _trim(model, model.get_submodule(path.rpartition(".")[0]), span, len(layers))
 
 
+def without_absent(module: nn.Module) -> nn.Module:
+    """The module as its own code may walk through it: lists of layers have only those that are there."""
+    lists = [
+        (name, child)
+        for name, child in module.named_children()
+        if isinstance(child, nn.ModuleList) and any(isinstance(layer, Absent) for layer in child)
+    ]
+    if lists:
+        module = _shallow(module)
+        for name, child in lists:
+            setattr(module, name, Layers(layer for layer in child if not isinstance(layer, Absent)))
+    return module
+
+
 def cut_view(model: PreTrainedModel, held: Span, span: Span, layers: int) -> PreTrainedModel:
     """A model of the span that shares the layers of one that holds `held`, of which `span` is a part.
 
@@ -126,8 +142,10 @@ def head_of(view: PreTrainedModel) -> PreTrainedModel:
     head = _shallow(owner)
     inside = next(name for name, module in view.named_modules() if module is owner)
     below: nn.Module = head
+    base: nn.Module = owner
     for name in layers_path(view).removeprefix(inside).strip(".").split(".")[:-1]:
-        stand_in = EmbeddedOnly()
+        base = base.get_submodule(name)
+        stand_in = EmbeddedOnly(base)
         setattr(below, name, stand_in)
         below = stand_in
     return head

@@ -112,16 +112,19 @@ class Engine:
             self._growing.add(cache)
         return cache
 
-    def has_windows(self, span: Span) -> bool:
-        """Whether some of the span's layers forget what their window has passed: a cache on them cannot go back.
-        Raises NotHeld."""
+    def forgets(self, span: Span) -> bool:
+        """Whether some of the span's layers forget what their window has passed, or keep a state of what came before:
+        a cache on them cannot go back. Raises NotHeld."""
         self._route(span)
-        return any(layout.window is not None for layout in self._layouts(span))
+        return any(layout.window is not None or layout.states for layout in self._layouts(span))
 
     def match_prefix(self, span: Span, prefix: Sequence[bytes]) -> int:
         """How many tokens of a session with these hashes the pool has now. Raises NotHeld."""
         self._route(span)
-        tables = self.pool.tables_for(span, self._layouts(span))
+        layouts = self._layouts(span)
+        if any(layout.states for layout in layouts):
+            return 0
+        tables = self.pool.tables_for(span, layouts)
         return KV_BLOCK_TOKENS * self.pool.match(tables, prefix)
 
     def _layouts(self, span: Span) -> list[LayerLayout]:

@@ -8,13 +8,15 @@ from typing import Final
 
 _LAYER: Final = re.compile(r"(?:^|\.)(?:layers|h|blocks|layer)\.(\d{1,5})\.")
 _HEAD: Final = re.compile(
-    r"lm_head|embed_out|project_out|output\.weight|(?:^|\.)(?:ln_f|norm_f|norm|final_\w*norm)\."
+    r"lm_head|embed_out|project_out|output\.weight|(?:^|\.)(?:ln_f|norm_f|norm|final_\w*norm|embedding_norm)\."
 )
 _EMBED: Final = re.compile(r"emb|wte|wpe|project_in")
 _EMBED_NORM: Final = re.compile(r"(?:^|\.)embeddings\.norm\.")
 _HEAD_ALONE: Final = re.compile(r"(?:^|\.)(?:lm_head|embed_out|output_layer)\.")
 _OUTPUT: Final = re.compile(r"(?:^|\.)(?:lm_head|embed_out|output|output_layer|decoder)\.weight$")
-_TOKEN_EMBEDDING: Final = re.compile(r"(?:embed_tokens|wte|word_embeddings|embed_in|tok_embeddings)\.weight$")
+_TOKEN_EMBEDDING: Final = re.compile(
+    r"(?:embed_tokens|wte|word_embeddings|embed_in|tok_embeddings|(?:^|\.)embeddings)\.weight$"
+)
 
 
 _OTHER_PARTS: Final = ("text_config", "vision_config", "audio_config")

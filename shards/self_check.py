@@ -23,6 +23,7 @@ from molink.shards.conversions import ALIBI
 from molink.shards.engine import Engine, Rows
 from molink.shards.errors import UnsupportedArchitecture
 from molink.shards.lazy_tensors import CountedTensor, LoadCounter
+from molink.shards.probe import other_layers
 from molink.shards.spec import ModelSpec, Span
 from molink.shards.stage import Batching, StageFacts
 from molink.shards.text_part import decoder_name, generative_class, keep_text, text_config
@@ -35,6 +36,16 @@ _CHUNKS: Final = (6, 1, 1, 1, 3, 1)
 """New tokens of a session in its first steps, over and over."""
 _TOLERANCE: Final = 1e-3
 """Largest difference of logits, relative to the largest logit. Rounding gives some 1e-6, a wrong mask 1e-1."""
+
+
+_STATELESS: Final = (Batching.PACKED, Batching.PADDED)
+_STATEFUL: Final = (Batching.ROWS, Batching.SERIAL_ROWS, Batching.LONE)
+"""What is tried, in order: the first that is exact is used."""
+_SAID: Final = {
+    Batching.PADDED: "in left-padded batches",
+    Batching.SERIAL_ROWS: "token by token",
+    Batching.LONE: "one by one",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +86,15 @@ def _check(flags: _Flags) -> Verdict:
         expected = _whole_logits(whole, tensors)
     except TROUBLE as error:
         return Verdict(None, f"a tiny model of its kind does not run: {error}")
-    tried, reason = [], ""
-    if whole.get_submodule(decoder_name(whole))._can_set_attn_implementation():  # noqa: SLF001 - transformers' only test
-        tried.append(Batching.PACKED)
-    else:
-        reason = "its attention cannot be replaced by one for packed batches"
-    for batching in (*tried, Batching.PADDED):
+    replaceable = whole.get_submodule(decoder_name(whole))._can_set_attn_implementation()  # noqa: SLF001 - transformers' only test
+    reason = "" if replaceable else "its attention cannot be replaced by one for packed batches"
+    for batching in _STATEFUL if other_layers(text_config(flags.config)) else _STATELESS:
+        if batching.attends and not replaceable:
+            continue
         found = _difference(flags.config, tensors, expected, batching)
         if found is None:
             return Verdict(batching, reason)
-        reason = found if reason in ("", found) else f"{reason}; and in left-padded batches {found}"
+        reason = found if reason in ("", found) else f"{reason}; and {_SAID[batching]} {found}"
     return Verdict(None, reason)
 
 

@@ -103,6 +103,8 @@ class ModelSpec:
     """KV cache of one token in each layer."""
     stop_token_ids: tuple[int, ...]
     """Tokens that end a generation, as the model's generation configuration says."""
+    state_bytes: tuple[int, ...] = ()
+    """What each layer keeps of a sequence beside, however long it is; empty: nothing."""
 
     def __post_init__(self) -> None:
         if (
@@ -113,6 +115,10 @@ class ModelSpec:
             raise ValueError(
                 f"layers={self.layers} needs as many layer_bytes ({len(self.layer_bytes)}) "
                 f"and kv_bytes_per_token ({len(self.kv_bytes_per_token)})"
+            )
+        if self.state_bytes and len(self.state_bytes) != self.layers:
+            raise ValueError(
+                f"layers={self.layers} needs as many state_bytes ({len(self.state_bytes)}) or none"
             )
         if self.dtype not in DTYPE_BYTES:
             raise ValueError(f"dtype must be one of {', '.join(DTYPE_BYTES)}, got {self.dtype!r}")
@@ -138,9 +144,10 @@ class ModelSpec:
         return layers + embed + head
 
     def kv_bytes(self, span: Span, tokens: int) -> int:
-        """KV cache of one sequence of `tokens` tokens in the span, in whole blocks."""
+        """KV cache of one sequence of `tokens` tokens in the span, in whole blocks, and its states."""
         blocks = -(-tokens // KV_BLOCK_TOKENS)
-        return blocks * KV_BLOCK_TOKENS * sum(self.kv_bytes_per_token[span.start : span.stop])
+        kept = sum(self.state_bytes[span.start : span.stop])
+        return kept + blocks * KV_BLOCK_TOKENS * sum(self.kv_bytes_per_token[span.start : span.stop])
 
 
 class SamplingError(ValueError):

@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import Final
 
 from molink.shards.digests import file_sha256, tensor_digests
-from molink.shards.dimensions import dimensions, matrix_size, stated_dtype, stop_token_ids, stored_dtype
+from molink.shards.dimensions import (
+    Dimensions,
+    dimensions,
+    matrix_size,
+    stated_dtype,
+    stop_token_ids,
+    stored_dtype,
+)
 from molink.shards.grouping import group_names, layer_of
 from molink.shards.manifest import (
     CONFIGURATION_FILES,
@@ -44,6 +51,7 @@ SMALL_FILES: Final = (*CONFIGURATION_FILES, *TOKENIZER_FILES)
 MAX_CONFIGURATION_BYTES: Final = 2**19
 MAX_TOKENIZER_BYTES: Final = 2**26
 _VOLATILE: Final = frozenset({"_name_or_path", "name_or_path", "transformers_version", "_commit_hash"})
+_STATE_BYTES: Final = DTYPE_BYTES["float32"]
 _RECOMPUTED: Final = re.compile(r"(?:inv_freq|masked_bias)$")
 _CAUSAL_MASK: Final = re.compile(r"\.att(?:n|ention)\.bias$")
 
@@ -146,7 +154,15 @@ def describe(
         head_bytes=group_bytes(manifest.head, dtype, "none").total,
         kv_bytes_per_token=tuple(count * DTYPE_BYTES[dtype] for count in size.kv_elements),
         stop_token_ids=stop_token_ids(manifest.configuration, manifest.generation),
+        state_bytes=_state_bytes(size, dtype),
     )
+
+
+def _state_bytes(size: Dimensions, dtype: str) -> tuple[int, ...]:
+    sizes = [
+        state.in_model_type * DTYPE_BYTES[dtype] + state.in_float32 * _STATE_BYTES for state in size.states
+    ]
+    return tuple(sizes) if any(sizes) else ()
 
 
 def resolve_dtype(manifest: Manifest) -> str:
@@ -167,7 +183,7 @@ def read_settings(path: Path) -> Settings | None:
     if not path.is_file():
         return None
     file_sha256(path, MAX_CONFIGURATION_BYTES)
-    parsed = parse_json(path.read_bytes(), str(path))
+    parsed = parse_json(path.read_bytes(), str(path), tag_infinities=True)
     if not isinstance(parsed, dict):
         raise StoreError(f"{path} is not a JSON object. Fetch the model again.")
     return {key: value for key, value in parsed.items() if key not in _VOLATILE}

@@ -19,9 +19,11 @@ WINDOW: Final = 5
 _MOST: Final[tuple[tuple[str, int], ...]] = (
     (r"vocab_size|n_vocab|vocab_size_per_layer_input", VOCABULARY),
     (r"hidden_size|n_embd|d_model|embedding_size", _HIDDEN),
-    (r"num_attention_heads|n_heads?", _HEADS),
+    (r"num_attention_heads|n_heads?|linear_num_(?:value_)?heads|mamba_num_heads", _HEADS),
+    (r"linear_num_key_heads|n_groups|mamba_n_groups|mamba_ngroups", 2),
+    (r"(?:mamba_|ssm_)?(?:d_)?state(?:_size)?", _HEAD_DIM),
     (r"qk_rope_head_dim", _ROTARY_DIM),
-    (r"head_dim|d_kv|\w*_head_dim|kv_channels", _HEAD_DIM),
+    (r"head_dim|d_kv|\w*_head_dim|kv_channels|mamba_d_head", _HEAD_DIM),
     (r"\w*lora_rank", 16),
     (r"\w*intermediate_size\w*|\w*ffn\w*_(?:dim|size)|n_inner|ffn_dim|\w*_hidden_size", 96),
     (r"max_position_embeddings|n_positions|n_ctx|max_seq_len|seq_length", 256),
@@ -32,11 +34,17 @@ _MOST: Final[tuple[tuple[str, int], ...]] = (
     (r"first_k_dense_replace|\w*dense_layers|\w*_start_index", 1),
     (r"sliding_window\w*|\w*window_size|attention_chunk_size|local_attention", WINDOW),
     (r"max_window_layers", LAYERS // 2),
+    (r"index_topk", WINDOW),
 )
 """Keys by their names, and the most that a tiny configuration has of them."""
 _LAYER_COUNTS: Final = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _HEAD_COUNTS: Final = ("num_attention_heads", "n_head", "n_heads")
 _KV_HEADS: Final = ("num_key_value_heads", "num_kv_heads", "kv_n_heads", "num_attention_groups")
+_STATE_SPACES: Final = (
+    ("num_heads", "head_dim", "expand"),
+    ("mamba_n_heads", "mamba_d_head", "mamba_expand"),
+)
+_STATE_SPACE_WIDTH: Final = "mamba_d_ssm"
 _TOKENS: Final = re.compile(r"\w*_token(?:_id)?s?")
 _ROTARY_LISTS: Final = ("short_factor", "long_factor")
 _REPEATED: Final = ("hidden_size", "vocab_size")
@@ -65,7 +73,8 @@ def tiny_config(config: PreTrainedConfig) -> PreTrainedConfig:
     layers: int = config.num_hidden_layers
     kept = _telling_layers(values, layers)
     tiny = _shrunk(values, kept, layers)
-    head_dim = values.get("head_dim") or config.hidden_size // config.num_attention_heads
+    heads = getattr(config, "num_attention_heads", None) or 1  # some architectures have no attention
+    head_dim = values.get("head_dim") or config.hidden_size // heads
     tiny["rope_parameters"] = _shrunk_rope(values.get("rope_parameters"), head_dim)
     if tiny["rope_parameters"] is None:
         del tiny["rope_parameters"]
@@ -78,6 +87,7 @@ def tiny_config(config: PreTrainedConfig) -> PreTrainedConfig:
             tiny["qk_head_dim"] = tiny["qk_nope_head_dim"] + tiny["qk_rope_head_dim"]
     if isinstance(values.get("per_layer_config"), dict):
         tiny["per_layer_config"] = _renumbered(values["per_layer_config"], kept, head_dim)
+    _fit_state_space(tiny)
     tiny.pop("transformers_version", None)
     shrunk: PreTrainedConfig = type(config).from_dict(tiny)
     return shrunk
@@ -120,12 +130,20 @@ def _shrunk_value(name: str, value: Any, layers: int) -> Any:  # noqa: ANN401 - 
         return value
     if name in _LAYER_COUNTS:
         return layers
-    if _TOKENS.fullmatch(name):
-        return value % VOCABULARY
     for pattern, most in _MOST:
         if re.fullmatch(pattern, name):
             return min(value, most)
-    return value
+    return value % VOCABULARY if _TOKENS.fullmatch(name) else value
+
+
+def _fit_state_space(tiny: dict[str, Any]) -> None:
+    """Heads of a state-space layer fill its width, which is a multiple of the hidden size."""
+    for heads, head_dim, factor in _STATE_SPACES:
+        if {heads, head_dim, factor} <= tiny.keys():
+            width = tiny[factor] * _HIDDEN
+            tiny |= {heads: width // _HEAD_DIM, head_dim: _HEAD_DIM}
+            if tiny.get(_STATE_SPACE_WIDTH):
+                tiny[_STATE_SPACE_WIDTH] = width
 
 
 def _shrunk_rope(rope: Any, head_dim: int) -> Any:  # noqa: ANN401 - as above

@@ -47,7 +47,7 @@ class TimedEngine:
         """Whatever the limit, caches that keep nothing fit."""
         return True
 
-    def has_windows(self, span: Span) -> bool:  # noqa: ARG002 - as Engine's
+    def forgets(self, span: Span) -> bool:  # noqa: ARG002 - as Engine's
         """No model that is emulated forgets."""
         return False
 

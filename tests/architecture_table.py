@@ -58,6 +58,8 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "hunyuan_v1_moe": {"head_dim": 128, "num_experts": 8, "moe_topk": 2},
     "ministral": {"head_dim": 128},
     "nemotron": {"num_key_value_heads": 8},
+    "lfm2": {"full_attn_idxs": [2, 5, 8, 10, 12, 14]},
+    "lfm2_moe": {"layer_types": ["conv", "conv", "full_attention", "conv"] * 8},
     "reformer": {"is_decoder": True},
 }
 """What checkpoints say and the defaults of a configuration class leave out."""
