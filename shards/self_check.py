@@ -74,7 +74,7 @@ def _check(flags: _Flags) -> Verdict:
             tensors = revert_weight_conversion(whole, whole.state_dict())
         expected = _whole_logits(whole, tensors)
     except TROUBLE as error:
-        return Verdict(None, f"a tiny model of its kind does not run: {error}")
+        return Verdict(None, f"a tiny model of its kind does not run: {str(error).strip()}")
     tried, reason = [], ""
     if whole.get_submodule(decoder_name(whole))._can_set_attn_implementation():  # noqa: SLF001 - transformers' only test
         tried.append(Batching.PACKED)
