@@ -85,7 +85,7 @@ def _check(flags: _Flags) -> Verdict:
             tensors = revert_weight_conversion(whole, whole.state_dict())
         expected = _whole_logits(whole, tensors)
     except TROUBLE as error:
-        return Verdict(None, f"a tiny model of its kind does not run: {error}")
+        return Verdict(None, f"a tiny model of its kind does not run: {str(error).strip()}")
     replaceable = whole.get_submodule(decoder_name(whole))._can_set_attn_implementation()  # noqa: SLF001 - transformers' only test
     reason = "" if replaceable else "its attention cannot be replaced by one for packed batches"
     for batching in _STATEFUL if other_layers(text_config(flags.config)) else _STATELESS:

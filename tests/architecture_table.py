@@ -122,6 +122,9 @@ def _find_one(architecture: str) -> Finding:
             difference, same_tokens = compare(Path(folder), SPLITS)
         except WeightsError as error:
             return Finding(architecture, model_class, None, _first(error).replace(folder, ""))
+        except TROUBLE as error:
+            reason = f"not measured, for no tiny model of its kind could be made whole: {_first(error)}"
+            return Finding(architecture, model_class, None, reason)
     name = None if verdict.batching is None else verdict.batching.value
     return Finding(architecture, model_class, name, verdict.reason, difference, same_tokens)
 

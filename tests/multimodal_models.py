@@ -47,6 +47,15 @@ OVERRIDES: dict[str, dict[str, Any]] = {
 _TOWER_LAYERS = ("num_hidden_layers", "depth", "n_layer", "encoder_layers", "num_layers", "num_global_layers")
 
 
+_WIDTHS_OF_TEXT = {
+    "adaptor_config": {"hidden_size": 1, "intermediate_size": 4},
+    "perceiver_config": {"hidden_size": 1},
+    "audio_config": {"out_hidden_size": 1},
+    "vision_config": {"out_hidden_size": 1},
+}
+"""Where towers say how wide they are in parts of the text's hidden states."""
+
+
 def whole_tiny_config(config: PreTrainedConfig) -> PreTrainedConfig:
     """`config` with a tiny text part, and towers of one layer."""
     tiny = copy.deepcopy(tiny_config(config))
@@ -55,13 +64,20 @@ def whole_tiny_config(config: PreTrainedConfig) -> PreTrainedConfig:
         part = getattr(tiny, name, None)
         if part is not None and part is not text:
             _shorten(part)
+            for width, parts in _WIDTHS_OF_TEXT.get(name, {}).items():
+                if getattr(part, width, None) == text_config(config).hidden_size // parts:
+                    setattr(part, width, text.hidden_size // parts)
     return tiny
 
 
 def _shorten(part: PreTrainedConfig) -> None:
     for name in _TOWER_LAYERS:
-        if isinstance(getattr(part, name, None), int):
+        layers = getattr(part, name, None)
+        if isinstance(layers, int):
             setattr(part, name, 1)
+            for kind, values in list(vars(part).items()):
+                if isinstance(values, list) and len(values) == layers:
+                    setattr(part, kind, values[:1])
     for name in part.sub_configs:
         if getattr(part, name, None) is not None:
             _shorten(getattr(part, name))
