@@ -114,7 +114,10 @@ class Engine:
     def match_prefix(self, span: Span, prefix: Sequence[bytes]) -> int:
         """How many tokens of a session with these hashes the pool has now. Raises NotHeld."""
         self._route(span)
-        tables = self.pool.tables_for(span, self._layouts(span), 1)
+        layouts = self._layouts(span)
+        if any(layout.states for layout in layouts):
+            return 0
+        tables = self.pool.tables_for(span, layouts, 1)
         return KV_BLOCK_TOKENS * self.pool.match(tables, prefix)
 
     def _layouts(self, span: Span) -> list[LayerLayout]:

@@ -22,7 +22,7 @@ from molink.shards.safetensors_header import (
     read_index,
 )
 from molink.shards.spec import Span
-from molink.shards.store import manifest_of
+from molink.shards.store import manifest_of, read_settings
 
 _FIRST_BYTES: Final = 2**16
 """Holds most headers whole, so that one request is enough."""
@@ -47,7 +47,7 @@ class HubCheckpoint:
 
     def names_of(self, span: Span) -> set[str]:
         """The tensors that a peer with this span holds."""
-        groups = group_names(self.tensors)
+        groups = group_names(self.tensors, read_settings(self.folder / "config.json"))
         names = {name for layer in span for name in groups.layers.get(layer, ())}
         names.update(groups.embed if span.start == 0 else ())
         names.update(groups.head if span.stop >= len(groups.layers) else ())

@@ -3,15 +3,17 @@
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from molink.shards.block_allocator import Block, BlockAllocator, Extent, Kind, PoolFull, runs_of
 from molink.shards.kv_memory import KvMemory, LayerLayout
+from molink.shards.session_state import StateMemory
 from molink.shards.spec import KV_BLOCK_TOKENS, Span, most_kv_blocks
 
-Run = tuple[Extent[KvMemory], int, int]
+Run = tuple[Extent[Any], int, int]
 """An extent, the first of its blocks, and how many."""
 
 
@@ -56,7 +58,7 @@ class KvPool:
 
     def __init__(self, device: torch.device, limit_bytes: int | None = None) -> None:
         self._device = device
-        self._allocator: BlockAllocator[KvMemory] = BlockAllocator(self, limit_bytes)
+        self._allocator: BlockAllocator[KvMemory | StateMemory] = BlockAllocator(self, limit_bytes)
         self._layouts: dict[Kind, tuple[LayerLayout, ...]] = {}
         self._tables: set[BlockTable] = set()
         self._returned: deque[tuple[BlockTable, Sequence[bytes]]] = deque()
@@ -95,6 +97,21 @@ class KvPool:
             self._layouts[kind] = own
             tables.append(BlockTable(kind, window, most_kv_blocks(capacity_tokens, window)))
         return tuple(tables)
+
+    def state_table(self, span: Span, layouts: Sequence[LayerLayout]) -> BlockTable | None:
+        """An empty table for what the layers keep beside keys and values, which is one block; None if nothing."""
+        own = {layer: layout for layer, layout in zip(span, layouts, strict=True) if layout.states}
+        if not own:
+            return None
+        kind = Kind(tuple(own), sum(layout.state_bytes for layout in own.values()), per_session=True)
+        self._layouts[kind] = tuple(own.values())
+        return BlockTable(kind, None, 1)
+
+    def states(self, table: BlockTable) -> dict[int, tuple[Tensor, ...]]:
+        """The states [1, *shape] of each layer of a `state_table` that has its block."""
+        (block,) = table.blocks
+        views: dict[int, tuple[Tensor, ...]] = block.extent.memory.views(block.index)
+        return views
 
     def adopt(self, tables: Sequence[BlockTable], names: Sequence[bytes]) -> int:
         """Fills empty tables with the blocks of the longest beginning that is there; returns its blocks.
@@ -245,17 +262,29 @@ class KvPool:
         self.collect()
         self._allocator.check_integrity([table.blocks for table in self._tables])
 
-    def create(self, kind: Kind, count: int) -> KvMemory:
+    def create(self, kind: Kind, count: int) -> KvMemory | StateMemory:
         """Memory of an extent, for the allocator."""
-        return KvMemory(self._layouts[kind], count * KV_BLOCK_TOKENS, self._device)
+        layouts = self._layouts[kind]
+        if kind.per_session:
+            states = {layer: layout.states for layer, layout in zip(kind.layers, layouts, strict=True)}
+            return StateMemory(states, count, self._device)
+        return KvMemory(layouts, count * KV_BLOCK_TOKENS, self._device)
 
     def copy(
-        self, source: KvMemory, source_index: int, target: KvMemory, target_index: int, count: int
+        self,
+        source: KvMemory | StateMemory,
+        source_index: int,
+        target: KvMemory | StateMemory,
+        target_index: int,
+        count: int,
     ) -> None:
-        """Blocks from one extent's memory to another's, for the allocator."""
+        """Blocks from one extent's memory to another's of the same kind, for the allocator."""
         places = (source_index, target_index, count)
         with torch.inference_mode():
-            target.copy_from(source, *(place * KV_BLOCK_TOKENS for place in places))
+            if isinstance(target, StateMemory) and isinstance(source, StateMemory):
+                target.copy_from(source, *places)
+            elif isinstance(target, KvMemory) and isinstance(source, KvMemory):
+                target.copy_from(source, *(place * KV_BLOCK_TOKENS for place in places))
 
     def _named(self, table: BlockTable, names: Iterable[bytes]) -> list[Block]:
         """The blocks of these names, up to the first that is not there."""

@@ -19,16 +19,32 @@ from molink.shards.kv_cache import SequenceCache
 class StepSession:
     """Where one session's step reads and writes, for each slot."""
 
-    __slots__ = ("cache", "count", "fresh", "past", "past_parts")
+    __slots__ = ("_kept", "cache", "count", "fresh", "past", "past_parts", "start", "states")
 
-    def __init__(self, cache: SequenceCache, count: int) -> None:
+    def __init__(self, cache: SequenceCache, count: int, start: int | None = None) -> None:
+        """`start` is the position of the first of its new tokens: where the cache ends, unless they go in parts."""
         self.cache = cache
         self.count = count
-        whole = cache.slots(cache.length, count)
-        self.fresh = [[view] for view in whole] if whole is not None else cache.parts(cache.length, count)
-        self.past = cache.slots(0, cache.length + count)
+        self.start = start = cache.length if start is None else start
+        whole = cache.slots(start, count)
+        self.fresh = [[view] for view in whole] if whole is not None else cache.parts(start, count)
+        self.past = cache.slots(0, start + count)
         """What it attends to, fresh tokens included; None where that lies in several runs of blocks."""
-        self.past_parts = cache.parts(0, cache.length + count) if self.past is None else []
+        self.past_parts = cache.parts(0, start + count) if self.past is None else []
+        self._kept = cache.states
+        self.states: dict[int, tuple[Tensor, ...]] = {}
+        """What layers keep beside keys and values, [1, *shape] of each, behind the new tokens that have run."""
+
+    def part(self, at: int) -> "StepSession":
+        """The step of its new token `at` alone, after those before it."""
+        step = StepSession(self.cache, 1, self.start + at)
+        step.states = self.states
+        return step
+
+    def states_before(self, layer: int) -> tuple[Tensor, ...] | None:
+        """What the layer kept behind the tokens before these; None: there were none."""
+        found = self.states.get(layer)
+        return found if found is not None or self._kept is None else self._kept[layer]
 
     def write(self, slot: int, states: Tensor) -> None:
         views = self.fresh[slot]
@@ -119,7 +135,7 @@ class PackedBatch(Cache):  # type: ignore[misc] # transformers has no types
             ]
         else:
             attended = [
-                _attend(session, 2 * index, part, rules)
+                attend_session(session, 2 * index, part, rules)
                 for session, part in zip(self.sessions, queries, strict=True)
             ]
         return attended[0] if len(attended) == 1 else torch.cat(attended, 2)
@@ -127,6 +143,8 @@ class PackedBatch(Cache):  # type: ignore[misc] # transformers has no types
     def commit(self) -> None:
         """The step succeeded: the new tokens count."""
         for session in self.sessions:
+            if session.states:
+                session.cache.write_states(session.states)
             session.cache.advance(session.count)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002 - transformers' signature
@@ -136,7 +154,7 @@ class PackedBatch(Cache):  # type: ignore[misc] # transformers has no types
         return query_length, 0
 
 
-def _attend(session: StepSession, slot: int, query: Tensor, rules: Rules) -> Tensor:
+def attend_session(session: StepSession, slot: int, query: Tensor, rules: Rules) -> Tensor:
     if session.past is not None:
         return attend_up_to_rounding(query, session.past[slot], session.past[slot + 1], rules)
     return attend_parts(query, session.past_parts[slot], session.past_parts[slot + 1], rules)

@@ -111,6 +111,8 @@ class ModelSpec:
     see all."""
     shared_bytes: int = 0
     """What embedding and head have in common where they are tied: a peer with both ends holds it once."""
+    state_bytes: tuple[int, ...] = ()
+    """What each layer keeps of a sequence beside, however long it is; empty: nothing."""
 
     def __post_init__(self) -> None:
         if (
@@ -125,6 +127,10 @@ class ModelSpec:
         if len(self.kv_windows) not in (0, self.layers):
             raise ValueError(
                 f"layers={self.layers} needs as many kv_windows, or none: {len(self.kv_windows)}"
+            )
+        if self.state_bytes and len(self.state_bytes) != self.layers:
+            raise ValueError(
+                f"layers={self.layers} needs as many state_bytes ({len(self.state_bytes)}) or none"
             )
         if self.dtype not in DTYPE_BYTES:
             raise ValueError(f"dtype must be one of {', '.join(DTYPE_BYTES)}, got {self.dtype!r}")
@@ -162,9 +168,9 @@ class ModelSpec:
         return MAX_STEP_TOKENS if any(self.kv_windows) else self.context_length
 
     def kv_bytes(self, span: Span, tokens: int) -> int:
-        """KV cache that one sequence of up to `tokens` tokens ever has in the span, in whole blocks."""
+        """KV cache that one sequence of up to `tokens` tokens ever has in the span, in whole blocks, and its states."""
         windows = self.kv_windows or (None,) * self.layers
-        return KV_BLOCK_TOKENS * sum(
+        return sum(self.state_bytes[span.start : span.stop]) + KV_BLOCK_TOKENS * sum(
             most_kv_blocks(tokens, windows[layer]) * self.kv_bytes_per_token[layer] for layer in span
         )
 

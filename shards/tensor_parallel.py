@@ -19,6 +19,7 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 from transformers.core_model_loading import WeightRenaming
 
+from molink.shards.text_part import decoder_name, text_config
 from molink.shards.verification import StoredPart
 
 AllReduce = Callable[[Tensor], Tensor]
@@ -85,8 +86,9 @@ class Shard:
         Raises:
             ValueError: a size cannot be divided, or a module is not what the plan takes it for.
         """
-        plan = _plan(model.config)
-        base = model.base_model
+        plan = _plan(text_config(model.config))
+        inside = decoder_name(model)
+        base = model.get_submodule(inside) if inside else model.base_model
         for name, module in list(base.named_modules()):
             style = plan.get(_pattern(name))
             if style in (_OUTPUTS, _INPUTS):

@@ -8,18 +8,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from multimodal_models import OVERRIDES as MORE_OVERRIDES
+from multimodal_models import whole_model
 from tiny_models import quietly, randomise
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers import CONFIG_MAPPING, PreTrainedConfig
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
+)
 
 from molink.shards.assembly import TROUBLE
 from molink.shards.probe import config_refusal
 from molink.shards.self_check import self_check
-from molink.shards.tiny_config import tiny_config
+from molink.shards.text_part import generative_class
 
 OVERRIDES: dict[str, dict[str, Any]] = {
     "bloom": {"n_layer": 4},
-    "dbrx": {"attn_config": {"rope_theta": 500000.0, "kv_n_heads": 8}, "n_layers": 4},
+    "dbrx": {"attn_config": {"rope_theta": 500000.0, "kv_n_heads": 8, "clip_qkv": 8}, "n_layers": 4},
     "cohere_compass_text": {
         "rope_parameters": {
             kind: {"rope_type": "default", "rope_theta": 10000.0}
@@ -38,6 +44,8 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "hunyuan_v1_moe": {"head_dim": 128, "num_experts": 8, "moe_topk": 2},
     "ministral": {"head_dim": 128},
     "nemotron": {"num_key_value_heads": 8},
+    "lfm2": {"full_attn_idxs": [2, 5, 8, 10, 12, 14]},
+    "lfm2_moe": {"layer_types": ["conv", "conv", "full_attention", "conv"] * 8},
     "reformer": {"is_decoder": True},
 }
 """What checkpoints say and the defaults of a configuration class leave out."""
@@ -55,20 +63,38 @@ class Finding:
     """Why not packed, or why refused."""
 
 
+def known_architectures() -> list[str]:
+    """Those that make text, of text alone or of more."""
+    more = {**MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES, **MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES}
+    return sorted({*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *more})
+
+
+def configuration_of(architecture: str) -> PreTrainedConfig:
+    """The configuration of an architecture by default."""
+    overrides = OVERRIDES | MORE_OVERRIDES
+    config: PreTrainedConfig = quietly(
+        lambda: CONFIG_MAPPING[architecture](**overrides.get(architecture, {}))
+    )
+    return config
+
+
 def find(architecture: str) -> Finding:
-    model_class = str(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[architecture])
     try:
-        config = quietly(lambda: CONFIG_MAPPING[architecture](**OVERRIDES.get(architecture, {})))
+        config = configuration_of(architecture)
     except TROUBLE as error:
-        return Finding(
-            architecture, model_class, None, f"its configuration class has no defaults: {_first(error)}"
-        )
+        return Finding(architecture, "", None, f"its configuration class has no defaults: {_first(error)}")
     refusal = config_refusal(config)
+    kind = generative_class(config)
+    if kind is None:
+        return Finding(
+            architecture, "", None, refusal or "transformers has no causal language model of this type"
+        )
+    model_class = kind.__name__
     if refusal is None:
         verdict = self_check(config)
         refusal = verdict.reason if verdict.batching is None else None
     if refusal is not None:
-        return Finding(architecture, model_class, None, refusal.splitlines()[0])
+        return Finding(architecture, model_class, None, refusal.strip().splitlines()[0])
     name = None if verdict.batching is None else verdict.batching.value
     return Finding(architecture, model_class, name, verdict.reason)
 
@@ -82,7 +108,7 @@ def store_tiny(config: PreTrainedConfig, folder: Path) -> None:
 
     def build() -> None:
         torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(tiny_config(config), dtype=torch.float32)
+        model = whole_model(config)
         randomise(model, gain=1.5, embedding=1.0, seed=0)
         model.generation_config.eos_token_id = None
         model.save_pretrained(folder)

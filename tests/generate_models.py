@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 import transformers
-from architecture_table import find
+from architecture_table import find, known_architectures
 from exactness import SPLITS, TOLERANCE, WHOLE, shares_prefixes
 from measured_models import (
     division_faults,
@@ -27,7 +27,6 @@ from measured_models import (
     sharing_faults,
     tiny_model,
 )
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from molink.shards.errors import WeightsError
 from molink.shards.loader import folder_refusal
@@ -93,6 +92,10 @@ bfloat16, split in three, the same ways: tokens are the same wherever the best t
 apart than twice the measured difference of logits, which is so at no less than half of the positions, and that
 difference is on average at most 1.5 times what rounding to bfloat16 does to the whole model.
 
+**More than text**: of models that take images or sound as well, the text part is served, and what is no text is
+refused. Of their checkpoints only the tensors of the text part are read or fetched. They were compared with the whole
+class, towers and all, given text, and loaded from files with the names under which that class is published.
+
 **Batching**: *packed* runs the new tokens of all sessions as one row through every matrix, with attention of our own.
 *Left-padded* runs sessions with equally many new tokens as rows beside each other, with the architecture's own
 attention; it costs a copy of the cached keys and values each step.
@@ -113,7 +116,7 @@ mostly because transformers has no plan that divides its attention and MLP. It w
 
 def architectures() -> tuple[str, ...]:
     """The rows of the file: all architectures that are tried, and then what is converted."""
-    return (*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *CONVERTED)
+    return (*known_architectures(), *CONVERTED)
 
 
 def find_rows(names: Iterable[str], report: Callable[[str], object]) -> dict[str, str]:
