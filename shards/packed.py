@@ -42,7 +42,7 @@ class PackedBatch(Cache):  # type: ignore[misc] # transformers has no types
     """Stores each session's fresh keys and values in its own cache and attends session by session.
 
     All caches are of one span. `counts` are the new tokens of each session, packed in this order. What is
-    written lies beyond each cache's length until `commit`, so that a failed step leaves the caches as they
+    written lies beyond each cache's length until the caches advance, so that a failed step leaves them as they
     were.
     """
 
@@ -105,11 +105,6 @@ class PackedBatch(Cache):  # type: ignore[misc] # transformers has no types
                 for session, part in zip(self.sessions, queries, strict=True)
             ]
         return attended[0] if len(attended) == 1 else torch.cat(attended, 2)
-
-    def commit(self) -> None:
-        """The step succeeded: the new tokens count."""
-        for session in self.sessions:
-            session.cache.advance(session.count)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002 - transformers' signature
         return 0
