@@ -4,7 +4,7 @@ kernels, and to launch each from Python takes longer than the device needs for i
 import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -32,11 +32,11 @@ class CudaGraphs:
     """Records what a step launches on a CUDA device and replays it in one launch."""
 
     def __init__(self) -> None:
-        self._memory: tuple[int, int] | None = None
+        self._memory: Any = None  # torch has no public name for the type
 
     def record(self, step: Callable[[], Tensor]) -> Callable[[], Tensor]:
         """Kernels are compiled and libraries opened by a first call, which is not recorded."""
-        aside = torch.cuda.Stream()
+        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call] # torch's
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
             step()

@@ -110,7 +110,14 @@ class PagedBatch(Cache):  # type: ignore[misc] # transformers has no types
         self._attention.store(key_states, value_states, self._places[table], slot)
         return key_states, value_states
 
-    def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, rules: Rules) -> Tensor:  # noqa: ARG002 - those of the batch are in its blocks
+    def attend(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,  # noqa: ARG002 - it is in the batch's blocks
+        rules: Rules,
+    ) -> Tensor:
         """As `packed.PackedBatch.attend`. Raises NotPaged."""
         table, slot = self._slots[layer_number(module)]
         if not self.knows(module, rules):

@@ -13,7 +13,7 @@ class Staging:
         pinned = device.type == "cuda"
         self.on_device = torch.zeros(shape, dtype=dtype, device=device)
         self._host = torch.zeros(shape, dtype=dtype, pin_memory=pinned)
-        self._left = torch.cuda.Event() if pinned else None
+        self._left = torch.cuda.Event() if pinned else None  # type: ignore[no-untyped-call] # torch's
 
     def host(self) -> Tensor:
         """The host's side, for the next `send`. Waits only while the last one has not been copied."""
@@ -42,7 +42,8 @@ class Transfers:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
+        apart = device.type == "cuda"
+        self._copies = torch.cuda.Stream(device) if apart else None  # type: ignore[no-untyped-call] # torch's
 
     def to_device(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
         """The tensor in `dtype` on the device, where what is computed from now on may use it."""
