@@ -22,6 +22,7 @@ from molink.peer.profile import PieceLatency, Profile, at_most_the_next
 from molink.peer.profile_json import FLOOR_MS, from_json, to_json
 from molink.peer.state_dir import read_json, write_json
 from molink.routing.cost import PROFILED_CONTEXT_TOKENS
+from molink.shards.decode import decoding_on
 from molink.shards.engine import Engine, Rows
 from molink.shards.kv_cache import SequenceCache
 from molink.shards.loader import load_stage
@@ -162,7 +163,7 @@ class _OneDevice:
     def __init__(
         self, folder: Path, spec: ModelSpec, device: str, parts: Mapping[str, StoredPart] | None
     ) -> None:
-        self.engine = Engine(spec, device)
+        self.engine = Engine(spec, device, decoding=decoding_on(device))
         self._folder = folder
         self._device = device
         self._parts = parts

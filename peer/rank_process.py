@@ -19,6 +19,7 @@ from molink.peer.rank_messages import PipeError, read_message, write_message
 from molink.peer.rank_parts import exported_sizes, part_of, parts_of
 from molink.shards.codec import dtype_of
 from molink.shards.collectives import RankGroup
+from molink.shards.decode import decoding_on
 from molink.shards.engine import Engine, Rows
 from molink.shards.kv_cache import SequenceCache
 from molink.shards.loader import load_stage
@@ -47,7 +48,7 @@ class Rank:
         rendezvous = Path(opening["rendezvous"])
         self._group = RankGroup(self._index, opening["ranks"], self._device, rendezvous, opening["timeout_s"])
         self._shard = Shard(self._index, opening["ranks"], self._group.all_reduce)
-        self._engine = Engine(self._spec, self._device)
+        self._engine = Engine(self._spec, self._device, decoding=decoding_on(self._device, records=False))
         self._loaded: dict[int, Stage] = {}
         self._caches: dict[int, SequenceCache] = {}
 

@@ -32,6 +32,11 @@ class Rules(NamedTuple):
     slopes: Tensor | None = None
     """[heads] by how much a key's logit falls with each position that it lies back (ALiBi)."""
 
+    @property
+    def plain(self) -> bool:
+        """Whether logits are scaled products and nothing else, in a window or not."""
+        return self.softcap is None and self.sinks is None and self.slopes is None
+
 
 class AttendingBatch(Protocol):
     """What a step puts into its stage's slot while the model runs."""

@@ -8,12 +8,16 @@ import torch
 from torch import Tensor
 
 from molink.shards.block_allocator import PoolFull
+from molink.shards.decode import BATCH_SIZES, Decoding, PagedSpan
 from molink.shards.kv_cache import SequenceCache, open_cache
 from molink.shards.kv_memory import LayerLayout
 from molink.shards.kv_pool import KvPool
 from molink.shards.packed import PackedBatch
+from molink.shards.paged import pages
+from molink.shards.paged_rows import PagedRows
 from molink.shards.spec import KV_BLOCK_TOKENS, ModelSpec, Span, merge_spans, missing_spans
 from molink.shards.stage import Stage, View
+from molink.shards.transfers import Staging, Transfers
 from molink.shards.unfinished_step import Piece, Rows, UnfinishedStep
 
 __all__ = ["Engine", "NotHeld", "Rows"]
@@ -32,16 +36,27 @@ class NotHeld(ValueError):
 class Engine:
     """Holds stages of one model on one device and steps sessions through spans of them."""
 
-    def __init__(self, spec: ModelSpec, device: str, kv_limit_bytes: int | None = None) -> None:
-        """The KV cache takes at most `kv_limit_bytes`, or what it needs where that is None."""
+    def __init__(
+        self,
+        spec: ModelSpec,
+        device: str,
+        kv_limit_bytes: int | None = None,
+        *,
+        decoding: Decoding | None = None,
+    ) -> None:
+        """The KV cache takes at most `kv_limit_bytes`, or what it needs where that is None. Without `decoding` the
+        sessions of a step attend one after the other."""
         self.spec = spec
         self._device = torch.device(device)
+        self._decoding = decoding
+        self._transfers = Transfers(self._device)
         self.pool = KvPool(self._device, kv_limit_bytes)
         self._growing: WeakSet[SequenceCache] = WeakSet()
         self._unfinished: WeakSet[UnfinishedStep] = WeakSet()
         self._steps = 0
         self._stages: list[Stage] = []
         self._routes: dict[Span, tuple[View, ...]] = {}
+        self._paged: dict[Span, PagedSpan | None] = {}
 
     @property
     def held(self) -> tuple[Span, ...]:
@@ -76,6 +91,7 @@ class Engine:
         self._stages.append(stage)
         self._stages.sort(key=lambda held: held.span)
         self._routes.clear()
+        self._paged.clear()
 
     def detach(self, span: Span) -> None:
         """Frees the layers of `span`; parts of stages outside it stay. Raises NotHeld where some are not
@@ -88,6 +104,7 @@ class Engine:
             remaining += [stage] if keeps == (stage.span,) else [stage.keep(part) for part in keeps]
         self._stages = remaining
         self._routes.clear()
+        self._paged.clear()
         self.pool.forget(span)
 
     def new_cache(
@@ -156,17 +173,54 @@ class Engine:
         """
         route = self._route(span)
         _check_rows(span, rows)
-        inputs = self._inputs(span, rows, hidden)
+        ids = self._check_inputs(span, rows, hidden)
         self._make_room(rows)
+        result = self._replay(span, rows, ids, hidden)
+        if result is None:
+            return self._run(span, route, rows, self._inputs(ids, hidden))
+        for row in rows:
+            row.cache.advance(row.count)
+        return result
+
+    def _run(self, span: Span, route: Sequence[View], rows: Sequence[Rows], inputs: Tensor) -> Tensor:
         positions = self._positions([(row.cache.length, row.count) for row in rows])
-        counts = [row.count for row in rows]
-        batch = PackedBatch([row.cache for row in rows], counts, bitwise=not self._unfinished)
+        caches, counts = [row.cache for row in rows], [row.count for row in rows]
+        paged = self._paged_span(span)
+        batch = (
+            PackedBatch(caches, counts, bitwise=not self._unfinished)
+            if paged is None
+            else paged.batch(caches, counts, self._device)
+        )
         for view in route:
             inputs = view.run(inputs, positions, batch)
-        ends = span.stop == self.spec.layers
-        result = self._logits(route[-1], rows, inputs) if ends else inputs[0]
+        result = self._logits(route[-1], rows, inputs) if span.stop == self.spec.layers else inputs[0]
         batch.commit()
         return result
+
+    def _replay(
+        self, span: Span, rows: Sequence[Rows], ids: Sequence[int], hidden: Tensor | None
+    ) -> Tensor | None:
+        """The result of a step of one token for each session that has been recorded, if it can be."""
+        paged = self._paged_span(span)
+        if paged is None or any(row.count > 1 for row in rows):
+            return None
+        result = paged.replay([row.cache for row in rows], ids, hidden)
+        if result is None or span.stop < self.spec.layers or all(row.want_logits for row in rows):
+            return result
+        return result[[index for index, row in enumerate(rows) if row.want_logits]]
+
+    def _paged_span(self, span: Span) -> PagedSpan | None:
+        """Where the sessions of a step on the span can attend together, what does so."""
+        if self._decoding is None or span in self._paged:
+            return self._paged.get(span)
+        route, layouts = self._route(span), self._layouts(span)
+        if not pages(layouts) or not all(view.packs for view in route):
+            return self._paged.setdefault(span, None)
+        most, facts = BATCH_SIZES[-1], self._stages[0].facts
+        rows = PagedRows(self.pool, span, layouts, most, self.spec.context_length, self._device)
+        hidden = Staging((most, facts.hidden_size), facts.dtype, self._device) if span.start else None
+        ends = span.stop == self.spec.layers
+        return self._paged.setdefault(span, PagedSpan(route, rows, self._decoding, hidden, ends=ends))
 
     @torch.inference_mode()
     def begin(self, span: Span, row: Rows, hidden: Tensor | None) -> UnfinishedStep:
@@ -176,7 +230,8 @@ class Engine:
         """
         self._route(span)
         _check_rows(span, (row,))
-        unfinished = UnfinishedStep(span, row, self._inputs(span, (row,), hidden))
+        ids = self._check_inputs(span, (row,), hidden)
+        unfinished = UnfinishedStep(span, row, self._inputs(ids, hidden))
         self._unfinished.add(unfinished)
         return unfinished
 
@@ -267,24 +322,30 @@ class Engine:
             route = self._routes[span] = tuple(stage.view(part) for stage, part in parts)
         return route
 
-    def _inputs(self, span: Span, rows: Sequence[Rows], hidden: Tensor | None) -> Tensor:
-        """Token ids [1, tokens] or hidden states [1, tokens, hidden] on the device."""
+    def _check_inputs(self, span: Span, rows: Sequence[Rows], hidden: Tensor | None) -> list[int]:
+        """The token ids, where the span starts the model; else none."""
         tokens = sum(row.count for row in rows)
-        if span.start == 0:
-            ids = [token for row in rows for token in row.token_ids or ()]
-            if hidden is not None or len(ids) != tokens:
+        if span.start:
+            if hidden is None or hidden.shape != (tokens, self.spec.hidden_size):
+                shape = None if hidden is None else tuple(hidden.shape)
                 raise ValueError(
-                    f"span {span} starts the model: it takes {tokens} token ids and no hidden states"
+                    f"span {span} takes hidden states {(tokens, self.spec.hidden_size)}, got {shape}"
                 )
-            if min(ids) < 0 or max(ids) >= self.spec.vocabulary_size:
-                raise ValueError(f"token ids must be in [0, {self.spec.vocabulary_size})")
-            return torch.tensor([ids], device=self._device)
-        if hidden is None or hidden.shape != (tokens, self.spec.hidden_size):
-            shape = None if hidden is None else tuple(hidden.shape)
+            return []
+        ids = [token for row in rows for token in row.token_ids or ()]
+        if hidden is not None or len(ids) != tokens:
             raise ValueError(
-                f"span {span} takes hidden states {(tokens, self.spec.hidden_size)}, got {shape}"
+                f"span {span} starts the model: it takes {tokens} token ids and no hidden states"
             )
-        return hidden.to(self._device, self._stages[0].facts.dtype)[None]
+        if min(ids) < 0 or max(ids) >= self.spec.vocabulary_size:
+            raise ValueError(f"token ids must be in [0, {self.spec.vocabulary_size})")
+        return ids
+
+    def _inputs(self, ids: Sequence[int], hidden: Tensor | None) -> Tensor:
+        """Token ids [1, tokens] or hidden states [1, tokens, hidden] on the device."""
+        if hidden is None:
+            return torch.tensor([ids], device=self._device)
+        return self._transfers.to_device(hidden, self._stages[0].facts.dtype)[None]
 
     def _logits(self, tail: View, rows: Sequence[Rows], hidden: Tensor) -> Tensor:
         """Logits of the last row of each session that wants them; `hidden` is [1, tokens, hidden]."""

@@ -79,6 +79,15 @@ class KvMemory:
             views[slot] = view
         return views
 
+    def places(self, start: int, count: int, tokens: int) -> Tensor:
+        """[count, 2] int64: for each `tokens` tokens from `start` on the address of the first one's key in slot 0 and
+        head 0, and how many tokens there are in all. Only where all slots have one shape."""
+        (buffer,) = self.buffers
+        vector_bytes = buffer.shape[4] * buffer.itemsize
+        first = buffer.data_ptr() + start * vector_bytes
+        addresses = first + tokens * vector_bytes * torch.arange(count)
+        return torch.stack([addresses, torch.full_like(addresses, buffer.shape[3])], 1)
+
     def copy_from(self, source: "KvMemory", source_start: int, start: int, tokens: int) -> None:
         """Takes over tokens of memory of the same layouts."""
         for theirs, ours in zip(source.buffers, self.buffers, strict=True):

@@ -18,6 +18,16 @@ Run = tuple[Extent[Any], int, int]
 
 
 @dataclass(slots=True, eq=False)
+class Runs:
+    """Where a table's blocks lay when so many had moved."""
+
+    moves: int
+    each: list[Run]
+    places: Tensor | None = None
+    """Of `KvPool.places`, once asked for."""
+
+
+@dataclass(slots=True, eq=False)
 class BlockTable:
     """Where one session's keys and values are, in layers that forget alike."""
 
@@ -28,8 +38,8 @@ class BlockTable:
     blocks: list[Block] = field(default_factory=list)
     first: int = 0
     """How many blocks were passed by the window and are not there any more."""
-    runs: tuple[int, list[Run]] | None = None
-    """Where they lay when so many had moved; None when blocks came or went since."""
+    runs: Runs | None = None
+    """None when blocks came or went since."""
     released: bool = False
     """Whether its session has ended and its blocks are free."""
 
@@ -233,18 +243,27 @@ class KvPool:
     def views(self, table: BlockTable, start: int, stop: int) -> list[list[Tensor]]:
         """Tokens [start, stop) of the sequence, as far as they are still there: for each run of blocks a view of
         every slot."""
-        known = table.runs
-        if known is None or known[0] != self._allocator.moves:
-            known = table.runs = (self._allocator.moves, runs_of(table.blocks))
         views: list[list[Tensor]] = []
         begin = table.first * KV_BLOCK_TOKENS
-        for extent, index, count in known[1]:
+        for extent, index, count in self._runs(table).each:
             end = begin + count * KV_BLOCK_TOKENS
             low, high = max(start, begin), min(stop, end)
             if low < high:
                 views.append(extent.memory.slots(index * KV_BLOCK_TOKENS + low - begin, high - low))
             begin = end
         return views
+
+    def places(self, table: BlockTable) -> Tensor:
+        """[blocks, 2] int64 on the host: the address of each block's first key and the tokens of the extent that it is
+        in, for layers whose keys and values are all alike. The same tensor as long as the blocks are the same."""
+        runs = self._runs(table)
+        if runs.places is None:
+            parts = [
+                extent.memory.places(index * KV_BLOCK_TOKENS, count, KV_BLOCK_TOKENS)
+                for extent, index, count in runs.each
+            ]
+            runs.places = torch.cat(parts) if parts else torch.empty(0, 2, dtype=torch.long)
+        return runs.places
 
     def limit(self, limit_bytes: int | None) -> bool:
         """Blocks may take so much from now on (None: as much as they like); whether what sessions hold fits. Prefixes
@@ -285,6 +304,12 @@ class KvPool:
                 target.copy_from(source, *places)
             elif isinstance(target, KvMemory) and isinstance(source, KvMemory):
                 target.copy_from(source, *(place * KV_BLOCK_TOKENS for place in places))
+
+    def _runs(self, table: BlockTable) -> Runs:
+        known = table.runs
+        if known is None or known.moves != self._allocator.moves:
+            known = table.runs = Runs(self._allocator.moves, runs_of(table.blocks))
+        return known
 
     def _named(self, table: BlockTable, names: Iterable[bytes]) -> list[Block]:
         """The blocks of these names, up to the first that is not there."""

@@ -64,7 +64,7 @@ class PackedBatch(Cache):  # type: ignore[misc] # transformers has no types
     """Stores each session's fresh keys and values in its own cache and attends session by session.
 
     All caches are of one span. `counts` are the new tokens of each session, packed in this order. What is
-    written lies beyond each cache's length until `commit`, so that a failed step leaves the caches as they
+    written lies beyond each cache's length until the caches advance, so that a failed step leaves them as they
     were.
     """
 

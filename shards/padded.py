@@ -20,6 +20,8 @@ class PaddedView(View):
 
     __slots__ = ()
 
+    packs = False
+
     def run(self, inputs: Tensor, positions: Tensor, batch: PackedBatch) -> Tensor:  # type: ignore[override] # it needs the caches
         """As `View.run`: packed rows go in and come out, whatever they are inside."""
         self._slot.bitwise = batch.bitwise

@@ -74,6 +74,9 @@ class View:
         "span",
     )
 
+    packs = True
+    """Whether its attention goes through the batch that it runs; else it is the model's own."""
+
     def __init__(self, model: PreTrainedModel, span: Span, layers: int, slot: BatchSlot) -> None:
         self.span = span
         self._slot = slot
