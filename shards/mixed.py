@@ -17,6 +17,8 @@ from molink.shards.paged_rows import PagedBatch
 class MixedBatch(Cache):  # type: ignore[misc] # transformers has no types
     """What a model sees as its cache: of sessions with one new token `single`, of the others their own blocks."""
 
+    bitwise = True
+
     def __init__(
         self,
         caches: Sequence[SequenceCache],
@@ -65,6 +67,11 @@ class MixedBatch(Cache):  # type: ignore[misc] # transformers has no types
                 query[:, :, start:stop], session.read(slot), session.read(slot + 1), rules
             )
         return attended
+
+    def commit(self) -> None:
+        """The step succeeded: the new tokens count."""
+        for session, _, _ in self._chunks + self._singles:
+            session.cache.advance(session.count)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002 - transformers' signature
         return 0

@@ -95,6 +95,8 @@ class PagedRows:
 class PagedBatch(Cache):  # type: ignore[misc] # transformers has no types
     """What a model sees as its cache while it runs the first rows: keys and values go and come by address."""
 
+    bitwise = True
+
     def __init__(self, attention: PagedAttention, rows: PagedRows, count: int) -> None:
         super().__init__(layers=[])
         self._attention = attention
