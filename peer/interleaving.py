@@ -91,7 +91,7 @@ class Interleaving:
             return PieceOutput(StepOutput((), None, (), (), started_s, 0.0, None), 0.0)
         if self._begun is None or self._begun[0] is not part:
             if part.step == 0:
-                cache.truncate(part.prefix_tokens, same_tokens=True)
+                self._engine.begin_behind(cache, part.prefix_tokens)
             rows = Rows(cache, part.count, part.token_ids, part.sample)
             self._begun = part, self._engine.begin(part.session.span, rows, part.hidden)
             self._computed_s = 0.0

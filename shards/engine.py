@@ -240,7 +240,8 @@ class Engine:
         """Takes the step's next `tokens` tokens, or those that are on their way, through their next `layers` layers, as
         far as there are so many. Returns what `step` would have when all are through, else None.
 
-        Its cache grows by tokens that are through all layers. Raises as `step`, and ValueError for a step that is done.
+        Where layers keep states, tokens go through all layers at once. The cache grows by tokens that are through all.
+        Raises as `step`, and ValueError for a step that is done.
         """
         _check_rows(step.span, (step.row,))
         if min(step.left_tokens, tokens, layers) < 1:
@@ -254,6 +255,8 @@ class Engine:
             step.piece.batch.find_memory()
         piece = step.piece
         stop = min(piece.layer + layers, step.span.stop)
+        if any(layout.states for layout in step.row.cache.layouts):
+            stop = step.span.stop
         for view in self._route(Span(piece.layer, stop)):
             piece.hidden = view.run(piece.hidden, piece.positions, piece.batch)
         piece.layer = stop

@@ -22,6 +22,8 @@ class RowsView(View):
 
     __slots__ = ()
 
+    packs = False
+
     def run(self, inputs: Tensor, positions: Tensor, batch: PackedBatch) -> Tensor:  # type: ignore[override] # it needs the caches
         """As `View.run`: packed rows go in and come out, whatever they are inside."""
         results: list[Tensor | None] = [None] * len(batch.counts)
@@ -79,6 +81,8 @@ class LoneView(RowsView):
 
 class RowsCache(Cache):  # type: ignore[misc] # transformers has no types
     """What a model sees as its cache: rows of sessions, each with as many new tokens."""
+
+    bitwise = True
 
     def __init__(self, sessions: Sequence[StepSession]) -> None:
         first = sessions[0]
