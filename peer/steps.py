@@ -109,7 +109,14 @@ def _step(engine: StageEngine, span: Span, rows: list[Rows], hidden: torch.Tenso
     half = len(rows) // 2
     first = sum(row.count for row in rows[:half])
     parts = (None, None) if hidden is None else (hidden[:first], hidden[first:])
-    return torch.cat([_step(engine, span, rows[:half], parts[0]), _step(engine, span, rows[half:], parts[1])])
+    for row in rows[half:]:
+        row.cache.hold(held=True)
+    try:
+        before = _step(engine, span, rows[:half], parts[0])
+    finally:
+        for row in rows[half:]:
+            row.cache.hold(held=False)
+    return torch.cat([before, _step(engine, span, rows[half:], parts[1])])
 
 
 def _work(spec: ModelSpec, inputs: Sequence[StepInput]) -> StepWork:

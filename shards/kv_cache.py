@@ -271,6 +271,11 @@ class SequenceCache:
             shared = names if self._state is None else ()
             self._pool.give_back(self.tables, shared[: self.length // KV_BLOCK_TOKENS])
 
+    def hold(self, *, held: bool) -> None:
+        """Whether a step that has begun will come to it later: its blocks stay until then, even if it is closed."""
+        for table in self.tables:
+            table.held = held
+
     def __del__(self) -> None:
         self.close()
 

@@ -40,6 +40,8 @@ class BlockTable:
     """How many blocks were passed by the window and are not there any more."""
     runs: Runs | None = None
     """None when blocks came or went since."""
+    held: bool = False
+    """Whether a step that has begun will use it, so that its blocks stay even if its session ends."""
     released: bool = False
     """Whether its session has ended and its blocks are free."""
 
@@ -198,10 +200,10 @@ class KvPool:
         self._returned.extend((table, names) for table in tables)
 
     def collect(self, stepping: Collection[BlockTable] = ()) -> None:
-        """Frees what was given back, but for tables of the step that is about to run."""
+        """Frees what was given back, but for tables of the step that is about to run, and those that are held."""
         for _ in range(len(self._returned)):
             table, names = self._returned.popleft()
-            if table in stepping:
+            if table in stepping or table.held:
                 self._returned.append((table, names))
                 continue
             self.publish(table, names, 0, table.end)
