@@ -31,7 +31,7 @@ _PLAIN: Final = frozenset({"llama", "mistral", "mixtral", "qwen2", "qwen2_moe"})
 _WITH_HEAD_DIM: Final = frozenset({"gemma", "gemma2", "qwen3", "qwen3_moe"})
 """Architectures that mean the same by the same keys, but only if the head dimension is given."""
 
-_ROUTER: Final = re.compile(r"(?:^|\.)(?:gate|router|shared_expert_gate)(?:\.\w+)?\.weight$")
+_NEVER_QUANTIZED: Final = re.compile(r"(?:^|\.)(?:gate|router|shared_expert_gate|dt_proj)(?:\.\w+)?\.weight$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,10 +231,13 @@ def stored_dtype(elements: Mapping[str, int]) -> str | None:
 def is_quantizable(name: str, shape: tuple[int, ...]) -> bool:
     """Whether a tensor of a decoder layer is one that quantization shrinks: a matrix, or a stack of experts' matrices.
 
-    Routers of experts are not: they are small, and whom they choose must not depend on rounding. Nor are matrices
-    that do not fill blocks of 64 numbers and whole bytes, which no model of a useful size has.
+    Routers of experts are not: they are small, and whom they choose must not depend on rounding. Nor are projections
+    of time steps in state-space layers, which models multiply by themselves, or matrices that do not fill blocks of
+    64 numbers and whole bytes, which no model of a useful size has.
     """
-    if _ROUTER.search(name) or not (name.endswith(".weight") if len(shape) == 2 else len(shape) == 3):
+    if _NEVER_QUANTIZED.search(name) or not (
+        name.endswith(".weight") if len(shape) == 2 else len(shape) == 3
+    ):
         return False
     return shape[-1] % 2 == 0 and math.prod(shape[-2:]) % 64 == 0
 
