@@ -67,16 +67,17 @@ that join each other, and compares the logits with those of the whole model in t
 
 **Exact split** was measured here the same way, from files: split in two and in three, eight sessions of different
 lengths that join at different steps, prompts in chunks, float32. Logits differ from the whole model's by at most
-{tolerance:.0e} of the largest one, which is rounding, and all generated tokens are the same; a few random models make more of
-rounding, up to what the row says. Configurations are the defaults of each class, made tiny; no real weights were loaded.
+{tolerance:.0e} of the largest one, which is rounding, and all generated tokens are the same; where a tiny random model
+makes more of rounding, the row says how much. Configurations are the defaults of each class, made tiny; no real weights
+were loaded.
 
 **Batching**: *packed* runs the new tokens of all sessions as one row through every matrix, with attention of our own.
 *Left-padded* runs sessions with equally many new tokens as rows beside each other, with the architecture's own
-attention; it costs a copy of the cached keys and values each step. Where layers keep a state of a session besides
-(linear attention, state spaces, convolutions), *rows* does the same with attention of our own and without that copy, and
-with *token by token* a chunk of a prompt behind the first goes through one token after the other, since transformers
-continues from such a state no other way. *One by one* runs each session by itself with the architecture's own attention.
-Sessions with states share no beginnings.
+attention; it costs a copy of the cached keys and values each step. *Rows* does so for layers that keep a state of a
+session beside keys and values (linear attention, state spaces, convolutions), with our attention and without that copy.
+*Token by token* says that a later chunk of a prompt goes through one token after the other, since transformers
+continues from such a state no other way. *One by one* runs each session by itself with the architecture's own
+attention. Sessions with states share no beginnings.
 
 `nemotron_h` is compared with transformers where time steps are bounded as the checkpoints say (`time_step_limit`), not
 by `time_step_min`, as transformers does for prompts and does not for single tokens.
@@ -103,7 +104,8 @@ def generate_text() -> str:
     sections = [
         _INTRODUCTION.format(version=transformers.__version__, tolerance=TOLERANCE),
         f"Of {len(findings)} architectures, {packed} are exact in packed batches, {padded} in "
-        f"left-padded ones, {len(served) - packed - padded} as rows or one by one, and {len(refused)} are refused. {len(converted)} more kinds are converted.\n",
+        f"left-padded ones, {len(served) - packed - padded} as rows or one by one, "
+        f"and {len(refused)} are refused. {len(converted)} more kinds are converted.\n",
         "## The paper's architectures\n",
         "Table 1 of the MoLink system paper, and Llama.\n",
         _table("Class | Architecture here", [f"| `{name}` | {here} |" for name, here in TABLE_1.items()]),
