@@ -20,6 +20,7 @@ ARCHITECTURES = (
     "llama",
     "gemma2",
     "falcon",
+    "qwen3_next",
     *(pytest.param(name, marks=pytest.mark.full) for name in ("gpt2", "deepseek_v3")),
 )
 sizes = st.lists(st.tuples(st.integers(6, 80), st.integers(1, 7)), min_size=1, max_size=6)
