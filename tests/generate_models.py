@@ -90,7 +90,7 @@ together, with what they have in common computed once; and fourteen sessions in 
 every hop sessions were moved to the host's memory and back at least fourteen times. Logits differ from the whole
 model's by at most {tolerance:.0e} of the largest one, which is rounding, and all generated tokens are the same. In
 bfloat16, split in three, the same ways: tokens are the same wherever the best two logits of the whole model lie further
-apart than twice the measured difference of logits, which is so at no less than half of the positions, and that
+apart than twice the measured difference of logits, which is so at no less than a third of the positions, and that
 difference is on average no larger than what rounding to bfloat16 does to the whole model. Where a tiny random model
 makes more of rounding, the row says to how much of the largest logit it is exact.
 

@@ -183,7 +183,7 @@ def rounding_faults(model: TinyModel) -> list[str]:
     found = rounded(runs, model.rounded(), model.whole)
     faults = {
         f"{found.wrong} tokens differ beyond what rounding explains": found.wrong,
-        f"only {found.clear} of {found.positions} positions are clear": found.clear < found.positions / 2,
+        f"only {found.clear} of {found.positions} positions are clear": found.clear < found.positions / 3,
         f"logits differ by {found.ours:.1e}, by rounding only {found.theirs:.1e}": not found.ours
         <= found.theirs,
     }
