@@ -34,7 +34,9 @@ _WITH_HEAD_DIM: Final = frozenset({"gemma", "gemma2", "qwen3", "qwen3_moe"})
 _TIED: Final = frozenset({"gpt2", "gemma", "gemma2"})
 """Of these architectures, those that tie embedding and head unless the configuration says otherwise."""
 
-_ROUTER: Final = re.compile(r"(?:^|\.)(?:gate|router|shared_expert_gate)(?:\.\w+)?\.weight$")
+_NEVER_QUANTIZED: Final = re.compile(
+    r"(?:^|\.)(?:gate|router|shared_expert_gate|dt_proj|weights_proj)(?:\.\w+)?\.weight$"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,10 +275,14 @@ def stored_dtype(elements: Mapping[str, int]) -> str | None:
 def is_quantizable(name: str, shape: tuple[int, ...]) -> bool:
     """Whether a tensor of a decoder layer is one that quantization shrinks: a matrix, or a stack of experts' matrices.
 
-    Routers of experts are not: they are small, and whom they choose must not depend on rounding. Nor are matrices
-    that do not fill blocks of 64 numbers and whole bytes, which no model of a useful size has.
+    Routers of experts are not: they are small, and whom they choose must not depend on rounding. Nor are projections
+    of time steps in state-space layers and of the weights by which a layer chooses what to attend to, which models
+    multiply by themselves, or matrices that do not fill blocks of 64 numbers and whole bytes, which no model of a
+    useful size has.
     """
-    if _ROUTER.search(name) or not (name.endswith(".weight") if len(shape) == 2 else len(shape) == 3):
+    if _NEVER_QUANTIZED.search(name) or not (
+        name.endswith(".weight") if len(shape) == 2 else len(shape) == 3
+    ):
         return False
     return shape[-1] % 2 == 0 and math.prod(shape[-2:]) % 64 == 0
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import torch
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
@@ -27,6 +28,9 @@ from molink.shards.tensor_parallel import Shard, division_refusal
 from molink.shards.text_part import generative_class, text_config
 from molink.shards.unpacking import unpacked
 from molink.shards.verification import Fingerprints, StoredPart
+
+_LEAST_TIME_STEP: Final = 1e-9
+"""A shorter one leaves a state as it is, in float32 too."""
 
 
 def load_stage(
@@ -98,7 +102,7 @@ class _Source:
 def folder_refusal(folder: Path, ranks: int) -> str | None:
     """Why the model in `folder` cannot be divided over so many ranks, or None. Raises WeightsError where it cannot be
     served at all."""
-    return division_refusal(_read_config(folder, _conversion_for(folder)), ranks)
+    return division_refusal(text_config(_read_config(folder, _conversion_for(folder))), ranks)
 
 
 def _conversion_for(folder: Path) -> Conversion | None:
@@ -127,7 +131,16 @@ def _read_config(folder: Path, conversion: Conversion | None) -> PreTrainedConfi
         reason = "transformers has no causal language model of this type"
     if reason is not None:
         raise UnsupportedArchitecture(folder, getattr(config, "model_type", "") or "unknown", reason)
+    _bound_time_steps(text_config(config))
     return config
+
+
+def _bound_time_steps(config: PreTrainedConfig) -> None:
+    """The state-space layers of Nemotron-H have bounds of their time steps, `time_step_limit`. Transformers bounds
+    those of several tokens at once by `time_step_min` instead, from which biases were drawn before training, and those
+    of single tokens not at all: a prompt's tokens would depend on how it was cut into chunks."""
+    if config.model_type == "nemotron_h":
+        config.time_step_min = max(float(config.time_step_limit[0]), _LEAST_TIME_STEP)
 
 
 def _load_model(

@@ -15,14 +15,20 @@ from molink.shards.attention import (
 )
 from molink.shards.kv_cache import SequenceCache
 
+States = dict[int, tuple[Tensor, ...]]
+"""Of each layer that keeps some."""
+
 
 class StepSession:
     """Where one session's step reads and writes, for each slot."""
 
     __slots__ = ("_kept", "cache", "count", "fresh", "past", "past_parts", "start", "states")
 
-    def __init__(self, cache: SequenceCache, count: int, start: int | None = None) -> None:
-        """`start` is the position of the first of its new tokens: where the cache ends, unless they go in parts."""
+    def __init__(
+        self, cache: SequenceCache, count: int, states: States | None = None, start: int | None = None
+    ) -> None:
+        """`states` are of layers that the new tokens have been through; `start` is the position of the first of these:
+        where the cache ends, unless they go in parts."""
         self.cache = cache
         self.count = count
         self.start = start = cache.length if start is None else start
@@ -32,14 +38,12 @@ class StepSession:
         """What it attends to, fresh tokens included; None where that lies in several runs of blocks."""
         self.past_parts = cache.parts(0, start + count) if self.past is None else []
         self._kept = cache.states
-        self.states: dict[int, tuple[Tensor, ...]] = {}
+        self.states: States = {} if states is None else states
         """What layers keep beside keys and values, [1, *shape] of each, behind the new tokens that have run."""
 
     def part(self, at: int) -> "StepSession":
         """The step of its new token `at` alone, after those before it."""
-        step = StepSession(self.cache, 1, self.start + at)
-        step.states = self.states
-        return step
+        return StepSession(self.cache, 1, self.states, self.start + at)
 
     def states_before(self, layer: int) -> tuple[Tensor, ...] | None:
         """What the layer kept behind the tokens before these; None: there were none."""
@@ -78,12 +82,13 @@ class PackedBatch(Cache):  # type: ignore[misc] # transformers has no types
         self._first_layer = caches[0].span.start
         self._layouts = caches[0].layouts
         self._caches = caches
+        self._states: list[States] = [{} for _ in caches]
         self.find_memory()
 
     def find_memory(self) -> None:
         """Looks up where the caches lie, again if blocks may have moved since."""
         self.sessions = [
-            StepSession(cache, count) for cache, count in zip(self._caches, self.counts, strict=True)
+            StepSession(*session) for session in zip(self._caches, self.counts, self._states, strict=True)
         ]
         self._alone = (
             self.sessions[0] if len(self.sessions) == 1 and self.sessions[0].past is not None else None

@@ -1,7 +1,9 @@
 """Runs a freshly loaded span once, to learn what its layers cache and to refuse what packed batches would get
 wrong."""
 
-from typing import Any
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +19,18 @@ from molink.shards.text_part import text_config
 
 _ATTENTION_TYPES = ("full_attention", "sliding_attention", "chunked_attention")
 
+_MORE_THAN_HIDDEN_STATES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "zamba": "the embeddings",
+        "zamba2": "the embeddings",
+        "zaya": "what the router of the layer before computed",
+        "hy_v4": "what an earlier layer chose to attend to",
+    }
+)
+"""What layers of some architectures take of others, which may be on another peer."""
+_OWN_STATES: Final = frozenset({"deepseek_v4", "minimax", "recurrent_gemma", "rwkv", "xlstm"})
+"""Architectures that do not keep their states in transformers' common caches."""
+
 
 def config_refusal(config: PreTrainedConfig) -> str | None:
     """Why a model of this configuration cannot be served, or None."""
@@ -27,12 +41,15 @@ def config_refusal(config: PreTrainedConfig) -> str | None:
     encodes = getattr(config, "is_encoder_decoder", False)
     config = text_config(config)
     positions = [rope.get("rope_type") for rope in rope_settings(config)]
+    beside = _MORE_THAN_HIDDEN_STATES.get(config.model_type)
     refusals = (
         (encodes, "it is an encoder-decoder, and only decoders are split over peers"),
         (
             getattr(config, "hidden_size_per_layer_input", None),
             "its layers take the token ids beside hidden states, and peers send hidden states only",
         ),
+        (beside, f"its layers take {beside} beside hidden states, and peers send hidden states only"),
+        (config.model_type in _OWN_STATES, "its layers keep states of sessions in a way of their own"),
         (
             getattr(config, "num_kv_shared_layers", None),
             "its last layers use keys and values of others, which may be on another peer",

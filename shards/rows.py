@@ -14,6 +14,7 @@ from transformers.cache_utils import Cache, DummyLayer, LinearAttentionLayer
 from molink.shards.attention import Rules, attend_sequence, layer_number
 from molink.shards.packed import PackedBatch, StepSession, attend_session
 from molink.shards.session_state import filled_layer, states_in
+from molink.shards.spec import Span
 from molink.shards.stage import View
 
 
@@ -33,7 +34,7 @@ class RowsView(View):
             hidden = self._run_rows(
                 torch.stack([rows[member] for member in members]),
                 torch.stack([places[member] for member in members]),
-                sessions,
+                RowsCache(sessions, self.span, bitwise=batch.bitwise),
             )
             for member, row in zip(members, hidden.unbind(0), strict=True):
                 results[member] = row
@@ -46,9 +47,8 @@ class RowsView(View):
             groups.setdefault((session.count, session.cache.length == 0), []).append(member)
         return list(groups.values())
 
-    def _run_rows(self, inputs: Tensor, positions: Tensor, sessions: Sequence[StepSession]) -> Tensor:
+    def _run_rows(self, inputs: Tensor, positions: Tensor, cache: "RowsCache") -> Tensor:
         """[sessions, count] token ids or [sessions, count, hidden] to hidden states."""
-        cache = RowsCache(sessions)
         hidden = self._attended(inputs, positions, cache)
         cache.keep_states()
         return hidden
@@ -59,14 +59,13 @@ class SerialRowsView(RowsView):
 
     __slots__ = ()
 
-    def _run_rows(self, inputs: Tensor, positions: Tensor, sessions: Sequence[StepSession]) -> Tensor:
-        if sessions[0].start == 0 or sessions[0].count == 1:
-            return super()._run_rows(inputs, positions, sessions)
+    def _run_rows(self, inputs: Tensor, positions: Tensor, cache: "RowsCache") -> Tensor:
+        if cache.begins or inputs.shape[1] == 1:
+            return super()._run_rows(inputs, positions, cache)
         hidden = []
-        for at in range(sessions[0].count):
+        for at in range(inputs.shape[1]):
             now = slice(at, at + 1)
-            steps = [session.part(at) for session in sessions]
-            hidden.append(super()._run_rows(inputs[:, now], positions[:, now], steps))
+            hidden.append(super()._run_rows(inputs[:, now], positions[:, now], cache.part(at)))
         return torch.cat(hidden, 1)
 
 
@@ -82,16 +81,28 @@ class LoneView(RowsView):
 class RowsCache(Cache):  # type: ignore[misc] # transformers has no types
     """What a model sees as its cache: rows of sessions, each with as many new tokens."""
 
-    bitwise = True
-
-    def __init__(self, sessions: Sequence[StepSession]) -> None:
+    def __init__(self, sessions: Sequence[StepSession], span: Span, *, bitwise: bool) -> None:
+        """`span` are the layers that run, of those that the sessions' caches are of."""
         first = sessions[0]
+        self.bitwise = bitwise
+        self._running = span
         self._sessions = sessions
         self._span = first.cache.span
         self._layouts = first.cache.layouts
         self._lengths = [session.start + session.count for session in sessions]
-        layers = [DummyLayer() for _ in range(self._span.start)]
-        super().__init__(layers=[*layers, *map(self._state_layer, self._span)])
+        layers = [DummyLayer() for _ in range(span.start)]
+        super().__init__(layers=[*layers, *map(self._state_layer, span)])
+
+    @property
+    def begins(self) -> bool:
+        """Whether the new tokens are the sessions' first."""
+        return self._sessions[0].start == 0
+
+    def part(self, at: int) -> "RowsCache":
+        """For the sessions' new token `at` alone, after those before it."""
+        return RowsCache(
+            [session.part(at) for session in self._sessions], self._running, bitwise=self.bitwise
+        )
 
     def _state_layer(self, layer: int) -> LinearAttentionLayer | DummyLayer:
         layouts = self._layouts[layer - self._span.start].states
@@ -108,7 +119,7 @@ class RowsCache(Cache):  # type: ignore[misc] # transformers has no types
 
         Raises ValueError where a layer keeps something else than it did when the span was tried out.
         """
-        for layer in self._span:
+        for layer in self._running:
             layouts = self._layouts[layer - self._span.start].states
             if layouts:
                 stacked = states_in(self.layers[layer], layouts)

@@ -19,6 +19,7 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 from transformers.core_model_loading import WeightRenaming
 
+from molink.shards.probe import other_layers
 from molink.shards.text_part import decoder_name, text_config
 from molink.shards.verification import StoredPart
 
@@ -46,6 +47,8 @@ def architecture_refusal(architecture: str) -> str | None:
 
 def division_refusal(config: PreTrainedConfig, ranks: int) -> str | None:
     """Why the model of this configuration cannot be divided over so many ranks, or None."""
+    if other_layers(config):
+        return "what its layers keep of a session cannot be divided"
     refusal = _plan_refusal(config.base_model_tp_plan)
     if refusal is not None:
         return refusal

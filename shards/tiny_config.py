@@ -35,9 +35,12 @@ _MOST: Final[tuple[tuple[str, int], ...]] = (
     (r"sliding_window\w*|\w*window_size|attention_chunk_size|local_attention", WINDOW),
     (r"max_window_layers", LAYERS // 2),
     (r"index_topk", WINDOW),
+    (r"attn_layer_period", LAYERS),
+    (r"attn_layer_offset", LAYERS // 2),
 )
 """Keys by their names, and the most that a tiny configuration has of them."""
 _LAYER_COUNTS: Final = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+_LAYER_INDICES: Final = "attn_layer_indices"
 _HEAD_COUNTS: Final = ("num_attention_heads", "n_head", "n_heads")
 _KV_HEADS: Final = ("num_key_value_heads", "num_kv_heads", "kv_n_heads", "num_attention_groups")
 _STATE_SPACES: Final = (
@@ -71,7 +74,7 @@ def tiny_config(config: PreTrainedConfig) -> PreTrainedConfig:
         return composite
     values = config.to_dict()
     layers: int = config.num_hidden_layers
-    kept = _telling_layers(values, layers)
+    kept = _telling_layers({"layer_types": getattr(config, "layer_types", None)} | values, layers)
     tiny = _shrunk(values, kept, layers)
     heads = getattr(config, "num_attention_heads", None) or 1  # some architectures have no attention
     head_dim = values.get("head_dim") or config.hidden_size // heads
@@ -114,6 +117,8 @@ def _shrunk(
             continue
         if isinstance(value, dict) and value and all(isinstance(key, str) for key in value):
             tiny[name] = _shrunk(value, kept, layers, heads)
+        elif name == _LAYER_INDICES and isinstance(value, list):
+            tiny[name] = [kept.index(layer) for layer in value if layer in kept]
         elif isinstance(value, list) and len(value) == layers:
             tiny[name] = [_shrunk_value(name, value[index], len(kept)) for index in kept]
         else:

@@ -24,6 +24,7 @@ from molink.shards.self_check import self_check
 from molink.shards.text_part import generative_class
 
 OVERRIDES: dict[str, dict[str, Any]] = {
+    "bamba": {"attn_layer_indices": [9, 18, 27]},
     "bloom": {"n_layer": 4},
     "dbrx": {"attn_config": {"rope_theta": 500000.0, "kv_n_heads": 8, "clip_qkv": 8}, "n_layers": 4},
     "cohere_compass_text": {
@@ -40,12 +41,18 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "n_group": 1,
         "topk_group": 1,
     },
+    "granitemoehybrid": {
+        "layer_types": [*["mamba"] * 5, "attention", *["mamba"] * 10] * 2,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+    },
     "hunyuan_v1_dense": {"head_dim": 128},
     "hunyuan_v1_moe": {"head_dim": 128, "num_experts": 8, "moe_topk": 2},
     "ministral": {"head_dim": 128},
     "nemotron": {"num_key_value_heads": 8},
     "lfm2": {"full_attn_idxs": [2, 5, 8, 10, 12, 14]},
     "lfm2_moe": {"layer_types": ["conv", "conv", "full_attention", "conv"] * 8},
+    "nemotron_h": {"time_step_min": 1e-9},  # see `loader.py`: else transformers disagrees with itself
     "reformer": {"is_decoder": True},
 }
 """What checkpoints say and the defaults of a configuration class leave out."""

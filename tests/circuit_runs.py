@@ -121,12 +121,16 @@ def greedy_joining(
 KEY = b"model"
 
 
-def start_sharing(circuit: Circuit, prompt: tuple[int, ...], tokens: int, chunk: int = 1 << 30) -> Run:
-    """A session that begins with what all hops have."""
+def start_sharing(
+    circuit: Circuit, prompt: tuple[int, ...], tokens: int, chunk: int = 1 << 30, *, reserve: bool = True
+) -> Run:
+    """A session that begins with what all hops have, if all can go back to there."""
     names = block_names(prompt[:-1], KEY)
     capacity = len(prompt) + tokens
-    caches = [engine.new_cache(span, capacity, names) for engine, span in circuit]
+    caches = [engine.new_cache(span, capacity, names, reserve=reserve) for engine, span in circuit]
     ready = min(cache.length for cache in caches)
+    if any(cache.least_length > ready for cache in caches):
+        ready = 0
     for cache in caches:
         cache.truncate(ready, same_tokens=True)
     return Run(prompt, caches, chunk, fed=ready)

@@ -8,10 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from circuit_runs import KEY, Circuit, Run, start_run, step_runs
+from circuit_runs import Circuit, Run, start_run, start_sharing, step_runs
 from torch import Tensor
-
-from molink.shards.prefix import block_names
 
 TOKENS = 8
 CHUNK = 6
@@ -40,10 +38,6 @@ class Compared:
     difference: float
     """Largest difference of logits, relative to the largest logit."""
     same_tokens: bool
-
-    @property
-    def exact(self) -> bool:
-        return self.same_tokens and self.difference <= TOLERANCE
 
 
 def compared(runs: Sequence[Run], whole: Whole) -> Compared:
@@ -88,19 +82,9 @@ def join(circuit: Circuit, prompts: Sequence[tuple[int, ...]]) -> list[Run]:
 
 
 def shares_prefixes(circuit: Circuit) -> bool:
-    """Whether peers would: a circuit begins where its least prepared hop does, and windows do not go back to there."""
-    return len(circuit) == 1 or not any(engine.has_windows(span) for engine, span in circuit)
-
-
-def begin(circuit: Circuit, prompt: tuple[int, ...], *, reserve: bool = True) -> Run:
-    """A session that begins with what all hops have, as far as they share."""
-    names = block_names(prompt[:-1], KEY) if shares_prefixes(circuit) else ()
-    capacity = len(prompt) + TOKENS
-    caches = [engine.new_cache(span, capacity, names, reserve=reserve) for engine, span in circuit]
-    ready = min(cache.length for cache in caches)
-    for cache in caches:
-        cache.truncate(ready, same_tokens=True)
-    return Run(prompt, caches, CHUNK, fed=ready)
+    """Whether beginnings that sessions have in common are computed once: where a layer keeps a state, nobody knows
+    what it was behind them."""
+    return not any(layout.states for engine, span in circuit for layout in engine.new_cache(span, 1).layouts)
 
 
 def share(circuit: Circuit, prompts: Sequence[tuple[int, ...]]) -> tuple[list[Run], tuple[int, ...]]:
@@ -108,12 +92,12 @@ def share(circuit: Circuit, prompts: Sequence[tuple[int, ...]]) -> tuple[list[Ru
     _forget(circuit)
     runs, found = [], []
     for prompt in prompts:
-        run = begin(circuit, prompt)
+        run = start_sharing(circuit, prompt, TOKENS, CHUNK)
         found.append(run.fed)
         runs.append(run)
         while len(run.tokens) < TOKENS:
             step_runs(circuit, [run])
-    together = [begin(circuit, prompt) for prompt in prompts]
+    together = [start_sharing(circuit, prompt, TOKENS, CHUNK) for prompt in prompts]
     while waiting := [run for run in together if len(run.tokens) < TOKENS]:
         step_runs(circuit, waiting)
     _end(runs + together)
@@ -123,12 +107,12 @@ def share(circuit: Circuit, prompts: Sequence[tuple[int, ...]]) -> tuple[list[Ru
 
 def preempt(circuit: Circuit, prompts: Sequence[tuple[int, ...]]) -> tuple[list[Run], list[int]]:
     """Sessions that step in turns where there is room for no more than those of one step, and share what they can;
-    and how often each hop moved one of them to the host's memory."""
+    and how often each hop that keeps something moved one of them to the host's memory."""
     needed = _most_bytes(circuit, max(prompts, key=len))
     _forget(circuit)
     for (engine, _), most_bytes in zip(circuit, needed, strict=True):
         assert engine.pool.limit(_STEPPED * most_bytes)
-    runs = [begin(circuit, prompt, reserve=False) for prompt in prompts]
+    runs = [start_sharing(circuit, prompt, TOKENS, CHUNK, reserve=False) for prompt in prompts]
     waiting, moved = runs, [0] * len(circuit)
     while waiting:
         held = [
@@ -146,7 +130,7 @@ def preempt(circuit: Circuit, prompts: Sequence[tuple[int, ...]]) -> tuple[list[
     _check(circuit)
     for engine, _ in circuit:
         engine.pool.limit(None)
-    return runs, moved
+    return runs, [count for count, most_bytes in zip(moved, needed, strict=True) if most_bytes]
 
 
 def _most_bytes(circuit: Circuit, prompt: tuple[int, ...]) -> list[int]:

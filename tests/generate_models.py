@@ -28,6 +28,7 @@ from measured_models import (
     tiny_model,
 )
 
+from molink.shards.assembly import TROUBLE
 from molink.shards.errors import WeightsError
 from molink.shards.loader import folder_refusal
 from molink.shards.spec import QUANTIZATIONS
@@ -89,8 +90,9 @@ together, with what they have in common computed once; and fourteen sessions in 
 every hop sessions were moved to the host's memory and back at least fourteen times. Logits differ from the whole
 model's by at most {tolerance:.0e} of the largest one, which is rounding, and all generated tokens are the same. In
 bfloat16, split in three, the same ways: tokens are the same wherever the best two logits of the whole model lie further
-apart than twice the measured difference of logits, which is so at no less than half of the positions, and that
-difference is on average at most 1.5 times what rounding to bfloat16 does to the whole model.
+apart than twice the measured difference of logits, which is so at no less than a third of the positions, and that
+difference is on average no larger than what rounding to bfloat16 does to the whole model. Where a tiny random model
+makes more of rounding, the row says to how much of the largest logit it is exact.
 
 **More than text**: of models that take images or sound as well, the text part is served, and what is no text is
 refused. Of their checkpoints only the tensors of the text part are read or fetched. They were compared with the whole
@@ -98,10 +100,17 @@ class, towers and all, given text, and loaded from files with the names under wh
 
 **Batching**: *packed* runs the new tokens of all sessions as one row through every matrix, with attention of our own.
 *Left-padded* runs sessions with equally many new tokens as rows beside each other, with the architecture's own
-attention; it costs a copy of the cached keys and values each step.
+attention; it costs a copy of the cached keys and values each step. *Rows* does so for layers that keep a state of a
+session beside keys and values (linear attention, state spaces, convolutions), with our attention and without that copy.
+*Token by token* says that a later chunk of a prompt goes through one token after the other, since transformers
+continues from such a state no other way. *One by one* runs each session by itself with the architecture's own
+attention.
 
-**Shared prefixes**: whether a beginning that sessions have in common is computed once, on *any circuit*, or only on
-*one hop*: layers with a sliding window cannot go back to where the least prepared hop of a circuit begins.
+`nemotron_h` is compared with transformers where time steps are bounded as the checkpoints say (`time_step_limit`), not
+by `time_step_min`, as transformers does for prompts and does not for single tokens.
+
+**Shared prefixes**: *yes* where a beginning that sessions have in common is computed once, and *no* where layers keep
+states: what a state was behind that beginning, nobody has kept. Each such session computes its whole prompt.
 
 **Quantization**: what weights can be kept in, beside plain ones (`--quantization`). Their matrices took the size that
 is announced, and the logits of a model split in three were those of the quantized whole, bit for bit, in float32; *no*
@@ -112,6 +121,10 @@ Checkpoints in AWQ (4 bits), GPTQ (2, 4, 8 bits) and block-wise fp8 are unpacked
 the whole model's logits (the same tolerance, as threads of one process), and *no* where the architecture is refused,
 mostly because transformers has no plan that divides its attention and MLP. It was never run on a GPU.
 """
+
+
+class NotMadeWhole(Exception):
+    """No tiny model could be made to compare with."""
 
 
 def architectures() -> tuple[str, ...]:
@@ -125,17 +138,19 @@ def find_rows(names: Iterable[str], report: Callable[[str], object]) -> dict[str
     rows = {}
     for count, name in enumerate(wanted, 1):
         began = time.perf_counter()
-        rows[name] = converted_line(name) if name in CONVERTED else found_line(name)
+        rows[name] = converted_line(name, report) if name in CONVERTED else found_line(name, report)
         report(f"{count}/{len(wanted)}, {time.perf_counter() - began:.1f} s: {rows[name]}")
     return rows
 
 
-def found_line(architecture: str) -> str:
+def found_line(architecture: str, report: Callable[[str], object]) -> str:
     finding = find(architecture)
     reason = finding.reason
     if finding.batching is not None:
         try:
-            cells = measured_cells(architecture, finding.batching)
+            cells = measured_cells(architecture, finding.batching, report)
+        except NotMadeWhole as error:
+            reason = f"not measured, for no tiny model of its kind could be made whole: {error}"
         except WeightsError as error:
             reason = str(error).splitlines()[0].partition(": ")[2]
         else:
@@ -143,22 +158,29 @@ def found_line(architecture: str) -> str:
     return f"| `{architecture}` | {reason.replace('|', '/')} |"
 
 
-def converted_line(name: str) -> str:
-    return f"| {name} | {CONVERTED[name]} | {measured_cells(name, 'packed')} |"
+def converted_line(name: str, report: Callable[[str], object]) -> str:
+    return f"| {name} | {CONVERTED[name]} | {measured_cells(name, 'packed', report)} |"
 
 
-def measured_cells(name: str, batching: str) -> str:
-    """What the columns of _MEASURED say."""
+def measured_cells(name: str, batching: str, report: Callable[[str], object]) -> str:
+    """What the columns of _MEASURED say. Raises NotMadeWhole, and WeightsError where it is not served after all."""
     with tempfile.TemporaryDirectory() as folder:
-        model = tiny_model(name, Path(folder))
+        try:
+            model = tiny_model(name, Path(folder))
+        except TROUBLE as error:
+            raise NotMadeWhole((str(error).strip() or type(error).__name__).splitlines()[0]) from error
         circuits = [model.circuit(cuts) for cuts in (WHOLE, *SPLITS)]
         ways = (joining_faults, sharing_faults, preemption_faults)
         faults = [fault for way in ways for circuit in circuits for fault in way(model, circuit)]
-        exact = not faults and not rounding_faults(model)
-        shared = "any circuit" if all(map(shares_prefixes, circuits)) else "one hop"
-        kinds = [kind for kind in _KINDS if not quantization_faults(model, kind)]
+        faults += rounding_faults(model)
+        shared = "yes" if shares_prefixes(circuits[0]) else "no"
+        refusals = {kind: quantization_faults(model, kind) for kind in _KINDS}
+        kinds = [kind for kind, found in refusals.items() if not found]
         divisible = folder_refusal(model.folder, _RANKS) is None and not division_faults(model, _RANKS)
-    cells = ("yes" if exact else "NO", batching, shared, ", ".join(kinds) or "no")
+        worded = "yes" if model.tolerance == TOLERANCE else f"yes, to {model.tolerance:.0e}"
+    for fault in faults + [f"{kind}: {fault}" for kind, found in refusals.items() for fault in found]:
+        report(f"{name}: {fault}")
+    cells = ("NO" if faults else worded, batching, shared, ", ".join(kinds) or "no")
     return " | ".join((*cells, f"{_RANKS} ranks" if divisible else "no"))
 
 
@@ -183,11 +205,12 @@ def render(rows: Mapping[str, str]) -> str:
     ordered = [rows[name] for name in architectures() if name in rows and name not in CONVERTED]
     served = [line for line in ordered if _is_served(line)]
     refused = [line for line in ordered if not _is_served(line)]
-    packed = sum("| packed |" in line for line in served)
+    packed, padded = (sum(f"| {kind} |" in line for line in served) for kind in ("packed", "left-padded"))
     sections = [
         _INTRODUCTION.format(version=transformers.__version__, tolerance=TOLERANCE, ranks=_RANKS),
-        f"Of {len(ordered)} architectures, {packed} are exact in packed batches, {len(served) - packed} in "
-        f"left-padded ones, and {len(refused)} are refused. {len(CONVERTED)} more kinds are converted.\n",
+        f"Of {len(ordered)} architectures, {packed} are exact in packed batches, {padded} in "
+        f"left-padded ones, {len(served) - packed - padded} as rows or one by one, and {len(refused)} are refused. "
+        f"{len(CONVERTED)} more kinds are converted.\n",
         "## The paper's architectures\n",
         "Table 1 of the MoLink system paper, and Llama.\n",
         _table("Class | Architecture here", [f"| `{name}` | {here} |" for name, here in TABLE_1.items()]),

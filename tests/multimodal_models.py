@@ -37,6 +37,11 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         }
     },
     "glm4v": _turned(1e4, 8, 12, 12, partial_rotary_factor=0.5),
+    "lfm2_vl": {"text_config": {"full_attn_idxs": [2, 5, 8, 10, 12, 14]}},
+    "nemo_speechlm": {
+        "text_config": {"time_step_min": 1e-9}
+    },  # as that of nemotron_h in `architecture_table`
+    "nemotron_h_omni": {"text_config": {"time_step_min": 1e-9}},
     "paddleocr_vl": _turned(5e5, 16, 24, 24),
     "qwen2_5_omni_thinker": _turned(1e6, 16, 24, 24),
     "qwen2_5_vl": _turned(1e6, 16, 24, 24),

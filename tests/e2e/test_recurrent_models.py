@@ -13,7 +13,7 @@ from molink.client.swarm import AsyncSwarm
 pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
 
 NEW_TOKENS = 24
-LENGTHS = (1, 2, 17, 65, 300, 5)
+LENGTHS = (1, 17, 65, 5)
 
 
 async def test_sessions_together_and_alone_give_the_tokens_of_transformers(
@@ -32,8 +32,8 @@ async def test_sessions_together_and_alone_give_the_tokens_of_transformers(
         async with AsyncSwarm(str(folder), initial_peers=swarm.addresses) as client:
             with circuit_of(client, {front: (0, 3), back: (3, LAYERS)}):
                 together = await asyncio.gather(*(generate(client, prompt, NEW_TOKENS) for prompt in prompts))
-                again = await generate(client, prompts[3], NEW_TOKENS)
+                again = await generate(client, prompts[2], NEW_TOKENS)
     assert hops_of(again) == [("front", 0, 3), ("back", 3, LAYERS)]
     expected = [references.greedy(folder, prompt, NEW_TOKENS) for prompt in prompts]
     assert [generation.token_ids for generation in together] == expected
-    assert again.token_ids == expected[3]
+    assert again.token_ids == expected[2]

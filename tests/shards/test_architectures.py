@@ -14,12 +14,12 @@ from molink.shards.attention import alibi_slopes
 from molink.shards.loader import load_stage
 from molink.shards.store import describe
 
-QUICK = ("bloom", "llama4_text", "bert", "bart", "mamba", "nanochat")
+QUICK = ("bloom", "bert", "bart", "deepseek_v4", "nanochat")
 
 
 @pytest.mark.parametrize("architecture", QUICK)
 def test_the_table_says_what_is_found(architecture: str) -> None:
-    assert written_rows(PATH.read_text(encoding="utf-8"))[architecture] == found_line(architecture)
+    assert written_rows(PATH.read_text(encoding="utf-8"))[architecture] == found_line(architecture, print)
 
 
 @pytest.mark.full

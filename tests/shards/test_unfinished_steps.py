@@ -66,6 +66,23 @@ def test_pieces_give_what_one_step_gives_and_so_do_the_sessions_in_between(
     engine.pool.check_integrity()
 
 
+def test_states_go_from_piece_to_piece_as_they_go_from_step_to_step(tiny_model: TinyModel) -> None:
+    """Layers that keep states do so behind each piece, however few layers are computed at once."""
+    engine, span = engine_with(tiny_model("qwen3_next"), (0, 3), (3, 6)), Span(0, 6)
+    cache = engine.new_cache(span, len(PROMPT) + 8)
+    for start in range(0, len(PROMPT), 30):
+        chunk = PROMPT[start : start + 30]
+        expected = engine.step(span, [Rows(cache, len(chunk), chunk, want_logits=True)], None)
+    for layers in (1, 2, 6):
+        step = begun(engine, span)
+        torch.testing.assert_close(finished(engine, step, 30, layers), expected, atol=2e-4, rtol=1e-3)
+        ours, theirs = step.row.cache.states, cache.states
+        assert ours is not None
+        assert theirs is not None
+        for layer, states in theirs.items():
+            torch.testing.assert_close(ours[layer], states, atol=2e-4, rtol=1e-3)
+
+
 def test_a_cache_grows_by_what_is_through_all_layers(tiny_model: TinyModel) -> None:
     engine = engine_with(tiny_model("llama"), (0, 6))
     step = begun(engine, Span(0, 6))
