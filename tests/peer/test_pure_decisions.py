@@ -77,7 +77,7 @@ DECISIONS = [
     "molink.peer.link.unacknowledged",
     "molink.routing",
     "molink.simnet.devices",
-    "molink.simnet.llama_shapes",
+    "molink.simnet.layer_shapes",
     "molink.simnet.model_shapes",
 ]
 
