@@ -76,6 +76,8 @@ DECISIONS = [
     "molink.peer.transmission.values",
     "molink.peer.link.unacknowledged",
     "molink.routing",
+    "molink.simnet.communication.fabric",
+    "molink.simnet.communication.printed",
     "molink.simnet.devices",
     "molink.simnet.layer_shapes",
     "molink.simnet.model_shapes",
