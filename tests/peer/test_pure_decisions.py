@@ -76,8 +76,10 @@ DECISIONS = [
     "molink.peer.transmission.values",
     "molink.peer.link.unacknowledged",
     "molink.routing",
+    "molink.simnet.communication.fabric",
+    "molink.simnet.communication.printed",
     "molink.simnet.devices",
-    "molink.simnet.llama_shapes",
+    "molink.simnet.layer_shapes",
     "molink.simnet.model_shapes",
 ]
 
