@@ -28,6 +28,26 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
+class Work:
+    """What all chunks of a step add up to."""
+
+    rows: int
+    tokens: int
+    """In the caches afterwards: what attention reads."""
+    attended: int
+    """Pairs of a row and a token that it attends to: those before it and itself."""
+
+
+def work_of(chunks: Sequence[Chunk]) -> Work:
+    """Their sum."""
+    return Work(
+        sum(chunk.rows for chunk in chunks),
+        sum(chunk.context + chunk.rows for chunk in chunks),
+        sum(chunk.rows * chunk.context + chunk.rows * (chunk.rows + 1) // 2 for chunk in chunks),
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceProfile:
     """A device as a roofline."""
 
@@ -64,13 +84,22 @@ class DeviceProfile:
         Raises:
             ValueError: no chunk, a span beyond the model, or a negative `sampled`.
         """
-        if not chunks or span.stop > shape.layers or sampled < 0:
-            raise ValueError(f"{len(chunks)} chunks, {sampled} sampled, {span} of {shape.layers} layers")
-        rows = sum(chunk.rows for chunk in chunks)
-        matrices_s = self._product_s(shape.layer_parameters, shape.element_bytes, rows)
-        seconds = self.step_s + len(span) * (self.layer_s + matrices_s + self._attention_s(shape, chunks))
+        return self.work_s(shape, span, work_of(chunks), sampled)
+
+    def work_s(self, shape: ModelShape, span: Span, work: Work, sampled: int) -> float:
+        """The same of chunks that were added up before.
+
+        Raises:
+            ValueError: as `compute_s`.
+        """
+        if work.rows < 1 or span.stop > shape.layers or sampled < 0:
+            raise ValueError(
+                f"chunks of {work.rows} rows, {sampled} sampled, {span} of {shape.layers} layers"
+            )
+        matrices_s = self._product_s(shape.layer_parameters, shape.element_bytes, work.rows)
+        seconds = self.step_s + len(span) * (self.layer_s + matrices_s + self._attention_s(shape, work))
         if span.start == 0:
-            seconds += rows * shape.activation_bytes / self._bytes_per_s
+            seconds += work.rows * shape.activation_bytes / self._bytes_per_s
         if span.stop == shape.layers and sampled:
             seconds += self._product_s(shape.head_parameters, shape.element_bytes, sampled)
         return seconds
@@ -87,12 +116,10 @@ class DeviceProfile:
         )
         return max(reading_s, best_s)
 
-    def _attention_s(self, shape: ModelShape, chunks: Sequence[Chunk]) -> float:
+    def _attention_s(self, shape: ModelShape, work: Work) -> float:
         """Of one layer: every row attends to the context before it and to the rows of its own chunk up to itself."""
-        tokens = sum(chunk.context + chunk.rows for chunk in chunks)
-        attended = sum(chunk.rows * chunk.context + chunk.rows * (chunk.rows + 1) // 2 for chunk in chunks)
-        reading_s = tokens * shape.kv_bytes_per_token / self._bytes_per_s
-        operations = 4.0 * attended * shape.heads * shape.head_dim
+        reading_s = work.tokens * shape.kv_bytes_per_token / self._bytes_per_s
+        operations = 4.0 * work.attended * shape.heads * shape.head_dim
         return max(reading_s, operations / (self.flops_per_s * self.compute_efficiency))
 
 
@@ -109,7 +136,30 @@ DEVICES: Mapping[str, DeviceProfile] = MappingProxyType(
             layer_s=10e-6,
             step_s=500e-6,
         ),
+        "h100": DeviceProfile(
+            name="NVIDIA H100 SXM5",
+            memory_bytes=80 * 2**30,
+            memory_bytes_per_s=3350e9,
+            flops_per_s=989e12,
+            memory_efficiency=0.8,
+            compute_efficiency=0.5,
+            half_rate_rows=64.0,
+            layer_s=10e-6,
+            step_s=500e-6,
+        ),
+        "910b2": DeviceProfile(
+            name="Huawei Ascend 910B2",
+            memory_bytes=64 * 2**30,
+            memory_bytes_per_s=1800e9,
+            flops_per_s=400e12,
+            memory_efficiency=0.8,
+            compute_efficiency=0.5,
+            half_rate_rows=64.0,
+            layer_s=10e-6,
+            step_s=500e-6,
+        ),
     }
 )
 """By the name that commands take. NVIDIA's Ada architecture paper gives the 4090's 1008 GB/s and 165.2 TFLOP/s with
-FP32 accumulation; 330.3 is with FP16 accumulation or sparsity."""
+FP32 accumulation; 330.3 is with FP16 accumulation or sparsity. Memory and rates of the H100 and the 910B2 are those of
+the redundancy paper's Table 1; their efficiencies are the same estimate for both."""

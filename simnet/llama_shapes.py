@@ -1,4 +1,4 @@
-"""The Llama models of the communication-patterns paper, as their published configurations describe them. Pure."""
+"""The Llama models of the papers on communication and redundancy, as published configurations describe them. Pure."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -44,7 +44,20 @@ LLAMA_2_13B = ModelShape(
     vocabulary_size=32000,
     context_length=4096,
 )
+LLAMA_2_70B = ModelShape(
+    name="llama-2-70b",
+    architecture="llama",
+    layers=80,
+    hidden_size=8192,
+    intermediate_size=28672,
+    heads=64,
+    kv_heads=8,
+    head_dim=128,
+    vocabulary_size=32000,
+    context_length=4096,
+)
+"""In FP16, which the redundancy paper serves."""
 
 LLAMA_SHAPES: Mapping[str, ModelShape] = MappingProxyType(
-    {shape.name: shape for shape in (LLAMA_3_2_3B, LLAMA_3_1_8B, LLAMA_2_13B)}
+    {shape.name: shape for shape in (LLAMA_3_2_3B, LLAMA_3_1_8B, LLAMA_2_13B, LLAMA_2_70B)}
 )
