@@ -100,7 +100,11 @@ def _over(pairs: Sequence[PairLoad], free_tokens: Mapping[int, int], idle: Colle
     if _sequences_each(full) - _sequences_each(empty) < UNEVEN_SEQUENCES:
         return None
     target = max(empty.instances, key=lambda one: (free_tokens[one], -one))
-    movable = [one for one in full.sequences if one.home in idle and one.room_tokens <= free_tokens[target]]
+    movable = [
+        one
+        for one in full.sequences
+        if one.home in idle and target not in one.holders and one.room_tokens <= free_tokens[target]
+    ]
     best = min(movable, key=lambda one: (one.tokens, one.number), default=None)
     return None if best is None else Copy(best.number, best.home, target, goes_over=True)
 

@@ -43,6 +43,14 @@ def prefiller(standings: Sequence[Standing]) -> int:
     return min(standings, key=lambda one: (one.alone, -one.free_tokens, one.instance)).instance
 
 
+def prefills_next(*, was_prefilling: bool, waiting: int) -> bool:
+    """Whether the instance that prefills computes prompts in its next step, if there are any.
+
+    It takes turns while `waiting` sequences are held by nobody else: they would wait as long as prompts come.
+    """
+    return not (was_prefilling and waiting)
+
+
 def is_short(standings: Sequence[Standing], arriving_tokens: int, *, was_short: bool) -> bool:
     """Whether the group cannot hold everything twice, the arriving sequence included.
 

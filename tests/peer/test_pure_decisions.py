@@ -80,6 +80,7 @@ DECISIONS = [
     "molink.simnet.devices",
     "molink.simnet.llama_shapes",
     "molink.simnet.model_shapes",
+    "molink.simnet.redundancy.instances",
 ]
 
 

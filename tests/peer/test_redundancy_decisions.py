@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from molink.peer.pair_balance import UNEVEN_PART, HeldSequence, balanced
 from molink.peer.partners import UNEVEN_SEQUENCES, PairLoad, PairRoom, next_copy, spread
-from molink.peer.roles import Standing, is_short, keeps_copy, prefiller
+from molink.peer.roles import Standing, is_short, keeps_copy, prefiller, prefills_next
 
 PAIR = (0, 1)
 FOUR = (0, 1, 2, 3)
@@ -116,6 +116,12 @@ def test_more_to_hold_never_ends_a_shortage_and_a_shortage_ends_later_than_it_be
         standings, tokens + more, was_short=was_short
     )
     assert is_short(standings, tokens, was_short=False) <= is_short(standings, tokens, was_short=True)
+
+
+def test_prompts_that_keep_coming_do_not_stop_sequences_that_nobody_else_holds() -> None:
+    assert prefills_next(was_prefilling=False, waiting=3)
+    assert not prefills_next(was_prefilling=True, waiting=3)
+    assert prefills_next(was_prefilling=True, waiting=0)
 
 
 def test_a_group_is_short_when_not_everything_fits_twice() -> None:
