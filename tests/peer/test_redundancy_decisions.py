@@ -3,7 +3,7 @@
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from molink.peer.pair_balance import UNEVEN_PART, HeldSequence, balanced
@@ -33,6 +33,7 @@ def copied(tokens: list[int]) -> list[HeldSequence]:
 # -- balance
 
 
+@settings(max_examples=40)
 @given(many(), st.sets(st.sampled_from(FOUR), min_size=1))
 def test_a_sequence_is_decoded_where_it_is_held_and_where_someone_decodes_if_there_is_such_a_place(
     sequences: list[HeldSequence], decoding: set[int]
@@ -59,6 +60,7 @@ def test_a_pair_that_holds_everything_twice_has_equal_counts_and_nearly_equal_to
     assert abs(totals[0] - totals[1]) <= max([UNEVEN_PART * sum(tokens) / 2, *tokens])
 
 
+@settings(max_examples=40)
 @given(many(), st.sets(st.sampled_from(FOUR), min_size=2))
 def test_counts_differ_by_more_than_one_only_where_nothing_can_go_over(
     sequences: list[HeldSequence], decoding: set[int]
@@ -71,6 +73,7 @@ def test_counts_differ_by_more_than_one_only_where_nothing_can_go_over(
                 assert counts[homes[one.number]] - counts[other] <= 1
 
 
+@settings(max_examples=40)
 @given(many(), st.sets(st.sampled_from(FOUR), min_size=1))
 def test_what_is_balanced_stays_as_it_is(sequences: list[HeldSequence], decoding: set[int]) -> None:
     homes = balanced(sequences, decoding)
@@ -174,6 +177,7 @@ def test_a_prompt_alone_goes_to_the_pair_with_the_most_free_memory(free: list[in
     assert free[spread(rooms, [100])[0]] == max(free)
 
 
+@settings(max_examples=40)
 @given(many(PAIR, 12), many((2, 3), 12), st.lists(st.integers(0, 3000), min_size=4, max_size=4),
        st.sets(st.sampled_from(FOUR)))  # fmt: skip
 def test_a_copy_fits_and_leaves_where_the_sequence_is_and_the_line_idle(
