@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test test-e2e test-units test-decisions test-full check fuzz bench bench-link bench-engine proto clean setup
+.PHONY: demo test test-e2e test-units test-decisions test-full check fuzz bench bench-link bench-engine bench-engine-gpu proto clean setup
 
 setup: $(VENV)/.linked
 
@@ -68,6 +68,9 @@ bench-link: setup
 
 bench-engine: setup
 	$(BIN)/python tests/bench/engine.py
+
+bench-engine-gpu: setup
+	$(BIN)/python tests/bench/engine_gpu.py
 
 proto: setup
 	$(BIN)/python tests/generate_protobuf.py --write

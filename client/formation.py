@@ -17,6 +17,7 @@ from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.protocol.frames import MAX_HEADER_BYTES
 from molink.routing import NoCircuit as NoCircuitFound
 from molink.routing import Route
+from molink.shards.prefix import common_prefix
 from molink.shards.spec import ModelSpec
 
 REQUEST_TIMEOUT_S = 5.0
@@ -172,7 +173,7 @@ class Former:
             if isinstance(error, HopRefused):
                 self._learn(error, peers)
             raise
-        return Formed(route, descriptor, links, peers, min(held))
+        return Formed(route, descriptor, links, peers, common_prefix(held))
 
     async def _reserve(self, descriptor: pb.SessionDescriptor, hop: int, facts: PeerFacts) -> Link:
         try:
@@ -186,8 +187,8 @@ class Former:
 
     async def _wait_ready(
         self, descriptor: pb.SessionDescriptor, links: tuple[Link, ...], deadline_s: float, report: Report
-    ) -> list[int]:
-        """Of each hop the tokens of the prompt's beginning that it holds already."""
+    ) -> list[tuple[int, int]]:
+        """Of each hop how many tokens of the prompt's beginning it holds already: at least and at most, or none."""
         polls = [asyncio.create_task(_poll_ready(descriptor, link, deadline_s, report)) for link in links]
         try:
             return await asyncio.gather(*polls)
@@ -217,12 +218,18 @@ class Former:
         self.avoid(view.facts, seconds, refusal.detail or refusal.code)
 
 
-def release(link: Link, descriptor: pb.SessionDescriptor) -> None:
-    """Gives a lease back, without waiting for the answer: the peer frees it on receipt, or when it expires."""
-    link.post(pb.Request(id=0, release=pb.Release(session=descriptor.session, epoch=descriptor.epoch)))
+def release(link: Link, descriptor: pb.SessionDescriptor, further_blocks: bytes = b"") -> None:
+    """Gives a lease back, without waiting for the answer: the peer frees it on receipt, or when it expires.
+
+    `further_blocks` are the names of the session's blocks behind those that the descriptor names.
+    """
+    ended = pb.Release(session=descriptor.session, epoch=descriptor.epoch, further_blocks=further_blocks)
+    link.post(pb.Request(id=0, release=ended))
 
 
-async def _poll_ready(descriptor: pb.SessionDescriptor, link: Link, deadline_s: float, report: Report) -> int:
+async def _poll_ready(
+    descriptor: pb.SessionDescriptor, link: Link, deadline_s: float, report: Report
+) -> tuple[int, int]:
     clock = asyncio.get_running_loop().time
     while True:
         wait_ms = round(READY_POLL_S * 1000)
@@ -232,9 +239,11 @@ async def _poll_ready(descriptor: pb.SessionDescriptor, link: Link, deadline_s: 
         except LinkError as error:
             raise HopRefused(link.peer_id, "lost", error.reason) from error
         _require_granted(response, link.peer_id)
-        if response.readiness.ready:
-            return min(response.readiness.prefix_tokens, descriptor.prompt_tokens - 1)
-        done, total = response.readiness.loaded_bytes, response.readiness.total_bytes
+        readiness = response.readiness
+        if readiness.ready:
+            held = max(readiness.prefix_tokens, readiness.window_prefix_tokens)
+            return readiness.least_prefix_tokens, min(held, descriptor.prompt_tokens - 1)
+        done, total = readiness.loaded_bytes, readiness.total_bytes
         report(f"peer {link.peer_id[-6:]} loads its layers: {done / 1e6:.0f} of {total / 1e6:.0f} MB")
         if clock() > deadline_s:
             raise HopRefused(link.peer_id, "busy", "its layers were not loaded in time", retry_after_s=5.0)

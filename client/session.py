@@ -15,7 +15,7 @@ from molink.client.formation import Formed, Former, Report, release
 from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.protocol.frames import MAX_HEADER_BYTES
 from molink.routing.planner import Route
-from molink.shards.prefix import MAX_PREFIX_BLOCKS, block_names
+from molink.shards.prefix import MAX_PREFIX_BLOCKS, NAME_BYTES, block_names
 from molink.shards.spec import ModelSpec, SamplingParams, Span
 
 RECOVERY_S = 9.0
@@ -203,8 +203,15 @@ class ClientSession:
     def _release(self) -> None:
         circuit, self._circuit = self._circuit, None
         if circuit is not None:
+            further = self._further_blocks()
             for link in circuit.links:
-                release(link, circuit.descriptor)
+                release(link, circuit.descriptor, further)
+
+    def _further_blocks(self) -> bytes:
+        """Names of the blocks that have filled since the descriptor named the prompt's: the next prompt of a chat
+        begins with them."""
+        named = len(self._template.prefix_blocks) // NAME_BYTES
+        return b"".join(block_names(self._history, self._former.prefix_key)[named:MAX_PREFIX_BLOCKS])
 
     def _put(self, event: pb.Token | HopLost) -> None:
         if self._events.full():  # more than a session can hold: the peer is misbehaving, and a loss says so

@@ -66,6 +66,7 @@ class Configuration(BaseModel):
     metrics_port: Port | None = None
     store_dir: Path | None = None
     store_size: str | int | None = None
+    swap_space: str | int | None = None
     pause_when_busy: Literal["auto", "on", "off"] | None = None
     quiet_hours: Annotated[tuple[str, ...], BeforeValidator(_split)] | None = None
     on_battery: Literal["pause", "serve"] | None = None

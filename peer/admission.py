@@ -15,7 +15,7 @@ from molink.peer.link.links import Links
 from molink.peer.memory import common_spans
 from molink.peer.prompts import MOST_WAIT_S
 from molink.peer.protocol import molink_pb2 as pb
-from molink.peer.sessions import HopSession, SessionPlan, SessionTable, report_failure
+from molink.peer.sessions import HopSession, SessionPlan, SessionTable, read_further_blocks, report_failure
 from molink.peer.stepping import Stepper
 from molink.shards.block_allocator import PoolFull
 from molink.shards.errors import WeightsError
@@ -144,15 +144,29 @@ class Admission:
                 total_bytes=sum(load.total_bytes for load in loads),
             )
         forming.ready.result()
-        return pb.Readiness(ready=True, prefix_tokens=session.prefix_tokens)
+        if session.least_prefix_tokens == 0:
+            return pb.Readiness(ready=True, prefix_tokens=session.prefix_tokens)
+        return pb.Readiness(
+            ready=True,
+            window_prefix_tokens=session.prefix_tokens,
+            least_prefix_tokens=session.least_prefix_tokens,
+        )
 
-    def release(self, key: LeaseKey, asker: str) -> None:
-        """Frees what the session has here, at whatever stage it is.
+    def release(self, asked: pb.Release, asker: str) -> None:
+        """Frees what the session has here, at whatever stage it is. What it generated can be shared as its prompt can,
+        if its blocks have got names.
 
         Raises:
             RequestRefused: it is not that of `asker` (a peer id).
+            ProtocolError: these are no such names. Then the session stays.
         """
+        key = LeaseKey(bytes(asked.session), asked.epoch)
         self._require_owner(key, asker)
+        session = self._sessions.get(key.session, key.epoch)
+        if session is not None and session.cache is not None:
+            further = read_further_blocks(asked, session.plan)
+            if further:
+                session.cache.close(names_of_owner((*session.plan.prefix, *further), asker))
         self._leases.release(key)
         self._let_go(key)
         self._on_change()
@@ -259,15 +273,13 @@ class Admission:
         forming.ready.set_exception(refusal)  # the client hears it, and releases the lease
 
     def _new_cache(self, session: HopSession) -> SequenceCache:
-        """On the engine's thread: with what it has of the prompt's beginning.
-
-        The circuit begins where its least prepared hop does, and a window does not let the others go back to there.
-        """
-        engine, plan, span = self._backend.engine, session.plan, session.span
-        shares = len(plan.hops) == 1 or not engine.has_windows(span)
-        names = names_of_owner(plan.prefix, session.owner.peer_id) if shares else ()
-        cache = engine.new_cache(span, plan.capacity_tokens, names)
-        session.prefix_tokens = cache.length
+        """On the engine's thread: with what it has of the prompt's beginning."""
+        plan = session.plan
+        names = names_of_owner(plan.prefix, session.owner.peer_id)
+        cache = self._backend.engine.new_cache(
+            session.span, plan.capacity_tokens, names, reserve=not self._leases.swap_bytes
+        )
+        session.prefix_tokens, session.least_prefix_tokens = cache.length, cache.least_length
         return cache
 
     def _neighbours(self, session: HopSession) -> list[PeerFacts]:

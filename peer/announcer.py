@@ -184,7 +184,8 @@ def joining_machine(
 
 def _free_bytes(spec: ModelSpec, span_limit: Span | None, leases: LeaseBook) -> tuple[int, int]:
     """Memory for further weights, at most what is missing takes, and for KV caches beside them."""
-    loadable_bytes = sum(map(spec.weight_bytes, missing_spans(span_limit or spec.whole, leases.held)))
+    held_bytes = spec.held_bytes(leases.held)
+    loadable_bytes = spec.held_bytes((*leases.held, span_limit or spec.whole)) - held_bytes
     # announcements round sizes down by up to 1/256: what would hold all that is missing must still do so then
     loadable_bytes += loadable_bytes >> 7
     free_weight_bytes = max(0, min(leases.free_weight_bytes, loadable_bytes))

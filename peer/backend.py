@@ -6,6 +6,7 @@ from typing import Protocol
 from torch import Tensor
 
 from molink.peer.model import LocalModel, Progress
+from molink.shards.decode import decoding_on
 from molink.shards.engine import Engine, Rows
 from molink.shards.kv_cache import SequenceCache
 from molink.shards.spec import ModelSpec, Span
@@ -20,9 +21,11 @@ class StageEngine(Protocol):
 
     def limit_kv(self, limit_bytes: int) -> bool: ...
 
-    def has_windows(self, span: Span) -> bool: ...
+    def new_cache(
+        self, span: Span, capacity_tokens: int, prefix: Sequence[bytes] = (), *, reserve: bool = True
+    ) -> SequenceCache: ...
 
-    def new_cache(self, span: Span, capacity_tokens: int, prefix: Sequence[bytes] = ()) -> SequenceCache: ...
+    def begin_behind(self, cache: SequenceCache, tokens: int) -> None: ...
 
     def step(self, span: Span, rows: Sequence[Rows], hidden: Tensor | None) -> Tensor: ...
 
@@ -49,7 +52,7 @@ class DeviceBackend:
 
     def __init__(self, model: LocalModel, device: str) -> None:
         """`device` is as `choose_device` returned it."""
-        self.engine = Engine(model.spec, device)
+        self.engine = Engine(model.spec, device, decoding=decoding_on(device))
         self._model = model
         self._device = device
 

@@ -10,7 +10,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from molink.peer.memory import Holdings, MemoryPlan, common_spans, format_bytes
+from molink.peer.memory import (
+    Holdings,
+    MemoryPlan,
+    common_spans,
+    format_bytes,
+    most_kv_bytes,
+    spare_pool_bytes,
+)
 from molink.shards.spec import ModelSpec, Span, missing_spans
 
 MIN_RETRY_S = 0.1
@@ -111,7 +118,13 @@ class LeaseBook:
     @property
     def free_kv_bytes(self) -> int:
         """KV cache that one more session could be granted now, on layers that are held or on their way."""
-        return self._free_bytes() if self._open else 0
+        return most_kv_bytes(self.kv_limit_bytes, self.swap_bytes, self._leased()) if self._open else 0
+
+    @property
+    def swap_bytes(self) -> int:
+        """KV cache of sessions that wait may be in the host's memory, so much of it; 0: each session has its own from
+        the start."""
+        return self._memory.swap_bytes
 
     @property
     def kv_limit_bytes(self) -> int:
@@ -124,7 +137,8 @@ class LeaseBook:
         """Weights that one more session could be granted now; its KV cache comes out of the same memory."""
         if not self._open:
             return 0
-        return min(self._memory.weight_limit_bytes - self._holdings.committed_bytes, self._free_bytes())
+        spare_bytes = spare_pool_bytes(self.kv_limit_bytes, self.swap_bytes, self._leased())
+        return min(self._memory.weight_limit_bytes - self._holdings.committed_bytes, spare_bytes)
 
     def request(self, key: LeaseKey, span: Span, tokens: int, owner: str, now: float) -> Granted | Refused:
         """Asks for the span and the KV cache of `tokens` tokens, for `ttl_s` from `now`.
@@ -256,9 +270,8 @@ class LeaseBook:
             del self._leases[lease.key.session]
         return ended
 
-    def _free_bytes(self) -> int:
-        kv_bytes = sum(lease.kv_bytes for lease in self._leases.values())
-        return self.kv_limit_bytes - kv_bytes
+    def _leased(self, without: Lease | None = None) -> list[int]:
+        return [lease.kv_bytes for lease in self._leases.values() if lease is not without]
 
     def _answer_known(
         self, lease: Lease, key: LeaseKey, span: Span, tokens: int, owner: str
@@ -305,7 +318,7 @@ class LeaseBook:
     def _refuse_memory(
         self, to_load: tuple[Span, ...], kv_bytes: int, older: Lease | None, now: float
     ) -> Refused | None:
-        weight_bytes = self._holdings.bytes_of(to_load)
+        weight_bytes = self._holdings.added_bytes(to_load)
         free_weight_bytes = self._memory.weight_limit_bytes - self._holdings.committed_bytes
         if weight_bytes > free_weight_bytes:
             layers = ", ".join(map(str, to_load))
@@ -315,13 +328,14 @@ class LeaseBook:
                 "holds, or another peer"
             )
             return Refused("memory", detail, self._ttl_s)
-        free_bytes = self._free_bytes() + (older.kv_bytes if older is not None else 0)
+        pool_bytes = self.kv_limit_bytes - weight_bytes
+        free_bytes = weight_bytes + most_kv_bytes(pool_bytes, self.swap_bytes, self._leased(older))
         missing_bytes = weight_bytes + kv_bytes - free_bytes
         if missing_bytes <= 0:
             return None
         detail = (
             f"{format_bytes(weight_bytes)} of weights and {format_bytes(kv_bytes)} of KV cache are asked, "
-            f"{format_bytes(free_bytes)} are free: ask for fewer tokens or layers, or another peer"
+            f"{format_bytes(max(0, free_bytes))} are free: ask for fewer tokens or layers, or another peer"
         )
         others = tuple(lease for lease in self.leases if lease is not older)
         return Refused("memory", detail, self._retry_after_s(others, now, missing_bytes))

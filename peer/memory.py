@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -39,6 +40,8 @@ class MemoryPlan:
     """Set aside for what a step needs while it runs."""
     weight_limit_bytes: int
     """Weights may take at most this, so that some of the memory is always the KV cache's."""
+    swap_bytes: int = 0
+    """Memory of the host, beside the total, for the KV cache of sessions that wait while others take all of it."""
 
     def __post_init__(self) -> None:
         free_bytes = self.total_bytes - self.workspace_bytes
@@ -96,6 +99,28 @@ def plan_memory(
     return MemoryPlan(total_bytes, workspace, max(int(weight_share * available), smallest))
 
 
+def most_kv_bytes(pool_bytes: int, swap_bytes: int, leased: Sequence[int]) -> int:
+    """The largest KV cache that one more session could be granted, beside sessions of `leased` bytes; below 0 where
+    these are too many.
+
+    All of them fit the pool; or each of them does, and all and once more the largest fit pool and swap space: a session
+    is swapped out whole, so that one too many may be there.
+    """
+    largest, left_bytes = max(leased, default=0), pool_bytes - sum(leased)
+    if not swap_bytes or largest > pool_bytes:
+        return left_bytes
+    swapped = left_bytes + swap_bytes
+    return max(left_bytes, min(pool_bytes, swapped // 2 if swapped >= 2 * largest else swapped - largest))
+
+
+def spare_pool_bytes(pool_bytes: int, swap_bytes: int, leased: Sequence[int]) -> int:
+    """By how much the pool could shrink without breaking the promise to sessions of `leased` bytes."""
+    largest, left_bytes = max(leased, default=0), pool_bytes - sum(leased)
+    if not swap_bytes:
+        return left_bytes
+    return max(left_bytes, min(pool_bytes, left_bytes + swap_bytes) - largest)
+
+
 def is_over_cap(taken_bytes: int, cap_bytes: int, *, was_over: bool) -> bool:
     """Whether a process that takes so much is beyond cap and headroom; once beyond, until half the headroom is free."""
     headroom_bytes = CAP_HEADROOM_SHARE * cap_bytes + CAP_HEADROOM_BYTES
@@ -120,7 +145,11 @@ class Holdings:
 
     def bytes_of(self, spans: tuple[Span, ...]) -> int:
         """Weights of the spans together, each layer and what the ends of the model carry counted once."""
-        return sum(map(self._spec.weight_bytes, merge_spans(spans)))
+        return self._spec.held_bytes(spans)
+
+    def added_bytes(self, spans: tuple[Span, ...]) -> int:
+        """What holding these spans too would take."""
+        return self.bytes_of((*self.held, *self.loading, *spans)) - self.committed_bytes
 
     def cold(self, span: Span) -> tuple[Span, ...]:
         """The parts of the span that are neither held nor on their way."""

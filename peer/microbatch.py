@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 from molink.peer.leases import LeaseKey
 from molink.peer.protocol.frames import MAX_FRAME_BYTES, MAX_HEADER_BYTES
-from molink.shards.spec import ModelSpec, Span
+from molink.shards.spec import MAX_STEP_TOKENS, ModelSpec, Span
 
 MayPrefill: TypeAlias = Callable[[LeaseKey], bool]
 """Whether a session's next hop takes more of its prefill now."""
@@ -43,7 +43,7 @@ class PendingStep:
 class BatchLimits:
     """How much steps together."""
 
-    max_tokens: int = 512
+    max_tokens: int = MAX_STEP_TOKENS
     """Rows of a micro-batch. Only a single step that is larger exceeds it, and it runs alone."""
     max_sessions: int = 64
     prefill_patience_s: float = 0.05

@@ -30,7 +30,10 @@ Dtype = Annotated[
     typer.Option(metavar="auto|float32|bfloat16|float16", help="Numbers to compute in: auto is the model's."),
 ]
 Quantization = Annotated[
-    str | None, typer.Option(metavar="none|int8|nf4", help="How weights are held: only none in this version.")
+    str | None,
+    typer.Option(
+        metavar="none|int8|nf4", help="How weights are held: without it, as in the swarm that is joined."
+    ),
 ]
 Listen = Annotated[
     str | None,
@@ -63,6 +66,13 @@ TransmissionPolicy = Annotated[
 ]
 StoreFolder = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Folder of weights that come from a hub; peers share it.")
+]
+SwapSpace = Annotated[
+    str | None,
+    typer.Option(
+        metavar="8GB",
+        help="With a GPU: the host's memory for sessions that wait while others take its KV cache.",
+    ),
 ]
 StoreSize = Annotated[
     str | None,

@@ -106,8 +106,7 @@ class PeerService:
             return pb.Response(readiness=readiness), b""
         if body == "release":
             async with self._turns.setdefault(link, asyncio.Lock()):
-                key = LeaseKey(bytes(request.release.session), request.release.epoch)
-                self._admission.release(key, link.peer_id)
+                self._admission.release(request.release, link.peer_id)
             return pb.Response(released=pb.Released()), b""
         if body == "get_manifest":
             payload, total = self._handout.manifest(request.get_manifest.model_hash)

@@ -13,7 +13,7 @@ from molink.peer.pipeline import Circuit, PipelineStage, stage_of
 from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.protocol.frames import ProtocolError
 from molink.shards.kv_cache import SequenceCache
-from molink.shards.prefix import MAX_PREFIX_BLOCKS, NAME_BYTES
+from molink.shards.prefix import MAX_PREFIX_BLOCKS, split_names
 from molink.shards.spec import KV_BLOCK_TOKENS, ModelSpec, SamplingParams, Span
 
 MAX_HOPS = 256
@@ -71,12 +71,18 @@ class HopSession:
     """Set when the lease is ready."""
     prefix_tokens: int = 0
     """Tokens of the prompt's beginning that the cache held from the start."""
+    least_prefix_tokens: int = 0
+    """The session can begin behind any number of them from this one on, or behind none."""
     next_step: int = 0
     """The step that is expected next; older ones are repeats."""
     rows: int = 0
     """Tokens that the cache held or that have come in so far, stepped or waiting."""
     history: list[int] = field(default_factory=list)
     """At the head: the sequence so far."""
+
+    def can_begin_behind(self, tokens: int) -> bool:
+        """Whether the cache holds so many tokens of the prompt's beginning."""
+        return tokens == 0 or self.least_prefix_tokens <= tokens <= self.prefix_tokens
 
     @property
     def key(self) -> LeaseKey:
@@ -192,13 +198,19 @@ def read_plan(descriptor: pb.SessionDescriptor, spec: ModelSpec) -> SessionPlan:
 
 
 def _read_prefix(descriptor: pb.SessionDescriptor) -> tuple[bytes, ...]:
-    joined = descriptor.prefix_blocks
-    most = min(MAX_PREFIX_BLOCKS, descriptor.prompt_tokens // KV_BLOCK_TOKENS)
-    if len(joined) % NAME_BYTES or len(joined) > NAME_BYTES * most:
-        raise ProtocolError(
-            f"the names of a prompt's blocks have {NAME_BYTES} bytes each and are at most {most}"
-        )
-    return tuple(joined[first : first + NAME_BYTES] for first in range(0, len(joined), NAME_BYTES))
+    return _read_names(descriptor.prefix_blocks, descriptor.prompt_tokens // KV_BLOCK_TOKENS)
+
+
+def read_further_blocks(release: pb.Release, plan: SessionPlan) -> tuple[bytes, ...]:
+    """Names of the blocks behind those that the descriptor named. Raises ProtocolError."""
+    return _read_names(release.further_blocks, plan.capacity_tokens // KV_BLOCK_TOKENS, len(plan.prefix))
+
+
+def _read_names(joined: bytes, blocks: int, known: int = 0) -> tuple[bytes, ...]:
+    try:
+        return split_names(joined, max(0, min(MAX_PREFIX_BLOCKS, blocks) - known))
+    except ValueError as error:
+        raise ProtocolError(str(error)) from error
 
 
 def _read_hops(descriptor: pb.SessionDescriptor, spec: ModelSpec) -> tuple[HopPlan, ...]:

@@ -54,7 +54,8 @@ class JoinSettings:
     """Cap on weights, KV cache and work space together; None: what the device can spare."""
     device: str
     dtype: str
-    quantization: str
+    quantization: str | None
+    """None: as the swarm has it, or none in a new one."""
     listen: str
     announce: str | None
     port: int | None
@@ -75,6 +76,8 @@ class JoinSettings:
     transmission_policy: str
     store_dir: Path
     """Where weights are kept that come from a hub."""
+    swap_bytes: int | None
+    """Memory of the host for the KV cache of sessions that wait, beside that of a GPU; None: none."""
     store_bytes: int | None
     """How much they may take there; None: half of what the disk has free."""
     metrics_port: int | None
@@ -124,7 +127,7 @@ def load_settings(command_line: Configuration, environment: Mapping[str, str] | 
         memory_bytes=_parse_size(merged.memory, "--memory", "serve with"),
         device=_check_device(merged.device or "auto"),
         dtype=merged.dtype or "auto",
-        quantization=merged.quantization or "none",
+        quantization=merged.quantization,
         listen=_bare(merged.listen) or _default_listen(initial_peers),
         announce=_bare(merged.announce),
         port=merged.port or None,
@@ -139,6 +142,7 @@ def load_settings(command_line: Configuration, environment: Mapping[str, str] | 
         http_proxy=configured_http_proxy(command_line.http_proxy, environment, file),
         transmission_policy=_check_policy(merged.transmission_policy or "molink"),
         store_dir=(merged.store_dir or default_store_folder()).expanduser().absolute(),
+        swap_bytes=_parse_size(merged.swap_space, "--swap-space", "swap into"),
         store_bytes=_parse_size(merged.store_size, "--store-size", "keep weights in"),
         metrics_port=merged.metrics_port,
         comfort=_comfort(merged),

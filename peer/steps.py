@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -12,9 +12,10 @@ from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.protocol.frames import ProtocolError
 from molink.peer.sessions import HopSession
 from molink.shards import codec
+from molink.shards.block_allocator import PoolFull
 from molink.shards.engine import Rows
 from molink.shards.sampling import Sampled, SampleRequest, sample
-from molink.shards.spec import ModelSpec
+from molink.shards.spec import ModelSpec, Span
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,7 +54,7 @@ class StepOutput:
     started_s: float
     compute_s: float
     work: StepWork | None
-    """None: every session had ended, and nothing was computed."""
+    """None: nothing was computed, for every session had ended, or not at once."""
 
 
 def compute(engine: StageEngine, inputs: tuple[StepInput, ...]) -> StepOutput:
@@ -68,7 +69,7 @@ def compute(engine: StageEngine, inputs: tuple[StepInput, ...]) -> StepOutput:
         return StepOutput((), None, (), (), started_s, 0.0, None)
     for one in inputs:
         if one.step == 0 and one.session.cache is not None:
-            one.session.cache.truncate(one.prefix_tokens, same_tokens=True)
+            engine.begin_behind(one.session.cache, one.prefix_tokens)
     work = _work(engine.spec, inputs)
     rows = [
         Rows(cache, one.count, one.token_ids, one.sample)
@@ -79,16 +80,43 @@ def compute(engine: StageEngine, inputs: tuple[StepInput, ...]) -> StepOutput:
     if span.start > 0:
         parts = [one.hidden for one in inputs if one.hidden is not None]
         hidden = parts[0] if len(parts) == 1 else torch.cat(parts)
-    result = engine.step(span, rows, hidden)
-    if span.stop < engine.spec.layers:
-        return StepOutput(inputs, result, (), (), started_s, time.perf_counter() - started_s, work)
+    result = _step(engine, span, rows, hidden)
+    output = drawn(engine.spec, inputs, result, started_s)
+    return replace(output, compute_s=time.perf_counter() - started_s, work=work)
+
+
+def drawn(
+    spec: ModelSpec, inputs: tuple[StepInput, ...], result: torch.Tensor, started_s: float
+) -> StepOutput:
+    """What the engine gave for these, and tokens where that is logits."""
+    if inputs[0].session.span.stop < spec.layers:
+        return StepOutput(inputs, result, (), (), started_s, 0.0, None)
     asked = [
         (one.session.plan, one.session.cache.length) for one in inputs if one.sample and one.session.cache
     ]
     sampled = sample(result, [SampleRequest(plan.params, plan.seed, position) for plan, position in asked])
     positions = tuple(position for _, position in asked)
-    compute_s = time.perf_counter() - started_s
-    return StepOutput(inputs, None, tuple(sampled), positions, started_s, compute_s, work)
+    return StepOutput(inputs, None, tuple(sampled), positions, started_s, 0.0, None)
+
+
+def _step(engine: StageEngine, span: Span, rows: list[Rows], hidden: torch.Tensor | None) -> torch.Tensor:
+    """All rows together if the KV cache has room for them at once, else one half after the other."""
+    try:
+        return engine.step(span, rows, hidden)
+    except PoolFull:
+        if len(rows) == 1:
+            raise
+    half = len(rows) // 2
+    first = sum(row.count for row in rows[:half])
+    parts = (None, None) if hidden is None else (hidden[:first], hidden[first:])
+    for row in rows[half:]:
+        row.cache.hold(held=True)
+    try:
+        before = _step(engine, span, rows[:half], parts[0])
+    finally:
+        for row in rows[half:]:
+            row.cache.hold(held=False)
+    return torch.cat([before, _step(engine, span, rows[half:], parts[1])])
 
 
 def _work(spec: ModelSpec, inputs: Sequence[StepInput]) -> StepWork:

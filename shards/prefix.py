@@ -7,7 +7,7 @@ from molink.shards.spec import KV_BLOCK_TOKENS
 
 NAME_BYTES = 16
 MAX_PREFIX_BLOCKS = 1024
-"""So many blocks of a prompt are named at most."""
+"""So many blocks of a session are named at most."""
 
 
 def names_of_owner(names: Sequence[bytes], owner: str) -> tuple[bytes, ...]:
@@ -15,6 +15,20 @@ def names_of_owner(names: Sequence[bytes], owner: str) -> tuple[bytes, ...]:
     learns from a hit what another has asked."""
     key = blake2b(owner.encode(), digest_size=32).digest()
     return tuple(blake2b(name, key=key, digest_size=NAME_BYTES).digest() for name in names)
+
+
+def common_prefix(held: Sequence[tuple[int, int]]) -> int:
+    """How many tokens of a prompt's beginning all hops can leave out: each those from its first number to its second,
+    or none."""
+    most = min(most for _, most in held)
+    return most if all(least <= most for least, _ in held) else 0
+
+
+def split_names(joined: bytes, most: int) -> tuple[bytes, ...]:
+    """Names that travel one behind the other. Raises ValueError where these are no whole names, or more than `most`."""
+    if len(joined) % NAME_BYTES or len(joined) > NAME_BYTES * most:
+        raise ValueError(f"names of blocks have {NAME_BYTES} bytes each and are at most {most}")
+    return tuple(joined[first : first + NAME_BYTES] for first in range(0, len(joined), NAME_BYTES))
 
 
 def block_names(token_ids: Sequence[int], key: bytes) -> tuple[bytes, ...]:

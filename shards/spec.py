@@ -16,6 +16,9 @@ ACTIVATION_CODECS = ("none", "float16", "bfloat16", "int8")
 KV_BLOCK_TOKENS = 16
 """The KV cache is given out, shared and dropped in blocks of so many tokens."""
 
+MAX_STEP_TOKENS = 512
+"""New tokens of one session in one step, at most: layers with a window keep room for so many beside it."""
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Span:
@@ -103,6 +106,13 @@ class ModelSpec:
     """KV cache of one token in each layer."""
     stop_token_ids: tuple[int, ...]
     """Tokens that end a generation, as the model's generation configuration says."""
+    kv_windows: tuple[int | None, ...] = ()
+    """How many of the latest tokens, its own included, a token sees in each layer (None: all); () where all layers
+    see all."""
+    shared_bytes: int = 0
+    """What embedding and head have in common where they are tied: a peer with both ends holds it once."""
+    state_bytes: tuple[int, ...] = ()
+    """What each layer keeps of a sequence beside, however long it is; empty: nothing."""
 
     def __post_init__(self) -> None:
         if (
@@ -113,6 +123,14 @@ class ModelSpec:
             raise ValueError(
                 f"layers={self.layers} needs as many layer_bytes ({len(self.layer_bytes)}) "
                 f"and kv_bytes_per_token ({len(self.kv_bytes_per_token)})"
+            )
+        if len(self.kv_windows) not in (0, self.layers):
+            raise ValueError(
+                f"layers={self.layers} needs as many kv_windows, or none: {len(self.kv_windows)}"
+            )
+        if self.state_bytes and len(self.state_bytes) != self.layers:
+            raise ValueError(
+                f"layers={self.layers} needs as many state_bytes ({len(self.state_bytes)}) or none"
             )
         if self.dtype not in DTYPE_BYTES:
             raise ValueError(f"dtype must be one of {', '.join(DTYPE_BYTES)}, got {self.dtype!r}")
@@ -132,15 +150,42 @@ class ModelSpec:
 
     def weight_bytes(self, span: Span) -> int:
         """Weights of the span, with the embedding if it starts the model and the head if it ends it."""
-        layers = sum(self.layer_bytes[span.start : span.stop])
-        embed = self.embed_bytes if span.start == 0 else 0
-        head = self.head_bytes if span.stop == self.layers else 0
-        return layers + embed + head
+        return self.held_bytes((span,))
+
+    def held_bytes(self, spans: tuple[Span, ...]) -> int:
+        """Weights of the spans on one peer together: each layer, and what the ends of the model share, once."""
+        merged = merge_spans(spans)
+        if not merged:
+            return 0
+        starts, ends = merged[0].start == 0, merged[-1].stop == self.layers
+        layers = sum(sum(self.layer_bytes[span.start : span.stop]) for span in merged)
+        ends_bytes = starts * self.embed_bytes + ends * self.head_bytes
+        return layers + ends_bytes - (self.shared_bytes if starts and ends else 0)
+
+    @property
+    def most_step_tokens(self) -> int:
+        """New tokens that one step of a session may have: layers with windows keep room for no more."""
+        return MAX_STEP_TOKENS if any(self.kv_windows) else self.context_length
 
     def kv_bytes(self, span: Span, tokens: int) -> int:
-        """KV cache of one sequence of `tokens` tokens in the span, in whole blocks."""
-        blocks = -(-tokens // KV_BLOCK_TOKENS)
-        return blocks * KV_BLOCK_TOKENS * sum(self.kv_bytes_per_token[span.start : span.stop])
+        """KV cache that one sequence of up to `tokens` tokens ever has in the span, in whole blocks, and its states."""
+        windows = self.kv_windows or (None,) * self.layers
+        return sum(self.state_bytes[span.start : span.stop]) + KV_BLOCK_TOKENS * sum(
+            most_kv_blocks(tokens, windows[layer]) * self.kv_bytes_per_token[layer] for layer in span
+        )
+
+
+def most_kv_blocks(tokens: int, window: int | None) -> int:
+    """Blocks that a layer of that window holds at most at once of a sequence of up to `tokens` tokens.
+
+    During a step these are the blocks of the window before the first new token and of at most MAX_STEP_TOKENS new
+    ones, wherever the first of them lies in its block.
+    """
+    all_blocks = -(-tokens // KV_BLOCK_TOKENS)
+    if window is None:
+        return all_blocks
+    seen = window - 1 + MAX_STEP_TOKENS
+    return min(all_blocks, (seen + KV_BLOCK_TOKENS - 2) // KV_BLOCK_TOKENS + 1)
 
 
 class SamplingError(ValueError):

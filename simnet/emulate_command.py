@@ -11,7 +11,8 @@ from pathlib import Path
 from molink.client.presentation import console
 from molink.client.progress import Progress
 from molink.dht.commands import EXIT_USAGE, CommandFailed, Debug, Json, Verbose, start_logging, tell
-from molink.peer.model import FIRST_MODEL, open_model
+from molink.peer.choosing_model import FIRST_MODEL
+from molink.peer.model import open_model
 from molink.shards.catalog import ModelNotFound
 from molink.shards.spec import ModelSpec
 from molink.shards.store import StoreError

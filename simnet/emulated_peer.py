@@ -175,9 +175,8 @@ class EmulatedPeer:
             model = await open_model(
                 configuration.model, "auto", "none", (), Path(folder) / "digests", lambda _: None
             )
-            profile = await asyncio.to_thread(
-                cached_or_measured, model.folder, model.spec, "cpu", Path(folder) / "profiles"
-            )
+            measuring = (model.folder, model.spec, "cpu", Path(folder) / "profiles", None, model.stand_ins())
+            profile = await asyncio.to_thread(cached_or_measured, *measuring)
         backend, handout = DeviceBackend(model, "cpu"), Handout.of(model)
         return Machine(backend, handout, describe_device("cpu"), profile, default_memory_bytes("cpu"))
 

@@ -47,14 +47,17 @@ class TimedEngine:
         """Whatever the limit, caches that keep nothing fit."""
         return True
 
-    def has_windows(self, span: Span) -> bool:  # noqa: ARG002 - as Engine's
-        """No model that is emulated forgets."""
-        return False
-
-    def new_cache(self, span: Span, capacity_tokens: int, prefix: Sequence[bytes] = ()) -> SequenceCache:
+    def new_cache(
+        self, span: Span, capacity_tokens: int, prefix: Sequence[bytes] = (), *, reserve: bool = True
+    ) -> SequenceCache:
         """A cache that counts tokens and keeps none, but remembers which prefixes it would have. Raises NotHeld."""
         self._require(span)
-        return open_cache(self._pool, span, [self._layout] * len(span), capacity_tokens, prefix)
+        layouts = [self._layout] * len(span)
+        return open_cache(self._pool, span, layouts, capacity_tokens, prefix, reserve=reserve)
+
+    def begin_behind(self, cache: SequenceCache, tokens: int) -> None:
+        """As `Engine.begin_behind`."""
+        cache.truncate(tokens, same_tokens=True)
 
     def step(self, span: Span, rows: Sequence[Rows], hidden: Tensor | None) -> Tensor:
         """Waits as long as the device would compute. Returns noise [sum of counts, hidden_size], or, where the span

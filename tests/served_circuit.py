@@ -13,8 +13,10 @@ from molink.peer.circulation import Rule, molink
 from molink.peer.link.link import Link
 from molink.peer.model import LocalModel
 from molink.peer.prefill_chunks import Cut, chunk_lengths
+from molink.peer.profile import Profile
 from molink.peer.protocol import molink_pb2 as pb
-from molink.shards.prefix import block_names
+from molink.peer.step_times import StepTimes
+from molink.shards.prefix import NAME_BYTES, block_names, common_prefix
 from molink.shards.spec import Span
 
 
@@ -27,6 +29,8 @@ class ServedCircuit:
     links: list[Link]
     held: dict[int, list[int]] = field(default_factory=dict)
     """By session: how many tokens of its prompt's beginning each hop held when it was ready."""
+    least: dict[int, list[int]] = field(default_factory=dict)
+    """By session: behind how many of them each hop can begin at least."""
 
     async def reserve(
         self, session: int, prompt_tokens: int, new_tokens: int, prefix_blocks: bytes = b""
@@ -37,7 +41,7 @@ class ServedCircuit:
         descriptor.prompt_tokens, descriptor.capacity_tokens = prompt_tokens, prompt_tokens + new_tokens + 1
         descriptor.sampling.max_new_tokens = new_tokens
         descriptor.prefix_blocks = prefix_blocks
-        self.held[session] = []
+        self.held[session], self.least[session] = [], []
         descriptor.sampling.ClearField("stop_token_ids")
         for hop, link in enumerate(self.links):
             response, _ = await link.request(
@@ -48,7 +52,9 @@ class ServedCircuit:
             asked = pb.AwaitReady(session=descriptor.session, epoch=descriptor.epoch, wait_ms=5000)
             response, _ = await link.request(pb.Request(await_ready=asked), DEADLINE_S)
             assert response.readiness.ready, response
-            self.held[session].append(response.readiness.prefix_tokens)
+            readiness = response.readiness
+            self.held[session].append(max(readiness.prefix_tokens, readiness.window_prefix_tokens))
+            self.least[session].append(readiness.least_prefix_tokens)
         return descriptor
 
     async def generate(
@@ -65,7 +71,7 @@ class ServedCircuit:
                 session=descriptor.session,
                 epoch=1,
                 token_ids=list(prompt),
-                prefix_tokens=min(self.held[session]),
+                prefix_tokens=common_prefix(list(zip(self.least[session], self.held[session], strict=True))),
             )
             assert self.links[0].post(start)
         got: dict[bytes, list[int]] = {descriptor.session: [] for descriptor in descriptors}
@@ -73,8 +79,10 @@ class ServedCircuit:
             _, frame = await soon(self.peers[0].client.handler.frames.get())
             for token in frame.header.tokens:
                 got[token.session].append(token.token_id)
-        for descriptor in descriptors:
-            release = pb.Release(session=descriptor.session, epoch=1)
+        for descriptor, prompt in zip(descriptors, prompts, strict=True):
+            names = block_names([*prompt, *got[descriptor.session]], prefix_key or b"")
+            further = names[len(descriptor.prefix_blocks) // NAME_BYTES :] if prefix_key is not None else ()
+            release = pb.Release(session=descriptor.session, epoch=1, further_blocks=b"".join(further))
             await asyncio.gather(
                 *(link.request(pb.Request(release=release), DEADLINE_S) for link in self.links)
             )
@@ -87,15 +95,27 @@ async def served_circuit(
     cuts: Sequence[int],
     *,
     kv_tokens: int,
+    swap_bytes: int = 0,
     rule: Rule = molink,
     cut: Cut = chunk_lengths,
+    profile: Profile | None = None,
 ) -> AsyncIterator[ServedCircuit]:
-    """Peers of which each holds the layers between two of the cuts."""
+    """Peers of which each holds the layers between two of the cuts; that profile is what they know of their times."""
     async with AsyncExitStack() as stack:
         spans = [Span(*bounds) for bounds in pairwise((0, *cuts, model.spec.layers))]
         peers = [
-            await stack.enter_async_context(served(model, kv_tokens=kv_tokens, rule=rule, cut=cut))
-            for _ in spans
+            await stack.enter_async_context(
+                served(
+                    model,
+                    kv_tokens=kv_tokens,
+                    swap_bytes=swap_bytes,
+                    span=span if swap_bytes else None,
+                    rule=rule,
+                    cut=cut,
+                    step_times=profile and StepTimes(profile),
+                )
+            )
+            for span in spans
         ]
         links = [await peers[0].client.links.to(peer.facts) for peer in peers]
         yield ServedCircuit(peers, spans, links)

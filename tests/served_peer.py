@@ -25,6 +25,7 @@ from molink.peer.model import LocalModel
 from molink.peer.prefill_chunks import Cut, chunk_lengths
 from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.serving import Serving
+from molink.peer.step_times import StepTimes
 from molink.shards import store
 from molink.shards.spec import ModelSpec, Span
 
@@ -101,14 +102,20 @@ async def served(
     model: LocalModel,
     *,
     kv_tokens: int = 200,
+    swap_bytes: int = 0,
+    span: Span | None = None,
     activation_codecs: tuple[str, ...] = (),
     rule: Rule = molink,
     cut: Cut = chunk_lengths,
+    step_times: StepTimes | None = None,
 ) -> AsyncIterator[Served]:
-    """A peer with room for all weights and the KV cache of `kv_tokens` tokens, and its client."""
+    """A peer with room for the weights of the span (None: all) and the KV cache of `kv_tokens` tokens in it, and swap
+    space; and its client."""
     spec = model.spec
-    weights = spec.weight_bytes(spec.whole)
-    leases = LeaseBook(spec, MemoryPlan(weights + spec.kv_bytes(spec.whole, kv_tokens), 0, weights))
+    span = span if span is not None else spec.whole
+    weights = spec.weight_bytes(span)
+    kv_bytes = spec.kv_bytes(span, kv_tokens)
+    leases = LeaseBook(spec, MemoryPlan(weights + kv_bytes, 0, weights, swap_bytes))
     identity = Identity.generate()
     certificate = new_certificate(identity.peer_id)
     serving = Serving(
@@ -124,6 +131,7 @@ async def served(
         activation_codecs,
         rule,
         cut=cut,
+        step_times=step_times,
     )
     async with serving, End(is_client=True) as client:
         facts = replace(

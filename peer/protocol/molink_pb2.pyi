@@ -670,17 +670,21 @@ class Release(_message.Message):
 
     SESSION_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
+    FURTHER_BLOCKS_FIELD_NUMBER: _builtins.int
     session: _builtins.bytes
     epoch: _builtins.int
+    further_blocks: _builtins.bytes
+    """names of the blocks behind the descriptor's prefix_blocks, with what was generated"""
     def __init__(
         self,
         *,
         session: _builtins.bytes = ...,
         epoch: _builtins.int = ...,
+        further_blocks: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "further_blocks", b"further_blocks", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -798,11 +802,17 @@ class Readiness(_message.Message):
     LOADED_BYTES_FIELD_NUMBER: _builtins.int
     TOTAL_BYTES_FIELD_NUMBER: _builtins.int
     PREFIX_TOKENS_FIELD_NUMBER: _builtins.int
+    WINDOW_PREFIX_TOKENS_FIELD_NUMBER: _builtins.int
+    LEAST_PREFIX_TOKENS_FIELD_NUMBER: _builtins.int
     ready: _builtins.bool
     loaded_bytes: _builtins.int
     total_bytes: _builtins.int
     prefix_tokens: _builtins.int
     """of the prompt's beginning, in the KV cache already and kept for this session"""
+    window_prefix_tokens: _builtins.int
+    """in its place, where sliding windows have passed tokens before:"""
+    least_prefix_tokens: _builtins.int
+    """the session begins behind 5, or less, but not less than 6, or with no prefix"""
     def __init__(
         self,
         *,
@@ -810,10 +820,12 @@ class Readiness(_message.Message):
         loaded_bytes: _builtins.int = ...,
         total_bytes: _builtins.int = ...,
         prefix_tokens: _builtins.int = ...,
+        window_prefix_tokens: _builtins.int = ...,
+        least_prefix_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["loaded_bytes", b"loaded_bytes", "prefix_tokens", b"prefix_tokens", "ready", b"ready", "total_bytes", b"total_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["least_prefix_tokens", b"least_prefix_tokens", "loaded_bytes", b"loaded_bytes", "prefix_tokens", b"prefix_tokens", "ready", b"ready", "total_bytes", b"total_bytes", "window_prefix_tokens", b"window_prefix_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -3,15 +3,17 @@
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from molink.peer.memory import (
     MIN_KV_TOKENS,
     MemoryPlan,
     format_bytes,
+    most_kv_bytes,
     parse_bytes,
     plan_memory,
+    spare_pool_bytes,
     workspace_bytes,
 )
 from molink.shards.spec import ModelSpec, Span
@@ -180,3 +182,59 @@ def test_a_batch_of_no_tokens_is_refused() -> None:
 def test_parts_that_do_not_fit_the_total_are_no_plan(parts: tuple[int, int, int]) -> None:
     with pytest.raises(ValueError, match="do not fit"):
         MemoryPlan(*parts)
+
+
+LEASED = st.lists(st.integers(1, 60), max_size=8)
+
+
+def keeps_its_promise(pool: int, swap: int, leased: list[int]) -> bool:
+    """All fit the pool, or each does and whoever is one too many has room in the swap space."""
+    together, largest = sum(leased), max(leased, default=0)
+    return together <= pool or (swap > 0 and largest <= pool and together + largest <= pool + swap)
+
+
+@given(pool=st.integers(0, 200), swap=st.integers(0, 200), leased=LEASED, asked=st.integers(1, 250))
+def test_a_session_is_let_in_if_and_only_if_all_promises_can_be_kept(
+    pool: int, swap: int, leased: list[int], asked: int
+) -> None:
+    assume(keeps_its_promise(pool, swap, leased))
+    fits = asked <= most_kv_bytes(pool, swap, leased)
+    assert fits == keeps_its_promise(pool, swap, [*leased, asked])
+    if not swap:
+        assert most_kv_bytes(pool, swap, leased) == spare_pool_bytes(pool, 0, leased) == pool - sum(leased)
+
+
+@given(pool=st.integers(0, 200), swap=st.integers(0, 200), leased=LEASED, taken=st.integers(0, 200))
+def test_weights_take_no_more_than_promises_leave(
+    pool: int, swap: int, leased: list[int], taken: int
+) -> None:
+    assume(keeps_its_promise(pool, swap, leased) and taken <= pool)
+    fits = taken <= spare_pool_bytes(pool, swap, leased)
+    assert fits == keeps_its_promise(pool - taken, swap, leased)
+    assert fits == (most_kv_bytes(pool - taken, swap, leased) >= 0)
+
+
+@given(
+    pool=st.integers(1, 100),
+    swap=st.integers(1, 200),
+    asked=st.lists(st.integers(1, 60), max_size=12),
+    steps=st.lists(st.tuples(st.integers(0, 11), st.integers(1, 60)), max_size=60),
+)
+def test_what_is_swapped_out_never_exceeds_the_swap_space(
+    pool: int, swap: int, asked: list[int], steps: list[tuple[int, int]]
+) -> None:
+    """Sessions grow as they step; who has not stepped for longest is swapped out whole, until the step fits."""
+    leased: list[int] = []
+    for one in asked:
+        if one <= most_kv_bytes(pool, swap, leased):
+            leased.append(one)
+    sizes, resident = [0] * len(leased), []
+    for session, grown in steps:
+        if session >= len(leased):
+            continue
+        sizes[session] = min(leased[session], sizes[session] + grown)
+        resident = [one for one in resident if one != session]
+        while sum(sizes[one] for one in (*resident, session)) > pool:
+            resident.pop(0)
+        resident.append(session)
+        assert sum(sizes) - sum(sizes[one] for one in resident) <= swap

@@ -34,7 +34,7 @@ def test_without_anything_the_defaults_hold(environment: dict[str, str]) -> None
     assert settings.initial_peers == ()
     assert settings.new_swarm is False
     assert settings.memory_bytes is None
-    assert (settings.device, settings.dtype, settings.quantization) == ("auto", "auto", "none")
+    assert (settings.device, settings.dtype, settings.quantization) == ("auto", "auto", None)
     assert settings.listen == "127.0.0.1"
     assert (settings.port, settings.grpc_port, settings.layers) == (None, None, None)
     assert (settings.partner, settings.relay) == ("auto", "auto")
@@ -48,6 +48,7 @@ def test_without_anything_the_defaults_hold(environment: dict[str, str]) -> None
     assert settings.store_dir.is_absolute()
     assert settings.store_dir != settings.state_dir, "peers of one user share it"
     assert settings.store_bytes is None
+    assert settings.swap_bytes is None
 
 
 def test_the_command_line_comes_before_the_file_and_each_setting_for_itself(
@@ -145,6 +146,7 @@ def test_quantization_needs_its_package(
     [
         ({"memory": "lots"}, r"--memory: .*not a size"),
         ({"memory": -1}, "--memory"),
+        ({"swap_space": 0}, "--swap-space 0 leaves nothing to swap into"),
         ({"store_size": "much"}, r"--store-size: .*not a size"),
         ({"store_size": 0}, "--store-size 0 leaves nothing to keep weights in"),
         ({"layers": "6:2"}, r"--layers '6:2' is not a span"),

@@ -1,17 +1,25 @@
 """A prompt's beginning that every hop still has is not computed again, and ends with its client's sessions only."""
 
-from data_plane import End, asynchronous, describe, soon
-from served_circuit import served_circuit
-from served_peer import model, one_thread, served
+import pytest
+from data_plane import DEADLINE_S, End, asynchronous, describe, soon, until
+from served_circuit import ServedCircuit, served_circuit
+from served_peer import Served, model, one_thread, opened, served
+from tiny_models import make_tiny_model
 
 from molink.peer.model import LocalModel
 from molink.peer.protocol import molink_pb2 as pb
-from molink.shards.prefix import block_names
+from molink.shards.prefix import block_names, names_of_owner
+from molink.shards.spec import Span
 
 __all__ = ["model", "one_thread"]
 
 KEY = b"client"
 TEXT = [(7 * at + 3) % 60 for at in range(70)]
+
+
+def rows_of(peer: Served) -> float:
+    """Token rows that the peer has computed."""
+    return peer.serving.stepper._metrics.registry.get_sample_value("molink_rows_total") or 0.0
 
 
 @asynchronous
@@ -48,6 +56,80 @@ async def test_a_circuit_begins_where_its_least_prepared_hop_does(model: LocalMo
         assert circuit.held[1] == [64, 32, 64]
         assert await circuit.generate([TEXT], 6, KEY) == [expected]
         assert circuit.held[1] == [64, 64, 64]
+
+
+async def turn(circuit: ServedCircuit, chat: list[int]) -> tuple[list[int], int]:
+    """The answer to a chat, and how many of its tokens were there before: every hop computes the others alone."""
+    before = [rows_of(peer) for peer in circuit.peers]
+    (answer,) = await circuit.generate([chat], 30, KEY)
+    known = circuit.held[1][0]
+    assert circuit.held[1] == [known] * len(circuit.peers)
+    computed = len(chat) - known + 29
+    await until(lambda: [rows_of(peer) for peer in circuit.peers] == [rows + computed for rows in before])
+    return answer, known
+
+
+@asynchronous
+async def test_a_chat_goes_on_behind_its_answers(model: LocalModel) -> None:
+    async with served_circuit(model, (2, 4), kv_tokens=400) as circuit:
+        for text in (TEXT[:21], TEXT[3:12], TEXT[5:40]):
+            chat = text
+            for number in range(3):
+                (expected,) = await circuit.generate([chat], 30)
+                answer, known = await turn(circuit, chat)
+                assert answer == expected
+                assert number == 0 or known == (len(chat) - 5) // 16 * 16
+                chat = [*chat, *answer, 3, 1, 4, 1]
+        for peer in circuit.peers:
+            pool = peer.serving.admission._backend.engine.pool
+            pool.check_integrity()
+            assert pool.tables == 0
+
+
+@pytest.mark.parametrize("architecture", ["gemma3", pytest.param("mistral", marks=pytest.mark.full)])
+@asynchronous
+async def test_windows_share_over_several_hops(
+    tmp_path_factory: pytest.TempPathFactory, architecture: str
+) -> None:
+    model = opened(make_tiny_model(architecture, tmp_path_factory.mktemp("windows")))
+    chat = [(7 * at + 3) % 60 for at in range(600)]
+    async with served_circuit(model, (2, 4), kv_tokens=1600) as circuit:
+        for wanted in ([0, 0, 0], [608, 608, 608]):
+            (expected,) = await circuit.generate([chat], 20)
+            assert await circuit.generate([chat], 20, KEY) == [expected]
+            assert circuit.held[1] == wanted
+            chat += [*expected, 5, 6]
+        middle = circuit.peers[1].serving.admission._backend.engine
+        names = names_of_owner(block_names(chat, KEY), circuit.peers[0].client.peer_id)
+        longest = middle.match_prefix(Span(2, 4), names)
+        (expected,) = await circuit.generate([chat], 4)
+        while middle.match_prefix(Span(2, 4), names) == longest:
+            middle.pool.limit(middle.pool.used_bytes - 1)
+        middle.pool.limit(None)
+        shorter = middle.match_prefix(Span(2, 4), names)
+        assert await circuit.generate([chat], 4, KEY) == [expected]
+        assert circuit.held[1] == [longest, shorter, longest]
+        if shorter:
+            assert 0 < circuit.least[1][0] <= shorter < longest
+        for peer in circuit.peers:
+            peer.serving.admission._backend.engine.pool.check_integrity()
+
+
+@asynchronous
+async def test_names_that_are_none_or_too_many_are_refused(model: LocalModel) -> None:
+    async with served_circuit(model, (), kv_tokens=400) as circuit:
+        descriptor = await circuit.reserve(1, 40, 20, b"".join(block_names(TEXT[:39], KEY)))
+        key = {"session": descriptor.session, "epoch": 1}
+        for names in (bytes(15), bytes(16 * 2)):
+            asked = pb.Request(release=pb.Release(**key, further_blocks=names))
+            response, _ = await circuit.links[0].request(asked, DEADLINE_S)
+            assert response.refusal.code == "request"
+        response, _ = await circuit.links[0].request(
+            pb.Request(release=pb.Release(**key, further_blocks=bytes(16))), DEADLINE_S
+        )
+        assert response.HasField("released")
+        (peer,) = circuit.peers
+        assert not peer.leases.leases
 
 
 @asynchronous

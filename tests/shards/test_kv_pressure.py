@@ -98,9 +98,19 @@ def step_some(engine: Engine, batch: list[tuple[Wish, Run]], steps: int) -> list
     return going_on
 
 
-@pytest.mark.parametrize("reserve", [True, pytest.param(False, marks=pytest.mark.full)])
-def test_sessions_share_a_tenth_of_the_memory_that_they_want(tiny_model: TinyModel, reserve: bool) -> None:
-    folder = tiny_model("llama")
+@pytest.mark.parametrize(
+    ("architecture", "reserve"),
+    [
+        ("llama", True),
+        pytest.param("llama", False, marks=pytest.mark.full),
+        pytest.param("gemma3", True, marks=pytest.mark.full),
+        ("gemma3", False),
+    ],
+)
+def test_sessions_share_a_tenth_of_the_memory_that_they_want(
+    tiny_model: TinyModel, architecture: str, reserve: bool
+) -> None:
+    folder = tiny_model(architecture)
     wanted = wishes(folder, SESSIONS)
     engine = engine_with(folder, (0, 6))
     blocks = sorted(-(-(len(wish.prompt) + len(wish.tokens)) // 16) for wish in wanted)
@@ -175,17 +185,21 @@ def test_a_step_takes_the_blocks_of_sessions_that_do_not_step(tiny_model: TinyMo
         step_runs(circuit, [Run(prompt, [engine.new_cache(WHOLE, 49, reserve=False)]) for prompt in prompts])
 
 
-def test_a_window_that_has_passed_a_block_frees_it(tiny_model: TinyModel) -> None:
+@pytest.mark.parametrize("reserve", [True, False])
+def test_a_window_that_has_passed_a_block_frees_it(tiny_model: TinyModel, reserve: bool) -> None:
     engine = engine_with(tiny_model("mistral"), (0, 6))
     circuit: Circuit = [(engine, WHOLE)]
     prompt = tuple(range(200))
     expected = greedy(circuit, prompt, 12)
-    run = start_run(circuit, prompt, 12, chunk=40)
-    whole = run.caches[0].nbytes
+    run = Run(prompt, [engine.new_cache(WHOLE, 212, reserve=reserve)], chunk=40)
     assert finish(circuit, [run], 12) == [expected]
-    assert run.caches[0].nbytes <= whole // 13 * 2
+    assert reserve or run.caches[0].nbytes <= 2 * BLOCK_BYTES
+    run.caches[0].suspend()
+    run.caches[0].require(1)
     with pytest.raises(ValueError, match="window"):
         run.caches[0].truncate(100)
+    run.caches[0].truncate(0)
+    assert finish(circuit, [Run(prompt, run.caches, chunk=40)], 12) == [expected]
     engine.pool.check_integrity()
 
 

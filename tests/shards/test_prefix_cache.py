@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_models import VOCABULARY
 
-from molink.shards.prefix import NAME_BYTES, block_names
+from molink.shards.prefix import NAME_BYTES, block_names, common_prefix, split_names
 from molink.shards.spec import KV_BLOCK_TOKENS, Span
 
 TinyModel = Callable[[str], Path]
@@ -120,3 +120,35 @@ def test_names_agree_exactly_as_far_as_the_tokens_do(
         end = (index + 1) * KV_BLOCK_TOKENS
         assert (one == other) == (first[:end] == second[:end])
     assert not set(ours) & set(block_names(first, key + b"x"))
+
+
+@given(st.lists(st.tuples(st.integers(0, 200), st.integers(0, 200)).map(sorted), min_size=1, max_size=6))
+def test_a_circuit_begins_where_every_hop_can(held: list[list[int]]) -> None:
+    begins = common_prefix([(least, most) for least, most in held])
+    can = [at for at in range(201) if all(at == 0 or least <= at <= most for least, most in held)]
+    assert begins == max(can)
+
+
+@given(joined=st.binary(max_size=100), most=st.integers(0, 5))
+def test_names_are_whole_and_not_too_many_or_refused(joined: bytes, most: int) -> None:
+    if len(joined) % NAME_BYTES or len(joined) > most * NAME_BYTES:
+        with pytest.raises(ValueError, match="names of blocks"):
+            split_names(joined, most)
+    else:
+        names = split_names(joined, most)
+        assert b"".join(names) == joined
+        assert all(len(name) == NAME_BYTES for name in names)
+
+
+def test_what_a_session_generated_is_shared_when_it_has_got_names(tiny_model: TinyModel) -> None:
+    engine = engine_with(tiny_model("llama"), (0, 6))
+    circuit: Circuit = [(engine, Span(0, 6))]
+    run = start_sharing(circuit, TEXT[:40], 30)
+    (answer,) = finish(circuit, [run], 30)
+    history = TEXT[:40] + tuple(answer)
+    run.caches[0].close(block_names(history, KEY))
+    assert engine.match_prefix(Span(0, 6), block_names(history, KEY)) == 64
+    second = start_sharing(circuit, history + TEXT[:5], 6)
+    assert second.fed == 64
+    assert finish(circuit, [second], 6) == [greedy(circuit, history + TEXT[:5], 6)]
+    check(circuit)
