@@ -10,6 +10,7 @@ from molink.simnet import (
     communication_command,
     cost_command,
     emulate_command,
+    redundancy_command,
     schedule_command,
     serve_command,
 )
@@ -24,6 +25,7 @@ app = typer.Typer(
 )
 app.command(epilog=example(schedule_command.EXAMPLE))(schedule_command.schedule)
 app.command(epilog=example(serve_command.EXAMPLE))(serve_command.serve)
+app.command(epilog=example(redundancy_command.EXAMPLE))(redundancy_command.redundancy)
 app.command(epilog=example(cost_command.EXAMPLE))(cost_command.cost)
 app.command(epilog=example(communication_command.EXAMPLE))(communication_command.communication)
 app.command("emulate", epilog=example(emulate_command.EXAMPLE))(emulate_command.emulate_serving)

@@ -28,6 +28,26 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
+class Work:
+    """What all chunks of a step add up to."""
+
+    rows: int
+    tokens: int
+    """In the caches afterwards: what attention reads."""
+    attended: int
+    """Pairs of a row and a token that it attends to: those before it and itself."""
+
+
+def work_of(chunks: Sequence[Chunk]) -> Work:
+    """Their sum."""
+    return Work(
+        sum(chunk.rows for chunk in chunks),
+        sum(chunk.context + chunk.rows for chunk in chunks),
+        sum(chunk.rows * chunk.context + chunk.rows * (chunk.rows + 1) // 2 for chunk in chunks),
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceProfile:
     """A device as a roofline."""
 
@@ -64,13 +84,22 @@ class DeviceProfile:
         Raises:
             ValueError: no chunk, a span beyond the model, or a negative `sampled`.
         """
-        if not chunks or span.stop > shape.layers or sampled < 0:
-            raise ValueError(f"{len(chunks)} chunks, {sampled} sampled, {span} of {shape.layers} layers")
-        rows = sum(chunk.rows for chunk in chunks)
-        attention_s = self.layer_s + self._attention_s(shape, chunks)
-        seconds = self.step_s + sum(self._layer_s(shape, layer, rows) + attention_s for layer in span)
+        return self.work_s(shape, span, work_of(chunks), sampled)
+
+    def work_s(self, shape: ModelShape, span: Span, work: Work, sampled: int) -> float:
+        """The same of chunks that were added up before.
+
+        Raises:
+            ValueError: as `compute_s`.
+        """
+        if work.rows < 1 or span.stop > shape.layers or sampled < 0:
+            raise ValueError(
+                f"chunks of {work.rows} rows, {sampled} sampled, {span} of {shape.layers} layers"
+            )
+        attention_s = self.layer_s + self._attention_s(shape, work)
+        seconds = self.step_s + sum(self._layer_s(shape, layer, work.rows) + attention_s for layer in span)
         if span.start == 0:
-            seconds += rows * shape.activation_bytes / self._bytes_per_s
+            seconds += work.rows * shape.activation_bytes / self._bytes_per_s
         if span.stop == shape.layers and sampled:
             head = shape.head_parameters
             seconds += self.layer_s + self._product_s(head, sampled * head, shape.element_bytes)
@@ -96,12 +125,10 @@ class DeviceProfile:
         )
         return max(reading_s, best_s)
 
-    def _attention_s(self, shape: ModelShape, chunks: Sequence[Chunk]) -> float:
+    def _attention_s(self, shape: ModelShape, work: Work) -> float:
         """Of one layer: every row attends to the context before it and to the rows of its own chunk up to itself."""
-        tokens = sum(chunk.context + chunk.rows for chunk in chunks)
-        attended = sum(chunk.rows * chunk.context + chunk.rows * (chunk.rows + 1) // 2 for chunk in chunks)
-        reading_s = tokens * shape.kv_bytes_per_token / self._bytes_per_s
-        operations = float(attended * shape.attention_operations)
+        reading_s = work.tokens * shape.kv_bytes_per_token / self._bytes_per_s
+        operations = float(work.attended * shape.attention_operations)
         return max(reading_s, operations / (self.flops_per_s * self.compute_efficiency))
 
 

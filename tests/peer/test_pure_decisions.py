@@ -48,6 +48,9 @@ DECISIONS = [
     "molink.peer.leases",
     "molink.peer.link.line_quality",
     "molink.peer.memory",
+    "molink.peer.pair_balance",
+    "molink.peer.partners",
+    "molink.peer.roles",
     "molink.peer.microbatch",
     "molink.peer.protocol.packets",
     "molink.peer.link.reassembly",
@@ -81,6 +84,7 @@ DECISIONS = [
     "molink.simnet.devices",
     "molink.simnet.layer_shapes",
     "molink.simnet.model_shapes",
+    "molink.simnet.redundancy.instances",
 ]
 
 

@@ -1,0 +1,120 @@
+"""Figures 3 to 5 and 9 to 16 of the redundancy paper with our numbers, each as a picture and a table."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, fields
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from molink.simnet.redundancy.instances import InstanceProfile
+from molink.simnet.redundancy.rows import RedundancyRow
+from molink.simnet.redundancy.step_figures import COLOURS, MARKERS, draw_steps
+from molink.simnet.results import write_csv
+from molink.simnet.schedule_figures import new_figure, saved
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+LATENCY_FIGURES: Mapping[tuple[str, str], int] = MappingProxyType(
+    {
+        ("h100", "mixed"): 11,
+        ("910b2", "mixed"): 12,
+        ("h100", "light"): 13,
+        ("910b2", "light"): 14,
+        ("h100", "heavy"): 15,
+    }
+)
+"""By device and workload; the heavy workload on the 910B2 has none."""
+
+_PANELS = (
+    ("tokens_per_instance_s", "tokens a second and instance"),
+    ("ttft_s", "TTFT, s"),
+    ("tbt_s", "TBT, s"),
+    ("jct_s", "JCT, s"),
+)
+
+Value = Callable[[RedundancyRow], float]
+
+
+def draw_redundancy(rows: Sequence[RedundancyRow], profile: InstanceProfile, folder: Path) -> list[Path]:
+    """All of them, as far as the rows are about them: Figure 10 needs several speeds of the interconnect. Rates are
+    drawn at the fastest of these.
+
+    Returns:
+        The files.
+    """
+    first = rows[0]
+    name = latency_figure(first.device, first.workload)
+    fastest = max(row.interconnect_gbps for row in rows)
+    drawn = [row for row in rows if row.interconnect_gbps == fastest]
+    files = draw_steps(profile, folder)
+    files += _by_rate(drawn, folder / name, _PANELS)
+    files += _by_rate(drawn, folder / "figure-9-memory", (("peak_memory_gb", "memory of an instance, GB"),))
+    files += _by_rate(drawn, folder / "figure-16-worst-tbt", (("tbt_max_s", "worst TBT, s"),))
+    if len({row.interconnect_gbps for row in rows}) > 1:
+        files += _by_interconnect(rows, folder / "figure-10-interconnect")
+    return files
+
+
+def latency_figure(device: str, workload: str) -> str:
+    """Its files' name: with the paper's number, if it has such a figure."""
+    number = LATENCY_FIGURES.get((device, workload))
+    prefix = "latency" if number is None else f"figure-{number}"
+    return f"{prefix}-{workload}-{device}"
+
+
+def _by_rate(rows: Sequence[RedundancyRow], stem: Path, panels: Sequence[tuple[str, str]]) -> list[Path]:
+    """A row of panels for each number of instances, a line for each policy."""
+    write_csv(stem.with_suffix(".csv"), [field.name for field in fields(RedundancyRow)], map(astuple, rows))
+    numbers = sorted({row.instances for row in rows})
+    figure = new_figure(3.6 * max(2, len(panels)), 3.2 * len(numbers) + 0.8)
+    grid = figure.subplots(len(numbers), len(panels), squeeze=False)
+    for number, line in zip(numbers, grid, strict=True):
+        own = [row for row in rows if row.instances == number]
+        for axes, (metric, label) in zip(line, panels, strict=True):
+            _draw_policies(axes, own, lambda row: row.rate_rps, metric)
+            axes.set(xlabel="requests/s", ylabel=label, title=f"{number} instances")
+    first = rows[0]
+    _finish(figure, f"{first.workload} workload, instances of 4 x {first.device}")
+    return saved(figure, stem)
+
+
+def _by_interconnect(rows: Sequence[RedundancyRow], stem: Path) -> list[Path]:
+    """Figure 10, at the fewest instances and the rate in the middle; vLLM sends nothing."""
+    write_csv(stem.with_suffix(".csv"), [field.name for field in fields(RedundancyRow)], map(astuple, rows))
+    number = min(row.instances for row in rows)
+    rates = sorted({row.rate_rps for row in rows if row.instances == number})
+    rate_rps = rates[len(rates) // 2]
+    own = [
+        row for row in rows if row.policy != "vllm" and row.instances == number and row.rate_rps == rate_rps
+    ] or [row for row in rows if row.instances == number and row.rate_rps == rate_rps]
+    figure = new_figure(9.0, 4.0)
+    panels = (("tokens_per_instance_s", "tokens a second and instance"), ("jct_s", "JCT, s"))
+    for axes, (metric, label) in zip(figure.subplots(1, 2), panels, strict=True):
+        _draw_policies(axes, own, lambda row: row.interconnect_gbps, metric)
+        axes.set(xlabel="from an instance to the others, Gbit/s", ylabel=label, xscale="log")
+    _finish(figure, f"{own[0].workload} workload, {number} instances, {rate_rps:g} requests/s")
+    return saved(figure, stem)
+
+
+def _draw_policies(axes: "Axes", rows: Sequence[RedundancyRow], place: Value, metric: str) -> None:
+    for number, policy in enumerate(dict.fromkeys(row.policy for row in rows)):
+        own = sorted((row for row in rows if row.policy == policy), key=place)
+        axes.plot(
+            [place(row) for row in own],
+            [getattr(row, metric) for row in own],
+            color=COLOURS[number],
+            marker=MARKERS[number],
+            markersize=4,
+            linewidth=1.2,
+            label=policy,
+        )
+    axes.set_ylim(bottom=0)
+    axes.grid(visible=True, linewidth=0.4, alpha=0.5)
+
+
+def _finish(figure: "Figure", title: str) -> None:
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+    figure.suptitle(title, fontsize=11)

@@ -1,0 +1,53 @@
+"""The options of `molink-simnet redundancy`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from molink.simnet.redundancy.instances import LOCAL_CONNECTIONS
+from molink.simnet.redundancy.run import POLICIES
+from molink.simnet.redundancy.workloads import ARRIVALS, WORKLOADS
+
+Device = Annotated[str, typer.Option(metavar="NAME", help=f"One of {', '.join(LOCAL_CONNECTIONS)}.")]
+WorkloadName = Annotated[
+    str, typer.Option("--workload", metavar="NAME", help=f"One of {', '.join(WORKLOADS)}.")
+]
+Instances = Annotated[
+    str, typer.Option(metavar="NUMBERS", help="Of four accelerators each; several with commas.")
+]
+Policies = Annotated[str, typer.Option(metavar="NAMES", help=f"With commas: {', '.join(POLICIES)}.")]
+Rates = Annotated[
+    str | None,
+    typer.Option(metavar="RATES", help="Requests a second. Default: up to saturation.", show_default=False),
+]
+Interconnect = Annotated[
+    str | None,
+    typer.Option(
+        "--interconnect-gbps",
+        metavar="GBPS",
+        help="From an instance to the others, gigabits a second, several with commas (Figure 10). "
+        "Default: the local connection of one accelerator.",
+        show_default=False,
+    ),
+]
+Arrivals = Annotated[
+    str, typer.Option(metavar="HOW", help=f"{' or '.join(ARRIVALS)}: a second's requests together or not.")
+]
+SequenceMs = Annotated[
+    float,
+    typer.Option("--sequence-ms", metavar="MS", help="Of each sequence in a step; 0: a bare roofline."),
+]
+Duration = Annotated[float, typer.Option(metavar="S", min=1.0, help="Virtual seconds that are measured.")]
+WarmUp = Annotated[
+    float, typer.Option("--warm-up", metavar="S", min=0.0, help="Virtual seconds before that.")
+]
+Seed = Annotated[int, typer.Option(metavar="S", min=0, help="Of lengths, and of Poisson arrivals.")]
+Jobs = Annotated[
+    int | None,
+    typer.Option(metavar="N", min=1, help="Cells at a time. Default: one a processor.", show_default=False),
+]
+Output = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Write result.json, figures and tables there.", show_default=False),
+]
