@@ -22,10 +22,12 @@ USABLE_MEMORY = 0.9
 """The part of a GPU's memory that a peer takes by default."""
 MOST_SESSIONS = 256
 """On a peer, as servers of one model commonly allow."""
-
-
 SOFTWARE_MS = 2.5
-"""Taking in a message and giving it to the engine, as emulated peers were seen to need."""
+"""Taking in a message and handing it on, as emulated peers were seen to need: the one constant of the machine that
+emulates. Profiles of devices know nothing of it."""
+OPENING_MESSAGES = 5
+"""One after the other before a prompt is at the head: every hop is asked for memory and answers, is asked whether it is
+ready and answers, and the prompt goes to the head (`client/formation.py`). Clients are beside the head, on no line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +77,8 @@ def circuit_plan(scenario: Scenario, policy: str, served_as: ServedAs) -> Circui
             for one, span in zip(facts, spans, strict=True)
         )
 
-    hops = len(spans)
-    delay_s = (scenario.delay_ms + scenario.software_ms) / 1000
+    hops, software_s = len(spans), scenario.software_ms / 1000
+    delay_s = scenario.delay_ms / 1000 + software_s
     return CircuitPlan(
         spec=spec,
         spans=spans,
@@ -90,6 +92,8 @@ def circuit_plan(scenario: Scenario, policy: str, served_as: ServedAs) -> Circui
         cut=chunk_lengths if chunk_tokens is None else equal_chunks(chunk_tokens),
         limits=limits,
         stages_of=stages_of,
+        opening_s=OPENING_MESSAGES * software_s,
+        to_client_s=software_s,
         jitter_ms=scenario.jitter_ms,
         seed=scenario.seed,
     )

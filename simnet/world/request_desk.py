@@ -27,6 +27,8 @@ class RequestDesk:
         self._came = 0
         self.tokens = 0
         """That all requests have got."""
+        self.to_client_s = 0.0
+        """How long a token is on its way to its client."""
 
     @property
     def present(self) -> int:
@@ -54,9 +56,9 @@ class RequestDesk:
         next_one()
 
     def token(self, number: int) -> bool:
-        """A token of the request came to its client. Whether it was the last: there is room for others then."""
+        """A token of the request is on its way to its client. Whether it was the last: there is room for others then."""
         request, token_s = self._served[number]
-        token_s.append(self._timeline.now_s)
+        token_s.append(self._timeline.now_s + self.to_client_s)
         self.tokens += 1
         if len(token_s) < request.new_tokens:
             return False

@@ -8,32 +8,39 @@ from simpy.events import Event
 
 
 class _Action(Event):
-    """A SimPy event that has one callback. It skips what a Timeout does for processes, which there are none of."""
+    """A SimPy event that is an action. It skips what a Timeout does for processes, which there are none of."""
 
-    __slots__ = ()
+    __slots__ = ("action",)
 
-    def __init__(self, environment: simpy.Environment, delay_s: float, action: Callable[[], None]) -> None:
-        self.env = environment
-        self.callbacks = [lambda _: action()]
-        self._value = None
+    def __init__(self, action: Callable[[], None]) -> None:
+        self.action = action
+        self.callbacks = _CALLBACKS
         self._ok = True
-        environment.schedule(self, delay=delay_s)
+
+
+def _act(event: Event) -> None:
+    event.action()  # type: ignore[attr-defined]
+
+
+_CALLBACKS = [_act]
+"""Of every action: SimPy only reads it."""
 
 
 class Timeline:
     """Calls actions at their times, in order; those of one time in the order in which they were given."""
 
-    __slots__ = ("_environment", "events")
+    __slots__ = ("_environment", "_schedule", "events")
 
     def __init__(self) -> None:
         self._environment = simpy.Environment()
+        self._schedule = self._environment.schedule
         self.events = 0
         """Actions called so far, and those that are still to be."""
 
     @property
     def now_s(self) -> float:
         """Seconds since the world began."""
-        now: float = self._environment.now
+        now: float = self._environment._now  # noqa: SLF001 - asked at every step of every decision
         return now
 
     @property
@@ -49,13 +56,13 @@ class Timeline:
         """
         if not 0 <= delay_s < math.inf:
             raise ValueError(f"an action happens in 0 or more seconds, not in {delay_s}")
-
-        _Action(self._environment, delay_s, action)
+        self._schedule(_Action(action), 1, delay_s)
         self.events += 1
 
     def call_at(self, at_s: float, action: Callable[[], None]) -> None:
         """The same at a time, which rounding may have put a little before now."""
-        self.call(max(0.0, at_s - self.now_s), action)
+        delay_s = at_s - self._environment._now  # noqa: SLF001
+        self.call(delay_s if delay_s > 0.0 else 0.0, action)
 
     def run(self, until_s: float = math.inf) -> None:
         """Until nothing is left to happen, or that time has come."""
