@@ -89,8 +89,11 @@ class DeviceProfile:
 
     def _attention_s(self, shape: ModelShape, chunks: Sequence[Chunk]) -> float:
         """Of one layer: every row attends to the context before it and to the rows of its own chunk up to itself."""
-        tokens = sum(chunk.context + chunk.rows for chunk in chunks)
-        attended = sum(chunk.rows * chunk.context + chunk.rows * (chunk.rows + 1) // 2 for chunk in chunks)
+        tokens = attended = 0
+        for chunk in chunks:
+            rows, context = chunk.rows, chunk.context
+            tokens += context + rows
+            attended += rows * context + rows * (rows + 1) // 2
         reading_s = tokens * shape.kv_bytes_per_token / self._bytes_per_s
         operations = 4.0 * attended * shape.heads * shape.head_dim
         return max(reading_s, operations / (self.flops_per_s * self.compute_efficiency))

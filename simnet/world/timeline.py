@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 
 import simpy
-from simpy.events import Event
+from simpy.events import NORMAL, Event
 
 
 class _Action(Event):
@@ -12,36 +12,26 @@ class _Action(Event):
 
     __slots__ = ("action",)
 
-    def __init__(self, action: Callable[[], None]) -> None:
+    def __init__(self, action: Callable[[], None], callbacks: list[Callable[[Event], None]]) -> None:
         self.action = action
-        self.callbacks = _CALLBACKS
+        self.callbacks = callbacks
         self._ok = True
-
-
-def _act(event: Event) -> None:
-    event.action()  # type: ignore[attr-defined]
-
-
-_CALLBACKS = [_act]
-"""Of every action: SimPy only reads it."""
 
 
 class Timeline:
     """Calls actions at their times, in order; those of one time in the order in which they were given."""
 
-    __slots__ = ("_environment", "_schedule", "events")
+    __slots__ = ("_callbacks", "_environment", "_schedule", "events", "now_s")
 
     def __init__(self) -> None:
         self._environment = simpy.Environment()
         self._schedule = self._environment.schedule
+        self._callbacks: list[Callable[[Event], None]] = [self._act]
+        """Of every action: SimPy only reads it."""
+        self.now_s = 0.0
+        """Seconds since the world began."""
         self.events = 0
         """Actions called so far, and those that are still to be."""
-
-    @property
-    def now_s(self) -> float:
-        """Seconds since the world began."""
-        now: float = self._environment._now  # noqa: SLF001 - asked at every step of every decision
-        return now
 
     @property
     def next_s(self) -> float:
@@ -56,12 +46,12 @@ class Timeline:
         """
         if not 0 <= delay_s < math.inf:
             raise ValueError(f"an action happens in 0 or more seconds, not in {delay_s}")
-        self._schedule(_Action(action), 1, delay_s)
+        self._schedule(_Action(action, self._callbacks), NORMAL, delay_s)
         self.events += 1
 
     def call_at(self, at_s: float, action: Callable[[], None]) -> None:
         """The same at a time, which rounding may have put a little before now."""
-        delay_s = at_s - self._environment._now  # noqa: SLF001
+        delay_s = at_s - self.now_s
         self.call(delay_s if delay_s > 0.0 else 0.0, action)
 
     def run(self, until_s: float = math.inf) -> None:
@@ -70,10 +60,15 @@ class Timeline:
             self._environment.run()
         elif until_s > self.now_s:
             self._environment.run(until=until_s)
+            self.now_s = until_s
 
     def step(self) -> None:
         """Calls the next action; one must be due."""
         self._environment.step()
+
+    def _act(self, event: Event) -> None:
+        self.now_s = self._environment.now
+        event.action()  # type: ignore[attr-defined]
 
 
 class Alarm:
