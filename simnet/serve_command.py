@@ -27,7 +27,7 @@ from molink.simnet.results import output_folder, result_document, write_json
 from molink.simnet.serve_presets import DURATION_S, WARM_UP_S, Preset, PresetCell, preset
 from molink.simnet.serve_rows import serve_rows
 from molink.simnet.serve_scenario import SOFTWARE_MS, Scenario, Stage
-from molink.simnet.serve_table import serve_table
+from molink.simnet.serve_table import serve_table, verdict_lines
 from molink.simnet.simulated_serving import Load, SimulatedRun, simulate_serving
 from molink.simnet.spans import even_spans
 from molink.simnet.traces import BUNDLED, bundled_trace, read_trace
@@ -89,6 +89,8 @@ def serve(
         print(json.dumps(document, indent=2, allow_nan=False))
     else:
         console().print(serve_table(table, rows))
+        for line in verdict_lines(table, rows):
+            console().print(line)
     if folder is not None:
         _write(folder, document)
 

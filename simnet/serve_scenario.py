@@ -23,8 +23,8 @@ USABLE_MEMORY = 0.9
 MOST_SESSIONS = 256
 """On a peer, as servers of one model commonly allow."""
 SOFTWARE_MS = 2.5
-"""Taking in a message and handing it on, as emulated peers were seen to need: the one constant of the machine that
-emulates. Profiles of devices know nothing of it."""
+"""Handing a step's output to the link and taking it in at the other end, half of it each, as emulated peers were seen
+to need: the one constant of the machine that emulates. Profiles of devices know nothing of it."""
 OPENING_MESSAGES = 5
 """One after the other before a prompt is at the head: every hop is asked for memory and answers, is asked whether it is
 ready and answers, and the prompt goes to the head (`client/formation.py`). Clients are beside the head, on no line."""
@@ -78,7 +78,7 @@ def circuit_plan(scenario: Scenario, policy: str, served_as: ServedAs) -> Circui
         )
 
     hops, software_s = len(spans), scenario.software_ms / 1000
-    delay_s = scenario.delay_ms / 1000 + software_s
+    delay_s = scenario.delay_ms / 1000 + software_s / 2
     return CircuitPlan(
         spec=spec,
         spans=spans,
@@ -93,6 +93,7 @@ def circuit_plan(scenario: Scenario, policy: str, served_as: ServedAs) -> Circui
         limits=limits,
         stages_of=stages_of,
         opening_s=OPENING_MESSAGES * software_s,
+        hand_on_s=software_s / 2,
         to_client_s=software_s,
         jitter_ms=scenario.jitter_ms,
         seed=scenario.seed,

@@ -78,9 +78,7 @@ class JustInTime:
 
     def window_bytes(self, link: LinkState) -> int | None:
         rate = link.rate.bytes_per_s
-        return (
-            None if rate is None else int(rate * (link.delay.round_s + ALLOWED_S))
-        )
+        return None if rate is None else int(rate * (link.delay.round_s + ALLOWED_S))
 
     def next(self, link: LinkState, now_s: float) -> tuple[Queued, int] | float:
         heads = link.backlog.heads

@@ -49,6 +49,8 @@ class CircuitPlan:
     stages_of: StagesOf
     opening_s: float = 0.0
     """From when there is room for a request to when its prompt is at the head: reserving, and starting."""
+    hand_on_s: float = 0.0
+    """At each peer: from when its engine is done to when the output is at the link."""
     to_client_s: float = 0.0
     """A token's way from the head to its client."""
     jitter_ms: float = 0.0
@@ -76,7 +78,7 @@ class ServingWorld:
         self.peers = [
             StagePeer(
                 timeline,
-                Place(hop, hops, span, plan.spec.activation_bytes),
+                Place(hop, hops, span, plan.spec.activation_bytes, plan.hand_on_s),
                 self._sessions,
                 self.channels[hop],
                 plan.compute_s[hop],

@@ -30,6 +30,8 @@ class Place:
     hops: int
     span: Span
     activation_bytes: int
+    hand_on_s: float = 0.0
+    """From when the engine is done to when its output is at the link."""
 
 
 class StagePeer:
@@ -148,22 +150,32 @@ class StagePeer:
         self.steps += 1
         self.computed_rows += sum(row.count for row in rows)
         told = tuple(row for row in rows if row.prefill and self._received.stepped(row.key, row.step))
-        if told and not self._is_head:
-            self._channels.post(self.previous_link, frames.stepped(told))
         self._running = None
         decode = tuple(row for row in rows if not row.prefill)
         if decode and self._iterations.is_first(row.key for row in decode):
             self._first = FirstBatch(self._timeline.now_s, len(decode))
         self.on_stepped(rows)
-        if self._is_tail:
-            self._draw(tuple(row for row in rows if row.sample))
+        if self.place.hand_on_s:
+            self._timeline.call(self.place.hand_on_s, lambda: self._hand_on(rows, told))
+            self._begin()
+        elif self._is_tail:
+            self._hand_on(rows, told)
             self._begin()
         else:
             self._begin()
-            self._forward(decode, prefill=False)
-            self._forward(tuple(row for row in rows if row.prefill), prefill=True)
+            self._hand_on(rows, told)
         if decode or self._running is not None:
             self._foretell()
+
+    def _hand_on(self, rows: tuple[SimulatedRow, ...], told: tuple[SimulatedRow, ...]) -> None:
+        """What was computed is at the links."""
+        if told and not self._is_head:
+            self._channels.post(self.previous_link, frames.stepped(told))
+        if self._is_tail:
+            self._draw(tuple(row for row in rows if row.sample))
+        else:
+            self._forward(tuple(row for row in rows if not row.prefill), prefill=False)
+            self._forward(tuple(row for row in rows if row.prefill), prefill=True)
 
     def _draw(self, sampled: tuple[SimulatedRow, ...]) -> None:
         if sampled and self._is_head:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from molink.simnet.devices import DEVICES
 from molink.simnet.emulation import Cell, Emulation, emulate
-from molink.simnet.model_shapes import QWEN2_7B
+from molink.simnet.model_shapes import QWEN2_7B, ModelShape
 from molink.simnet.outcomes import Outcome
 from molink.simnet.request_load import LengthLimits, kept
 from molink.simnet.serve_scenario import SOFTWARE_MS, Scenario, Stage
@@ -61,6 +61,12 @@ class ValidationLoad:
     seed: int
 
 
+def scenario(shape: ModelShape, seed: int) -> Scenario:
+    """The circuit in virtual time."""
+    stages = tuple(Stage(DEVICES[DEVICE], span) for span in even_spans(shape.layers, PEERS))
+    return Scenario(shape, stages, BANDWIDTH_MBPS, DELAY_MS, SOFTWARE_MS, seed=seed)
+
+
 def compare(policy: str, load: ValidationLoad) -> Compared:
     """Both, one after the other: the emulated one takes as long as it says."""
     shape = replace(QWEN2_7B, tensors_per_boundary=load.tensors_per_boundary)
@@ -71,9 +77,8 @@ def compare(policy: str, load: ValidationLoad) -> Compared:
         load.warm_up_s, load.duration_s, load.seed,
     )  # fmt: skip
     run = asyncio.run(emulate(emulation, Cell(policy, load.rate_rps, served_as), lambda _: None))
-    stages = tuple(Stage(DEVICES[DEVICE], span) for span in even_spans(shape.layers, PEERS))
     simulated = simulate_serving(
-        Scenario(shape, stages, BANDWIDTH_MBPS, DELAY_MS, SOFTWARE_MS, seed=load.seed),
+        scenario(shape, load.seed),
         policy,
         served_as,
         Load(trace, load.rate_rps, load.warm_up_s, load.duration_s, load.seed),
@@ -98,7 +103,9 @@ def report(compared: Sequence[Compared]) -> str:
             lines.append(
                 f"{one.policy:<12}{metric:<16}{values[0]:>10.3f}{values[1]:>11.3f}{100 * difference:>+10.1f} %"
             )
-    lines.append(f"{apart} of {3 * len(compared)} are more than {100 * AGREE_WITHIN:.0f} % apart; {os.cpu_count()} cores")
+    lines.append(
+        f"{apart} of {3 * len(compared)} are more than {100 * AGREE_WITHIN:.0f} % apart; {os.cpu_count()} cores"
+    )
     return "\n".join(lines)
 
 
