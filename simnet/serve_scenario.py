@@ -13,6 +13,7 @@ from molink.shards.spec import ModelSpec, Span
 from molink.simnet.devices import Chunk, DeviceProfile
 from molink.simnet.model_shapes import ModelShape
 from molink.simnet.request_load import Request
+from molink.simnet.room import fitting_tokens
 from molink.simnet.served_as import ServedAs
 from molink.simnet.timed_profile import timed_profile
 from molink.simnet.world.serving_world import CircuitPlan
@@ -133,4 +134,4 @@ def _kv_tokens(spec: ModelSpec, stage: Stage, limits: BatchLimits) -> int:
     free_bytes = memory.total_bytes - memory.workspace_bytes - spec.weight_bytes(stage.span)
     if free_bytes <= 0:
         raise ValueError(f"layers {stage.span} of {spec.name} do not fit {stage.device.name}")
-    return free_bytes // spec.kv_bytes(stage.span, 1)
+    return fitting_tokens(spec, stage.span, free_bytes)

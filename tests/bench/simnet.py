@@ -3,8 +3,8 @@
     python tests/bench/simnet.py --only validation --duration 60
     python tests/bench/simnet.py --only speed
 
-Validation serves the same requests in real time on processes (`emulate`) and in virtual time (`serve`): the machine must
-have nothing else to do. Speed simulates Table 2 of the transmission paper, three policies at four rates.
+Validation serves the same requests in real time on processes (`emulate`) and in virtual time (`serve`): the machine
+must have nothing else to do. Speed simulates Table 2 of the transmission paper, three policies at four rates.
 """
 
 import argparse
