@@ -71,10 +71,9 @@ def verdict_lines(preset: Preset, rows: Sequence[ServeRow]) -> list[str]:
     """One for each baseline that the paper compares with."""
     lines = []
     for one in verdicts(preset, rows):
-        counts = ", ".join(f"{metric} {count.reached} of {count.cells}" for metric, count in one.counts)
+        counts = ", ".join(f"{metric} {count.reached}/{count.cells}" for metric, count in one.counts)
         lines.append(
-            f"{one.subject} against {one.baseline} ({one.system}): changed by at least as much as in the paper in cells: "
-            f"{counts}"
+            f"{one.subject} against {one.baseline} ({one.system}): as good as the paper's or better: {counts}"
         )
     return lines
 
