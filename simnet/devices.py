@@ -97,7 +97,12 @@ class DeviceProfile:
                 f"chunks of {work.rows} rows, {sampled} sampled, {span} of {shape.layers} layers"
             )
         attention_s = self.layer_s + self._attention_s(shape, work)
-        seconds = self.step_s + sum(self._layer_s(shape, layer, work.rows) + attention_s for layer in span)
+        layers_s = (
+            len(span) * self._layer_s(shape, span.start, work.rows)
+            if shape.experts is None
+            else sum(self._layer_s(shape, layer, work.rows) for layer in span)
+        )
+        seconds = self.step_s + layers_s + len(span) * attention_s
         if span.start == 0:
             seconds += work.rows * shape.activation_bytes / self._bytes_per_s
         if span.stop == shape.layers and sampled:

@@ -17,7 +17,7 @@ from molink.simnet.outcomes import Outcome
 from molink.simnet.peer_process import PeerProcess
 from molink.simnet.request_driver import RequestDriver
 from molink.simnet.request_load import arrivals
-from molink.simnet.room import Room
+from molink.simnet.room import Room, fitting_tokens
 from molink.simnet.served_as import ServedAs
 from molink.simnet.spans import even_spans
 from molink.simnet.traces import TraceRequest
@@ -102,7 +102,7 @@ async def emulate(emulation: Emulation, cell: Cell, report: Report) -> Run:
         connection = await stack.enter_async_context(Connection((), None, view=KnownPeers(views)))
         room = Room(
             min(
-                view.state.free_kv_bytes // emulation.spec.kv_bytes(span, 1)
+                fitting_tokens(emulation.spec, span, view.state.free_kv_bytes)
                 for view, span in zip(views, emulation.spans, strict=True)
             ),
             min(peer.most_sessions for peer in peers),

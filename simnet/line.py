@@ -129,6 +129,24 @@ class Line(Generic[Item]):
                 self._begin()
         return departed
 
+    def carry(self, size_bytes: int, at_s: float) -> float:
+        """An item comes to a line that is asked for nothing else, and leaves it: `offer` and `depart` at once. When it
+        reaches the other end. IndexError if something waits."""
+        if self._waiting:
+            raise IndexError("something waits for the line")
+        free_s = self._free_s
+        if free_s > at_s:
+            queueing_s = free_s - at_s
+            self._queueing_s += queueing_s
+            self._longest_s = max(self._longest_s, queueing_s)
+        else:
+            free_s = at_s
+        self._free_s = left_s = free_s + size_bytes / self._rate
+        self._busy_s += left_s - free_s
+        self._sent_bytes += size_bytes
+        self._chunks += 1
+        return left_s + self.delay_s + (self._jitter(left_s) if self._jitter_s else 0.0)
+
     def set_rate(self, rate_mbps: float, now_s: float) -> None:
         """Another rate from now on, also for what already waits. `depart(now_s)` first. ValueError if not above 0."""
         if not rate_mbps > 0:

@@ -13,7 +13,7 @@ from molink.peer.protocol import molink_pb2 as pb
 from molink.shards.spec import ModelSpec, SamplingParams
 from molink.simnet.outcomes import Outcome
 from molink.simnet.request_load import Request
-from molink.simnet.room import Room
+from molink.simnet.room import Room, reserved_tokens
 
 FORMATION_TIMEOUT_S = 30.0
 TRACED_EVERY = 4
@@ -93,7 +93,7 @@ class RequestDriver:
         error = None
         self.running += 1
         try:
-            async with self._room.taken(request.prompt_tokens + request.new_tokens):
+            async with self._room.taken(reserved_tokens(request.prompt_tokens + request.new_tokens)):
                 session = ClientSession(
                     self._connection,
                     self._former,

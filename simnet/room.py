@@ -5,6 +5,18 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from molink.shards.spec import KV_BLOCK_TOKENS, ModelSpec, Span
+
+
+def fitting_tokens(spec: ModelSpec, span: Span, free_bytes: int) -> int:
+    """Tokens that so much KV memory of a span holds, in whole blocks."""
+    return free_bytes // spec.kv_bytes(span, KV_BLOCK_TOKENS) * KV_BLOCK_TOKENS
+
+
+def reserved_tokens(tokens: int) -> int:
+    """What a session of so many takes of it: its last block is its own."""
+    return -(-tokens // KV_BLOCK_TOKENS) * KV_BLOCK_TOKENS
+
 
 class Room:
     """The tokens and sessions that all peers of a circuit have room for together. Nobody overtakes."""

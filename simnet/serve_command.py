@@ -7,7 +7,6 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, replace
 from itertools import product
 from multiprocessing import get_context
-from pathlib import Path
 
 from molink.client.presentation import console
 from molink.client.progress import Progress
@@ -23,11 +22,12 @@ from molink.simnet.model_shapes import MODEL_SHAPES
 from molink.simnet.named_devices import device_named
 from molink.simnet.paper_serving import Setting
 from molink.simnet.request_load import kept
-from molink.simnet.results import output_folder, result_document, write_json
+from molink.simnet.results import output_folder, result_document
+from molink.simnet.serve_output import write_serving
 from molink.simnet.serve_presets import DURATION_S, WARM_UP_S, Preset, PresetCell, preset
 from molink.simnet.serve_rows import serve_rows
 from molink.simnet.serve_scenario import SOFTWARE_MS, Scenario, Stage
-from molink.simnet.serve_table import serve_table
+from molink.simnet.serve_table import serve_table, verdict_lines
 from molink.simnet.simulated_serving import Load, SimulatedRun, simulate_serving
 from molink.simnet.spans import even_spans
 from molink.simnet.traces import BUNDLED, bundled_trace, read_trace
@@ -89,8 +89,15 @@ def serve(
         print(json.dumps(document, indent=2, allow_nan=False))
     else:
         console().print(serve_table(table, rows))
+        for line in verdict_lines(table, rows):
+            console().print(line)
     if folder is not None:
-        _write(folder, document)
+        try:
+            written = write_serving(folder, document, parameters, table, rows)
+        except OSError as error:
+            why = error.strerror or error
+            raise CommandFailed(f"the results cannot be written to {folder}: {why}") from error
+        tell(f"wrote {', '.join(path.name for path in written)} to {folder}")
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -204,16 +211,6 @@ def _finished(table: Preset, scenario: Scenario, load: Load, jobs: int) -> Itera
         running = {pool.submit(_run, scenario, load, table.cells[at]): at for at in busiest_first}
         for done in as_completed(running):
             yield running[done], done.result()
-
-
-def _write(folder: Path, document: dict[str, object]) -> None:
-    try:
-        write_json(folder / "result.json", document)
-    except OSError as error:
-        raise CommandFailed(
-            f"the results cannot be written to {folder}: {error.strerror or error}"
-        ) from error
-    tell(f"wrote result.json to {folder}")
 
 
 def _parameters(table: Preset, scenario: Scenario, load: Load, trace: str) -> dict[str, object]:

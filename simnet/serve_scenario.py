@@ -13,6 +13,7 @@ from molink.shards.spec import ModelSpec, Span
 from molink.simnet.devices import Chunk, DeviceProfile
 from molink.simnet.model_shapes import ModelShape
 from molink.simnet.request_load import Request
+from molink.simnet.room import fitting_tokens
 from molink.simnet.served_as import ServedAs
 from molink.simnet.timed_profile import timed_profile
 from molink.simnet.world.serving_world import CircuitPlan
@@ -22,10 +23,12 @@ USABLE_MEMORY = 0.9
 """The part of a GPU's memory that a peer takes by default."""
 MOST_SESSIONS = 256
 """On a peer, as servers of one model commonly allow."""
-
-
 SOFTWARE_MS = 2.5
-"""Taking in a message and giving it to the engine, as emulated peers were seen to need."""
+"""Handing a step's output to the link and taking it in at the other end, half of it each, as emulated peers were seen
+to need: the one constant of the machine that emulates. Profiles of devices know nothing of it."""
+OPENING_MESSAGES = 5
+"""One after the other before a prompt is at the head: every hop is asked for memory and answers, is asked whether it is
+ready and answers, and the prompt goes to the head (`client/formation.py`). Clients are beside the head, on no line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +78,8 @@ def circuit_plan(scenario: Scenario, policy: str, served_as: ServedAs) -> Circui
             for one, span in zip(facts, spans, strict=True)
         )
 
-    hops = len(spans)
-    delay_s = (scenario.delay_ms + scenario.software_ms) / 1000
+    hops, software_s = len(spans), scenario.software_ms / 1000
+    delay_s = scenario.delay_ms / 1000 + software_s / 2
     return CircuitPlan(
         spec=spec,
         spans=spans,
@@ -90,6 +93,9 @@ def circuit_plan(scenario: Scenario, policy: str, served_as: ServedAs) -> Circui
         cut=chunk_lengths if chunk_tokens is None else equal_chunks(chunk_tokens),
         limits=limits,
         stages_of=stages_of,
+        opening_s=OPENING_MESSAGES * software_s,
+        hand_on_s=software_s / 2,
+        to_client_s=software_s,
         jitter_ms=scenario.jitter_ms,
         seed=scenario.seed,
     )
@@ -128,4 +134,4 @@ def _kv_tokens(spec: ModelSpec, stage: Stage, limits: BatchLimits) -> int:
     free_bytes = memory.total_bytes - memory.workspace_bytes - spec.weight_bytes(stage.span)
     if free_bytes <= 0:
         raise ValueError(f"layers {stage.span} of {spec.name} do not fit {stage.device.name}")
-    return free_bytes // spec.kv_bytes(stage.span, 1)
+    return fitting_tokens(spec, stage.span, free_bytes)

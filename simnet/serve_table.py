@@ -1,68 +1,113 @@
-"""A serving table as a terminal shows it."""
+"""A serving table as a terminal shows it, and what it comes to."""
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from molink.simnet.serve_presets import Preset
 from molink.simnet.serve_rows import ServeRow
+from molink.simnet.serve_verdicts import verdicts
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-_METRICS = (
-    ("ttft_s", "TTFT\ns", 2, "ttft_reduction"),
-    ("tpot_s", "TPOT\ns", 3, "tpot_reduction"),
-    ("latency_s", "latency\ns", 1, "latency_reduction"),
+METRICS = (
+    ("ttft_s", "TTFT, s", "ttft_reduction", -1),
+    ("tpot_s", "TPOT, s", "tpot_reduction", -1),
+    ("latency_s", "latency, s", "latency_reduction", -1),
+    ("throughput_tps", "tokens/s", "throughput_gain", 1),
 )
+"""Of a row: the field, its name, the field of its change, and which way that counts."""
+_SETTINGS = (("rate_rps", "req/s"), ("bandwidth_mbps", "Mbps"), ("delay_ms", "ms"))
 
 
 def serve_table(preset: Preset, rows: Sequence[ServeRow]) -> "Table":
-    """A line for each row, settings apart. The paper's value stands beside ours, and in brackets by how much a value is
-    below the baseline's."""
+    """A line for each row, settings apart; the paper's value beside ours. 120 columns hold it."""
+    from rich import box
     from rich.table import Table
 
-    title = (
-        f"{preset.title}\n{preset.model} on {preset.peers} x {preset.device}, "
-        f"{preset.tensors_per_boundary} tensors at each boundary"
+    varying = [one for one in _SETTINGS if len({getattr(row, one[0]) for row in rows}) > 1]
+    same = ", ".join(
+        f"{getattr(rows[0], field):g} {name}" for field, name in _SETTINGS if (field, name) not in varying
     )
-    caption = f"In brackets: how much less than {preset.baseline} (tokens/s: how much more)"
-    table = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
-    table.add_column("rate, Mbps,\nms one way")
-    if any(row.technique for row in rows):
-        table.add_column("technique")
-    table.add_column("policy")
-    table.add_column("requests\n(failed)", justify="right")
-    for _, name, _, _ in _METRICS:
-        table.add_column(name, justify="right")
-        table.add_column("paper", justify="right")
-    table.add_column("tokens\na second", justify="right")
-    if any(row.paper_throughput_tps is not None for row in rows):
-        table.add_column("paper", justify="right")
+    title = (
+        f"{preset.title}\n{preset.model} on {preset.peers} x {preset.device}, {preset.tensors_per_boundary} tensors at "
+        f"each boundary{', ' + same if same else ''}"
+    )
+    caption = f"In brackets: above (+) or below (-) {preset.baseline}. {_failures(rows)}"
+    table = Table(
+        title=title,
+        title_justify="left",
+        caption=caption,
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
+    if varying:
+        table.add_column(
+            "\n".join(name for _, name in varying) if len(varying) < 2 else ", ".join(n for _, n in varying)
+        )
+    techniques = any(row.technique for row in rows)
+    table.add_column("technique" if techniques else "policy", no_wrap=True)
+    shown = [metric for metric in METRICS if any(getattr(row, metric[0]) is not None for row in rows)]
+    for field, name, _, _ in shown:
+        table.add_column(name, justify="right", no_wrap=True)
+        if _is_printed(field, rows):
+            table.add_column("paper", justify="right", no_wrap=True, style="dim")
     for number, row in enumerate(rows):
         begins = number == 0 or _setting(rows[number - 1]) != _setting(row)
         ends = number + 1 == len(rows) or _setting(rows[number + 1]) != _setting(row)
-        table.add_row(_setting(row) if begins else "", *_cells(row, rows), end_section=ends)
+        cells = (
+            [", ".join(f"{getattr(row, field):g}" for field, _ in varying) if begins else ""]
+            if varying
+            else []
+        )
+        cells.append(row.technique if techniques else row.policy)
+        table.add_row(*cells, *_values(row, shown, rows), end_section=ends)
     return table
 
 
-def _setting(row: ServeRow) -> str:
-    return f"{row.rate_rps:g}/s, {row.bandwidth_mbps:g}, {row.delay_ms:g}"
+def verdict_lines(preset: Preset, rows: Sequence[ServeRow]) -> list[str]:
+    """One for each baseline that the paper compares with."""
+    lines = []
+    for one in verdicts(preset, rows):
+        counts = ", ".join(f"{metric} {count.reached}/{count.cells}" for metric, count in one.counts)
+        lines.append(
+            f"{one.subject} against {one.baseline} ({one.system}): as good as the paper's or better: {counts}"
+        )
+    return lines
 
 
-def _cells(row: ServeRow, rows: Sequence[ServeRow]) -> list[str]:
-    cells = [row.technique] if any(one.technique for one in rows) else []
-    cells += [row.policy, f"{row.requests} ({row.failed})"]
-    for metric, _, digits, reduction in _METRICS:
-        cells.append(_value(getattr(row, metric), getattr(row, reduction), digits))
-        cells.append(_value(getattr(row, f"paper_{metric}"), getattr(row, f"paper_{reduction}"), digits))
-    cells.append(_value(row.throughput_tps, row.throughput_gain, 1))
-    if any(one.paper_throughput_tps is not None for one in rows):
-        cells.append(_value(row.paper_throughput_tps, row.paper_throughput_gain, 1))
+def shown_value(value: float | None, change: float | None) -> str:
+    """Three digits, and by how many percent it is above or below the baseline's."""
+    if value is None:
+        return ""
+    digits = 2 if value <= 0 else min(3, max(0, 2 - math.floor(math.log10(value))))
+    text = f"{value:.{digits}f}"
+    return text if change is None or change == 0 else f"{text} ({100 * change:+.0f}%)"
+
+
+def _values(row: ServeRow, shown: Sequence[tuple[str, str, str, int]], rows: Sequence[ServeRow]) -> list[str]:
+    cells = []
+    for field, _, change, sign in shown:
+        for prefix in ("", "paper_") if _is_printed(field, rows) else ("",):
+            part = getattr(row, prefix + change)
+            cells.append(shown_value(getattr(row, prefix + field), None if part is None else sign * part))
     return cells
 
 
-def _value(value: float | None, part: float | None, digits: int) -> str:
-    if value is None:
-        return ""
-    shown = f"{value:.{digits}f}"
-    return shown if not part else f"{shown} ({100 * part:.0f} %)"
+def _is_printed(field: str, rows: Sequence[ServeRow]) -> bool:
+    return any(getattr(row, f"paper_{field}") is not None for row in rows)
+
+
+def _failures(rows: Sequence[ServeRow]) -> str:
+    requests, failed = sum(row.requests for row in rows), sum(row.failed for row in rows)
+    return (
+        f"{requests} requests in all, {failed} failed"
+        if failed
+        else f"{requests} requests in all, none failed"
+    )
+
+
+def _setting(row: ServeRow) -> tuple[float, float, float]:
+    return row.rate_rps, row.bandwidth_mbps, row.delay_ms

@@ -136,4 +136,7 @@ class Backlog:
 
 def _beyond(used: int, added: int, own: int) -> int:
     """How much of `added`, on top of `used`, lies beyond a lane's `own` room."""
-    return max(0, used + added - own) - max(0, used - own)
+    beyond = used + added - own
+    if beyond <= 0:
+        return 0
+    return beyond if used <= own else added

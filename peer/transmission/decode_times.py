@@ -71,9 +71,12 @@ class Circuit:
 
     def transfer_s(self, tokens: int) -> float:
         """T_m, seconds: a batch's way over all hops, as activations and on the last one as tokens."""
-        latency_s = sum(hop.latency_s for hop in self.hops)
-        activations_s = sum(self.activation_bytes * tokens / hop.bytes_per_s for hop in self.hops[:-1])
-        return latency_s + activations_s + self.token_bytes * tokens / self.hops[-1].bytes_per_s
+        latency_s = activations_s = 0.0
+        for hop in self.hops[:-1]:
+            latency_s += hop.latency_s
+            activations_s += self.activation_bytes * tokens / hop.bytes_per_s
+        back = self.hops[-1]
+        return latency_s + back.latency_s + activations_s + self.token_bytes * tokens / back.bytes_per_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,22 +121,19 @@ class RateEstimator:
 class WindowedMinimum:
     """The least of the last one to two windows of time."""
 
-    __slots__ = ("_before", "_current", "_since_s", "_window_s")
+    __slots__ = ("_before", "_current", "_since_s", "_window_s", "least")
 
     def __init__(self, window_s: float = DELAY_WINDOW_S) -> None:
         self._window_s = window_s
         self._since_s = -math.inf
         self._current = math.inf
         self._before = math.inf
+        self.least = math.inf
+        """Infinite before anything was added."""
 
     def widen(self, window_s: float) -> None:
         """The windows are so long from now on."""
         self._window_s = window_s
-
-    @property
-    def least(self) -> float:
-        """Infinite before anything was added."""
-        return min(self._current, self._before)
 
     def add(self, value: float, now_s: float) -> float:
         """Takes in a value, and returns the least."""
@@ -147,7 +144,8 @@ class WindowedMinimum:
             self._since_s = now_s
         elif value < self._current:
             self._current = value
-        return self._current if self._current < self._before else self._before
+        self.least = self._current if self._current < self._before else self._before
+        return self.least
 
 
 class JitterEstimator:
@@ -186,17 +184,24 @@ class JitterEstimator:
 
 
 class DelayEstimator:
-    """Queueing on the way, and the round trip without it. A clock offset between the ends cancels."""
+    """Queueing on the way, and the round trip without it. A clock offset between the ends cancels.
+
+    What it knows is read more often than it is learnt, and therefore worked out when it is.
+    """
 
     __slots__ = (
         "_ack_lag_s",
         "_least_rtt",
         "_least_way",
         "_low",
-        "_standing_s",
-        "_unloaded_s",
+        "_smoothed_standing_s",
+        "_smoothed_unloaded_s",
+        "base_rtt_s",
         "jitter",
+        "min_rtt_s",
         "queueing_s",
+        "round_s",
+        "standing_s",
     )
 
     def __init__(self) -> None:
@@ -205,37 +210,26 @@ class DelayEstimator:
         self._ack_lag_s = FIRST_ACK_LAG_S
         self._low = WindowedMinimum(0.0)
         self.jitter = JitterEstimator()
-        self._unloaded_s = 0.0
-        self._standing_s = 0.0
+        self._smoothed_unloaded_s = 0.0
+        """Wait of chunks for which there should be no queue."""
+        self._smoothed_standing_s = 0.0
         self.queueing_s = 0.0
         """Smoothed wait in queues, above the least one-way delay seen."""
-
-    @property
-    def min_rtt_s(self) -> float | None:
-        least_s = self._least_rtt.least
-        return least_s if least_s < math.inf else None
-
-    @property
-    def standing_s(self) -> float:
+        self.standing_s = 0.0
         """The queue that stays: what every chunk waited of late, held up by jitter or not, above what they would wait
         without a queue."""
-        return max(0.0, self._standing_s - self.unloaded_s)
-
-    @property
-    def unloaded_s(self) -> float:
-        """Smoothed wait of chunks for which there should be no queue."""
-        return min(self._unloaded_s, LEVEL * self.jitter.spread_s)
-
-    @property
-    def held_up_s(self) -> float:
-        """What jitter adds to the time that chunks are in flight."""
-        return self.unloaded_s + self.jitter.spread_s
-
-    @property
-    def base_rtt_s(self) -> float:
+        self.min_rtt_s: float | None = None
+        self.base_rtt_s = 0.0
         """Mean time from sending a chunk of bulk to its acknowledgement, less the queueing."""
-        least_s = self._least_rtt.least
-        return least_s + self._ack_lag_s if least_s < math.inf else 0.0
+        self.round_s = 0.0
+        """The same with what jitter adds to it."""
+
+    def timed(self, at_s: float, size_bytes: int, bytes_per_s: float, now_s: float) -> None:
+        """As `JitterEstimator.arrived`."""
+        spread_s = self.jitter.spread_s
+        self.jitter.arrived(at_s, size_bytes, bytes_per_s, now_s)
+        if self.jitter.spread_s != spread_s:
+            self._settle()
 
     def arrived(self, sent_s: float, at_s: float, now_s: float, more: bool, unloaded: bool) -> float:
         """The ack of a chunk came now; it arrived at `at_s` of the receiver's clock. Returns its queueing, s.
@@ -248,10 +242,21 @@ class DelayEstimator:
         least_s = self._least_rtt.add(rtt_s, now_s)
         self.queueing_s += SMOOTHING * (queueing_s - self.queueing_s)
         if unloaded:
-            self._unloaded_s += SMOOTHING * (queueing_s - self._unloaded_s)
+            self._smoothed_unloaded_s += SMOOTHING * (queueing_s - self._smoothed_unloaded_s)
         self._low.widen(self.jitter.spread_s)
-        self._standing_s += SMOOTHING * (self._low.add(queueing_s, at_s) - self._standing_s)
+        low_s = self._low.add(queueing_s, at_s)
+        self._smoothed_standing_s += SMOOTHING * (low_s - self._smoothed_standing_s)
         if more:
             lag_s = min(LONGEST_ACK_LAG_S, max(0.0, rtt_s - queueing_s - least_s))
             self._ack_lag_s += SMOOTHING * (lag_s - self._ack_lag_s)
+        self.min_rtt_s = least_s
+        self.base_rtt_s = least_s + self._ack_lag_s
+        self._settle()
         return queueing_s
+
+    def _settle(self) -> None:
+        """What depends on jitter."""
+        spread_s = self.jitter.spread_s
+        unloaded_s = min(self._smoothed_unloaded_s, LEVEL * spread_s)
+        self.standing_s = max(0.0, self._smoothed_standing_s - unloaded_s)
+        self.round_s = self.base_rtt_s + (unloaded_s + spread_s)

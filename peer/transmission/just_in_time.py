@@ -54,6 +54,8 @@ UNTIMED_ROUND = 4
 """In one round trip of so many no decode is waited for: the link is kept busy, and its rate seen. Among the
 measurements that count there are two such round trips."""
 _RETRY_S = 0.001
+_DECODE, _CONTROL = TrafficClass.DECODE, TrafficClass.CONTROL
+"""Asked for at every step; by its name, an enumeration finds a member by a call."""
 
 
 class JustInTime:
@@ -68,22 +70,24 @@ class JustInTime:
 
     def sent(self, link: LinkState, traffic_class: TrafficClass, part: Send, now_s: float) -> None:  # noqa: ARG002
         uplink = self._uplink
-        if traffic_class > TrafficClass.CONTROL:
+        if traffic_class > _CONTROL:
             uplink.last_bulk = link
-        if uplink.bulk_links or uplink.waiting[TrafficClass.CONTROL]:
-            waiting = {one for one, links in uplink.waiting.items() if links}
-            waiting.add(traffic_class)
+        if uplink.bulk_links or uplink.waiting[_CONTROL]:
+            waiting = [one for one, links in uplink.waiting.items() if links or one is traffic_class]
             self._shares.charge(traffic_class, part.size_bytes, waiting)
 
     def window_bytes(self, link: LinkState) -> int | None:
         rate = link.rate.bytes_per_s
-        return (
-            None if rate is None else int(rate * (link.delay.base_rtt_s + link.delay.held_up_s + ALLOWED_S))
-        )
+        return None if rate is None else int(rate * (link.delay.round_s + ALLOWED_S))
 
     def next(self, link: LinkState, now_s: float) -> tuple[Queued, int] | float:
         heads = link.backlog.heads
-        urgent = heads.get(TrafficClass.DECODE) or heads.get(TrafficClass.CONTROL)
+        if len(heads) == 1:
+            [(only, queued)] = heads.items()
+            if only > _CONTROL:
+                chunk_bytes = self._chunk_bytes(link, self._chunk_s(now_s))
+                return self._bulk(link, queued, min(queued.left_bytes, chunk_bytes), now_s)
+        urgent = heads.get(_DECODE) or heads.get(_CONTROL)
         urgent_bytes = 0
         if urgent is not None:
             urgent_bytes = min(urgent.left_bytes, MAX_CHUNK_BYTES)
@@ -93,17 +97,17 @@ class JustInTime:
             elif len(heads) == 1:
                 link.decode_held = False
                 return urgent, urgent_bytes
-            elif TrafficClass.DECODE not in heads:
+            elif _DECODE not in heads:
                 link.decode_held = False
         if urgent is None and urgent_bytes and link.in_flight_bytes:
             return math.inf
         chunk_bytes = self._chunk_bytes(link, self._chunk_s(now_s))
         sizes = {
-            one: min(queued.left_bytes, MAX_CHUNK_BYTES if one <= TrafficClass.CONTROL else chunk_bytes)
+            one: min(queued.left_bytes, MAX_CHUNK_BYTES if one <= _CONTROL else chunk_bytes)
             for one, queued in heads.items()
         }
         chosen = self._shares.choose(sizes)
-        if chosen <= TrafficClass.CONTROL:
+        if chosen <= _CONTROL:
             return heads[chosen], sizes[chosen]
         decided = self._bulk(link, heads[chosen], sizes[chosen], now_s)
         if urgent is not None and isinstance(decided, float):
@@ -114,7 +118,7 @@ class JustInTime:
         rate = link.rate.bytes_per_s
         if rate is None:
             return MOST_DECODE_BYTES
-        held_bytes = rate * (link.delay.base_rtt_s + link.delay.held_up_s + DECODE_S)
+        held_bytes = rate * (link.delay.round_s + DECODE_S)
         return min(max(held_bytes, LEAST_DECODE_BYTES), MOST_IN_FLIGHT_BYTES)
 
     def _chunk_s(self, now_s: float) -> float:
@@ -129,7 +133,10 @@ class JustInTime:
         rate = link.rate.bytes_per_s
         if rate is None:
             return FIRST_CHUNK_BYTES
-        return int(min(max(rate * chunk_s, LEAST_CHUNK_BYTES), MAX_CHUNK_BYTES))
+        size_bytes = int(rate * chunk_s)
+        if size_bytes >= MAX_CHUNK_BYTES:
+            return MAX_CHUNK_BYTES
+        return size_bytes if size_bytes > LEAST_CHUNK_BYTES else LEAST_CHUNK_BYTES
 
     def _bulk(
         self, link: LinkState, queued: Queued, size_bytes: int, now_s: float
@@ -160,7 +167,8 @@ class JustInTime:
     def _allowed_s(self, link: LinkState, now_s: float) -> float:
         """How long a queue bulk may make now."""
         delay = link.delay
-        if now_s - link.round_start_s > max(delay.base_rtt_s + delay.held_up_s, LEAST_ROUND_S):
+        passed_s = now_s - link.round_start_s
+        if passed_s > LEAST_ROUND_S and passed_s > delay.round_s:
             link.round += 1
             link.round_start_s = now_s
             link.drains = link.round % (JITTER_ROUNDS if delay.jitter.spread_s else ROUNDS) == 0
@@ -177,10 +185,12 @@ class JustInTime:
         """What may be sent now so that no queue on the way gets longer than allowed; below 0 when one is."""
         rate *= link.gain
         delay = link.delay
-        excess_s = max(0.0, delay.standing_s - allowed_s - ALLOWED_S)
-        held_s = delay.min_rtt_s or 0.0 if link.drains else delay.base_rtt_s + delay.held_up_s
-        window_bytes = rate * (held_s + allowed_s - EXCESS_GAIN * excess_s)
-        room_bytes = min(window_bytes - link.in_flight_bytes, rate * (allowed_s - link.line.queued_s(now_s)))
+        excess_s = delay.standing_s - allowed_s - ALLOWED_S
+        held_s = delay.min_rtt_s or 0.0 if link.drains else delay.round_s
+        window_s = held_s + allowed_s - (EXCESS_GAIN * excess_s if excess_s > 0.0 else 0.0)
+        room_bytes = min(
+            rate * window_s - link.in_flight_bytes, rate * (allowed_s - link.line.queued_s(now_s))
+        )
         uplink_rate = self._uplink.rate.bytes_per_s
         if uplink_rate is not None:
             uplink_room_bytes = link.gain * uplink_rate * (allowed_s - self._uplink.line.queued_s(now_s))

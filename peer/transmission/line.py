@@ -44,8 +44,10 @@ class LineModel:
         `most_s` for that."""
         queued_s, corrected_s = predicted
         expected_s = queued_s + self._corrected_s - corrected_s
-        error_s = min(0.0, queueing_s - expected_s)
+        error_s = queueing_s - expected_s
         if standing_s > expected_s:
             error_s = min(standing_s - expected_s, max(0.0, most_s - self.queued_s(now_s)) / CORRECTION)
+        elif error_s > 0.0:
+            error_s = 0.0
         self._corrected_s += CORRECTION * error_s
         self._free_at_s = max(now_s, self._free_at_s) + CORRECTION * error_s

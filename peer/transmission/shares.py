@@ -51,5 +51,6 @@ class ByteShares:
         """
         for traffic_class in waiting:
             credit_bytes = self._credit_bytes[traffic_class] + self._shares[traffic_class] * size_bytes
-            self._credit_bytes[traffic_class] = min(credit_bytes, self._limit_bytes)
+            limit_bytes = self._limit_bytes
+            self._credit_bytes[traffic_class] = credit_bytes if credit_bytes < limit_bytes else limit_bytes
         self._credit_bytes[sent] = max(0.0, self._credit_bytes[sent] - size_bytes)

@@ -25,6 +25,8 @@ MOST_GAIN = 1.25
 """Of BBR's probing for bandwidth."""
 GROWING_GAIN = 2.0
 """While the rate grows: twice as much in every round trip, as in slow start."""
+_DECODE, _CONTROL = TrafficClass.DECODE, TrafficClass.CONTROL
+"""Asked for at every step; by its name, an enumeration finds a member by a call."""
 
 
 class Chunk:
@@ -105,7 +107,7 @@ class LinkState:
     def has_bulk(self) -> bool:
         """Something waits that the window holds back."""
         heads = self.backlog.heads
-        return len(heads) > (TrafficClass.DECODE in heads) + (TrafficClass.CONTROL in heads)
+        return len(heads) > (_DECODE in heads) + (_CONTROL in heads)
 
     def next_decode_s(self, now_s: float) -> float:
         """When the next decode is expected on this link: as predicted or as learnt, whichever is earlier."""
@@ -204,7 +206,7 @@ class UplinkState:
         known = link.rate.bytes_per_s or rate
         if known > rate:
             link.delay.jitter.forget()
-        link.delay.jitter.arrived(at_s, chunk.size_bytes, MOST_GAIN * known, now_s)
+        link.delay.timed(at_s, chunk.size_bytes, MOST_GAIN * known, now_s)
         if line_s > 2 * LONG_CHUNK_S:
             return
         queueing_s = link.delay.arrived(

@@ -8,7 +8,7 @@ from molink.peer.link.reassembly import MAX_PARTIAL_BYTES, MAX_PARTIAL_MESSAGES
 from molink.peer.transmission.classes import TrafficClass
 from molink.peer.transmission.uplink import Uplink
 from molink.peer.transmission.values import Arrival, Outgoing, Send
-from molink.simnet.world.frames import CHUNK_BYTES, Deliver, SimulatedFrame
+from molink.simnet.world.frames import ACK_BYTES, CHUNK_BYTES, Deliver, SimulatedFrame
 from molink.simnet.world.timeline import Alarm, Timeline
 from molink.simnet.world.wire import Wire
 
@@ -20,6 +20,7 @@ class _Channel:
     number: int
     delay_s: float
     back_s: float
+    back_wire: Wire
     deliver: Deliver
     alarm: Alarm
     acknowledgement: Alarm
@@ -56,13 +57,15 @@ class Channels:
         if self.wire.busy_s(now_s) > now_s * (1 + 1e-9):
             raise AssertionError(f"a wire was busy for {self.wire.busy_s(now_s)} s of {now_s} s")
 
-    def open(self, delay_s: float, back_s: float, deliver: Deliver) -> int:
-        """A link to a peer whose messages take `delay_s` beside transmission, and `back_s` back. Its number."""
+    def open(self, delay_s: float, back_s: float, back_wire: Wire, deliver: Deliver) -> int:
+        """A link to a peer whose messages take `delay_s` beside transmission, and `back_s` back over the peer's own
+        uplink, where acknowledgements wait for what else it sends. Its number."""
         number = len(self._channels)
         channel = _Channel(
             number,
             delay_s,
             back_s,
+            back_wire,
             deliver,
             Alarm(self._timeline, lambda: self._pump(channel)),
             Alarm(self._timeline, lambda: self._acknowledge(channel)),
@@ -136,15 +139,17 @@ class Channels:
             channel.deliver(frame)
 
     def _acknowledge(self, channel: _Channel) -> None:
-        """The other end sends what is due; it takes the way back."""
+        """The other end sends what is due; it takes that end's uplink and the way back."""
         ack = channel.acknowledging.take(self._timeline.now_s)
         if ack is None:
             channel.acknowledgement.set(channel.acknowledging.due_s)
             return
         sent_s = self._timeline.now_s
         arrivals = [Arrival(sequence, sent_s - age_us / 1e6) for sequence, age_us in ack.arrivals]
-        self._timeline.call(channel.back_s, lambda: self._acked(channel, ack.sequence, arrivals))
+        arrives_s = channel.back_wire.send(ACK_BYTES, channel.back_s, sent_s)
+        self._timeline.call_at(arrives_s, lambda: self._acked(channel, ack.sequence, arrivals))
 
     def _acked(self, channel: _Channel, sequence: int, arrivals: list[Arrival]) -> None:
+        channel.back_wire.received(ACK_BYTES)
         self._uplink.acked(channel.number, sequence, arrivals, self._timeline.now_s)
         self._wake()

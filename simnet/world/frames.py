@@ -15,6 +15,8 @@ FRAME_BYTES = 24
 """Of a frame with nothing in it."""
 CHUNK_BYTES = HEADER_BYTES + 5 + 9 + 22 + 52
 """Around each chunk: our header, gRPC's, HTTP/2's, TLS's, TCP's and IP's, at least once each."""
+ACK_BYTES = CHUNK_BYTES + 24
+"""An acknowledgement of a few chunks."""
 
 
 class FrameKind(Enum):

@@ -81,8 +81,9 @@ class PetalsWorld:
         ]
         for server in range(len(self.peers)):
             delay_s, back_s = plan.delay_s[0][server], plan.delay_s[server][0]
-            self.channels[-1].open(delay_s, back_s, self._deliver(server))
-            self.channels[server].open(back_s, delay_s, self._returned)
+            client_wire, wire = self.channels[-1].wire, self.channels[server].wire
+            self.channels[-1].open(delay_s, back_s, wire, self._deliver(server))
+            self.channels[server].open(back_s, delay_s, client_wire, self._returned)
 
     def check(self) -> None:
         """Raises AssertionError where bytes, memory or requests are not conserved."""

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 
 from molink.simnet.outcomes import Outcome
 from molink.simnet.request_load import Request
+from molink.simnet.room import reserved_tokens
 from molink.simnet.world.timeline import Timeline
 
 NOT_ENDED = "it had not ended when the run did"
@@ -27,6 +28,8 @@ class RequestDesk:
         self._came = 0
         self.tokens = 0
         """That all requests have got."""
+        self.to_client_s = 0.0
+        """How long a token is on its way to its client."""
 
     @property
     def present(self) -> int:
@@ -54,9 +57,9 @@ class RequestDesk:
         next_one()
 
     def token(self, number: int) -> bool:
-        """A token of the request came to its client. Whether it was the last: there is room for others then."""
+        """A token of the request is on its way to its client. Whether it was the last: others have room then."""
         request, token_s = self._served[number]
-        token_s.append(self._timeline.now_s)
+        token_s.append(self._timeline.now_s + self.to_client_s)
         self.tokens += 1
         if len(token_s) < request.new_tokens:
             return False
@@ -100,7 +103,8 @@ class RequestDesk:
     def _come(self, request: Request) -> None:
         self._came += 1
         if _tokens(request) > self._kv_tokens:
-            error = f"{_tokens(request)} tokens do not fit the circuit's KV cache of {self._kv_tokens}"
+            tokens = request.prompt_tokens + request.new_tokens
+            error = f"{tokens} tokens do not fit the circuit's KV cache of {self._kv_tokens}"
             self._outcomes[request.number] = Outcome(request, (), (), (), error)
             return
         self._waiting.append(request)
@@ -108,5 +112,5 @@ class RequestDesk:
 
 
 def _tokens(request: Request) -> int:
-    """In the KV cache at its end."""
-    return request.prompt_tokens + request.new_tokens
+    """In the KV cache, all that it will ever have."""
+    return reserved_tokens(request.prompt_tokens + request.new_tokens)

@@ -47,6 +47,12 @@ class CircuitPlan:
     """Of prompts."""
     limits: BatchLimits
     stages_of: StagesOf
+    opening_s: float = 0.0
+    """From when there is room for a request to when its prompt is at the head: reserving, and starting."""
+    hand_on_s: float = 0.0
+    """At each peer: from when its engine is done to when the output is at the link."""
+    to_client_s: float = 0.0
+    """A token's way from the head to its client."""
     jitter_ms: float = 0.0
     seed: int = 0
 
@@ -58,7 +64,8 @@ class ServingWorld:
         self._plan = plan
         self.timeline = timeline
         self._sessions: dict[LeaseKey, SimulatedSession] = {}
-        self.desk = RequestDesk(timeline, plan.kv_tokens, plan.most_sessions, self._start)
+        self.desk = RequestDesk(timeline, plan.kv_tokens, plan.most_sessions, self._open_session)
+        self.desk.to_client_s = plan.to_client_s
         self._prompts = Prompts(plan.cut, plan.limits)
         self._limit = CirculationLimit(plan.rule, plan.limits.max_sessions)
         self._circuit: Circuit = tuple((f"{hop}", span) for hop, span in enumerate(plan.spans))
@@ -71,7 +78,7 @@ class ServingWorld:
         self.peers = [
             StagePeer(
                 timeline,
-                Place(hop, hops, span, plan.spec.activation_bytes),
+                Place(hop, hops, span, plan.spec.activation_bytes, plan.hand_on_s),
                 self._sessions,
                 self.channels[hop],
                 plan.compute_s[hop],
@@ -88,6 +95,9 @@ class ServingWorld:
             channels.check(self.timeline.now_s)
         if not self._sessions and any(peer.waiting for peer in self.peers):
             raise AssertionError("steps of ended sessions wait")
+
+    def _open_session(self, request: Request) -> None:
+        self.timeline.call(self._plan.opening_s, lambda: self._start(request))
 
     def _start(self, request: Request) -> None:
         key = LeaseKey(request.number.to_bytes(16, "big"), 1)
@@ -159,12 +169,12 @@ class ServingWorld:
             if hops == 1:
                 break
             after, before = (hop + 1) % hops, (hop - 1) % hops
-            peer.next_link = self._open(hop, after)
-            peer.previous_link = self._open(hop, before) if before != after else peer.next_link
+            peer.next_link = self._open_link(hop, after)
+            peer.previous_link = self._open_link(hop, before) if before != after else peer.next_link
         self.peers[0].on_stepped = self._on_head_stepped
         self.peers[-1].on_drawn = self._on_drawn
 
-    def _open(self, hop: int, other: int) -> int:
+    def _open_link(self, hop: int, other: int) -> int:
         delay_s = self._plan.delay_s
 
         def deliver(frame: SimulatedFrame) -> None:
@@ -175,4 +185,5 @@ class ServingWorld:
             else:
                 self.peers[other].on_activations(frame)
 
-        return self.channels[hop].open(delay_s[hop][other], delay_s[other][hop], deliver)
+        back_wire = self.channels[other].wire
+        return self.channels[hop].open(delay_s[hop][other], delay_s[other][hop], back_wire, deliver)

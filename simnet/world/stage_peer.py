@@ -30,14 +30,8 @@ class Place:
     hops: int
     span: Span
     activation_bytes: int
-
-    @property
-    def is_head(self) -> bool:
-        return self.hop == 0
-
-    @property
-    def is_tail(self) -> bool:
-        return self.hop == self.hops - 1
+    hand_on_s: float = 0.0
+    """From when the engine is done to when its output is at the link."""
 
 
 class StagePeer:
@@ -53,6 +47,7 @@ class StagePeer:
         limits: BatchLimits,
     ) -> None:
         self.place = place
+        self._is_head, self._is_tail = place.hop == 0, place.hop == place.hops - 1
         self.busy_s = 0.0
         self.steps = 0
         self.computed_rows = 0
@@ -126,10 +121,10 @@ class StagePeer:
         self._busy = True
         rows = tuple(self._rows.pop((pending.key, pending.step)) for pending in batch)
         chunks = [Chunk(row.count, self._context(row)) for row in rows]
-        sampled = sum(row.sample for row in rows) if self.place.is_tail else 0
+        sampled = sum(row.sample for row in rows) if self._is_tail else 0
         taken_s = self._compute_s(chunks, sampled)
         for row in rows:
-            if row.prefill and not self.place.is_tail:
+            if row.prefill and not self._is_tail:
                 self._sent.sent(row.key, row.step, row.count * self.place.activation_bytes)
         if decode := [row for row in rows if not row.prefill]:
             self._foretold = self._sessions[decode[0].key]
@@ -139,15 +134,15 @@ class StagePeer:
 
     def _context(self, row: SimulatedRow) -> int:
         """Tokens before these; a session's later chunks may wait here already."""
-        later = sum(
-            other.count
-            for step in range(row.step + 1, self._sessions[row.key].next_step[self.place.hop])
-            if (other := self._rows.get((row.key, step))) is not None
-        )
-        return self._sessions[row.key].rows[self.place.hop] - later - row.count
+        session, hop = self._sessions[row.key], self.place.hop
+        before = session.rows[hop] - row.count
+        for step in range(row.step + 1, session.next_step[hop]):
+            if (other := self._rows.get((row.key, step))) is not None:
+                before -= other.count
+        return before
 
     def _may_prefill(self, key: LeaseKey) -> bool:
-        return self.place.is_tail or (not self._held and self._sent.is_open(key))
+        return self._is_tail or (not self._held and self._sent.is_open(key))
 
     def _stepped(self, rows: tuple[SimulatedRow, ...], taken_s: float) -> None:
         self._busy = False
@@ -155,25 +150,35 @@ class StagePeer:
         self.steps += 1
         self.computed_rows += sum(row.count for row in rows)
         told = tuple(row for row in rows if row.prefill and self._received.stepped(row.key, row.step))
-        if told and not self.place.is_head:
-            self._channels.post(self.previous_link, frames.stepped(told))
         self._running = None
         decode = tuple(row for row in rows if not row.prefill)
         if decode and self._iterations.is_first(row.key for row in decode):
             self._first = FirstBatch(self._timeline.now_s, len(decode))
         self.on_stepped(rows)
-        if self.place.is_tail:
-            self._draw(tuple(row for row in rows if row.sample))
+        if self.place.hand_on_s:
+            self._timeline.call(self.place.hand_on_s, lambda: self._hand_on(rows, told))
+            self._begin()
+        elif self._is_tail:
+            self._hand_on(rows, told)
             self._begin()
         else:
             self._begin()
-            self._forward(decode, prefill=False)
-            self._forward(tuple(row for row in rows if row.prefill), prefill=True)
+            self._hand_on(rows, told)
         if decode or self._running is not None:
             self._foretell()
 
+    def _hand_on(self, rows: tuple[SimulatedRow, ...], told: tuple[SimulatedRow, ...]) -> None:
+        """What was computed is at the links."""
+        if told and not self._is_head:
+            self._channels.post(self.previous_link, frames.stepped(told))
+        if self._is_tail:
+            self._draw(tuple(row for row in rows if row.sample))
+        else:
+            self._forward(tuple(row for row in rows if not row.prefill), prefill=False)
+            self._forward(tuple(row for row in rows if row.prefill), prefill=True)
+
     def _draw(self, sampled: tuple[SimulatedRow, ...]) -> None:
-        if sampled and self.place.is_head:
+        if sampled and self._is_head:
             self.on_drawn(sampled)
         elif sampled:
             self._channels.post(self.next_link, frames.tokens(sampled))

@@ -4,37 +4,34 @@ import math
 from collections.abc import Callable
 
 import simpy
-from simpy.events import Event
+from simpy.events import NORMAL, Event
 
 
 class _Action(Event):
-    """A SimPy event that has one callback. It skips what a Timeout does for processes, which there are none of."""
+    """A SimPy event that is an action. It skips what a Timeout does for processes, which there are none of."""
 
-    __slots__ = ()
+    __slots__ = ("action",)
 
-    def __init__(self, environment: simpy.Environment, delay_s: float, action: Callable[[], None]) -> None:
-        self.env = environment
-        self.callbacks = [lambda _: action()]
-        self._value = None
+    def __init__(self, action: Callable[[], None], callbacks: list[Callable[[Event], None]]) -> None:
+        self.action = action
+        self.callbacks = callbacks
         self._ok = True
-        environment.schedule(self, delay=delay_s)
 
 
 class Timeline:
     """Calls actions at their times, in order; those of one time in the order in which they were given."""
 
-    __slots__ = ("_environment", "events")
+    __slots__ = ("_callbacks", "_environment", "_schedule", "events", "now_s")
 
     def __init__(self) -> None:
         self._environment = simpy.Environment()
+        self._schedule = self._environment.schedule
+        self._callbacks: list[Callable[[Event], None]] = [self._act]
+        """Of every action: SimPy only reads it."""
+        self.now_s = 0.0
+        """Seconds since the world began."""
         self.events = 0
         """Actions called so far, and those that are still to be."""
-
-    @property
-    def now_s(self) -> float:
-        """Seconds since the world began."""
-        now: float = self._environment.now
-        return now
 
     @property
     def next_s(self) -> float:
@@ -49,13 +46,13 @@ class Timeline:
         """
         if not 0 <= delay_s < math.inf:
             raise ValueError(f"an action happens in 0 or more seconds, not in {delay_s}")
-
-        _Action(self._environment, delay_s, action)
+        self._schedule(_Action(action, self._callbacks), NORMAL, delay_s)
         self.events += 1
 
     def call_at(self, at_s: float, action: Callable[[], None]) -> None:
         """The same at a time, which rounding may have put a little before now."""
-        self.call(max(0.0, at_s - self.now_s), action)
+        delay_s = at_s - self.now_s
+        self.call(delay_s if delay_s > 0.0 else 0.0, action)
 
     def run(self, until_s: float = math.inf) -> None:
         """Until nothing is left to happen, or that time has come."""
@@ -63,10 +60,15 @@ class Timeline:
             self._environment.run()
         elif until_s > self.now_s:
             self._environment.run(until=until_s)
+            self.now_s = until_s
 
     def step(self) -> None:
         """Calls the next action; one must be due."""
         self._environment.step()
+
+    def _act(self, event: Event) -> None:
+        self.now_s = self._environment.now
+        event.action()  # type: ignore[attr-defined]
 
 
 class Alarm:

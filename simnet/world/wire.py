@@ -1,6 +1,5 @@
 """The bytes of one peer's uplink in virtual time, and an account of them."""
 
-import math
 from dataclasses import dataclass
 
 from molink.simnet.line import Line, LineCounters
@@ -45,9 +44,7 @@ class Wire:
     def send(self, size_bytes: int, delay_s: float, now_s: float) -> float:
         """When the last of so many bytes is at the other end, a way of `delay_s` from here."""
         self._sent_bytes += size_bytes
-        self._line.offer(None, size_bytes, now_s)
-        [(_, arrives_s)] = self._line.depart(math.inf)
-        return arrives_s + delay_s
+        return self._line.carry(size_bytes, now_s) + delay_s
 
     def received(self, size_bytes: int) -> None:
         """They are there."""

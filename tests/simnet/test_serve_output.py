@@ -1,0 +1,132 @@
+"""What `serve` shows and writes: a table that fits, verdicts that count, a report that needs nothing else."""
+
+import io
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from molink.simnet import cli, competition
+from molink.simnet.line import Line
+from molink.simnet.report import Report, render
+from molink.simnet.serve_presets import PRESETS
+from molink.simnet.serve_rows import ServeRow, serve_rows
+from molink.simnet.serve_table import serve_table, shown_value, verdict_lines
+from molink.simnet.serve_verdicts import Count, verdicts
+from molink.simnet.simulated_serving import SimulatedRun
+
+COLUMNS = 120
+
+
+def rows_of(name: str) -> list[ServeRow]:
+    """As if every cell had come out as wide as values get; ours a tenth of the baseline's times."""
+    preset = PRESETS[name]
+    empty = SimulatedRun((), 0.0, (0.0,), (0.0,), (), 0)
+    rows = serve_rows(preset, [empty] * len(preset.cells))
+    return [
+        replace(
+            row,
+            ttft_s=1.234 if row.policy == "molink" else 12.34,
+            tpot_s=0.0123 if row.policy == "molink" else 0.123,
+            latency_s=12.3 if row.policy == "molink" else 123.4,
+            throughput_tps=1234.5 if row.policy == "molink" else 123.4,
+            ttft_reduction=-0.55,
+            tpot_reduction=0.55,
+            latency_reduction=0.55,
+            throughput_gain=0.55,
+        )
+        for row in rows
+    ]
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_table_fits_120_columns_and_no_cell_of_it_wraps(name: str) -> None:
+    rows = rows_of(name)
+    written = io.StringIO()
+    Console(file=written, width=COLUMNS, color_system=None).print(serve_table(PRESETS[name], rows))
+    lines = written.getvalue().splitlines()
+    assert all(len(line) <= COLUMNS for line in lines)
+    named = [
+        line for line in lines if any(row.policy in line or (row.technique or "?") in line for row in rows)
+    ]
+    assert len(named) >= len(rows)
+    assert "…" not in written.getvalue()
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_each_baseline_has_one_line_that_fits(name: str) -> None:
+    lines = verdict_lines(PRESETS[name], rows_of(name))
+    assert lines
+    assert all(len(line) <= COLUMNS for line in lines)
+
+
+def test_a_verdict_counts_the_cells_in_which_ours_gains_at_least_as_much() -> None:
+    preset = PRESETS["molink-table2"]
+    rows = rows_of("molink-table2")
+    [vllm, helix] = verdicts(preset, rows)
+    assert (vllm.system, helix.system) == ("vLLM", "Helix")
+    assert dict(vllm.counts) == {metric: Count(4, 4) for metric in ("TTFT", "TPOT", "latency")}
+    worse = [
+        replace(row, ttft_s=100.0) if row.policy == "molink" and row.rate_rps == 0.2 else row for row in rows
+    ]
+    assert dict(verdicts(preset, worse)[0].counts)["TTFT"] == Count(3, 4)
+    assert verdicts(preset, [row for row in rows if row.policy != "molink"]) == ()
+
+
+def test_values_have_three_digits_and_say_which_way_they_differ() -> None:
+    assert [shown_value(value, change) for value, change in ((0.1234, -0.5), (12.34, 0.126), (1234.5, None))] == [
+        "0.123 (-50%)", "12.3 (+13%)", "1234",
+    ]  # fmt: skip
+    assert shown_value(None, None) == ""
+
+
+def test_a_report_is_one_file_that_asks_for_nothing_and_escapes_what_it_is_told(tmp_path: Path) -> None:
+    picture = tmp_path / "figure.png"
+    picture.write_bytes(b"\x89PNG")
+    text = render(Report("<t>", {"a": "<b>"}, ["x"], [["<i>"]], ["1 < 2"], [("c & d", picture)]))
+    assert "<t>" not in text
+    assert "&lt;t&gt;" in text
+    assert "&lt;i&gt;" in text
+    assert "data:image/png;base64," in text
+    assert not re.search(r'(src|href)=(?!"data:)', text)
+
+
+def test_decode_of_a_large_model_computes_and_its_prefill_transmits() -> None:
+    """Section 3.1 of the transmission paper, with its LLaMA-30B."""
+    assert competition.LLAMA_30B.spec().activation_bytes == 13_312
+    prefill, decode = competition.prefill_cost(1000), competition.decode_cost(4)
+    assert prefill.communication_ms > 2 * prefill.compute_ms
+    assert decode.compute_ms > 2 * decode.communication_ms
+    assert prefill.communication_ms == pytest.approx(1065, rel=0.01)
+
+
+def test_more_micro_batches_than_stages_fill_the_bubbles() -> None:
+    busy = [competition.busy(competition.bubbles(count), 1, (2.0, 2.5)) for count in (2, 3)]
+    assert busy[1] > busy[0] + 0.1
+
+
+def test_a_line_that_carries_at_once_is_the_line_that_is_offered_and_departs() -> None:
+    carrying, offering = Line[None](10.0, 1.0, 2.0, seed=3), Line[None](10.0, 1.0, 2.0, seed=3)
+    for number in range(50):
+        at_s = 0.01 * (number // 3)
+        offering.offer(None, 1000 * (number % 7 + 1), at_s)
+        [(_, arrives_s)] = offering.depart(1e9)
+        assert carrying.carry(1000 * (number % 7 + 1), at_s) == arrives_s
+    assert carrying.counters() == offering.counters()
+    offering.offer(None, 1, 1.0)
+    with pytest.raises(IndexError):
+        offering.carry(1, 1.0)
+
+
+@pytest.mark.full
+def test_serve_writes_figures_and_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = "serve --preset molink-table2 --rate 0.3 --policies concurrent,molink --duration 20 --warm-up 1 --jobs 1"
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*command.split(), "--output", str(tmp_path), "--json"])
+    assert ended.value.code in (0, None)
+    assert len(json.loads(capsys.readouterr().out)["rows"]) == 2
+    written = {path.name for path in tmp_path.iterdir()}
+    assert {"result.json", "report.html", "serving.png", "serving.csv", "figure-3-competition.png"} <= written
