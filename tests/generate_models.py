@@ -92,7 +92,8 @@ model's by at most {tolerance:.0e} of the largest one, which is rounding, and al
 bfloat16, split in three, the same ways: tokens are the same wherever the best two logits of the whole model lie further
 apart than twice the measured difference of logits, which is so at no less than a third of the positions, and that
 difference is on average no larger than what rounding to bfloat16 does to the whole model. Where a tiny random model
-makes more of rounding, the row says to how much of the largest logit it is exact.
+makes more of rounding, the row says to how much of the largest logit it is exact. Where it says *joining*, only the
+first of these ways was run, split in two and in three.
 
 **More than text**: of models that take images or sound as well, the text part is served, and what is no text is
 refused. Of their checkpoints only the tensors of the text part are read or fetched. They were compared with the whole

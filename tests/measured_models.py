@@ -36,7 +36,7 @@ from molink.shards.store import describe, read_manifest
 
 VARIANTS = ("llama_tied", "qwen2_sliding", "gpt2_inverse_scale", "falcon_alibi")
 """Of `tiny_models`: flags that the defaults of their architecture do not have."""
-AMPLIFYING = {"lfm3": 1e-3, "qwen3_5": 1e-3}
+AMPLIFYING = dict.fromkeys(("lfm3", "lfm3_vl", "minicpm_ocr", "minicpmv4_6", "minicpmv4_7", "qwen3_5"), 1e-3)
 """Kinds whose tiny random model makes more of rounding, and how much. The self-check allows no more either."""
 
 
