@@ -211,7 +211,17 @@ def test_advice_is_in_order_and_names_every_layout(capsys: pytest.CaptureFixture
 
 
 def test_advice_keeps_a_limit_on_the_first_token(capsys: pytest.CaptureFixture[str]) -> None:
-    long = ("--advise", "--devices", "4", "--network", "1600gbps,0.05ms", "--prefill", "4096", "--goal", "tpot")
+    long = (
+        "--advise",
+        "--devices",
+        "4",
+        "--network",
+        "1600gbps,0.05ms",
+        "--prefill",
+        "4096",
+        "--goal",
+        "tpot",
+    )
     free = run(capsys, *long)["rows"]
     assert isinstance(free, list)
     fastest = min(row["ttft_ms"] for row in free)
