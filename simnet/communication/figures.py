@@ -3,6 +3,7 @@
 Volumes are the equations', times the prediction's and the simulation's; hatched bars are what the paper's text prints.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -117,7 +118,7 @@ def _draw_counts(
     above, below = figure.subplots(2, 1)
     _bars(above, labels, counts, "operations of one rank")
     _bars(below, labels, sizes, "MB that one rank sends")
-    above.set_yscale("log")
+    _decades(above)
     above.set_title(
         f"{operation}: {lengths.prefill_tokens} tokens of prompt, {lengths.decode_tokens} generated"
     )
@@ -180,7 +181,7 @@ def _draw_times(folder: Path, name: str, model: str, layouts: Sequence[Layout]) 
         label, unit = field.rsplit("_", 1)
         shown = label if label == "latency" else label.upper()
         _bars(axes, [str(layout).replace(" ", "\n") for layout in layouts], series, f"{shown}, {unit}")
-        axes.set_yscale("log")
+        _decades(axes)
     printed = sum(PRINTED_TIMES[model, layout].tpot_ms is not None for layout in layouts)
     figure.suptitle(f"{model}: paper's values of {printed} layouts; ours without the engine's own time")
     return saved(figure, stem)
@@ -196,9 +197,17 @@ def _bars(axes: "Axes", groups: Sequence[str], series: Series, label: str) -> No
             if value is not None
         ]
         heights = [value for value in values if value is not None]
+        if not heights:
+            continue
         hatch = "//" if name == "paper" else None
         axes.bar(places, heights, width, color=_COLOURS[number], hatch=hatch, label=name)
     axes.set_xticks(range(len(groups)), groups, fontsize=8)
     axes.set_ylabel(label)
     axes.grid(visible=True, axis="y", linewidth=0.4, alpha=0.5)
     axes.legend(frameon=False, fontsize=8)
+
+
+def _decades(axes: "Axes") -> None:
+    """A logarithmic axis from a whole decade, so that bars of all pictures begin alike."""
+    axes.set_yscale("log")
+    axes.set_ylim(bottom=10.0 ** math.floor(math.log10(axes.get_ylim()[0])))
