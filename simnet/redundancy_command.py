@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
@@ -26,6 +26,7 @@ from molink.simnet.results import output_folder, result_document, write_json
 EXAMPLE = "molink-simnet redundancy --device h100 --workload mixed --instances 4 --output results"
 INSTANCES = (4, 8, 16)
 """As the paper has them: multiples of four, of which two pairs are one group while memory is short."""
+LEAST_REQUESTS = 10
 RATES: Mapping[tuple[str, str], tuple[float, ...]] = MappingProxyType(
     {
         ("h100", "light"): (2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0),
@@ -66,24 +67,9 @@ def redundancy(
     start_logging(verbose=verbose, debug=debug)
     try:
         profile = instance_profile(device, sequence_ms)
-        if workload not in WORKLOADS or arrivals not in ARRIVALS:
-            raise ValueError(
-                f"--workload must be one of {', '.join(WORKLOADS)} and --arrivals one of {', '.join(ARRIVALS)}"
-            )
-        default_gbps = (LOCAL_CONNECTIONS[device].bytes_per_s * 8 / 1e9,)
-        lines_gbps = (
-            default_gbps if interconnect_gbps is None else _numbers("--interconnect-gbps", interconnect_gbps)
-        )
-        given = None if rates is None else _numbers("--rates", rates)
-        cells = [
-            Cell(policy, device, workload, number, rate, gbps, warm_up, duration, arrivals, sequence_ms, seed)
-            for number in _instances(instances)
-            for rate, gbps, policy in product(
-                given or [each * number for each in RATES[device, workload]], lines_gbps, _policies(policies)
-            )
-        ]
-        if min(cell.rate_rps for cell in cells) * duration < 1:
-            raise ValueError(f"--rates and --duration {duration:g} must let at least one request come")
+        gbps = LOCAL_CONNECTIONS[device].bytes_per_s * 8 / 1e9
+        one = Cell("", device, workload, 4, 1.0, gbps, warm_up, duration, arrivals, sequence_ms, seed)
+        cells = _cells(one, _instances(instances), _policies(policies), rates, interconnect_gbps)
     except ValueError as error:
         raise CommandFailed(str(error), EXIT_USAGE) from error
     folder = None if output is None else output_folder(output)
@@ -98,6 +84,28 @@ def redundancy(
         console().print(claims_table(found))
     if folder is not None:
         _write(folder, document, lambda: draw_redundancy(rows, profile, folder))
+
+
+def _cells(
+    one: Cell, instances: Sequence[int], policies: Sequence[str], rates: str | None, lines: str | None
+) -> list[Cell]:
+    """Those of a table, which are like `one` but for these."""
+    if one.workload not in WORKLOADS or one.arrivals not in ARRIVALS:
+        raise ValueError(
+            f"--workload must be one of {', '.join(WORKLOADS)} and --arrivals one of {', '.join(ARRIVALS)}"
+        )
+    given = None if rates is None else _numbers("--rates", rates)
+    lines_gbps = (one.interconnect_gbps,) if lines is None else _numbers("--interconnect-gbps", lines)
+    cells = [
+        replace(one, policy=policy, instances=number, rate_rps=rate, interconnect_gbps=gbps)
+        for number in instances
+        for rate, gbps, policy in product(
+            given or [each * number for each in RATES[one.device, one.workload]], lines_gbps, policies
+        )
+    ]
+    if min(cell.rate_rps for cell in cells) * one.duration_s < LEAST_REQUESTS:
+        raise ValueError(f"--rates and --duration must let {LEAST_REQUESTS} requests come to be averaged")
+    return cells
 
 
 def _numbers(option: str, text: str) -> tuple[float, ...]:

@@ -102,7 +102,7 @@ def test_a_claim_agrees_if_ours_is_near_to_it_and_names_where() -> None:
         (("--instances", "5"), "--instances must be 4, 8 or 16, several with commas between them, got '5'"),
         (("--policies", "none"), "--policies must be of vllm, splitwise, accellm, got 'none'"),
         (("--rates", "4,x"), "--rates must be positive numbers with commas between them, got '4,x'"),
-        (("--rates", "0.1"), "must let at least one request come"),
+        (("--rates", "0.1"), "must let 10 requests come to be averaged"),
         (("--interconnect-gbps", "0"), "--interconnect-gbps must be positive numbers"),
         (("--sequence-ms", "-1"), "--sequence-ms must not be negative, got -1"),
     ],
