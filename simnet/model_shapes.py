@@ -136,6 +136,20 @@ LLAMA_2_7B = ModelShape(
 )
 """In FP16, which the MoLink system paper serves."""
 
+LLAMA_2_70B = ModelShape(
+    name="llama-2-70b",
+    architecture="llama",
+    layers=80,
+    hidden_size=8192,
+    intermediate_size=28672,
+    heads=64,
+    kv_heads=8,
+    head_dim=128,
+    vocabulary_size=32000,
+    context_length=4096,
+)
+"""In FP16, which the decentralized-scheduling paper serves."""
+
 MODEL_SHAPES: Mapping[str, ModelShape] = MappingProxyType(
-    {shape.name: shape for shape in (QWEN2_7B, LLAMA_2_7B)}
+    {shape.name: shape for shape in (QWEN2_7B, LLAMA_2_7B, LLAMA_2_70B)}
 )
