@@ -45,7 +45,7 @@ class SwarmRow:
     left: int
     crashed: int
     traffic_kbit_s: float
-    """That the average peer sends on the control plane, over the whole run."""
+    """That the average peer sends on the control plane, in the minutes in which requests come."""
     busiest_minute_kbit_s: float
     budget_kbit_s: float
     traffic_by_kind_kbit_s: Mapping[str, float]
@@ -63,7 +63,7 @@ def swarm_row(world: SwarmWorld, name: str) -> SwarmRow:
     tpots = [one.tpot_ms for one in ended if one.tpot_ms is not None]
     ttfts = [one.ttft_ms for one in ended if one.ttft_ms is not None]
     hops = [one.hops for one in ended if one.outcome is Outcome.COMPLETED]
-    by_kind = {kind: traffic.mean_kbit_s(kind, lasted_s) for kind in KINDS}
+    by_kind = {kind: traffic.mean_kbit_s(kind, world.settings.duration_s) for kind in KINDS}
     return SwarmRow(
         name=name,
         peers=world.settings.peers,

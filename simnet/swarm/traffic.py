@@ -5,6 +5,7 @@ Every record is flooded: each peer that takes it in passes it on over all its li
 it. What a frame costs beside its content is as `molink.dht.timing` counts.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -75,8 +76,10 @@ class ControlTraffic:
         return {kind: sent.get(minute, 0.0) * 8 / MINUTE_S / 1000 for kind, sent in self.sent_bytes.items()}
 
     def mean_kbit_s(self, kind: str, duration_s: float) -> float:
-        """What the average peer sent over the time that the world ran."""
-        return sum(self.sent_bytes[kind].values()) * 8 / duration_s / 1000
+        """What the average peer sent in the minutes that began within the duration: later nobody comes any more."""
+        minutes = math.ceil(duration_s / MINUTE_S)
+        sent_bytes = sum(size for minute, size in self.sent_bytes[kind].items() if minute < minutes)
+        return sent_bytes * 8 / (minutes * MINUTE_S) / 1000
 
     def _add(self, kind: str, size_bytes: float, now_s: float) -> None:
         minute = int(now_s // MINUTE_S)
