@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test test-e2e test-units test-decisions test-full check fuzz bench bench-link bench-engine proto clean setup
+.PHONY: demo test test-e2e test-units test-decisions test-full check fuzz bench bench-link bench-engine bench-engine-gpu proto clean setup
 
 setup: $(VENV)/.linked
 
@@ -22,7 +22,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@touch $@
 
 # A strict editable install is a tree of links, one for each file: it is made anew when a folder has gained or lost one.
-PACKAGES := public shards shards/models/tiny-shakespeare dht routing peer peer/link peer/protocol peer/transmission client client/gateway simnet simnet/swarm simnet/world simnet/data
+PACKAGES := public shards shards/models/tiny-shakespeare dht routing peer peer/link peer/protocol peer/transmission client client/gateway simnet simnet/communication simnet/swarm simnet/world simnet/data
 $(VENV)/.linked: $(VENV)/.installed $(PACKAGES)
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e . --config-settings editable_mode=strict
 	@touch $@
@@ -68,6 +68,9 @@ bench-link: setup
 
 bench-engine: setup
 	$(BIN)/python tests/bench/engine.py
+
+bench-engine-gpu: setup
+	$(BIN)/python tests/bench/engine_gpu.py
 
 proto: setup
 	$(BIN)/python tests/generate_protobuf.py --write

@@ -74,6 +74,11 @@ class LocalSwarm:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     @property
+    def environment(self) -> dict[str, str]:
+        """Of its peers, for whatever other program is to see the same."""
+        return dict(self._environment)
+
+    @property
     def folder(self) -> Path:
         """For whatever else should go when the swarm goes."""
         return self._folder

@@ -6,6 +6,7 @@ from typing import Protocol
 from torch import Tensor
 
 from molink.peer.model import LocalModel, Progress
+from molink.shards.decode import decoding_on
 from molink.shards.engine import Engine, Rows
 from molink.shards.kv_cache import SequenceCache
 from molink.shards.spec import ModelSpec, Span
@@ -51,7 +52,7 @@ class DeviceBackend:
 
     def __init__(self, model: LocalModel, device: str) -> None:
         """`device` is as `choose_device` returned it."""
-        self.engine = Engine(model.spec, device)
+        self.engine = Engine(model.spec, device, decoding=decoding_on(device))
         self._model = model
         self._device = device
 

@@ -51,8 +51,8 @@ async def open_computing(
     measuring = (model.folder, model.spec, device, profiles, report, model.stand_ins())
     profile = await asyncio.to_thread(cached_or_measured, *measuring)
     ranks: RankedBackend | None = None
-    if len(devices) > 1 and (model.hub is not None or model.spec.quantization != "none"):
-        say(f"Several devices share only models that are on disk and not quantized: using {device}")
+    if len(devices) > 1 and model.spec.quantization != "none":
+        say(f"Several devices share only models that are not quantized: using {device}")
     elif len(devices) > 1:
         span = settings.layers or model.spec.whole
         memory_bytes = min(map(default_memory_bytes, devices))
@@ -60,7 +60,7 @@ async def open_computing(
     if ranks is None:
         devices = devices[:1]
     else:
-        profile = await asyncio.to_thread(cached_or_measured, *measuring, ranks, len(devices))
+        profile = await asyncio.to_thread(cached_or_measured, *measuring, ranks.standing_in(), len(devices))
     if model.spec.quantization != "none":
         report(f"Measuring what {model.spec.quantization} weights do to {model.spec.name}")
         say(str(await asyncio.to_thread(measure_quantization, model, device)))

@@ -1,6 +1,7 @@
 """A model of a hub as a peer serves it: known by the swarm's word, or by reading all of it once; fetched in parts."""
 
 import asyncio
+import tempfile
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from pathlib import Path
 
 from molink.dht.records import PeerView
 from molink.peer.memory import format_bytes
+from molink.shards.blob_part import StandIn
 from molink.shards.blobs import BlobStore, StoreFull
 from molink.shards.catalog import ModelNotFound
 from molink.shards.hub import HubClient, HubError, NotGiven
@@ -95,6 +97,27 @@ async def open_hub_model(
             f"{identifier} cannot be stored in {access.store.folder}: {error.strerror or error}. What has been "
             "fetched is kept: make room, then try again."
         ) from error
+
+
+def outline(identifier: str, folder: Path) -> tuple[Manifest, dict[str, StandIn]]:
+    """What a hub's model looks like, from the headers of its files, and random tensors in the place of its own: enough
+    to measure with. Its hash is not the model's. `folder` is the snapshot of its small files.
+
+    Raises:
+        ModelNotFound: the hub does not give it.
+        StoreError: it cannot be read.
+    """
+    try:
+        with tempfile.TemporaryDirectory(prefix="molink-outline-") as notes, BlobStore(Path(notes)) as store:
+            checkpoint = read_checkpoint(
+                identifier, folder, store, lambda commit: HubClient(identifier, commit)
+            )
+    except NotGiven as error:
+        raise ModelNotFound(identifier, str(error)) from error
+    except HubError as error:
+        raise StoreError(str(error)) from error
+    parts = {name: StandIn(remote.tensor) for name, remote in checkpoint.tensors.items()}
+    return checkpoint.outline(), parts
 
 
 def progress_bar(done: int, total: int) -> str:

@@ -318,7 +318,7 @@ class LeaseBook:
     def _refuse_memory(
         self, to_load: tuple[Span, ...], kv_bytes: int, older: Lease | None, now: float
     ) -> Refused | None:
-        weight_bytes = self._holdings.bytes_of(to_load)
+        weight_bytes = self._holdings.added_bytes(to_load)
         free_weight_bytes = self._memory.weight_limit_bytes - self._holdings.committed_bytes
         if weight_bytes > free_weight_bytes:
             layers = ", ".join(map(str, to_load))
@@ -352,7 +352,8 @@ class LeaseBook:
 def announced_free_bytes(spec: ModelSpec, span_limit: Span | None, leases: LeaseBook) -> tuple[int, int]:
     """What a peer says is free: memory for further weights, at most what is missing takes, and for KV caches beside
     them."""
-    loadable_bytes = sum(map(spec.weight_bytes, missing_spans(span_limit or spec.whole, leases.held)))
+    held_bytes = spec.held_bytes(leases.held)
+    loadable_bytes = spec.held_bytes((*leases.held, span_limit or spec.whole)) - held_bytes
     # announcements round sizes down by up to 1/256: what would hold all that is missing must still do so then
     loadable_bytes += loadable_bytes >> 7
     free_weight_bytes = max(0, min(leases.free_weight_bytes, loadable_bytes))

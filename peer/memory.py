@@ -145,7 +145,11 @@ class Holdings:
 
     def bytes_of(self, spans: tuple[Span, ...]) -> int:
         """Weights of the spans together, each layer and what the ends of the model carry counted once."""
-        return sum(map(self._spec.weight_bytes, merge_spans(spans)))
+        return self._spec.held_bytes(spans)
+
+    def added_bytes(self, spans: tuple[Span, ...]) -> int:
+        """What holding these spans too would take."""
+        return self.bytes_of((*self.held, *self.loading, *spans)) - self.committed_bytes
 
     def cold(self, span: Span) -> tuple[Span, ...]:
         """The parts of the span that are neither held nor on their way."""

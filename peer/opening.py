@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 
@@ -13,6 +13,13 @@ from molink.dht.identity import Identity
 from molink.dht.records import PeerFacts, PeerView
 from molink.dht.swarm_key import SwarmKey
 from molink.peer.announcer import Announcer, joining_machine, own_facts
+from molink.peer.choosing_model import (
+    FIRST_MODEL,
+    Numbers,
+    agreeing,
+    most_needed,
+    warn_of_other_numbers,
+)
 from molink.peer.computing import Computing, memory_of, open_computing
 from molink.peer.device import cap_gpu_memory, choose_devices, describe_device
 from molink.peer.handout import Handout
@@ -26,7 +33,7 @@ from molink.peer.metrics import PeerMetrics
 from molink.peer.metrics_server import HOST as METRICS_HOST
 from molink.peer.metrics_server import MetricsServer
 from molink.peer.microbatch import batch_limits
-from molink.peer.model import LocalModel, most_needed, open_model
+from molink.peer.model import LocalModel, open_model
 from molink.peer.pausing import Pausing
 from molink.peer.placing import Placing
 from molink.peer.prober import Prober
@@ -98,14 +105,17 @@ class Opening:
         # what this very peer said before it was started again binds nobody
         others = tuple(view for view in discovery.snapshot() if view.peer_id != identity.peer_id)
         model = await self._model(others, devices, swarm_key, stack)
+        _tell_of_other_numbers(model.spec, others)
         computing = await open_computing(stack, model, devices, settings, self._state.profiles, self._report)
         leases = self._lease_book(model, computing.devices)
         if computing.ranks is None:
             cap_gpu_memory(devices[0], leases.cap_bytes)
         guard = self._memory_guard(devices[0], leases)
         certificate = new_certificate(identity.peer_id)
+        step_times = StepTimes(computing.profile)
+        self._metrics.compare(step_times)
         serving = await stack.enter_async_context(
-            self._serving(identity, swarm_key, certificate, model, computing, leases)
+            self._serving(identity, swarm_key, certificate, model, computing, leases, step_times)
         )
         self._state.remember_ports(_port_of(discovery.addresses[0]), serving.port)
         await self._open_metrics(stack, serving)
@@ -121,8 +131,6 @@ class Opening:
             computing.profile,
             computing.activation_codecs,
         )
-        step_times = StepTimes(computing.profile)
-        self._metrics.compare(step_times)
         prober = Prober(identity.peer_id, serving.links, lambda: discovery.snapshot(model.spec.model_hash))
         announcer = self._announcer(discovery, facts, model.spec, leases, serving, prober, step_times)
         stack.push_async_callback(discovery.leave)
@@ -176,6 +184,7 @@ class Opening:
         model: LocalModel,
         computing: Computing,
         leases: LeaseBook,
+        step_times: StepTimes,
     ) -> Serving:
         settings = self._settings
         return Serving(
@@ -192,6 +201,7 @@ class Opening:
             settings.rule,
             http_proxy=settings.http_proxy,
             transmission_policy=settings.transmission_policy,
+            step_times=step_times,
         )
 
     async def _open_metrics(self, stack: AsyncExitStack, serving: Serving) -> None:
@@ -215,12 +225,16 @@ class Opening:
         stack: AsyncExitStack,
     ) -> LocalModel:
         """The store of weights, if they come from a hub, stays open on `stack`."""
-        identifier = self._settings.model
-        if identifier is None:
-            identifier = most_needed(views)
-            _log.info("no --model was given: serving %s", identifier)
         settings = self._settings
-        asked = (identifier, settings.dtype, settings.quantization, views, self._state.digests, self._report)
+        identifier, dtype, quantization = settings.model, settings.dtype, settings.quantization
+        if identifier is None:
+            needed = most_needed(agreeing(views, dtype, quantization) or views)
+            identifier = FIRST_MODEL if needed is None else needed.name
+            if needed is not None:  # of what its owner leaves open, as those have it who need help most
+                dtype = needed.dtype if dtype == "auto" else dtype
+                quantization = quantization or needed.quantization
+            _log.info("no --model was given: serving %s", identifier)
+        asked = (identifier, dtype, quantization, views, self._state.digests, self._report)
         if not is_from_hub(identifier):
             return await open_model(*asked)
         try:
@@ -293,6 +307,13 @@ class Opening:
             lambda preview: say(describe_preview(preview)),
         )
         return placing
+
+
+def _tell_of_other_numbers(spec: ModelSpec, views: Sequence[PeerView]) -> None:
+    served = [view.facts.model for view in views if view.facts.model.content_hash == spec.content_hash]
+    warning = warn_of_other_numbers(spec.name, Numbers(spec.dtype, spec.quantization), served)
+    if warning is not None:
+        say(f"Note: {warning}")
 
 
 def _free(host: str, port: int | None) -> int:

@@ -30,7 +30,10 @@ Dtype = Annotated[
     typer.Option(metavar="auto|float32|bfloat16|float16", help="Numbers to compute in: auto is the model's."),
 ]
 Quantization = Annotated[
-    str | None, typer.Option(metavar="none|int8|nf4", help="How weights are held: only none in this version.")
+    str | None,
+    typer.Option(
+        metavar="none|int8|nf4", help="How weights are held: without it, as in the swarm that is joined."
+    ),
 ]
 Listen = Annotated[
     str | None,

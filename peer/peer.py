@@ -18,7 +18,7 @@ from molink.peer.ranks import RanksLost
 from molink.peer.settings import JoinSettings
 from molink.peer.state_dir import StateDir
 from molink.shards.catalog import ModelNotFound
-from molink.shards.errors import WeightsError
+from molink.shards.errors import QuantizationUnavailable, WeightsError
 from molink.shards.store import StoreError
 
 DRAIN_S = 30.0
@@ -65,7 +65,15 @@ class Peer:
                 gc.freeze()
                 on_ready(self)
                 await self._serve(parts)
-        except (KeyFileError, ModelNotFound, StoreError, WeightsError, PortInUse, ControlPortInUse) as error:
+        except (
+            KeyFileError,
+            ModelNotFound,
+            StoreError,
+            WeightsError,
+            QuantizationUnavailable,
+            PortInUse,
+            ControlPortInUse,
+        ) as error:
             raise PeerError(str(error)) from error
         except RanksLost as error:
             raise PeerError(f"the devices cannot go on together: {error}. Start the peer again") from error
@@ -77,6 +85,11 @@ class Peer:
         self._leaving.set()
         if at_once:
             self._at_once.set()
+
+    @property
+    def loads(self) -> bool:
+        """Whether weights are still being fetched or loaded, by a thread that nothing can interrupt."""
+        return self._parts is not None and bool(self._parts.leases.loading)
 
     def status(self) -> dict[str, object]:
         """This peer and the swarm as it knows it, JSON-ready."""

@@ -17,6 +17,17 @@ _COST = CostModel()
 
 
 @dataclass(frozen=True, slots=True)
+class PieceLatency:
+    """One layer for so many tokens of a prompt, in a step that is computed in pieces."""
+
+    tokens: int
+    layer_ms: float
+    """With nothing before them."""
+    context_ms: float
+    """What each 1000 tokens of context add to it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Profile:
     """Measured at start-up, or refined by what steps took since."""
 
@@ -34,6 +45,8 @@ class Profile:
     """What 1000 further tokens of context add to the decode step of one sequence through one layer."""
     prefill_context_ms: float = 0.0
     """What 1000 tokens of context add to one token of a prompt through one layer."""
+    piece_latencies: tuple[PieceLatency, ...] = ()
+    """In order of tokens; none where steps are not computed in pieces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +78,23 @@ def predicted_ms(profile: Profile, work: StepWork) -> float:
     layer_ms += sum(prefill_context_ms(profile.prefill_context_ms, *one) for one in work.prefills)
     ends_ms = (profile.embed_ms if work.starts else 0.0) + (profile.head_ms if work.ends else 0.0)
     return work.layers * layer_ms + ends_ms
+
+
+def piece_layer_ms(measured: Sequence[PieceLatency], tokens: int, context_tokens: int) -> float:
+    """One layer for so many tokens behind that context: in between the measured numbers of tokens, of which there is at
+    least one, and in proportion to the largest beyond."""
+    largest = measured[-1]
+    if tokens >= largest.tokens:
+        low, high, share, scale = largest, largest, 0.0, tokens / largest.tokens
+    else:
+        above = next(index for index, one in enumerate(measured) if tokens < one.tokens)
+        low, high, scale = measured[max(0, above - 1)], measured[above], 1.0
+        share = max(0, tokens - low.tokens) / (high.tokens - low.tokens) if high is not low else 0.0
+
+    def at(one: PieceLatency) -> float:
+        return one.layer_ms + one.context_ms * context_tokens / 1000
+
+    return scale * (at(low) + share * (at(high) - at(low)))
 
 
 def at_most_the_next(measured: Sequence[LayerLatency]) -> tuple[LayerLatency, ...]:

@@ -6,7 +6,6 @@ enough for a large model. Remembered, because a volunteer restarts more often th
 """
 
 import gc
-import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,9 +18,11 @@ import torch
 from molink.dht.records import LayerLatency, PrefillLatency
 from molink.peer.backend import Backend
 from molink.peer.device import describe_device
-from molink.peer.profile import Profile, at_most_the_next
+from molink.peer.profile import PieceLatency, Profile, at_most_the_next
+from molink.peer.profile_json import FLOOR_MS, from_json, to_json
 from molink.peer.state_dir import read_json, write_json
 from molink.routing.cost import PROFILED_CONTEXT_TOKENS
+from molink.shards.decode import decoding_on
 from molink.shards.engine import Engine, Rows
 from molink.shards.kv_cache import SequenceCache
 from molink.shards.loader import load_stage
@@ -46,10 +47,13 @@ CONTEXTS_TOKENS = (1024, 512, 256)
 CONTEXT_BUDGET_S = 1.0
 CONTEXT_ROWS = 64
 """Tokens of a prompt that are timed with and without a context before them."""
+PIECE_TOKENS = (16, 32, 64, 128, 256, 512)
+PIECE_STEPS = 3
+"""At each number of tokens, of which the fastest counts."""
+PIECE_BUDGET_S = 0.5
+"""No number of tokens is begun after this long, with or without a context."""
 PROFILE_BUDGET_S = 12.0
 """After this long nothing more is begun, and what is missing is extrapolated: slow machines too are ready soon."""
-FLOOR_MS = 1e-4
-"""No measurement is below this, so that nobody divides by zero."""
 REMEMBERED = 32
 """Profiles kept in the cache, the newest."""
 
@@ -81,7 +85,7 @@ def cached_or_measured(
         )
     )
     known = read_json(cache)
-    profile = _read(known.pop(key, None))
+    profile = from_json(known.pop(key, None))
     if profile is None:
         profile = measure(folder, spec, device, progress, parts, ranks)
         newest = dict(list(known.items())[-(REMEMBERED - 1) :])
@@ -118,6 +122,7 @@ def measure(
         latencies = bench.layer_latencies()
         prefills = bench.prefill_latencies()
         contexts_ms = bench.context_costs_ms()
+        pieces = bench.piece_latencies()
         plain_ms = bench.step_times_ms(1, want_logits=False)
         rates = [bench.load_bytes_per_s]
         deadline_s -= bench.opened_s  # the other layers take as long before anything is known of them
@@ -137,7 +142,7 @@ def measure(
             rates.append(bench.load_bytes_per_s)
     else:  # assumed: a decode step reads its weights once, whatever they are
         head_ms = max(FLOOR_MS, layer_ms * spec.head_bytes / spec.layer_bytes[middle.start])
-    return Profile(latencies, embed_ms, head_ms, max(rates), prefills, *contexts_ms)
+    return Profile(latencies, embed_ms, head_ms, max(rates), prefills, *contexts_ms, pieces)
 
 
 @contextmanager
@@ -158,7 +163,7 @@ class _OneDevice:
     def __init__(
         self, folder: Path, spec: ModelSpec, device: str, parts: Mapping[str, StoredPart] | None
     ) -> None:
-        self.engine = Engine(spec, device)
+        self.engine = Engine(spec, device, decoding=decoding_on(device))
         self._folder = folder
         self._device = device
         self._parts = parts
@@ -224,19 +229,10 @@ class _Bench:
     def context_costs_ms(self) -> tuple[float, float]:
         """What 1000 tokens of context add to a decode step, and to one token of a prompt; 0 where it takes too long to
         find out, or where it is lost in what steps differ by."""
-        row_ms = (
-            self._prefill_ms(CONTEXT_ROWS) / CONTEXT_ROWS
-            if self._spec.context_length > 2 * CONTEXT_ROWS
-            else math.inf
-        )
-        room = self._spec.context_length - CONTEXT_ROWS - STEPS - 1
-        fits = [one for one in CONTEXTS_TOKENS if one <= room and one * row_ms <= CONTEXT_BUDGET_S * 1000]
-        if self._late or not fits:
+        context = self._long_context(CONTEXT_ROWS + STEPS + 1)
+        if context is None:
             return 0.0, 0.0
-        context = fits[0]
-        cache = self._engine.new_cache(self._span, context + CONTEXT_ROWS + STEPS + 1)
-        for _ in range(0, context, CONTEXT_ROWS):
-            self._step([cache], CONTEXT_ROWS, want_logits=False)
+        cache = self._filled_to(context, CONTEXT_ROWS + STEPS + 1)
         decode_ms = min(self._timed_ms(cache, 1) for _ in range(STEPS))
         short_ms = min(self.step_times_ms(1, want_logits=False))
         prefill_ms = self._timed_ms(cache, CONTEXT_ROWS)
@@ -245,6 +241,59 @@ class _Bench:
             max(0.0, decode_ms - short_ms) * 1000 / (context - PROFILED_CONTEXT_TOKENS),
             max(0.0, prefill_ms - alone_ms) * 1000 / (CONTEXT_ROWS * context),
         )
+
+    def piece_latencies(self) -> tuple[PieceLatency, ...]:
+        """By tokens, as far as context and budget go; none where the engine computes no steps in pieces, or where the
+        context's part would take too long to find out."""
+        engine = self._engine
+        context = self._long_context(PIECE_TOKENS[0])
+        if not isinstance(engine, Engine) or context is None:
+            return ()
+        measured: list[PieceLatency] = []
+        most = min(PIECE_TOKENS[-1], self._spec.context_length - context)
+        alone, behind = engine.new_cache(self._span, most), self._filled_to(context, most)
+        deadline_s = time.perf_counter() + 2 * PIECE_BUDGET_S
+        for tokens in PIECE_TOKENS:
+            if self._late or tokens > most or time.perf_counter() > deadline_s:
+                break
+            alone_ms, behind_ms = (
+                min(self._piece_ms(engine, cache, tokens) for _ in range(PIECE_STEPS))
+                for cache in (alone, behind)
+            )
+            context_ms = max(0.0, behind_ms - alone_ms) * 1000 / context
+            measured.append(PieceLatency(tokens, max(FLOOR_MS, alone_ms), context_ms))
+        return tuple(measured)
+
+    def _piece_ms(self, engine: Engine, cache: SequenceCache, tokens: int) -> float:
+        """The time of a piece; the cache is afterwards as it was."""
+        before = cache.length
+        rows, hidden = self._rows([cache], tokens, want_logits=False)
+        step = engine.begin(self._span, rows[0], hidden)
+        started_s = time.perf_counter()
+        engine.advance(step, tokens, 1)
+        self._synchronize()
+        taken_ms = (time.perf_counter() - started_s) * 1000
+        cache.truncate(before)
+        return taken_ms
+
+    def _long_context(self, room: int) -> int | None:
+        """The longest of CONTEXTS_TOKENS that there is time to fill, and that leaves room for so many tokens."""
+        if self._late or self._spec.context_length <= 2 * CONTEXT_ROWS:
+            return None
+        row_ms = self._prefill_ms(CONTEXT_ROWS) / CONTEXT_ROWS
+        fits = (
+            one
+            for one in CONTEXTS_TOKENS
+            if one + room <= self._spec.context_length and one * row_ms <= CONTEXT_BUDGET_S * 1000
+        )
+        return next(fits, None)
+
+    def _filled_to(self, context: int, room: int) -> SequenceCache:
+        """A sequence of so many tokens, and memory for more."""
+        cache = self._engine.new_cache(self._span, context + room)
+        for _ in range(0, context, CONTEXT_ROWS):
+            self._step([cache], CONTEXT_ROWS, want_logits=False)
+        return cache
 
     @property
     def _late(self) -> bool:
@@ -289,14 +338,24 @@ class _Bench:
         return cache
 
     def _step(self, caches: Sequence[SequenceCache], count: int, want_logits: bool) -> None:
-        rows = len(caches) * count
+        rows, hidden = self._rows(caches, count, want_logits=want_logits)
+        self._engine.step(self._span, rows, hidden)
+        self._synchronize()
+
+    def _rows(
+        self, caches: Sequence[SequenceCache], count: int, *, want_logits: bool
+    ) -> tuple[list[Rows], torch.Tensor | None]:
+        """What a step of `count` tokens of each takes."""
         starts = self._span.start == 0
         tokens = tuple(position % self._spec.vocabulary_size for position in range(count)) if starts else None
         hidden = None
         if not starts:
             dtype = getattr(torch, self._spec.dtype)
-            hidden = torch.ones((rows, self._spec.hidden_size), dtype=dtype, device=self._device)
-        self._engine.step(self._span, [Rows(cache, count, tokens, want_logits) for cache in caches], hidden)
+            shape = len(caches) * count, self._spec.hidden_size
+            hidden = torch.ones(shape, dtype=dtype, device=self._device)
+        return [Rows(cache, count, tokens, want_logits) for cache in caches], hidden
+
+    def _synchronize(self) -> None:
         if self._device.startswith("cuda"):
             torch.cuda.synchronize(self._device)
         elif self._device == "mps":
@@ -310,41 +369,3 @@ def added_ms(with_ms: Sequence[float], without_ms: Sequence[float]) -> float:
     the difference would be what the machine did besides. At least FLOOR_MS.
     """
     return max(FLOOR_MS, min(with_ms) - min(without_ms))
-
-
-def to_json(profile: Profile) -> dict[str, object]:
-    """The profile as JSON values, units in the names."""
-    return {
-        "layer_ms": {str(latency.batch_size): latency.layer_ms for latency in profile.layer_latencies},
-        "prefill_layer_ms": {str(latency.tokens): latency.layer_ms for latency in profile.prefill_latencies},
-        "embed_ms": profile.embed_ms,
-        "head_ms": profile.head_ms,
-        "load_bytes_per_s": profile.load_bytes_per_s,
-        "decode_context_ms": profile.decode_context_ms,
-        "prefill_context_ms": profile.prefill_context_ms,
-    }
-
-
-def _read(content: object) -> Profile | None:
-    """A remembered profile; None if there is none, or if it is damaged."""
-    if not isinstance(content, dict):
-        return None
-    try:
-        layer_ms = {int(size): float(layer_ms) for size, layer_ms in content["layer_ms"].items()}
-        prefill_ms = {
-            int(tokens): float(layer_ms) for tokens, layer_ms in content["prefill_layer_ms"].items()
-        }
-        embed_ms, head_ms, load = (
-            float(content[name]) for name in ("embed_ms", "head_ms", "load_bytes_per_s")
-        )
-        contexts_ms = (float(content["decode_context_ms"]), float(content["prefill_context_ms"]))
-    except (KeyError, TypeError, ValueError, AttributeError):
-        return None
-    values = (*layer_ms.values(), *prefill_ms.values(), embed_ms, head_ms, load)
-    if min(layer_ms, default=0) != 1 or not all(value >= FLOOR_MS for value in values):
-        return None
-    if not all(value >= 0 for value in contexts_ms):
-        return None
-    prefills = tuple(PrefillLatency(*pair) for pair in sorted(prefill_ms.items()))
-    latencies = tuple(LayerLatency(*pair) for pair in sorted(layer_ms.items()))
-    return Profile(latencies, embed_ms, head_ms, load, prefills, *contexts_ms)

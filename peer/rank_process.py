@@ -16,8 +16,10 @@ from typing import Any, BinaryIO
 import torch
 
 from molink.peer.rank_messages import PipeError, read_message, write_message
+from molink.peer.rank_parts import exported_sizes, part_of, parts_of
 from molink.shards.codec import dtype_of
 from molink.shards.collectives import RankGroup
+from molink.shards.decode import decoding_on
 from molink.shards.engine import Engine, Rows
 from molink.shards.kv_cache import SequenceCache
 from molink.shards.loader import load_stage
@@ -41,11 +43,12 @@ class Rank:
         self._manifest = Manifest.model_validate_json(opening["manifest"])
         self._device: str = opening["device"]
         self._index: int = opening["rank"]
+        self._ranks: int = opening["ranks"]
         self._spec = describe(self._manifest, opening["dtype"], opening["quantization"], name=opening["name"])
         rendezvous = Path(opening["rendezvous"])
         self._group = RankGroup(self._index, opening["ranks"], self._device, rendezvous, opening["timeout_s"])
         self._shard = Shard(self._index, opening["ranks"], self._group.all_reduce)
-        self._engine = Engine(self._spec, self._device)
+        self._engine = Engine(self._spec, self._device, decoding=decoding_on(self._device, records=False))
         self._loaded: dict[int, Stage] = {}
         self._caches: dict[int, SequenceCache] = {}
 
@@ -78,16 +81,31 @@ class Rank:
                 for number in order["caches"]:
                     self._caches.pop(number, None)
                 self._answer(order)
+            case "export" | "restore":
+                self._copy(order, payload)
             case "step":
                 self._step(order, payload)
-            case "count":
-                self._count(order)
-            case "time":
-                self._answer(order, seconds=self._group.all_reduce_s(order["bytes"]))
+            case "count" | "time":
+                self._tell(order)
             case unknown:
                 raise PipeError(f"there is no order {unknown!r}")
 
-    def _count(self, order: Order) -> None:
+    def _copy(self, order: Order, payload: bytearray) -> None:
+        """Tokens of a cache to the peer, or from it."""
+        cache, start = self._cache(order["cache"], order["length"]), order["start"]
+        if order["do"] == "export":
+            exported = cache.export(start, order["stop"])
+            self._answer(order, exported, sizes=exported_sizes(cache, start, order["stop"]))
+            return
+        sizes = exported_sizes(cache, start, start + order["tokens"])
+        cache.restore(start, order["tokens"], part_of(payload, sizes, self._index, self._ranks))
+        self._answer(order)
+
+    def _tell(self, order: Order) -> None:
+        """What was counted so far, or how long a sum takes."""
+        if order["do"] == "time":
+            self._answer(order, seconds=self._group.all_reduce_s(order["bytes"]))
+            return
         group, caches = self._group, len(self._caches)
         self._answer(order, reductions=group.reductions, bytes=group.reduced_bytes, caches=caches)
 
@@ -107,7 +125,8 @@ class Rank:
                 dtype=self._spec.dtype,
                 device=self._device,
                 progress=progress,
-                manifest=self._manifest,
+                manifest=None if order["measured"] else self._manifest,
+                parts=None if order["parts"] is None else parts_of(order["parts"]),
                 shard=self._shard,
             )
         except Exception as error:  # noqa: BLE001 - the thread's boundary: who asked is told
@@ -116,12 +135,17 @@ class Rank:
             self._loaded[order["id"]] = stage
             self._answer(order)
 
+    def _cache(self, number: int, length: int) -> SequenceCache:
+        """The cache, no longer than the peer takes it to be."""
+        cache = self._caches[number]
+        cache.truncate(min(length, cache.length))
+        return cache
+
     def _step(self, order: Order, payload: bytearray) -> None:
         span = Span(*order["span"])
         rows = []
         for number, length, count, token_ids, want_logits in order["rows"]:
-            cache = self._caches[number]
-            cache.truncate(min(length, cache.length))
+            cache = self._cache(number, length)
             rows.append(Rows(cache, count, None if token_ids is None else tuple(token_ids), want_logits))
         hidden = None
         if payload:
@@ -155,7 +179,7 @@ def main() -> None:
     threading.Thread(target=_read_orders, args=(sys.stdin.buffer, orders), name="orders", daemon=True).start()
     writing = threading.Lock()
 
-    def answer(order: Order, payload: bytes | memoryview = b"", **content: object) -> None:
+    def answer(order: Order, payload: bytes | bytearray | memoryview = b"", **content: object) -> None:
         with writing:
             write_message(answers, {"id": order["id"], **content}, payload)
 

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
@@ -12,20 +12,30 @@ import torch
 from torch import Tensor
 
 from molink.peer.model import LocalModel, Progress
+from molink.peer.rank_messages import MAX_PAYLOAD_BYTES
+from molink.peer.rank_parts import described, joined
 from molink.peer.ranks import LOAD_SILENCE_S, RankRefused, Ranks, RanksLost
+from molink.shards.blob_part import BlobPart, StandIn
 from molink.shards.codec import dtype_of
 from molink.shards.engine import Rows
 from molink.shards.errors import WeightsError
 from molink.shards.kv_cache import CacheFull, SequenceCache
 from molink.shards.spec import ModelSpec, Span
 
+Ask = Callable[..., list[Any]]
+
 
 class RankedCache(SequenceCache):
     """One session's KV state on all ranks, each of which keeps its heads. Here is only how long it is."""
 
-    __slots__ = ("_nbytes", "number")
+    __slots__ = ("_ask", "_nbytes", "_token_bytes", "number")
 
-    def __init__(self, number: int, span: Span, capacity_tokens: int, nbytes: int) -> None:
+    def __init__(
+        self, number: int, span: Span, capacity_tokens: int, nbytes: int, token_bytes: int, ask: Ask
+    ) -> None:
+        """`ask` gives all ranks an order; `token_bytes` is what they keep of a token together."""
+        self._ask = ask
+        self._token_bytes = token_bytes
         self.number = number
         self.span = span
         self.layouts = ()
@@ -61,14 +71,24 @@ class RankedCache(SequenceCache):
         self.closed = True
 
     def export(self, start: int, stop: int) -> bytearray:
-        raise NotImplementedError(
-            f"tokens [{start}, {stop}) are on several devices: they cannot be copied yet"
-        )
+        """As of one device: ranks keep equally many heads, in their order."""
+        if (stop - start) * self._token_bytes > MAX_PAYLOAD_BYTES:
+            raise ValueError(f"[{start}, {stop}) are too many tokens to export at once")
+        answers = self._ask("export", {**self._known, "start": start, "stop": stop})
+        return joined([part for _, part in answers], answers[0][0]["sizes"])
 
     def restore(self, start: int, tokens: int, exported: bytes | bytearray | memoryview) -> None:
-        raise NotImplementedError(
-            f"{tokens} tokens at {start} in {len(exported)} bytes cannot be copied to several devices yet"
-        )
+        if start + tokens > self.capacity_tokens:
+            raise CacheFull(start + tokens, self.capacity_tokens)
+        if memoryview(exported).nbytes > MAX_PAYLOAD_BYTES:
+            raise ValueError(f"{tokens} tokens are too many to restore at once")
+        payload = memoryview(exported).cast("B")
+        self._ask("restore", {**self._known, "start": start, "tokens": tokens}, payload)
+        self.length = start + tokens
+
+    @property
+    def _known(self) -> dict[str, object]:
+        return {"cache": self.number, "length": self.length}
 
 
 class RankedEngine:
@@ -112,7 +132,9 @@ class RankedEngine:
         except (ValueError, RuntimeError):
             self._dropped.append(number)  # a rank may have had the memory
             raise
-        cache = RankedCache(number, span, capacity_tokens, sum(header["bytes"] for header, _ in answers))
+        nbytes = sum(header["bytes"] for header, _ in answers)
+        token_bytes = sum(self.spec.kv_bytes_per_token[span.start : span.stop])
+        cache = RankedCache(number, span, capacity_tokens, nbytes, token_bytes, self._ask)
         weakref.finalize(cache, self._dropped.append, number)
         return cache
 
@@ -167,7 +189,7 @@ class RankedEngine:
 
 
 class RankedBackend:
-    """Computes a model whose files are on this machine with several devices between `__aenter__` and `__aexit__`."""
+    """Computes a model with several devices between `__aenter__` and `__aexit__`."""
 
     def __init__(self, model: LocalModel, devices: Sequence[str]) -> None:
         """`devices` are those of `choose_devices`, at least two."""
@@ -204,6 +226,20 @@ class RankedBackend:
         Raises:
             WeightsError, OSError, MemoryError, RuntimeError, ValueError: a rank cannot.
         """
+        return self._model.with_parts(span, progress, lambda parts, rest: self._load(span, parts, rest))
+
+    def standing_in(self) -> "MeasuredRanks":
+        """The same, but with random weights if the model's own would have to be fetched: to be measured."""
+        return MeasuredRanks(self.engine, self._load, self._model.stand_ins())
+
+    def _load(
+        self,
+        span: Span,
+        parts: Mapping[str, BlobPart] | Mapping[str, StandIn] | None,
+        progress: Progress,
+        *,
+        measured: bool = False,
+    ) -> Callable[[], None]:
         done = [0] * self._count
 
         def told(rank: int, read: int, total: int) -> None:
@@ -211,7 +247,11 @@ class RankedBackend:
             progress(sum(done), total * self._count)
 
         number = self.ranks.new_number()
-        order: dict[str, object] = {"span": [span.start, span.stop]}
+        order: dict[str, object] = {
+            "span": [span.start, span.stop],
+            "parts": None if parts is None else described(parts),
+            "measured": measured,
+        }
         try:
             self.ranks.ask("load", order, silence_s=LOAD_SILENCE_S, progress=told, number=number)
         except RankRefused as refused:
@@ -247,6 +287,24 @@ class RankedBackend:
 
         self.ranks.tell_loss(tell)
         raise RanksLost(await lost)
+
+
+class MeasuredRanks:
+    """A backend of the same ranks that loads `parts` in the place of weights."""
+
+    def __init__(
+        self,
+        engine: RankedEngine,
+        load: Callable[..., Callable[[], None]],
+        parts: Mapping[str, StandIn] | None,
+    ) -> None:
+        self.engine = engine
+        self._load = load
+        self._parts = parts
+
+    def load(self, span: Span, progress: Progress) -> Callable[[], None]:
+        """As `Backend.load`."""
+        return self._load(span, self._parts, progress, measured=self._parts is not None)
 
 
 def _as_engine_error(refused: RankRefused) -> Exception:

@@ -33,6 +33,9 @@ class RunningPeer(Protocol):
     @property
     def addresses(self) -> tuple[str, ...]: ...
 
+    @property
+    def loads(self) -> bool: ...
+
     async def run(self, on_ready: Callable[[Self], None]) -> None: ...
 
     def leave(self, *, at_once: bool = False) -> None: ...
@@ -86,6 +89,8 @@ class ProgressLines:
 class Interrupts:
     """Ctrl-C or SIGTERM once: the peer drains and leaves. Twice: it leaves at once. Thrice: the process ends.
 
+    A peer that does not serve yet has nothing to drain: the first one is as the second. What it has fetched is kept.
+
     Plain signal handlers, because event loops on Windows have none of their own. Python runs them in the main thread,
     between two instructions: the loop's wait goes on if the signal came just before it, or met another thread. So
     no wait is longer than LONGEST_WAIT_S.
@@ -93,6 +98,8 @@ class Interrupts:
 
     def __init__(self, peer: RunningPeer) -> None:
         self._peer = peer
+        self.serves = False
+        """Whether there may be sessions to wait for."""
         self._count = 0
         self._life: asyncio.Task[None] | None = None
 
@@ -134,7 +141,7 @@ class Interrupts:
     def leave_at_once(self) -> None:
         """As the second Ctrl-C does. Call it in the loop."""
         self._count = max(2, self._count)
-        say("Leaving at once")
+        say("Leaving at once" if self.serves else "Leaving before anything was served")
         self._peer.leave(at_once=True)
         if self._life is not None:
             asyncio.get_running_loop().call_later(AT_ONCE_S, self._life.cancel)
@@ -143,7 +150,7 @@ class Interrupts:
         end.start()
 
     def _act(self, count: int) -> None:
-        if count > 1:
+        if count > 1 or not self.serves:
             self.leave_at_once()
             return
         say("Leaving when running sessions have ended; Ctrl-C again leaves at once")
@@ -170,18 +177,19 @@ async def run_until_left(
 ) -> None:
     """Runs the peer until it has left: by signal, by its control endpoint, or because it failed.
 
-    Ends the process right here if it was told to leave at once: a thread that still loads weights must not
-    hold up the volunteer.
+    Ends the process right here if it was told to leave at once, or if a thread still loads weights: that must not hold
+    up the volunteer.
     """
 
     def on_ready(ready: RunningPeer) -> None:
+        interrupts.serves = True
         progress.stop()
         if ready.addresses:
             say(f"Invite others: {invitation(ready.addresses, private=private)}")
         say("ready")
 
     def leave(at_once: bool) -> None:
-        if at_once:
+        if at_once or not interrupts.serves:
             interrupts.leave_at_once()
         else:
             peer.leave()
@@ -203,3 +211,6 @@ async def run_until_left(
             logging.shutdown()
             os._exit(EXIT_INTERRUPTED if forced else 0)
     say("Left the swarm")
+    if peer.loads:
+        logging.shutdown()
+        os._exit(0)

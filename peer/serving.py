@@ -14,6 +14,7 @@ from molink.peer.circulation import Rule, molink
 from molink.peer.decode_forecast import DecodeForecast
 from molink.peer.engine_thread import EngineThread
 from molink.peer.handout import Handout
+from molink.peer.interleaving import Interleaving
 from molink.peer.leases import LeaseBook
 from molink.peer.link.acceptor import Acceptor
 from molink.peer.link.line_quality import MeasureLine
@@ -21,9 +22,20 @@ from molink.peer.link.links import Links
 from molink.peer.metrics import PeerMetrics
 from molink.peer.microbatch import BatchLimits, batch_limits
 from molink.peer.prefill_chunks import Cut, chunk_lengths
+from molink.peer.prefill_pieces import PieceSizes
 from molink.peer.service import PeerService
 from molink.peer.sessions import SessionTable
+from molink.peer.step_times import StepTimes
 from molink.peer.stepping import Stepper
+from molink.shards.engine import Engine
+
+
+def _interleaving(backend: Backend, step_times: StepTimes | None) -> Interleaving | None:
+    """For engines of one process that know how long pieces of prompts take."""
+    engine = backend.engine
+    if step_times is None or not isinstance(engine, Engine) or not step_times.profile.piece_latencies:
+        return None
+    return Interleaving(engine, PieceSizes(step_times))
 
 
 class Serving:
@@ -47,8 +59,10 @@ class Serving:
         cut: Cut = chunk_lengths,
         http_proxy: str | None = None,
         transmission_policy: str = "molink",
+        step_times: StepTimes | None = None,
     ) -> None:
-        """`cut` is how prompts are cut whose head is here; `limits` are those of `batch_limits` if nobody says."""
+        """`cut` is how prompts are cut whose head is here; `limits` are those of `batch_limits` if nobody says. With
+        `step_times`, prompts are computed so that decode beside them keeps its pace."""
         sessions = SessionTable()
         spec = backend.engine.spec
         service = PeerService(spec, sessions, handout, activation_codecs)
@@ -73,6 +87,7 @@ class Serving:
             rule,
             cut,
             DecodeForecast(self.links.expect_decode),
+            _interleaving(backend, step_times),
         )
         self.admission = Admission(
             identity.peer_id,

@@ -54,7 +54,8 @@ class JoinSettings:
     """Cap on weights, KV cache and work space together; None: what the device can spare."""
     device: str
     dtype: str
-    quantization: str
+    quantization: str | None
+    """None: as the swarm has it, or none in a new one."""
     listen: str
     announce: str | None
     port: int | None
@@ -126,7 +127,7 @@ def load_settings(command_line: Configuration, environment: Mapping[str, str] | 
         memory_bytes=_parse_size(merged.memory, "--memory", "serve with"),
         device=_check_device(merged.device or "auto"),
         dtype=merged.dtype or "auto",
-        quantization=merged.quantization or "none",
+        quantization=merged.quantization,
         listen=_bare(merged.listen) or _default_listen(initial_peers),
         announce=_bare(merged.announce),
         port=merged.port or None,

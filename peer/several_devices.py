@@ -11,8 +11,8 @@ from molink.peer.profile import Profile
 from molink.peer.ranked_backend import RankedBackend
 from molink.routing.layout_prediction import Choice, DeviceLink, DeviceRates, choose_layout
 from molink.routing.parallelism import Layout, Lengths
+from molink.shards.loader import folder_refusal
 from molink.shards.spec import DTYPE_BYTES, ModelSpec, Span
-from molink.shards.tensor_parallel import folder_refusal
 
 REQUEST = Lengths(prefill_tokens=512, decode_tokens=128)
 """What layouts are compared by, unless somebody says otherwise: a question, and an answer of some length."""

@@ -18,12 +18,14 @@ from molink.peer.decode_watch import DecodeWatch
 from molink.peer.engine_thread import EngineThread
 from molink.peer.forwarding import Forwarder
 from molink.peer.going_on import GoingOn
+from molink.peer.interleaving import Interleaving, Piece, PieceOutput
 from molink.peer.leases import LeaseKey
 from molink.peer.link.link import Link
 from molink.peer.link.links import Links
 from molink.peer.metrics import PeerMetrics
 from molink.peer.microbatch import BatchLimits, MicroBatchQueue, PendingStep
 from molink.peer.prefill_chunks import Cut
+from molink.peer.profile import StepWork
 from molink.peer.prompts import Prompts
 from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.protocol.frames import Frame, ProtocolError
@@ -51,7 +53,9 @@ class Stepper:
         rule: Rule,
         cut: Cut,
         watch: DecodeWatch,
+        interleaving: Interleaving | None = None,
     ) -> None:
+        """Without `interleaving` prompts are computed in whole chunks, whoever decodes meanwhile."""
         self._peer_id = peer_id
         self._spec = spec
         self._engine = engine
@@ -62,6 +66,7 @@ class Stepper:
         self._queue = MicroBatchQueue(limits)
         self._inputs: dict[tuple[LeaseKey, int], StepInput] = {}
         self._busy = False
+        self._interleaving = interleaving
         self._going_on = GoingOn(rule, limits.max_sessions, self._begin, self._pump)
         self._prompts = Prompts(cut, limits)
         self._decode_reports = DecodeReports(watch)
@@ -69,7 +74,7 @@ class Stepper:
 
     @property
     def queued(self) -> int:
-        return len(self._queue) + len(self._prompts)
+        return len(self._queue) + len(self._prompts) + len(self._interleaving or ())
 
     @property
     def prompt_wait_s(self) -> float:
@@ -162,6 +167,8 @@ class Stepper:
         self._forwarder.forget(session.key)
         self._queue.discard(session.key)
         self._prompts.forget(session.key)
+        if self._interleaving is not None:
+            self._interleaving.forget(session.key)
         self._decode_reports.forget(session.key)
         self._going_on.leave(session.key)
         for key in [key for key in self._inputs if key[0] == session.key]:
@@ -170,19 +177,43 @@ class Stepper:
     # -- the engine
 
     def _pump(self) -> None:
-        """Gives the engine a micro-batch, if it has none and something waits that may be stepped."""
+        """Gives the engine a micro-batch or a piece of a prompt, if it has none and something waits that may be
+        stepped."""
         if self._busy:
             return
-        batch = self._queue.next(self._forwarder.may_prefill)
-        if not batch:
+        parts = self._interleaving
+        if parts and parts.is_due:
+            self._begin_piece(parts)
             return
+        batch = self._queue.next((lambda _: False) if parts else self._forwarder.may_prefill)
         inputs = tuple(self._inputs.pop((pending.key, pending.step)) for pending in batch)
-        self._busy = True
         self._forwarder.begun(inputs)
-        self._decode_reports.begun(inputs)
+        if inputs and self._interleaving is not None:
+            inputs = self._interleaving.take(inputs)
+        if inputs:
+            self._busy = True
+            self._decode_reports.begun(inputs)
+            self._engine_thread.begin(
+                lambda: compute(self._engine, inputs), lambda output: self._stepped(inputs, output)
+            )
+        elif self._interleaving:
+            self._begin_piece(self._interleaving)
+
+    def _begin_piece(self, parts: Interleaving) -> None:
+        self._busy = True
+        piece = parts.next()
         self._engine_thread.begin(
-            lambda: compute(self._engine, inputs), lambda output: self._stepped(inputs, output)
+            lambda: parts.compute(piece), lambda output: self._piece_stepped(parts, piece, output)
         )
+
+    def _piece_stepped(self, parts: Interleaving, piece: Piece, output: PieceOutput | Exception) -> None:
+        """The engine is done with a piece. With the last one of a part it is as if all had been one step."""
+        self._busy = False
+        whole = parts.computed(piece, output)
+        if whole is None:
+            self._pump()
+        else:
+            self._stepped((piece.part,), whole)
 
     def _stepped(self, inputs: tuple[StepInput, ...], output: StepOutput | Exception) -> None:
         """The engine is done with a micro-batch: it gets the next one before this one's output is sent.
@@ -200,6 +231,7 @@ class Stepper:
             _log.error("a step of %d sessions failed", len(inputs), exc_info=output)
             self._fail(inputs, f"{type(output).__name__}: {output}")
             return
+        work = self._observed(inputs, output)
         for one in inputs:
             if one.prefill and one.session.is_head:
                 self._add_chunk(one.session)
@@ -211,9 +243,14 @@ class Stepper:
             self._pump()
         # counted once what was delivered is on its way
         rows = sum(one.count for one in inputs)
-        asyncio.get_running_loop().call_soon(
-            self._metrics.stepped, output.compute_s, len(inputs), rows, output.work
-        )
+        asyncio.get_running_loop().call_soon(self._metrics.stepped, output.compute_s, len(inputs), rows, work)
+
+    def _observed(self, inputs: Sequence[StepInput], output: StepOutput) -> StepWork | None:
+        """What the step's time says something of: not of decode steps between pieces, which need not be bitwise."""
+        if self._interleaving is None or output.work is None or any(one.prefill for one in inputs):
+            return output.work
+        self._interleaving.decoded(output.work, output.compute_s)
+        return None if self._interleaving else output.work
 
     def _advance(self, drawn: Sequence[tuple[HopSession, pb.Token]]) -> None:
         """At the head: tokens are there. Start the next steps, together, and stream the tokens to the clients."""

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -54,7 +54,7 @@ class StepOutput:
     started_s: float
     compute_s: float
     work: StepWork | None
-    """None: every session had ended, and nothing was computed."""
+    """None: nothing was computed, for every session had ended, or not at once."""
 
 
 def compute(engine: StageEngine, inputs: tuple[StepInput, ...]) -> StepOutput:
@@ -81,15 +81,22 @@ def compute(engine: StageEngine, inputs: tuple[StepInput, ...]) -> StepOutput:
         parts = [one.hidden for one in inputs if one.hidden is not None]
         hidden = parts[0] if len(parts) == 1 else torch.cat(parts)
     result = _step(engine, span, rows, hidden)
-    if span.stop < engine.spec.layers:
-        return StepOutput(inputs, result, (), (), started_s, time.perf_counter() - started_s, work)
+    output = drawn(engine.spec, inputs, result, started_s)
+    return replace(output, compute_s=time.perf_counter() - started_s, work=work)
+
+
+def drawn(
+    spec: ModelSpec, inputs: tuple[StepInput, ...], result: torch.Tensor, started_s: float
+) -> StepOutput:
+    """What the engine gave for these, and tokens where that is logits."""
+    if inputs[0].session.span.stop < spec.layers:
+        return StepOutput(inputs, result, (), (), started_s, 0.0, None)
     asked = [
         (one.session.plan, one.session.cache.length) for one in inputs if one.sample and one.session.cache
     ]
     sampled = sample(result, [SampleRequest(plan.params, plan.seed, position) for plan, position in asked])
     positions = tuple(position for _, position in asked)
-    compute_s = time.perf_counter() - started_s
-    return StepOutput(inputs, None, tuple(sampled), positions, started_s, compute_s, work)
+    return StepOutput(inputs, None, tuple(sampled), positions, started_s, 0.0, None)
 
 
 def _step(engine: StageEngine, span: Span, rows: list[Rows], hidden: torch.Tensor | None) -> torch.Tensor:
@@ -102,7 +109,14 @@ def _step(engine: StageEngine, span: Span, rows: list[Rows], hidden: torch.Tenso
     half = len(rows) // 2
     first = sum(row.count for row in rows[:half])
     parts = (None, None) if hidden is None else (hidden[:first], hidden[first:])
-    return torch.cat([_step(engine, span, rows[:half], parts[0]), _step(engine, span, rows[half:], parts[1])])
+    for row in rows[half:]:
+        row.cache.hold(held=True)
+    try:
+        before = _step(engine, span, rows[:half], parts[0])
+    finally:
+        for row in rows[half:]:
+            row.cache.hold(held=False)
+    return torch.cat([before, _step(engine, span, rows[half:], parts[1])])
 
 
 def _work(spec: ModelSpec, inputs: Sequence[StepInput]) -> StepWork:

@@ -1,6 +1,7 @@
 """What `molink-peer profile` and `status` look at: this machine, and a swarm from outside. JSON-ready."""
 
 import asyncio
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -23,25 +24,30 @@ def measure_machine(
 ) -> dict[str, object]:
     """Measures the device with the model, the disk of `folder`, and lists the network's addresses.
 
+    Of a hub's model no weights are fetched: random ones take as long to compute with. Its hash stays unknown.
+
     Raises:
         CommandFailed: the model cannot be found or loaded, or the folder cannot be written.
         SettingsError: there is no such device.
     """
     from molink.peer.device import choose_device, default_memory_bytes, describe_device, free_memory_bytes
     from molink.peer.machine import measure_disk, network_addresses
-    from molink.peer.profiler import measure, to_json
-    from molink.shards.catalog import ModelNotFound, fetch_weights
+    from molink.peer.model import open_model
+    from molink.peer.profile_json import to_json
+    from molink.peer.profiler import measure
+    from molink.shards.catalog import ModelNotFound
     from molink.shards.errors import WeightsError
-    from molink.shards.store import StoreError, describe, read_manifest
+    from molink.shards.store import StoreError
 
     device = choose_device(device_name)
     try:
         progress(f"Looking for {model}")
-        weights = fetch_weights(model)
-        spec = describe(read_manifest(weights), dtype, name=model)
+        with tempfile.TemporaryDirectory(prefix="molink-profile-") as digests:
+            local = asyncio.run(open_model(model, dtype, "none", (), Path(digests), progress))
+        spec = local.spec
         memory = {"free_bytes": free_memory_bytes(device), "default_bytes": default_memory_bytes(device)}
         memory |= _divided(spec, memory["default_bytes"])
-        profile = measure(weights, spec, device, progress)
+        profile = measure(local.folder, spec, device, progress, local.stand_ins())
     except (ModelNotFound, StoreError, WeightsError) as error:
         raise CommandFailed(str(error)) from error
     progress(f"Measuring the disk of {folder}")
@@ -57,7 +63,7 @@ def measure_machine(
         "device": asdict(describe_device(device)),
         "memory": memory,
         "model": spec.name,
-        "model_hash": spec.model_hash,
+        "model_hash": None if local.outlined is not None else spec.model_hash,
         "dtype": spec.dtype,
         **to_json(profile),
         "disk": asdict(disk),

@@ -14,9 +14,8 @@ import numpy as np
 
 from molink.routing.arrays import FloatArray, IntArray
 from molink.routing.circuit import Hop
-from molink.routing.fills import Fills
 from molink.routing.highs import INFINITY, Entry, Program
-from molink.routing.ilp import IlpOutcome, TimeLimitReached, impossible
+from molink.routing.ilp import IlpOutcome, TimeLimitReached, best_single, impossible
 from molink.routing.problem import CircuitProblem, objective_ms
 from molink.routing.spans import SpanCosts
 
@@ -30,7 +29,7 @@ def solve_compact_ilp(
     there is provably no circuit; TimeLimitReached if none was found in time.
     """
     _check_alike(problem)
-    single = _single(problem)
+    single = best_single(problem)
     known, bound = single, INFINITY if single is None else objective_ms(problem, single)
     nodes = _Nodes(problem)
     if len(nodes.machine) >= 2:
@@ -57,15 +56,6 @@ def _check_alike(problem: CircuitProblem) -> None:
     for name, table in tables.items():
         if table is not None and (table != table[..., :1]).any():
             raise ValueError(f"{name} must be the same for all layers, or use solve_ilp")
-
-
-def _single(problem: CircuitProblem) -> tuple[Hop, ...] | None:
-    """The best circuit of one machine."""
-    options = Fills(problem).at(0)
-    whole = np.flatnonzero(options.stop == problem.layers)
-    if not whole.size:
-        return None
-    return (Hop(int(options.machine[whole[np.argmin(options.cost[whole])]]), 0, problem.layers),)
 
 
 class _Nodes:

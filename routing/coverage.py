@@ -38,8 +38,7 @@ def spans_of(table: BoolArray) -> tuple[Span, ...]:
 
 def weight_bytes(model: ModelSpec, table: BoolArray) -> int:
     """Weights of the layers, with the embedding if the first and the head if the last is among them."""
-    total = int(np.array(model.layer_bytes, dtype=np.int64)[table].sum())
-    return total + (model.embed_bytes if table[0] else 0) + (model.head_bytes if table[-1] else 0)
+    return model.held_bytes(spans_of(table))
 
 
 def peer_rate(view: PeerView, table: BoolArray) -> float:

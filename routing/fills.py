@@ -43,6 +43,7 @@ class Fills:
         self._penalty = _given(problem.hop_penalty_ms, self.machines)
         self._cold = _prefix(problem.cold_bytes())
         self._cold_embed, self._cold_head = problem.cold_embed_bytes(), problem.cold_head_bytes()
+        self._cold_ends = problem.cold_ends_bytes()
         self._free = problem.free_bytes
         self._kv = np.concatenate(([0], np.cumsum(_given(problem.kv_bytes, self.layers).astype(np.int64))))
         self._free_kv = problem.free_kv_bytes
@@ -69,7 +70,8 @@ class Fills:
             )
         if self._willing_stop is not None:
             stops = np.minimum(stops, self._willing_stop[:, layer])
-        no_room_for_head = (stops == self.layers) & (taken[:, -1] + self._cold_head > budget)
+        cold_head = self._cold_ends - self._cold_embed if layer == 0 else self._cold_head
+        no_room_for_head = (stops == self.layers) & (taken[:, -1] + cold_head > budget)
         return np.maximum(np.where(no_room_for_head, self.layers - 1, stops), layer)
 
     def resident_stops(self) -> IntArray:
@@ -145,8 +147,11 @@ def most_layers(problem: CircuitProblem) -> IntArray:
 def servable_layers(problem: CircuitProblem) -> BoolArray:
     """[machines, layers]: layers that a machine could serve if it had to serve nothing else."""
     needed = np.array(problem.cold_bytes())
-    needed[:, 0] += problem.cold_embed_bytes()
-    needed[:, -1] += problem.cold_head_bytes()
+    if problem.layers == 1:
+        needed[:, 0] += problem.cold_ends_bytes()
+    else:
+        needed[:, 0] += problem.cold_embed_bytes()
+        needed[:, -1] += problem.cold_head_bytes()
     servable: BoolArray = needed <= problem.free_bytes[:, None]
     if problem.kv_bytes is not None and problem.free_kv_bytes is not None:
         servable &= problem.kv_bytes[None, :] <= problem.free_kv_bytes[:, None]

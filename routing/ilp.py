@@ -21,7 +21,7 @@ from molink.routing.arrays import BoolArray, FloatArray, IntArray
 from molink.routing.augmented import circuit_of, plan_augmented
 from molink.routing.circuit import Circuit, Hop
 from molink.routing.fills import Fills, servable_layers
-from molink.routing.highs import Program
+from molink.routing.highs import INFINITY, Program
 from molink.routing.problem import CircuitProblem, objective_ms
 from molink.routing.spans import SpanCosts
 
@@ -78,21 +78,37 @@ def solve_ilp(problem: CircuitProblem, time_limit_s: float | None = None, seed: 
     columns = _Columns(problem)
     program = columns.program(problem)
     fills = Fills(problem)
+    # What embedding and head share, the program counts twice: a machine that has both is tried apart.
+    single = best_single(problem) if problem.shared_bytes else None
+    known = INFINITY if single is None else objective_ms(problem, single)
     run_s = 0.0
     while True:
         left_s = None if time_limit_s is None else max(time_limit_s - run_s, 0.001)
         solution = program.solve(left_s, seed)
         run_s += solution.run_s
         if solution.infeasible:
-            return impossible(problem)
+            return impossible(problem) if single is None else IlpOutcome.of(problem, single, known)
+        if solution.values is None and single is not None:
+            return IlpOutcome.of(problem, single, min(solution.bound, known))
         if solution.values is None:
             raise TimeLimitReached(run_s if time_limit_s is None else time_limit_s, solution.bound)
         hops = columns.hops(solution.values)
         overfull = [hop for hop in hops if hop.stop > fills.greedy_stops(hop.start)[hop.machine]]
         if not overfull:
-            return IlpOutcome.of(problem, hops, solution.bound)
+            if single is not None and known < objective_ms(problem, hops):
+                hops = single
+            return IlpOutcome.of(problem, hops, min(solution.bound, known))
         for hop in overfull:
             columns.exclude(program, hop)
+
+
+def best_single(problem: CircuitProblem) -> tuple[Hop, ...] | None:
+    """The best circuit of one machine."""
+    options = Fills(problem).at(0)
+    whole = np.flatnonzero(options.stop == problem.layers)
+    if not whole.size:
+        return None
+    return (Hop(int(options.machine[whole[np.argmin(options.cost[whole])]]), 0, problem.layers),)
 
 
 def impossible(problem: CircuitProblem) -> IlpOutcome:

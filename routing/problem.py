@@ -59,6 +59,8 @@ class CircuitProblem:
     """Weights needed besides the layers where the circuit starts."""
     head_bytes: int = 0
     """Weights needed besides the layers where the circuit ends."""
+    shared_bytes: int = 0
+    """What these two have in common: a machine that starts and ends circuits needs it once."""
     embed_resident: BoolArray | None = None
     """[machines]: where the embedding is held already. None: nowhere."""
     head_resident: BoolArray | None = None
@@ -115,6 +117,7 @@ class CircuitProblem:
             "layer_bytes": needed_bytes("layer_bytes", self.layer_bytes, (layers,)),
             "embed_bytes": whole_number("embed_bytes", self.embed_bytes),
             "head_bytes": whole_number("head_bytes", self.head_bytes),
+            "shared_bytes": _part_of_both(self.shared_bytes, self.embed_bytes, self.head_bytes),
             "load_weight": float(float_array("load_weight", self.load_weight, ())),
         }
         if self.coordinates is None:
@@ -192,11 +195,24 @@ class CircuitProblem:
 
     def cold_embed_bytes(self) -> IntArray:
         """[machines]: what starting a circuit here would take from free_bytes."""
-        return _unless_resident(self.embed_bytes, self.embed_resident, self.machines)
+        return self._cold_end_bytes(self.embed_bytes, self.embed_resident, self.head_resident)
 
     def cold_head_bytes(self) -> IntArray:
         """[machines]: what ending a circuit here would take from free_bytes."""
-        return _unless_resident(self.head_bytes, self.head_resident, self.machines)
+        return self._cold_end_bytes(self.head_bytes, self.head_resident, self.embed_resident)
+
+    def cold_ends_bytes(self) -> IntArray:
+        """[machines]: what starting and ending a circuit here would take from free_bytes."""
+        nowhere = np.zeros(self.machines, dtype=np.bool_)
+        held = nowhere if self.embed_resident is None else self.embed_resident
+        held = held if self.head_resident is None else held | self.head_resident
+        return self.cold_embed_bytes() + self.cold_head_bytes() - np.where(held, 0, self.shared_bytes)
+
+    def _cold_end_bytes(self, size: int, held: BoolArray | None, other: BoolArray | None) -> IntArray:
+        needed = np.full(self.machines, size, dtype=np.int64)
+        if other is not None:
+            needed -= np.where(other, self.shared_bytes, 0)
+        return needed if held is None else np.where(held, 0, needed)
 
     def cold_load_ms(self) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Milliseconds to load what is cold: [machines, layers] for the layers, [machines] for embedding and
@@ -264,9 +280,13 @@ def _load_times_ms(problem: CircuitProblem, hops: Iterable[Hop]) -> list[float]:
     return times
 
 
-def _unless_resident(size: int, resident: BoolArray | None, machines: int) -> IntArray:
-    needed = np.full(machines, size, dtype=np.int64)
-    return needed if resident is None else np.where(resident, 0, needed)
+def _part_of_both(shared_bytes: object, embed_bytes: int, head_bytes: int) -> int:
+    shared = whole_number("shared_bytes", shared_bytes)
+    if shared > min(embed_bytes, head_bytes):
+        raise ValueError(
+            "shared_bytes must be a part of embed_bytes and of head_bytes, and is more than one of them"
+        )
+    return shared
 
 
 def _length(name: str, values: object) -> int:

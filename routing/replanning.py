@@ -158,8 +158,11 @@ def _holds(problem: CircuitProblem, hop: Hop, leased: bool) -> bool:
     if leased:
         return True
     cold = int(problem.cold_bytes()[machine, span].sum())
-    cold += int(problem.cold_embed_bytes()[machine]) if hop.start == 0 else 0
-    cold += int(problem.cold_head_bytes()[machine]) if hop.stop == problem.layers else 0
+    starts, ends = hop.start == 0, hop.stop == problem.layers
+    if starts and ends:
+        cold += int(problem.cold_ends_bytes()[machine])
+    elif starts or ends:
+        cold += int((problem.cold_embed_bytes() if starts else problem.cold_head_bytes())[machine])
     if cold > problem.free_bytes[machine]:
         return False
     if problem.kv_bytes is None or problem.free_kv_bytes is None:

@@ -53,8 +53,9 @@ def _needed_bytes(problem: CircuitProblem, layers: IntArray) -> int:
     needed = int(problem.layer_bytes[layers].sum())
     if problem.kv_bytes is not None:
         needed += int(problem.kv_bytes[layers].sum())
-    needed += problem.embed_bytes if 0 in layers else 0
-    return needed + (problem.head_bytes if problem.layers - 1 in layers else 0)
+    starts, ends = 0 in layers, problem.layers - 1 in layers
+    needed += starts * problem.embed_bytes + ends * problem.head_bytes
+    return needed - (problem.shared_bytes if starts and ends else 0)
 
 
 def _runs(wanted: BoolArray) -> tuple[Span, ...]:

@@ -96,6 +96,7 @@ class Snapshot:
             allowed=resident if warm_only else resident | self._willing(views),
             embed_bytes=self.model.embed_bytes,
             head_bytes=self.model.head_bytes,
+            shared_bytes=self.model.shared_bytes,
             embed_resident=resident[:, 0],
             head_resident=resident[:, -1],
             kv_bytes=np.array(

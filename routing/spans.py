@@ -93,9 +93,11 @@ def _greedy_stops(problem: CircuitProblem) -> IntArray:
         return np.stack([fills.greedy_stops(layer) for layer in range(layers)])
     held = np.concatenate(([0], np.cumsum(problem.layer_bytes)))
     budget = np.broadcast_to(problem.free_bytes, (layers, problem.machines)).copy()
+    head = np.broadcast_to(problem.cold_head_bytes(), budget.shape).copy()
     budget[0] -= problem.cold_embed_bytes()
+    head[0] = problem.cold_ends_bytes() - problem.cold_embed_bytes()
     stop = np.searchsorted(held, held[:layers, None] + budget, side="right") - 1
-    whole = (held[layers] - held[:layers, None]) + problem.cold_head_bytes() > budget
+    whole = (held[layers] - held[:layers, None]) + head > budget
     stop[whole & (stop == layers)] = layers - 1
     if problem.kv_bytes is not None and problem.free_kv_bytes is not None:
         kv = np.concatenate(([0], np.cumsum(problem.kv_bytes)))

@@ -5,26 +5,29 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging as transformers_logging
 
 from molink.shards.attention import IMPLEMENTATION, BatchSlot, alibi_slopes
-from molink.shards.carving import carve, layers_path
+from molink.shards.carving import carve, layers_path, without_absent
 from molink.shards.conversions import ALIBI
 from molink.shards.errors import UnsupportedArchitecture, WeightsError, name_some
 from molink.shards.lazy_tensors import LoadCounter
+from molink.shards.linear import install_products
 from molink.shards.padded import PaddedView
 from molink.shards.probe import ProbeBatch, probe_input, rope_settings
 from molink.shards.quantize import StreamingQuantizer
+from molink.shards.rows import LoneView, RowsView, SerialRowsView
 from molink.shards.spec import Span
 from molink.shards.stage import Batching, Stage, StageFacts, View, shorten_lookups
 from molink.shards.tensor_parallel import Shard
+from molink.shards.text_part import generative_class, text_config, text_place
 from molink.shards.verification import StoredPart
 
 _QUIET = threading.Lock()
@@ -32,6 +35,7 @@ TROUBLE = (
     ArithmeticError,
     AssertionError,
     AttributeError,
+    ImportError,
     LookupError,
     OSError,
     RuntimeError,
@@ -41,6 +45,17 @@ TROUBLE = (
     ValueError,
 )
 """What transformers raises over a configuration or weights that somebody else wrote."""
+
+
+_VIEWS: Final[Mapping[Batching, type[View]]] = MappingProxyType(
+    {
+        Batching.PACKED: View,
+        Batching.PADDED: PaddedView,
+        Batching.ROWS: RowsView,
+        Batching.SERIAL_ROWS: SerialRowsView,
+        Batching.LONE: LoneView,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,7 +89,10 @@ def assemble(
     if recipe.quantizer is not None:
         config._experts_implementation = "eager"  # noqa: SLF001 - of the others, none takes matrices one by one
     gaps = _Gaps(folder, span, unreadable)
-    model_class = _carved_class(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], span, counter, gaps, recipe)
+    stock = generative_class(config)
+    if stock is None:
+        raise WeightsError(folder, f"no class generates text from a configuration of {config.model_type}")
+    model_class = _carved_class(stock, span, counter, gaps, recipe)
     try:
         with quiet_transformers():
             model, info = model_class.from_pretrained(
@@ -82,7 +100,7 @@ def assemble(
                 config=config,
                 state_dict=dict(tensors),
                 dtype=recipe.dtype,
-                attn_implementation=IMPLEMENTATION if recipe.batching is Batching.PACKED else None,
+                attn_implementation=_attention(config) if recipe.batching.attends else None,
                 ignore_mismatched_sizes=True,
                 output_loading_info=True,
             )
@@ -93,6 +111,12 @@ def assemble(
     gaps.refuse(info["missing_keys"], info["mismatched_keys"], ())
     loaded: PreTrainedModel = model
     return loaded
+
+
+def _attention(config: PreTrainedConfig) -> str | dict[str, str]:
+    """Ours, for the decoder."""
+    place = text_place(config)
+    return IMPLEMENTATION if place is None else {place: IMPLEMENTATION}
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +160,7 @@ def _carved_class(
     def __init__(self: PreTrainedModel, config: PreTrainedConfig, *args: object, **kwargs: object) -> None:  # noqa: N807
         model_class.__init__(self, config, *args, **kwargs)
         carve(self, span)
+        _initialise_present(self)
         if recipe.shard is not None:
             recipe.shard.divide(self)
         counter.expected_elements = sum(parameter.numel() for parameter in self.parameters())
@@ -165,6 +190,14 @@ def _carved_class(
     return type(model_class.__name__, (model_class,), body)
 
 
+def _initialise_present(model: PreTrainedModel) -> None:
+    """Lets the code that computes a model's constants walk through its layers, some of which are not there."""
+    for part in model.modules():
+        if isinstance(part, PreTrainedModel):
+            own = part._init_weights  # noqa: SLF001 - the step it extends
+            part.__dict__["_init_weights"] = lambda module, own=own: own(without_absent(module))
+
+
 def make_stage(
     folder: Path,
     model: PreTrainedModel,
@@ -177,25 +210,28 @@ def make_stage(
 
     Raises UnsupportedArchitecture where it would not be exact, and WeightsError where it computes NaN.
     """
-    slopes = alibi_slopes(config.num_attention_heads).to(device) if getattr(config, ALIBI, False) else None
+    text = text_config(config)
+    slopes = alibi_slopes(text.num_attention_heads).to(device) if getattr(config, ALIBI, False) else None
+    if slopes is not None and recipe.shard is not None:
+        slopes = recipe.shard.own_heads(slopes)
     slot = BatchSlot(slopes)
     layers = model.get_submodule(layers_path(model))
     slot.install(layers)
+    install_products(model, slot)
     shorten_lookups(layers)
     facts = StageFacts(
         architecture=config.model_type,
-        layers=config.num_hidden_layers,
-        hidden_size=config.hidden_size,
-        vocabulary_size=config.vocab_size,
-        context_length=_context_length(config),
+        layers=text.num_hidden_layers,
+        hidden_size=text.hidden_size,
+        vocabulary_size=text.vocab_size,
+        context_length=_context_length(text),
         dtype=recipe.dtype,
     )
-    view_class = View if recipe.batching is Batching.PACKED else PaddedView
-    stage = Stage(model, span, facts, {}, slot, view_class)
+    stage = Stage(model, span, facts, {}, slot, _VIEWS[recipe.batching])
     if not stage.view(span).takes_hidden_states:
         reason = "its layers are not run by a decoder that takes hidden states and a cache"
         raise UnsupportedArchitecture(folder, facts.architecture, reason)
-    probe = ProbeBatch()
+    probe = ProbeBatch(text, keeps_states=recipe.batching.keeps_states)
     ids = torch.tensor([[0, 1]], device=device)
     inputs = ids if span.start == 0 else probe_input(facts.hidden_size, facts.dtype, device)
     try:
@@ -206,7 +242,7 @@ def make_stage(
                 hidden = view.logits(hidden)
     except TROUBLE as error:
         raise UnsupportedArchitecture(folder, facts.architecture, f"a trial step failed: {error}") from error
-    refusal = probe.refusal(config, span, attends=recipe.batching is Batching.PACKED)
+    refusal = probe.refusal(span, attends=recipe.batching.attends)
     if refusal is not None:
         raise UnsupportedArchitecture(folder, facts.architecture, refusal)
     if bool(torch.isnan(hidden).any()):

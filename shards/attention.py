@@ -32,9 +32,17 @@ class Rules(NamedTuple):
     slopes: Tensor | None = None
     """[heads] by how much a key's logit falls with each position that it lies back (ALiBi)."""
 
+    @property
+    def plain(self) -> bool:
+        """Whether logits are scaled products and nothing else, in a window or not."""
+        return self.softcap is None and self.sinks is None and self.slopes is None
+
 
 class AttendingBatch(Protocol):
     """What a step puts into its stage's slot while the model runs."""
+
+    bitwise: bool
+    """As in `BatchSlot`."""
 
     def attend(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, rules: Rules
@@ -48,10 +56,12 @@ class BatchSlot:
     stage's slot.
     """
 
-    __slots__ = ("batch", "slopes")
+    __slots__ = ("batch", "bitwise", "slopes")
 
     def __init__(self, slopes: Tensor | None) -> None:
         self.batch: AttendingBatch | None = None
+        self.bitwise = True
+        """Whether the step that runs is to equal transformers' bit for bit, not only up to rounding."""
         self.slopes = slopes
         """As in `Rules`, for models whose own code does not say."""
 
@@ -140,6 +150,28 @@ def attend_sequence(query: Tensor, key: Tensor, value: Tensor, rules: Rules) -> 
     return attended.reshape(1, query.shape[1], queries, value.shape[3])
 
 
+def attend_up_to_rounding(query: Tensor, key: Tensor, value: Tensor, rules: Rules) -> Tensor:
+    """As `attend_sequence`, but only up to rounding: on a CPU several positions attend to the keys before them without
+    a mask, and to their own apart."""
+    queries, keys = query.shape[2], key.shape[2]
+    if queries == 1 or queries == keys or not _merges(query, key, value, rules):
+        return attend_sequence(query, key, value, rules)
+    lengths = [keys - queries, queries]
+    return attend_parts(query, key.split_with_sizes(lengths, 2), value.split_with_sizes(lengths, 2), rules)
+
+
+def _merges(query: Tensor, key: Tensor, value: Tensor, rules: Rules) -> bool:
+    """Whether attention over some keys and over others can be merged by what they weigh."""
+    return (
+        query.device.type == "cpu"
+        and (not rules.sliding_window or query.shape[2] == 1)
+        and rules.softcap is None
+        and rules.sinks is None
+        and rules.slopes is None
+        and query.shape[3] == key.shape[3] == value.shape[3]
+    )
+
+
 def attend_parts(query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], rules: Rules) -> Tensor:
     """As `attend_sequence`, over keys and values that lie in several pieces, in order.
 
@@ -150,16 +182,8 @@ def attend_parts(query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor]
     if rules.sliding_window:
         seen = rules.sliding_window + query.shape[2] - 1
         keys, values = _latest(keys, seen), _latest(values, seen)
-    merges = (
-        query.device.type == "cpu"
-        and (not rules.sliding_window or query.shape[2] == 1)
-        and rules.softcap is None
-        and rules.sinks is None
-        and rules.slopes is None
-        and query.shape[3] == keys[0].shape[3] == values[0].shape[3]
-    )
     whole = _seen_whole(keys, query.shape[2])
-    if whole == 0 or not merges:
+    if whole == 0 or not _merges(query, keys[0], values[0], rules):
         return attend_sequence(query, _joined(keys), _joined(values), rules)
     attended, weight = _weighed(query, _joined(keys[whole:]), _joined(values[whole:]), rules, fresh=True)
     for key, value in zip(keys[:whole], values[:whole], strict=True):

@@ -34,6 +34,8 @@ class Kind:
 
     layers: tuple[int, ...]
     block_bytes: int
+    per_session: bool = False
+    """Whether a block holds a session's state of fixed size (`session_state.py`) and not tokens."""
 
 
 class Block:

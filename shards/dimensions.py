@@ -9,11 +9,13 @@ from typing import Any, Final, cast
 
 from molink.shards.conversions import converted_settings
 from molink.shards.manifest import MAX_LAYERS, Settings
-from molink.shards.safetensors_header import StoreError
+from molink.shards.safetensors_header import INFINITIES, INFINITY_TAG, StoreError
+from molink.shards.state_sizes import KEEPS_NO_KEYS, StateSize, state_sizes
 
 MAX_WIDTH: Final = 2**20
 MAX_VOCABULARY: Final = 2**24
 MAX_CONTEXT: Final = 2**30
+MAX_STATE: Final = 2**32
 UNLIMITED_CONTEXT: Final = 2048
 """For models whose positions have no limit of their own (ALiBi) and whose configuration names none."""
 _LONG_KEYS: Final = {
@@ -24,12 +26,17 @@ _LONG_KEYS: Final = {
     "vocab_size": ("vocab_size",),
 }
 _PER_LAYER_KEYS: Final = ("num_key_value_heads", "head_dim")
+_FURTHER_KEYS: Final = ("kv_lora_rank", "qk_rope_head_dim", "index_head_dim", "word_embed_proj_dim")
 _PLAIN: Final = frozenset({"llama", "mistral", "mixtral", "qwen2", "qwen2_moe"})
 """Architectures whose head dimension, unless given, is hidden size over attention heads."""
 _WITH_HEAD_DIM: Final = frozenset({"gemma", "gemma2", "qwen3", "qwen3_moe"})
 """Architectures that mean the same by the same keys, but only if the head dimension is given."""
+_TIED: Final = frozenset({"gpt2", "gemma", "gemma2"})
+"""Of these architectures, those that tie embedding and head unless the configuration says otherwise."""
 
-_ROUTER: Final = re.compile(r"(?:^|\.)(?:gate|router|shared_expert_gate)(?:\.\w+)?\.weight$")
+_NEVER_QUANTIZED: Final = re.compile(
+    r"(?:^|\.)(?:gate|router|shared_expert_gate|dt_proj|weights_proj)(?:\.\w+)?\.weight$"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +51,10 @@ class Dimensions:
     """Numbers that one token keeps in the KV cache of each layer."""
     kv_windows: tuple[int | None, ...]
     """How many of the latest tokens a token sees in each layer; None: all, or nothing certain is said."""
+    shared_elements: int
+    """Numbers of the token embedding if the head multiplies by it, else 0."""
+    states: tuple[StateSize, ...]
+    """What each layer keeps of a session beside."""
 
 
 def dimensions(configuration: Settings) -> Dimensions:
@@ -55,7 +66,11 @@ def dimensions(configuration: Settings) -> Dimensions:
     configuration = converted_settings(configuration)
     values = _plain_values(configuration) or _transformers_values(configuration)
     layers = _size(values, "num_hidden_layers", MAX_LAYERS)
-    heads = _size(values, "num_attention_heads", MAX_WIDTH)
+    kinds: Sequence[str] = values.get("layer_types") or ("full_attention",) * layers
+    if len(kinds) != layers:
+        raise StoreError(f"config.json names the kinds of {len(kinds)} layers and has {layers}.")
+    attends = any(kind not in KEEPS_NO_KEYS for kind in kinds)
+    heads = _size(values, "num_attention_heads", MAX_WIDTH) if attends else 1
     hidden_size = _size(values, "hidden_size", MAX_WIDTH)
     context_length = _size(values, "max_position_embeddings", MAX_CONTEXT)
     vocabulary_size = _size(values, "vocab_size", MAX_VOCABULARY)
@@ -67,8 +82,21 @@ def dimensions(configuration: Settings) -> Dimensions:
         default = max(1, hidden_size // heads)
         own: Sequence[dict[str, object]] = values.get("layers_own") or ({},) * layers
         kv_elements = tuple(_kv_elements({**values, **layer}, heads, default) for layer in own)
+    kv_elements = tuple(
+        0 if kind in KEEPS_NO_KEYS else count for kind, count in zip(kinds, kv_elements, strict=True)
+    )
+    if values.get("index_head_dim"):
+        index = _size(values, "index_head_dim", MAX_WIDTH)
+        kv_elements = tuple(
+            count + (index if kind == "indexed_attention" else 0)
+            for kind, count in zip(kinds, kv_elements, strict=True)
+        )
+    states = values.get("states") or (StateSize(),) * layers
     windows = _windows(values, layers)
-    return Dimensions(layers, hidden_size, vocabulary_size, context_length, kv_elements, windows)
+    shared = vocabulary_size * (values.get("word_embed_proj_dim") or hidden_size) if values["tied"] else 0
+    return Dimensions(
+        layers, hidden_size, vocabulary_size, context_length, kv_elements, windows, shared, states
+    )
 
 
 def _kv_elements(values: Mapping[str, object], heads: int, head_dim: int) -> int:
@@ -121,7 +149,8 @@ def _plain_values(configuration: Settings) -> dict[str, Any] | None:
         window = None
     if window is not None and kinds is None and architecture not in ("mistral", "mixtral"):
         return None
-    return values | {"sliding_window": window, "layer_types": kinds}
+    tied = configuration.get("tie_word_embeddings", architecture in _TIED)
+    return values | {"sliding_window": window, "layer_types": kinds, "tied": tied}
 
 
 def _transformers_values(configuration: Settings) -> dict[str, Any]:
@@ -136,30 +165,71 @@ def _transformers_values(configuration: Settings) -> dict[str, Any]:
             "not have. Upgrade transformers, or choose another model."
         )
     try:
-        config = CONFIG_MAPPING[architecture].from_dict(dict(configuration)).get_text_config()
+        config = (
+            CONFIG_MAPPING[architecture]
+            .from_dict(_untagged(dict(configuration)))
+            .get_text_config(decoder=True)
+        )
     except Exception as error:  # each configuration class refuses bad values in its own way
         raise StoreError(f"config.json is no configuration of {architecture}: {error}") from error
-    keys = (*_LONG_KEYS, *_PER_LAYER_KEYS, "kv_lora_rank", "qk_rope_head_dim")
+    keys = (*_LONG_KEYS, *_PER_LAYER_KEYS, *_FURTHER_KEYS)
     if getattr(config, "is_heterogeneous", False):
         keys = tuple(key for key in keys if key not in config.per_layer_attributes)
     values = {key: getattr(config, key, None) for key in keys}
+    values["tied"] = bool(getattr(config, "tie_word_embeddings", False))
     if getattr(config, "is_heterogeneous", False):
         values["layers_own"] = tuple(
             {key: getattr(layer, key, None) for key in _PER_LAYER_KEYS}
             for layer in itertools.islice(config.per_layer_config, MAX_LAYERS)
         )
-    elif getattr(config, "use_sliding_window", True) is not False:
-        values |= {key: getattr(config, key, None) for key in ("sliding_window", "layer_types")}
+    elif hasattr(config, "swa_num_key_value_heads"):
+        values["layers_own"] = tuple(
+            {key: getattr(config, f"swa_{key}", None) for key in _PER_LAYER_KEYS} if "sliding" in kind else {}
+            for kind in itertools.islice(config.layer_types, MAX_LAYERS)
+        )
+    if (
+        not getattr(config, "is_heterogeneous", False)
+        and getattr(config, "use_sliding_window", True) is not False
+    ):
+        values["sliding_window"] = getattr(config, "sliding_window", None)
     values["num_key_value_heads"] = _kv_heads(config, values.get("num_key_value_heads"))
+    values["layer_types"] = getattr(config, "layer_types", None)
+    values["states"] = _states(config)
     if values["max_position_embeddings"] is None:
-        values["max_position_embeddings"] = getattr(config, "seq_length", None) or UNLIMITED_CONTEXT
+        stated = (getattr(config, key, None) for key in ("seq_length", "model_max_length"))
+        values["max_position_embeddings"] = next((size for size in stated if size), UNLIMITED_CONTEXT)
     return values
 
 
+def _untagged(value: Any) -> Any:  # noqa: ANN401 - settings have any shape
+    """Settings with infinite numbers as numbers."""
+    if isinstance(value, dict):
+        if value.keys() == {INFINITY_TAG} and value[INFINITY_TAG] in INFINITIES:
+            return float(value[INFINITY_TAG])
+        return {key: _untagged(held) for key, held in value.items()}
+    return [_untagged(held) for held in value] if isinstance(value, list) else value
+
+
+def _states(config: Any) -> tuple[StateSize, ...]:  # noqa: ANN401 - any of transformers' configurations
+    """Raises `StoreError` for sizes that no model has."""
+    try:
+        states = state_sizes(config)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise StoreError(f"config.json does not say what its layers keep of a session: {error}") from error
+    for state in states[:MAX_LAYERS]:
+        for numbers in (state.in_model_type, state.in_float32):
+            if type(numbers) is not int or not 0 <= numbers <= MAX_STATE:
+                raise StoreError(f"by its config.json a layer keeps a state of {str(numbers)[:80]} numbers.")
+    return states
+
+
 def _kv_heads(config: object, stated: object) -> object:
-    """Falcon and GPT-BigCode say in their own words how many there are; some architectures ignore the common
+    """DBRX, Falcon and GPT-BigCode say in their own words how many there are; some architectures ignore the common
     key.
     """
+    nested = getattr(getattr(config, "attn_config", None), "kv_n_heads", None)
+    if nested is not None:
+        return nested
     if getattr(config, "new_decoder_architecture", False):
         return getattr(config, "num_kv_heads", stated)
     if hasattr(type(config), "multi_query"):
@@ -205,10 +275,14 @@ def stored_dtype(elements: Mapping[str, int]) -> str | None:
 def is_quantizable(name: str, shape: tuple[int, ...]) -> bool:
     """Whether a tensor of a decoder layer is one that quantization shrinks: a matrix, or a stack of experts' matrices.
 
-    Routers of experts are not: they are small, and whom they choose must not depend on rounding. Nor are matrices
-    that do not fill blocks of 64 numbers and whole bytes, which no model of a useful size has.
+    Routers of experts are not: they are small, and whom they choose must not depend on rounding. Nor are projections
+    of time steps in state-space layers and of the weights by which a layer chooses what to attend to, which models
+    multiply by themselves, or matrices that do not fill blocks of 64 numbers and whole bytes, which no model of a
+    useful size has.
     """
-    if _ROUTER.search(name) or not (name.endswith(".weight") if len(shape) == 2 else len(shape) == 3):
+    if _NEVER_QUANTIZED.search(name) or not (
+        name.endswith(".weight") if len(shape) == 2 else len(shape) == 3
+    ):
         return False
     return shape[-1] % 2 == 0 and math.prod(shape[-2:]) % 64 == 0
 

@@ -1,32 +1,26 @@
 """Steps of ragged batches over whatever layers are held. Owns the device, and is used from one thread."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from weakref import WeakSet
 
 import torch
 from torch import Tensor
 
 from molink.shards.block_allocator import PoolFull
+from molink.shards.decode import BATCH_SIZES, Decoding, PagedSpan
 from molink.shards.kv_cache import SequenceCache, open_cache
 from molink.shards.kv_memory import LayerLayout
 from molink.shards.kv_pool import KvPool
 from molink.shards.packed import PackedBatch
+from molink.shards.paged import pages
+from molink.shards.paged_rows import PagedRows
 from molink.shards.spec import KV_BLOCK_TOKENS, ModelSpec, Span, merge_spans, missing_spans
 from molink.shards.stage import Stage, View
+from molink.shards.transfers import Staging, Transfers
+from molink.shards.unfinished_step import Piece, Rows, UnfinishedStep
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Rows:
-    """What one session contributes to a step."""
-
-    cache: SequenceCache
-    count: int
-    """New tokens of this session in this step, at least 1."""
-    token_ids: tuple[int, ...] | None
-    """As many ids, where the span starts the model; None elsewhere."""
-    want_logits: bool
-    """Where the span ends the model: whether logits follow the last of these rows."""
+__all__ = ["Engine", "NotHeld", "Rows"]
 
 
 class NotHeld(ValueError):
@@ -42,15 +36,27 @@ class NotHeld(ValueError):
 class Engine:
     """Holds stages of one model on one device and steps sessions through spans of them."""
 
-    def __init__(self, spec: ModelSpec, device: str, kv_limit_bytes: int | None = None) -> None:
-        """The KV cache takes at most `kv_limit_bytes`, or what it needs where that is None."""
+    def __init__(
+        self,
+        spec: ModelSpec,
+        device: str,
+        kv_limit_bytes: int | None = None,
+        *,
+        decoding: Decoding | None = None,
+    ) -> None:
+        """The KV cache takes at most `kv_limit_bytes`, or what it needs where that is None. Without `decoding` the
+        sessions of a step attend one after the other."""
         self.spec = spec
         self._device = torch.device(device)
+        self._decoding = decoding
+        self._transfers = Transfers(self._device)
         self.pool = KvPool(self._device, kv_limit_bytes)
         self._growing: WeakSet[SequenceCache] = WeakSet()
+        self._unfinished: WeakSet[UnfinishedStep] = WeakSet()
         self._steps = 0
         self._stages: list[Stage] = []
         self._routes: dict[Span, tuple[View, ...]] = {}
+        self._paged: dict[Span, PagedSpan | None] = {}
 
     @property
     def held(self) -> tuple[Span, ...]:
@@ -59,8 +65,9 @@ class Engine:
 
     @property
     def weight_bytes(self) -> int:
-        """Memory of all weights held."""
-        return sum(stage.weight_bytes for stage in self._stages)
+        """Memory of all weights held, what stages share counted once."""
+        shared = {id(weight): weight.nbytes for stage in self._stages for weight in stage.parameters()}
+        return sum(shared.values())
 
     @property
     def swapped_bytes(self) -> int:
@@ -79,9 +86,12 @@ class Engine:
         for other in self._stages:
             if other.span.start < stage.span.stop and stage.span.start < other.span.stop:
                 raise ValueError(f"span {stage.span} overlaps {other.span}, which is held already")
+        for other in self._stages:
+            stage.share_embedding(other)
         self._stages.append(stage)
         self._stages.sort(key=lambda held: held.span)
         self._routes.clear()
+        self._paged.clear()
 
     def detach(self, span: Span) -> None:
         """Frees the layers of `span`; parts of stages outside it stay. Raises NotHeld where some are not
@@ -94,6 +104,7 @@ class Engine:
             remaining += [stage] if keeps == (stage.span,) else [stage.keep(part) for part in keeps]
         self._stages = remaining
         self._routes.clear()
+        self._paged.clear()
         self.pool.forget(span)
 
     def new_cache(
@@ -120,7 +131,10 @@ class Engine:
     def match_prefix(self, span: Span, prefix: Sequence[bytes]) -> int:
         """How many tokens of a session with these hashes the pool has now. Raises NotHeld."""
         self._route(span)
-        tables = self.pool.tables_for(span, self._layouts(span), 1)
+        layouts = self._layouts(span)
+        if any(layout.states for layout in layouts):
+            return 0
+        tables = self.pool.tables_for(span, layouts, 1)
         return KV_BLOCK_TOKENS * self.pool.match(tables, prefix)
 
     def _layouts(self, span: Span) -> list[LayerLayout]:
@@ -159,25 +173,126 @@ class Engine:
         """
         route = self._route(span)
         _check_rows(span, rows)
-        inputs = self._inputs(span, rows, hidden)
+        ids = self._check_inputs(span, rows, hidden)
         self._make_room(rows)
-        positions = torch.tensor(
-            [[at for row in rows for at in range(row.cache.length, row.cache.length + row.count)]],
-            device=self._device,
+        result = self._replay(span, rows, ids, hidden)
+        if result is None:
+            return self._run(span, route, rows, self._inputs(ids, hidden))
+        for row in rows:
+            row.cache.advance(row.count)
+        return result
+
+    def _run(self, span: Span, route: Sequence[View], rows: Sequence[Rows], inputs: Tensor) -> Tensor:
+        positions = self._positions([(row.cache.length, row.count) for row in rows])
+        caches, counts = [row.cache for row in rows], [row.count for row in rows]
+        paged = self._paged_span(span)
+        batch = (
+            PackedBatch(caches, counts, bitwise=not self._unfinished)
+            if paged is None
+            else paged.batch(caches, counts, self._device)
         )
-        batch = PackedBatch([row.cache for row in rows], [row.count for row in rows])
         for view in route:
             inputs = view.run(inputs, positions, batch)
-        ends = span.stop == self.spec.layers
-        result = self._logits(route[-1], rows, inputs) if ends else inputs[0]
+        result = self._logits(route[-1], rows, inputs) if span.stop == self.spec.layers else inputs[0]
         batch.commit()
         return result
+
+    def _replay(
+        self, span: Span, rows: Sequence[Rows], ids: Sequence[int], hidden: Tensor | None
+    ) -> Tensor | None:
+        """The result of a step of one token for each session that has been recorded, if it can be."""
+        paged = self._paged_span(span)
+        if paged is None or any(row.count > 1 for row in rows):
+            return None
+        result = paged.replay([row.cache for row in rows], ids, hidden)
+        if result is None or span.stop < self.spec.layers or all(row.want_logits for row in rows):
+            return result
+        return result[[index for index, row in enumerate(rows) if row.want_logits]]
+
+    def _paged_span(self, span: Span) -> PagedSpan | None:
+        """Where the sessions of a step on the span can attend together, what does so."""
+        if self._decoding is None or span in self._paged:
+            return self._paged.get(span)
+        route, layouts = self._route(span), self._layouts(span)
+        if not pages(layouts) or not all(view.packs for view in route):
+            return self._paged.setdefault(span, None)
+        most, facts = BATCH_SIZES[-1], self._stages[0].facts
+        rows = PagedRows(self.pool, span, layouts, most, self.spec.context_length, self._device)
+        hidden = Staging((most, facts.hidden_size), facts.dtype, self._device) if span.start else None
+        ends = span.stop == self.spec.layers
+        return self._paged.setdefault(span, PagedSpan(route, rows, self._decoding, hidden, ends=ends))
+
+    @torch.inference_mode()
+    def begin(self, span: Span, row: Rows, hidden: Tensor | None) -> UnfinishedStep:
+        """A step of one session that `advance` computes in pieces, between other sessions' steps. As `step`.
+
+        Until it is done, or nothing refers to it any more, the session must not be in another step.
+        """
+        self._route(span)
+        _check_rows(span, (row,))
+        ids = self._check_inputs(span, (row,), hidden)
+        unfinished = UnfinishedStep(span, row, self._inputs(ids, hidden))
+        self._unfinished.add(unfinished)
+        return unfinished
+
+    @torch.inference_mode()
+    def advance(self, step: UnfinishedStep, tokens: int, layers: int) -> Tensor | None:
+        """Takes the step's next `tokens` tokens, or those that are on their way, through their next `layers` layers, as
+        far as there are so many. Returns what `step` would have when all are through, else None.
+
+        Where layers keep states, tokens go through all layers at once. The cache grows by tokens that are through all.
+        Raises as `step`, and ValueError for a step that is done.
+        """
+        _check_rows(step.span, (step.row,))
+        if min(step.left_tokens, tokens, layers) < 1:
+            raise ValueError(
+                f"cannot take {tokens} tokens through {layers} layers: {step.left_tokens} are left"
+            )
+        if step.piece is None:
+            step.piece = self._next_piece(step, min(tokens, step.left_tokens))
+        else:
+            self.pool.collect(step.row.cache.tables)
+            step.piece.batch.find_memory()
+        piece = step.piece
+        stop = min(piece.layer + layers, step.span.stop)
+        if any(layout.states for layout in step.row.cache.layouts):
+            stop = step.span.stop
+        for view in self._route(Span(piece.layer, stop)):
+            piece.hidden = view.run(piece.hidden, piece.positions, piece.batch)
+        piece.layer = stop
+        if stop < step.span.stop:
+            return None
+        piece.batch.commit()
+        step.results.append(piece.hidden)
+        step.computed_tokens += piece.tokens
+        step.piece = None
+        return self._finish(step) if step.left_tokens == 0 else None
+
+    def _next_piece(self, step: UnfinishedStep, tokens: int) -> Piece:
+        cache, first = step.row.cache, step.computed_tokens
+        self._make_room((replace(step.row, count=tokens),))
+        batch = PackedBatch([cache], [tokens], bitwise=False)
+        inputs = step.inputs[:, first : first + tokens]
+        return Piece(batch, self._positions([(cache.length, tokens)]), inputs, step.span.start, tokens)
+
+    def _finish(self, step: UnfinishedStep) -> Tensor:
+        self._unfinished.discard(step)
+        if step.span.stop < self.spec.layers:
+            return torch.cat(step.results, 1)[0]
+        last = step.results[-1][:, -1:]
+        return self._logits(self._route(step.span)[-1], (replace(step.row, count=1),), last)
+
+    def _positions(self, parts: Sequence[tuple[int, int]]) -> Tensor:
+        """[1, tokens] of the tokens that follow so many of each sequence."""
+        places = [at for length, count in parts for at in range(length, length + count)]
+        return torch.tensor([places], device=self._device)
 
     def _make_room(self, rows: Sequence[Rows]) -> None:
         """Every cache has blocks for its new tokens, if need be those of sessions that are not in this step."""
         self._steps += 1
         self.pool.collect({table for row in rows for table in row.cache.tables})
-        stepped = [row.cache for row in rows]
+        kept = [row.cache for row in rows]
+        kept += [one.row.cache for one in self._unfinished if one.piece is not None]
         for row in rows:
             row.cache.last_step = self._steps
             while True:
@@ -185,7 +300,7 @@ class Engine:
                     row.cache.require(row.count)
                     break
                 except PoolFull:
-                    if not self._suspend_one(stepped):
+                    if not self._suspend_one(kept):
                         raise
 
     def _suspend_one(self, kept: Sequence[SequenceCache]) -> bool:
@@ -210,24 +325,30 @@ class Engine:
             route = self._routes[span] = tuple(stage.view(part) for stage, part in parts)
         return route
 
-    def _inputs(self, span: Span, rows: Sequence[Rows], hidden: Tensor | None) -> Tensor:
-        """Token ids [1, tokens] or hidden states [1, tokens, hidden] on the device."""
+    def _check_inputs(self, span: Span, rows: Sequence[Rows], hidden: Tensor | None) -> list[int]:
+        """The token ids, where the span starts the model; else none."""
         tokens = sum(row.count for row in rows)
-        if span.start == 0:
-            ids = [token for row in rows for token in row.token_ids or ()]
-            if hidden is not None or len(ids) != tokens:
+        if span.start:
+            if hidden is None or hidden.shape != (tokens, self.spec.hidden_size):
+                shape = None if hidden is None else tuple(hidden.shape)
                 raise ValueError(
-                    f"span {span} starts the model: it takes {tokens} token ids and no hidden states"
+                    f"span {span} takes hidden states {(tokens, self.spec.hidden_size)}, got {shape}"
                 )
-            if min(ids) < 0 or max(ids) >= self.spec.vocabulary_size:
-                raise ValueError(f"token ids must be in [0, {self.spec.vocabulary_size})")
-            return torch.tensor([ids], device=self._device)
-        if hidden is None or hidden.shape != (tokens, self.spec.hidden_size):
-            shape = None if hidden is None else tuple(hidden.shape)
+            return []
+        ids = [token for row in rows for token in row.token_ids or ()]
+        if hidden is not None or len(ids) != tokens:
             raise ValueError(
-                f"span {span} takes hidden states {(tokens, self.spec.hidden_size)}, got {shape}"
+                f"span {span} starts the model: it takes {tokens} token ids and no hidden states"
             )
-        return hidden.to(self._device, self._stages[0].facts.dtype)[None]
+        if min(ids) < 0 or max(ids) >= self.spec.vocabulary_size:
+            raise ValueError(f"token ids must be in [0, {self.spec.vocabulary_size})")
+        return ids
+
+    def _inputs(self, ids: Sequence[int], hidden: Tensor | None) -> Tensor:
+        """Token ids [1, tokens] or hidden states [1, tokens, hidden] on the device."""
+        if hidden is None:
+            return torch.tensor([ids], device=self._device)
+        return self._transfers.to_device(hidden, self._stages[0].facts.dtype)[None]
 
     def _logits(self, tail: View, rows: Sequence[Rows], hidden: Tensor) -> Tensor:
         """Logits of the last row of each session that wants them; `hidden` is [1, tokens, hidden]."""

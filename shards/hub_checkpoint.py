@@ -22,7 +22,7 @@ from molink.shards.safetensors_header import (
     read_index,
 )
 from molink.shards.spec import Span
-from molink.shards.store import manifest_of
+from molink.shards.store import manifest_of, read_settings
 
 _FIRST_BYTES: Final = 2**16
 """Holds most headers whole, so that one request is enough."""
@@ -47,7 +47,7 @@ class HubCheckpoint:
 
     def names_of(self, span: Span) -> set[str]:
         """The tensors that a peer with this span holds."""
-        groups = group_names(self.tensors)
+        groups = group_names(self.tensors, read_settings(self.folder / "config.json"))
         names = {name for layer in span for name in groups.layers.get(layer, ())}
         names.update(groups.embed if span.start == 0 else ())
         names.update(groups.head if span.stop >= len(groups.layers) else ())
@@ -62,10 +62,13 @@ class HubCheckpoint:
         entries = [(remote.tensor, digests[name]) for name, remote in self.tensors.items()]
         return manifest_of(self.folder, entries)
 
+    def outline(self) -> Manifest:
+        """The model's manifest but for the contents of its tensors, without which it has another hash."""
+        return self.manifest(dict.fromkeys(self.tensors, _UNKNOWN))
+
     def fits(self, manifest: Manifest) -> bool:
         """Whether the manifest may be this model's, as far as can be said without reading weights."""
-        own = self.manifest(dict.fromkeys(self.tensors, _UNKNOWN))
-        return _without_digests(own) == _without_digests(manifest)
+        return _without_digests(self.outline()) == _without_digests(manifest)
 
 
 def read_checkpoint(

@@ -1,6 +1,6 @@
 """What attention remembers of one session: its block tables in the engine's pool."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -8,6 +8,7 @@ from torch import Tensor
 from molink.shards.block_allocator import PoolFull
 from molink.shards.kv_memory import LayerLayout, raw_bytes, write_raw
 from molink.shards.kv_pool import BlockTable, KvPool
+from molink.shards.session_state import raw_states, write_raw_states
 from molink.shards.spec import KV_BLOCK_TOKENS, Span
 
 
@@ -26,8 +27,8 @@ class CacheFull(ValueError):
 class SequenceCache:
     """The KV state of one session on one hop, of at most `capacity_tokens` tokens. Made by `open_cache`.
 
-    Slot 2i is the keys and slot 2i + 1 the values of the span's i-th layer. Its blocks go back to the pool when it is
-    closed or nothing refers to it any more.
+    Slot 2i is the keys and slot 2i + 1 the values of the span's i-th layer, `index_slot` its index keys. Its blocks
+    go back to the pool when it is closed or nothing refers to it any more.
     """
 
     __slots__ = (
@@ -35,6 +36,7 @@ class SequenceCache:
         "_names",
         "_order",
         "_pool",
+        "_state",
         "_stored",
         "_tables",
         "capacity_tokens",
@@ -52,6 +54,7 @@ class SequenceCache:
         span: Span,
         layouts: Sequence[LayerLayout],
         tables: Sequence[BlockTable],
+        state: BlockTable | None,
         capacity_tokens: int,
         *,
         reserved: bool,
@@ -68,21 +71,21 @@ class SequenceCache:
         """The engine's latest step in which it was."""
         self._pool = pool
         self._tables = tuple(tables)
-        slots = [
-            2 * (layer - span.start) + part
-            for table in tables
-            for layer in table.kind.layers
-            for part in (0, 1)
-        ]
+        self._state = state
+        slots: list[int] = []
+        for table in tables:
+            own = table.kind.layers
+            slots += [2 * (layer - span.start) + part for layer in own for part in (0, 1)]
+            slots += [self.index_slot(layer) for layer in own if self.layouts[layer - span.start].index_dim]
         self._order = slots if len(tables) > 1 else None
         self._names: tuple[bytes, ...] = ()
         self._stored: list[Tensor] | None = None
-        """Keys and values [1, heads, tokens, dim] in the host's memory, in the order of tables and layers."""
+        """Keys and values [1, heads, tokens, dim] in the host's memory, by table and layer; then states."""
 
     @property
     def nbytes(self) -> int:
         """Memory of its blocks, shared ones included."""
-        return sum(len(table.blocks) * table.kind.block_bytes for table in self._tables)
+        return sum(len(table.blocks) * table.kind.block_bytes for table in self.tables)
 
     @property
     def stored_bytes(self) -> int:
@@ -91,18 +94,39 @@ class SequenceCache:
 
     @property
     def tables(self) -> tuple[BlockTable, ...]:
-        """One for the layers that see everything, one for each window."""
-        return self._tables
+        """One for the layers that see everything, one for each window, one for states if layers keep some."""
+        return self._tables if self._state is None else (*self._tables, self._state)
+
+    @property
+    def states(self) -> dict[int, tuple[Tensor, ...]] | None:
+        """What each layer keeps beside keys and values, [1, *shape] of each; None before there are tokens."""
+        if self._state is None or self.length == 0:
+            return None
+        return self._pool.states(self._state)
+
+    def write_states(self, states: Mapping[int, Sequence[Tensor]]) -> None:
+        """They are those behind the tokens that will count next; all layers' that keep some."""
+        if self._state is not None:
+            for layer, kept in self._pool.states(self._state).items():
+                for view, state in zip(kept, states[layer], strict=True):
+                    view.copy_(state)
 
     @property
     def holds_blocks(self) -> bool:
         """Not before it has grown, nor while its blocks are in the host's memory, nor when it has been closed."""
-        return not self.closed and any(table.blocks for table in self._tables)
+        return not self.closed and any(table.blocks for table in self.tables)
 
     @property
     def least_length(self) -> int:
         """`truncate` can go back to so many tokens and to any more; it can always begin anew."""
+        if self._state is not None:
+            return self.length
         return max(table.least_length for table in self._tables)
+
+    def index_slot(self, layer: int) -> int:
+        """The slot of the index keys of a layer that has some."""
+        before = self.layouts[: layer - self.span.start]
+        return 2 * len(self.span) + sum(layout.index_dim > 0 for layout in before)
 
     def require(self, tokens: int) -> None:
         """Raises CacheFull unless `tokens` more fit the capacity, and PoolFull where they would but there are no
@@ -112,7 +136,7 @@ class SequenceCache:
             raise CacheFull(wanted, self.capacity_tokens)
         if self._stored is not None:
             self._resume(wanted)
-        elif any(table.end < _blocks(wanted) for table in self._tables):
+        elif any(table.end < _blocks(wanted) for table in self._tables) or self._lacks_state:
             self._drop_passed()
             self.take_blocks(wanted)
 
@@ -161,8 +185,8 @@ class SequenceCache:
     def truncate(self, length: int, *, same_tokens: bool = False) -> None:
         """Forgets the tokens from position `length` on, and their blocks' names unless the `same_tokens` follow.
 
-        Raises ValueError where it is not that long, or a window has left behind what `length`, unless it is 0, would
-        need, and PoolFull where what it shares would have to be copied and cannot.
+        Raises ValueError where it is not that long, or a window or a state has left behind what `length`, unless it is
+        0, would need, and PoolFull where what it shares would have to be copied and cannot.
         """
         if not 0 <= length <= self.length:
             raise ValueError(f"cannot truncate a cache of {self.length} tokens to {length}")
@@ -171,7 +195,8 @@ class SequenceCache:
         if self._stored is not None:
             self._resume(self.length)
         if 0 < length < self.least_length:
-            raise ValueError(f"cannot truncate to {length}: a sliding window has passed what came before")
+            what = "a sliding window has passed" if self._state is None else "states have left behind"
+            raise ValueError(f"cannot truncate to {length}: {what} what came before")
         if length < self.least_length:
             self._pool.clear(self._tables)
             self.length = 0
@@ -186,18 +211,19 @@ class SequenceCache:
 
     def export(self, start: int, stop: int) -> bytearray:
         """Tokens [start, stop) of all layers as raw bytes, for a cache of equal layouts elsewhere. Of layers with a
-        window only the blocks that the token behind `stop` can see.
+        window only the blocks that the token behind `stop` can see; where layers keep states, these come last.
 
-        Raises ValueError where there are no such tokens (any more).
+        Raises ValueError where there are no such tokens (any more), or states are not those behind `stop`.
         """
         passed = any(table.kept_from(stop) < table.first for table in self._tables)
+        passed = passed or (self._state is not None and stop != self.length)
         if not 0 <= start <= stop <= self.length or passed or self._stored is not None:
             raise ValueError(f"cannot export tokens [{start}, {stop}) of a cache of {self.length}")
         exported = bytearray()
         kept = [max(start, table.kept_from(stop) * KV_BLOCK_TOKENS) for table in self._tables]
         for views in self._views(kept, stop):
             exported += raw_bytes(views)
-        return exported
+        return exported + raw_states(self.states or {})
 
     def restore(self, start: int, tokens: int, exported: bytes | bytearray | memoryview) -> None:
         """Writes what `export` of `tokens` tokens gave at position `start`, which becomes this cache's end.
@@ -212,6 +238,7 @@ class SequenceCache:
             (stop - first) * (table.kind.block_bytes // KV_BLOCK_TOKENS)
             for table, first in zip(self._tables, kept, strict=True)
         )
+        expected += 0 if self._state is None else self._state.kind.block_bytes
         if not 0 <= start <= self.length or tokens < 1 or view.nbytes != expected:
             raise ValueError(
                 f"{tokens} tokens at position {start} of a cache of {self.length} need {expected} bytes, "
@@ -230,7 +257,10 @@ class SequenceCache:
             kept = [table.kept_from(self.length) * KV_BLOCK_TOKENS for table in self._tables]
             with torch.inference_mode():
                 self._stored = [torch.cat(views, 2).to("cpu") for views in self._views(kept, self.length)]
-            self._pool.clear(self._tables)
+                self._stored += [
+                    state.to("cpu", copy=True) for one in (self.states or {}).values() for state in one
+                ]
+            self._pool.clear(self.tables)
 
     def close(self, names: Sequence[bytes] = ()) -> None:
         """Gives its blocks back, to be shared under these names as far as they are full: hashes as `name_blocks` takes
@@ -238,7 +268,13 @@ class SequenceCache:
         if not self.closed:
             self.closed = True
             self._stored = None
-            self._pool.give_back(self._tables, names[: self.length // KV_BLOCK_TOKENS])
+            shared = names if self._state is None else ()
+            self._pool.give_back(self.tables, shared[: self.length // KV_BLOCK_TOKENS])
+
+    def hold(self, *, held: bool) -> None:
+        """Whether a step that has begun will come to it later: its blocks stay until then, even if it is closed."""
+        for table in self.tables:
+            table.held = held
 
     def __del__(self) -> None:
         self.close()
@@ -249,15 +285,20 @@ class SequenceCache:
         capacity = _blocks(self.capacity_tokens)
         wanted = capacity if self.reserved else min(2 * _blocks(tokens), capacity)
         try:
-            self._pool.extend(self._tables, self._ends(tokens, wanted))
+            self._pool.extend(self.tables, self._ends(tokens, wanted))
         except PoolFull:
             if self.reserved:
                 raise
-            self._pool.extend(self._tables, self._ends(tokens, 0))
+            self._pool.extend(self.tables, self._ends(tokens, 0))
+
+    @property
+    def _lacks_state(self) -> bool:
+        return self._state is not None and not self._state.blocks
 
     def _ends(self, tokens: int, wanted: int) -> list[int]:
         """How far each table is to reach: for so many tokens, and to `wanted` blocks as far as it may hold them."""
-        return [max(_blocks(tokens), min(wanted, table.first + table.most)) for table in self._tables]
+        ends = [max(_blocks(tokens), min(wanted, table.first + table.most)) for table in self._tables]
+        return ends if self._state is None else [*ends, 1]
 
     def _drop_passed(self) -> None:
         for table in self._tables:
@@ -271,7 +312,7 @@ class SequenceCache:
         for table, first in zip(self._tables, kept, strict=True):
             table.first = first
         self.take_blocks(tokens)
-        stored, self._stored = self._stored or [], None
+        stored, self._stored = iter(self._stored or ()), None
         parts = self._views([first * KV_BLOCK_TOKENS for first in kept], self.length)
         with torch.inference_mode():
             for views, states in zip(parts, stored, strict=False):
@@ -279,6 +320,9 @@ class SequenceCache:
                     views, states.split_with_sizes([view.shape[2] for view in views], 2), strict=True
                 ):
                     view.copy_(part)
+            for one in (self.states or {}).values():
+                for state in one:
+                    state.copy_(next(stored))
 
     def _write(self, kept: Sequence[int], stop: int, view: memoryview) -> None:
         offset = 0
@@ -288,6 +332,8 @@ class SequenceCache:
                 if size:
                     write_raw(views, view[offset : offset + size])
                 offset += size
+            if self._state is not None:
+                write_raw_states(self._pool.states(self._state), view[offset:])
 
     def _views(self, kept: Sequence[int], stop: int) -> Iterator[tuple[Tensor, ...]]:
         """For each table, from its token in `kept` on, and each of its slots the views of all runs up to `stop`."""
@@ -319,8 +365,9 @@ def open_cache(
         raise ValueError(f"capacity_tokens must be at least 1, got {capacity_tokens}")
     if len(layouts) != len(span):
         raise ValueError(f"span {span} has {len(span)} layers but {len(layouts)} layouts were given")
-    tables = pool.tables_for(span, layouts, capacity_tokens)
-    cache = SequenceCache(pool, span, layouts, tables, capacity_tokens, reserved=reserve)
+    tables, state = pool.tables_for(span, layouts, capacity_tokens), pool.state_table(span, layouts)
+    cache = SequenceCache(pool, span, layouts, tables, state, capacity_tokens, reserved=reserve)
+    names = names if state is None else ()  # what a state is behind a shared beginning, nobody has kept
     cache.length = KV_BLOCK_TOKENS * pool.adopt(tables, names[: (capacity_tokens - 1) // KV_BLOCK_TOKENS])
     if reserve:
         try:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from molink.shards.session_state import StateLayout
+
 
 @dataclass(frozen=True, slots=True)
 class LayerLayout:
@@ -22,11 +24,20 @@ class LayerLayout:
     does."""
     window: int | None = None
     """How many of the latest tokens, its own included, a token sees; None: all."""
+    index_dim: int = 0
+    """Of the key, if there is one, by which it chooses what to attend to (DeepSeek-V3.2's sparse attention)."""
+    states: tuple[StateLayout, ...] = ()
+    """What it keeps of a session beside keys and values; of those it may have none: then there are zero heads."""
 
     @property
     def bytes_per_token(self) -> int:
-        elements = self.key_heads * self.key_dim + self.value_heads * self.value_dim
+        elements = self.key_heads * self.key_dim + self.value_heads * self.value_dim + self.index_dim
         return elements * self.dtype.itemsize
+
+    @property
+    def state_bytes(self) -> int:
+        """Of one session, however long it is."""
+        return sum(state.nbytes for state in self.states)
 
 
 class KvMemory:
@@ -34,7 +45,7 @@ class KvMemory:
 
     Those of equal shape share one tensor [slots, 1, heads, tokens, dim], so that the views that a step needs of all
     layers cost two operations, and attention reads neighbouring tokens without a copy. Slot 2i is the keys and slot
-    2i + 1 the values of the i-th layer.
+    2i + 1 the values of the i-th layer; behind them are the index keys of layers that have some.
     """
 
     __slots__ = ("_order", "buffers")
@@ -48,6 +59,7 @@ class KvMemory:
                 (layout.value_heads, layout.value_dim, layout.dtype),
             )
         ]
+        shapes += [(1, layout.index_dim, layout.dtype) for layout in layouts if layout.index_dim]
         groups: dict[tuple[int, int, torch.dtype], list[int]] = {}
         for slot, shape in enumerate(shapes):
             groups.setdefault(shape, []).append(slot)
@@ -66,6 +78,15 @@ class KvMemory:
         for slot, view in zip(self._order, grouped, strict=True):
             views[slot] = view
         return views
+
+    def places(self, start: int, count: int, tokens: int) -> Tensor:
+        """[count, 2] int64: for each `tokens` tokens from `start` on the address of the first one's key in slot 0 and
+        head 0, and how many tokens there are in all. Only where all slots have one shape."""
+        (buffer,) = self.buffers
+        vector_bytes = buffer.shape[4] * buffer.itemsize
+        first = buffer.data_ptr() + start * vector_bytes
+        addresses = first + tokens * vector_bytes * torch.arange(count)
+        return torch.stack([addresses, torch.full_like(addresses, buffer.shape[3])], 1)
 
     def copy_from(self, source: "KvMemory", source_start: int, start: int, tokens: int) -> None:
         """Takes over tokens of memory of the same layouts."""

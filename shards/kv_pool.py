@@ -3,16 +3,28 @@
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from molink.shards.block_allocator import Block, BlockAllocator, Extent, Kind, PoolFull, runs_of
 from molink.shards.kv_memory import KvMemory, LayerLayout
+from molink.shards.session_state import StateMemory
 from molink.shards.spec import KV_BLOCK_TOKENS, Span, most_kv_blocks
 
-Run = tuple[Extent[KvMemory], int, int]
+Run = tuple[Extent[Any], int, int]
 """An extent, the first of its blocks, and how many."""
+
+
+@dataclass(slots=True, eq=False)
+class Runs:
+    """Where a table's blocks lay when so many had moved."""
+
+    moves: int
+    each: list[Run]
+    places: Tensor | None = None
+    """Of `KvPool.places`, once asked for."""
 
 
 @dataclass(slots=True, eq=False)
@@ -26,8 +38,10 @@ class BlockTable:
     blocks: list[Block] = field(default_factory=list)
     first: int = 0
     """How many blocks were passed by the window and are not there any more."""
-    runs: tuple[int, list[Run]] | None = None
-    """Where they lay when so many had moved; None when blocks came or went since."""
+    runs: Runs | None = None
+    """None when blocks came or went since."""
+    held: bool = False
+    """Whether a step that has begun will use it, so that its blocks stay even if its session ends."""
     released: bool = False
     """Whether its session has ended and its blocks are free."""
 
@@ -56,7 +70,7 @@ class KvPool:
 
     def __init__(self, device: torch.device, limit_bytes: int | None = None) -> None:
         self._device = device
-        self._allocator: BlockAllocator[KvMemory] = BlockAllocator(self, limit_bytes)
+        self._allocator: BlockAllocator[KvMemory | StateMemory] = BlockAllocator(self, limit_bytes)
         self._layouts: dict[Kind, tuple[LayerLayout, ...]] = {}
         self._tables: set[BlockTable] = set()
         self._returned: deque[tuple[BlockTable, Sequence[bytes]]] = deque()
@@ -95,6 +109,21 @@ class KvPool:
             self._layouts[kind] = own
             tables.append(BlockTable(kind, window, most_kv_blocks(capacity_tokens, window)))
         return tuple(tables)
+
+    def state_table(self, span: Span, layouts: Sequence[LayerLayout]) -> BlockTable | None:
+        """An empty table for what the layers keep beside keys and values, which is one block; None if nothing."""
+        own = {layer: layout for layer, layout in zip(span, layouts, strict=True) if layout.states}
+        if not own:
+            return None
+        kind = Kind(tuple(own), sum(layout.state_bytes for layout in own.values()), per_session=True)
+        self._layouts[kind] = tuple(own.values())
+        return BlockTable(kind, None, 1)
+
+    def states(self, table: BlockTable) -> dict[int, tuple[Tensor, ...]]:
+        """The states [1, *shape] of each layer of a `state_table` that has its block."""
+        (block,) = table.blocks
+        views: dict[int, tuple[Tensor, ...]] = block.extent.memory.views(block.index)
+        return views
 
     def adopt(self, tables: Sequence[BlockTable], names: Sequence[bytes]) -> int:
         """Fills empty tables with the blocks of the longest beginning that is there; returns its blocks.
@@ -171,10 +200,10 @@ class KvPool:
         self._returned.extend((table, names) for table in tables)
 
     def collect(self, stepping: Collection[BlockTable] = ()) -> None:
-        """Frees what was given back, but for tables of the step that is about to run."""
+        """Frees what was given back, but for tables of the step that is about to run, and those that are held."""
         for _ in range(len(self._returned)):
             table, names = self._returned.popleft()
-            if table in stepping:
+            if table in stepping or table.held:
                 self._returned.append((table, names))
                 continue
             self.publish(table, names, 0, table.end)
@@ -216,18 +245,27 @@ class KvPool:
     def views(self, table: BlockTable, start: int, stop: int) -> list[list[Tensor]]:
         """Tokens [start, stop) of the sequence, as far as they are still there: for each run of blocks a view of
         every slot."""
-        known = table.runs
-        if known is None or known[0] != self._allocator.moves:
-            known = table.runs = (self._allocator.moves, runs_of(table.blocks))
         views: list[list[Tensor]] = []
         begin = table.first * KV_BLOCK_TOKENS
-        for extent, index, count in known[1]:
+        for extent, index, count in self._runs(table).each:
             end = begin + count * KV_BLOCK_TOKENS
             low, high = max(start, begin), min(stop, end)
             if low < high:
                 views.append(extent.memory.slots(index * KV_BLOCK_TOKENS + low - begin, high - low))
             begin = end
         return views
+
+    def places(self, table: BlockTable) -> Tensor:
+        """[blocks, 2] int64 on the host: the address of each block's first key and the tokens of the extent that it is
+        in, for layers whose keys and values are all alike. The same tensor as long as the blocks are the same."""
+        runs = self._runs(table)
+        if runs.places is None:
+            parts = [
+                extent.memory.places(index * KV_BLOCK_TOKENS, count, KV_BLOCK_TOKENS)
+                for extent, index, count in runs.each
+            ]
+            runs.places = torch.cat(parts) if parts else torch.empty(0, 2, dtype=torch.long)
+        return runs.places
 
     def limit(self, limit_bytes: int | None) -> bool:
         """Blocks may take so much from now on (None: as much as they like); whether what sessions hold fits. Prefixes
@@ -245,17 +283,35 @@ class KvPool:
         self.collect()
         self._allocator.check_integrity([table.blocks for table in self._tables])
 
-    def create(self, kind: Kind, count: int) -> KvMemory:
+    def create(self, kind: Kind, count: int) -> KvMemory | StateMemory:
         """Memory of an extent, for the allocator."""
-        return KvMemory(self._layouts[kind], count * KV_BLOCK_TOKENS, self._device)
+        layouts = self._layouts[kind]
+        if kind.per_session:
+            states = {layer: layout.states for layer, layout in zip(kind.layers, layouts, strict=True)}
+            return StateMemory(states, count, self._device)
+        return KvMemory(layouts, count * KV_BLOCK_TOKENS, self._device)
 
     def copy(
-        self, source: KvMemory, source_index: int, target: KvMemory, target_index: int, count: int
+        self,
+        source: KvMemory | StateMemory,
+        source_index: int,
+        target: KvMemory | StateMemory,
+        target_index: int,
+        count: int,
     ) -> None:
-        """Blocks from one extent's memory to another's, for the allocator."""
+        """Blocks from one extent's memory to another's of the same kind, for the allocator."""
         places = (source_index, target_index, count)
         with torch.inference_mode():
-            target.copy_from(source, *(place * KV_BLOCK_TOKENS for place in places))
+            if isinstance(target, StateMemory) and isinstance(source, StateMemory):
+                target.copy_from(source, *places)
+            elif isinstance(target, KvMemory) and isinstance(source, KvMemory):
+                target.copy_from(source, *(place * KV_BLOCK_TOKENS for place in places))
+
+    def _runs(self, table: BlockTable) -> Runs:
+        known = table.runs
+        if known is None or known.moves != self._allocator.moves:
+            known = table.runs = Runs(self._allocator.moves, runs_of(table.blocks))
+        return known
 
     def _named(self, table: BlockTable, names: Iterable[bytes]) -> list[Block]:
         """The blocks of these names, up to the first that is not there."""

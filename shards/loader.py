@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import torch
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from molink.shards.assembly import TROUBLE, Recipe, assemble, make_stage, quiet_transformers
 from molink.shards.codec import dtype_of
@@ -24,9 +24,13 @@ from molink.shards.spec import Span
 from molink.shards.stage import Stage
 from molink.shards.store import read_settings
 from molink.shards.stored_quantization import StoredQuantization, stored_quantization
-from molink.shards.tensor_parallel import Shard
+from molink.shards.tensor_parallel import Shard, division_refusal
+from molink.shards.text_part import generative_class, text_config
 from molink.shards.unpacking import unpacked
 from molink.shards.verification import Fingerprints, StoredPart
+
+_LEAST_TIME_STEP: Final = 1e-9
+"""A shorter one leaves a state as it is, in float32 too."""
 
 
 def load_stage(
@@ -57,8 +61,9 @@ def load_stage(
     quantizer = None if quantization == "none" else StreamingQuantizer(quantization)
     conversion = _conversion_for(folder)
     config = _read_config(folder, conversion)
-    if span.stop > config.num_hidden_layers:
-        raise ValueError(f"{folder} has {config.num_hidden_layers} layers, so there is no span {span}")
+    layers = text_config(config).num_hidden_layers
+    if span.stop > layers:
+        raise ValueError(f"{folder} has {layers} layers, so there is no span {span}")
     stored = stored_quantization(vars(config))
     if stored is not None:
         del config.quantization_config  # matrices are unpacked as they are read
@@ -66,7 +71,7 @@ def load_stage(
     if verdict.batching is None:
         advice = "Choose a model of an architecture that docs/MODELS.md lists as exact"
         raise UnsupportedArchitecture(folder, config.model_type, f"{verdict.reason}. {advice}")
-    refusal = None if shard is None else shard.refusal(config)
+    refusal = None if shard is None else shard.refusal(text_config(config))
     if refusal is not None:
         raise UnsupportedArchitecture(
             folder, config.model_type, f"several devices cannot share it: {refusal}"
@@ -94,6 +99,12 @@ class _Source:
     packed_as: StoredQuantization | None
 
 
+def folder_refusal(folder: Path, ranks: int) -> str | None:
+    """Why the model in `folder` cannot be divided over so many ranks, or None. Raises WeightsError where it cannot be
+    served at all."""
+    return division_refusal(text_config(_read_config(folder, _conversion_for(folder))), ranks)
+
+
 def _conversion_for(folder: Path) -> Conversion | None:
     """How the folder's model gets names that transformers knows, where it has others."""
     try:
@@ -116,11 +127,20 @@ def _read_config(folder: Path, conversion: Conversion | None) -> PreTrainedConfi
     except TROUBLE as error:
         raise WeightsError(folder, f"its config.json cannot be used: {error}") from error
     reason = config_refusal(config)
-    if reason is None and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+    if reason is None and generative_class(config) is None:
         reason = "transformers has no causal language model of this type"
     if reason is not None:
         raise UnsupportedArchitecture(folder, getattr(config, "model_type", "") or "unknown", reason)
+    _bound_time_steps(text_config(config))
     return config
+
+
+def _bound_time_steps(config: PreTrainedConfig) -> None:
+    """The state-space layers of Nemotron-H have bounds of their time steps, `time_step_limit`. Transformers bounds
+    those of several tokens at once by `time_step_min` instead, from which biases were drawn before training, and those
+    of single tokens not at all: a prompt's tokens would depend on how it was cut into chunks."""
+    if config.model_type == "nemotron_h":
+        config.time_step_min = max(float(config.time_step_limit[0]), _LEAST_TIME_STEP)
 
 
 def _load_model(
@@ -147,10 +167,12 @@ def _load_model(
         if source.conversion is not None:
             tensors = converted_tensors(tensors, source.conversion)
         if recipe.shard is not None:
-            tensors = {name: recipe.shard.part_of(config, name, part) for name, part in tensors.items()}
+            tensors = {
+                name: recipe.shard.part_of(text_config(config), name, part) for name, part in tensors.items()
+            }
         model = assemble(folder, config, span, tensors, unreadable, counter, recipe)
         counter.refuse_not_numbers(folder)
         if fingerprints is not None and manifest is not None:
-            fingerprints.check(folder, stored, span, config.num_hidden_layers, manifest)
+            fingerprints.check(folder, stored, span, text_config(config).num_hidden_layers, manifest)
     counter.finish()
     return model

@@ -6,23 +6,49 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
-from molink.shards.attention import Rules, attend_parts, attend_sequence, layer_number
+from molink.shards.attention import (
+    Rules,
+    attend_parts,
+    attend_sequence,
+    attend_up_to_rounding,
+    layer_number,
+)
 from molink.shards.kv_cache import SequenceCache
+
+States = dict[int, tuple[Tensor, ...]]
+"""Of each layer that keeps some."""
 
 
 class StepSession:
     """Where one session's step reads and writes, for each slot."""
 
-    __slots__ = ("cache", "count", "fresh", "past", "past_parts")
+    __slots__ = ("_kept", "cache", "count", "fresh", "past", "past_parts", "start", "states")
 
-    def __init__(self, cache: SequenceCache, count: int) -> None:
+    def __init__(
+        self, cache: SequenceCache, count: int, states: States | None = None, start: int | None = None
+    ) -> None:
+        """`states` are of layers that the new tokens have been through; `start` is the position of the first of these:
+        where the cache ends, unless they go in parts."""
         self.cache = cache
         self.count = count
-        whole = cache.slots(cache.length, count)
-        self.fresh = [[view] for view in whole] if whole is not None else cache.parts(cache.length, count)
-        self.past = cache.slots(0, cache.length + count)
+        self.start = start = cache.length if start is None else start
+        whole = cache.slots(start, count)
+        self.fresh = [[view] for view in whole] if whole is not None else cache.parts(start, count)
+        self.past = cache.slots(0, start + count)
         """What it attends to, fresh tokens included; None where that lies in several runs of blocks."""
-        self.past_parts = cache.parts(0, cache.length + count) if self.past is None else []
+        self.past_parts = cache.parts(0, start + count) if self.past is None else []
+        self._kept = cache.states
+        self.states: States = {} if states is None else states
+        """What layers keep beside keys and values, [1, *shape] of each, behind the new tokens that have run."""
+
+    def part(self, at: int) -> "StepSession":
+        """The step of its new token `at` alone, after those before it."""
+        return StepSession(self.cache, 1, self.states, self.start + at)
+
+    def states_before(self, layer: int) -> tuple[Tensor, ...] | None:
+        """What the layer kept behind the tokens before these; None: there were none."""
+        found = self.states.get(layer)
+        return found if found is not None or self._kept is None else self._kept[layer]
 
     def write(self, slot: int, states: Tensor) -> None:
         views = self.fresh[slot]
@@ -42,16 +68,28 @@ class PackedBatch(Cache):  # type: ignore[misc] # transformers has no types
     """Stores each session's fresh keys and values in its own cache and attends session by session.
 
     All caches are of one span. `counts` are the new tokens of each session, packed in this order. What is
-    written lies beyond each cache's length until `commit`, so that a failed step leaves the caches as they
+    written lies beyond each cache's length until the caches advance, so that a failed step leaves them as they
     were.
     """
 
-    def __init__(self, caches: Sequence[SequenceCache], counts: Sequence[int]) -> None:
+    def __init__(
+        self, caches: Sequence[SequenceCache], counts: Sequence[int], *, bitwise: bool = True
+    ) -> None:
+        """`bitwise`: whether results equal transformers' bit for bit; of one session only."""
         super().__init__(layers=[])
         self.counts = list(counts)
+        self.bitwise = bitwise and len(self.counts) == 1
         self._first_layer = caches[0].span.start
         self._layouts = caches[0].layouts
-        self.sessions = [StepSession(cache, count) for cache, count in zip(caches, counts, strict=True)]
+        self._caches = caches
+        self._states: list[States] = [{} for _ in caches]
+        self.find_memory()
+
+    def find_memory(self) -> None:
+        """Looks up where the caches lie, again if blocks may have moved since."""
+        self.sessions = [
+            StepSession(*session) for session in zip(self._caches, self.counts, self._states, strict=True)
+        ]
         self._alone = (
             self.sessions[0] if len(self.sessions) == 1 and self.sessions[0].past is not None else None
         )
@@ -90,7 +128,8 @@ class PackedBatch(Cache):  # type: ignore[misc] # transformers has no types
         """Each session's queries over its own keys and values; shapes as in `attend_sequence`, tokens
         packed."""
         if self._alone is not None:
-            return attend_sequence(query, key, value, rules)
+            attend = attend_sequence if self.bitwise else attend_up_to_rounding
+            return attend(query, key, value, rules)
         index = layer_number(module) - self._first_layer
         queries = query.split_with_sizes(self.counts, 2)
         if self._layouts[index].expands:
@@ -101,7 +140,7 @@ class PackedBatch(Cache):  # type: ignore[misc] # transformers has no types
             ]
         else:
             attended = [
-                _attend(session, 2 * index, part, rules)
+                attend_session(session, 2 * index, part, rules)
                 for session, part in zip(self.sessions, queries, strict=True)
             ]
         return attended[0] if len(attended) == 1 else torch.cat(attended, 2)
@@ -109,6 +148,8 @@ class PackedBatch(Cache):  # type: ignore[misc] # transformers has no types
     def commit(self) -> None:
         """The step succeeded: the new tokens count."""
         for session in self.sessions:
+            if session.states:
+                session.cache.write_states(session.states)
             session.cache.advance(session.count)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002 - transformers' signature
@@ -118,7 +159,7 @@ class PackedBatch(Cache):  # type: ignore[misc] # transformers has no types
         return query_length, 0
 
 
-def _attend(session: StepSession, slot: int, query: Tensor, rules: Rules) -> Tensor:
+def attend_session(session: StepSession, slot: int, query: Tensor, rules: Rules) -> Tensor:
     if session.past is not None:
-        return attend_sequence(query, session.past[slot], session.past[slot + 1], rules)
+        return attend_up_to_rounding(query, session.past[slot], session.past[slot + 1], rules)
     return attend_parts(query, session.past_parts[slot], session.past_parts[slot + 1], rules)

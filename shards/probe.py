@@ -1,19 +1,35 @@
 """Runs a freshly loaded span once, to learn what its layers cache and to refuse what packed batches would get
 wrong."""
 
-from typing import Any
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
-from transformers.cache_utils import Cache
+from transformers.cache_utils import Cache, LinearAttentionLayer
 
 from molink.shards.attention import Rules, attend_sequence, layer_number
 from molink.shards.kv_memory import LayerLayout
+from molink.shards.session_state import layouts_in
 from molink.shards.spec import Span
 from molink.shards.stored_quantization import UnsupportedStorage, stored_quantization
+from molink.shards.text_part import text_config
 
 _ATTENTION_TYPES = ("full_attention", "sliding_attention", "chunked_attention")
+
+_MORE_THAN_HIDDEN_STATES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "zamba": "the embeddings",
+        "zamba2": "the embeddings",
+        "zaya": "what the router of the layer before computed",
+        "hy_v4": "what an earlier layer chose to attend to",
+    }
+)
+"""What layers of some architectures take of others, which may be on another peer."""
+_OWN_STATES: Final = frozenset({"deepseek_v4", "minimax", "recurrent_gemma", "rwkv", "xlstm"})
+"""Architectures that do not keep their states in transformers' common caches."""
 
 
 def config_refusal(config: PreTrainedConfig) -> str | None:
@@ -22,25 +38,25 @@ def config_refusal(config: PreTrainedConfig) -> str | None:
         stored_quantization(vars(config))
     except UnsupportedStorage as error:
         return str(error)
-    others = sorted(set(getattr(config, "layer_types", None) or ()) - set(_ATTENTION_TYPES))
+    encodes = getattr(config, "is_encoder_decoder", False)
+    config = text_config(config)
     positions = [rope.get("rope_type") for rope in rope_settings(config)]
+    beside = _MORE_THAN_HIDDEN_STATES.get(config.model_type)
     refusals = (
-        (
-            getattr(config, "is_encoder_decoder", False),
-            "it is an encoder-decoder, and only decoders are split over peers",
-        ),
-        (
-            config.get_text_config(decoder=True) is not config,
-            "it takes more than text, and only text models are split over peers",
-        ),
-        (others, f"its layers of type {', '.join(others)} keep a state other than keys and values"),
+        (encodes, "it is an encoder-decoder, and only decoders are split over peers"),
         (
             getattr(config, "hidden_size_per_layer_input", None),
             "its layers take the token ids beside hidden states, and peers send hidden states only",
         ),
+        (beside, f"its layers take {beside} beside hidden states, and peers send hidden states only"),
+        (config.model_type in _OWN_STATES, "its layers keep states of sessions in a way of their own"),
         (
             getattr(config, "num_kv_shared_layers", None),
             "its last layers use keys and values of others, which may be on another peer",
+        ),
+        (
+            getattr(config, "cross_attention_layers", None),
+            "its layers that look at images keep no keys and values of text",
         ),
         (
             "dynamic" in positions,
@@ -48,6 +64,11 @@ def config_refusal(config: PreTrainedConfig) -> str | None:
         ),
     )
     return next((reason for holds, reason in refusals if holds), None)
+
+
+def other_layers(config: PreTrainedConfig) -> list[str]:
+    """The types of its layers that are not plain attention, and may keep a state other than keys and values."""
+    return sorted(set(getattr(config, "layer_types", None) or ()) - set(_ATTENTION_TYPES))
 
 
 def rope_settings(config: PreTrainedConfig) -> list[dict[str, Any]]:
@@ -59,9 +80,17 @@ def rope_settings(config: PreTrainedConfig) -> list[dict[str, Any]]:
 class ProbeBatch(Cache):  # type: ignore[misc] # transformers has no types
     """A batch of one new sequence that remembers what each layer stored and how it attended."""
 
-    def __init__(self) -> None:
-        super().__init__(layers=[])
+    bitwise = True
+
+    def __init__(self, config: PreTrainedConfig, *, keeps_states: bool) -> None:
+        """Only where it `keeps_states` may layers keep something else than keys and values, or nothing."""
+        count = getattr(config, "number_of_conv_states", 1)
+        layers = config.num_hidden_layers if keeps_states else 0
+        super().__init__(layers=[LinearAttentionLayer(number_of_states=count) for _ in range(layers)])
+        self._config = config
+        self._keeps_states = keeps_states
         self._stored: dict[int, list[tuple[Tensor, Tensor]]] = {}
+        self._index_dims: dict[int, int] = {}
         self._attended: dict[int, list[tuple[Rules, bool, bool]]] = {}
 
     def update(
@@ -69,6 +98,10 @@ class ProbeBatch(Cache):  # type: ignore[misc] # transformers has no types
     ) -> tuple[Tensor, Tensor]:
         self._stored.setdefault(layer_idx, []).append((key_states, value_states))
         return key_states, value_states
+
+    def update_indexer(self, indexer_key_states: Tensor, layer_idx: int) -> Tensor:
+        self._index_dims[layer_idx] = indexer_key_states.shape[2] if self._keeps_states else 0
+        return indexer_key_states
 
     def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, rules: Rules) -> Tensor:
         layer = layer_number(module)
@@ -84,11 +117,13 @@ class ProbeBatch(Cache):  # type: ignore[misc] # transformers has no types
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:  # noqa: ARG002 - as above
         return query_length, 0
 
-    def refusal(self, config: PreTrainedConfig, span: Span, *, attends: bool) -> str | None:
-        """Why the layers that ran cannot be served, or None. `config` is the whole model's. `attends`: whether
-        attention was to go through this batch."""
+    def refusal(self, span: Span, *, attends: bool) -> str | None:
+        """Why the layers that ran cannot be served, or None. `attends`: whether attention was to go through this
+        batch."""
         for layer in span:
             stored, attended = self._stored.get(layer, []), self._attended.get(layer, [])
+            if not stored and self._keeps_states:
+                continue
             if len(stored) != 1:
                 return f"layer {layer} does not keep keys and values of its own"
             if not attends:
@@ -98,7 +133,7 @@ class ProbeBatch(Cache):  # type: ignore[misc] # transformers has no types
             rules, _, causal = attended[0]
             if not causal:
                 return f"layer {layer} looks at later tokens"
-            if _window(config, layer) and rules.sliding_window is None:
+            if _window(self._config, layer) and rules.sliding_window is None:
                 return f"layer {layer} limits its attention in a way that packed batches do not know"
         return None
 
@@ -106,12 +141,24 @@ class ProbeBatch(Cache):  # type: ignore[misc] # transformers has no types
         """What each layer caches. Only where there is no refusal."""
         found: dict[int, LayerLayout] = {}
         for layer in span:
+            states = layouts_in(self.layers[layer]) if self._keeps_states else ()
+            if layer not in self._stored:
+                found[layer] = LayerLayout(0, 0, 0, 0, torch.float32, expands=False, states=states)
+                continue
             key, value = self._stored[layer][0]
             attended = self._attended.get(layer)
             rules, same, _ = attended[0] if attended else (None, True, None)
             window = (rules.sliding_window or None) if rules is not None else None
             found[layer] = LayerLayout(
-                key.shape[1], key.shape[3], value.shape[1], value.shape[3], key.dtype, not same, window
+                key.shape[1],
+                key.shape[3],
+                value.shape[1],
+                value.shape[3],
+                key.dtype,
+                not same,
+                window,
+                self._index_dims.get(layer, 0),
+                states,
             )
         return found
 
@@ -120,7 +167,7 @@ def _window(config: PreTrainedConfig, layer: int) -> bool:
     """Whether the configuration limits the layer's attention to a window."""
     kinds = getattr(config, "layer_types", None)
     if kinds:
-        return bool(kinds[layer] == "sliding_attention")
+        return kinds[layer] in ("sliding_attention", "hybrid_sliding")
     limited = getattr(config, "sliding_window", None) is not None
     return limited and getattr(config, "use_sliding_window", True) is not False
 

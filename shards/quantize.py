@@ -184,7 +184,7 @@ class StreamingQuantizer(HfQuantizer):  # type: ignore[misc] # transformers has 
         parameter = module._parameters.get(last)  # noqa: SLF001 - torch has no public way to ask for one alone
         if parameter is None or not is_quantizable(param_name, tuple(parameter.shape)):
             return False
-        return parameter.ndim == 3 or type(module) in (nn.Linear, Conv1D)
+        return parameter.ndim == 3 or _multiplies(module)
 
     def get_quantize_ops(self) -> "StreamingQuantizer":
         return self
@@ -201,7 +201,7 @@ class StreamingQuantizer(HfQuantizer):  # type: ignore[misc] # transformers has 
             expected = getattr(module, last).shape
             if values.shape != expected:
                 self.mismatched.add((name, tuple(values.shape), tuple(expected)))
-            elif type(module) in (nn.Linear, Conv1D):
+            elif _multiplies(module):
                 values = values.T if isinstance(module, Conv1D) else values
                 model.set_submodule(path, QuantizedLinear(self._matrices.of(values), module.bias))
             else:
@@ -220,6 +220,11 @@ class StreamingQuantizer(HfQuantizer):  # type: ignore[misc] # transformers has 
     @property
     def is_trainable(self) -> bool:
         return False
+
+
+def _multiplies(module: nn.Module) -> bool:
+    """Whether it multiplies by its matrix, adds its bias, and does nothing else."""
+    return type(module) in (nn.Linear, Conv1D) or type(module).__name__ == "FalconLinear"
 
 
 def _import_quietly() -> None:

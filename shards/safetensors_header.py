@@ -57,12 +57,19 @@ class StoredTensor:
     stop: int
 
 
-def parse_json(data: bytes | str, what: str) -> Any:  # noqa: ANN401 - JSON has any shape
+INFINITIES = ("Infinity", "-Infinity")
+INFINITY_TAG = "__float__"
+"""Transformers' way to say in JSON that a number is infinite: an object with this key and one of those values."""
+
+
+def parse_json(data: bytes | str, what: str, *, tag_infinities: bool = False) -> Any:  # noqa: ANN401 - JSON has any shape
     """Strict JSON: no duplicate keys, no NaN or Infinity, no nesting without end. Raises `StoreError` naming
-    `what`.
+    `what`. With `tag_infinities`, infinite numbers come back as transformers writes them.
     """
 
-    def refuse_constant(constant: str) -> None:
+    def refuse_constant(constant: str) -> dict[str, str]:
+        if tag_infinities and constant in INFINITIES:
+            return {INFINITY_TAG: constant}
         raise StoreError(f"{what} holds {constant}, which is no finite number. Fetch the model again.")
 
     def refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -61,13 +61,14 @@ def sample(logits: Tensor, requests: Sequence[SampleRequest]) -> list[Sampled]:
         return []
     biased = _with_bias(logits, requests)
     best = biased.argmax(-1, keepdim=True)
-    peaks = biased.gather(-1, best)[:, 0].tolist()
-    for row, peak in enumerate(peaks):
+    found = torch.cat(
+        [best.double(), biased.gather(-1, best).double()], -1
+    ).tolist()  # a device is waited for once
+    for row, (_, peak) in enumerate(found):
         if not -float("inf") < peak < float("inf"):  # argmax takes NaN for the largest
             raise BrokenLogits(row)
-    greedy = best[:, 0].tolist()
     return [
-        _finish(biased[row], request, greedy[row] if request.params.temperature == 0 else None)
+        _finish(biased[row], request, int(found[row][0]) if request.params.temperature == 0 else None)
         for row, request in enumerate(requests)
     ]
 

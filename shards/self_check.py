@@ -17,15 +17,16 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from molink.shards.assembly import TROUBLE, Recipe, assemble, make_stage, quiet_transformers
 from molink.shards.conversions import ALIBI
 from molink.shards.engine import Engine, Rows
 from molink.shards.errors import UnsupportedArchitecture
 from molink.shards.lazy_tensors import CountedTensor, LoadCounter
+from molink.shards.probe import other_layers
 from molink.shards.spec import ModelSpec, Span
 from molink.shards.stage import Batching, StageFacts
+from molink.shards.text_part import decoder_name, generative_class, keep_text, text_config
 from molink.shards.tiny_config import tiny_config
 
 _NOWHERE: Final = Path()
@@ -35,6 +36,16 @@ _CHUNKS: Final = (6, 1, 1, 1, 3, 1)
 """New tokens of a session in its first steps, over and over."""
 _TOLERANCE: Final = 1e-3
 """Largest difference of logits, relative to the largest logit. Rounding gives some 1e-6, a wrong mask 1e-1."""
+
+
+_STATELESS: Final = (Batching.PACKED, Batching.PADDED)
+_STATEFUL: Final = (Batching.ROWS, Batching.SERIAL_ROWS, Batching.LONE)
+"""What is tried, in order: the first that is exact is used."""
+_SAID: Final = {
+    Batching.PADDED: "in left-padded batches",
+    Batching.SERIAL_ROWS: "token by token",
+    Batching.LONE: "one by one",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,23 +85,22 @@ def _check(flags: _Flags) -> Verdict:
             tensors = revert_weight_conversion(whole, whole.state_dict())
         expected = _whole_logits(whole, tensors)
     except TROUBLE as error:
-        return Verdict(None, f"a tiny model of its kind does not run: {error}")
-    tried, reason = [], ""
-    if MODEL_FOR_CAUSAL_LM_MAPPING[type(flags.config)]._can_set_attn_implementation():  # noqa: SLF001 - transformers' only test
-        tried.append(Batching.PACKED)
-    else:
-        reason = "its attention cannot be replaced by one for packed batches"
-    for batching in (*tried, Batching.PADDED):
+        return Verdict(None, f"a tiny model of its kind does not run: {str(error).strip()}")
+    replaceable = whole.get_submodule(decoder_name(whole))._can_set_attn_implementation()  # noqa: SLF001 - transformers' only test
+    reason = "" if replaceable else "its attention cannot be replaced by one for packed batches"
+    for batching in _STATEFUL if other_layers(text_config(flags.config)) else _STATELESS:
+        if batching.attends and not replaceable:
+            continue
         found = _difference(flags.config, tensors, expected, batching)
         if found is None:
             return Verdict(batching, reason)
-        reason = found if reason in ("", found) else f"{reason}; and in left-padded batches {found}"
+        reason = found if reason in ("", found) else f"{reason}; and {_SAID[batching]} {found}"
     return Verdict(None, reason)
 
 
 def _whole_logits(whole: PreTrainedModel, tensors: Mapping[str, Tensor]) -> list[Tensor]:
     """[tokens, vocabulary] of each session through the model in one piece and at once."""
-    sessions = _sessions(whole.config.vocab_size)
+    sessions = _sessions(text_config(whole.config).vocab_size)
     if not getattr(whole.config, ALIBI, False):
         with quiet_transformers(), torch.inference_mode():
             return [whole(input_ids=ids[None], use_cache=False).logits[0].float() for ids in sessions]
@@ -110,7 +120,7 @@ def _random_model(config: PreTrainedConfig) -> PreTrainedModel:
     """A model in float32 whose layers matter: matrices neither shrink nor blow up what goes through them."""
     generator = torch.Generator().manual_seed(0)
     with torch.random.fork_rng(devices=[]):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=torch.float32)
+        model = _initial_model(copy.deepcopy(config))
     for parameter in model.parameters():
         noise = torch.randn(parameter.shape, generator=generator)
         if parameter.ndim >= 2:
@@ -118,6 +128,22 @@ def _random_model(config: PreTrainedConfig) -> PreTrainedModel:
         else:
             parameter.data.add_(noise.clamp(-3, 3) * 0.1)
     return model.eval()
+
+
+def _initial_model(config: PreTrainedConfig) -> PreTrainedModel:
+    """In float32. What a model has for more than text never takes memory."""
+    if text_config(config) is config:
+        made: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        return made
+    kind = generative_class(config)
+    if kind is None:
+        raise LookupError(f"no class generates text from a configuration of {config.model_type}")
+    with torch.device("meta"):
+        model = kind._from_config(config, dtype=torch.float32)  # noqa: SLF001 - what AutoModel would call
+    keep_text(model)
+    model.to_empty(device="cpu")
+    model.init_weights()
+    return model
 
 
 def _sessions(vocabulary: int) -> list[Tensor]:
@@ -129,7 +155,7 @@ def _difference(
     config: PreTrainedConfig, tensors: Mapping[str, Tensor], expected: Sequence[Tensor], batching: Batching
 ) -> str | None:
     """What goes wrong when the model is split in three and sessions join each other, or None."""
-    layers = config.num_hidden_layers
+    layers = text_config(config).num_hidden_layers
     cuts = (0, 1, max(min(2, layers), layers - 1), layers)
     try:
         hops = [

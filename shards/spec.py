@@ -109,6 +109,10 @@ class ModelSpec:
     kv_windows: tuple[int | None, ...] = ()
     """How many of the latest tokens, its own included, a token sees in each layer (None: all); () where all layers
     see all."""
+    shared_bytes: int = 0
+    """What embedding and head have in common where they are tied: a peer with both ends holds it once."""
+    state_bytes: tuple[int, ...] = ()
+    """What each layer keeps of a sequence beside, however long it is; empty: nothing."""
 
     def __post_init__(self) -> None:
         if (
@@ -123,6 +127,10 @@ class ModelSpec:
         if len(self.kv_windows) not in (0, self.layers):
             raise ValueError(
                 f"layers={self.layers} needs as many kv_windows, or none: {len(self.kv_windows)}"
+            )
+        if self.state_bytes and len(self.state_bytes) != self.layers:
+            raise ValueError(
+                f"layers={self.layers} needs as many state_bytes ({len(self.state_bytes)}) or none"
             )
         if self.dtype not in DTYPE_BYTES:
             raise ValueError(f"dtype must be one of {', '.join(DTYPE_BYTES)}, got {self.dtype!r}")
@@ -142,10 +150,17 @@ class ModelSpec:
 
     def weight_bytes(self, span: Span) -> int:
         """Weights of the span, with the embedding if it starts the model and the head if it ends it."""
-        layers = sum(self.layer_bytes[span.start : span.stop])
-        embed = self.embed_bytes if span.start == 0 else 0
-        head = self.head_bytes if span.stop == self.layers else 0
-        return layers + embed + head
+        return self.held_bytes((span,))
+
+    def held_bytes(self, spans: tuple[Span, ...]) -> int:
+        """Weights of the spans on one peer together: each layer, and what the ends of the model share, once."""
+        merged = merge_spans(spans)
+        if not merged:
+            return 0
+        starts, ends = merged[0].start == 0, merged[-1].stop == self.layers
+        layers = sum(sum(self.layer_bytes[span.start : span.stop]) for span in merged)
+        ends_bytes = starts * self.embed_bytes + ends * self.head_bytes
+        return layers + ends_bytes - (self.shared_bytes if starts and ends else 0)
 
     @property
     def most_step_tokens(self) -> int:
@@ -153,9 +168,9 @@ class ModelSpec:
         return MAX_STEP_TOKENS if any(self.kv_windows) else self.context_length
 
     def kv_bytes(self, span: Span, tokens: int) -> int:
-        """KV cache that one sequence of up to `tokens` tokens ever has in the span, in whole blocks."""
+        """KV cache that one sequence of up to `tokens` tokens ever has in the span, in whole blocks, and its states."""
         windows = self.kv_windows or (None,) * self.layers
-        return KV_BLOCK_TOKENS * sum(
+        return sum(self.state_bytes[span.start : span.stop]) + KV_BLOCK_TOKENS * sum(
             most_kv_blocks(tokens, windows[layer]) * self.kv_bytes_per_token[layer] for layer in span
         )
 

@@ -2,7 +2,7 @@
 
 import enum
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,9 @@ from molink.shards.kv_memory import LayerLayout
 from molink.shards.probe import ProbeBatch
 from molink.shards.spec import Span
 
+_CACHES = ("past_key_values", "cache_params")
+"""What architectures call the cache that their forward is given."""
+
 
 class Batching(enum.Enum):
     """How the tokens of several sessions go through a model in one step."""
@@ -24,6 +27,22 @@ class Batching(enum.Enum):
     """One after the other in one row; attention is ours and tells the sessions apart."""
     PADDED = "left-padded"
     """A row for each session; attention is the model's own."""
+    ROWS = "rows"
+    """A row for each session, whose layers may keep states; attention is ours."""
+    SERIAL_ROWS = "rows, token by token"
+    """The same, but several new tokens of a session go one after the other."""
+    LONE = "one by one"
+    """Each session by itself, whose layers may keep states; attention is the model's own."""
+
+    @property
+    def attends(self) -> bool:
+        """Whether attention is ours."""
+        return self in (Batching.PACKED, Batching.ROWS, Batching.SERIAL_ROWS)
+
+    @property
+    def keeps_states(self) -> bool:
+        """Whether layers may keep something else than keys and values."""
+        return self in (Batching.ROWS, Batching.SERIAL_ROWS, Batching.LONE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +62,20 @@ class View:
     """A span ready to run: stock layers in the architecture's own forward, without what generation adds
     around it."""
 
-    __slots__ = ("_base", "_forward", "_head", "_head_forward", "_slot", "_starts", "span")
+    __slots__ = (
+        "_base",
+        "_cache",
+        "_forward",
+        "_head",
+        "_head_forward",
+        "_places",
+        "_slot",
+        "_starts",
+        "span",
+    )
+
+    packs = True
+    """Whether its attention goes through the batch that it runs; else it is the model's own."""
 
     def __init__(self, model: PreTrainedModel, span: Span, layers: int, slot: BatchSlot) -> None:
         self.span = span
@@ -51,39 +83,46 @@ class View:
         self._starts = span.start == 0
         self._base = model.get_submodule(layers_path(model).rpartition(".")[0])
         self._forward = _undecorated(self._base)
+        parameters = inspect.signature(self._forward).parameters
+        self._cache = next((name for name in _CACHES if name in parameters), "")
+        self._places = "position_ids" in parameters or self._cache == _CACHES[0]
+        """Whether it is told positions; models without any attention are not."""
         self._head = head_of(model) if span.stop == layers else None
         self._head_forward = _undecorated(self._head) if self._head is not None else None
 
     @property
     def takes_hidden_states(self) -> bool:
         """Whether the architecture's forward has the parameters that a span needs."""
-        parameters = inspect.signature(self._forward).parameters
-        return {"inputs_embeds", "past_key_values"} <= parameters.keys()
+        return self._cache != "" and "inputs_embeds" in inspect.signature(self._forward).parameters
 
     def run(self, inputs: Tensor, positions: Tensor, batch: AttendingBatch) -> Tensor:
         """Token ids [1, tokens] (where the span starts the model) or hidden states [1, tokens, hidden]
         through all layers of the span and, where it ends the model, the final norm. Returns [1, tokens,
         hidden]."""
+        return self._attended(inputs, positions, batch)
+
+    def try_out(self, inputs: Tensor, positions: Tensor, probe: ProbeBatch) -> Tensor:
+        """One new sequence [1, tokens] (or [1, tokens, hidden]) through the span, for `probe` to see what is
+        cached."""
+        return self._attended(inputs, positions, probe)
+
+    def _attended(self, inputs: Tensor, positions: Tensor, batch: AttendingBatch) -> Tensor:
         self._slot.batch = batch
+        self._slot.bitwise = batch.bitwise
         try:
             return self._through(inputs, positions, batch, None)
         finally:
             self._slot.batch = None
 
-    def try_out(self, inputs: Tensor, positions: Tensor, probe: ProbeBatch) -> Tensor:
-        """One new sequence [1, tokens] (or [1, tokens, hidden]) through the span, for `probe` to see what is
-        cached."""
-        return self.run(inputs, positions, probe)
-
     def _through(self, inputs: Tensor, positions: Tensor, cache: object, mask: Tensor | None) -> Tensor:
+        named = {self._cache: cache} | ({"position_ids": positions} if self._places else {})
         output = self._forward(
             self._base,
             input_ids=inputs if self._starts else None,
             inputs_embeds=None if self._starts else inputs,
-            position_ids=positions,
             attention_mask=mask,
-            past_key_values=cache,
             use_cache=True,
+            **named,
         )
         hidden: Tensor = output.last_hidden_state
         return hidden
@@ -122,7 +161,23 @@ class Stage:
     @property
     def weight_bytes(self) -> int:
         """Memory of all weights held, those shared between two places counted once."""
-        return sum(parameter.nbytes for parameter in self._model.parameters())
+        return sum(parameter.nbytes for parameter in self.parameters())
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """All weights held, each once."""
+        return iter(self._model.parameters())
+
+    def share_embedding(self, other: "Stage") -> None:
+        """Where the tokens' embedding is tied to the head, and both ends of the model are here: one memory for both."""
+        if not getattr(self._model.config, "tie_word_embeddings", False):
+            return
+        ours, theirs = (getattr(_embedding(stage._model), "weight", None) for stage in (self, other))  # noqa: SLF001
+        if ours is None or theirs is None or ours is theirs:
+            return
+        for module in self._model.modules():
+            for name, parameter in module.named_parameters(recurse=False):
+                if parameter is ours:
+                    setattr(module, name, theirs)
 
     def view(self, span: Span) -> View:
         """The part of this stage that runs `span`. Raises ValueError where it is not inside."""
@@ -149,6 +204,12 @@ def shorten_lookups(layers: nn.Module) -> None:
         if not isinstance(module, nn.ModuleList | nn.ModuleDict):
             module.__dict__.update(module._parameters)  # noqa: SLF001 - torch has no public way to list absent ones too
             module.__dict__.update(module._modules)  # noqa: SLF001 - as above
+
+
+def _embedding(model: PreTrainedModel) -> nn.Module | None:
+    """The embedding of tokens, or what stands in its place."""
+    embedding: nn.Module | None = model.get_input_embeddings()
+    return embedding
 
 
 def _undecorated(module: nn.Module) -> Callable[..., Any]:

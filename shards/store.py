@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import Final
 
 from molink.shards.digests import file_sha256, tensor_digests
-from molink.shards.dimensions import dimensions, matrix_size, stated_dtype, stop_token_ids, stored_dtype
+from molink.shards.dimensions import (
+    Dimensions,
+    dimensions,
+    matrix_size,
+    stated_dtype,
+    stop_token_ids,
+    stored_dtype,
+)
 from molink.shards.grouping import group_names, layer_of
 from molink.shards.manifest import (
     CONFIGURATION_FILES,
@@ -44,6 +51,7 @@ SMALL_FILES: Final = (*CONFIGURATION_FILES, *TOKENIZER_FILES)
 MAX_CONFIGURATION_BYTES: Final = 2**19
 MAX_TOKENIZER_BYTES: Final = 2**26
 _VOLATILE: Final = frozenset({"_name_or_path", "name_or_path", "transformers_version", "_commit_hash"})
+_STATE_BYTES: Final = DTYPE_BYTES["float32"]
 _RECOMPUTED: Final = re.compile(r"(?:inv_freq|masked_bias)$")
 _CAUSAL_MASK: Final = re.compile(r"\.att(?:n|ention)\.bias$")
 
@@ -128,6 +136,9 @@ def describe(
         )
     dtype = resolve_dtype(manifest) if dtype == "auto" else dtype
     content_hash = manifest.content_hash
+    embed_bytes, head_bytes = (
+        group_bytes(group, dtype, "none").total for group in (manifest.embed, manifest.head)
+    )
     return ModelSpec(
         model_hash=model_hash(content_hash, dtype, quantization),
         content_hash=content_hash,
@@ -142,12 +153,21 @@ def describe(
         layer_bytes=tuple(
             group_bytes(group, dtype, quantization).total for group in manifest.layers[: size.layers]
         ),
-        embed_bytes=group_bytes(manifest.embed, dtype, "none").total,
-        head_bytes=group_bytes(manifest.head, dtype, "none").total,
+        embed_bytes=embed_bytes,
+        head_bytes=head_bytes,
         kv_bytes_per_token=tuple(count * DTYPE_BYTES[dtype] for count in size.kv_elements),
         stop_token_ids=stop_token_ids(manifest.configuration, manifest.generation),
         kv_windows=size.kv_windows,
+        shared_bytes=min(size.shared_elements * DTYPE_BYTES[dtype], embed_bytes, head_bytes),
+        state_bytes=_state_bytes(size, dtype),
     )
+
+
+def _state_bytes(size: Dimensions, dtype: str) -> tuple[int, ...]:
+    sizes = [
+        state.in_model_type * DTYPE_BYTES[dtype] + state.in_float32 * _STATE_BYTES for state in size.states
+    ]
+    return tuple(sizes) if any(sizes) else ()
 
 
 def resolve_dtype(manifest: Manifest) -> str:
@@ -168,7 +188,7 @@ def read_settings(path: Path) -> Settings | None:
     if not path.is_file():
         return None
     file_sha256(path, MAX_CONFIGURATION_BYTES)
-    parsed = parse_json(path.read_bytes(), str(path))
+    parsed = parse_json(path.read_bytes(), str(path), tag_infinities=True)
     if not isinstance(parsed, dict):
         raise StoreError(f"{path} is not a JSON object. Fetch the model again.")
     return {key: value for key, value in parsed.items() if key not in _VOLATILE}
@@ -190,7 +210,7 @@ def _groups(
     by_name = {entry[0].name: entry for entry in entries}
     if len(by_name) != len(entries):
         raise StoreError(f"{folder} stores a tensor twice. Remove weight files that belong to another model.")
-    groups = group_names(by_name)
+    groups = group_names(by_name, configuration)
     count = len(groups.layers)
     if not 1 <= count <= MAX_LAYERS or set(groups.layers) != set(range(count)):
         raise StoreError(

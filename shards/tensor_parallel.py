@@ -6,16 +6,21 @@ section 3). Which is which, transformers' plan of each architecture says (`base_
 embedding are whole on every rank. The head is divided by vocabulary; whoever asked puts the logits together.
 """
 
+import functools
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+from transformers.core_model_loading import WeightRenaming
 
+from molink.shards.probe import other_layers
+from molink.shards.text_part import decoder_name, text_config
 from molink.shards.verification import StoredPart
 
 AllReduce = Callable[[Tensor], Tensor]
@@ -42,6 +47,8 @@ def architecture_refusal(architecture: str) -> str | None:
 
 def division_refusal(config: PreTrainedConfig, ranks: int) -> str | None:
     """Why the model of this configuration cannot be divided over so many ranks, or None."""
+    if other_layers(config):
+        return "what its layers keep of a session cannot be divided"
     refusal = _plan_refusal(config.base_model_tp_plan)
     if refusal is not None:
         return refusal
@@ -53,11 +60,6 @@ def division_refusal(config: PreTrainedConfig, ranks: int) -> str | None:
         if count % ranks:
             return f"its {count} {what} cannot be divided by {ranks}"
     return None
-
-
-def folder_refusal(folder: Path, ranks: int) -> str | None:
-    """Why the model in `folder` cannot be divided over so many ranks, or None."""
-    return division_refusal(AutoConfig.from_pretrained(folder, local_files_only=True), ranks)
 
 
 def vocabulary_part(vocabulary: int, rank: int, ranks: int) -> tuple[int, int]:
@@ -77,14 +79,19 @@ class Shard:
         """Why the model cannot be divided so, or None."""
         return division_refusal(config, self.ranks)
 
+    def own_heads(self, of_all: Tensor) -> Tensor:
+        """[heads of this rank] of [attention heads]."""
+        return of_all.chunk(self.ranks)[self.rank]
+
     def divide(self, model: PreTrainedModel) -> None:
         """Replaces in place, before anything is allocated, what this rank holds only a part of.
 
         Raises:
             ValueError: a size cannot be divided, or a module is not what the plan takes it for.
         """
-        plan = _plan(model.config)
-        base = model.base_model
+        plan = _plan(text_config(model.config))
+        inside = decoder_name(model)
+        base = model.get_submodule(inside) if inside else model.base_model
         for name, module in list(base.named_modules()):
             style = plan.get(_pattern(name))
             if style in (_OUTPUTS, _INPUTS):
@@ -99,14 +106,15 @@ class Shard:
         if not isinstance(whole, nn.Linear):
             return
         start, stop = vocabulary_part(whole.out_features, self.rank, self.ranks)
-        tied = whole.weight is getattr(model.get_input_embeddings(), "weight", None)
+        embedding = model.get_input_embeddings()
+        tied = whole.weight is getattr(embedding, "weight", None)
         for name, module in list(model.named_children()):
             if module is whole:
-                setattr(model, name, HeadPart(whole, start, stop, shared=tied))
+                setattr(model, name, HeadPart(whole, start, stop, embedding if tied else None))
 
     def part_of(self, config: PreTrainedConfig, name: str, stored: StoredPart) -> StoredPart:
         """What this rank holds of a tensor in a checkpoint."""
-        found = _divided_dimension(_plan(config), name)
+        found = _divided_dimension(_plan(config), _name_in_model(config.model_type, name))
         return stored if found is None else TensorPart(stored, *found, self.rank, self.ranks)
 
     def _divided(self, name: str, module: nn.Module, style: str) -> nn.Linear:
@@ -148,20 +156,22 @@ class PartialLinear(nn.Linear):
 class HeadPart(nn.Module):
     """The rows [start, stop) of a language-model head."""
 
-    def __init__(self, whole: nn.Linear, start: int, stop: int, *, shared: bool) -> None:
-        """`shared`: the weights are the embedding's, of which this is a view; else they are copied, so that the rest is
-        freed."""
+    def __init__(self, whole: nn.Linear, start: int, stop: int, embedding: nn.Module | None) -> None:
+        """`embedding`: what the head is tied to, whose weights are used; without one they are copied, so that the rest
+        is freed."""
         super().__init__()
-        weight, bias = whole.weight.detach()[start:stop], whole.bias
-        self._view = weight if shared else None
-        self.weight = None if shared else nn.Parameter(weight.clone(), requires_grad=False)
+        bias = whole.bias
+        self._rows = slice(start, stop)
+        self._tied = () if embedding is None else (embedding,)  # a tuple: it is no part of this module
+        copied = whole.weight.detach()[start:stop].clone() if embedding is None else None
+        self.weight = None if copied is None else nn.Parameter(copied, requires_grad=False)
         self.bias = (
             nn.Parameter(bias.detach()[start:stop].clone(), requires_grad=False) if _has(bias) else None
         )
 
     def forward(self, hidden: Tensor) -> Tensor:
-        weight = self._view if self.weight is None else self.weight
-        assert weight is not None  # noqa: S101 - one of the two
+        weights = [cast("nn.Parameter", embedding.weight)[self._rows] for embedding in self._tied]
+        weight = self.weight if self.weight is not None else weights[0]
         return functional.linear(hidden, weight, self.bias)
 
 
@@ -218,6 +228,19 @@ def _plan_refusal(plan: Mapping[str, str] | None) -> str | None:
 def _pattern(name: str) -> str:
     """A module's name as plans write it: the layer's number is a star."""
     return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name)
+
+
+def _name_in_model(architecture: str, name: str) -> str:
+    """What transformers calls a checkpoint's tensor, but for what it puts together of several."""
+    for renaming in _renamings(architecture):
+        name, _ = renaming.rename_source_key(name)
+    return name
+
+
+@functools.cache
+def _renamings(architecture: str) -> tuple[WeightRenaming, ...]:
+    known = get_checkpoint_conversion_mapping(architecture) or ()
+    return tuple(transform for transform in known if type(transform) is WeightRenaming)
 
 
 def _divided_dimension(plan: Mapping[str, str], name: str) -> tuple[int, int] | None:

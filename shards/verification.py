@@ -66,7 +66,7 @@ def groups_of(
     span: Span, names: Iterable[str], layers: int, manifest: Manifest
 ) -> Iterator[tuple[str, tuple[str, ...], TensorGroup]]:
     """What `span` holds: how it is called, its tensors' names, and what the manifest says of it."""
-    groups = group_names(names)
+    groups = group_names(names, manifest.configuration)
     if span.start == 0:
         yield "the embeddings", groups.embed, manifest.embed
     for layer in span:

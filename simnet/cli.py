@@ -6,7 +6,13 @@ from collections.abc import Sequence
 import typer
 
 from molink.dht.commands import example, run_app
-from molink.simnet import cost_command, emulate_command, schedule_command, serve_command
+from molink.simnet import (
+    communication_command,
+    cost_command,
+    emulate_command,
+    schedule_command,
+    serve_command,
+)
 from molink.simnet.swarm import command as swarm_command
 
 app = typer.Typer(
@@ -21,6 +27,7 @@ app.command(epilog=example(schedule_command.EXAMPLE))(schedule_command.schedule)
 app.command(epilog=example(serve_command.EXAMPLE))(serve_command.serve)
 app.command(epilog=example(swarm_command.EXAMPLE))(swarm_command.swarm)
 app.command(epilog=example(cost_command.EXAMPLE))(cost_command.cost)
+app.command(epilog=example(communication_command.EXAMPLE))(communication_command.communication)
 app.command("emulate", epilog=example(emulate_command.EXAMPLE))(emulate_command.emulate_serving)
 
 

@@ -11,15 +11,16 @@ from pathlib import Path
 from molink.client.presentation import console
 from molink.client.progress import Progress
 from molink.dht.commands import EXIT_USAGE, CommandFailed, Debug, Json, Verbose, start_logging, tell
-from molink.peer.model import FIRST_MODEL, open_model
+from molink.peer.choosing_model import FIRST_MODEL
+from molink.peer.model import open_model
 from molink.shards.catalog import ModelNotFound
 from molink.shards.spec import ModelSpec
 from molink.shards.store import StoreError
 from molink.simnet import emulate_options as options
 from molink.simnet.child_process import EmulationError
-from molink.simnet.devices import DEVICES
 from molink.simnet.emulation import Cell, Emulation, Run, emulate
 from molink.simnet.model_shapes import MODEL_SHAPES, QWEN2_7B
+from molink.simnet.named_devices import device_named
 from molink.simnet.request_load import MOST_NEW_TOKENS, MOST_PROMPT_TOKENS, LengthLimits, kept
 from molink.simnet.results import output_folder, result_document, write_json
 from molink.simnet.served_as import ServedAs, usual
@@ -120,8 +121,7 @@ def _spec(compute: options.Compute, model: str | None, device: str, tensors_per_
         shape = MODEL_SHAPES.get(model or QWEN2_7B.name)
         if shape is None:
             raise ValueError(f"--model {model} has no known shape: choose from {', '.join(MODEL_SHAPES)}")
-        if device not in DEVICES:
-            raise ValueError(f"--device {device} has no profile: choose from {', '.join(DEVICES)}")
+        device_named(device)
         return replace(shape, tensors_per_boundary=tensors_per_boundary).spec()
     if tensors_per_boundary != 1:
         raise ValueError("--tensors-per-boundary needs --compute timed: engines that compute send one")

@@ -8,8 +8,8 @@ import typer
 
 from molink.peer.circulation import RULES, rule_named
 from molink.peer.transmission.policies import POLICIES
-from molink.simnet.devices import DEVICES
 from molink.simnet.model_shapes import MODEL_SHAPES
+from molink.simnet.named_devices import CHOICES
 
 COMPARED = "concurrent,zeromq,paper,molink"
 """What is compared if nobody says otherwise: the transmission paper's two baselines, its own, and ours."""
@@ -77,7 +77,7 @@ Tensors = Annotated[
         help="Tensors that peers send for each row; vLLM 0.7.2 sends hidden states and residual, so 2.",
     ),
 ]
-Device = Annotated[str, typer.Option(metavar="NAME", help=f"What timed peers are: {', '.join(DEVICES)}.")]
+Device = Annotated[str, typer.Option(metavar="NAME", help=f"What timed peers are: {CHOICES}.")]
 Trace = Annotated[
     Path | None,
     typer.Option(

@@ -40,8 +40,8 @@ from molink.peer.prefill_chunks import chunk_lengths, equal_chunks
 from molink.peer.profiler import cached_or_measured
 from molink.peer.serving import Serving
 from molink.shards.spec import ModelSpec, Span
-from molink.simnet.devices import DEVICES
 from molink.simnet.model_shapes import MODEL_SHAPES
+from molink.simnet.named_devices import device_named
 from molink.simnet.timed_machine import Machine, timed_machine
 
 MOST_SESSIONS = 256
@@ -170,14 +170,13 @@ class EmulatedPeer:
             shape = replace(
                 MODEL_SHAPES[configuration.model], tensors_per_boundary=configuration.tensors_per_boundary
             )
-            return timed_machine(shape, DEVICES[configuration.device])
+            return timed_machine(shape, device_named(configuration.device))
         with tempfile.TemporaryDirectory(prefix="molink-emulate-") as folder:
             model = await open_model(
                 configuration.model, "auto", "none", (), Path(folder) / "digests", lambda _: None
             )
-            profile = await asyncio.to_thread(
-                cached_or_measured, model.folder, model.spec, "cpu", Path(folder) / "profiles"
-            )
+            measuring = (model.folder, model.spec, "cpu", Path(folder) / "profiles", None, model.stand_ins())
+            profile = await asyncio.to_thread(cached_or_measured, *measuring)
         backend, handout = DeviceBackend(model, "cpu"), Handout.of(model)
         return Machine(backend, handout, describe_device("cpu"), profile, default_memory_bytes("cpu"))
 

@@ -1,25 +1,28 @@
 """What models are made of, as far as time, memory and traffic depend on it. Pure.
 
-Numbers are those of the published configurations; nothing here is a weight.
+Numbers are those of the published configurations (`config.json` of each model on the Hugging Face hub, the models'
+papers); nothing here is a weight. Totals of parameters follow from them.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from molink.shards.spec import DTYPE_BYTES, ModelSpec
+from molink.simnet.layer_shapes import Experts, LatentAttention
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """A decoder of grouped-query attention and a gated MLP, as Llama and Qwen2 are."""
+    """A decoder of grouped-query or latent attention and gated MLPs or experts, as Llama, Qwen and DeepSeek-V3 are."""
 
     name: str
     architecture: str
     layers: int
     hidden_size: int
     intermediate_size: int
+    """Of the MLP, in layers that have no experts."""
     heads: int
     kv_heads: int
     head_dim: int
@@ -28,8 +31,13 @@ class ModelShape:
     dtype: str = "float16"
     attention_bias: bool = False
     """Whether query, key and value have biases."""
+    query_key_norm: bool = False
+    """Whether queries and keys of a head are normed."""
     tied: bool = False
     """Whether the language-model head is the embedding."""
+    experts: Experts | None = None
+    latent: LatentAttention | None = None
+    """In place of grouped-query attention; kv_heads and head_dim then say nothing."""
     tensors_per_boundary: int = 1
     """Of a row each, between two machines. An engine that adds a layer's output to the residual only with the next
     norm sends both."""
@@ -49,12 +57,56 @@ class ModelShape:
         return DTYPE_BYTES[self.dtype]
 
     @property
-    def layer_parameters(self) -> int:
-        """Projections of attention and MLP, biases and two norms."""
+    def attention_parameters(self) -> int:
+        """Of one layer: projections, biases, and the layer's two norms."""
+        norms = 2 * self.hidden_size
+        if self.latent is not None:
+            return self.latent.parameters(self.hidden_size, self.heads) + norms
         query, keys_and_values = self.heads * self.head_dim, 2 * self.kv_heads * self.head_dim
-        attention = self.hidden_size * (2 * query + keys_and_values)
         bias = query + keys_and_values if self.attention_bias else 0
-        return attention + bias + 3 * self.hidden_size * self.intermediate_size + 2 * self.hidden_size
+        head_norms = 2 * self.head_dim if self.query_key_norm else 0
+        return self.hidden_size * (2 * query + keys_and_values) + bias + head_norms + norms
+
+    def layer_parameters(self, layer: int) -> int:
+        """Of that layer, all its experts included."""
+        return int(self.read_parameters(layer, None))
+
+    def read_parameters(self, layer: int, rows: int | None) -> float:
+        """What a step of `rows` rows reads of that layer: of experts those that some row needs. None: all of them."""
+        experts = self._experts_of(layer)
+        if experts is None:
+            return self.attention_parameters + 3 * self.hidden_size * self.intermediate_size
+        read = experts.shared + (experts.count if rows is None else experts.distinct(rows))
+        return self._beside_experts(experts) + read * experts.expert_parameters(self.hidden_size)
+
+    def row_parameters(self, layer: int) -> int:
+        """What one row is multiplied by in that layer: of experts the active ones and the shared."""
+        experts = self._experts_of(layer)
+        if experts is None:
+            return self.layer_parameters(layer)
+        used = experts.shared + experts.active
+        return self._beside_experts(experts) + used * experts.expert_parameters(self.hidden_size)
+
+    def _experts_of(self, layer: int) -> Experts | None:
+        return None if self.experts is None or layer < self.experts.dense_layers else self.experts
+
+    def _beside_experts(self, experts: Experts) -> int:
+        return self.attention_parameters + experts.router_parameters(self.hidden_size)
+
+    @property
+    def parameters(self) -> int:
+        """Of the whole model; a tied head is counted once."""
+        layers = sum(self.layer_parameters(layer) for layer in range(self.layers))
+        return layers + self._ends_parameters
+
+    @property
+    def active_parameters(self) -> int:
+        """Of those, what one row meets."""
+        return sum(self.row_parameters(layer) for layer in range(self.layers)) + self._ends_parameters
+
+    @property
+    def _ends_parameters(self) -> int:
+        return (self.hidden_size if self.tied else self.head_parameters) + self.embed_parameters
 
     @property
     def embed_parameters(self) -> int:
@@ -66,13 +118,17 @@ class ModelShape:
         return self.vocabulary_size * self.hidden_size + self.hidden_size
 
     @property
-    def layer_bytes(self) -> int:
-        return self.layer_parameters * self.element_bytes
+    def kv_bytes_per_token(self) -> int:
+        """Keys and values of one token in one layer, or the latent in their place."""
+        cached = 2 * self.kv_heads * self.head_dim if self.latent is None else self.latent.cached_size
+        return cached * self.element_bytes
 
     @property
-    def kv_bytes_per_token(self) -> int:
-        """Keys and values of one token in one layer."""
-        return 2 * self.kv_heads * self.head_dim * self.element_bytes
+    def attention_operations(self) -> int:
+        """For one row and one token that it attends to, in one layer: scores, and values weighed by them."""
+        if self.latent is not None:
+            return self.latent.operations_per_pair(self.heads)
+        return 4 * self.heads * self.head_dim
 
     @property
     def activation_bytes(self) -> int:
@@ -99,7 +155,9 @@ class ModelShape:
             context_length=self.context_length,
             dtype=self.dtype,
             quantization="none",
-            layer_bytes=(self.layer_bytes,) * self.layers,
+            layer_bytes=tuple(
+                self.layer_parameters(layer) * self.element_bytes for layer in range(self.layers)
+            ),
             embed_bytes=self.embed_parameters * self.element_bytes,
             head_bytes=self.head_parameters * self.element_bytes,
             kv_bytes_per_token=(self.kv_bytes_per_token,) * self.layers,
@@ -107,49 +165,112 @@ class ModelShape:
         )
 
 
-QWEN2_7B = ModelShape(
-    name="qwen2-7b",
-    architecture="qwen2",
-    layers=28,
-    hidden_size=3584,
-    intermediate_size=18944,
-    heads=28,
-    kv_heads=4,
-    head_dim=128,
-    vocabulary_size=152064,
-    context_length=32768,
-    attention_bias=True,
-)
-"""Qwen2-7B-Instruct in FP16, which the transmission paper serves (its reference 19)."""
+_Row = tuple[str, int, int, int, int, int, int, int, int]
+"""Name, layers, hidden size, intermediate size, heads, key-value heads, size of a head, vocabulary, context."""
 
-LLAMA_2_7B = ModelShape(
-    name="llama-2-7b",
-    architecture="llama",
-    layers=32,
-    hidden_size=4096,
-    intermediate_size=11008,
-    heads=32,
-    kv_heads=32,
-    head_dim=128,
-    vocabulary_size=32000,
-    context_length=4096,
-)
-"""In FP16, which the MoLink system paper serves."""
 
-LLAMA_2_70B = ModelShape(
-    name="llama-2-70b",
-    architecture="llama",
-    layers=80,
-    hidden_size=8192,
-    intermediate_size=28672,
-    heads=64,
-    kv_heads=8,
-    head_dim=128,
-    vocabulary_size=32000,
-    context_length=4096,
+def _shapes(
+    architecture: str,
+    rows: Iterable[_Row],
+    *,
+    dtype: str = "bfloat16",
+    attention_bias: bool = False,
+    query_key_norm: bool = False,
+    tied: bool = False,
+    experts: Experts | None = None,
+    latent: LatentAttention | None = None,
+) -> tuple[ModelShape, ...]:
+    """One for each row; the rest is common to all of them."""
+    return tuple(
+        ModelShape(
+            row[0],
+            architecture,
+            *row[1:],
+            dtype=dtype,
+            attention_bias=attention_bias,
+            query_key_norm=query_key_norm,
+            tied=tied,
+            experts=experts,
+            latent=latent,
+        )
+        for row in rows
+    )
+
+
+_TINY = (("tiny-shakespeare", 12, 192, 512, 6, 2, 32, 1024, 1024),)
+"""The bundled model."""
+_LLAMA_2 = (
+    ("llama-30b", 60, 6656, 17920, 52, 52, 128, 32000, 2048),
+    ("llama-2-7b", 32, 4096, 11008, 32, 32, 128, 32000, 4096),
+    ("llama-2-13b", 40, 5120, 13824, 40, 40, 128, 32000, 4096),
+    ("llama-2-70b", 80, 8192, 28672, 64, 8, 128, 32000, 4096),
 )
-"""In FP16, which the decentralized-scheduling paper serves."""
+"""In FP16, as the papers serve them. The first is the first LLaMA's, of the transmission paper's Figures 1 and 3."""
+_LLAMA_3 = (
+    ("llama-3-8b", 32, 4096, 14336, 32, 8, 128, 128256, 8192),
+    ("llama-3-70b", 80, 8192, 28672, 64, 8, 128, 128256, 8192),
+    ("llama-3.1-8b", 32, 4096, 14336, 32, 8, 128, 128256, 131072),
+    ("llama-3.1-70b", 80, 8192, 28672, 64, 8, 128, 128256, 131072),
+    ("llama-3.1-405b", 126, 16384, 53248, 128, 8, 128, 128256, 131072),
+)
+_LLAMA_3_TIED = (
+    ("llama-3.2-1b", 16, 2048, 8192, 32, 8, 64, 128256, 131072),
+    ("llama-3.2-3b", 28, 3072, 8192, 24, 8, 128, 128256, 131072),
+)
+_QWEN_2 = (
+    ("qwen2-7b", 28, 3584, 18944, 28, 4, 128, 152064, 32768),
+    ("qwen2-72b", 80, 8192, 29568, 64, 8, 128, 152064, 32768),
+    ("qwen2.5-7b", 28, 3584, 18944, 28, 4, 128, 152064, 32768),
+    ("qwen2.5-72b", 80, 8192, 29568, 64, 8, 128, 152064, 32768),
+)
+"""In FP16: the first is what the transmission paper serves (its reference 19)."""
+_QWEN_2_TIED = (
+    ("qwen2-0.5b", 24, 896, 4864, 14, 2, 64, 151936, 32768),
+    ("qwen2-1.5b", 28, 1536, 8960, 12, 2, 128, 151936, 32768),
+    ("qwen2.5-0.5b", 24, 896, 4864, 14, 2, 64, 151936, 32768),
+    ("qwen2.5-1.5b", 28, 1536, 8960, 12, 2, 128, 151936, 32768),
+)
+_QWEN_3 = (
+    ("qwen3-8b", 36, 4096, 12288, 32, 8, 128, 151936, 40960),
+    ("qwen3-14b", 40, 5120, 17408, 40, 8, 128, 151936, 40960),
+    ("qwen3-32b", 64, 5120, 25600, 64, 8, 128, 151936, 40960),
+)
+_QWEN_3_TIED = (
+    ("qwen3-0.6b", 28, 1024, 3072, 16, 8, 128, 151936, 40960),
+    ("qwen3-1.7b", 28, 2048, 6144, 16, 8, 128, 151936, 40960),
+    ("qwen3-4b", 36, 2560, 9728, 32, 8, 128, 151936, 40960),
+)
+_QWEN_3_30B = (("qwen3-30b-a3b", 48, 2048, 6144, 32, 4, 128, 151936, 40960),)
+_QWEN_3_235B = (("qwen3-235b-a22b", 94, 4096, 12288, 64, 4, 128, 151936, 40960),)
+_MIXTRAL_7B = (("mixtral-8x7b", 32, 4096, 14336, 32, 8, 128, 32000, 32768),)
+_MIXTRAL_22B = (("mixtral-8x22b", 56, 6144, 16384, 48, 8, 128, 32000, 65536),)
+_DEEPSEEK_V3 = (("deepseek-v3", 61, 7168, 18432, 128, 128, 128, 129280, 163840),)
+"""Counted in 16 bits although it is published in 8, and without the layer that only predicts a second token."""
+_DEEPSEEK_LATENT = LatentAttention(query_rank=1536, kv_rank=512, rope_dim=64, head_dim=128, value_dim=128)
+_DEEPSEEK_EXPERTS = Experts(256, 8, 2048, shared=1, dense_layers=3, router_bias=True)
 
 MODEL_SHAPES: Mapping[str, ModelShape] = MappingProxyType(
-    {shape.name: shape for shape in (QWEN2_7B, LLAMA_2_7B, LLAMA_2_70B)}
+    {
+        shape.name: shape
+        for shapes in (
+            _shapes("llama", _TINY, dtype="float32"),
+            _shapes("llama", _LLAMA_2, dtype="float16"),
+            _shapes("llama", _LLAMA_3),
+            _shapes("llama", _LLAMA_3_TIED, tied=True),
+            _shapes("qwen2", _QWEN_2, dtype="float16", attention_bias=True),
+            _shapes("qwen2", _QWEN_2_TIED, attention_bias=True, tied=True),
+            _shapes("qwen3", _QWEN_3, query_key_norm=True),
+            _shapes("qwen3", _QWEN_3_TIED, query_key_norm=True, tied=True),
+            _shapes("qwen3_moe", _QWEN_3_30B, query_key_norm=True, experts=Experts(128, 8, 768)),
+            _shapes("qwen3_moe", _QWEN_3_235B, query_key_norm=True, experts=Experts(128, 8, 1536)),
+            _shapes("mixtral", _MIXTRAL_7B, experts=Experts(8, 2, 14336)),
+            _shapes("mixtral", _MIXTRAL_22B, experts=Experts(8, 2, 16384)),
+            _shapes("deepseek_v3", _DEEPSEEK_V3, experts=_DEEPSEEK_EXPERTS, latent=_DEEPSEEK_LATENT),
+        )
+        for shape in shapes
+    }
 )
+"""By the name that commands take."""
+
+QWEN2_7B = MODEL_SHAPES["qwen2-7b"]
+"""What emulated and simulated swarms serve unless they are told otherwise."""

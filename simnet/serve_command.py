@@ -13,7 +13,6 @@ from molink.client.presentation import console
 from molink.client.progress import Progress
 from molink.dht.commands import EXIT_USAGE, CommandFailed, Debug, Json, Verbose, start_logging, tell
 from molink.simnet import serve_options as options
-from molink.simnet.devices import DEVICES
 from molink.simnet.emulate_options import (
     parse_micro_batches,
     parse_rates,
@@ -21,6 +20,7 @@ from molink.simnet.emulate_options import (
     require_positive,
 )
 from molink.simnet.model_shapes import MODEL_SHAPES
+from molink.simnet.named_devices import device_named
 from molink.simnet.paper_serving import Setting
 from molink.simnet.request_load import kept
 from molink.simnet.results import output_folder, result_document, write_json
@@ -109,8 +109,6 @@ def _changed(
     """The table at other settings, of which the paper prints nothing."""
     if model is not None and model not in MODEL_SHAPES:
         raise ValueError(f"--model {model} has no known shape: choose from {', '.join(MODEL_SHAPES)}")
-    if device is not None and device not in DEVICES:
-        raise ValueError(f"--device {device} has no profile: choose from {', '.join(DEVICES)}")
     other_machines = (peers or table.peers, model or table.model, device or table.device) != (
         table.peers, table.model, table.device,
     )  # fmt: skip
@@ -172,7 +170,8 @@ def _served(
 def _scenario(table: Preset, software_ms: float, seed: int) -> Scenario:
     """Its lines are those of the first cell; each cell has its own."""
     shape = replace(MODEL_SHAPES[table.model], tensors_per_boundary=table.tensors_per_boundary)
-    stages = tuple(Stage(DEVICES[table.device], span) for span in even_spans(shape.layers, table.peers))
+    device = device_named(table.device)
+    stages = tuple(Stage(device, span) for span in even_spans(shape.layers, table.peers))
     setting = table.cells[0].setting
     return Scenario(shape, stages, setting.bandwidth_mbps, setting.delay_ms, software_ms, seed=seed)
 

@@ -48,7 +48,8 @@ Tensors = Annotated[
     ),
 ]
 Device = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Instead of the table's.", show_default=False)
+    str | None,
+    typer.Option(metavar="NAME", help="As for emulate, instead of the table's.", show_default=False),
 ]
 Model = Annotated[
     str | None, typer.Option(metavar="NAME", help="Instead of the table's.", show_default=False)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from molink.shards.decode import Decoding
 from molink.shards.engine import Engine, Rows
 from molink.shards.kv_cache import SequenceCache
 from molink.shards.loader import load_stage
@@ -35,10 +36,16 @@ def spec_for(stage: Stage, dtype: str = "float32") -> ModelSpec:
     )
 
 
-def engine_with(folder: Path, *spans: tuple[int, int], dtype: str = "float32") -> Engine:
+def engine_with(
+    folder: Path,
+    *spans: tuple[int, int],
+    dtype: str = "float32",
+    quantization: str = "none",
+    decoding: Decoding | None = None,
+) -> Engine:
     """An engine that holds these spans, each loaded on its own."""
-    stages = [load_stage(folder, Span(*span), dtype=dtype) for span in spans]
-    engine = Engine(spec_for(stages[0], dtype), "cpu")
+    stages = [load_stage(folder, Span(*span), dtype=dtype, quantization=quantization) for span in spans]
+    engine = Engine(spec_for(stages[0], dtype), "cpu", decoding=decoding)
     for stage in stages:
         engine.attach(stage)
     return engine
@@ -114,12 +121,16 @@ def greedy_joining(
 KEY = b"model"
 
 
-def start_sharing(circuit: Circuit, prompt: tuple[int, ...], tokens: int, chunk: int = 1 << 30) -> Run:
-    """A session that begins with what all hops have."""
+def start_sharing(
+    circuit: Circuit, prompt: tuple[int, ...], tokens: int, chunk: int = 1 << 30, *, reserve: bool = True
+) -> Run:
+    """A session that begins with what all hops have, if all can go back to there."""
     names = block_names(prompt[:-1], KEY)
     capacity = len(prompt) + tokens
-    caches = [engine.new_cache(span, capacity, names) for engine, span in circuit]
+    caches = [engine.new_cache(span, capacity, names, reserve=reserve) for engine, span in circuit]
     ready = min(cache.length for cache in caches)
+    if any(cache.least_length > ready for cache in caches):
+        ready = 0
     for cache in caches:
         cache.truncate(ready, same_tokens=True)
     return Run(prompt, caches, chunk, fed=ready)

@@ -1,20 +1,37 @@
-"""Makes docs/MODELS.md from what the engine does; without --write, checks that it is current. Takes minutes."""
+"""Makes docs/MODELS.md from what the engine does; without --write, checks that it is current.
+
+Every architecture is tried, which takes minutes; `--only llama,gemma2` tries these alone and leaves the other rows as
+they are. What has been tried is said on stderr.
+"""
 
 import argparse
+import re
 import sys
 import tempfile
+import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
 import transformers
-from architecture_table import TOLERANCE, Finding, find, generate
-from circuit_runs import engine_with
-from reference_models import REFERENCE_MODELS
+from architecture_table import find, known_architectures
+from exactness import SPLITS, TOLERANCE, WHOLE, shares_prefixes
+from measured_models import (
+    division_faults,
+    joining_faults,
+    preemption_faults,
+    quantization_faults,
+    rounding_faults,
+    sharing_faults,
+    tiny_model,
+)
 
-from molink.shards.spec import QUANTIZATIONS, Span
-from molink.shards.tensor_parallel import architecture_refusal
+from molink.shards.assembly import TROUBLE
+from molink.shards.errors import WeightsError
+from molink.shards.loader import folder_refusal
+from molink.shards.spec import QUANTIZATIONS
 
 PATH = Path(__file__).resolve().parent.parent / "docs/MODELS.md"
 
@@ -51,7 +68,10 @@ CONVERTED = {
 }
 """Generation, and which class of transformers computes it."""
 
-_KINDS = ", ".join(kind for kind in QUANTIZATIONS if kind != "none")
+_CONVERTED = "## Converted\n"
+_MEASURED = "Exact split | Batching | Shared prefixes | Quantization | Tensor parallel"
+_KINDS = tuple(kind for kind in QUANTIZATIONS if kind != "none")
+_RANKS = 2
 _INTRODUCTION = """# Models
 
 Made by `python tests/generate_models.py --write` with transformers {version}; a test keeps it current. Do not edit it.
@@ -61,53 +81,149 @@ which is found out, not listed: before a peer loads a model, it makes a tiny ran
 model's configuration (kinds of layers, windows, norms, caps, tied embeddings), runs it split in three with sessions
 that join each other, and compares the logits with those of the whole model in transformers.
 
-**Exact split** was measured here the same way, from files: split in two and in three, eight sessions of different
-lengths that join at different steps, prompts in chunks, float32. Logits differ from the whole model's by at most
-{tolerance:.0e} of the largest one, which is rounding, and all generated tokens are the same. Configurations are the
-defaults of each class, made tiny; no real weights were loaded.
+Every cell below was run here, on a CPU. Configurations are the defaults of each class, made tiny, with random weights;
+no real weights were loaded. `tests/shards/test_exact_in_every_way.py` runs the same.
+
+**Exact split** is `yes` where all of this held, on one hop, split in two and split in three. In float32: eight sessions
+of different lengths that join at different steps, prompts in chunks; prompts that begin alike, one after the other and
+together, with what they have in common computed once; and fourteen sessions in a pool with room for two, so that on
+every hop sessions were moved to the host's memory and back at least fourteen times. Logits differ from the whole
+model's by at most {tolerance:.0e} of the largest one, which is rounding, and all generated tokens are the same. In
+bfloat16, split in three, the same ways: tokens are the same wherever the best two logits of the whole model lie further
+apart than twice the measured difference of logits, which is so at no less than a third of the positions, and that
+difference is on average no larger than what rounding to bfloat16 does to the whole model. Where a tiny random model
+makes more of rounding, the row says to how much of the largest logit it is exact.
+
+**More than text**: of models that take images or sound as well, the text part is served, and what is no text is
+refused. Of their checkpoints only the tensors of the text part are read or fetched. They were compared with the whole
+class, towers and all, given text, and loaded from files with the names under which that class is published.
 
 **Batching**: *packed* runs the new tokens of all sessions as one row through every matrix, with attention of our own.
 *Left-padded* runs sessions with equally many new tokens as rows beside each other, with the architecture's own
-attention; it costs a copy of the cached keys and values each step.
+attention; it costs a copy of the cached keys and values each step. *Rows* does so for layers that keep a state of a
+session beside keys and values (linear attention, state spaces, convolutions), with our attention and without that copy.
+*Token by token* says that a later chunk of a prompt goes through one token after the other, since transformers
+continues from such a state no other way. *One by one* runs each session by itself with the architecture's own
+attention.
 
-**Quantization**: what weights can be kept in, beside plain ones (`--quantization`). That the parts of a split model
-compute what the whole one does, bit for bit, was measured for llama, mixtral and gpt2. Checkpoints in AWQ (4 bits),
-GPTQ (2, 4, 8 bits) and block-wise fp8 are unpacked while they are read.
+`nemotron_h` is compared with transformers where time steps are bounded as the checkpoints say (`time_step_limit`), not
+by `time_step_min`, as transformers does for prompts and does not for single tokens.
 
-**Tensor parallel**: *by plan* where transformers has a plan for the architecture that divides attention and MLP; it was
-run, with two processes, for those that `tests/shards/test_tensor_parallel.py` names, and never on a GPU.
+**Shared prefixes**: *yes* where a beginning that sessions have in common is computed once, and *no* where layers keep
+states: what a state was behind that beginning, nobody has kept. Each such session computes its whole prompt.
+
+**Quantization**: what weights can be kept in, beside plain ones (`--quantization`). Their matrices took the size that
+is announced, and the logits of a model split in three were those of the quantized whole, bit for bit, in float32; *no*
+where quantized weights are refused.
+Checkpoints in AWQ (4 bits), GPTQ (2, 4, 8 bits) and block-wise fp8 are unpacked while they are read.
+
+**Tensor parallel**: *{ranks} ranks* where so many ranks, each with its share of the heads and of every MLP, computed
+the whole model's logits (the same tolerance, as threads of one process), and *no* where the architecture is refused,
+mostly because transformers has no plan that divides its attention and MLP. It was never run on a GPU.
 """
 
 
-def generate_text() -> str:
+class NotMadeWhole(Exception):
+    """No tiny model could be made to compare with."""
+
+
+def architectures() -> tuple[str, ...]:
+    """The rows of the file: all architectures that are tried, and then what is converted."""
+    return (*known_architectures(), *CONVERTED)
+
+
+def find_rows(names: Iterable[str], report: Callable[[str], object]) -> dict[str, str]:
+    """Tries these; the line of each in its table."""
+    wanted = tuple(names)
+    rows = {}
+    for count, name in enumerate(wanted, 1):
+        began = time.perf_counter()
+        rows[name] = converted_line(name, report) if name in CONVERTED else found_line(name, report)
+        report(f"{count}/{len(wanted)}, {time.perf_counter() - began:.1f} s: {rows[name]}")
+    return rows
+
+
+def found_line(architecture: str, report: Callable[[str], object]) -> str:
+    finding = find(architecture)
+    reason = finding.reason
+    if finding.batching is not None:
+        try:
+            cells = measured_cells(architecture, finding.batching, report)
+        except NotMadeWhole as error:
+            reason = f"not measured, for no tiny model of its kind could be made whole: {error}"
+        except WeightsError as error:
+            reason = str(error).splitlines()[0].partition(": ")[2]
+        else:
+            return f"| `{architecture}` | `{finding.model_class}` | {cells} |"
+    return f"| `{architecture}` | {reason.replace('|', '/')} |"
+
+
+def converted_line(name: str, report: Callable[[str], object]) -> str:
+    return f"| {name} | {CONVERTED[name]} | {measured_cells(name, 'packed', report)} |"
+
+
+def measured_cells(name: str, batching: str, report: Callable[[str], object]) -> str:
+    """What the columns of _MEASURED say. Raises NotMadeWhole, and WeightsError where it is not served after all."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            model = tiny_model(name, Path(folder))
+        except TROUBLE as error:
+            raise NotMadeWhole((str(error).strip() or type(error).__name__).splitlines()[0]) from error
+        circuits = [model.circuit(cuts) for cuts in (WHOLE, *SPLITS)]
+        ways = (joining_faults, sharing_faults, preemption_faults)
+        faults = [fault for way in ways for circuit in circuits for fault in way(model, circuit)]
+        faults += rounding_faults(model)
+        shared = "yes" if shares_prefixes(circuits[0]) else "no"
+        refusals = {kind: quantization_faults(model, kind) for kind in _KINDS}
+        kinds = [kind for kind, found in refusals.items() if not found]
+        divisible = folder_refusal(model.folder, _RANKS) is None and not division_faults(model, _RANKS)
+        worded = "yes" if model.tolerance == TOLERANCE else f"yes, to {model.tolerance:.0e}"
+    for fault in faults + [f"{kind}: {fault}" for kind, found in refusals.items() for fault in found]:
+        report(f"{name}: {fault}")
+    cells = ("NO" if faults else worded, batching, shared, ", ".join(kinds) or "no")
+    return " | ".join((*cells, f"{_RANKS} ranks" if divisible else "no"))
+
+
+def written_rows(text: str) -> dict[str, str]:
+    """The lines that the file has now, by architecture."""
+    tables = text[text.index(_CONVERTED) :].splitlines()
+    rows = {line.strip("| ").split(" | ")[0].strip("`"): line for line in tables if line.startswith("| ")}
+    return {name: line for name, line in rows.items() if name in architectures()}
+
+
+def served_rows(text: str) -> list[str]:
+    """The models that it says are served, converted ones too."""
+    return [name for name, line in written_rows(text).items() if _is_served(line)]
+
+
+def _is_served(line: str) -> bool:
+    return line.count(" | ") > 1
+
+
+def render(rows: Mapping[str, str]) -> str:
     """What the file should say."""
-    findings = find()
-    served = [finding for finding in findings if finding.batching is not None]
-    refused = [finding for finding in findings if finding.batching is None]
-    packed = sum(finding.batching == "packed" for finding in served)
-    converted = [converted_line(name) for name in CONVERTED]
+    ordered = [rows[name] for name in architectures() if name in rows and name not in CONVERTED]
+    served = [line for line in ordered if _is_served(line)]
+    refused = [line for line in ordered if not _is_served(line)]
+    packed, padded = (sum(f"| {kind} |" in line for line in served) for kind in ("packed", "left-padded"))
     sections = [
-        _INTRODUCTION.format(version=transformers.__version__, tolerance=TOLERANCE),
-        f"Of {len(findings)} architectures, {packed} are exact in packed batches, {len(served) - packed} in "
-        f"left-padded ones, and {len(refused)} are refused. {len(converted)} more kinds are converted.\n",
+        _INTRODUCTION.format(version=transformers.__version__, tolerance=TOLERANCE, ranks=_RANKS),
+        f"Of {len(ordered)} architectures, {packed} are exact in packed batches, {padded} in "
+        f"left-padded ones, {len(served) - packed - padded} as rows or one by one, and {len(refused)} are refused. "
+        f"{len(CONVERTED)} more kinds are converted.\n",
         "## The paper's architectures\n",
         "Table 1 of the MoLink system paper, and Llama.\n",
         _table("Class | Architecture here", [f"| `{name}` | {here} |" for name, here in TABLE_1.items()]),
-        "## Converted\n",
+        _CONVERTED,
         "These came with code of their own, which is never run. Their tensors get the names of a class of transformers "
         "that computes the same. They were compared with forwards written from their published descriptions "
         "(`tests/reference_models.py`), not with the original code or weights, which were not at hand. Their own "
         "tokenizers are code too: such a model needs a `tokenizer.json`.\n",
-        _table(
-            "Architecture | Computed by | Exact split | Batching | Quantization | Tensor parallel", converted
-        ),
+        _table(f"Architecture | Computed by | {_MEASURED}", [rows[name] for name in CONVERTED]),
         "## Served\n",
-        _table(
-            "Architecture | Class | Exact split | Batching | Quantization | Tensor parallel",
-            [*map(served_line, served)],
-        ),
+        _table(f"Architecture | Class | {_MEASURED}", served),
         "## Refused\n",
-        _table("Architecture | Reason", [*map(refused_line, refused)]),
+        _table("Architecture | Reason", refused),
     ]
     return "\n".join(sections)
 
@@ -116,48 +232,21 @@ def _table(head: str, lines: list[str]) -> str:
     return "\n".join([f"| {head} |", "|" + " --- |" * (head.count("|") + 1), *lines, ""])
 
 
-def served_line(finding: Finding) -> str:
-    exact = "yes" if finding.same_tokens and finding.difference <= TOLERANCE else "NO"
-    divided = divided_by(finding.architecture)
-    names = f"`{finding.architecture}` | `{finding.model_class}`"
-    return f"| {names} | {exact} | {finding.batching} | {_KINDS} | {divided} |"
-
-
-def divided_by(architecture: str) -> str:
-    """The last column."""
-    return "by plan" if architecture_refusal(architecture) is None else "no"
-
-
-def refused_line(finding: Finding) -> str:
-    return f"| `{finding.architecture}` | {finding.reason.replace('|', '/')} |"
-
-
-def converted_line(name: str) -> str:
-    model = REFERENCE_MODELS[name]
-    with tempfile.TemporaryDirectory() as folder:
-        stored = model.save(Path(folder), model.weights())
-        cuts = ((0, 1), (1, 3), (3, 4))
-        runs = generate(
-            [(engine_with(stored, cut), Span(*cut)) for cut in cuts],
-            [(5, 9, 2, 31, 7, 7, 50), (1,), (7, 3, 9, 22)],
-        )
-    exact = True
-    for run in runs:
-        expected = model.logits(model.weights(), [*run.prompt, *run.tokens[:-1]])[len(run.prompt) - 1 :]
-        difference = float((torch.stack(run.logits) - expected).abs().max() / expected.abs().max())
-        exact = exact and difference <= TOLERANCE and run.tokens == expected.argmax(-1).tolist()
-    return f"| {name} | {CONVERTED[name]} | {'yes' if exact else 'NO'} | packed | {_KINDS} | not tried |"
-
-
 def main(report: Callable[[str], object] = print) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help="write the file instead of checking it")
+    parser.add_argument("--only", type=partial(re.split, r",(?! )"), help="architectures, between commas")
+    options = parser.parse_args()
+    if unknown := set(options.only or ()) - set(architectures()):
+        parser.error(f"there is no {', '.join(sorted(unknown))} in the table")
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)  # as in the tests; tiny matrices gain nothing from a second one
-    text = generate_text()
-    if parser.parse_args().write:
+    before = PATH.read_text(encoding="utf-8")
+    rows = find_rows(options.only or architectures(), partial(print, file=sys.stderr, flush=True))
+    text = render((written_rows(before) if options.only else {}) | rows)
+    if options.write:
         PATH.write_text(text, encoding="utf-8")
-    elif PATH.read_text(encoding="utf-8") != text:
+    elif before != text:
         report(f"{PATH} is not current: run python tests/generate_models.py --write")
         sys.exit(1)
 

@@ -13,7 +13,9 @@ from molink.peer.circulation import Rule, molink
 from molink.peer.link.link import Link
 from molink.peer.model import LocalModel
 from molink.peer.prefill_chunks import Cut, chunk_lengths
+from molink.peer.profile import Profile
 from molink.peer.protocol import molink_pb2 as pb
+from molink.peer.step_times import StepTimes
 from molink.shards.prefix import NAME_BYTES, block_names, common_prefix
 from molink.shards.spec import Span
 
@@ -96,8 +98,9 @@ async def served_circuit(
     swap_bytes: int = 0,
     rule: Rule = molink,
     cut: Cut = chunk_lengths,
+    profile: Profile | None = None,
 ) -> AsyncIterator[ServedCircuit]:
-    """Peers of which each holds the layers between two of the cuts."""
+    """Peers of which each holds the layers between two of the cuts; that profile is what they know of their times."""
     async with AsyncExitStack() as stack:
         spans = [Span(*bounds) for bounds in pairwise((0, *cuts, model.spec.layers))]
         peers = [
@@ -109,6 +112,7 @@ async def served_circuit(
                     span=span if swap_bytes else None,
                     rule=rule,
                     cut=cut,
+                    step_times=profile and StepTimes(profile),
                 )
             )
             for span in spans

@@ -25,6 +25,7 @@ from molink.peer.model import LocalModel
 from molink.peer.prefill_chunks import Cut, chunk_lengths
 from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.serving import Serving
+from molink.peer.step_times import StepTimes
 from molink.shards import store
 from molink.shards.spec import ModelSpec, Span
 
@@ -106,6 +107,7 @@ async def served(
     activation_codecs: tuple[str, ...] = (),
     rule: Rule = molink,
     cut: Cut = chunk_lengths,
+    step_times: StepTimes | None = None,
 ) -> AsyncIterator[Served]:
     """A peer with room for the weights of the span (None: all) and the KV cache of `kv_tokens` tokens in it, and swap
     space; and its client."""
@@ -129,6 +131,7 @@ async def served(
         activation_codecs,
         rule,
         cut=cut,
+        step_times=step_times,
     )
     async with serving, End(is_client=True) as client:
         facts = replace(

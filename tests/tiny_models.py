@@ -22,6 +22,8 @@ from transformers import (
 from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging as transformers_logging
 
+from molink.shards.text_part import generative_class
+
 T = TypeVar("T")
 
 LAYERS = 6
@@ -274,12 +276,17 @@ def make_tiny_model(
 
 
 def load_reference(folder: Path, dtype: str = "float32") -> PreTrainedModel:
-    """The whole model as `transformers` loads it: the reference for tokens and logits."""
-    return quietly(
-        lambda: AutoModelForCausalLM.from_pretrained(
+    """The whole model as `transformers` loads it, with all that it takes: the reference for tokens and logits."""
+
+    def load() -> PreTrainedModel:
+        kind = generative_class(AutoConfig.from_pretrained(folder, local_files_only=True))
+        assert kind is not None
+        model: PreTrainedModel = kind.from_pretrained(
             folder, dtype=getattr(torch, dtype), local_files_only=True
-        ).eval()
-    )
+        )
+        return model.eval()
+
+    return quietly(load)
 
 
 def greedy_reference(folder: Path, prompt: list[int], tokens: int, dtype: str = "float32") -> list[int]:

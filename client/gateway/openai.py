@@ -159,6 +159,19 @@ class ChatMessage(BaseModel):
     content: str | list[TextPart]
     name: str | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _only_text_parts(cls, message: object) -> object:
+        content = message.get("content") if isinstance(message, dict) else None
+        for part in content if isinstance(content, list) else ():
+            kind = part.get("type") if isinstance(part, dict) else None
+            if isinstance(kind, str) and kind != "text":
+                raise ValueError(
+                    "content may hold text only: images, sound and files are not supported, "
+                    "not even for models that could take them"
+                )
+        return message
+
     @model_validator(mode="after")
     def _only_text(self) -> "ChatMessage":
         for name in ("tool_calls", "function_call", "audio"):

@@ -20,10 +20,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 from circuit_runs import Circuit, Run, engine_with, start_run, start_sharing, step_runs
+from engine_memory import report_memory
+from engine_mixing import report_mixing
 from tables import Table
 from this_machine import processor
 from tiny_models import load_reference
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import FalconConfig, FalconForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from molink.shards.engine import Engine
 from molink.shards.spec import Span
@@ -45,7 +47,7 @@ def make_llama(folder: Path) -> None:
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=1024, hidden_size=512, intermediate_size=1408, num_hidden_layers=8, num_attention_heads=8,
-        num_key_value_heads=8, max_position_embeddings=2048, eos_token_id=1, bos_token_id=0, dtype="float32",
+        num_key_value_heads=8, max_position_embeddings=16384, eos_token_id=1, bos_token_id=0, dtype="float32",
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(folder)
 
@@ -63,7 +65,8 @@ def least_s(times: int, action: Callable[[], None]) -> float:
 class Bench:
     """A model in an engine and in transformers."""
 
-    def __init__(self, engine: Engine, model: PreTrainedModel, rounds: int) -> None:
+    def __init__(self, engine: Engine, model: PreTrainedModel, folder: Path, rounds: int) -> None:
+        self.folder = folder
         self.engine = engine
         self.model = model
         self.rounds = rounds
@@ -133,7 +136,40 @@ def prefix_hits(bench: Bench, table: Table) -> None:
     table.judge("hit over miss", hit_s / miss_s, "times", HIT_BAR)
 
 
-CASES = {"overhead": overhead, "batches": batches, "prefix": prefix_hits}
+def mixing(bench: Bench, table: Table) -> None:
+    """Decode steps beside a prompt of 8,000 tokens, which is computed in pieces as a peer does it."""
+    report_mixing(bench.engine, bench.folder, WHOLE, table)
+
+
+def padded(bench: Bench, table: Table) -> None:
+    """Decode steps of 8 sessions of a model whose own attention runs, on left-padded rows: a Falcon."""
+    with tempfile.TemporaryDirectory() as folder:
+        torch.manual_seed(0)
+        config = FalconConfig(
+            vocab_size=1024, hidden_size=512, num_hidden_layers=8, num_attention_heads=8, alibi=False,
+            ffn_hidden_size=2112, eos_token_id=1, bos_token_id=0, dtype="float32",
+        )  # fmt: skip
+        FalconForCausalLM(config).save_pretrained(folder)
+        other = Bench(engine_with(Path(folder), (0, 8)), bench.model, Path(folder), bench.rounds)
+        one_s, eight_s = other.in_turns(lambda: other.decode_s(1), lambda: other.decode_s(8))
+    table.note("1 session", f"{one_s * 1000:.2f} ms per step", ms=one_s * 1000)
+    table.note("8 sessions", f"{eight_s * 1000:.2f} ms per step", ms=eight_s * 1000)
+    table.note("8 sessions over serial", f"{8 * one_s / eight_s:.2f} times", figure=8 * one_s / eight_s)
+
+
+def memory(_: Bench, table: Table) -> None:
+    """Resident memory that loading a span and one step add to a process that has imported everything."""
+    report_memory(table)
+
+
+CASES = {
+    "overhead": overhead,
+    "batches": batches,
+    "prefix": prefix_hits,
+    "mixing": mixing,
+    "padded": padded,
+    "memory": memory,
+}
 
 
 def main() -> None:
@@ -155,7 +191,9 @@ def main() -> None:
     missed: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
         make_llama(Path(folder))
-        bench = Bench(engine_with(Path(folder), (0, 8)), load_reference(Path(folder)), options.rounds)
+        bench = Bench(
+            engine_with(Path(folder), (0, 8)), load_reference(Path(folder)), Path(folder), options.rounds
+        )
         for name in options.only or CASES:
             print(f"\n{name}: {(CASES[name].__doc__ or '').splitlines()[0]}", flush=True)
             table = Table()

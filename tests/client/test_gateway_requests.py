@@ -54,6 +54,17 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.parametrize("kind", ["image_url", "input_audio", "file"])
+def test_what_is_no_text_is_refused_by_saying_so(kind: str, http: httpx.Client, swarm: FakeSwarm) -> None:
+    parts = [{"type": "text", "text": "What is this?"}, {"type": kind, kind: {"url": "data:,"}}]
+    answer = http.post("/v1/chat/completions", json=CHAT | {"messages": [{"role": "user", "content": parts}]})
+    assert answer.status_code == 400
+    error = error_of(answer)
+    assert error["param"] == "messages.0.content"
+    assert "images, sound and files are not supported" in error["message"]
+    assert swarm.calls == []
+
+
 @pytest.mark.parametrize(("body", "parameter"), WRONG, ids=lambda value: str(value)[-40:])
 def test_a_wrong_or_unsupported_parameter_is_named(
     body: dict[str, Any], parameter: str, http: httpx.Client, swarm: FakeSwarm

@@ -1,16 +1,23 @@
 """Peers that serve a model of a hub: each fetches its own layers, and together they are the model."""
 
-from collections.abc import AsyncIterator, Iterator
+import asyncio
+import json
+import signal
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
-from fake_hub import FakeHub, fake_hub, files_of
-from live_swarms import References, generate
+from fake_hub import Answer, Asked, FakeHub, fake_hub, files_of
+from live_swarms import PROGRAM_TIMEOUT_S, References, generate
 from tiny_models import make_tiny_model
 
 from molink.client.errors import SwarmUnavailable
 from molink.client.local_swarm import LocalSwarm
 from molink.client.swarm import AsyncSwarm
+from molink.dht.commands import EXIT_INTERRUPTED
 from molink.shards.safetensors_header import read_header
 
 pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
@@ -96,6 +103,105 @@ async def test_a_peer_that_chooses_for_itself_fetches_what_it_chose_and_shares_t
     fetched(hub)
     await swarm.join("second", *options(tmp_path, "shared", None))
     assert fetched(hub) == set()
+
+
+async def test_the_first_ctrl_c_ends_a_peer_that_waits_for_its_weights_and_another_try_goes_on(
+    swarm: LocalSwarm, hub: FakeHub, tmp_path: Path, anyio_backend: str
+) -> None:
+    names = sorted(name for name in hub.files if name.endswith(".safetensors"))
+    gone = threading.Event()
+    digests = tmp_path / "store" / "notes" / "digests"
+
+    def hold(asked: Asked, answer: Answer) -> Answer:
+        """The last file does not come, but for its header."""
+        if asked.name == names[-1] and asked.stop > 2**16:
+            gone.wait(10 * PROGRAM_TIMEOUT_S)
+        return answer
+
+    hub.fault = hold
+    program = (
+        sys.executable,
+        "-m",
+        "molink.peer",
+        "join",
+        "--new-swarm",
+        "--state-dir",
+        str(tmp_path / "state"),
+    )
+    process = await asyncio.create_subprocess_exec(
+        *program, *options(tmp_path, "store", "0:2"), stdout=asyncio.subprocess.PIPE, env=swarm.environment
+    )
+    try:
+        async with asyncio.timeout(PROGRAM_TIMEOUT_S):
+            while len(list(digests.glob("*"))) < len(names) - 1:  # noqa: ASYNC110 - no other sign is given
+                await asyncio.sleep(0.05)
+            process.send_signal(signal.SIGINT)
+            said, _ = await process.communicate()
+    finally:
+        gone.set()
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert process.returncode == EXIT_INTERRUPTED
+    assert said.decode().splitlines()[-1] == "Leaving before anything was served"
+    hub.fault = None
+    hub.asked.clear()
+    await swarm.join("front", *options(tmp_path, "store", "0:2"))
+    whole = [
+        asked.name
+        for asked in hub.asked
+        if asked.host == "content" and asked.stop > 2**16 and not asked.start
+    ]
+    assert whole == names[-1:]
+
+
+async def run(program: str, *arguments: str, environment: Mapping[str, str]) -> dict[str, Any]:
+    """What the program prints with --json."""
+    command = (
+        sys.executable,
+        "-c",
+        f"from {program} import main; main()",
+        *arguments,
+        "--model",
+        MODEL,
+        "--json",
+    )
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, env=environment)
+    async with asyncio.timeout(2 * PROGRAM_TIMEOUT_S):
+        out, _ = await process.communicate()
+    assert process.returncode == 0
+    return dict(json.loads(out))
+
+
+def check_headers_alone(hub: FakeHub) -> None:
+    asked = [one for one in hub.asked if one.host == "content" and one.method == "GET"]
+    assert asked
+    assert all(one.start == 0 and one.stop <= 2**16 for one in asked)
+
+
+async def test_a_machine_is_measured_with_a_model_of_which_no_weights_are_fetched(
+    swarm: LocalSwarm, hub: FakeHub, tmp_path: Path, anyio_backend: str
+) -> None:
+    state = ("--state-dir", str(tmp_path / "state"))
+    machine = await run("molink.peer.cli", "profile", *state, environment=swarm.environment)
+    assert machine["layer_ms"]["1"] > 0
+    assert (machine["model"], machine["model_hash"]) == (MODEL, None)
+    check_headers_alone(hub)
+
+
+@pytest.mark.full
+async def test_a_model_is_emulated_of_which_no_weights_are_fetched(
+    swarm: LocalSwarm, hub: FakeHub, tmp_path: Path, anyio_backend: str
+) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("arrival_s,prompt_tokens,generated_tokens\n0,20,5\n")
+    line = ("--peers", "2", "--bandwidth-mbps", "1000", "--delay-ms", "1", "--policy", "molink")
+    load = ("--rate", "1", "--warm-up", "0", "--duration", "1", "--trace", str(trace))
+    arguments = ("emulate", "--compute", "real", *line, *load)
+    emulated = await run("molink.simnet.cli", *arguments, environment=swarm.environment)
+    (row,) = emulated["rows"]
+    assert (row["requests"], row["failed"]) == (1, 0)
+    check_headers_alone(hub)
 
 
 @pytest.mark.full

@@ -25,11 +25,17 @@ async def test_three_peers_in_nf4_give_the_tokens_of_the_whole_model_in_nf4(refe
     expected = greedy([(engine, whole)], ids, NEW_TOKENS)
     async with LocalSwarm() as swarm:
         for name, layers in (("front", "0:4"), ("middle", "4:8"), ("back", "8:12")):
-            peer = await swarm.join(name, "--model", BUNDLED, "--layers", layers, "--quantization", "nf4")
+            # who joins has the quantization of the swarm, whether or not it names the model
+            told = {"front": ("--model", BUNDLED, "--quantization", "nf4"), "middle": ("--model", BUNDLED)}
+            peer = await swarm.join(name, "--layers", layers, *told.get(name, ()))
             effects = [
                 line for line in peer.lines if line.startswith("Quantization nf4: the layers take 2.7 MB")
             ]
             assert len(effects) == 1
+        stranger = await swarm.join("stranger", "--layers", "0:1", "--quantization", "none")
+        notes = [line for line in stranger.lines if line.startswith("Note: ")]
+        assert len(notes) == 1
+        assert "is served in float32, nf4 here, and this peer adds it in float32:" in notes[0]
         async with AsyncSwarm(BUNDLED, initial_peers=swarm.addresses, quantization="nf4") as asking:
             generation = await generate(asking, ids, NEW_TOKENS)
             assert asking.model.quantization == "nf4"

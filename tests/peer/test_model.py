@@ -12,22 +12,27 @@ from molink.dht.identity import Identity
 from molink.dht.records import PeerView
 from molink.peer.model import LocalModel, open_model
 from molink.shards.catalog import BUNDLED, resolve
+from molink.shards.errors import QuantizationUnavailable
 from molink.shards.store import StoreError, describe
 
 
-def opened(folder: Path, *views: PeerView, dtype: str = "auto") -> LocalModel:
+def opened(
+    folder: Path, *views: PeerView, dtype: str = "auto", quantization: str | None = None
+) -> LocalModel:
     told: list[str] = []
-    return asyncio.run(open_model(str(folder), dtype, "none", views, folder.parent / "digests", told.append))
+    asked = (str(folder), dtype, quantization, views, folder.parent / "digests", told.append)
+    return asyncio.run(open_model(*asked))
 
 
-def serving(folder: Path, name: str, *, dtype: str = "float32") -> PeerView:
+def serving(folder: Path, name: str, *, dtype: str = "float32", quantization: str = "none") -> PeerView:
     """A peer that serves what is in the folder now."""
     identity = Identity.generate()
-    spec = describe(folder, dtype)
+    spec = describe(folder, dtype, quantization)
     model = replace(
         facts_of(identity).model,
         name=name,
         dtype=dtype,
+        quantization=quantization,
         content_hash=spec.content_hash,
         model_hash=spec.model_hash,
         layers=spec.layers,
@@ -62,6 +67,23 @@ def test_of_dtypes_the_one_that_the_swarm_computes_in_is_taken(folder: Path) -> 
     others = serving(folder, "anything", dtype="bfloat16")
     assert opened(folder, others).spec.model_hash == others.facts.model.model_hash
     assert opened(folder, others, dtype="float32").spec.dtype == "float32"
+
+
+def test_the_quantization_of_the_swarm_is_taken_unless_the_owner_says_another(folder: Path) -> None:
+    others = [serving(folder, "anything", quantization=one) for one in ("nf4", "int8", "nf4")]
+    assert opened(folder, *others).spec.model_hash == others[0].facts.model.model_hash
+    assert opened(folder, *others, quantization="int8").spec.model_hash == others[1].facts.model.model_hash
+    assert opened(folder, *others, quantization="none").spec.quantization == "none"
+    assert opened(folder, others[0], dtype="bfloat16").spec.quantization == "none"  # nobody has it so
+    assert opened(folder).spec.quantization == "none"
+
+
+def test_a_quantization_that_this_machine_lacks_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("molink.peer.model.find_spec", lambda _: None)
+    with pytest.raises(QuantizationUnavailable, match="nf4 weights need bitsandbytes"):
+        opened(folder, serving(folder, "anything", quantization="nf4"))
 
 
 def test_an_altered_bundled_model_is_refused_even_by_the_first_of_a_swarm(

@@ -40,6 +40,7 @@ class Peer:
 
     def __init__(self, settings, state, report):
         self.settings = settings
+        self.loads = mode.startswith("loading")
         self.report = report
         self.gone = asyncio.Event()
 
@@ -352,6 +353,14 @@ def test_a_second_ctrl_c_ends_a_peer_that_has_left_but_for_a_thread(tmp_path: Pa
         assert terminal.end()[0] == commands.EXIT_INTERRUPTED
 
 
+def test_a_peer_that_has_left_does_not_wait_for_a_thread_that_loads(tmp_path: Path) -> None:
+    with peer("loading thread", "join", "--state-dir", tmp_path) as terminal:
+        terminal.wait_for("ready")
+        terminal.process.send_signal(signal.SIGINT)
+        code, out, err = terminal.end()
+    assert (code, out.splitlines()[-1], err) == (0, "Left the swarm", "")
+
+
 def test_status_and_leave_reach_the_peer_of_this_machine(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -428,9 +437,9 @@ def test_a_peer_that_cannot_serve_fails_with_one_line(
 
 
 def test_a_reader_that_goes_away_does_not_stop_the_peer(tmp_path: Path) -> None:
-    with peer("slow", "join", "--state-dir", tmp_path) as terminal:
+    with peer("plain", "join", "--state-dir", tmp_path) as terminal:
         assert terminal.process.stdout is not None
-        terminal.wait_for("Loading layers")  # from inside its life, which has begun to heed signals
+        terminal.wait_for("ready")
         terminal.process.stdout.close()
         terminal.process.send_signal(signal.SIGTERM)
         assert terminal.process.wait(DEADLINE_S) == 0

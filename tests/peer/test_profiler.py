@@ -14,9 +14,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from molink.dht.records import LayerLatency
 from molink.peer import profiler
 from molink.peer.profile import Profile, at_most_the_next
+from molink.peer.profile_json import FLOOR_MS
 from molink.peer.profiler import (
     BATCH_SIZES,
-    FLOOR_MS,
     PREFILL_TOKENS,
     added_ms,
     cached_or_measured,

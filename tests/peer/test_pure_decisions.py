@@ -38,6 +38,7 @@ DECISIONS = [
     "molink.shards.prefix",
     "molink.shards.spec",
     "molink.shards.ranges",
+    "molink.peer.choosing_model",
     "molink.peer.codecs",
     "molink.peer.circulation",
     "molink.peer.circulation_limit",
@@ -55,6 +56,7 @@ DECISIONS = [
     "molink.peer.transmission.backlog",
     "molink.peer.pipeline",
     "molink.peer.prefill_chunks",
+    "molink.peer.prefill_pieces",
     "molink.peer.prefill_window",
     "molink.peer.prompts",
     "molink.peer.profile",
@@ -74,8 +76,10 @@ DECISIONS = [
     "molink.peer.transmission.values",
     "molink.peer.link.unacknowledged",
     "molink.routing",
+    "molink.simnet.communication.fabric",
+    "molink.simnet.communication.printed",
     "molink.simnet.devices",
-    "molink.simnet.llama_shapes",
+    "molink.simnet.layer_shapes",
     "molink.simnet.model_shapes",
 ]
 

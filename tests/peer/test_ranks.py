@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from hub_models import hub_side
 from tiny_models import greedy_reference, load_reference, make_tiny_model
 
 from molink.peer.model import LocalModel
@@ -19,8 +20,9 @@ from molink.peer.ranks import RanksLost
 from molink.routing.parallelism import Lengths
 from molink.routing.rank_traffic import request_traffic, step_traffic
 from molink.shards import store
-from molink.shards.engine import Rows
+from molink.shards.engine import Engine, Rows
 from molink.shards.errors import WeightsError
+from molink.shards.kv_cache import CacheFull
 from molink.shards.spec import Span
 
 PROMPT = [5, 6, 7, 9, 11, 200, 3]
@@ -119,6 +121,46 @@ def test_what_a_step_through_some_layers_moves_is_what_the_formula_says(running:
     traffic = step_traffic(spec, span, 2, 9, 0)
     assert ranks.ask("count", {})[1][0]["bytes"] - before == traffic.reduced_bytes
     assert ranks.payload_bytes - piped == traffic.pipe_bytes
+
+
+def test_a_session_goes_on_between_several_devices_and_one(running: Running) -> None:
+    """Exported tokens are the bytes that one device would have, so that either may take over from the other."""
+    ranked, whole = running.backend.engine, running.model.spec.whole
+    alone = Engine(running.model.spec, "cpu")
+    alone.attach(running.model.load(whole, "cpu"))
+    expected = greedy_reference(running.model.folder, PROMPT, 3)
+    for source, target in ((ranked, alone), (alone, ranked), (ranked, ranked)):
+        first, second = source.new_cache(whole, 32), target.new_cache(whole, 32)
+        source.step(whole, [Rows(first, len(PROMPT), tuple(PROMPT), want_logits=False)], None)
+        exported = first.export(0, 4) + first.export(4, len(PROMPT))
+        size = len(exported) * 4 // len(PROMPT)
+        second.restore(0, 4, exported[:size])
+        second.restore(4, len(PROMPT) - 4, memoryview(exported)[size:])
+        assert second.length == len(PROMPT)
+        drawn = list(expected[:1])
+        while len(drawn) < len(expected):
+            logits = target.step(whole, [Rows(second, 1, (drawn[-1],), want_logits=True)], None)
+            drawn.append(int(logits[0].argmax()))
+        assert drawn == expected
+        second.truncate(4)
+        assert second.export(0, 4) == exported[:size]
+
+
+def test_exports_that_do_not_fit_are_refused_and_change_nothing(running: Running) -> None:
+    engine, whole = running.backend.engine, running.model.spec.whole
+    cache, other = engine.new_cache(whole, 32), engine.new_cache(whole, 4)
+    engine.step(whole, [Rows(cache, 5, (1, 2, 3, 4, 5), want_logits=False)], None)
+    exported = cache.export(0, 5)
+    with pytest.raises(ValueError, match="cannot export"):
+        cache.export(0, 6)
+    with pytest.raises(CacheFull):
+        other.restore(0, 5, exported)
+    with pytest.raises(ValueError, match="bytes are not the"):
+        other.restore(0, 4, exported)
+    with pytest.raises(ValueError, match="position 1"):
+        other.restore(1, 3, exported[: len(exported) * 3 // 5])
+    assert (cache.length, other.length) == (5, 0)
+    assert cache.export(0, 5) == exported
 
 
 def test_refusals_of_the_engine_leave_the_ranks_in_step(running: Running) -> None:
@@ -241,3 +283,29 @@ def test_two_gloo_processes_put_on_the_wire_what_the_formula_says(architecture: 
         assert one["payload_bytes"] == predicted
         if one["wire_bytes"] is not None:
             assert one["wire_bytes"] == pytest.approx(predicted, rel=0.01)
+
+
+def test_ranks_read_a_hubs_weights_from_the_store_and_are_measured_without_any(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = make_tiny_model("llama", tmp_path_factory.mktemp("hub"))
+    with hub_side(folder, tmp_path) as side, side.store() as blobs:
+        manifest = side.manifest
+        spec = store.describe(manifest, "float32")
+        model = LocalModel(side.snapshot(), manifest, spec, side.weights(blobs))
+        backend = RankedBackend(model, ("cpu", "cpu"))
+        with backend.ranks:
+            side.hub.weight_ranges()
+            measured = backend.standing_in()
+            measured.load(Span(2, 3), ignore)()
+            measured.engine.detach(Span(2, 3))
+            assert side.hub.weight_ranges() == {}
+            backend.load(Span(0, 6), ignore)()
+            assert side.hub.weight_ranges()
+            assert generate(Running(model, backend), PROMPT, 8) == greedy_reference(folder, PROMPT, 8)
+            backend.engine.detach(Span(1, 2))
+            with side.weights(blobs).ready(Span(1, 2), manifest, ignore) as parts:
+                path = next(iter(parts.values())).path
+            path.write_bytes(bytes(path.stat().st_size))
+            backend.load(Span(1, 2), ignore)()  # what the disk has spoiled is fetched again
+            assert generate(Running(model, backend), PROMPT, 8) == greedy_reference(folder, PROMPT, 8)

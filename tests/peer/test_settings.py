@@ -34,7 +34,7 @@ def test_without_anything_the_defaults_hold(environment: dict[str, str]) -> None
     assert settings.initial_peers == ()
     assert settings.new_swarm is False
     assert settings.memory_bytes is None
-    assert (settings.device, settings.dtype, settings.quantization) == ("auto", "auto", "none")
+    assert (settings.device, settings.dtype, settings.quantization) == ("auto", "auto", None)
     assert settings.listen == "127.0.0.1"
     assert (settings.port, settings.grpc_port, settings.layers) == (None, None, None)
     assert (settings.partner, settings.relay) == ("auto", "auto")

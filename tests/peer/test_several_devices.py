@@ -9,9 +9,9 @@ from molink.peer.profile import Profile
 from molink.peer.several_devices import LARGE_BYTES, SMALL_BYTES, compare, measured_link, measured_rates
 from molink.routing.layout_prediction import DeviceLink, all_reduce_s
 from molink.routing.parallelism import Layout
-from molink.simnet.llama_shapes import LLAMA_3_1_8B
+from molink.simnet.model_shapes import MODEL_SHAPES
 
-SPEC = LLAMA_3_1_8B.spec()
+SPEC = MODEL_SHAPES["llama-3.1-8b"].spec()
 ALONE = Profile((LayerLatency(1, 0.5), LayerLatency(8, 0.6)), 0.1, 1.0, 1e9, (PrefillLatency(512, 4.0),))
 NVLINK = DeviceLink(bytes_per_s=200e9, latency_s=5e-6)
 HUB = DeviceLink(bytes_per_s=1e9, latency_s=1e-3)

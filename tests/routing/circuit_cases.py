@@ -56,6 +56,7 @@ def random_problem(rng: np.random.Generator, machines: int, layers: int, *, full
             "load_ms": rng.uniform(0.1, 2.0, machines),
             "load_weight": 0.05,
         }
+        values["shared_bytes"] = int(rng.integers(0, min(50, values["head_bytes"]) + 1))
     return CircuitProblem(**values)
 
 
@@ -78,12 +79,12 @@ def fits(problem: CircuitProblem, hop: Hop) -> bool:
         held = problem.resident is not None and bool(problem.resident[machine, layer])
         needed += 0 if held else int(problem.layer_bytes[layer])
         kv += 0 if problem.kv_bytes is None else int(problem.kv_bytes[layer])
-    if hop.start == 0 and not (problem.embed_resident is not None and problem.embed_resident[machine]):
-        needed += problem.embed_bytes
-    if hop.stop == problem.layers and not (
-        problem.head_resident is not None and problem.head_resident[machine]
-    ):
-        needed += problem.head_bytes
+    has_embedding = problem.embed_resident is not None and bool(problem.embed_resident[machine])
+    has_head = problem.head_resident is not None and bool(problem.head_resident[machine])
+    starts, ends = hop.start == 0 and not has_embedding, hop.stop == problem.layers and not has_head
+    needed += starts * problem.embed_bytes + ends * problem.head_bytes
+    if (starts or has_embedding) and (ends or has_head) and (starts or ends):
+        needed -= problem.shared_bytes
     room = problem.free_kv_bytes is None or kv <= problem.free_kv_bytes[machine]
     return needed <= problem.free_bytes[machine] and bool(room)
 

@@ -32,6 +32,7 @@ def alike_problems(draw: st.DrawFn) -> CircuitProblem:
     machines, layers = draw(st.integers(1, 5)), draw(st.integers(1, 7))
     held = rng.random(machines) < 0.2
     everywhere = (machines, layers)
+    embed_bytes, head_bytes = int(rng.integers(0, 300)), int(rng.integers(0, 300))
     return CircuitProblem(
         layer_ms=rng.uniform(0.1, 10.0, machines),
         latency_ms=rng.uniform(0.0, 40.0, (machines, machines)),
@@ -41,8 +42,9 @@ def alike_problems(draw: st.DrawFn) -> CircuitProblem:
         head_ms=rng.uniform(0.0, 30.0, machines),
         resident=np.broadcast_to(held[:, None], everywhere),
         allowed=np.broadcast_to(rng.random(machines)[:, None] < 0.9, everywhere),
-        embed_bytes=int(rng.integers(0, 300)),
-        head_bytes=int(rng.integers(0, 300)),
+        embed_bytes=embed_bytes,
+        head_bytes=head_bytes,
+        shared_bytes=int(rng.integers(0, min(embed_bytes, head_bytes) + 1)),
         kv_bytes=np.full(layers, 10),
         free_kv_bytes=rng.integers(0, 80, machines),
     )

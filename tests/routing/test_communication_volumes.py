@@ -23,15 +23,15 @@ from molink.routing.volumes import (
     tensor_volume,
 )
 from molink.shards.spec import ModelSpec
-from molink.simnet.llama_shapes import LLAMA_2_13B, LLAMA_3_1_8B, LLAMA_3_2_3B, LLAMA_SHAPES
-from molink.simnet.model_shapes import ModelShape
+from molink.simnet.model_shapes import MODEL_SHAPES
 
 THE_PAPER_S = Lengths(128, 128)
-EIGHT = LLAMA_3_1_8B.spec()
+THE_PAPER_S_MODELS = ("llama-3.2-3b", "llama-3.1-8b", "llama-2-13b")
+EIGHT = MODEL_SHAPES["llama-3.1-8b"].spec()
 
 layouts = st.builds(Layout, st.sampled_from((1, 2, 4, 8)), st.sampled_from((1, 2, 4)))
 lengths = st.builds(Lengths, st.integers(1, 4096), st.integers(1, 2048))
-specs = st.sampled_from([shape.spec() for shape in LLAMA_SHAPES.values()])
+specs = st.sampled_from([MODEL_SHAPES[name].spec() for name in THE_PAPER_S_MODELS])
 
 
 def found(layout: Layout, spec: ModelSpec = EIGHT) -> dict[tuple[str, str], tuple[int, tuple[int, ...]]]:
@@ -50,19 +50,18 @@ def test_table_3_operations_of_tensor_parallelism(tensor: int, logits: int) -> N
 
 
 @pytest.mark.parametrize(
-    ("shape", "prefill", "decode"),
+    ("model", "prefill", "decode"),
     [
-        (LLAMA_3_2_3B, (786432, 57), (6144, 7239)),
-        (LLAMA_3_1_8B, (1048576, 65), (8192, 8255)),
-        (LLAMA_2_13B, (1310720, 81), (10240, 10287)),
+        ("llama-3.2-3b", (786432, 57), (6144, 7239)),
+        ("llama-3.1-8b", (1048576, 65), (8192, 8255)),
+        ("llama-2-13b", (1310720, 81), (10240, 10287)),
     ],
 )
 def test_table_4_size_and_count_of_all_reduces(
-    shape: ModelShape, prefill: tuple[int, int], decode: tuple[int, int]
+    model: str, prefill: tuple[int, int], decode: tuple[int, int]
 ) -> None:
-    reduced = [
-        one for one in operations(shape.spec(), Layout(tensor=4), THE_PAPER_S) if one.kind == "Allreduce"
-    ]
+    spec = MODEL_SHAPES[model].spec()
+    reduced = [one for one in operations(spec, Layout(tensor=4), THE_PAPER_S) if one.kind == "Allreduce"]
     assert [(one.message_bytes, one.count) for one in reduced] == [prefill, decode]
 
 
@@ -144,8 +143,8 @@ def test_volumes_grow_with_the_length_as_figure_7_s_text_says_but_for_the_gather
 
 
 def test_figure_6_s_order_pipeline_below_hybrid_below_tensor_parallelism() -> None:
-    for shape in LLAMA_SHAPES.values():
-        spec = shape.spec()
+    for model in THE_PAPER_S_MODELS:
+        spec = MODEL_SHAPES[model].spec()
         pipelined = pipeline_volume(spec, 4, THE_PAPER_S).bytes
         hybrid = hybrid_volume(spec, Layout(2, 2), THE_PAPER_S, first_stage=True).bytes
         assert pipelined < hybrid < tensor_volume(spec, 4, THE_PAPER_S).bytes

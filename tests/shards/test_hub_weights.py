@@ -6,10 +6,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from circuit_runs import greedy
 from hub_models import HubSide, hub_side
 from safetensors.torch import load_file
 from stored_models import write_llama
 
+from molink.shards.blobs import BlobStore
 from molink.shards.engine import Engine
 from molink.shards.errors import WeightsError
 from molink.shards.loader import load_stage
@@ -178,6 +180,31 @@ def test_progress_counts_the_bytes_that_are_fetched(side: HubSide) -> None:
     assert seen == sorted(seen)
     assert {total for _, total in seen} == {size}
     assert seen[-1] == (size, size)
+
+
+def test_loaded_layers_need_their_blobs_no_more_and_fetch_them_again_if_they_are_loaded_again(
+    side: HubSide,
+) -> None:
+    def load(engine: Engine, store: BlobStore, span: Span) -> None:
+        with side.weights(store).ready(span, side.manifest, lambda *_: None) as parts:
+            stage = load_stage(side.snapshot(), span, dtype="float32", manifest=side.manifest, parts=parts)
+        engine.attach(stage)
+
+    spec = describe(side.manifest, "float32")
+    room_bytes = 2 * max(spec.layer_bytes) + spec.embed_bytes
+    whole = Engine(spec, "cpu")
+    whole.attach(load_stage(side.model_folder, spec.whole, dtype="float32"))
+    expected = greedy([(whole, spec.whole)], (5, 9, 200), 6)
+    engine = Engine(spec, "cpu")
+    with side.store(limit_bytes=room_bytes) as store:
+        for layer in range(spec.layers):  # each layer puts out those before it
+            load(engine, store, Span(layer, layer + 1))
+        side.hub.weight_ranges()
+        assert greedy([(engine, spec.whole)], (5, 9, 200), 6) == expected
+        engine.detach(Span(1, 2))
+        load(engine, store, Span(1, 2))
+        assert side.hub.weight_ranges()
+        assert greedy([(engine, spec.whole)], (5, 9, 200), 6) == expected
 
 
 @pytest.mark.parametrize("damage", [b"", b"\0" * 64], ids=["cut short", "altered"])

@@ -19,7 +19,7 @@ from molink.routing.snapshot import Snapshot
 from molink.routing.terms import Demand
 from molink.shards.spec import Span
 from molink.simnet.matrices import bundled_matrix
-from molink.simnet.model_shapes import LLAMA_2_70B, QWEN2_7B
+from molink.simnet.model_shapes import MODEL_SHAPES, QWEN2_7B
 from molink.simnet.swarm import announcing, candidates, gateway, hardware, member, settling
 from molink.simnet.swarm.accounts import Accounts, Ended, Outcome
 from molink.simnet.swarm.casting import drawn_cast, live_cast
@@ -243,7 +243,7 @@ def test_churn_that_makes_no_sense_is_refused(mean_stay_s: float, crash_share: f
 @pytest.mark.timeout(1500)
 def test_ten_thousand_peers_for_a_while_are_conserved() -> None:
     its = SwarmSettings(peers=10_000, duration_s=120.0, churn=Churn(7200.0))
-    world = SwarmWorld(drawn_cast(its, LLAMA_2_70B, bundled_matrix(), TRACE), its)
+    world = SwarmWorld(drawn_cast(its, MODEL_SHAPES["llama-2-70b"], bundled_matrix(), TRACE), its)
     world.run()
     assert world.accounts.arrived > 60
     assert swarm_row(world, "swarm").success_rate > 0.5

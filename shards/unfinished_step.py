@@ -1,0 +1,60 @@
+"""Part of a prompt that is computed piece by piece: so many of its tokens through so many layers at a time.
+
+A prompt's step takes many times as long as a decode step. Cut into fewer tokens it wastes time, for each piece reads
+all weights and all keys and values before it; cut between layers as well it does not ("layered prefill", Lee et al.
+2025), and decode steps of other sessions run between the pieces.
+"""
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from molink.shards.kv_cache import SequenceCache
+from molink.shards.packed import PackedBatch
+from molink.shards.spec import Span
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """What one session contributes to a step."""
+
+    cache: SequenceCache
+    count: int
+    """New tokens of this session in this step, at least 1."""
+    token_ids: tuple[int, ...] | None
+    """As many ids, where the span starts the model; None elsewhere."""
+    want_logits: bool
+    """Where the span ends the model: whether logits follow the last of these rows."""
+
+
+@dataclass(slots=True, eq=False)
+class Piece:
+    """Tokens that follow each other, on their way through the span."""
+
+    batch: PackedBatch
+    positions: Tensor
+    """[1, tokens]"""
+    hidden: Tensor
+    """What goes into the next layer: [1, tokens, hidden_size], or token ids [1, tokens] before the first."""
+    layer: int
+    """The next one."""
+    tokens: int
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class UnfinishedStep:
+    """The rows of one session, of which some have been computed. Made by `Engine.begin`."""
+
+    span: Span
+    row: Rows
+    inputs: Tensor
+    """Token ids [1, count] or hidden states [1, count, hidden_size]."""
+    results: list[Tensor] = field(default_factory=list)
+    """[1, tokens, hidden_size] of each group of tokens that is through, in order."""
+    computed_tokens: int = 0
+    piece: Piece | None = None
+
+    @property
+    def left_tokens(self) -> int:
+        """Those that are not through, or on their way."""
+        return self.row.count - self.computed_tokens

@@ -1,0 +1,1 @@
+"""What devices that share one model send each other: counted, predicted, and simulated message by message."""

@@ -1,0 +1,204 @@
+"""Figures 1 and 4 to 10 of the communication-patterns paper with our numbers, each as a picture and a table.
+
+Volumes are the equations', times the prediction's and the simulation's; hatched bars are what the paper's text prints.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from molink.routing.parallelism import Layout, Lengths
+from molink.routing.volumes import Volume, hybrid_volume, pipeline_volume, tensor_volume
+from molink.shards.spec import ModelSpec
+from molink.simnet.communication.fabric import FABRICS
+from molink.simnet.communication.printed import LENGTHS, PRINTED_TIMES
+from molink.simnet.communication.rows import OperationRow, TimeRow, operation_rows, predicted, time_rows
+from molink.simnet.communication.simulated_request import simulate_request
+from molink.simnet.devices import DEVICES
+from molink.simnet.model_shapes import MODEL_SHAPES
+from molink.simnet.results import write_csv
+from molink.simnet.schedule_figures import new_figure, saved
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+MODELS = ("llama-3.2-3b", "llama-3.1-8b", "llama-2-13b")
+TIMED_TOKENS = 9
+"""Tokens simulated where only times matter: the later ones take as long."""
+_DEVICE, _FABRIC, _TENSORS = DEVICES["h100-94"], FABRICS["cardinal"], 2
+_DECODED = (128, 256, 512)
+_STRATEGIES: Mapping[str, Callable[[ModelSpec, Lengths], Volume]] = {
+    "TP=4": lambda spec, lengths: tensor_volume(spec, 4, lengths),
+    "TP=2 PP=2": lambda spec, lengths: hybrid_volume(spec, Layout(2, 2), lengths, first_stage=True),
+    "PP=4": lambda spec, lengths: pipeline_volume(spec, 4, lengths),
+}
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")
+
+Series = Mapping[str, Sequence[float | None]]
+
+
+def draw_figures(folder: Path, lengths: Lengths = LENGTHS) -> list[Path]:
+    """All of them; `lengths` is the request whose messages are counted, the paper's unless it is told otherwise."""
+    written = _draw_shares(folder)
+    across_models = [(model, Layout(tensor=4)) for model in MODELS]
+    written += _draw_counts(folder, "figure-4-tensor-parallelism", across_models, "Allreduce", lengths)
+    stages = [("llama-3.1-8b", Layout(pipeline=stages)) for stages in (2, 4)]
+    written += _draw_counts(folder, "figure-5-pipeline-parallelism", stages, "Send", lengths)
+    written += _draw_volumes(folder)
+    written += _draw_growth(folder)
+    for number, model, layouts in (
+        (8, "llama-3.2-3b", [Layout(tensor=ranks) for ranks in (2, 4, 8)]),
+        (9, "llama-3.2-3b", [Layout(pipeline=stages) for stages in (2, 4, 8)]),
+        (10, "llama-2-13b", [Layout(8), Layout(4, 2), Layout(2, 4), Layout(pipeline=8)]),
+    ):
+        written += _draw_times(folder, f"figure-{number}-times", model, layouts)
+    return written
+
+
+def _times(model: str, layout: Layout) -> list[TimeRow]:
+    shape = MODEL_SHAPES[model]
+    short = replace(LENGTHS, decode_tokens=TIMED_TOKENS)
+    simulated = simulate_request(shape, layout, short, _DEVICE, _FABRIC, _TENSORS)
+    prediction = predicted(shape, layout, LENGTHS, _DEVICE, _FABRIC)
+    return list(time_rows(shape, layout, LENGTHS, prediction, simulated))
+
+
+def _draw_shares(folder: Path) -> list[Path]:
+    """Figure 1: how much of a request is communication, simulated."""
+    layouts = (Layout(2), Layout(4), Layout(1, 2), Layout(1, 4), Layout(2, 2))
+    simulated = [
+        next(row for row in _times("llama-3.1-8b", layout) if row.source == "simulated") for layout in layouts
+    ]
+    latencies = [row.latency_s or 0.0 for row in simulated]
+    shares = [row.communication_share or 0.0 for row in simulated]
+    series = {
+        "computation": [whole * (1 - share) for whole, share in zip(latencies, shares, strict=True)],
+        "communication": [whole * share for whole, share in zip(latencies, shares, strict=True)],
+    }
+    stem = folder / "figure-1-shares"
+    rows = zip([str(layout) for layout in layouts], *series.values(), strict=True)
+    write_csv(stem.with_suffix(".csv"), ("layout", "computation_s", "communication_s"), rows)
+    figure = new_figure(6.4, 4.0)
+    axes = figure.subplots()
+    _bars(axes, [str(layout) for layout in layouts], series, "s of the request")
+    axes.set_title("llama-3.1-8b: simulated computation and communication")
+    return saved(figure, stem)
+
+
+def _draw_counts(
+    folder: Path, name: str, settings: Sequence[tuple[str, Layout]], operation: str, lengths: Lengths
+) -> list[Path]:
+    """Figures 4 and 5: operations and their bytes, by the equations, counted of messages, and printed."""
+    found: list[OperationRow] = []
+    labels: list[str] = []
+    for model, layout in settings:
+        shape = MODEL_SHAPES[model]
+        simulated = simulate_request(shape, layout, lengths, _DEVICE, _FABRIC, _TENSORS)
+        rows = operation_rows(shape, layout, lengths, _TENSORS, simulated)
+        own = [row for row in rows if row.operation == operation]
+        found += own
+        labels += [f"{model}\n{layout}\n{row.stage}" for row in own]
+    counts: Series = {
+        "equations": [row.count for row in found],
+        "counted": [row.counted for row in found],
+        "paper": [row.paper_count for row in found],
+    }
+    sizes: Series = {
+        "equations": [row.corrected_bytes / 1e6 for row in found],
+        "counted": [None if row.counted_bytes is None else row.counted_bytes / 1e6 for row in found],
+    }
+    stem = folder / name
+    header = ("setting", "count", "counted", "paper_count", "corrected_mb", "counted_mb")
+    lines = [label.replace("\n", " ") for label in labels]
+    rows_of_csv = zip(lines, *counts.values(), *sizes.values(), strict=True)
+    write_csv(stem.with_suffix(".csv"), header, rows_of_csv)
+    figure = new_figure(max(7.0, 1.7 * len(labels)), 6.4)
+    above, below = figure.subplots(2, 1)
+    _bars(above, labels, counts, "operations of one rank")
+    _bars(below, labels, sizes, "MB that one rank sends")
+    above.set_yscale("log")
+    above.set_title(
+        f"{operation}: {lengths.prefill_tokens} tokens of prompt, {lengths.decode_tokens} generated"
+    )
+    return saved(figure, stem)
+
+
+def _draw_volumes(folder: Path) -> list[Path]:
+    """Figure 6: the strategies' volumes as the equations print them, per rank or over boundaries."""
+    specs = [MODEL_SHAPES[model].spec() for model in MODELS]
+    series = {name: [of(spec, LENGTHS).bytes / 1e6 for spec in specs] for name, of in _STRATEGIES.items()}
+    stem = folder / "figure-6-volumes"
+    write_csv(
+        stem.with_suffix(".csv"),
+        ("model", *(f"{name}, MB" for name in series)),
+        zip(MODELS, *series.values(), strict=True),
+    )
+    figure = new_figure(6.4, 4.0)
+    axes = figure.subplots()
+    _bars(axes, MODELS, series, "MB by equations (1) to (3)")
+    axes.set_title("Volume of a request, 128 tokens and 128")
+    return saved(figure, stem)
+
+
+def _draw_growth(folder: Path) -> list[Path]:
+    """Figure 7: the same by tokens generated."""
+    figure = new_figure(12.0, 3.8)
+    lines: list[tuple[object, ...]] = []
+    for axes, model in zip(figure.subplots(1, len(MODELS)), MODELS, strict=True):
+        spec = MODEL_SHAPES[model].spec()
+        for number, (name, volume) in enumerate(_STRATEGIES.items()):
+            sizes = [volume(spec, Lengths(128, decoded)).bytes / 1e6 for decoded in _DECODED]
+            axes.plot(_DECODED, sizes, marker="o", color=_COLOURS[number], label=name)
+            lines += [(model, name, decoded, size) for decoded, size in zip(_DECODED, sizes, strict=True)]
+        axes.set(title=model, xlabel="tokens generated", ylabel="MB by equations (1) to (3)", yscale="log")
+        axes.set_xticks(_DECODED)
+        axes.grid(visible=True, linewidth=0.4, alpha=0.5)
+        axes.legend(frameon=False)
+    stem = folder / "figure-7-growth"
+    write_csv(stem.with_suffix(".csv"), ("model", "strategy", "decode_tokens", "volume_mb"), lines)
+    return saved(figure, stem)
+
+
+def _draw_times(folder: Path, name: str, model: str, layouts: Sequence[Layout]) -> list[Path]:
+    """Figures 8 to 10: latency, TTFT and TPOT of a lone request."""
+    found = {layout: {row.source: row for row in _times(model, layout)} for layout in layouts}
+    sources = ("predicted", "simulated", "paper")
+    lines = [
+        (str(layout), source, row.latency_s, row.ttft_ms, row.tpot_ms)
+        for layout, rows in found.items()
+        for source, row in rows.items()
+    ]
+    stem = folder / name
+    write_csv(stem.with_suffix(".csv"), ("layout", "source", "latency_s", "ttft_ms", "tpot_ms"), lines)
+    figure = new_figure(12.0, 3.8)
+    for axes, field in zip(figure.subplots(1, 3), ("latency_s", "ttft_ms", "tpot_ms"), strict=True):
+        series = {
+            source: [getattr(rows[source], field) if source in rows else None for rows in found.values()]
+            for source in sources
+        }
+        label, unit = field.rsplit("_", 1)
+        shown = label if label == "latency" else label.upper()
+        _bars(axes, [str(layout).replace(" ", "\n") for layout in layouts], series, f"{shown}, {unit}")
+        axes.set_yscale("log")
+    printed = sum(PRINTED_TIMES[model, layout].tpot_ms is not None for layout in layouts)
+    figure.suptitle(f"{model}: paper's values of {printed} layouts; ours without the engine's own time")
+    return saved(figure, stem)
+
+
+def _bars(axes: "Axes", groups: Sequence[str], series: Series, label: str) -> None:
+    """Side by side in each group; None leaves a gap."""
+    width = 0.8 / len(series)
+    for number, (name, values) in enumerate(series.items()):
+        places = [
+            group + (number - (len(series) - 1) / 2) * width
+            for group, value in enumerate(values)
+            if value is not None
+        ]
+        heights = [value for value in values if value is not None]
+        hatch = "//" if name == "paper" else None
+        axes.bar(places, heights, width, color=_COLOURS[number], hatch=hatch, label=name)
+    axes.set_xticks(range(len(groups)), groups, fontsize=8)
+    axes.set_ylabel(label)
+    axes.grid(visible=True, axis="y", linewidth=0.4, alpha=0.5)
+    axes.legend(frameon=False, fontsize=8)

@@ -1,0 +1,76 @@
+"""What an owner leaves open is as the swarm has it; what an owner says is kept to, and its price is told."""
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+from swarm_examples import MODEL, facts_of, state_of
+
+from molink.dht.identity import Identity
+from molink.dht.records import PeerView, ServedModel
+from molink.peer.choosing_model import (
+    Numbers,
+    agreeing,
+    choose_numbers,
+    most_needed,
+    warn_of_other_numbers,
+)
+from molink.shards.spec import DTYPE_BYTES, QUANTIZATIONS, Span
+
+DTYPES = sorted(DTYPE_BYTES)
+NUMBERS = st.builds(Numbers, st.sampled_from(DTYPES), st.sampled_from(QUANTIZATIONS))
+SAID_DTYPE = st.sampled_from(["auto", *DTYPES])
+SAID_QUANTIZATION = st.sampled_from([None, *QUANTIZATIONS])
+
+
+def served_in(numbers: Numbers) -> ServedModel:
+    digits = f"{DTYPES.index(numbers.dtype)}{QUANTIZATIONS.index(numbers.quantization)}"
+    return replace(
+        MODEL, dtype=numbers.dtype, quantization=numbers.quantization, model_hash=digits * 32, layers=8
+    )
+
+
+def holding(numbers: Numbers, *spans: Span) -> PeerView:
+    identity = Identity.generate()
+    facts = replace(facts_of(identity), model=served_in(numbers), span_limit=None)
+    return PeerView(facts, replace(state_of(identity), spans=spans), 0.0, b"")
+
+
+@given(SAID_DTYPE, SAID_QUANTIZATION, st.lists(NUMBERS, max_size=6))
+def test_what_is_said_is_kept_to_and_the_rest_is_what_most_peers_have(
+    dtype: str, quantization: str | None, present: list[Numbers]
+) -> None:
+    chosen = choose_numbers(dtype, quantization, [served_in(one) for one in present])
+    assert dtype in ("auto", chosen.dtype)
+    assert quantization in (None, chosen.quantization)
+    agree = [one for one in present if dtype in ("auto", one.dtype)]
+    agree = [one for one in agree if quantization in (None, one.quantization)]
+    if agree:
+        assert agree.count(chosen) == max(map(agree.count, agree))
+    else:
+        assert chosen == Numbers(dtype, quantization or "none")
+
+
+@given(NUMBERS, st.lists(NUMBERS, max_size=6))
+def test_a_peer_is_warned_exactly_if_nobody_computes_as_it_does(own: Numbers, present: list[Numbers]) -> None:
+    warning = warn_of_other_numbers("a/model", own, [served_in(one) for one in present])
+    assert (warning is not None) == (bool(present) and own not in present)
+    if warning is not None:
+        assert all(str(one) in warning for one in present)
+        assert f"adds it in {own}:" in warning
+
+
+def test_the_model_in_the_numbers_with_the_most_missing_layers_is_needed_most() -> None:
+    plain, small = Numbers("float32", "none"), Numbers("float32", "nf4")
+    whole, most = holding(plain, Span(0, 8)), holding(small, Span(0, 6))
+    assert most_needed(()) is None
+    assert most_needed((whole, most)) == served_in(small)
+    assert most_needed((whole, most, holding(small, Span(6, 8)))) == served_in(plain)  # fewer peers have it
+
+
+def test_of_what_is_served_an_owner_may_leave_out_some() -> None:
+    views = [holding(Numbers("float32", "none")), holding(Numbers("bfloat16", "nf4"))]
+    assert agreeing(views, "auto", None) == views
+    assert agreeing(views, "auto", "nf4") == views[1:]
+    assert agreeing(views, "float32", None) == views[:1]
+    assert agreeing(views, "float32", "nf4") == []

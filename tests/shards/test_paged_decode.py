@@ -1,0 +1,197 @@
+"""Decode rows that attend together by address, in recorded steps, give what sessions by themselves give."""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from circuit_runs import Circuit, Run, engine_with, finish, start_run, start_sharing, step_runs
+from paged_reference import decoding_here
+from tiny_models import VOCABULARY
+
+from molink.shards.decode import BATCH_SIZES
+from molink.shards.engine import Rows
+from molink.shards.spec import KV_BLOCK_TOKENS, Span
+
+TinyModel = Callable[[str], Path]
+
+BY_ADDRESS = ("llama", "mistral", "qwen2_sliding", "mixtral", "gemma3", "gpt2", "qwen3")
+BY_SESSION = ("gemma2", "gpt_oss", "deepseek_v3", "falcon")
+"""Capped logits, sinks, caches that layers expand, and attention of the model's own."""
+
+
+def prompts(count: int, seed: int = 5) -> list[tuple[int, ...]]:
+    draw = random.Random(seed)
+    return [
+        tuple(draw.randrange(VOCABULARY) for _ in range(draw.choice((1, 3, 15, 16, 17, 40))))
+        for _ in range(count)
+    ]
+
+
+def split(folder: Path, **keywords: object) -> Circuit:
+    """Two hops: one that starts the model, one that takes hidden states and ends it."""
+    engine = engine_with(folder, (0, 6), **keywords)  # type: ignore[arg-type]
+    return [(engine, Span(0, 2)), (engine, Span(2, 6))]
+
+
+def joining(circuit: Circuit, texts: list[tuple[int, ...]], tokens: int) -> list[Run]:
+    """One more session in every second step, so that batches are of all sizes, with prompts and without."""
+    runs = [start_run(circuit, text, tokens, chunk=9) for text in texts]
+    step = 0
+    while waiting := [run for run in runs[: 1 + step // 2] if len(run.tokens) < tokens]:
+        step_runs(circuit, waiting)
+        step += 1
+    return runs
+
+
+def assert_same(ours: list[Run], theirs: list[Run]) -> None:
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.tokens == other.tokens
+        torch.testing.assert_close(torch.stack(one.logits), torch.stack(other.logits), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("architecture", BY_ADDRESS)
+def test_ragged_batches_by_address_are_those_session_by_session(
+    tiny_model: TinyModel, architecture: str
+) -> None:
+    decoding, attention, tapes = decoding_here()
+    folder = tiny_model(architecture)
+    ours = joining(split(folder, decoding=decoding), prompts(7), 24)
+    assert_same(ours, joining(split(folder), prompts(7), 24))
+    assert set(tapes.sizes) == {1, 2, 4, 8}
+    assert tapes.replays > 20
+    assert {3, 5} & set(attention.rows), "rows beside prompts attend together too"
+
+
+@pytest.mark.parametrize("architecture", BY_SESSION)
+def test_layers_with_rules_of_their_own_attend_session_by_session(
+    tiny_model: TinyModel, architecture: str
+) -> None:
+    decoding, _, tapes = decoding_here()
+    folder = tiny_model(architecture)
+    ours = joining(split(folder, decoding=decoding), prompts(4), 12)
+    assert_same(ours, joining(split(folder), prompts(4), 12))
+    assert tapes.replays == 0
+
+
+def test_rows_attend_together_where_steps_cannot_be_recorded(tiny_model: TinyModel) -> None:
+    decoding, attention, _ = decoding_here(records=False)
+    folder = tiny_model("llama")
+    ours = joining(split(folder, decoding=decoding), prompts(5), 12)
+    assert_same(ours, joining(split(folder), prompts(5), 12))
+    assert max(attention.rows) == 5
+
+
+@pytest.mark.parametrize("sessions", [1, 2, 8])
+def test_a_full_recorded_step_is_equal_bit_for_bit(tiny_model: TinyModel, sessions: int) -> None:
+    decoding, _, tapes = decoding_here()
+    results = []
+    for circuit in (split(tiny_model("llama"), decoding=decoding), split(tiny_model("llama"))):
+        runs = [start_run(circuit, text, 12) for text in prompts(sessions)]
+        finish(circuit, runs, 12)
+        results.append(torch.stack([torch.stack(run.logits[1:]) for run in runs]))
+    assert torch.equal(*results)
+    assert tapes.sizes == [sessions, sessions]
+
+
+def test_more_sessions_than_the_largest_recorded_step_run_without_it(tiny_model: TinyModel) -> None:
+    decoding, _, tapes = decoding_here()
+    many = [(token,) for token in range(BATCH_SIZES[-1] + 1)]
+    results = []
+    for circuit in (split(tiny_model("llama"), decoding=decoding), split(tiny_model("llama"))):
+        runs = [start_run(circuit, text, 2) for text in many]
+        finish(circuit, runs, 2)
+        results.append(runs)
+    assert_same(*results)
+    assert tapes.replays == 0
+
+
+@pytest.mark.parametrize("architecture", ["llama", "mistral"])
+def test_sessions_that_share_a_prefix_attend_to_the_same_blocks(
+    tiny_model: TinyModel, architecture: str
+) -> None:
+    prefix = tuple(range(50, 50 + 3 * KV_BLOCK_TOKENS))
+    decoding, _, tapes = decoding_here()
+    results = []
+    for circuit in (split(tiny_model(architecture), decoding=decoding), split(tiny_model(architecture))):
+        runs = []
+        for own in prompts(4):
+            runs.append(start_sharing(circuit, prefix + own, 20))
+            step_runs(circuit, runs[-1:])
+        finish(circuit, runs, 20)
+        assert (
+            any(run.caches[0].tables[0].blocks[0].references > 1 for run in runs) or architecture != "llama"
+        )
+        results.append(runs)
+    assert_same(*results)
+    assert tapes.replays > 20
+
+
+def test_blocks_may_move_between_recorded_steps(tiny_model: TinyModel) -> None:
+    """Sessions grow, are suspended to the host's memory and come back at other places."""
+    decoding, _, tapes = decoding_here()
+    results = []
+    for circuit in (split(tiny_model("llama"), decoding=decoding), split(tiny_model("llama"))):
+        texts = prompts(4)
+        runs = [
+            Run(text, [engine.new_cache(span, 64, reserve=False) for engine, span in circuit])
+            for text in texts
+        ]
+        step_runs(circuit, runs)
+        for turn in range(12):
+            moved = runs[turn % 4]
+            for cache in moved.caches:
+                cache.suspend()
+            step_runs(circuit, [run for run in runs if run is not moved])
+            step_runs(circuit, [moved])
+        results.append(runs)
+    assert_same(*results)
+    assert tapes.replays > 20
+
+
+def test_a_failed_step_leaves_the_caches_as_they_were(tiny_model: TinyModel) -> None:
+    decoding, _, tapes = decoding_here()
+    engine = engine_with(tiny_model("llama"), (0, 6), decoding=decoding)
+    span = Span(0, 6)
+    cache = engine.new_cache(span, 32)
+    engine.step(span, [Rows(cache, 3, (1, 2, 3), want_logits=False)], None)
+    first = engine.step(span, [Rows(cache, 1, (9,), want_logits=True)], None)
+    with pytest.raises(ValueError, match="token ids"):
+        engine.step(span, [Rows(cache, 1, (VOCABULARY,), want_logits=True)], None)
+    assert cache.length == 4
+    cache.truncate(3)
+    assert torch.equal(first, engine.step(span, [Rows(cache, 1, (9,), want_logits=True)], None))
+    assert tapes.replays == 2
+
+
+def test_logits_come_only_for_the_sessions_that_want_them(tiny_model: TinyModel) -> None:
+    decoding, _, tapes = decoding_here()
+    span = Span(0, 6)
+    engine = engine_with(tiny_model("llama"), (0, 6), decoding=decoding)
+    caches = [engine.new_cache(span, 8) for _ in range(3)]
+    wants = (True, False, True)
+    rows = [
+        Rows(cache, 1, (7 + index,), want)
+        for index, (cache, want) in enumerate(zip(caches, wants, strict=True))
+    ]
+    logits = engine.step(span, rows, None)
+    assert logits.shape == (2, VOCABULARY)
+    for cache in caches:
+        cache.truncate(0)
+    everything = engine.step(
+        span, [Rows(row.cache, 1, row.token_ids, want_logits=True) for row in rows], None
+    )
+    assert torch.equal(logits, everything[[0, 2]])
+    assert tapes.replays == 2
+
+
+def test_steps_of_a_span_are_recorded_anew_when_other_layers_are_held(tiny_model: TinyModel) -> None:
+    decoding, _, tapes = decoding_here()
+    engine = engine_with(tiny_model("llama"), (0, 3), (3, 6), decoding=decoding)
+    span = Span(0, 3)
+    cache = engine.new_cache(span, 8)
+    engine.step(span, [Rows(cache, 1, (7,), want_logits=False)], None)
+    engine.detach(Span(3, 6))
+    engine.step(span, [Rows(cache, 1, (7,), want_logits=False)], None)
+    assert tapes.sizes == [1, 1]
