@@ -9,7 +9,7 @@ from molink.dht.certificate import Certificate
 from molink.dht.discovery import Discovery
 from molink.dht.identity import Identity
 from molink.dht.records import PROTOCOL_VERSION, Device, PeerFacts, PeerState, PeerView, ServedModel
-from molink.peer.leases import LeaseBook
+from molink.peer.leases import LeaseBook, announced_free_bytes
 from molink.peer.link.line_quality import MeasureLine, announced_mbps
 from molink.peer.prober import PROBE_EVERY_S, Prober
 from molink.peer.profile import Profile
@@ -148,7 +148,7 @@ class Announcer:
 
     def _state(self) -> PeerState:
         leases = self._leases
-        free_weight_bytes, free_kv_bytes = _free_bytes(self._spec, self.facts.span_limit, leases)
+        free_weight_bytes, free_kv_bytes = announced_free_bytes(self._spec, self.facts.span_limit, leases)
         return PeerState(
             peer_id=self.facts.peer_id,
             sequence=0,
@@ -167,7 +167,7 @@ def joining_machine(
     peer_id: str, spec: ModelSpec, leases: LeaseBook, profile: Profile, prober: Prober
 ) -> JoiningMachine:
     """This peer as placement is asked about it before it holds anything; its weights are on its disk."""
-    free_weight_bytes, free_kv_bytes = _free_bytes(spec, None, leases)
+    free_weight_bytes, free_kv_bytes = announced_free_bytes(spec, None, leases)
     return JoiningMachine(
         peer_id=peer_id,
         free_weight_bytes=free_weight_bytes,
@@ -180,17 +180,6 @@ def joining_machine(
         coordinate=prober.coordinate,
         held=leases.held,
     )
-
-
-def _free_bytes(spec: ModelSpec, span_limit: Span | None, leases: LeaseBook) -> tuple[int, int]:
-    """Memory for further weights, at most what is missing takes, and for KV caches beside them."""
-    held_bytes = spec.held_bytes(leases.held)
-    loadable_bytes = spec.held_bytes((*leases.held, span_limit or spec.whole)) - held_bytes
-    # announcements round sizes down by up to 1/256: what would hold all that is missing must still do so then
-    loadable_bytes += loadable_bytes >> 7
-    free_weight_bytes = max(0, min(leases.free_weight_bytes, loadable_bytes))
-    # what the weights could still take is promised to them: KV caches get the rest
-    return free_weight_bytes, max(0, leases.free_kv_bytes - free_weight_bytes)
 
 
 def own_facts(

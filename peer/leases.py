@@ -347,3 +347,15 @@ class LeaseBook:
             if missing_bytes <= 0:
                 return min(max(lease.expires_s - now, MIN_RETRY_S), self._ttl_s)
         return self._ttl_s
+
+
+def announced_free_bytes(spec: ModelSpec, span_limit: Span | None, leases: LeaseBook) -> tuple[int, int]:
+    """What a peer says is free: memory for further weights, at most what is missing takes, and for KV caches beside
+    them."""
+    held_bytes = spec.held_bytes(leases.held)
+    loadable_bytes = spec.held_bytes((*leases.held, span_limit or spec.whole)) - held_bytes
+    # announcements round sizes down by up to 1/256: what would hold all that is missing must still do so then
+    loadable_bytes += loadable_bytes >> 7
+    free_weight_bytes = max(0, min(leases.free_weight_bytes, loadable_bytes))
+    # what the weights could still take is promised to them: KV caches get the rest
+    return free_weight_bytes, max(0, leases.free_kv_bytes - free_weight_bytes)

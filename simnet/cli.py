@@ -14,6 +14,7 @@ from molink.simnet import (
     schedule_command,
     serve_command,
 )
+from molink.simnet.swarm import command as swarm_command
 
 app = typer.Typer(
     name="molink-simnet",
@@ -26,6 +27,7 @@ app = typer.Typer(
 app.command(epilog=example(schedule_command.EXAMPLE))(schedule_command.schedule)
 app.command(epilog=example(serve_command.EXAMPLE))(serve_command.serve)
 app.command(epilog=example(redundancy_command.EXAMPLE))(redundancy_command.redundancy)
+app.command(epilog=example(swarm_command.EXAMPLE))(swarm_command.swarm)
 app.command(epilog=example(cost_command.EXAMPLE))(cost_command.cost)
 app.command(epilog=example(communication_command.EXAMPLE))(communication_command.communication)
 app.command("emulate", epilog=example(emulate_command.EXAMPLE))(emulate_command.emulate_serving)

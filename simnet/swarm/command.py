@@ -1,0 +1,141 @@
+"""`molink-simnet swarm`: the whole product at scale, in virtual time."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from molink.client.presentation import console
+from molink.client.progress import Progress
+from molink.dht.commands import EXIT_USAGE, CommandFailed, Debug, Json, Verbose, start_logging, tell
+from molink.simnet.emulate_options import require_not_negative, require_positive
+from molink.simnet.matrices import bundled_matrix, read_matrix
+from molink.simnet.model_shapes import MODEL_SHAPES, ModelShape
+from molink.simnet.results import output_folder, result_document, write_json
+from molink.simnet.swarm import options
+from molink.simnet.swarm.casting import drawn_cast, live_cast
+from molink.simnet.swarm.figures import Series, draw_swarm
+from molink.simnet.swarm.report import SwarmRow, swarm_row, swarm_series
+from molink.simnet.swarm.settings import HOUR_S, Churn, SwarmSettings
+from molink.simnet.swarm.snapshot_file import read_snapshot
+from molink.simnet.swarm.table import swarm_table
+from molink.simnet.swarm.world import Cast, SwarmWorld
+from molink.simnet.traces import TraceRequest, bundled_trace, read_trace
+
+EXAMPLE = "molink-simnet swarm --peers 1000 --hours 0.25 --output results"
+
+
+def swarm(
+    peers: options.Peers = 10_000,
+    hours: options.Hours = 1.0,
+    gateways: options.Gateways = 4,
+    rate: options.Rate = 1.0,
+    churn: options.ChurnHours = 2.0,
+    crash_share: options.CrashShare = 0.2,
+    model: options.Model = "llama-2-70b",
+    from_snapshot: options.FromSnapshot = None,
+    without: options.Without = None,
+    bandwidth_factor: options.BandwidthFactor = None,
+    latency_matrix: options.LatencyMatrix = None,
+    trace: options.Trace = None,
+    seed: options.Seed = 0,
+    output: options.Output = None,
+    as_json: Json = False,
+    verbose: Verbose = False,
+    debug: Debug = False,
+) -> None:
+    """Run a whole swarm in virtual time.
+
+    Volunteers with the cards that people have at home come, choose layers, serve and go; gateways plan circuits for
+    requests, lease them, and plan anew when a peer goes away. Placement, planning, leases, avoidance, announcements
+    and their intervals are the product's own. Shows what clients get, and what the control plane takes.
+    """
+    start_logging(verbose=verbose, debug=debug)
+    try:
+        require_positive("--hours", hours)
+        require_positive("--rate", rate)
+        require_not_negative("--churn", churn)
+        stays = Churn(churn * HOUR_S, crash_share) if churn else Churn(crash_share=crash_share)
+        settings = SwarmSettings(peers, hours * HOUR_S, gateways, rate, stays, seed)
+        requests = bundled_trace() if trace is None else read_trace(trace)
+        if model not in MODEL_SHAPES:
+            raise ValueError(f"--model {model} has no known shape: choose from {', '.join(MODEL_SHAPES)}")
+        shape = MODEL_SHAPES[model]
+        if from_snapshot is None:
+            if without or bandwidth_factor is not None:
+                raise ValueError("--without and --bandwidth-factor change a snapshot: give --from-snapshot")
+            matrix = bundled_matrix() if latency_matrix is None else read_matrix(latency_matrix)
+            casts = {"swarm": drawn_cast(settings, shape, matrix, requests)}
+        else:
+            casts = _what_if(settings, from_snapshot, shape, without or [], bandwidth_factor, requests)
+    except ValueError as error:
+        raise CommandFailed(str(error), EXIT_USAGE) from error
+    folder = None if output is None else output_folder(output)
+    rows, series = _run_all(casts, settings)
+    parameters: dict[str, object] = {
+        "peers": peers if from_snapshot is None else len(casts["before"].volunteers),
+        "hours": hours, "gateways": gateways, "rate_rps": rate, "churn_hours": churn, "crash_share": crash_share,
+        "model": model, "from_snapshot": None if from_snapshot is None else str(from_snapshot),
+        "without": without or [], "bandwidth_factor": bandwidth_factor,
+        "latency_matrix": None if latency_matrix is None else str(latency_matrix),
+        "trace": None if trace is None else str(trace), "seed": seed,
+    }  # fmt: skip
+    document = result_document("swarm", parameters, [asdict(row) for row in rows])
+    document["series"] = series
+    if as_json:
+        print(json.dumps(document, indent=2, allow_nan=False))
+    else:
+        console().print(swarm_table(rows))
+    if folder is not None:
+        _write(folder, document, series)
+
+
+def _what_if(
+    settings: SwarmSettings,
+    path: Path,
+    shape: ModelShape,
+    without: list[str],
+    bandwidth_factor: float | None,
+    requests: tuple[TraceRequest, ...],
+) -> dict[str, Cast]:
+    """The snapshot's swarm as it is, and, if anything is to change, as it would be."""
+    live = read_snapshot(path, shape)
+    casts = {"before": live_cast(settings, live, requests)}
+    if without or bandwidth_factor is not None:
+        changed = live
+        for peer in without:
+            changed = changed.without(peer)
+        if not changed.volunteers:
+            raise ValueError("--without leaves nobody")
+        if bandwidth_factor is not None:
+            require_positive("--bandwidth-factor", bandwidth_factor)
+            changed = changed.with_bandwidth(bandwidth_factor)
+        casts["after"] = live_cast(settings, changed, requests)
+    return casts
+
+
+def _run_all(casts: dict[str, Cast], settings: SwarmSettings) -> tuple[list[SwarmRow], dict[str, Series]]:
+    rows: list[SwarmRow] = []
+    series: dict[str, Series] = {}
+    with Progress() as progress:
+        progress.begin("the swarm comes together")
+        for name, cast in casts.items():
+            its = SwarmSettings(
+                len(cast.volunteers), settings.duration_s, settings.gateways, settings.rate_rps,
+                settings.churn if cast.recruit else Churn(), settings.seed, settings.timeout_s,
+            )  # fmt: skip
+            world = SwarmWorld(cast, its, progress.report)
+            world.run()
+            rows.append(swarm_row(world, name))
+            series[name] = swarm_series(world)
+    return rows, series
+
+
+def _write(folder: Path, document: dict[str, object], series: dict[str, Series]) -> None:
+    try:
+        write_json(folder / "result.json", document)
+        written = draw_swarm(series, folder)
+    except OSError as error:
+        raise CommandFailed(
+            f"the results cannot be written to {folder}: {error.strerror or error}"
+        ) from error
+    tell(f"wrote result.json, {', '.join(path.name for path in written)} to {folder}")

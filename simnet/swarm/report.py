@@ -1,0 +1,148 @@
+"""What a run says: one row of figures, and a series by minute. JSON-ready, and the same for the same seed."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from molink.simnet.swarm.accounts import MINUTE_S, Ended, Outcome
+from molink.simnet.swarm.traffic import BUDGET_KBIT_S, KINDS
+from molink.simnet.swarm.world import SwarmWorld
+
+
+@dataclass(frozen=True, slots=True)
+class SwarmRow:
+    """One run. Times are means and percentiles over sessions; None where there is none to tell of."""
+
+    name: str
+    peers: int
+    peers_at_end: int
+    announced_at_end: int
+    """Peers in the tables at the end: those that crashed among them, until what they said expires."""
+    sessions: int
+    completed: int
+    success_rate: float
+    no_circuit: int
+    unavailable: int
+    peer_lost: int
+    tpot_mean_ms: float | None
+    tpot_p50_ms: float | None
+    tpot_p95_ms: float | None
+    ttft_mean_ms: float | None
+    ttft_p50_ms: float | None
+    ttft_p95_ms: float | None
+    tokens_per_s: float
+    """That clients got, over the time in which requests came."""
+    hops: float | None
+    mean_open_sessions: float
+    attempts_per_session: float
+    leases_granted: int
+    leases_refused: Mapping[str, int]
+    losses: int
+    """Peers that went away from under a session."""
+    recomputed_tokens: int
+    joined: int
+    left: int
+    crashed: int
+    traffic_kbit_s: float
+    """That the average peer sends on the control plane, in the minutes in which requests come."""
+    busiest_minute_kbit_s: float
+    budget_kbit_s: float
+    traffic_by_kind_kbit_s: Mapping[str, float]
+    largest_state_bytes: int
+    mean_state_bytes: float
+    gateway_pull_kbit_s: float
+    """That the average gateway copies."""
+
+
+def swarm_row(world: SwarmWorld, name: str) -> SwarmRow:
+    """Of a run that has ended."""
+    accounts, traffic, ended = world.accounts, world.traffic, world.accounts.ended
+    lasted_s = max(MINUTE_S, world.timeline.now_s)
+    outcomes = {outcome: sum(one.outcome is outcome for one in ended) for outcome in Outcome}
+    tpots = [one.tpot_ms for one in ended if one.tpot_ms is not None]
+    ttfts = [one.ttft_ms for one in ended if one.ttft_ms is not None]
+    hops = [one.hops for one in ended if one.outcome is Outcome.COMPLETED]
+    by_kind = {kind: traffic.mean_kbit_s(kind, world.settings.duration_s) for kind in KINDS}
+    return SwarmRow(
+        name=name,
+        peers=world.settings.peers,
+        peers_at_end=sum(member.alive for member in world.members.values()),
+        announced_at_end=len(world.bulletin),
+        sessions=accounts.arrived,
+        completed=outcomes[Outcome.COMPLETED],
+        success_rate=outcomes[Outcome.COMPLETED] / max(1, accounts.arrived),
+        no_circuit=outcomes[Outcome.NO_CIRCUIT],
+        unavailable=outcomes[Outcome.UNAVAILABLE],
+        peer_lost=outcomes[Outcome.PEER_LOST],
+        tpot_mean_ms=_mean(tpots),
+        tpot_p50_ms=_percentile(tpots, 50),
+        tpot_p95_ms=_percentile(tpots, 95),
+        ttft_mean_ms=_mean(ttfts),
+        ttft_p50_ms=_percentile(ttfts, 50),
+        ttft_p95_ms=_percentile(ttfts, 95),
+        tokens_per_s=sum(one.tokens for one in ended) / world.settings.duration_s,
+        hops=_mean(hops),
+        mean_open_sessions=accounts.mean_open,
+        attempts_per_session=sum(one.attempts for one in ended) / max(1, accounts.arrived),
+        leases_granted=accounts.granted,
+        leases_refused=dict(sorted(accounts.refused.items())),
+        losses=sum(one.losses for one in ended),
+        recomputed_tokens=sum(one.recomputed_tokens for one in ended),
+        joined=accounts.joined,
+        left=accounts.left,
+        crashed=accounts.crashed,
+        traffic_kbit_s=sum(by_kind.values()),
+        busiest_minute_kbit_s=max((sum(each.traffic_kbit_s.values()) for each in world.minutes), default=0.0),
+        budget_kbit_s=BUDGET_KBIT_S,
+        traffic_by_kind_kbit_s=by_kind,
+        largest_state_bytes=traffic.largest_state_bytes,
+        mean_state_bytes=traffic.mean_bytes("states"),
+        gateway_pull_kbit_s=traffic.pulled_bytes * 8 / 1000 / lasted_s / max(1, len(world.gateways)),
+    )
+
+
+SERIES = (
+    "minute",
+    "peers",
+    "announced",
+    "open_sessions",
+    "ended",
+    "success_rate",
+    "tpot_ms",
+    "ttft_ms",
+    *KINDS,
+)
+
+
+def swarm_series(world: SwarmWorld) -> list[dict[str, float | int | None]]:
+    """By minute: sessions count in the one in which they ended; `KINDS` are kbit/s that the average peer sends."""
+    ended: dict[int, list[Ended]] = {}
+    for one in world.accounts.ended:
+        ended.setdefault(int(one.end_s // MINUTE_S) + 1, []).append(one)
+    series = []
+    for each in world.minutes:
+        those = ended.get(each.minute, [])
+        completed = sum(one.outcome is Outcome.COMPLETED for one in those)
+        series.append(
+            {
+                "minute": each.minute,
+                "peers": each.peers,
+                "announced": each.announced,
+                "open_sessions": each.open_sessions,
+                "ended": len(those),
+                "success_rate": completed / len(those) if those else None,
+                "tpot_ms": _mean([one.tpot_ms for one in those if one.tpot_ms is not None]),
+                "ttft_ms": _mean([one.ttft_ms for one in those if one.ttft_ms is not None]),
+                **each.traffic_kbit_s,
+            }
+        )
+    return series
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return float(np.mean(values)) if values else None
+
+
+def _percentile(values: Sequence[float], percent: float) -> float | None:
+    return float(np.percentile(values, percent)) if values else None
