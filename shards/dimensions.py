@@ -165,18 +165,15 @@ def _transformers_values(configuration: Settings) -> dict[str, Any]:
             "not have. Upgrade transformers, or choose another model."
         )
     try:
-        config = (
-            CONFIG_MAPPING[architecture]
-            .from_dict(_untagged(dict(configuration)))
-            .get_text_config(decoder=True)
-        )
+        whole = CONFIG_MAPPING[architecture].from_dict(_untagged(dict(configuration)))
+        config = whole.get_text_config(decoder=True)
     except Exception as error:  # each configuration class refuses bad values in its own way
         raise StoreError(f"config.json is no configuration of {architecture}: {error}") from error
     keys = (*_LONG_KEYS, *_PER_LAYER_KEYS, *_FURTHER_KEYS)
     if getattr(config, "is_heterogeneous", False):
         keys = tuple(key for key in keys if key not in config.per_layer_attributes)
     values = {key: getattr(config, key, None) for key in keys}
-    values["tied"] = bool(getattr(config, "tie_word_embeddings", False))
+    values["tied"] = bool(getattr(whole, "tie_word_embeddings", False))
     if getattr(config, "is_heterogeneous", False):
         values["layers_own"] = tuple(
             {key: getattr(layer, key, None) for key in _PER_LAYER_KEYS}

@@ -174,7 +174,7 @@ def whole_stage(model: LlamaForCausalLM, scale: Scale, device: str) -> Stage:
         vocabulary_size=config.vocab_size, context_length=config.max_position_embeddings,
         dtype=getattr(torch, scale.dtype),
     )  # fmt: skip
-    span, slot, probe = Span(0, facts.layers), BatchSlot(None), ProbeBatch()
+    span, slot, probe = Span(0, facts.layers), BatchSlot(None), ProbeBatch(config, keeps_states=False)
     slot.install(model.model.layers)
     shorten_lookups(model.model.layers)
     trial = Stage(model, span, facts, {}, slot, View)

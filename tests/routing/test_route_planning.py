@@ -104,10 +104,10 @@ def test_the_route_does_not_depend_on_the_order_of_announcements() -> None:
 
 
 def test_a_session_too_long_for_a_peers_kv_cache_goes_elsewhere() -> None:
-    tight = peer("a", (0, 8), free_kv_bytes=8 * 512 * 100)
+    tight = peer("a", (0, 8), free_kv_bytes=8 * 512 * 96)
     roomy = peer("b", (0, 8), layer_latencies=(LayerLatency(1, 9.0),))
-    assert used(plan(snapshot_of(tight, roomy), 100)) == {"a"}
-    assert "b" in used(plan(snapshot_of(tight, roomy), 101))
+    assert used(plan(snapshot_of(tight, roomy), 96)) == {"a"}
+    assert "b" in used(plan(snapshot_of(tight, roomy), 97))
 
 
 def test_an_empty_swarm_says_so() -> None:

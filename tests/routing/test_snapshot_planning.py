@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 
 import pytest
-from circuit_cases import peer, snapshot_of
+from circuit_cases import MODEL, peer, snapshot_of
 
 from molink.dht.records import PROTOCOL_VERSION, LayerLatency, PeerView
 from molink.routing import CostModel, NoCircuit, plan
@@ -40,7 +40,7 @@ def test_a_problem_says_what_the_announcements_say() -> None:
     assert problem.free_kv_bytes is not None
     assert problem.free_kv_bytes.tolist() == [10**9, 11]
     assert problem.kv_bytes is not None
-    assert problem.kv_bytes.tolist() == [5120] * 8
+    assert problem.kv_bytes.tolist() == [MODEL.kv_bytes(Span(0, 1), 10)] * 8
     assert problem.embed_resident is not None
     assert problem.head_resident is not None
     assert problem.embed_resident.tolist() == [False, True]
@@ -138,7 +138,7 @@ def test_peers_of_another_model_are_never_mixed_in() -> None:
     with pytest.raises(NoCircuit) as caught:
         plan(snapshot_of(*views), 10)
     assert caught.value.missing_layers == (Span(4, 8),)
-    assert caught.value.missing_bytes == 4 * (1_000_000 + 5120) + 400_000
+    assert caught.value.missing_bytes == 4 * (1_000_000 + MODEL.kv_bytes(Span(0, 1), 10)) + 400_000
 
 
 def test_warm_only_loads_nothing() -> None:

@@ -19,18 +19,7 @@ from measured_models import (
 from molink.shards.errors import UnsupportedArchitecture
 from molink.shards.loader import folder_refusal
 
-QUICK = (
-    "llama",
-    "gemma2",
-    "deepseek_v3",
-    "qwen3_moe",
-    "gpt_oss",
-    "falcon",
-    "baichuan (13B)",
-    "qwen2_vl",
-    "lfm2",
-    "mamba",
-)
+QUICK = ("llama", "gemma2", "falcon", "qwen3_next")
 """Plain, with windows and caps, with compressed caches, with experts, with sinks, left-padded, converted, of more than
 text, with states in rows and token by token."""
 UNQUANTIZED = ("llama4_text",)

@@ -44,6 +44,7 @@ def attend_otherwise(change: Callable[[Rules], Rules]) -> Breakage:
             return right(query, key, value, change(rules))
 
         patch.setattr(packed, "attend_sequence", wrong)
+        patch.setattr(packed, "attend_up_to_rounding", wrong)
 
     return breakage
 

@@ -29,7 +29,7 @@ from molink.shards.safetensors_header import read_header
 from molink.shards.spec import Span
 from molink.shards.store import describe, read_manifest
 
-QUICK = ("gemma3", "llava", "mistral3", "qwen2_vl", "fuyu")
+QUICK = ("gemma3", "mistral3", "qwen2_vl")
 TOWERS = ("vision", "visual", "audio", "projector")
 
 
