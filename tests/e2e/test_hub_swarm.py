@@ -96,6 +96,7 @@ async def test_each_peer_fetches_its_own_layers_and_together_they_are_the_model(
     await check_tokens(swarm, folder, references)
 
 
+@pytest.mark.full
 async def test_a_peer_that_chooses_for_itself_fetches_what_it_chose_and_shares_the_store(
     swarm: LocalSwarm, hub: FakeHub, folder: Path, tmp_path: Path
 ) -> None:

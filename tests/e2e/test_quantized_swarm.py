@@ -16,6 +16,7 @@ PROMPT = "ROMEO:\nBut, soft! what light"
 NEW_TOKENS = 24
 
 
+@pytest.mark.full
 async def test_three_peers_in_nf4_give_the_tokens_of_the_whole_model_in_nf4(references: References) -> None:
     ids = references.ids(bundled_folder(), PROMPT)
     whole = Span(0, 12)
