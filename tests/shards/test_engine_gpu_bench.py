@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).resolve().parents[1] / "bench" / "engine_gpu.py"
 
 
@@ -27,6 +29,7 @@ def test_every_case_runs_with_a_tiny_model_on_a_processor() -> None:
     assert "difference of logits over logits" in done.stdout
 
 
+@pytest.mark.full
 def test_compiled_parts_and_unrecorded_steps_agree_too() -> None:
     done = run("--tiny", "--compile", "--plain", "--only", "agreement")
     assert done.returncode == 0, done.stderr

@@ -104,7 +104,7 @@ def step_some(engine: Engine, batch: list[tuple[Wish, Run]], steps: int) -> list
         ("llama", True),
         pytest.param("llama", False, marks=pytest.mark.full),
         pytest.param("gemma3", True, marks=pytest.mark.full),
-        ("gemma3", False),
+        pytest.param("gemma3", False, marks=pytest.mark.full),
     ],
 )
 def test_sessions_share_a_tenth_of_the_memory_that_they_want(
