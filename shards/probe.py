@@ -25,10 +25,15 @@ _MORE_THAN_HIDDEN_STATES: Final[Mapping[str, str]] = MappingProxyType(
         "zamba2": "the embeddings",
         "zaya": "what the router of the layer before computed",
         "hy_v4": "what an earlier layer chose to attend to",
+        "inkling2_text": "what earlier blocks of layers computed",
     }
 )
 """What layers of some architectures take of others, which may be on another peer."""
-_OWN_STATES: Final = frozenset({"deepseek_v4", "minimax", "recurrent_gemma", "rwkv", "xlstm"})
+_STREAMS: Final = ("hc_mult", "hc_count")
+"""How many residual streams go from layer to layer (hyper-connections, Zhu et al. 2024, section 2), if several."""
+_OWN_STATES: Final = frozenset(
+    {"deepseek_v4", "minimax", "recurrent_gemma", "rwkv", "unlimited_ocr_text", "xlstm"}
+)
 """Architectures that do not keep their states in transformers' common caches."""
 
 
@@ -40,7 +45,6 @@ def config_refusal(config: PreTrainedConfig) -> str | None:
         return str(error)
     encodes = getattr(config, "is_encoder_decoder", False)
     config = text_config(config)
-    positions = [rope.get("rope_type") for rope in rope_settings(config)]
     beside = _MORE_THAN_HIDDEN_STATES.get(config.model_type)
     refusals = (
         (encodes, "it is an encoder-decoder, and only decoders are split over peers"),
@@ -51,16 +55,16 @@ def config_refusal(config: PreTrainedConfig) -> str | None:
         (beside, f"its layers take {beside} beside hidden states, and peers send hidden states only"),
         (config.model_type in _OWN_STATES, "its layers keep states of sessions in a way of their own"),
         (
+            any(getattr(config, name, 1) > 1 for name in _STREAMS),
+            "its layers pass several residual streams to each other, and peers send one hidden state a token",
+        ),
+        (
             getattr(config, "num_kv_shared_layers", None),
             "its last layers use keys and values of others, which may be on another peer",
         ),
         (
             getattr(config, "cross_attention_layers", None),
             "its layers that look at images keep no keys and values of text",
-        ),
-        (
-            "dynamic" in positions,
-            "its dynamic position scaling depends on the longest sequence of a batch",
         ),
     )
     return next((reason for holds, reason in refusals if holds), None)

@@ -15,7 +15,7 @@ from typing import Final
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 from molink.shards.assembly import TROUBLE, Recipe, assemble, make_stage, quiet_transformers
@@ -132,14 +132,14 @@ def _random_model(config: PreTrainedConfig) -> PreTrainedModel:
 
 def _initial_model(config: PreTrainedConfig) -> PreTrainedModel:
     """In float32. What a model has for more than text never takes memory."""
-    if text_config(config) is config:
-        made: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        return made
     kind = generative_class(config)
     if kind is None:
         raise LookupError(f"no class generates text from a configuration of {config.model_type}")
+    if text_config(config) is config:
+        made: PreTrainedModel = kind._from_config(config, dtype=torch.float32)  # noqa: SLF001 - what AutoModel would call
+        return made
     with torch.device("meta"):
-        model = kind._from_config(config, dtype=torch.float32)  # noqa: SLF001 - what AutoModel would call
+        model = kind._from_config(config, dtype=torch.float32)  # noqa: SLF001 - as above
     keep_text(model)
     model.to_empty(device="cpu")
     model.init_weights()

@@ -76,7 +76,7 @@ def tiny_config(config: PreTrainedConfig) -> PreTrainedConfig:
     layers: int = config.num_hidden_layers
     kept = _telling_layers({"layer_types": getattr(config, "layer_types", None)} | values, layers)
     tiny = _shrunk(values, kept, layers)
-    heads = getattr(config, "num_attention_heads", None) or 1  # some architectures have no attention
+    heads = _first(values, _HEAD_COUNTS) or 1  # some architectures have no attention
     head_dim = values.get("head_dim") or config.hidden_size // heads
     tiny["rope_parameters"] = _shrunk_rope(values.get("rope_parameters"), head_dim)
     if tiny["rope_parameters"] is None:
@@ -96,6 +96,11 @@ def tiny_config(config: PreTrainedConfig) -> PreTrainedConfig:
     return shrunk
 
 
+def _first(values: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
+    """The first whole number of these names."""
+    return next((values[name] for name in names if type(values.get(name)) is int), None)
+
+
 def _telling_layers(values: Mapping[str, Any], layers: int) -> list[int]:
     """Which layers to keep: one of every kind, as far as there is room, and then the first."""
     per_layer = [value for value in values.values() if isinstance(value, list) and len(value) == layers]
@@ -111,7 +116,7 @@ def _shrunk(
     values: Mapping[str, Any], kept: list[int], layers: int, outer_heads: int | None = None
 ) -> dict[str, Any]:
     tiny: dict[str, Any] = {}
-    heads = next((values[name] for name in _HEAD_COUNTS if type(values.get(name)) is int), outer_heads)
+    heads = _first(values, _HEAD_COUNTS) or outer_heads
     for name, value in values.items():
         if name in ("rope_parameters", "per_layer_config"):
             continue
