@@ -89,7 +89,7 @@ def tiny_config(config: PreTrainedConfig) -> PreTrainedConfig:
         if isinstance(values.get("qk_head_dim"), int):
             tiny["qk_head_dim"] = tiny["qk_nope_head_dim"] + tiny["qk_rope_head_dim"]
     if isinstance(values.get("per_layer_config"), dict):
-        tiny["per_layer_config"] = _renumbered(values["per_layer_config"], kept, head_dim)
+        tiny["per_layer_config"] = _renumbered(values["per_layer_config"], kept, head_dim, heads)
     _fit_state_space(tiny)
     tiny.pop("transformers_version", None)
     shrunk: PreTrainedConfig = type(config).from_dict(tiny)
@@ -171,13 +171,15 @@ def _shrunk_rope(rope: Any, head_dim: int) -> Any:  # noqa: ANN401 - as above
     return shrunk
 
 
-def _renumbered(overrides: Mapping[Any, Any], kept: list[int], head_dim: int) -> dict[int, Any]:
+def _renumbered(
+    overrides: Mapping[Any, Any], kept: list[int], head_dim: int, heads: int
+) -> dict[int, dict[str, Any]]:
     """What single layers have of their own, for the layers that are kept."""
     own = {int(layer): values for layer, values in overrides.items()}
     tiny = {}
     for index, layer in enumerate(kept):
         if layer in own:
-            tiny[index] = {name: _shrunk_value(name, value, len(kept)) for name, value in own[layer].items()}
+            tiny[index] = _shrunk(own[layer], kept, len(kept), heads)
             if "head_dim" in own[layer]:
                 tiny[index]["head_dim"] = own[layer]["head_dim"] * _HEAD_DIM // head_dim
     return tiny

@@ -129,7 +129,7 @@ def find(architecture: str) -> Finding:
 
 
 def _first(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def store_tiny(config: PreTrainedConfig, folder: Path) -> None:

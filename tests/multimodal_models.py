@@ -55,6 +55,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         }
     },
     "lfm2_vl": {"text_config": {"full_attn_idxs": [2, 5, 8, 10, 12, 14]}},
+    "molmo2": {"adapter_config": {"vision_feature_layer": [0, 0]}},
     "nemo_speechlm": {
         "text_config": {"time_step_min": 1e-9}
     },  # as that of nemotron_h in `architecture_table`
@@ -75,6 +76,9 @@ OVERRIDES: dict[str, dict[str, Any]] = {
 
 _TOWER_LAYERS = ("num_hidden_layers", "depth", "n_layer", "encoder_layers", "num_layers", "num_global_layers")
 
+
+_WHOLE_TOWERS = ("inkling_vision", "muse_spark_audio")
+"""What is in these follows from how many layers they have."""
 
 _WIDTHS_OF_TEXT = {
     "adaptor_config": {"hidden_size": 1, "intermediate_size": 4},
@@ -100,6 +104,8 @@ def whole_tiny_config(config: PreTrainedConfig) -> PreTrainedConfig:
 
 
 def _shorten(part: PreTrainedConfig) -> None:
+    if part.model_type in _WHOLE_TOWERS:
+        return
     for name in _TOWER_LAYERS:
         layers = getattr(part, name, None)
         if isinstance(layers, int):
