@@ -130,6 +130,7 @@ def test_the_machine_is_printed_with_its_units(capsys: pytest.CaptureFixture[str
             "memory": {"free_bytes": 8_000_000_000, "default_bytes": 4_000_000_000},
             "model": "molink/test",
             "dtype": "float32",
+            "threads": 3,
             "layer_ms": {"1": 1.5, "2": 1.75},
             "embed_ms": 0.25,
             "head_ms": 0.5,
@@ -141,6 +142,7 @@ def test_the_machine_is_printed_with_its_units(capsys: pytest.CaptureFixture[str
     out = capsys.readouterr().out
     for part in (
         "Processor [x]",
+        "threads                      │ 3",
         "8.0 GB",
         "4.0 GB",
         "1.750 ms",
