@@ -12,13 +12,13 @@ import psutil
 import pytest
 import torch
 from hub_models import hub_side
+from rank_traffic import request_traffic, step_traffic
 from tiny_models import greedy_reference, load_reference, make_tiny_model
 
 from molink.peer.model import LocalModel
 from molink.peer.ranked_backend import RankedBackend
 from molink.peer.ranks import RanksLost
 from molink.routing.parallelism import Lengths
-from molink.routing.rank_traffic import request_traffic, step_traffic
 from molink.shards import store
 from molink.shards.engine import Engine, Rows
 from molink.shards.errors import WeightsError
