@@ -46,10 +46,14 @@ QUANTITIES: Mapping[str, Quantity] = MappingProxyType(
         "chunk": Quantity("prefill_chunk_tokens", "--prefill-chunk", _parse_chunks),
     }
 )
-"""By the name that `--sweep` takes. Another that it takes is the option's."""
+"""By the name that `--sweep` takes. It takes the option's, too; and stages, which peers are."""
 _SERVED_FIELDS = ("micro_batches", "prefill_chunk_tokens")
 _BY_NAME: Mapping[str, Quantity] = MappingProxyType(
-    {**QUANTITIES, **{one.option.removeprefix("--"): one for one in QUANTITIES.values()}}
+    {
+        **{one.option.removeprefix("--"): one for one in QUANTITIES.values()},
+        **QUANTITIES,
+        "stages": QUANTITIES["peers"],
+    }
 )
 
 
