@@ -1,29 +1,23 @@
 """`molink-simnet communication`: what tensor and pipeline parallelism send, and which of them to choose."""
 
-import json
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
-from typing import TYPE_CHECKING
 
-from molink.client.presentation import console
-from molink.dht.commands import EXIT_USAGE, CommandFailed, Debug, Json, Verbose, start_logging, tell
+from molink.dht.commands import EXIT_USAGE, CommandFailed, Debug, Json, Verbose, start_logging
 from molink.routing.layout_prediction import Goal
 from molink.routing.parallelism import Layout, Lengths
 from molink.simnet.communication import options
 from molink.simnet.communication.advice import advise as advised
 from molink.simnet.communication.fabric import Fabric, fabric_named
+from molink.simnet.communication.figures import draw_figures
 from molink.simnet.communication.rows import operation_rows, predicted, time_rows, volume_rows
 from molink.simnet.communication.simulated_request import SimulatedRequest, simulate_request
 from molink.simnet.communication.tables import advice_table, operations_table, times_table, volumes_table
 from molink.simnet.devices import DeviceProfile
-from molink.simnet.model_shapes import MODEL_SHAPES, ModelShape
+from molink.simnet.model_shapes import ModelShape, shape_named
 from molink.simnet.named_devices import device_named
-from molink.simnet.results import output_folder, result_document, write_json
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from molink.simnet.options import Output, Tensors
+from molink.simnet.results import Findings, deliver, output_folder
 
 EXAMPLE = "molink-simnet communication --model llama-3.1-8b --tp 2 --pp 2 --prefill 128 --decode 128"
 
@@ -34,7 +28,7 @@ def communication(
     pp: options.Pipeline = 1,
     prefill: options.Prefill = 128,
     decode: options.Decode = 128,
-    tensors_per_boundary: options.Tensors = 2,
+    tensors_per_boundary: Tensors = 2,
     device: options.Device = "h100-94",
     network: options.Network = "cardinal",
     simulated_tokens: options.SimulatedTokens = None,
@@ -42,7 +36,7 @@ def communication(
     devices: options.Devices = 8,
     goal: options.GoalOption = "latency",
     max_ttft_ms: options.MostTtft = None,
-    output: options.Output = None,
+    output: Output = None,
     as_json: Json = False,
     verbose: Verbose = False,
     debug: Debug = False,
@@ -55,9 +49,7 @@ def communication(
     """
     start_logging(verbose=verbose, debug=debug)
     try:
-        if model not in MODEL_SHAPES:
-            raise ValueError(f"--model {model} has no known shape: choose from {', '.join(MODEL_SHAPES)}")
-        shape, profile, fabric = MODEL_SHAPES[model], device_named(device), fabric_named(network)
+        shape, profile, fabric = shape_named(model), device_named(device), fabric_named(network)
         lengths = Lengths(prefill, decode)
         parameters: dict[str, object] = {
             "model": model,
@@ -70,25 +62,19 @@ def communication(
         if advise:
             limit_ms = math.inf if max_ttft_ms is None else max_ttft_ms
             parameters |= {"devices": devices, "goal": goal, "max_ttft_ms": max_ttft_ms}
-            document, tables = _advice(
+            found = _advice(
                 parameters, shape, devices, profile, fabric, lengths, goal, limit_ms, tensors_per_boundary
             )
         else:
             if simulated_tokens is None:
                 simulated_tokens = decode
             parameters |= {"tp": tp, "pp": pp, "simulated_tokens": min(simulated_tokens, decode)}
-            document, tables = _described(
+            found = _described(
                 parameters, shape, Layout(tp, pp), profile, fabric, lengths, tensors_per_boundary
             )
     except ValueError as error:
         raise CommandFailed(str(error), EXIT_USAGE) from error
-    if as_json:
-        print(json.dumps(document, indent=2, allow_nan=False))
-    else:
-        for table in tables:
-            console().print(table)
-    if output is not None:
-        _write(output_folder(output), document)
+    deliver(found, as_json=as_json, folder=output_folder(output), draw=draw_figures)
 
 
 def _advice(
@@ -101,13 +87,11 @@ def _advice(
     goal: Goal,
     max_ttft_ms: float,
     tensors: int,
-) -> tuple[dict[str, object], Sequence["Table"]]:
+) -> Findings:
     rows = advised(shape, devices, device, fabric, lengths, goal, max_ttft_ms, tensors)
-    document = result_document("communication", parameters, [asdict(row) for row in rows])
-    title = (
-        f"{shape.name} on at most {devices} x {device.name} over {fabric.name}, by {goal}\n{rows[0].reason}"
-    )
-    return document, [advice_table(title, rows)]
+    title = f"{shape.name} on at most {devices} x {device.name} over {fabric.name}, by {goal}"
+    table = advice_table(f"{title}\n{rows[0].reason}", rows)
+    return Findings("communication", title, parameters, [asdict(row) for row in rows], [table])
 
 
 def _described(
@@ -118,7 +102,7 @@ def _described(
     fabric: Fabric,
     lengths: Lengths,
     tensors: int,
-) -> tuple[dict[str, object], Sequence["Table"]]:
+) -> Findings:
     """Beside the rows of operations, the document has those of volumes and times."""
     if layout.pipeline > shape.layers:
         raise ValueError(
@@ -134,22 +118,13 @@ def _described(
     volumes = volume_rows(shape.spec(), layout, lengths, tensors, complete)
     prediction = predicted(shape, layout, lengths, device, fabric)
     times = list(time_rows(shape, layout, lengths, prediction, simulated))
-    document = result_document("communication", parameters, [asdict(row) for row in operations])
-    document |= {"volumes": [asdict(row) for row in volumes], "times": [asdict(row) for row in times]}
     title = f"{shape.name}, {layout}, {lengths.prefill_tokens} tokens of prompt, {lengths.decode_tokens} generated"
-    if not operations:
-        return document, [times_table(times)]
-    return document, [operations_table(title, operations), volumes_table(volumes), times_table(times)]
-
-
-def _write(folder: Path, document: dict[str, object]) -> None:
-    from molink.simnet.communication.figures import draw_figures
-
-    try:
-        write_json(folder / "result.json", document)
-        written = draw_figures(folder)
-    except OSError as error:
-        raise CommandFailed(
-            f"the results cannot be written to {folder}: {error.strerror or error}"
-        ) from error
-    tell(f"wrote result.json and {len(written)} files of figures to {folder}")
+    counted_tables = [operations_table(title, operations), volumes_table(volumes)] if operations else []
+    return Findings(
+        "communication",
+        title,
+        parameters,
+        [asdict(row) for row in operations],
+        [*counted_tables, times_table(times)],
+        more={"volumes": [asdict(row) for row in volumes], "times": [asdict(row) for row in times]},
+    )

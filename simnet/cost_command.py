@@ -1,19 +1,17 @@
 """`molink-simnet cost`: cost-profit margins of the MoLink system paper, and of anyone's swarm."""
 
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from molink.client.presentation import console
-from molink.dht.commands import EXIT_USAGE, CommandFailed, Debug, Json, Verbose, start_logging, tell
+from molink.dht.commands import EXIT_USAGE, CommandFailed, Debug, Json, Verbose, start_logging
 from molink.simnet.cost import Owned, Rented, income_per_hour, margin
+from molink.simnet.options import Output
 from molink.simnet.paper_costs import COST_TABLES, PrintedCosts
-from molink.simnet.results import output_folder, result_document, write_json
+from molink.simnet.results import Findings, deliver, output_folder
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
@@ -43,9 +41,6 @@ Rent = Annotated[
     typer.Option(
         "--rent-per-hour", metavar="MONEY", help="Of one device, instead of buying it.", show_default=False
     ),
-]
-Output = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Write result.json there.", show_default=False)
 ]
 
 
@@ -106,15 +101,8 @@ def cost(
     parameters: dict[str, object] = {"table": table, "throughput_tps": throughput_tps}
     if throughput_tps is not None:
         parameters |= {"token_price": token_price, "machines": asdict(machines)}
-    document = result_document("cost", parameters, [asdict(row) for row in rows])
-    if as_json:
-        print(json.dumps(document, indent=2, allow_nan=False))
-    else:
-        console().print(_table(rows))
-    if output is not None:
-        folder = output_folder(output)
-        write_json(folder / "result.json", document)
-        tell(f"wrote result.json to {folder}")
+    found = Findings("cost", "Cost-profit margins", parameters, [asdict(row) for row in rows], [_table(rows)])
+    deliver(found, as_json=as_json, folder=output_folder(output))
 
 
 def _of_paper(name: str) -> Iterator[CostRow]:

@@ -1,30 +1,42 @@
 """`molink-simnet emulate`: real peer processes serve a trace of requests over shaped lines."""
 
 import asyncio
-import json
 import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from molink.client.presentation import console
 from molink.client.progress import Progress
 from molink.dht.commands import EXIT_USAGE, CommandFailed, Debug, Json, Verbose, start_logging, tell
 from molink.peer.choosing_model import FIRST_MODEL
 from molink.peer.model import open_model
+from molink.peer.transmission.policies import POLICIES
 from molink.shards.catalog import ModelNotFound
 from molink.shards.spec import ModelSpec
 from molink.shards.store import StoreError
 from molink.simnet import emulate_options as options
 from molink.simnet.child_process import EmulationError
+from molink.simnet.emulate_figures import draw_serving
+from molink.simnet.emulate_table import serving_table, usage_table
 from molink.simnet.emulation import Cell, Emulation, Run, emulate
-from molink.simnet.model_shapes import MODEL_SHAPES, QWEN2_7B
+from molink.simnet.model_shapes import QWEN2_7B, shape_named
 from molink.simnet.named_devices import device_named
+from molink.simnet.options import (
+    Output,
+    Tensors,
+    Trace,
+    WarmUp,
+    parse_micro_batches,
+    parse_names,
+    parse_numbers,
+    require_not_negative,
+    require_positive,
+)
 from molink.simnet.request_load import MOST_NEW_TOKENS, MOST_PROMPT_TOKENS, LengthLimits, kept
-from molink.simnet.results import output_folder, result_document, write_json
+from molink.simnet.results import Findings, deliver, output_folder, result_document, write_json
 from molink.simnet.served_as import ServedAs, usual
-from molink.simnet.serving_rows import ServingRow, differing, serving_rows
+from molink.simnet.serving_rows import differing, serving_rows
 from molink.simnet.traces import BUNDLED, bundled_trace, read_trace
 
 EXAMPLE = "molink-simnet emulate --peers 3 --bandwidth-mbps 100 --delay-ms 30 --rate 0.2,0.3 --output results"
@@ -41,16 +53,16 @@ def emulate_serving(
     prefill_chunk: options.PrefillChunk = None,
     rate: options.Rate = "0.2,0.3",
     duration: options.Duration = 300.0,
-    warm_up: options.WarmUp = 60.0,
+    warm_up: WarmUp = 60.0,
     compute: options.ComputeOption = "timed",
     model: options.Model = None,
     device: options.Device = "rtx-4090",
-    tensors_per_boundary: options.Tensors = 1,
-    trace: options.Trace = None,
+    tensors_per_boundary: Tensors = 1,
+    trace: Trace = None,
     max_prompt_tokens: options.MostPrompt = MOST_PROMPT_TOKENS,
     max_new_tokens: options.MostNew = MOST_NEW_TOKENS,
     seed: options.Seed = 0,
-    output: options.Output = None,
+    output: Output = None,
     as_json: Json = False,
     verbose: Verbose = False,
     debug: Debug = False,
@@ -65,14 +77,14 @@ def emulate_serving(
     """
     start_logging(verbose=verbose, debug=debug)
     try:
-        rule = options.parse_micro_batches(micro_batches)
+        rule = None if micro_batches is None else _rule(micro_batches)
         cells = [
             Cell(name, rate_rps, _served_as(name, peers, rule, prefill_chunk))
-            for rate_rps in options.parse_rates(rate)
-            for name in options.parse_policies(policy)
+            for rate_rps in parse_numbers("--rate", rate)
+            for name in parse_names("--policy", policy, POLICIES)
         ]
-        options.require_positive("--bandwidth-mbps", bandwidth_mbps)
-        options.require_not_negative("--delay-ms", delay_ms)
+        require_positive("--bandwidth-mbps", bandwidth_mbps)
+        require_not_negative("--delay-ms", delay_ms)
         spec = _spec(compute, model, device, tensors_per_boundary)
         emulation = Emulation(
             spec=spec,
@@ -93,18 +105,26 @@ def emulate_serving(
         _ = emulation.spans
     except ValueError as error:
         raise CommandFailed(str(error), EXIT_USAGE) from error
-    folder = None if output is None else output_folder(output)
+    folder = output_folder(output)
     parameters = _parameters(emulation, cells, BUNDLED if trace is None else str(trace))
     runs = _all_runs(emulation, cells, parameters, folder)
     rows = serving_rows(emulation, runs)
-    document = result_document("emulate", parameters, [asdict(row) for row in rows])
-    if as_json:
-        print(json.dumps(document, indent=2, allow_nan=False))
-    else:
-        _print_table(emulation, rows)
-    if folder is not None:
-        _write(folder, document, rows)
+    found = Findings(
+        "emulate",
+        f"{spec.name} served by {peers} peer processes over shaped lines",
+        parameters,
+        [asdict(row) for row in rows],
+        [serving_table(emulation, rows), usage_table(rows)],
+    )
+    deliver(found, as_json=as_json, folder=folder, draw=lambda where: [draw_serving(rows, where)])
     _judge(emulation, runs)
+
+
+def _rule(text: str) -> str:
+    found = parse_micro_batches("--micro-batches", text)
+    if len(found) > 1:
+        raise ValueError(f"--micro-batches is one rule or number, got {text!r}")
+    return found[0]
 
 
 def _served_as(policy: str, peers: int, rule: str | None, prefill_chunk: int | None) -> ServedAs:
@@ -118,9 +138,7 @@ def _served_as(policy: str, peers: int, rule: str | None, prefill_chunk: int | N
 
 def _spec(compute: options.Compute, model: str | None, device: str, tensors_per_boundary: int) -> ModelSpec:
     if compute == "timed":
-        shape = MODEL_SHAPES.get(model or QWEN2_7B.name)
-        if shape is None:
-            raise ValueError(f"--model {model} has no known shape: choose from {', '.join(MODEL_SHAPES)}")
+        shape = shape_named(model or QWEN2_7B.name)
         device_named(device)
         return replace(shape, tensors_per_boundary=tensors_per_boundary).spec()
     if tensors_per_boundary != 1:
@@ -155,26 +173,6 @@ def _all_runs(
                 rows = [asdict(row) for row in serving_rows(emulation, runs)]
                 write_json(folder / "result.json", result_document("emulate", parameters, rows))
     return runs
-
-
-def _print_table(emulation: Emulation, rows: Sequence[ServingRow]) -> None:
-    from molink.simnet.emulate_table import serving_table, usage_table
-
-    console().print(serving_table(emulation, rows))
-    console().print(usage_table(rows))
-
-
-def _write(folder: Path, document: dict[str, object], rows: Sequence[ServingRow]) -> None:
-    from molink.simnet.emulate_figures import draw_serving
-
-    try:
-        write_json(folder / "result.json", document)
-        written = [folder / "result.json", *draw_serving(rows, folder)]
-    except OSError as error:
-        raise CommandFailed(
-            f"the results cannot be written to {folder}: {error.strerror or error}"
-        ) from error
-    tell(f"wrote {', '.join(path.name for path in written)} to {folder}")
 
 
 def _judge(emulation: Emulation, runs: Sequence[Run]) -> None:

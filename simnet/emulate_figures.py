@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
+from molink.simnet.pictures import Picture, legend_below, new_figure, saved
 from molink.simnet.results import write_csv
-from molink.simnet.schedule_figures import new_figure, saved
 from molink.simnet.serving_rows import ServingRow
 
 _METRICS = (("ttft_s", "TTFT, s"), ("tpot_s", "TPOT, s"), ("latency_s", "latency, s"))
@@ -16,7 +16,7 @@ _GROUP = 0.8
 """Of the distance between two rates, what their bars take."""
 
 
-def draw_serving(rows: Sequence[ServingRow], folder: Path) -> list[Path]:
+def draw_serving(rows: Sequence[ServingRow], folder: Path) -> Picture:
     """A panel for each metric, a group of bars for each rate; what the paper prints is drawn hollow over them."""
     stem = folder / "serving"
     write_csv(stem.with_suffix(".csv"), [field.name for field in fields(ServingRow)], map(astuple, rows))
@@ -37,8 +37,7 @@ def draw_serving(rows: Sequence[ServingRow], folder: Path) -> list[Path]:
         axes.set_xticks(range(len(rates)), [f"{rate:g}" for rate in rates])
         axes.set(xlabel="requests/s", ylabel=label)
         axes.grid(visible=True, axis="y", linewidth=0.4, alpha=0.5)
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+    legend_below(figure)
     hollow = "; dashed: the paper's" if any(row.paper_ttft_s for row in rows) else ""
     figure.suptitle(f"Averages over requests{hollow}", fontsize=11)
-    return saved(figure, stem)
+    return saved(figure, stem, "Averages over requests, by rate and policy")

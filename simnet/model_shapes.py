@@ -274,3 +274,10 @@ MODEL_SHAPES: Mapping[str, ModelShape] = MappingProxyType(
 
 QWEN2_7B = MODEL_SHAPES["qwen2-7b"]
 """What emulated and simulated swarms serve unless they are told otherwise."""
+
+
+def shape_named(name: str) -> ModelShape:
+    """The model of that name; raises ValueError with one sentence."""
+    if name not in MODEL_SHAPES:
+        raise ValueError(f"--model {name} has no known shape: choose from {', '.join(MODEL_SHAPES)}")
+    return MODEL_SHAPES[name]

@@ -1,27 +1,23 @@
 """`molink-simnet redundancy`: the figures of the redundancy paper (AcceLLM), in virtual time."""
 
-import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import product
-from multiprocessing import get_context
-from pathlib import Path
 from types import MappingProxyType
 
-from molink.client.presentation import console
-from molink.client.progress import Progress
-from molink.dht.commands import EXIT_USAGE, CommandFailed, Debug, Json, Verbose, start_logging, tell
+from molink.dht.commands import EXIT_USAGE, CommandFailed, Debug, Json, Verbose, start_logging
 from molink.simnet import redundancy_options as options
+from molink.simnet.options import Jobs, Output, WarmUp, parse_counts, parse_names, parse_numbers
+from molink.simnet.parallel_runs import run_all
 from molink.simnet.redundancy.claims import claims
 from molink.simnet.redundancy.figures import draw_redundancy
 from molink.simnet.redundancy.instances import LOCAL_CONNECTIONS, SEQUENCE_MS, instance_profile
 from molink.simnet.redundancy.rows import redundancy_rows
-from molink.simnet.redundancy.run import POLICIES, Cell, Run, simulate
+from molink.simnet.redundancy.run import POLICIES, Cell, simulate
 from molink.simnet.redundancy.tables import claims_table, redundancy_table
 from molink.simnet.redundancy.workloads import ARRIVALS, WORKLOADS
-from molink.simnet.results import output_folder, result_document, write_json
+from molink.simnet.results import Findings, deliver, output_folder
 
 EXAMPLE = "molink-simnet redundancy --device h100 --workload mixed --instances 4 --output results"
 INSTANCES = (4, 8, 16)
@@ -50,10 +46,10 @@ def redundancy(
     arrivals: options.Arrivals = "burst",
     sequence_ms: options.SequenceMs = SEQUENCE_MS,
     duration: options.Duration = 60.0,
-    warm_up: options.WarmUp = 20.0,
+    warm_up: WarmUp = 20.0,
     seed: options.Seed = 0,
-    jobs: options.Jobs = None,
-    output: options.Output = None,
+    jobs: Jobs = None,
+    output: Output = None,
     as_json: Json = False,
     verbose: Verbose = False,
     debug: Debug = False,
@@ -69,21 +65,23 @@ def redundancy(
         profile = instance_profile(device, sequence_ms)
         gbps = LOCAL_CONNECTIONS[device].bytes_per_s * 8 / 1e9
         one = Cell("", device, workload, 4, 1.0, gbps, warm_up, duration, arrivals, sequence_ms, seed)
-        cells = _cells(one, _instances(instances), _policies(policies), rates, interconnect_gbps)
+        chosen = parse_names("--policies", policies, POLICIES)
+        cells = _cells(one, _instances(instances), chosen, rates, interconnect_gbps)
     except ValueError as error:
         raise CommandFailed(str(error), EXIT_USAGE) from error
-    folder = None if output is None else output_folder(output)
-    rows = redundancy_rows(_all_runs(cells, jobs or os.cpu_count() or 1))
-    found = claims(rows)
-    document = result_document("redundancy", _parameters(cells), [asdict(row) for row in rows])
-    document["claims"] = [asdict(one) for one in found]
-    if as_json:
-        print(json.dumps(document, indent=2, allow_nan=False))
-    else:
-        console().print(redundancy_table(rows))
-        console().print(claims_table(found))
-    if folder is not None:
-        _write(folder, document, lambda: draw_redundancy(rows, profile, folder))
+    folder = output_folder(output)
+    runs = run_all(simulate, cells, jobs or os.cpu_count() or 1, weight=_weight, name="redundancy")
+    rows = redundancy_rows(runs)
+    agreed = claims(rows)
+    found = Findings(
+        "redundancy",
+        f"Llama-2-70B on instances of 4 x {device}, {workload} workload: redundant KV caches",
+        _parameters(cells),
+        [asdict(row) for row in rows],
+        [redundancy_table(rows), claims_table(agreed)],
+        more={"claims": [asdict(one) for one in agreed]},
+    )
+    deliver(found, as_json=as_json, folder=folder, draw=lambda where: draw_redundancy(rows, profile, where))
 
 
 def _cells(
@@ -94,8 +92,8 @@ def _cells(
         raise ValueError(
             f"--workload must be one of {', '.join(WORKLOADS)} and --arrivals one of {', '.join(ARRIVALS)}"
         )
-    given = None if rates is None else _numbers("--rates", rates)
-    lines_gbps = (one.interconnect_gbps,) if lines is None else _numbers("--interconnect-gbps", lines)
+    given = None if rates is None else parse_numbers("--rates", rates)
+    lines_gbps = (one.interconnect_gbps,) if lines is None else parse_numbers("--interconnect-gbps", lines)
     cells = [
         replace(one, policy=policy, instances=number, rate_rps=rate, interconnect_gbps=gbps)
         for number in instances
@@ -108,65 +106,16 @@ def _cells(
     return cells
 
 
-def _numbers(option: str, text: str) -> tuple[float, ...]:
-    try:
-        found = tuple(dict.fromkeys(float(part) for part in text.split(",")))
-    except ValueError:
-        found = ()
-    if not found or not all(0 < number < float("inf") for number in found):
-        raise ValueError(f"{option} must be positive numbers with commas between them, got {text!r}")
-    return found
-
-
 def _instances(text: str) -> tuple[int, ...]:
-    names = {str(number): number for number in INSTANCES}
-    chosen = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
-    if not all(name in names for name in chosen):
+    chosen = parse_counts("--instances", text)
+    if not set(chosen) <= set(INSTANCES):
         raise ValueError(f"--instances must be 4, 8 or 16, several with commas between them, got {text!r}")
-    return tuple(names[name] for name in chosen)
-
-
-def _policies(text: str) -> tuple[str, ...]:
-    chosen = tuple(dict.fromkeys(part.strip().lower() for part in text.split(",") if part.strip()))
-    if not chosen or not all(name in POLICIES for name in chosen):
-        raise ValueError(f"--policies must be of {', '.join(POLICIES)}, got {text!r}")
     return chosen
 
 
-def _all_runs(cells: Sequence[Cell], jobs: int) -> list[Run]:
-    """As many at a time as there are jobs. A process each: they only compute."""
-    found: dict[int, Run] = {}
-    with Progress() as progress:
-        progress.begin(f"0 of {len(cells)} cells")
-        for number, run in _finished(cells, jobs):
-            found[number] = run
-            progress.report(f"{len(found)} of {len(cells)} cells")
-    return [found[number] for number in range(len(cells))]
-
-
-def _finished(cells: Sequence[Cell], jobs: int) -> Iterator[tuple[int, Run]]:
-    if jobs == 1 or len(cells) == 1:
-        for number, cell in enumerate(cells):
-            yield number, simulate(cell)
-        return
-    with ProcessPoolExecutor(min(jobs, len(cells)), mp_context=get_context("spawn")) as pool:
-        longest_first = sorted(
-            range(len(cells)), key=lambda at: (cells[at].policy != "accellm", -cells[at].rate_rps)
-        )
-        running = {pool.submit(simulate, cells[at]): at for at in longest_first}
-        for done in as_completed(running):
-            yield running[done], done.result()
-
-
-def _write(folder: Path, document: dict[str, object], draw: Callable[[], Sequence[Path]]) -> None:
-    try:
-        written = draw()
-        write_json(folder / "result.json", document)
-    except OSError as error:
-        raise CommandFailed(
-            f"the results cannot be written to {folder}: {error.strerror or error}"
-        ) from error
-    tell(f"wrote result.json and {len(written)} files of figures to {folder}")
+def _weight(cell: Cell) -> float:
+    """Whoever keeps copies takes longest."""
+    return cell.rate_rps * (10.0 if cell.policy == "accellm" else 1.0)
 
 
 def _parameters(cells: Sequence[Cell]) -> dict[str, object]:

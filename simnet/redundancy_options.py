@@ -1,6 +1,5 @@
 """The options of `molink-simnet redundancy`."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -39,15 +38,4 @@ SequenceMs = Annotated[
     typer.Option("--sequence-ms", metavar="MS", help="Of each sequence in a step; 0: a bare roofline."),
 ]
 Duration = Annotated[float, typer.Option(metavar="S", min=1.0, help="Virtual seconds that are measured.")]
-WarmUp = Annotated[
-    float, typer.Option("--warm-up", metavar="S", min=0.0, help="Virtual seconds before that.")
-]
 Seed = Annotated[int, typer.Option(metavar="S", min=0, help="Of lengths, and of Poisson arrivals.")]
-Jobs = Annotated[
-    int | None,
-    typer.Option(metavar="N", min=1, help="Cells at a time. Default: one a processor.", show_default=False),
-]
-Output = Annotated[
-    Path | None,
-    typer.Option(metavar="DIR", help="Write result.json, figures and tables there.", show_default=False),
-]

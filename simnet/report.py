@@ -1,4 +1,7 @@
-"""A static report of a command's results: one HTML file that needs nothing else."""
+"""A static report of a command's results: one HTML file that needs nothing else.
+
+Its tables are those that a terminal shows; pictures are taken in.
+"""
 
 import base64
 import html
@@ -8,11 +11,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-_STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem;color:#222}
-table{border-collapse:collapse;font-size:13px}td,th{padding:.2rem .6rem;text-align:right;border-bottom:1px solid #ddd}
-td:first-child,th:first-child{text-align:left}img{max-width:100%;margin:.5rem 0 1.5rem}dt{font-weight:600;float:left;
-clear:left;margin-right:.5rem}dd{margin:0}.scroll{overflow-x:auto}footer{color:#666;margin-top:2rem}"""
+from molink.simnet.pictures import Picture
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+_STYLE = """:root{color-scheme:light dark;--line:#d8d8d8;--dim:#6a6a6a;--head:#f3f4f6;--good:#00694c;--bad:#a63d00}
+@media(prefers-color-scheme:dark){:root{--line:#444;--dim:#a0a0a0;--head:#26282c;--good:#4cc9a0;--bad:#f0955a}}
+body{font:15px/1.5 system-ui,sans-serif;max-width:75rem;margin:2rem auto;padding:0 1rem}h1{font-size:1.6rem}
+h2{font-size:1.15rem;margin:2.5rem 0 .5rem;border-bottom:1px solid var(--line)}p{max-width:50rem}
+.scroll{overflow-x:auto;margin:1.5rem 0}table{border-collapse:collapse;font-size:13px}
+table{font-variant-numeric:tabular-nums}
+caption{text-align:left;font-weight:600;white-space:pre-line;padding-bottom:.4rem}
+th,td{padding:.2rem .7rem;text-align:left;vertical-align:bottom;white-space:pre-line}
+th{background:var(--head)}tr.end td{border-bottom:1px solid var(--line)}.right{text-align:right}
+.dim,footer{color:var(--dim)}.green{color:var(--good)}.red{color:var(--bad)}.note{font-size:13px;white-space:pre-line}
+figure{margin:1.5rem 0}img{max-width:100%;background:#fff;border-radius:4px}figcaption{font-weight:600}
+footer{margin-top:3rem;font-size:13px}"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,28 +39,28 @@ class Report:
 
     title: str
     parameters: Mapping[str, object]
-    """What it takes to run the same again."""
-    header: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    """Of the table, as text."""
+    """What it takes to run the same again, seeds among it."""
+    tables: Sequence["Table"]
     remarks: Sequence[str] = ()
-    figures: Sequence[tuple[str, Path]] = ()
-    """Captions and PNG files, which are taken in."""
+    pictures: Sequence[Picture] = ()
 
 
 def render(report: Report) -> str:
-    """The file's text. Everything is escaped. OSError if a figure cannot be read."""
+    """The file's text. Everything is escaped. OSError if a picture cannot be read."""
+    title = _text(report.title)
     parts = [
-        f"<!doctype html><html lang=en><meta charset=utf-8><title>{_text(report.title)}</title>",
-        f"<style>{_STYLE}</style><h1>{_text(report.title)}</h1>",
-        _table(report.header, report.rows),
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width,initial-scale=1">',
+        f"<title>{title}</title><style>{_STYLE}</style></head><body><h1>{title}</h1>",
+        *(_table(table) for table in report.tables),
         *(f"<p>{_text(remark)}</p>" for remark in report.remarks),
-        *(_figure(caption, path) for caption, path in report.figures),
-        "<h2>Parameters</h2><dl>",
-        *(f"<dt>{_text(name)}</dt><dd>{_text(value)}</dd>" for name, value in report.parameters.items()),
-        f"</dl><footer>{_text(_machine())}</footer></html>\n",
+        "<h2>Figures</h2>" if report.pictures else "",
+        *(_figure(picture) for picture in report.pictures),
+        "<h2>Parameters</h2>",
+        _parameters(report.parameters),
+        f"<footer>{_text(_machine())}</footer></body></html>\n",
     ]
-    return "\n".join(parts)
+    return "\n".join(part for part in parts if part)
 
 
 def write_report(path: Path, report: Report) -> Path:
@@ -51,15 +69,71 @@ def write_report(path: Path, report: Report) -> Path:
     return path
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    head = "".join(f"<th>{_text(name)}</th>" for name in header)
-    body = "\n".join(f"<tr>{''.join(f'<td>{_text(cell)}</td>' for cell in row)}</tr>" for row in rows)
-    return f"<div class=scroll><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+def _table(table: "Table") -> str:
+    """Styles of columns and of marked-up cells become classes."""
+    sides = [" ".join(_classes(column.justify, str(column.style))) for column in table.columns]
+    head = "".join(
+        f'<th class="{side}">{_cell(column.header)}</th>'
+        for side, column in zip(sides, table.columns, strict=True)
+    )
+    lines = zip(table.rows, zip(*(column.cells for column in table.columns), strict=True), strict=True)
+    body = "\n".join(
+        f"<tr{' class=end' * row.end_section}>"
+        + "".join(f'<td class="{side}">{_cell(cell)}</td>' for side, cell in zip(sides, cells, strict=True))
+        + "</tr>"
+        for row, cells in lines
+    )
+    caption = f"<caption>{_cell(table.title)}</caption>" if table.title else ""
+    note = f'<p class="note dim">{_cell(table.caption)}</p>' if table.caption else ""
+    return (
+        f'<div class="scroll"><table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+        f"{note}</div>"
+    )
 
 
-def _figure(caption: str, path: Path) -> str:
-    encoded = base64.b64encode(path.read_bytes()).decode()
-    return f'<h2>{_text(caption)}</h2><img alt="{_text(caption)}" src="data:image/png;base64,{encoded}">'
+def _classes(justify: str, style: str) -> list[str]:
+    return [name for name in (justify, style) if name in ("right", "dim", "green", "red")]
+
+
+def _cell(content: "RenderableType") -> str:
+    """As a terminal shows it."""
+    from rich.text import Text
+
+    text = Text.from_markup(content) if isinstance(content, str) else content
+    if not isinstance(text, Text):
+        raise TypeError(f"a report's cells are text, not {type(text).__name__}")
+    shown = _text(text.plain)
+    styles = {str(span.style) for span in text.spans} | {str(text.style)}
+    known = " ".join(sorted(styles & {"dim", "green", "red"}))
+    return f'<span class="{known}">{shown}</span>' if known else shown
+
+
+def _figure(picture: Picture) -> str:
+    encoded = base64.b64encode(picture.png.read_bytes()).decode()
+    caption = _text(picture.caption)
+    return (
+        f'<figure><figcaption>{caption}</figcaption><img alt="{caption}" src="data:image/png;base64,{encoded}">'
+        "</figure>"
+    )
+
+
+def _parameters(parameters: Mapping[str, object]) -> str:
+    lines = "\n".join(
+        f"<tr class=end><th>{_text(name)}</th><td>{_text(_value(value))}</td></tr>"
+        for name, value in parameters.items()
+    )
+    return f'<div class="scroll"><table><tbody>{lines}</tbody></table></div>'
+
+
+def _value(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, Mapping):
+        return "\n".join(f"{name}: {_value(one)}" for name, one in value.items())
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        nested = any(isinstance(one, Sequence) and not isinstance(one, str) for one in value)
+        return (" | " if nested else ", ").join(_value(one) for one in value)
+    return str(value)
 
 
 def _machine() -> str:

@@ -1,22 +1,86 @@
-"""Where results go: `result.json`, and a table of comma-separated values beside each figure."""
+"""What a command has found out, and where it goes: to the terminal, to programs as JSON, and into a folder."""
 
 import csv
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from molink.dht.commands import EXIT_USAGE, CommandFailed
+from molink.client.presentation import console
+from molink.dht.commands import EXIT_USAGE, CommandFailed, tell
+from molink.simnet.pictures import Picture
+from molink.simnet.report import Report, write_report
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+Draw = Callable[[Path], Sequence[Picture]]
+"""Draws figures into a folder; may raise OSError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What one run of a command has found out."""
+
+    command: str
+    title: str
+    """Of its report."""
+    parameters: Mapping[str, object]
+    """What it takes to run the same again."""
+    rows: Sequence[Mapping[str, object]]
+    tables: Sequence["Table"]
+    """The same for people."""
+    remarks: Sequence[str] = ()
+    more: Mapping[str, object] = field(default_factory=dict)
+    """What the document has beside its rows."""
+
+    @property
+    def document(self) -> dict[str, object]:
+        """What `--json` prints and `result.json` holds."""
+        return result_document(self.command, self.parameters, self.rows) | dict(self.more)
 
 
 def result_document(
-    command: str, parameters: dict[str, object], rows: Sequence[dict[str, object]]
+    command: str, parameters: Mapping[str, object], rows: Sequence[Mapping[str, object]]
 ) -> dict[str, object]:
-    """What `--json` prints and `result.json` holds."""
-    return {"command": command, "parameters": parameters, "rows": list(rows)}
+    """JSON-ready."""
+    return {"command": command, "parameters": dict(parameters), "rows": list(rows)}
 
 
-def output_folder(path: Path) -> Path:
-    """The folder, made if it is not there; raises CommandFailed if it cannot be written to."""
+def deliver(found: Findings, *, as_json: bool, folder: Path | None, draw: Draw | None = None) -> None:
+    """Prints tables, or JSON and nothing else; fills the folder, if there is one.
+
+    Raises:
+        CommandFailed: the folder cannot be written to.
+    """
+    if as_json:
+        print(json.dumps(found.document, indent=2, allow_nan=False))
+    else:
+        for shown in (*found.tables, *found.remarks):
+            console().print(shown)
+    if folder is None:
+        return
+    try:
+        write_json(folder / "result.json", found.document)
+        pictures = draw(folder) if draw is not None else ()
+        report = Report(found.title, found.parameters, found.tables, found.remarks, pictures)
+        written = ["result.json", write_report(folder / "report.html", report).name]
+    except OSError as error:
+        why = error.strerror or error
+        raise CommandFailed(f"the results cannot be written to {folder}: {why}") from error
+    written += [path.name for picture in pictures for path in picture.files]
+    tell(f"wrote {', '.join(written)} to {folder}")
+
+
+def output_folder(path: Path | None) -> Path | None:
+    """The folder, made if it is not there; None if none was named.
+
+    Raises:
+        CommandFailed: it cannot be made.
+    """
+    if path is None:
+        return None
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -26,7 +90,7 @@ def output_folder(path: Path) -> Path:
     return path
 
 
-def write_json(path: Path, document: dict[str, object]) -> None:
+def write_json(path: Path, document: Mapping[str, object]) -> None:
     """Indented, one line at the end."""
     path.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", encoding="utf-8")
 

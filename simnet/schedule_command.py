@@ -1,18 +1,19 @@
 """`molink-simnet schedule`: circuit searches side by side on the paper's testbeds and on swarms of any size."""
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
-from molink.client.presentation import console
 from molink.client.progress import Progress
 from molink.dht.commands import EXIT_USAGE, CommandFailed, Debug, Json, Verbose, start_logging, tell
 from molink.routing import ALGORITHMS, NoCircuit
 from molink.simnet import schedule_options as options
 from molink.simnet.matrices import BUNDLED, bundled_matrix, read_matrix
-from molink.simnet.results import output_folder, result_document, write_json
+from molink.simnet.options import LatencyMatrix, Output, parse_counts, parse_names, parse_numbers
+from molink.simnet.pictures import Picture
+from molink.simnet.results import Findings, deliver, output_folder
+from molink.simnet.schedule_table import schedule_table
 from molink.simnet.scheduling import Comparison, Row, Setting, compare
 from molink.simnet.testbeds import GB, LLAMA_2_70B, NOISE, Workload, World
 from molink.simnet.variants import Variant, in_paper_order, parse_variants
@@ -30,7 +31,7 @@ def schedule(
     algorithms: options.Algorithms = None,
     ilp_limits: options.IlpLimits = "4",
     random_samples: options.RandomSamples = "1,64,4096",
-    latency_matrix: options.LatencyMatrix = None,
+    latency_matrix: LatencyMatrix = None,
     layers: options.Layers = LLAMA_2_70B.layers,
     layer_bytes: options.LayerBytes = LLAMA_2_70B.layer_bytes,
     gpu_memory: options.GpuMemory = None,
@@ -38,7 +39,7 @@ def schedule(
     one_way_share: options.OneWayShare = 0.5,
     drawn_places: options.DrawnPlaces = False,
     seed: options.Seed = 0,
-    output: options.Output = None,
+    output: Output = None,
     as_json: Json = False,
     verbose: Verbose = False,
     debug: Debug = False,
@@ -63,18 +64,17 @@ def schedule(
         )
         as_in_paper = latency_matrix is None and layers == LLAMA_2_70B.layers and noise == NOISE
         comparison = Comparison(settings, variants, range(seed, seed + seeds), world, as_in_paper=as_in_paper)
-        folder = None if output is None else output_folder(output)
+        folder = output_folder(output)
         rows = _compared(comparison)
     matrix_name = BUNDLED if latency_matrix is None else str(latency_matrix)
-    document = result_document(
-        "schedule", _parameters(comparison, matrix_name), [asdict(row) for row in rows]
+    found = Findings(
+        "schedule",
+        "Searches for circuits, side by side",
+        _parameters(comparison, matrix_name),
+        [asdict(row) for row in rows],
+        [schedule_table(rows)],
     )
-    if as_json:
-        print(json.dumps(document, indent=2, allow_nan=False))
-    else:
-        _print_table(rows)
-    if folder is not None:
-        _write(folder, document, comparison, rows)
+    deliver(found, as_json=as_json, folder=folder, draw=lambda where: _draw(where, comparison, rows))
 
 
 def _settings(testbed: str | None, machines: int | None) -> tuple[Setting, ...]:
@@ -89,10 +89,10 @@ def _settings(testbed: str | None, machines: int | None) -> tuple[Setting, ...]:
 def _variants(
     algorithms: str | None, machines: int | None, ilp_limits: str, random_samples: str
 ) -> tuple[Variant, ...]:
-    limits_s = {"ilp": options.parse_limits_s("--ilp-limits", ilp_limits)}
-    samples = options.parse_counts("--random-samples", random_samples)
+    limits_s = {"ilp": parse_numbers("--ilp-limits", ilp_limits)}
+    samples = parse_counts("--random-samples", random_samples)
     if algorithms is not None:
-        return parse_variants(options.parse_names(algorithms), ALGORITHMS, limits_s, samples)
+        return parse_variants(parse_names("--algorithms", algorithms), ALGORITHMS, limits_s, samples)
     too_much = [
         name
         for name in in_paper_order(ALGORITHMS)
@@ -115,31 +115,16 @@ def _compared(comparison: Comparison) -> list[Row]:
             raise CommandFailed(str(error)) from error
 
 
-def _print_table(rows: Sequence[Row]) -> None:
-    from molink.simnet.schedule_table import schedule_table
-
-    console().print(schedule_table(rows))
-
-
-def _write(folder: Path, document: dict[str, object], comparison: Comparison, rows: Sequence[Row]) -> None:
+def _draw(folder: Path, comparison: Comparison, rows: Sequence[Row]) -> list[Picture]:
     from molink.simnet import schedule_figures
 
     settings, world = comparison.settings, comparison.world
     examples = [(setting, setting.placement(comparison.seeds[0], world)) for setting in settings]
-    result = folder / "result.json"
-    try:
-        write_json(result, document)
-        written = [
-            result,
-            *schedule_figures.draw_regions(world.matrix, folder),
-            *schedule_figures.draw_machines(examples, folder),
-            *schedule_figures.draw_algorithms(rows, settings, folder),
-        ]
-    except OSError as error:
-        raise CommandFailed(
-            f"the results cannot be written to {folder}: {error.strerror or error}"
-        ) from error
-    tell(f"wrote {', '.join(path.name for path in written)} to {folder}")
+    return [
+        schedule_figures.draw_regions(world.matrix, folder),
+        schedule_figures.draw_machines(examples, folder),
+        schedule_figures.draw_algorithms(rows, settings, folder),
+    ]
 
 
 def _parameters(comparison: Comparison, matrix_name: str) -> dict[str, object]:

@@ -8,6 +8,7 @@ import numpy as np
 
 from molink.routing.arrays import FloatArray
 from molink.simnet.matrices import RttMatrix
+from molink.simnet.pictures import COLOURS, MARKERS, Picture, legend_below, new_figure, saved
 from molink.simnet.results import write_csv
 from molink.simnet.scheduling import Row, Setting
 from molink.simnet.testbeds import Placement
@@ -27,13 +28,9 @@ _FIGURE_7 = (
 )
 _MOST_NAMED = 45
 _STEPS = (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)
-_DPI = 150
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
-"""Okabe and Ito's, which colour-blind readers tell apart."""
-_MARKERS = ("o", "s", "D", "^", "v", "P", "X")
 
 
-def draw_regions(matrix: RttMatrix, folder: Path) -> list[Path]:
+def draw_regions(matrix: RttMatrix, folder: Path) -> Picture:
     """Figure 5: round trips between all regions. The table has the format of `--latency-matrix`."""
     stem = folder / "figure-5-region-latencies"
     cells = [[float(value) for value in row] for row in matrix.rtt_ms]
@@ -46,10 +43,10 @@ def draw_regions(matrix: RttMatrix, folder: Path) -> list[Path]:
     axes.set_xticks(places, matrix.regions, rotation=60, ha="right", rotation_mode="anchor", fontsize=8)
     axes.set_yticks(places, matrix.regions, fontsize=8)
     axes.set(title="Round trips between regions", xlabel="to", ylabel="from")
-    return saved(figure, stem)
+    return saved(figure, stem, "Round trips between regions (scheduling paper, Figure 5)")
 
 
-def draw_machines(placements: Sequence[tuple[Setting, Placement]], folder: Path) -> list[Path]:
+def draw_machines(placements: Sequence[tuple[Setting, Placement]], folder: Path) -> Picture:
     """Figure 6: one-way latencies between the machines of one example of each setting, ordered by region."""
     stem = folder / "figure-6-machine-latencies"
     figure = new_figure(7.4 * min(2, len(placements)), 6.0 * -(-len(placements) // 2))
@@ -77,10 +74,10 @@ def draw_machines(placements: Sequence[tuple[Setting, Placement]], folder: Path)
         axes.set_axis_off()
     ends = ("from_machine", "from_region", "from_gpu", "to_machine", "to_region", "to_gpu")
     write_csv(stem.with_suffix(".csv"), ("testbed", *ends, "one_way_ms"), lines)
-    return saved(figure, stem)
+    return saved(figure, stem, "One-way latencies between the machines of one problem (Figure 6)")
 
 
-def draw_algorithms(rows: Sequence[Row], settings: Sequence[Setting], folder: Path) -> list[Path]:
+def draw_algorithms(rows: Sequence[Row], settings: Sequence[Setting], folder: Path) -> Picture:
     """Figure 7: mean TPOT against execution time, with 95 % confidence intervals.
 
     Each point is a run of its own with its own limit or number of samples; points of one algorithm are joined in
@@ -102,26 +99,19 @@ def draw_algorithms(rows: Sequence[Row], settings: Sequence[Setting], folder: Pa
         _scale(axes)
     for axes in grid[len(settings) :]:
         axes.set_axis_off()
-    shown = {
-        label: handle
-        for axes in grid
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
-    }
-    labels = [family for family in families if family in shown]
-    handles = [shown[label] for label in labels]
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+    legend_below(figure, families)
     averaged = (
         "One problem" if rows[0].seeds == 1 else f"Means over {rows[0].seeds} problems, with 95 % intervals"
     )
     hollow = "; hollow: the paper's averages" if any(row.paper_tpot_ms for row in rows) else ""
     figure.suptitle(f"{averaged}{hollow}", fontsize=11)
-    return saved(figure, stem)
+    return saved(figure, stem, "What a search takes and what it finds (Figure 7)")
 
 
 def _draw_family(axes: "Axes", rows: Sequence[Row], family: str, number: int) -> None:
     style: dict[str, Any] = {
-        "color": _COLOURS[number % len(_COLOURS)],
-        "marker": _MARKERS[number % len(_MARKERS)],
+        "color": COLOURS[number % len(COLOURS)],
+        "marker": MARKERS[number % len(MARKERS)],
     }
     points = [
         (row.execution_s, row.tpot_ms, row.tpot_ms - row.tpot_low_ms, row.tpot_high_ms - row.tpot_ms)
@@ -181,18 +171,3 @@ def _heat_map(figure: "Figure", axes: "Axes", values_ms: FloatArray, label: str,
 
 def _end(placement: Placement, machine: int) -> tuple[int, str, str]:
     return machine, placement.regions[machine], placement.gpus[machine]
-
-
-def new_figure(width: float, height: float) -> "Figure":
-    """Without pyplot: no window system, nothing global."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), dpi=_DPI, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
-
-
-def saved(figure: "Figure", stem: Path) -> list[Path]:
-    figure.savefig(stem.with_suffix(".png"))
-    return [stem.with_suffix(".csv"), stem.with_suffix(".png")]

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -46,15 +45,6 @@ IlpLimits = Annotated[
 RandomSamples = Annotated[
     str, typer.Option(metavar="COUNTS", help="Permutations that random tries, comma-separated.")
 ]
-LatencyMatrix = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE.csv",
-        help="Round trips in ms between your own regions: header row and first column name them. "
-        "Default: 21 AWS regions.",
-        show_default=False,
-    ),
-]
 Layers = Annotated[int, typer.Option(metavar="N", min=1, max=1000, help="Layers of the model.")]
 LayerBytes = Annotated[int, typer.Option(metavar="BYTES", min=0, help="Weights of a layer.")]
 GpuMemory = Annotated[
@@ -81,10 +71,6 @@ DrawnPlaces = Annotated[
         help="Let each machine of a testbed draw its region, instead of spreading them evenly.",
     ),
 ]
-Output = Annotated[
-    Path | None,
-    typer.Option(metavar="DIR", help="Write result.json, and a .csv and a .png for each figure, there."),
-]
 
 
 def parse_testbeds(text: str) -> tuple[int, ...]:
@@ -98,37 +84,6 @@ def parse_testbeds(text: str) -> tuple[int, ...]:
             f"--testbed must be 1, 2, 3, 4 or all, several with commas between them, got {text!r}"
         )
     return tuple(dict.fromkeys(known[name] for name in names))
-
-
-def parse_names(text: str) -> tuple[str, ...]:
-    """The names of a comma-separated list; raises ValueError if there is none."""
-    names = tuple(name.strip().lower() for name in text.split(",") if name.strip())
-    if not names:
-        raise ValueError("--algorithms names no algorithm")
-    return names
-
-
-def parse_counts(option: str, text: str) -> tuple[int, ...]:
-    """Whole numbers above 0; raises ValueError with one sentence."""
-    try:
-        counts = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise ValueError(f"{option} must be whole numbers with commas between them, got {text!r}") from None
-    if min(counts) < 1:
-        raise ValueError(f"{option} must be at least 1, got {min(counts)}")
-    return counts
-
-
-def parse_limits_s(option: str, text: str) -> tuple[float, ...]:
-    """Seconds above 0; raises ValueError with one sentence."""
-    try:
-        limits = tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise ValueError(f"{option} must be seconds with commas between them, got {text!r}") from None
-    for limit in limits:
-        if not 0 < limit < float("inf"):
-            raise ValueError(f"{option} must be above 0 and finite, got {limit:g}")
-    return limits
 
 
 def parse_gpu_memory(text: str | None) -> Mapping[str, Gpu]:

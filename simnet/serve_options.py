@@ -1,11 +1,13 @@
 """The options of `molink-simnet serve`."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from molink.simnet.options import MICRO_BATCHES
+from molink.simnet.serve_paper_figures import FIGURES
 from molink.simnet.serve_presets import PRESETS
+from molink.simnet.serve_sweep import QUANTITIES
 
 PresetName = Annotated[
     str, typer.Option("--preset", metavar="NAME", help=f"Which table: {', '.join(PRESETS)}.")
@@ -16,13 +18,37 @@ Policies = Annotated[
         metavar="NAMES", help="Only these of the table's policies, with commas.", show_default=False
     ),
 ]
+Sweep = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--sweep",
+        metavar="NAME=VALUES",
+        help=f"Values of one of {', '.join(QUANTITIES)}, such as rate=0.1,0.2; again for all combinations with "
+        "another. What is not swept is as in the middle of the paper's tables, or as other options say. "
+        "micro-batches: numbers or rules; chunk: tokens of a prompt in a step, or computed: heads choose.",
+        show_default=False,
+    ),
+]
+FigureNames = Annotated[
+    str | None,
+    typer.Option(
+        "--figure",
+        metavar="NAMES",
+        help=f"Draw only these into --output: {', '.join(FIGURES)} or all. They come with every table, too.",
+        show_default=False,
+    ),
+]
 Rate = Annotated[
     str | None,
-    typer.Option(metavar="RATES", help="Requests a second instead of the table's.", show_default=False),
+    typer.Option(
+        metavar="RATES", help="Requests a second, with commas, instead of the table's.", show_default=False
+    ),
 ]
 Bandwidth = Annotated[
     str | None,
-    typer.Option("--bandwidth-mbps", metavar="MBPS", help="Instead of the table's.", show_default=False),
+    typer.Option(
+        "--bandwidth-mbps", metavar="MBPS", help="Of each uplink, instead of the table's.", show_default=False
+    ),
 ]
 Delay = Annotated[
     str | None,
@@ -34,17 +60,17 @@ Peers = Annotated[
 MicroBatches = Annotated[
     str | None,
     typer.Option(
-        "--micro-batches", metavar="RULE", help="For every policy: a rule or a number.", show_default=False
+        "--micro-batches", metavar="RULE", help=f"For every policy: {MICRO_BATCHES}.", show_default=False
     ),
 ]
 PrefillChunk = Annotated[
     int | None,
-    typer.Option("--prefill-chunk", metavar="TOKENS", min=1, help="For every policy.", show_default=False),
-]
-Tensors = Annotated[
-    int,
     typer.Option(
-        "--tensors-per-boundary", metavar="N", min=1, max=2, help="2: as vLLM 0.7.2 sends; ours sends 1."
+        "--prefill-chunk",
+        metavar="TOKENS",
+        min=1,
+        help="Prompts are computed in such steps, for every policy.",
+        show_default=False,
     ),
 ]
 Device = Annotated[
@@ -59,21 +85,4 @@ Software = Annotated[
     typer.Option("--software-ms", metavar="MS", help="What taking in a message costs beside its way."),
 ]
 Duration = Annotated[float, typer.Option(metavar="S", min=0.1, help="Virtual seconds that are measured.")]
-WarmUp = Annotated[
-    float, typer.Option("--warm-up", metavar="S", min=0.0, help="Virtual seconds before that.")
-]
-Trace = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE.csv", help="As for emulate. Default: conversations from Azure.", show_default=False
-    ),
-]
 Seed = Annotated[int, typer.Option(metavar="S", min=0, help="Where in the trace to begin.")]
-Jobs = Annotated[
-    int | None,
-    typer.Option(metavar="N", min=1, help="Cells at a time. Default: one a processor.", show_default=False),
-]
-Output = Annotated[
-    Path | None,
-    typer.Option(metavar="DIR", help="Write result.json, figures and tables there.", show_default=False),
-]

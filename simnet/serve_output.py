@@ -1,63 +1,53 @@
-"""What `molink-simnet serve` leaves in a folder: numbers, figures, and a report that needs nothing else."""
+"""The figures that `molink-simnet serve` leaves."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 
-from molink.simnet.report import Report, write_report
-from molink.simnet.results import write_json
+from molink.simnet.competition import record
+from molink.simnet.pictures import Picture
+from molink.simnet.request_load import arrivals
+from molink.simnet.serve_cells import Circuits
+from molink.simnet.serve_figures import draw_sweep, draw_table
+from molink.simnet.serve_paper_figures import FIGURES, draw_wire
 from molink.simnet.serve_presets import Preset
 from molink.simnet.serve_rows import ServeRow
-from molink.simnet.serve_table import METRICS, shown_value, verdict_lines
+from molink.simnet.served_as import PETALS
+
+_SETTLED_S = 30.0
+"""Requests have come for so long when what the lines carry is drawn."""
+_WINDOW_S = 4.0
 
 
-def write_serving(
-    folder: Path,
-    document: dict[str, object],
-    parameters: Mapping[str, object],
-    preset: Preset,
-    rows: Sequence[ServeRow],
-) -> list[Path]:
-    """The names of what was written. OSError if something cannot be."""
-    from molink.simnet import serve_figures
+def draw_serving(folder: Path, table: Preset, rows: Sequence[ServeRow], circuits: Circuits) -> list[Picture]:
+    """What was run; with a table of the papers also their figures."""
+    wire = [] if all(cell.policy == PETALS for cell in table.cells) else [_draw_wire(folder, table, circuits)]
+    if table.swept:
+        return [*draw_sweep(table, rows, folder), *wire]
+    return [draw_table(rows, folder), *wire, *(draw(folder) for draw in FIGURES.values())]
 
-    write_json(folder / "result.json", document)
-    drawn = [
-        ("The table as bars", serve_figures.draw_table(rows, folder)),
-        (
-            "Costs of prefill and decode (transmission paper, Figures 1 and 2)",
-            serve_figures.draw_costs(folder),
-        ),
-        (
-            "Competing transmissions (transmission paper, Figure 3; system paper, Figure 5)",
-            serve_figures.draw_competition(folder),
-        ),
-        (
-            "Bubbles (transmission paper, Figure 6; system paper, Figure 4)",
-            serve_figures.draw_bubbles(folder),
-        ),
+
+def _draw_wire(folder: Path, table: Preset, circuits: Circuits) -> Picture:
+    """Of the first setting, when a prompt comes; Petals has no lines between servers."""
+    first = next(cell for cell in table.cells if cell.policy != PETALS)
+    until_s = 4 * _SETTLED_S
+    coming = arrivals(circuits.load.trace, first.setting.rate_rps, until_s)
+    requests = list(takewhile(lambda one: one.arrival_s < until_s, coming))
+    prompt_s = next((one.arrival_s for one in requests if one.arrival_s >= _SETTLED_S), _SETTLED_S)
+    window_s = (prompt_s - _WINDOW_S / 8, prompt_s + 7 * _WINDOW_S / 8)
+    alike = [
+        cell
+        for cell in table.cells
+        if (cell.setting, cell.peers) == (first.setting, first.peers) and cell.policy != PETALS
     ]
-    report = Report(
-        title=preset.title,
-        parameters=parameters,
-        header=[
-            "req/s",
-            "Mbps",
-            "ms",
-            "policy",
-            *(name for _, label, _, _ in METRICS for name in (label, "paper")),
-        ],
-        rows=[_cells(row) for row in rows],
-        remarks=verdict_lines(preset, rows),
-        figures=[(caption, paths[-1]) for caption, paths in drawn],
+    runs = {
+        cell.technique or cell.policy: record(
+            circuits.scenario(cell), cell.policy, cell.served_as, requests, window_s[1]
+        )
+        for cell in alike
+    }
+    title = (
+        f"{table.model} on {first.peers} x {table.device}: {first.setting.rate_rps:g} requests/s, "
+        f"{first.setting.bandwidth_mbps:g} Mbps, {first.setting.delay_ms:g} ms"
     )
-    written = write_report(folder / "report.html", report)
-    return [folder / "result.json", *(path for _, paths in drawn for path in paths), written]
-
-
-def _cells(row: ServeRow) -> list[str]:
-    cells = [f"{row.rate_rps:g}", f"{row.bandwidth_mbps:g}", f"{row.delay_ms:g}", row.technique or row.policy]
-    for field, _, change, sign in METRICS:
-        for prefix in ("", "paper_"):
-            part = getattr(row, prefix + change)
-            cells.append(shown_value(getattr(row, prefix + field), None if part is None else sign * part))
-    return cells
+    return draw_wire(list(runs.items()), window_s, title, folder)

@@ -1,7 +1,7 @@
 """The serving tables of the two MoLink papers as scenarios. Pure."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from molink.simnet.paper_serving import (
@@ -33,6 +33,7 @@ SYSTEM_OF: Mapping[str, str] = MappingProxyType(
     }
 )
 """Whose printed values stand beside a policy's."""
+_SETTINGS = ("rate_rps", "bandwidth_mbps", "delay_ms", "peers")
 WARM_UP_S, DURATION_S = 60.0, 1800.0
 """One minute and thirty (transmission paper, section 5)."""
 
@@ -44,6 +45,7 @@ class PresetCell:
     setting: Setting
     policy: str
     served_as: ServedAs
+    peers: int
     technique: str = ""
     """In an ablation: what of the system is on."""
     printed: Printed | None = None
@@ -58,12 +60,23 @@ class Preset:
     model: str
     device: str
     peers: int
+    """In the paper; a cell may have others."""
     limits: LengthLimits
     cells: tuple[PresetCell, ...]
     baseline: str
     """The policy, or the technique, that reductions are of."""
+    centre: Setting
+    """What the paper holds fixed while it varies something else."""
     tensors_per_boundary: int = 2
     """vLLM 0.7.2, on which the papers' systems are built, sends hidden states and residual."""
+    swept: tuple[str, ...] = ()
+    """Fields of a row that a sweep gives values to, in its order."""
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """Fields of a row: rows that agree in them are compared with each other."""
+        others = [name for name in self.swept if name not in _SETTINGS]
+        return (*_SETTINGS, *others)
 
 
 def preset(name: str, policies: Sequence[str] | None = None) -> Preset:
@@ -81,11 +94,7 @@ def preset(name: str, policies: Sequence[str] | None = None) -> Preset:
     unknown = [policy for policy in policies if policy not in known]
     if unknown or not policies:
         raise ValueError(f"{name} compares {', '.join(known)}, not {', '.join(unknown) or 'nothing'}")
-    kept = tuple(cell for cell in found.cells if cell.policy in policies)
-    return Preset(
-        found.name, found.title, found.model, found.device, found.peers, found.limits, kept, found.baseline,
-        found.tensors_per_boundary,
-    )  # fmt: skip
+    return replace(found, cells=tuple(cell for cell in found.cells if cell.policy in policies))
 
 
 def _cells(
@@ -98,6 +107,7 @@ def _cells(
             Setting(rate_rps, setting.bandwidth_mbps, setting.delay_ms),
             policy,
             usual(policy, peers),
+            peers,
             printed=printings.get((setting, SYSTEM_OF[policy])),
         )
         for setting in settings
@@ -109,11 +119,7 @@ def _cells(
 def _five(cells: Sequence[PresetCell]) -> tuple[PresetCell, ...]:
     """The paper's own with five micro-batches, as its Tables 4 and 5 have it."""
     return tuple(
-        PresetCell(
-            cell.setting, cell.policy, ServedAs("5", WHOLE_PROMPT_TOKENS), cell.technique, cell.printed
-        )
-        if cell.policy == "paper"
-        else cell
+        replace(cell, served_as=ServedAs("5", WHOLE_PROMPT_TOKENS)) if cell.policy == "paper" else cell
         for cell in cells
     )
 
@@ -132,7 +138,7 @@ def _ablation(rates_rps: Sequence[float]) -> tuple[PresetCell, ...]:
         ("ours: + computed chunks", "molink", ours, None),
     )
     return tuple(
-        PresetCell(Setting(rate_rps, 100, 30), policy, served_as, technique, printed)
+        PresetCell(Setting(rate_rps, 100, 30), policy, served_as, 3, technique, printed)
         for rate_rps in rates_rps
         for technique, policy, served_as, printed in variants
     )
@@ -142,28 +148,29 @@ _TRANSMISSION = ("concurrent", "zeromq", "paper", "molink")
 _BOTH_RPS = (0.2, CAPTION_RPS)
 _LONG = LengthLimits(2048, 1024)
 _QWEN = ("qwen2-7b", "rtx-4090", 3, _LONG)
+_CENTRE = Setting(0.2, 100, 30)
 
 _ALL = (
     Preset(
         "molink-table2", "Table 2 of the transmission paper: rates", *_QWEN,
-        _cells(TABLE_2, _TRANSMISSION, 3), "concurrent",
+        _cells(TABLE_2, _TRANSMISSION, 3), "concurrent", _CENTRE,
     ),
     Preset(
         "molink-table3", "Table 3 of the transmission paper: bandwidths, at its caption's rate and at its cells'",
-        *_QWEN, _cells(TABLE_3, _TRANSMISSION, 3, _BOTH_RPS), "concurrent",
+        *_QWEN, _cells(TABLE_3, _TRANSMISSION, 3, _BOTH_RPS), "concurrent", _CENTRE,
     ),
     Preset(
         "molink-table4", "Table 4 of the transmission paper: delays, at its caption's rate and at its cells'",
-        *_QWEN, _five(_cells(TABLE_4, _TRANSMISSION, 3, _BOTH_RPS)), "concurrent",
+        *_QWEN, _five(_cells(TABLE_4, _TRANSMISSION, 3, _BOTH_RPS)), "concurrent", _CENTRE,
     ),
     Preset(
         "molink-ablation", "Table 5 of the transmission paper: techniques, at its caption's rate and at its cells'",
-        *_QWEN, _ablation(_BOTH_RPS), "none",
+        *_QWEN, _ablation(_BOTH_RPS), "none", _CENTRE,
     ),
     Preset(
         "molink-system-table2", "Table 2 of the MoLink system paper", "llama-2-7b", "rtx-4090", 2,
         LengthLimits(256, 512), _cells(SYSTEM_TABLE_2, ("petals", "concurrent", "fixed-chunk", "molink"), 2),
-        "concurrent",
+        "concurrent", Setting(0.5, 100, 10),
     ),
 )  # fmt: skip
 PRESETS: Mapping[str, Preset] = MappingProxyType({preset.name: preset for preset in _ALL})

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from molink.simnet.outcomes import Outcome
-from molink.simnet.paper_serving import Printed, Setting
+from molink.simnet.paper_serving import Printed
 from molink.simnet.serve_presets import Preset, PresetCell
 from molink.simnet.simulated_serving import SimulatedRun
 
@@ -20,8 +20,10 @@ class ServeRow:
     rate_rps: float
     bandwidth_mbps: float
     delay_ms: float
+    peers: int
     micro_batches: str
     prefill_chunk_tokens: int | None
+    """Prompts are computed in steps of at most so many; None: the head computes how many."""
     requests: int
     failed: int
     ttft_s: float | None
@@ -64,23 +66,28 @@ def serve_rows(preset: Preset, runs: Sequence[SimulatedRun]) -> list[ServeRow]:
     """A row for each cell of the preset that was run, in its order."""
     cells = preset.cells[: len(runs)]
     measured = [_measured(run) for run in runs]
-    ours = _bases(preset, cells, measured)
+    ours = _bases(preset, measured)
     printed = [_printed(cell.printed) for cell in cells]
-    papers = _bases(preset, cells, printed)
+    papers = _bases(preset, printed)
+    compared = [_compared(preset, cell) for cell in cells]
     return [
-        _row(cell, run, own, ours.get(cell.setting), paper, papers.get(cell.setting))
-        for cell, run, own, paper in zip(cells, runs, measured, printed, strict=True)
+        _row(cell, run, own, ours.get(key), paper, papers.get(key))
+        for cell, key, run, own, paper in zip(cells, compared, runs, measured, printed, strict=True)
     ]
 
 
-def _bases(
-    preset: Preset, cells: Sequence[PresetCell], averages: Sequence[_Cell | None]
-) -> dict[Setting, _Cell | None]:
+def _bases(preset: Preset, averages: Sequence[_Cell | None]) -> dict[tuple[object, ...], _Cell | None]:
     return {
-        cell.setting: average
-        for cell, average in zip(cells, averages, strict=True)
+        _compared(preset, cell): average
+        for cell, average in zip(preset.cells, averages, strict=False)
         if preset.baseline in (cell.policy, cell.technique) and cell.technique in ("", preset.baseline)
     }
+
+
+def _compared(preset: Preset, cell: PresetCell) -> tuple[object, ...]:
+    """The same for cells that are compared with each other."""
+    of_system = [getattr(cell.served_as, name, None) for name in preset.swept]
+    return (cell.setting, cell.peers, *of_system)
 
 
 def _row(
@@ -98,6 +105,7 @@ def _row(
         rate_rps=cell.setting.rate_rps,
         bandwidth_mbps=cell.setting.bandwidth_mbps,
         delay_ms=cell.setting.delay_ms,
+        peers=cell.peers,
         micro_batches=cell.served_as.micro_batches,
         prefill_chunk_tokens=cell.served_as.prefill_chunk_tokens,
         requests=len(run.outcomes),

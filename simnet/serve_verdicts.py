@@ -10,7 +10,7 @@ from molink.simnet.serve_rows import ServeRow
 _OURS = "molink"
 _METRICS = (("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("latency", "latency_s"), ("tokens/s", "throughput_tps"))
 _MORE_IS_BETTER = "throughput_tps"
-_Setting = tuple[float, float, float]
+_Setting = tuple[object, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,8 @@ def verdicts(preset: Preset, rows: Sequence[ServeRow]) -> tuple[Verdict, ...]:
     """One for each system that the paper's own is compared with; none where ours did not run."""
     by_setting: dict[_Setting, list[ServeRow]] = {}
     for row in rows:
-        by_setting.setdefault((row.rate_rps, row.bandwidth_mbps, row.delay_ms), []).append(row)
+        key = tuple(getattr(row, name) for name in preset.settings)
+        by_setting.setdefault(key, []).append(row)
     return tuple(_verdicts(preset, by_setting))
 
 

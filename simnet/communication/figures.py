@@ -18,8 +18,8 @@ from molink.simnet.communication.rows import OperationRow, TimeRow, operation_ro
 from molink.simnet.communication.simulated_request import simulate_request
 from molink.simnet.devices import DEVICES
 from molink.simnet.model_shapes import MODEL_SHAPES
+from molink.simnet.pictures import COLOURS, Picture, new_figure, saved
 from molink.simnet.results import write_csv
-from molink.simnet.schedule_figures import new_figure, saved
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,27 +34,28 @@ _STRATEGIES: Mapping[str, Callable[[ModelSpec, Lengths], Volume]] = {
     "TP=2 PP=2": lambda spec, lengths: hybrid_volume(spec, Layout(2, 2), lengths, first_stage=True),
     "PP=4": lambda spec, lengths: pipeline_volume(spec, 4, lengths),
 }
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")
 
 Series = Mapping[str, Sequence[float | None]]
 
 
-def draw_figures(folder: Path, lengths: Lengths = LENGTHS) -> list[Path]:
+def draw_figures(folder: Path, lengths: Lengths = LENGTHS) -> list[Picture]:
     """All of them; `lengths` is the request whose messages are counted, the paper's unless it is told otherwise."""
-    written = _draw_shares(folder)
     across_models = [(model, Layout(tensor=4)) for model in MODELS]
-    written += _draw_counts(folder, "figure-4-tensor-parallelism", across_models, "Allreduce", lengths)
     stages = [("llama-3.1-8b", Layout(pipeline=stages)) for stages in (2, 4)]
-    written += _draw_counts(folder, "figure-5-pipeline-parallelism", stages, "Send", lengths)
-    written += _draw_volumes(folder)
-    written += _draw_growth(folder)
+    drawn = [
+        _draw_shares(folder),
+        _draw_counts(folder / "figure-4-tensor-parallelism", 4, across_models, "Allreduce", lengths),
+        _draw_counts(folder / "figure-5-pipeline-parallelism", 5, stages, "Send", lengths),
+        _draw_volumes(folder),
+        _draw_growth(folder),
+    ]
     for number, model, layouts in (
         (8, "llama-3.2-3b", [Layout(tensor=ranks) for ranks in (2, 4, 8)]),
         (9, "llama-3.2-3b", [Layout(pipeline=stages) for stages in (2, 4, 8)]),
         (10, "llama-2-13b", [Layout(8), Layout(4, 2), Layout(2, 4), Layout(pipeline=8)]),
     ):
-        written += _draw_times(folder, f"figure-{number}-times", model, layouts)
-    return written
+        drawn.append(_draw_times(folder, number, model, layouts))
+    return drawn
 
 
 def _times(model: str, layout: Layout) -> list[TimeRow]:
@@ -65,7 +66,7 @@ def _times(model: str, layout: Layout) -> list[TimeRow]:
     return list(time_rows(shape, layout, LENGTHS, prediction, simulated))
 
 
-def _draw_shares(folder: Path) -> list[Path]:
+def _draw_shares(folder: Path) -> Picture:
     """Figure 1: how much of a request is communication, simulated."""
     layouts = (Layout(2), Layout(4), Layout(1, 2), Layout(1, 4), Layout(2, 2))
     simulated = [
@@ -84,12 +85,12 @@ def _draw_shares(folder: Path) -> list[Path]:
     axes = figure.subplots()
     _bars(axes, [str(layout) for layout in layouts], series, "s of the request")
     axes.set_title("llama-3.1-8b: simulated computation and communication")
-    return saved(figure, stem)
+    return saved(figure, stem, "Computation and communication of a request (Figure 1)")
 
 
 def _draw_counts(
-    folder: Path, name: str, settings: Sequence[tuple[str, Layout]], operation: str, lengths: Lengths
-) -> list[Path]:
+    stem: Path, number: int, settings: Sequence[tuple[str, Layout]], operation: str, lengths: Lengths
+) -> Picture:
     """Figures 4 and 5: operations and their bytes, by the equations, counted of messages, and printed."""
     found: list[OperationRow] = []
     labels: list[str] = []
@@ -109,7 +110,6 @@ def _draw_counts(
         "equations": [row.corrected_bytes / 1e6 for row in found],
         "counted": [None if row.counted_bytes is None else row.counted_bytes / 1e6 for row in found],
     }
-    stem = folder / name
     header = ("setting", "count", "counted", "paper_count", "corrected_mb", "counted_mb")
     lines = [label.replace("\n", " ") for label in labels]
     rows_of_csv = zip(lines, *counts.values(), *sizes.values(), strict=True)
@@ -122,10 +122,10 @@ def _draw_counts(
     above.set_title(
         f"{operation}: {lengths.prefill_tokens} tokens of prompt, {lengths.decode_tokens} generated"
     )
-    return saved(figure, stem)
+    return saved(figure, stem, f"Operations and bytes: {operation} (Figure {number})")
 
 
-def _draw_volumes(folder: Path) -> list[Path]:
+def _draw_volumes(folder: Path) -> Picture:
     """Figure 6: the strategies' volumes as the equations print them, per rank or over boundaries."""
     specs = [MODEL_SHAPES[model].spec() for model in MODELS]
     series = {name: [of(spec, LENGTHS).bytes / 1e6 for spec in specs] for name, of in _STRATEGIES.items()}
@@ -139,10 +139,10 @@ def _draw_volumes(folder: Path) -> list[Path]:
     axes = figure.subplots()
     _bars(axes, MODELS, series, "MB by equations (1) to (3)")
     axes.set_title("Volume of a request, 128 tokens and 128")
-    return saved(figure, stem)
+    return saved(figure, stem, "Volumes by strategy (Figure 6)")
 
 
-def _draw_growth(folder: Path) -> list[Path]:
+def _draw_growth(folder: Path) -> Picture:
     """Figure 7: the same by tokens generated."""
     figure = new_figure(12.0, 3.8)
     lines: list[tuple[object, ...]] = []
@@ -150,7 +150,7 @@ def _draw_growth(folder: Path) -> list[Path]:
         spec = MODEL_SHAPES[model].spec()
         for number, (name, volume) in enumerate(_STRATEGIES.items()):
             sizes = [volume(spec, Lengths(128, decoded)).bytes / 1e6 for decoded in _DECODED]
-            axes.plot(_DECODED, sizes, marker="o", color=_COLOURS[number], label=name)
+            axes.plot(_DECODED, sizes, marker="o", color=COLOURS[number], label=name)
             lines += [(model, name, decoded, size) for decoded, size in zip(_DECODED, sizes, strict=True)]
         axes.set(title=model, xlabel="tokens generated", ylabel="MB by equations (1) to (3)", yscale="log")
         axes.set_xticks(_DECODED)
@@ -158,10 +158,10 @@ def _draw_growth(folder: Path) -> list[Path]:
         axes.legend(frameon=False)
     stem = folder / "figure-7-growth"
     write_csv(stem.with_suffix(".csv"), ("model", "strategy", "decode_tokens", "volume_mb"), lines)
-    return saved(figure, stem)
+    return saved(figure, stem, "Volumes by tokens generated (Figure 7)")
 
 
-def _draw_times(folder: Path, name: str, model: str, layouts: Sequence[Layout]) -> list[Path]:
+def _draw_times(folder: Path, number: int, model: str, layouts: Sequence[Layout]) -> Picture:
     """Figures 8 to 10: latency, TTFT and TPOT of a lone request."""
     found = {layout: {row.source: row for row in _times(model, layout)} for layout in layouts}
     sources = ("predicted", "simulated", "paper")
@@ -170,7 +170,7 @@ def _draw_times(folder: Path, name: str, model: str, layouts: Sequence[Layout]) 
         for layout, rows in found.items()
         for source, row in rows.items()
     ]
-    stem = folder / name
+    stem = folder / f"figure-{number}-times"
     write_csv(stem.with_suffix(".csv"), ("layout", "source", "latency_s", "ttft_ms", "tpot_ms"), lines)
     figure = new_figure(12.0, 3.8)
     for axes, field in zip(figure.subplots(1, 3), ("latency_s", "ttft_ms", "tpot_ms"), strict=True):
@@ -184,7 +184,7 @@ def _draw_times(folder: Path, name: str, model: str, layouts: Sequence[Layout]) 
         _decades(axes)
     printed = sum(PRINTED_TIMES[model, layout].tpot_ms is not None for layout in layouts)
     figure.suptitle(f"{model}: paper's values of {printed} layouts; ours without the engine's own time")
-    return saved(figure, stem)
+    return saved(figure, stem, f"Latency, TTFT and TPOT of {model} (Figure {number})")
 
 
 def _bars(axes: "Axes", groups: Sequence[str], series: Series, label: str) -> None:
@@ -200,7 +200,7 @@ def _bars(axes: "Axes", groups: Sequence[str], series: Series, label: str) -> No
         if not heights:
             continue
         hatch = "//" if name == "paper" else None
-        axes.bar(places, heights, width, color=_COLOURS[number], hatch=hatch, label=name)
+        axes.bar(places, heights, width, color=COLOURS[number], hatch=hatch, label=name)
     axes.set_xticks(range(len(groups)), groups, fontsize=8)
     axes.set_ylabel(label)
     axes.grid(visible=True, axis="y", linewidth=0.4, alpha=0.5)

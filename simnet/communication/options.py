@@ -1,6 +1,5 @@
 """The options of `molink-simnet communication`."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,16 +13,6 @@ Tensor = Annotated[int, typer.Option("--tp", metavar="T", min=1, help="Ranks tha
 Pipeline = Annotated[int, typer.Option("--pp", metavar="P", min=1, help="Stages that share the layers.")]
 Prefill = Annotated[int, typer.Option(metavar="S", min=1, help="Tokens of the prompt.")]
 Decode = Annotated[int, typer.Option(metavar="S", min=1, help="Tokens generated.")]
-Tensors = Annotated[
-    int,
-    typer.Option(
-        "--tensors-per-boundary",
-        metavar="N",
-        min=1,
-        max=2,
-        help="Sent for each row from stage to stage: 2 in the paper's engine, 1 over our links.",
-    ),
-]
 Device = Annotated[str, typer.Option(metavar="NAME", help=f"Of every rank: {DEVICES}.")]
 Network = Annotated[str, typer.Option(metavar="NAME", help=f"Between ranks: {NETWORKS}.")]
 SimulatedTokens = Annotated[
@@ -46,14 +35,6 @@ MostTtft = Annotated[
         metavar="MS",
         min=0.0,
         help="With --advise: layouts later than that come last.",
-        show_default=False,
-    ),
-]
-Output = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="DIR",
-        help="Write result.json there, and the paper's Figures 1 and 4 to 10 as .csv and .png.",
         show_default=False,
     ),
 ]

@@ -6,11 +6,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from molink.simnet.pictures import Picture, legend_below, new_figure, saved
 from molink.simnet.redundancy.instances import InstanceProfile
 from molink.simnet.redundancy.rows import RedundancyRow
-from molink.simnet.redundancy.step_figures import COLOURS, MARKERS, draw_steps
+from molink.simnet.redundancy.step_figures import POLICY_COLOURS, POLICY_MARKERS, draw_steps
 from molink.simnet.results import write_csv
-from molink.simnet.schedule_figures import new_figure, saved
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,28 +33,35 @@ _PANELS = (
     ("tbt_s", "TBT, s"),
     ("jct_s", "JCT, s"),
 )
+_SINGLE = (
+    ("figure-9-memory", ("peak_memory_gb", "memory of an instance, GB"), "Memory (AcceLLM, Figure 9)"),
+    (
+        "figure-16-worst-tbt",
+        ("tbt_max_s", "worst TBT, s"),
+        "The worst time between tokens (AcceLLM, Figure 16)",
+    ),
+)
 
 Value = Callable[[RedundancyRow], float]
 
 
-def draw_redundancy(rows: Sequence[RedundancyRow], profile: InstanceProfile, folder: Path) -> list[Path]:
+def draw_redundancy(rows: Sequence[RedundancyRow], profile: InstanceProfile, folder: Path) -> list[Picture]:
     """All of them, as far as the rows are about them: Figure 10 needs several speeds of the interconnect. Rates are
-    drawn at the fastest of these.
-
-    Returns:
-        The files.
-    """
+    drawn at the fastest of these."""
     first = rows[0]
     name = latency_figure(first.device, first.workload)
     fastest = max(row.interconnect_gbps for row in rows)
     drawn = [row for row in rows if row.interconnect_gbps == fastest]
-    files = draw_steps(profile, folder)
-    files += _by_rate(drawn, folder / name, _PANELS)
-    files += _by_rate(drawn, folder / "figure-9-memory", (("peak_memory_gb", "memory of an instance, GB"),))
-    files += _by_rate(drawn, folder / "figure-16-worst-tbt", (("tbt_max_s", "worst TBT, s"),))
+    whose = f"{first.workload} workload, {first.device}"
+    number = LATENCY_FIGURES.get((first.device, first.workload))
+    paper = "" if number is None else f" (AcceLLM, Figure {number})"
+    pictures = draw_steps(profile, folder)
+    pictures.append(_by_rate(drawn, folder / name, _PANELS, f"Throughput and latency: {whose}{paper}"))
+    for stem, panel, caption in _SINGLE:
+        pictures.append(_by_rate(drawn, folder / stem, (panel,), caption))
     if len({row.interconnect_gbps for row in rows}) > 1:
-        files += _by_interconnect(rows, folder / "figure-10-interconnect")
-    return files
+        pictures.append(_by_interconnect(rows, folder / "figure-10-interconnect"))
+    return pictures
 
 
 def latency_figure(device: str, workload: str) -> str:
@@ -64,7 +71,9 @@ def latency_figure(device: str, workload: str) -> str:
     return f"{prefix}-{workload}-{device}"
 
 
-def _by_rate(rows: Sequence[RedundancyRow], stem: Path, panels: Sequence[tuple[str, str]]) -> list[Path]:
+def _by_rate(
+    rows: Sequence[RedundancyRow], stem: Path, panels: Sequence[tuple[str, str]], caption: str
+) -> Picture:
     """A row of panels for each number of instances, a line for each policy."""
     write_csv(stem.with_suffix(".csv"), [field.name for field in fields(RedundancyRow)], map(astuple, rows))
     numbers = sorted({row.instances for row in rows})
@@ -77,10 +86,10 @@ def _by_rate(rows: Sequence[RedundancyRow], stem: Path, panels: Sequence[tuple[s
             axes.set(xlabel="requests/s", ylabel=label, title=f"{number} instances")
     first = rows[0]
     _finish(figure, f"{first.workload} workload, instances of 4 x {first.device}")
-    return saved(figure, stem)
+    return saved(figure, stem, caption)
 
 
-def _by_interconnect(rows: Sequence[RedundancyRow], stem: Path) -> list[Path]:
+def _by_interconnect(rows: Sequence[RedundancyRow], stem: Path) -> Picture:
     """Figure 10, at the fewest instances and the rate in the middle; vLLM sends nothing."""
     write_csv(stem.with_suffix(".csv"), [field.name for field in fields(RedundancyRow)], map(astuple, rows))
     number = min(row.instances for row in rows)
@@ -95,7 +104,7 @@ def _by_interconnect(rows: Sequence[RedundancyRow], stem: Path) -> list[Path]:
         _draw_policies(axes, own, lambda row: row.interconnect_gbps, metric)
         axes.set(xlabel="from an instance to the others, Gbit/s", ylabel=label, xscale="log")
     _finish(figure, f"{own[0].workload} workload, {number} instances, {rate_rps:g} requests/s")
-    return saved(figure, stem)
+    return saved(figure, stem, "Speeds of the interconnect (AcceLLM, Figure 10)")
 
 
 def _draw_policies(axes: "Axes", rows: Sequence[RedundancyRow], place: Value, metric: str) -> None:
@@ -104,8 +113,8 @@ def _draw_policies(axes: "Axes", rows: Sequence[RedundancyRow], place: Value, me
         axes.plot(
             [place(row) for row in own],
             [getattr(row, metric) for row in own],
-            color=COLOURS[number],
-            marker=MARKERS[number],
+            color=POLICY_COLOURS[number],
+            marker=POLICY_MARKERS[number],
             markersize=4,
             linewidth=1.2,
             label=policy,
@@ -115,6 +124,5 @@ def _draw_policies(axes: "Axes", rows: Sequence[RedundancyRow], place: Value, me
 
 
 def _finish(figure: "Figure", title: str) -> None:
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+    legend_below(figure)
     figure.suptitle(title, fontsize=11)

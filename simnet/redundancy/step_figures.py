@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from molink.simnet.devices import Work
+from molink.simnet.pictures import Picture, new_figure, saved
 from molink.simnet.redundancy.instances import InstanceProfile
 from molink.simnet.results import write_csv
-from molink.simnet.schedule_figures import new_figure, saved
 
-COLOURS = ("#999999", "#d55e00", "#0072b2", "#009e73", "#cc79a7")
-MARKERS = ("o", "s", "D", "^", "v")
+POLICY_COLOURS = ("#999999", "#d55e00", "#0072b2", "#009e73", "#cc79a7")
+POLICY_MARKERS = ("o", "s", "D", "^", "v")
 _LENGTHS = (100, 250, 500, 1000)
 _PREFILLS = (1, 2, 4, 8, 16)
 _DECODES = (1, 5, 10, 20, 40, 60, 80, 120)
@@ -19,15 +19,17 @@ _PAPER_SPIKE_PART = 3.0
 """Figure 5, on the left: by more than that a prompt in the step lengthens it. Its length is not said."""
 
 
-def draw_steps(profile: InstanceProfile, folder: Path) -> list[Path]:
-    """All three; returns the files."""
+def draw_steps(profile: InstanceProfile, folder: Path) -> list[Picture]:
+    """All three."""
     prefill = [
         (length, batch, prefill_s(profile, length, batch)) for length in _LENGTHS for batch in _PREFILLS
     ]
     decode = [(length, batch, decode_s(profile, length, batch)) for length in _LENGTHS for batch in _DECODES]
-    files = _times(folder / "figure-3-prefill", prefill, prompts=True)
-    files += _times(folder / "figure-4-decode", decode, prompts=False)
-    return files + _interference(folder / "figure-5-interference", profile)
+    return [
+        _times(folder / "figure-3-prefill", prefill, "Steps of prefill (AcceLLM, Figure 3)", prompts=True),
+        _times(folder / "figure-4-decode", decode, "Steps of decode (AcceLLM, Figure 4)", prompts=False),
+        _interference(folder / "figure-5-interference", profile),
+    ]
 
 
 def prefill_s(profile: InstanceProfile, length: int, batch: int) -> float:
@@ -43,7 +45,7 @@ def decode_s(profile: InstanceProfile, length: int, batch: int, prompt: int = 0)
     return profile.step_s(work, batch + (prompt > 0))
 
 
-def _times(stem: Path, lines: Sequence[tuple[int, int, float]], *, prompts: bool) -> list[Path]:
+def _times(stem: Path, lines: Sequence[tuple[int, int, float]], caption: str, *, prompts: bool) -> Picture:
     """Time and throughput by batch, a line for each length."""
 
     def tokens_per_s(length: int, batch: int, seconds: float) -> float:
@@ -60,18 +62,18 @@ def _times(stem: Path, lines: Sequence[tuple[int, int, float]], *, prompts: bool
             axes.plot(
                 batches,
                 [row[column] for row in own],
-                color=COLOURS[number],
-                marker=MARKERS[number],
+                color=POLICY_COLOURS[number],
+                marker=POLICY_MARKERS[number],
                 markersize=4,
                 label=f"{length} tokens",
             )
     times.set(xlabel="prompts" if prompts else "sequences", ylabel="step, s", ylim=(0, None))
     rates.set(xlabel="prompts" if prompts else "sequences", ylabel="tokens a second", ylim=(0, None))
     times.legend(frameon=False)
-    return saved(figure, stem)
+    return saved(figure, stem, caption)
 
 
-def _interference(stem: Path, profile: InstanceProfile) -> list[Path]:
+def _interference(stem: Path, profile: InstanceProfile) -> Picture:
     """A prompt in a step of 20 sequences, and 40 sequences instead of 20."""
     rows: list[tuple[object, ...]] = []
     figure = new_figure(8.4, 3.8)
@@ -85,11 +87,11 @@ def _interference(stem: Path, profile: InstanceProfile) -> list[Path]:
     header = ("tokens", "longer_with_prompt", "paper_longer_with_prompt", "added_ms", "paper_added_ms")
     write_csv(stem.with_suffix(".csv"), header, rows)
     names = [str(length) for length in _LENGTHS]
-    left.bar(names, [100 * part for part in parts], color=COLOURS[1])
+    left.bar(names, [100 * part for part in parts], color=POLICY_COLOURS[1])
     left.axhline(100 * _PAPER_SPIKE_PART, color="black", linestyle="--", linewidth=1)
     left.set(xlabel="tokens of the prompt and of 20 sequences", ylabel="longer by a prompt, %")
-    right.bar(names, added_ms, color=COLOURS[2])
+    right.bar(names, added_ms, color=POLICY_COLOURS[2])
     right.axhline(_PAPER_ADDED_MS, color="black", linestyle="--", linewidth=1)
     right.set(xlabel="tokens of each sequence", ylabel="longer by 20 sequences, ms")
     figure.suptitle("Dashed: the paper's", fontsize=11)
-    return saved(figure, stem)
+    return saved(figure, stem, "What a prompt, and what 20 sequences, add to a step (AcceLLM, Figure 5)")

@@ -1,16 +1,14 @@
 """`molink-simnet swarm`: the whole product at scale, in virtual time."""
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 
-from molink.client.presentation import console
 from molink.client.progress import Progress
-from molink.dht.commands import EXIT_USAGE, CommandFailed, Debug, Json, Verbose, start_logging, tell
-from molink.simnet.emulate_options import require_not_negative, require_positive
+from molink.dht.commands import EXIT_USAGE, CommandFailed, Debug, Json, Verbose, start_logging
 from molink.simnet.matrices import bundled_matrix, read_matrix
-from molink.simnet.model_shapes import MODEL_SHAPES, ModelShape
-from molink.simnet.results import output_folder, result_document, write_json
+from molink.simnet.model_shapes import ModelShape, shape_named
+from molink.simnet.options import LatencyMatrix, Output, Trace, require_not_negative, require_positive
+from molink.simnet.results import Findings, deliver, output_folder
 from molink.simnet.swarm import options
 from molink.simnet.swarm.casting import drawn_cast, live_cast
 from molink.simnet.swarm.figures import Series, draw_swarm
@@ -35,10 +33,10 @@ def swarm(
     from_snapshot: options.FromSnapshot = None,
     without: options.Without = None,
     bandwidth_factor: options.BandwidthFactor = None,
-    latency_matrix: options.LatencyMatrix = None,
-    trace: options.Trace = None,
+    latency_matrix: LatencyMatrix = None,
+    trace: Trace = None,
     seed: options.Seed = 0,
-    output: options.Output = None,
+    output: Output = None,
     as_json: Json = False,
     verbose: Verbose = False,
     debug: Debug = False,
@@ -57,9 +55,7 @@ def swarm(
         stays = Churn(churn * HOUR_S, crash_share) if churn else Churn(crash_share=crash_share)
         settings = SwarmSettings(peers, hours * HOUR_S, gateways, rate, stays, seed)
         requests = bundled_trace() if trace is None else read_trace(trace)
-        if model not in MODEL_SHAPES:
-            raise ValueError(f"--model {model} has no known shape: choose from {', '.join(MODEL_SHAPES)}")
-        shape = MODEL_SHAPES[model]
+        shape = shape_named(model)
         if from_snapshot is None:
             if without or bandwidth_factor is not None:
                 raise ValueError("--without and --bandwidth-factor change a snapshot: give --from-snapshot")
@@ -69,7 +65,7 @@ def swarm(
             casts = _what_if(settings, from_snapshot, shape, without or [], bandwidth_factor, requests)
     except ValueError as error:
         raise CommandFailed(str(error), EXIT_USAGE) from error
-    folder = None if output is None else output_folder(output)
+    folder = output_folder(output)
     rows, series = _run_all(casts, settings)
     parameters: dict[str, object] = {
         "peers": peers if from_snapshot is None else len(casts["before"].volunteers),
@@ -79,14 +75,15 @@ def swarm(
         "latency_matrix": None if latency_matrix is None else str(latency_matrix),
         "trace": None if trace is None else str(trace), "seed": seed,
     }  # fmt: skip
-    document = result_document("swarm", parameters, [asdict(row) for row in rows])
-    document["series"] = series
-    if as_json:
-        print(json.dumps(document, indent=2, allow_nan=False))
-    else:
-        console().print(swarm_table(rows))
-    if folder is not None:
-        _write(folder, document, series)
+    found = Findings(
+        "swarm",
+        f"A swarm of {rows[0].peers:,} peers that serves {model}",
+        parameters,
+        [asdict(row) for row in rows],
+        [swarm_table(rows)],
+        more={"series": series},
+    )
+    deliver(found, as_json=as_json, folder=folder, draw=lambda where: draw_swarm(series, where))
 
 
 def _what_if(
@@ -128,14 +125,3 @@ def _run_all(casts: dict[str, Cast], settings: SwarmSettings) -> tuple[list[Swar
             rows.append(swarm_row(world, name))
             series[name] = swarm_series(world)
     return rows, series
-
-
-def _write(folder: Path, document: dict[str, object], series: dict[str, Series]) -> None:
-    try:
-        write_json(folder / "result.json", document)
-        written = draw_swarm(series, folder)
-    except OSError as error:
-        raise CommandFailed(
-            f"the results cannot be written to {folder}: {error.strerror or error}"
-        ) from error
-    tell(f"wrote result.json, {', '.join(path.name for path in written)} to {folder}")

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from molink.simnet.pictures import Picture, new_figure, saved
 from molink.simnet.results import write_csv
-from molink.simnet.schedule_figures import new_figure, saved
 from molink.simnet.swarm.report import SERIES
 from molink.simnet.swarm.traffic import BUDGET_KBIT_S, KINDS
 
@@ -20,10 +20,10 @@ _FIGURES = {
 }
 
 
-def draw_swarm(runs: Mapping[str, Series], folder: Path) -> list[Path]:
+def draw_swarm(runs: Mapping[str, Series], folder: Path) -> list[Picture]:
     """TPOT, success rate and traffic over time, each as a table and a picture with a line for each run, or for each
-    kind of traffic."""
-    written = []
+    kind of traffic; `swarm-minutes.csv` has the whole series."""
+    drawn = []
     for name, (label, columns) in _FIGURES.items():
         stem = folder / f"swarm-{name}"
         header = ("run", "minute", *columns)
@@ -50,10 +50,10 @@ def draw_swarm(runs: Mapping[str, Series], folder: Path) -> list[Path]:
         if axes.get_legend_handles_labels()[0]:
             axes.legend(frameon=False, fontsize=8)
         axes.grid(visible=True, linewidth=0.4, alpha=0.5)
-        written += saved(figure, stem)
+        drawn.append(saved(figure, stem, f"{label[0].upper()}{label[1:]}"))
     lines = [[run, *(line[column] for column in SERIES)] for run, series in runs.items() for line in series]
     write_csv(folder / "swarm-minutes.csv", ("run", *SERIES), lines)
-    return [*written, folder / "swarm-minutes.csv"]
+    return drawn
 
 
 def _draw(axes: "Axes", series: Series, column: str, label: str) -> None:

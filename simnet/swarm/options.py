@@ -53,27 +53,6 @@ BandwidthFactor = Annotated[
         show_default=False,
     ),
 ]
-LatencyMatrix = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE.csv",
-        help="Round trips in ms between your own regions: header row and first column name them. "
-        "Default: 21 AWS regions.",
-        show_default=False,
-    ),
-]
-Trace = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE.csv",
-        help="arrival_s,prompt_tokens,generated_tokens of each request. Default: conversations from Azure.",
-        show_default=False,
-    ),
-]
 Seed = Annotated[
     int, typer.Option(metavar="S", min=0, help="The same seed, the same swarm, the same numbers.")
-]
-Output = Annotated[
-    Path | None,
-    typer.Option(metavar="DIR", help="Write result.json, figures and tables there.", show_default=False),
 ]

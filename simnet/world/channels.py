@@ -46,6 +46,8 @@ class Channels:
         self.decode_ways_s: list[float] = []
         """Of each decode frame: from when it was given to when it was there."""
         self._given_s: dict[tuple[int, int], float] = {}
+        self.on_sent: Callable[[SimulatedFrame, int, float], None] | None = None
+        """Told of each chunk: of which frame it is, its bytes, and when the last of them has left."""
 
     @property
     def unfinished_frames(self) -> int:
@@ -126,6 +128,8 @@ class Channels:
             waiting, self._has_room = self._has_room, []
             for action in waiting:
                 self._timeline.call(0.0, action)
+        if self.on_sent is not None:
+            self.on_sent(channel.frames[part.message], size_bytes, arrives_s - channel.delay_s)
 
     def _arrive(self, channel: _Channel, sequence: int, part: Send, size_bytes: int) -> None:
         """At the other end."""

@@ -104,6 +104,7 @@ def test_output_holds_the_json_document_and_a_table_and_a_picture_of_each_figure
     )
     assert json.loads((folder / "result.json").read_text()) == printed
     assert {path.name for path in folder.iterdir()} == {
+        "report.html",
         "result.json",
         *(f"{name}{suffix}" for name in FIGURES for suffix in (".csv", ".png")),
     }
@@ -179,8 +180,8 @@ def test_too_few_machines_for_the_model_end_in_one_sentence(capsys: pytest.Captu
         (["--seeds", "0"], "Invalid value for '--seeds'"),
         (["--algorithms", "fastest"], "there is no algorithm 'fastest': choose from greedy, augmented"),
         (["--algorithms", "ilp-1"], "'ilp-1': the seconds of ilp must be above 0, got -1"),
-        (["--algorithms", ","], "--algorithms names no algorithm"),
-        (["--ilp-limits", "4,soon"], "--ilp-limits must be seconds with commas between them, got '4,soon'"),
+        (["--algorithms", ","], "--algorithms must be names, got none"),
+        (["--ilp-limits", "4,soon"], "--ilp-limits must be numbers with commas between them, got '4,soon'"),
         (["--ilp-limits", "0"], "--ilp-limits must be above 0 and finite, got 0"),
         (["--random-samples", "0"], "--random-samples must be at least 1, got 0"),
         (["--gpu-memory", "H100=80"], "--gpu-memory names 'H100': the testbeds have A100, RTX 3090, A10g"),

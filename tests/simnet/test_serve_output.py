@@ -2,8 +2,8 @@
 
 import io
 import json
-import re
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,6 @@ from rich.console import Console
 
 from molink.simnet import cli, competition
 from molink.simnet.line import Line
-from molink.simnet.report import Report, render
 from molink.simnet.serve_presets import PRESETS
 from molink.simnet.serve_rows import ServeRow, serve_rows
 from molink.simnet.serve_table import serve_table, shown_value, verdict_lines
@@ -83,17 +82,6 @@ def test_values_have_three_digits_and_say_which_way_they_differ() -> None:
     assert shown_value(None, None) == ""
 
 
-def test_a_report_is_one_file_that_asks_for_nothing_and_escapes_what_it_is_told(tmp_path: Path) -> None:
-    picture = tmp_path / "figure.png"
-    picture.write_bytes(b"\x89PNG")
-    text = render(Report("<t>", {"a": "<b>"}, ["x"], [["<i>"]], ["1 < 2"], [("c & d", picture)]))
-    assert "<t>" not in text
-    assert "&lt;t&gt;" in text
-    assert "&lt;i&gt;" in text
-    assert "data:image/png;base64," in text
-    assert not re.search(r'(src|href)=(?!"data:)', text)
-
-
 def test_decode_of_a_large_model_computes_and_its_prefill_transmits() -> None:
     """Section 3.1 of the transmission paper, with its LLaMA-30B."""
     assert competition.LLAMA_30B.spec().activation_bytes == 13_312
@@ -104,8 +92,29 @@ def test_decode_of_a_large_model_computes_and_its_prefill_transmits() -> None:
 
 
 def test_more_micro_batches_than_stages_fill_the_bubbles() -> None:
-    busy = [competition.busy(competition.bubbles(count), 1, (2.0, 2.5)) for count in (2, 3)]
-    assert busy[1] > busy[0] + 0.1
+    runs = [competition.bubbles(count).computing for count in (2, 3)]
+    few, more = (competition.busy([one for one in steps if one.stage == 1], (2.0, 2.5)) for steps in runs)
+    assert more > few + 0.1
+
+
+def test_a_line_carries_one_thing_after_the_other_and_a_prompt_for_as_long_as_it_is() -> None:
+    """Figure 3a of the transmission paper: 1,000 ms."""
+    sent = [one for one in competition.alone().sending if one.stage == 0]
+    assert all(one.start_s + one.taken_s <= after.start_s + 1e-9 for one, after in pairwise(sent))
+    prefill = [one for one in sent if one.prefill]
+    assert sum(one.taken_s for one in prefill) == pytest.approx(1.065, rel=0.01)
+
+
+def test_decode_goes_ahead_of_a_prompt_where_the_policy_says_so() -> None:
+    """Figures 3b and 3d: behind a whole prompt the second server waits for it."""
+
+    def longest_pause_s(policy: str) -> float:
+        decode = [
+            one for one in competition.competition(policy).sending if one.stage == 0 and not one.prefill
+        ]
+        return max(after.start_s - one.start_s for one, after in pairwise(decode))
+
+    assert longest_pause_s("fifo") > 1.0 > 3 * longest_pause_s("molink")
 
 
 def test_a_line_that_carries_at_once_is_the_line_that_is_offered_and_departs() -> None:
