@@ -70,6 +70,7 @@ class Configuration(BaseModel):
     pause_when_busy: Literal["auto", "on", "off"] | None = None
     quiet_hours: Annotated[tuple[str, ...], BeforeValidator(_split)] | None = None
     on_battery: Literal["pause", "serve"] | None = None
+    threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     priority: Literal["normal", "low"] | None = None
 
 

@@ -7,9 +7,7 @@ from collections.abc import Callable, Collection
 
 from molink.dht.announcement import Reason, is_facts
 from molink.dht.directory import Accepted, AgedRecord, Directory
-from molink.dht.identity import public_key_of
 from molink.dht.records import PeerFacts, PeerView
-from molink.dht.state_codec import peer_tag
 
 
 class Membership:
@@ -100,8 +98,3 @@ class Membership:
         if version != self._told:
             self._told = version
             self._on_change()
-
-
-def tag_of(peer_id: str) -> int:
-    """The tag that the state of `peer_id` carries."""
-    return peer_tag(public_key_of(peer_id))

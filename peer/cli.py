@@ -60,6 +60,7 @@ def join(
     pause_when_busy: options.PauseWhenBusy = None,
     quiet_hours: options.QuietHours = None,
     on_battery: options.OnBattery = None,
+    threads: options.Threads = None,
     priority: options.Priority = None,
     verbose: commands.Verbose = False,
     debug: commands.Debug = False,
@@ -98,6 +99,7 @@ def join(
         "pause_when_busy": pause_when_busy,
         "quiet_hours": tuple(quiet_hours) if quiet_hours else None,
         "on_battery": on_battery,
+        "threads": threads,
         "priority": priority,
     }
     start_logging(verbose=verbose, debug=debug)
@@ -109,6 +111,7 @@ def profile(
     model: options.MeasuredModel = DEFAULT_MODEL,
     device: options.DeviceName = "auto",
     dtype: options.Dtype = "auto",
+    threads: options.Threads = None,
     state_dir: options.StateFolder = None,
     as_json: commands.Json = False,
     verbose: commands.Verbose = False,
@@ -119,11 +122,13 @@ def profile(
     Memory, time per layer by batch size, disk and network, with the weights of a model.
     """
     start_logging(verbose=verbose, debug=debug)
-    settings = check_configuration({"dtype": dtype}, "the command line")
+    settings = check_configuration({"dtype": dtype, "threads": threads}, "the command line")
     from molink.peer.overview import print_machine
     from molink.peer.surveys import measure_machine
 
-    machine = measure_machine(model, device or "auto", settings.dtype or "auto", _folder(state_dir), tell)
+    machine = measure_machine(
+        model, device or "auto", settings.dtype or "auto", settings.threads, _folder(state_dir), tell
+    )
     if as_json:
         _print_json(machine)
     else:

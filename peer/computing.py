@@ -19,6 +19,7 @@ from molink.peer.ranked_backend import RankedBackend
 from molink.peer.running import say
 from molink.peer.settings import JoinSettings
 from molink.peer.several_devices import open_ranks
+from molink.peer.threads import counts_to_try
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,7 +50,8 @@ async def open_computing(
     report(f"Measuring this machine with {model.spec.name}")
     device = devices[0]
     measuring = (model.folder, model.spec, device, profiles, report, model.stand_ins())
-    profile = await asyncio.to_thread(cached_or_measured, *measuring)
+    threads = counts_to_try(device, settings.threads)
+    profile = await asyncio.to_thread(cached_or_measured, *measuring, threads=threads)
     ranks: RankedBackend | None = None
     if len(devices) > 1 and model.spec.quantization != "none":
         say(f"Several devices share only models that are not quantized: using {device}")

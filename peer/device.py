@@ -142,9 +142,10 @@ def lower_priority() -> None:
 
 
 def processor_count() -> int:
-    """Processors that this process may use."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    """Processors that this process may use: those it is bound to, and no more than its container's share is worth."""
+    affinity = getattr(os, "sched_getaffinity", None)  # not on macOS and Windows
+    bound = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    return max(1, min(bound, _cgroup_processors() or bound))
 
 
 def processor_name() -> str:
@@ -193,6 +194,15 @@ def _cgroup_bytes(name: str) -> int | None:
     try:
         return int((_CGROUP / name).read_text(encoding="ascii"))
     except (OSError, ValueError):  # ValueError: "max"
+        return None
+
+
+def _cgroup_processors() -> int | None:
+    """Whole processors that the container's quota is worth, at least one; None where there is no quota."""
+    try:
+        quota, period = (_CGROUP / "cpu.max").read_text(encoding="ascii").split()
+        return max(1, int(quota) // int(period))
+    except (OSError, ValueError, ZeroDivisionError):  # ValueError: "max"
         return None
 
 

@@ -116,6 +116,15 @@ QuietHours = Annotated[
 OnBattery = Annotated[
     str | None, typer.Option(metavar="pause|serve", help="What to do while the machine is on battery.")
 ]
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=1,
+        max=1024,
+        help="Threads of a processor: without it or OMP_NUM_THREADS, as many as are fastest.",
+    ),
+]
 Priority = Annotated[
     str | None,
     typer.Option(metavar="normal|low", help="Low, unless told: this machine's other programs go first."),

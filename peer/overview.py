@@ -71,6 +71,8 @@ def print_machine(machine: Mapping[str, object]) -> None:
     device, memory, disk = (_mapping(machine.get(name)) for name in ("device", "memory", "disk"))
     table.add_row("device", _plain(f"{device.get('name')} ({device.get('kind')}, {device.get('system')})"))
     table.add_row("processors", _plain(_text(device.get("processors"))))
+    if "threads" in machine:
+        table.add_row("threads", _plain(_text(machine.get("threads"))))
     for name, label in (
         ("free_bytes", "free memory"),
         ("default_bytes", "taken without --memory"),

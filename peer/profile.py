@@ -47,6 +47,8 @@ class Profile:
     """What 1000 tokens of context add to one token of a prompt through one layer."""
     piece_latencies: tuple[PieceLatency, ...] = ()
     """In order of tokens; none where steps are not computed in pieces."""
+    threads: int = 1
+    """With so many all of it was measured, and the peer computes."""
 
 
 @dataclass(frozen=True, slots=True)

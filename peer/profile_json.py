@@ -17,6 +17,7 @@ def to_json(profile: Profile) -> dict[str, object]:
         "load_bytes_per_s": profile.load_bytes_per_s,
         "decode_context_ms": profile.decode_context_ms,
         "prefill_context_ms": profile.prefill_context_ms,
+        "threads": profile.threads,
         "pieces": [[one.tokens, one.layer_ms, one.context_ms] for one in profile.piece_latencies],
     }
 
@@ -33,6 +34,7 @@ def from_json(content: object) -> Profile | None:
         embed_ms, head_ms, load = (
             float(content[name]) for name in ("embed_ms", "head_ms", "load_bytes_per_s")
         )
+        threads = int(content["threads"])
         contexts_ms = (float(content["decode_context_ms"]), float(content["prefill_context_ms"]))
         pieces = tuple(
             PieceLatency(int(tokens), float(layer_ms), float(context_ms))
@@ -45,8 +47,8 @@ def from_json(content: object) -> Profile | None:
         return None
     if not all(value >= 0 for value in (*contexts_ms, *(one.context_ms for one in pieces))):
         return None
-    if not all(one.tokens > 0 and one.layer_ms >= FLOOR_MS for one in pieces):
+    if threads < 1 or not all(one.tokens > 0 and one.layer_ms >= FLOOR_MS for one in pieces):
         return None
     prefills = tuple(PrefillLatency(*pair) for pair in sorted(prefill_ms.items()))
     latencies = tuple(LayerLatency(*pair) for pair in sorted(layer_ms.items()))
-    return Profile(latencies, embed_ms, head_ms, load, prefills, *contexts_ms, pieces)
+    return Profile(latencies, embed_ms, head_ms, load, prefills, *contexts_ms, pieces, threads)

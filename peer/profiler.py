@@ -21,6 +21,7 @@ from molink.peer.device import describe_device
 from molink.peer.profile import PieceLatency, Profile, at_most_the_next
 from molink.peer.profile_json import FLOOR_MS, from_json, to_json
 from molink.peer.state_dir import read_json, write_json
+from molink.peer.threads import use_fastest
 from molink.routing.cost import PROFILED_CONTEXT_TOKENS
 from molink.shards.decode import decoding_on
 from molink.shards.engine import Engine, Rows
@@ -69,16 +70,19 @@ def cached_or_measured(
     parts: Mapping[str, StoredPart] | None = None,
     ranks: Backend | None = None,
     rank_count: int = 1,
+    threads: Sequence[int] = (),
 ) -> Profile:
     """The profile that the file `cache` remembers for this model, device and software, else a new one.
 
-    With `ranks`, what `rank_count` such devices do that share every layer.
+    With `ranks`, what `rank_count` such devices do that share every layer. Torch computes with the fastest of `threads`
+    afterwards; empty: with as many as now.
     """
+    counts = threads or (torch.get_num_threads(),)
     key = "/".join(
         (
             spec.model_hash,
             describe_device(device).name,
-            f"threads {torch.get_num_threads()}",
+            f"threads {' '.join(map(str, counts))}",
             f"torch {torch.__version__}",
             f"molink {version('molink')}",
             *([f"ranks {rank_count}"] if ranks else []),
@@ -87,9 +91,10 @@ def cached_or_measured(
     known = read_json(cache)
     profile = from_json(known.pop(key, None))
     if profile is None:
-        profile = measure(folder, spec, device, progress, parts, ranks)
+        profile = measure(folder, spec, device, progress, parts, ranks, counts)
         newest = dict(list(known.items())[-(REMEMBERED - 1) :])
         write_json(cache, {**newest, key: to_json(profile)})
+    torch.set_num_threads(profile.threads)
     return profile
 
 
@@ -100,17 +105,20 @@ def measure(
     progress: Progress | None = None,
     parts: Mapping[str, StoredPart] | None = None,
     ranks: Backend | None = None,
+    threads: Sequence[int] = (),
 ) -> Profile:
     """Loads single layers of the model in `folder` onto `device`, or onto all of `ranks`, and times decode steps.
 
     `parts` are the tensors if they are not in the folder; what numbers they hold does not matter. `progress` is told,
-    in sentences, what is measured. Blocks; takes about a second for a small model.
+    in sentences, what is measured. Of `threads` the fastest count is used from then on. Blocks; takes about a second
+    for a small model.
 
     Raises:
         WeightsError: the layers cannot be loaded.
     """
     say = progress or (lambda _: None)
     backend = ranks or _OneDevice(folder, spec, device, parts)
+    counts = threads or (torch.get_num_threads(),)
     device = "cpu" if ranks else device  # what goes in and comes out of ranks is there
     deadline_s = time.perf_counter() + PROFILE_BUDGET_S
     middle = Span(spec.layers // 2, spec.layers // 2 + 1)
@@ -119,6 +127,7 @@ def measure(
     first, last = Span(0, 1), Span(spec.layers - 1, spec.layers)
     say(f"Measuring layer {middle.start} of {spec.name} on {device}")
     with _loaded(backend, spec, device, middle, deadline_s) as bench:
+        count = bench.use_fastest_threads(counts)
         latencies = bench.layer_latencies()
         prefills = bench.prefill_latencies()
         contexts_ms = bench.context_costs_ms()
@@ -142,7 +151,7 @@ def measure(
             rates.append(bench.load_bytes_per_s)
     else:  # assumed: a decode step reads its weights once, whatever they are
         head_ms = max(FLOOR_MS, layer_ms * spec.head_bytes / spec.layer_bytes[middle.start])
-    return Profile(latencies, embed_ms, head_ms, max(rates), prefills, *contexts_ms, pieces)
+    return Profile(latencies, embed_ms, head_ms, max(rates), prefills, *contexts_ms, pieces, count)
 
 
 @contextmanager
@@ -212,6 +221,10 @@ class _Bench:
             times_ms = self.step_times_ms(batch_size, want_logits=False)
             measured.append(LayerLatency(batch_size, max(FLOOR_MS, statistics.median(times_ms))))
         return at_most_the_next(measured)
+
+    def use_fastest_threads(self, counts: Sequence[int]) -> int:
+        """For one row, as a decode step has, or else for part of a prompt."""
+        return use_fastest(counts, lambda: self._prefill_ms(1), lambda: self._prefill_ms(self._context))
 
     def prefill_latencies(self) -> tuple[PrefillLatency, ...]:
         """By tokens, as far as context and budget go; none above that of more tokens."""

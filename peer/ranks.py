@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Self
 
+from molink.peer.device import processor_count
 from molink.peer.rank_messages import PipeError, read_message, write_message
 
 OPEN_TIMEOUT_S = 180.0
@@ -115,7 +116,7 @@ class Ranks:
                 "ranks": len(self._devices),
                 "rendezvous": str(Path(folder) / "rendezvous"),
                 "timeout_s": ANSWER_TIMEOUT_S,
-                "threads": max(1, (os.cpu_count() or 1) // len(self._devices)),
+                "threads": max(1, processor_count() // len(self._devices)),
             }
             own = [{"rank": index, "device": device} for index, device in enumerate(self._devices)]
             try:

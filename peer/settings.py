@@ -84,6 +84,8 @@ class JoinSettings:
     """Where /metrics is served, to this machine only; 0: any free port; None: nowhere."""
     comfort: ComfortRules
     """When the peer steps aside for its owner."""
+    threads: int | None
+    """With which a processor computes; None: as many as are fastest."""
     priority: str
     """`low`: other programs go first; `normal`."""
 
@@ -146,6 +148,7 @@ def load_settings(command_line: Configuration, environment: Mapping[str, str] | 
         store_bytes=_parse_size(merged.store_size, "--store-size", "keep weights in"),
         metrics_port=merged.metrics_port,
         comfort=_comfort(merged),
+        threads=merged.threads,
         priority=merged.priority or "low",
     )
 

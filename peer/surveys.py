@@ -20,7 +20,12 @@ SWARM_TIMEOUT_S = 30.0
 
 
 def measure_machine(
-    model: str, device_name: str, dtype: str, folder: Path, progress: Callable[[str], None]
+    model: str,
+    device_name: str,
+    dtype: str,
+    threads: int | None,
+    folder: Path,
+    progress: Callable[[str], None],
 ) -> dict[str, object]:
     """Measures the device with the model, the disk of `folder`, and lists the network's addresses.
 
@@ -35,6 +40,7 @@ def measure_machine(
     from molink.peer.model import open_model
     from molink.peer.profile_json import to_json
     from molink.peer.profiler import measure
+    from molink.peer.threads import counts_to_try
     from molink.shards.catalog import ModelNotFound
     from molink.shards.errors import WeightsError
     from molink.shards.store import StoreError
@@ -47,7 +53,8 @@ def measure_machine(
         spec = local.spec
         memory = {"free_bytes": free_memory_bytes(device), "default_bytes": default_memory_bytes(device)}
         memory |= _divided(spec, memory["default_bytes"])
-        profile = measure(local.folder, spec, device, progress, local.stand_ins())
+        counts = counts_to_try(device, threads)
+        profile = measure(local.folder, spec, device, progress, local.stand_ins(), None, counts)
     except (ModelNotFound, StoreError, WeightsError) as error:
         raise CommandFailed(str(error)) from error
     progress(f"Measuring the disk of {folder}")

@@ -6,7 +6,6 @@ layers costs at least its fastest layer time plus an n-th of its share for each 
 cost less than the layers that remain at the lowest of these prices, each machine no further than it could reach.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,9 +19,6 @@ _MACHINES_APART = 64
 """Up to so many machines there is a table for each start, in which the start takes no further layers."""
 _ROUNDING = 1 - 1e-12
 """Sums are rounded in another order here than in the search; no bound may pass the true cost for that."""
-
-Bound = Callable[[IntArray, IntArray, IntArray], FloatArray]
-"""(stop, machine, start) of labels to a lower bound on all that each still has to pay."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,14 +40,6 @@ class Bounds:
         row = start * self.rest_ms.shape[1] if len(self.rest_ms) > 1 else 0
         rest: FloatArray = self.rest_ms.ravel().take(row + stop)
         return rest
-
-
-def completion_bound(problem: CircuitProblem) -> Bound:
-    """No completion of a label at (stop, machine, start) costs less than this."""
-    bounds = bounds_of(problem, SpanCosts(problem), problem.dense_latency_ms)
-    return lambda stop, machine, start: (
-        bounds.rest(start, stop) + bounds.leave_ms[machine] + bounds.enter_ms[start]
-    )
 
 
 def bounds_of(problem: CircuitProblem, costs: SpanCosts, latency_ms: FloatArray) -> Bounds:

@@ -165,12 +165,13 @@ def _step(
     """Seconds of one step of a lone sequence with `context` tokens before it, and of that on communication."""
     ranks = layout.tensor
     element_bytes = DTYPE_BYTES[spec.dtype]
-    attended = rows * context + rows * (rows + 1) / 2
+    windows = spec.kv_windows or (None,) * spec.layers
     computing_s = 0.0
     for layer in span:
         reading_s = spec.layer_bytes[layer] / ranks / device.memory_bytes_per_s
         multiplying_s = 2.0 * spec.layer_bytes[layer] / element_bytes * rows / ranks / device.flops_per_s
-        kv_bytes = (context + rows) * spec.kv_bytes_per_token[layer]
+        attended, kept = _attended(rows, context, windows[layer])
+        kv_bytes = kept * spec.kv_bytes_per_token[layer]
         attention_s = max(
             kv_bytes / ranks / device.memory_bytes_per_s,
             4.0 * attended * spec.hidden_size / ranks / device.flops_per_s,
@@ -185,6 +186,17 @@ def _step(
     if boundaries:
         communication_s += link.latency_s  # the token's way back
     return computing_s + communication_s, communication_s
+
+
+def _attended(rows: int, context: int, window: int | None) -> tuple[float, int]:
+    """How many pairs of tokens attention compares in a layer, and how many tokens' keys and values it reads.
+
+    A token sees itself and what is before it; with a window, only the last `window` of these.
+    """
+    window = window or context + rows
+    growing = min(rows, max(0, window - context))  # tokens that see all that is before them
+    pairs = growing * context + growing * (growing + 1) / 2 + (rows - growing) * window
+    return pairs, min(context, window - 1) + rows
 
 
 def _device_bytes(spec: ModelSpec, span: Span, layout: Layout, tokens: int) -> float:

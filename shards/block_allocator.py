@@ -86,11 +86,6 @@ class BlockAllocator(Generic[M]):
         self._named: dict[tuple[Kind, Hashable], Block] = {}
         self._idle: OrderedDict[Block, None] = OrderedDict()
 
-    @property
-    def idle_bytes(self) -> int:
-        """Of named blocks to which nobody refers."""
-        return sum(block.extent.kind.block_bytes for block in self._idle)
-
     def take(self, kind: Kind, count: int, after: Block | None = None) -> list[Block]:
         """Refers to `count` blocks that hold nothing: in one run where that can be, best right behind `after`.
 

@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
 from molink.shards.spec import Span
-from molink.shards.text_part import Absent, keep_text, text_config, with_text_config
+from molink.shards.text_part import Absent, keep_text, output_embedding, text_config, with_text_config
 
 _FINAL_NORM = re.compile(
     r"norm|ln_f|layer_norm|final_layernorm|final_layer_norm|final_norm|norm_f|project_out|embedding_norm"
@@ -21,7 +21,6 @@ _FINAL_NORM = re.compile(
 _POSITIONS = re.compile(r"wpe|embed_positions|position_embeddings")
 _AFTER_EMBEDDING = re.compile(r"word_embeddings_layernorm|project_in|embed_norm|embeddings_layernorm")
 _OTHER_INPUTS = re.compile(r"embed_tokens_extend")
-_EMBEDDING_SCALES = ("embedding_multiplier", "embed_scale")
 
 
 class NoPositions(nn.Module):
@@ -161,7 +160,7 @@ def head_of(view: PreTrainedModel) -> PreTrainedModel:
 
 def _output_holder(model: PreTrainedModel) -> PreTrainedModel:
     """The model that makes logits: the outermost one, or the decoder inside if the head is there."""
-    output = model.get_output_embeddings()
+    output = output_embedding(model)
     holders = (module for module in model.modules() if any(child is output for child in module.children()))
     holder: PreTrainedModel = next(holders, model)
     return holder
@@ -177,8 +176,8 @@ def _trim(model: PreTrainedModel, parent: nn.Module, span: Span, layers: int) ->
     if span.start > 0:
         _trim_start(model, parent, keep_embedding=ends and _is_tied(model))
     if not ends:
-        for name, _ in list(parent.named_children()):
-            if _FINAL_NORM.fullmatch(name):
+        for name, module in list(parent.named_children()):
+            if _FINAL_NORM.fullmatch(name) and next(module.parameters(), None) is not None:
                 setattr(parent, name, Absent())
         owner = _output_holder(model)
         for name, module in list(owner.named_children()):
@@ -193,7 +192,7 @@ def _trim(model: PreTrainedModel, parent: nn.Module, span: Span, layers: int) ->
 
 def _is_tied(model: PreTrainedModel) -> bool:
     """Whether the head's matrix is the embedding's."""
-    output = model.get_output_embeddings()
+    output = output_embedding(model)
     tied = {name for pair in model.all_tied_weights_keys.items() for name in pair}
     return any(f"{name}.weight" in tied for name, module in model.named_modules() if module is output)
 
@@ -209,9 +208,6 @@ def _trim_start(model: PreTrainedModel, parent: nn.Module, *, keep_embedding: bo
             setattr(parent, name, NoPositions())
         elif _AFTER_EMBEDDING.fullmatch(name):
             setattr(parent, name, Absent())
-    for name in _EMBEDDING_SCALES:
-        if isinstance(getattr(parent, name, None), int | float):
-            setattr(parent, name, 1.0)
 
 
 def _shallow(module: nn.Module) -> PreTrainedModel:

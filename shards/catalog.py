@@ -7,7 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from molink.shards.safetensors_header import StoreError, is_unsafe_name
+from molink.shards.safetensors_header import StoreError
 from molink.shards.store import SMALL_FILES
 
 BUNDLED: Final[Mapping[str, str]] = MappingProxyType({"molink/tiny-shakespeare": "models/tiny-shakespeare"})
@@ -33,7 +33,7 @@ def resolve(identifier: str, cache_dir: Path | None = None) -> Path:
     """The folder of a model: a bundled one, a local directory, or one of the Hugging Face hub.
 
     Of a model of the hub, the configuration, the tokenizer and the index of the weights are fetched (once;
-    into `cache_dir`, by default the hub library's own cache), the weights only by `fetch_weights`.
+    into `cache_dir`, by default the hub library's own cache); the weights are fetched by `hub_weights`.
 
     Raises:
         ModelNotFound: there is no such model, or it cannot be reached.
@@ -53,7 +53,7 @@ def resolve(identifier: str, cache_dir: Path | None = None) -> Path:
             "there is no such directory, and this is not the form of a Hugging Face hub id, such as "
             f"Qwen/Qwen3-0.6B. Bundled with MoLink: {', '.join(BUNDLED)}.",
         )
-    return _download(identifier, (*SMALL_FILES, *INDEX_FILES), cache_dir)
+    return _download(identifier, cache_dir)
 
 
 def require_identity(
@@ -89,26 +89,6 @@ def is_from_hub(identifier: str) -> bool:
     return not local and _HUB_ID.fullmatch(identifier) is not None
 
 
-def fetch_weights(identifier: str, names: Iterable[str] | None = None, cache_dir: Path | None = None) -> Path:
-    """Fetch weight files of a hub model, those named or all, and return its folder. Local models are there
-    already.
-
-    `names` are those of safetensors files as the index lists them, so that a peer fetches only what holds its
-    layers.
-
-    Raises:
-        ModelNotFound: there is no such model, or it cannot be reached.
-        ValueError: a name is not that of a safetensors file.
-    """
-    if not is_from_hub(identifier):
-        return resolve(identifier, cache_dir)
-    patterns = ("*.safetensors",) if names is None else tuple(names)
-    for name in patterns if names is not None else ():
-        if is_unsafe_name(name) or not name.endswith(".safetensors") or any(mark in name for mark in "*?["):
-            raise ValueError(f"{name!r} is not the name of a safetensors file")
-    return _download(identifier, (*SMALL_FILES, *INDEX_FILES, *patterns), cache_dir)
-
-
 def _bundled(identifier: str) -> Path:
     folder = Path(str(files("molink.shards"))) / BUNDLED[identifier]
     if not (folder / "config.json").is_file():
@@ -119,15 +99,16 @@ def _bundled(identifier: str) -> Path:
     return folder.resolve()
 
 
-def _download(identifier: str, patterns: tuple[str, ...], cache_dir: Path | None) -> Path:
-    """A snapshot of the matching files of a hub model."""
+def _download(identifier: str, cache_dir: Path | None) -> Path:
+    """A snapshot of the small files of a hub model."""
     from httpx import HTTPError
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
 
+    patterns = [*SMALL_FILES, *INDEX_FILES]
     tried = f"neither a bundled model ({', '.join(BUNDLED)}) nor a local directory has this name, and"
     try:
-        folder = Path(snapshot_download(identifier, allow_patterns=list(patterns), cache_dir=cache_dir))
+        folder = Path(snapshot_download(identifier, allow_patterns=patterns, cache_dir=cache_dir))
     except GatedRepoError as error:
         raise ModelNotFound(
             identifier,

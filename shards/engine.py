@@ -15,7 +15,7 @@ from molink.shards.kv_pool import KvPool
 from molink.shards.packed import PackedBatch
 from molink.shards.paged import pages
 from molink.shards.paged_rows import PagedRows
-from molink.shards.spec import KV_BLOCK_TOKENS, ModelSpec, Span, merge_spans, missing_spans
+from molink.shards.spec import ModelSpec, Span, merge_spans, missing_spans
 from molink.shards.stage import Stage, View
 from molink.shards.transfers import Staging, Transfers
 from molink.shards.unfinished_step import Piece, Rows, UnfinishedStep
@@ -68,11 +68,6 @@ class Engine:
         """Memory of all weights held, what stages share counted once."""
         shared = {id(weight): weight.nbytes for stage in self._stages for weight in stage.parameters()}
         return sum(shared.values())
-
-    @property
-    def swapped_bytes(self) -> int:
-        """KV cache that is in the host's memory."""
-        return sum(cache.stored_bytes for cache in self._growing)
 
     def attach(self, stage: Stage) -> None:
         """Adds a loaded stage to what is held. Raises ValueError where it is of another model or overlaps."""
@@ -127,15 +122,6 @@ class Engine:
         if not reserve:
             self._growing.add(cache)
         return cache
-
-    def match_prefix(self, span: Span, prefix: Sequence[bytes]) -> int:
-        """How many tokens of a session with these hashes the pool has now. Raises NotHeld."""
-        self._route(span)
-        layouts = self._layouts(span)
-        if any(layout.states for layout in layouts):
-            return 0
-        tables = self.pool.tables_for(span, layouts, 1)
-        return KV_BLOCK_TOKENS * self.pool.match(tables, prefix)
 
     def _layouts(self, span: Span) -> list[LayerLayout]:
         layouts: dict[int, LayerLayout] = {}

@@ -88,11 +88,6 @@ class SequenceCache:
         return sum(len(table.blocks) * table.kind.block_bytes for table in self.tables)
 
     @property
-    def stored_bytes(self) -> int:
-        """What of it is in the host's memory."""
-        return sum(states.nbytes for states in self._stored or ())
-
-    @property
     def tables(self) -> tuple[BlockTable, ...]:
         """One for the layers that see everything, one for each window, one for states if layers keep some."""
         return self._tables if self._state is None else (*self._tables, self._state)

@@ -82,12 +82,6 @@ class KvPool:
         return self._allocator.used_bytes
 
     @property
-    def idle_bytes(self) -> int:
-        """Memory of prefixes that no session uses now."""
-        self.collect()
-        return self._allocator.idle_bytes
-
-    @property
     def tables(self) -> int:
         """Block tables that sessions hold."""
         self.collect()

@@ -19,17 +19,25 @@ from molink.shards.text_part import text_config
 
 _ATTENTION_TYPES = ("full_attention", "sliding_attention", "chunked_attention")
 
-_MORE_THAN_HIDDEN_STATES: Final[Mapping[str, str]] = MappingProxyType(
+_OWN_STATES: Final = "its layers keep states of sessions in a way of their own"
+_TAKES_MORE: Final = "its layers take {} beside hidden states, and peers send hidden states only"
+_REFUSED: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "zamba": "the embeddings",
-        "zamba2": "the embeddings",
-        "zaya": "what the router of the layer before computed",
-        "hy_v4": "what an earlier layer chose to attend to",
+        **dict.fromkeys(
+            ("deepseek_v4", "minimax", "recurrent_gemma", "reformer", "rwkv", "unlimited_ocr_text", "xlstm"),
+            _OWN_STATES,
+        ),
+        **dict.fromkeys(("zamba", "zamba2"), _TAKES_MORE.format("the embeddings")),
+        "zaya": _TAKES_MORE.format("what the router of the layer before computed"),
+        "hy_v4": _TAKES_MORE.format("what an earlier layer chose to attend to"),
+        "inkling2_text": _TAKES_MORE.format("what earlier blocks of layers computed"),
+        "diffusion_gemma": "it does not write one token after another",
+        "shieldgemma2": "it judges images and writes no text",
     }
 )
-"""What layers of some architectures take of others, which may be on another peer."""
-_OWN_STATES: Final = frozenset({"deepseek_v4", "minimax", "recurrent_gemma", "rwkv", "xlstm"})
-"""Architectures that do not keep their states in transformers' common caches."""
+"""Why architectures are refused of which no flag of a configuration says so."""
+_STREAMS: Final = ("hc_mult", "hc_count")
+"""How many residual streams go from layer to layer (hyper-connections, Zhu et al. 2024, section 2), if several."""
 
 
 def config_refusal(config: PreTrainedConfig) -> str | None:
@@ -39,17 +47,21 @@ def config_refusal(config: PreTrainedConfig) -> str | None:
     except UnsupportedStorage as error:
         return str(error)
     encodes = getattr(config, "is_encoder_decoder", False)
+    known = _REFUSED.get(config.model_type, "")
     config = text_config(config)
-    positions = [rope.get("rope_type") for rope in rope_settings(config)]
-    beside = _MORE_THAN_HIDDEN_STATES.get(config.model_type)
+    known = known or _REFUSED.get(config.model_type, "")
     refusals = (
         (encodes, "it is an encoder-decoder, and only decoders are split over peers"),
+        (known, known),
         (
-            getattr(config, "hidden_size_per_layer_input", None),
-            "its layers take the token ids beside hidden states, and peers send hidden states only",
+            getattr(config, "num_hidden_layers", None) is None,
+            "its configuration does not say how many layers its decoder has",
         ),
-        (beside, f"its layers take {beside} beside hidden states, and peers send hidden states only"),
-        (config.model_type in _OWN_STATES, "its layers keep states of sessions in a way of their own"),
+        (getattr(config, "hidden_size_per_layer_input", None), _TAKES_MORE.format("the token ids")),
+        (
+            any(getattr(config, name, 1) > 1 for name in _STREAMS),
+            "its layers pass several residual streams to each other, and peers send one hidden state a token",
+        ),
         (
             getattr(config, "num_kv_shared_layers", None),
             "its last layers use keys and values of others, which may be on another peer",
@@ -57,10 +69,6 @@ def config_refusal(config: PreTrainedConfig) -> str | None:
         (
             getattr(config, "cross_attention_layers", None),
             "its layers that look at images keep no keys and values of text",
-        ),
-        (
-            "dynamic" in positions,
-            "its dynamic position scaling depends on the longest sequence of a batch",
         ),
     )
     return next((reason for holds, reason in refusals if holds), None)

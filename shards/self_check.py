@@ -15,10 +15,11 @@ from typing import Final
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 from molink.shards.assembly import TROUBLE, Recipe, assemble, make_stage, quiet_transformers
+from molink.shards.carving import layers_path
 from molink.shards.conversions import ALIBI
 from molink.shards.engine import Engine, Rows
 from molink.shards.errors import UnsupportedArchitecture
@@ -48,6 +49,9 @@ _SAID: Final = {
 }
 
 
+_SAID_MOST: Final = 200
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """How models of a kind can be served."""
@@ -73,7 +77,7 @@ def self_check(config: PreTrainedConfig) -> Verdict:
         with quiet_transformers():
             tiny = tiny_config(config)
     except TROUBLE as error:
-        return Verdict(None, f"no tiny model of its kind could be made to check it: {error}")
+        return Verdict(None, f"no tiny model of its kind could be made to check it: {_said(error)}")
     return _check(_Flags(tiny.to_json_string(use_diff=False), tiny))
 
 
@@ -82,10 +86,15 @@ def _check(flags: _Flags) -> Verdict:
     try:
         with quiet_transformers():
             whole = _random_model(flags.config)
+            layers_path(whole)
             tensors = revert_weight_conversion(whole, whole.state_dict())
+    except TROUBLE as error:
+        return Verdict(None, f"a tiny model of its kind cannot be made: {_said(error)}")
+    try:
         expected = _whole_logits(whole, tensors)
     except TROUBLE as error:
-        return Verdict(None, f"a tiny model of its kind does not run: {str(error).strip()}")
+        alone = " with text alone" if set(whole.input_modalities) - {"text"} else ""
+        return Verdict(None, f"a tiny model of its kind does not run{alone}: {_said(error)}")
     replaceable = whole.get_submodule(decoder_name(whole))._can_set_attn_implementation()  # noqa: SLF001 - transformers' only test
     reason = "" if replaceable else "its attention cannot be replaced by one for packed batches"
     for batching in _STATEFUL if other_layers(text_config(flags.config)) else _STATELESS:
@@ -96,6 +105,12 @@ def _check(flags: _Flags) -> Verdict:
             return Verdict(batching, reason)
         reason = found if reason in ("", found) else f"{reason}; and {_SAID[batching]} {found}"
     return Verdict(None, reason)
+
+
+def _said(error: Exception) -> str:
+    """In one line, and no longer than one reads."""
+    words = " ".join(str(error).removeprefix(f"{_NOWHERE}: ").split()) or type(error).__name__
+    return words if len(words) <= _SAID_MOST else f"{words[:_SAID_MOST]}..."
 
 
 def _whole_logits(whole: PreTrainedModel, tensors: Mapping[str, Tensor]) -> list[Tensor]:
@@ -132,14 +147,14 @@ def _random_model(config: PreTrainedConfig) -> PreTrainedModel:
 
 def _initial_model(config: PreTrainedConfig) -> PreTrainedModel:
     """In float32. What a model has for more than text never takes memory."""
-    if text_config(config) is config:
-        made: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        return made
     kind = generative_class(config)
     if kind is None:
         raise LookupError(f"no class generates text from a configuration of {config.model_type}")
+    if text_config(config) is config:
+        made: PreTrainedModel = kind._from_config(config, dtype=torch.float32)  # noqa: SLF001 - what AutoModel would call
+        return made
     with torch.device("meta"):
-        model = kind._from_config(config, dtype=torch.float32)  # noqa: SLF001 - what AutoModel would call
+        model = kind._from_config(config, dtype=torch.float32)  # noqa: SLF001 - as above
     keep_text(model)
     model.to_empty(device="cpu")
     model.init_weights()
@@ -167,7 +182,7 @@ def _difference(
     except UnsupportedArchitecture as refusal:
         return refusal.reason
     except TROUBLE as error:
-        return f"a tiny model of its kind does not run in parts: {error}"
+        return f"a tiny model of its kind does not run in parts: {_said(error)}"
     if not worst <= _TOLERANCE:
         return "the parts of a tiny model of its kind compute something else than the whole"
     return None

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from molink.shards.attention import AttendingBatch, BatchSlot
+from molink.shards.boundary import Boundary
 from molink.shards.carving import cut_view, head_of, layers_path
 from molink.shards.kv_memory import LayerLayout
 from molink.shards.probe import ProbeBatch
@@ -64,6 +65,7 @@ class View:
 
     __slots__ = (
         "_base",
+        "_boundary",
         "_cache",
         "_forward",
         "_head",
@@ -81,7 +83,10 @@ class View:
         self.span = span
         self._slot = slot
         self._starts = span.start == 0
-        self._base = model.get_submodule(layers_path(model).rpartition(".")[0])
+        path = layers_path(model)
+        self._base = model.get_submodule(path.rpartition(".")[0])
+        self._boundary = Boundary()
+        self._boundary.install(model.get_submodule(path), starts=self._starts, ends=span.stop == layers)
         self._forward = _undecorated(self._base)
         parameters = inspect.signature(self._forward).parameters
         self._cache = next((name for name in _CACHES if name in parameters), "")
@@ -116,15 +121,20 @@ class View:
 
     def _through(self, inputs: Tensor, positions: Tensor, cache: object, mask: Tensor | None) -> Tensor:
         named = {self._cache: cache} | ({"position_ids": positions} if self._places else {})
-        output = self._forward(
-            self._base,
-            input_ids=inputs if self._starts else None,
-            inputs_embeds=None if self._starts else inputs,
-            attention_mask=mask,
-            use_cache=True,
-            **named,
-        )
-        hidden: Tensor = output.last_hidden_state
+        boundary = self._boundary
+        boundary.entering = None if self._starts else inputs
+        try:
+            output = self._forward(
+                self._base,
+                input_ids=inputs if self._starts else None,
+                inputs_embeds=None if self._starts else inputs,
+                attention_mask=mask,
+                use_cache=True,
+                **named,
+            )
+            hidden: Tensor = output.last_hidden_state if boundary.leaving is None else boundary.leaving
+        finally:
+            boundary.entering = boundary.leaving = None
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:

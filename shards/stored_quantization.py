@@ -9,8 +9,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from molink.shards.spec import QUANTIZATIONS
-
 WORD_BITS = 32
 """Numbers are packed into int32."""
 _SUFFIX = {"awq": ".qweight", "gptq": ".qweight", "fp8": ".weight_scale_inv"}
@@ -85,16 +83,6 @@ def stored_quantization(configuration: Mapping[str, Any]) -> StoredQuantization 
     if len(block) != 2 or not all(isinstance(size, int) and size >= 0 for size in block):
         raise UnsupportedStorage(f"its blocks are {block!r}")
     return StoredQuantization(method, bits, group, int(method == "gptq" and form == "gptq"), tuple(block))
-
-
-def quantizations_of(configuration: Mapping[str, Any]) -> str:
-    """How a model of this `config.json` can be kept in memory, for a table of models: one phrase."""
-    try:
-        stored = stored_quantization(configuration)
-    except UnsupportedStorage as error:
-        return f"none: {error}"
-    kinds = ", ".join(QUANTIZATIONS)
-    return kinds if stored is None else f"{kinds}, unpacked from {stored.method} ({stored.bits} bits)"
 
 
 def packed_matrices(

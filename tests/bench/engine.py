@@ -22,6 +22,7 @@ import torch
 from circuit_runs import Circuit, Run, engine_with, start_run, start_sharing, step_runs
 from engine_memory import report_memory
 from engine_mixing import report_mixing
+from engine_quantization import report_quantization
 from tables import Table
 from this_machine import processor
 from tiny_models import load_reference
@@ -162,6 +163,11 @@ def memory(_: Bench, table: Table) -> None:
     report_memory(table)
 
 
+def quantization(bench: Bench, table: Table) -> None:
+    """Steps and memory of weights in float32, bfloat16, int8 and nf4."""
+    report_quantization(table, bench.in_turns, least_s)
+
+
 CASES = {
     "overhead": overhead,
     "batches": batches,
@@ -169,6 +175,7 @@ CASES = {
     "mixing": mixing,
     "padded": padded,
     "memory": memory,
+    "quantization": quantization,
 }
 
 

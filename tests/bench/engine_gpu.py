@@ -38,7 +38,6 @@ from molink.shards.kv_cache import SequenceCache
 from molink.shards.probe import ProbeBatch
 from molink.shards.spec import ModelSpec, Span
 from molink.shards.stage import Stage, StageFacts, View, shorten_lookups
-from molink.shards.transfers import Transfers
 
 ALONE_BAR = 1.35
 """Time of a token over that to read the weights once, at the bandwidth of a copy."""
@@ -83,7 +82,6 @@ class Bench:
         self.scale = scale
         self.device = device
         self.decoding = decoding
-        self.transfers = Transfers(torch.device(device))
         self.layers = scale.config.num_hidden_layers
         self.whole = Span(0, self.layers)
         self.model = random_model(scale, device)
@@ -146,10 +144,9 @@ class Bench:
                 ]
                 states = engine.step(span, rows, states)
                 if span.stop < self.layers:
-                    states = self.transfers.to_host(states)
+                    states = states.cpu()
             assert states is not None
-            chosen = self.transfers.to_host(states.argmax(-1))
-            tokens[:] = chosen.tolist()
+            tokens[:] = states.argmax(-1).tolist()
             return states
 
         return step

@@ -24,11 +24,11 @@ from molink.shards.loader import load_stage
 from molink.shards.spec import Span
 from molink.shards.store import describe
 
-folder, dtype, stop = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+folder, dtype, stop, quantization = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4]
 process = psutil.Process()
-spec = describe(folder, dtype)
+spec = describe(folder, dtype, quantization)
 before = process.memory_info().rss
-stage = load_stage(folder, Span(0, stop), dtype=dtype)
+stage = load_stage(folder, Span(0, stop), dtype=dtype, quantization=quantization)
 engine = Engine(spec, "cpu")
 engine.attach(stage)
 span = Span(0, stop)
@@ -55,11 +55,17 @@ def report_memory(table: Table) -> None:
         make_large_llama(Path(folder))
         for dtype in ("float32", "bfloat16"):
             for stop in (LAYERS // 2, LAYERS):
-                command = [sys.executable, "-c", PROGRAM, folder, dtype, str(stop)]
-                finished = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
-                before, after, weights = map(int, finished.stdout.split())
+                before, grown, weights = grown_bytes(Path(folder), dtype, stop)
                 name = f"layers [0, {stop}) in {dtype}"
                 text = f"{weights / 1e6:.0f} MB of parameters, {before / 1e6:.0f} MB before loading"
-                table.note(name, text, weights_bytes=weights, before_bytes=before, after_bytes=after)
+                table.note(name, text, weights_bytes=weights, before_bytes=before, after_bytes=before + grown)
                 bar = (SHARE_BAR * weights + FIXED_BAR_BYTES) / 1e6
-                table.judge(f"{name}: grown by", (after - before) / 1e6, "MB", bar)
+                table.judge(f"{name}: grown by", grown / 1e6, "MB", bar)
+
+
+def grown_bytes(folder: Path, dtype: str, stop: int, quantization: str = "none") -> tuple[int, int, int]:
+    """What a fresh process held before it loaded the layers up to `stop`, what came to it, and their parameters."""
+    command = [sys.executable, "-c", PROGRAM, str(folder), dtype, str(stop), quantization]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    before, after, weights = map(int, finished.stdout.split())
+    return before, after - before, weights

@@ -22,6 +22,7 @@ async def sent_activation_bytes(swarm: LocalSwarm) -> int:
     return sum(cast("int", answer["sent_activation_bytes"]) for answer in answers)
 
 
+@pytest.mark.full
 async def test_a_client_that_asks_gets_int8_links_and_one_that_does_not_gets_exact_tokens(
     references: References,
 ) -> None:

@@ -92,6 +92,20 @@ def test_by_default_half_of_the_available_memory_is_taken() -> None:
     assert 0 < half < psutil.virtual_memory().total / 2 + 1
 
 
+@pytest.mark.parametrize(
+    ("quota", "processors"),
+    [("max 100000", 6), ("250000 100000", 2), ("50000 100000", 1), ("900000 100000", 6)],
+)
+def test_a_containers_share_of_processors_is_no_more_than_its_quota(
+    quota: str, processors: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "_CGROUP", tmp_path)
+    monkeypatch.setattr(device.os, "sched_getaffinity", lambda _: set(range(6)), raising=False)
+    assert processor_count() == 6
+    (tmp_path / "cpu.max").write_text(f"{quota}\n")
+    assert processor_count() == processors
+
+
 def test_a_container_counts_its_own_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "_CGROUP", tmp_path)
     outside = describe_device("cpu").memory_bytes

@@ -30,7 +30,14 @@ def at_import(module: str, **environment: str) -> str:
     return done.stdout.strip()
 
 
-@pytest.mark.parametrize("module", ["molink.peer.peer", "molink.client.swarm", "molink.peer.link.connection"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "molink.peer.link.connection",
+        pytest.param("molink.peer.peer", marks=pytest.mark.full),
+        pytest.param("molink.client.swarm", marks=pytest.mark.full),
+    ],
+)
 def test_grpc_is_told_how_to_poll_before_it_is_imported(module: str) -> None:
     assert at_import(module) == WANTED
 

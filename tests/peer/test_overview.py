@@ -130,6 +130,7 @@ def test_the_machine_is_printed_with_its_units(capsys: pytest.CaptureFixture[str
             "memory": {"free_bytes": 8_000_000_000, "default_bytes": 4_000_000_000},
             "model": "molink/test",
             "dtype": "float32",
+            "threads": 3,
             "layer_ms": {"1": 1.5, "2": 1.75},
             "embed_ms": 0.25,
             "head_ms": 0.5,
@@ -149,6 +150,7 @@ def test_the_machine_is_printed_with_its_units(capsys: pytest.CaptureFixture[str
         "127.0.0.1",
     ):
         assert part in out
+    assert any("threads" in line and " 3 " in line for line in out.splitlines())
 
 
 def test_the_disk_is_measured_and_left_as_it_was(tmp_path: Path) -> None:

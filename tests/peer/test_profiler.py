@@ -174,6 +174,26 @@ def test_other_software_or_threads_are_measured_anew(
     assert len(calls) == 3
 
 
+def test_the_fastest_count_of_threads_is_remembered_and_used_again(
+    model: tuple[Path, ModelSpec], tmp_path: Path
+) -> None:
+    folder, spec = model
+    cache = tmp_path / "profiles.json"
+    before = torch.get_num_threads()
+    try:
+        profile = cached_or_measured(folder, spec, "cpu", cache, threads=(2, 1))
+        assert profile.threads in (1, 2)
+        assert torch.get_num_threads() == profile.threads
+        torch.set_num_threads(3)
+        assert cached_or_measured(folder, spec, "cpu", cache, threads=(2, 1)) == profile
+        assert torch.get_num_threads() == profile.threads
+        assert cached_or_measured(folder, spec, "cpu", cache, threads=(3,)).threads == 3
+        assert cached_or_measured(folder, spec, "cpu", cache).threads == 3
+    finally:
+        torch.set_num_threads(before)
+    assert len(json.loads(cache.read_text())) == 2
+
+
 @pytest.mark.parametrize(
     "damage",
     [

@@ -64,6 +64,7 @@ DECISIONS = [
     "molink.peer.prompts",
     "molink.peer.profile",
     "molink.peer.step_times",
+    "molink.peer.thread_choice",
     "molink.peer.transmission.classes",
     "molink.peer.transmission.decode_times",
     "molink.peer.transmission.estimator",

@@ -12,13 +12,13 @@ import psutil
 import pytest
 import torch
 from hub_models import hub_side
+from rank_traffic import request_traffic, step_traffic
 from tiny_models import greedy_reference, load_reference, make_tiny_model
 
 from molink.peer.model import LocalModel
 from molink.peer.ranked_backend import RankedBackend
 from molink.peer.ranks import RanksLost
 from molink.routing.parallelism import Lengths
-from molink.routing.rank_traffic import request_traffic, step_traffic
 from molink.shards import store
 from molink.shards.engine import Engine, Rows
 from molink.shards.errors import WeightsError
@@ -198,6 +198,7 @@ def test_loading_tells_its_progress_and_layers_can_be_let_go(running: Running) -
     assert generate(running, PROMPT, 4) == greedy_reference(running.model.folder, PROMPT, 4)
 
 
+@pytest.mark.full
 def test_a_rank_that_dies_is_one_clear_error_and_ends_the_others(tmp_path: Path) -> None:
     asyncio.run(lose_a_rank(tmp_path))
 
@@ -285,6 +286,7 @@ def test_two_gloo_processes_put_on_the_wire_what_the_formula_says(architecture: 
             assert one["wire_bytes"] == pytest.approx(predicted, rel=0.01)
 
 
+@pytest.mark.full
 def test_ranks_read_a_hubs_weights_from_the_store_and_are_measured_without_any(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -29,6 +29,11 @@ def engine_of(peer: Served) -> Engine:
     return engine
 
 
+def swapped_bytes(engine: Engine) -> int:
+    """KV cache that is in the host's memory."""
+    return sum(states.nbytes for cache in engine._growing for states in cache._stored or ())
+
+
 def watch(peer: Served) -> list[tuple[int, int]]:
     """What the pool and the swap space held after each step."""
     engine, seen = engine_of(peer), []
@@ -37,7 +42,7 @@ def watch(peer: Served) -> list[tuple[int, int]]:
     def watched(*args: object) -> torch.Tensor:
         result: torch.Tensor = step(*args)  # type: ignore[arg-type]
         engine.pool.check_integrity()
-        seen.append((engine.pool.used_bytes, engine.swapped_bytes))
+        seen.append((engine.pool.used_bytes, swapped_bytes(engine)))
         return result
 
     engine.step = watched  # type: ignore[method-assign]
@@ -101,7 +106,7 @@ async def run_all(
             await until(lambda: not peer.serving.stepper.queued)  # noqa: B023 - it ends in this turn
             assert max(used for used, _ in states) <= peer.leases.kv_limit_bytes
             assert 0 < max(swapped for _, swapped in states) <= peer.leases.swap_bytes
-            assert (engine.pool.tables, engine.swapped_bytes) == (0, 0)
+            assert (engine.pool.tables, swapped_bytes(engine)) == (0, 0)
             engine.pool.check_integrity()
             engine.pool.forget(peer.spec.whole)
             engine.pool.forget(engine.held[0])

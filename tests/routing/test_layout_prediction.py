@@ -1,6 +1,7 @@
 """Predicted TTFT and TPOT of tensor and pipeline parallelism inside one machine, and the choice between them."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,7 @@ from molink.routing.layout_prediction import (
     DeviceLink,
     DeviceRates,
     Goal,
+    _attended,
     all_reduce_s,
     choose_layout,
     predict,
@@ -87,6 +89,31 @@ def test_the_choice_is_the_best_of_those_that_fit_and_keep_the_limit(
     assert choice.best.value_s(goal) == min(one.value_s(goal) for one in allowed)
     assert len(choice.reasons) == len(layouts)
     assert choice.reasons[0].startswith(str(choice.best.layout))
+
+
+def counted(rows: int, context: int, window: int | None) -> tuple[int, int]:
+    """Token by token: what each sees, and what is read of the cache and of the new tokens."""
+    sees = [range(max(0, at + 1 - window) if window else 0, at + 1) for at in range(context, context + rows)]
+    return sum(map(len, sees)), sees[-1].stop - sees[0].start
+
+
+@given(st.integers(1, 40), st.integers(0, 60), st.none() | st.integers(1, 70))
+def test_attention_counts_what_each_token_sees(rows: int, context: int, window: int | None) -> None:
+    assert _attended(rows, context, window) == counted(rows, context, window)
+
+
+@given(lengths, links)
+def test_layers_with_a_window_take_less_time_once_the_context_is_longer(
+    length: Lengths, link: DeviceLink
+) -> None:
+    windowed = replace(EIGHT, kv_windows=(None, 256) * (EIGHT.layers // 2))
+    whole, part = (predict(spec, EIGHT.whole, Layout(2), DEVICE, link, length) for spec in (EIGHT, windowed))
+    assert part.ttft_s <= whole.ttft_s
+    assert part.tpot_s <= whole.tpot_s
+    if length.prefill_tokens > 256:
+        assert part.ttft_s < whole.ttft_s
+    if length.prefill_tokens + length.decode_tokens <= 256:
+        assert (part.ttft_s, part.tpot_s) == (whole.ttft_s, whole.tpot_s)
 
 
 def choose(link: DeviceLink, goal: Goal = "latency") -> Choice:

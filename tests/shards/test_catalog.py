@@ -18,7 +18,6 @@ from molink.shards import catalog
 from molink.shards.catalog import (
     BUNDLED,
     ModelNotFound,
-    fetch_weights,
     is_from_hub,
     require_identity,
     resolve,
@@ -87,7 +86,7 @@ def test_a_local_directory_is_itself(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "mine" / "config.json").write_text("{}")
     monkeypatch.chdir(tmp_path)
 
-    assert resolve(str(tmp_path / "mine")) == resolve("mine") == fetch_weights("./mine") == tmp_path / "mine"
+    assert resolve(str(tmp_path / "mine")) == resolve("mine") == resolve("./mine") == tmp_path / "mine"
     assert not is_from_hub("mine")
 
 
@@ -104,12 +103,6 @@ def test_what_is_neither_a_directory_nor_a_hub_id_is_refused_without_network(ide
     with pytest.raises(ModelNotFound) as raised:
         resolve(identifier)
     assert "directory" in str(raised.value) or "config.json" in str(raised.value)
-
-
-@pytest.mark.parametrize("name", ["../x.safetensors", "*.safetensors", "model.bin", "a/b.safetensors", ""])
-def test_only_plain_names_of_weight_files_are_fetched(name: str) -> None:
-    with pytest.raises(ValueError, match="safetensors"):
-        fetch_weights("someone/some-model", [name])
 
 
 def _git_hash(data: bytes) -> str:
@@ -180,7 +173,7 @@ def _in_process(endpoint: str, home: Path, statement: str) -> subprocess.Complet
     """The hub library reads its endpoint when it is imported, so each case is a process of its own."""
     program = (
         "from pathlib import Path\n"
-        "from molink.shards.catalog import ModelNotFound, fetch_weights, resolve\n"
+        "from molink.shards.catalog import ModelNotFound, resolve\n"
         "try:\n"
         f"    print(*sorted(p.name for p in {statement}.iterdir()))\n"
         "except ModelNotFound as error:\n"
@@ -198,20 +191,14 @@ def _in_process(endpoint: str, home: Path, statement: str) -> subprocess.Complet
     )
 
 
-def test_a_hub_model_comes_in_two_steps_and_is_found_again_without_network(tmp_path: Path) -> None:
+def test_a_hub_model_comes_without_its_weights_and_is_found_again_without_network(tmp_path: Path) -> None:
     model = "'someone/some-model'"
     with _hub() as endpoint:
         small = _in_process(endpoint, tmp_path, f"resolve({model})").stdout.split()
-        one = _in_process(
-            endpoint, tmp_path, f"fetch_weights({model}, ['model-2.safetensors'])"
-        ).stdout.split()
-        everything = _in_process(endpoint, tmp_path, f"fetch_weights({model})").stdout.split()
         unknown = _in_process(endpoint, tmp_path, "resolve('someone/nothing')").stdout
     offline = _in_process(endpoint, tmp_path, f"resolve({model})").stdout.split()
 
-    assert small == ["config.json", "model.safetensors.index.json", "tokenizer.json"]
-    assert one == sorted([*small, "model-2.safetensors"])
-    assert everything == offline == sorted([*one, "model-1.safetensors"])
+    assert small == offline == ["config.json", "model.safetensors.index.json", "tokenizer.json"]
     assert "model 'someone/nothing' was not found" in unknown
     assert "no public model of this name" in unknown
 

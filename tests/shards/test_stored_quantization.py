@@ -16,7 +16,6 @@ from molink.shards.errors import UnsupportedArchitecture, WeightsError
 from molink.shards.loader import load_stage
 from molink.shards.spec import Span
 from molink.shards.store import StoreError, describe, read_manifest
-from molink.shards.stored_quantization import quantizations_of
 
 TinyModel = Callable[[str], Path]
 GROUP = 32
@@ -148,14 +147,6 @@ def test_a_packed_checkpoint_loads_as_the_plain_one_that_it_means(
         assert ours.keys() == theirs.keys()
         assert all(torch.equal(ours[name], theirs[name]) for name in ours)
         assert stage.weight_bytes == pytest.approx(spec.weight_bytes(span), rel=0.01)
-
-
-def test_a_table_of_models_can_say_how_each_is_kept() -> None:
-    assert quantizations_of({}) == "none, int8, nf4"
-    gptq = {"quantization_config": {"quant_method": "gptq", "bits": 8}}
-    assert quantizations_of(gptq) == "none, int8, nf4, unpacked from gptq (8 bits)"
-    other = {"quantization_config": {"quant_method": "mxfp4"}}
-    assert quantizations_of(other).startswith("none: its weights are stored quantized as 'mxfp4'")
 
 
 @pytest.mark.parametrize("form", ["awq", "fp8"])

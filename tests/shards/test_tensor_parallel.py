@@ -14,7 +14,7 @@ from molink.shards.errors import UnsupportedArchitecture, WeightsError
 from molink.shards.loader import load_stage
 from molink.shards.manifest import Manifest
 from molink.shards.spec import ModelSpec
-from molink.shards.tensor_parallel import Shard, architecture_refusal, division_refusal, vocabulary_part
+from molink.shards.tensor_parallel import Shard, division_refusal, vocabulary_part
 
 PROMPT = [5, 6, 7, 9, 11, 200, 3]
 TOKENS = 24
@@ -121,20 +121,16 @@ def test_four_ranks_share_four_heads(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("architecture", WHOLE)
-def test_what_cannot_be_divided_is_said_for_an_architecture(architecture: str) -> None:
-    assert architecture_refusal(ARCHITECTURES[architecture][0])
+def test_what_cannot_be_divided_is_refused(architecture: str) -> None:
+    model_type, settings = ARCHITECTURES[architecture]
+    assert division_refusal(AutoConfig.for_model(model_type, **settings), 1)
 
 
 @pytest.mark.parametrize("architecture", [*DIVIDED, *MORE])
 def test_what_can_be_divided_is_not_refused(architecture: str) -> None:
     model_type, settings = ARCHITECTURES[architecture]
-    assert architecture_refusal(model_type) is None
     ranks = 2 if settings.get("num_key_value_heads") == 2 else 1
     assert division_refusal(AutoConfig.for_model(model_type, **settings), ranks) is None
-
-
-def test_an_unknown_architecture_is_refused() -> None:
-    assert architecture_refusal("no_such_thing") == "transformers has no model of this type"
 
 
 def test_heads_that_do_not_divide_are_refused_with_their_number(opened: Callable[[str], Opened]) -> None:

@@ -1,4 +1,4 @@
-"""What our own ranks of one peer move, as equations (4) and (6) count it. Pure.
+"""What our own ranks of one peer move, as equations (4) and (6) count it.
 
 The embedding is whole on every rank, so that equation (4) holds without its extra term. Hidden states and logits go
 through pipes between the peer and its ranks: a copy of what comes in to each, what goes out from one; logits, in
