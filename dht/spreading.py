@@ -87,7 +87,7 @@ class Spreading:
 
     def offered(self, link: str, names: Iterable[bytes], now: float) -> tuple[bytes, ...]:
         """A neighbour offers records. Returns those to ask it for."""
-        ask = []
+        ask: list[bytes] = []
         outstanding = sum(asked == link for asked, _, _ in self._asked.values())
         for name in names:
             self._waiting.get(link, {}).pop(name, None)  # it has that
