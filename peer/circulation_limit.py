@@ -31,6 +31,7 @@ class _MicroBatch:
 class _Round:
     """The sessions that decode along one circuit."""
 
+    circuit: Circuit
     stages: Sequence[PipelineStage]
     sessions: set[LeaseKey] = field(default_factory=set)
     ready: dict[LeaseKey, float] = field(default_factory=dict)
@@ -51,23 +52,23 @@ class CirculationLimit:
         self._rule = rule
         self._max_sessions = max_sessions
         self._rounds: dict[Circuit, _Round] = {}
-        self._circuit_of: dict[LeaseKey, Circuit] = {}
+        self._round_of: dict[LeaseKey, _Round] = {}
 
     def __contains__(self, key: LeaseKey) -> bool:
         """Whether the session decodes along a circuit, as far as is known here."""
-        return key in self._circuit_of
+        return key in self._round_of
 
     def join(self, key: LeaseKey, circuit: Circuit, stages: Sequence[PipelineStage]) -> None:
         """A session decodes along that circuit from now on."""
-        round_ = self._rounds.setdefault(circuit, _Round(stages))
+        round_ = self._rounds.setdefault(circuit, _Round(circuit, stages))
         round_.stages = stages
         round_.sessions.add(key)
         round_.decided = None
-        self._circuit_of[key] = circuit
+        self._round_of[key] = round_
 
     def returned(self, key: LeaseKey, now_s: float) -> None:
         """The token of a session that has joined is back, and there is a next step. It is due at the next `release`."""
-        round_ = self._rounds[self._circuit_of[key]]
+        round_ = self._round_of[key]
         if (done := _take_out(round_, key)) is not None:
             round_.iteration_s = now_s - done.begun_s
         round_.ready.setdefault(key, now_s)
@@ -75,21 +76,20 @@ class CirculationLimit:
     def stepped(self, keys: Iterable[LeaseKey]) -> None:
         """The head has computed steps of these sessions, known here or not."""
         for key in keys:
-            if (circuit := self._circuit_of.get(key)) is not None:
-                self._rounds[circuit].at_head.discard(key)
+            if (round_ := self._round_of.get(key)) is not None:
+                round_.at_head.discard(key)
 
     def leave(self, key: LeaseKey) -> None:
         """The session has ended, wherever its step is. No error if it never joined."""
-        circuit = self._circuit_of.pop(key, None)
-        if circuit is None:
+        round_ = self._round_of.pop(key, None)
+        if round_ is None:
             return
-        round_ = self._rounds[circuit]
         _take_out(round_, key)
         round_.ready.pop(key, None)
         round_.sessions.discard(key)
         round_.decided = None
         if not round_.sessions:
-            del self._rounds[circuit]
+            del self._rounds[round_.circuit]
 
     def release(self, now_s: float) -> tuple[LeaseKey, ...]:
         """The sessions that take their next step now; those of one circuit together."""

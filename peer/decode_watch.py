@@ -51,5 +51,8 @@ class Iterations:
         """Whether these sessions' steps, which have run just now, are the first of an iteration."""
         keys = set(keys)
         first = not self._stepped or not self._stepped.isdisjoint(keys)
-        self._stepped = keys if first else self._stepped | keys
+        if first:
+            self._stepped = keys
+        else:
+            self._stepped |= keys
         return first

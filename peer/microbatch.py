@@ -13,9 +13,9 @@ decode instead of following one another. A prefill whose next hop takes no more 
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Generic, TypeAlias, TypeVar
 
 from molink.peer.leases import LeaseKey
 from molink.peer.protocol.frames import MAX_FRAME_BYTES, MAX_HEADER_BYTES
@@ -25,9 +25,10 @@ MayPrefill: TypeAlias = Callable[[LeaseKey], bool]
 """Whether a session's next hop takes more of its prefill now."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PendingStep:
-    """One step of one session that waits for the engine."""
+    """One step of one session that waits for the engine. Nobody changes it; not frozen, as that makes it slow to make
+    and there is one for each token."""
 
     key: LeaseKey
     step: int
@@ -60,33 +61,33 @@ def batch_limits(spec: ModelSpec, wanted: BatchLimits = BatchLimits()) -> BatchL
     return replace(wanted, max_tokens=min(wanted.max_tokens, most_tokens))
 
 
-@dataclass(slots=True)
-class _Waiting:
-    """The next step of a session, and since when it could have run."""
-
-    pending: PendingStep
-    since_s: float
+Step = TypeVar("Step", bound=PendingStep)
+_Waiting: TypeAlias = tuple[Step, float]
+"""The next step of a session, and since when it could have run."""
 
 
-class _Group:
+class _Group(Generic[Step]):
     """The sessions whose next step is on the same span, each kind in the order of waiting."""
 
-    __slots__ = ("decode", "prefill")
+    __slots__ = ("decode", "prefill", "span")
 
-    def __init__(self) -> None:
-        self.decode: OrderedDict[LeaseKey, _Waiting] = OrderedDict()
-        self.prefill: OrderedDict[LeaseKey, _Waiting] = OrderedDict()
+    def __init__(self, span: Span) -> None:
+        self.span = span
+        self.decode: OrderedDict[LeaseKey, _Waiting[Step]] = OrderedDict()
+        self.prefill: OrderedDict[LeaseKey, _Waiting[Step]] = OrderedDict()
 
-    def oldest(self, patience_s: float, may_prefill: MayPrefill) -> _Waiting | None:
+    def oldest(self, patience_s: float, may_prefill: MayPrefill) -> _Waiting[Step] | None:
         """The step that goes first, if one may."""
         decode = next(iter(self.decode.values()), None)
-        prefill = next((one for one in self.prefill.values() if may_prefill(one.pending.key)), None)
+        if not self.prefill:
+            return decode
+        prefill = next((one for one in self.prefill.values() if may_prefill(one[0].key)), None)
         if prefill is None or decode is None:
             return prefill or decode
-        return decode if decode.since_s <= prefill.since_s + patience_s else prefill
+        return decode if decode[1] <= prefill[1] + patience_s else prefill
 
 
-class MicroBatchQueue:
+class MicroBatchQueue(Generic[Step]):
     """Steps that wait for the engine, at most `capacity`.
 
     `next` is called when the micro-batch before it has run. Time, as the queue sees it, is the latest
@@ -98,15 +99,17 @@ class MicroBatchQueue:
         self._capacity = capacity
         self._size = 0
         self._latest_s = float("-inf")
-        self._groups: dict[Span, _Group] = {}
-        self._span_of: dict[LeaseKey, Span] = {}
-        self._later: dict[LeaseKey, deque[PendingStep]] = {}
+        self._groups: dict[Span, _Group[Step]] = {}
+        self._group_of: dict[LeaseKey, _Group[Step]] = {}
+        self._latest: _Group[Step] | None = None
+        """Which a step came to last; it may be empty, and not among the others then."""
+        self._later: dict[LeaseKey, deque[Step]] = {}
         self._running: list[LeaseKey] = []
 
     def __len__(self) -> int:
         return self._size
 
-    def add(self, pending: PendingStep) -> bool:
+    def add(self, pending: Step) -> bool:
         """Queues a step behind those of the same session. False, and nothing queued, when the queue is full:
         pressure goes back to the sender.
 
@@ -122,7 +125,7 @@ class MicroBatchQueue:
             self._latest_s = pending.arrived_s
         if pending.key in self._later:
             self._later[pending.key].append(pending)
-        elif pending.key in self._span_of:
+        elif pending.key in self._group_of:
             self._later[pending.key] = deque((pending,))
         else:
             self._enter(pending)
@@ -133,15 +136,14 @@ class MicroBatchQueue:
         self._size -= len(self._later.pop(key, ()))
         if key in self._running:
             self._running.remove(key)
-        span = self._span_of.pop(key, None)
-        if span is not None:
-            group = self._groups[span]
+        group = self._group_of.pop(key, None)
+        if group is not None:
             if group.decode.pop(key, None) is None:
                 del group.prefill[key]
             self._size -= 1
-            self._drop_if_empty(span, group)
+            self._drop_if_empty(group)
 
-    def next(self, may_prefill: MayPrefill = lambda _: True) -> tuple[PendingStep, ...]:
+    def next(self, may_prefill: MayPrefill = lambda _: True) -> tuple[Step, ...]:
         """Removes and returns what steps together now; () when nothing may.
 
         All of one span, every session at most once and its steps in the order they were added, decode before
@@ -150,30 +152,34 @@ class MicroBatchQueue:
         """
         self._resume()
         found = [
-            (first, span, group)
-            for span, group in self._groups.items()
+            (first, group)
+            for group in self._groups.values()
             if (first := group.oldest(self._limits.prefill_patience_s, may_prefill)) is not None
         ]
         if not found:
             return ()
-        first, span, group = found[0] if len(found) == 1 else min(found, key=self._due_s)
-        batch = self._fill(group, first.pending, may_prefill)
+        first, group = found[0] if len(found) == 1 else min(found, key=self._due_s)
+        batch = self._fill(group, first[0], may_prefill)
         for pending in batch:
-            del self._span_of[pending.key]
-            if self._later and pending.key in self._later:
-                self._running.append(pending.key)
+            key = pending.key
+            del self._group_of[key]
+            if self._later and key in self._later:
+                self._running.append(key)
         self._size -= len(batch)
-        self._drop_if_empty(span, group)
+        self._drop_if_empty(group)
         return tuple(batch)
 
-    def _enter(self, pending: PendingStep) -> None:
+    def _enter(self, pending: Step) -> None:
         """The step can run from now on."""
-        group = self._groups.get(pending.span)
-        if group is None:
-            group = self._groups[pending.span] = _Group()
+        span, key = pending.span, pending.key
+        group = self._latest
+        if group is None or group.span is not span:
+            self._latest = group = self._groups.get(span) or _Group(span)
+        if not group.decode and not group.prefill:
+            self._groups[span] = group
         kind = group.prefill if pending.prefill else group.decode
-        kind[pending.key] = _Waiting(pending, self._latest_s)
-        self._span_of[pending.key] = pending.span
+        kind[key] = (pending, self._latest_s)
+        self._group_of[key] = group
 
     def _resume(self) -> None:
         """The last micro-batch has run: what follows in its sessions begins to wait."""
@@ -184,20 +190,20 @@ class MicroBatchQueue:
                 del self._later[key]
         self._running.clear()
 
-    def _due_s(self, found: tuple[_Waiting, Span, _Group]) -> tuple[float, bool]:
+    def _due_s(self, found: tuple[_Waiting[Step], _Group[Step]]) -> tuple[float, bool]:
         """Which group's first step has waited longest, as far as prefill counts."""
-        waiting, prefill = found[0], found[0].pending.prefill
-        return waiting.since_s + (self._limits.prefill_patience_s if prefill else 0.0), prefill
+        pending, since_s = found[0]
+        return since_s + (self._limits.prefill_patience_s if pending.prefill else 0.0), pending.prefill
 
-    def _fill(self, group: _Group, first: PendingStep, may_prefill: MayPrefill) -> list[PendingStep]:
+    def _fill(self, group: _Group[Step], first: Step, may_prefill: MayPrefill) -> list[Step]:
         """Takes `first` and what fits beside it out of the group."""
         tokens = self._limits.max_tokens - first.tokens
         sessions = self._limits.max_sessions - 1
         del (group.prefill if first.prefill else group.decode)[first.key]
-        decode: list[PendingStep] = [] if first.prefill else [first]
-        prefill: list[PendingStep] = [first] if first.prefill else []
+        decode: list[Step] = [] if first.prefill else [first]
+        prefill: list[Step] = [first] if first.prefill else []
         for kind, taken in ((group.decode, decode), (group.prefill, prefill)):
-            chosen = list(_fitting(kind, tokens, sessions, may_prefill)) if kind else ()
+            chosen = _fitting(kind, tokens, sessions, may_prefill) if kind else []
             for pending in chosen:
                 del kind[pending.key]
                 tokens -= pending.tokens
@@ -205,21 +211,22 @@ class MicroBatchQueue:
             taken.extend(chosen)
         return decode + prefill
 
-    def _drop_if_empty(self, span: Span, group: _Group) -> None:
+    def _drop_if_empty(self, group: _Group[Step]) -> None:
         if not group.decode and not group.prefill:
-            del self._groups[span]
+            del self._groups[group.span]
 
 
 def _fitting(
-    kind: OrderedDict[LeaseKey, _Waiting], tokens: int, sessions: int, may_prefill: MayPrefill
-) -> Iterator[PendingStep]:
+    kind: OrderedDict[LeaseKey, _Waiting[Step]], tokens: int, sessions: int, may_prefill: MayPrefill
+) -> list[Step]:
     """Those that fit and may, longest waiting first. What is too large is passed over; it goes first when it is
     the oldest."""
-    for waiting in kind.values():
+    found: list[Step] = []
+    for pending, _ in kind.values():
         if tokens <= 0 or sessions <= 0:
-            return
-        pending = waiting.pending
+            break
         if pending.tokens <= tokens and (not pending.prefill or may_prefill(pending.key)):
             tokens -= pending.tokens
             sessions -= 1
-            yield pending
+            found.append(pending)
+    return found

@@ -63,7 +63,7 @@ class Stepper:
         self._sessions = sessions
         self._links = links
         self._metrics = metrics
-        self._queue = MicroBatchQueue(limits)
+        self._queue: MicroBatchQueue[PendingStep] = MicroBatchQueue(limits)
         self._inputs: dict[tuple[LeaseKey, int], StepInput] = {}
         self._busy = False
         self._interleaving = interleaving

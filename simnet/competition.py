@@ -6,7 +6,7 @@ from functools import partial
 
 from molink.peer.transmission.classes import TrafficClass
 from molink.shards.spec import Span
-from molink.simnet.devices import DEVICES, Chunk, DeviceProfile
+from molink.simnet.devices import DEVICES, Chunk, DeviceProfile, Work
 from molink.simnet.model_shapes import ModelShape
 from molink.simnet.request_load import Request
 from molink.simnet.serve_scenario import Scenario, Stage, circuit_plan
@@ -138,9 +138,9 @@ def record(
     steps: list[Computing] = []
 
     def noted(stage: int, compute_s: ComputeS) -> ComputeS:
-        def noting(chunks: Sequence[Chunk], sampled: int) -> float:
-            taken_s = compute_s(chunks, sampled)
-            prefill = any(chunk.rows > 1 for chunk in chunks)
+        def noting(work: Work, sampled: int) -> float:
+            taken_s = compute_s(work, sampled)
+            prefill = work.attended > work.tokens  # a row that is alone attends to as many as it reads
             steps.append(Computing(stage, timeline.now_s, taken_s, prefill))
             return taken_s
 

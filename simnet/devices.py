@@ -9,6 +9,7 @@ they are one estimate for each device, and nobody has measured one.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import NamedTuple
 
 from molink.shards.spec import Span
 from molink.simnet.model_shapes import ModelShape
@@ -27,8 +28,7 @@ class Chunk:
             raise ValueError(f"a chunk has at least one row and no negative context, got {self}")
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(NamedTuple):
     """What all chunks of a step add up to."""
 
     rows: int
@@ -45,6 +45,20 @@ def work_of(chunks: Sequence[Chunk]) -> Work:
         sum(chunk.context + chunk.rows for chunk in chunks),
         sum(chunk.rows * chunk.context + chunk.rows * (chunk.rows + 1) // 2 for chunk in chunks),
     )
+
+
+class StepParts(NamedTuple):
+    """What a step takes on a device whatever its contexts are, and what these add."""
+
+    layers: int
+    layers_s: float
+    """Their matrices, all together."""
+    embedding_s: float
+    head_s: float
+    """Both 0 where there is none."""
+    kv_bytes_per_token: int
+    attention_operations: int
+    """Both of one layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,23 +106,39 @@ class DeviceProfile:
         Raises:
             ValueError: as `compute_s`.
         """
-        if work.rows < 1 or span.stop > shape.layers or sampled < 0:
-            raise ValueError(
-                f"chunks of {work.rows} rows, {sampled} sampled, {span} of {shape.layers} layers"
-            )
-        attention_s = self.layer_s + self._attention_s(shape, work)
+        return self.parts_s(self.without_contexts(shape, span, work.rows, sampled), work)
+
+    def without_contexts(self, shape: ModelShape, span: Span, rows: int, sampled: int) -> StepParts:
+        """What a step takes whatever its contexts are.
+
+        Raises:
+            ValueError: as `compute_s`.
+        """
+        if rows < 1 or span.stop > shape.layers or sampled < 0:
+            raise ValueError(f"chunks of {rows} rows, {sampled} sampled, {span} of {shape.layers} layers")
         layers_s = (
-            len(span) * self._layer_s(shape, span.start, work.rows)
+            len(span) * self._layer_s(shape, span.start, rows)
             if shape.experts is None
-            else sum(self._layer_s(shape, layer, work.rows) for layer in span)
+            else sum(self._layer_s(shape, layer, rows) for layer in span)
         )
-        seconds = self.step_s + layers_s + len(span) * attention_s
+        embedding_s = head_s = 0.0
         if span.start == 0:
-            seconds += work.rows * shape.activation_bytes / self._bytes_per_s
+            embedding_s = rows * shape.activation_bytes / self._bytes_per_s
         if span.stop == shape.layers and sampled:
             head = shape.head_parameters
-            seconds += self.layer_s + self._product_s(head, sampled * head, shape.element_bytes)
-        return seconds
+            head_s = self.layer_s + self._product_s(head, sampled * head, shape.element_bytes)
+        return StepParts(
+            len(span), layers_s, embedding_s, head_s, shape.kv_bytes_per_token, shape.attention_operations
+        )
+
+    def parts_s(self, parts: StepParts, work: Work) -> float:
+        """Seconds of a step with contexts. Of one layer every row attends to the context before it and to the rows of
+        its own chunk up to itself."""
+        layers, layers_s, embedding_s, head_s, kv_bytes, operations = parts
+        reading_s = work.tokens * kv_bytes / self._bytes_per_s
+        best_s = float(work.attended * operations) / (self.flops_per_s * self.compute_efficiency)
+        attention_s = self.layer_s + (reading_s if reading_s > best_s else best_s)
+        return self.step_s + layers_s + layers * attention_s + embedding_s + head_s
 
     @property
     def _bytes_per_s(self) -> float:
@@ -129,12 +159,6 @@ class DeviceProfile:
             2.0 * (multiplied + read * self.half_rate_rows) / (self.flops_per_s * self.compute_efficiency)
         )
         return max(reading_s, best_s)
-
-    def _attention_s(self, shape: ModelShape, work: Work) -> float:
-        """Of one layer: every row attends to the context before it and to the rows of its own chunk up to itself."""
-        reading_s = work.tokens * shape.kv_bytes_per_token / self._bytes_per_s
-        operations = float(work.attended * shape.attention_operations)
-        return max(reading_s, operations / (self.flops_per_s * self.compute_efficiency))
 
 
 _GB, _GIB = 10**9, 2**30

@@ -64,6 +64,8 @@ class Line(Generic[Item]):
         self._jitter_s = jitter_ms / 1000
         self._queue_s = queue_ms / 1000
         self._seed = seed
+        self._drawn = (-1.0, 0.0, 0.0)
+        """The period of the jitter that was last asked for, and what was drawn at its begin and end."""
         self._waiting: collections.deque[tuple[Item, int, float]] = collections.deque()
         self._free_s = -math.inf
         self._left_bytes = 0.0
@@ -180,5 +182,8 @@ class Line(Generic[Item]):
         if not self._jitter_s:
             return 0.0
         step, part = divmod(at_s / (JITTER_PERIODS * self._jitter_s), 1.0)
-        before, after = (random.Random(f"{self._seed} {step + i:.0f}").random() for i in (0, 1))
+        if step != self._drawn[0]:
+            before, after = (random.Random(f"{self._seed} {step + i:.0f}").random() for i in (0, 1))
+            self._drawn = step, before, after
+        _, before, after = self._drawn
         return self._jitter_s * (before + (after - before) * part)

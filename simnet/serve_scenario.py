@@ -1,7 +1,7 @@
 """A circuit that serves, as a scenario says: the same one that `emulate` starts as processes. Pure."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 
 from molink.dht.records import Device, PeerFacts, ServedModel
 from molink.peer.circulation import rule_named
@@ -10,7 +10,7 @@ from molink.peer.microbatch import BatchLimits, batch_limits
 from molink.peer.pipeline import PipelineStage, stage_of
 from molink.peer.prefill_chunks import chunk_lengths, equal_chunks
 from molink.shards.spec import ModelSpec, Span
-from molink.simnet.devices import Chunk, DeviceProfile
+from molink.simnet.devices import DeviceProfile, Work
 from molink.simnet.model_shapes import ModelShape
 from molink.simnet.request_load import Request
 from molink.simnet.room import fitting_tokens
@@ -26,6 +26,8 @@ MOST_SESSIONS = 256
 SOFTWARE_MS = 2.5
 """Handing a step's output to the link and taking it in at the other end, half of it each, as emulated peers were seen
 to need: the one constant of the machine that emulates. Profiles of devices know nothing of it."""
+STEPS_REMEMBERED = 4096
+"""By their rows and how many draw a token: what matrices take is the same each time."""
 OPENING_MESSAGES = 5
 """One after the other before a prompt is at the head: every hop is asked for memory and answers, is asked whether it is
 ready and answers, and the prompt goes to the head (`client/formation.py`). Clients are beside the head, on no line."""
@@ -123,8 +125,11 @@ def simulated_facts(spec: ModelSpec, shape: ModelShape, stage: Stage, number: in
 
 
 def _compute(shape: ModelShape, stage: Stage) -> ComputeS:
-    def compute_s(chunks: Sequence[Chunk], sampled: int) -> float:
-        return stage.device.compute_s(shape, stage.span, chunks, sampled)
+    device, span = stage.device, stage.span
+    parts = lru_cache(STEPS_REMEMBERED)(partial(device.without_contexts, shape, span))
+
+    def compute_s(work: Work, sampled: int) -> float:
+        return device.parts_s(parts(work.rows, sampled), work)
 
     return compute_s
 

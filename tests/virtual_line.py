@@ -214,7 +214,7 @@ class VirtualLink:
         stamp_s = self.clock.now_s * (1 + self.conditions.clock_skew) + self.conditions.clock_offset_s
         stamp_s += self._random.uniform(0, self.conditions.arrival_jitter_s)
         self._last_stamp_s = max(stamp_s, self._last_stamp_s)
-        self._pending.append(Arrival(sequence, self._last_stamp_s))
+        self._pending.append((sequence, self._last_stamp_s))
         if len(self._pending) >= ACK_CHUNKS or self.clock.now_s - self._acknowledged_s >= ACK_INTERVAL_S:
             self._acknowledge(sequence)
         else:

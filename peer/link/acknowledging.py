@@ -31,21 +31,24 @@ class Acknowledging:
     def arrived(self, sequence: int, traffic_class: TrafficClass, now_s: float) -> None:
         """A chunk has arrived."""
         self._sequence = sequence
-        self._arrivals.append((sequence, now_s))
+        arrivals = self._arrivals
+        arrivals.append((sequence, now_s))
         delay_s = SMALL_DELAY_S
         if traffic_class not in _SMALL:
             self._bulk_chunks += 1
             alone = now_s - self._bulk_acknowledged_s >= BULK_INTERVAL_S
             delay_s = 0.0 if alone or self._bulk_chunks >= BULK_CHUNKS else BULK_DELAY_S
-        if len(self._arrivals) == MAX_ARRIVALS:
+        if len(arrivals) == MAX_ARRIVALS:
             delay_s = 0.0
-        self.due_s = min(self.due_s, now_s + delay_s)
+        due_s = now_s + delay_s
+        if due_s < self.due_s:
+            self.due_s = due_s
 
     def take(self, now_s: float) -> Ack | None:
         """The acknowledgement that is due, if one is."""
         if now_s < self.due_s:
             return None
-        arrivals = tuple((sequence, round((now_s - at_s) * 1e6)) for sequence, at_s in self._arrivals)
+        arrivals = tuple([(sequence, round((now_s - at_s) * 1e6)) for sequence, at_s in self._arrivals])
         ack = Ack(self._sequence, round(now_s * 1e6), arrivals)
         if self._bulk_chunks:
             self._bulk_acknowledged_s = now_s

@@ -27,7 +27,7 @@ from molink.peer.protocol.packets import (
     encode_pong,
 )
 from molink.peer.transmission.classes import TrafficClass
-from molink.peer.transmission.values import Arrival, LinkEstimate, Outgoing, Send
+from molink.peer.transmission.values import LinkEstimate, Outgoing, Send
 
 PINGS_REMEMBERED = 8
 PONGS_WAITING = 16
@@ -226,7 +226,7 @@ class Traffic:
         if last is None:
             return
         departed_s = ack.departed_us / 1e6
-        arrivals = [Arrival(sequence, departed_s - age_us / 1e6) for sequence, age_us in ack.arrivals]
+        arrivals = [(sequence, departed_s - age_us / 1e6) for sequence, age_us in ack.arrivals]
         self._uplink.acked(self._number, ack.sequence, arrivals, now_s)
         while self._cancels and self._cancels[0][1] < ack.sequence:
             self._cancels.popleft()

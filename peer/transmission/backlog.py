@@ -22,7 +22,8 @@ class Queued:
         self.order = order
         """Ascends over all messages pushed to the link."""
         self.offset = 0
-        self.live_sessions = set(outgoing.sessions)
+        self.live_sessions = outgoing.sessions
+        """Those of its sessions that were not cancelled."""
 
     @property
     def left_bytes(self) -> int:
@@ -70,6 +71,17 @@ class Backlog:
         """All messages that wait."""
         return [queued for lane in self._lanes for queued in lane.messages]
 
+    def without(self, session: bytes) -> list[Queued]:
+        """The messages that wait for nobody any more, that session being cancelled, in order of push. They are still
+        to be dropped."""
+        found = []
+        for queued in self.everything():
+            if session in queued.live_sessions:
+                queued.live_sessions = tuple(one for one in queued.live_sessions if one != session)
+                if not queued.live_sessions:
+                    found.append(queued)
+        return sorted(found, key=lambda queued: queued.order)
+
     def push(self, outgoing: Outgoing) -> Queued | None:
         """Queues a message behind those of its class; None, and nothing queued, when there is no room for it.
 
@@ -90,23 +102,23 @@ class Backlog:
         self._common_messages -= more_messages
         self._orders += 1
         queued = Queued(outgoing, self._orders)
+        if not lane.messages:
+            self.heads[outgoing.traffic_class] = queued
         lane.messages.append(queued)
         lane.queued_bytes += size_bytes
         self.queued_bytes += size_bytes
-        self.heads.setdefault(outgoing.traffic_class, queued)
         return queued
 
     def take(self, queued: Queued, size_bytes: int) -> Send:
         """The next part of a message, at most `size_bytes` of it."""
         outgoing = queued.outgoing
         offset = queued.offset
-        taken_bytes = min(size_bytes, outgoing.size_bytes - offset)
-        queued.offset = offset + taken_bytes
-        last = queued.offset == outgoing.size_bytes
-        if last:
-            self._free(outgoing.traffic_class, outgoing.size_bytes)
-            self._remove(queued)
-        return Send(outgoing.number, offset, taken_bytes, last)
+        left_bytes = outgoing.size_bytes - offset
+        if size_bytes < left_bytes:
+            queued.offset = offset + size_bytes
+            return Send(outgoing.number, offset, size_bytes, False)
+        self.drop(queued)
+        return Send(outgoing.number, offset, left_bytes, True)
 
     def drop(self, queued: Queued) -> None:
         """Forgets what is left of a message."""

@@ -8,7 +8,8 @@ A stage sends a decode when it has computed it. Either it computes one now, and 
 import itertools
 import math
 from bisect import bisect_left
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +61,20 @@ class Circuit:
     """act_sz: of one token's activation."""
     token_bytes: int
     """tok_sz: of one token on the last hop."""
+    _round_s: dict[int, tuple[float, float]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    """What `round_s` has found."""
 
     def __post_init__(self) -> None:
         if not self.profiles or len(self.profiles) != len(self.hops):
             raise ValueError(f"{len(self.profiles)} stages have as many hops, got {len(self.hops)}")
+
+    def round_s(self, tokens: int) -> tuple[float, float]:
+        """T_o and T_m, seconds, worked out once for each number of tokens."""
+        if (found := self._round_s.get(tokens)) is None:
+            found = self._round_s[tokens] = (self.compute_s(tokens), self.transfer_s(tokens))
+        return found
 
     def compute_s(self, tokens: int) -> float:
         """T_o, seconds: a batch's computation on all stages."""
@@ -79,8 +90,7 @@ class Circuit:
         return latency_s + back.latency_s + activations_s + self.token_bytes * tokens / back.bytes_per_s
 
 
-@dataclass(frozen=True, slots=True)
-class RunningBatch:
+class RunningBatch(NamedTuple):
     """A decode batch that the engine computes."""
 
     started_s: float
@@ -89,8 +99,7 @@ class RunningBatch:
     """n."""
 
 
-@dataclass(frozen=True, slots=True)
-class FirstBatch:
+class FirstBatch(NamedTuple):
     """The first decode batch of the latest iteration, computed here."""
 
     finished_s: float
@@ -109,7 +118,8 @@ def decode_finish_s(
     if running is not None:
         return running.started_s + circuit.profiles[stage].duration_s(running.tokens)
     if first is not None:
-        return first.finished_s + circuit.compute_s(first.tokens) + circuit.transfer_s(first.tokens)
+        compute_s, transfer_s = circuit.round_s(first.tokens)
+        return first.finished_s + compute_s + transfer_s
     return None
 
 

@@ -71,7 +71,7 @@ class RateEstimator:
         self._bytes += size_bytes
         self._chunks += 1
         span_s = at_s - start_s
-        if self._chunks >= MIN_CHUNKS and span_s >= max(self._min_span_s, round_s):
+        if self._chunks >= MIN_CHUNKS and span_s >= self._min_span_s and span_s >= round_s:
             # Held up together and let go together, chunks arrive faster than any line: but not than they were sent.
             self._add(self._bytes / max(span_s, sent_s - self._start_sent_s), self._busy)
             self._restart(at_s, sent_s, more)
@@ -247,7 +247,8 @@ class DelayEstimator:
         low_s = self._low.add(queueing_s, at_s)
         self._smoothed_standing_s += SMOOTHING * (low_s - self._smoothed_standing_s)
         if more:
-            lag_s = min(LONGEST_ACK_LAG_S, max(0.0, rtt_s - queueing_s - least_s))
+            lag_s = rtt_s - queueing_s - least_s
+            lag_s = 0.0 if lag_s < 0.0 else lag_s if lag_s < LONGEST_ACK_LAG_S else LONGEST_ACK_LAG_S
             self._ack_lag_s += SMOOTHING * (lag_s - self._ack_lag_s)
         self.min_rtt_s = least_s
         self.base_rtt_s = least_s + self._ack_lag_s
@@ -256,7 +257,9 @@ class DelayEstimator:
 
     def _settle(self) -> None:
         """What depends on jitter."""
-        spread_s = self.jitter.spread_s
-        unloaded_s = min(self._smoothed_unloaded_s, LEVEL * spread_s)
-        self.standing_s = max(0.0, self._smoothed_standing_s - unloaded_s)
+        spread_s, unloaded_s = self.jitter.spread_s, self._smoothed_unloaded_s
+        if unloaded_s > LEVEL * spread_s:
+            unloaded_s = LEVEL * spread_s
+        standing_s = self._smoothed_standing_s - unloaded_s
+        self.standing_s = standing_s if standing_s > 0.0 else 0.0
         self.round_s = self.base_rtt_s + (unloaded_s + spread_s)

@@ -85,8 +85,11 @@ class JustInTime:
         if len(heads) == 1:
             [(only, queued)] = heads.items()
             if only > _CONTROL:
-                chunk_bytes = self._chunk_bytes(link, self._chunk_s(now_s))
-                return self._bulk(link, queued, min(queued.left_bytes, chunk_bytes), now_s)
+                nobody_decodes = self._nobody_decodes(now_s)
+                chunk_bytes = self._chunk_bytes(link, self._chunk_s(nobody_decodes))
+                left_bytes = queued.left_bytes
+                size_bytes = left_bytes if left_bytes < chunk_bytes else chunk_bytes
+                return self._bulk(link, queued, size_bytes, nobody_decodes, now_s)
         urgent = heads.get(_DECODE) or heads.get(_CONTROL)
         urgent_bytes = 0
         if urgent is not None:
@@ -101,7 +104,8 @@ class JustInTime:
                 link.decode_held = False
         if urgent is None and urgent_bytes and link.in_flight_bytes:
             return math.inf
-        chunk_bytes = self._chunk_bytes(link, self._chunk_s(now_s))
+        nobody_decodes = self._nobody_decodes(now_s)
+        chunk_bytes = self._chunk_bytes(link, self._chunk_s(nobody_decodes))
         sizes = {
             one: min(queued.left_bytes, MAX_CHUNK_BYTES if one <= _CONTROL else chunk_bytes)
             for one, queued in heads.items()
@@ -109,7 +113,7 @@ class JustInTime:
         chosen = self._shares.choose(sizes)
         if chosen <= _CONTROL:
             return heads[chosen], sizes[chosen]
-        decided = self._bulk(link, heads[chosen], sizes[chosen], now_s)
+        decided = self._bulk(link, heads[chosen], sizes[chosen], nobody_decodes, now_s)
         if urgent is not None and isinstance(decided, float):
             return urgent, urgent_bytes
         return decided
@@ -121,9 +125,9 @@ class JustInTime:
         held_bytes = rate * (link.delay.round_s + DECODE_S)
         return min(max(held_bytes, LEAST_DECODE_BYTES), MOST_IN_FLIGHT_BYTES)
 
-    def _chunk_s(self, now_s: float) -> float:
+    def _chunk_s(self, nobody_decodes: bool) -> float:
         """How long a chunk may occupy the line. Links that take turns take short ones."""
-        return LONG_CHUNK_S if self._nobody_decodes(now_s) and self._uplink.bulk_links <= 1 else CHUNK_S
+        return LONG_CHUNK_S if nobody_decodes and self._uplink.bulk_links <= 1 else CHUNK_S
 
     def _nobody_decodes(self, now_s: float) -> bool:
         uplink = self._uplink
@@ -139,7 +143,7 @@ class JustInTime:
         return size_bytes if size_bytes > LEAST_CHUNK_BYTES else LEAST_CHUNK_BYTES
 
     def _bulk(
-        self, link: LinkState, queued: Queued, size_bytes: int, now_s: float
+        self, link: LinkState, queued: Queued, size_bytes: int, nobody_decodes: bool, now_s: float
     ) -> tuple[Queued, int] | float:
         """Sends a chunk of bulk, a smaller one, or waits."""
         rate = link.rate.bytes_per_s
@@ -151,7 +155,7 @@ class JustInTime:
         if self._shares.pays(queued.outgoing.traffic_class, size_bytes):
             allowed_s = DECODE_S if link.decode_held else OWED_S
         else:
-            allowed_s = self._allowed_s(link, now_s)
+            allowed_s = self._allowed_s(link, nobody_decodes, now_s)
         room_bytes = self._room_bytes(link, rate, allowed_s, now_s)
         if room_bytes >= size_bytes:
             return queued, size_bytes
@@ -164,7 +168,7 @@ class JustInTime:
             return queued, least_bytes
         return now_s + max(_RETRY_S, (least_bytes - room_bytes) / rate)
 
-    def _allowed_s(self, link: LinkState, now_s: float) -> float:
+    def _allowed_s(self, link: LinkState, nobody_decodes: bool, now_s: float) -> float:
         """How long a queue bulk may make now."""
         delay = link.delay
         passed_s = now_s - link.round_start_s
@@ -174,28 +178,31 @@ class JustInTime:
             link.drains = link.round % (JITTER_ROUNDS if delay.jitter.spread_s else ROUNDS) == 0
         if link.drains:
             return ALLOWED_NEAR_S
-        if self._nobody_decodes(now_s):
+        if nobody_decodes:
             return ALLOWED_LULL_S
         next_s = self._uplink.next_decode_s(now_s)
         if next_s == math.inf or link.round % UNTIMED_ROUND == 1:
             return ALLOWED_S
-        return max(ALLOWED_NEAR_S, min(ALLOWED_FAR_S, next_s - now_s))
+        away_s = next_s - now_s
+        return ALLOWED_NEAR_S if away_s < ALLOWED_NEAR_S else min(away_s, ALLOWED_FAR_S)
 
     def _room_bytes(self, link: LinkState, rate: float, allowed_s: float, now_s: float) -> float:
         """What may be sent now so that no queue on the way gets longer than allowed; below 0 when one is."""
         rate *= link.gain
-        delay = link.delay
+        delay, uplink = link.delay, self._uplink
         excess_s = delay.standing_s - allowed_s - ALLOWED_S
         held_s = delay.min_rtt_s or 0.0 if link.drains else delay.round_s
         window_s = held_s + allowed_s - (EXCESS_GAIN * excess_s if excess_s > 0.0 else 0.0)
-        room_bytes = min(
-            rate * window_s - link.in_flight_bytes, rate * (allowed_s - link.line.queued_s(now_s))
-        )
-        uplink_rate = self._uplink.rate.bytes_per_s
+        room_bytes = rate * window_s - link.in_flight_bytes
+        line_room_bytes = rate * (allowed_s - link.line.queued_s(now_s))
+        if line_room_bytes < room_bytes:
+            room_bytes = line_room_bytes
+        uplink_rate = uplink.rate.bytes_per_s
         if uplink_rate is not None:
-            uplink_room_bytes = link.gain * uplink_rate * (allowed_s - self._uplink.line.queued_s(now_s))
-            if self._uplink.last_bulk is link and self._uplink.bulk_links > 1:
+            uplink_room_bytes = link.gain * uplink_rate * (allowed_s - uplink.line.queued_s(now_s))
+            if uplink.last_bulk is link and uplink.bulk_links > 1:
                 # Others' turn, if they can use it.
                 uplink_room_bytes -= self._chunk_bytes(link)
-            room_bytes = min(room_bytes, uplink_room_bytes)
+            if uplink_room_bytes < room_bytes:
+                room_bytes = uplink_room_bytes
         return room_bytes

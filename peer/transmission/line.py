@@ -49,5 +49,6 @@ class LineModel:
             error_s = min(standing_s - expected_s, max(0.0, most_s - self.queued_s(now_s)) / CORRECTION)
         elif error_s > 0.0:
             error_s = 0.0
+        free_at_s = self._free_at_s
         self._corrected_s += CORRECTION * error_s
-        self._free_at_s = max(now_s, self._free_at_s) + CORRECTION * error_s
+        self._free_at_s = (now_s if now_s > free_at_s else free_at_s) + CORRECTION * error_s

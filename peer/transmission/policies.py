@@ -27,6 +27,8 @@ FIXED_CHUNK_BYTES = 256 * 1024
 LEAST_CHUNK_BYTES = 4 * 1024
 MAX_WAITING_WEIGHT = 30
 """N of Algorithm 1."""
+_CONTROL = TrafficClass.CONTROL
+"""Asked for at every step; by its name, an enumeration finds a member by a call."""
 
 Decided = tuple[Queued, int] | float
 """A message and how many bytes of it to send now, or until when to wait (infinite: until something changes)."""
@@ -60,7 +62,8 @@ class Fifo:
         """Nothing to do."""
 
     def next(self, link: LinkState, now_s: float) -> Decided:  # noqa: ARG002
-        queued = min(link.backlog.heads.values(), key=_order)
+        heads = link.backlog.heads.values()
+        queued = min(heads, key=_order) if len(heads) > 1 else next(iter(heads))
         return _within_tcp_window(link, queued, RIVAL_CHUNK_BYTES)
 
     def sent(self, link: LinkState, traffic_class: TrafficClass, part: Send, now_s: float) -> None:
@@ -162,10 +165,13 @@ def _order(queued: Queued) -> int:
 
 def _two_queues(link: LinkState) -> tuple[Queued | None, Queued | None]:
     """The first message of decode or control, and the first of all others."""
-    heads = link.backlog.heads
-    urgent = [queued for one, queued in heads.items() if one <= TrafficClass.CONTROL]
-    bulk = [queued for one, queued in heads.items() if one > TrafficClass.CONTROL]
-    return min(urgent, key=_order, default=None), min(bulk, key=_order, default=None)
+    urgent = bulk = None
+    for one, queued in link.backlog.heads.items():
+        if one <= _CONTROL:
+            urgent = queued if urgent is None else min(urgent, queued, key=_order)
+        else:
+            bulk = queued if bulk is None else min(bulk, queued, key=_order)
+    return urgent, bulk
 
 
 def _tcp_window_bytes(link: LinkState) -> int | None:
@@ -175,10 +181,12 @@ def _tcp_window_bytes(link: LinkState) -> int | None:
 
 
 def _within_tcp_window(link: LinkState, queued: Queued, chunk_bytes: int) -> Decided:
-    size_bytes = min(queued.left_bytes, chunk_bytes)
-    window_bytes = _tcp_window_bytes(link) or link.slow_start_bytes
-    if link.in_flight_bytes and link.in_flight_bytes + size_bytes > window_bytes:
-        return math.inf
+    left_bytes, in_flight_bytes = queued.left_bytes, link.in_flight_bytes
+    size_bytes = left_bytes if left_bytes < chunk_bytes else chunk_bytes
+    if in_flight_bytes:
+        window_bytes = _tcp_window_bytes(link) or link.slow_start_bytes
+        if in_flight_bytes + size_bytes > window_bytes:
+            return math.inf
     return queued, size_bytes
 
 

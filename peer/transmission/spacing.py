@@ -15,12 +15,14 @@ LONGEST_GAP_S = 2.0
 class _Stream:
     """One micro-batch's decodes."""
 
-    __slots__ = ("deviation_s", "gap_s", "last_s")
+    __slots__ = ("deviation_s", "gap_s", "last_s", "next_s")
 
     def __init__(self, now_s: float) -> None:
         self.last_s = now_s
         self.gap_s = math.inf
         self.deviation_s = 0.0
+        self.next_s = math.inf
+        """When the next one is expected; infinite if none is."""
 
     def pushed(self, now_s: float) -> None:
         gap_s = now_s - self.last_s
@@ -28,15 +30,12 @@ class _Stream:
         if gap_s > LONGEST_GAP_S or self.gap_s > LONGEST_GAP_S:
             self.gap_s = gap_s
             self.deviation_s = 0.0
-            return
-        error_s = gap_s - self.gap_s
-        self.deviation_s += SMOOTHING * (abs(error_s) - self.deviation_s)
-        self.gap_s += SMOOTHING * error_s
-
-    def next_s(self) -> float:
-        if self.gap_s > LONGEST_GAP_S or self.deviation_s > REGULAR * self.gap_s:
-            return math.inf
-        return self.last_s + self.gap_s
+        else:
+            error_s = gap_s - self.gap_s
+            self.deviation_s += SMOOTHING * (abs(error_s) - self.deviation_s)
+            self.gap_s += SMOOTHING * error_s
+        regular = self.gap_s <= LONGEST_GAP_S and self.deviation_s <= REGULAR * self.gap_s
+        self.next_s = self.last_s + self.gap_s if regular else math.inf
 
 
 class DecodeSpacing:
@@ -63,6 +62,7 @@ class DecodeSpacing:
     def next_s(self, now_s: float) -> float:
         """When the next one is expected; infinite when nothing is, or when what was expected is late."""
         if self._next_s < now_s - PASSED_S:
-            expected = [stream.next_s() for stream in self._streams.values()]
-            self._next_s = min((one for one in expected if one >= now_s - PASSED_S), default=math.inf)
+            expected = [stream.next_s for stream in self._streams.values()]
+            passed_s = now_s - PASSED_S
+            self._next_s = min([one for one in expected if one >= passed_s], default=math.inf)
         return self._next_s

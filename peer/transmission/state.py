@@ -45,19 +45,21 @@ class Chunk:
         "unloaded",
     )
 
-    def __init__(self, sequence: int, size_bytes: int, sent_s: float) -> None:
+    def __init__(
+        self, sequence: int, size_bytes: int, sent_s: float, more: bool, bulk_links: int, unloaded: bool
+    ) -> None:
         self.sequence = sequence
         self.size_bytes = size_bytes
         self.sent_s = sent_s
-        self.more = False
+        self.more = more
         """Bulk waited behind it on its link."""
-        self.more_anywhere = False
+        self.more_anywhere = bulk_links > 0
         """Bulk waited behind it on some link."""
-        self.shared = False
+        self.shared = bulk_links > more
         """Bulk waited on another link too: how fast this one is says no more than what part of the uplink it had."""
         self.on_line = NO_PREDICTION
         self.on_uplink = NO_PREDICTION
-        self.unloaded = False
+        self.unloaded = unloaded
         """There was too little in flight for a queue."""
         self.resent = False
         """Its times say nothing: it was sent again over another connection."""
@@ -165,57 +167,56 @@ class UplinkState:
     def sent(self, link: LinkState, part: Send, now_s: float) -> None:
         """A chunk leaves now: what is in flight, and the models of the lines."""
         link.sequence += 1
-        chunk = Chunk(link.sequence, part.size_bytes, now_s)
-        chunk.more = link.has_bulk
-        chunk.more_anywhere = self.bulk_links > 0
-        chunk.shared = self.bulk_links > chunk.more
-        rate = link.rate.bytes_per_s
-        chunk.unloaded = not link.in_flight_bytes or (
-            rate is not None and link.in_flight_bytes <= rate * (link.delay.min_rtt_s or 0.0)
+        size_bytes, in_flight_bytes = part.size_bytes, link.in_flight_bytes
+        rate, uplink_rate = link.rate.bytes_per_s, self.rate.bytes_per_s
+        unloaded = not in_flight_bytes or (
+            rate is not None and in_flight_bytes <= rate * (link.delay.min_rtt_s or 0.0)
         )
+        chunk = Chunk(link.sequence, size_bytes, now_s, link.has_bulk, self.bulk_links, unloaded)
         link.flight.append(chunk)
-        link.in_flight_bytes += part.size_bytes
-        if link.rate.bytes_per_s is not None:
-            chunk.on_line = link.line.sent(part.size_bytes, link.gain * link.rate.bytes_per_s, now_s)
-        if self.rate.bytes_per_s is not None:
-            chunk.on_uplink = self.line.sent(part.size_bytes, link.gain * self.rate.bytes_per_s, now_s)
+        link.in_flight_bytes = in_flight_bytes + size_bytes
+        if rate is not None:
+            chunk.on_line = link.line.sent(size_bytes, link.gain * rate, now_s)
+        if uplink_rate is not None:
+            chunk.on_uplink = self.line.sent(size_bytes, link.gain * uplink_rate, now_s)
 
     def acked(self, link: LinkState, chunk: Chunk, at_s: float | None, now_s: float) -> None:
         """The oldest chunk in flight has arrived, at `at_s` of the receiver's clock if that is known."""
-        link.in_flight_bytes -= chunk.size_bytes
-        link.slow_start_bytes += chunk.size_bytes
+        size_bytes, sent_s, more = chunk.size_bytes, chunk.sent_s, chunk.more
+        link.in_flight_bytes -= size_bytes
+        link.slow_start_bytes += size_bytes
         if chunk.resent:
             return
-        round_s = link.delay.base_rtt_s
-        self.rate.arrived(now_s, chunk.sent_s, chunk.size_bytes, chunk.more_anywhere, round_s)
+        delay = link.delay
+        round_s = delay.base_rtt_s
+        self.rate.arrived(now_s, sent_s, size_bytes, chunk.more_anywhere, round_s)
         if at_s is None:
             return
         rate = link.rate.bytes_per_s
-        # Its own time on the line is not queueing. Taken from the estimate, so it must not weigh much.
-        line_s = 0.0 if rate is None else chunk.size_bytes / rate
         if rate is None:
-            queueing_s = link.delay.arrived(chunk.sent_s, at_s, now_s, chunk.more, chunk.unloaded)
-            found = link.start_up.arrived(
-                at_s, chunk.size_bytes, queueing_s, chunk.more, link.delay.min_rtt_s or 0.0
-            )
+            queueing_s = delay.arrived(sent_s, at_s, now_s, more, chunk.unloaded)
+            found = link.start_up.arrived(at_s, size_bytes, queueing_s, more, delay.min_rtt_s or 0.0)
             if found is not None:
                 link.rate.found(found)
                 self.rate.found(found)
             return
-        link.rate.arrived(at_s, chunk.sent_s, chunk.size_bytes, chunk.more and not chunk.shared, round_s)
+        link.rate.arrived(at_s, sent_s, size_bytes, more and not chunk.shared, round_s)
         known = link.rate.bytes_per_s or rate
         if known > rate:
-            link.delay.jitter.forget()
-        link.delay.timed(at_s, chunk.size_bytes, MOST_GAIN * known, now_s)
+            delay.jitter.forget()
+        delay.timed(at_s, size_bytes, MOST_GAIN * known, now_s)
+        # Its own time on the line is not queueing. Taken from the estimate, so it must not weigh much.
+        line_s = size_bytes / rate
         if line_s > 2 * LONG_CHUNK_S:
             return
-        queueing_s = link.delay.arrived(
-            chunk.sent_s, at_s - min(line_s, LONG_CHUNK_S), now_s, chunk.more, chunk.unloaded
-        )
-        standing_s = link.delay.standing_s
-        if chunk.more:
+        if line_s > LONG_CHUNK_S:
+            line_s = LONG_CHUNK_S
+        queueing_s = delay.arrived(sent_s, at_s - line_s, now_s, more, chunk.unloaded)
+        standing_s = delay.standing_s
+        if more:
             most_gain = GROWING_GAIN if link.rate.grows else MOST_GAIN
-            link.gain = 1.0 + (most_gain - 1.0) * max(0.0, 1.0 - standing_s / FULL_S)
+            part = 1.0 - standing_s / FULL_S
+            link.gain = 1.0 + (most_gain - 1.0) * part if part > 0.0 else 1.0
         if chunk.on_line is not NO_PREDICTION:
             link.line.arrived(chunk.on_line, queueing_s, now_s, link.in_flight_bytes / rate, standing_s)
         if chunk.on_uplink is not NO_PREDICTION:

@@ -24,9 +24,14 @@ class Turns:
 
     def push(self, queued: Queued) -> None:
         """A message waits."""
+        is_first = True
         for key in _keys(queued):
-            self._by_session.setdefault(key, deque()).append(queued)
-        if self._is_first(queued):
+            if (waiting := self._by_session.get(key)) is None:
+                self._by_session[key] = deque((queued,))
+            else:
+                waiting.append(queued)
+                is_first = False
+        if is_first:
             self._rotation.append(queued)
 
     def first(self) -> Queued:
@@ -58,4 +63,5 @@ class Turns:
 def _keys(queued: Queued) -> tuple[_Key, ...]:
     outgoing = queued.outgoing
     sessions = dict.fromkeys(outgoing.sessions) or (b"",)
-    return tuple((outgoing.traffic_class, session) for session in sessions)
+    traffic_class = outgoing.traffic_class
+    return tuple([(traffic_class, session) for session in sessions])

@@ -16,6 +16,8 @@ from molink.peer.transmission.values import AckError, Arrival, LinkEstimate, Out
 FOREVER = Wait(math.inf)
 _SOONEST_S = 0.0002
 """Nobody is asked to come back sooner: timers are not finer, and a writer must not spin."""
+_DECODE, _CONTROL = TrafficClass.DECODE, TrafficClass.CONTROL
+"""Asked for with every message; by its name, an enumeration finds a member by a call."""
 
 
 class Uplink:
@@ -42,7 +44,6 @@ class Uplink:
         self._state = UplinkState()
         self._policy = POLICIES[policy](self._state, shares)
         self._limits = (limit_bytes, limit_messages)
-        self._by_session: dict[bytes, dict[Queued, LinkState]] = {}
         self._told_to_wait: set[int] = set()
         self._awake: set[int] = set()
 
@@ -82,9 +83,7 @@ class Uplink:
         queued = self._queue(state, outgoing)
         if queued is None:
             return False
-        for session in outgoing.sessions:
-            self._by_session.setdefault(session, {})[queued] = state
-        if traffic_class is TrafficClass.DECODE:
+        if traffic_class is _DECODE:
             self._state.decode_s = now_s
             state.spacing.pushed(outgoing.sessions, now_s)
             state.expected_s = math.inf
@@ -104,9 +103,14 @@ class Uplink:
         decided = self._policy.next(state, now_s)
         if isinstance(decided, float):
             self._told_to_wait.add(link)
-            return FOREVER if decided == math.inf else Wait(max(decided, now_s + _SOONEST_S))
+            if decided == math.inf:
+                return FOREVER
+            soonest_s = now_s + _SOONEST_S
+            return Wait(decided if decided > soonest_s else soonest_s)
         queued, size_bytes = decided
-        part = self._take(state, queued, size_bytes)
+        part = state.backlog.take(queued, size_bytes)
+        if part.last:
+            self._forget(state, queued)
         uplink.sent(state, part, now_s)
         self._policy.sent(state, queued.outgoing.traffic_class, part, now_s)
         return part
@@ -120,11 +124,11 @@ class Uplink:
         state = self._state.links[link]
         if sequence > state.sequence:
             raise AckError(f"chunk {sequence} is acknowledged, {state.sequence} was the last sent")
-        stamps = {one.sequence: one.at_s for one in arrivals if math.isfinite(one.at_s)}
-        flight = state.flight
+        stamps = {arrived: at_s for arrived, at_s in arrivals if math.isfinite(at_s)}
+        flight, acked = state.flight, self._state.acked
         while flight and flight[0].sequence <= sequence:
             chunk = flight.popleft()
-            self._state.acked(state, chunk, stamps.get(chunk.sequence), now_s)
+            acked(state, chunk, stamps.get(chunk.sequence), now_s)
         if state.backlog.heads:
             self._wake(link)
 
@@ -134,13 +138,11 @@ class Uplink:
         Returns (link, message) of those dropped, whether they were sent in part or not at all.
         """
         dropped = []
-        for queued, state in self._by_session.pop(session, {}).items():
-            queued.live_sessions.discard(session)
-            if queued.live_sessions:
-                continue
-            dropped.append((state.number, queued.outgoing.number))
-            self._drop(state, queued)
-            self._wake(state.number)
+        for state in self._state.links.values():
+            for queued in state.backlog.without(session):
+                dropped.append((state.number, queued.outgoing.number))
+                self._drop(state, queued)
+                self._wake(state.number)
         return tuple(dropped)
 
     def suspend(self, link: int, now_s: float) -> None:  # noqa: ARG002
@@ -202,34 +204,23 @@ class Uplink:
                 self._wake(link)
 
     def _queue(self, state: LinkState, outgoing: Outgoing) -> Queued | None:
-        had_bulk = state.has_bulk
-        is_new = outgoing.traffic_class not in state.backlog.heads
+        traffic_class = outgoing.traffic_class
+        is_new = traffic_class not in state.backlog.heads
+        is_first_bulk = is_new and traffic_class > _CONTROL and not state.has_bulk
         queued = state.backlog.push(outgoing)
         if queued is not None and is_new:
-            self._state.waiting[outgoing.traffic_class] += 1
-            self._state.bulk_links += state.has_bulk - had_bulk
+            self._state.waiting[traffic_class] += 1
+            self._state.bulk_links += is_first_bulk
         return queued
 
-    def _take(self, state: LinkState, queued: Queued, size_bytes: int) -> Send:
-        had_bulk = state.has_bulk
-        part = state.backlog.take(queued, size_bytes)
-        if part.last:
-            self._forget(state, queued, had_bulk)
-        return part
-
     def _drop(self, state: LinkState, queued: Queued) -> None:
-        had_bulk = state.has_bulk
         state.backlog.drop(queued)
-        self._forget(state, queued, had_bulk)
+        self._forget(state, queued)
 
-    def _forget(self, state: LinkState, queued: Queued, had_bulk: bool) -> None:
+    def _forget(self, state: LinkState, queued: Queued) -> None:
         """Nothing of a message waits any more."""
         traffic_class = queued.outgoing.traffic_class
         if traffic_class not in state.backlog.heads:
             self._state.waiting[traffic_class] -= 1
-            self._state.bulk_links += state.has_bulk - had_bulk
-        for session in queued.live_sessions:
-            of_session = self._by_session.get(session, {})
-            of_session.pop(queued, None)
-            if not of_session:
-                self._by_session.pop(session, None)
+            if traffic_class > _CONTROL and not state.has_bulk:
+                self._state.bulk_links -= 1

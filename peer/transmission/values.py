@@ -1,6 +1,10 @@
-"""What the scheduler of an uplink is told and what it answers. Times are seconds on the caller's monotonic clock."""
+"""What the scheduler of an uplink is told and what it answers. Times are seconds on the caller's monotonic clock.
+
+What is made for each message or chunk is a tuple: a frozen dataclass takes twice as long to make.
+"""
 
 from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
 
 from molink.peer.transmission.classes import TrafficClass
 
@@ -12,8 +16,7 @@ class AckError(ValueError):
     """An acknowledgement of a chunk that was never sent."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outgoing:
+class Outgoing(NamedTuple):
     """A message to send: one frame of the protocol."""
 
     number: int
@@ -25,8 +28,7 @@ class Outgoing:
     """For whom it is; it is dropped when all of them are cancelled. Without any it cannot be cancelled."""
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
+class Send(NamedTuple):
     """Send this chunk now: `size_bytes` of a message from `offset`, as the link's next sequence number."""
 
     message: int
@@ -35,19 +37,15 @@ class Send:
     last: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
+class Wait(NamedTuple):
     """Ask again at `until_s`, or earlier if `Uplink.wake` names the link."""
 
     until_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """When a chunk reached the other end, in seconds on the receiver's clock, of any origin."""
-
-    sequence: int
-    at_s: float
+Arrival: TypeAlias = tuple[int, float]
+"""The sequence number of a chunk, and when it reached the other end in seconds on the receiver's clock, of any
+origin."""
 
 
 @dataclass(frozen=True, slots=True)

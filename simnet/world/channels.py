@@ -2,11 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from molink.peer.link.acknowledging import Acknowledging
 from molink.peer.link.reassembly import MAX_PARTIAL_BYTES, MAX_PARTIAL_MESSAGES
 from molink.peer.transmission.classes import TrafficClass
-from molink.peer.transmission.uplink import Uplink
+from molink.peer.transmission.uplink import FOREVER, Uplink
 from molink.peer.transmission.values import Arrival, Outgoing, Send
 from molink.simnet.world.frames import ACK_BYTES, CHUNK_BYTES, Deliver, SimulatedFrame
 from molink.simnet.world.timeline import Alarm, Timeline
@@ -81,7 +82,7 @@ class Channels:
         """Queues a frame for that link. False, and nothing queued, when there is no room."""
         channel, now_s = self._channels[number], self._timeline.now_s
         message = channel.message + 1
-        sessions = tuple(row.key.session for row in frame.rows)
+        sessions = tuple([row.key.session for row in frame.rows])
         outgoing = Outgoing(message, frame.traffic_class, frame.size_bytes, sessions)
         if not self._uplink.push(number, outgoing, now_s):
             return False
@@ -111,16 +112,18 @@ class Channels:
         if channel.sending:
             return
         channel.sending = True
-        while isinstance(decided := self._uplink.next(channel.number, self._timeline.now_s), Send):
+        decide, number, now_s = self._uplink.next, channel.number, self._timeline.now_s
+        while isinstance(decided := decide(number, now_s), Send):
             self._send(channel, decided)
         channel.sending = False
-        channel.alarm.set(decided.until_s)
+        if decided is not FOREVER:
+            channel.alarm.set(decided.until_s)
 
     def _send(self, channel: _Channel, part: Send) -> None:
-        channel.sequence += 1
-        sequence, size_bytes = channel.sequence, part.size_bytes + CHUNK_BYTES
-        arrives_s = self.wire.send(size_bytes, channel.delay_s, self._timeline.now_s)
-        self._timeline.call_at(arrives_s, lambda: self._arrive(channel, sequence, part, size_bytes))
+        channel.sequence = sequence = channel.sequence + 1
+        timeline, size_bytes = self._timeline, part.size_bytes + CHUNK_BYTES
+        arrives_s = self.wire.send(size_bytes, channel.delay_s, timeline.now_s)
+        timeline.call_at(arrives_s, partial(self._arrive, channel, sequence, part, size_bytes))
         if part.last and self._has_room:
             waiting, self._has_room = self._has_room, []
             for action in waiting:
@@ -132,9 +135,10 @@ class Channels:
         """At the other end."""
         now_s = self._timeline.now_s
         self.wire.received(size_bytes)
-        frame = channel.frames[part.message]
-        channel.acknowledging.arrived(sequence, frame.traffic_class, now_s)
-        channel.acknowledgement.set(channel.acknowledging.due_s)
+        frame, acknowledging = channel.frames[part.message], channel.acknowledging
+        acknowledging.arrived(sequence, frame.traffic_class, now_s)
+        if acknowledging.due_s < channel.acknowledgement.due_s:
+            channel.acknowledgement.set(acknowledging.due_s)
         if part.last:
             del channel.frames[part.message]
             given_s = self._given_s.pop((channel.number, part.message), None)
@@ -144,14 +148,14 @@ class Channels:
 
     def _acknowledge(self, channel: _Channel) -> None:
         """The other end sends what is due; it takes that end's uplink and the way back."""
-        ack = channel.acknowledging.take(self._timeline.now_s)
+        sent_s = self._timeline.now_s
+        ack = channel.acknowledging.take(sent_s)
         if ack is None:
             channel.acknowledgement.set(channel.acknowledging.due_s)
             return
-        sent_s = self._timeline.now_s
-        arrivals = [Arrival(sequence, sent_s - age_us / 1e6) for sequence, age_us in ack.arrivals]
+        arrivals = [(sequence, sent_s - age_us / 1e6) for sequence, age_us in ack.arrivals]
         arrives_s = channel.back_wire.send(ACK_BYTES, channel.back_s, sent_s)
-        self._timeline.call_at(arrives_s, lambda: self._acked(channel, ack.sequence, arrivals))
+        self._timeline.call_at(arrives_s, partial(self._acked, channel, ack.sequence, arrivals))
 
     def _acked(self, channel: _Channel, sequence: int, arrivals: list[Arrival]) -> None:
         channel.back_wire.received(ACK_BYTES)

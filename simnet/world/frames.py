@@ -1,4 +1,8 @@
-"""What peers of a simulated circuit tell each other, and how long it is."""
+"""What peers of a simulated circuit tell each other, and how long it is.
+
+Nobody changes a row or a frame. Python does not forbid it, since there is one for each step of each session, and frozen
+dataclasses take three times as long to make.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,7 +30,7 @@ class FrameKind(Enum):
     """Word to the previous peer that its prefill was stepped."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SimulatedRow:
     """One session's part of a step."""
 
@@ -39,7 +43,7 @@ class SimulatedRow:
     prefill: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SimulatedFrame:
     kind: FrameKind
     rows: tuple[SimulatedRow, ...]
@@ -48,13 +52,15 @@ class SimulatedFrame:
 
 
 Deliver = Callable[[SimulatedFrame], None]
+_ACTIVATIONS, _PREFILL, _DECODE = FrameKind.ACTIVATIONS, TrafficClass.PREFILL, TrafficClass.DECODE
+"""By its name, an enumeration finds a member by a call."""
 
 
 def activations(rows: tuple[SimulatedRow, ...], activation_bytes: int, prefill: bool) -> SimulatedFrame:
     """Hidden states for the next peer; `activation_bytes` for each new token."""
-    size_bytes = FRAME_BYTES + sum(ROW_BYTES + row.count * activation_bytes for row in rows)
-    traffic_class = TrafficClass.PREFILL if prefill else TrafficClass.DECODE
-    return SimulatedFrame(FrameKind.ACTIVATIONS, rows, traffic_class, size_bytes)
+    size_bytes = FRAME_BYTES + len(rows) * ROW_BYTES + sum([row.count for row in rows]) * activation_bytes
+    traffic_class = _PREFILL if prefill else _DECODE
+    return SimulatedFrame(_ACTIVATIONS, rows, traffic_class, size_bytes)
 
 
 def tokens(rows: tuple[SimulatedRow, ...]) -> SimulatedFrame:

@@ -8,7 +8,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from molink.peer.leases import LeaseKey
-from molink.simnet.devices import Chunk
+from molink.simnet.devices import Chunk, work_of
 from molink.simnet.request_load import Request
 from molink.simnet.world import frames
 from molink.simnet.world.channels import Channels
@@ -55,7 +55,7 @@ class _Server:
             return
         self._busy = True
         row = self._queue.popleft()
-        taken_s = self._compute_s([Chunk(row.count, self._world.context(row.key))], 0)
+        taken_s = self._compute_s(work_of([Chunk(row.count, self._world.context(row.key))]), 0)
         self._world.timeline.call(taken_s, lambda: self._computed(row, taken_s))
 
     def _computed(self, row: SimulatedRow, taken_s: float) -> None:

@@ -102,9 +102,7 @@ class ServingWorld:
     def _start(self, request: Request) -> None:
         key = LeaseKey(request.number.to_bytes(16, "big"), 1)
         stages, hops = self._plan.stages_of(request), len(self.peers)
-        self._sessions[key] = SimulatedSession(
-            key, request, stages, circuit_of(stages), [0] * hops, [0] * hops
-        )
+        self._sessions[key] = SimulatedSession(key, request, stages, circuit_of(stages), [0] * hops)
         self._prompts.add(key, stages, (0,) * request.prompt_tokens)
         self._add_chunk(key)
         self.peers[0].pump()
@@ -120,12 +118,11 @@ class ServingWorld:
 
     def _add_chunk(self, key: LeaseKey) -> None:
         if chunk := self._prompts.take(key):
-            step = self._sessions[key].next_step[0]
             last = key not in self._prompts
-            self.peers[0].add(SimulatedRow(key, step, len(chunk), sample=last, prefill=True))
+            self._add(self._sessions[key], len(chunk), sample=last, prefill=True)
 
     def _on_head_stepped(self, rows: Sequence[SimulatedRow]) -> None:
-        self._limit.stepped(row.key for row in rows)
+        self._limit.stepped([row.key for row in rows])
         self._release()
         for row in rows:
             if row.prefill and row.key in self._sessions:
@@ -133,17 +130,18 @@ class ServingWorld:
 
     def _on_drawn(self, rows: Sequence[SimulatedRow]) -> None:
         """Tokens are at the head, and at its clients with it."""
-        now_s = self.timeline.now_s
+        now_s, limit = self.timeline.now_s, self._limit
         for row in rows:
-            session = self._sessions[row.key]
+            key = row.key
+            session = self._sessions[key]
             if self.desk.token(session.request.number):
                 self._end(session)
             elif len(self.peers) == 1:
                 self._next_step(session)
             else:
-                if row.key not in self._limit:
-                    self._limit.join(row.key, self._circuit, session.stages)
-                self._limit.returned(row.key, now_s)
+                if key not in limit:
+                    limit.join(key, self._circuit, session.stages)
+                limit.returned(key, now_s)
         self._release()
         self.peers[0].pump()
 
@@ -157,8 +155,13 @@ class ServingWorld:
         self.peers[0].pump()
 
     def _next_step(self, session: SimulatedSession) -> None:
-        step = session.next_step[0]
-        self.peers[0].add(SimulatedRow(session.key, step, 1, sample=True, prefill=False))
+        self._add(session, 1, sample=True, prefill=False)
+
+    def _add(self, session: SimulatedSession, count: int, *, sample: bool, prefill: bool) -> None:
+        """The session's next step waits at the head."""
+        step = session.next_step
+        session.next_step = step + 1
+        self.peers[0].add(SimulatedRow(session.key, step, count, sample, prefill))
 
     # -- links
 

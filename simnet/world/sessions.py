@@ -19,5 +19,6 @@ class SimulatedSession:
     circuit: Circuit
     """The same, as the transmission paper's prediction takes it."""
     rows: list[int] = field(default_factory=list)
-    """At each peer: tokens in its KV cache, those of the step that waits or runs included."""
-    next_step: list[int] = field(default_factory=list)
+    """At each peer: tokens in its KV cache, those of the step that runs included."""
+    next_step: int = 0
+    """At the head."""

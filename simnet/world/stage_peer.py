@@ -1,8 +1,9 @@
 """A peer of a simulated circuit: the product's decisions around an engine that only takes time."""
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from molink.peer.decode_watch import Iterations
 from molink.peer.leases import LeaseKey
@@ -10,15 +11,17 @@ from molink.peer.microbatch import BatchLimits, MicroBatchQueue, PendingStep
 from molink.peer.prefill_window import ReceivedPrefill, SentPrefill
 from molink.peer.transmission.decode_times import FirstBatch, RunningBatch, decode_finish_s
 from molink.shards.spec import Span
-from molink.simnet.devices import Chunk
+from molink.simnet.devices import Work
 from molink.simnet.world import frames
 from molink.simnet.world.channels import Channels
 from molink.simnet.world.frames import SimulatedFrame, SimulatedRow
 from molink.simnet.world.sessions import SimulatedSession
 from molink.simnet.world.timeline import Timeline
 
-ComputeS = Callable[[Sequence[Chunk], int], float]
-"""Seconds of a step: of these chunks, for so many sessions that draw a token."""
+ComputeS = Callable[[Work, int], float]
+"""Seconds of a step: of so much work, for so many sessions that draw a token."""
+Rows = tuple[SimulatedRow, ...]
+"""Of one step."""
 Sessions = Mapping[LeaseKey, SimulatedSession]
 
 
@@ -32,6 +35,13 @@ class Place:
     activation_bytes: int
     hand_on_s: float = 0.0
     """From when the engine is done to when its output is at the link."""
+
+
+@dataclass(slots=True)
+class _WaitingRow(PendingStep):
+    """What the product's queue knows of a row, and the row."""
+
+    row: SimulatedRow
 
 
 class StagePeer:
@@ -48,15 +58,14 @@ class StagePeer:
     ) -> None:
         self.place = place
         self._is_head, self._is_tail = place.hop == 0, place.hop == place.hops - 1
+        self._span = place.span
         self.busy_s = 0.0
         self.steps = 0
-        self.computed_rows = 0
         self._timeline = timeline
         self._sessions = sessions
         self._channels = channels
         self._compute_s = compute_s
-        self._queue = MicroBatchQueue(limits)
-        self._rows: dict[tuple[LeaseKey, int], SimulatedRow] = {}
+        self._queue: MicroBatchQueue[_WaitingRow] = MicroBatchQueue(limits)
         self._busy = False
         self._sent = SentPrefill()
         self._received = ReceivedPrefill()
@@ -66,9 +75,9 @@ class StagePeer:
         self._first: FirstBatch | None = None
         self._foretold: SimulatedSession | None = None
         self.next_link = self.previous_link = 0
-        self.on_stepped: Callable[[tuple[SimulatedRow, ...]], None] = lambda _: None
+        self.on_stepped: Callable[[Rows], None] = lambda _: None
         """The head's: what the engine has computed, before its output leaves."""
-        self.on_drawn: Callable[[tuple[SimulatedRow, ...]], None] = lambda _: None
+        self.on_drawn: Callable[[Rows], None] = lambda _: None
         """Where tail and head are one peer: tokens that were drawn here."""
 
     @property
@@ -78,22 +87,19 @@ class StagePeer:
 
     def add(self, row: SimulatedRow) -> None:
         """A step waits for the engine from now on; `pump` follows."""
-        session = self._sessions[row.key]
-        session.next_step[self.place.hop] = row.step + 1
-        session.rows[self.place.hop] += row.count
-        pending = PendingStep(
-            row.key, row.step, self.place.span, row.count, self._timeline.now_s, row.prefill
+        waiting = _WaitingRow(
+            row.key, row.step, self._span, row.count, self._timeline.now_s, row.prefill, row
         )
-        if not self._queue.add(pending):
+        if not self._queue.add(waiting):
             raise OverflowError(f"more steps wait at hop {self.place.hop} than a peer takes")
-        self._rows[row.key, row.step] = row
 
     def on_activations(self, frame: SimulatedFrame) -> None:
         """The previous hop's output."""
         for row in frame.rows:
-            size_bytes = row.count * self.place.activation_bytes
-            if row.prefill and not self._received.take(row.key, row.step, size_bytes):
-                raise OverflowError(f"prefill came to hop {self.place.hop} beyond its window")
+            if row.prefill:
+                size_bytes = row.count * self.place.activation_bytes
+                if not self._received.take(row.key, row.step, size_bytes):
+                    raise OverflowError(f"prefill came to hop {self.place.hop} beyond its window")
             self.add(row)
         self.pump()
 
@@ -119,71 +125,73 @@ class StagePeer:
         if self._busy or not (batch := self._queue.next(self._may_prefill)):
             return False
         self._busy = True
-        rows = tuple(self._rows.pop((pending.key, pending.step)) for pending in batch)
-        chunks = [Chunk(row.count, self._context(row)) for row in rows]
-        sampled = sum(row.sample for row in rows) if self._is_tail else 0
-        taken_s = self._compute_s(chunks, sampled)
-        for row in rows:
-            if row.prefill and not self._is_tail:
+        rows = tuple([waiting.row for waiting in batch])
+        decode, prefill = (rows, ()) if not rows[-1].prefill else _parted(rows)
+        sampled = len(decode) + sum([row.sample for row in prefill]) if self._is_tail else 0
+        taken_s = self._compute_s(self._work(rows), sampled)
+        if not self._is_tail:
+            for row in prefill:
                 self._sent.sent(row.key, row.step, row.count * self.place.activation_bytes)
-        if decode := [row for row in rows if not row.prefill]:
+        if decode:
             self._foretold = self._sessions[decode[0].key]
             self._running = RunningBatch(self._timeline.now_s, len(decode))
-        self._timeline.call(taken_s, lambda: self._stepped(rows, taken_s))
+        self._timeline.call(taken_s, partial(self._stepped, decode, prefill, taken_s))
         return True
 
-    def _context(self, row: SimulatedRow) -> int:
-        """Tokens before these; a session's later chunks may wait here already."""
-        session, hop = self._sessions[row.key], self.place.hop
-        before = session.rows[hop] - row.count
-        for step in range(row.step + 1, session.next_step[hop]):
-            if (other := self._rows.get((row.key, step))) is not None:
-                before -= other.count
-        return before
+    def _work(self, rows: Rows) -> Work:
+        """What a step of these rows computes, which are in the sessions' KV caches from now on."""
+        sessions, hop = self._sessions, self.place.hop
+        computed = tokens = attended = 0
+        for row in rows:
+            count, known = row.count, sessions[row.key].rows
+            context = known[hop]
+            known[hop] = after = context + count
+            computed += count
+            tokens += after
+            attended += count * context + count * (count + 1) // 2
+        return Work(computed, tokens, attended)
 
     def _may_prefill(self, key: LeaseKey) -> bool:
         return self._is_tail or (not self._held and self._sent.is_open(key))
 
-    def _stepped(self, rows: tuple[SimulatedRow, ...], taken_s: float) -> None:
+    def _stepped(self, decode: Rows, prefill: Rows, taken_s: float) -> None:
         self._busy = False
         self.busy_s += taken_s
         self.steps += 1
-        self.computed_rows += sum(row.count for row in rows)
-        told = tuple(row for row in rows if row.prefill and self._received.stepped(row.key, row.step))
+        told = prefill and tuple([row for row in prefill if self._received.stepped(row.key, row.step)])
         self._running = None
-        decode = tuple(row for row in rows if not row.prefill)
-        if decode and self._iterations.is_first(row.key for row in decode):
+        if decode and self._iterations.is_first([row.key for row in decode]):
             self._first = FirstBatch(self._timeline.now_s, len(decode))
-        self.on_stepped(rows)
+        self.on_stepped(decode + prefill)
         if self.place.hand_on_s:
-            self._timeline.call(self.place.hand_on_s, lambda: self._hand_on(rows, told))
+            self._timeline.call(self.place.hand_on_s, partial(self._hand_on, decode, prefill, told))
             self._begin()
         elif self._is_tail:
-            self._hand_on(rows, told)
+            self._hand_on(decode, prefill, told)
             self._begin()
         else:
             self._begin()
-            self._hand_on(rows, told)
+            self._hand_on(decode, prefill, told)
         if decode or self._running is not None:
             self._foretell()
 
-    def _hand_on(self, rows: tuple[SimulatedRow, ...], told: tuple[SimulatedRow, ...]) -> None:
+    def _hand_on(self, decode: Rows, prefill: Rows, told: Rows) -> None:
         """What was computed is at the links."""
         if told and not self._is_head:
             self._channels.post(self.previous_link, frames.stepped(told))
         if self._is_tail:
-            self._draw(tuple(row for row in rows if row.sample))
+            self._draw(decode + tuple([row for row in prefill if row.sample]))
         else:
-            self._forward(tuple(row for row in rows if not row.prefill), prefill=False)
-            self._forward(tuple(row for row in rows if row.prefill), prefill=True)
+            self._forward(decode, prefill=False)
+            self._forward(prefill, prefill=True)
 
-    def _draw(self, sampled: tuple[SimulatedRow, ...]) -> None:
+    def _draw(self, sampled: Rows) -> None:
         if sampled and self._is_head:
             self.on_drawn(sampled)
         elif sampled:
             self._channels.post(self.next_link, frames.tokens(sampled))
 
-    def _forward(self, rows: tuple[SimulatedRow, ...], *, prefill: bool) -> None:
+    def _forward(self, rows: Rows, *, prefill: bool) -> None:
         if not rows:
             return
         frame = frames.activations(rows, self.place.activation_bytes, prefill)
@@ -209,3 +217,9 @@ class StagePeer:
         finish_s = decode_finish_s(self._foretold.circuit, self.place.hop, self._running, self._first)
         if finish_s is not None:
             self._channels.expect_decode(self.next_link, finish_s)
+
+
+def _parted(rows: Rows) -> tuple[Rows, Rows]:
+    """Decode, and the prefill behind it, of a micro-batch."""
+    first = next(at for at, row in enumerate(rows) if row.prefill)
+    return rows[:first], rows[first:]

@@ -1,7 +1,9 @@
-"""Virtual time: what happens when. The only owner of a SimPy environment."""
+"""Virtual time: what happens when. The only module that knows SimPy."""
 
 import math
 from collections.abc import Callable
+from functools import partial
+from heapq import heappop, heappush
 
 import simpy
 from simpy.events import NORMAL, Event
@@ -12,22 +14,19 @@ class _Action(Event):
 
     __slots__ = ("action",)
 
-    def __init__(self, action: Callable[[], None], callbacks: list[Callable[[Event], None]]) -> None:
+    def __init__(self, action: Callable[[], None]) -> None:
         self.action = action
-        self.callbacks = callbacks
-        self._ok = True
 
 
-class Timeline:
-    """Calls actions at their times, in order; those of one time in the order in which they were given."""
+class Timeline(simpy.Environment):
+    """Calls actions at their times, in order; those of one time in the order in which they were given.
 
-    __slots__ = ("_callbacks", "_environment", "_schedule", "events", "now_s")
+    SimPy's clock and its queue of events. As all of them are actions, they are called without what SimPy does for
+    processes that wait for an event.
+    """
 
     def __init__(self) -> None:
-        self._environment = simpy.Environment()
-        self._schedule = self._environment.schedule
-        self._callbacks: list[Callable[[Event], None]] = [self._act]
-        """Of every action: SimPy only reads it."""
+        super().__init__()
         self.now_s = 0.0
         """Seconds since the world began."""
         self.events = 0
@@ -36,7 +35,7 @@ class Timeline:
     @property
     def next_s(self) -> float:
         """When the next action is due; infinite if none is."""
-        return self._environment.peek()
+        return self.peek()
 
     def call(self, delay_s: float, action: Callable[[], None]) -> None:
         """Calls `action` in so many seconds.
@@ -46,49 +45,60 @@ class Timeline:
         """
         if not 0 <= delay_s < math.inf:
             raise ValueError(f"an action happens in 0 or more seconds, not in {delay_s}")
-        self._schedule(_Action(action, self._callbacks), NORMAL, delay_s)
+        heappush(self._queue, (self._now + delay_s, NORMAL, next(self._eid), _Action(action)))
         self.events += 1
 
     def call_at(self, at_s: float, action: Callable[[], None]) -> None:
         """The same at a time, which rounding may have put a little before now."""
         delay_s = at_s - self.now_s
-        self.call(delay_s if delay_s > 0.0 else 0.0, action)
+        if delay_s < 0.0:
+            delay_s = 0.0
+        elif not delay_s < math.inf:
+            raise ValueError(f"an action happens in 0 or more seconds, not in {delay_s}")
+        heappush(self._queue, (self._now + delay_s, NORMAL, next(self._eid), _Action(action)))
+        self.events += 1
 
-    def run(self, until_s: float = math.inf) -> None:
-        """Until nothing is left to happen, or that time has come."""
-        if until_s == math.inf:
-            self._environment.run()
-        elif until_s > self.now_s:
-            self._environment.run(until=until_s)
-            self.now_s = until_s
+    def run(self, until_s: float = math.inf) -> None:  # type: ignore[override]
+        """Until nothing is left to happen, or that time has come: what is due then has not happened yet."""
+        if until_s <= self.now_s:
+            return
+        queue, stop_s = self._queue, self._now + (until_s - self._now)
+        while queue and queue[0][0] < stop_s:
+            self._now, _, _, event = heappop(queue)
+            self.now_s = self._now
+            event.action()  # type: ignore[attr-defined]
+        if until_s < math.inf:
+            self._now, self.now_s = stop_s, until_s
 
     def step(self) -> None:
         """Calls the next action; one must be due."""
-        self._environment.step()
-
-    def _act(self, event: Event) -> None:
-        self.now_s = self._environment.now
+        self._now, _, _, event = heappop(self._queue)
+        self.now_s = self._now
         event.action()  # type: ignore[attr-defined]
 
 
 class Alarm:
     """One action that is due at a time that may be brought forward. An earlier call for a later time has no effect."""
 
-    __slots__ = ("_action", "_due_s", "_timeline")
+    __slots__ = ("_action", "_timeline", "due_s")
 
     def __init__(self, timeline: Timeline, action: Callable[[], None]) -> None:
         self._timeline = timeline
         self._action = action
-        self._due_s = math.inf
+        self.due_s = math.inf
+        """When it rings."""
 
     def set(self, at_s: float) -> None:
         """Rings at that time, unless it rings earlier anyway. Never, if that is infinite."""
-        if at_s >= self._due_s:
+        if at_s >= self.due_s:
             return
-        self._due_s = at_s = max(at_s, self._timeline.now_s)
-        self._timeline.call_at(at_s, lambda: self._ring(at_s))
+        timeline = self._timeline
+        if at_s < timeline.now_s:
+            at_s = timeline.now_s
+        self.due_s = at_s
+        timeline.call_at(at_s, partial(self._ring, at_s))
 
     def _ring(self, at_s: float) -> None:
-        if at_s == self._due_s:
-            self._due_s = math.inf
+        if at_s == self.due_s:
+            self.due_s = math.inf
             self._action()

@@ -12,7 +12,7 @@ from molink.peer.transmission.classes import TrafficClass
 from molink.peer.transmission.just_in_time import MOST_DECODE_BYTES
 from molink.peer.transmission.policies import POLICIES
 from molink.peer.transmission.uplink import Uplink
-from molink.peer.transmission.values import MAX_CHUNK_BYTES, AckError, Arrival, Outgoing, Send, Wait
+from molink.peer.transmission.values import MAX_CHUNK_BYTES, AckError, Outgoing, Send, Wait
 
 DECODE, PREFILL, WEIGHTS = TrafficClass.DECODE, TrafficClass.PREFILL, TrafficClass.WEIGHTS
 EVERY_POLICY = pytest.mark.parametrize("policy", POLICIES)
@@ -51,7 +51,7 @@ def test_the_first_prefill_does_not_fill_the_line_before_anything_is_known_of_it
     uplink.push(1, Outgoing(1, PREFILL, 16 * MIB), 0.0)
     parts = sends(uplink, 1, 0.0)
     assert 0 < sum(part.size_bytes for part in parts) <= MAX_CHUNK_BYTES
-    uplink.acked(1, 1, [Arrival(1, 5.0)], 0.03)
+    uplink.acked(1, 1, [(1, 5.0)], 0.03)
     assert uplink.wake() == (1,)
     assert sends(uplink, 1, 0.03)
 
@@ -196,7 +196,6 @@ def test_a_link_that_closes_takes_its_messages_along_sent_in_part_or_not_and_hol
         assert now_s < 60.0
     assert not any(uplink._state.waiting.values())
     assert uplink._state.bulk_links == 0
-    assert not uplink._by_session
     uplink.open(1, now_s)
     assert uplink.estimate(1).in_flight_bytes == 0
     uplink.push(1, Outgoing(1, DECODE, 10, ()), now_s + 5.0)
@@ -271,7 +270,7 @@ class UplinkMachine(RuleBasedStateMachine):
         link = data.draw(st.sampled_from([one for one in LINKS if self.flight[one]]))
         count = data.draw(st.integers(1, len(self.flight[link])))
         first = self.sequence[link] - len(self.flight[link]) + 1
-        arrivals = [Arrival(first + n, self.now_s - 7.0 + way_s) for n in range(count)] if stamped else []
+        arrivals = [(first + n, self.now_s - 7.0 + way_s) for n in range(count)] if stamped else []
         self.now_s += 0.001
         if link in self.suspended:
             self.suspended.discard(link)

@@ -14,7 +14,7 @@ from molink.peer.circulation import fixed
 from molink.peer.pipeline import PipelineStage
 from molink.peer.prefill_chunks import equal_chunks
 from molink.shards.spec import Span
-from molink.simnet.devices import DEVICES, Chunk
+from molink.simnet.devices import DEVICES, Work
 from molink.simnet.model_shapes import QWEN2_7B
 from molink.simnet.outcomes import Outcome
 from molink.simnet.request_load import Request
@@ -41,7 +41,7 @@ def plan(step_s: float, delay_s: float, micro_batches: int, peers: int = 2) -> C
     """Engines that take the same time for every step, and lines that take none for any byte."""
     usual_plan = circuit_plan(scenario(peers), "fifo", usual("fifo", peers))
 
-    def compute_s(_: Sequence[Chunk], __: int) -> float:
+    def compute_s(_: Work, __: int) -> float:
         return step_s
 
     return replace(
