@@ -1,4 +1,4 @@
-"""Signed announcements: facts and state of a peer as bytes, and back, with every bound checked.
+"""Signed announcements: facts, state and loss of a peer as bytes, and back, with every bound checked.
 
 A record is one byte (what it is), 64 bytes of Ed25519 signature, and a protobuf body (announcement.proto).
 The signature covers a domain, the first byte and the body as received: nothing is encoded again to check it.
@@ -11,19 +11,22 @@ from typing import TypeVar
 from google.protobuf.message import DecodeError, Message
 
 from molink.dht import announcement_pb2 as pb
+from molink.dht.bounds import MAX_SEQUENCE, whole
 from molink.dht.facts_codec import facts_from_message, facts_to_message
 from molink.dht.identity import PUBLIC_KEY_BYTES, SIGNATURE_BYTES, Identity, peer_id_of, verify
-from molink.dht.records import PeerFacts, PeerState
+from molink.dht.records import PeerFacts, PeerLoss, PeerState
 from molink.dht.state_codec import peer_tag, state_from_message, state_to_message
 
 MAX_FACTS_BYTES = 4096
 MAX_STATE_BYTES = 150
+MAX_LOSS_BYTES = 96
 
 _Value = TypeVar("_Value")
 
 _DOMAIN = b"molink-announcement-1\0"
 _FACTS = 0xF1
 _STATE = 0x51
+_LOSS = 0x60
 _HEAD_BYTES = 1 + SIGNATURE_BYTES
 
 
@@ -136,6 +139,49 @@ def state_tag(record: bytes) -> int:
     message = pb.State()
     _parse(message, _body(record, _STATE, MAX_STATE_BYTES))
     return message.peer_tag
+
+
+def seal_loss(loss: PeerLoss, identity: Identity) -> bytes:
+    """The signed record of `loss`, at most 96 bytes.
+
+    Raises:
+        AnnouncementError: a value is out of bounds, or the witness is another.
+    """
+    if loss.witness_tag != peer_tag(identity.public_key):
+        raise AnnouncementError(Reason.FORGED, f"{identity.peer_id} cannot sign what another witnessed")
+    sequence = _checked(lambda: whole("sequence", loss.sequence, MAX_SEQUENCE))
+    message = pb.Loss(peer_tag=loss.peer_tag, sequence=sequence, witness_tag=loss.witness_tag)
+    return _seal(_LOSS, message, identity)
+
+
+def open_loss(record: bytes, known_public_keys: Mapping[int, bytes]) -> PeerLoss:
+    """The loss in a record; its witness's key is looked up in `known_public_keys`.
+
+    Raises:
+        AnnouncementError: oversized, malformed, forged, or unknown_peer.
+    """
+    body = _body(record, _LOSS, MAX_LOSS_BYTES)
+    message = pb.Loss()
+    _parse(message, body)
+    public_key = known_public_keys.get(message.witness_tag)
+    if public_key is None:
+        raise AnnouncementError(
+            Reason.UNKNOWN_PEER, f"no facts are known of the witness with tag {message.witness_tag:016x}"
+        )
+    if not _signed(record, public_key):
+        raise AnnouncementError(Reason.FORGED, f"the loss is not signed by {peer_id_of(public_key)}")
+    sequence = _checked(lambda: whole("sequence", message.sequence, MAX_SEQUENCE))
+    return PeerLoss(message.witness_tag, message.peer_tag, sequence)
+
+
+def is_loss(record: bytes) -> bool:
+    """Whether a record claims to be a loss."""
+    return record[:1] == bytes((_LOSS,))
+
+
+def is_state(record: bytes) -> bool:
+    """Whether a record claims to be a state."""
+    return record[:1] == bytes((_STATE,))
 
 
 def is_facts(record: bytes) -> bool:

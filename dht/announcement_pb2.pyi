@@ -373,6 +373,34 @@ class State(_message.Message):
 Global___State: _TypeAlias = State  # noqa: Y015
 
 @_typing.final
+class Loss(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PEER_TAG_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    WITNESS_TAG_FIELD_NUMBER: _builtins.int
+    peer_tag: _builtins.int
+    """of the peer that does not answer"""
+    sequence: _builtins.int
+    """of the newest state of it that the witness knows"""
+    witness_tag: _builtins.int
+    """whose signature this is"""
+    def __init__(
+        self,
+        *,
+        peer_tag: _builtins.int = ...,
+        sequence: _builtins.int = ...,
+        witness_tag: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["peer_tag", b"peer_tag", "sequence", b"sequence", "witness_tag", b"witness_tag"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Loss: _TypeAlias = Loss  # noqa: Y015
+
+@_typing.final
 class TableRequest(_message.Message):
     """-- the table protocol"""
 
@@ -380,8 +408,11 @@ class TableRequest(_message.Message):
 
     PEER_TAGS_FIELD_NUMBER: _builtins.int
     STATES_ONLY_FIELD_NUMBER: _builtins.int
+    DIGESTS_FIELD_NUMBER: _builtins.int
     states_only: _builtins.bool
     """leave out the facts"""
+    digests: _builtins.bool
+    """everybody's Digest instead of entries"""
     @_builtins.property
     def peer_tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """empty: everybody"""
@@ -391,14 +422,41 @@ class TableRequest(_message.Message):
         *,
         peer_tags: _abc.Iterable[_builtins.int] | None = ...,
         states_only: _builtins.bool = ...,
+        digests: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["peer_tags", b"peer_tags", "states_only", b"states_only"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digests", b"digests", "peer_tags", b"peer_tags", "states_only", b"states_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TableRequest: _TypeAlias = TableRequest  # noqa: Y015
+
+@_typing.final
+class Digest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PEER_TAGS_FIELD_NUMBER: _builtins.int
+    SEQUENCES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def peer_tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def sequences(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of the states, in the same order"""
+
+    def __init__(
+        self,
+        *,
+        peer_tags: _abc.Iterable[_builtins.int] | None = ...,
+        sequences: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["peer_tags", b"peer_tags", "sequences", b"sequences"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Digest: _TypeAlias = Digest  # noqa: Y015
 
 @_typing.final
 class TableEntry(_message.Message):

@@ -13,6 +13,7 @@ from cryptography.x509.oid import NameOID
 _NOT_BEFORE = datetime(2000, 1, 1, tzinfo=UTC)
 _NOT_AFTER = datetime(2100, 1, 1, tzinfo=UTC)
 """Fixed and far apart: clocks at home are wrong, and the pin, not the calendar, is what is trusted."""
+_NAME_CHARACTERS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +29,11 @@ class Certificate:
 def new_certificate(peer_id: str) -> Certificate:
     """A fresh certificate for the peer: made at each start, valid as soon as the peer has announced it.
 
-    The subject is the peer id: gRPC confuses trusted certificates whose subjects are equal.
+    The subject is the end of the peer id: gRPC confuses trusted certificates whose subjects are equal, and every
+    byte of it goes to the whole swarm.
     """
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, peer_id)])
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, peer_id[-_NAME_CHARACTERS:])])
     certificate = (
         x509.CertificateBuilder()
         .subject_name(name)
@@ -54,7 +56,7 @@ def new_certificate(peer_id: str) -> Certificate:
 
 def server_name(peer_id: str) -> str:
     """The name that a dialler expects in the peer's certificate, whatever address it dials."""
-    return f"{peer_id.lower()}.molink"
+    return f"{peer_id[-_NAME_CHARACTERS:].lower()}.molink"
 
 
 def certificate_hash(der: bytes) -> bytes:

@@ -3,14 +3,18 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from molink.dht.announcement import AnnouncementError, Reason, open_facts, open_state
+from molink.dht.announcement import AnnouncementError, Reason, open_facts, open_loss, open_state
 from molink.dht.held import Entry, Held
-from molink.dht.identity import public_key_of
+from molink.dht.identity import peer_id_of, public_key_of
+from molink.dht.losses import Losses
 from molink.dht.records import PROTOCOL_VERSION, PeerFacts, PeerView
 from molink.dht.state_codec import peer_tag
 
 REMEMBER_GONE_S = 600.0
-"""How long a gone peer is remembered by its last sequence, so that old records cannot bring it back."""
+"""How long a gone peer is remembered by its last sequence, so that old records cannot bring it back; longer, if its
+last state would still be good then."""
+REFUTE_S = 60.0
+"""Within which a peer that two others call gone must have said something newer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +24,8 @@ class Accepted:
     peer_id: str
     facts_wanted: bool = False
     """The state goes with facts that are not here: ask a neighbour for them."""
+    newcomer: bool = False
+    """These are the first facts of a peer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +42,18 @@ class AgedRecord:
 class Directory:
     """The peers that a router may use. Nothing unverified gets in, and nothing expired is shown."""
 
-    def __init__(self, own_peer_id: str | None = None, *, capacity: int = 20_000) -> None:
+    def __init__(
+        self, own_peer_id: str | None = None, *, capacity: int = 20_000, refute_s: float = REFUTE_S
+    ) -> None:
         """`own_peer_id`: this peer, whose records are taken from itself only (`hold_own`).
-        `capacity`: most peers remembered; those unheard for longest go first."""
+        `capacity`: most peers remembered; those unheard for longest go first.
+        `refute_s`: how long a peer has to refute its loss."""
         self._own_peer_id = own_peer_id
         self._capacity = capacity
         self._entries: dict[str, Entry] = {}  # in order of when they were heard
         self._keys: dict[int, bytes] = {}
         self._held: set[bytes] = set()
+        self._losses = Losses(refute_s)
         if own_peer_id is not None:
             own_key = public_key_of(own_peer_id)
             self._keys[peer_tag(own_key)] = own_key
@@ -51,6 +61,8 @@ class Directory:
         """Records refused since the start, by reason."""
         self.own_sequence = -1
         """The highest sequence of this peer's own that others hold: its next statement must go beyond it."""
+        self.accused_sequence = -1
+        """The highest sequence of this peer's own of which another said that this peer is gone."""
         self.version = 0
         """Grows whenever a snapshot could have changed."""
 
@@ -77,6 +89,23 @@ class Directory:
         except AnnouncementError as error:
             self.refusals[error.reason] += 1
             return error.reason
+
+    def accept_loss(self, record: bytes, now: float) -> Accepted | Reason:
+        """Takes in that a witness calls a peer gone, or says why not. It is shown until that is believed."""
+        try:
+            return self._accept_loss(record, now)
+        except AnnouncementError as error:
+            self.refusals[error.reason] += 1
+            return error.reason
+
+    def witnesses(self, tag: int) -> int:
+        """How many others call the peer of that tag gone."""
+        return self._losses.witnesses(tag)
+
+    def sequence_of(self, tag: int) -> int:
+        """Of the newest state that is or was known of the peer of that tag; -1: none."""
+        entry = self._entry_of(tag)
+        return entry.sequence if entry is not None else -1
 
     def hold_own(self, facts: bytes, state: bytes, now: float) -> None:
         """Takes in what this peer itself has just said, to show it and to hand it on.
@@ -109,13 +138,14 @@ class Directory:
         entry = self._entries.get(facts.peer_id)
         if entry is not None and facts.sequence <= entry.newest_facts_sequence:
             raise _stale("newer facts are known")
+        newcomer = entry is None
         entry = self._heard(facts, now)
         if facts.ttl_s == 0:
             return self._leave(entry, facts.sequence)
         self._hold(record, entry.newest_facts)
         entry.newest_facts = Held(facts, record, now - age_s, facts.ttl_s)
         self._pair(entry)
-        return Accepted(facts.peer_id)
+        return Accepted(facts.peer_id, newcomer=newcomer)
 
     def _accept_state(self, record: bytes, now: float, age_s: float, *, own: bool) -> Accepted:
         if record in self._held:
@@ -131,6 +161,7 @@ class Directory:
         _require_alive(state.ttl_s, age_s)
         self._entries[state.peer_id] = self._entries.pop(state.peer_id)
         entry.heard = now
+        self._losses.refute(peer_tag(entry.public_key), state.sequence)
         if state.ttl_s == 0:
             return self._leave(entry, state.sequence)
         self._hold(record, entry.newest_state)
@@ -138,6 +169,21 @@ class Directory:
         entry.sequence = state.sequence
         self._pair(entry)
         return Accepted(state.peer_id, facts_wanted=not entry.has_facts(state.facts_sequence, now))
+
+    def _accept_loss(self, record: bytes, now: float) -> Accepted:
+        loss = open_loss(record, self._keys)
+        if loss.witness_tag == loss.peer_tag:
+            raise AnnouncementError(Reason.MALFORMED, "nobody is the witness of its own loss")
+        witness, entry = self._entry_of(loss.witness_tag), self._entry_of(loss.peer_tag)
+        if witness is None or witness.state is None or entry is None:
+            raise AnnouncementError(Reason.UNKNOWN_PEER, "the witness or the lost peer is not known")
+        if entry.newest_state is None or loss.sequence < entry.sequence:
+            raise _stale("the peer has spoken or left since")
+        if not self._losses.add(loss, now):
+            raise _stale("the loss is known, or the witness tells of too many")
+        if entry.peer_id == self._own_peer_id:
+            self.accused_sequence = max(self.accused_sequence, loss.sequence)
+        return Accepted(entry.peer_id)
 
     def snapshot(
         self, now: float, model_hash: str | None = None, *, other_versions: bool = False
@@ -181,7 +227,11 @@ class Directory:
         )
 
     def expire(self, now: float) -> None:
-        """Forgets what is over: the dead at once, their sequence numbers after 10 minutes."""
+        """Forgets what is over: the dead and the lost at once, their sequence numbers later."""
+        for tag in self._losses.believed(now):
+            lost = self._entry_of(tag)
+            if lost is not None and lost.peer_id != self._own_peer_id:
+                self._clear(lost)
         for peer_id, entry in list(self._entries.items()):
             if entry.state is not None and not entry.state.alive(now):
                 entry.state = None
@@ -193,8 +243,12 @@ class Directory:
                 self._held.discard(entry.newest_facts.record)
                 entry.newest_facts = entry.facts = None
                 self.version += 1
-            if entry.newest_state is None and now - entry.heard > REMEMBER_GONE_S:
+            if entry.newest_state is None and now > max(entry.heard + REMEMBER_GONE_S, entry.last_alive):
                 self._drop(peer_id)
+
+    def _entry_of(self, tag: int) -> Entry | None:
+        key = self._keys.get(tag)
+        return self._entries.get(peer_id_of(key)) if key is not None else None
 
     def _heard(self, facts: PeerFacts, now: float) -> Entry:
         tag = peer_tag(facts.public_key)
@@ -214,6 +268,7 @@ class Directory:
     def _drop(self, peer_id: str) -> None:
         entry = self._entries.pop(peer_id)
         self._clear(entry)
+        self._losses.forget(peer_tag(entry.public_key))
         if peer_id != self._own_peer_id:
             self._keys.pop(peer_tag(entry.public_key), None)
 
@@ -225,6 +280,8 @@ class Directory:
         return Accepted(entry.peer_id)
 
     def _clear(self, entry: Entry) -> None:
+        if entry.newest_state is not None:
+            entry.last_alive = entry.newest_state.received + entry.newest_state.ttl_s
         for held in (entry.newest_facts, entry.newest_state):
             if held is not None:
                 self._held.discard(held.record)

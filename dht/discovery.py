@@ -65,7 +65,9 @@ class Discovery:
         self.identity = identity
         self._timing = timing or DiscoveryTiming()
         self._serves = serves
-        self._membership = Membership(identity.peer_id if serves else None, self._on_change)
+        self._membership = Membership(
+            identity.peer_id if serves else None, self._on_change, refute_s=self._timing.refute_s
+        )
         settings = NetworkSettings(
             identity=identity,
             listen=Listen(listen_host, port, announce_host) if serves else None,

@@ -1,4 +1,9 @@
-"""Facts of a peer as a protobuf message and back. Both directions check the same bounds."""
+"""Facts of a peer as a protobuf message and back. Both directions check the same bounds.
+
+Measurements are announced with 12 significant bits: more of them is noise, and noise cannot be compressed.
+"""
+
+import math
 
 from molink.dht import announcement_pb2 as pb
 from molink.dht.bounds import MAX_LAYERS, MAX_SEQUENCE, MAX_TTL_S, host_and_port, real, size, text, whole
@@ -23,6 +28,7 @@ MAX_CERTIFICATE_BYTES = 1024
 MAX_UPLINK_MBPS = 1e7
 MAX_ACTIVATION_CODECS = 8
 
+_SIGNIFICANT_BITS = 12
 _MAX_MS = 1e9
 _MAX_BYTES = 2**62
 
@@ -43,12 +49,12 @@ def facts_to_message(facts: PeerFacts) -> pb.Facts:
         certificate=facts.certificate,
         device=_device_to_message(facts.device),
         model=_model_to_message(facts.model),
-        embed_ms=facts.embed_ms,
-        head_ms=facts.head_ms,
-        load_bytes_per_s=facts.load_bytes_per_s,
+        embed_ms=_rounded(facts.embed_ms),
+        head_ms=_rounded(facts.head_ms),
+        load_bytes_per_s=_rounded(facts.load_bytes_per_s),
         activation_codecs=facts.activation_codecs,
-        decode_context_ms=real("decode_context_ms", facts.decode_context_ms, _MAX_MS),
-        prefill_context_ms=real("prefill_context_ms", facts.prefill_context_ms, _MAX_MS),
+        decode_context_ms=_rounded(real("decode_context_ms", facts.decode_context_ms, _MAX_MS)),
+        prefill_context_ms=_rounded(real("prefill_context_ms", facts.prefill_context_ms, _MAX_MS)),
     )
     if facts.uplink_mbps is not None:
         message.uplink_mbps = real("uplink_mbps", facts.uplink_mbps, MAX_UPLINK_MBPS, zero=False)
@@ -57,13 +63,13 @@ def facts_to_message(facts: PeerFacts) -> pb.Facts:
         message.span_limit.start, message.span_limit.stop = facts.span_limit.start, facts.span_limit.stop
     for latency in facts.layer_latencies:
         whole("batch_size", latency.batch_size, 2**20, least=1)
-        message.layer_latencies.add(batch_size=latency.batch_size, layer_ms=latency.layer_ms)
+        message.layer_latencies.add(batch_size=latency.batch_size, layer_ms=_rounded(latency.layer_ms))
     for prefill in facts.prefill_latencies:
         whole("tokens", prefill.tokens, 2**20, least=1)
-        message.prefill_latencies.add(tokens=prefill.tokens, layer_ms=prefill.layer_ms)
+        message.prefill_latencies.add(tokens=prefill.tokens, layer_ms=_rounded(prefill.layer_ms))
     for link in facts.links:
         if link in kept:
-            message.links.add(public_key=public_key_of(link.peer_id), rtt_ms=link.rtt_ms)
+            message.links.add(public_key=public_key_of(link.peer_id), rtt_ms=_rounded(link.rtt_ms))
     if facts.coordinate is not None:
         message.coordinate.position.extend(facts.coordinate.position)
         message.coordinate.height_ms = facts.coordinate.height_ms
@@ -113,6 +119,14 @@ def facts_from_message(message: pb.Facts) -> PeerFacts:
         decode_context_ms=real("decode_context_ms", message.decode_context_ms, _MAX_MS),
         prefill_context_ms=real("prefill_context_ms", message.prefill_context_ms, _MAX_MS),
     )
+
+
+def _rounded(value: float) -> float:
+    """Down to 12 significant bits. What is not finite is left for the bounds to refuse."""
+    if not math.isfinite(value):
+        return value
+    mantissa, exponent = math.frexp(value)
+    return math.ldexp(math.floor(mantissa * 2**_SIGNIFICANT_BITS), exponent - _SIGNIFICANT_BITS)
 
 
 def _without_peer_id(address: str, peer_id: str) -> str:

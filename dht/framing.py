@@ -52,13 +52,17 @@ class FrameStream:
         Raises:
             StreamEndedError: the stream is over, or the frame is longer than `limit`.
         """
-        await trio.lowlevel.checkpoint()  # a full buffer must not keep the thread from everybody else
+        await self.yield_to_others()
         length = int.from_bytes(await self._read_exactly(_LENGTH_BYTES))
         if length > limit:
             raise StreamEndedError(
                 f"{self.peer_id} sent a frame of {length} bytes, at most {limit} are allowed"
             )
         return await self._read_exactly(length)
+
+    async def yield_to_others(self) -> None:
+        """A full buffer must not keep the thread from everybody else."""
+        await trio.lowlevel.checkpoint()
 
     async def close(self) -> None:
         """Ends the stream; what was sent still arrives."""

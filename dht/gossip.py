@@ -1,5 +1,8 @@
 """Announcements flood over links: a stream to each of a few neighbours, each new record passed on once.
 
+Where there is little to say, records are pushed over every link; otherwise they are offered by name, and sent to the
+neighbour that asks (`spreading.py`). A frame is a record, or `OFFER` or `ASK` and names, or empty: a sign of life.
+
 libp2p's gossipsub is not used. Its implementation in py-libp2p 0.8.1 adds a signed record of some 200 bytes
 to every message, more than the state itself, and one message that does not parse, from anybody, ends the
 whole host. Records carry their own signatures here, and the directory, which takes each once, ends the flood.
@@ -11,16 +14,35 @@ from collections.abc import Callable
 
 import trio
 
-from molink.dht.announcement import MAX_FACTS_BYTES, AnnouncementError, Reason, is_facts, state_tag
+from molink.dht.announcement import (
+    MAX_FACTS_BYTES,
+    AnnouncementError,
+    Reason,
+    is_facts,
+    is_loss,
+    is_state,
+    state_tag,
+)
 from molink.dht.directory import Accepted
-from molink.dht.framing import FrameStream, StreamEndedError
+from molink.dht.framing import StreamEndedError
 from molink.dht.membership import Membership
-from molink.dht.timing import DiscoveryTiming
+from molink.dht.packed import PackedStream
+from molink.dht.spreading import MAX_NAMES, Spreading, names_in
+from molink.dht.timing import (
+    FACTS_COST_BITS,
+    LOSS_COST_BITS,
+    NEWS_BUDGET_BITS_PER_S,
+    STATE_COST_BITS,
+    DiscoveryTiming,
+    NewsRate,
+    offer_gap_s,
+)
 from molink.dht.traffic import Traffic
 
 logger = logging.getLogger(__name__)
 
-PROTOCOL = "/molink/gossip/1"
+PROTOCOL = "/molink/gossip/2"
+OFFER, ASK = b"\x0f", b"\xa5"
 MAX_LINKS = 12
 _QUEUE = 256
 _BATCH = 64
@@ -32,7 +54,7 @@ _STRIKES = frozenset((Reason.MALFORMED, Reason.FORGED, Reason.OVERSIZED))
 class GossipLink:
     """One neighbour, and what waits to be sent to it. A full queue loses its oldest."""
 
-    def __init__(self, stream: FrameStream, *, dialled: bool) -> None:
+    def __init__(self, stream: PackedStream, *, dialled: bool) -> None:
         self.stream = stream
         self.dialled = dialled
         self.scope = trio.CancelScope()
@@ -69,7 +91,8 @@ class Gossip:
     """The links of one peer.
 
     `facts_wanted(peer_id, tag)`: that neighbour has spoken of a peer without known facts. `link_opened()`:
-    there is a new link, and beyond it maybe a part of the swarm that was cut off.
+    there is a new link, and beyond it maybe a part of the swarm that was cut off. `link_lost(peer_id)`: there is
+    none any more to that peer.
     """
 
     def __init__(
@@ -80,6 +103,7 @@ class Gossip:
         traffic: Traffic,
         facts_wanted: Callable[[str, int], None],
         link_opened: Callable[[], None],
+        link_lost: Callable[[str], None],
     ) -> None:
         self._own_peer_id = own_peer_id
         self._membership = membership
@@ -87,29 +111,47 @@ class Gossip:
         self._traffic = traffic
         self._facts_wanted = facts_wanted
         self._link_opened = link_opened
+        self._link_lost = link_lost
+        self._spreading = Spreading()
+        self._news = NewsRate(NEWS_BUDGET_BITS_PER_S / 4, 0.0)
         self._links: dict[str, GossipLink] = {}
+        self.after_loss: Callable[[], None] = lambda: None
 
     @property
     def neighbours(self) -> tuple[str, ...]:
         return tuple(self._links)
 
-    def broadcast(self, record: bytes, *, but: str | None = None) -> None:
-        """Sends to every neighbour but one."""
-        for peer_id, link in self._links.items():
-            if peer_id != but:
-                link.put(record)
+    def news_bits_per_s(self) -> float:
+        """What the records of all peers have cost of late."""
+        return self._news.after(trio.current_time()).bits_per_s
+
+    def broadcast(self, record: bytes) -> None:
+        """Sends this peer's own record to every neighbour."""
+        for link in self._spreading.hand_on(record, None, push=True):
+            self._links[link].put(record)
+
+    async def run(self) -> None:
+        """Makes the offers that wait, and asks again for what has not come, until cancelled."""
+        while True:
+            await trio.sleep(min(offer_gap_s(self.news_bits_per_s()), self._timing.offer_gap_s))
+            for link, names in self._spreading.offers():
+                self._links[link].put(OFFER + b"".join(names))
+            for link, late in self._spreading.overdue(trio.current_time()).items():
+                for at in range(0, len(late), MAX_NAMES):
+                    self._links[link].put(ASK + b"".join(late[at : at + MAX_NAMES]))
 
     async def drained(self) -> None:
         """Waits until everything broadcast so far has been written to every link."""
         for link in tuple(self._links.values()):
             await link.drained()
 
-    async def run_link(self, stream: FrameStream, *, dialled: bool) -> None:
+    async def run_link(self, stream: PackedStream, *, dialled: bool) -> None:
         """Keeps a link to the stream's peer until it ends, and resets the stream then."""
         link = GossipLink(stream, dialled=dialled)
         if not self._admit(link):
             await stream.reset()
             return
+        self._spreading.open(stream.peer_id)
         for record in self._membership.own_records():
             link.put(record)
         self._link_opened()
@@ -122,6 +164,8 @@ class Gossip:
         finally:
             if self._links.get(stream.peer_id) is link:
                 del self._links[stream.peer_id]
+                self._spreading.close(stream.peer_id)
+                self._link_lost(stream.peer_id)
             await stream.reset()
 
     def _admit(self, link: GossipLink) -> bool:
@@ -144,25 +188,25 @@ class Gossip:
         try:
             while True:
                 batch = await link.take(self._timing.keepalive_s)
+                before = link.stream.bytes_out
                 with trio.fail_after(self._timing.silence_s):
                     await link.stream.send(batch)
                 link.sent()
-                self._traffic.sent("gossip", sum(map(len, batch)) + 2 * len(batch), len(batch))
+                self._traffic.sent("gossip", link.stream.bytes_out - before, len(batch))
         except (StreamEndedError, trio.TooSlowError) as error:
             logger.debug("the link to %s ended: %s", link.stream.peer_id, error)
             scope.cancel()
 
     async def _receive(self, link: GossipLink) -> None:
-        strikes = received = 0
+        strikes = received = counted = 0
         since = trio.current_time()
         try:
             while strikes < _MAX_STRIKES:
                 with trio.fail_after(self._timing.silence_s):
                     record = await link.stream.receive(MAX_FACTS_BYTES)
-                self._traffic.received("gossip", len(record) + 2)
-                if not record:
-                    continue
-                strikes += self._take_in(record, link.stream.peer_id)
+                self._traffic.received("gossip", link.stream.bytes_in - counted)
+                counted = link.stream.bytes_in
+                strikes += bool(record) and self._take_in(record, link)
                 received += 1
                 if received == _MAX_RECORDS_PER_S:  # who floods is read at this rate, and blocks itself
                     await trio.sleep_until(since + 1.0)
@@ -173,15 +217,44 @@ class Gossip:
         except (StreamEndedError, trio.TooSlowError) as error:
             logger.debug("the link to %s ended: %s", link.stream.peer_id, error)
 
-    def _take_in(self, record: bytes, peer_id: str) -> bool:
-        """Returns whether the record should not have been sent by an honest neighbour."""
+    def _take_in(self, frame: bytes, link: GossipLink) -> bool:
+        """Returns whether the frame should not have been sent by an honest neighbour."""
+        if frame[:1] not in (OFFER, ASK):
+            return self._take_in_record(frame, link.stream.peer_id)
+        try:
+            names = names_in(frame[1:])
+        except ValueError:
+            return True
+        if frame[:1] == ASK:
+            for record in self._spreading.asked(names):
+                link.put(record)
+        elif ask := self._spreading.offered(link.stream.peer_id, names, trio.current_time()):
+            link.put(ASK + b"".join(ask))
+        return False
+
+    def _take_in_record(self, record: bytes, peer_id: str) -> bool:
+        self._spreading.heard(record)
         outcome = self._membership.receive(record)
         if isinstance(outcome, Accepted):
-            self.broadcast(record, but=peer_id)
+            pushes = self._news.after(trio.current_time()).pushes
+            self._news = self._news.after(trio.current_time(), _cost_bits(record, outcome))
+            for to in self._spreading.hand_on(record, peer_id, push=pushes):
+                self._links[to].put(record)
+            if is_loss(record):
+                self.after_loss()
         wanted = outcome.facts_wanted if isinstance(outcome, Accepted) else outcome is Reason.UNKNOWN_PEER
-        if wanted and not is_facts(record):
+        if wanted and is_state(record):
             try:
                 self._facts_wanted(peer_id, state_tag(record))
             except AnnouncementError:
                 return True
         return outcome in _STRIKES
+
+
+def _cost_bits(record: bytes, accepted: Accepted) -> float:
+    """What a record costs this peer; if it brings a newcomer, with this peer's share in handing out the table."""
+    if is_loss(record):
+        return LOSS_COST_BITS
+    if is_facts(record):
+        return FACTS_COST_BITS if accepted.newcomer else FACTS_COST_BITS / 2
+    return STATE_COST_BITS

@@ -37,6 +37,8 @@ class Entry:
     """Of its newest state or leave, kept after these are forgotten."""
     left_sequence: int = -1
     heard: float = 0.0
+    last_alive: float = 0.0
+    """Until when its last state was good: a copy of that may be somewhere, and must not bring it back."""
 
     @property
     def peer_id(self) -> str:

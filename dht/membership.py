@@ -5,9 +5,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection
 
-from molink.dht.announcement import Reason, is_facts
-from molink.dht.directory import Accepted, AgedRecord, Directory
+from molink.dht.announcement import Reason, is_facts, is_loss
+from molink.dht.directory import REFUTE_S, Accepted, AgedRecord, Directory
+from molink.dht.identity import public_key_of
 from molink.dht.records import PeerFacts, PeerView
+from molink.dht.state_codec import peer_tag
 
 
 class Membership:
@@ -19,8 +21,9 @@ class Membership:
         on_change: Callable[[], None],
         *,
         clock: Callable[[], float] = time.monotonic,
+        refute_s: float = REFUTE_S,
     ) -> None:
-        self._directory = Directory(own_peer_id)
+        self._directory = Directory(own_peer_id, refute_s=refute_s)
         self._lock = threading.Lock()
         self._clock = clock
         self._on_change = on_change
@@ -37,13 +40,20 @@ class Membership:
         return self._directory.own_sequence
 
     @property
+    def accused_sequence(self) -> int:
+        """The highest sequence of this peer's own of which another said that this peer is gone."""
+        return self._directory.accused_sequence
+
+    @property
     def refusals(self) -> Counter[Reason]:
         with self._lock:
             return self._directory.refusals.copy()
 
     def receive(self, record: bytes, age_s: float = 0.0) -> Accepted | Reason:
-        """Takes in a signed record of either kind, or says why not."""
+        """Takes in a signed record of any kind, or says why not."""
         with self._lock:
+            if is_loss(record):
+                return self._directory.accept_loss(record, self._clock())
             accept = self._directory.accept_facts if is_facts(record) else self._directory.accept_state
             outcome = accept(record, self._clock(), age_s)
         self._tell()
@@ -84,6 +94,22 @@ class Membership:
         wanted = frozenset(tags)
         return tuple(record for record in records if not wanted or record.peer_tag in wanted)
 
+    def digests(self) -> tuple[tuple[int, int], ...]:
+        """Of each living peer, its tag and the sequence of its newest state."""
+        with self._lock:
+            tags = [record.peer_tag for record in self._directory.records(self._clock())]
+            return tuple((tag, self._directory.sequence_of(tag)) for tag in tags)
+
+    def sequence_of(self, tag: int) -> int:
+        """Of the newest state that is or was known of the peer of that tag; -1: none."""
+        with self._lock:
+            return self._directory.sequence_of(tag)
+
+    def witnesses(self, tag: int) -> int:
+        """How many call the peer of that tag gone."""
+        with self._lock:
+            return self._directory.witnesses(tag)
+
     def living(self) -> tuple[PeerFacts, ...]:
         """The newest facts of every living peer."""
         with self._lock:
@@ -98,3 +124,8 @@ class Membership:
         if version != self._told:
             self._told = version
             self._on_change()
+
+
+def tag_of(peer_id: str) -> int:
+    """The tag that the state of `peer_id` carries."""
+    return peer_tag(public_key_of(peer_id))

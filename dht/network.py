@@ -12,6 +12,7 @@ from molink.dht.gossip import Gossip
 from molink.dht.host import Host, Listen, open_host
 from molink.dht.identity import Identity
 from molink.dht.membership import Membership
+from molink.dht.packed import PackedStream
 from molink.dht.publisher import Publisher
 from molink.dht.swarm_key import SwarmKey
 from molink.dht.table import PROTOCOL as TABLE
@@ -19,6 +20,7 @@ from molink.dht.table import TableService
 from molink.dht.timing import DiscoveryTiming
 from molink.dht.traffic import Traffic
 from molink.dht.upkeep import Upkeep
+from molink.dht.witness import Witness
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,23 +60,37 @@ async def open_network(settings: NetworkSettings, membership: Membership) -> Asy
     ):
         traffic = Traffic()
         upkeep = Upkeep(host, membership, timing, traffic, settings.initial_peers, nursery, serves=serves)
-        gossip = Gossip(host.peer_id, membership, timing, traffic, upkeep.facts_wanted, upkeep.repair_soon)
+        witness = Witness(settings.identity, host, membership, timing, nursery)
+        gossip = Gossip(
+            host.peer_id,
+            membership,
+            timing,
+            traffic,
+            upkeep.facts_wanted,
+            upkeep.repair_soon,
+            witness.link_lost,
+        )
         publisher = Publisher(settings.identity, host.addresses, membership, gossip, timing)
-        upkeep.gossip, upkeep.after_pull = gossip, publisher.contradicted
+        upkeep.gossip, upkeep.after_pull, witness.gossip = gossip, publisher.contradicted, gossip
+        gossip.after_loss = publisher.contradicted
         if serves:
             _serve(host, gossip, TableService(membership, traffic, timeout_s=timing.table_timeout_s))
         await upkeep.bootstrap()
         nursery.start_soon(upkeep.run)
         nursery.start_soon(publisher.run)
+        nursery.start_soon(gossip.run)
         yield Network(host, gossip, publisher, upkeep, traffic)
         nursery.cancel_scope.cancel()
 
 
 def _serve(host: Host, gossip: Gossip, tables: TableService) -> None:
     async def accept_link(stream: FrameStream) -> None:
-        await gossip.run_link(stream, dialled=False)
+        await gossip.run_link(PackedStream(stream), dialled=False)
         if stream.peer_id not in gossip.neighbours:
             await host.hang_up(stream.peer_id)
 
+    async def hand_out_table(stream: FrameStream) -> None:
+        await tables.serve(PackedStream(stream))
+
     host.handle(GOSSIP, accept_link)
-    host.handle(TABLE, tables.serve)
+    host.handle(TABLE, hand_out_table)

@@ -1,6 +1,10 @@
-"""Says what this peer is: on change at once, otherwise at jittered intervals, always newer than before."""
+"""Says what this peer is: on change at once, otherwise at jittered intervals, always newer than before.
+
+How often depends on what the records of all peers leave of the budget (`timing.py`). Who is called gone speaks at once.
+"""
 
 import logging
+import math
 import random
 import time
 from collections.abc import Callable
@@ -16,9 +20,13 @@ from molink.dht.records import PeerFacts, PeerState
 from molink.dht.timing import (
     DiscoveryTiming,
     Pace,
+    announced_links,
     announcement_interval_s,
+    change_burst,
     change_spacing_s,
+    facts_burst,
     facts_interval_s,
+    facts_spacing_s,
     facts_ttl_s,
     state_ttl_s,
 )
@@ -50,8 +58,13 @@ class Publisher:
         self._sequence = 0
         self._facts_record = b""
         self._facts_sequence = 0
+        self._facts_changed = False
+        self._facts_pace = Pace(float(timing.change_burst), 0.0)
         self._facts_due = 0.0
         self._changed = trio.Event()
+        self._accused = trio.Event()
+        self._interval_s = math.inf
+        self._said_at = -math.inf
         self._left = False
 
     def announce(self, facts: PeerFacts | None, state: PeerState) -> None:
@@ -69,7 +82,7 @@ class Publisher:
         if facts is None and self._facts is None:
             raise ValueError("the first announcement needs facts")
         if facts is not None and facts != self._facts:
-            self._facts, self._facts_record = facts, b""
+            self._facts, self._facts_changed = facts, True
             self._changed.set()
         if state != self._state:
             self._state = state
@@ -82,24 +95,43 @@ class Publisher:
         while True:
             with trio.CancelScope(deadline=due if self._state is not None else float("inf")):
                 await self._changed.wait()
-            spacing_s = change_spacing_s(self._membership.peers())
-            pace = pace.after(trio.current_time(), self._timing, spacing_s)
-            if (wait_s := pace.wait_s(self._timing, spacing_s)) > 0:
-                await trio.sleep(wait_s)
+            news_bits_per_s = self._gossip.news_bits_per_s()
+            peers = self._membership.peers()
+            interval_s = announcement_interval_s(
+                peers, news_bits_per_s, self._interval_s, self._timing.interval_s
+            )
+            spacing_s = change_spacing_s(peers, interval_s, self._timing.interval_s)
+            burst = change_burst(self._timing, news_bits_per_s)
+            pace = pace.after(trio.current_time(), self._timing, spacing_s, burst)
+            if (wait_s := self._wait_s(pace, spacing_s)) > 0:
+                with trio.move_on_after(wait_s):
+                    await (trio.sleep_forever if self._accused.is_set() else self._accused.wait)()
                 continue
-            self._changed = trio.Event()
-            pace = pace.spent()
-            interval_s = announcement_interval_s(self._membership.peers(), self._timing.interval_s)
+            self._changed, self._accused = trio.Event(), trio.Event()
+            pace, self._interval_s = pace.spent(), interval_s
             self._publish(interval_s)
             next_s = self._jittered(interval_s)
             await trio.sleep(min(self._timing.change_gap_s, next_s))
             due = trio.current_time() + next_s - min(self._timing.change_gap_s, next_s)
 
     def contradicted(self) -> None:
-        """Speaks again if others hold newer statements of this peer than its own: its clock went back."""
-        if self._state is not None and self._membership.own_sequence > self._sequence:
+        """Speaks again if others hold newer statements of this peer than its own, as when its clock went back, or say
+        that it is gone."""
+        if self._state is None or self._left:
+            return
+        if self._membership.own_sequence > self._sequence:
             self._facts_record = b""
             self._changed.set()
+        if self._membership.accused_sequence >= self._sequence:
+            self._accused.set()
+            self._changed.set()
+
+    def _wait_s(self, pace: Pace, spacing_s: float) -> float:
+        """How long until it may speak; who is called gone may do so six times in the time that it has."""
+        wait_s = pace.wait_s(self._timing, spacing_s)
+        if self._accused.is_set():
+            wait_s = min(wait_s, self._said_at + self._timing.refute_s / 6 - trio.current_time())
+        return wait_s
 
     async def leave(self) -> None:
         """Takes everything back, and waits until the neighbours have been told."""
@@ -114,14 +146,9 @@ class Publisher:
     def _publish(self, interval_s: float) -> None:
         if self._left or self._facts is None or self._state is None:
             return
-        now = trio.current_time()
-        if not self._facts_record or now >= self._facts_due:
-            every_s = facts_interval_s(self._membership.peers(), self._timing.facts_interval_s)
-            self._facts_sequence = self._next()
-            facts = replace(self._facts, sequence=self._facts_sequence, ttl_s=facts_ttl_s(every_s))
-            self._facts_record = seal_facts(facts, self._identity)
-            self._facts_due = now + self._jittered(every_s)
-            self._gossip.broadcast(self._facts_record)
+        now = self._said_at = trio.current_time()
+        if self._facts_are_due(now):
+            self._publish_facts(self._facts, now)
         state = replace(
             self._state,
             sequence=self._next(),
@@ -131,6 +158,30 @@ class Publisher:
         record = seal_state(state, self._identity)
         self._membership.hold_own(self._facts_record, record)
         self._gossip.broadcast(record)
+
+    def _facts_are_due(self, now: float) -> bool:
+        """Facts that have changed keep a pace of their own: they are large, and states can do without the newest."""
+        spacing_s = facts_spacing_s(self._membership.peers())
+        burst = facts_burst(self._gossip.news_bits_per_s())
+        self._facts_pace = self._facts_pace.after(now, self._timing, spacing_s, burst)
+        may_change = self._facts_changed and self._facts_pace.wait_s(self._timing, spacing_s) <= 0
+        return not self._facts_record or now >= self._facts_due or may_change
+
+    def _publish_facts(self, facts: PeerFacts, now: float) -> None:
+        peers = self._membership.peers()
+        every_s = facts_interval_s(peers, self._timing.facts_interval_s)
+        self._facts_sequence = self._next()
+        nearest = sorted(facts.links, key=lambda link: (link.rtt_ms, link.peer_id))
+        told = replace(
+            facts,
+            sequence=self._facts_sequence,
+            ttl_s=facts_ttl_s(every_s),
+            links=tuple(nearest[: announced_links(peers)]),
+        )
+        self._facts_record = seal_facts(told, self._identity)
+        self._facts_due = now + self._jittered(every_s)
+        self._facts_changed, self._facts_pace = False, self._facts_pace.spent()
+        self._gossip.broadcast(self._facts_record)
 
     def _completed(self, facts: PeerFacts) -> PeerFacts:
         return replace(

@@ -171,6 +171,16 @@ class PeerState:
 
 
 @dataclass(frozen=True, slots=True)
+class PeerLoss:
+    """What a witness says of a peer that it had a link to: it does not answer any more."""
+
+    witness_tag: int
+    peer_tag: int
+    sequence: int
+    """Of the newest state that the witness knows. A newer one refutes it."""
+
+
+@dataclass(frozen=True, slots=True)
 class PeerView:
     """One peer as the directory knows it: verified, alive, facts and state together."""
 

@@ -1,4 +1,7 @@
-"""The table protocol: one peer hands the other the signed records that it holds, with their ages."""
+"""The table protocol: one peer hands the other the signed records that it holds, with their ages.
+
+Who knows most of them asks for digests first, 16 bytes a peer, and then for the records that are newer than its own.
+"""
 
 import logging
 from collections.abc import Collection, Iterator
@@ -9,19 +12,24 @@ from google.protobuf.message import DecodeError
 
 from molink.dht import announcement_pb2 as pb
 from molink.dht.announcement import MAX_FACTS_BYTES, MAX_STATE_BYTES, AnnouncementError, Reason, state_tag
+from molink.dht.bounds import MAX_SEQUENCE, whole
 from molink.dht.directory import Accepted, AgedRecord
-from molink.dht.framing import FrameStream, StreamEndedError
+from molink.dht.framing import StreamEndedError
 from molink.dht.membership import Membership
+from molink.dht.packed import PackedStream
 from molink.dht.traffic import Traffic
 
 logger = logging.getLogger(__name__)
 
-PROTOCOL = "/molink/table/1"
+PROTOCOL = "/molink/table/2"
 MAX_TAGS = 256
 MAX_ENTRIES = 20_000
 _MAX_REQUEST_BYTES = MAX_TAGS * 8 + 16
 _MAX_ENTRY_BYTES = MAX_FACTS_BYTES + MAX_STATE_BYTES + 32
-_BATCH = 16
+_BATCH = 64
+DIGESTS = 256
+"""In one frame."""
+_MAX_DIGEST_BYTES = DIGESTS * 18 + 16
 _MAX_CALLERS = 8
 
 
@@ -45,7 +53,7 @@ class TableService:
         self._timeout_s = timeout_s
         self._callers = trio.CapacityLimiter(_MAX_CALLERS)
 
-    async def serve(self, stream: FrameStream) -> None:
+    async def serve(self, stream: PackedStream) -> None:
         try:
             self._callers.acquire_nowait()
         except trio.WouldBlock:
@@ -69,6 +77,12 @@ class TableService:
 
 
 def _entries(membership: Membership, request: pb.TableRequest) -> Iterator[bytes]:
+    if request.digests:
+        digests = membership.digests()[:MAX_ENTRIES]
+        for at in range(0, len(digests), DIGESTS):
+            tags, sequences = zip(*digests[at : at + DIGESTS], strict=True)
+            yield pb.Digest(peer_tags=tags, sequences=sequences).SerializeToString()
+        return
     for record in membership.table(tuple(request.peer_tags))[:MAX_ENTRIES]:
         yield _encode(record, states_only=request.states_only)
 
@@ -83,7 +97,7 @@ def _encode(record: AgedRecord, *, states_only: bool) -> bytes:
 
 
 async def pull(
-    stream: FrameStream,
+    stream: PackedStream,
     membership: Membership,
     *,
     tags: Collection[int] = (),
@@ -111,6 +125,43 @@ async def pull(
     except DecodeError:
         raise StreamEndedError(f"{stream.peer_id} sent something else than a table") from None
     return Pulled(entries, news, tuple(wanted))
+
+
+async def newer_tags(stream: PackedStream, membership: Membership, *, timeout_s: float) -> tuple[int, ...]:
+    """The tags of those peers of whom the other side has newer states than `membership`.
+
+    Raises:
+        StreamEndedError: the other side does not answer, or not in this protocol.
+    """
+    request = pb.TableRequest(digests=True)
+    newer: list[int] = []
+    entries = 0
+    try:
+        with trio.fail_after(timeout_s):
+            await stream.send([request.SerializeToString()])
+            while entries < MAX_ENTRIES and (frame := await stream.receive(_MAX_DIGEST_BYTES)):
+                digests = digests_in(frame)
+                entries += len(digests)
+                newer += [tag for tag, sequence in digests if sequence > membership.sequence_of(tag)]
+    except trio.TooSlowError:
+        raise StreamEndedError(f"{stream.peer_id} did not send its digests within {timeout_s:g} s") from None
+    except ValueError:
+        raise StreamEndedError(f"{stream.peer_id} sent something else than digests") from None
+    return tuple(newer)
+
+
+def digests_in(frame: bytes) -> tuple[tuple[int, int], ...]:
+    """Tag and sequence of the newest state of 1 to 256 peers. Raises ValueError if these are none."""
+    try:
+        message = pb.Digest.FromString(frame)
+    except DecodeError as error:
+        raise ValueError("the digests cannot be decoded") from error
+    if not 1 <= len(message.peer_tags) == len(message.sequences) <= DIGESTS:
+        raise ValueError(f"1 to {DIGESTS} tags and as many sequences make a frame of digests")
+    return tuple(
+        (tag, whole("sequence", sequence, MAX_SEQUENCE))
+        for tag, sequence in zip(message.peer_tags, message.sequences, strict=True)
+    )
 
 
 def _take_in(frame: bytes, membership: Membership) -> Pulled:

@@ -1,14 +1,31 @@
-"""How often a peer speaks: everything that it sends stays within 32 kbit/s, however large the swarm."""
+"""How often a peer speaks: everything that it sends stays within 32 kbit/s, however many come and go.
+
+What a record costs the average peer, in each direction: its content once, deflated, its name offered over the mean of 8
+links, in one direction or the other, an ask for it, and its share of what frames cost (yamux 12, noise 18, TCP and
+IP 40, half an acknowledgement 26). `docs/decisions/0011` has the numbers.
+"""
 
 import math
 from dataclasses import dataclass
 
-STATE_COST_BITS = 8 * 250 * 8
-FACTS_COST_BITS = 8 * 1250 * 8
-STATE_BUDGET_BITS_PER_S = 24_000
-FACTS_BUDGET_BITS_PER_S = 5_000
-REPAIR_COST_BITS = 170 * 8
-REPAIR_BUDGET_BITS_PER_S = 2_000
+STATE_COST_BITS = 8 * 170
+"""100 to 148 bytes of content, 5 names, an ask."""
+FACTS_COST_BITS = 8 * (600 + 600)
+"""500 to 550 bytes and names; a newcomer also copies everybody's from somebody, which is once as much again."""
+CHANGED_FACTS_BITS_PER_S = 2_000
+LOSS_COST_BITS = STATE_COST_BITS
+NEWS_BUDGET_BITS_PER_S = 25_000
+"""Records of all peers together. The rest of 32 kbit/s is the frames', the repair's and what varies."""
+LEAST_STATES_BITS_PER_S = 2_500
+"""Left to states that have not changed, whatever else there is to tell."""
+PUSH_BITS_PER_S = 1_600
+"""Of news, as counted above, up to which each record is pushed over all links, which costs ten times as much."""
+REPAIR_COST_BITS = 16 * 8
+"""A tag and a sequence."""
+REPAIR_BUDGET_BITS_PER_S = 1_000
+NEWS_AVERAGED_S = 120.0
+MEASURED_LINKS_UP_TO = 512
+"""Peers up to which all measured links are announced; in larger swarms coordinates say as much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +46,8 @@ class DiscoveryTiming:
     """Between comparisons of the whole table with a neighbour's in a small swarm."""
     refresh_interval_s: float = 10.0
     """Between a client's pulls of the table in a small swarm."""
+    offer_gap_s: float = 5.0
+    """Most between two offers of records to a neighbour."""
     keepalive_s: float = 10.0
     """A link that carries nothing for so long gets an empty frame."""
     silence_s: float = 30.0
@@ -41,16 +60,55 @@ class DiscoveryTiming:
     redial_s: float = 20.0
     """A peer that could not be reached is left alone for so long."""
     leave_timeout_s: float = 2.0
+    refute_s: float = 60.0
+    """Within which a peer that two others call gone must have said something newer."""
+    redial_before_loss_s: float = 10.0
+    """A neighbour that went without a word is dialled once within so long, before it is called gone."""
 
 
-def announcement_interval_s(peers: int, small_swarm_s: float = 17.0) -> float:
+@dataclass(frozen=True, slots=True)
+class NewsRate:
+    """What all peers' records cost a peer, in bits per second: a mean that forgets within minutes."""
+
+    bits_per_s: float
+    at: float
+    """When it was counted."""
+
+    def after(self, now: float, cost_bits: float = 0.0) -> "NewsRate":
+        """With a record that arrived at `now`, or as it is by then."""
+        kept = self.bits_per_s * math.exp(-(now - self.at) / NEWS_AVERAGED_S)
+        return NewsRate(kept + cost_bits / NEWS_AVERAGED_S, now)
+
+    @property
+    def pushes(self) -> bool:
+        """Whether there is so little that records are pushed instead of offered."""
+        return self.bits_per_s <= PUSH_BITS_PER_S
+
+
+def announcement_interval_s(
+    peers: int, news_bits_per_s: float = 0.0, before_s: float = math.inf, small_swarm_s: float = 17.0
+) -> float:
     """Seconds between a peer's announcements of its state when it knows of `peers` peers.
 
-    Every peer's state reaches every peer over each of its links once. With a mean of 8 links, 8 copies of
-    250 bytes (state of up to 146, frame 2, yamux 12, noise 18, TCP and IP 40, half an acknowledgement of 52)
-    are 16 kbit in each direction. `peers` states an interval within 24 kbit/s: interval = peers * 16 / 24 s.
+    `news_bits_per_s`: what all records have cost of late; `before_s`: the interval that held then. What is not states
+    that everybody repeats is changes, arrivals and losses, which nobody can put off: the repetitions get what they
+    leave of the budget. Where all peers do so, all records together take the budget.
     """
-    return max(small_swarm_s, peers * STATE_COST_BITS / STATE_BUDGET_BITS_PER_S)
+    if peers * STATE_COST_BITS / small_swarm_s <= LEAST_STATES_BITS_PER_S:
+        return small_swarm_s
+    others = max(0.0, news_bits_per_s - peers * STATE_COST_BITS / before_s)
+    left = max(LEAST_STATES_BITS_PER_S, NEWS_BUDGET_BITS_PER_S - others)
+    return max(small_swarm_s, peers * STATE_COST_BITS / left)
+
+
+def offer_gap_s(news_bits_per_s: float) -> float:
+    """Seconds between two offers to the same neighbour: 1 where there is little to say, 5 where the budget is used."""
+    return 1.0 + 4.0 * min(1.0, news_bits_per_s / NEWS_BUDGET_BITS_PER_S)
+
+
+def announced_links(peers: int) -> int:
+    """How many of its measured links a peer's facts name, the nearest ones."""
+    return 32 if peers <= MEASURED_LINKS_UP_TO else 0
 
 
 def state_ttl_s(interval_s: float, jitter: float) -> int:
@@ -59,8 +117,14 @@ def state_ttl_s(interval_s: float, jitter: float) -> int:
 
 
 def facts_interval_s(peers: int, small_swarm_s: float = 1200.0) -> float:
-    """Seconds between unchanged facts: 8 copies of 1250 bytes, within 5 kbit/s, take 16 s a peer."""
-    return max(small_swarm_s, peers * FACTS_COST_BITS / FACTS_BUDGET_BITS_PER_S)
+    """Seconds between unchanged facts: a state names the facts that it goes with, so they may be old. At most a
+    day and a half, and in large swarms so seldom that they take half a kbit/s."""
+    return min(130_000.0, max(small_swarm_s, peers * FACTS_COST_BITS / 2 / 500))
+
+
+def facts_spacing_s(peers: int) -> float:
+    """Seconds between a peer's announcements of facts that have changed, in the long run: 2 kbit/s of all of them."""
+    return peers * FACTS_COST_BITS / 2 / CHANGED_FACTS_BITS_PER_S
 
 
 def facts_ttl_s(interval_s: float) -> int:
@@ -69,7 +133,7 @@ def facts_ttl_s(interval_s: float) -> int:
 
 
 def repair_interval_s(peers: int, small_swarm_s: float = 60.0) -> float:
-    """Seconds between pulls of a neighbour's states: 170 bytes a peer, within 2 kbit/s."""
+    """Seconds between comparisons of tables: 16 bytes a peer, within 1 kbit/s."""
     return max(small_swarm_s, peers * REPAIR_COST_BITS / REPAIR_BUDGET_BITS_PER_S)
 
 
@@ -81,20 +145,36 @@ class Pace:
     at: float
     """When `tokens` was counted."""
 
-    def after(self, now: float, timing: DiscoveryTiming, spacing_s: float) -> "Pace":
-        """The bucket filled up to `now`."""
+    def after(self, now: float, timing: DiscoveryTiming, spacing_s: float, most: int) -> "Pace":
+        """The bucket filled up to `now`; it holds `most`."""
         gained = (now - self.at) / max(spacing_s, timing.change_gap_s)
-        return Pace(min(float(timing.change_burst), self.tokens + gained), now)
+        return Pace(min(float(most), self.tokens + gained), now)
 
     def wait_s(self, timing: DiscoveryTiming, spacing_s: float) -> float:
         """How long until the next announcement may be made."""
         return 0.0 if self.tokens >= 1.0 else (1.0 - self.tokens) * max(spacing_s, timing.change_gap_s)
 
     def spent(self) -> "Pace":
-        return Pace(self.tokens - 1.0, self.at)
+        return Pace(max(0.0, self.tokens - 1.0), self.at)
 
 
-def change_spacing_s(peers: int) -> float:
-    """Seconds between a peer's announcements in the long run, however often its state changes: see
-    `announcement_interval_s` for the arithmetic."""
-    return peers * STATE_COST_BITS / STATE_BUDGET_BITS_PER_S
+def change_spacing_s(peers: int, interval_s: float, small_swarm_s: float = 17.0) -> float:
+    """Seconds between a peer's announcements in the long run, however often its state changes: as often as an unchanged
+    state, and in a small swarm as the budget allows. `interval_s`: between unchanged states."""
+    if interval_s > small_swarm_s:
+        return interval_s
+    return peers * STATE_COST_BITS / NEWS_BUDGET_BITS_PER_S
+
+
+def change_burst(timing: DiscoveryTiming, news_bits_per_s: float) -> int:
+    """Changes of state that may be announced at once; half as many where the budget is more than half used."""
+    return timing.change_burst // 2 if _is_busy(news_bits_per_s) else timing.change_burst
+
+
+def facts_burst(news_bits_per_s: float) -> int:
+    """Facts that may be announced at once: a newcomer's, and those that it has measured soon after."""
+    return 1 if _is_busy(news_bits_per_s) else 2
+
+
+def _is_busy(news_bits_per_s: float) -> bool:
+    return news_bits_per_s > NEWS_BUDGET_BITS_PER_S / 2

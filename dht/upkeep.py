@@ -1,8 +1,9 @@
 """Keeps a peer or client in touch with the swarm: whom to dial, what to ask for, what to forget."""
 
+import contextlib
 import logging
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
 import trio
 
@@ -12,7 +13,8 @@ from molink.dht.gossip import PROTOCOL as GOSSIP
 from molink.dht.gossip import Gossip
 from molink.dht.host import DialError, Host, peer_id_in
 from molink.dht.membership import Membership
-from molink.dht.table import MAX_TAGS, Pulled, pull
+from molink.dht.packed import PackedStream
+from molink.dht.table import MAX_TAGS, Pulled, newer_tags, pull
 from molink.dht.table import PROTOCOL as TABLE
 from molink.dht.timing import DiscoveryTiming, repair_interval_s
 from molink.dht.traffic import Traffic
@@ -52,6 +54,7 @@ class Upkeep:
         self._not_before: dict[str, float] = {}
         self._linking: set[str] = set()
         self._wanted_in, self._wanted_out = trio.open_memory_channel[tuple[str, int]](_WANTED)
+        self._copying = trio.Lock()
         self._repair_due = trio.current_time() + self._jittered(timing.repair_interval_s)
         self.gossip: Gossip | None = None
         self.after_pull: Callable[[], None] = lambda: None
@@ -69,7 +72,8 @@ class Upkeep:
         self._repair_due = min(self._repair_due, soon)
 
     async def bootstrap(self) -> None:
-        """Connects to the initial peers and copies the swarm's records from up to three of them.
+        """Connects to the initial peers, copies the swarm's records from the first that answers, and what others know
+        beyond it from up to two more.
 
         Raises:
             BootstrapUnreachable: there are initial peers and none has answered in time.
@@ -90,7 +94,7 @@ class Upkeep:
     ) -> None:
         try:
             peer_id = await self._host.dial(address, timeout_s=self._timing.dial_timeout_s)
-            await self._pull_from(peer_id, states_only=False)
+            await self._copy_from(peer_id)
         except (DialError, StreamEndedError) as error:
             outcomes[address] = str(error)
             return
@@ -110,7 +114,7 @@ class Upkeep:
         for peer_id, addresses in self._sources():
             try:
                 await self._connect(peer_id, addresses)
-                await self._pull_from(peer_id, states_only=True)
+                await self._compare_with(peer_id)
             except (DialError, StreamEndedError) as error:
                 failures.append((peer_id, str(error)))
                 self._not_before[peer_id] = trio.current_time() + self._jittered(self._timing.redial_s)
@@ -141,7 +145,7 @@ class Upkeep:
     async def _repair(self) -> None:
         try:
             if self.gossip is not None and self.gossip.neighbours:
-                await self._pull_from(random.choice(self.gossip.neighbours), states_only=True)
+                await self._compare_with(random.choice(self.gossip.neighbours))
             elif not self._serves:
                 await self.refresh()
         except (DialError, StreamEndedError, BootstrapUnreachable) as error:
@@ -162,20 +166,47 @@ class Upkeep:
             except (DialError, StreamEndedError) as error:
                 logger.debug("%s did not tell the facts it knows: %s", peer_id, error)
 
-    async def _pull_from(self, peer_id: str, *, states_only: bool) -> None:
-        pulled = await self._pull(peer_id, states_only=states_only)
-        missing = pulled.wanted
-        while missing:
-            await self._pull(peer_id, tags=missing[:MAX_TAGS])
-            missing = missing[MAX_TAGS:]
+    async def _copy_from(self, peer_id: str) -> None:
+        """All that the peer knows, unless somebody else's table is here by then: who is slow keeps nobody waiting."""
+        with trio.move_on_after(self._timing.bootstrap_timeout_s / 3) as waiting:
+            await self._copying.acquire()
+        try:
+            if self._membership.peers():
+                await self._compare_with(peer_id)
+            else:
+                await self._pull(peer_id)
+        finally:
+            if not waiting.cancelled_caught:
+                self._copying.release()
+
+    async def _compare_with(self, peer_id: str) -> None:
+        """Copies what the peer knows and this one does not."""
+        async with self._stream_to(peer_id) as stream:
+            newer = await newer_tags(stream, self._membership, timeout_s=self._timing.table_timeout_s)
+        known = [tag for tag in newer if self._membership.sequence_of(tag) >= 0]
+        missing = [tag for tag in newer if self._membership.sequence_of(tag) < 0]
+        for at in range(0, len(known), MAX_TAGS):
+            pulled = await self._pull(peer_id, tags=known[at : at + MAX_TAGS], states_only=True)
+            missing += pulled.wanted
+        for at in range(0, len(missing), MAX_TAGS):
+            await self._pull(peer_id, tags=missing[at : at + MAX_TAGS])
 
     async def _pull(self, peer_id: str, *, tags: Iterable[int] = (), states_only: bool = False) -> Pulled:
-        timeout_s = self._timing.table_timeout_s
-        stream = await self._host.open_stream(peer_id, TABLE, timeout_s=self._timing.dial_timeout_s)
-        try:
+        async with self._stream_to(peer_id) as stream:
             return await pull(
-                stream, self._membership, tags=tuple(tags), states_only=states_only, timeout_s=timeout_s
+                stream,
+                self._membership,
+                tags=tuple(tags),
+                states_only=states_only,
+                timeout_s=self._timing.table_timeout_s,
             )
+
+    @contextlib.asynccontextmanager
+    async def _stream_to(self, peer_id: str) -> AsyncIterator[PackedStream]:
+        timeout_s = self._timing.dial_timeout_s
+        stream = PackedStream(await self._host.open_stream(peer_id, TABLE, timeout_s=timeout_s))
+        try:
+            yield stream
         finally:
             self._traffic.received("table", stream.bytes_in)
             self._traffic.sent("table", stream.bytes_out)
@@ -225,7 +256,7 @@ class Upkeep:
             logger.debug("no link to %s: %s", peer_id, error)
         else:
             if self.gossip is not None:
-                await self.gossip.run_link(stream, dialled=True)
+                await self.gossip.run_link(PackedStream(stream), dialled=True)
         finally:
             self._linking.discard(peer_id)
             self._not_before[peer_id] = trio.current_time() + self._jittered(self._timing.redial_s)

@@ -23,6 +23,8 @@ MOST_SLOWDOWN = 2.0
 LEAST_SHARE = 1 / 3
 """Of the time, the prompt's, however slow decode is: somebody waits for its first token too."""
 LEAST_TOKENS = 16
+"""Of a piece, but for the last of a part."""
+TOKENS_STEP = 8
 """Pieces have a multiple of so many, but for the last of a part."""
 RECENT = 0.3
 """Weight of the latest step in what is remembered of late ones."""
@@ -102,14 +104,22 @@ def next_piece(layer_time: LayerTime, part: PartLeft, most_ms: float, beside_ms:
         return PieceSize(tokens, _layers(left, most_ms, layer_time(tokens, part.context_tokens)))
     best = PieceSize(min(part.tokens, LEAST_TOKENS), 1)
     least_ms = math.inf
-    for groups, tokens in _groups(part.tokens):
+
+    def through_ms(layer_ms: float) -> float:
+        """Of tokens through all layers, with decode steps in between."""
+        pieces = -(-part.layers // _layers(part.layers, most_ms, layer_ms))
+        return pieces * beside_ms + part.layers * layer_ms
+
+    for tokens in _sizes(part.tokens):
         layer_ms = layer_time(tokens, part.context_tokens)
         if layer_ms > most_ms:
             continue
-        layers = _layers(part.layers, most_ms, layer_ms)
-        whole_ms = groups * (-(-part.layers // layers) * beside_ms + part.layers * layer_ms)
+        groups, rest = divmod(part.tokens, tokens)
+        whole_ms = groups * through_ms(layer_ms)
+        if rest:
+            whole_ms += through_ms(layer_time(rest, part.context_tokens))
         if whole_ms < least_ms:
-            best, least_ms = PieceSize(tokens, layers), whole_ms
+            best, least_ms = PieceSize(tokens, _layers(part.layers, most_ms, layer_ms)), whole_ms
     return best
 
 
@@ -119,14 +129,7 @@ def _layers(left: int, most_ms: float, layer_ms: float) -> int:
     return -(-left // -(-left // most))
 
 
-def _groups(tokens: int) -> Iterator[tuple[int, int]]:
-    """In how many groups the tokens that are left may go through the layers, and of how many each is, but for the last:
-    a few tokens that are left over would waste time."""
-    length = tokens
-    while True:
-        groups = -(-tokens // length)
-        yield groups, length
-        if length <= LEAST_TOKENS:
-            return
-        even = -(-tokens // (groups + 1))
-        length = min(-(-even // LEAST_TOKENS) * LEAST_TOKENS, (length - 1) // LEAST_TOKENS * LEAST_TOKENS)
+def _sizes(tokens: int) -> Iterator[int]:
+    """How many of the tokens may go through the layers together."""
+    yield from range(LEAST_TOKENS, tokens, TOKENS_STEP)
+    yield tokens

@@ -107,3 +107,20 @@ def at_most_the_next(measured: Sequence[LayerLatency]) -> tuple[LayerLatency, ..
         least_ms = min(least_ms, latency.layer_ms)
         cleaned.append(LayerLatency(latency.batch_size, least_ms))
     return tuple(reversed(cleaned))
+
+
+def plausible_pieces(measured: Sequence[PieceLatency]) -> tuple[PieceLatency, ...]:
+    """The same, in order of tokens, without what only a busy moment explains: fewer tokens take no longer than more,
+    and each of them no less. Of two that disagree the one with more tokens is believed: it took longest to measure."""
+    cleaned: list[PieceLatency] = []
+    for one in reversed(measured):
+        if cleaned:
+            more = cleaned[-1]
+            layer_ms, context_ms = (
+                max(high_ms * one.tokens / more.tokens, min(low_ms, high_ms))
+                for low_ms, high_ms in ((one.layer_ms, more.layer_ms), (one.context_ms, more.context_ms))
+            )
+            cleaned.append(PieceLatency(one.tokens, layer_ms, context_ms))
+        else:
+            cleaned.append(one)
+    return tuple(reversed(cleaned))

@@ -18,7 +18,7 @@ import torch
 from molink.dht.records import LayerLatency, PrefillLatency
 from molink.peer.backend import Backend
 from molink.peer.device import describe_device
-from molink.peer.profile import PieceLatency, Profile, at_most_the_next
+from molink.peer.profile import PieceLatency, Profile, at_most_the_next, plausible_pieces
 from molink.peer.profile_json import FLOOR_MS, from_json, to_json
 from molink.peer.state_dir import read_json, write_json
 from molink.peer.threads import use_fastest
@@ -275,7 +275,7 @@ class _Bench:
             )
             context_ms = max(0.0, behind_ms - alone_ms) * 1000 / context
             measured.append(PieceLatency(tokens, max(FLOOR_MS, alone_ms), context_ms))
-        return tuple(measured)
+        return plausible_pieces(measured)
 
     def _piece_ms(self, engine: Engine, cache: SequenceCache, tokens: int) -> float:
         """The time of a piece; the cache is afterwards as it was."""

@@ -4,7 +4,7 @@ A step packs the new tokens of many sessions into one row [1, tokens, hidden], s
 the model is made once. Only attention tells the sessions apart: each attends to its own cache.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -12,12 +12,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AttentionInterface
 
+from molink.shards.tiled_attention import most_keys, weighed_in_tiles
+
 IMPLEMENTATION = "molink_packed"
 """Not registered with transformers' mask interface, so that models build no masks."""
 
 _SLOT = "molink_slot"
 _FUSED_DIM_LIMIT = 256
 """Largest head dimension for which transformers shares key heads inside the fused kernel."""
+TILED_QUERIES = 24
+"""From so many on, attention to what comes before all of them is cut into tiles."""
 
 
 class Rules(NamedTuple):
@@ -151,13 +155,11 @@ def attend_sequence(query: Tensor, key: Tensor, value: Tensor, rules: Rules) -> 
 
 
 def attend_up_to_rounding(query: Tensor, key: Tensor, value: Tensor, rules: Rules) -> Tensor:
-    """As `attend_sequence`, but only up to rounding: on a CPU several positions attend to the keys before them without
-    a mask, and to their own apart."""
-    queries, keys = query.shape[2], key.shape[2]
-    if queries == 1 or queries == keys or not _merges(query, key, value, rules):
+    """As `attend_sequence`, but only up to rounding: on a CPU several positions attend to most of the keys before them
+    without a mask, and to their own apart."""
+    if query.shape[2] == 1:
         return attend_sequence(query, key, value, rules)
-    lengths = [keys - queries, queries]
-    return attend_parts(query, key.split_with_sizes(lengths, 2), value.split_with_sizes(lengths, 2), rules)
+    return attend_parts(query, [key], [value], rules)
 
 
 def _merges(query: Tensor, key: Tensor, value: Tensor, rules: Rules) -> bool:
@@ -182,11 +184,16 @@ def attend_parts(query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor]
     if rules.sliding_window:
         seen = rules.sliding_window + query.shape[2] - 1
         keys, values = _latest(keys, seen), _latest(values, seen)
-    whole = _seen_whole(keys, query.shape[2])
-    if whole == 0 or not _merges(query, keys[0], values[0], rules):
-        return attend_sequence(query, _joined(keys), _joined(values), rules)
-    attended, weight = _weighed(query, _joined(keys[whole:]), _joined(values[whole:]), rules, fresh=True)
-    for key, value in zip(keys[:whole], values[:whole], strict=True):
+    queries = query.shape[2]
+    whole = _seen_whole(keys, queries)
+    key, value = _joined(keys[whole:]), _joined(values[whole:])
+    at_once = whole == 0 and queries in (1, key.shape[2])
+    if at_once or not _merges(query, key, value, rules):
+        return attend_sequence(query, _joined([*keys[:whole], key]), _joined([*values[:whole], value]), rules)
+    own = _own_keys(query, key)
+    attended, weight = _weighed(query, key[:, :, -own:], value[:, :, -own:], rules, fresh=True)
+    before = [*keys[:whole], key[:, :, :-own]], [*values[:whole], value[:, :, :-own]]
+    for key, value in _tiles(query, *before):
         other, other_weight = _weighed(query, key, value, rules, fresh=False)
         share = torch.sigmoid(other_weight - weight).unsqueeze(-1)
         attended = torch.lerp(attended, other, share.to(attended.dtype))
@@ -201,6 +208,28 @@ def _seen_whole(keys: Sequence[Tensor], queries: int) -> int:
         whole -= 1
         behind += keys[whole].shape[2]
     return whole
+
+
+def _in_tiles(query: Tensor) -> bool:
+    return query.dtype is torch.float32 and query.shape[2] >= TILED_QUERIES
+
+
+def _own_keys(query: Tensor, key: Tensor) -> int:
+    """How many of the last keys are attended to at once, the queries' own among them."""
+    queries, keys = query.shape[2], key.shape[2]
+    if queries == 1:
+        return keys
+    return min(keys, max(queries, most_keys(query, key.shape[1]))) if _in_tiles(query) else queries
+
+
+def _tiles(
+    query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The pieces, as many keys of each at a time as fit a tile."""
+    for key, value in zip(keys, values, strict=True):
+        most = most_keys(query, key.shape[1]) if _in_tiles(query) else max(1, key.shape[2])
+        if key.shape[2]:
+            yield from zip(torch.split(key, most, 2), torch.split(value, most, 2), strict=True)
 
 
 def _latest(parts: Sequence[Tensor], tokens: int) -> list[Tensor]:
@@ -221,15 +250,12 @@ def _weighed(
     query: Tensor, key: Tensor, value: Tensor, rules: Rules, *, fresh: bool
 ) -> tuple[Tensor, Tensor]:
     """Attention [1, heads, queries, dim] over some of a sequence's keys, and the logarithm [1, heads, queries] of what
-    they weigh. `fresh`: the last of them are the queries' own; else all come before the queries."""
-    queries, keys = query.shape[2], key.shape[2]
-    causal = fresh and queries == keys > 1
-    mask = None
-    if fresh and keys > queries > 1:
-        seen = causal_mask(queries, keys, None, query.device)
-        mask = torch.zeros(seen.shape, dtype=query.dtype).masked_fill(~seen, float("-inf"))
+    they weigh. `fresh`: the last of them are the queries' own, and, but for tiles or one query, all of them; else all
+    come before the queries."""
+    if _in_tiles(query):
+        return weighed_in_tiles(query, key, value, rules.scaling, fresh=fresh)
     attended, weight = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(  # noqa: SLF001 - nothing public gives the weights
-        query, key, value, 0.0, causal, attn_mask=mask, scale=rules.scaling
+        query, key, value, 0.0, fresh and query.shape[2] > 1, scale=rules.scaling
     )
     return attended, weight
 

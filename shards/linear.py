@@ -6,6 +6,7 @@ where sessions share a step. Where a session has the engine for itself, its prod
 of transformers.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
@@ -18,8 +19,10 @@ from molink.shards.attention import BatchSlot
 
 LEAST_WEIGHTS = 1 << 16
 """Smaller matrices are not worth a choice: the call costs more than the product."""
-TIMED_ROWS = (1, 2, 4, 8, 32)
+TIMED_ROWS = (1, 2, 4, 8, 32, 128)
 """Each of the ways is timed with so many rows; what is best for some is used up to the next number."""
+TIMED_ROWS_OF_ALL = 32
+"""More rows are multiplied by fewer of the matrices: they are no longer waited for."""
 TIMED_BYTES = 96 * 1024 * 1024
 """Of matrices that are multiplied in turn: no processor's cache keeps them all."""
 TIMED_TURNS = 4
@@ -40,12 +43,15 @@ def onednn_product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return product
 
 
-def transposed_product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """As `torch.nn.functional.linear`, up to rounding: weights times rows instead of rows times weights. One row counts
-    twice, for a product with a single column is made in another way, which is slow."""
+def divided_product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """As `torch.nn.functional.linear`, up to rounding: weights times rows instead of rows times weights, a part of the
+    weights for each thread. Where they cannot be divided, one row counts twice, for a product with a single column is
+    made in another way, which is slow."""
     flat = rows.reshape(-1, rows.shape[-1])
-    columns = (flat if len(flat) > 1 else flat.repeat(2, 1)).t()
-    product = torch.mm(weight, columns).t()[: len(flat)].contiguous()
+    parts = math.gcd(torch.get_num_threads(), len(weight))
+    columns = (flat if parts > 1 or len(flat) > 1 else torch.cat((flat, flat))).t()
+    divided = torch.bmm(weight.reshape(parts, -1, weight.shape[1]), columns.expand(parts, -1, -1))
+    product = divided.view(len(weight), -1).t()[: len(flat)].contiguous()
     if bias is not None:
         product += bias
     return product.view(*rows.shape[:-1], -1)
@@ -57,7 +63,7 @@ def ways_on(device: torch.device) -> tuple[Product, ...]:
         return ()
     has_onednn = bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
     has_onednn = has_onednn and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    return (onednn_product, transposed_product) if has_onednn else (transposed_product,)
+    return (onednn_product, divided_product) if has_onednn else (divided_product,)
 
 
 def fastest(weights: Sequence[Tensor], ways: Iterable[Product]) -> Choice:
@@ -69,7 +75,9 @@ def fastest(weights: Sequence[Tensor], ways: Iterable[Product]) -> Choice:
         for count in TIMED_ROWS:
             if choice and time.perf_counter() > deadline_s:
                 break
-            turns = [[_taken_s(product, weights, count) for product in products] for _ in range(TIMED_TURNS)]
+            share = min(1.0, TIMED_ROWS_OF_ALL / count)
+            few = weights[: math.ceil(share * len(weights))]
+            turns = [[_taken_s(product, few, count) for product in products] for _ in range(TIMED_TURNS)]
             least_s = [min(times) for times in zip(*turns, strict=True)]
             best = min(range(len(products)), key=least_s.__getitem__)
             choice.append((count, products[best if least_s[best] < WORTH * least_s[0] else 0]))

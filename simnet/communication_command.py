@@ -45,7 +45,7 @@ def communication(
 
     Operations, shapes and volumes of one request under tensor parallelism, pipeline parallelism or both, by the
     equations of the communication-patterns paper and as counted of simulated messages, beside what it prints. With
-    --advise: predicted times of all layouts of some devices, the best first.
+    --advise: predicted times of all layouts of some devices, the best first. Figures are the paper's 1 and 4 to 10.
     """
     start_logging(verbose=verbose, debug=debug)
     try:

@@ -48,7 +48,7 @@ def schedule(
 
     Draws problems in the manner of the decentralized-scheduling paper's testbeds, or of a swarm of any size,
     lets each algorithm find a circuit, and shows mean time per output token (TPOT) and mean execution time,
-    beside the paper's own (its Tables 3 and 4) where it prints them.
+    beside the paper's own (its Tables 3 and 4) where it prints them. Figures are the paper's 5, 6 and 7.
     """
     start_logging(verbose=verbose, debug=debug)
     with _mistakes_of_the_user():

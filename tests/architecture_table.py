@@ -132,12 +132,12 @@ def _first(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def store_tiny(config: PreTrainedConfig, folder: Path) -> None:
-    """A tiny model with the flags of `config`, in float32."""
+def store_tiny(config: PreTrainedConfig, folder: Path, *, narrow: bool = False) -> None:
+    """A tiny model with the flags of `config`, in float32. Towers for more than text may be `narrow`."""
 
     def build() -> None:
         torch.manual_seed(0)
-        model = whole_model(config)
+        model = whole_model(config, narrow=narrow)
         randomise(model, gain=1.5, embedding=1.0, seed=0)
         model.generation_config.eos_token_id = None
         model.save_pretrained(folder)

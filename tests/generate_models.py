@@ -84,9 +84,9 @@ which is found out, not listed: before a peer loads a model, it makes a tiny ran
 model's configuration (kinds of layers, windows, norms, caps, tied embeddings), runs it split in three with sessions
 that join each other, and compares the logits with those of the whole model in transformers.
 
-What a cell says was run, on a CPU, all rows one after the other on one state of the code. Configurations are the
-defaults of each class, made tiny, with random weights; no real weights were loaded. Some rows have other flags, which are
-named in parentheses. `tests/shards/test_exact_in_every_way.py` runs the same with the rows that are served.
+What a cell says was run on a CPU, all rows on one state of the code. Configurations are the defaults of each class,
+made tiny, with random weights; no real weights were loaded. Some rows have other flags than the defaults, named in
+parentheses. `tests/shards/test_exact_in_every_way.py` runs the same with the rows that are served.
 
 **Exact split** is `yes` where all of this held, on one hop, split in two and split in three. In float32: eight sessions
 of different lengths that join at different steps, prompts in chunks; prompts that begin alike, one after the other and

@@ -1,6 +1,7 @@
 """Tiny models of every kind that is served, and what is found when each is run in all ways of `exactness`."""
 
 import functools
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,11 +29,13 @@ from rank_threads import RankThreads
 from reference_models import REFERENCE_MODELS, ReferenceModel
 from tiny_models import ARCHITECTURES, load_reference
 from torch import Tensor
-from transformers import CONFIG_MAPPING
+from transformers import CONFIG_MAPPING, PreTrainedConfig
 
+from molink.shards.assembly import TROUBLE
 from molink.shards.errors import UnsupportedArchitecture
 from molink.shards.spec import Span
 from molink.shards.store import describe, read_manifest
+from molink.shards.text_part import text_config
 
 VARIANTS = ("llama_tied", "qwen2_sliding", "gpt2_inverse_scale", "falcon_alibi")
 """Of `tiny_models`: flags that the defaults of their architecture do not have."""
@@ -82,8 +85,20 @@ def tiny_model(name: str, folder: Path) -> TinyModel:
         config = CONFIG_MAPPING[model_type](**settings)
     else:
         config = configuration_of(name)
-    store_tiny(config, folder)
-    return TinyModel(name, folder, describe(folder).vocabulary_size, whole_model(folder))
+    try:
+        return _stored(name, config, folder, narrow=text_config(config) is not config)
+    except TROUBLE:  # not all towers can be narrow
+        shutil.rmtree(folder)
+        folder.mkdir()
+        return _stored(name, config, folder, narrow=False)
+
+
+def _stored(name: str, config: PreTrainedConfig, folder: Path, *, narrow: bool) -> TinyModel:
+    store_tiny(config, folder, narrow=narrow)
+    whole = whole_model(folder)
+    vocabulary = describe(folder).vocabulary_size
+    whole(tuple(range(3)), 1)
+    return TinyModel(name, folder, vocabulary, whole)
 
 
 def whole_model(folder: Path, dtype: str = "float32") -> Whole:

@@ -54,6 +54,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
             },
         }
     },
+    "inkling_mm_model": {"vision_config": {"num_hidden_layers": 8}},
     "lfm2_vl": {"text_config": {"full_attn_idxs": [2, 5, 8, 10, 12, 14]}},
     "molmo2": {"adapter_config": {"vision_feature_layer": [0, 0]}},
     "nemo_speechlm": {
@@ -77,6 +78,8 @@ OVERRIDES: dict[str, dict[str, Any]] = {
 _TOWER_LAYERS = ("num_hidden_layers", "depth", "n_layer", "encoder_layers", "num_layers", "num_global_layers")
 
 
+_TOWER_HEAD_DIM = 16
+_TOWER_INTERMEDIATE = 96
 _WHOLE_TOWERS = ("inkling_vision", "muse_spark_audio")
 """What is in these follows from how many layers they have."""
 
@@ -84,23 +87,25 @@ _WIDTHS_OF_TEXT = {
     "adaptor_config": {"hidden_size": 1, "intermediate_size": 4},
     "perceiver_config": {"hidden_size": 1},
     "audio_config": {"out_hidden_size": 1},
-    "vision_config": {"out_hidden_size": 1},
+    "vision_config": {"out_hidden_size": 1, "text_hidden_size": 1},
 }
 """Where towers say how wide they are in parts of the text's hidden states."""
 
 
-def whole_tiny_config(config: PreTrainedConfig) -> PreTrainedConfig:
-    """`config` with a tiny text part, and towers of one layer."""
+def whole_tiny_config(config: PreTrainedConfig, *, narrow: bool) -> PreTrainedConfig:
+    """`config` with a tiny text part, and towers of one layer, as narrow as their heads allow or as wide as ever."""
     tiny = copy.deepcopy(tiny_config(config))
     text = text_config(tiny)
     for name in tiny.sub_configs:
         part = getattr(tiny, name, None)
         if part is not None and part is not text:
             _shorten(part)
+            if narrow:
+                _narrow(part)
             for width, parts in _WIDTHS_OF_TEXT.get(name, {}).items():
                 if getattr(part, width, None) == text_config(config).hidden_size // parts:
                     setattr(part, width, text.hidden_size // parts)
-    return tiny
+    return type(tiny).from_dict(tiny.to_dict())  # which also derives what follows from these
 
 
 def _shorten(part: PreTrainedConfig) -> None:
@@ -118,8 +123,20 @@ def _shorten(part: PreTrainedConfig) -> None:
             _shorten(getattr(part, name))
 
 
-def whole_model(config: PreTrainedConfig) -> PreTrainedModel:
+def _narrow(part: PreTrainedConfig) -> None:
+    heads, width = (getattr(part, name, None) for name in ("num_attention_heads", "hidden_size"))
+    if isinstance(heads, int) and isinstance(width, int) and width % heads == 0:
+        part.hidden_size = min(width, heads * _TOWER_HEAD_DIM)
+    if isinstance(getattr(part, "intermediate_size", None), int):
+        part.intermediate_size = min(part.intermediate_size, _TOWER_INTERMEDIATE)
+    for name in part.sub_configs:
+        if getattr(part, name, None) is not None:
+            _narrow(getattr(part, name))
+
+
+def whole_model(config: PreTrainedConfig, *, narrow: bool) -> PreTrainedModel:
     kind = generative_class(config)
     assert kind is not None
-    model: PreTrainedModel = kind._from_config(whole_tiny_config(config), dtype=torch.float32)
+    tiny = whole_tiny_config(config, narrow=narrow)
+    model: PreTrainedModel = kind._from_config(tiny, dtype=torch.float32)
     return model.eval()

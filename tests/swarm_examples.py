@@ -29,6 +29,7 @@ QUICK = DiscoveryTiming(
     bootstrap_timeout_s=6.0,
     upkeep_s=0.1,
     redial_s=0.5,
+    offer_gap_s=0.05,
 )
 """States live for two seconds."""
 
@@ -50,9 +51,9 @@ def facts_of(identity: Identity, *, sequence: int = 1, ttl_s: int = 3600, links:
         model=MODEL,
         span_limit=Span(0, 16),
         layer_latencies=(LayerLatency(1, 1.25), LayerLatency(8, 2.5)),
-        embed_ms=0.1,
-        head_ms=0.7,
-        load_bytes_per_s=2e9,
+        embed_ms=0.125,
+        head_ms=0.75,
+        load_bytes_per_s=2.0**31,
         links=tuple(LinkMeasurement(Identity.generate().peer_id, float(rtt)) for rtt in range(links)),
         decode_context_ms=0.5,
         prefill_context_ms=0.03125,

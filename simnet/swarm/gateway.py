@@ -1,5 +1,6 @@
 """A gateway: what it knows of the swarm, whom it avoids, and the circuits that it chooses."""
 
+import math
 from collections.abc import Callable
 
 from molink.client.avoidance import AVOID_S, Avoidance
@@ -26,7 +27,7 @@ class Gateway:
         self,
         peer_id: str,
         model: ModelSpec,
-        pull: Callable[[], dict[str, Notice]],
+        pull: Callable[[float], dict[str, Notice]],
         rtt_ms: Callable[[str], float],
     ) -> None:
         self.peer_id = peer_id
@@ -37,6 +38,7 @@ class Gateway:
         self._pull = pull
         self._rtt_ms = rtt_ms
         self._notices: dict[str, Notice] = {}
+        self._pulled_s = -math.inf
         self._pull_due_s = 0.0
         self._candidates: tuple[str, ...] = ()
         self._redraw_due_s = 0.0
@@ -46,7 +48,8 @@ class Gateway:
 
     def refresh(self, now_s: float) -> None:
         """Copies the peers' table."""
-        self._notices = self._pull()
+        self._notices = self._pull(self._pulled_s)
+        self._pulled_s = now_s
         self._pull_due_s = now_s + repair_interval_s(len(self._notices), _TIMING.refresh_interval_s)
 
     def choose(self, demand: Demand, now_s: float, *, first: bool) -> Route:

@@ -96,8 +96,8 @@ def swarm_row(world: SwarmWorld, name: str) -> SwarmRow:
         busiest_minute_kbit_s=max((sum(each.traffic_kbit_s.values()) for each in world.minutes), default=0.0),
         budget_kbit_s=BUDGET_KBIT_S,
         traffic_by_kind_kbit_s=by_kind,
-        largest_state_bytes=traffic.largest_state_bytes,
-        mean_state_bytes=traffic.mean_bytes("states"),
+        largest_state_bytes=max(traffic.state_bytes, default=0),
+        mean_state_bytes=_mean(traffic.state_bytes) or 0.0,
         gateway_pull_kbit_s=traffic.pulled_bytes * 8 / 1000 / lasted_s / max(1, len(world.gateways)),
     )
 

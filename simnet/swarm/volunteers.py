@@ -20,7 +20,8 @@ _UPLINK_MEDIAN_MBPS, _UPLINK_SPREAD = 25.0, 0.8
 _DOWNLINK_FACTOR = 4.0
 """How much more a home's line carries towards it."""
 _MBPS_BYTES = 125_000
-_CERTIFICATE_BYTES = 400
+_CERTIFICATE_BYTES, _CERTIFICATE_RANDOM_BYTES = 370, 195
+"""Of a peer's certificate, and how many of them are its own: keys, signature and serial number."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,8 +56,11 @@ def identity_of(seed: int, name: str) -> Identity:
 
 
 def plain_facts(identity: Identity, spec: ModelSpec, name: str, kind: Kind) -> PeerFacts:
-    """What such a machine announces, but for where it is."""
+    """What such a machine announces, but for where it is. Ports and certificate say nothing, and are as long as real
+    ones and as different."""
     profile = kind.profile
+    noise = hashlib.shake_256(b"molink-facts" + identity.public_key).digest(_CERTIFICATE_RANDOM_BYTES + 6)
+    home, ports = ".".join(map(str, noise[:3])), (20_000 + 128 * noise[3], 20_001 + 128 * noise[4])
     return PeerFacts(
         peer_id=identity.peer_id,
         public_key=identity.public_key,
@@ -65,9 +69,9 @@ def plain_facts(identity: Identity, spec: ModelSpec, name: str, kind: Kind) -> P
         protocol_version=PROTOCOL_VERSION,
         version="0",
         name=name,
-        addresses=(f"/ip4/203.0.113.7/tcp/45000/p2p/{identity.peer_id}",),
-        grpc_addresses=("203.0.113.7:45001",),
-        certificate=bytes(_CERTIFICATE_BYTES),
+        addresses=(f"/ip4/10.{home}/tcp/{ports[0]}/p2p/{identity.peer_id}",),
+        grpc_addresses=(f"10.{home}:{ports[1]}",),
+        certificate=bytes(_CERTIFICATE_BYTES - _CERTIFICATE_RANDOM_BYTES) + noise[6:],
         device=kind.device,
         model=ServedModel(
             spec.model_hash, spec.content_hash, spec.name, spec.architecture, spec.dtype, spec.quantization,

@@ -94,9 +94,11 @@ class SwarmWorld:
                 )
 
     def _gateway(self, gateway_id: str) -> Gateway:
-        def pull() -> dict[str, Notice]:
-            self.traffic.pulled(len(self.bulletin), len(self.bulletin), self.timeline.now_s)
-            return self.bulletin.copy()
+        def pull(since_s: float) -> dict[str, Notice]:
+            copied = self.bulletin.copy()
+            newer = sum(notice.at_s > since_s for notice in copied.values())
+            self.traffic.pulled(len(copied), newer, len(copied), self.timeline.now_s)
+            return copied
 
         places = self.cast.places
         return Gateway(gateway_id, self.cast.model, pull, lambda peer_id: places.rtt_ms(gateway_id, peer_id))
@@ -164,6 +166,9 @@ class _Churning:
         """Those that are there from the beginning; how long each has been is of no matter to exponential stays."""
         members = self._settling.settle(self._world.cast.volunteers)
         self._announcing.living = len(members)
+        self._announcing.settled(
+            self._world.settings.churn.arrivals_per_s(len(members)) if self._world.cast.recruit else 0.0
+        )
         for member in members:
             self._world.members[member.peer_id] = member
             self._announcing.begin(member)

@@ -23,8 +23,11 @@ CONTEXT_TOKENS = 32, 96
 """Of the sessions that decode: from, to."""
 IDLE_STEPS = 25
 """Between two chunks."""
-REST_S = 0.002
-"""After each decode step, not counted: a process of real-time priority that never rests is stopped by the kernel."""
+BUSY_S = 0.4
+"""No measurement is begun after so long without a rest: the kernel stops a process of real-time priority for 50 ms of
+each second in which it does not rest for as long."""
+REST_S = 0.07
+"""Threads of OpenMP look for work for some 9 ms of it. One decode step, not counted, comes behind."""
 LATENCY_BAR = 2.0
 """99th percentile of the time between tokens beside the prompt, over that with nothing beside."""
 PREFILL_BAR = 0.6
@@ -64,6 +67,7 @@ class Mixing:
         self._step_times = step_times
         self._sizes = PieceSizes(step_times)
         first, last = CONTEXT_TOKENS
+        self._rested_s = 0.0
         self._decoding = [engine.new_cache(span, last + 1) for _ in range(sessions)]
         for cache in self._decoding:
             engine.step(span, [self._rows(cache, first)], None)
@@ -77,9 +81,10 @@ class Mixing:
         for first in range(0, PROMPT_TOKENS, CHUNK_TOKENS):
             tokens = min(CHUNK_TOKENS, PROMPT_TOKENS - first)
             mixed.idle_ms.extend(self._decode(beside=False) for _ in range(IDLE_STEPS))
+            self._rest()
             rows = self._rows(alone, tokens)
             mixed.alone_ms.append(timed_ms(lambda rows=rows: self._engine.step(self._span, [rows], None)))
-            time.sleep(10 * REST_S)
+            self._rest()
             for decode_ms, piece_ms in self._in_pieces(beside, tokens):
                 mixed.beside_ms.append(decode_ms + piece_ms)
                 mixed.piece_ms.append(piece_ms)
@@ -102,18 +107,28 @@ class Mixing:
 
     def _decode(self, *, beside: bool) -> float:
         """Milliseconds of one step of all sessions that decode."""
-        if self._decoding[0].length >= CONTEXT_TOKENS[1]:
-            for cache in self._decoding:
-                cache.truncate(CONTEXT_TOKENS[0])
-        contexts = tuple(cache.length for cache in self._decoding)
-        work = StepWork(len(self._span), starts=True, ends=True, decode_contexts=contexts)
-        rows = [self._rows(cache, 1) for cache in self._decoding]
-        time.sleep(REST_S)
-        taken_ms = timed_ms(lambda: self._engine.step(self._span, rows, None).argmax(-1).tolist())
+        if time.perf_counter() - self._rested_s > BUSY_S:
+            self._rest()
+        work, taken_ms = self._stepped()
         self._sizes.decoded(work, taken_ms, beside=beside)
         if not beside:
             self._step_times.observe(work, taken_ms)
         return taken_ms
+
+    def _rest(self) -> None:
+        time.sleep(REST_S)
+        self._rested_s = time.perf_counter()
+        self._stepped()
+
+    def _stepped(self) -> tuple[StepWork, float]:
+        """A decode step, and its milliseconds."""
+        if self._decoding[0].length >= CONTEXT_TOKENS[1]:
+            for cache in self._decoding:
+                cache.truncate(CONTEXT_TOKENS[0])
+        contexts = tuple(cache.length for cache in self._decoding)
+        rows = [self._rows(cache, 1) for cache in self._decoding]
+        taken_ms = timed_ms(lambda: self._engine.step(self._span, rows, None).argmax(-1).tolist())
+        return StepWork(len(self._span), starts=True, ends=True, decode_contexts=contexts), taken_ms
 
     def _rows(self, cache: SequenceCache, tokens: int) -> Rows:
         ids = tuple(7 * at * at % 1024 for at in range(cache.length, cache.length + tokens))

@@ -127,7 +127,7 @@ def test_a_usual_state_comes_out_as_it_went_in() -> None:
 
 @given(
     st.text(st.characters(categories=["L", "N", "P", "S"]), max_size=16),
-    st.floats(1e-6, 1e6),
+    st.integers(2048, 4095).flatmap(lambda bits: st.integers(-30, 6).map(lambda two: bits * 2.0**two)),
     st.lists(st.integers(1, 4096), min_size=1, max_size=16, unique=True),
     st.none() | st.integers(1, 32),
     sequences,
@@ -157,6 +157,14 @@ def test_facts_come_out_as_they_went_in(
         activation_codecs=tuple(codecs),
     )
     assert open_facts(seal_facts(facts, IDENTITY)) == facts
+
+
+@given(st.floats(1e-6, 1e6))
+def test_measurements_lose_less_than_a_two_thousandth(layer_ms: float) -> None:
+    facts = replace(facts_of(IDENTITY), head_ms=layer_ms, layer_latencies=(LayerLatency(1, layer_ms),))
+    said = open_facts(seal_facts(facts, IDENTITY))
+    for told_ms in (said.head_ms, said.layer_latencies[0].layer_ms):
+        assert layer_ms * (1 - 2**-11) <= told_ms <= layer_ms
 
 
 def test_the_largest_facts_fit_and_the_nearest_links_are_kept() -> None:

@@ -34,7 +34,7 @@ def seen(directory: Directory, now: float) -> set[str]:
 def test_a_peer_is_seen_once_facts_and_state_are_known() -> None:
     directory = Directory()
     assert directory.accept_state(state(), 0.0) is Reason.UNKNOWN_PEER
-    assert directory.accept_facts(facts(), 0.0) == Accepted(ADA.peer_id)
+    assert directory.accept_facts(facts(), 0.0) == Accepted(ADA.peer_id, newcomer=True)
     assert seen(directory, 0.0) == set()
     assert directory.accept_state(state(), 1.0) == Accepted(ADA.peer_id)
     (view,) = directory.snapshot(3.0)

@@ -12,10 +12,11 @@ import psutil
 import pytest
 from swarm_examples import OTHER_MODEL, QUICK, facts_of, state_of
 
-from molink.dht.announcement import seal_facts, seal_state
+from molink.dht.announcement import seal_facts, seal_loss, seal_state
 from molink.dht.discovery import BootstrapUnreachable, Discovery, PortInUse
 from molink.dht.identity import Identity
-from molink.dht.records import PROTOCOL_VERSION, PeerView
+from molink.dht.membership import tag_of
+from molink.dht.records import PROTOCOL_VERSION, PeerLoss, PeerView
 from molink.dht.swarm_key import SwarmKey
 
 PATIENCE_S = 60.0
@@ -116,6 +117,55 @@ def test_a_leave_is_seen_before_the_state_expires() -> None:
                 await bob.leave()
                 await until(ada, exactly(ada))
                 assert bob.identity.peer_id not in {view.peer_id for view in bob.snapshot()}
+
+    run(scenario)
+
+
+@contextlib.asynccontextmanager
+async def rarely_speaking(*initial: str) -> AsyncIterator[Discovery]:
+    """A peer whose state is good for half an hour, and which goes without a word."""
+    timing = replace(QUICK, interval_s=600.0, refute_s=1.0, redial_before_loss_s=0.2)
+    identity = Identity.generate()
+    async with Discovery(identity, initial_peers=initial, timing=timing) as discovery:
+        await discovery.announce(replace(facts_of(identity), addresses=()), state_of(identity))
+        yield discovery
+
+
+def test_who_goes_without_a_word_is_forgotten_long_before_its_state_expires() -> None:
+    async def scenario() -> None:
+        async with rarely_speaking() as ada, rarely_speaking(*ada.addresses) as bob:
+            async with rarely_speaking(*ada.addresses, *bob.addresses) as eve:
+                await all_see((ada, bob, eve), ada, bob, eve)
+            await all_see((ada, bob), ada, bob)
+
+    run(scenario)
+
+
+def test_who_is_called_gone_and_is_not_says_so() -> None:
+    async def scenario() -> None:
+        async with (
+            rarely_speaking() as ada,
+            rarely_speaking(*ada.addresses) as bob,
+            rarely_speaking(*ada.addresses) as eve,
+        ):
+            await all_see((ada, bob, eve), ada, bob, eve)
+            tag = tag_of(ada.identity.peer_id)
+            before = ada._membership.sequence_of(tag)
+            for liar in (bob, eve):
+                told = PeerLoss(tag_of(liar.identity.peer_id), tag, before)
+                record = seal_loss(told, liar.identity)
+
+                async def tell(liar: Discovery = liar, record: bytes = record) -> None:
+                    liar._membership.receive(record)
+                    liar._thread.service.gossip.broadcast(record)
+
+                await liar._thread.call(tell, timeout_s=30)
+            async with asyncio.timeout(PATIENCE_S):
+                for observer in (bob, eve):
+                    while observer._membership.sequence_of(tag) <= before:
+                        await observer.changed(1.0)
+                    assert observer._membership.witnesses(tag) == 0
+            await all_see((bob, eve), ada, bob, eve)
 
     run(scenario)
 

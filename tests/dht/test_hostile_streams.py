@@ -15,6 +15,7 @@ from molink.dht.host import DialError, Host, Listen, open_host
 from molink.dht.identity import Identity
 from molink.dht.membership import Membership
 from molink.dht.network import NetworkSettings, open_network
+from molink.dht.packed import PackedStream
 from molink.dht.table import PROTOCOL as TABLE
 from molink.dht.table import pull
 
@@ -29,13 +30,13 @@ def nothing() -> None:
 async def table_of(host: Host, peer_id: str) -> Membership:
     """What the peer answers when asked in earnest."""
     membership = Membership(None, nothing)
-    stream = await host.open_stream(peer_id, TABLE, timeout_s=30)
+    stream = PackedStream(await host.open_stream(peer_id, TABLE, timeout_s=30))
     await pull(stream, membership, timeout_s=30)
     await stream.close()
     return membership
 
 
-async def all_frames(stream: FrameStream) -> None:
+async def all_frames(stream: PackedStream) -> None:
     while True:
         await stream.receive(5000)
 
@@ -114,7 +115,7 @@ def test_a_liar_is_no_longer_listened_to() -> None:
         membership = Membership(ADA.peer_id, nothing)
         async with open_network(SETTINGS, membership) as network, open_host(MALLORY, None, None) as mallory:
             await mallory.dial(network.host.addresses[0], timeout_s=30)
-            stream = await mallory.open_stream(ADA.peer_id, GOSSIP, timeout_s=30)
+            stream = PackedStream(await mallory.open_stream(ADA.peer_id, GOSSIP, timeout_s=30))
             facts, state = seal_facts(facts_of(MALLORY), MALLORY), seal_state(state_of(MALLORY), MALLORY)
             await stream.send([facts, state[:-1] + bytes((state[-1] ^ 1,))] * 40)
             with trio.fail_after(30), pytest.raises(StreamEndedError):
@@ -129,7 +130,7 @@ def test_a_link_on_which_nothing_arrives_is_dead() -> None:
         membership = Membership(ADA.peer_id, nothing)
         async with open_network(SETTINGS, membership) as network, open_host(MALLORY, None, None) as mallory:
             await mallory.dial(network.host.addresses[0], timeout_s=30)
-            stream = await mallory.open_stream(ADA.peer_id, GOSSIP, timeout_s=30)
+            stream = PackedStream(await mallory.open_stream(ADA.peer_id, GOSSIP, timeout_s=30))
             with trio.fail_after(30):
                 assert await stream.receive(10) == b""
                 assert network.gossip.neighbours == (MALLORY.peer_id,)

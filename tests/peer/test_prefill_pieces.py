@@ -1,6 +1,7 @@
 """Pieces of prompts keep decode within its limit where that can be, and a prompt gets through whatever happens."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -17,7 +18,7 @@ from molink.peer.prefill_pieces import (
     budget_ms,
     next_piece,
 )
-from molink.peer.profile import PieceLatency, Profile, StepWork, piece_layer_ms
+from molink.peer.profile import PieceLatency, Profile, StepWork, piece_layer_ms, plausible_pieces
 from molink.peer.step_times import StepTimes
 
 PIECES = tuple(
@@ -131,3 +132,17 @@ def test_a_prompt_gets_through_whatever_was_measured(
 def test_more_tokens_and_more_context_are_predicted_to_take_longer(tokens: int, context: int) -> None:
     assert layer_ms(tokens + 1, context) >= layer_ms(tokens, context) > 0
     assert layer_ms(tokens, context + 1) > layer_ms(tokens, context)
+
+
+@given(st.dictionaries(st.integers(1, 600), st.tuples(times_ms, times_ms), min_size=1, max_size=7))
+def test_what_is_measured_of_fewer_tokens_is_believed_as_far_as_that_of_more_allows(
+    told: dict[int, tuple[float, float]],
+) -> None:
+    measured = tuple(PieceLatency(tokens, *times) for tokens, times in sorted(told.items()))
+    cleaned = plausible_pieces(measured)
+    assert [one.tokens for one in cleaned] == [one.tokens for one in measured]
+    assert cleaned[-1] == measured[-1]
+    for few, many in pairwise(cleaned):
+        for low_ms, high_ms in ((few.layer_ms, many.layer_ms), (few.context_ms, many.context_ms)):
+            assert high_ms * few.tokens / many.tokens <= low_ms * 1.0001 <= high_ms * 1.0002
+    assert plausible_pieces(PIECES) == PIECES

@@ -34,6 +34,9 @@ assert not BARRED & set(sys.modules), BARRED & set(sys.modules)
 """
 
 DECISIONS = [
+    "molink.dht.losses",
+    "molink.dht.spreading",
+    "molink.dht.timing",
     "molink.shards.block_allocator",
     "molink.shards.prefix",
     "molink.shards.spec",

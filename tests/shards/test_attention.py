@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from molink.shards import attention, tiled_attention
 from molink.shards.attention import Rules, attend_parts, attend_sequence
 
 
@@ -87,6 +88,8 @@ def test_attention_over_strided_caches_needs_no_copy(queries: int) -> None:
     window=st.sampled_from([None, 3]),
     softcap=st.sampled_from([None, 2.0]),
     scale=st.sampled_from([1.0, 30.0]),
+    tile_bytes=st.sampled_from([64, 512, 1 << 20]),
+    tiled_queries=st.sampled_from([1, 100]),
 )
 def test_attention_over_pieces_is_that_over_their_whole(
     pieces: list[int],
@@ -97,7 +100,10 @@ def test_attention_over_pieces_is_that_over_their_whole(
     window: int | None,
     softcap: float | None,
     scale: float,
+    tile_bytes: int,
+    tiled_queries: int,
 ) -> None:
+    """In tiles of whatever size, and without."""
     keys = sum(pieces)
     queries = max(1, round(share * keys))
     generator = torch.Generator().manual_seed(100 * keys + queries)
@@ -105,7 +111,10 @@ def test_attention_over_pieces_is_that_over_their_whole(
     key = torch.randn(1, 2, keys, 8, generator=generator)
     value = torch.randn(1, 2, keys, value_dim, generator=generator)
     rules = Rules(scaling, window, softcap, None)
-    attended = attend_parts(query, key.split(pieces, 2), value.split(pieces, 2), rules)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tiled_attention, "TILE_BYTES", tile_bytes)
+        patch.setattr(attention, "TILED_QUERIES", tiled_queries)
+        attended = attend_parts(query, key.split(pieces, 2), value.split(pieces, 2), rules)
     torch.testing.assert_close(
         attended.double(), by_definition(query, key, value, rules), atol=2e-5, rtol=1e-4
     )

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from molink.shards import linear
 from molink.shards.attention import BatchSlot
-from molink.shards.linear import fastest, install_products, transposed_product, ways_on
+from molink.shards.linear import divided_product, fastest, install_products, ways_on
 
 TinyModel = Callable[[str], Path]
 
@@ -26,7 +26,7 @@ def test_every_way_gives_the_product_of_torch_up_to_rounding(rows: int, bias: bo
     offset = torch.randn(160, generator=generator) if bias else None
     expected = functional.linear(states, weight, offset)
     ways = ways_on(torch.device("cpu"))
-    assert transposed_product in ways
+    assert divided_product in ways
     with torch.inference_mode():
         for product in ways:
             torch.testing.assert_close(product(states, weight, offset), expected, atol=1e-4, rtol=1e-4)
@@ -43,9 +43,9 @@ def test_the_way_that_is_fast_for_so_many_rows_is_chosen_for_them() -> None:
 
     choice = fastest([torch.ones(256, 256)], [slow_from_eight])
     assert [(rows, product is slow_from_eight) for rows, product in choice] == [
-        (1, True), (2, True), (4, True), (8, False), (32, False)
+        (1, True), (2, True), (4, True), (8, False), (32, False), (128, False)
     ]  # fmt: skip
-    assert set(calls) == {1, 2, 4, 8, 32}
+    assert set(calls) == {1, 2, 4, 8, 32, 128}
 
 
 def test_only_large_float32_layers_get_other_products_and_only_where_these_are_faster(
@@ -55,7 +55,7 @@ def test_only_large_float32_layers_get_other_products_and_only_where_these_are_f
         large = nn.Linear(256, 256), nn.Linear(256, 256, dtype=torch.bfloat16)
         return nn.Sequential(*large, nn.Linear(8, 8), nn.Linear(256, 512, bias=False))
 
-    for product, expected in ((transposed_product, [0, 3]), (functional.linear, [])):
+    for product, expected in ((divided_product, [0, 3]), (functional.linear, [])):
         monkeypatch.setattr(linear, "fastest", lambda *_, product=product: ((1, product),))
         layers = model()
         install_products(layers, BatchSlot(None))

@@ -129,7 +129,19 @@ def test_cost_leaves_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_a_sweep_leaves_a_report(tmp_path: Path) -> None:
-    sweep = ("serve", "--sweep", "rate=0.3", "--policies", "molink", "--duration", "10", "--warm-up", "1")
+    trace = tmp_path / "trace.csv"
+    trace.write_text("arrival_s,prompt_tokens,generated_tokens\n0,700,3\n1,60,4\n2,5,2\n")
+    sweep = (
+        "serve",
+        "--sweep",
+        "rate=0.3",
+        "--policies",
+        "molink",
+        "--duration",
+        "10",
+        "--trace",
+        str(trace),
+    )
     check_report(tmp_path, sweep, ("Sweep over rate", "molink", "qwen2-7b on 3 x rtx-4090", "seed"))
 
 

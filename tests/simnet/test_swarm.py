@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from molink.client import avoidance, choosing, observations
 from molink.dht import announcement, timing
+from molink.dht.certificate import new_certificate
+from molink.dht.packed import Deflater
 from molink.dht.records import PeerView
 from molink.peer import leases
 from molink.routing import placement, planner, pool, replanning
@@ -210,6 +212,36 @@ def test_announcements_are_within_their_size_and_a_settled_swarm_within_its_budg
     assert settled.traffic_kbit_s < BUDGET_KBIT_S
     for row in (settled, swarm_row(churned(), "swarm")):
         assert 65 < row.largest_state_bytes <= announcement.MAX_STATE_BYTES
+
+
+def test_a_swarm_in_which_many_come_and_go_stays_within_its_budget_too() -> None:
+    its = SwarmSettings(peers=400, duration_s=240.0, churn=Churn(600.0), rate_rps=0.05, gateways=1)
+    world = ran(its)
+    row = swarm_row(world, "swarm")
+    assert row.joined > 100
+    assert 5 < row.traffic_kbit_s < BUDGET_KBIT_S
+    assert row.busiest_minute_kbit_s < BUDGET_KBIT_S
+
+
+def test_who_crashes_is_in_no_table_after_two_minutes() -> None:
+    its = SwarmSettings(peers=400, duration_s=600.0, churn=Churn(3600.0, 1.0), rate_rps=0.01, gateways=1)
+    world = ran(its)
+    assert world.accounts.crashed > 30
+    dead = sum(not world.members[one].alive for one in world.bulletin.copy())
+    assert dead <= world.accounts.crashed * (announcing.LOSS_BELIEVED_S + 60) / 600
+
+
+def test_facts_are_as_hard_to_deflate_as_those_with_a_real_certificate() -> None:
+    cast = drawn_cast(replace(CHURNING, peers=40), LONG_LAYERS, bundled_matrix(), TRACE)
+    drawn, real = Deflater(), Deflater()
+    sizes = [0, 0]
+    for volunteer in cast.volunteers:
+        facts = replace(volunteer.facts, sequence=1, ttl_s=1)
+        certified = replace(facts, certificate=new_certificate(facts.peer_id).der)
+        for at, (deflater, one) in enumerate(((drawn, facts), (real, certified))):
+            record = announcement.seal_facts(one, volunteer.identity)
+            sizes[at] += sum(map(len, deflater.pack([record])))
+    assert sizes[0] == pytest.approx(sizes[1], rel=0.05)
 
 
 def test_nobody_comes_or_goes_without_churn() -> None:

@@ -127,7 +127,20 @@ def test_figures_of_the_papers_need_a_folder_and_a_name(capsys: pytest.CaptureFi
 def test_a_sweep_writes_a_picture_for_each_metric_and_a_row_for_each_cell(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    short = ("--policies", "molink", "--duration", "20", "--warm-up", "1", "--jobs", "1")
+    trace = tmp_path / "trace.csv"
+    trace.write_text("arrival_s,prompt_tokens,generated_tokens\n0,700,3\n1,60,4\n2,5,2\n")
+    short = (
+        "--policies",
+        "molink",
+        "--duration",
+        "10",
+        "--warm-up",
+        "0",
+        "--jobs",
+        "1",
+        "--trace",
+        str(trace),
+    )
     sweeps = ("--sweep", "chunk=computed,512", "--sweep", "rate=0.2,0.4")
     assert serve(*sweeps, *short, "--output", str(tmp_path), "--json") == 0
     document = json.loads(capsys.readouterr().out)

@@ -1,0 +1,101 @@
+"""Tells the swarm of neighbours that went without a word, after trying to reach them once more."""
+
+import logging
+import random
+
+import trio
+
+from molink.dht.announcement import seal_loss
+from molink.dht.directory import Accepted
+from molink.dht.gossip import Gossip
+from molink.dht.host import DialError, Host
+from molink.dht.identity import Identity
+from molink.dht.losses import WITNESSES
+from molink.dht.membership import Membership, tag_of
+from molink.dht.records import PeerLoss
+from molink.dht.table import PROTOCOL as TABLE
+from molink.dht.timing import DiscoveryTiming
+
+logger = logging.getLogger(__name__)
+
+_MOST = 32
+"""Lost neighbours that are looked for at once."""
+
+
+class Witness:
+    """One peer's word on others that are gone."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        host: Host,
+        membership: Membership,
+        timing: DiscoveryTiming,
+        nursery: trio.Nursery,
+    ) -> None:
+        self._identity = identity
+        self._host = host
+        self._membership = membership
+        self._timing = timing
+        self._nursery = nursery
+        self._looking: set[str] = set()
+        self.gossip: Gossip | None = None
+
+    def link_lost(self, peer_id: str) -> None:
+        """The link to a neighbour has ended: if it has not left, somebody should look for it."""
+        if peer_id not in self._looking and len(self._looking) < _MOST:
+            self._looking.add(peer_id)
+            self._nursery.start_soon(self._look_for, peer_id)
+
+    async def _look_for(self, peer_id: str) -> None:
+        try:
+            await trio.sleep(random.uniform(0.1, 1.0) * self._timing.redial_before_loss_s)
+            if self._may_be_gone(peer_id) and not await self._answers(peer_id):
+                self._tell(peer_id)
+        finally:
+            self._looking.discard(peer_id)
+
+    def _may_be_gone(self, peer_id: str) -> bool:
+        """Whether nobody knows better: it has not left or come back, and this peer is not the one that is cut off."""
+        neighbours = self.gossip.neighbours if self.gossip else ()
+        return (
+            bool(neighbours)
+            and peer_id not in neighbours
+            and self._membership.witnesses(tag_of(peer_id)) < WITNESSES
+            and any(facts.peer_id == peer_id for facts in self._membership.living())
+        )
+
+    async def _answers(self, peer_id: str) -> bool:
+        """Whether it opens a stream, over what is left of a connection or over a new one."""
+        addresses = next(
+            (facts.addresses for facts in self._membership.living() if facts.peer_id == peer_id), ()
+        )
+        if await self._opens_stream(peer_id):
+            return True
+        await self._host.hang_up(peer_id)
+        for address in addresses:
+            try:
+                await self._host.dial(address, timeout_s=self._timing.dial_timeout_s)
+            except DialError as error:
+                logger.debug("%s does not answer at %s: %s", peer_id, address, error)
+            else:
+                return await self._opens_stream(peer_id)
+        return False
+
+    async def _opens_stream(self, peer_id: str) -> bool:
+        try:
+            stream = await self._host.open_stream(peer_id, TABLE, timeout_s=self._timing.dial_timeout_s)
+        except DialError:
+            return False
+        await stream.reset()
+        return True
+
+    def _tell(self, peer_id: str) -> None:
+        tag = tag_of(peer_id)
+        if self.gossip is None or not self._may_be_gone(peer_id):
+            return
+        loss = PeerLoss(tag_of(self._identity.peer_id), tag, self._membership.sequence_of(tag))
+        record = seal_loss(loss, self._identity)
+        if isinstance(self._membership.receive(record), Accepted):
+            logger.info("%s does not answer any more", peer_id)
+            self.gossip.broadcast(record)

@@ -1,0 +1,162 @@
+"""Nobody is gone on one other's word, nor while it can speak; who is, is forgotten soon."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from swarm_examples import facts_of, state_of
+
+from molink.dht.announcement import (
+    MAX_LOSS_BYTES,
+    AnnouncementError,
+    Reason,
+    known_keys,
+    open_loss,
+    seal_facts,
+    seal_loss,
+    seal_state,
+)
+from molink.dht.bounds import MAX_SEQUENCE
+from molink.dht.directory import REFUTE_S, Accepted, Directory
+from molink.dht.identity import Identity
+from molink.dht.losses import MAX_LOSSES_OF_ONE, MAX_WITNESSES, WINDOW_S, Losses
+from molink.dht.records import PeerLoss
+from molink.dht.state_codec import peer_tag
+
+ADA, BOB, EVE, MALLORY = (Identity.generate() for _ in range(4))
+TTL_S = 10_000
+
+
+def tag(identity: Identity) -> int:
+    return peer_tag(identity.public_key)
+
+
+def loss(witness: Identity, lost: Identity = ADA, sequence: int = 2) -> bytes:
+    return seal_loss(PeerLoss(tag(witness), tag(lost), sequence), witness)
+
+
+def said(directory: Directory, identity: Identity, sequence: int, now: float) -> Accepted | Reason:
+    state = state_of(identity, sequence=sequence, ttl_s=TTL_S)
+    return directory.accept_state(seal_state(state, identity), now)
+
+
+def of_four(own: Identity | None = None) -> Directory:
+    directory = Directory(own.peer_id if own else None)
+    for identity in (ADA, BOB, EVE, MALLORY):
+        facts = seal_facts(facts_of(identity, ttl_s=TTL_S), identity)
+        if identity is own:
+            state = seal_state(state_of(identity, ttl_s=TTL_S), identity)
+            directory.hold_own(facts, state, 0.0)
+        else:
+            directory.accept_facts(facts, 0.0)
+            said(directory, identity, 2, 0.0)
+    return directory
+
+
+def sees_ada(directory: Directory, now: float) -> bool:
+    directory.expire(now)
+    return ADA.peer_id in {view.peer_id for view in directory.snapshot(now)}
+
+
+def test_whom_two_call_gone_is_forgotten_after_a_minute_and_not_before() -> None:
+    directory = of_four()
+    assert directory.accept_loss(loss(BOB), 10.0) == Accepted(ADA.peer_id)
+    assert directory.accept_loss(loss(EVE), 20.0) == Accepted(ADA.peer_id)
+    assert sees_ada(directory, 20.0 + REFUTE_S - 0.1)
+    assert not sees_ada(directory, 20.0 + REFUTE_S)
+
+
+@pytest.mark.parametrize("times", [1, 50])
+def test_one_peers_word_is_not_enough_however_often_it_is_said(times: int) -> None:
+    directory = of_four()
+    for at in range(times):
+        directory.accept_loss(loss(MALLORY, sequence=2 + at), float(at))
+    assert sees_ada(directory, TTL_S - 1.0)
+
+
+def test_who_says_something_newer_is_not_gone() -> None:
+    directory = of_four()
+    for witness in (BOB, EVE):
+        directory.accept_loss(loss(witness), 10.0)
+    assert isinstance(said(directory, ADA, 3, 30.0), Accepted)
+    assert directory.accept_loss(loss(MALLORY), 31.0) is Reason.STALE
+    assert sees_ada(directory, TTL_S - 1.0)
+
+
+def test_a_lost_peers_old_words_do_not_bring_it_back_and_new_ones_do() -> None:
+    directory = of_four()
+    for witness in (BOB, EVE):
+        directory.accept_loss(loss(witness), 0.0)
+    directory.expire(REFUTE_S)
+    facts = seal_facts(facts_of(ADA, ttl_s=TTL_S), ADA)
+    for now in (REFUTE_S + 1, 5000.0):
+        directory.expire(now)
+        directory.accept_facts(facts, now)
+        assert said(directory, ADA, 2, now) is Reason.STALE
+        assert not sees_ada(directory, now)
+    assert isinstance(said(directory, ADA, 3, 5001.0), Accepted)
+    assert sees_ada(directory, 5001.0)
+
+
+def test_strangers_the_silent_and_the_lost_peer_itself_are_no_witnesses() -> None:
+    directory = of_four()
+    stranger = Identity.generate()
+    assert directory.accept_loss(loss(stranger), 1.0) is Reason.UNKNOWN_PEER
+    goodbye = seal_state(replace(state_of(BOB, sequence=9, ttl_s=0), spans=()), BOB)
+    directory.accept_state(goodbye, 1.0)
+    assert directory.accept_loss(loss(BOB), 2.0) is Reason.UNKNOWN_PEER
+    assert directory.accept_loss(loss(ADA), 3.0) is Reason.MALFORMED
+    assert directory.accept_loss(loss(EVE, lost=stranger), 4.0) is Reason.UNKNOWN_PEER
+    assert sees_ada(directory, TTL_S - 1.0)
+
+
+def test_a_peer_hears_that_it_is_called_gone_and_does_not_believe_it() -> None:
+    directory = of_four(own=ADA)
+    for witness in (BOB, EVE):
+        directory.accept_loss(loss(witness), 0.0)
+    assert directory.accused_sequence == 2
+    assert sees_ada(directory, 10 * REFUTE_S)
+
+
+def test_a_witness_may_tell_of_as_many_as_it_could_have_known() -> None:
+    losses = Losses(REFUTE_S)
+    heard = [losses.add(PeerLoss(1, peer, 5), 0.0) for peer in range(2, 2 + 2 * MAX_LOSSES_OF_ONE)]
+    assert sum(heard) == MAX_LOSSES_OF_ONE
+    assert losses.add(PeerLoss(1, 10_000, 5), WINDOW_S)
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 5)), max_size=30), st.integers(0, 6))
+def test_only_two_who_knew_the_newest_words_count(told: list[tuple[int, int]], newest: int) -> None:
+    losses = Losses(REFUTE_S)
+    for witness, sequence in told:
+        losses.add(PeerLoss(witness, 100, sequence), 0.0)
+        assert losses.witnesses(100) <= MAX_WITNESSES
+    losses.refute(100, newest)
+    believed = losses.believed(REFUTE_S) == (100,)
+    assert not believed or len({witness for witness, sequence in told if sequence >= newest}) >= 2
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, MAX_SEQUENCE))
+def test_a_loss_comes_out_as_it_went_in(lost: int, sequence: int) -> None:
+    told = PeerLoss(tag(BOB), lost, sequence)
+    record = seal_loss(told, BOB)
+    assert len(record) <= MAX_LOSS_BYTES
+    assert open_loss(record, known_keys([BOB.public_key])) == told
+
+
+def test_a_loss_cannot_be_altered_or_signed_for_another() -> None:
+    record, keys = loss(BOB), known_keys([BOB.public_key, EVE.public_key])
+    for position in range(len(record)):
+        altered = bytearray(record)
+        altered[position] ^= 0x01
+        with pytest.raises(AnnouncementError):
+            open_loss(bytes(altered), keys)
+    with pytest.raises(AnnouncementError, match="another witnessed"):
+        seal_loss(PeerLoss(tag(EVE), tag(ADA), 1), BOB)
+
+
+@given(st.binary(max_size=MAX_LOSS_BYTES + 8))
+def test_whatever_bytes_come_are_no_loss_or_refused(body: bytes) -> None:
+    with pytest.raises(AnnouncementError):
+        open_loss(b"\x60" + body, known_keys([BOB.public_key]))
