@@ -6,7 +6,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from molink.simnet.pictures import Picture, legend_below, new_figure, saved
+from molink.simnet.pictures import Picture, from_zero, legend_below, new_figure, saved
 from molink.simnet.redundancy.instances import InstanceProfile
 from molink.simnet.redundancy.rows import RedundancyRow
 from molink.simnet.redundancy.step_figures import POLICY_COLOURS, POLICY_MARKERS, draw_steps
@@ -119,7 +119,7 @@ def _draw_policies(axes: "Axes", rows: Sequence[RedundancyRow], place: Value, me
             linewidth=1.2,
             label=policy,
         )
-    axes.set_ylim(bottom=0)
+    from_zero(axes)
     axes.grid(visible=True, linewidth=0.4, alpha=0.5)
 
 

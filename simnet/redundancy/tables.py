@@ -25,7 +25,7 @@ def redundancy_table(rows: Sequence[RedundancyRow]) -> "Table":
         title_justify="left",
     )
     table.add_column("instances,\nrate, Gbps")
-    table.add_column("policy")
+    table.add_column("policy", no_wrap=True)
     for name in _NUMBERS:
         table.add_column(name, justify="right")
     for number, row in enumerate(rows):
