@@ -17,7 +17,7 @@ from molink.simnet import redundancy_options as options
 from molink.simnet.redundancy.claims import claims
 from molink.simnet.redundancy.figures import draw_redundancy
 from molink.simnet.redundancy.instances import LOCAL_CONNECTIONS, SEQUENCE_MS, instance_profile
-from molink.simnet.redundancy.rows import redundancy_rows
+from molink.simnet.redundancy.rows import PAIR_POLICIES, redundancy_rows
 from molink.simnet.redundancy.run import POLICIES, Cell, Run, simulate
 from molink.simnet.redundancy.tables import claims_table, redundancy_table
 from molink.simnet.redundancy.workloads import ARRIVALS, WORKLOADS
@@ -44,7 +44,7 @@ def redundancy(
     device: options.Device = "h100",
     workload: options.WorkloadName = "mixed",
     instances: options.Instances = "4",
-    policies: options.Policies = "vllm,splitwise,accellm",
+    policies: options.Policies = "vllm,splitwise,accellm,molink",
     rates: options.Rates = None,
     interconnect_gbps: options.Interconnect = None,
     arrivals: options.Arrivals = "burst",
@@ -151,7 +151,7 @@ def _finished(cells: Sequence[Cell], jobs: int) -> Iterator[tuple[int, Run]]:
         return
     with ProcessPoolExecutor(min(jobs, len(cells)), mp_context=get_context("spawn")) as pool:
         longest_first = sorted(
-            range(len(cells)), key=lambda at: (cells[at].policy != "accellm", -cells[at].rate_rps)
+            range(len(cells)), key=lambda at: (cells[at].policy not in PAIR_POLICIES, -cells[at].rate_rps)
         )
         running = {pool.submit(simulate, cells[at]): at for at in longest_first}
         for done in as_completed(running):
