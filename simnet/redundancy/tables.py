@@ -42,11 +42,12 @@ def claims_table(found: Sequence[Claim]) -> "Table":
     table = Table(
         title="What the paper's text says, and where ours comes nearest to it", title_justify="left"
     )
-    for name in ("claim", "paper", "ours", "at", "agrees"):
-        table.add_column(name, justify="left" if name == "claim" else "right")
+    for name in ("policy", "claim", "paper", "ours", "at", "agrees"):
+        table.add_column(name, justify="left" if name in ("policy", "claim") else "right")
     for one in found:
         where = "" if one.instances is None else f"{one.instances} instances, {one.rate_rps:g}/s"
-        table.add_row(one.claim, f"{one.paper:.2f}", f"{one.ours:.2f}", where, "yes" if one.agrees else "no")
+        numbers = (f"{one.paper:.2f}", f"{one.ours:.2f}", where, "yes" if one.agrees else "no")
+        table.add_row(one.policy, one.claim, *numbers)
     return table
 
 
