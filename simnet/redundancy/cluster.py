@@ -185,7 +185,7 @@ class Cluster:
     def _decoded(self, number: int, decodes: Sequence[Job], now_s: float) -> list[Job]:
         """One more token for each; those that have theirs all."""
         ended = []
-        lines: Counter[int] = Counter()
+        lines = [0] * len(self.instances)
         for job in decodes:
             gap_s = now_s - job.last_s
             if gap_s > job.longest_gap_s:
@@ -199,9 +199,10 @@ class Cluster:
                 lines[holder] += 1
             if not job.left:
                 ended.append(job)
-        for holder, tokens in lines.items():
-            self.instances[holder].grow(tokens)
-        self.send_lines(number, sum(lines.values()) - lines[number])
+        for holder, tokens in enumerate(lines):
+            if tokens:
+                self.instances[holder].grow(tokens)
+        self.send_lines(number, sum(lines) - lines[number])
         return ended
 
     def _end(self, job: Job) -> None:

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from molink.peer.pair_balance import balanced
+from molink.peer.pair_balance import balanced, is_balanced
 from molink.peer.roles import keeps_copy
 from molink.simnet.redundancy.cluster import Cluster
 from molink.simnet.redundancy.jobs import Instance, Job
@@ -78,6 +78,10 @@ class Placing:
     def balance(self, numbers: Sequence[int], decoding: Sequence[int]) -> None:
         """What these instances hold is decoded by those of them that decode."""
         now_s, instances = self._cluster.timeline.now_s, self._cluster.instances
+        homes = [instances[at].homes.values() for at in decoding]
+        loads = [(len(jobs), sum(job.tokens for job in jobs)) for jobs in homes]
+        if len(decoding) == len(numbers) and is_balanced(loads):
+            return
         jobs = {job.request.number: job for at in numbers for job in instances[at].homes.values()}
         for number, home in balanced([job.seen(now_s) for job in jobs.values()], decoding).items():
             if jobs[number].home != home:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from molink.peer.pair_balance import UNEVEN_PART, HeldSequence, balanced
+from molink.peer.pair_balance import UNEVEN_PART, HeldSequence, balanced, is_balanced
 from molink.peer.partners import UNEVEN_SEQUENCES, PairLoad, PairRoom, next_copy, spread
 from molink.peer.prompt_pieces import LONGER, next_pieces, piece_tokens, prompt_order
 from molink.peer.roles import Standing, is_short, keeps_copy, prefiller, prefills_next
@@ -84,6 +84,25 @@ def test_what_is_balanced_stays_as_it_is(sequences: list[HeldSequence], decoding
     ]
     once_more = balanced(settled, decoding)
     assert Counter(once_more.values()) == Counter(homes.values())
+
+
+@settings(max_examples=40)
+@given(many())
+def test_what_looks_balanced_stays_as_it_is(sequences: list[HeldSequence]) -> None:
+    own = [[one.tokens for one in sequences if one.home == at] for at in FOUR]
+    if is_balanced([(len(tokens), sum(tokens)) for tokens in own]):
+        assert balanced(sequences, FOUR) == {one.number: one.home for one in sequences}
+
+
+@given(st.lists(st.integers(1, 2000), max_size=60))
+def test_a_pair_that_holds_everything_twice_looks_balanced_or_has_nothing_to_exchange(
+    tokens: list[int],
+) -> None:
+    sequences = copied(tokens)
+    homes = balanced(sequences, PAIR)
+    own = [[one.tokens for one in sequences if homes[one.number] == at] for at in PAIR]
+    loads = [(len(each), sum(each)) for each in own]
+    assert is_balanced(loads) or abs(loads[0][1] - loads[1][1]) <= max(tokens)
 
 
 def test_when_one_of_a_pair_prefills_the_other_decodes_all_that_it_holds() -> None:
