@@ -167,8 +167,10 @@ class Rounded:
     positions: int
     clear: int
     """Positions whose best two logits lie further apart than twice the difference of their logits."""
+    clear_alone: int
+    """Positions whose best two logits lie further apart than twice what rounding did to the whole model."""
     wrong: int
-    """Of these, where another token was generated."""
+    """Of those that are clear, where another token was generated."""
     ours: float
     """Mean difference to the whole model in bfloat16."""
     theirs: float
@@ -176,7 +178,7 @@ class Rounded:
 
 
 def rounded(runs: Sequence[Run], whole: Whole, exact: Whole) -> Rounded:
-    clear, wrong, ours, theirs = 0, 0, [], []
+    clear, clear_alone, wrong, ours, theirs = 0, 0, 0, [], []
     for run in runs:
         expected = logits_of(whole, run)
         differences = (torch.stack(run.logits) - expected).abs().amax(-1)
@@ -184,6 +186,8 @@ def rounded(runs: Sequence[Run], whole: Whole, exact: Whole) -> Rounded:
         certain = margins > 2 * differences
         clear += int(certain.sum())
         wrong += int((expected.argmax(-1) != torch.tensor(run.tokens))[certain].sum())
+        by_rounding = (logits_of(exact, run) - expected).abs().amax(-1)
+        clear_alone += int((margins > 2 * by_rounding).sum())
         ours += differences.tolist()
-        theirs += (logits_of(exact, run) - expected).abs().amax(-1).tolist()
-    return Rounded(len(ours), clear, wrong, sum(ours) / len(ours), sum(theirs) / len(theirs))
+        theirs += by_rounding.tolist()
+    return Rounded(len(ours), clear, clear_alone, wrong, sum(ours) / len(ours), sum(theirs) / len(theirs))

@@ -23,6 +23,7 @@ from architecture_table import find, known_architectures
 from exactness import SPLITS, TOLERANCE, WHOLE, shares_prefixes
 from measured_models import (
     division_faults,
+    in_bfloat16,
     joining_faults,
     preemption_faults,
     quantization_faults,
@@ -191,13 +192,18 @@ def measured_cells(name: str, batching: str, report: Callable[[str], object]) ->
         circuits = [model.circuit(cuts) for cuts in (WHOLE, *SPLITS)]
         ways = (joining_faults, sharing_faults, preemption_faults)
         faults = [fault for way in ways for circuit in circuits for fault in way(model, circuit)]
-        faults += rounding_faults(model)
+        found = in_bfloat16(model)
+        faults += rounding_faults(found)
         shared = "yes" if shares_prefixes(circuits[0]) else "no"
-        refusals = {kind: quantization_faults(model, kind) for kind in _KINDS}
-        kinds = [kind for kind, found in refusals.items() if not found]
+        refused = {kind: quantization_faults(model, kind) for kind in _KINDS}
+        kinds = [kind for kind, wrong in refused.items() if not wrong]
         divisible = folder_refusal(model.folder, _RANKS) is None and not division_faults(model, _RANKS)
         worded = "yes" if model.tolerance == TOLERANCE else f"yes, to {model.tolerance:.0e}"
-    for fault in faults + [f"{kind}: {fault}" for kind, found in refusals.items() for fault in found]:
+    report(
+        f"{name}: in bfloat16 {found.clear} of {found.positions} positions are clear, "
+        f"{found.clear_alone} by rounding alone; {found.ours:.1e} and {found.theirs:.1e}"
+    )
+    for fault in faults + [f"{kind}: {fault}" for kind, wrong in refused.items() for fault in wrong]:
         report(f"{name}: {fault}")
     cells = ("NO" if faults else worded, batching, shared, ", ".join(kinds) or "no")
     return " | ".join((*cells, f"{_RANKS} ranks" if divisible else "no"))

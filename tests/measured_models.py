@@ -15,6 +15,7 @@ from exactness import (
     TOKENS,
     TOLERANCE,
     WHOLE,
+    Rounded,
     Whole,
     compared,
     join,
@@ -186,8 +187,8 @@ def _differences(model: TinyModel, runs: Sequence[Run]) -> list[str]:
     return faults if found.same_tokens else [*faults, "tokens differ"]
 
 
-def rounding_faults(model: TinyModel) -> list[str]:
-    """What is wrong in bfloat16 where sessions join, share prefixes and are preempted."""
+def in_bfloat16(model: TinyModel) -> Rounded:
+    """Sessions that join, share prefixes and are preempted."""
     circuit = model.circuit(SPLITS[-1], "bfloat16")
     alike = prompts_alike(model.vocabulary)
     runs = (
@@ -195,7 +196,11 @@ def rounding_faults(model: TinyModel) -> list[str]:
         + share(circuit, alike)[0]
         + preempt(circuit, alike)[0]
     )
-    found = rounded(runs, model.rounded(), model.whole)
+    return rounded(runs, model.rounded(), model.whole)
+
+
+def rounding_faults(found: Rounded) -> list[str]:
+    """What is wrong in bfloat16, beyond rounding."""
     faults = {
         f"{found.wrong} tokens differ beyond what rounding explains": found.wrong,
         f"only {found.clear} of {found.positions} positions are clear": found.clear < found.positions / 3,

@@ -8,6 +8,7 @@ from measured_models import (
     VARIANTS,
     TinyModel,
     division_faults,
+    in_bfloat16,
     joining_faults,
     preemption_faults,
     quantization_faults,
@@ -56,7 +57,7 @@ def test_preempted_sessions_are_exact(model: TinyModel, circuits: list[Circuit])
 
 
 def test_in_bfloat16_they_differ_by_rounding_only(model: TinyModel) -> None:
-    assert rounding_faults(model) == []
+    assert rounding_faults(in_bfloat16(model)) == []
 
 
 @pytest.mark.parametrize("quantization", ["int8", "nf4"])
