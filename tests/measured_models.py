@@ -40,8 +40,9 @@ from molink.shards.text_part import text_config
 
 VARIANTS = ("llama_tied", "qwen2_sliding", "gpt2_inverse_scale", "falcon_alibi")
 """Of `tiny_models`: flags that the defaults of their architecture do not have."""
-AMPLIFYING = dict.fromkeys(("lfm3", "lfm3_vl", "minicpm_ocr", "minicpmv4_6", "minicpmv4_7", "qwen3_5"), 1e-3)
-"""Kinds whose tiny random model makes more of rounding, and how much. The self-check allows no more either."""
+AMPLIFYING = {"lfm3": 1e-3, "lfm3_vl": 1e-3, "minicpm_ocr": 1e-2, "qwen3_5": 1e-3}
+"""Kinds whose tiny random model makes more of rounding, and how much. With every number in float64 they differ by less
+than 1e-12, so that it is rounding."""
 
 
 @dataclass(frozen=True)
@@ -200,10 +201,11 @@ def in_bfloat16(model: TinyModel) -> Rounded:
 
 
 def rounding_faults(found: Rounded) -> list[str]:
-    """What is wrong in bfloat16, beyond rounding."""
+    """What is wrong in bfloat16, beyond rounding. At clear positions tokens differ only if they are not those of the
+    highest logits; what tells more is how many positions are clear, and how far logits are apart."""
     faults = {
         f"{found.wrong} tokens differ beyond what rounding explains": found.wrong,
-        f"only {found.clear} of {found.positions} positions are clear": found.clear < found.positions / 3,
+        f"only {found.clear} of {found.positions} positions are clear": found.clear < found.positions / 2,
         f"logits differ by {found.ours:.1e}, by rounding only {found.theirs:.1e}": not found.ours
         <= found.theirs,
     }

@@ -54,7 +54,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
             },
         }
     },
-    "inkling_mm_model": {"vision_config": {"num_hidden_layers": 8}},
+    "inkling_mm_model": {"vision_config": {"num_hidden_layers": 8, "patch_size": 4}},
     "lfm2_vl": {"text_config": {"full_attn_idxs": [2, 5, 8, 10, 12, 14]}},
     "molmo2": {"adapter_config": {"vision_feature_layer": [0, 0]}},
     "nemo_speechlm": {
