@@ -32,6 +32,7 @@ _REFUSED: Final[Mapping[str, str]] = MappingProxyType(
         "hy_v4": _TAKES_MORE.format("what an earlier layer chose to attend to"),
         "inkling2_text": _TAKES_MORE.format("what earlier blocks of layers computed"),
         "diffusion_gemma": "it does not write one token after another",
+        "trocr": "it decodes what an encoder saw, and only decoders by themselves are split over peers",
         "shieldgemma2": "it judges images and writes no text",
     }
 )

@@ -205,7 +205,8 @@ def rounding_faults(found: Rounded) -> list[str]:
     highest logits; what tells more is how many positions are clear, and how far logits are apart."""
     faults = {
         f"{found.wrong} tokens differ beyond what rounding explains": found.wrong,
-        f"only {found.clear} of {found.positions} positions are clear": found.clear < found.positions / 2,
+        f"only {found.clear} of {found.positions} positions are clear": found.clear
+        < min(found.positions / 2, found.clear_alone),
         f"logits differ by {found.ours:.1e}, by rounding only {found.theirs:.1e}": not found.ours
         <= found.theirs,
     }
