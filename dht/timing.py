@@ -14,7 +14,7 @@ FACTS_COST_BITS = 8 * (600 + 600)
 """500 to 550 bytes and names; a newcomer also copies everybody's from somebody, which is once as much again."""
 CHANGED_FACTS_BITS_PER_S = 2_000
 LOSS_COST_BITS = STATE_COST_BITS
-NEWS_BUDGET_BITS_PER_S = 25_000
+NEWS_BUDGET_BITS_PER_S = 24_600
 """Records of all peers together. The rest of 32 kbit/s is the frames', the repair's and what varies."""
 LEAST_STATES_BITS_PER_S = 2_500
 """Left to states that have not changed, whatever else there is to tell."""

@@ -25,7 +25,7 @@ MayPrefill: TypeAlias = Callable[[LeaseKey], bool]
 """Whether a session's next hop takes more of its prefill now."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class PendingStep:
     """One step of one session that waits for the engine. Nobody changes it; not frozen, as that makes it slow to make
     and there is one for each token."""

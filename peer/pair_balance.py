@@ -45,6 +45,17 @@ def balanced(sequences: Sequence[HeldSequence], decoding: Collection[int]) -> Ma
     return MappingProxyType({number: one.home for number, one in shares.placed.items()})
 
 
+def is_balanced(loads: Sequence[tuple[int, int]]) -> bool:
+    """Whether nothing would change between instances that all decode, by the sequences of each and the tokens in them:
+    what `balanced` would find, without a look at each sequence."""
+    counts, tokens = zip(*loads, strict=True)
+    return max(counts) - min(counts) < 2 and not _is_uneven(max(tokens), min(tokens))
+
+
+def _is_uneven(most: int, least: int) -> bool:
+    return most - least > UNEVEN_PART * (most + least) / 2
+
+
 @dataclass(frozen=True, slots=True)
 class _Placed:
     tokens: int
@@ -96,7 +107,7 @@ class _Shares:
 
     def _exchanged(self, giver: int, taker: int) -> bool:
         excess = self._tokens[giver] - self._tokens[taker]
-        if excess <= UNEVEN_PART * (self._tokens[giver] + self._tokens[taker]) / 2:
+        if not _is_uneven(self._tokens[giver], self._tokens[taker]):
             return False
         back = sorted((self.placed[at].tokens, at) for at in self._movable(taker, giver))
         best: tuple[float, int, int] | None = None

@@ -1,12 +1,14 @@
 """What a router assumes where nobody has measured, and how announcements become milliseconds."""
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-
-import numpy as np
+from operator import attrgetter
 
 from molink.dht.records import LayerLatency, PrefillLatency
+
+_SIZE = attrgetter("batch_size")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +76,23 @@ def layer_ms_at(latencies: Sequence[LayerLatency], batch_size: int) -> float:
 
     Below the smallest measured batch size its own latency holds. The slope beyond is never negative.
     """
-    ordered = sorted(latencies, key=lambda latency: latency.batch_size)
-    sizes = [float(latency.batch_size) for latency in ordered]
-    times = [latency.layer_ms for latency in ordered]
-    known = float(np.interp(batch_size, sizes, times))
-    if batch_size <= sizes[-1] or len(sizes) < 2 or sizes[-1] == sizes[-2]:
-        return known
-    slope = max(0.0, (times[-1] - times[-2]) / (sizes[-1] - sizes[-2]))
-    return known + slope * (batch_size - sizes[-1])
+    ordered = sorted(latencies, key=_SIZE)
+    after = bisect_right(ordered, batch_size, key=_SIZE)
+    if after == 0:
+        return ordered[0].layer_ms
+    below = ordered[after - 1]
+    if batch_size == below.batch_size or len(ordered) == 1:
+        return below.layer_ms
+    if after < len(ordered):
+        return below.layer_ms + _slope(below, ordered[after]) * (batch_size - below.batch_size)
+    before = ordered[-2]
+    if before.batch_size == below.batch_size:
+        return below.layer_ms
+    return below.layer_ms + max(0.0, _slope(before, below)) * (batch_size - below.batch_size)
+
+
+def _slope(low: LayerLatency, high: LayerLatency) -> float:
+    return (high.layer_ms - low.layer_ms) / (high.batch_size - low.batch_size)
 
 
 def prefill_layer_ms(

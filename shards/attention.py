@@ -229,7 +229,7 @@ def _tiles(
     for key, value in zip(keys, values, strict=True):
         most = most_keys(query, key.shape[1]) if _in_tiles(query) else max(1, key.shape[2])
         if key.shape[2]:
-            yield from zip(key.split(most, 2), value.split(most, 2), strict=True)
+            yield from zip(torch.split(key, most, 2), torch.split(value, most, 2), strict=True)
 
 
 def _latest(parts: Sequence[Tensor], tokens: int) -> list[Tensor]:

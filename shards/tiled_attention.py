@@ -37,7 +37,7 @@ def weighed_in_tiles(
         logits = tile[: part.stop - first]
         torch.bmm(rows[part], key[0, part].transpose(1, 2), out=logits)
         if fresh:
-            own = logits.unflatten(1, (-1, queries))[..., keys - queries :]
+            own = logits.view(len(logits), -1, queries, keys)[..., keys - queries :]
             own.masked_fill_(later, -torch.inf)
         largest = logits.amax(-1)
         torch.softmax(logits, -1, out=logits)

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 """Okabe and Ito's, which colour-blind readers tell apart."""
 MARKERS = ("o", "s", "D", "^", "v", "P", "X")
 _DPI = 150
+_ROOM = 1.04
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,11 @@ def saved(figure: "Figure", stem: Path, caption: str) -> Picture:
     picture = Picture(caption, stem)
     figure.savefig(picture.png)
     return picture
+
+
+def from_zero(axes: "Axes") -> None:
+    """The vertical axis begins at 0, with room above the highest of what was drawn."""
+    axes.set_ylim(0.0, _ROOM * max(axes.get_ylim()[1], axes.dataLim.y1))
 
 
 def legend_below(figure: "Figure", labels: Sequence[str] | None = None) -> None:

@@ -13,7 +13,7 @@ from molink.simnet.parallel_runs import run_all
 from molink.simnet.redundancy.claims import claims
 from molink.simnet.redundancy.figures import draw_redundancy
 from molink.simnet.redundancy.instances import LOCAL_CONNECTIONS, SEQUENCE_MS, instance_profile
-from molink.simnet.redundancy.rows import redundancy_rows
+from molink.simnet.redundancy.rows import PAIR_POLICIES, redundancy_rows
 from molink.simnet.redundancy.run import POLICIES, Cell, simulate
 from molink.simnet.redundancy.tables import claims_table, redundancy_table
 from molink.simnet.redundancy.workloads import ARRIVALS, WORKLOADS
@@ -40,7 +40,7 @@ def redundancy(
     device: options.Device = "h100",
     workload: options.WorkloadName = "mixed",
     instances: options.Instances = "4",
-    policies: options.Policies = "vllm,splitwise,accellm",
+    policies: options.Policies = "vllm,splitwise,accellm,molink",
     rates: options.Rates = None,
     interconnect_gbps: options.Interconnect = None,
     arrivals: options.Arrivals = "burst",
@@ -115,7 +115,7 @@ def _instances(text: str) -> tuple[int, ...]:
 
 def _weight(cell: Cell) -> float:
     """Whoever keeps copies takes longest."""
-    return cell.rate_rps * (10.0 if cell.policy == "accellm" else 1.0)
+    return cell.rate_rps * (10.0 if cell.policy in PAIR_POLICIES else 1.0)
 
 
 def _parameters(cells: Sequence[Cell]) -> dict[str, object]:

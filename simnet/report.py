@@ -71,15 +71,14 @@ def write_report(path: Path, report: Report) -> Path:
 
 def _table(table: "Table") -> str:
     """Styles of columns and of marked-up cells become classes."""
-    sides = [" ".join(_classes(column.justify, str(column.style))) for column in table.columns]
+    sides = [_classes(column.justify, str(column.style)) for column in table.columns]
     head = "".join(
-        f'<th class="{side}">{_cell(column.header)}</th>'
-        for side, column in zip(sides, table.columns, strict=True)
+        f"<th{side}>{_cell(column.header)}</th>" for side, column in zip(sides, table.columns, strict=True)
     )
     lines = zip(table.rows, zip(*(column.cells for column in table.columns), strict=True), strict=True)
     body = "\n".join(
         f"<tr{' class=end' * row.end_section}>"
-        + "".join(f'<td class="{side}">{_cell(cell)}</td>' for side, cell in zip(sides, cells, strict=True))
+        + "".join(f"<td{side}>{_cell(cell)}</td>" for side, cell in zip(sides, cells, strict=True))
         + "</tr>"
         for row, cells in lines
     )
@@ -91,8 +90,10 @@ def _table(table: "Table") -> str:
     )
 
 
-def _classes(justify: str, style: str) -> list[str]:
-    return [name for name in (justify, style) if name in ("right", "dim", "green", "red")]
+def _classes(*names: str) -> str:
+    """An attribute, if one of the names has a look of its own."""
+    known = " ".join(name for name in names if name in ("right", "dim", "green", "red"))
+    return f' class="{known}"' if known else ""
 
 
 def _cell(content: "RenderableType") -> str:
@@ -103,9 +104,8 @@ def _cell(content: "RenderableType") -> str:
     if not isinstance(text, Text):
         raise TypeError(f"a report's cells are text, not {type(text).__name__}")
     shown = _text(text.plain)
-    styles = {str(span.style) for span in text.spans} | {str(text.style)}
-    known = " ".join(sorted(styles & {"dim", "green", "red"}))
-    return f'<span class="{known}">{shown}</span>' if known else shown
+    styles = _classes(*sorted({str(span.style) for span in text.spans} | {str(text.style)}))
+    return f"<span{styles}>{shown}</span>" if styles else shown
 
 
 def _figure(picture: Picture) -> str:

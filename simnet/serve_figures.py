@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from molink.simnet.pictures import COLOURS, MARKERS, Picture, legend_below, new_figure, saved
+from molink.simnet.pictures import COLOURS, MARKERS, Picture, from_zero, legend_below, new_figure, saved
 from molink.simnet.results import write_csv
 from molink.simnet.serve_presets import Preset
 from molink.simnet.serve_rows import ServeRow
@@ -76,7 +76,7 @@ def _draw_metric(
         axes.set(xlabel=_UNITS.get(over, SETTINGS[over]), ylabel=label)
         axes.set_title(_panel_title(others, panel), fontsize=9)
         axes.grid(visible=True, linewidth=0.4, alpha=0.5)
-    grid[0].set_ylim(bottom=0)
+    from_zero(grid[0])
     for axes in grid[len(panels) :]:
         axes.set_axis_off()
     legend_below(figure)

@@ -2,17 +2,14 @@
 
 from collections.abc import Sequence
 
-from molink.peer.pair_balance import balanced
-from molink.peer.partners import Copy, PairLoad, PairRoom, next_copy, spread
+from molink.peer.partners import PairRoom, spread
 from molink.peer.roles import is_short, prefiller, prefills_next
 from molink.simnet.redundancy.baselines import may_join
 from molink.simnet.redundancy.cluster import Cluster, Computed, Step
 from molink.simnet.redundancy.groups import Group, Placing
-from molink.simnet.redundancy.handover import BackgroundCopies, stream_prompts
+from molink.simnet.redundancy.handover import stream_prompts
 from molink.simnet.redundancy.jobs import Job
-
-COPYING_S = 0.25
-"""Between two looks at what could be copied."""
+from molink.simnet.redundancy.pair_copies import PairCopies
 
 
 class Accellm:
@@ -29,9 +26,7 @@ class Accellm:
         self._groups = {pair[0]: Group(pair) for pair in self._pairs}
         self._group_of = {number: self._groups[number - number % 2] for number in numbers}
         self._placing = Placing(cluster)
-        self._copies = BackgroundCopies(cluster, self._copied)
-        self._complete: dict[int, Copy] = {}
-        self._looking = False
+        self._copies = PairCopies(cluster, self)
         self.short_requests = 0
         """Prompts that were computed while memory was short."""
 
@@ -48,9 +43,7 @@ class Accellm:
             groups[place].queue.append(job)
         for group in groups:
             self._assign(group)
-        if not self._looking:
-            self._looking = True
-            self._cluster.timeline.call(COPYING_S, self._look)
+        self._copies.begin()
 
     def next_step(self, number: int) -> Step | None:
         group = self._group_of[number]
@@ -68,19 +61,28 @@ class Accellm:
                 return Step(prefills=tuple(prefills))
         return Step(decodes=decodes) if decodes else None
 
-    def began(self, number: int, prefills: Sequence[Job], end_s: float) -> None:
-        stream_prompts(self._cluster, number, prefills, end_s, self._there)
+    def began(self, number: int, step: Step, end_s: float) -> None:
+        stream_prompts(self._cluster, number, step.prefills, end_s, self._there)
 
     def computed(self, done: Computed) -> None:
-        for job in done.step.decodes if self._complete else ():
-            if (copy := self._complete.pop(job.request.number, None)) is not None and not job.ended:
-                self._copied(job, copy)
+        self._copies.computed(done)
         if done.step.prefills or done.ended:
             for quad in self._quads[done.number // 4 : done.number // 4 + 1]:
                 self._regroup(quad, 0)
             self._assign(self._group_of[done.number])
         else:
             self._cluster.pump(*self._group_of[done.number].instances)
+
+    def has_prompts(self, number: int) -> bool:
+        return bool(self._group_of[number].queue)
+
+    @property
+    def copying_pairs(self) -> Sequence[tuple[int, int]]:
+        return [pair for pair in self._pairs if not self._group_of[pair[0]].is_short]
+
+    def copied(self, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            self._assign(self._group_of[number])
 
     def _there(self, jobs: Sequence[Job], source: int) -> None:
         """All of their keys and values are at their homes."""
@@ -105,19 +107,8 @@ class Accellm:
             if group.prefiller not in [one.instance for one in roomy]:
                 group.prefiller = prefiller(roomy) if roomy else None
         away = {group.prefiller, *prefilling}
-        self._balance(group, [at for at in group.instances if at not in away])
+        self._placing.balance(group.instances, [at for at in group.instances if at not in away])
         self._cluster.pump(*group.instances)
-
-    def _balance(self, group: Group, decoding: Sequence[int]) -> None:
-        now_s = self._cluster.timeline.now_s
-        jobs = {
-            job.request.number: job
-            for number in group.instances
-            for job in self._cluster.instances[number].homes.values()
-        }
-        for number, home in balanced([job.seen(now_s) for job in jobs.values()], decoding).items():
-            if jobs[number].home != home:
-                self._cluster.settle(jobs[number], home)
 
     def _regroup(self, quad: tuple[int, ...], arriving_tokens: int) -> None:
         """Two pairs become a group of four, or are pairs again."""
@@ -135,61 +126,3 @@ class Accellm:
         for group in groups:
             self._groups[group.instances[0]] = group
             self._group_of |= dict.fromkeys(group.instances, group)
-
-    def _look(self) -> None:
-        """What could be copied, now and then while there is anything."""
-        self._looking = any(instance.homes for instance in self._cluster.instances) or any(
-            group.queue for group in self._groups.values()
-        )
-        if not self._looking:
-            return
-        self._cluster.timeline.call(COPYING_S, self._look)
-        self._start_copies(self._pairs)
-
-    def _start_copies(self, pairs: Sequence[tuple[int, ...]]) -> None:
-        """In or between these pairs, as many as there are lines with nothing to send."""
-        now_s, instances = self._cluster.timeline.now_s, self._cluster.instances
-        loads = [self._load(pair, now_s) for pair in pairs if not self._group_of[pair[0]].is_short]
-        while True:
-            idle = {
-                one.number
-                for one in instances
-                if self._cluster.ports[one.number].free_s <= now_s
-                and one.number not in self._copies.sources
-                and not self._group_of[one.number].queue
-            }
-            copy = next_copy(loads, {one.number: one.free_tokens for one in instances}, idle)
-            if copy is None:
-                return
-            self._copies.start(instances[copy.source].homes[copy.number], copy)
-            loads = [_without(load, copy.number) for load in loads]
-
-    def _load(self, pair: tuple[int, ...], now_s: float) -> PairLoad:
-        homes = [job for at in pair for job in self._cluster.instances[at].homes.values()]
-        settled = [job for job in homes if job.ready_s <= now_s and job.copy_to is None]
-        return PairLoad(pair, tuple(job.seen(now_s) for job in settled))
-
-    def _copied(self, job: Job, copy: Copy) -> None:
-        """Its copy is complete but for the lines that came since, which are sent now. It is moved between two steps."""
-        cluster = self._cluster
-        if job.running_on is not None:
-            self._complete[job.request.number] = copy
-            return
-        since = job.tokens - job.copied_tokens
-        job.copy_to = None
-        cluster.instances[copy.target].grow(since)
-        job.holders.append(copy.target)
-        cluster.send_lines(copy.source, since)
-        if copy.goes_over:
-            cluster.settle(job, copy.target)
-            for holder in tuple(job.holders):
-                if holder != copy.target:
-                    cluster.drop(job, holder)
-            self._start_copies([pair for pair in self._pairs if copy.target in pair])
-        self._assign(self._group_of[copy.source])
-        self._assign(self._group_of[copy.target])
-
-
-def _without(load: PairLoad, number: int) -> PairLoad:
-    """What is being copied is no candidate for another copy."""
-    return PairLoad(load.instances, tuple(one for one in load.sequences if one.number != number))

@@ -41,7 +41,7 @@ class Vllm:
             prefills.append(job)
         return Step(tuple(prefills), decodes) if prefills or decodes else None
 
-    def began(self, number: int, prefills: Sequence[Job], end_s: float) -> None:
+    def began(self, number: int, step: Step, end_s: float) -> None:
         """Nothing leaves the instance."""
 
     def computed(self, done: Computed) -> None:
@@ -75,8 +75,8 @@ class Splitwise:
             prefills.append(queue.popleft())
         return Step(prefills=tuple(prefills)) if prefills else None
 
-    def began(self, number: int, prefills: Sequence[Job], end_s: float) -> None:
-        stream_prompts(self._cluster, number, prefills, end_s, self._there)
+    def began(self, number: int, step: Step, end_s: float) -> None:
+        stream_prompts(self._cluster, number, step.prefills, end_s, self._there)
 
     def computed(self, done: Computed) -> None:
         if done.ended:

@@ -22,7 +22,16 @@ class Step:
     """What an instance computes at once."""
 
     prefills: tuple[Job, ...] = ()
+    """Prompts, up to their last tokens."""
     decodes: tuple[Job, ...] = ()
+    part: tuple[Job, int] | None = None
+    """A prompt of which so many tokens are computed now, and the last one is not."""
+
+    @property
+    def prompts(self) -> tuple[tuple[Job, int], ...]:
+        """With the tokens of each that are computed now."""
+        whole = tuple((job, job.request.prompt_tokens - job.begun_tokens) for job in self.prefills)
+        return whole if self.part is None else (*whole, self.part)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +54,8 @@ class Policy(Protocol):
         """For an instance that has nothing to do; None: it waits until it is asked again. The prompts of the step are
         already held where their keys and values go to."""
 
-    def began(self, number: int, prefills: Sequence[Job], end_s: float) -> None:
-        """It computes prompts until then."""
+    def began(self, number: int, step: Step, end_s: float) -> None:
+        """It computes a step with prompts until then."""
 
     def computed(self, done: Computed) -> None:
         """An instance has nothing to do any more."""
@@ -143,15 +152,15 @@ class Cluster:
             job.running_on = number
             tokens += job.tokens + 1
         rows, attended = len(step.decodes), tokens
-        for job in step.prefills:
+        for job, new in step.prompts:
             job.running_on = number
-            prompt = job.request.prompt_tokens
-            rows, tokens, attended = rows + prompt, tokens + prompt, attended + prompt * (prompt + 1) // 2
-        instance.prefilling = len(step.prefills)
-        sequences = len(step.decodes) + len(step.prefills)
+            rows, tokens = rows + new, tokens + job.begun_tokens + new
+            attended += new * job.begun_tokens + new * (new + 1) // 2
+        instance.prefilling = len(step.prompts)
+        sequences = len(step.decodes) + len(step.prompts)
         taken_s = self.profile.step_s(Work(rows, tokens, attended), sequences)
-        if step.prefills and self.policy is not None:
-            self.policy.began(number, step.prefills, self.timeline.now_s + taken_s)
+        if step.prompts and self.policy is not None:
+            self.policy.began(number, step, self.timeline.now_s + taken_s)
         self.timeline.call(taken_s, lambda: self._computed(number, step, taken_s))
 
     def _computed(self, number: int, step: Step, taken_s: float) -> None:
@@ -159,8 +168,10 @@ class Cluster:
         instance = self.instances[number]
         instance.busy_s += taken_s
         instance.busy, instance.prefilling, instance.has_prefilled = False, 0, bool(step.prefills)
-        for job in step.prefills:
+        for job, new in step.prompts:
             job.running_on = None
+            job.begun_tokens += new
+        for job in step.prefills:
             job.first_s = job.last_s = now_s
             job.left -= 1
         ended = self._decoded(number, step.decodes, now_s)
@@ -174,7 +185,7 @@ class Cluster:
     def _decoded(self, number: int, decodes: Sequence[Job], now_s: float) -> list[Job]:
         """One more token for each; those that have theirs all."""
         ended = []
-        lines: Counter[int] = Counter()
+        lines = [0] * len(self.instances)
         for job in decodes:
             gap_s = now_s - job.last_s
             if gap_s > job.longest_gap_s:
@@ -188,9 +199,10 @@ class Cluster:
                 lines[holder] += 1
             if not job.left:
                 ended.append(job)
-        for holder, tokens in lines.items():
-            self.instances[holder].grow(tokens)
-        self.send_lines(number, sum(lines.values()) - lines[number])
+        for holder, tokens in enumerate(lines):
+            if tokens:
+                self.instances[holder].grow(tokens)
+        self.send_lines(number, sum(lines) - lines[number])
         return ended
 
     def _end(self, job: Job) -> None:

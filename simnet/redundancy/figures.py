@@ -6,9 +6,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from molink.simnet.pictures import Picture, legend_below, new_figure, saved
+from molink.simnet.pictures import Picture, from_zero, legend_below, new_figure, saved
 from molink.simnet.redundancy.instances import InstanceProfile
 from molink.simnet.redundancy.rows import RedundancyRow
+from molink.simnet.redundancy.run import POLICIES
 from molink.simnet.redundancy.step_figures import POLICY_COLOURS, POLICY_MARKERS, draw_steps
 from molink.simnet.results import write_csv
 
@@ -74,7 +75,7 @@ def latency_figure(device: str, workload: str) -> str:
 def _by_rate(
     rows: Sequence[RedundancyRow], stem: Path, panels: Sequence[tuple[str, str]], caption: str
 ) -> Picture:
-    """A row of panels for each number of instances, a line for each policy."""
+    """A row of panels for each number of instances, a line for each policy, in all figures of the same colour."""
     write_csv(stem.with_suffix(".csv"), [field.name for field in fields(RedundancyRow)], map(astuple, rows))
     numbers = sorted({row.instances for row in rows})
     figure = new_figure(3.6 * max(2, len(panels)), 3.2 * len(numbers) + 0.8)
@@ -108,7 +109,8 @@ def _by_interconnect(rows: Sequence[RedundancyRow], stem: Path) -> Picture:
 
 
 def _draw_policies(axes: "Axes", rows: Sequence[RedundancyRow], place: Value, metric: str) -> None:
-    for number, policy in enumerate(dict.fromkeys(row.policy for row in rows)):
+    for policy in dict.fromkeys(row.policy for row in rows):
+        number = list(POLICIES).index(policy)
         own = sorted((row for row in rows if row.policy == policy), key=place)
         axes.plot(
             [place(row) for row in own],
@@ -119,7 +121,7 @@ def _draw_policies(axes: "Axes", rows: Sequence[RedundancyRow], place: Value, me
             linewidth=1.2,
             label=policy,
         )
-    axes.set_ylim(bottom=0)
+    from_zero(axes)
     axes.grid(visible=True, linewidth=0.4, alpha=0.5)
 
 

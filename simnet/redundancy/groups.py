@@ -2,8 +2,10 @@
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from molink.peer.pair_balance import balanced, is_balanced
 from molink.peer.roles import keeps_copy
 from molink.simnet.redundancy.cluster import Cluster
 from molink.simnet.redundancy.jobs import Instance, Job
@@ -48,13 +50,13 @@ class Placing:
         That is the other instance of a pair, or of several the one with the fewest sequences; if none has room, the
         prefiller itself.
         """
-        if group.prefiller is None or not self._made_room(group.prefiller, job):
+        if group.prefiller is None or not self.made_room(group.prefiller, job):
             return False
         here = self._cluster.instances[group.prefiller]
         others = [self._cluster.instances[at] for at in group.instances if at != here.number]
         others.sort(key=lambda one: (len(one.homes), -one.free_tokens, one.number))
         self._cluster.hold(job, here.number)
-        target = next((one for one in others if self._made_room(one.number, job)), here)
+        target = next((one for one in others if self.made_room(one.number, job)), here)
         if target is not here:
             self._cluster.hold(job, target.number)
         self._cluster.settle(job, target.number)
@@ -73,7 +75,20 @@ class Placing:
         room = job.request.room_tokens
         return keeps_copy(len(group.instances) - 1, origin.kept_tokens - room, copied, room)
 
-    def _made_room(self, number: int, job: Job) -> bool:
+    def balance(self, numbers: Sequence[int], decoding: Sequence[int]) -> None:
+        """What these instances hold is decoded by those of them that decode."""
+        now_s, instances = self._cluster.timeline.now_s, self._cluster.instances
+        homes = [instances[at].homes.values() for at in decoding]
+        loads = [(len(jobs), sum(job.tokens for job in jobs)) for jobs in homes]
+        if len(decoding) == len(numbers) and is_balanced(loads):
+            return
+        jobs = {job.request.number: job for at in numbers for job in instances[at].homes.values()}
+        for number, home in balanced([job.seen(now_s) for job in jobs.values()], decoding).items():
+            if jobs[number].home != home:
+                self._cluster.settle(jobs[number], home)
+
+    def made_room(self, number: int, job: Job) -> bool:
+        """Whether the instance has room for it now; copies have given way if need be."""
         instance, room = self._cluster.instances[number], job.request.room_tokens
         if instance.free_tokens >= room:
             return True

@@ -15,6 +15,8 @@ class Job:
     request: Request
     tokens: int = 0
     """With keys and values."""
+    begun_tokens: int = 0
+    """Of the prompt, computed in steps that have ended."""
     left: int = 0
     """Tokens that it still generates."""
     home: int = -1

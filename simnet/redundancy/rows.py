@@ -8,6 +8,8 @@ from molink.simnet.redundancy.run import Cell, Run
 
 PAPER_EXTRA_GB: Mapping[float, float] = MappingProxyType({4.0: 1.0, 8.0: 3.5, 12.0: 5.0})
 """By rate: what AcceLLM needs beyond the others on the mixed workload with four instances, which device is not said."""
+PAIR_POLICIES = ("accellm", "molink")
+"""The paper's, and ours, which the others are compared with."""
 PAPER_MIXED_PART = 0.30
 """ "Up to 30 %" less JCT and "nearly 30 %" more tokens on the mixed workload, over all rates and instances."""
 
@@ -33,13 +35,14 @@ class RedundancyRow:
     """Of one instance: weights, keys and values."""
     peak_kv_gb: float
     extra_memory_gb: float | None
-    """Of accellm: beyond the larger of the others."""
+    """Of a policy with pairs: beyond the larger of the others."""
     jct_reduction_splitwise: float | None
     jct_reduction_vllm: float | None
     tokens_gain_splitwise: float | None
     tokens_gain_vllm: float | None
     ttft_of_splitwise: float | None
     """A part of its TTFT."""
+    ttft_of_vllm: float | None
     paper_extra_memory_gb: float | None
     paper_jct_reduction_up_to: float | None
     paper_tokens_gain_up_to: float | None
@@ -65,9 +68,10 @@ def _setting(cell: Cell) -> tuple[int, float, float]:
 
 def _row(run: Run, beside: Mapping[str, Run]) -> RedundancyRow:
     cell = run.cell
-    others = {name: one for name, one in beside.items() if name != "accellm" and cell.policy == "accellm"}
+    ours = cell.policy in PAIR_POLICIES
+    others = {name: one for name, one in beside.items() if ours and name not in PAIR_POLICIES}
     splitwise, vllm = others.get("splitwise"), others.get("vllm")
-    of_paper = PAPER_MIXED_PART if cell.workload == "mixed" and cell.policy == "accellm" else None
+    of_paper = PAPER_MIXED_PART if cell.workload == "mixed" and ours else None
     return RedundancyRow(
         policy=cell.policy,
         device=cell.device,
@@ -92,6 +96,7 @@ def _row(run: Run, beside: Mapping[str, Run]) -> RedundancyRow:
         tokens_gain_splitwise=_gain(run, splitwise),
         tokens_gain_vllm=_gain(run, vllm),
         ttft_of_splitwise=run.ttft_s / splitwise.ttft_s if splitwise else None,
+        ttft_of_vllm=run.ttft_s / vllm.ttft_s if vllm else None,
         paper_extra_memory_gb=(
             PAPER_EXTRA_GB.get(cell.rate_rps) if of_paper is not None and cell.instances == 4 else None
         ),

@@ -9,11 +9,12 @@ from molink.simnet.redundancy.accellm import Accellm
 from molink.simnet.redundancy.baselines import Splitwise, Vllm
 from molink.simnet.redundancy.cluster import Cluster, Policy
 from molink.simnet.redundancy.instances import SEQUENCE_MS, instance_profile
+from molink.simnet.redundancy.molink import Molink
 from molink.simnet.redundancy.workloads import WORKLOADS, requests
 from molink.simnet.world.timeline import Timeline
 
 POLICIES: Mapping[str, Callable[[Cluster], Policy]] = MappingProxyType(
-    {"vllm": Vllm, "splitwise": Splitwise, "accellm": Accellm}
+    {"vllm": Vllm, "splitwise": Splitwise, "accellm": Accellm, "molink": Molink}
 )
 """By the name that commands take."""
 _ROUNDING = 1e-9
@@ -63,7 +64,7 @@ class Run:
     sent_gb: float
     lost_gb: float
     short_requests: int
-    """Computed while memory was too short for two of everything, the warm-up's included."""
+    """Begun while memory was too short for two of everything, the warm-up's included."""
     events: int
 
 
@@ -89,7 +90,7 @@ def simulate(cell: Cell) -> Run:
     busy = sum(instance.busy_s for instance in cluster.instances) / (cell.instances * until_s)
     timeline.run()
     check_conserved(cluster)
-    short = policy.short_requests if isinstance(policy, Accellm) else 0
+    short = policy.short_requests if isinstance(policy, Accellm | Molink) else 0
     return _measured(cell, cluster, busy, short)
 
 

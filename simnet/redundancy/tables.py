@@ -25,7 +25,7 @@ def redundancy_table(rows: Sequence[RedundancyRow]) -> "Table":
         title_justify="left",
     )
     table.add_column("instances,\nrate, Gbps")
-    table.add_column("policy")
+    table.add_column("policy", no_wrap=True)
     for name in _NUMBERS:
         table.add_column(name, justify="right")
     for number, row in enumerate(rows):
@@ -42,11 +42,12 @@ def claims_table(found: Sequence[Claim]) -> "Table":
     table = Table(
         title="What the paper's text says, and where ours comes nearest to it", title_justify="left"
     )
-    for name in ("claim", "paper", "ours", "at", "agrees"):
-        table.add_column(name, justify="left" if name == "claim" else "right")
+    for name in ("policy", "claim", "paper", "ours", "at", "agrees"):
+        table.add_column(name, justify="left" if name in ("policy", "claim") else "right")
     for one in found:
         where = "" if one.instances is None else f"{one.instances} instances, {one.rate_rps:g}/s"
-        table.add_row(one.claim, f"{one.paper:.2f}", f"{one.ours:.2f}", where, "yes" if one.agrees else "no")
+        numbers = (f"{one.paper:.2f}", f"{one.ours:.2f}", where, "yes" if one.agrees else "no")
+        table.add_row(one.policy, one.claim, *numbers)
     return table
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from molink.simnet.pictures import Picture, new_figure, saved
+from molink.simnet.pictures import Picture, from_zero, new_figure, saved
 from molink.simnet.results import write_csv
 from molink.simnet.swarm.report import SERIES
 from molink.simnet.swarm.traffic import BUDGET_KBIT_S, KINDS
@@ -46,7 +46,7 @@ def draw_swarm(runs: Mapping[str, Series], folder: Path) -> list[Picture]:
         if name == "traffic":
             axes.axhline(BUDGET_KBIT_S, color="black", linestyle=":", label="budget")
         axes.set(xlabel="minutes", ylabel=label)
-        axes.set_ylim(bottom=0)
+        from_zero(axes)
         if axes.get_legend_handles_labels()[0]:
             axes.legend(frameon=False, fontsize=8)
         axes.grid(visible=True, linewidth=0.4, alpha=0.5)

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from molink.peer.pair_balance import UNEVEN_PART, HeldSequence, balanced
+from molink.peer.pair_balance import UNEVEN_PART, HeldSequence, balanced, is_balanced
 from molink.peer.partners import UNEVEN_SEQUENCES, PairLoad, PairRoom, next_copy, spread
+from molink.peer.prompt_pieces import LONGER, next_pieces, piece_tokens, prompt_order
 from molink.peer.roles import Standing, is_short, keeps_copy, prefiller, prefills_next
 
 PAIR = (0, 1)
@@ -83,6 +84,25 @@ def test_what_is_balanced_stays_as_it_is(sequences: list[HeldSequence], decoding
     ]
     once_more = balanced(settled, decoding)
     assert Counter(once_more.values()) == Counter(homes.values())
+
+
+@settings(max_examples=40)
+@given(many())
+def test_what_looks_balanced_stays_as_it_is(sequences: list[HeldSequence]) -> None:
+    own = [[one.tokens for one in sequences if one.home == at] for at in FOUR]
+    if is_balanced([(len(tokens), sum(tokens)) for tokens in own]):
+        assert balanced(sequences, FOUR) == {one.number: one.home for one in sequences}
+
+
+@given(st.lists(st.integers(1, 2000), max_size=60))
+def test_a_pair_that_holds_everything_twice_looks_balanced_or_has_nothing_to_exchange(
+    tokens: list[int],
+) -> None:
+    sequences = copied(tokens)
+    homes = balanced(sequences, PAIR)
+    own = [[one.tokens for one in sequences if homes[one.number] == at] for at in PAIR]
+    loads = [(len(each), sum(each)) for each in own]
+    assert is_balanced(loads) or abs(loads[0][1] - loads[1][1]) <= max(tokens)
 
 
 def test_when_one_of_a_pair_prefills_the_other_decodes_all_that_it_holds() -> None:
@@ -205,3 +225,66 @@ def test_a_copy_fits_and_leaves_where_the_sequence_is_and_the_line_idle(
     if copy.goes_over:
         lengths = len(pairs[copy.source // 2].sequences), len(pairs[copy.target // 2].sequences)
         assert lengths[0] - lengths[1] >= 2 * UNEVEN_SEQUENCES
+
+
+# -- pieces of prompts
+
+
+@given(
+    st.integers(0, 2000),
+    st.lists(st.integers(1, 2000), max_size=12),
+    st.integers(1, 600),
+    st.integers(1, 4),
+)
+def test_pieces_fill_a_step_with_whole_prompts_but_for_the_last_and_leave_others_their_share(
+    begun: int, waiting: list[int], piece: int, instances: int
+) -> None:
+    prompts = [*([begun] if begun else []), *waiting]
+    found = next_pieces(begun, waiting, piece, instances)
+    assert bool(found) == bool(prompts)
+    assert 0 <= sum(found) <= piece
+    assert list(found[:-1]) == prompts[: len(found)][:-1]
+    assert all(0 < tokens <= prompt for tokens, prompt in zip(found, prompts, strict=False))
+    taken = len(found) - bool(begun)
+    assert taken <= -(-len(waiting) // instances)
+    if taken < -(-len(waiting) // instances):
+        assert sum(found) == piece
+
+
+@given(st.integers(0, 2000), st.lists(st.integers(1, 2000), max_size=12), st.integers(1, 600))
+def test_every_prompt_is_computed_piece_by_piece_in_its_turn(
+    begun: int, waiting: list[int], piece: int
+) -> None:
+    left, queue = begun, list(waiting)
+    for _ in range(-(-(begun + sum(waiting)) // piece) + len(waiting)):
+        prompts = [*([left] if left else []), *queue]
+        found = next_pieces(left, queue, piece, 2)
+        queue = queue[len(found) - bool(left) :] if found else queue
+        left = prompts[len(found) - 1] - found[-1] if found else 0
+    assert (left, queue) == (0, [])
+
+
+@given(st.floats(0.1, 50), st.floats(0.001, 1), st.integers(1, 5000))
+def test_a_piece_takes_at_most_so_many_times_the_shortest_step_and_the_next_larger_one_more(
+    step_ms: float, token_ms: float, most: int
+) -> None:
+    def step_s(tokens: int) -> float:
+        return max(step_ms, tokens * token_ms)
+
+    found = piece_tokens(step_s, most)
+    assert 1 <= found <= most
+    assert step_s(found) <= LONGER * step_s(1)
+    assert found == most or step_s(found + 1) > LONGER * step_s(1)
+
+
+def test_a_piece_of_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="a token or more, got at most 0"):
+        piece_tokens(float, 0)
+
+
+@given(st.lists(st.tuples(st.floats(0, 100), st.integers(1, 2000)), min_size=2, max_size=2))
+def test_no_prompt_overtakes_one_that_came_before_it_and_the_shortest_of_a_moment_is_first(
+    prompts: list[tuple[float, int]],
+) -> None:
+    first = min(range(2), key=lambda at: prompt_order(*prompts[at], at))
+    assert prompts[first] == min(prompts)

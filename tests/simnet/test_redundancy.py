@@ -11,8 +11,9 @@ from molink.simnet.redundancy import run as running
 from molink.simnet.redundancy.cluster import Cluster
 from molink.simnet.redundancy.instances import LOCAL_CONNECTIONS, SEQUENCE_MS, instance_profile
 from molink.simnet.redundancy.ports import Port
+from molink.simnet.redundancy.rows import PAIR_POLICIES
 from molink.simnet.redundancy.run import POLICIES, Cell, check_conserved, simulate
-from molink.simnet.redundancy.workloads import ARRIVALS, WORKLOADS, requests
+from molink.simnet.redundancy.workloads import ARRIVALS, WORKLOADS, Request, requests
 from molink.simnet.world.timeline import Timeline
 
 CELL = Cell("accellm", "h100", "mixed", 4, 8.0, 3600.0, 1.0, 4.0, "burst")
@@ -84,7 +85,7 @@ def test_memory_for_a_few_requests_delays_the_others_and_loses_none(
     small_memory(monkeypatch, tokens)
     run = simulate(cell(policy))
     assert run.peak_kv_gb <= tokens * instance_profile("h100").kv_token_bytes / 1e9
-    if policy == "accellm":
+    if policy in PAIR_POLICIES:
         assert run.short_requests > 0
 
 
@@ -113,8 +114,9 @@ def test_splitwise_sends_the_keys_and_values_of_each_prompt_once() -> None:
     assert run.sent_gb == pytest.approx(tokens * instance_profile("h100").kv_token_bytes / 1e9)
 
 
-def test_accellm_sends_prompts_and_every_line_after_them() -> None:
-    run = simulate(replace(cell("accellm"), warm_up_s=0.0))
+@pytest.mark.parametrize("policy", PAIR_POLICIES)
+def test_those_with_pairs_send_prompts_and_every_line_after_them(policy: str) -> None:
+    run = simulate(replace(cell(policy), warm_up_s=0.0))
     coming = requests(WORKLOADS["mixed"], 8.0, CELL.duration_s, "burst", 0)
     tokens = sum(one.prompt_tokens + one.output_tokens - 1 for one in coming)
     assert run.sent_gb >= tokens * instance_profile("h100").kv_token_bytes / 1e9
@@ -131,6 +133,25 @@ def test_a_slow_line_between_instances_costs_those_who_hand_over_and_not_the_oth
             simulate(replace(cell(policy), interconnect_gbps=4.0)).jct_s > 1.05 * simulate(cell(policy)).jct_s
         )
     assert simulate(replace(cell("vllm"), interconnect_gbps=4.0)).jct_s == simulate(cell("vllm")).jct_s
+
+
+def test_pieces_of_prompts_beside_decodes_end_the_wait_for_a_turn_and_for_a_long_prompt() -> None:
+    vllm, accellm, molink = (simulate(cell(policy, 12.0)) for policy in ("vllm", "accellm", "molink"))
+    assert molink.ttft_s < 0.9 * accellm.ttft_s
+    assert molink.tbt_max_s < 0.7 * vllm.tbt_max_s
+    assert molink.jct_s < vllm.jct_s
+
+
+def test_pieces_of_a_prompt_are_computed_as_its_whole() -> None:
+    timeline = Timeline()
+    cluster = Cluster(timeline, instance_profile("h100"), 2, 450e9)
+    alone = Request(0, 0.0, 1000, 2, 2000)
+    cluster.arrive([alone], POLICIES["molink"](cluster))
+    timeline.run()
+    check_conserved(cluster)
+    whole_s = instance_profile("h100").step_s(Work(1000, 1000, 500_500), 1)
+    assert whole_s < cluster.jobs[0].first_s < 1.5 * whole_s
+    assert cluster.jobs[0].begun_tokens == 1000
 
 
 @pytest.mark.full

@@ -33,15 +33,16 @@ def test_json_has_a_row_for_each_cell_with_the_paper_s_values_beside(
     result = json.loads(capsys.readouterr().out)
     assert result["command"] == "redundancy"
     assert [(row["rate_rps"], row["policy"]) for row in result["rows"]] == [
-        (rate, policy) for rate in (4.0, 6.0) for policy in ("vllm", "splitwise", "accellm")
+        (rate, policy) for rate in (4.0, 6.0) for policy in ("vllm", "splitwise", "accellm", "molink")
     ]
     for row in result["rows"]:
         assert set(row) == {field.name for field in fields(RedundancyRow)} >= CONTRACT
-    own = result["rows"][2]
-    assert (own["paper_extra_memory_gb"], own["paper_jct_reduction_up_to"]) == (1.0, 0.3)
-    assert own["extra_memory_gb"] == own["peak_memory_gb"] - max(
-        row["peak_memory_gb"] for row in result["rows"][:2]
-    )
+    for own in result["rows"][2:4]:
+        assert (own["paper_extra_memory_gb"], own["paper_jct_reduction_up_to"]) == (1.0, 0.3)
+        assert own["extra_memory_gb"] == own["peak_memory_gb"] - max(
+            row["peak_memory_gb"] for row in result["rows"][:2]
+        )
+    assert {claim["policy"] for claim in result["claims"]} == {"accellm", "molink"}
     assert {claim["paper"] for claim in result["claims"]} >= {0.3, 0.5, 1.0}
 
 
@@ -100,7 +101,7 @@ def test_a_claim_agrees_if_ours_is_near_to_it_and_names_where() -> None:
         (("--workload", "none"), "--workload must be one of light, mixed, heavy"),
         (("--arrivals", "none"), "--arrivals one of burst, poisson"),
         (("--instances", "5"), "--instances must be 4, 8 or 16, several with commas between them, got '5'"),
-        (("--policies", "none"), "--policies must be of vllm, splitwise, accellm, got none"),
+        (("--policies", "none"), "--policies must be of vllm, splitwise, accellm, molink, got none"),
         (("--rates", "4,x"), "--rates must be numbers with commas between them, got '4,x'"),
         (("--rates", "0.1"), "must let 10 requests come to be averaged"),
         (("--interconnect-gbps", "0"), "--interconnect-gbps must be above 0 and finite, got 0"),
