@@ -121,7 +121,7 @@ states: what a state was behind that beginning, nobody has kept. Each such sessi
 
 **Quantization**: what weights can be kept in, beside plain ones (`--quantization`). Their matrices took the size that
 is announced, and the logits of a model split in three were those of the quantized whole, bit for bit, in float32; *no*
-where quantized weights are refused.
+where quantized weights are refused, or take no less memory (`dbrx`).
 Checkpoints in AWQ (4 bits), GPTQ (2, 4, 8 bits) and block-wise fp8 are unpacked while they are read.
 
 **Tensor parallel**: *{ranks} ranks* where so many ranks, each with its share of the heads and of every MLP, computed
