@@ -221,7 +221,7 @@ class VirtualLink:
             self.clock.at(self.clock.now_s + ACK_DELAY_S, lambda: self._acknowledge(sequence))
 
     def _acknowledge(self, sequence: int) -> None:
-        if not self._pending or self._pending[0].sequence > sequence:
+        if not self._pending or self._pending[0][0] > sequence:
             return
         arrivals, self._pending = self._pending, []
         self._acknowledged_s = self.clock.now_s
@@ -233,8 +233,8 @@ class VirtualLink:
         )
 
     def _acked(self, arrivals: list[Arrival]) -> None:
-        self._forget(arrivals[-1].sequence)
-        self.uplink.acked(self.number, arrivals[-1].sequence, arrivals, self.clock.now_s)
+        self._forget(arrivals[-1][0])
+        self.uplink.acked(self.number, arrivals[-1][0], arrivals, self.clock.now_s)
 
 
 class VirtualUplink:
