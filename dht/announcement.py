@@ -42,7 +42,7 @@ class Reason(StrEnum):
     STALE = "stale"
     """The same author's newer statement, or this one, is known already."""
     UNKNOWN_PEER = "unknown_peer"
-    """A state whose author's facts, and therefore key, are not known."""
+    """A state whose author's facts, and therefore key, are not known; or a loss of or by such, or of unheard words."""
     OVERSIZED = "oversized"
     """Longer than an announcement may be."""
 
@@ -117,16 +117,9 @@ def open_state(record: bytes, known_public_keys: Mapping[int, bytes]) -> PeerSta
     Raises:
         AnnouncementError: oversized, malformed, forged, or unknown_peer.
     """
-    body = _body(record, _STATE, MAX_STATE_BYTES)
     message = pb.State()
-    _parse(message, body)
-    public_key = known_public_keys.get(message.peer_tag)
-    if public_key is None:
-        raise AnnouncementError(
-            Reason.UNKNOWN_PEER, f"no facts are known of the peer with tag {message.peer_tag:016x}"
-        )
-    if not _signed(record, public_key):
-        raise AnnouncementError(Reason.FORGED, f"the state is not signed by {peer_id_of(public_key)}")
+    _parse(message, _body(record, _STATE, MAX_STATE_BYTES))
+    public_key = _signer(record, message.peer_tag, known_public_keys)
     return _checked(lambda: state_from_message(message, peer_id_of(public_key)))
 
 
@@ -160,16 +153,9 @@ def open_loss(record: bytes, known_public_keys: Mapping[int, bytes]) -> PeerLoss
     Raises:
         AnnouncementError: oversized, malformed, forged, or unknown_peer.
     """
-    body = _body(record, _LOSS, MAX_LOSS_BYTES)
     message = pb.Loss()
-    _parse(message, body)
-    public_key = known_public_keys.get(message.witness_tag)
-    if public_key is None:
-        raise AnnouncementError(
-            Reason.UNKNOWN_PEER, f"no facts are known of the witness with tag {message.witness_tag:016x}"
-        )
-    if not _signed(record, public_key):
-        raise AnnouncementError(Reason.FORGED, f"the loss is not signed by {peer_id_of(public_key)}")
+    _parse(message, _body(record, _LOSS, MAX_LOSS_BYTES))
+    _signer(record, message.witness_tag, known_public_keys)
     sequence = _checked(lambda: whole("sequence", message.sequence, MAX_SEQUENCE))
     return PeerLoss(message.witness_tag, message.peer_tag, sequence)
 
@@ -198,6 +184,16 @@ def _seal(kind: int, message: Message, identity: Identity) -> bytes:
     body = message.SerializeToString(deterministic=True)
     head = bytes((kind,))
     return head + identity.sign(_DOMAIN + head + body) + body
+
+
+def _signer(record: bytes, tag: int, known_public_keys: Mapping[int, bytes]) -> bytes:
+    """The key of the peer with that tag, who did sign the record."""
+    public_key = known_public_keys.get(tag)
+    if public_key is None:
+        raise AnnouncementError(Reason.UNKNOWN_PEER, f"no facts are known of the peer with tag {tag:016x}")
+    if not _signed(record, public_key):
+        raise AnnouncementError(Reason.FORGED, f"the record is not signed by {peer_id_of(public_key)}")
+    return public_key
 
 
 def _signed(record: bytes, public_key: bytes) -> bool:

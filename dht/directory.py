@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from molink.dht.announcement import AnnouncementError, Reason, open_facts, open_loss, open_state
 from molink.dht.held import Entry, Held
 from molink.dht.identity import peer_id_of, public_key_of
-from molink.dht.losses import Losses
+from molink.dht.losses import MAX_AHEAD, Losses
 from molink.dht.records import PROTOCOL_VERSION, PeerFacts, PeerView
 from molink.dht.state_codec import peer_tag
 
@@ -62,7 +62,8 @@ class Directory:
         self.own_sequence = -1
         """The highest sequence of this peer's own that others hold: its next statement must go beyond it."""
         self.accused_sequence = -1
-        """The highest sequence of this peer's own of which another said that this peer is gone."""
+        """The highest sequence of this peer's own of which another said that this peer is gone: its next statement
+        must go beyond it."""
         self.version = 0
         """Grows whenever a snapshot could have changed."""
 
@@ -179,6 +180,10 @@ class Directory:
             raise AnnouncementError(Reason.UNKNOWN_PEER, "the witness or the lost peer is not known")
         if entry.newest_state is None or loss.sequence < entry.sequence:
             raise _stale("the peer has spoken or left since")
+        if loss.sequence > entry.sequence + MAX_AHEAD:
+            raise AnnouncementError(
+                Reason.UNKNOWN_PEER, "the witness claims a state that nobody can have heard"
+            )
         if not self._losses.add(loss, now):
             raise _stale("the loss is known, or the witness tells of too many")
         if entry.peer_id == self._own_peer_id:

@@ -13,6 +13,9 @@ WITNESSES = 2
 """Of a loss, before anybody begins to wait for its refutation."""
 MAX_WITNESSES = 4
 """That are remembered of one loss; more say nothing new."""
+MAX_AHEAD = 24 * 3600 * 1000
+"""How far beyond a peer's newest known state that of a witness may be: a day, as sequences count milliseconds. Whoever
+could claim any would leave the peer no words to refute that with."""
 MAX_LOSSES_OF_ONE = 24
 """Losses that one witness may tell of within `WINDOW_S`: a peer has 12 links at most."""
 WINDOW_S = 600.0

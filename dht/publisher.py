@@ -194,8 +194,9 @@ class Publisher:
         )
 
     def _next(self) -> int:
-        """Milliseconds since 1970, or more: whatever the clock says, beyond all this peer ever said."""
-        known = max(self._sequence, self._membership.own_sequence)
+        """Milliseconds since 1970, or more: whatever the clock says, beyond all that this peer ever said or that others
+        pretend to have heard of it."""
+        known = max(self._sequence, self._membership.own_sequence, self._membership.accused_sequence)
         self._sequence = max(known + 1, int(1000 * self._wall_clock()))
         return self._sequence
 

@@ -20,7 +20,7 @@ from molink.dht.announcement import (
 from molink.dht.bounds import MAX_SEQUENCE
 from molink.dht.directory import REFUTE_S, Accepted, Directory
 from molink.dht.identity import Identity
-from molink.dht.losses import MAX_LOSSES_OF_ONE, MAX_WITNESSES, WINDOW_S, Losses
+from molink.dht.losses import MAX_AHEAD, MAX_LOSSES_OF_ONE, MAX_WITNESSES, WINDOW_S, Losses
 from molink.dht.records import PeerLoss
 from molink.dht.state_codec import peer_tag
 
@@ -117,6 +117,18 @@ def test_a_peer_hears_that_it_is_called_gone_and_does_not_believe_it() -> None:
         directory.accept_loss(loss(witness), 0.0)
     assert directory.accused_sequence == 2
     assert sees_ada(directory, 10 * REFUTE_S)
+
+
+@given(st.lists(st.tuples(st.sampled_from([BOB, EVE, MALLORY]), st.integers(2, MAX_SEQUENCE)), max_size=12))
+def test_whatever_liars_claim_to_have_heard_the_peer_can_go_beyond(lies: list[tuple[Identity, int]]) -> None:
+    elsewhere, own = of_four(), of_four(own=ADA)
+    for witness, sequence in lies:
+        believed = elsewhere.accept_loss(loss(witness, sequence=sequence), 1.0)
+        assert own.accept_loss(loss(witness, sequence=sequence), 1.0) == believed
+    beyond = max(own.accused_sequence, 2) + 1
+    assert beyond <= 3 + MAX_AHEAD
+    assert isinstance(said(elsewhere, ADA, beyond, 2.0), Accepted)
+    assert sees_ada(elsewhere, TTL_S - 1.0)
 
 
 def test_a_witness_may_tell_of_as_many_as_it_could_have_known() -> None:
