@@ -22,7 +22,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@touch $@
 
 # A strict editable install is a tree of links, one for each file: it is made anew when a folder has gained or lost one.
-PACKAGES := public shards shards/models/tiny-shakespeare dht routing peer peer/link peer/protocol peer/transmission client client/gateway simnet simnet/communication simnet/redundancy simnet/swarm simnet/world simnet/data
+PACKAGES := $(patsubst %/,%,$(dir $(wildcard */__init__.py */*/__init__.py))) shards/models/tiny-shakespeare simnet/data
 $(VENV)/.linked: $(VENV)/.installed $(PACKAGES)
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e . --config-settings editable_mode=strict
 	@touch $@

@@ -12,9 +12,9 @@ from molink.dht.records import PROTOCOL_VERSION, Device, PeerFacts, PeerState, P
 from molink.peer.leases import LeaseBook, announced_free_bytes
 from molink.peer.link.line_quality import MeasureLine, announced_mbps
 from molink.peer.prober import PROBE_EVERY_S, Prober
-from molink.peer.profile import Profile
-from molink.peer.step_times import StepTimes, worth_announcing
-from molink.peer.stepping import Stepper
+from molink.peer.profiling.profile import Profile
+from molink.peer.profiling.step_times import StepTimes, worth_announcing
+from molink.peer.serving.stepping import Stepper
 from molink.routing.placement import JoiningMachine
 from molink.shards.spec import ModelSpec, Span, merge_spans, missing_spans
 

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from molink.peer.model import LocalModel, Progress
+from molink.peer.models.model import LocalModel, Progress
 from molink.shards.decode import decoding_on
 from molink.shards.engine import Engine, Rows
 from molink.shards.kv_cache import SequenceCache

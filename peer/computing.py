@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from molink.peer.backend import Backend, DeviceBackend
-from molink.peer.codec_effect import measure_codec
 from molink.peer.codecs import opted_in
 from molink.peer.device import default_memory_bytes
-from molink.peer.model import LocalModel
-from molink.peer.profile import Profile
-from molink.peer.profiler import cached_or_measured
-from molink.peer.quantization_effect import measure_quantization
-from molink.peer.ranked_backend import RankedBackend
+from molink.peer.models.model import LocalModel
+from molink.peer.profiling.codec_effect import measure_codec
+from molink.peer.profiling.profile import Profile
+from molink.peer.profiling.profiler import cached_or_measured
+from molink.peer.profiling.quantization_effect import measure_quantization
+from molink.peer.profiling.threads import counts_to_try
+from molink.peer.ranks.backend import RankedBackend
+from molink.peer.ranks.choice import open_ranks
 from molink.peer.running import say
 from molink.peer.settings import JoinSettings
-from molink.peer.several_devices import open_ranks
-from molink.peer.threads import counts_to_try
 
 
 @dataclass(frozen=True, slots=True, eq=False)

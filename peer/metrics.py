@@ -7,8 +7,8 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from molink.peer.link.line_quality import LineQuality, LinkQuality, MeasureLine
-from molink.peer.profile import StepWork
-from molink.peer.step_times import StepTimes
+from molink.peer.profiling.profile import StepWork
+from molink.peer.profiling.step_times import StepTimes
 
 MAX_LINKS = 32
 """Links that are shown, the busiest: every peer may link to this one, and each would be a time series."""

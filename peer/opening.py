@@ -13,37 +13,37 @@ from molink.dht.identity import Identity
 from molink.dht.records import PeerFacts, PeerView
 from molink.dht.swarm_key import SwarmKey
 from molink.peer.announcer import Announcer, joining_machine, own_facts
-from molink.peer.choosing_model import (
+from molink.peer.comfort.memory_guard import MemoryGuard, own_memory_bytes
+from molink.peer.comfort.pausing import Pausing
+from molink.peer.comfort.readings import MachineReader, NvidiaGpu, ReadMachine
+from molink.peer.computing import Computing, memory_of, open_computing
+from molink.peer.device import cap_gpu_memory, choose_devices, describe_device
+from molink.peer.leases import LeaseBook, Refused
+from molink.peer.memory import plan_memory
+from molink.peer.metrics import PeerMetrics
+from molink.peer.metrics_server import HOST as METRICS_HOST
+from molink.peer.metrics_server import MetricsServer
+from molink.peer.models.choosing import (
     FIRST_MODEL,
     Numbers,
     agreeing,
     most_needed,
     warn_of_other_numbers,
 )
-from molink.peer.computing import Computing, memory_of, open_computing
-from molink.peer.device import cap_gpu_memory, choose_devices, describe_device
-from molink.peer.handout import Handout
-from molink.peer.hub_model import HubAccess
-from molink.peer.leases import LeaseBook, Refused
-from molink.peer.machine_readings import MachineReader, NvidiaGpu, ReadMachine
-from molink.peer.manifests import ManifestSource
-from molink.peer.memory import plan_memory
-from molink.peer.memory_guard import MemoryGuard, own_memory_bytes
-from molink.peer.metrics import PeerMetrics
-from molink.peer.metrics_server import HOST as METRICS_HOST
-from molink.peer.metrics_server import MetricsServer
-from molink.peer.microbatch import batch_limits
-from molink.peer.model import LocalModel, open_model
-from molink.peer.pausing import Pausing
+from molink.peer.models.hub import HubAccess
+from molink.peer.models.manifests import ManifestSource
+from molink.peer.models.model import LocalModel, open_model
 from molink.peer.placing import Placing
 from molink.peer.prober import Prober
-from molink.peer.profile import Profile
-from molink.peer.ranked_backend import RankedBackend
+from molink.peer.profiling.profile import Profile
+from molink.peer.profiling.step_times import StepTimes
+from molink.peer.ranks.backend import RankedBackend
 from molink.peer.running import say
-from molink.peer.serving import Serving
+from molink.peer.scheduling.microbatch import batch_limits
+from molink.peer.serving.data_plane import Serving
+from molink.peer.serving.handout import Handout
 from molink.peer.settings import JoinSettings, where_to_join
 from molink.peer.state_dir import StateDir
-from molink.peer.step_times import StepTimes
 from molink.routing.placement import describe_preview
 from molink.shards.blobs import BlobStore
 from molink.shards.catalog import is_from_hub

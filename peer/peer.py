@@ -10,11 +10,11 @@ from molink.dht.description import describe_swarm
 from molink.dht.errors import BootstrapUnreachable
 from molink.dht.errors import PortInUse as ControlPortInUse
 from molink.dht.key_file import KeyFileError
+from molink.peer.comfort.readings import ReadMachine
 from molink.peer.link.acceptor import PortInUse
-from molink.peer.machine_readings import ReadMachine
 from molink.peer.metrics import PeerMetrics, describe_line, describe_predictions
 from molink.peer.opening import Opening, Parts, PeerError
-from molink.peer.ranks import RanksLost
+from molink.peer.ranks.processes import RanksLost
 from molink.peer.settings import JoinSettings
 from molink.peer.state_dir import StateDir
 from molink.shards.catalog import ModelNotFound

@@ -15,9 +15,9 @@ from contextlib import suppress
 from molink.dht.discovery import Discovery
 from molink.dht.errors import BootstrapUnreachable
 from molink.dht.records import PeerView
-from molink.peer.admission import Admission
 from molink.peer.announcer import Announcer
 from molink.peer.leases import LeaseBook, Refused
+from molink.peer.serving.admission import Admission
 from molink.routing.placement import JoiningMachine, JoinPreview, preview_join
 from molink.routing.rebalancing import Move, next_move, without_late_claims
 from molink.routing.snapshot import Snapshot

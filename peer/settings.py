@@ -20,9 +20,9 @@ from molink.dht.configuration import (
     read_configuration,
     split_addresses,
 )
-from molink.peer.circulation import Rule, molink, rule_named
-from molink.peer.comfort import ComfortRules, parse_quiet_hours
+from molink.peer.comfort.rules import ComfortRules, parse_quiet_hours
 from molink.peer.memory import parse_bytes
+from molink.peer.scheduling.circulation import Rule, molink, rule_named
 from molink.peer.transmission.policies import POLICIES
 from molink.shards.blobs import default_store_folder
 from molink.shards.errors import QuantizationUnavailable

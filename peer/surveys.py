@@ -37,10 +37,10 @@ def measure_machine(
     """
     from molink.peer.device import choose_device, default_memory_bytes, describe_device, free_memory_bytes
     from molink.peer.machine import measure_disk, network_addresses
-    from molink.peer.model import open_model
-    from molink.peer.profile_json import to_json
-    from molink.peer.profiler import measure
-    from molink.peer.threads import counts_to_try
+    from molink.peer.models.model import open_model
+    from molink.peer.profiling.profile_json import to_json
+    from molink.peer.profiling.profiler import measure
+    from molink.peer.profiling.threads import counts_to_try
     from molink.shards.catalog import ModelNotFound
     from molink.shards.errors import WeightsError
     from molink.shards.store import StoreError
@@ -81,7 +81,7 @@ def measure_machine(
 def _divided(spec: "ModelSpec", total_bytes: int) -> dict[str, int]:
     """What of the memory that a peer takes by default is for weights, and for a step's work space."""
     from molink.peer.memory import plan_memory
-    from molink.peer.microbatch import batch_limits
+    from molink.peer.scheduling.microbatch import batch_limits
 
     try:
         plan = plan_memory(spec, total_bytes, batch_limits(spec).max_tokens)

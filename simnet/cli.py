@@ -6,14 +6,12 @@ from collections.abc import Sequence
 import typer
 
 from molink.dht.commands import example, run_app
-from molink.simnet import (
-    communication_command,
-    cost_command,
-    emulate_command,
-    redundancy_command,
-    schedule_command,
-    serve_command,
-)
+from molink.simnet.communication import command as communication_command
+from molink.simnet.cost import command as cost_command
+from molink.simnet.emulation import command as emulate_command
+from molink.simnet.redundancy import command as redundancy_command
+from molink.simnet.scheduling import command as schedule_command
+from molink.simnet.serving import command as serve_command
 from molink.simnet.swarm import command as swarm_command
 
 app = typer.Typer(

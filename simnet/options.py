@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from molink.peer.circulation import RULES, rule_named
+from molink.peer.scheduling.circulation import RULES, rule_named
 
 Output = Annotated[
     Path | None,

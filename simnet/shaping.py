@@ -15,10 +15,10 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
-from molink.simnet.flows import Connection, Path
-from molink.simnet.line import Line
-from molink.simnet.shaper import Chunk, Shaper
-from molink.simnet.sockets import Dialling, Listening, address, reset
+from molink.simnet.lines.flows import Connection, Path
+from molink.simnet.lines.line import Line
+from molink.simnet.lines.shaper import Chunk, Shaper
+from molink.simnet.lines.sockets import Dialling, Listening, address, reset
 
 COMMANDS = """commands on standard input, each answered by a line of JSON:
   rate MBPS        both directions, from now on      up MBPS, down MBPS   one direction

@@ -1,7 +1,7 @@
 """What a peer would measure of a device that nobody has here. Pure."""
 
 from molink.dht.records import LayerLatency, PrefillLatency
-from molink.peer.profile import Profile
+from molink.peer.profiling.profile import Profile
 from molink.shards.spec import Span
 from molink.simnet.devices import Chunk, DeviceProfile
 from molink.simnet.model_shapes import ModelShape

@@ -7,7 +7,7 @@ from swarm_examples import facts_of
 
 from molink.dht.identity import Identity
 from molink.dht.records import LayerLatency, PrefillLatency
-from molink.peer.pipeline import PipelineStage
+from molink.peer.scheduling.pipeline import PipelineStage
 
 FACTS = facts_of(Identity.generate())
 ACTIVATION_BYTES = 8192

@@ -3,8 +3,9 @@
 Two processes on one processor are never the faster layout, so tensor parallelism is the only one that is offered.
 """
 
-from molink.peer import cli, opening, several_devices
-from molink.peer.profile import Profile
+from molink.peer import cli, opening
+from molink.peer.profiling.profile import Profile
+from molink.peer.ranks import choice as several_devices
 from molink.routing.layout_prediction import Choice, DeviceLink, choose_layout
 from molink.routing.parallelism import Layout
 from molink.shards.spec import ModelSpec, Span

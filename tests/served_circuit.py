@@ -9,13 +9,13 @@ from itertools import pairwise
 from data_plane import DEADLINE_S, describe, soon
 from served_peer import Served, served
 
-from molink.peer.circulation import Rule, molink
 from molink.peer.link.link import Link
-from molink.peer.model import LocalModel
-from molink.peer.prefill_chunks import Cut, chunk_lengths
-from molink.peer.profile import Profile
+from molink.peer.models.model import LocalModel
+from molink.peer.profiling.profile import Profile
+from molink.peer.profiling.step_times import StepTimes
 from molink.peer.protocol import molink_pb2 as pb
-from molink.peer.step_times import StepTimes
+from molink.peer.scheduling.circulation import Rule, molink
+from molink.peer.scheduling.prefill_chunks import Cut, chunk_lengths
 from molink.shards.prefix import NAME_BYTES, block_names, common_prefix
 from molink.shards.spec import Span
 

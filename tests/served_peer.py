@@ -15,17 +15,17 @@ from molink.dht.certificate import new_certificate
 from molink.dht.identity import Identity
 from molink.dht.records import PeerFacts
 from molink.peer.backend import DeviceBackend
-from molink.peer.circulation import Rule, molink
-from molink.peer.handout import Handout
 from molink.peer.leases import LeaseBook
 from molink.peer.link.link import Link
 from molink.peer.memory import MemoryPlan
 from molink.peer.metrics import PeerMetrics
-from molink.peer.model import LocalModel
-from molink.peer.prefill_chunks import Cut, chunk_lengths
+from molink.peer.models.model import LocalModel
+from molink.peer.profiling.step_times import StepTimes
 from molink.peer.protocol import molink_pb2 as pb
-from molink.peer.serving import Serving
-from molink.peer.step_times import StepTimes
+from molink.peer.scheduling.circulation import Rule, molink
+from molink.peer.scheduling.prefill_chunks import Cut, chunk_lengths
+from molink.peer.serving.data_plane import Serving
+from molink.peer.serving.handout import Handout
 from molink.shards import store
 from molink.shards.spec import ModelSpec, Span
 

@@ -30,7 +30,7 @@ from molink.dht.swarm_key import SwarmKey
 from molink.peer.link.handshake import HandshakeRefused, challenge, check, prove
 from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.protocol.frames import ProtocolError, decode, encode
-from molink.peer.sessions import read_plan
+from molink.peer.serving.sessions import read_plan
 from molink.shards import catalog, store
 from molink.shards.manifest import canonical_json
 from molink.shards.spec import ModelSpec, SamplingParams, Span

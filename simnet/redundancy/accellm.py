@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from molink.peer.partners import PairRoom, spread
-from molink.peer.roles import is_short, prefiller, prefills_next
+from molink.peer.redundancy.partners import PairRoom, spread
+from molink.peer.redundancy.roles import is_short, prefiller, prefills_next
 from molink.simnet.redundancy.baselines import may_join
 from molink.simnet.redundancy.cluster import Cluster, Computed, Step
 from molink.simnet.redundancy.groups import Group, Placing

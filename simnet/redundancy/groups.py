@@ -5,8 +5,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from molink.peer.pair_balance import balanced, is_balanced
-from molink.peer.roles import keeps_copy
+from molink.peer.redundancy.pair_balance import balanced, is_balanced
+from molink.peer.redundancy.roles import keeps_copy
 from molink.simnet.redundancy.cluster import Cluster
 from molink.simnet.redundancy.jobs import Instance, Job
 

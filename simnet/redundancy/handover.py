@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from molink.peer.partners import Copy
+from molink.peer.redundancy.partners import Copy
 from molink.simnet.redundancy.cluster import Cluster
 from molink.simnet.redundancy.jobs import Job
 

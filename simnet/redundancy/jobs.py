@@ -3,8 +3,8 @@
 import math
 from dataclasses import dataclass, field
 
-from molink.peer.pair_balance import HeldSequence
-from molink.peer.roles import Standing
+from molink.peer.redundancy.pair_balance import HeldSequence
+from molink.peer.redundancy.roles import Standing
 from molink.simnet.redundancy.workloads import Request
 
 

@@ -6,8 +6,8 @@ waits for a partner's step; two copies serve to balance what is decoded in a pai
 
 from collections.abc import Sequence
 
-from molink.peer.partners import Copy, PairRoom, spread
-from molink.peer.prompt_pieces import next_pieces, piece_tokens, prompt_order
+from molink.peer.redundancy.partners import Copy, PairRoom, spread
+from molink.peer.scheduling.prompt_pieces import next_pieces, piece_tokens, prompt_order
 from molink.simnet.devices import Work
 from molink.simnet.redundancy.cluster import PREFILL_TOKENS, Cluster, Computed, Step
 from molink.simnet.redundancy.groups import Placing

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from molink.peer.partners import Copy, PairLoad, next_copy
+from molink.peer.redundancy.partners import Copy, PairLoad, next_copy
 from molink.simnet.redundancy.cluster import Cluster, Computed
 from molink.simnet.redundancy.handover import BackgroundCopies
 from molink.simnet.redundancy.jobs import Job

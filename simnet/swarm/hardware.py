@@ -11,11 +11,11 @@ from types import MappingProxyType
 
 from molink.dht.records import Device
 from molink.peer.memory import MemoryPlan, plan_memory
-from molink.peer.profile import Profile
+from molink.peer.profiling.profile import Profile
 from molink.shards.spec import ModelSpec
 from molink.simnet.devices import DEVICES, DeviceProfile
+from molink.simnet.emulation.timed_machine import USABLE_MEMORY
 from molink.simnet.model_shapes import ModelShape
-from molink.simnet.timed_machine import USABLE_MEMORY
 from molink.simnet.timed_profile import timed_profile
 
 GIB = 2**30

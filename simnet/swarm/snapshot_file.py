@@ -13,7 +13,7 @@ from pathlib import Path
 
 from molink.dht.records import Device, LayerLatency
 from molink.peer.memory import MemoryPlan
-from molink.peer.profile import Profile
+from molink.peer.profiling.profile import Profile
 from molink.routing.cost import CostModel
 from molink.shards.spec import ModelSpec, Span, merge_spans
 from molink.simnet.model_shapes import ModelShape

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from molink.peer.leases import LeaseKey
-from molink.peer.pipeline import TOKEN_BYTES
 from molink.peer.protocol.packets import HEADER_BYTES
+from molink.peer.scheduling.pipeline import TOKEN_BYTES
 from molink.peer.transmission.classes import TrafficClass
 
 ROW_BYTES = 40

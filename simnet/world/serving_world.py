@@ -4,14 +4,14 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from molink.peer.circulation import Rule
-from molink.peer.circulation_limit import CirculationLimit
-from molink.peer.decode_forecast import circuit_of
 from molink.peer.leases import LeaseKey
-from molink.peer.microbatch import BatchLimits
-from molink.peer.pipeline import Circuit, PipelineStage
-from molink.peer.prefill_chunks import Cut
-from molink.peer.prompts import Prompts
+from molink.peer.scheduling.circulation import Rule
+from molink.peer.scheduling.circulation_limit import CirculationLimit
+from molink.peer.scheduling.decode_forecast import circuit_of
+from molink.peer.scheduling.microbatch import BatchLimits
+from molink.peer.scheduling.pipeline import Circuit, PipelineStage
+from molink.peer.scheduling.prefill_chunks import Cut
+from molink.peer.serving.prompts import Prompts
 from molink.shards.spec import ModelSpec, Span
 from molink.simnet.request_load import Request
 from molink.simnet.world.channels import Channels

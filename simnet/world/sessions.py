@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from molink.peer.leases import LeaseKey
-from molink.peer.pipeline import PipelineStage
+from molink.peer.scheduling.pipeline import PipelineStage
 from molink.peer.transmission.decode_times import Circuit
 from molink.simnet.request_load import Request
 

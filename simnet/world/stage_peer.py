@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from molink.peer.decode_watch import Iterations
 from molink.peer.leases import LeaseKey
-from molink.peer.microbatch import BatchLimits, MicroBatchQueue, PendingStep
-from molink.peer.prefill_window import ReceivedPrefill, SentPrefill
+from molink.peer.scheduling.decode_watch import Iterations
+from molink.peer.scheduling.microbatch import BatchLimits, MicroBatchQueue, PendingStep
+from molink.peer.scheduling.prefill_window import ReceivedPrefill, SentPrefill
 from molink.peer.transmission.decode_times import FirstBatch, RunningBatch, decode_finish_s
 from molink.shards.spec import Span
 from molink.simnet.devices import Work

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from molink.simnet.line import Line, LineCounters
+from molink.simnet.lines.line import Line, LineCounters
 
 
 @dataclass(frozen=True, slots=True)

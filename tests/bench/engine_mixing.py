@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 from tables import Table
 
-from molink.peer.prefill_pieces import PartLeft, PieceSize, PieceSizes
-from molink.peer.profile import StepWork
-from molink.peer.profiler import measure
-from molink.peer.step_times import StepTimes
+from molink.peer.profiling.profile import StepWork
+from molink.peer.profiling.profiler import measure
+from molink.peer.profiling.step_times import StepTimes
+from molink.peer.scheduling.prefill_pieces import PartLeft, PieceSize, PieceSizes
 from molink.routing.cost import CostModel
 from molink.shards.engine import Engine, Rows
 from molink.shards.kv_cache import SequenceCache

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from this_machine import processor
 
 from molink.routing import ALGORITHMS, CircuitProblem, TimeLimitReached, plan_circuit, solve_compact_ilp
-from molink.simnet import testbeds
+from molink.simnet.scheduling import testbeds
 
 SEEDS = 16
 REPEATS = 3

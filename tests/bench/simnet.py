@@ -21,8 +21,8 @@ from simnet_validation import PEERS, Compared, ValidationLoad, compare, report, 
 
 from molink.simnet.model_shapes import QWEN2_7B
 from molink.simnet.request_load import LengthLimits, kept
-from molink.simnet.served_as import usual
-from molink.simnet.simulated_serving import Load, simulate_serving
+from molink.simnet.serving.served_as import usual
+from molink.simnet.serving.simulated import Load, simulate_serving
 from molink.simnet.traces import bundled_trace
 
 EVENTS_PER_S = 100_000

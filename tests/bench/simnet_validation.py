@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from molink.simnet.devices import DEVICES
-from molink.simnet.emulation import Cell, Emulation, emulate
+from molink.simnet.emulation.run import Cell, Emulation, emulate
 from molink.simnet.model_shapes import QWEN2_7B, ModelShape
 from molink.simnet.outcomes import Outcome
 from molink.simnet.request_load import LengthLimits, kept
-from molink.simnet.serve_scenario import SOFTWARE_MS, Scenario, Stage
-from molink.simnet.served_as import usual
-from molink.simnet.simulated_serving import Load, simulate_serving
+from molink.simnet.serving.scenario import SOFTWARE_MS, Scenario, Stage
+from molink.simnet.serving.served_as import usual
+from molink.simnet.serving.simulated import Load, simulate_serving
 from molink.simnet.spans import even_spans
 from molink.simnet.traces import bundled_trace
 

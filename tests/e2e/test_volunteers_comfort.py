@@ -25,8 +25,12 @@ PAUSED_AFTER = 12
 PROGRAM = '''
 import sys, threading, time
 
-from molink.peer import cli, comfort, machine_readings, pausing, stepping
-from molink.peer.comfort import Readings
+from molink.peer import cli
+from molink.peer.comfort import rules as comfort
+from molink.peer.comfort import readings as machine_readings
+from molink.peer.comfort import pausing
+from molink.peer.serving import stepping
+from molink.peer.comfort.rules import Readings
 
 lines = []
 

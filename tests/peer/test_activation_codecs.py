@@ -12,11 +12,11 @@ from served_peer import HIGH, LOW, model, one_thread, served
 from swarm_examples import facts_of
 
 from molink.dht.identity import Identity
-from molink.peer.codec_effect import measure_codec
 from molink.peer.codecs import SETTINGS, encoding_of_link, encodings_of_circuit, opted_in, saves
-from molink.peer.model import LocalModel
+from molink.peer.models.model import LocalModel
+from molink.peer.profiling.codec_effect import measure_codec
 from molink.peer.protocol import molink_pb2 as pb
-from molink.peer.sessions import HopSession, read_plan
+from molink.peer.serving.sessions import HopSession, read_plan
 from molink.shards.codec import decode, encode, encoded_bytes
 from molink.shards.spec import ACTIVATION_CODECS, DTYPE_BYTES, Span
 

@@ -13,10 +13,10 @@ from stored_models import alter_a_weight
 
 from molink.dht.certificate import new_certificate
 from molink.dht.identity import Identity
-from molink.peer import admission as admission_module
-from molink.peer import model as model_module
-from molink.peer.model import LocalModel
+from molink.peer.models import model as model_module
+from molink.peer.models.model import LocalModel
 from molink.peer.protocol import molink_pb2 as pb
+from molink.peer.serving import admission as admission_module
 from molink.shards.loader import load_stage
 from molink.shards.spec import Span
 from molink.shards.stage import Stage

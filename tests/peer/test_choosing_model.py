@@ -8,7 +8,7 @@ from swarm_examples import MODEL, facts_of, state_of
 
 from molink.dht.identity import Identity
 from molink.dht.records import PeerView, ServedModel
-from molink.peer.choosing_model import (
+from molink.peer.models.choosing import (
     Numbers,
     agreeing,
     choose_numbers,

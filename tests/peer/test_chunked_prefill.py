@@ -12,12 +12,12 @@ from served_circuit import served_circuit
 from served_peer import model, one_thread
 from tiny_models import VOCABULARY, greedy_references
 
-from molink.peer import stepping
-from molink.peer.circulation import fixed
-from molink.peer.model import LocalModel
-from molink.peer.pipeline import PipelineStage
-from molink.peer.prefill_chunks import Cut, chunk_lengths
-from molink.peer.steps import StepInput, StepOutput, compute
+from molink.peer.models.model import LocalModel
+from molink.peer.scheduling.circulation import fixed
+from molink.peer.scheduling.pipeline import PipelineStage
+from molink.peer.scheduling.prefill_chunks import Cut, chunk_lengths
+from molink.peer.serving import stepping
+from molink.peer.serving.steps import StepInput, StepOutput, compute
 from molink.shards.engine import Engine
 
 __all__ = ["model", "one_thread"]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipelines import pipelines, roofline, stage
 
-from molink.peer.circulation import (
+from molink.peer.scheduling.circulation import (
     ALIKE,
     MOST_MICRO_BATCHES,
     RULES,
@@ -22,7 +22,7 @@ from molink.peer.circulation import (
     system,
     transmission,
 )
-from molink.peer.pipeline import STEP_OVERHEAD_MS, PipelineStage
+from molink.peer.scheduling.pipeline import STEP_OVERHEAD_MS, PipelineStage
 
 ROUNDS = 30
 MAX_SESSIONS = 64

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from pipelines import stage
 
-from molink.peer.circulation import Circulation, fixed
-from molink.peer.circulation_limit import MOST_HELD_S, CirculationLimit
 from molink.peer.leases import LeaseKey
-from molink.peer.pipeline import STEP_OVERHEAD_MS, PipelineStage
+from molink.peer.scheduling.circulation import Circulation, fixed
+from molink.peer.scheduling.circulation_limit import MOST_HELD_S, CirculationLimit
+from molink.peer.scheduling.pipeline import STEP_OVERHEAD_MS, PipelineStage
 from molink.shards.spec import Span
 
 STAGES = [stage(10.0, 0.0, link_ms=5.0)] * 3

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from molink.peer.comfort import (
+from molink.peer.comfort.rules import (
     BUSY_SHARE,
     CALM_SHARE,
     LEAST_BATTERY_PERCENT,

@@ -5,8 +5,8 @@ from swarm_examples import facts_of, state_of
 
 from molink.dht.identity import Identity
 from molink.dht.records import PeerView
-from molink.peer.pipeline import PipelineStage
-from molink.peer.prefill_chunks import prefill_ms
+from molink.peer.scheduling.pipeline import PipelineStage
+from molink.peer.scheduling.prefill_chunks import prefill_ms
 from molink.routing.cost import PROFILED_CONTEXT_TOKENS, CostModel
 from molink.routing.reliability import Observed
 from molink.routing.terms import Demand, PeerCosts, peer_costs

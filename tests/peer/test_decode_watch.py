@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from molink.peer.decode_watch import Iterations
 from molink.peer.leases import LeaseKey
+from molink.peer.scheduling.decode_watch import Iterations
 
 
 def keys(*sessions: int) -> set[LeaseKey]:

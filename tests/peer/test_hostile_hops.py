@@ -8,7 +8,7 @@ from data_plane import End, asynchronous, describe, hop_of, soon, until
 from served_peer import HIGH, LOW, Served, model, one_thread, served
 
 from molink.peer.link.link import Link
-from molink.peer.model import LocalModel
+from molink.peer.models.model import LocalModel
 from molink.peer.protocol import molink_pb2 as pb
 
 __all__ = ["model", "one_thread"]

@@ -19,9 +19,9 @@ from swarm_examples import facts_of, state_of
 from molink.dht.identity import Identity
 from molink.dht.records import PeerView
 from molink.peer.backend import DeviceBackend
-from molink.peer.hub_model import HubAccess, open_hub_model, progress_bar
-from molink.peer.manifests import ManifestSource
-from molink.peer.model import LocalModel
+from molink.peer.models.hub import HubAccess, open_hub_model, progress_bar
+from molink.peer.models.manifests import ManifestSource
+from molink.peer.models.model import LocalModel
 from molink.shards.blobs import BlobStore
 from molink.shards.catalog import ModelNotFound
 from molink.shards.errors import WeightsError

@@ -11,12 +11,12 @@ from tiny_models import VOCABULARY, greedy_references
 from torch import Tensor
 
 from molink.dht.records import LayerLatency
-from molink.peer import stepping
-from molink.peer.model import LocalModel
-from molink.peer.prefill_chunks import equal_chunks
-from molink.peer.profile import PieceLatency, Profile
+from molink.peer.models.model import LocalModel
+from molink.peer.profiling.profile import PieceLatency, Profile
 from molink.peer.protocol import molink_pb2 as pb
-from molink.peer.steps import StepInput, StepOutput, compute
+from molink.peer.scheduling.prefill_chunks import equal_chunks
+from molink.peer.serving import stepping
+from molink.peer.serving.steps import StepInput, StepOutput, compute
 from molink.shards.engine import Engine
 from molink.shards.unfinished_step import UnfinishedStep
 

@@ -28,9 +28,9 @@ from molink.peer.link.line_quality import (
 from molink.peer.memory import MemoryPlan
 from molink.peer.metrics import MAX_LINKS, PeerMetrics, describe_line, describe_predictions
 from molink.peer.prober import Prober
-from molink.peer.profile import Profile, StepWork
-from molink.peer.step_times import StepTimes
-from molink.peer.stepping import Stepper
+from molink.peer.profiling.profile import Profile, StepWork
+from molink.peer.profiling.step_times import StepTimes
+from molink.peer.serving.stepping import Stepper
 from molink.routing.coordinates import START
 
 rates = st.floats(1.0, 1e12)

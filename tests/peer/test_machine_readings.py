@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from molink.peer import machine_readings
-from molink.peer.machine_readings import MachineReader, NvidiaGpu, is_full_screen, share_of
+from molink.peer.comfort import readings as machine_readings
+from molink.peer.comfort.readings import MachineReader, NvidiaGpu, is_full_screen, share_of
 
 OWN = 7
 

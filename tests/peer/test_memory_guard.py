@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from molink.peer.backend import DeviceBackend
+from molink.peer.comfort.memory_guard import MemoryGuard, own_memory_bytes
 from molink.peer.device import give_back_memory
 from molink.peer.leases import Granted, LeaseBook, LeaseKey, Refused
 from molink.peer.memory import CAP_HEADROOM_BYTES, MemoryPlan, is_over_cap
-from molink.peer.memory_guard import MemoryGuard, own_memory_bytes
-from molink.peer.model import LocalModel
+from molink.peer.models.model import LocalModel
 from molink.shards import store
 from molink.shards.engine import Rows
 from molink.shards.spec import ModelSpec, Span

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from molink.peer.leases import LeaseKey
-from molink.peer.microbatch import BatchLimits, MicroBatchQueue, PendingStep
+from molink.peer.scheduling.microbatch import BatchLimits, MicroBatchQueue, PendingStep
 from molink.shards.spec import Span
 
 FIRST, SECOND = Span(0, 4), Span(4, 8)

@@ -10,7 +10,7 @@ from swarm_examples import facts_of, state_of
 
 from molink.dht.identity import Identity
 from molink.dht.records import PeerView
-from molink.peer.model import LocalModel, open_model
+from molink.peer.models.model import LocalModel, open_model
 from molink.shards.catalog import BUNDLED, resolve
 from molink.shards.errors import QuantizationUnavailable
 from molink.shards.store import StoreError, describe
@@ -81,7 +81,7 @@ def test_the_quantization_of_the_swarm_is_taken_unless_the_owner_says_another(fo
 def test_a_quantization_that_this_machine_lacks_is_named(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("molink.peer.model.find_spec", lambda _: None)
+    monkeypatch.setattr("molink.peer.models.model.find_spec", lambda _: None)
     with pytest.raises(QuantizationUnavailable, match="nf4 weights need bitsandbytes"):
         opened(folder, serving(folder, "anything", quantization="nf4"))
 

@@ -15,16 +15,16 @@ from molink.dht.discovery import Discovery
 from molink.dht.identity import Identity
 from molink.dht.records import PeerFacts, PeerState, PeerView
 from molink.peer import placing
-from molink.peer.admission import Admission
 from molink.peer.announcer import Announcer, joining_machine
 from molink.peer.leases import Granted, LeaseBook, LeaseKey
 from molink.peer.link.line_quality import LineQuality
 from molink.peer.memory import MemoryPlan
 from molink.peer.placing import Placing
 from molink.peer.prober import Prober
-from molink.peer.profile import Profile
-from molink.peer.step_times import StepTimes
-from molink.peer.stepping import Stepper
+from molink.peer.profiling.profile import Profile
+from molink.peer.profiling.step_times import StepTimes
+from molink.peer.serving.admission import Admission
+from molink.peer.serving.stepping import Stepper
 from molink.routing.coordinates import START
 from molink.shards.spec import ModelSpec, Span
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pipelines import pipelines, stage
 
-from molink.peer.pipeline import STEP_OVERHEAD_MS, PipelineStage
-from molink.peer.prefill_chunks import LEAST_TOKENS, WORTH, chunk_lengths, equal_chunks, prefill_ms
+from molink.peer.scheduling.pipeline import STEP_OVERHEAD_MS, PipelineStage
+from molink.peer.scheduling.prefill_chunks import LEAST_TOKENS, WORTH, chunk_lengths, equal_chunks, prefill_ms
 
 MOST = 448
 

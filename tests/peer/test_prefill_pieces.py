@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from molink.dht.records import LayerLatency
-from molink.peer.prefill_pieces import (
+from molink.peer.profiling.profile import PieceLatency, Profile, StepWork, piece_layer_ms, plausible_pieces
+from molink.peer.profiling.step_times import StepTimes
+from molink.peer.scheduling.prefill_pieces import (
     LEAST_SHARE,
     LEAST_TOKENS,
     MOST_SLOWDOWN,
@@ -18,8 +20,6 @@ from molink.peer.prefill_pieces import (
     budget_ms,
     next_piece,
 )
-from molink.peer.profile import PieceLatency, Profile, StepWork, piece_layer_ms, plausible_pieces
-from molink.peer.step_times import StepTimes
 
 PIECES = tuple(
     PieceLatency(tokens, 0.5 + 0.05 * tokens, 0.5 + 0.02 * tokens) for tokens in (16, 32, 64, 128, 256, 512)

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from molink.peer.leases import LeaseKey
-from molink.peer.microbatch import BatchLimits, MicroBatchQueue, PendingStep
-from molink.peer.prefill_window import WINDOW_BYTES, WINDOW_STEPS, ReceivedPrefill, SentPrefill
+from molink.peer.scheduling.microbatch import BatchLimits, MicroBatchQueue, PendingStep
+from molink.peer.scheduling.prefill_window import WINDOW_BYTES, WINDOW_STEPS, ReceivedPrefill, SentPrefill
 from molink.shards.spec import Span
 
 SPAN = Span(0, 4)

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from molink.dht.records import LayerLatency
-from molink.peer import profiler
-from molink.peer.profile import Profile, at_most_the_next
-from molink.peer.profile_json import FLOOR_MS
-from molink.peer.profiler import (
+from molink.peer.profiling import profiler
+from molink.peer.profiling.profile import Profile, at_most_the_next
+from molink.peer.profiling.profile_json import FLOOR_MS
+from molink.peer.profiling.profiler import (
     BATCH_SIZES,
     PREFILL_TOKENS,
     added_ms,

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from pipelines import stage
 
 from molink.peer.leases import LeaseKey
-from molink.peer.microbatch import BatchLimits
-from molink.peer.prefill_chunks import equal_chunks
-from molink.peer.prompts import Prompts
+from molink.peer.scheduling.microbatch import BatchLimits
+from molink.peer.scheduling.prefill_chunks import equal_chunks
+from molink.peer.serving.prompts import Prompts
 
 LIMITS = BatchLimits(max_tokens=20, max_sessions=4)
 

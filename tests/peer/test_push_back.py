@@ -11,18 +11,18 @@ from served_circuit import ServedCircuit
 from served_peer import HIGH, LOW, Served, model, one_thread, served
 from tiny_models import VOCABULARY, greedy_references
 
-from molink.peer import forwarding
-from molink.peer.forwarding import Forwarder
 from molink.peer.link import shared_uplink
 from molink.peer.link.line_quality import LineQuality
 from molink.peer.link.link import Link
-from molink.peer.model import LocalModel
-from molink.peer.prefill_chunks import equal_chunks
-from molink.peer.prefill_window import ReceivedPrefill, SentPrefill
+from molink.peer.models.model import LocalModel
 from molink.peer.protocol import molink_pb2 as pb
+from molink.peer.scheduling.prefill_chunks import equal_chunks
+from molink.peer.scheduling.prefill_window import ReceivedPrefill, SentPrefill
+from molink.peer.serving import forwarding
+from molink.peer.serving.forwarding import Forwarder
 from molink.shards.spec import Span
-from molink.simnet.line import Line
-from molink.simnet.shaper import Shaper
+from molink.simnet.lines.line import Line
+from molink.simnet.lines.shaper import Shaper
 from molink.simnet.shaping import ShapedPort
 
 __all__ = ["model", "one_thread"]

@@ -15,9 +15,9 @@ from hub_models import hub_side
 from rank_traffic import request_traffic, step_traffic
 from tiny_models import greedy_reference, load_reference, make_tiny_model
 
-from molink.peer.model import LocalModel
-from molink.peer.ranked_backend import RankedBackend
-from molink.peer.ranks import RanksLost
+from molink.peer.models.model import LocalModel
+from molink.peer.ranks.backend import RankedBackend
+from molink.peer.ranks.processes import RanksLost
 from molink.routing.parallelism import Lengths
 from molink.shards import store
 from molink.shards.engine import Engine, Rows
@@ -241,8 +241,8 @@ def test_a_model_that_two_ranks_cannot_share_is_refused_with_a_sentence(tmp_path
 def test_ranks_end_with_a_peer_that_is_killed(tmp_path: Path) -> None:
     folder = make_tiny_model("llama", tmp_path, num_hidden_layers=2)
     program = (
-        "import sys; from pathlib import Path; from molink.peer.model import LocalModel;"
-        "from molink.peer.ranked_backend import RankedBackend; from molink.shards import store;"
+        "import sys; from pathlib import Path; from molink.peer.models.model import LocalModel;"
+        "from molink.peer.ranks.backend import RankedBackend; from molink.shards import store;"
         "folder = Path(sys.argv[1]); manifest = store.read_manifest(folder);"
         "backend = RankedBackend(LocalModel(folder, manifest, store.describe(manifest)), ('cpu', 'cpu'));"
         "backend.ranks.__enter__(); print(*backend.ranks.pids, flush=True); sys.stdin.read()"

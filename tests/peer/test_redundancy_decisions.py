@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from molink.peer.pair_balance import UNEVEN_PART, HeldSequence, balanced, is_balanced
-from molink.peer.partners import UNEVEN_SEQUENCES, PairLoad, PairRoom, next_copy, spread
-from molink.peer.prompt_pieces import LONGER, next_pieces, piece_tokens, prompt_order
-from molink.peer.roles import Standing, is_short, keeps_copy, prefiller, prefills_next
+from molink.peer.redundancy.pair_balance import UNEVEN_PART, HeldSequence, balanced, is_balanced
+from molink.peer.redundancy.partners import UNEVEN_SEQUENCES, PairLoad, PairRoom, next_copy, spread
+from molink.peer.redundancy.roles import Standing, is_short, keeps_copy, prefiller, prefills_next
+from molink.peer.scheduling.prompt_pieces import LONGER, next_pieces, piece_tokens, prompt_order
 
 PAIR = (0, 1)
 FOUR = (0, 1, 2, 3)

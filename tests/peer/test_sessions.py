@@ -12,10 +12,10 @@ from swarm_examples import facts_of
 
 from molink.dht.identity import Identity
 from molink.peer.leases import LeaseKey
-from molink.peer.pipeline import STEP_OVERHEAD_MS, TOKEN_BYTES
 from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.protocol.frames import ProtocolError
-from molink.peer.sessions import MAX_HOPS, MAX_STANDBYS, HopSession, SessionTable, read_plan
+from molink.peer.scheduling.pipeline import STEP_OVERHEAD_MS, TOKEN_BYTES
+from molink.peer.serving.sessions import MAX_HOPS, MAX_STANDBYS, HopSession, SessionTable, read_plan
 from molink.shards.prefix import NAME_BYTES
 from molink.shards.spec import SamplingParams, Span
 

@@ -6,8 +6,8 @@ import pytest
 
 from molink.dht.configuration import Configuration
 from molink.peer import settings as settings_module
-from molink.peer.circulation import molink
-from molink.peer.comfort import ComfortRules, parse_quiet_hours
+from molink.peer.comfort.rules import ComfortRules, parse_quiet_hours
+from molink.peer.scheduling.circulation import molink
 from molink.peer.settings import JoinSettings, SettingsError, load_settings, parse_layers, where_to_join
 from molink.shards.spec import Span
 

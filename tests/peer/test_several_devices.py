@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import pytest
 
 from molink.dht.records import LayerLatency, PrefillLatency
-from molink.peer.profile import Profile
-from molink.peer.several_devices import LARGE_BYTES, SMALL_BYTES, compare, measured_link, measured_rates
+from molink.peer.profiling.profile import Profile
+from molink.peer.ranks.choice import LARGE_BYTES, SMALL_BYTES, compare, measured_link, measured_rates
 from molink.routing.layout_prediction import DeviceLink, all_reduce_s
 from molink.routing.parallelism import Layout
 from molink.simnet.model_shapes import MODEL_SHAPES

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from molink.dht.records import LayerLatency, PrefillLatency
-from molink.peer.profile import Profile, StepWork, predicted_ms
-from molink.peer.step_times import (
+from molink.peer.profiling.profile import Profile, StepWork, predicted_ms
+from molink.peer.profiling.step_times import (
     CHANGED_BY,
     MOST_CHANGE,
     REMEMBERED_ERRORS,

@@ -6,10 +6,10 @@ from data_plane import End, asynchronous, describe, hop_of, soon, until
 from served_circuit import served_circuit
 from served_peer import HIGH, LOW, model, one_thread, served
 
-from molink.peer.circulation import fixed
-from molink.peer.decode_watch import DecodeBatch
-from molink.peer.model import LocalModel
+from molink.peer.models.model import LocalModel
 from molink.peer.protocol import molink_pb2 as pb
+from molink.peer.scheduling.circulation import fixed
+from molink.peer.scheduling.decode_watch import DecodeBatch
 
 __all__ = ["model", "one_thread"]
 

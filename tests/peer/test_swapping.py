@@ -11,7 +11,7 @@ from served_circuit import ServedCircuit, served_circuit
 from served_peer import Served, model, one_thread, opened, served
 from tiny_models import greedy_references, make_tiny_model
 
-from molink.peer.model import LocalModel
+from molink.peer.models.model import LocalModel
 from molink.peer.protocol import molink_pb2 as pb
 from molink.shards.engine import Engine
 from molink.shards.prefix import block_names

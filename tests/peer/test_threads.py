@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from molink.dht.configuration import Configuration
-from molink.peer import threads
+from molink.peer.profiling import threads
+from molink.peer.profiling.thread_choice import AS_FAST, as_fast_as_any, candidates
+from molink.peer.profiling.threads import counts_to_try, use_fastest
 from molink.peer.settings import load_settings
-from molink.peer.thread_choice import AS_FAST, as_fast_as_any, candidates
-from molink.peer.threads import counts_to_try, use_fastest
 
 COUNTS = st.integers(1, 512)
 

@@ -14,7 +14,7 @@ from molink.routing.problem import objective_ms
 from molink.routing.refined import plan_refined
 from molink.routing.spans import SpanCosts
 from molink.routing.splitting import Splitter
-from molink.simnet import testbeds
+from molink.simnet.scheduling import testbeds
 
 
 def solve(problem: CircuitProblem, algorithm: str = "refined") -> Circuit | None:

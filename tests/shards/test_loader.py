@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from tiny_models import HIDDEN_SIZE, VOCABULARY, make_tiny_model
 
 from molink.peer.backend import DeviceBackend
-from molink.peer.model import LocalModel
+from molink.peer.models.model import LocalModel
 from molink.shards.engine import Engine
 from molink.shards.errors import UnsupportedArchitecture, WeightsError
 from molink.shards.loader import load_stage

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from molink.dht.commands import run_app
 from molink.simnet.cli import app
-from molink.simnet.cost import Owned, Rented, implied_cost_per_hour, income_per_hour, margin
-from molink.simnet.paper_costs import A100, COST_TABLES, FOUR_4090, H20, TABLE_3, TABLE_4
-from molink.simnet.paper_serving import MOLINK, SYSTEM_TABLE_2, VLLM, Setting
+from molink.simnet.cost.margins import Owned, Rented, implied_cost_per_hour, income_per_hour, margin
+from molink.simnet.cost.paper import A100, COST_TABLES, FOUR_4090, H20, TABLE_3, TABLE_4
+from molink.simnet.serving.paper import MOLINK, SYSTEM_TABLE_2, VLLM, Setting
 
 CELLS = [(name, line, system) for name, table in COST_TABLES.items() for line, system in table.cells]
 

@@ -11,13 +11,13 @@ from rich.console import Console
 from molink.dht.commands import run_app
 from molink.shards.spec import Span
 from molink.simnet.cli import app
-from molink.simnet.emulate_table import serving_table, usage_table
-from molink.simnet.emulation import Cell, Emulation, Run, Usage
+from molink.simnet.emulation.rows import ServingRow, differing, serving_rows
+from molink.simnet.emulation.run import Cell, Emulation, Run, Usage
+from molink.simnet.emulation.table import serving_table, usage_table
 from molink.simnet.model_shapes import QWEN2_7B
 from molink.simnet.outcomes import Outcome
 from molink.simnet.request_load import Request
-from molink.simnet.served_as import ServedAs, usual
-from molink.simnet.serving_rows import ServingRow, differing, serving_rows
+from molink.simnet.serving.served_as import ServedAs, usual
 from molink.simnet.spans import even_spans
 
 CONTRACT = {

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from molink.dht.certificate import server_name
 from molink.peer.link.dialling import LINK_METHOD
-from molink.simnet.access import (
+from molink.simnet.lines.access import (
     MAX_REQUEST_BYTES,
     AccessRouter,
     Home,
@@ -23,8 +23,8 @@ from molink.simnet.access import (
     RequestRefused,
     parse_connect,
 )
-from molink.simnet.line import Line
-from molink.simnet.shaper import Shaper
+from molink.simnet.lines.line import Line
+from molink.simnet.lines.shaper import Shaper
 
 DEADLINE_S = 30.0
 HOST = "127.0.0.1"

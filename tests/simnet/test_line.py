@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from molink.simnet.line import LEAST_QUEUE_BYTES, Line
+from molink.simnet.lines.line import LEAST_QUEUE_BYTES, Line
 
 ARRIVALS = st.lists(
     st.tuples(st.floats(0, 0.05), st.integers(0, 40_000)), min_size=1, max_size=60

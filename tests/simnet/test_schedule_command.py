@@ -12,7 +12,7 @@ import pytest
 from molink.dht.commands import run_app
 from molink.simnet.cli import app
 from molink.simnet.matrices import bundled_matrix, read_matrix
-from molink.simnet.scheduling import Row
+from molink.simnet.scheduling.comparison import Row
 
 PNG = b"\x89PNG\r\n"
 CONTRACT = {"testbed", "algorithm", "tpot_ms", "execution_s", "paper_tpot_ms", "paper_execution_s"}

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from molink.simnet import cli, competition
-from molink.simnet.line import Line
-from molink.simnet.serve_presets import PRESETS
-from molink.simnet.serve_rows import ServeRow, serve_rows
-from molink.simnet.serve_table import serve_table, shown_value, verdict_lines
-from molink.simnet.serve_verdicts import Count, verdicts
-from molink.simnet.simulated_serving import SimulatedRun
+from molink.simnet import cli
+from molink.simnet.lines.line import Line
+from molink.simnet.serving import competition
+from molink.simnet.serving.presets import PRESETS
+from molink.simnet.serving.rows import ServeRow, serve_rows
+from molink.simnet.serving.simulated import SimulatedRun
+from molink.simnet.serving.table import serve_table, shown_value, verdict_lines
+from molink.simnet.serving.verdicts import Count, verdicts
 
 COLUMNS = 120
 

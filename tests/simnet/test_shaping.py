@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from molink.simnet.line import Line
-from molink.simnet.shaper import Chunk, Shaper
+from molink.simnet.lines.line import Line
+from molink.simnet.lines.shaper import Chunk, Shaper
+from molink.simnet.lines.sockets import reset
 from molink.simnet.shaping import ShapedPort
-from molink.simnet.sockets import reset
 
 DEADLINE_S = 30.0
 HOST = "127.0.0.1"

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from molink.dht.commands import run_app
 from molink.simnet.cli import app
-from molink.simnet.paper_serving import Setting
-from molink.simnet.serve_presets import PRESETS, Preset, preset
-from molink.simnet.serve_sweep import QUANTITIES, Changes, changed, parse_changes
-from molink.simnet.served_as import usual
+from molink.simnet.serving.paper import Setting
+from molink.simnet.serving.presets import PRESETS, Preset, preset
+from molink.simnet.serving.served_as import usual
+from molink.simnet.serving.sweep import QUANTITIES, Changes, changed, parse_changes
 
 FEW = st.lists(st.integers(1, 9), min_size=1, max_size=3, unique=True)
 

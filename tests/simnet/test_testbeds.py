@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from molink.routing import CircuitProblem, plan_circuit
-from molink.simnet import testbeds
 from molink.simnet.matrices import RttMatrix, bundled_matrix
-from molink.simnet.testbeds import (
+from molink.simnet.scheduling import testbeds
+from molink.simnet.scheduling.testbeds import (
     GPUS,
     LLAMA_2_70B,
     MOST_WITH_MATRIX,

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from molink.simnet.variants import Variant, in_paper_order, parse_variants
+from molink.simnet.scheduling.variants import Variant, in_paper_order, parse_variants
 
 OFFERED = ("random", "ilp", "augmented", "greedy")
 LIMITS_S = {"ilp": (4.0, 16.0)}

@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from molink.peer.circulation import fixed
-from molink.peer.pipeline import PipelineStage
-from molink.peer.prefill_chunks import equal_chunks
+from molink.peer.scheduling.circulation import fixed
+from molink.peer.scheduling.pipeline import PipelineStage
+from molink.peer.scheduling.prefill_chunks import equal_chunks
 from molink.shards.spec import Span
 from molink.simnet.devices import DEVICES, Work
 from molink.simnet.model_shapes import QWEN2_7B
 from molink.simnet.outcomes import Outcome
 from molink.simnet.request_load import Request
-from molink.simnet.serve_scenario import Scenario, Stage, circuit_plan
-from molink.simnet.served_as import usual
-from molink.simnet.simulated_serving import Load, SimulatedRun, simulate_serving
+from molink.simnet.serving.scenario import Scenario, Stage, circuit_plan
+from molink.simnet.serving.served_as import usual
+from molink.simnet.serving.simulated import Load, SimulatedRun, simulate_serving
 from molink.simnet.spans import even_spans
 from molink.simnet.traces import TraceRequest
 from molink.simnet.world.frames import CHUNK_BYTES
@@ -246,15 +246,15 @@ def test_a_wire_delivers_in_order_after_transmission_and_delay() -> None:
 
 def test_the_peers_of_the_world_decide_with_the_objects_of_real_peers() -> None:
     """What decides is imported from the product; the simulator has no module that does it itself."""
-    from molink.peer import (
+    from molink.peer.link import acknowledging
+    from molink.peer.scheduling import (
         circulation,
         circulation_limit,
         microbatch,
         prefill_chunks,
         prefill_window,
-        prompts,
     )
-    from molink.peer.link import acknowledging
+    from molink.peer.serving import prompts
     from molink.peer.transmission import uplink
 
     world = ServingWorld(plan(0.01, 0.0, 1), Timeline())

@@ -1,0 +1,156 @@
+"""What the volunteer's machine is doing: one small reader for each source. What cannot be told here is None."""
+
+import ctypes
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Protocol
+
+import psutil
+
+from molink.peer.comfort.rules import Readings
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+WINDOW_S = 5.0
+"""GPU use is averaged over about so long."""
+PROPERTY_TIMEOUT_S = 1.0
+FULL_SCREEN_STATES = frozenset({2, 3, 4})
+"""Of SHQueryUserNotificationState: QUNS_BUSY (a full-screen program), QUNS_RUNNING_D3D_FULL_SCREEN and
+QUNS_PRESENTATION_MODE."""
+
+_WINDOW = re.compile(r"0x[0-9a-f]+")
+
+ReadMachine = Callable[[], Readings]
+
+
+class GpuUse(Protocol):
+    """Of one GPU: the share of its time that programs other than this one have lately used."""
+
+    def share_of_others(self) -> float | None: ...
+
+
+class MachineReader:
+    """Reads everything that the comfort rules look at. Blocks for some milliseconds: call it on a thread."""
+
+    def __init__(self, gpu: GpuUse | None, *, heeds_programs: bool) -> None:
+        """Unless it heeds programs, nobody asks for windows and GPUs."""
+        self._gpu = gpu
+        self._heeds_programs = heeds_programs
+
+    def __call__(self) -> Readings:
+        now = time.localtime()
+        battery = _battery()
+        return Readings(
+            minute_of_day=now.tm_hour * 60 + now.tm_min,
+            gpu_share_of_others=self._gpu.share_of_others() if self._gpu and self._heeds_programs else None,
+            full_screen=is_full_screen() if self._heeds_programs else None,
+            on_battery=None if battery is None or battery[0] is None else not battery[0],
+            battery_percent=None if battery is None else battery[1],
+        )
+
+
+class NvidiaGpu:
+    """A GPU as NVML sees it. Where it cannot tell processes apart, as in containers, nothing is known."""
+
+    def __init__(self, nvml: "ModuleType", handle: object) -> None:
+        self._nvml = nvml
+        self._handle = handle
+        self._seen: list[tuple[float, float]] = []
+
+    @classmethod
+    def of(cls, device: str) -> "NvidiaGpu | None":
+        """The GPU that torch calls `device`; None if it is none of NVIDIA's, or NVML does not work here."""
+        if not device.startswith("cuda"):
+            return None
+        import torch
+
+        try:
+            import pynvml
+
+            pynvml.nvmlInit()
+            uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+            return cls(pynvml, pynvml.nvmlDeviceGetHandleByUUID(uuid.encode()))
+        except (ImportError, AttributeError, OSError):
+            return None
+        except pynvml.NVMLError:
+            return None
+
+    def share_of_others(self) -> float | None:
+        """The mean over the last WINDOW_S, as far as it was asked."""
+        now_s = time.monotonic()
+        try:
+            share = self._share_now()
+        except self._nvml.NVMLError:
+            return None
+        if share is None:
+            return None
+        self._seen = [*((at_s, one) for at_s, one in self._seen if now_s - at_s < WINDOW_S), (now_s, share)]
+        return sum(one for _, one in self._seen) / len(self._seen)
+
+    def _share_now(self) -> float | None:
+        """Raises NVMLError where the driver cannot tell."""
+        nvml, own = self._nvml, os.getpid()
+        running = {process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)}
+        if own not in running:  # it names processes by other numbers than we do
+            return None
+        since_us = int((time.time() - WINDOW_S) * 1e6)
+        try:
+            samples = nvml.nvmlDeviceGetProcessUtilization(self._handle, since_us)
+        except nvml.NVMLError_NotFound:  # nobody has used it
+            return 0.0
+        return share_of(((sample.pid, sample.smUtil) for sample in samples), own)
+
+
+def share_of(samples: Iterable[tuple[int, int]], own: int) -> float:
+    """Of (process id, percent) samples: the share of all processes but `own`, each counted with its largest."""
+    largest: dict[int, int] = {}
+    for pid, percent in samples:
+        if pid != own:
+            largest[pid] = max(largest.get(pid, 0), percent)
+    return min(1.0, sum(largest.values()) / 100)
+
+
+def is_full_screen() -> bool | None:
+    """Whether the program in front covers the screen: told on Windows, and on X11 where `xprop` is installed."""
+    if sys.platform == "win32":
+        state = ctypes.c_int()
+        failed = ctypes.windll.shell32.SHQueryUserNotificationState(ctypes.byref(state))
+        return None if failed else state.value in FULL_SCREEN_STATES
+    xprop = shutil.which("xprop") if os.environ.get("DISPLAY") else None
+    if xprop is None:
+        return None
+    active = _property(xprop, "-root", "_NET_ACTIVE_WINDOW")
+    window = None if active is None else _WINDOW.search(active)
+    if window is None:
+        return None
+    if int(window[0], 16) == 0:
+        return False
+    state = _property(xprop, "-id", window[0], "_NET_WM_STATE")
+    return None if state is None else "_NET_WM_STATE_FULLSCREEN" in state
+
+
+def _property(*command: str) -> str | None:
+    """What `xprop` says; None if it fails."""
+    try:
+        told = subprocess.run(  # noqa: S603 - fixed, but for a window's number
+            command, capture_output=True, text=True, timeout=PROPERTY_TIMEOUT_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return told.stdout
+
+
+def _battery() -> tuple[bool | None, float] | None:
+    """Whether the plug is in, and how full the battery is in percent; None: there is none, or nobody can tell."""
+    read = getattr(psutil, "sensors_battery", None)
+    try:
+        battery = None if read is None else read()
+    except (OSError, RuntimeError):
+        return None
+    return None if battery is None else (battery.power_plugged, float(battery.percent))

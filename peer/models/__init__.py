@@ -1,0 +1,1 @@
+"""Which model a peer serves, and where its description comes from."""

@@ -1,0 +1,166 @@
+"""Which model a peer serves, and in which numbers: what it was told, else what the swarm that it joins needs."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TypeVar
+
+from molink.dht.records import PeerView
+from molink.peer.memory import format_bytes
+from molink.peer.models.choosing import choose_numbers
+from molink.peer.models.hub import HubAccess, open_hub_model, outline, progress_bar
+from molink.shards import catalog, store
+from molink.shards.blob_part import BlobPart, StandIn
+from molink.shards.errors import QuantizationUnavailable, WeightsError
+from molink.shards.hub_weights import HubWeights
+from molink.shards.loader import load_stage
+from molink.shards.spec import ModelSpec, Span
+from molink.shards.stage import Stage
+
+T = TypeVar("T")
+Progress = Callable[[int, int], None]
+"""Bytes done, bytes in all."""
+
+
+def _say_nothing(_: str) -> None:
+    """Nobody looks."""
+
+
+def _show_nothing(_: int, __: int) -> None:
+    """Nobody looks."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LocalModel:
+    """A model that this machine can load any layers of."""
+
+    folder: Path
+    """Configuration and tokenizer, and the weights unless they come from a hub in parts."""
+    manifest: store.Manifest
+    spec: ModelSpec
+    hub: HubWeights | None = None
+    """Where weights come from that are not in the folder."""
+    report: Callable[[str], None] = _say_nothing
+    """Is told, in sentences, how far fetching is."""
+    outlined: Mapping[str, StandIn] | None = None
+    """Random tensors in the place of all weights, if it is only to be measured."""
+
+    def load(self, span: Span, device: str, progress: Progress = _show_nothing) -> Stage:
+        """The layers of `span` on the device, fetched before if they come from a hub. It blocks.
+
+        `progress` counts the bytes that are fetched and then those that are loaded.
+
+        Raises:
+            WeightsError, OSError, MemoryError, RuntimeError, ValueError: they cannot be fetched or loaded.
+        """
+
+        def load(parts: Mapping[str, BlobPart] | None, progress: Progress) -> Stage:
+            return load_stage(
+                self.folder,
+                span,
+                dtype=self.spec.dtype,
+                quantization=self.spec.quantization,
+                device=device,
+                progress=progress,
+                manifest=self.manifest if self.outlined is None else None,
+                parts=parts if self.outlined is None else self.outlined,
+            )
+
+        return self.with_parts(span, progress, load)
+
+    def with_parts(
+        self, span: Span, progress: Progress, load: Callable[[Mapping[str, BlobPart] | None, Progress], T]
+    ) -> T:
+        """What `load` makes of the tensors of `span`, which are fetched before if they come from a hub; None for those
+        of the folder. If the disk has spoiled them, they are fetched again, once.
+
+        Raises:
+            WeightsError, OSError: they cannot be fetched; and whatever `load` raises.
+        """
+        if self.hub is None:
+            return load(None, progress)
+        try:
+            return self._fetch_and_load(self.hub, span, progress, load)
+        except WeightsError:
+            if not self.hub.drop_damaged(span, self.manifest):
+                raise
+            return self._fetch_and_load(self.hub, span, progress, load)
+
+    def stand_ins(self) -> Mapping[str, StandIn] | None:
+        """Random tensors in the place of a hub's, so that measuring fetches nothing; None: the folder has them all."""
+        if self.hub is None:
+            return self.outlined
+        return {name: StandIn(remote.tensor) for name, remote in self.hub.checkpoint.tensors.items()}
+
+    def _fetch_and_load(
+        self,
+        hub: HubWeights,
+        span: Span,
+        progress: Progress,
+        load: Callable[[Mapping[str, BlobPart] | None, Progress], T],
+    ) -> T:
+        fetched = 0
+
+        def fetching(done: int, total: int) -> None:
+            nonlocal fetched
+            fetched = total
+            progress(done, total + self.spec.weight_bytes(span))
+            self.report(f"Fetching layers {span} of {self.spec.name}: {progress_bar(done, total)}")
+
+        with hub.ready(span, self.manifest, fetching) as parts:
+            return load(parts, lambda done, total: progress(fetched + done, fetched + total))
+
+
+async def open_model(
+    identifier: str,
+    dtype: str,
+    quantization: str | None,
+    views: Sequence[PeerView],
+    digests: Path,
+    report: Callable[[str], None],
+    access: HubAccess | None = None,
+) -> LocalModel:
+    """Finds the model's files and what they are.
+
+    With dtype `auto` and quantization None, it is computed as the swarm computes it already; what is given is kept to.
+
+    Of a hub's model only what is needed is fetched, when it is needed; without `access` to it none of its weights: it
+    can be measured then, with random ones, but not served.
+
+    Raises:
+        ModelNotFound, StoreError, OSError: it is not there, damaged, or not what `views` serve under that name.
+        QuantizationUnavailable: the swarm has it in a quantization that this machine cannot compute with.
+    """
+    folder = await asyncio.to_thread(catalog.resolve, identifier)
+    hub: HubWeights | None = None
+    outlined: Mapping[str, StandIn] | None = None
+    if not catalog.is_from_hub(identifier):
+        manifest = await _open_files(identifier, folder, digests, report)
+    elif access is None:
+        manifest, outlined = await asyncio.to_thread(outline, identifier, folder)
+    else:
+        manifest, hub = await open_hub_model(identifier, folder, views, access, report)
+    content_hash = manifest.content_hash
+    served_models = [(view.facts.model.name, view.facts.model.content_hash) for view in views]
+    catalog.require_identity(identifier, folder, content_hash, served_models)
+    served = [view.facts.model for view in views if view.facts.model.content_hash == content_hash]
+    numbers = choose_numbers(dtype, quantization, served)
+    if numbers.quantization != "none" and find_spec("bitsandbytes") is None:
+        raise QuantizationUnavailable(numbers.quantization)
+    spec = store.describe(manifest, numbers.dtype, numbers.quantization, name=identifier)
+    return LocalModel(folder, manifest, spec, hub, report, outlined)
+
+
+async def _open_files(
+    identifier: str, folder: Path, digests: Path, report: Callable[[str], None]
+) -> store.Manifest:
+    """What the files in the folder are."""
+
+    def progress(done: int, total: int) -> None:
+        report(
+            f"Reading {identifier} to know it by its contents: {format_bytes(done)} of {format_bytes(total)}"
+        )
+
+    return await asyncio.to_thread(store.read_manifest, folder, digests, progress)

@@ -1,0 +1,1 @@
+"""How fast this machine is: measured, remembered, and refined while it serves."""

@@ -1,0 +1,1 @@
+"""What runs next: batches, micro-batches, chunks and pieces of prompts. Pure decisions, the simulator's as well."""

@@ -1,0 +1,58 @@
+"""What the transmission of prefill needs to know of decode: when a step begins, and when an iteration did.
+
+The transmission paper's section 4.2 predicts from these when the uplink is needed next for decode: `computing` gives
+its t_s and, with the stage's profile, T_d; `awaiting` gives t_p, and with the circuit's stages T_o and T_m.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from molink.peer.leases import LeaseKey
+from molink.peer.scheduling.pipeline import PipelineStage
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeBatch:
+    """The decode steps of one micro-batch of this peer."""
+
+    at_s: float
+    """When it began, or finished; `time.perf_counter`."""
+    tokens: int
+    next_peer_ids: frozenset[str]
+    """Whose links its output takes."""
+    stages: tuple[PipelineStage, ...]
+    """The circuit, of its first session if they take several."""
+    hop: int
+    """Which of the stages this peer is."""
+
+
+class DecodeWatch(Protocol):
+    """Who is told. Called on the event loop, for each micro-batch: it must be quick."""
+
+    def computing(self, batch: DecodeBatch) -> None:
+        """The engine computes a micro-batch with decode steps."""
+
+    def awaiting(self, first: DecodeBatch) -> None:
+        """It computes none: the next is the one that was first in the latest iteration, on its way round."""
+
+
+class Iterations:
+    """Tells the first decode micro-batch of each iteration: a new one begins with a session that has had its step."""
+
+    def __init__(self) -> None:
+        self._stepped: set[LeaseKey] = set()
+
+    def forget(self, key: LeaseKey) -> None:
+        """The session has ended."""
+        self._stepped.discard(key)
+
+    def is_first(self, keys: Iterable[LeaseKey]) -> bool:
+        """Whether these sessions' steps, which have run just now, are the first of an iteration."""
+        keys = set(keys)
+        first = not self._stepped or not self._stepped.isdisjoint(keys)
+        if first:
+            self._stepped = keys
+        else:
+            self._stepped |= keys
+        return first

@@ -1,0 +1,387 @@
+"""Letting sessions in: leases, loading what a circuit asks for, links to the neighbours, and letting go again."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from molink.dht.records import PeerFacts
+from molink.peer.backend import Backend
+from molink.peer.leases import LeaseBook, LeaseKey, Refused
+from molink.peer.link.dialling import DIAL_TIMEOUT_S
+from molink.peer.link.link import Link, LinkError
+from molink.peer.link.links import Links
+from molink.peer.memory import common_spans
+from molink.peer.protocol import molink_pb2 as pb
+from molink.peer.serving.engine_thread import EngineThread
+from molink.peer.serving.prompts import MOST_WAIT_S
+from molink.peer.serving.sessions import (
+    HopSession,
+    SessionPlan,
+    SessionTable,
+    read_further_blocks,
+    report_failure,
+)
+from molink.peer.serving.stepping import Stepper
+from molink.shards.block_allocator import PoolFull
+from molink.shards.errors import WeightsError
+from molink.shards.kv_cache import SequenceCache
+from molink.shards.prefix import names_of_owner
+from molink.shards.spec import ModelSpec, Span, missing_spans
+
+EXPIRY_CHECK_S = 2.0
+_log = logging.getLogger(__name__)
+
+
+class RequestRefused(Exception):
+    """A request is answered with a refusal."""
+
+    def __init__(self, code: str, detail: str, retry_after_s: float = 0.0, peer_id: str = "") -> None:
+        super().__init__(detail)
+        self.code = code
+        self.detail = detail
+        self.retry_after_s = retry_after_s
+        self.peer_id = peer_id
+
+    def to_message(self) -> pb.Refusal:
+        retry_after_ms = round(self.retry_after_s * 1000)
+        return pb.Refusal(
+            code=self.code, detail=self.detail[:500], retry_after_ms=retry_after_ms, peer_id=self.peer_id
+        )
+
+
+@dataclass(slots=True)
+class _Forming:
+    """A lease on its way to ready."""
+
+    ready: asyncio.Future[None]
+    task: asyncio.Task[None] | None = None
+
+
+@dataclass(slots=True)
+class _Load:
+    """A span on its way from disk into the engine."""
+
+    span: Span
+    done: asyncio.Task[None]
+    loaded_bytes: int = 0
+    total_bytes: int = field(default=0)
+
+
+class Admission:
+    """Owner of the lease book's consequences: sessions, loads and their neighbours' links."""
+
+    def __init__(
+        self,
+        peer_id: str,
+        spec: ModelSpec,
+        leases: LeaseBook,
+        sessions: SessionTable,
+        backend: Backend,
+        engine_thread: EngineThread,
+        links: Links,
+        stepper: Stepper,
+        on_change: Callable[[], None],
+    ) -> None:
+        self._peer_id = peer_id
+        self._spec = spec
+        self._leases = leases
+        self._sessions = sessions
+        self._backend = backend
+        self._engine_thread = engine_thread
+        self._links = links
+        self._stepper = stepper
+        self._on_change = on_change
+        self._loads: dict[Span, _Load] = {}
+        self._forming: dict[LeaseKey, _Forming] = {}
+        self._load_order = asyncio.Lock()
+
+    def reserve(self, link: Link, plan: SessionPlan, hop: int) -> int:
+        """Grants a lease; returns the bytes that have to be loaded for it.
+
+        Nothing is loaded before the client asks `await_ready`, which it does when every hop has granted: clients that
+        race for the same memory would otherwise fill it with halves of circuits that fit nobody.
+
+        Raises:
+            RequestRefused: the lease book's reason, or this is to be the head and prompts wait too long already.
+        """
+        if not 0 <= hop < len(plan.hops) or plan.hops[hop].peer_id != self._peer_id:
+            raise RequestRefused("request", f"hop {hop} of this circuit is not this peer's")
+        wait_s = self._stepper.prompt_wait_s if hop == 0 and len(plan.hops) > 1 else 0.0
+        if wait_s > MOST_WAIT_S and plan.key not in self._forming:
+            detail = f"the prompts that wait here need its line for {wait_s:.0f} s"
+            raise RequestRefused("busy", detail, retry_after_s=wait_s - MOST_WAIT_S)
+        now = asyncio.get_running_loop().time()
+        span = plan.span_of(hop)
+        answer = self._leases.request(plan.key, span, plan.capacity_tokens, link.peer_id, now)
+        if isinstance(answer, Refused):
+            raise RequestRefused(answer.code, answer.detail, answer.retry_after_s)
+        if plan.key not in self._forming:
+            self._replace(plan)
+            self._sessions.add(HopSession(plan, hop, link))
+            forming = _Forming(asyncio.get_running_loop().create_future())
+            forming.ready.add_done_callback(_retrieve)
+            self._forming[plan.key] = forming
+            self._on_change()
+        return sum(map(self._spec.weight_bytes, common_spans(self._leases.loading, span)))
+
+    async def await_ready(self, key: LeaseKey, asker: str, wait_s: float) -> pb.Readiness:
+        """Whether the lease is ready, waiting up to `wait_s` for it.
+
+        Raises:
+            RequestRefused: there is no such lease, it has failed, or it is not that of `asker` (a peer id).
+        """
+        self._require_owner(key, asker)
+        forming = self._forming.get(key)
+        session = self._sessions.get(key.session, key.epoch)
+        if forming is None or session is None:
+            raise RequestRefused("epoch", "there is no such lease here (it expired, or was replaced)")
+        standing = self._leases.renew(key, asyncio.get_running_loop().time())
+        if forming.task is None:
+            if not standing:  # a load that it shared has failed
+                raise RequestRefused("epoch", "there is no such lease here any more")
+            forming.task = asyncio.create_task(self._form(session, forming), name=f"form {session.span}")
+        await asyncio.wait((forming.ready,), timeout=wait_s)
+        if not forming.ready.done():
+            loads = self._loads.values()
+            return pb.Readiness(
+                ready=False,
+                loaded_bytes=sum(load.loaded_bytes for load in loads),
+                total_bytes=sum(load.total_bytes for load in loads),
+            )
+        forming.ready.result()
+        if session.least_prefix_tokens == 0:
+            return pb.Readiness(ready=True, prefix_tokens=session.prefix_tokens)
+        return pb.Readiness(
+            ready=True,
+            window_prefix_tokens=session.prefix_tokens,
+            least_prefix_tokens=session.least_prefix_tokens,
+        )
+
+    def release(self, asked: pb.Release, asker: str) -> None:
+        """Frees what the session has here, at whatever stage it is. What it generated can be shared as its prompt can,
+        if its blocks have got names.
+
+        Raises:
+            RequestRefused: it is not that of `asker` (a peer id).
+            ProtocolError: these are no such names. Then the session stays.
+        """
+        key = LeaseKey(bytes(asked.session), asked.epoch)
+        self._require_owner(key, asker)
+        session = self._sessions.get(key.session, key.epoch)
+        if session is not None and session.cache is not None:
+            further = read_further_blocks(asked, session.plan)
+            if further:
+                session.cache.close(names_of_owner((*session.plan.prefix, *further), asker))
+        self._leases.release(key)
+        self._let_go(key)
+        self._on_change()
+
+    def release_owner(self, owner: str) -> None:
+        """The client is gone, and its sessions with it."""
+        for lease in self._leases.release_owner(owner):
+            self._let_go(lease.key)
+        self._on_change()
+
+    def hand_back(self, detail: str) -> None:
+        """Ends every session: their clients hear why, and go on elsewhere."""
+        for session in self._sessions:
+            report_failure(session, self._peer_id, "paused", detail)
+        for forming in self._forming.values():
+            if not forming.ready.done():
+                forming.ready.set_exception(RequestRefused("busy", detail))
+        for key in list(self._forming):
+            self._leases.release(key)
+            self._let_go(key)
+        self._forget_promises()
+        self._on_change()
+
+    async def run(self) -> None:
+        """Lets leases expire that their clients have not renewed, until cancelled."""
+        while True:
+            await asyncio.sleep(EXPIRY_CHECK_S)
+            expired = self._leases.expire(asyncio.get_running_loop().time())
+            standing = {lease.key for lease in self._leases.leases}
+            for key in [
+                *(lease.key for lease in expired),
+                *(key for key in self._forming if key not in standing),
+            ]:
+                _log.info("the lease of a session's epoch %d ended", key.epoch)
+                self._let_go(key)
+            if expired:
+                self._on_change()
+
+    async def load(self, span: Span) -> None:
+        """Loads what the lease book has committed memory to in `span`.
+
+        Raises:
+            WeightsError: the weights are missing, damaged or not this model's.
+        """
+        for load in self._begin_loads(span):
+            await load.done
+
+    async def drop(self, spans: tuple[Span, ...]) -> None:
+        """Holds these layers no longer, if nobody needs one: their memory is free when it returns.
+
+        Raises:
+            ValueError: a lease needs one of them, or one is being loaded. Then all of them stay.
+        """
+        async with self._load_order:  # what is ordered meanwhile takes its memory only when it is free
+            self._leases.drop(*spans)
+            # in one turn with the book: the engine lets go of them before it makes a cache for any later grant
+            await self._engine_thread.call(self._detach, spans)
+        self._on_change()
+
+    async def close(self) -> None:
+        """Ends every load and lease in progress."""
+        tasks = [load.done for load in self._loads.values()]
+        tasks += [forming.task for forming in self._forming.values() if forming.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _require_owner(self, key: LeaseKey, asker: str) -> None:
+        session = self._sessions.get(key.session, key.epoch)
+        if session is not None and session.owner.peer_id != asker:
+            raise RequestRefused("epoch", "this lease is another client's: only who reserved it may use it")
+
+    def _replace(self, plan: SessionPlan) -> None:
+        """A new epoch takes the place of the old one, whose lease the book has replaced already."""
+        for key in [key for key in self._forming if key.session == plan.key.session and key != plan.key]:
+            self._let_go(key)
+
+    async def _form(self, session: HopSession, forming: _Forming) -> None:
+        """Loads, links, allocates; then the lease is ready."""
+        span, tokens = session.span, session.plan.capacity_tokens
+        loads = self._begin_loads(span)
+        neighbours = [asyncio.create_task(self._link(facts)) for facts in self._neighbours(session)]
+        try:
+            for load in loads:
+                await asyncio.shield(load.done)
+            await asyncio.gather(*neighbours)
+            session.cache = await self._engine_thread.call(self._new_cache, session)
+        except LinkError as error:
+            refusal = RequestRefused("link", error.reason, peer_id=error.peer_id)
+        except PoolFull as error:
+            refusal = RequestRefused("memory", f"no memory for {span} and {tokens} tokens: {error}")
+        except (WeightsError, OSError, ValueError) as error:
+            refusal = RequestRefused("load", f"layers {span} could not be loaded: {error}")
+        except (MemoryError, RuntimeError) as error:
+            _log.exception("a lease for %s failed", span)
+            refusal = RequestRefused("memory", f"no memory for {span} and {tokens} tokens: {error}")
+        else:
+            forming.ready.set_result(None)
+            return
+        finally:
+            for neighbour in neighbours:
+                neighbour.cancel()
+            await asyncio.gather(*neighbours, return_exceptions=True)
+        forming.ready.set_exception(refusal)  # the client hears it, and releases the lease
+
+    def _new_cache(self, session: HopSession) -> SequenceCache:
+        """On the engine's thread: with what it has of the prompt's beginning."""
+        plan = session.plan
+        names = names_of_owner(plan.prefix, session.owner.peer_id)
+        cache = self._backend.engine.new_cache(
+            session.span, plan.capacity_tokens, names, reserve=not self._leases.swap_bytes
+        )
+        session.prefix_tokens, session.least_prefix_tokens = cache.length, cache.least_length
+        return cache
+
+    def _neighbours(self, session: HopSession) -> list[PeerFacts]:
+        """Whom this hop has to reach: the next hop, and the previous one if only this end can dial."""
+        if len(session.plan.hops) == 1:
+            return []
+        following = session.plan.hops[(session.hop + 1) % len(session.plan.hops)].facts
+        previous = session.plan.hops[session.hop - 1].facts
+        return [following, previous] if previous.grpc_addresses else [following]
+
+    async def _link(self, facts: PeerFacts) -> None:
+        """A link to a neighbour, dialled if it can be, else awaited."""
+        if facts.grpc_addresses:
+            await self._links.to(facts)
+            return
+        try:
+            async with asyncio.timeout(DIAL_TIMEOUT_S * 2):
+                while self._links.find(facts.peer_id) is None:  # noqa: ASYNC110 - it comes from the other end, soon
+                    await asyncio.sleep(0.1)
+        except TimeoutError:
+            reason = f"it cannot be dialled, and has not dialled this peer within {DIAL_TIMEOUT_S * 2:g} s"
+            raise LinkError(facts.peer_id, reason) from None
+
+    def _begin_loads(self, span: Span) -> list[_Load]:
+        """The loads that `span` waits for: those under way, and new ones for what was only promised so far."""
+        for promised in common_spans(self._leases.loading, span):
+            for part in missing_spans(promised, tuple(self._loads)):
+                self._order(part)
+        return [load for load in self._loads.values() if common_spans((load.span,), span)]
+
+    def _order(self, span: Span) -> _Load:
+        load = _Load(span, asyncio.create_task(self._load(span), name=f"load {span}"))
+        load.total_bytes = self._spec.weight_bytes(span)
+        load.done.add_done_callback(_retrieve)
+        self._loads[span] = load
+        return load
+
+    async def _load(self, span: Span) -> None:
+        def progress(done: int, total: int) -> None:
+            load = self._loads.get(span)
+            if load is not None:
+                load.loaded_bytes, load.total_bytes = done, total
+
+        try:
+            async with self._load_order:
+                await self._engine_thread.call(self._limit_kv)
+                attach = await asyncio.to_thread(self._backend.load, span, progress)
+            await self._engine_thread.call(attach)
+        except (WeightsError, OSError, MemoryError, RuntimeError, ValueError) as error:
+            _log.error("loading %s failed: %s", span, error)
+            self._leases.load_failed(span)
+            self._engine_thread.begin(self._limit_kv, _log_error)
+            raise
+        else:
+            self._leases.loaded(span)
+            _log.info("holds %s", span)
+        finally:
+            del self._loads[span]
+            self._on_change()
+
+    def _detach(self, spans: tuple[Span, ...]) -> None:
+        for span in spans:
+            self._backend.engine.detach(span)
+        self._limit_kv()
+
+    def _limit_kv(self) -> None:
+        """On the engine's thread: what weights take is not the KV cache's."""
+        if not self._backend.engine.limit_kv(self._leases.kv_limit_bytes):
+            _log.warning("sessions hold more KV cache than weights leave")
+
+    def _let_go(self, key: LeaseKey) -> None:
+        forming = self._forming.pop(key, None)
+        if forming is not None and forming.task is not None:
+            forming.task.cancel()
+        session = self._sessions.remove(key)
+        if session is not None:
+            self._stepper.discard(session)
+            if session.cache is not None:
+                session.cache.close()
+        self._forget_promises()
+
+    def _forget_promises(self) -> None:
+        """Memory that was committed to layers whose load was never begun, and which nobody wants any more, is free."""
+        wanted = tuple(lease.span for lease in self._leases.leases)
+        for promised in self._leases.loading:
+            for span in missing_spans(promised, (*self._loads, *wanted)):
+                self._leases.load_failed(span)
+                self._engine_thread.begin(self._limit_kv, _log_error)
+
+
+def _log_error(result: Exception | None) -> None:
+    if isinstance(result, Exception):
+        _log.error("the KV cache could not be resized", exc_info=result)
+
+
+def _retrieve(ended: "asyncio.Future[None]") -> None:
+    """Marks an error as seen: nobody may be waiting for it any more."""
+    if not ended.cancelled():
+        ended.exception()

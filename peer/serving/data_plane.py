@@ -1,0 +1,129 @@
+"""The data plane of one peer put together: links, acceptor, engine, stepper, admission."""
+
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Self
+
+from molink.dht.certificate import Certificate
+from molink.dht.identity import Identity
+from molink.dht.swarm_key import SwarmKey
+from molink.peer.backend import Backend
+from molink.peer.leases import LeaseBook
+from molink.peer.link.acceptor import Acceptor
+from molink.peer.link.line_quality import MeasureLine
+from molink.peer.link.links import Links
+from molink.peer.metrics import PeerMetrics
+from molink.peer.profiling.step_times import StepTimes
+from molink.peer.scheduling.circulation import Rule, molink
+from molink.peer.scheduling.decode_forecast import DecodeForecast
+from molink.peer.scheduling.microbatch import BatchLimits, batch_limits
+from molink.peer.scheduling.prefill_chunks import Cut, chunk_lengths
+from molink.peer.scheduling.prefill_pieces import PieceSizes
+from molink.peer.serving.admission import Admission
+from molink.peer.serving.engine_thread import EngineThread
+from molink.peer.serving.handout import Handout
+from molink.peer.serving.interleaving import Interleaving
+from molink.peer.serving.service import PeerService
+from molink.peer.serving.sessions import SessionTable
+from molink.peer.serving.stepping import Stepper
+from molink.shards.engine import Engine
+
+
+def _interleaving(backend: Backend, step_times: StepTimes | None) -> Interleaving | None:
+    """For engines of one process that know how long pieces of prompts take."""
+    engine = backend.engine
+    if step_times is None or not isinstance(engine, Engine) or not step_times.profile.piece_latencies:
+        return None
+    return Interleaving(engine, PieceSizes(step_times))
+
+
+class Serving:
+    """Serves sessions of one model between `__aenter__` and `__aexit__`; `run` it meanwhile."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        swarm_key: SwarmKey | None,
+        certificate: Certificate,
+        backend: Backend,
+        handout: Handout,
+        leases: LeaseBook,
+        listen: tuple[str, int],
+        metrics: PeerMetrics,
+        on_change: Callable[[], None],
+        activation_codecs: tuple[str, ...] = (),
+        rule: Rule = molink,
+        *,
+        limits: BatchLimits | None = None,
+        cut: Cut = chunk_lengths,
+        http_proxy: str | None = None,
+        transmission_policy: str = "molink",
+        step_times: StepTimes | None = None,
+    ) -> None:
+        """`cut` is how prompts are cut whose head is here; `limits` are those of `batch_limits` if nobody says. With
+        `step_times`, prompts are computed so that decode beside them keeps its pace."""
+        sessions = SessionTable()
+        spec = backend.engine.spec
+        service = PeerService(spec, sessions, handout, activation_codecs)
+        self._engine_thread = EngineThread()
+        self.links = Links(
+            identity,
+            service,
+            swarm_key,
+            is_client=False,
+            http_proxy=http_proxy,
+            transmission_policy=transmission_policy,
+        )
+        self.stepper = Stepper(
+            identity.peer_id,
+            spec,
+            backend.engine,
+            self._engine_thread,
+            sessions,
+            self.links,
+            limits or batch_limits(spec),
+            metrics,
+            rule,
+            cut,
+            DecodeForecast(self.links.expect_decode),
+            _interleaving(backend, step_times),
+        )
+        self.admission = Admission(
+            identity.peer_id,
+            spec,
+            leases,
+            sessions,
+            backend,
+            self._engine_thread,
+            self.links,
+            self.stepper,
+            on_change,
+        )
+        service.attach(self.stepper, self.admission, self.links)
+        self.measure_line: MeasureLine = self.links.line_quality
+        self._acceptor = Acceptor(*listen, identity.peer_id, certificate, self.links, service, swarm_key)
+        self._stack = AsyncExitStack()
+
+    @property
+    def port(self) -> int:
+        """Where the acceptor listens."""
+        return self._acceptor.port
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self._engine_thread)
+            await stack.enter_async_context(self.links)
+            stack.push_async_callback(self.admission.close)
+            await stack.enter_async_context(self._acceptor)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stack.aclose()
+
+    async def run(self) -> None:
+        """Lets leases expire, until cancelled. Steps are driven by what arrives."""
+        await self.admission.run()

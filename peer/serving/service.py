@@ -1,0 +1,122 @@
+"""What arrives on a peer's links, and where it goes: sessions' frames to the stepper, requests to admission."""
+
+import asyncio
+import logging
+from weakref import WeakKeyDictionary
+
+from molink.peer.leases import LeaseKey
+from molink.peer.link.link import Link
+from molink.peer.link.links import Links
+from molink.peer.protocol import molink_pb2 as pb
+from molink.peer.protocol.frames import Frame, ProtocolError
+from molink.peer.serving.admission import Admission, RequestRefused
+from molink.peer.serving.handout import Handout
+from molink.peer.serving.sessions import SessionPlan, SessionTable, read_plan, report_failure
+from molink.peer.serving.stepping import Stepper
+from molink.shards.spec import ModelSpec
+
+MAX_WAIT_S = 5.0
+_log = logging.getLogger(__name__)
+
+
+class PeerService:
+    """The peer's LinkHandler. The collaborators are attached once the links they need exist."""
+
+    def __init__(
+        self, spec: ModelSpec, sessions: SessionTable, handout: Handout, activation_codecs: tuple[str, ...]
+    ) -> None:
+        self._spec = spec
+        self._encodings = (spec.dtype, *activation_codecs)
+        self._sessions = sessions
+        self._handout = handout
+        self._stepper: Stepper | None = None
+        self._admission: Admission | None = None
+        self._links: Links | None = None
+        self._turns: WeakKeyDictionary[Link, asyncio.Lock] = WeakKeyDictionary()
+        """A release must not overtake the request whose lease it gives back."""
+
+    def attach(self, stepper: Stepper, admission: Admission, links: Links) -> None:
+        """From here on links can be served."""
+        self._stepper = stepper
+        self._admission = admission
+        self._links = links
+
+    def on_frame(self, link: Link, frame: Frame) -> None:
+        stepper, header = self._stepper, frame.header
+        if stepper is None:
+            return
+        if isinstance(header, pb.Activations):
+            stepper.on_activations(link, frame, header)
+        elif isinstance(header, pb.Tokens):
+            stepper.on_tokens(link, header)
+        elif isinstance(header, pb.Stepped):
+            stepper.on_stepped(link, header)
+        elif isinstance(header, pb.Start):
+            stepper.on_start(link, header)
+        else:
+            raise ProtocolError(f"a {type(header).__name__} is out of place here")
+
+    async def on_request(self, link: Link, request: pb.Request) -> tuple[pb.Response, bytes]:
+        try:
+            return await self._answer(link, request)
+        except RequestRefused as refusal:
+            return pb.Response(refusal=refusal.to_message()), b""
+        except ProtocolError as error:
+            return pb.Response(refusal=pb.Refusal(code="request", detail=str(error)[:500])), b""
+        except Exception:  # noqa: BLE001 - the request boundary: whatever is wrong with one request must not end the link
+            _log.exception("a %s request failed", request.WhichOneof("body"))
+            return pb.Response(
+                refusal=pb.Refusal(code="internal", detail="this peer failed; see its log")
+            ), b""
+
+    def on_closed(self, link: Link, reason: str) -> None:
+        """Sessions of a gone client end; sessions whose neighbour is gone are reported to their clients."""
+        if self._admission is None or self._links is None:
+            return
+        if not self._links.in_use(link):
+            return  # another link has taken its place
+        if any(session.owner is link for session in self._sessions):
+            self._admission.release_owner(link.peer_id)
+        for session in self._sessions:
+            hops = session.plan.hops
+            if len(hops) > 1 and link.peer_id in (session.next_peer_id, session.previous_peer_id):
+                report_failure(session, link.peer_id, "lost", reason)
+
+    def _require_encodings(self, plan: SessionPlan, hop: int) -> None:
+        """The facts in the descriptor may be older than what this peer's owner wants now."""
+        refused = {*plan.encodings[max(0, hop - 1) : hop + 1]}.difference(self._encodings)
+        if refused:
+            raise RequestRefused("codec", f"this peer takes no activations in {', '.join(sorted(refused))}")
+
+    async def _answer(self, link: Link, request: pb.Request) -> tuple[pb.Response, bytes]:
+        if self._admission is None:
+            raise RequestRefused("busy", "this peer is still starting", retry_after_s=1.0)
+        body = request.WhichOneof("body")
+        if body == "reserve":
+            async with self._turns.setdefault(link, asyncio.Lock()):
+                plan = await asyncio.to_thread(read_plan, request.reserve.descriptor, self._spec)
+                self._require_encodings(plan, request.reserve.hop)
+                bytes_to_load = self._admission.reserve(link, plan, request.reserve.hop)
+            return pb.Response(reserved=pb.Reserved(bytes_to_load=bytes_to_load)), b""
+        if body == "await_ready":
+            asked = request.await_ready
+            key = LeaseKey(bytes(asked.session), asked.epoch)
+            wait_s = min(asked.wait_ms / 1000, MAX_WAIT_S)
+            readiness = await self._admission.await_ready(key, link.peer_id, wait_s)
+            return pb.Response(readiness=readiness), b""
+        if body == "release":
+            async with self._turns.setdefault(link, asyncio.Lock()):
+                self._admission.release(request.release, link.peer_id)
+            return pb.Response(released=pb.Released()), b""
+        if body == "get_manifest":
+            payload, total = self._handout.manifest(request.get_manifest.model_hash)
+            return pb.Response(content=pb.Content(total_bytes=total)), payload
+        if body == "get_file":
+            wanted = request.get_file
+            payload, total = await asyncio.to_thread(
+                self._handout.part, wanted.model_hash, wanted.sha256, wanted.offset
+            )
+            return pb.Response(content=pb.Content(total_bytes=total)), payload
+        raise RequestRefused(
+            "request", "this peer does not know that request; it may be older than the asker"
+        )

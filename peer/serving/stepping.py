@@ -1,0 +1,337 @@
+"""Steps in, steps out: the way of a token through one peer.
+
+frames in -> session table -> micro-batch queue -> stage engine (a thread of its own) -> frames out (`forwarding`).
+Everything here runs on the event loop; `compute` runs on the engine's thread.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from molink.peer.backend import StageEngine
+from molink.peer.leases import LeaseKey
+from molink.peer.link.link import Link
+from molink.peer.link.links import Links
+from molink.peer.metrics import PeerMetrics
+from molink.peer.profiling.profile import StepWork
+from molink.peer.protocol import molink_pb2 as pb
+from molink.peer.protocol.frames import Frame, ProtocolError
+from molink.peer.scheduling.circulation import Rule
+from molink.peer.scheduling.decode_watch import DecodeWatch
+from molink.peer.scheduling.microbatch import BatchLimits, MicroBatchQueue, PendingStep
+from molink.peer.scheduling.prefill_chunks import Cut
+from molink.peer.serving.decode_reports import DecodeReports
+from molink.peer.serving.engine_thread import EngineThread
+from molink.peer.serving.forwarding import Forwarder
+from molink.peer.serving.going_on import GoingOn
+from molink.peer.serving.interleaving import Interleaving, Piece, PieceOutput
+from molink.peer.serving.prompts import Prompts
+from molink.peer.serving.sessions import HopSession, SessionTable, report_failure
+from molink.peer.serving.steps import StepInput, StepOutput, compute, read_activations
+from molink.peer.transmission.classes import TrafficClass
+from molink.shards.spec import ModelSpec
+
+_log = logging.getLogger(__name__)
+
+
+class Stepper:
+    """Owner of the micro-batch queue and of the engine's thread."""
+
+    def __init__(
+        self,
+        peer_id: str,
+        spec: ModelSpec,
+        engine: StageEngine,
+        engine_thread: EngineThread,
+        sessions: SessionTable,
+        links: Links,
+        limits: BatchLimits,
+        metrics: PeerMetrics,
+        rule: Rule,
+        cut: Cut,
+        watch: DecodeWatch,
+        interleaving: Interleaving | None = None,
+    ) -> None:
+        """Without `interleaving` prompts are computed in whole chunks, whoever decodes meanwhile."""
+        self._peer_id = peer_id
+        self._spec = spec
+        self._engine = engine
+        self._engine_thread = engine_thread
+        self._sessions = sessions
+        self._links = links
+        self._metrics = metrics
+        self._queue: MicroBatchQueue[PendingStep] = MicroBatchQueue(limits)
+        self._inputs: dict[tuple[LeaseKey, int], StepInput] = {}
+        self._busy = False
+        self._interleaving = interleaving
+        self._going_on = GoingOn(rule, limits.max_sessions, self._begin, self._pump)
+        self._prompts = Prompts(cut, limits)
+        self._decode_reports = DecodeReports(watch)
+        self._forwarder = Forwarder(spec, sessions, links, metrics, self._lost, self._pump)
+
+    @property
+    def queued(self) -> int:
+        return len(self._queue) + len(self._prompts) + len(self._interleaving or ())
+
+    @property
+    def prompt_wait_s(self) -> float:
+        """How long the line takes for the prompts that wait here, as far as it is known."""
+        line = self._links.line_quality()
+        return self._prompts.wait_s(self._spec.activation_bytes, line.uplink_bytes_per_s)
+
+    # -- frames in
+
+    def on_start(self, link: Link, start: pb.Start) -> None:
+        """The client hands the head the sequence so far: prefill it in chunks, the last of which draws a token."""
+        session = self._sessions.get(start.session, start.epoch)
+        if session is None:
+            return
+        tokens = tuple(start.token_ids)
+        if session.owner is not link or not session.is_head or session.cache is None or session.next_step:
+            raise ProtocolError("a start must come once, from the session's client, to its ready head")
+        if not session.plan.prompt_tokens <= len(tokens) < session.plan.capacity_tokens:
+            raise ProtocolError(f"a history of {len(tokens)} tokens does not fit the session")
+        if not (session.can_begin_behind(start.prefix_tokens) and start.prefix_tokens < len(tokens)):
+            raise ProtocolError(f"the first {start.prefix_tokens} tokens are not all in this hop's KV cache")
+        if max(tokens) >= self._spec.vocabulary_size:
+            raise ProtocolError(
+                f"token {max(tokens)} is beyond the vocabulary of {self._spec.vocabulary_size}"
+            )
+        session.history = list(tokens)
+        session.rows = start.prefix_tokens
+        self._prompts.add(session.key, session.plan.stages, tokens[start.prefix_tokens :])
+        self._add_chunk(session)
+        self._pump()
+
+    def on_activations(self, link: Link, frame: Frame, header: pb.Activations) -> None:
+        """The previous hop's output for some sessions, in the encoding that their descriptors agree on."""
+        sessions = [self._sessions.get(row.session, row.epoch) for row in header.rows]
+        agreed = {session.receives_in for session in sessions if session is not None}
+        if not agreed:
+            return  # all have ended
+        if agreed != {header.dtype}:
+            raise ProtocolError(
+                f"activations of {header.hidden_size} x {header.dtype} are not those of this session"
+            )
+        parts = read_activations(frame.payload, header, self._spec)
+        for row, part, session in zip(header.rows, parts, sessions, strict=True):
+            if session is None:
+                continue
+            if session.is_head or session.previous_peer_id != link.peer_id or session.cache is None:
+                raise ProtocolError(
+                    "activations must come from the session's previous hop, when the lease is ready"
+                )
+            if row.prefix_tokens and (row.step or not session.can_begin_behind(row.prefix_tokens)):
+                raise ProtocolError(f"a step begins behind {row.prefix_tokens} tokens that are not here")
+            if row.step == session.next_step == 0:
+                session.rows = row.prefix_tokens
+            self._add(
+                session,
+                row.step,
+                row.rows,
+                None,
+                part,
+                sample=row.sample,
+                prefill=row.prefill,
+                timings=row.timings,
+            )
+        self._pump()
+
+    def on_tokens(self, link: Link, header: pb.Tokens) -> None:
+        """The tail's tokens come back to the head."""
+        drawn: list[tuple[HopSession, pb.Token]] = []
+        for token in header.tokens:
+            session = self._sessions.get(token.session, token.epoch)
+            if session is None:
+                continue
+            if not session.is_head or session.previous_peer_id != link.peer_id:
+                raise ProtocolError("tokens must come from the session's tail, to its head")
+            if token.token_id >= self._spec.vocabulary_size:
+                raise ProtocolError(f"token {token.token_id} is beyond the vocabulary")
+            if session.key in self._prompts:
+                raise ProtocolError("a token came before the whole prompt was sent")
+            if token.position == len(session.history) and token.step != session.next_step - 1:
+                raise ProtocolError(f"a token of step {token.step} came after step {session.next_step - 1}")
+            drawn.append((session, token))
+        self._advance(drawn)
+
+    def on_stepped(self, link: Link, header: pb.Stepped) -> None:
+        """A next hop has computed prefill that went there."""
+        self._forwarder.on_stepped(link, header)
+
+    def discard(self, session: HopSession) -> None:
+        """The session has ended: what waits of it is dropped."""
+        self._forwarder.forget(session.key)
+        self._queue.discard(session.key)
+        self._prompts.forget(session.key)
+        if self._interleaving is not None:
+            self._interleaving.forget(session.key)
+        self._decode_reports.forget(session.key)
+        self._going_on.leave(session.key)
+        for key in [key for key in self._inputs if key[0] == session.key]:
+            del self._inputs[key]
+
+    # -- the engine
+
+    def _pump(self) -> None:
+        """Gives the engine a micro-batch or a piece of a prompt, if it has none and something waits that may be
+        stepped."""
+        if self._busy:
+            return
+        parts = self._interleaving
+        if parts and parts.is_due:
+            self._begin_piece(parts)
+            return
+        batch = self._queue.next((lambda _: False) if parts else self._forwarder.may_prefill)
+        inputs = tuple(self._inputs.pop((pending.key, pending.step)) for pending in batch)
+        self._forwarder.begun(inputs)
+        if inputs and self._interleaving is not None:
+            inputs = self._interleaving.take(inputs)
+        if inputs:
+            self._busy = True
+            self._decode_reports.begun(inputs)
+            self._engine_thread.begin(
+                lambda: compute(self._engine, inputs), lambda output: self._stepped(inputs, output)
+            )
+        elif self._interleaving:
+            self._begin_piece(self._interleaving)
+
+    def _begin_piece(self, parts: Interleaving) -> None:
+        self._busy = True
+        piece = parts.next()
+        self._engine_thread.begin(
+            lambda: parts.compute(piece), lambda output: self._piece_stepped(parts, piece, output)
+        )
+
+    def _piece_stepped(self, parts: Interleaving, piece: Piece, output: PieceOutput | Exception) -> None:
+        """The engine is done with a piece. With the last one of a part it is as if all had been one step."""
+        self._busy = False
+        whole = parts.computed(piece, output)
+        if whole is None:
+            self._pump()
+        else:
+            self._stepped((piece.part,), whole)
+
+    def _stepped(self, inputs: tuple[StepInput, ...], output: StepOutput | Exception) -> None:
+        """The engine is done with a micro-batch: it gets the next one before this one's output is sent.
+
+        Unless this is the tail: where it is the head too, the sessions that go on step with those that wait.
+        """
+        self._busy = False
+        self._going_on.stepped(one.session.key for one in inputs)
+        self._decode_reports.stepped(inputs)
+        self._forwarder.stepped(inputs)
+        if isinstance(output, Exception):
+            for one in inputs:
+                self._prompts.forget(one.session.key)
+            self._pump()
+            _log.error("a step of %d sessions failed", len(inputs), exc_info=output)
+            self._fail(inputs, f"{type(output).__name__}: {output}")
+            return
+        work = self._observed(inputs, output)
+        for one in inputs:
+            if one.prefill and one.session.is_head:
+                self._add_chunk(one.session)
+        if output.hidden is not None:
+            self._pump()
+            self._forwarder.activations(output, output.hidden)
+        else:
+            self._advance(self._forwarder.tokens(output))
+            self._pump()
+        # counted once what was delivered is on its way
+        rows = sum(one.count for one in inputs)
+        asyncio.get_running_loop().call_soon(self._metrics.stepped, output.compute_s, len(inputs), rows, work)
+
+    def _observed(self, inputs: Sequence[StepInput], output: StepOutput) -> StepWork | None:
+        """What the step's time says something of: not of decode steps between pieces, which need not be bitwise."""
+        if self._interleaving is None or output.work is None or any(one.prefill for one in inputs):
+            return output.work
+        self._interleaving.decoded(output.work, output.compute_s)
+        return None if self._interleaving else output.work
+
+    def _advance(self, drawn: Sequence[tuple[HopSession, pb.Token]]) -> None:
+        """At the head: tokens are there. Start the next steps, together, and stream the tokens to the clients."""
+        by_client: dict[Link, list[pb.Token]] = {}
+        for session, token in drawn:
+            if token.position != len(session.history):
+                continue
+            session.history.append(token.token_id)
+            if session.owner.closed_because is not None:
+                self._going_on.leave(session.key)
+                continue  # the client is gone: its lease runs out
+            by_client.setdefault(session.owner, []).append(token)
+            if token.finish == pb.NOT_FINISHED:
+                self._going_on.returned(session, token)
+            else:
+                self._going_on.leave(session.key)
+        self._going_on.release()
+        self._pump()
+        self._engine_thread.let_begin()
+        for owner, tokens in by_client.items():
+            if not owner.post(pb.Tokens(tokens=tokens), traffic_class=TrafficClass.DECODE):
+                owner.close("it does not take the tokens that it asked for")
+
+    def _add_chunk(self, session: HopSession) -> None:
+        """Queues the next chunk of a prompt, if there is one."""
+        chunk = self._prompts.take(session.key)
+        if chunk:
+            last = session.key not in self._prompts
+            step = session.next_step
+            self._add(session, step, len(chunk), chunk, None, sample=last, prefill=True, timings=())
+
+    def _begin(self, session: HopSession, token: pb.Token) -> None:
+        step = token.step + 1
+        self._add(session, step, 1, (token.token_id,), None, sample=True, prefill=False, timings=())
+
+    def _add(
+        self,
+        session: HopSession,
+        step: int,
+        count: int,
+        token_ids: tuple[int, ...] | None,
+        hidden: torch.Tensor | None,
+        *,
+        sample: bool,
+        prefill: bool,
+        timings: Iterable[pb.HopTiming],
+    ) -> None:
+        if step < session.next_step:
+            return  # executed or waiting already: a repeat has no effect
+        if step > session.next_step or not 1 <= count <= self._spec.most_step_tokens:
+            raise ProtocolError(
+                f"step {step} of {count} rows came when step {session.next_step} was expected"
+            )
+        if session.rows + count > session.plan.capacity_tokens:
+            detail = f"step {step} goes beyond the {session.plan.capacity_tokens} tokens that were reserved"
+            if hidden is not None:
+                raise ProtocolError(detail)
+            self._going_on.leave(session.key)
+            report_failure(session, session.previous_peer_id, "protocol", detail)
+            return
+        if prefill and hidden is not None:
+            self._forwarder.arrived(session, step, count)
+        now = time.perf_counter()
+        pending = PendingStep(session.key, step, session.span, count, now, prefill)
+        if not self._queue.add(pending):
+            one = StepInput(session, step, count, None, None, sample, prefill, now, ())
+            self._fail([one], "more steps wait here than this peer takes", code="busy")
+            return
+        prefix_tokens = session.rows if step == 0 else 0
+        session.next_step = step + 1
+        session.rows += count
+        self._inputs[session.key, step] = StepInput(
+            session, step, count, token_ids, hidden, sample, prefill, now, tuple(timings), prefix_tokens
+        )
+
+    def _lost(self, inputs: Sequence[StepInput], peer_id: str, detail: str) -> None:
+        self._fail(inputs, detail, "lost", peer_id)
+
+    def _fail(
+        self, inputs: Sequence[StepInput], detail: str, code: str = "engine", peer_id: str = ""
+    ) -> None:
+        for one in inputs:
+            self._going_on.leave(one.session.key)
+            report_failure(one.session, peer_id or self._peer_id, code, detail)

@@ -1,0 +1,42 @@
+"""A machine that nobody has here, as a peer of it would know itself: its device, its profile, its memory."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from molink.dht.records import Device
+from molink.peer.backend import Backend
+from molink.peer.device import describe_device
+from molink.peer.profiling.profile import Profile
+from molink.peer.serving.handout import Handout
+from molink.simnet.devices import DeviceProfile
+from molink.simnet.emulation.timed_backend import TimedBackend
+from molink.simnet.model_shapes import ModelShape
+from molink.simnet.timed_profile import timed_profile
+
+USABLE_MEMORY = 0.9
+"""The part of a GPU's memory that a peer takes by default."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Machine:
+    """What a peer needs of the machine that it runs on."""
+
+    backend: Backend
+    handout: Handout
+    device: Device
+    profile: Profile
+    memory_bytes: int
+
+
+def timed_machine(shape: ModelShape, device: DeviceProfile) -> Machine:
+    """A machine with that device, whose time is the profile's."""
+    spec = shape.spec()
+    return Machine(
+        backend=TimedBackend(shape, device),
+        handout=Handout(spec.model_hash, b"", Path(), {}),
+        device=replace(
+            describe_device("cpu"), kind="cuda", name=device.name, memory_bytes=device.memory_bytes
+        ),
+        profile=timed_profile(shape, device),
+        memory_bytes=int(USABLE_MEMORY * device.memory_bytes),
+    )

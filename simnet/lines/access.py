@@ -1,0 +1,233 @@
+"""Homes behind access lines: every home has one uplink, which all that leaves it shares.
+
+Peers are put in homes by the addresses at which they listen. A peer dials through its home's `AccessRouter`, an HTTP
+CONNECT proxy (gRPC: the channel argument `grpc.http_proxy`). What it sends takes its home's uplink, what comes back
+takes the other home's uplink: a link is shaped in both directions whoever dialled.
+"""
+
+import contextlib
+import re
+import selectors
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from types import TracebackType
+from typing import Self
+
+from molink.simnet.lines.flows import Connection, Path
+from molink.simnet.lines.line import Line
+from molink.simnet.lines.shaper import Chunk, Shaper
+from molink.simnet.lines.sockets import Dialling, Listening, address
+
+MAX_REQUEST_BYTES = 8192
+REQUEST_TIMEOUT_S = 5.0
+END_OF_REQUEST = b"\r\n\r\n"
+_CONNECT = re.compile(rb"CONNECT (\S+) HTTP/1\.[01]\r\n")
+_METHOD = re.compile(rb"[A-Z]+ \S+ HTTP/1\.[01]\r\n")
+
+Target = tuple[str, int]
+
+
+class RequestRefused(ValueError):
+    """What the answer to a request says: a status of HTTP and its reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """The lines of one home. Their delay is on top of the delay between homes; `lan` is between peers inside."""
+
+    up: Line[Chunk]
+    down: Line[Chunk] = field(default_factory=Line)
+    lan: Line[Chunk] = field(default_factory=Line)
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """What a connection passes: lines and a delay in seconds, there and back."""
+
+    paths: tuple[Path, Path]
+    delays_s: tuple[float, float]
+
+    @property
+    def round_trip_s(self) -> float:
+        return sum(self.delays_s) + sum(line.delay_s for path in self.paths for line in path)
+
+
+class Neighbourhood:
+    """The homes, who lives where, and how far apart they are.
+
+    `delays_ms`: one way between two homes, for all pairs or by the pair (from, to). A pair that is missing has the
+    delay of its reverse; ValueError if that is missing, too.
+    """
+
+    def __init__(self, homes: Mapping[str, Home], delays_ms: float | Mapping[tuple[str, str], float]) -> None:
+        self.homes = dict(homes)
+        self._places: dict[Target, str] = {}
+        self._delays_s = {
+            (one, other): _delay_ms(delays_ms, one, other) / 1000
+            for one in self.homes
+            for other in self.homes
+            if one != other
+        }
+
+    def place(self, target: Target, home: str) -> None:
+        """The address belongs to a home from now on. KeyError if there is no such home."""
+        if home not in self.homes:
+            raise KeyError(home)
+        self._places[target] = home
+
+    def remove(self, target: Target) -> None:
+        """Nobody is at that address any more."""
+        self._places.pop(target, None)
+
+    def route(self, home: str, target: Target) -> Route | None:
+        """From a home to an address; None if nobody is known there."""
+        other = self._places.get(target)
+        if other is None:
+            return None
+        here, there = self.homes[home], self.homes[other]
+        if home == other:
+            return Route(((here.lan,), (here.lan,)), (0.0, 0.0))
+        return Route(
+            ((here.up, there.down), (there.up, here.down)),
+            (self._delays_s[home, other], self._delays_s[other, home]),
+        )
+
+
+def parse_connect(head: bytes) -> Target:
+    """The target of the head of a CONNECT request. RequestRefused says what to answer to anything else."""
+    match = _CONNECT.match(head)
+    if match is None:
+        raise RequestRefused("405 Method Not Allowed" if _METHOD.match(head) else "400 Bad Request")
+    try:
+        return address(match[1].decode("ascii"))
+    except ValueError as error:
+        raise RequestRefused("400 Bad Request") from error
+
+
+class AccessRouter:
+    """The CONNECT proxy of one home, between `__enter__` and `__exit__`. Connects only to addresses placed in homes."""
+
+    def __init__(
+        self, shaper: Shaper, neighbourhood: Neighbourhood, home: str, port: int = 0, host: str = "127.0.0.1"
+    ) -> None:
+        self.port = port
+        self.host = host
+        self._shaper = shaper
+        self._neighbourhood = neighbourhood
+        self._home = home
+        self._listening = Listening(shaper, host, self._arrive)
+        self._arriving: dict[socket.socket, bytes] = {}
+        self._connections: dict[Connection, Target] = {}
+
+    def __enter__(self) -> Self:
+        self.port = self._shaper.call(lambda: self._listening.begin(self.port))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._shaper.call(self._stop)
+
+    @property
+    def url(self) -> str:
+        """As gRPC and HTTP clients take a proxy."""
+        return f"http://{self.host}:{self.port}"
+
+    def cut(self, target: Target | None = None) -> int:
+        """Resets the open connections of this home's peers to a target, or to all; tells how many."""
+        return self._shaper.call(lambda: self._cut(target))
+
+    def _cut(self, target: Target | None) -> int:
+        cut = [one for one, its in self._connections.items() if target is None or its == target]
+        for connection in cut:
+            connection.cut()
+        return len(cut)
+
+    def _stop(self) -> None:
+        self._listening.end()
+        self._cut(None)
+        for client in tuple(self._arriving):
+            self._drop(client)
+
+    def _arrive(self, client: socket.socket) -> None:
+        self._arriving[client] = b""
+        self._shaper.watch(client, selectors.EVENT_READ, lambda _: self._read(client))
+        self._shaper.after(REQUEST_TIMEOUT_S, lambda: self._late(client))
+
+    def _late(self, client: socket.socket) -> None:
+        if END_OF_REQUEST not in self._arriving.get(client, END_OF_REQUEST):
+            self._refuse(client, "408 Request Timeout")
+
+    def _read(self, client: socket.socket) -> None:
+        try:
+            data = client.recv(MAX_REQUEST_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        head = self._arriving[client] = self._arriving[client] + data
+        if END_OF_REQUEST in head:
+            self._shaper.watch(client, 0, lambda _: None)
+            try:
+                self._begin(client, head)
+            except RequestRefused as error:
+                self._refuse(client, str(error))
+        elif not data:
+            self._drop(client)
+        elif len(head) > MAX_REQUEST_BYTES:
+            self._refuse(client, "431 Request Header Fields Too Large")
+
+    def _begin(self, client: socket.socket, head: bytes) -> None:
+        """Connects to the target, a round trip later: so long does the first byte of a connection take."""
+        target = parse_connect(head)
+        route = self._neighbourhood.route(self._home, target)
+        if route is None:
+            raise RequestRefused("403 Forbidden")
+        dialling = Dialling(
+            self._shaper,
+            target,
+            partial(self._join, client, target, route),
+            lambda _: self._refuse(client, "502 Bad Gateway"),
+        )
+        self._shaper.after(route.round_trip_s, dialling.begin)
+
+    def _join(self, client: socket.socket, target: Target, route: Route, server: socket.socket) -> None:
+        head = self._arriving.pop(client, None)
+        if head is None:
+            server.close()
+            return
+        connection = Connection(self._shaper, client, server, route.paths, route.delays_s, self._forget)
+        self._connections[connection] = target
+        connection.guard(lambda: _answer(client, "200 Connection established"))
+        connection.begin(head.partition(END_OF_REQUEST)[2])
+
+    def _forget(self, connection: Connection) -> None:
+        del self._connections[connection]
+
+    def _refuse(self, client: socket.socket, status: str) -> None:
+        if client in self._arriving:
+            with contextlib.suppress(OSError):  # It does not wait for the answer.
+                _answer(client, status)
+            self._drop(client)
+
+    def _drop(self, client: socket.socket) -> None:
+        self._arriving.pop(client, None)
+        self._shaper.watch(client, 0, lambda _: None)
+        client.close()
+
+
+def _answer(client: socket.socket, status: str) -> None:
+    """A few bytes into an empty socket buffer: they are taken whole."""
+    body = "" if status.startswith("200") else "Content-Length: 0\r\nConnection: close\r\n"
+    client.send(f"HTTP/1.1 {status}\r\n{body}\r\n".encode())
+
+
+def _delay_ms(delays_ms: float | Mapping[tuple[str, str], float], one: str, other: str) -> float:
+    if not isinstance(delays_ms, Mapping):
+        return delays_ms
+    delay_ms = delays_ms.get((one, other), delays_ms.get((other, one)))
+    if delay_ms is None:
+        raise ValueError(f"no delay between {one} and {other}")
+    return delay_ms

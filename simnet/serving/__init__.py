@@ -1,0 +1,1 @@
+"""The serving tables and figures of the MoLink papers in virtual time."""
