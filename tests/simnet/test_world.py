@@ -270,6 +270,11 @@ def test_the_peers_of_the_world_decide_with_the_objects_of_real_peers() -> None:
     assert ours.rule is circulation.molink
     assert ours.cut is prefill_chunks.chunk_lengths
     assert isinstance(ours.stages_of(Request(0, 0.0, 1, 1))[0], PipelineStage)
-    decisions = {"peer.microbatch", "peer.transmission.uplink", "peer.circulation", "peer.prefill_chunks"}
+    decisions = {
+        "peer.scheduling.microbatch",
+        "peer.transmission.uplink",
+        "peer.scheduling.circulation",
+        "peer.scheduling.prefill_chunks",
+    }
     assert {f"molink.{name}" for name in decisions} <= set(sys.modules)
     assert Span(0, 10) == ours.spans[0]
