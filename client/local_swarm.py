@@ -105,12 +105,10 @@ class LocalSwarm:
         where = ("--initial-peers", *known) if known else ("--new-swarm",)
         state_dir = self._folder / name
         log = self._folder / f"{name}.log"
-        with log.open("ab") as errors:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "molink.peer", "join", "--name", name, "--state-dir", str(state_dir),
-                "--priority", "normal", *where, *options,
-                stdout=asyncio.subprocess.PIPE, stderr=errors, env=self._environment, creationflags=OWN_GROUP,
-            )  # fmt: skip
+        process = await self._start(
+            ("join", "--name", name, "--state-dir", str(state_dir), "--priority", "normal", *where, *options),
+            log,
+        )
         self._processes.append(process)
         try:
             async with asyncio.timeout(READY_TIMEOUT_S):
@@ -125,6 +123,17 @@ class LocalSwarm:
         peer = LocalPeer(name, process, address, state_dir, log, lines)
         self._peers.append(peer)
         return peer
+
+    async def _start(self, arguments: Sequence[str], log: Path) -> asyncio.subprocess.Process:
+        """`molink-peer ARGUMENTS`, with a pipe as its stdout and its stderr at the end of `log`."""
+        with log.open("ab") as errors:
+            return await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "molink.peer", *arguments),
+                stdout=asyncio.subprocess.PIPE,
+                stderr=errors,
+                env=self._environment,
+                creationflags=OWN_GROUP,
+            )
 
     async def stop(self, peer: LocalPeer) -> int:
         """Has the peer drain and leave; returns its exit status."""

@@ -13,6 +13,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from forked_peers import ForkedSwarm
 from live_swarms import BUNDLED, References
 
 from molink.client.local_swarm import LocalSwarm
@@ -41,7 +42,7 @@ def references() -> References:
 @pytest.fixture(scope="session")
 async def wide_swarm(anyio_backend: str) -> AsyncIterator[LocalSwarm]:
     """The bundled model's 12 layers on four peers, so overlapping that a circuit may have 1, 2, 3 or 4 hops."""
-    async with LocalSwarm() as swarm:
+    async with ForkedSwarm() as swarm:
         await swarm.join("whole", "--model", BUNDLED, "--layers", "0:12")
         await asyncio.gather(
             swarm.join("front", "--model", BUNDLED, "--layers", "0:6"),

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from cutting_proxy import CuttingProxy
+from forked_peers import ForkedSwarm
 from live_swarms import BUNDLED, References, bundled_folder, circuit_of, free_ports, generate
 
 from molink.client.local_swarm import LocalSwarm
@@ -31,7 +32,7 @@ async def thirds(
     *options: str, metrics_ports: tuple[int, ...] = (0, 0, 0)
 ) -> AsyncIterator[tuple[LocalSwarm, AsyncSwarm]]:
     """Three peers with a third of the layers each, and a client whose circuit they are. 0: any metrics port."""
-    async with LocalSwarm() as swarm:
+    async with ForkedSwarm() as swarm:
         spans = {}
         for number, ((start, stop), port) in enumerate(zip(THIRDS, metrics_ports, strict=True)):
             own = ("--layers", f"{start}:{stop}", "--metrics-port", str(port))

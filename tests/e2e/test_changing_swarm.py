@@ -1,10 +1,10 @@
 """Peers that come and go change the circuit; nothing else has to be started again."""
 
 import pytest
+from forked_peers import ForkedSwarm
 from live_swarms import BUNDLED, References, bundled_folder, generate, hops_of, run_program
 
 from molink.client.errors import NoCircuit, SwarmUnavailable
-from molink.client.local_swarm import LocalSwarm
 from molink.client.swarm import AsyncSwarm
 
 pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
@@ -16,7 +16,7 @@ async def test_joining_and_leaving_changes_the_circuit_under_a_client(
     """One client lives through it all: front and back, back replaced and gone by Ctrl-C, its successor by `leave`."""
     folder = bundled_folder()
     expected = references.greedy(folder, references.ids(folder, "ROMEO:"), 12)
-    async with LocalSwarm() as swarm:
+    async with ForkedSwarm() as swarm:
         await swarm.join("front", "--model", BUNDLED, "--layers", "0:6")
         async with AsyncSwarm(BUNDLED, initial_peers=swarm.addresses) as client:
             with pytest.raises(NoCircuit) as caught:

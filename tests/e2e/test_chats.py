@@ -5,9 +5,9 @@ import urllib.request
 from collections.abc import Sequence
 
 import pytest
+from forked_peers import ForkedSwarm
 from live_swarms import BUNDLED, References, bundled_folder, free_ports, generate
 
-from molink.client.local_swarm import LocalSwarm
 from molink.client.swarm import AsyncSwarm
 
 pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
@@ -41,7 +41,7 @@ async def test_the_second_turn_of_a_chat_computes_its_new_tokens_alone(reference
     folder = bundled_folder()
     chat = references.ids(folder, "ROMEO:\nBut, soft! what light through yonder window breaks?\n\nJULIET:\n")
     question = references.ids(folder, "\n\nROMEO:\nAnd what says she of me?\n\nJULIET:\n")
-    async with LocalSwarm() as swarm:
+    async with ForkedSwarm() as swarm:
         for name, span, port in (("front", "0:6", ports[0]), ("back", "6:12", ports[1])):
             await swarm.join(name, "--model", BUNDLED, "--layers", span, "--metrics-port", str(port))
         async with AsyncSwarm(BUNDLED, initial_peers=swarm.addresses) as client:

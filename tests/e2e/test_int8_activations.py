@@ -3,6 +3,7 @@
 from typing import cast
 
 import pytest
+from forked_peers import ForkedSwarm
 from live_swarms import BUNDLED, References, bundled_folder, generate, hops_of
 
 from molink.client.local_swarm import LocalSwarm
@@ -26,7 +27,7 @@ async def sent_activation_bytes(swarm: LocalSwarm) -> int:
 async def test_a_client_that_asks_gets_int8_links_and_one_that_does_not_gets_exact_tokens(
     references: References,
 ) -> None:
-    async with LocalSwarm() as swarm:
+    async with ForkedSwarm() as swarm:
         for name, layers in (("front", "0:6"), ("back", "6:12")):
             peer = await swarm.join(
                 name, "--model", BUNDLED, "--layers", layers, "--activation-codec", "int8"

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import psutil
 import pytest
+from forked_peers import ForkedSwarm
 from live_swarms import BUNDLED, References, bundled_folder, circuit_of, generate
 
 from molink.client.errors import NoCircuit, PeerLost
@@ -36,7 +37,7 @@ Strike = Callable[[LocalPeer], Awaitable[None]]
 @pytest.fixture(scope="module")
 async def full_swarm(anyio_backend: str) -> AsyncIterator[LocalSwarm]:
     """Three peers that hold a third of the layers each, and take no others."""
-    async with LocalSwarm() as swarm:
+    async with ForkedSwarm() as swarm:
         await join_third(swarm, "head")
         await asyncio.gather(join_third(swarm, "middle"), join_third(swarm, "tail"))
         yield swarm

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from forked_peers import ForkedSwarm
 from live_swarms import BUNDLED, References, bundled_folder, check_that_it_serves, generate, run_program
 from raw_links import dialled, facts_of, question_of, refusal_of
 
@@ -41,7 +42,7 @@ async def private(
 ) -> AsyncIterator[PrivateSwarm]:
     key = await make_key(tmp_path_factory.mktemp("key"))
     options = ("--model", BUNDLED, "--memory", ONE_SESSION, "--swarm-key", str(key))
-    async with LocalSwarm() as swarm:
+    async with ForkedSwarm() as swarm:
         await swarm.join("front", "--layers", "0:6", *options)
         await swarm.join("back", "--layers", "6:12", *options)
         yield PrivateSwarm(swarm, key)

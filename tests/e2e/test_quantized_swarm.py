@@ -2,9 +2,9 @@
 
 import pytest
 from circuit_runs import greedy, spec_for
+from forked_peers import ForkedSwarm
 from live_swarms import BUNDLED, References, bundled_folder, generate, hops_of
 
-from molink.client.local_swarm import LocalSwarm
 from molink.client.swarm import AsyncSwarm
 from molink.shards.engine import Engine
 from molink.shards.loader import load_stage
@@ -24,7 +24,7 @@ async def test_three_peers_in_nf4_give_the_tokens_of_the_whole_model_in_nf4(refe
     engine = Engine(spec_for(stage), "cpu")
     engine.attach(stage)
     expected = greedy([(engine, whole)], ids, NEW_TOKENS)
-    async with LocalSwarm() as swarm:
+    async with ForkedSwarm() as swarm:
         for name, layers in (("front", "0:4"), ("middle", "4:8"), ("back", "8:12")):
             # who joins has the quantization of the swarm, whether or not it names the model
             told = {"front": ("--model", BUNDLED, "--quantization", "nf4"), "middle": ("--model", BUNDLED)}

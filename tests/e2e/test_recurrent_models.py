@@ -4,10 +4,10 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from forked_peers import ForkedSwarm
 from live_swarms import References, circuit_of, generate, hops_of
 from tiny_models import LAYERS, VOCABULARY, make_tiny_model
 
-from molink.client.local_swarm import LocalSwarm
 from molink.client.swarm import AsyncSwarm
 
 pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
@@ -24,7 +24,7 @@ async def test_sessions_together_and_alone_give_the_tokens_of_transformers(
         tuple((31 * number + 7 * place * place + place) % (VOCABULARY - 2) + 2 for place in range(length))
         for number, length in enumerate(LENGTHS)
     ]
-    async with LocalSwarm() as swarm:
+    async with ForkedSwarm() as swarm:
         front, back = await asyncio.gather(
             swarm.join("front", "--model", str(folder), "--layers", "0:3"),
             swarm.join("back", "--model", str(folder), "--layers", f"3:{LAYERS}"),

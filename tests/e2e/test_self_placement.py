@@ -6,6 +6,7 @@ Each has room for nine of the twelve layers.
 import asyncio
 
 import pytest
+from forked_peers import ForkedSwarm
 from live_swarms import BUNDLED, References, bundled_folder, generate
 
 from molink.client.local_swarm import LocalSwarm
@@ -31,7 +32,7 @@ async def check_that_they_serve_together(swarm: LocalSwarm, references: Referenc
 async def test_two_peers_that_join_at_the_same_moment_do_not_take_the_same_layers(
     anyio_backend: str, references: References
 ) -> None:
-    async with LocalSwarm() as swarm:
+    async with ForkedSwarm() as swarm:
         await swarm.join("founder", *ONE_LAYER)
         peers = await asyncio.gather(*(swarm.join(name, *NINE_LAYERS) for name in ("one", "two")))
         taken = [line.partition(" (")[0] for peer in peers for line in peer.lines if TAKING in line]
@@ -43,7 +44,7 @@ async def test_two_peers_that_hold_the_same_layers_come_to_serve_all_of_them(
     anyio_backend: str, references: References
 ) -> None:
     """Each has founded a swarm of its own, and so taken the first layers; then a third peer makes the two one."""
-    async with LocalSwarm() as swarm:
+    async with ForkedSwarm() as swarm:
         names = ("one", "two")
         peers = await asyncio.gather(*(swarm.join(name, *NINE_LAYERS, initial_peers=()) for name in names))
         assert all(any(FIRST_NINE in line for line in peer.lines) for peer in peers)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from forked_peers import ForkedSwarm
 from live_swarms import References, circuit_of, generate
 from tiny_models import LAYERS, VOCABULARY, make_tiny_model
 
@@ -44,7 +45,7 @@ async def twins(anyio_backend: str, tmp_path_factory: pytest.TempPathFactory) ->
     other = make_tiny_model("llama", tmp_path_factory.mktemp("other"), seed=2)
     copy = tmp_path_factory.mktemp("copy") / "another-name"
     shutil.copytree(one, copy)
-    async with LocalSwarm() as swarm:
+    async with ForkedSwarm() as swarm:
         await swarm.join("first", "--model", str(one), "--layers", "0:4")
         await asyncio.gather(
             swarm.join("second", "--model", str(copy), "--layers", "2:6"),

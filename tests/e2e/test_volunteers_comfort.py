@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from forked_peers import ForkedSwarm
 from live_swarms import BUNDLED, References, bundled_folder, circuit_of, generate
 
 from molink.client.local_swarm import LocalPeer, LocalSwarm, _until_ready
@@ -126,7 +127,7 @@ async def test_a_peer_pauses_and_resumes_and_the_session_that_it_had_goes_on_els
     tmp_path: Path, references: References
 ) -> None:
     expected = references.greedy(bundled_folder(), references.ids(bundled_folder(), PROMPT), NEW_TOKENS)
-    async with LocalSwarm() as swarm:
+    async with ForkedSwarm() as swarm:
         await swarm.join("spare", "--model", BUNDLED, "--layers", "0:12")
         async with (
             volunteer(swarm, tmp_path / "volunteer") as owner,
