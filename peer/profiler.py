@@ -21,7 +21,8 @@ from molink.peer.device import describe_device
 from molink.peer.profile import PieceLatency, Profile, at_most_the_next, plausible_pieces
 from molink.peer.profile_json import FLOOR_MS, from_json, to_json
 from molink.peer.state_dir import read_json, write_json
-from molink.peer.threads import use_fastest
+from molink.peer.thread_choice import share_of_others, stays_the_best
+from molink.peer.threads import processor_times, use_fastest
 from molink.routing.cost import PROFILED_CONTEXT_TOKENS
 from molink.shards.decode import decoding_on
 from molink.shards.engine import Engine, Rows
@@ -75,7 +76,8 @@ def cached_or_measured(
     """The profile that the file `cache` remembers for this model, device and software, else a new one.
 
     With `ranks`, what `rank_count` such devices do that share every layer. Torch computes with the fastest of `threads`
-    afterwards; empty: with as many as now.
+    afterwards; empty: with as many as now. Where there was a choice of them and other programs kept the processors
+    busy, nothing is remembered: the next start measures again, and serving corrects all but the choice.
     """
     counts = threads or (torch.get_num_threads(),)
     key = "/".join(
@@ -91,9 +93,16 @@ def cached_or_measured(
     known = read_json(cache)
     profile = from_json(known.pop(key, None))
     if profile is None:
+        before = processor_times()
         profile = measure(folder, spec, device, progress, parts, ranks, counts)
-        newest = dict(list(known.items())[-(REMEMBERED - 1) :])
-        write_json(cache, {**newest, key: to_json(profile)})
+        others_share = share_of_others(before, processor_times())
+        if len(counts) == 1 or stays_the_best(others_share):
+            newest = dict(list(known.items())[-(REMEMBERED - 1) :])
+            write_json(cache, {**newest, key: to_json(profile)})
+        elif progress is not None:
+            progress(
+                f"Other programs kept {others_share:.0%} of the processors busy: measured again at the next start"
+            )
     torch.set_num_threads(profile.threads)
     return profile
 
