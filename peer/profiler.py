@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from molink.dht.records import LayerLatency, PrefillLatency
-from molink.peer.backend import Backend
+from molink.peer.backend import Backend, MeasuredDevice
 from molink.peer.device import describe_device
 from molink.peer.profile import PieceLatency, Profile, at_most_the_next, plausible_pieces
 from molink.peer.profile_json import FLOOR_MS, from_json, to_json
@@ -24,10 +24,8 @@ from molink.peer.state_dir import read_json, write_json
 from molink.peer.thread_choice import share_of_others, stays_the_best
 from molink.peer.threads import processor_times, use_fastest
 from molink.routing.cost import PROFILED_CONTEXT_TOKENS
-from molink.shards.decode import decoding_on
 from molink.shards.engine import Engine, Rows
 from molink.shards.kv_cache import SequenceCache
-from molink.shards.loader import load_stage
 from molink.shards.spec import ModelSpec, Span
 from molink.shards.verification import StoredPart
 
@@ -126,7 +124,7 @@ def measure(
         WeightsError: the layers cannot be loaded.
     """
     say = progress or (lambda _: None)
-    backend = ranks or _OneDevice(folder, spec, device, parts)
+    backend = ranks or MeasuredDevice(folder, spec, device, parts)
     counts = threads or (torch.get_num_threads(),)
     device = "cpu" if ranks else device  # what goes in and comes out of ranks is there
     deadline_s = time.perf_counter() + PROFILE_BUDGET_S
@@ -163,6 +161,20 @@ def measure(
     return Profile(latencies, embed_ms, head_ms, max(rates), prefills, *contexts_ms, pieces, count)
 
 
+def decode_layer_ms(
+    folder: Path, spec: ModelSpec, device: str, parts: Mapping[str, StoredPart] | None = None
+) -> float:
+    """What a decode step of one sequence takes through one layer, and nothing else; arguments as of `measure`.
+
+    Raises:
+        WeightsError: the layer cannot be loaded.
+    """
+    backend, middle = MeasuredDevice(folder, spec, device, parts), spec.layers // 2
+    deadline_s = time.perf_counter() + PROFILE_BUDGET_S
+    with _loaded(backend, spec, device, Span(middle, middle + 1), deadline_s) as bench:
+        return max(FLOOR_MS, statistics.median(bench.step_times_ms(1, want_logits=False)))
+
+
 @contextmanager
 def _loaded(
     backend: Backend, spec: ModelSpec, device: str, span: Span, deadline_s: float
@@ -173,30 +185,6 @@ def _loaded(
         yield bench
     finally:
         bench.release()
-
-
-class _OneDevice:
-    """A backend without a manifest: what is measured is not served."""
-
-    def __init__(
-        self, folder: Path, spec: ModelSpec, device: str, parts: Mapping[str, StoredPart] | None
-    ) -> None:
-        self.engine = Engine(spec, device, decoding=decoding_on(device))
-        self._folder = folder
-        self._device = device
-        self._parts = parts
-
-    def load(self, span: Span, progress: Callable[[int, int], None]) -> Callable[[], None]:
-        stage = load_stage(
-            self._folder,
-            span,
-            dtype=self.engine.spec.dtype,
-            quantization=self.engine.spec.quantization,
-            device=self._device,
-            progress=progress,
-            parts=self._parts,
-        )
-        return lambda: self.engine.attach(stage)
 
 
 class _Bench:
