@@ -1,6 +1,7 @@
 """What a peer computes with, and how weights get there: the seam between serving and the device."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Protocol
 
 from torch import Tensor
@@ -9,7 +10,9 @@ from molink.peer.models.model import LocalModel, Progress
 from molink.shards.decode import decoding_on
 from molink.shards.engine import Engine, Rows
 from molink.shards.kv_cache import SequenceCache
+from molink.shards.loader import load_stage
 from molink.shards.spec import ModelSpec, Span
+from molink.shards.verification import StoredPart
 
 
 class StageEngine(Protocol):
@@ -58,4 +61,29 @@ class DeviceBackend:
 
     def load(self, span: Span, progress: Progress) -> Callable[[], None]:
         stage = self._model.load(span, self._device, progress)
+        return lambda: self.engine.attach(stage)
+
+
+class MeasuredDevice:
+    """Computes layers of a folder without a manifest, or of `parts` in the place of its tensors: what is measured is
+    not served."""
+
+    def __init__(
+        self, folder: Path, spec: ModelSpec, device: str, parts: Mapping[str, StoredPart] | None
+    ) -> None:
+        self.engine = Engine(spec, device, decoding=decoding_on(device))
+        self._folder = folder
+        self._device = device
+        self._parts = parts
+
+    def load(self, span: Span, progress: Progress) -> Callable[[], None]:
+        stage = load_stage(
+            self._folder,
+            span,
+            dtype=self.engine.spec.dtype,
+            quantization=self.engine.spec.quantization,
+            device=self._device,
+            progress=progress,
+            parts=self._parts,
+        )
         return lambda: self.engine.attach(stage)

@@ -84,6 +84,9 @@ def print_machine(machine: Mapping[str, object]) -> None:
         table.add_row(f"layer, batch of {batch_size}", f"{_number(layer_ms):.3f} ms")
     for tokens, layer_ms in _mapping(machine.get("prefill_layer_ms")).items():
         table.add_row(f"layer, {tokens} tokens of a prompt", f"{_number(layer_ms):.3f} ms")
+    for dtype, layer_ms in _mapping(machine.get("decode_layer_ms_by_dtype")).items():
+        remark = ", the fastest here" if dtype == machine.get("fastest_dtype") else ""
+        table.add_row(f"layer, one token in {dtype}", f"{_number(layer_ms):.3f} ms{remark}")
     for name, label in (
         ("decode_context_ms", "layer, 1000 tokens of context more"),
         ("prefill_context_ms", "the same, one token of a prompt"),

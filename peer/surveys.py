@@ -14,9 +14,12 @@ from molink.dht.key_file import KeyFileError
 from molink.dht.swarm_key import SwarmKey
 
 if TYPE_CHECKING:
+    from molink.peer.models.model import LocalModel
     from molink.shards.spec import ModelSpec
 
 SWARM_TIMEOUT_S = 30.0
+COMPARED_DTYPES = ("float32", "bfloat16")
+"""A layer is timed in these and in the model's own. Few models were made for float16, and others may overflow in it."""
 
 
 def measure_machine(
@@ -29,7 +32,8 @@ def measure_machine(
 ) -> dict[str, object]:
     """Measures the device with the model, the disk of `folder`, and lists the network's addresses.
 
-    Of a hub's model no weights are fetched: random ones take as long to compute with. Its hash stays unknown.
+    Of a hub's model no weights are fetched: random ones take as long to compute with. Its hash stays unknown. With
+    dtype `auto`, the model's own is measured, and a layer's decode step in others too.
 
     Raises:
         CommandFailed: the model cannot be found or loaded, or the folder cannot be written.
@@ -55,6 +59,7 @@ def measure_machine(
         memory |= _divided(spec, memory["default_bytes"])
         counts = counts_to_try(device, threads)
         profile = measure(local.folder, spec, device, progress, local.stand_ins(), None, counts)
+        dtypes = _compared(local, device, memory["default_bytes"], progress) if dtype == "auto" else {}
     except (ModelNotFound, StoreError, WeightsError) as error:
         raise CommandFailed(str(error)) from error
     progress(f"Measuring the disk of {folder}")
@@ -73,9 +78,31 @@ def measure_machine(
         "model_hash": None if local.outlined is not None else spec.model_hash,
         "dtype": spec.dtype,
         **to_json(profile),
+        **dtypes,
         "disk": asdict(disk),
         "network": [asdict(address) for address in network_addresses()],
     }
+
+
+def _compared(
+    local: "LocalModel", device: str, memory_bytes: int, progress: Callable[[str], None]
+) -> dict[str, object]:
+    """A layer's decode step in each dtype of which one fits the memory, with the threads that torch has now, and the
+    fastest. Raises WeightsError."""
+    from molink.peer.models.choosing import fastest_dtype
+    from molink.peer.profiling.profiler import decode_layer_ms
+    from molink.shards.store import describe
+
+    own = local.spec.dtype
+    decode_ms: dict[str, float] = {}
+    for dtype in dict.fromkeys((own, *COMPARED_DTYPES)):
+        spec = describe(local.manifest, dtype, "none", name=local.spec.name)
+        if max(spec.layer_bytes) <= memory_bytes:
+            progress(f"Measuring a layer of {spec.name} in {dtype} on {device}")
+            decode_ms[dtype] = decode_layer_ms(local.folder, spec, device, local.stand_ins())
+    if not decode_ms:
+        return {}
+    return {"decode_layer_ms_by_dtype": decode_ms, "fastest_dtype": fastest_dtype(decode_ms, own)}
 
 
 def _divided(spec: "ModelSpec", total_bytes: int) -> dict[str, int]:

@@ -82,9 +82,10 @@ def load_stage(
     model.to(torch.device(device)).requires_grad_(requires_grad=False)
     if shard is not None:
         shard.divide_head(model)
-    if quantizer is not None:
+    stage = make_stage(folder, model, config, span, torch.device(device), recipe)
+    if quantizer is not None:  # what was read and, for the trial step, unpacked
         return_freed_memory()
-    return make_stage(folder, model, config, span, torch.device(device), recipe)
+    return stage
 
 
 @dataclass(frozen=True, slots=True, eq=False)

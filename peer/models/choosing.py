@@ -1,11 +1,12 @@
 """Which model a peer serves and in which numbers, as far as its owner leaves that open. Pure."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from molink.dht.records import PeerView, ServedModel
-from molink.shards.spec import Span, missing_spans
+from molink.peer.profiling.thread_choice import AS_FAST
+from molink.shards.spec import DTYPE_BYTES, Span, missing_spans
 
 FIRST_MODEL = "molink/tiny-shakespeare"
 """What a new swarm serves if nobody says."""
@@ -63,6 +64,17 @@ def choose_numbers(dtype: str, quantization: str | None, served: Sequence[Served
     if not agreeing:
         return Numbers(dtype, quantization or "none")
     return min(agreeing, key=lambda numbers: (-agreeing[numbers], numbers.dtype, numbers.quantization))
+
+
+def fastest_dtype(decode_ms: Mapping[str, float], own: str) -> str:
+    """The dtype in which a device decodes fastest; of those as fast, the model's `own`, else the smallest.
+
+    `decode_ms` are positive, by dtype, at least one. A peer must not choose by it: in other numbers than the rest of
+    its swarm it is of use to nobody. Who founds a swarm may.
+    """
+    limit_ms = AS_FAST * min(decode_ms.values())
+    fast = [dtype for dtype, taken_ms in decode_ms.items() if taken_ms <= limit_ms]
+    return own if own in fast else min(fast, key=lambda dtype: (DTYPE_BYTES[dtype], dtype))
 
 
 def warn_of_other_numbers(name: str, numbers: Numbers, served: Sequence[ServedModel]) -> str | None:

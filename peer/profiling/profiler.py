@@ -16,17 +16,16 @@ from pathlib import Path
 import torch
 
 from molink.dht.records import LayerLatency, PrefillLatency
-from molink.peer.backend import Backend
+from molink.peer.backend import Backend, MeasuredDevice
 from molink.peer.device import describe_device
 from molink.peer.profiling.profile import PieceLatency, Profile, at_most_the_next, plausible_pieces
 from molink.peer.profiling.profile_json import FLOOR_MS, from_json, to_json
-from molink.peer.profiling.threads import use_fastest
+from molink.peer.profiling.thread_choice import share_of_others, stays_the_best
+from molink.peer.profiling.threads import processor_times, use_fastest
 from molink.peer.state_dir import read_json, write_json
 from molink.routing.cost import PROFILED_CONTEXT_TOKENS
-from molink.shards.decode import decoding_on
 from molink.shards.engine import Engine, Rows
 from molink.shards.kv_cache import SequenceCache
-from molink.shards.loader import load_stage
 from molink.shards.spec import ModelSpec, Span
 from molink.shards.verification import StoredPart
 
@@ -75,7 +74,8 @@ def cached_or_measured(
     """The profile that the file `cache` remembers for this model, device and software, else a new one.
 
     With `ranks`, what `rank_count` such devices do that share every layer. Torch computes with the fastest of `threads`
-    afterwards; empty: with as many as now.
+    afterwards; empty: with as many as now. Where there was a choice of them and other programs kept the processors
+    busy, nothing is remembered: the next start measures again, and serving corrects all but the choice.
     """
     counts = threads or (torch.get_num_threads(),)
     key = "/".join(
@@ -91,9 +91,16 @@ def cached_or_measured(
     known = read_json(cache)
     profile = from_json(known.pop(key, None))
     if profile is None:
+        before = processor_times()
         profile = measure(folder, spec, device, progress, parts, ranks, counts)
-        newest = dict(list(known.items())[-(REMEMBERED - 1) :])
-        write_json(cache, {**newest, key: to_json(profile)})
+        others_share = share_of_others(before, processor_times())
+        if len(counts) == 1 or stays_the_best(others_share):
+            newest = dict(list(known.items())[-(REMEMBERED - 1) :])
+            write_json(cache, {**newest, key: to_json(profile)})
+        elif progress is not None:
+            progress(
+                f"Other programs kept {others_share:.0%} of the processors busy: measured again at the next start"
+            )
     torch.set_num_threads(profile.threads)
     return profile
 
@@ -117,7 +124,7 @@ def measure(
         WeightsError: the layers cannot be loaded.
     """
     say = progress or (lambda _: None)
-    backend = ranks or _OneDevice(folder, spec, device, parts)
+    backend = ranks or MeasuredDevice(folder, spec, device, parts)
     counts = threads or (torch.get_num_threads(),)
     device = "cpu" if ranks else device  # what goes in and comes out of ranks is there
     deadline_s = time.perf_counter() + PROFILE_BUDGET_S
@@ -154,6 +161,20 @@ def measure(
     return Profile(latencies, embed_ms, head_ms, max(rates), prefills, *contexts_ms, pieces, count)
 
 
+def decode_layer_ms(
+    folder: Path, spec: ModelSpec, device: str, parts: Mapping[str, StoredPart] | None = None
+) -> float:
+    """What a decode step of one sequence takes through one layer, and nothing else; arguments as of `measure`.
+
+    Raises:
+        WeightsError: the layer cannot be loaded.
+    """
+    backend, middle = MeasuredDevice(folder, spec, device, parts), spec.layers // 2
+    deadline_s = time.perf_counter() + PROFILE_BUDGET_S
+    with _loaded(backend, spec, device, Span(middle, middle + 1), deadline_s) as bench:
+        return max(FLOOR_MS, statistics.median(bench.step_times_ms(1, want_logits=False)))
+
+
 @contextmanager
 def _loaded(
     backend: Backend, spec: ModelSpec, device: str, span: Span, deadline_s: float
@@ -164,30 +185,6 @@ def _loaded(
         yield bench
     finally:
         bench.release()
-
-
-class _OneDevice:
-    """A backend without a manifest: what is measured is not served."""
-
-    def __init__(
-        self, folder: Path, spec: ModelSpec, device: str, parts: Mapping[str, StoredPart] | None
-    ) -> None:
-        self.engine = Engine(spec, device, decoding=decoding_on(device))
-        self._folder = folder
-        self._device = device
-        self._parts = parts
-
-    def load(self, span: Span, progress: Callable[[int, int], None]) -> Callable[[], None]:
-        stage = load_stage(
-            self._folder,
-            span,
-            dtype=self.engine.spec.dtype,
-            quantization=self.engine.spec.quantization,
-            device=self._device,
-            progress=progress,
-            parts=self._parts,
-        )
-        return lambda: self.engine.attach(stage)
 
 
 class _Bench:

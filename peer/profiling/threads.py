@@ -8,7 +8,7 @@ import psutil
 import torch
 
 from molink.peer.device import processor_count
-from molink.peer.profiling.thread_choice import as_fast_as_any, candidates
+from molink.peer.profiling.thread_choice import ProcessorTimes, as_fast_as_any, candidates
 
 ENVIRONMENT = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 """What torch heeds; whoever sets one of them has decided."""
@@ -18,6 +18,9 @@ STEPS_IN_TURN = 4
 """The first only wakes the threads."""
 TURNS_BUDGET_S = 1.0
 """No count is begun after this long; one that was never measured is not chosen."""
+
+_NOT_BUSY = frozenset({"idle", "iowait", "guest", "guest_nice"})
+"""Of a processor's times; those of guests are part of others."""
 
 Step = Callable[[], float]
 """Runs a step and returns its milliseconds."""
@@ -51,6 +54,19 @@ def use_fastest(counts: Sequence[int], decode: Step, prompt: Step) -> int:
             remaining = as_fast_as_any(_measured_ms(remaining, step))
     torch.set_num_threads(remaining[0])
     return remaining[0]
+
+
+def processor_times() -> ProcessorTimes:
+    """What the processors that this process may use have done so far."""
+    process = psutil.Process()
+    times = psutil.cpu_times(percpu=True)
+    affinity = getattr(process, "cpu_affinity", None)  # not on macOS
+    bound = [times[index] for index in affinity() if index < len(times)] if affinity is not None else []
+    busy_s = sum(
+        seconds for one in bound or times for name, seconds in one._asdict().items() if name not in _NOT_BUSY
+    )
+    own = process.cpu_times()
+    return ProcessorTimes(time.perf_counter(), busy_s, own.user + own.system, len(bound or times))
 
 
 def _measured_ms(counts: Sequence[int], step: Step) -> dict[int, float]:

@@ -21,6 +21,7 @@ from pathlib import Path
 import psutil, torch
 from molink.shards.engine import Engine, Rows
 from molink.shards.loader import load_stage
+from molink.shards.quantize import return_freed_memory
 from molink.shards.spec import Span
 from molink.shards.store import describe
 
@@ -32,7 +33,13 @@ stage = load_stage(folder, Span(0, stop), dtype=dtype, quantization=quantization
 engine = Engine(spec, "cpu")
 engine.attach(stage)
 span = Span(0, stop)
-engine.step(span, [Rows(engine.new_cache(span, 64), 16, tuple(range(16)), False)], None)
+cache = engine.new_cache(span, 64)
+engine.step(span, [Rows(cache, 16, tuple(range(16)), False)], None)
+if quantization != "none":  # weights alone are asked for: no session, nor what steps unpacked and freed
+    cache.close()
+    del cache
+    gc.collect()
+    return_freed_memory()
 gc.collect()
 print(before, process.memory_info().rss, stage.weight_bytes)
 """
@@ -64,7 +71,8 @@ def report_memory(table: Table) -> None:
 
 
 def grown_bytes(folder: Path, dtype: str, stop: int, quantization: str = "none") -> tuple[int, int, int]:
-    """What a fresh process held before it loaded the layers up to `stop`, what came to it, and their parameters."""
+    """What a fresh process held before it loaded the layers up to `stop`, what came to it, and their parameters; of
+    quantized ones what came to stay."""
     command = [sys.executable, "-c", PROGRAM, str(folder), dtype, str(stop), quantization]
     finished = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     before, after, weights = map(int, finished.stdout.split())

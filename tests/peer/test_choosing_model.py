@@ -12,9 +12,11 @@ from molink.peer.models.choosing import (
     Numbers,
     agreeing,
     choose_numbers,
+    fastest_dtype,
     most_needed,
     warn_of_other_numbers,
 )
+from molink.peer.profiling.thread_choice import AS_FAST
 from molink.shards.spec import DTYPE_BYTES, QUANTIZATIONS, Span
 
 DTYPES = sorted(DTYPE_BYTES)
@@ -74,3 +76,18 @@ def test_of_what_is_served_an_owner_may_leave_out_some() -> None:
     assert agreeing(views, "auto", "nf4") == views[1:]
     assert agreeing(views, "float32", None) == views[:1]
     assert agreeing(views, "float32", "nf4") == []
+
+
+@given(st.dictionaries(st.sampled_from(DTYPES), st.floats(1e-3, 1e6), min_size=1), st.sampled_from(DTYPES))
+def test_the_fastest_dtype_is_the_models_own_if_that_is_as_fast(
+    decode_ms: dict[str, float], own: str
+) -> None:
+    chosen = fastest_dtype(decode_ms, own)
+    as_fast = {
+        dtype for dtype, taken_ms in decode_ms.items() if taken_ms <= AS_FAST * min(decode_ms.values())
+    }
+    assert chosen in as_fast
+    if own in as_fast:
+        assert chosen == own
+    else:
+        assert DTYPE_BYTES[chosen] == min(DTYPE_BYTES[dtype] for dtype in as_fast)

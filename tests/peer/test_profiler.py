@@ -1,6 +1,8 @@
 """A profile is measured with the model's own layers, is never zero, and is remembered."""
 
+import itertools
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from molink.peer.profiling.profiler import (
     cached_or_measured,
     measure,
 )
+from molink.peer.profiling.thread_choice import ProcessorTimes
 from molink.shards.spec import ModelSpec
 from molink.shards.store import describe
 
@@ -174,9 +177,48 @@ def test_other_software_or_threads_are_measured_anew(
     assert len(calls) == 3
 
 
-def test_the_fastest_count_of_threads_is_remembered_and_used_again(
-    model: tuple[Path, ModelSpec], tmp_path: Path
+def others_using(share: float) -> Callable[[], ProcessorTimes]:
+    """Of ten processors, second after second."""
+    seconds = itertools.count()
+    return lambda: ProcessorTimes(now := next(seconds), share * 10 * now, 0.0, 10)
+
+
+def test_what_was_chosen_on_a_busy_machine_is_measured_again(
+    model: tuple[Path, ModelSpec], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    folder, spec = model
+    cache = tmp_path / "profiles.json"
+    counts = iter((2, 1))
+    monkeypatch.setattr(
+        profiler, "measure", lambda *_: Profile((LayerLatency(1, 5.0),), 6.0, 7.0, 8.0, threads=next(counts))
+    )
+    lines: list[str] = []
+    monkeypatch.setattr(profiler, "processor_times", others_using(0.6))
+    assert cached_or_measured(folder, spec, "cpu", cache, lines.append, threads=(2, 1)).threads == 2
+    assert lines == ["Other programs kept 60% of the processors busy: measured again at the next start"]
+    monkeypatch.setattr(profiler, "processor_times", others_using(0.0))
+    for _ in range(2):
+        assert cached_or_measured(folder, spec, "cpu", cache, lines.append, threads=(2, 1)).threads == 1
+    assert len(lines) == 1
+
+
+def test_where_nothing_was_chosen_a_busy_machine_is_remembered_too(
+    model: tuple[Path, ModelSpec], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, spec = model
+    cache = tmp_path / "profiles.json"
+    good = Profile((LayerLatency(1, 5.0),), 6.0, 7.0, 8.0)
+    monkeypatch.setattr(profiler, "processor_times", others_using(0.9))
+    monkeypatch.setattr(profiler, "measure", lambda *_: good)
+    cached_or_measured(folder, spec, "cpu", cache, threads=(1,))
+    monkeypatch.setattr(profiler, "measure", lambda *_: pytest.fail("it is remembered"))
+    assert cached_or_measured(folder, spec, "cpu", cache, threads=(1,)) == good
+
+
+def test_the_fastest_count_of_threads_is_remembered_and_used_again(
+    model: tuple[Path, ModelSpec], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profiler, "processor_times", others_using(0.0))
     folder, spec = model
     cache = tmp_path / "profiles.json"
     before = torch.get_num_threads()

@@ -8,12 +8,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
+from stored_models import write_model
 
 from molink.dht.certificate import new_certificate
 from molink.dht.discovery import Discovery
 from molink.dht.identity import Identity
 from molink.dht.records import PROTOCOL_VERSION, Device, LayerLatency, PeerFacts, PeerState, ServedModel
 from molink.dht.swarm_key import SwarmKey
+from molink.peer.surveys import measure_machine
 from molink.shards.spec import Span
 
 DEADLINE_S = 60.0
@@ -117,3 +120,18 @@ def test_a_swarm_that_nobody_answers_for_is_a_failure_with_one_line(tmp_path: Pa
     assert (code, out) == (1, "")
     assert err.startswith(f"molink-peer: none of the initial peers answered ({address}: ")
     assert err.count("\n") == 1
+
+
+def test_a_layer_is_timed_in_every_dtype_unless_one_is_asked_for(tmp_path: Path) -> None:
+    folder = str(write_model("llama", tmp_path / "llama"))
+    lines: list[str] = []
+    machine = measure_machine(folder, "cpu", "auto", torch.get_num_threads(), tmp_path, lines.append)
+    decode_ms = machine["decode_layer_ms_by_dtype"]
+    assert isinstance(decode_ms, dict)
+    assert set(decode_ms) == {"float32", "bfloat16"}
+    assert min(decode_ms.values()) > 0
+    assert machine["fastest_dtype"] in decode_ms
+    assert [line for line in lines if " in bfloat16 " in line]
+    asked = measure_machine(folder, "cpu", "bfloat16", torch.get_num_threads(), tmp_path, lines.append)
+    assert asked["dtype"] == "bfloat16"
+    assert not {"decode_layer_ms_by_dtype", "fastest_dtype"} & set(asked)

@@ -12,8 +12,16 @@ from hypothesis import strategies as st
 
 from molink.dht.configuration import Configuration
 from molink.peer.profiling import threads
-from molink.peer.profiling.thread_choice import AS_FAST, as_fast_as_any, candidates
-from molink.peer.profiling.threads import counts_to_try, use_fastest
+from molink.peer.profiling.thread_choice import (
+    AS_FAST,
+    BUSY_SHARE,
+    ProcessorTimes,
+    as_fast_as_any,
+    candidates,
+    share_of_others,
+    stays_the_best,
+)
+from molink.peer.profiling.threads import counts_to_try, processor_times, use_fastest
 from molink.peer.settings import load_settings
 
 COUNTS = st.integers(1, 512)
@@ -43,6 +51,47 @@ def test_what_is_as_fast_as_the_fastest_remains_fewest_threads_first(times_ms: d
     assert min(times_ms, key=times_ms.__getitem__) in remaining
     for count, taken_ms in times_ms.items():
         assert (count in remaining) == (taken_ms <= AS_FAST * min(times_ms.values()))
+
+
+@given(
+    elapsed_s=st.floats(0.01, 1e6),
+    processors=COUNTS,
+    own=st.floats(0, 1),
+    others=st.floats(0, 1),
+    since=st.floats(0, 1e6),
+)
+def test_what_others_use_is_what_is_used_less_ones_own(
+    elapsed_s: float, processors: int, own: float, others: float, since: float
+) -> None:
+    available_s = elapsed_s * processors
+    before = ProcessorTimes(since, since, since, processors)
+    used_s = (own + others) * available_s
+    after = ProcessorTimes(since + elapsed_s, since + used_s, since + own * available_s, processors)
+    assert share_of_others(before, after) == pytest.approx(others, abs=1e-4)
+    assert share_of_others(before, before) == 0.0
+
+
+@given(st.floats(-1e6, 1e6), st.floats(-1e6, 1e6), st.floats(-1e6, 1e6))
+def test_clocks_that_disagree_still_give_a_share(at_s: float, busy_s: float, own_s: float) -> None:
+    share = share_of_others(ProcessorTimes(0.0, 0.0, 0.0, 2), ProcessorTimes(at_s, busy_s, own_s, 2))
+    assert 0.0 <= share <= 1.0
+
+
+def test_only_what_was_chosen_beside_little_else_stays_the_best() -> None:
+    assert stays_the_best(0.0)
+    assert stays_the_best(BUSY_SHARE)
+    assert not stays_the_best(BUSY_SHARE + 0.01)
+    assert not stays_the_best(1.0)
+
+
+def test_what_this_process_computes_counts_as_its_own() -> None:
+    before = processor_times()
+    while processor_times().own_s < before.own_s + 0.1:
+        pass
+    after = processor_times()
+    assert after.processors >= 1
+    assert after.at_s > before.at_s
+    assert after.busy_s >= before.busy_s
 
 
 def taking(times_ms: dict[int, float]) -> Callable[[], float]:

@@ -18,7 +18,7 @@ from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
 from molink.shards.dimensions import is_quantizable, matrix_size
-from molink.shards.engine import Engine
+from molink.shards.engine import Engine, Rows
 from molink.shards.errors import QuantizationUnavailable, WeightsError
 from molink.shards.loader import load_stage
 from molink.shards.quantize import (
@@ -29,7 +29,7 @@ from molink.shards.quantize import (
     QuantizedMatrices,
     StreamingQuantizer,
 )
-from molink.shards.spec import Span
+from molink.shards.spec import QUANTIZATIONS, Span
 from molink.shards.store import describe, read_manifest
 
 TinyModel = Callable[[str], Path]
@@ -217,6 +217,31 @@ def live_tensor_bytes() -> int:
     return sum(storage.nbytes() for storage in storages.values())
 
 
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+@pytest.mark.parametrize(
+    ("kind", "dtype"), [("llama", "float32"), ("llama", "bfloat16"), ("mixtral", "bfloat16")]
+)
+def test_all_tensors_that_a_stage_keeps_after_steps_take_what_is_announced(
+    kind: str, dtype: str, quantization: str, tiny_model: TinyModel
+) -> None:
+    """Whatever it keeps besides its weights, such as copies that are packed for a product, would count."""
+    folder, span = tiny_model(kind), Span(1, 5)
+    gc.collect()
+    before = live_tensor_bytes()
+    engine = engine_of(folder, quantization, span, dtype=dtype)
+    cache = engine.new_cache(span, 16)
+    for count in (6, 1):
+        hidden = torch.ones(count, 64, dtype=getattr(torch, dtype))
+        engine.step(span, [Rows(cache, count, None, want_logits=False)], hidden)
+    cache.close()
+    del cache, hidden
+    assert engine.limit_kv(0)
+    gc.collect()
+    held = live_tensor_bytes() - before
+    announced = describe(folder, dtype, quantization).weight_bytes(span)
+    assert 0.98 * held <= announced <= 1.05 * held
+
+
 @pytest.mark.parametrize("quantization", ["int8", "nf4"])
 def test_no_more_than_one_matrix_at_a_time_is_in_memory_unquantized(
     quantization: str, tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
@@ -248,7 +273,7 @@ import sys, threading, time
 from pathlib import Path
 import psutil, torch
 from molink.shards.loader import load_stage
-from molink.shards.spec import Span
+from molink.shards.spec import QUANTIZATIONS, Span
 folder, quantization = Path(sys.argv[1]), sys.argv[2]
 load_stage(folder, Span(0, 1), dtype="bfloat16", quantization=quantization)
 process = psutil.Process()
