@@ -26,11 +26,6 @@ from molink.shards.spec import ModelSpec
 from molink.shards.store import describe
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def save_model(folder: Path, layers: int) -> tuple[Path, ModelSpec]:
     """A model of random weights: what it says does not matter here."""
     model_type, changes = tiny_models.ARCHITECTURES["llama"]
@@ -43,6 +38,13 @@ def save_model(folder: Path, layers: int) -> tuple[Path, ModelSpec]:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ModelSpec]:
     return save_model(tmp_path_factory.mktemp("models"), 6)
+
+
+@pytest.fixture
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As little is measured as can be, of what a test does not look at."""
+    for budget in ("TOTAL_BUDGET_S", "SIZE_BUDGET_S", "CONTEXT_BUDGET_S", "PIECE_BUDGET_S"):
+        monkeypatch.setattr(profiler, budget, 0.0)
 
 
 def check(profile: Profile) -> None:
@@ -67,6 +69,7 @@ def test_models_of_any_depth_are_measured(tmp_path: Path, layers: int) -> None:
     check(measure(folder, spec, "cpu"))
 
 
+@pytest.mark.usefixtures("brief")
 def test_progress_says_what_is_measured_and_where(model: tuple[Path, ModelSpec]) -> None:
     lines: list[str] = []
     measure(*model, "cpu", lines.append)
@@ -77,6 +80,7 @@ def test_progress_says_what_is_measured_and_where(model: tuple[Path, ModelSpec])
     ]
 
 
+@pytest.mark.usefixtures("brief")
 def test_a_slow_machine_is_not_measured_with_large_batches(
     model: tuple[Path, ModelSpec], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,6 +116,7 @@ def test_what_context_adds_is_found_where_it_is_much(tmp_path: Path, monkeypatch
     assert profile.prefill_context_ms > 0
 
 
+@pytest.mark.usefixtures("brief")
 def test_a_slow_machine_is_not_measured_with_long_prompts(
     model: tuple[Path, ModelSpec], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,6 +145,7 @@ def test_a_short_context_is_enough(model: tuple[Path, ModelSpec], tmp_path: Path
     check(measure(short, spec, "cpu"))
 
 
+@pytest.mark.usefixtures("brief")
 def test_a_profile_is_measured_once_and_then_remembered(
     model: tuple[Path, ModelSpec], tmp_path: Path
 ) -> None:
@@ -174,6 +180,7 @@ def test_other_software_or_threads_are_measured_anew(
     assert len(calls) == 3
 
 
+@pytest.mark.usefixtures("brief")
 def test_the_fastest_count_of_threads_is_remembered_and_used_again(
     model: tuple[Path, ModelSpec], tmp_path: Path
 ) -> None:
