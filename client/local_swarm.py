@@ -128,12 +128,9 @@ class LocalSwarm:
         """`molink-peer ARGUMENTS`, with a pipe as its stdout and its stderr at the end of `log`."""
         with log.open("ab") as errors:
             return await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "molink.peer", *arguments),
-                stdout=asyncio.subprocess.PIPE,
-                stderr=errors,
-                env=self._environment,
-                creationflags=OWN_GROUP,
-            )
+                sys.executable, "-m", "molink.peer", *arguments,
+                stdout=asyncio.subprocess.PIPE, stderr=errors, env=self._environment, creationflags=OWN_GROUP,
+            )  # fmt: skip
 
     async def stop(self, peer: LocalPeer) -> int:
         """Has the peer drain and leave; returns its exit status."""

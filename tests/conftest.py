@@ -1,9 +1,14 @@
 """Hypothesis profiles: the same cases in every run by default, many and new ones for `make fuzz`.
 
-A machine that is slow or busy is no failure in either.
+A machine that is slow or busy is no failure in either. Its cores are shared, and the tiny matrices of the tests gain
+nothing from a second one: torch heeds the variable when it is loaded, in this process and in those that it starts.
 """
 
+import os
+
 from hypothesis import HealthCheck, settings
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 settings.register_profile(
     "default",

@@ -17,8 +17,6 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import ClassVar
 
-import pytest
-
 from molink.client.local_swarm import LocalPeer, LocalSwarm
 
 PRELOADED = ("molink.peer.cli", "molink.peer.peer")
@@ -84,8 +82,7 @@ async def fork_peer(arguments: Sequence[str], environment: Mapping[str, str], lo
     context.set_forkserver_preload(list(PRELOADED))
     said, saying = context.Pipe(duplex=False)
     process = context.Process(target=run_peer, args=(arguments, environment, log, saying), daemon=True)
-    with pytest.MonkeyPatch.context() as patch, said, saying:
-        patch.setenv("OMP_NUM_THREADS", environment["OMP_NUM_THREADS"])  # heeded when torch is loaded
+    with said, saying:
         process.start()
         pipe = os.fdopen(os.dup(said.fileno()), "rb", buffering=0)
     stdout = asyncio.StreamReader()

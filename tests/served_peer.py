@@ -1,13 +1,12 @@
 """A serving peer in this process, on a real engine behind real links, and a client that is linked to it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-import torch
 from data_plane import DEADLINE_S, End, describe, facts_at, hop_of
 from tiny_models import make_tiny_model
 
@@ -30,15 +29,6 @@ from molink.shards import store
 from molink.shards.spec import ModelSpec, Span
 
 LOW, HIGH = Span(0, 3), Span(3, 6)
-
-
-@pytest.fixture(scope="module")
-def one_thread() -> Iterator[None]:
-    """The machine's cores are shared, and tiny matrices gain nothing from a second one."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,13 @@ weights are therefore drawn larger than usual, so that 200 greedy tokens hold at
 for the few architectures that resist).
 """
 
+import atexit
 import itertools
+import json
+import shutil
+import tempfile
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -258,21 +263,29 @@ def make_tiny_model(
     `architecture` is a key of ARCHITECTURES. A small `max_shard_size`, such as "100KB", gives several
     safetensors files with an index. `changes` override the configuration, such as num_hidden_layers=8.
     """
-    model_type, settings = ARCHITECTURES[architecture]
+    made = _made(architecture, seed, max_shard_size, json.dumps(changes, sort_keys=True))
+    return Path(shutil.copytree(made, folder / architecture, dirs_exist_ok=True))
 
-    def build() -> Path:
+
+@cache
+def _made(architecture: str, seed: int, max_shard_size: str, changes: str) -> Path:
+    """Such a model in a folder that is there until this process ends: to find weights takes much longer than a copy."""
+    model_type, settings = ARCHITECTURES[architecture]
+    target = Path(tempfile.mkdtemp(prefix="molink-tiny-model-"))
+    atexit.register(shutil.rmtree, target)
+
+    def build() -> None:
         torch.manual_seed(seed)
-        config = AutoConfig.for_model(model_type, **(settings | changes))
+        config = AutoConfig.for_model(model_type, **(settings | json.loads(changes)))
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
         if architecture != "bloom":
             _diverse(model, seed)
         model.generation_config.eos_token_id = config.eos_token_id
-        target = folder / architecture
         model.save_pretrained(target, max_shard_size=max_shard_size)
         make_tokenizer().save_pretrained(target)
-        return target
 
-    return quietly(build)
+    quietly(build)
+    return target
 
 
 def load_reference(folder: Path, dtype: str = "float32") -> PreTrainedModel:

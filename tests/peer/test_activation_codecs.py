@@ -8,7 +8,7 @@ import torch
 from data_plane import SPEC, End, asynchronous, describe, hop_of, soon
 from hypothesis import given
 from hypothesis import strategies as st
-from served_peer import HIGH, LOW, model, one_thread, served
+from served_peer import HIGH, LOW, model, served
 from swarm_examples import facts_of
 
 from molink.dht.identity import Identity
@@ -20,7 +20,7 @@ from molink.peer.serving.sessions import HopSession, read_plan
 from molink.shards.codec import decode, encode, encoded_bytes
 from molink.shards.spec import ACTIVATION_CODECS, DTYPE_BYTES, Span
 
-__all__ = ["model", "one_thread"]
+__all__ = ["model"]
 
 INT8 = ("int8",)
 names = st.sampled_from((*ACTIVATION_CODECS, "", "int4"))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from data_plane import DEADLINE_S, End, asynchronous, facts_at, until
-from served_peer import LOW, model, one_thread, opened, served
+from served_peer import LOW, model, opened, served
 from stored_models import alter_a_weight
 
 from molink.dht.certificate import new_certificate
@@ -21,9 +21,7 @@ from molink.shards.loader import load_stage
 from molink.shards.spec import Span
 from molink.shards.stage import Stage
 
-__all__ = ["model", "one_thread"]
-
-pytestmark = pytest.mark.usefixtures("one_thread")
+__all__ = ["model"]
 
 
 class Loads:

@@ -9,7 +9,7 @@ from data_plane import DEADLINE_S, asynchronous
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from served_circuit import served_circuit
-from served_peer import model, one_thread
+from served_peer import model
 from tiny_models import VOCABULARY, greedy_references
 
 from molink.peer.models.model import LocalModel
@@ -20,9 +20,8 @@ from molink.peer.serving import stepping
 from molink.peer.serving.steps import StepInput, StepOutput, compute
 from molink.shards.engine import Engine
 
-__all__ = ["model", "one_thread"]
+__all__ = ["model"]
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 NEW_TOKENS = 6
 
 

@@ -5,13 +5,13 @@ from collections.abc import Callable
 
 import pytest
 from data_plane import End, asynchronous, describe, hop_of, soon, until
-from served_peer import HIGH, LOW, Served, model, one_thread, served
+from served_peer import HIGH, LOW, Served, model, served
 
 from molink.peer.link.link import Link
 from molink.peer.models.model import LocalModel
 from molink.peer.protocol import molink_pb2 as pb
 
-__all__ = ["model", "one_thread"]
+__all__ = ["model"]
 
 
 async def formed(peer: Served, neighbour: End, *, head: bool) -> pb.SessionDescriptor:

@@ -6,7 +6,7 @@ from itertools import groupby
 import pytest
 from data_plane import DEADLINE_S, asynchronous, soon, until
 from served_circuit import served_circuit
-from served_peer import model, one_thread
+from served_peer import model
 from tiny_models import VOCABULARY, greedy_references
 from torch import Tensor
 
@@ -20,9 +20,8 @@ from molink.peer.serving.steps import StepInput, StepOutput, compute
 from molink.shards.engine import Engine
 from molink.shards.unfinished_step import UnfinishedStep
 
-__all__ = ["model", "one_thread"]
+__all__ = ["model"]
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 SLOW = Profile((LayerLatency(1, 0.001),), 0.001, 0.001, 1e9, piece_latencies=(PieceLatency(16, 1e3, 1e3),))
 """Pieces are the smallest there are: 16 tokens through a layer."""
 

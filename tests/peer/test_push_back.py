@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 from data_plane import End, asynchronous, describe, hop_of, soon, until
 from served_circuit import ServedCircuit
-from served_peer import HIGH, LOW, Served, model, one_thread, served
+from served_peer import HIGH, LOW, Served, model, served
 from tiny_models import VOCABULARY, greedy_references
 
 from molink.peer.link import shared_uplink
@@ -25,9 +25,8 @@ from molink.simnet.lines.line import Line
 from molink.simnet.lines.shaper import Shaper
 from molink.simnet.shaping import ShapedPort
 
-__all__ = ["model", "one_thread"]
+__all__ = ["model"]
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 NEW_TOKENS = 4
 CHUNK_TOKENS = 50
 SLOW_MBPS = 4.0

@@ -258,7 +258,8 @@ def test_ranks_end_with_a_peer_that_is_killed(tmp_path: Path) -> None:
     assert not alive
 
 
-@pytest.mark.parametrize("architecture", ["llama", pytest.param("qwen2", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
 def test_two_gloo_processes_put_on_the_wire_what_the_formula_says(architecture: str, tmp_path: Path) -> None:
     """Within 1 %, gloo's own framing included where the system counts what sockets receive."""
     folder = make_tiny_model(architecture, tmp_path)

@@ -4,7 +4,7 @@ import pytest
 from circuit_runs import ready_tokens
 from data_plane import DEADLINE_S, End, asynchronous, describe, soon, until
 from served_circuit import ServedCircuit, served_circuit
-from served_peer import Served, model, one_thread, opened, served
+from served_peer import Served, model, opened, served
 from tiny_models import make_tiny_model
 
 from molink.peer.models.model import LocalModel
@@ -12,7 +12,7 @@ from molink.peer.protocol import molink_pb2 as pb
 from molink.shards.prefix import block_names, names_of_owner
 from molink.shards.spec import Span
 
-__all__ = ["model", "one_thread"]
+__all__ = ["model"]
 
 KEY = b"client"
 TEXT = [(7 * at + 3) % 60 for at in range(70)]

@@ -4,14 +4,14 @@ circulate."""
 import pytest
 from data_plane import End, asynchronous, describe, hop_of, soon, until
 from served_circuit import served_circuit
-from served_peer import HIGH, LOW, model, one_thread, served
+from served_peer import HIGH, LOW, model, served
 
 from molink.peer.models.model import LocalModel
 from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.scheduling.circulation import fixed
 from molink.peer.scheduling.decode_watch import DecodeBatch
 
-__all__ = ["model", "one_thread"]
+__all__ = ["model"]
 
 SESSIONS = (1, 2, 3)
 

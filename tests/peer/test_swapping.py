@@ -8,7 +8,7 @@ import pytest
 import torch
 from data_plane import DEADLINE_S, asynchronous, describe, soon, until
 from served_circuit import ServedCircuit, served_circuit
-from served_peer import Served, model, one_thread, opened, served
+from served_peer import Served, model, opened, served
 from tiny_models import greedy_references, make_tiny_model
 
 from molink.peer.models.model import LocalModel
@@ -16,7 +16,7 @@ from molink.peer.protocol import molink_pb2 as pb
 from molink.shards.engine import Engine
 from molink.shards.prefix import block_names
 
-__all__ = ["model", "one_thread"]
+__all__ = ["model"]
 
 SESSIONS = 24
 NEW_TOKENS = 24

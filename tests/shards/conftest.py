@@ -4,19 +4,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from hub_models import HubSide, hub_side
 from stored_models import write_llama
 from tiny_models import make_tiny_model
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """The machine's cores are shared, and tiny matrices gain nothing from a second one."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,7 @@ from measured_models import (
 from molink.shards.errors import UnsupportedArchitecture
 from molink.shards.loader import folder_refusal
 
-QUICK = ("llama", "gemma2", "falcon", "qwen3_next")
+QUICK = ("llama", "gemma2", "qwen3_next")
 """Plain, with windows and caps, with compressed caches, with experts, with sinks, left-padded, converted, of more than
 text, with states in rows and token by token."""
 UNQUANTIZED = ("inkling_mm_model", "inkling_text", "llama4", "llama4_text")

@@ -20,7 +20,8 @@ from molink.shards.spec import Span
 TinyModel = Callable[[str], Path]
 
 WHOLE = Span(0, 6)
-SESSIONS = 500
+SESSIONS = 250
+MANY_SESSIONS = 500
 LARGEST_BATCH = 12
 BLOCK_BYTES = 16 * 6 * 2 * 2 * 16 * 4
 """Of tokens x layers x (keys, values) x heads x dimensions x float32."""
@@ -99,22 +100,23 @@ def step_some(engine: Engine, batch: list[tuple[Wish, Run]], steps: int) -> list
 
 
 @pytest.mark.parametrize(
-    ("architecture", "reserve"),
+    ("architecture", "reserve", "sessions"),
     [
-        ("llama", True),
-        pytest.param("llama", False, marks=pytest.mark.full),
-        pytest.param("gemma3", True, marks=pytest.mark.full),
-        pytest.param("gemma3", False, marks=pytest.mark.full),
+        ("llama", True, SESSIONS),
+        pytest.param("llama", True, MANY_SESSIONS, marks=pytest.mark.full),
+        pytest.param("llama", False, MANY_SESSIONS, marks=pytest.mark.full),
+        pytest.param("gemma3", True, MANY_SESSIONS, marks=pytest.mark.full),
+        pytest.param("gemma3", False, MANY_SESSIONS, marks=pytest.mark.full),
     ],
 )
 def test_sessions_share_a_tenth_of_the_memory_that_they_want(
-    tiny_model: TinyModel, architecture: str, reserve: bool
+    tiny_model: TinyModel, architecture: str, reserve: bool, sessions: int
 ) -> None:
     folder = tiny_model(architecture)
-    wanted = wishes(folder, SESSIONS)
+    wanted = wishes(folder, sessions)
     engine = engine_with(folder, (0, 6))
     blocks = sorted(-(-(len(wish.prompt) + len(wish.tokens)) // 16) for wish in wanted)
-    at_once = sum(blocks) * 2 * LARGEST_BATCH // SESSIONS
+    at_once = sum(blocks) * 2 * LARGEST_BATCH // sessions
     limit = max(at_once // 10, blocks[-1]) * BLOCK_BYTES
     assert engine.pool.limit(limit)
     resident: list[int] = []

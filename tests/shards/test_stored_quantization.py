@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from molink.shards.spec import Span
 from molink.shards.store import StoreError, describe, read_manifest
 
 TinyModel = Callable[[str], Path]
+Stored = Callable[[str, str], tuple[Path, Path]]
 GROUP = 32
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Which of eight outputs each four bits of a word belong to, from the lowest."""
@@ -131,13 +133,33 @@ def packed_and_plain(plain: Path, folder: Path, form: str) -> tuple[Path, Path]:
     return copies
 
 
-@pytest.mark.parametrize("quantization", ["none", "int8", "nf4"])
-@pytest.mark.parametrize("kind", ["llama", "mixtral"])
+@pytest.fixture(scope="module")
+def stored(tiny_model: TinyModel, tmp_path_factory: pytest.TempPathFactory) -> Stored:
+    """As `packed_and_plain` of a kind of model in some form, for tests that change nothing of it."""
+
+    @cache
+    def get(kind: str, form: str) -> tuple[Path, Path]:
+        return packed_and_plain(tiny_model(kind), tmp_path_factory.mktemp("stored"), form)
+
+    return get
+
+
+@pytest.mark.parametrize(
+    ("kind", "quantization"),
+    [
+        ("llama", "none"),
+        ("llama", "int8"),
+        ("llama", "nf4"),
+        ("mixtral", "none"),
+        pytest.param("mixtral", "int8", marks=pytest.mark.full),
+        pytest.param("mixtral", "nf4", marks=pytest.mark.full),
+    ],
+)
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_packed_checkpoint_loads_as_the_plain_one_that_it_means(
-    form: str, kind: str, quantization: str, tiny_model: TinyModel, tmp_path: Path
+    form: str, kind: str, quantization: str, stored: Stored
 ) -> None:
-    packed, plain = packed_and_plain(tiny_model(kind), tmp_path, form)
+    packed, plain = stored(kind, form)
     manifest = read_manifest(packed)
     spec = describe(manifest, "float32", quantization)
     for span in (Span(0, 2), Span(2, LAYERS)):
