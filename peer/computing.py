@@ -53,9 +53,7 @@ async def open_computing(
     threads = counts_to_try(device, settings.threads)
     profile = await asyncio.to_thread(cached_or_measured, *measuring, threads=threads)
     ranks: RankedBackend | None = None
-    if len(devices) > 1 and model.spec.quantization != "none":
-        say(f"Several devices share only models that are not quantized: using {device}")
-    elif len(devices) > 1:
+    if len(devices) > 1:
         span = settings.layers or model.spec.whole
         memory_bytes = min(map(default_memory_bytes, devices))
         ranks = await open_ranks(stack, model, devices, span, profile, memory_bytes, say)

@@ -163,6 +163,8 @@ def _carved_class(
         _initialise_present(self)
         if recipe.shard is not None:
             recipe.shard.divide(self)
+        if recipe.quantizer is not None:
+            recipe.quantizer.refuse_parts(self)
         counter.expected_elements = sum(parameter.numel() for parameter in self.parameters())
 
     quantizer = recipe.quantizer

@@ -13,7 +13,9 @@ from molink.shards.assembly import TROUBLE, Recipe, assemble, make_stage, quiet_
 from molink.shards.codec import dtype_of
 from molink.shards.conversions import Conversion, conversion_of
 from molink.shards.converted_tensors import converted_tensors
+from molink.shards.dimensions import is_quantizable
 from molink.shards.errors import UnsupportedArchitecture, WeightsError
+from molink.shards.grouping import layer_of
 from molink.shards.lazy_tensors import CountedTensor, LoadCounter, Progress, open_tensors
 from molink.shards.manifest import Manifest
 from molink.shards.probe import config_refusal
@@ -58,7 +60,7 @@ def load_stage(
     UnsupportedArchitecture where the model's kind cannot be served, QuantizationUnavailable where a package is
     missing for it, and ValueError where the span reaches beyond the model.
     """
-    quantizer = None if quantization == "none" else StreamingQuantizer(quantization)
+    quantizer = None if quantization == "none" else StreamingQuantizer(quantization, shard)
     conversion = _conversion_for(folder)
     config = _read_config(folder, conversion)
     layers = text_config(config).num_hidden_layers
@@ -169,7 +171,10 @@ def _load_model(
             tensors = converted_tensors(tensors, source.conversion)
         if recipe.shard is not None:
             tensors = {
-                name: recipe.shard.part_of(text_config(config), name, part) for name, part in tensors.items()
+                name: part
+                if _is_quantized(name, part, recipe)
+                else recipe.shard.part_of(text_config(config), name, part)
+                for name, part in tensors.items()
             }
         model = assemble(folder, config, span, tensors, unreadable, counter, recipe)
         counter.refuse_not_numbers(folder)
@@ -177,3 +182,10 @@ def _load_model(
             fingerprints.check(folder, stored, span, text_config(config).num_hidden_layers, manifest)
     counter.finish()
     return model
+
+
+def _is_quantized(name: str, stored: StoredPart, recipe: Recipe) -> bool:
+    """Whether the quantizer takes the tensor, whole: it has to see rows from end to end."""
+    if recipe.quantizer is None or layer_of(name) is None:
+        return False
+    return is_quantizable(name, tuple(stored.get_shape()))

@@ -28,6 +28,8 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from molink.shards.dimensions import is_quantizable
 from molink.shards.errors import QuantizationUnavailable
 from molink.shards.grouping import layer_of
+from molink.shards.tensor_parallel import AllReduce, Division, PartialLinear, Shard
+from molink.shards.text_part import text_config
 
 BLOCK = 64
 """Numbers of a matrix that share a scale in nf4."""
@@ -68,6 +70,10 @@ class QuantizedMatrices(nn.Module, ABC):
         """[rows, columns], of a stack the one at `index`, in the compute dtype."""
 
     @abstractmethod
+    def part(self, division: Division) -> "QuantizedMatrices":
+        """What one rank holds of them, each number as in the whole."""
+
+    @abstractmethod
     def multiply(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
         """`inputs` [..., columns] times the transposed matrix, plus `bias`; not for stacks."""
 
@@ -92,6 +98,12 @@ class Int8Matrices(QuantizedMatrices):
 
     def __getitem__(self, index: Index) -> Tensor:
         return self.weight[index].to(self.dtype).mul_(self.scales[index].unsqueeze(-1).to(self.dtype))
+
+    def part(self, division: Division) -> "Int8Matrices":
+        packed = division.part(self.weight)
+        by_rows = division.dimension == packed.ndim - 2
+        scales = division.part(self.scales) if by_rows else self.scales.data
+        return Int8Matrices(packed, scales, (packed.shape[-2], packed.shape[-1]), self.dtype)
 
     def multiply(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
         rows = inputs.reshape(-1, inputs.shape[-1])
@@ -139,6 +151,14 @@ class Nf4Matrices(QuantizedMatrices):
         )
         return blocks.view(self.shape)
 
+    def part(self, division: Division) -> "Nf4Matrices":
+        """The parts' rows, like the whole's, have to be whole blocks (`refuse_parts`)."""
+        stack, rows = self.weight.shape[:-1], self.shape[0]
+        packed = division.part(self.weight.view(*stack, rows, -1))
+        scales = division.part(self.scales.view(*stack, rows, -1))
+        shape = (packed.shape[-2], 2 * packed.shape[-1])
+        return Nf4Matrices(packed.view(*stack, -1), scales.view(*stack, -1), shape, self.dtype)
+
     def multiply(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
         if not inputs.is_cuda or self.shape[-1] % BLOCK:
             return nn.functional.linear(inputs, self[...], bias)
@@ -159,12 +179,15 @@ _MATRICES: dict[str, type[QuantizedMatrices]] = {"int8": Int8Matrices, "nf4": Nf
 
 
 class QuantizedLinear(nn.Module):
-    """Computes as `nn.Linear` with a quantized matrix."""
+    """Computes as `nn.Linear` with a quantized matrix; with `all_reduce`, as `PartialLinear`."""
 
-    def __init__(self, matrix: QuantizedMatrices, bias: nn.Parameter | None) -> None:
+    def __init__(
+        self, matrix: QuantizedMatrices, bias: nn.Parameter | None, all_reduce: AllReduce | None = None
+    ) -> None:
         super().__init__()
         self.matrix = matrix
         self.bias = bias
+        self._all_reduce = all_reduce
         self._is_hf_initialized = True
 
     @property
@@ -173,18 +196,22 @@ class QuantizedLinear(nn.Module):
         return self.matrix.weight
 
     def forward(self, inputs: Tensor) -> Tensor:
-        return self.matrix.multiply(inputs, self.bias)
+        if self._all_reduce is None:
+            return self.matrix.multiply(inputs, self.bias)
+        summed = self._all_reduce(self.matrix.multiply(inputs, None))
+        return summed if self.bias is None else summed + self.bias
 
 
 class StreamingQuantizer(HfQuantizer):  # type: ignore[misc] # transformers has no types
     """Quantizes each matrix as soon as transformers has read it, so that one at a time is in memory unquantized.
 
-    One for each model that is loaded. Raises QuantizationUnavailable.
+    One for each model that is loaded. With a `shard`, matrices are quantized whole, whose rows share scales, and only
+    the rank's part of them is kept. Raises QuantizationUnavailable.
     """
 
     requires_calibration = False
 
-    def __init__(self, quantization: str) -> None:
+    def __init__(self, quantization: str, shard: Shard | None = None) -> None:
         super().__init__(QuantizationConfigMixin(quant_method=quantization), pre_quantized=False)
         try:
             _import_quietly()
@@ -193,6 +220,7 @@ class StreamingQuantizer(HfQuantizer):  # type: ignore[misc] # transformers has 
         self.mismatched: set[tuple[str, tuple[int, ...], tuple[int, ...]]] = set()
         """Name, stored shape, and the shape that the model has."""
         self._matrices = _MATRICES[quantization]
+        self._shard = shard
         self._freed_bytes = 0
 
     def param_needs_quantization(self, model: PreTrainedModel, param_name: str, **_kwargs: object) -> bool:
@@ -201,9 +229,26 @@ class StreamingQuantizer(HfQuantizer):  # type: ignore[misc] # transformers has 
         path, _, last = param_name.rpartition(".")
         module = model.get_submodule(path)
         parameter = module._parameters.get(last)  # noqa: SLF001 - torch has no public way to ask for one alone
-        if parameter is None or not is_quantizable(param_name, tuple(parameter.shape)):
+        if parameter is None:
             return False
-        return parameter.ndim == 3 or _multiplies(module)
+        division = self._division(model, param_name)
+        shape = tuple(parameter.shape) if division is None else division.whole_shape(parameter.shape)
+        return is_quantizable(param_name, shape) and (parameter.ndim == 3 or _multiplies(module))
+
+    def refuse_parts(self, model: PreTrainedModel) -> None:
+        """Raises ValueError where a rank's part would not be the whole's numbers: nf4 has a scale for each BLOCK."""
+        if self._matrices is not Nf4Matrices or self._shard is None:
+            return
+        for name, parameter in model.named_parameters():
+            divided = self._division(model, name) is not None and self.param_needs_quantization(model, name)
+            if divided and parameter.shape[-1] % BLOCK:
+                raise ValueError(
+                    f"ranks cannot share {name} in nf4: its rows of {parameter.shape[-1]} numbers on each rank are no "
+                    f"whole blocks of {BLOCK}; choose one device, or int8"
+                )
+
+    def _division(self, model: PreTrainedModel, name: str) -> Division | None:
+        return None if self._shard is None else self._shard.division(text_config(model.config), name)
 
     def get_quantize_ops(self) -> "StreamingQuantizer":
         return self
@@ -218,14 +263,21 @@ class StreamingQuantizer(HfQuantizer):  # type: ignore[misc] # transformers has 
             path, _, last = name.rpartition(".")
             module = model.get_submodule(path)
             expected = getattr(module, last).shape
+            division = self._division(model, name)
+            expected = expected if division is None else division.whole_shape(expected)
             if values.shape != expected:
                 self.mismatched.add((name, tuple(values.shape), tuple(expected)))
             elif _multiplies(module):
-                values = values.T if isinstance(module, Conv1D) else values
-                model.set_submodule(path, QuantizedLinear(self._matrices.of(values), module.bias))
+                matrix = self._matrices.of(values.T if isinstance(module, Conv1D) else values)
+                matrix = matrix if division is None else matrix.part(division)
+                all_reduce = getattr(module, "all_reduce", None)
+                model.set_submodule(path, QuantizedLinear(matrix, module.bias, all_reduce))
             else:
                 delattr(module, last)
-                setattr(module, last, self._matrices.of(values))  # experts take theirs by `[index]`
+                stack = self._matrices.of(values)
+                setattr(
+                    module, last, stack if division is None else stack.part(division)
+                )  # taken by `[index]`
                 module._is_hf_initialized = True  # noqa: SLF001 - transformers' mark
             self._freed_bytes += values.nbytes
         if self._freed_bytes > KEPT_FREED_BYTES:
@@ -242,8 +294,8 @@ class StreamingQuantizer(HfQuantizer):  # type: ignore[misc] # transformers has 
 
 
 def _multiplies(module: nn.Module) -> bool:
-    """Whether it multiplies by its matrix, adds its bias, and does nothing else."""
-    return type(module) in (nn.Linear, Conv1D) or type(module).__name__ == "FalconLinear"
+    """Whether it multiplies by its matrix, adds its bias, and does nothing else but sum what ranks make of it."""
+    return type(module) in (nn.Linear, PartialLinear, Conv1D) or type(module).__name__ == "FalconLinear"
 
 
 def _import_quietly() -> None:

@@ -8,7 +8,7 @@ embedding are whole on every rank. The head is divided by vocabulary; whoever as
 
 import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -108,7 +108,12 @@ class Shard:
     def part_of(self, config: PreTrainedConfig, name: str, stored: StoredPart) -> StoredPart:
         """What this rank holds of a tensor in a checkpoint."""
         found = _divided_dimension(_plan(config), _name_in_model(config.model_type, name))
-        return stored if found is None else TensorPart(stored, *found, self.rank, self.ranks)
+        return stored if found is None else TensorPart(stored, Division(*found, self.rank, self.ranks))
+
+    def division(self, config: PreTrainedConfig, name: str) -> "Division | None":
+        """How a parameter of the model, by its name there, is divided; None: it is whole on every rank."""
+        found = _divided_dimension(_plan(config), name)
+        return None if found is None else Division(*found, self.rank, self.ranks)
 
     def _divided(self, name: str, module: nn.Module, style: str) -> nn.Linear:
         if not isinstance(module, nn.Linear):
@@ -134,15 +139,43 @@ class Shard:
         return size // self.ranks
 
 
+@dataclass(frozen=True, slots=True)
+class Division:
+    """A tensor's part on one of several ranks."""
+
+    dimension: int
+    """Along which it is divided: of matrices [..., outputs, inputs] one of the last two."""
+    matrices: int
+    """So many lie one after the other along it, and each is divided."""
+    rank: int
+    ranks: int
+
+    def part(self, whole: Tensor) -> Tensor:
+        """The rank's part, in memory of its own."""
+        return torch.cat(
+            [
+                matrix.tensor_split(self.ranks, self.dimension)[self.rank]
+                for matrix in whole.chunk(self.matrices, self.dimension)
+            ],
+            self.dimension,
+        )
+
+    def whole_shape(self, part: Sequence[int]) -> tuple[int, ...]:
+        """The shape of what parts of this shape are of."""
+        return tuple(
+            size * self.ranks if index == self.dimension else size for index, size in enumerate(part)
+        )
+
+
 class PartialLinear(nn.Linear):
     """A projection of which this rank has some inputs: the ranks' results are summed, then biased."""
 
     def __init__(self, inputs: int, outputs: int, bias: bool, all_reduce: AllReduce) -> None:
         super().__init__(inputs, outputs, bias)
-        self._all_reduce = all_reduce
+        self.all_reduce = all_reduce
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
-        summed = self._all_reduce(functional.linear(input, self.weight))
+        summed = self.all_reduce(functional.linear(input, self.weight))
         return summed + self.bias if _has(self.bias) else summed
 
 
@@ -171,25 +204,17 @@ class HeadPart(nn.Module):
 class TensorPart:
     """A rank's part of a stored tensor. All of it is read, because only all of it can be verified."""
 
-    def __init__(self, whole: StoredPart, dimension: int, matrices: int, rank: int, ranks: int) -> None:
+    def __init__(self, whole: StoredPart, division: Division) -> None:
         self._whole = whole
-        self._dimension = dimension
-        self._matrices = matrices
-        self._rank = rank
-        self._ranks = ranks
+        self._division = division
 
     def __getitem__(self, index: object) -> Tensor:
-        whole = self._whole[...]
-        parts = [
-            matrix.tensor_split(self._ranks, self._dimension)[self._rank]
-            for matrix in whole.chunk(self._matrices, self._dimension)
-        ]
-        part = torch.cat(parts, self._dimension) if len(parts) > 1 else parts[0].clone()
+        part = self._division.part(self._whole[...])
         return part if index is ... else part[index]  # type: ignore[index] # as safetensors takes it
 
     def get_shape(self) -> list[int]:
         shape = list(self._whole.get_shape())
-        shape[self._dimension] //= self._ranks
+        shape[self._division.dimension] //= self._division.ranks
         return shape
 
     def get_dtype(self) -> str:

@@ -32,6 +32,7 @@ class RankThreads:
                 folder,
                 spec.whole,
                 dtype=spec.dtype,
+                quantization=spec.quantization,
                 manifest=manifest,
                 shard=Shard(rank, ranks, self._all_reduce(rank)),
             )

@@ -123,6 +123,7 @@ class Rank:
                 self._folder,
                 Span(*order["span"]),
                 dtype=self._spec.dtype,
+                quantization=self._spec.quantization,
                 device=self._device,
                 progress=progress,
                 manifest=None if order["measured"] else self._manifest,

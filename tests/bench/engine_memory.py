@@ -38,6 +38,7 @@ engine.step(span, [Rows(cache, 16, tuple(range(16)), False)], None)
 if quantization != "none":  # weights alone are asked for: no session, nor what steps unpacked and freed
     cache.close()
     del cache
+    engine.limit_kv(0)
     gc.collect()
     return_freed_memory()
 gc.collect()

@@ -15,6 +15,7 @@ from hub_models import hub_side
 from rank_traffic import request_traffic, step_traffic
 from tiny_models import greedy_reference, load_reference, make_tiny_model
 
+from molink.peer.backend import Backend, DeviceBackend
 from molink.peer.models.model import LocalModel
 from molink.peer.ranks.backend import RankedBackend
 from molink.peer.ranks.processes import RanksLost
@@ -31,9 +32,9 @@ WIRED_RANK = Path(__file__).parent.parent / "wired_rank.py"
 TIMEOUT_S = 200.0
 
 
-def open_local(folder: Path) -> LocalModel:
+def open_local(folder: Path, quantization: str = "none") -> LocalModel:
     manifest = store.read_manifest(folder)
-    return LocalModel(folder, manifest, store.describe(manifest, "float32"))
+    return LocalModel(folder, manifest, store.describe(manifest, "float32", quantization))
 
 
 def ignore(_done: int, _total: int) -> None:
@@ -58,7 +59,11 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 
 def generate(running: Running, prompt: list[int], tokens: int) -> list[int]:
-    engine, whole = running.backend.engine, running.model.spec.whole
+    return drawn_by(running.backend, running.model.spec.whole, prompt, tokens)
+
+
+def drawn_by(backend: Backend, whole: Span, prompt: list[int], tokens: int) -> list[int]:
+    engine = backend.engine
     cache = engine.new_cache(whole, len(prompt) + tokens)
     drawn: list[int] = []
     while len(drawn) < tokens:
@@ -71,6 +76,19 @@ def generate(running: Running, prompt: list[int], tokens: int) -> list[int]:
 
 def test_two_rank_processes_generate_the_tokens_of_transformers(running: Running) -> None:
     assert generate(running, PROMPT, TOKENS) == greedy_reference(running.model.folder, PROMPT, TOKENS)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "nf4"])
+def test_two_rank_processes_generate_the_tokens_of_the_quantized_whole(
+    quantization: str, tmp_path: Path
+) -> None:
+    folder = make_tiny_model("llama", tmp_path, hidden_size=128, intermediate_size=256, num_hidden_layers=2)
+    model = open_local(folder, quantization)
+    whole, alone, ranked = model.spec.whole, DeviceBackend(model, "cpu"), RankedBackend(model, ("cpu", "cpu"))
+    alone.load(whole, ignore)()
+    with ranked.ranks:
+        ranked.load(whole, ignore)()
+        assert drawn_by(ranked, whole, PROMPT, TOKENS) == drawn_by(alone, whole, PROMPT, TOKENS)
 
 
 def test_sessions_step_together_through_two_spans_as_alone(running: Running) -> None:
