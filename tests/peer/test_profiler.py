@@ -183,3 +183,141 @@ def test_other_software_or_threads_are_measured_anew(
     assert len(calls) == 3
 
 
+def others_using(share: float) -> Callable[[], ProcessorTimes]:
+    """Of ten processors, second after second."""
+    seconds = itertools.count()
+    return lambda: ProcessorTimes(now := next(seconds), share * 10 * now, 0.0, 10)
+
+
+def test_what_was_chosen_on_a_busy_machine_is_measured_again(
+    model: tuple[Path, ModelSpec], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, spec = model
+    cache = tmp_path / "profiles.json"
+    counts = iter((2, 1))
+    monkeypatch.setattr(
+        profiler, "measure", lambda *_: Profile((LayerLatency(1, 5.0),), 6.0, 7.0, 8.0, threads=next(counts))
+    )
+    lines: list[str] = []
+    monkeypatch.setattr(profiler, "processor_times", others_using(0.6))
+    assert cached_or_measured(folder, spec, "cpu", cache, lines.append, threads=(2, 1)).threads == 2
+    assert lines == ["Other programs kept 60% of the processors busy: measured again at the next start"]
+    monkeypatch.setattr(profiler, "processor_times", others_using(0.0))
+    for _ in range(2):
+        assert cached_or_measured(folder, spec, "cpu", cache, lines.append, threads=(2, 1)).threads == 1
+    assert len(lines) == 1
+
+
+def test_where_nothing_was_chosen_a_busy_machine_is_remembered_too(
+    model: tuple[Path, ModelSpec], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, spec = model
+    cache = tmp_path / "profiles.json"
+    good = Profile((LayerLatency(1, 5.0),), 6.0, 7.0, 8.0)
+    monkeypatch.setattr(profiler, "processor_times", others_using(0.9))
+    monkeypatch.setattr(profiler, "measure", lambda *_: good)
+    cached_or_measured(folder, spec, "cpu", cache, threads=(1,))
+    monkeypatch.setattr(profiler, "measure", lambda *_: pytest.fail("it is remembered"))
+    assert cached_or_measured(folder, spec, "cpu", cache, threads=(1,)) == good
+
+
+@pytest.mark.usefixtures("brief")
+def test_the_fastest_count_of_threads_is_remembered_and_used_again(
+    model: tuple[Path, ModelSpec], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profiler, "processor_times", others_using(0.0))
+    folder, spec = model
+    cache = tmp_path / "profiles.json"
+    before = torch.get_num_threads()
+    try:
+        profile = cached_or_measured(folder, spec, "cpu", cache, threads=(2, 1))
+        assert profile.threads in (1, 2)
+        assert torch.get_num_threads() == profile.threads
+        torch.set_num_threads(3)
+        assert cached_or_measured(folder, spec, "cpu", cache, threads=(2, 1)) == profile
+        assert torch.get_num_threads() == profile.threads
+        assert cached_or_measured(folder, spec, "cpu", cache, threads=(3,)).threads == 3
+        assert cached_or_measured(folder, spec, "cpu", cache).threads == 3
+    finally:
+        torch.set_num_threads(before)
+    assert len(json.loads(cache.read_text())) == 2
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "nonsense",
+        [],
+        {},
+        {"layer_ms": {}, "prefill_layer_ms": {}, "embed_ms": 1, "head_ms": 1, "load_bytes_per_s": 1},
+        {"layer_ms": {"2": 1.0}, "prefill_layer_ms": {}, "embed_ms": 1, "head_ms": 1, "load_bytes_per_s": 1},
+        {"layer_ms": {"1": 0}, "prefill_layer_ms": {}, "embed_ms": 1, "head_ms": 1, "load_bytes_per_s": 1},
+        {
+            "layer_ms": {"1": 1.0},
+            "prefill_layer_ms": {},
+            "embed_ms": float("nan"),
+            "head_ms": 1,
+            "load_bytes_per_s": 1,
+        },
+        {"layer_ms": [1.0], "prefill_layer_ms": {}, "embed_ms": 1, "head_ms": 1, "load_bytes_per_s": 1},
+        {"layer_ms": {"1": 1.0}, "embed_ms": 1, "head_ms": 1, "load_bytes_per_s": 1},
+        {
+            "layer_ms": {"1": 1.0},
+            "prefill_layer_ms": {"16": 0},
+            "embed_ms": 1,
+            "head_ms": 1,
+            "load_bytes_per_s": 1,
+        },
+        {
+            "layer_ms": {"one": 1.0},
+            "prefill_layer_ms": {},
+            "embed_ms": 1,
+            "head_ms": 1,
+            "load_bytes_per_s": 1,
+        },
+    ],
+)
+def test_a_damaged_memory_is_measured_anew(
+    model: tuple[Path, ModelSpec], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: object
+) -> None:
+    folder, spec = model
+    good = Profile((LayerLatency(1, 5.0),), 6.0, 7.0, 8.0)
+    monkeypatch.setattr(profiler, "measure", lambda *_: good)
+    cache = tmp_path / "profiles.json"
+    cached_or_measured(folder, spec, "cpu", cache)
+    (key,) = json.loads(cache.read_text())
+    cache.write_text(json.dumps({key: damage}))
+    assert cached_or_measured(folder, spec, "cpu", cache) == good
+    monkeypatch.setattr(profiler, "measure", lambda *_: pytest.fail("it is remembered again"))
+    assert cached_or_measured(folder, spec, "cpu", cache) == good
+
+
+def test_the_memory_stays_small(
+    model: tuple[Path, ModelSpec], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, spec = model
+    cache = tmp_path / "profiles.json"
+    cache.write_text(json.dumps({f"old {number}": {} for number in range(100)}))
+    monkeypatch.setattr(profiler, "measure", lambda *_: Profile((LayerLatency(1, 5.0),), 6.0, 7.0, 8.0))
+    cached_or_measured(folder, spec, "cpu", cache)
+    kept = list(json.loads(cache.read_text()))
+    assert len(kept) == profiler.REMEMBERED
+    assert kept[:-1] == [f"old {number}" for number in range(100)][-(profiler.REMEMBERED - 1) :]
+
+
+@given(st.lists(st.floats(1e-4, 1e6), min_size=1, max_size=6))
+def test_no_batch_is_slower_than_a_larger_one(times: list[float]) -> None:
+    measured = [LayerLatency(size, layer_ms) for size, layer_ms in zip(BATCH_SIZES, times, strict=False)]
+    cleaned = at_most_the_next(measured)
+    assert [latency.layer_ms for latency in cleaned] == [min(times[index:]) for index in range(len(times))]
+    assert [latency.batch_size for latency in cleaned] == list(BATCH_SIZES[: len(times)])
+
+
+@given(st.lists(st.floats(0, 1e4), max_size=19), st.lists(st.floats(0, 1e4), max_size=19))
+def test_what_keeps_some_steps_waiting_is_not_taken_for_the_time_of_an_end(
+    waits_with_ms: list[float], waits_without_ms: list[float]
+) -> None:
+    with_ms = [0.5 + wait_ms for wait_ms in (*waits_with_ms, 0.0)]
+    without_ms = [0.4 + wait_ms for wait_ms in (*waits_without_ms, 0.0)]
+    assert added_ms(with_ms, without_ms) == pytest.approx(0.1)
+    assert added_ms(without_ms, with_ms) == FLOOR_MS
