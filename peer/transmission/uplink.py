@@ -199,6 +199,8 @@ class Uplink:
 
     def _wake_bulk(self) -> None:
         """What held bulk back on the uplink may have gone."""
+        if not self._state.bulk_links:
+            return
         for link in tuple(self._told_to_wait):
             if self._state.links[link].backlog.heads:
                 self._wake(link)
