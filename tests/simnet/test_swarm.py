@@ -265,7 +265,7 @@ def test_a_pool_is_drawn_where_peers_are_many_and_holds_every_layer() -> None:
         _holding(Member(one, cast.model), (Span(at % (layers - 1), at % (layers - 1) + 2),))
         for at, one in enumerate(cast.volunteers)
     )
-    chosen = set(candidates.candidates(Snapshot(views, cast.model), Demand.of(100, 50)))
+    chosen = set(candidates.candidates(Snapshot(views, cast.model), Demand.of(100, 50), 64))
     assert len(chosen) < len(views)
     held = {layer for view in views if view.peer_id in chosen for span in view.state.spans for layer in span}
     assert held == set(range(layers))
