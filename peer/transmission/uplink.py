@@ -171,7 +171,8 @@ class Uplink:
         state = self._state.links[link]
         state.expected_s = math.inf if at_s is None else at_s
         self._state.decodes_change(state)
-        self._wake_bulk()
+        if self._state.bulk_links:
+            self._wake_bulk()
 
     def estimate(self, link: int) -> LinkEstimate:
         """What is known of a link."""
@@ -199,8 +200,6 @@ class Uplink:
 
     def _wake_bulk(self) -> None:
         """What held bulk back on the uplink may have gone."""
-        if not self._state.bulk_links:
-            return
         for link in tuple(self._told_to_wait):
             if self._state.links[link].backlog.heads:
                 self._wake(link)

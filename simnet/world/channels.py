@@ -103,9 +103,10 @@ class Channels:
         self._wake()
 
     def _wake(self) -> None:
-        while woken := self._uplink.wake():
+        wake, channels = self._uplink.wake, self._channels
+        while woken := wake():
             for number in woken:
-                self._pump(self._channels[number])
+                self._pump(channels[number])
 
     def _pump(self, channel: _Channel) -> None:
         """Sends what may be sent now."""

@@ -62,14 +62,14 @@ class Timeline(simpy.Environment):
         queue = self._queue
         while queue and queue[0][0] < until_s:
             self.now_s, _, action = heappop(queue)  # type: ignore[misc]
-            action()  # type: ignore[operator]
+            action()
         if until_s < math.inf:
             self.now_s = until_s
 
     def step(self) -> None:
         """Calls the next action; one must be due."""
         self.now_s, _, action = heappop(self._queue)  # type: ignore[misc]
-        action()  # type: ignore[operator]
+        action()
 
 
 class Alarm:
