@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from molink.client.connection import Connection
 from molink.client.observations import Observations
+from molink.client.own_sessions import OwnSessions
 from molink.dht.records import PeerView
 from molink.peer.protocol import molink_pb2 as pb
 from molink.routing import Criteria, Route, Snapshot, Standing, keep_up
@@ -22,12 +23,21 @@ class Chooser:
         self._connection = connection
         self._spec = spec
         self._observations = Observations()
+        self._own = OwnSessions()
         self._standing: dict[tuple[int, int], Standing] = {}
         """By the lengths of session and prompt, as powers of two."""
 
     def lost(self, peer_id: str) -> None:
         """A peer has failed: it counts as less reliable from now on."""
         self._observations.lost(peer_id)
+
+    def asks(self, descriptor: pb.SessionDescriptor) -> None:
+        """The hops of a circuit are asked for leases: from now on they have a session more."""
+        self._own.begin(*_stay(descriptor), asyncio.get_running_loop().time())
+
+    def gives_back(self, descriptor: pb.SessionDescriptor) -> None:
+        """The session has left that circuit. No error if it has before."""
+        self._own.end(*_stay(descriptor), asyncio.get_running_loop().time())
 
     async def choose(
         self, views: Sequence[PeerView], template: pb.SessionDescriptor, avoid: frozenset[str]
@@ -40,9 +50,10 @@ class Chooser:
             molink.routing.NoCircuit: there is none without the peers to avoid.
         """
         peer_ids = [view.peer_id for view in views]
-        self._observations.look(peer_ids, asyncio.get_running_loop().time())
+        now_s = asyncio.get_running_loop().time()
+        self._observations.look(peer_ids, now_s)
         snapshot = Snapshot(
-            tuple(views),
+            self._own.added(views, now_s),
             self._spec,
             self._connection.measured_rtt_ms(),
             self._observations.of(peer_ids, self._rtt_ms),
@@ -64,6 +75,11 @@ class Chooser:
     def _rtt_ms(self, peer_id: str) -> float | None:
         link = self._connection.links.find(peer_id)
         return None if link is None else link.rtt_ms
+
+
+def _stay(descriptor: pb.SessionDescriptor) -> tuple[tuple[bytes, int], tuple[str, ...]]:
+    """Which session, in which epoch, is on which peers."""
+    return (descriptor.session, descriptor.epoch), tuple(hop.peer_id for hop in descriptor.hops)
 
 
 def _criteria(avoid: frozenset[str], *, first: bool) -> Criteria:

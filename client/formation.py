@@ -78,6 +78,10 @@ class Former:
         self._chooser.lost(facts.peer_id)
         self.avoid(facts)
 
+    def left(self, descriptor: pb.SessionDescriptor) -> None:
+        """A session has left the circuit that was formed for it, and has given its leases back."""
+        self._chooser.gives_back(descriptor)
+
     def avoid(self, facts: PeerFacts, seconds: float = AVOID_S, reason: str = "") -> None:
         """Leaves a peer out of circuits until it announces new facts, at most for `seconds`."""
         self._avoidance.add(facts, asyncio.get_running_loop().time(), seconds, reason)
@@ -159,6 +163,7 @@ class Former:
                 f"the request and the {len(route.hops)} hops of its circuit take {descriptor.ByteSize()} bytes, and "
                 f"{MAX_HEADER_BYTES} fit into a message: leave out logit_bias and stop_token_ids"
             )
+        self._chooser.asks(descriptor)
         asked = [
             self._reserve(descriptor, hop, peers[one.peer_id].facts) for hop, one in enumerate(route.hops)
         ]
@@ -199,6 +204,7 @@ class Former:
 
     def _give_back(self, descriptor: pb.SessionDescriptor) -> None:
         """Releases every hop that may have granted, those included whose answer did not come."""
+        self._chooser.gives_back(descriptor)
         for hop in descriptor.hops:
             link = self._connection.links.find(hop.peer_id)
             if link is not None:

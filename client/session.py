@@ -206,6 +206,7 @@ class ClientSession:
             further = self._further_blocks()
             for link in circuit.links:
                 release(link, circuit.descriptor, further)
+            self._former.left(circuit.descriptor)
 
     def _further_blocks(self) -> bytes:
         """Names of the blocks that have filled since the descriptor named the prompt's: the next prompt of a chat

@@ -43,11 +43,10 @@ def weight_bytes(model: ModelSpec, table: BoolArray) -> int:
 
 def peer_rate(view: PeerView, table: BoolArray) -> float:
     """Tokens per second that a peer takes through the layers, all in turn, at the batch size where it does most."""
-    best = 0.0
-    for latency in view.facts.layer_latencies:
-        time_ms = latency.layer_ms * int(table.sum())
-        time_ms += view.facts.embed_ms if table[0] else 0.0
-        time_ms += view.facts.head_ms if table[-1] else 0.0
+    best, facts, held = 0.0, view.facts, int(np.count_nonzero(table))
+    embed_ms, head_ms = facts.embed_ms if table[0] else 0.0, facts.head_ms if table[-1] else 0.0
+    for latency in facts.layer_latencies:
+        time_ms = latency.layer_ms * held + embed_ms + head_ms
         best = max(best, latency.batch_size * 1000.0 / max(time_ms, _LEAST_MS))
     return best
 
@@ -89,14 +88,14 @@ class Placement:
     model: ModelSpec
     view: PeerView
     """The peer in question."""
-    others: tuple[PeerView, ...]
-    """With what they are loading as if it were there."""
     total_bytes: int
     """What the peer has for weights, held ones included."""
     problem: CircuitProblem
     """Of all of them. Loading takes time once, but a circuit lasts: it has no weight here."""
     row: int
     """The peer's machine in `problem`."""
+    other_rates: FloatArray
+    """`layer_rates` of the others, with what they are loading as if it were there."""
 
     @classmethod
     def of(cls, snapshot: Snapshot, view: PeerView, tokens: int, cost: CostModel) -> "Placement":
@@ -111,10 +110,10 @@ class Placement:
         return cls(
             model=snapshot.model,
             view=view,
-            others=usable,
             total_bytes=max(0, view.state.free_weight_bytes) + held,
             problem=posed.of_decode_steps(),
             row=posed.peer_ids.index(view.peer_id),
+            other_rates=layer_rates(usable, snapshot.model.layers),
         )
 
     @property
@@ -125,7 +124,7 @@ class Placement:
 
     def rates(self, table: BoolArray) -> FloatArray:
         """`layer_rates` if the peer held these layers."""
-        rates = layer_rates(self.others, self.model.layers)
+        rates = np.array(self.other_rates)
         if table.any():
             rates[table] += peer_rate(self.view, table)
         return rates
@@ -156,14 +155,13 @@ class Placement:
 
     def longest(self, start: int, kept: BoolArray) -> int:
         """Where the longest span from `start` ends that fits beside the layers kept; `start` if none does."""
-        table, willing = np.array(kept), self.willing
+        kept_spans, willing = spans_of(kept), self.willing
         stop, tokens_bytes = start, 0
         kv_bytes = self.problem.kv_bytes if self.problem.kv_bytes is not None else np.zeros(self.model.layers)
         while stop < self.model.layers and willing[stop]:
-            table[stop] = True
             tokens_bytes += int(kv_bytes[stop])
             if (
-                weight_bytes(self.model, table) > self.total_bytes
+                self.model.held_bytes((*kept_spans, Span(start, stop + 1))) > self.total_bytes
                 or tokens_bytes > self.view.state.free_kv_bytes
             ):
                 break

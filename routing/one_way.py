@@ -35,8 +35,10 @@ def one_way_ms(
         if source in index and target in index:
             measured[index[source], index[target]] = rtt
     result = measured
-    for fallback in (measured.T, _predicted_rtt_ms(coordinates), _guessed_rtt_ms(peer_ids, known, cost)):
+    for fallback in (measured.T, _predicted_rtt_ms(coordinates)):
         result = np.where(np.isnan(result), fallback, result)
+    if (unknown := np.isnan(result)).any():
+        result = np.where(unknown, _guessed_rtt_ms(peer_ids, known, cost), result)
     result = result / 2 + cost.hop_overhead_ms
     np.fill_diagonal(result, 0.0)
     return np.asarray(result, dtype=np.float64)

@@ -21,7 +21,6 @@ from molink.routing.cost import CostModel
 from molink.routing.coverage import (
     Best,
     Placement,
-    layer_rates,
     layer_table,
     spans_of,
     thinness,
@@ -115,11 +114,10 @@ def preview_join(
     held = layer_table(snapshot.model.layers, machine.held)
     candidates = placement.candidates(held)
     before = placement.without()
-    rates = layer_rates(placement.others, snapshot.model.layers)
     if not candidates:
         reason = "Not a single layer with its KV cache fits"
         return _preview(placement, machine, None, before, before, reason)
-    if not rates.any():
+    if not placement.other_rates.any():
         span = candidates[0]
         return _preview(
             placement, machine, span, before, placement.holding(held | layer_table(len(held), (span,))),
@@ -174,7 +172,7 @@ def _preview(
     model = placement.model
     held = layer_table(model.layers, machine.held)
     table = held if span is None else held | layer_table(model.layers, (span,))
-    old_rates, rates = layer_rates(placement.others, model.layers), placement.rates(table)
+    old_rates, rates = placement.other_rates, placement.rates(table)
     if before is not None and (after is None or after.tpot_ms > before.tpot_ms):
         after = before  # the circuit of the others is still there
     missing = weight_bytes(model, table) - weight_bytes(model, held)

@@ -59,6 +59,9 @@ class StepParts(NamedTuple):
     kv_bytes_per_token: int
     attention_operations: int
     """Both of one layer."""
+    bytes_per_s: float
+    flops_per_s: float
+    """What the device reaches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,15 +131,22 @@ class DeviceProfile:
             head = shape.head_parameters
             head_s = self.layer_s + self._product_s(head, sampled * head, shape.element_bytes)
         return StepParts(
-            len(span), layers_s, embedding_s, head_s, shape.kv_bytes_per_token, shape.attention_operations
+            len(span),
+            layers_s,
+            embedding_s,
+            head_s,
+            shape.kv_bytes_per_token,
+            shape.attention_operations,
+            self._bytes_per_s,
+            self.flops_per_s * self.compute_efficiency,
         )
 
     def parts_s(self, parts: StepParts, work: Work) -> float:
         """Seconds of a step with contexts. Of one layer every row attends to the context before it and to the rows of
         its own chunk up to itself."""
-        layers, layers_s, embedding_s, head_s, kv_bytes, operations = parts
-        reading_s = work.tokens * kv_bytes / self._bytes_per_s
-        best_s = float(work.attended * operations) / (self.flops_per_s * self.compute_efficiency)
+        layers, layers_s, embedding_s, head_s, kv_bytes, operations, bytes_per_s, flops_per_s = parts
+        reading_s = work.tokens * kv_bytes / bytes_per_s
+        best_s = float(work.attended * operations) / flops_per_s
         attention_s = self.layer_s + (reading_s if reading_s > best_s else best_s)
         return self.step_s + layers_s + layers * attention_s + embedding_s + head_s
 

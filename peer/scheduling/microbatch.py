@@ -12,7 +12,7 @@ session counts as waiting only once the step before it has run, so the chunks of
 decode instead of following one another. A prefill whose next hop takes no more is passed over and keeps its place.
 """
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Generic, TypeAlias, TypeVar
@@ -73,8 +73,8 @@ class _Group(Generic[Step]):
 
     def __init__(self, span: Span) -> None:
         self.span = span
-        self.decode: OrderedDict[LeaseKey, _Waiting[Step]] = OrderedDict()
-        self.prefill: OrderedDict[LeaseKey, _Waiting[Step]] = OrderedDict()
+        self.decode: dict[LeaseKey, _Waiting[Step]] = {}
+        self.prefill: dict[LeaseKey, _Waiting[Step]] = {}
 
     def oldest(self, patience_s: float, may_prefill: MayPrefill) -> _Waiting[Step] | None:
         """The step that goes first, if one may."""
@@ -150,15 +150,13 @@ class MicroBatchQueue(Generic[Step]):
         prefill. It holds the step that has waited longest, then decodes, then prefills, as long as they fit
         the limits; no prefill of a session that `may_prefill` says no to.
         """
-        self._resume()
-        found = [
-            (first, group)
-            for group in self._groups.values()
-            if (first := group.oldest(self._limits.prefill_patience_s, may_prefill)) is not None
-        ]
-        if not found:
+        if not self._size:
             return ()
-        first, group = found[0] if len(found) == 1 else min(found, key=self._due_s)
+        if self._running:
+            self._resume()
+        if (found := self._first(may_prefill)) is None:
+            return ()
+        first, group = found
         batch = self._fill(group, first[0], may_prefill)
         for pending in batch:
             key = pending.key
@@ -190,6 +188,18 @@ class MicroBatchQueue(Generic[Step]):
                 del self._later[key]
         self._running.clear()
 
+    def _first(self, may_prefill: MayPrefill) -> tuple[_Waiting[Step], _Group[Step]] | None:
+        """The step that has waited longest, as far as prefill counts, and its group; None if none may run."""
+        patience_s = self._limits.prefill_patience_s
+        found = [
+            (first, group)
+            for group in self._groups.values()
+            if (first := group.oldest(patience_s, may_prefill)) is not None
+        ]
+        if len(found) > 1:
+            return min(found, key=self._due_s)
+        return found[0] if found else None
+
     def _due_s(self, found: tuple[_Waiting[Step], _Group[Step]]) -> tuple[float, bool]:
         """Which group's first step has waited longest, as far as prefill counts."""
         pending, since_s = found[0]
@@ -217,7 +227,7 @@ class MicroBatchQueue(Generic[Step]):
 
 
 def _fitting(
-    kind: OrderedDict[LeaseKey, _Waiting[Step]], tokens: int, sessions: int, may_prefill: MayPrefill
+    kind: dict[LeaseKey, _Waiting[Step]], tokens: int, sessions: int, may_prefill: MayPrefill
 ) -> list[Step]:
     """Those that fit and may, longest waiting first. What is too large is passed over; it goes first when it is
     the oldest."""

@@ -15,19 +15,15 @@ OWN_PART = 8
 class Queued:
     """A message of which something is still to be sent."""
 
-    __slots__ = ("live_sessions", "offset", "order", "outgoing")
+    __slots__ = ("left_bytes", "live_sessions", "order", "outgoing")
 
     def __init__(self, outgoing: Outgoing, order: int) -> None:
         self.outgoing = outgoing
         self.order = order
         """Ascends over all messages pushed to the link."""
-        self.offset = 0
+        self.left_bytes = outgoing.size_bytes
         self.live_sessions = outgoing.sessions
         """Those of its sessions that were not cancelled."""
-
-    @property
-    def left_bytes(self) -> int:
-        return self.outgoing.size_bytes - self.offset
 
 
 class _Lane:
@@ -112,36 +108,30 @@ class Backlog:
     def take(self, queued: Queued, size_bytes: int) -> Send:
         """The next part of a message, at most `size_bytes` of it."""
         outgoing = queued.outgoing
-        offset = queued.offset
-        left_bytes = outgoing.size_bytes - offset
+        left_bytes = queued.left_bytes
+        offset = outgoing.size_bytes - left_bytes
         if size_bytes < left_bytes:
-            queued.offset = offset + size_bytes
+            queued.left_bytes = left_bytes - size_bytes
             return Send(outgoing.number, offset, size_bytes, False)
         self.drop(queued)
         return Send(outgoing.number, offset, left_bytes, True)
 
     def drop(self, queued: Queued) -> None:
         """Forgets what is left of a message."""
-        self._free(queued.outgoing.traffic_class, queued.outgoing.size_bytes)
-        queued.offset = queued.outgoing.size_bytes
-        self._remove(queued)
-
-    def _free(self, traffic_class: TrafficClass, freed_bytes: int) -> None:
+        traffic_class, size_bytes = queued.outgoing.traffic_class, queued.outgoing.size_bytes
         lane = self._lanes[traffic_class]
-        lane.queued_bytes -= freed_bytes
-        self.queued_bytes -= freed_bytes
-        self._common_bytes += _beyond(lane.queued_bytes, freed_bytes, lane.own_bytes)
-
-    def _remove(self, queued: Queued) -> None:
-        traffic_class = queued.outgoing.traffic_class
-        lane = self._lanes[traffic_class]
-        if lane.messages[0] is queued:
-            lane.messages.popleft()
+        messages = lane.messages
+        queued.left_bytes = 0
+        lane.queued_bytes -= size_bytes
+        self.queued_bytes -= size_bytes
+        if messages[0] is queued:
+            messages.popleft()
         else:
-            lane.messages.remove(queued)
-        self._common_messages += _beyond(len(lane.messages), 1, lane.own_messages)
-        if lane.messages:
-            self.heads[traffic_class] = lane.messages[0]
+            messages.remove(queued)
+        self._common_bytes += _beyond(lane.queued_bytes, size_bytes, lane.own_bytes)
+        self._common_messages += _beyond(len(messages), 1, lane.own_messages)
+        if messages:
+            self.heads[traffic_class] = messages[0]
         else:
             del self.heads[traffic_class]
 

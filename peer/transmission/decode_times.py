@@ -18,6 +18,8 @@ class DecodeProfile:
 
     points: tuple[tuple[int, float], ...]
     """(tokens, seconds), ascending in tokens, at least one."""
+    _known_s: dict[int, float] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """What `duration_s` has found."""
 
     def __post_init__(self) -> None:
         tokens = [point[0] for point in self.points]
@@ -27,7 +29,13 @@ class DecodeProfile:
             raise ValueError("a profile's times must be finite and 0 or more")
 
     def duration_s(self, tokens: int) -> float:
-        """T_d(n), seconds: linear between the points and beyond the last, constant below the first."""
+        """T_d(n), seconds: linear between the points and beyond the last, constant below the first. Worked out once for
+        each number of tokens."""
+        if (found := self._known_s.get(tokens)) is None:
+            found = self._known_s[tokens] = self._between_s(tokens)
+        return found
+
+    def _between_s(self, tokens: int) -> float:
         at = bisect_left(self.points, (tokens, -math.inf))
         if at == 0 or len(self.points) == 1:
             return self.points[0][1]

@@ -229,6 +229,7 @@ class DelayEstimator:
         spread_s = self.jitter.spread_s
         self.jitter.arrived(at_s, size_bytes, bytes_per_s, now_s)
         if self.jitter.spread_s != spread_s:
+            self._low.widen(self.jitter.spread_s)
             self._settle()
 
     def arrived(self, sent_s: float, at_s: float, now_s: float, more: bool, unloaded: bool) -> float:
@@ -243,7 +244,6 @@ class DelayEstimator:
         self.queueing_s += SMOOTHING * (queueing_s - self.queueing_s)
         if unloaded:
             self._smoothed_unloaded_s += SMOOTHING * (queueing_s - self._smoothed_unloaded_s)
-        self._low.widen(self.jitter.spread_s)
         low_s = self._low.add(queueing_s, at_s)
         self._smoothed_standing_s += SMOOTHING * (low_s - self._smoothed_standing_s)
         if more:

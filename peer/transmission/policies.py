@@ -165,8 +165,12 @@ def _order(queued: Queued) -> int:
 
 def _two_queues(link: LinkState) -> tuple[Queued | None, Queued | None]:
     """The first message of decode or control, and the first of all others."""
+    heads = link.backlog.heads
+    if len(heads) == 1:
+        [(only, queued)] = heads.items()
+        return (queued, None) if only <= _CONTROL else (None, queued)
     urgent = bulk = None
-    for one, queued in link.backlog.heads.items():
+    for one, queued in heads.items():
         if one <= _CONTROL:
             urgent = queued if urgent is None else min(urgent, queued, key=_order)
         else:
@@ -184,8 +188,9 @@ def _within_tcp_window(link: LinkState, queued: Queued, chunk_bytes: int) -> Dec
     left_bytes, in_flight_bytes = queued.left_bytes, link.in_flight_bytes
     size_bytes = left_bytes if left_bytes < chunk_bytes else chunk_bytes
     if in_flight_bytes:
-        window_bytes = _tcp_window_bytes(link) or link.slow_start_bytes
-        if in_flight_bytes + size_bytes > window_bytes:
+        rate = link.rate.bytes_per_s
+        window_bytes = 0 if rate is None else int(rate * (link.delay.base_rtt_s + TCP_QUEUE_S))
+        if in_flight_bytes + size_bytes > (window_bytes or link.slow_start_bytes):
             return math.inf
     return queued, size_bytes
 

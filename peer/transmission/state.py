@@ -172,7 +172,8 @@ class UplinkState:
         unloaded = not in_flight_bytes or (
             rate is not None and in_flight_bytes <= rate * (link.delay.min_rtt_s or 0.0)
         )
-        chunk = Chunk(link.sequence, size_bytes, now_s, link.has_bulk, self.bulk_links, unloaded)
+        has_bulk = self.bulk_links > 0 and link.has_bulk
+        chunk = Chunk(link.sequence, size_bytes, now_s, has_bulk, self.bulk_links, unloaded)
         link.flight.append(chunk)
         link.in_flight_bytes = in_flight_bytes + size_bytes
         if rate is not None:

@@ -171,7 +171,8 @@ class Uplink:
         state = self._state.links[link]
         state.expected_s = math.inf if at_s is None else at_s
         self._state.decodes_change(state)
-        self._wake_bulk()
+        if self._state.bulk_links:
+            self._wake_bulk()
 
     def estimate(self, link: int) -> LinkEstimate:
         """What is known of a link."""

@@ -140,7 +140,8 @@ class Line(Generic[Item]):
         if free_s > at_s:
             queueing_s = free_s - at_s
             self._queueing_s += queueing_s
-            self._longest_s = max(self._longest_s, queueing_s)
+            if queueing_s > self._longest_s:
+                self._longest_s = queueing_s
         else:
             free_s = at_s
         self._free_s = left_s = free_s + size_bytes / self._rate

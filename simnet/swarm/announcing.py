@@ -64,22 +64,23 @@ class Announcing:
         self._rng = rng
         self._alarms: dict[str, Alarm] = {}
         self._members: dict[str, Member] = {}
-        self._interval_s = math.inf
+        self._settled_s = math.inf
         self.living = 0
 
     def settled(self, arrivals_per_s: float) -> None:
         """The swarm has been as large for long, and as many come: they have counted the news, and speak as often as
         that leaves room for."""
         others = arrivals_per_s * (FACTS_COST_BITS + _STATES_OF_ONE * STATE_COST_BITS)
-        self._interval_s = announcement_interval_s(self.living, others, math.inf, TIMING.interval_s)
-        news = others + self.living * STATE_COST_BITS / self._interval_s
+        self._settled_s = announcement_interval_s(self.living, others, math.inf, TIMING.interval_s)
+        news = others + self.living * STATE_COST_BITS / self._settled_s
         self._traffic.news = NewsRate(min(news, NEWS_BUDGET_BITS_PER_S), self._timeline.now_s)
 
     def begin(self, member: Member) -> None:
         """A member that was there before the world began: it has spoken some time within its last interval."""
         now_s = self._timeline.now_s
-        ago_s = float(self._rng.uniform(0.0, self._interval_s))
-        state, record = self._sealed(member, self._interval_s)
+        member.interval_s = self._settled_s
+        ago_s = float(self._rng.uniform(0.0, member.interval_s))
+        state, record = self._sealed(member, member.interval_s)
         if len(self._alarms) < _SAMPLE:
             facts = self._facts_record(member.volunteer)
             self._traffic.gossip.add("facts", facts)
@@ -89,7 +90,7 @@ class Announcing:
             self._traffic.newer_states.add("entry", entry.SerializeToString())
         member.told, member.told_s = member.state(), now_s - ago_s
         self._bulletin.put(Notice(member.volunteer.facts, state, now_s - ago_s))
-        member.due_s = now_s + max(0.0, self._jittered(self._interval_s) - ago_s)
+        member.due_s = now_s + max(0.0, self._jittered(member.interval_s) - ago_s)
         self._watch(member)
 
     def join(self, member: Member) -> None:
@@ -126,9 +127,6 @@ class Announcing:
         known = len(self._bulletin)
         interval_s = repair_interval_s(known, TIMING.repair_interval_s)
         self._traffic.repaired(known, interval_s, now_s, lasting_s)
-        self._interval_s = announcement_interval_s(
-            known, self._news_bits_per_s(), self._interval_s, TIMING.interval_s
-        )
         # unchanged facts, said again: each member's in its turn
         each_s = facts_interval_s(known, TIMING.facts_interval_s)
         for _ in range(int(self._rng.poisson(self.living * lasting_s / each_s))):
@@ -177,19 +175,21 @@ class Announcing:
         if not member.changed and now_s < member.due_s - _EPSILON_S:
             alarm.set(member.due_s)
             return
-        spacing_s = change_spacing_s(len(self._bulletin), self._interval_s, TIMING.interval_s)
-        burst = change_burst(TIMING, self._news_bits_per_s())
+        known, news = len(self._bulletin), self._news_bits_per_s()
+        interval_s = announcement_interval_s(known, news, member.interval_s, TIMING.interval_s)
+        spacing_s = change_spacing_s(known, interval_s, TIMING.interval_s)
+        burst = change_burst(TIMING, news)
         member.pace = member.pace.after(now_s, TIMING, spacing_s, burst)
         wait_s = member.pace.wait_s(TIMING, spacing_s)
         if wait_s > _EPSILON_S:
             alarm.set(now_s + wait_s)
             return
-        member.pace = member.pace.spent()
-        state, record = self._sealed(member, self._interval_s)
+        member.pace, member.interval_s = member.pace.spent(), interval_s
+        state, record = self._sealed(member, interval_s)
         self._traffic.flooded("states", record, self.living, now_s, STATE_COST_BITS)
         self._bulletin.put(Notice(member.volunteer.facts, state, now_s))
         member.told, member.told_s, member.changed = member.state(), now_s, False
-        member.due_s = now_s + self._jittered(self._interval_s)
+        member.due_s = now_s + self._jittered(interval_s)
         alarm.set(member.due_s)
 
     def _sealed(self, member: Member, interval_s: float) -> tuple[PeerState, bytes]:

@@ -1,7 +1,8 @@
 """Which peers of a large swarm a gateway poses its problem for: the product's `pool`, over network coordinates.
 
 `Snapshot.pose` works out a matrix of all its peers, 800 MB for 10,000. The searches of `plan_circuit` look at a pool
-of 256 or 320 machines anyway; here a smaller pool is drawn first, and the matrix is of those.
+of 256 or 320 machines anyway; here pools are drawn before, and the matrix is of those in the second: from all peers a
+large one, every few minutes, and from that one, as loads are now, the few of which the problem is posed.
 """
 
 from collections.abc import Sequence
@@ -17,22 +18,24 @@ from molink.routing.terms import Demand, PeerCosts, peer_costs, recovery_ms
 from molink.shards.spec import ModelSpec, Span
 from molink.simnet.swarm.step_cost import COST
 
-MOST_POSED = 64
+MOST_DRAWN = 512
+"""Peers of the first pool."""
+MOST_POSED = 256
 """Peers of which a snapshot is posed."""
 _TYPICAL = 64
 """Peers that are looked at for what losing one would cost."""
 
 
-def candidates(snapshot: Snapshot, demand: Demand) -> tuple[str, ...]:
-    """The ids of those peers among which a circuit is looked for; all of them if they are few."""
+def candidates(snapshot: Snapshot, demand: Demand, most: int) -> tuple[str, ...]:
+    """The ids of about `most` peers among which a circuit is looked for; all of them if they are fewer."""
     views = snapshot.usable()
-    if len(views) <= MOST_POSED or any(view.facts.coordinate is None for view in views):
+    if len(views) <= most or any(view.facts.coordinate is None for view in views):
         return tuple(view.peer_id for view in views)
     recovery = recovery_ms(views[:: max(1, len(views) // _TYPICAL)], snapshot.model, demand, COST)
     costs = tuple(
         peer_costs(view, snapshot.seen(view), snapshot.model, demand, recovery, COST) for view in views
     )
-    chosen = pool(_problem(views, costs, snapshot.model, demand), MOST_POSED)
+    chosen = pool(_problem(views, costs, snapshot.model, demand), most)
     return tuple(views[machine].peer_id for machine in chosen.tolist())
 
 

@@ -80,6 +80,7 @@ class Lifecycle:
             return
         one.epoch += 1
         one.hops = self._hops(route)
+        one.gateway.asks(one.key, route.peer_ids, now_s)
         waits_s: list[float] = []
         refusals: list[tuple[Member, Refused | None]] = []
         epoch = one.epoch
@@ -266,6 +267,7 @@ class Lifecycle:
         self._timeline.call(RENEW_EVERY_S, lambda: self._renew(one))
 
     def _release(self, one: Generation) -> None:
+        one.gateway.gives_back(one.key, [hop.peer_id for hop in one.hops], self._timeline.now_s)
         for hop in one.hops:
             member = self._members[hop.peer_id]
             if member.book.release(one.key) is not None and member.alive:

@@ -25,6 +25,7 @@ class Member:
         "changed",
         "decoding",
         "due_s",
+        "interval_s",
         "loads",
         "pace",
         "prefilling",
@@ -51,6 +52,8 @@ class Member:
         self.told_s = -math.inf
         self.due_s = 0.0
         """When it announces itself again, if nothing changes."""
+        self.interval_s = math.inf
+        """Between its announcements of what has not changed, as of the last one."""
         self.pace = Pace(float(TIMING.change_burst), 0.0)
 
     @property

@@ -23,8 +23,8 @@ class _Channel:
     back_s: float
     back_wire: Wire
     deliver: Deliver
-    alarm: Alarm
-    acknowledgement: Alarm
+    alarm: Alarm = field(init=False)
+    acknowledgement: Alarm = field(init=False)
     acknowledging: Acknowledging = field(default_factory=Acknowledging)
     sequence: int = 0
     message: int = 0
@@ -70,9 +70,9 @@ class Channels:
             back_s,
             back_wire,
             deliver,
-            Alarm(self._timeline, lambda: self._pump(channel)),
-            Alarm(self._timeline, lambda: self._acknowledge(channel)),
         )
+        channel.alarm = Alarm(self._timeline, partial(self._pump, channel))
+        channel.acknowledgement = Alarm(self._timeline, partial(self._acknowledge, channel))
         self._channels.append(channel)
         self._uplink.open(number, self._timeline.now_s)
         self._pump(channel)
@@ -103,9 +103,10 @@ class Channels:
         self._wake()
 
     def _wake(self) -> None:
-        while woken := self._uplink.wake():
+        wake, channels = self._uplink.wake, self._channels
+        while woken := wake():
             for number in woken:
-                self._pump(self._channels[number])
+                self._pump(channels[number])
 
     def _pump(self, channel: _Channel) -> None:
         """Sends what may be sent now."""
@@ -141,8 +142,8 @@ class Channels:
             channel.acknowledgement.set(acknowledging.due_s)
         if part.last:
             del channel.frames[part.message]
-            given_s = self._given_s.pop((channel.number, part.message), None)
-            if given_s is not None:
+            if frame.traffic_class is TrafficClass.DECODE:
+                given_s = self._given_s.pop((channel.number, part.message))
                 self.decode_ways_s.append(now_s - given_s)
             channel.deliver(frame)
 

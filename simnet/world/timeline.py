@@ -6,23 +6,15 @@ from functools import partial
 from heapq import heappop, heappush
 
 import simpy
-from simpy.events import NORMAL, Event
 
-
-class _Action(Event):
-    """A SimPy event that is an action. It skips what a Timeout does for processes, which there are none of."""
-
-    __slots__ = ("action",)
-
-    def __init__(self, action: Callable[[], None]) -> None:
-        self.action = action
+Action = Callable[[], None]
 
 
 class Timeline(simpy.Environment):
     """Calls actions at their times, in order; those of one time in the order in which they were given.
 
-    SimPy's clock and its queue of events. As all of them are actions, they are called without what SimPy does for
-    processes that wait for an event.
+    SimPy's environment, of which an action is called as it is: nothing waits for an event here, and what SimPy does for
+    processes that wait takes longer than most actions do.
     """
 
     def __init__(self) -> None:
@@ -33,48 +25,51 @@ class Timeline(simpy.Environment):
         """Actions called so far, and those that are still to be."""
 
     @property
+    def now(self) -> float:
+        """As SimPy calls it."""
+        return self.now_s
+
+    @property
     def next_s(self) -> float:
         """When the next action is due; infinite if none is."""
         return self.peek()
 
-    def call(self, delay_s: float, action: Callable[[], None]) -> None:
+    def call(self, delay_s: float, action: Action) -> None:
         """Calls `action` in so many seconds.
 
         Raises:
             ValueError: that is in the past, or never.
         """
-        if not 0 <= delay_s < math.inf:
+        if not 0.0 <= delay_s < math.inf:
             raise ValueError(f"an action happens in 0 or more seconds, not in {delay_s}")
-        heappush(self._queue, (self._now + delay_s, NORMAL, next(self._eid), _Action(action)))
-        self.events += 1
+        self.events = number = self.events + 1
+        heappush(self._queue, (self.now_s + delay_s, number, action))  # type: ignore[misc]
 
-    def call_at(self, at_s: float, action: Callable[[], None]) -> None:
+    def call_at(self, at_s: float, action: Action) -> None:
         """The same at a time, which rounding may have put a little before now."""
-        delay_s = at_s - self.now_s
-        if delay_s < 0.0:
-            delay_s = 0.0
-        elif not delay_s < math.inf:
-            raise ValueError(f"an action happens in 0 or more seconds, not in {delay_s}")
-        heappush(self._queue, (self._now + delay_s, NORMAL, next(self._eid), _Action(action)))
-        self.events += 1
+        now_s = self.now_s
+        delay_s = at_s - now_s
+        if not 0.0 <= delay_s < math.inf:
+            self.call(0.0 if delay_s < 0.0 else delay_s, action)
+            return
+        self.events = number = self.events + 1
+        heappush(self._queue, (now_s + delay_s, number, action))  # type: ignore[misc]
 
     def run(self, until_s: float = math.inf) -> None:  # type: ignore[override]
         """Until nothing is left to happen, or that time has come: what is due then has not happened yet."""
         if until_s <= self.now_s:
             return
-        queue, stop_s = self._queue, self._now + (until_s - self._now)
-        while queue and queue[0][0] < stop_s:
-            self._now, _, _, event = heappop(queue)
-            self.now_s = self._now
-            event.action()  # type: ignore[attr-defined]
+        queue = self._queue
+        while queue and queue[0][0] < until_s:
+            self.now_s, _, action = heappop(queue)  # type: ignore[misc]
+            action()
         if until_s < math.inf:
-            self._now, self.now_s = stop_s, until_s
+            self.now_s = until_s
 
     def step(self) -> None:
         """Calls the next action; one must be due."""
-        self._now, _, _, event = heappop(self._queue)
-        self.now_s = self._now
-        event.action()  # type: ignore[attr-defined]
+        self.now_s, _, action = heappop(self._queue)  # type: ignore[misc]
+        action()
 
 
 class Alarm:
@@ -82,7 +77,7 @@ class Alarm:
 
     __slots__ = ("_action", "_timeline", "due_s")
 
-    def __init__(self, timeline: Timeline, action: Callable[[], None]) -> None:
+    def __init__(self, timeline: Timeline, action: Action) -> None:
         self._timeline = timeline
         self._action = action
         self.due_s = math.inf

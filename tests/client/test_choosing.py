@@ -95,6 +95,26 @@ async def test_the_clients_own_round_trips_count() -> None:
     assert not any("to the client" in sentence for sentence in route.hops[0].assumed)
 
 
+@asynchronous
+async def test_the_clients_own_sessions_count_before_any_peer_has_announced_them() -> None:
+    peers = (FakePeer(SPEC.whole), FakePeer(SPEC.whole))
+    for peer in peers:
+        slow = (LayerLatency(1, 10.0), LayerLatency(2, 20.0))
+        facts = replace(peer.view.facts, layer_latencies=slow)
+        peer.view = replace(peer.view, facts=facts, age_s=600.0)
+    choosing = Choosing(*peers)
+    first = (await choosing.choose()).peer_ids
+    descriptor = template()
+    descriptor.hops.add(peer_id=first[0])
+    choosing.chooser.asks(descriptor)
+    second = (await choosing.choose()).peer_ids
+    assert second != first
+    choosing.chooser.gives_back(descriptor)
+    descriptor.hops[0].peer_id = second[0]
+    choosing.chooser.asks(descriptor)
+    assert (await choosing.choose()).peer_ids == first
+
+
 # -- observations
 
 

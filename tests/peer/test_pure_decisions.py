@@ -34,6 +34,7 @@ assert not BARRED & set(sys.modules), BARRED & set(sys.modules)
 """
 
 DECISIONS = [
+    "molink.client.own_sessions",
     "molink.dht.losses",
     "molink.dht.spreading",
     "molink.dht.timing",

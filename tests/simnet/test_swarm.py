@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from molink.client import avoidance, choosing, observations
+from molink.client import avoidance, choosing, observations, own_sessions
 from molink.dht import announcement, timing
 from molink.dht.certificate import new_certificate
 from molink.dht.packed import Deflater
@@ -129,6 +129,7 @@ def test_decisions_are_the_products_own_objects() -> None:
     assert settling.preview_join is placement.preview_join
     assert member.LeaseBook is leases.LeaseBook
     assert member.Pace is timing.Pace
+    assert gateway.OwnSessions is own_sessions.OwnSessions
     assert announcing.announcement_interval_s is timing.announcement_interval_s
     assert announcing.seal_state is announcement.seal_state
 
@@ -231,6 +232,13 @@ def test_a_swarm_in_which_many_come_and_go_stays_within_its_budget_too() -> None
 
 
 @pytest.mark.usefixtures("placed_anywhere")
+def test_each_peer_speaks_again_after_the_interval_that_it_has_announced() -> None:
+    spoken = [one for one in churned().members.values() if one.alive and one.told is not None]
+    assert spoken
+    for one in spoken:
+        assert one.due_s - one.told_s == pytest.approx(one.interval_s, rel=member.TIMING.jitter + 1e-9)
+
+
 def test_who_crashes_is_in_no_table_after_two_minutes() -> None:
     its = SwarmSettings(peers=400, duration_s=600.0, churn=Churn(3600.0, 1.0), rate_rps=0.001, gateways=1)
     world = ran(its)
@@ -265,7 +273,7 @@ def test_a_pool_is_drawn_where_peers_are_many_and_holds_every_layer() -> None:
         _holding(Member(one, cast.model), (Span(at % (layers - 1), at % (layers - 1) + 2),))
         for at, one in enumerate(cast.volunteers)
     )
-    chosen = set(candidates.candidates(Snapshot(views, cast.model), Demand.of(100, 50)))
+    chosen = set(candidates.candidates(Snapshot(views, cast.model), Demand.of(100, 50), 64))
     assert len(chosen) < len(views)
     held = {layer for view in views if view.peer_id in chosen for span in view.state.spans for layer in span}
     assert held == set(range(layers))
