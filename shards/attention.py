@@ -4,7 +4,7 @@ A step packs the new tokens of many sessions into one row [1, tokens, hidden], s
 the model is made once. Only attention tells the sessions apart: each attends to its own cache.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AttentionInterface
 
-from molink.shards.tiled_attention import most_keys, weighed_in_tiles
+from molink.shards.tiled_attention import attended_with
 
 IMPLEMENTATION = "molink_packed"
 """Not registered with transformers' mask interface, so that models build no masks."""
@@ -21,7 +21,7 @@ _SLOT = "molink_slot"
 _FUSED_DIM_LIMIT = 256
 """Largest head dimension for which transformers shares key heads inside the fused kernel."""
 TILED_QUERIES = 24
-"""From so many on, attention to what comes before all of them is cut into tiles."""
+"""From so many on, they attend to what comes before all of them in tiles."""
 
 
 class Rules(NamedTuple):
@@ -190,11 +190,14 @@ def attend_parts(query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor]
     at_once = whole == 0 and queries in (1, key.shape[2])
     if at_once or not _merges(query, key, value, rules):
         return attend_sequence(query, _joined([*keys[:whole], key]), _joined([*values[:whole], value]), rules)
-    own = _own_keys(query, key)
-    attended, weight = _weighed(query, key[:, :, -own:], value[:, :, -own:], rules, fresh=True)
-    before = [*keys[:whole], key[:, :, :-own]], [*values[:whole], value[:, :, :-own]]
-    for key, value in _tiles(query, *before):
-        other, other_weight = _weighed(query, key, value, rules, fresh=False)
+    own = key.shape[2] if queries == 1 else queries
+    attended, weight = _weighed(query, key[:, :, -own:], value[:, :, -own:], rules, causal=queries > 1)
+    pieces = zip([*keys[:whole], key[:, :, :-own]], [*values[:whole], value[:, :, :-own]], strict=True)
+    before = [(key, value) for key, value in pieces if key.shape[2]]
+    if query.dtype is torch.float32 and queries >= TILED_QUERIES:
+        return attended_with(query, before, rules.scaling, attended, weight)
+    for key, value in before:
+        other, other_weight = _weighed(query, key, value, rules, causal=False)
         share = torch.sigmoid(other_weight - weight).unsqueeze(-1)
         attended = torch.lerp(attended, other, share.to(attended.dtype))
         weight = torch.logaddexp(weight, other_weight)
@@ -208,28 +211,6 @@ def _seen_whole(keys: Sequence[Tensor], queries: int) -> int:
         whole -= 1
         behind += keys[whole].shape[2]
     return whole
-
-
-def _in_tiles(query: Tensor) -> bool:
-    return query.dtype is torch.float32 and query.shape[2] >= TILED_QUERIES
-
-
-def _own_keys(query: Tensor, key: Tensor) -> int:
-    """How many of the last keys are attended to at once, the queries' own among them."""
-    queries, keys = query.shape[2], key.shape[2]
-    if queries == 1:
-        return keys
-    return min(keys, max(queries, most_keys(query, key.shape[1]))) if _in_tiles(query) else queries
-
-
-def _tiles(
-    query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor]
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """The pieces, as many keys of each at a time as fit a tile."""
-    for key, value in zip(keys, values, strict=True):
-        most = most_keys(query, key.shape[1]) if _in_tiles(query) else max(1, key.shape[2])
-        if key.shape[2]:
-            yield from zip(torch.split(key, most, 2), torch.split(value, most, 2), strict=True)
 
 
 def _latest(parts: Sequence[Tensor], tokens: int) -> list[Tensor]:
@@ -247,15 +228,12 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
 
 
 def _weighed(
-    query: Tensor, key: Tensor, value: Tensor, rules: Rules, *, fresh: bool
+    query: Tensor, key: Tensor, value: Tensor, rules: Rules, *, causal: bool
 ) -> tuple[Tensor, Tensor]:
     """Attention [1, heads, queries, dim] over some of a sequence's keys, and the logarithm [1, heads, queries] of what
-    they weigh. `fresh`: the last of them are the queries' own, and, but for tiles or one query, all of them; else all
-    come before the queries."""
-    if _in_tiles(query):
-        return weighed_in_tiles(query, key, value, rules.scaling, fresh=fresh)
+    they weigh. `causal`: they are the queries' own, of which each sees those up to its own; else each sees all."""
     attended, weight = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(  # noqa: SLF001 - nothing public gives the weights
-        query, key, value, 0.0, fresh and query.shape[2] > 1, scale=rules.scaling
+        query, key, value, 0.0, causal, scale=rules.scaling
     )
     return attended, weight
 

@@ -1,54 +1,92 @@
-"""Attention of many positions as plain matrix products, of several heads at a time.
+"""Attention of many positions to all that comes before them as plain matrix products, of several heads at a time.
 
 Torch's fused kernel for CPUs takes few queries against few keys in each of its products, and the fewer the queries the
-fewer it takes: behind a long context, 50 to 200 queries cost it a fifth to a third more than products do of all these
-queries against thousands of keys, one head to each thread.
+fewer it takes. Here thousands of keys are multiplied by all queries: keys by queries, not queries by keys, for a
+product with few rows and thousands of columns takes up to twice as long as one with thousands of rows. What the softmax
+of such a tile would need is left out as far as it can be: powers of two are taken of the logits as they are, and only
+where those are too large or too small for that they are lowered first by what the queries' own keys weigh, or by the
+largest of them. All three are softmax, up to rounding.
 """
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-TILE_BYTES = 8 * 1024 * 1024
-"""Of logits at a time: they are written once and read four times, and are to stay in the processor's cache."""
+TILE_BYTES = 4 * 1024 * 1024
+"""Of logits at a time: they are written once and read three times, and are to stay in the processor's cache."""
+PLAIN_EXPONENT = 40.0
+"""Powers of two are taken of logits as they are where the queries' own keys weigh between 2 to this and 2 to minus
+this; what float32 cannot hold of the others is then too little to count."""
+LARGEST_WEIGHT = 2.0**64
+"""What all keys of a query may weigh: with values of any sensible size far from what float32 can hold."""
+
+Keys = Sequence[tuple[Tensor, Tensor]]
+"""Keys and values [1, key heads, keys, dim] that lie together, in any order."""
 
 
-def most_keys(query: Tensor, key_heads: int) -> int:
-    """How many keys fit a tile with all queries [1, heads, queries, dim], where each thread has a key head."""
-    rows = query.shape[1] // key_heads * query.shape[2]
-    return max(1, TILE_BYTES // (4 * rows * min(key_heads, torch.get_num_threads())))
-
-
-def weighed_in_tiles(
-    query: Tensor, key: Tensor, value: Tensor, scaling: float | None, *, fresh: bool
-) -> tuple[Tensor, Tensor]:
-    """Attention [1, heads, queries, dim] over keys, float32, and the logarithm [1, heads, queries] of what they weigh.
-    Shapes as in `attend_sequence`. `fresh`: the last of them are the queries' own; else all come before the queries."""
+def attended_with(
+    query: Tensor, before: Keys, scaling: float | None, attended: Tensor, weight: Tensor
+) -> Tensor:
+    """Attention [1, heads, queries, dim] of the queries over keys that come `before` all of them, and over those whose
+    result `attended` and logarithm `weight` [1, heads, queries] of what they weigh are known. float32; shapes as in
+    `attend_sequence`."""
     _, heads, queries, dim = query.shape
-    key_heads, keys = key.shape[1], key.shape[2]
-    scaled = query * (dim**-0.5 if scaling is None else scaling)
-    rows = scaled.reshape(key_heads, heads // key_heads * queries, dim)
-    attended = query.new_empty(key_heads, rows.shape[1], value.shape[3])
-    weights = query.new_empty(key_heads, rows.shape[1])
-    each = _heads_at_once(key_heads, 4 * rows.shape[1] * keys)
-    later = torch.ones(queries, queries, dtype=torch.bool, device=query.device).triu_(1)
-    tile = query.new_empty(each, rows.shape[1], keys)
-    for first in range(0, key_heads, each):
-        part = slice(first, min(first + each, key_heads))
-        logits = tile[: part.stop - first]
-        torch.bmm(rows[part], key[0, part].transpose(1, 2), out=logits)
-        if fresh:
-            own = logits.view(len(logits), -1, queries, keys)[..., keys - queries :]
-            own.masked_fill_(later, -torch.inf)
-        largest = logits.amax(-1)
-        torch.softmax(logits, -1, out=logits)
-        # the largest share is exp(largest - weight), and at least one over the keys: its logarithm is finite
-        torch.sub(largest, logits.amax(-1).log_(), out=weights[part])
-        torch.bmm(logits, value[0, part], out=attended[part])
-    return attended.view(1, heads, queries, -1), weights.view(1, heads, queries)
+    key_heads = before[0][0].shape[1]
+    scaled = query * ((dim**-0.5 if scaling is None else scaling) * math.log2(math.e))
+    columns = scaled.reshape(key_heads, heads // key_heads * queries, dim).transpose(1, 2).contiguous()
+    known = attended.contiguous().view(key_heads, columns.shape[2], -1)
+    exponent = weight.reshape(key_heads, 1, -1) * math.log2(math.e)
+    plain = bool(exponent.abs().max() < PLAIN_EXPONENT)
+    total, mass = _summed(columns, before, known, exponent, None if plain else exponent)
+    if not bool(mass.max() < LARGEST_WEIGHT):
+        lowered = _largest(columns, before, exponent)
+        total, mass = _summed(columns, before, known, exponent, lowered)
+    return total.div_(mass.transpose(1, 2)).view(1, heads, queries, -1)
 
 
-def _heads_at_once(key_heads: int, head_bytes: int) -> int:
-    """As many as fit a tile; as many for each thread, where there are so many."""
+def _summed(
+    columns: Tensor, before: Keys, known: Tensor, exponent: Tensor, lowered: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Values [key heads, queries, dim], each as often as its key weighs, and what all keys weigh [key heads, 1,
+    queries]: powers of two, `lowered` by so much in the exponent."""
+    mass = torch.exp2(exponent if lowered is None else exponent - lowered)
+    total = known * mass.transpose(1, 2)
+    for part, key, value, tile in _tiles(columns, before):
+        logits = torch.bmm(key, columns[part], out=tile)
+        weights = (logits if lowered is None else logits.sub_(lowered[part])).exp2_()
+        mass[part] += weights.sum(1, keepdim=True)
+        total[part].baddbmm_(weights.transpose(1, 2), value)
+    return total, mass
+
+
+def _largest(columns: Tensor, before: Keys, least: Tensor) -> Tensor:
+    """[key heads, 1, queries]: of all logits, and `least`."""
+    largest = least.clone()
+    for part, key, _, logits in _tiles(columns, before):
+        torch.bmm(key, columns[part], out=logits)
+        torch.maximum(largest[part], logits.amax(1, keepdim=True), out=largest[part])
+    return largest
+
+
+def _tiles(columns: Tensor, before: Keys) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
+    """Some heads, so many of their keys and values [heads, keys, dim], and memory for a tile [heads, keys, queries]."""
+    key_heads, _, rows = columns.shape
     threads = min(key_heads, torch.get_num_threads())
-    fit = min(key_heads, TILE_BYTES // head_bytes)
-    return max(threads, fit // threads * threads)
+    most = max(1, TILE_BYTES // (4 * rows * threads))
+    longest = min(most, max(key.shape[2] for key, _ in before))
+    each = min(key_heads, max(1, TILE_BYTES // (4 * rows * longest * threads)) * threads)
+    memory = columns.new_empty(each * longest * rows)
+    for first, stop in _cuts(key_heads, each):
+        for key, value in before:
+            for start, end in _cuts(key.shape[2], most):
+                tile = memory[: (stop - first) * (end - start) * rows].view(stop - first, -1, rows)
+                yield slice(first, stop), key[0, first:stop, start:end], value[0, first:stop, start:end], tile
+
+
+def _cuts(count: int, most: int) -> Iterable[tuple[int, int]]:
+    """From and to, in as few equal parts as there can be of at most `most`."""
+    parts = -(-count // most)
+    return pairwise(count * part // max(1, parts) for part in range(parts + 1))

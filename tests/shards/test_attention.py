@@ -118,3 +118,24 @@ def test_attention_over_pieces_is_that_over_their_whole(
     torch.testing.assert_close(
         attended.double(), by_definition(query, key, value, rules), atol=2e-5, rtol=1e-4
     )
+
+
+@pytest.mark.parametrize(("early", "late"), [(0, 0), (300, 0), (-300, 0), (0, 300), (0, -300), (300, -300)])
+def test_logits_beyond_what_powers_of_float32_can_hold_are_weighed_all_the_same(
+    early: float, late: float
+) -> None:
+    """Of keys that come before all queries, and of the queries' own."""
+    queries, past = 30, 70
+    generator = torch.Generator().manual_seed(5)
+    query, key, value = (
+        torch.randn(1, 2, count, 8, generator=generator)
+        for count in (queries, past + queries, past + queries)
+    )
+    query[..., 0] = 1.0
+    key[:, :, :past, 0], key[:, :, past:, 0] = early, late
+    rules = Rules(1.0, None, None, None)
+    assert queries >= attention.TILED_QUERIES
+    attended = attend_parts(query, key.split(40, 2), value.split(40, 2), rules)
+    torch.testing.assert_close(
+        attended.double(), by_definition(query, key, value, rules), atol=1e-4, rtol=1e-4
+    )
