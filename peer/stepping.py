@@ -26,6 +26,7 @@ from molink.peer.metrics import PeerMetrics
 from molink.peer.microbatch import BatchLimits, MicroBatchQueue, PendingStep
 from molink.peer.prefill_chunks import Cut
 from molink.peer.profile import StepWork
+from molink.peer.prompt_order import due_s
 from molink.peer.prompts import Prompts
 from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.protocol.frames import Frame, ProtocolError
@@ -314,7 +315,10 @@ class Stepper:
         if prefill and hidden is not None:
             self._forwarder.arrived(session, step, count)
         now = time.perf_counter()
-        pending = PendingStep(session.key, step, session.span, count, now, prefill)
+        if prefill and step == 0 and self._links.heeds_due:
+            tokens = max(len(session.history), session.plan.prompt_tokens) - session.rows
+            session.due_s = due_s(session.plan.stages, max(count, tokens), now)
+        pending = PendingStep(session.key, step, session.span, count, now, prefill, session.due_s)
         if not self._queue.add(pending):
             one = StepInput(session, step, count, None, None, sample, prefill, now, ())
             self._fail([one], "more steps wait here than this peer takes", code="busy")

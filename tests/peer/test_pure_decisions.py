@@ -53,6 +53,7 @@ DECISIONS = [
     "molink.peer.memory",
     "molink.peer.pair_balance",
     "molink.peer.partners",
+    "molink.peer.prompt_order",
     "molink.peer.prompt_pieces",
     "molink.peer.roles",
     "molink.peer.microbatch",
