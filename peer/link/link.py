@@ -156,15 +156,17 @@ class Link:
         payload: bytes | memoryview = b"",
         traffic_class: TrafficClass = TrafficClass.CONTROL,
         sessions: tuple[bytes, ...] = (),
+        due_s: float = 0.0,
     ) -> bool:
         """Queues a frame. False, and nothing queued, when the queue is full or the link is closed.
 
         `sessions`: it is dropped if all of them are cancelled before it has left; without any it stays.
+        `due_s`: it goes before those of its class that are due later and of other sessions (`transmission.values`).
         """
         if self.closed_because is not None:
             return False
         now_s = asyncio.get_running_loop().time()
-        return self._traffic.push(encode(header, payload), traffic_class, sessions, now_s)
+        return self._traffic.push(encode(header, payload), traffic_class, sessions, due_s, now_s)
 
     def when_room(self, room: Callable[[], None]) -> None:
         """Calls `room` once and soon after there may be room where `post` found none, or after the link has closed."""

@@ -77,6 +77,11 @@ class Links:
             link.close("this end is stopping")
         await asyncio.gather(*self._running, return_exceptions=True)
 
+    @property
+    def heeds_due(self) -> bool:
+        """Whether messages of a class leave as they are due (see `Link.post`)."""
+        return self._uplink.heeds_due
+
     def cancel(self, session: bytes) -> None:
         """Drops what waits to be sent for a session alone."""
         self._uplink.cancel(session, asyncio.get_running_loop().time())

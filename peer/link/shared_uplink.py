@@ -32,6 +32,11 @@ class SharedUplink:
         self._numbers = itertools.count(1)
 
     @property
+    def heeds_due(self) -> bool:
+        """As `Uplink.heeds_due`."""
+        return self._uplink.heeds_due
+
+    @property
     def bytes_per_s(self) -> float | None:
         """The rate of the uplink, once it was measured."""
         return self._uplink.uplink_bytes_per_s

@@ -94,14 +94,18 @@ class Traffic:
     # -- out
 
     def push(
-        self, content: bytes, traffic_class: TrafficClass, sessions: tuple[bytes, ...], now_s: float
+        self,
+        content: bytes,
+        traffic_class: TrafficClass,
+        sessions: tuple[bytes, ...],
+        due_s: float,
+        now_s: float,
     ) -> bool:
         """Queues a message. False, and nothing queued, when there is no room for it."""
         number = next(self._messages)
         self._waiting[number] = _Waiting(traffic_class, memoryview(content))
-        if not self._uplink.push(
-            self._number, Outgoing(number, traffic_class, len(content), sessions), now_s
-        ):
+        outgoing = Outgoing(number, traffic_class, len(content), sessions, due_s)
+        if not self._uplink.push(self._number, outgoing, now_s):
             del self._waiting[number]
             return False
         self.keepalive.used(now_s)

@@ -6,14 +6,15 @@ when it arrives and leaves when it ends, and nobody waits for the longest genera
 span are joined, ragged, decode and prefill under one token budget, so that a peer that serves ten circuits
 still makes one matrix product per layer.
 
-Fairness: the step that has waited longest is in the next micro-batch, always. A prefill counts as having
-arrived `prefill_patience_s` later than it did, so decode overtakes it, but not for ever. A later step of a
-session counts as waiting only once the step before it has run, so the chunks of a long prompt take turns with
-decode instead of following one another. A prefill whose next hop takes no more is passed over and keeps its place.
+Fairness: the decode that has waited longest or the prefill that is due first (`prompt_order`) is in the next
+micro-batch, whichever kind has waited longer. Prefill counts as having arrived `prefill_patience_s` later than it did,
+so decode overtakes it, but not for ever. A later step of a session counts as waiting only once the step before it has
+run, so the chunks of a long prompt take turns with decode instead of following one another. A prefill whose next hop
+takes no more is passed over and keeps its place.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Generic, TypeAlias, TypeVar
 
@@ -38,6 +39,8 @@ class PendingStep:
     arrived_s: float
     """When it came, on the same clock as all others."""
     prefill: bool
+    due_s: float = 0.0
+    """Of prefill: what is due first goes first, those of one time in the order of waiting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +80,17 @@ class _Group(Generic[Step]):
         self.prefill: dict[LeaseKey, _Waiting[Step]] = {}
 
     def oldest(self, patience_s: float, may_prefill: MayPrefill) -> _Waiting[Step] | None:
-        """The step that goes first, if one may."""
+        """The step that goes first, if one may, and since when steps of its kind have waited."""
         decode = next(iter(self.decode.values()), None)
         if not self.prefill:
             return decode
-        prefill = next((one for one in self.prefill.values() if may_prefill(one[0].key)), None)
-        if prefill is None or decode is None:
-            return prefill or decode
-        return decode if decode[1] <= prefill[1] + patience_s else prefill
+        prefills = [one for one in self.prefill.values() if may_prefill(one[0].key)]
+        if not prefills:
+            return decode
+        since_s = prefills[0][1]
+        if decode is not None and decode[1] <= since_s + patience_s:
+            return decode
+        return min(prefills, key=_due_s)[0], since_s
 
 
 class MicroBatchQueue(Generic[Step]):
@@ -147,7 +153,7 @@ class MicroBatchQueue(Generic[Step]):
         """Removes and returns what steps together now; () when nothing may.
 
         All of one span, every session at most once and its steps in the order they were added, decode before
-        prefill. It holds the step that has waited longest, then decodes, then prefills, as long as they fit
+        prefill. It holds the step that goes first, then decodes, then prefills as they are due, as long as they fit
         the limits; no prefill of a session that `may_prefill` says no to.
         """
         if not self._size:
@@ -213,7 +219,8 @@ class MicroBatchQueue(Generic[Step]):
         decode: list[Step] = [] if first.prefill else [first]
         prefill: list[Step] = [first] if first.prefill else []
         for kind, taken in ((group.decode, decode), (group.prefill, prefill)):
-            chosen = _fitting(kind, tokens, sessions, may_prefill) if kind else []
+            waiting = sorted(kind.values(), key=_due_s) if taken is prefill else kind.values()
+            chosen = _fitting(waiting, tokens, sessions, may_prefill) if kind else []
             for pending in chosen:
                 del kind[pending.key]
                 tokens -= pending.tokens
@@ -227,12 +234,11 @@ class MicroBatchQueue(Generic[Step]):
 
 
 def _fitting(
-    kind: dict[LeaseKey, _Waiting[Step]], tokens: int, sessions: int, may_prefill: MayPrefill
+    waiting: Iterable[_Waiting[Step]], tokens: int, sessions: int, may_prefill: MayPrefill
 ) -> list[Step]:
-    """Those that fit and may, longest waiting first. What is too large is passed over; it goes first when it is
-    the oldest."""
+    """Those that fit and may, in their order. What is too large is passed over; it goes first when its turn comes."""
     found: list[Step] = []
-    for pending, _ in kind.values():
+    for pending, _ in waiting:
         if tokens <= 0 or sessions <= 0:
             break
         if pending.tokens <= tokens and (not pending.prefill or may_prefill(pending.key)):
@@ -240,3 +246,7 @@ def _fitting(
             sessions -= 1
             found.append(pending)
     return found
+
+
+def _due_s(waiting: _Waiting[Step]) -> float:
+    return waiting[0].due_s

@@ -36,10 +36,11 @@ class _Frame:
     header: pb.Activations
     payload: memoryview
     traffic_class: TrafficClass
+    due_s: float
 
     def post(self, link: Link) -> bool:
         sessions = tuple(one.session.key.session for one in self.inputs)
-        return link.post(self.header, self.payload, self.traffic_class, sessions)
+        return link.post(self.header, self.payload, self.traffic_class, sessions, self.due_s)
 
 
 class Forwarder:
@@ -139,14 +140,17 @@ class Forwarder:
     def activations(self, output: StepOutput, hidden: torch.Tensor) -> None:
         """To each next hop its rows in order: a frame of decode rows and one of prefill rows, for each encoding.
 
-        In one frame they would be decode traffic, and a chunk of a prompt would overtake the chunk before it.
+        In one frame they would be decode traffic, and a chunk of a prompt would overtake the chunk before it. Where
+        prompts go as they are due, each has a frame of its own.
         """
         for (peer_id, encoding), parts in split_by_next(output, hidden).items():
-            for traffic_class in (TrafficClass.DECODE, TrafficClass.PREFILL):
-                prefill = traffic_class is TrafficClass.PREFILL
-                same = [part for part in parts if part[0].prefill == prefill]
-                if same:
-                    self._forward(peer_id, self._frame(encoding, same, output, traffic_class))
+            decode = [part for part in parts if not part[0].prefill]
+            prefill = [part for part in parts if part[0].prefill]
+            if decode:
+                self._forward(peer_id, self._frame(encoding, decode, output, TrafficClass.DECODE))
+            for together in [[part] for part in prefill] if self._links.heeds_due else [prefill]:
+                if together:
+                    self._forward(peer_id, self._frame(encoding, together, output, TrafficClass.PREFILL))
 
     def _frame(
         self,
@@ -160,7 +164,8 @@ class Forwarder:
         tensor = parts[0][1] if len(parts) == 1 else torch.cat([part for _, part in parts])
         payload = codec.encode(tensor, encoding)
         self._metrics.sent_activations(encoding, payload.nbytes)
-        return _Frame(tuple(one for one, _ in parts), header, payload, traffic_class)
+        due_s = parts[0][0].session.due_s if traffic_class is TrafficClass.PREFILL else 0.0
+        return _Frame(tuple(one for one, _ in parts), header, payload, traffic_class, due_s)
 
     def _forward(self, peer_id: str, frame: _Frame) -> None:
         prefill = frame.traffic_class is TrafficClass.PREFILL

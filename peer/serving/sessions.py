@@ -77,6 +77,8 @@ class HopSession:
     """The step that is expected next; older ones are repeats."""
     rows: int = 0
     """Tokens that the cache held or that have come in so far, stepped or waiting."""
+    due_s: float = 0.0
+    """When the prompt is due here (`prompt_order`), on the engine's clock; 0 where nobody heeds it."""
     history: list[int] = field(default_factory=list)
     """At the head: the sequence so far."""
 

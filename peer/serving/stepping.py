@@ -23,6 +23,7 @@ from molink.peer.scheduling.circulation import Rule
 from molink.peer.scheduling.decode_watch import DecodeWatch
 from molink.peer.scheduling.microbatch import BatchLimits, MicroBatchQueue, PendingStep
 from molink.peer.scheduling.prefill_chunks import Cut
+from molink.peer.scheduling.prompt_order import due_s
 from molink.peer.serving.decode_reports import DecodeReports
 from molink.peer.serving.engine_thread import EngineThread
 from molink.peer.serving.forwarding import Forwarder
@@ -314,7 +315,10 @@ class Stepper:
         if prefill and hidden is not None:
             self._forwarder.arrived(session, step, count)
         now = time.perf_counter()
-        pending = PendingStep(session.key, step, session.span, count, now, prefill)
+        if prefill and step == 0 and self._links.heeds_due:
+            tokens = max(len(session.history), session.plan.prompt_tokens) - session.rows
+            session.due_s = due_s(session.plan.stages, max(count, tokens), now)
+        pending = PendingStep(session.key, step, session.span, count, now, prefill, session.due_s)
         if not self._queue.add(pending):
             one = StepInput(session, step, count, None, None, sample, prefill, now, ())
             self._fail([one], "more steps wait here than this peer takes", code="busy")

@@ -10,6 +10,8 @@ WITH_OWN_ROOM = frozenset(
 )
 OWN_PART = 8
 """One part in so many of the limits is each such class's own: no flood of others locks it out."""
+NOBODY = (b"",)
+"""Messages without a session are in order like those of one."""
 
 
 class Queued:
@@ -27,7 +29,7 @@ class Queued:
 
 
 class _Lane:
-    """The messages of one class, in order."""
+    """The messages of one class, in the order in which they leave."""
 
     __slots__ = ("messages", "own_bytes", "own_messages", "queued_bytes")
 
@@ -36,6 +38,20 @@ class _Lane:
         self.queued_bytes = 0
         self.own_bytes = own_bytes
         self.own_messages = own_messages
+
+    def insert(self, queued: Queued) -> None:
+        """Puts it before those that are due later, but behind all that share a session with it: a later chunk of a
+        prompt must not be complete before an earlier one."""
+        messages, due_s = self.messages, queued.outgoing.due_s
+        if not messages or messages[-1].outgoing.due_s <= due_s:
+            messages.append(queued)
+            return
+        place, sessions = len(messages), set(queued.outgoing.sessions or NOBODY)
+        for other in reversed(messages):
+            if other.outgoing.due_s <= due_s or not sessions.isdisjoint(other.outgoing.sessions or NOBODY):
+                break
+            place -= 1
+        messages.insert(place, queued)
 
 
 class Backlog:
@@ -79,7 +95,7 @@ class Backlog:
         return sorted(found, key=lambda queued: queued.order)
 
     def push(self, outgoing: Outgoing) -> Queued | None:
-        """Queues a message behind those of its class; None, and nothing queued, when there is no room for it.
+        """Queues a message where it is due among those of its class; None, and nothing queued, when there is no room.
 
         Raises:
             ValueError: the message is empty.
@@ -98,9 +114,8 @@ class Backlog:
         self._common_messages -= more_messages
         self._orders += 1
         queued = Queued(outgoing, self._orders)
-        if not lane.messages:
-            self.heads[outgoing.traffic_class] = queued
-        lane.messages.append(queued)
+        lane.insert(queued)
+        self.heads[outgoing.traffic_class] = lane.messages[0]
         lane.queued_bytes += size_bytes
         self.queued_bytes += size_bytes
         return queued

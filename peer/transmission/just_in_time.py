@@ -11,6 +11,7 @@ Every chunk costs both ends processor time, whatever its size: chunks are longer
 
 import math
 from collections.abc import Mapping
+from typing import ClassVar
 
 from molink.peer.transmission.backlog import Queued
 from molink.peer.transmission.classes import TrafficClass
@@ -60,6 +61,8 @@ _DECODE, _CONTROL = TrafficClass.DECODE, TrafficClass.CONTROL
 
 class JustInTime:
     """One account of shares over the uplink; windows for each link."""
+
+    HEEDS_DUE: ClassVar[bool] = True
 
     def __init__(self, uplink: UplinkState, shares: Mapping[TrafficClass, float]) -> None:
         self._uplink = uplink

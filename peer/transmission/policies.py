@@ -12,7 +12,7 @@
 import math
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from molink.peer.transmission.backlog import Queued
 from molink.peer.transmission.classes import TrafficClass
@@ -37,6 +37,9 @@ Decided = tuple[Queued, int] | float
 class Policy(Protocol):
     """Decides for one link at a time, knowing all. `next` is asked only while something waits on the link."""
 
+    HEEDS_DUE: ClassVar[bool]
+    """Whether messages of a class leave as they are due (`Outgoing.due_s`), not in order of push."""
+
     def __init__(self, uplink: UplinkState, shares: Mapping[TrafficClass, float]) -> None: ...
 
     def pushed(self, link: LinkState, queued: Queued) -> None:
@@ -54,6 +57,8 @@ class Policy(Protocol):
 
 class Fifo:
     """In order of push, as much in flight as TCP keeps."""
+
+    HEEDS_DUE: ClassVar[bool] = False
 
     def __init__(self, uplink: UplinkState, shares: Mapping[TrafficClass, float]) -> None:  # noqa: ARG002
         self._uplink = uplink
@@ -89,6 +94,8 @@ class Concurrent(Fifo):
 class FixedChunk:
     """Decode first; the rest in chunks of one size. A transmission occupies the uplink until it has left it at the
     estimated rate, and nothing else begins before."""
+
+    HEEDS_DUE: ClassVar[bool] = False
 
     def __init__(self, uplink: UplinkState, shares: Mapping[TrafficClass, float]) -> None:  # noqa: ARG002
         self._uplink = uplink

@@ -48,6 +48,11 @@ class Uplink:
         self._awake: set[int] = set()
 
     @property
+    def heeds_due(self) -> bool:
+        """Whether messages of a class leave as they are due, not in order of push."""
+        return self._policy.HEEDS_DUE
+
+    @property
     def uplink_bytes_per_s(self) -> float | None:
         """The rate of the uplink, measured over all links; None until bulk was sent."""
         return self._state.rate.bytes_per_s

@@ -26,6 +26,9 @@ class Outgoing(NamedTuple):
     """Of the whole message, 1 or more."""
     sessions: tuple[bytes, ...] = ()
     """For whom it is; it is dropped when all of them are cancelled. Without any it cannot be cancelled."""
+    due_s: float = 0.0
+    """Of a class's messages on a link the one that is due first goes first, those of one time in order of push. On any
+    clock, since they are only compared with each other; 0 where `Uplink.heeds_due` is not true."""
 
 
 class Send(NamedTuple):

@@ -50,6 +50,11 @@ class Channels:
         """Told of each chunk: of which frame it is, its bytes, and when the last of them has left."""
 
     @property
+    def heeds_due(self) -> bool:
+        """Whether prompts go as they are due."""
+        return self._uplink.heeds_due
+
+    @property
     def unfinished_frames(self) -> int:
         """Frames that were given and are not there yet."""
         return sum(len(channel.frames) for channel in self._channels)
@@ -83,7 +88,7 @@ class Channels:
         channel, now_s = self._channels[number], self._timeline.now_s
         message = channel.message + 1
         sessions = tuple([row.key.session for row in frame.rows])
-        outgoing = Outgoing(message, frame.traffic_class, frame.size_bytes, sessions)
+        outgoing = Outgoing(message, frame.traffic_class, frame.size_bytes, sessions, frame.due_s)
         if not self._uplink.push(number, outgoing, now_s):
             return False
         channel.message = message

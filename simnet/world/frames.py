@@ -49,6 +49,8 @@ class SimulatedFrame:
     rows: tuple[SimulatedRow, ...]
     traffic_class: TrafficClass
     size_bytes: int
+    due_s: float = 0.0
+    """Of prefill: when it is due."""
 
 
 Deliver = Callable[[SimulatedFrame], None]

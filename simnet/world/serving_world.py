@@ -102,7 +102,9 @@ class ServingWorld:
     def _start(self, request: Request) -> None:
         key = LeaseKey(request.number.to_bytes(16, "big"), 1)
         stages, hops = self._plan.stages_of(request), len(self.peers)
-        self._sessions[key] = SimulatedSession(key, request, stages, circuit_of(stages), [0] * hops)
+        self._sessions[key] = SimulatedSession(
+            key, request, stages, circuit_of(stages), [0] * hops, [0.0] * hops
+        )
         self._prompts.add(key, stages, (0,) * request.prompt_tokens)
         self._add_chunk(key)
         self.peers[0].pump()

@@ -1,6 +1,6 @@
 """A generation in the simulated world."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from molink.peer.leases import LeaseKey
 from molink.peer.scheduling.pipeline import PipelineStage
@@ -18,7 +18,9 @@ class SimulatedSession:
     """The circuit as predicted, as its descriptor has it."""
     circuit: Circuit
     """The same, as the transmission paper's prediction takes it."""
-    rows: list[int] = field(default_factory=list)
+    rows: list[int]
     """At each peer: tokens in its KV cache, those of the step that runs included."""
+    due_s: list[float]
+    """At each peer: when the prompt is due, on the virtual clock; 0 where nobody heeds it."""
     next_step: int = 0
     """At the head."""

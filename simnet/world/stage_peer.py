@@ -2,13 +2,14 @@
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from molink.peer.leases import LeaseKey
 from molink.peer.scheduling.decode_watch import Iterations
 from molink.peer.scheduling.microbatch import BatchLimits, MicroBatchQueue, PendingStep
 from molink.peer.scheduling.prefill_window import ReceivedPrefill, SentPrefill
+from molink.peer.scheduling.prompt_order import due_s
 from molink.peer.transmission.decode_times import FirstBatch, RunningBatch, decode_finish_s
 from molink.shards.spec import Span
 from molink.simnet.devices import Work
@@ -41,7 +42,7 @@ class Place:
 class _WaitingRow(PendingStep):
     """What the product's queue knows of a row, and the row."""
 
-    row: SimulatedRow
+    row: SimulatedRow = field(kw_only=True)
 
 
 class StagePeer:
@@ -87,11 +88,15 @@ class StagePeer:
 
     def add(self, row: SimulatedRow) -> None:
         """A step waits for the engine from now on; `pump` follows."""
+        now_s, hop = self._timeline.now_s, self.place.hop
+        session = self._sessions[row.key]
+        if row.prefill and row.step == 0 and self._channels.heeds_due:
+            session.due_s[hop] = due_s(session.stages, session.request.prompt_tokens, now_s)
         waiting = _WaitingRow(
-            row.key, row.step, self._span, row.count, self._timeline.now_s, row.prefill, row
+            row.key, row.step, self._span, row.count, now_s, row.prefill, session.due_s[hop], row=row
         )
         if not self._queue.add(waiting):
-            raise OverflowError(f"more steps wait at hop {self.place.hop} than a peer takes")
+            raise OverflowError(f"more steps wait at hop {hop} than a peer takes")
 
     def on_activations(self, frame: SimulatedFrame) -> None:
         """The previous hop's output."""
@@ -183,7 +188,8 @@ class StagePeer:
             self._draw(decode + tuple([row for row in prefill if row.sample]))
         else:
             self._forward(decode, prefill=False)
-            self._forward(prefill, prefill=True)
+            for rows in [(row,) for row in prefill] if self._channels.heeds_due else [prefill]:
+                self._forward(rows, prefill=True)
 
     def _draw(self, sampled: Rows) -> None:
         if sampled and self._is_head:
@@ -195,6 +201,8 @@ class StagePeer:
         if not rows:
             return
         frame = frames.activations(rows, self.place.activation_bytes, prefill)
+        if prefill:
+            frame.due_s = self._sessions[rows[0].key].due_s[self.place.hop]
         if prefill and self._held:
             self._held.append(frame)
         elif not self._channels.post(self.next_link, frame):

@@ -16,6 +16,7 @@ from molink.peer.models.model import LocalModel
 from molink.peer.scheduling.circulation import fixed
 from molink.peer.scheduling.pipeline import PipelineStage
 from molink.peer.scheduling.prefill_chunks import Cut, chunk_lengths
+from molink.peer.scheduling.prompt_order import due_s
 from molink.peer.serving import stepping
 from molink.peer.serving.steps import StepInput, StepOutput, compute
 from molink.shards.engine import Engine
@@ -60,6 +61,23 @@ async def test_the_second_hop_computes_a_chunk_before_the_first_hop_has_computed
     assert begun.index((1, 1)) < begun.index((0, 3))
     prefills = [(hop, step) for hop, step in begun if step < len(chunks)]
     assert sorted(prefills) == [(hop, step) for hop in range(3) for step in range(4)]
+
+
+@asynchronous
+async def test_every_hop_decides_once_when_a_prompt_is_due_whatever_chunks_it_comes_in(
+    model: LocalModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, int]] = []
+
+    def watched(stages: Sequence[PipelineStage], prompt_tokens: int, arrived_s: float) -> float:
+        asked.append((len(stages), prompt_tokens))
+        return due_s(stages, prompt_tokens, arrived_s)
+
+    monkeypatch.setattr(stepping, "due_s", watched)
+    cuts = {70: (40, 30), 90: (30, 30, 30)}
+    async with served_circuit(model, (2, 4), kv_tokens=400, cut=cut_as(cuts)) as circuit:
+        await circuit.generate([prompt_of(tokens) for tokens in cuts], NEW_TOKENS)
+    assert sorted(asked) == sorted((3, tokens) for tokens in cuts for _ in range(3))
 
 
 @st.composite

@@ -1,6 +1,7 @@
 """Which waiting steps run together: limits, order and fairness."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -120,6 +121,23 @@ def test_a_prefill_gets_through_a_crowd_of_decodes_that_fills_every_micro_batch(
     assert 0.05 <= now < 0.1
 
 
+def test_of_prompts_the_one_that_is_due_first_goes_first_and_decode_waits_no_longer_for_it() -> None:
+    steps = [replace(prefill(session, 0.0, 60), due_s=9.0 - session) for session in (1, 2, 3)]
+    waiting = decode(4, 0.0)
+    queue = fill(*steps, waiting)
+    assert queue.next() == (waiting, steps[2])
+    assert queue.next() == (steps[1],)
+    assert queue.next() == (steps[0],)
+
+
+def test_a_prompt_whose_next_hop_takes_no_more_is_passed_over_though_it_is_due_first() -> None:
+    first, second = (replace(prefill(session, 0.0, 60), due_s=float(session)) for session in (1, 2))
+    queue = fill(second, first)
+    assert queue.next(lambda one: one != key(1)) == (second,)
+    assert queue.next(lambda one: one != key(1)) == ()
+    assert queue.next() == (first,)
+
+
 def test_a_full_queue_sends_the_pressure_back() -> None:
     queue = MicroBatchQueue(BatchLimits(), capacity=2)
     assert queue.add(decode(1, 0.0))
@@ -204,12 +222,15 @@ class QueueMachine(RuleBasedStateMachine):
         is_prefill=st.booleans(),
         passed_s=st.floats(-0.01, 0.1),
         second=st.booleans(),
+        due_s=st.sampled_from([0.0, 1.0, 2.0]),
     )
-    def add(self, session: int, tokens: int, is_prefill: bool, passed_s: float, second: bool) -> None:
+    def add(
+        self, session: int, tokens: int, is_prefill: bool, passed_s: float, second: bool, due_s: float
+    ) -> None:
         self.number += 1
         arrived_s = max(0.0, self.latest_s + passed_s)
         pending = PendingStep(
-            key(session), self.number, SECOND if second else FIRST, tokens, arrived_s, is_prefill
+            key(session), self.number, SECOND if second else FIRST, tokens, arrived_s, is_prefill, due_s
         )
         waiting = sum(map(len, self.steps.values()))
         assert self.queue.add(pending) == (waiting < self.capacity)
@@ -229,7 +250,7 @@ class QueueMachine(RuleBasedStateMachine):
     def run_next(self) -> None:
         for session in self.steps:
             self.since.setdefault(session, self.latest_s)
-        due_s = {
+        patient_s = {
             session: self.since[session] + (self.limits.prefill_patience_s if steps[0].prefill else 0.0)
             for session, steps in self.steps.items()
         }
@@ -242,7 +263,8 @@ class QueueMachine(RuleBasedStateMachine):
         assert {pending.span for pending in batch} == {batch[0].span}
         assert [pending.prefill for pending in batch] == sorted(pending.prefill for pending in batch)
         assert [self.steps[session][0] for session in chosen] == list(batch)
-        assert min(due_s[session] for session in chosen) == min(due_s.values())
+        first = [session for session in self.steps if patient_s[session] == min(patient_s.values())]
+        assert any(self.goes_for(session, batch) for session in first)
         tokens = sum(pending.tokens for pending in batch)
         assert tokens <= self.limits.max_tokens or len(batch) == 1
         if len(batch) < self.limits.max_sessions:
@@ -255,6 +277,16 @@ class QueueMachine(RuleBasedStateMachine):
             del self.steps[session][0]
             if not self.steps[session]:
                 del self.steps[session]
+
+    def goes_for(self, session: int, batch: tuple[PendingStep, ...]) -> bool:
+        """Whether the batch is one that this session has waited for: with its decode, or with the prefill of its span
+        that is due first."""
+        step = self.steps[session][0]
+        if not step.prefill:
+            return step in batch
+        alike = [one[0] for one in self.steps.values() if one[0].prefill and one[0].span == step.span]
+        least_s = min(one.due_s for one in alike)
+        return any(one in batch for one in alike if one.due_s == least_s)
 
     @invariant()
     def nothing_is_lost_and_nothing_is_unbounded(self) -> None:

@@ -229,10 +229,15 @@ class UplinkMachine(RuleBasedStateMachine):
         traffic_class=st.sampled_from(TrafficClass),
         size_bytes=st.one_of(st.integers(1, 40_000), st.integers(1, 2 * MIB)),
         sessions=st.lists(st.sampled_from([b"a", b"b", b"c"]), unique=True, max_size=2),
+        due_s=st.floats(-1.0, 1.0),
     )
-    def push(self, link: int, traffic_class: TrafficClass, size_bytes: int, sessions: list[bytes]) -> None:
+    def push(
+        self, link: int, traffic_class: TrafficClass, size_bytes: int, sessions: list[bytes], due_s: float
+    ) -> None:
         self.numbers[link] += 1
-        outgoing = Outgoing(self.numbers[link], traffic_class, size_bytes, tuple(sessions))
+        if traffic_class is not PREFILL or not self.uplink.heeds_due:
+            due_s = 0.0
+        outgoing = Outgoing(self.numbers[link], traffic_class, size_bytes, tuple(sessions), due_s)
         if self.uplink.push(link, outgoing, self.now_s):
             self.left[link][outgoing.number] = (outgoing, 0)
             self.live[link, outgoing.number] = set(sessions)
@@ -258,8 +263,9 @@ class UplinkMachine(RuleBasedStateMachine):
             self.left[link][decided.message] = (outgoing, offset + decided.size_bytes)
         for number, (one, _) in self.left[link].items():
             if number < decided.message and one.traffic_class is outgoing.traffic_class:
-                # One session's messages of one class leave in order; only `concurrent` lets another's overtake.
-                assert self.policy == "concurrent"
+                # One session's messages of one class leave in order; another's overtake if they are due earlier, or
+                # with `concurrent`.
+                assert outgoing.due_s < one.due_s or self.policy == "concurrent"
                 assert not set(one.sessions or [b""]) & set(outgoing.sessions or [b""])
         self.sequence[link] += 1
         self.flight[link].append(decided.size_bytes)

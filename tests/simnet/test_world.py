@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from molink.peer.scheduling.circulation import fixed
 from molink.peer.scheduling.pipeline import PipelineStage
 from molink.peer.scheduling.prefill_chunks import equal_chunks
+from molink.peer.scheduling.prompt_order import PATIENCE
 from molink.shards.spec import Span
 from molink.simnet.devices import DEVICES, Work
 from molink.simnet.model_shapes import QWEN2_7B
@@ -219,6 +220,30 @@ def test_who_does_not_fit_now_waits_and_is_not_overtaken() -> None:
     firsts_s = [outcome.token_s[0] for outcome in outcomes]
     assert firsts_s == sorted(firsts_s)
     assert firsts_s[1] > outcomes[0].token_s[-1]
+
+
+def served_prompts(policy: str, requests: Sequence[Request]) -> list[float]:
+    """Each request's time to first token, in seconds."""
+    _, outcomes = serve(circuit_plan(scenario(), policy, usual(policy, 3)), requests)
+    return [outcome.token_s[0] - outcome.request.arrival_s for outcome in outcomes]
+
+
+def test_a_short_prompt_does_not_wait_for_the_long_ones_before_it_and_costs_them_only_its_own_time() -> None:
+    long = [Request(number, 0.0, 2000, 1) for number in range(4)]
+    [alone_s] = served_prompts("molink", [Request(0, 0.0, 100, 1)])
+    before_s = served_prompts("molink", long)
+    *long_s, short_s = served_prompts("molink", [*long, Request(4, 2.0, 100, 1)])
+    assert short_s < 3 * alone_s
+    assert max(long_s) < max(before_s) + alone_s
+
+
+def test_short_prompts_without_end_do_not_keep_a_long_one_waiting() -> None:
+    """They ask for more than the line carries: whoever had no place before those that come later never got through."""
+    line_s = 1000 * QWEN2_7B.spec().activation_bytes * 8 / 100e6
+    short = [Request(number, 0.1 * number, 250, 1) for number in range(1, 151)]
+    long_s, *others_s = served_prompts("molink", [Request(0, 0.0, 1000, 1), *short])
+    assert max(others_s) > long_s
+    assert long_s < (PATIENCE + 3) * line_s
 
 
 def test_bytes_that_vanish_are_noticed() -> None:
