@@ -166,7 +166,7 @@ class Link:
         if self.closed_because is not None:
             return False
         now_s = asyncio.get_running_loop().time()
-        return self._traffic.push(encode(header, payload), traffic_class, sessions, due_s, now_s)
+        return self._traffic.push(encode(header, payload), traffic_class, sessions, now_s, due_s)
 
     def when_room(self, room: Callable[[], None]) -> None:
         """Calls `room` once and soon after there may be room where `post` found none, or after the link has closed."""
