@@ -101,7 +101,10 @@ class Traffic:
         now_s: float,
         due_s: float = 0.0,
     ) -> bool:
-        """Queues a message; what is due first (`due_s`) of prefill leaves first. False, and nothing queued, when there is no room for it."""
+        """Queues a message. False, and nothing queued, when there is no room for it.
+
+        `due_s`: as in `transmission.values.Outgoing`.
+        """
         number = next(self._messages)
         self._waiting[number] = _Waiting(traffic_class, memoryview(content))
         outgoing = Outgoing(number, traffic_class, len(content), sessions, due_s)
