@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test test-e2e test-units test-decisions test-full check fuzz bench bench-link bench-engine bench-engine-gpu proto clean setup
+.PHONY: demo test test-e2e test-units test-decisions test-discovery test-full check fuzz bench bench-link bench-engine bench-engine-gpu proto clean setup
 
 setup: $(VENV)/.linked
 
@@ -37,22 +37,26 @@ check: setup
 	$(BIN)/lint-imports --no-cache
 
 # Two at a time: the tests of real peers wait more than they compute. Decisions have a process of their own, in which
-# no thread of a peer runs beside them. Each line says whose it is.
+# no thread of a peer runs beside them, and discovery has one to even out the two halves. Each line says whose it is.
 test: setup
-	@$(MAKE) --no-print-directory -k -j2 test-e2e check test-units test-decisions
+	@$(MAKE) --no-print-directory -k -j2 test-e2e check test-units test-decisions test-discovery
 
 DECISIONS := $(wildcard tests/routing tests/simnet)
-test-e2e test-units test-decisions: SHELL := bash
-test-e2e test-units test-decisions: .SHELLFLAGS := -o pipefail -c
+test-e2e test-units test-decisions test-discovery: SHELL := bash
+test-e2e test-units test-decisions test-discovery: .SHELLFLAGS := -o pipefail -c
 
 test-e2e: setup
 	@$(BIN)/python -m pytest -m 'e2e and not full and not fuzz' 2>&1 | sed -u 's/^/peers     | /'
 
 test-units: setup
-	@$(BIN)/python -m pytest -m 'not e2e and not full and not fuzz' $(DECISIONS:%=--ignore=%) 2>&1 | sed -u 's/^/units     | /'
+	@$(BIN)/python -m pytest -m 'not e2e and not full and not fuzz' $(DECISIONS:%=--ignore=%) --ignore=tests/dht 2>&1 \
+	  | sed -u 's/^/units     | /'
 
 test-decisions: setup
 	@$(BIN)/python -m pytest -m 'not e2e and not full and not fuzz' $(DECISIONS) 2>&1 | sed -u 's/^/decisions | /'
+
+test-discovery: setup
+	@$(BIN)/python -m pytest -m 'not e2e and not full and not fuzz' tests/dht 2>&1 | sed -u 's/^/discovery | /'
 
 test-full: check
 	$(BIN)/python -m pytest -m 'not fuzz'

@@ -62,7 +62,10 @@ def asynchronous(test: Callable[P, Awaitable[None]]) -> Callable[P, None]:
         async def whole() -> None:
             async with asyncio.timeout(3 * DEADLINE_S):
                 await test(*args, **kwargs)
-            await until(lambda: not left_over())
+            try:
+                await until(lambda: not left_over())
+            except TimeoutError:
+                raise AssertionError(f"tasks still run: {left_over()}") from None
 
         asyncio.run(whole())
 
@@ -70,9 +73,9 @@ def asynchronous(test: Callable[P, Awaitable[None]]) -> Callable[P, None]:
 
 
 def left_over() -> list[str]:
-    """The names of tasks that still run, gRPC's own aside."""
+    """Tasks that still run, gRPC's own aside."""
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
-    return [task.get_name() for task in tasks if "grpc" not in repr(task.get_coro())]
+    return [repr(task) for task in tasks if "grpc" not in repr(task.get_coro())]
 
 
 async def until(holds: Callable[[], bool]) -> None:
