@@ -125,8 +125,10 @@ where quantized weights are refused, or take no less memory (`dbrx`).
 Checkpoints in AWQ (4 bits), GPTQ (2, 4, 8 bits) and block-wise fp8 are unpacked while they are read.
 
 **Tensor parallel**: *{ranks} ranks* where so many ranks, each with its share of the heads and of every MLP, computed
-the whole model's logits (the same tolerance, as threads of one process), and *no* where the architecture is refused,
-mostly because transformers has no plan that divides its attention and MLP. It was never run on a GPU.
+the whole model's logits (the same tolerance, as threads of one process, plain weights), and *no* where the
+architecture is refused, mostly because transformers has no plan that divides its attention and MLP. Ranks of quantized
+weights are tried with `llama`, `qwen2` and `mixtral` (`tests/shards/test_quantized_ranks.py`). It was never run on a
+GPU.
 """
 
 
