@@ -8,6 +8,9 @@ IP 40, half an acknowledgement 26). `docs/decisions/0011` has the numbers.
 import math
 from dataclasses import dataclass
 
+DEGREE = 4
+"""Links that a peer dials. Others dial it too: the mean is twice as many, the most three times, so that there is always
+room for a newcomer."""
 STATE_COST_BITS = 8 * 170
 """100 to 148 bytes of content, 5 names, an ask."""
 FACTS_COST_BITS = 8 * (600 + 600)

@@ -16,14 +16,11 @@ from molink.dht.membership import Membership
 from molink.dht.packed import PackedStream
 from molink.dht.table import MAX_TAGS, Pulled, newer_tags, pull
 from molink.dht.table import PROTOCOL as TABLE
-from molink.dht.timing import DiscoveryTiming, repair_interval_s
+from molink.dht.timing import DEGREE, DiscoveryTiming, repair_interval_s
 from molink.dht.traffic import Traffic
 
 logger = logging.getLogger(__name__)
 
-DEGREE = 4
-"""Links that a peer dials. Others dial it too: the mean is twice as many, the most three times, so that
-there is always room for a newcomer."""
 _SOURCES = 3
 _WANTED = 64
 

@@ -14,6 +14,9 @@ from typing import NamedTuple
 from molink.shards.spec import Span
 from molink.simnet.model_shapes import ModelShape
 
+USABLE_MEMORY = 0.9
+"""The part of a GPU's memory that a peer takes by default."""
+
 
 @dataclass(frozen=True, slots=True)
 class Chunk:

@@ -174,7 +174,8 @@ def found_line(architecture: str, report: Callable[[str], object]) -> str:
         try:
             cells = measured_cells(architecture, finding.batching, report)
         except NotMadeWhole as error:
-            reason = f"not measured, for no tiny model of its kind could be made whole: {error}"
+            what = re.sub(r"\S*/tmp\w+", "its folder", str(error))
+            reason = f"not measured, for no tiny model of its kind could be made whole: {what}"
         except WeightsError as error:
             reason = str(error).splitlines()[0].partition(": ")[2]
         else:

@@ -171,12 +171,14 @@ class JitterEstimator:
         ahead_s = self._ahead_s + size_bytes / bytes_per_s - (at_s - self._last_s)
         self._ahead_s = ahead_s if ahead_s > 0.0 else 0.0
         self._last_s = at_s
-        if now_s - self._since_s > JITTER_WINDOW_S:
+        most = self._most
+        window_ends = now_s - self._since_s > JITTER_WINDOW_S
+        if window_ends:
             self._since_s = now_s
-            self._most.append(0.0)
-        if self._ahead_s >= self._most[-1]:
-            self._most[-1] = self._ahead_s
-            self.spread_s = max(0.0, sorted(self._most)[1] - BORNE_S)
+            most.append(0.0)
+        if self._ahead_s > most[-1] or window_ends:
+            most[-1] = self._ahead_s
+            self.spread_s = max(0.0, sorted(most)[1] - BORNE_S)
 
     def forget(self) -> None:
         """The line is faster than it was taken to be: what was ahead of that was not ahead."""

@@ -159,7 +159,7 @@ class JustInTime:
             allowed_s = DECODE_S if link.decode_held else OWED_S
         else:
             allowed_s = self._allowed_s(link, nobody_decodes, now_s)
-        room_bytes = self._room_bytes(link, rate, allowed_s, now_s)
+        room_bytes, grows_bytes_per_s = self._room_bytes(link, rate, allowed_s, now_s)
         if room_bytes >= size_bytes:
             return queued, size_bytes
         least_bytes = size_bytes
@@ -169,7 +169,10 @@ class JustInTime:
             return queued, int(room_bytes)
         if not link.in_flight_bytes and not self._uplink.line.queued_s(now_s):
             return queued, least_bytes
-        return now_s + max(_RETRY_S, (least_bytes - room_bytes) / rate)
+        if not grows_bytes_per_s:
+            grows_bytes_per_s = 0.0 if link.in_flight_bytes else rate
+        wait_s = (least_bytes - room_bytes) / grows_bytes_per_s if grows_bytes_per_s else math.inf
+        return now_s + max(_RETRY_S, wait_s)
 
     def _allowed_s(self, link: LinkState, nobody_decodes: bool, now_s: float) -> float:
         """How long a queue bulk may make now."""
@@ -189,23 +192,27 @@ class JustInTime:
         away_s = next_s - now_s
         return ALLOWED_NEAR_S if away_s < ALLOWED_NEAR_S else min(away_s, ALLOWED_FAR_S)
 
-    def _room_bytes(self, link: LinkState, rate: float, allowed_s: float, now_s: float) -> float:
-        """What may be sent now so that no queue on the way gets longer than allowed; below 0 when one is."""
+    def _room_bytes(
+        self, link: LinkState, rate: float, allowed_s: float, now_s: float
+    ) -> tuple[float, float]:
+        """What may be sent now so that no queue on the way gets longer than allowed, below 0 when one is; and by how
+        many bytes a second that grows: 0 where only what arrives makes room."""
         rate *= link.gain
         delay, uplink = link.delay, self._uplink
         excess_s = delay.standing_s - allowed_s - ALLOWED_S
         held_s = delay.min_rtt_s or 0.0 if link.drains else delay.round_s
         window_s = held_s + allowed_s - (EXCESS_GAIN * excess_s if excess_s > 0.0 else 0.0)
-        room_bytes = rate * window_s - link.in_flight_bytes
+        room_bytes, grows_bytes_per_s = rate * window_s - link.in_flight_bytes, 0.0
         line_room_bytes = rate * (allowed_s - link.line.queued_s(now_s))
         if line_room_bytes < room_bytes:
-            room_bytes = line_room_bytes
+            room_bytes, grows_bytes_per_s = line_room_bytes, rate
         uplink_rate = uplink.rate.bytes_per_s
         if uplink_rate is not None:
-            uplink_room_bytes = link.gain * uplink_rate * (allowed_s - uplink.line.queued_s(now_s))
+            uplink_rate *= link.gain
+            uplink_room_bytes = uplink_rate * (allowed_s - uplink.line.queued_s(now_s))
             if uplink.last_bulk is link and uplink.bulk_links > 1:
                 # Others' turn, if they can use it.
                 uplink_room_bytes -= self._chunk_bytes(link)
             if uplink_room_bytes < room_bytes:
-                room_bytes = uplink_room_bytes
-        return room_bytes
+                room_bytes, grows_bytes_per_s = uplink_room_bytes, uplink_rate
+        return room_bytes, grows_bytes_per_s

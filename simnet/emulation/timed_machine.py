@@ -8,13 +8,10 @@ from molink.peer.backend import Backend
 from molink.peer.device import describe_device
 from molink.peer.profiling.profile import Profile
 from molink.peer.serving.handout import Handout
-from molink.simnet.devices import DeviceProfile
+from molink.simnet.devices import USABLE_MEMORY, DeviceProfile
 from molink.simnet.emulation.timed_backend import TimedBackend
 from molink.simnet.model_shapes import ModelShape
 from molink.simnet.timed_profile import timed_profile
-
-USABLE_MEMORY = 0.9
-"""The part of a GPU's memory that a peer takes by default."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,7 +10,7 @@ from molink.peer.scheduling.microbatch import BatchLimits, batch_limits
 from molink.peer.scheduling.pipeline import PipelineStage, stage_of
 from molink.peer.scheduling.prefill_chunks import chunk_lengths, equal_chunks
 from molink.shards.spec import ModelSpec, Span
-from molink.simnet.devices import DeviceProfile, Work
+from molink.simnet.devices import USABLE_MEMORY, DeviceProfile, Work
 from molink.simnet.model_shapes import ModelShape
 from molink.simnet.request_load import Request
 from molink.simnet.room import fitting_tokens
@@ -19,8 +19,6 @@ from molink.simnet.timed_profile import timed_profile
 from molink.simnet.world.serving_world import CircuitPlan
 from molink.simnet.world.stage_peer import ComputeS
 
-USABLE_MEMORY = 0.9
-"""The part of a GPU's memory that a peer takes by default."""
 MOST_SESSIONS = 256
 """On a peer, as servers of one model commonly allow."""
 SOFTWARE_MS = 2.5

@@ -2,6 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from molink.client.progress import Progress
 from molink.dht.commands import EXIT_USAGE, CommandFailed, Debug, Json, Verbose, start_logging
@@ -10,14 +11,15 @@ from molink.simnet.model_shapes import ModelShape, shape_named
 from molink.simnet.options import LatencyMatrix, Output, Trace, require_not_negative, require_positive
 from molink.simnet.results import Findings, deliver, output_folder
 from molink.simnet.swarm import options
-from molink.simnet.swarm.casting import drawn_cast, live_cast
 from molink.simnet.swarm.figures import Series, draw_swarm
 from molink.simnet.swarm.report import SwarmRow, swarm_row, swarm_series
 from molink.simnet.swarm.settings import HOUR_S, Churn, SwarmSettings
 from molink.simnet.swarm.snapshot_file import read_snapshot
 from molink.simnet.swarm.table import swarm_table
-from molink.simnet.swarm.world import Cast, SwarmWorld
 from molink.simnet.traces import TraceRequest, bundled_trace, read_trace
+
+if TYPE_CHECKING:
+    from molink.simnet.swarm.world import Cast
 
 EXAMPLE = "molink-simnet swarm --peers 1000 --hours 0.25 --output results"
 
@@ -48,6 +50,9 @@ def swarm(
     and their intervals are the product's own. Shows what clients get, and what the control plane takes.
     """
     start_logging(verbose=verbose, debug=debug)
+    # a client's hosts and channels, which take a second to load
+    from molink.simnet.swarm.casting import drawn_cast
+
     try:
         require_positive("--hours", hours)
         require_positive("--rate", rate)
@@ -93,8 +98,10 @@ def _what_if(
     without: list[str],
     bandwidth_factor: float | None,
     requests: tuple[TraceRequest, ...],
-) -> dict[str, Cast]:
+) -> "dict[str, Cast]":
     """The snapshot's swarm as it is, and, if anything is to change, as it would be."""
+    from molink.simnet.swarm.casting import live_cast
+
     live = read_snapshot(path, shape)
     casts = {"before": live_cast(settings, live, requests)}
     if without or bandwidth_factor is not None:
@@ -110,7 +117,9 @@ def _what_if(
     return casts
 
 
-def _run_all(casts: dict[str, Cast], settings: SwarmSettings) -> tuple[list[SwarmRow], dict[str, Series]]:
+def _run_all(casts: "dict[str, Cast]", settings: SwarmSettings) -> tuple[list[SwarmRow], dict[str, Series]]:
+    from molink.simnet.swarm.world import SwarmWorld
+
     rows: list[SwarmRow] = []
     series: dict[str, Series] = {}
     with Progress() as progress:

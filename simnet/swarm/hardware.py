@@ -13,8 +13,7 @@ from molink.dht.records import Device
 from molink.peer.memory import MemoryPlan, plan_memory
 from molink.peer.profiling.profile import Profile
 from molink.shards.spec import ModelSpec
-from molink.simnet.devices import DEVICES, DeviceProfile
-from molink.simnet.emulation.timed_machine import USABLE_MEMORY
+from molink.simnet.devices import DEVICES, USABLE_MEMORY, DeviceProfile
 from molink.simnet.model_shapes import ModelShape
 from molink.simnet.timed_profile import timed_profile
 

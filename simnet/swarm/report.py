@@ -2,12 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from molink.simnet.swarm.accounts import MINUTE_S, Ended, Outcome
 from molink.simnet.swarm.traffic import BUDGET_KBIT_S, KINDS
-from molink.simnet.swarm.world import SwarmWorld
+
+if TYPE_CHECKING:
+    from molink.simnet.swarm.world import SwarmWorld
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,7 @@ class SwarmRow:
     """That the average gateway copies."""
 
 
-def swarm_row(world: SwarmWorld, name: str) -> SwarmRow:
+def swarm_row(world: "SwarmWorld", name: str) -> SwarmRow:
     """Of a run that has ended."""
     accounts, traffic, ended = world.accounts, world.traffic, world.accounts.ended
     lasted_s = max(MINUTE_S, world.timeline.now_s)
@@ -115,7 +118,7 @@ SERIES = (
 )
 
 
-def swarm_series(world: SwarmWorld) -> list[dict[str, float | int | None]]:
+def swarm_series(world: "SwarmWorld") -> list[dict[str, float | int | None]]:
     """By minute: sessions count in the one in which they ended; `KINDS` are kbit/s that the average peer sends."""
     ended: dict[int, list[Ended]] = {}
     for one in world.accounts.ended:

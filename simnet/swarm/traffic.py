@@ -15,8 +15,7 @@ from molink.dht import announcement_pb2 as pb
 from molink.dht.packed import Deflater
 from molink.dht.spreading import NAME_BYTES
 from molink.dht.table import DIGESTS
-from molink.dht.timing import DiscoveryTiming, NewsRate, offer_gap_s
-from molink.dht.upkeep import DEGREE
+from molink.dht.timing import DEGREE, DiscoveryTiming, NewsRate, offer_gap_s
 
 FRAME_BYTES, WIRE_BYTES = 2, 12 + 18 + 40 + 26
 """A frame's head; yamux, noise, TCP and IP, and half an acknowledgement, for each frame that goes alone."""

@@ -7,7 +7,7 @@ from functools import partial
 from molink.peer.link.acknowledging import Acknowledging
 from molink.peer.link.reassembly import MAX_PARTIAL_BYTES, MAX_PARTIAL_MESSAGES
 from molink.peer.transmission.classes import TrafficClass
-from molink.peer.transmission.uplink import FOREVER, Uplink
+from molink.peer.transmission.uplink import Uplink
 from molink.peer.transmission.values import Arrival, Outgoing, Send
 from molink.simnet.world.frames import ACK_BYTES, CHUNK_BYTES, Deliver, SimulatedFrame
 from molink.simnet.world.timeline import Alarm, Timeline
@@ -122,8 +122,7 @@ class Channels:
         while isinstance(decided := decide(number, now_s), Send):
             self._send(channel, decided)
         channel.sending = False
-        if decided is not FOREVER:
-            channel.alarm.set(decided.until_s)
+        channel.alarm.move(decided.until_s)
 
     def _send(self, channel: _Channel, part: Send) -> None:
         channel.sequence = sequence = channel.sequence + 1

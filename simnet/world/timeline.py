@@ -73,27 +73,40 @@ class Timeline(simpy.Environment):
 
 
 class Alarm:
-    """One action that is due at a time that may be brought forward. An earlier call for a later time has no effect."""
+    """One action that is due at a time that may change."""
 
-    __slots__ = ("_action", "_timeline", "due_s")
+    __slots__ = ("_action", "_looks_s", "_timeline", "due_s")
 
     def __init__(self, timeline: Timeline, action: Action) -> None:
         self._timeline = timeline
         self._action = action
         self.due_s = math.inf
         """When it rings."""
+        self._looks_s = math.inf
+        """When it is looked at whether it is due: no later."""
 
     def set(self, at_s: float) -> None:
         """Rings at that time, unless it rings earlier anyway. Never, if that is infinite."""
-        if at_s >= self.due_s:
-            return
+        if at_s < self.due_s:
+            self.move(at_s)
+
+    def move(self, at_s: float) -> None:
+        """Rings at that time, whenever it would have rung. Never, if that is infinite."""
         timeline = self._timeline
         if at_s < timeline.now_s:
             at_s = timeline.now_s
         self.due_s = at_s
-        timeline.call_at(at_s, partial(self._ring, at_s))
+        if at_s < self._looks_s:
+            self._looks_s = at_s
+            timeline.call_at(at_s, partial(self._look, at_s))
 
-    def _ring(self, at_s: float) -> None:
-        if at_s == self.due_s:
+    def _look(self, at_s: float) -> None:
+        if at_s != self._looks_s:
+            return
+        self._looks_s = math.inf
+        due_s = self.due_s
+        if due_s > at_s:
+            self.move(due_s)
+        else:
             self.due_s = math.inf
             self._action()

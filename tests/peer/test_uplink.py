@@ -64,6 +64,33 @@ def test_a_decode_overtakes_a_prefill_and_needs_no_window() -> None:
     assert uplink.next(1, 0.001) == Send(2, 0, 32 * 1024, True)
 
 
+def test_a_prefill_that_nobody_acknowledges_waits_for_an_acknowledgement_and_not_for_time() -> None:
+    uplink = opened()
+    uplink.push(1, Outgoing(1, PREFILL, 32 * MIB), 0.0)
+    now_s = free_s = 0.0
+    sequence = 0
+    while uplink.estimate(1).bandwidth_bytes_per_s is None or now_s < 0.5:
+        parts = sends(uplink, 1, now_s)
+        arrivals = []
+        for part in parts:
+            sequence += 1
+            free_s = max(free_s, now_s) + part.size_bytes / 10e6
+            arrivals.append((sequence, free_s + 0.01))
+        now_s = max(now_s + 0.001, free_s + 0.02 if parts else 0.0)
+        uplink.acked(1, sequence, arrivals, now_s)
+    waits = 0
+    while (decided := uplink.next(1, now_s)) != Wait(math.inf):
+        if isinstance(decided, Wait):
+            waits += 1
+            now_s = decided.until_s
+        else:
+            sequence += 1
+        assert waits < 100, "it waits for time alone"
+    uplink.acked(1, sequence, [(sequence, now_s)], now_s)
+    assert uplink.wake() == (1,)
+    assert isinstance(uplink.next(1, now_s), Send)
+
+
 def test_decodes_that_nobody_acknowledges_stop_at_a_bound() -> None:
     uplink = opened("molink", 1, limit_bytes=64 * MIB)
     for number in range(1, 600):

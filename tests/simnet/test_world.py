@@ -106,6 +106,23 @@ def test_an_alarm_that_is_brought_forward_rings_once_and_earlier() -> None:
     assert rang == [2.0, 7.0]
 
 
+def test_an_alarm_that_is_moved_rings_once_and_at_no_other_time() -> None:
+    timeline = Timeline()
+    rang: list[float] = []
+    alarm = Alarm(timeline, lambda: rang.append(timeline.now_s))
+    alarm.move(2.0)
+    alarm.move(5.0)
+    timeline.run(4.0)
+    assert rang == []
+    alarm.move(4.5)
+    timeline.run()
+    assert rang == [4.5]
+    alarm.move(6.0)
+    alarm.move(math.inf)
+    timeline.run()
+    assert rang == [4.5]
+
+
 # -- theory
 
 
