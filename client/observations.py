@@ -28,8 +28,9 @@ class Observations:
         for peer_id in present:
             seen = self._seen.setdefault(peer_id, _Seen(UNSEEN, now_s))
             if seen.last_s is not None:
-                uptime_s = seen.observed.uptime_s + max(0.0, now_s - seen.last_s)
-                seen.observed = replace(seen.observed, uptime_s=uptime_s)
+                before = seen.observed
+                uptime_s = before.uptime_s + max(0.0, now_s - seen.last_s)
+                seen.observed = Observed(uptime_s, before.losses, before.client_rtt_ms, before.uplink_mbps)
             seen.last_s = now_s
         gone = [peer_id for peer_id in self._seen if peer_id not in present]
         remembered = [peer_id for peer_id in gone if self._seen[peer_id].observed.losses][-REMEMBERED_LOST:]
@@ -46,10 +47,12 @@ class Observations:
 
     def of(self, peer_ids: Iterable[str], rtt_ms: Callable[[str], float | None]) -> Mapping[str, Observed]:
         """What is known of each of the peers; `rtt_ms` gives the round trip to a peer, if it was measured."""
-        return {
-            peer_id: replace(
-                self._seen[peer_id].observed if peer_id in self._seen else UNSEEN,
-                client_rtt_ms=rtt_ms(peer_id),
-            )
-            for peer_id in peer_ids
-        }
+        found: dict[str, Observed] = {}
+        for peer_id in peer_ids:
+            seen = self._seen.get(peer_id)
+            observed = UNSEEN if seen is None else seen.observed
+            measured_ms = rtt_ms(peer_id)
+            if measured_ms is not None:
+                observed = replace(observed, client_rtt_ms=measured_ms)
+            found[peer_id] = observed
+        return found

@@ -16,10 +16,7 @@ class Stages:
 
     def __init__(self, problem: CircuitProblem) -> None:
         self._problem = problem
-        fills = Fills(problem)
-        self._stops: IntArray = np.stack(
-            [fills.greedy_stops(layer) for layer in range(problem.layers)], axis=1
-        )
+        self._stops: IntArray = Fills(problem).every_greedy_stop().T
         self._spent: FloatArray = np.zeros((problem.machines, problem.layers + 1))
         np.cumsum(problem.layer_ms, axis=1, out=self._spent[:, 1:])
         self._embed_ms = np.zeros(problem.machines) if problem.embed_ms is None else problem.embed_ms

@@ -74,6 +74,30 @@ class Fills:
         no_room_for_head = (stops == self.layers) & (taken[:, -1] + cold_head > budget)
         return np.maximum(np.where(no_room_for_head, self.layers - 1, stops), layer)
 
+    def every_greedy_stop(self) -> IntArray:
+        """[layers, machines]: `greedy_stops` of every layer."""
+        layers, width = self.layers, self.layers + 1
+        layer = np.arange(layers)[:, None]
+        whole = self._cold[:, -1]
+        before = self._cold[:, :layers].T
+        budget = np.broadcast_to(self._free, before.shape).copy()
+        budget[0] -= self._cold_embed
+        # Bytes before a layer never decrease, so that all machines', far enough apart, are one ascending array.
+        apart = np.arange(self.machines) * (int(whole.max(initial=0)) + 2)
+        reach = np.clip(before + np.minimum(budget, whole), -1, whole) + apart
+        stops = np.searchsorted((self._cold + apart[:, None]).ravel(), reach, side="right")
+        stops -= np.arange(self.machines) * width + 1
+        if self._free_kv is not None:
+            lease = np.searchsorted(self._kv, self._kv[:layers, None] + self._free_kv, side="right") - 1
+            stops = np.minimum(stops, lease)
+        if self._willing_stop is not None:
+            stops = np.minimum(stops, self._willing_stop.T)
+        head = np.broadcast_to(self._cold_head, before.shape).copy()
+        head[0] = self._cold_ends - self._cold_embed
+        no_room_for_head = (stops == layers) & (whole - before + head > budget)
+        every: IntArray = np.maximum(np.where(no_room_for_head, layers - 1, stops), layer)
+        return every
+
     def resident_stops(self) -> IntArray:
         """[machines, layers]: where the resident run that starts at a layer ends; the layer itself if it is
         cold."""

@@ -120,7 +120,7 @@ class Snapshot:
             or not (math.isfinite(announced) and announced > 0)
         ):
             return seen
-        return replace(seen, uplink_mbps=announced)
+        return Observed(seen.uptime_s, seen.losses, seen.client_rtt_ms, announced)
 
     def measured(self, one: PeerView, other: PeerView) -> bool:
         """Whether anybody has measured the round trip between two peers."""
@@ -174,7 +174,7 @@ def _available(view: PeerView) -> bool:
         facts.load_bytes_per_s,
         *(each.layer_ms for each in facts.layer_latencies),
     ]
-    return len(facts.layer_latencies) > 0 and all(math.isfinite(time) and time >= 0 for time in times)
+    return len(facts.layer_latencies) > 0 and all(0.0 <= time < math.inf for time in times)
 
 
 def _loadable_bytes(view: PeerView) -> int:

@@ -71,7 +71,7 @@ class SpanCosts:
         self.embed = weight * load_embed + (nothing if problem.embed_ms is None else problem.embed_ms)
         self.head = weight * load_head + (nothing if problem.head_ms is None else problem.head_ms)
         self.greedy_stop = _greedy_stops(problem)
-        """[layers, machines]: `Fills.greedy_stops` of every layer."""
+        """[layers, machines]: `Fills.every_greedy_stop`."""
 
     def of(self, machine: IntArray, stop: IntArray) -> FloatArray:
         """[layers, columns]: the cost of a column's span from each layer; infinite where the span is empty."""
@@ -89,8 +89,7 @@ class SpanCosts:
 def _greedy_stops(problem: CircuitProblem) -> IntArray:
     layers = problem.layers
     if problem.resident is not None or problem.allowed is not None or not problem.machines:
-        fills = Fills(problem)
-        return np.stack([fills.greedy_stops(layer) for layer in range(layers)])
+        return Fills(problem).every_greedy_stop()
     held = np.concatenate(([0], np.cumsum(problem.layer_bytes)))
     budget = np.broadcast_to(problem.free_bytes, (layers, problem.machines)).copy()
     head = np.broadcast_to(problem.cold_head_bytes(), budget.shape).copy()

@@ -113,9 +113,13 @@ def peer_costs(
     rate_per_s = loss_rate_per_s(seen.uptime_s, seen.losses, cost)
     lost = loss_probability(rate_per_s, view.age_s, session_s)
     context_ms = decode_context_ms(facts.decode_context_ms, (demand.prompt_tokens + demand.tokens) / 2)
+    together = batch_size(view)
+    layer_ms = batched_layer_ms = layer_ms_at(facts.layer_latencies, 1)
+    if together > 1:
+        batched_layer_ms = layer_ms_at(facts.layer_latencies, together)
     return PeerCosts(
-        layer_ms=layer_ms_at(facts.layer_latencies, 1) + context_ms,
-        batched_layer_ms=layer_ms_at(facts.layer_latencies, batch_size(view)) + context_ms,
+        layer_ms=layer_ms + context_ms,
+        batched_layer_ms=batched_layer_ms + context_ms,
         queue_ms=queue_ms(view, cost),
         transfer_ms=transfer_ms,
         prefill_ms=transfer_ms * demand.prompt_tokens / new_tokens,
@@ -140,6 +144,8 @@ def queue_ms(view: PeerView, cost: CostModel) -> float:
     beyond `steps_per_batch`, whole steps come before it. Steps go through all layers that the peer holds.
     """
     state = view.state
+    if state.sessions <= 0 and state.queued <= 0:
+        return 0.0
     held = sum(map(len, state.spans))
     latencies = view.facts.layer_latencies
     alone_ms = held * layer_ms_at(latencies, 1)

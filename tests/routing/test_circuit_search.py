@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from molink.routing import Circuit, CircuitProblem, Hop, NoCircuit, load_ms, plan_circuit, tpot_ms
 from molink.routing.augmented import graph_of
+from molink.routing.fills import Fills
 from molink.routing.search import Beam, search
 from molink.routing.spans import SpanCosts
 
@@ -31,6 +32,15 @@ def by_hand(problem: CircuitProblem, hops: tuple[Hop, ...]) -> float:
     if len(hops) > 1:
         total += sum(float(problem.latency_ms[a, b]) for a, b in pairwise(around))
     return total
+
+
+@settings(max_examples=300, deadline=None)
+@given(problems(machines=8, layers=12))
+def test_greedy_fills_worked_out_at_once_are_those_of_each_layer(problem: CircuitProblem) -> None:
+    fills = Fills(problem)
+    expected = np.array([fills.greedy_stops(layer) for layer in range(problem.layers)])
+    np.testing.assert_array_equal(fills.every_greedy_stop(), expected)
+    np.testing.assert_array_equal(SpanCosts(problem).greedy_stop, expected)
 
 
 @settings(max_examples=150, deadline=None)
