@@ -8,7 +8,8 @@ from molink.client.observations import Observations
 from molink.client.own_sessions import OwnSessions
 from molink.dht.records import PeerView
 from molink.peer.protocol import molink_pb2 as pb
-from molink.routing import Criteria, Route, Snapshot, Standing, keep_up
+from molink.routing import Criteria, Route, Snapshot, Standing
+from molink.routing.shortlist import KnownPeers, Shortlist, keep_up_among
 from molink.shards.spec import ModelSpec
 
 THOROUGH, QUICK = "refined", "augmented"
@@ -26,6 +27,7 @@ class Chooser:
         self._own = OwnSessions()
         self._standing: dict[tuple[int, int], Standing] = {}
         """By the lengths of session and prompt, as powers of two."""
+        self._shortlist: Shortlist | None = None
 
     def lost(self, peer_id: str) -> None:
         """A peer has failed: it counts as less reliable from now on."""
@@ -61,12 +63,14 @@ class Chooser:
         tokens = template.capacity_tokens
         prompt_tokens = min(template.prompt_tokens, tokens)
         key = (tokens.bit_length(), prompt_tokens.bit_length())
-        standing = await asyncio.to_thread(
-            keep_up,
+        standing, self._shortlist = await asyncio.to_thread(
+            keep_up_among,
             self._standing.get(key),
-            snapshot,
+            self._shortlist,
+            KnownPeers(snapshot),
             tokens,
             prompt_tokens=prompt_tokens,
+            now_s=now_s,
             criteria=_criteria(avoid, first=template.epoch == 0),
         )
         self._standing[key] = standing

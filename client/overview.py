@@ -6,7 +6,9 @@ from molink.dht.description import describe_swarm
 from molink.dht.records import PeerView
 from molink.routing import NoCircuit
 from molink.routing.planner import plan
+from molink.routing.shortlist import narrowed
 from molink.routing.snapshot import Snapshot
+from molink.routing.terms import Demand
 from molink.shards.spec import ModelSpec
 
 PROBED_TOKENS = 64
@@ -20,7 +22,8 @@ def overview(views: Sequence[PeerView], spec: ModelSpec) -> dict[str, object]:
     reason = ""
     tpot_ms: float | None = None
     try:
-        route = plan(Snapshot(served, spec), PROBED_TOKENS)
+        snapshot = narrowed(Snapshot(served, spec), Demand.of(PROBED_TOKENS))
+        route = plan(snapshot, PROBED_TOKENS)
         circuit = [
             {
                 "peer_id": hop.peer_id,

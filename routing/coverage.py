@@ -12,6 +12,7 @@ from molink.dht.records import PeerView
 from molink.routing.arrays import BoolArray, FloatArray
 from molink.routing.circuit import Hop, NoCircuit
 from molink.routing.cost import CostModel
+from molink.routing.neighbourhood import neighbours
 from molink.routing.plan import plan_circuit
 from molink.routing.problem import CircuitProblem
 from molink.routing.snapshot import Snapshot
@@ -95,25 +96,27 @@ class Placement:
     row: int
     """The peer's machine in `problem`."""
     other_rates: FloatArray
-    """`layer_rates` of the others, with what they are loading as if it were there."""
+    """`layer_rates` of the others in `problem`, with what they are loading as if it were there."""
 
     @classmethod
     def of(cls, snapshot: Snapshot, view: PeerView, tokens: int, cost: CostModel) -> "Placement":
-        """`view` is the peer in question, whether or not the snapshot has it. Raises ValueError if it is not usable."""
-        others = tuple(as_promised(other) for other in snapshot.peers if other.peer_id != view.peer_id)
+        """`view` is the peer in question, whether or not the snapshot has it; of a large swarm, among its neighbours.
+        Raises ValueError if it is not usable."""
+        usable = tuple(other for other in snapshot.usable() if other.peer_id != view.peer_id)
+        near = neighbours(usable, view.facts.coordinate)
+        others = tuple(as_promised(other) for other in near)
         whole = Snapshot((*others, view), snapshot.model, snapshot.measured_rtt_ms)
         posed = whole.pose(Demand.of(tokens), cost=cost)
         if view.peer_id not in posed.peer_ids:
             raise ValueError(f"{view.peer_id} cannot take part: it drains, or its measurements make no sense")
         held = weight_bytes(snapshot.model, layer_table(snapshot.model.layers, view.state.spans))
-        usable = tuple(other for other in whole.usable() if other.peer_id != view.peer_id)
         return cls(
             model=snapshot.model,
             view=view,
             total_bytes=max(0, view.state.free_weight_bytes) + held,
             problem=posed.of_decode_steps(),
             row=posed.peer_ids.index(view.peer_id),
-            other_rates=layer_rates(usable, snapshot.model.layers),
+            other_rates=layer_rates(others, snapshot.model.layers),
         )
 
     @property

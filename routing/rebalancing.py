@@ -123,9 +123,11 @@ def propose_move(
     makes a circuit possible or covers more layers. Each move so raises one measure by a tenth and lowers none:
     an unchanging swarm comes to rest.
     """
+    if now_s - held_since_s < policy.min_hold_s:
+        return None
     views = snapshot.usable()
     view = next((one for one in views if one.peer_id == peer_id), None)
-    if view is None or now_s - held_since_s < policy.min_hold_s:
+    if view is None:
         return None
     if not _has_turn(peer_id, [one.peer_id for one in views], now_s, policy):
         return None

@@ -16,13 +16,13 @@ from molink.dht.certificate import new_certificate
 from molink.dht.packed import Deflater
 from molink.dht.records import PeerView
 from molink.peer import leases
-from molink.routing import placement, planner, pool, replanning
+from molink.routing import placement, planner, shortlist
 from molink.routing.snapshot import Snapshot
 from molink.routing.terms import Demand
 from molink.shards.spec import Span
 from molink.simnet.matrices import bundled_matrix
 from molink.simnet.model_shapes import MODEL_SHAPES, QWEN2_7B
-from molink.simnet.swarm import announcing, candidates, gateway, hardware, member, settling
+from molink.simnet.swarm import announcing, gateway, hardware, member, settling
 from molink.simnet.swarm.accounts import Accounts, Ended, Outcome
 from molink.simnet.swarm.casting import drawn_cast, live_cast
 from molink.simnet.swarm.member import Member, NotConserved
@@ -118,14 +118,13 @@ def test_littles_law_holds_within_a_hundredth() -> None:
 
 
 def test_decisions_are_the_products_own_objects() -> None:
-    assert gateway.keep_up is replanning.keep_up
+    assert gateway.keep_up_among is choosing.keep_up_among is shortlist.keep_up_among
     assert gateway.Criteria is planner.Criteria
     assert gateway.Snapshot is Snapshot
     assert gateway.Avoidance is avoidance.Avoidance
     assert gateway.Observations is observations.Observations
     assert (gateway.THOROUGH, gateway.QUICK) == (choosing.THOROUGH, choosing.QUICK)
     assert gateway.repair_interval_s is timing.repair_interval_s
-    assert candidates.pool is pool.pool
     assert settling.preview_join is placement.preview_join
     assert member.LeaseBook is leases.LeaseBook
     assert member.Pace is timing.Pace
@@ -273,7 +272,7 @@ def test_a_pool_is_drawn_where_peers_are_many_and_holds_every_layer() -> None:
         _holding(Member(one, cast.model), (Span(at % (layers - 1), at % (layers - 1) + 2),))
         for at, one in enumerate(cast.volunteers)
     )
-    chosen = set(candidates.candidates(Snapshot(views, cast.model), Demand.of(100, 50), 64))
+    chosen = set(shortlist.candidates(Snapshot(views, cast.model), Demand.of(100, 50), 64))
     assert len(chosen) < len(views)
     held = {layer for view in views if view.peer_id in chosen for span in view.state.spans for layer in span}
     assert held == set(range(layers))
