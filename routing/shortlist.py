@@ -15,6 +15,7 @@ from molink.dht.records import PeerView
 from molink.routing.circuit import NoCircuit
 from molink.routing.coordinates import CoordinateTable
 from molink.routing.cost import CostModel
+from molink.routing.coverage import layer_table
 from molink.routing.planner import Criteria
 from molink.routing.pool import pool
 from molink.routing.problem import CircuitProblem
@@ -142,8 +143,8 @@ def candidates(
 ) -> tuple[str, ...]:
     """The ids of about `most` peers among which a circuit is looked for; all of them if they are fewer.
 
-    Of peers without a coordinate, which have come within the last minutes, none is among them unless those with one
-    are too few.
+    Peers without a coordinate have come within the last minutes. They are among them only where those with one are too
+    few, or do not hold some layer.
     """
     views = snapshot.usable(criteria.avoid)
     if len(views) <= most:
@@ -155,8 +156,17 @@ def candidates(
     cost, model = criteria.cost, snapshot.model
     recovery = recovery_ms(placed[:: max(1, len(placed) // _TYPICAL)], model, demand, cost)
     costs = tuple(peer_costs(view, snapshot.seen(view), model, demand, recovery, cost) for view in placed)
-    chosen = pool(_problem(placed, costs, model, demand, cost), most)
-    return tuple(placed[machine].peer_id for machine in chosen.tolist())
+    chosen = [
+        placed[machine] for machine in pool(_problem(placed, costs, model, demand, cost), most).tolist()
+    ]
+    lacking = ~layer_table(model.layers, [span for view in chosen for span in view.state.spans])
+    if len(placed) < len(views) and lacking.any():
+        chosen += [
+            view
+            for view in views
+            if view.facts.coordinate is None and (layer_table(model.layers, view.state.spans) & lacking).any()
+        ][:most]
+    return tuple(view.peer_id for view in chosen)
 
 
 def _problem(
@@ -164,10 +174,7 @@ def _problem(
 ) -> CircuitProblem:
     """As `Snapshot.pose`, with coordinates in place of a matrix; loading is left out: the search counts it."""
     table = CoordinateTable.of([view.facts.coordinate for view in views if view.facts.coordinate is not None])
-    resident = np.zeros((len(views), model.layers), dtype=np.bool_)
-    for row, view in enumerate(views):
-        for span in view.state.spans:
-            resident[row, span.start : span.stop] = True
+    resident = np.array([layer_table(model.layers, view.state.spans) for view in views])
     return CircuitProblem.from_coordinates(
         layer_ms=np.array([each.batched_layer_ms for each in costs]),
         positions=table.positions / 2,

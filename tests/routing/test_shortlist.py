@@ -123,6 +123,15 @@ def test_peers_without_a_coordinate_are_looked_at_where_the_others_are_too_few()
     assert {view.peer_id for view in placed} < set(chosen)
 
 
+def test_who_alone_holds_a_layer_is_looked_at_without_a_coordinate_too() -> None:
+    """The first two layers are held by newcomers alone, and nobody has memory for more."""
+    placed = tuple(view for view in crowd(4 * MANY // 3) if view.state.spans[0].start > 0)
+    newcomers = tuple(somebody(4 * at, layer_ms=9.0, x_ms=None) for at in range(1000, 1003))
+    known = Asked((*placed, *newcomers))
+    standing, _ = keep_up_among(None, None, known, TOKENS, prompt_tokens=PROMPT, now_s=0.0)
+    assert standing.route.hops[0].peer_id in {view.peer_id for view in newcomers}
+
+
 def test_a_snapshot_is_narrowed_only_where_it_is_large() -> None:
     few = snapshot_of(*crowd(MOST_POSED))
     demand = Demand.of(TOKENS, PROMPT)

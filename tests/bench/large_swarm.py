@@ -1,0 +1,94 @@
+"""What a client's plan and a newcomer's choice of layers take in a large swarm: `python tests/bench/large_swarm.py`.
+
+Volunteers are drawn and settled as `molink-simnet swarm` does it. The same plan is made of a problem of all peers and
+of one of the shortlist, each in a process of its own, since their memory is compared. `--peers 10000` needs 5 GB.
+"""
+
+import argparse
+import multiprocessing
+import resource
+import time
+from concurrent.futures import ProcessPoolExecutor
+
+from this_machine import processor
+
+from molink.dht.records import PeerView
+from molink.routing import Criteria, Snapshot, Standing, keep_up, preview_join
+from molink.routing.shortlist import KnownPeers, Shortlist, keep_up_among
+from molink.simnet.matrices import bundled_matrix
+from molink.simnet.model_shapes import shape_named
+from molink.simnet.swarm.casting import drawn_cast
+from molink.simnet.swarm.member import Member
+from molink.simnet.swarm.settings import SwarmSettings
+from molink.simnet.swarm.settling import Settling
+from molink.simnet.traces import bundled_trace
+
+TOKENS, PROMPT_TOKENS = 400, 200
+PLANS = 3
+ANNOUNCED_S = 5.0
+CRITERIA = Criteria(algorithm="refined", time_limit_s=0.05)
+"""As a client's first circuit is searched for."""
+
+
+def swarm(peers: int, seed: int) -> tuple[Snapshot, Member]:
+    """What a router knows, and a newcomer."""
+    cast = drawn_cast(
+        SwarmSettings(peers + 1, seed=seed), shape_named("llama-2-70b"), bundled_matrix(), bundled_trace()
+    )
+    *members, last = Settling(cast.model).settle(cast.volunteers)
+    views = tuple(PeerView(one.volunteer.facts, one.state(), ANNOUNCED_S) for one in members)
+    return Snapshot(views, cast.model), Member(last.volunteer, cast.model)
+
+
+def plans(peers: int, seed: int, shortlisted: bool) -> str:
+    """One plan after another of the same swarm."""
+    snapshot, _ = swarm(peers, seed)
+    standing: Standing | None = None
+    shortlist: Shortlist | None = None
+    spent_s: list[float] = []
+    for number in range(PLANS):
+        began_s = time.perf_counter()
+        if shortlisted:
+            standing, shortlist = keep_up_among(
+                standing, shortlist, KnownPeers(snapshot), TOKENS,
+                prompt_tokens=PROMPT_TOKENS, now_s=float(number), criteria=CRITERIA,
+            )  # fmt: skip
+        else:
+            standing = keep_up(standing, snapshot, TOKENS, prompt_tokens=PROMPT_TOKENS, criteria=CRITERIA)
+        spent_s.append(time.perf_counter() - began_s)
+    assert standing is not None
+    return _told("shortlist" if shortlisted else "all peers", peers, spent_s, standing.route.objective_ms)
+
+
+def joins(peers: int, seed: int) -> str:
+    """A newcomer's choice of layers."""
+    snapshot, newcomer = swarm(peers, seed)
+    began_s = time.perf_counter()
+    preview = preview_join(snapshot, newcomer.joining())
+    return _told("newcomer", peers, [time.perf_counter() - began_s], preview.tpot_after_ms)
+
+
+def _told(what: str, peers: int, spent_s: list[float], found_ms: float | None) -> str:
+    most_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    times = ", ".join(f"{one:.3f}" for one in spent_s)
+    found = "none" if found_ms is None else f"{found_ms:.1f} ms"
+    return f"{peers:>6} {what:<10} {times:<22} s   circuit {found:<10} process {most_mb} MB"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--peers", default="300,2000,10000")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    print(f"{processor()}; one process, {PLANS} plans after another")
+    for peers in map(int, arguments.peers.split(",")):
+        for job in ((plans, True), (plans, False), (joins,)):
+            run, *more = job
+            with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+                print(pool.submit(run, peers, arguments.seed, *more).result(), flush=True)
+
+
+if __name__ == "__main__":
+    main()
