@@ -1,6 +1,7 @@
 """One connection under a link: a gRPC stream, and what carries packets to and from it until it breaks."""
 
 import asyncio
+import math
 from collections.abc import Callable
 from typing import Protocol
 
@@ -58,6 +59,8 @@ class Carrier:
         self._taking = False
         """A packet is being taken in: what may be sent then is looked for once, at its end."""
         self._timer: asyncio.TimerHandle | None = None
+        self._look_s = math.inf
+        """When to look for something to send. `_timer` rings no later; if it rings earlier, it is set anew."""
         self._last: bytes | None = None
 
     async def read(self) -> str:
@@ -119,11 +122,16 @@ class Carrier:
             self._look_at(packet)
 
     def _look_at(self, at_s: float) -> None:
-        if at_s == float("inf") or (self._timer is not None and self._timer.when() <= at_s):
+        self._look_s = at_s
+        if at_s == math.inf or (self._timer is not None and self._timer.when() <= at_s):
             return
         self.stop_timer()
         self._timer = asyncio.get_running_loop().call_at(at_s, self._on_timer)
 
     def _on_timer(self) -> None:
+        rang_s = self._timer.when() if self._timer is not None else -math.inf
         self._timer = None
-        self._look()
+        if self._look_s > rang_s:
+            self._look_at(self._look_s)
+        else:
+            self._look()

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from functools import partial
 from heapq import heappop, heappush
 
 import simpy
@@ -47,13 +46,11 @@ class Timeline(simpy.Environment):
 
     def call_at(self, at_s: float, action: Action) -> None:
         """The same at a time, which rounding may have put a little before now."""
-        now_s = self.now_s
-        delay_s = at_s - now_s
-        if not 0.0 <= delay_s < math.inf:
-            self.call(0.0 if delay_s < 0.0 else delay_s, action)
+        if not self.now_s <= at_s < math.inf:
+            self.call(0.0 if at_s < self.now_s else at_s, action)
             return
         self.events = number = self.events + 1
-        heappush(self._queue, (now_s + delay_s, number, action))  # type: ignore[misc]
+        heappush(self._queue, (at_s, number, action))  # type: ignore[misc]
 
     def run(self, until_s: float = math.inf) -> None:  # type: ignore[override]
         """Until nothing is left to happen, or that time has come: what is due then has not happened yet."""
@@ -98,14 +95,15 @@ class Alarm:
         self.due_s = at_s
         if at_s < self._looks_s:
             self._looks_s = at_s
-            timeline.call_at(at_s, partial(self._look, at_s))
+            timeline.call_at(at_s, self._look)
 
-    def _look(self, at_s: float) -> None:
-        if at_s != self._looks_s:
+    def _look(self) -> None:
+        now_s = self._timeline.now_s
+        if now_s != self._looks_s:
             return
         self._looks_s = math.inf
         due_s = self.due_s
-        if due_s > at_s:
+        if due_s > now_s:
             self.move(due_s)
         else:
             self.due_s = math.inf

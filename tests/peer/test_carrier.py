@@ -1,6 +1,7 @@
 """Two carriers back to back: what is posted leaves, whoever wakes the writer; the last packet is the last."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -97,3 +98,30 @@ async def test_the_last_packet_wakes_a_writer_that_waits_and_nothing_follows_it(
         (ended,) = await asyncio.gather(other.reading, return_exceptions=True)
         assert isinstance(ended, LinkClosed)
         assert other.messages.empty()
+
+
+class Waits:
+    """Traffic that has nothing to send, and says until when: one time after another, then never."""
+
+    def __init__(self, *until_s: float) -> None:
+        self._until_s = list(until_s)
+        self.looked_s: list[float] = []
+
+    def next_packet(self, now_s: float) -> float:
+        self.looked_s.append(now_s)
+        return self._until_s.pop(0) if self._until_s else math.inf
+
+
+@asynchronous
+async def test_it_looks_for_something_to_send_when_it_was_told_last() -> None:
+    now_s = asyncio.get_running_loop().time()
+    traffic = Waits(now_s + 0.05, now_s + 0.2)
+    carrier = Carrier(Pipe(asyncio.Queue(), asyncio.Queue()), traffic, lambda _: None)  # type: ignore[arg-type]
+    writing = asyncio.create_task(carrier.write())
+    await until(lambda: len(traffic.looked_s) == 1)
+    carrier.wake()
+    await until(lambda: len(traffic.looked_s) == 3)
+    assert traffic.looked_s[2] >= now_s + 0.2
+    carrier.stop_timer()
+    writing.cancel()
+    await asyncio.gather(writing, return_exceptions=True)
