@@ -55,6 +55,7 @@ def _rule(text: str) -> str:
 
 
 def spec_of(compute: Compute, model: str | None, device: str, tensors_per_boundary: int) -> ModelSpec:
+    """What is served: a shape where peers only take the time, else the model. Raises ValueError where there is none."""
     if compute == "timed":
         shape = shape_named(model or QWEN2_7B.name)
         device_named(device)
