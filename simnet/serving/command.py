@@ -19,7 +19,7 @@ from molink.simnet.serving.rows import serve_rows
 from molink.simnet.serving.scenario import SOFTWARE_MS
 from molink.simnet.serving.simulated import Load
 from molink.simnet.serving.sweep import QUANTITIES, changed, parse_changes
-from molink.simnet.serving.table import serve_table, verdict_lines
+from molink.simnet.serving.table import order_lines, serve_table, verdict_lines
 from molink.simnet.traces import BUNDLED, bundled_trace, read_trace
 
 EXAMPLE = """molink-simnet serve --preset molink-table2 --output results
@@ -92,7 +92,7 @@ def serve(
         _parameters(table, circuits, software_ms, BUNDLED if trace is None else f"{trace}"),
         [asdict(row) for row in rows],
         [serve_table(table, rows)],
-        verdict_lines(table, rows),
+        [*verdict_lines(table, rows), *order_lines(table, rows)],
     )
     deliver(
         found, as_json=as_json, folder=folder, draw=lambda where: draw_serving(where, table, rows, circuits)

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from molink.simnet.serving.order import orders
 from molink.simnet.serving.presets import Preset
 from molink.simnet.serving.rows import ServeRow
 from molink.simnet.serving.verdicts import verdicts
@@ -98,6 +99,18 @@ def verdict_lines(preset: Preset, rows: Sequence[ServeRow]) -> list[str]:
         lines.append(
             f"{one.subject} against {one.baseline} ({one.system}): as good as the paper's or better: {counts}"
         )
+    return lines
+
+
+def order_lines(preset: Preset, rows: Sequence[ServeRow]) -> list[str]:
+    """One for each metric: in how many pairs the better policy is that of the paper, and which came the other way."""
+    lines = []
+    for one in orders(preset, rows):
+        swapped = ", ".join(
+            f"{second} {times}x before {first}" for (first, second), times in one.swapped.items()
+        )
+        kept = f"{one.metric} in the paper's order: {one.kept} of {one.pairs} pairs of policies"
+        lines.append(f"{kept}; {swapped}" if swapped else kept)
     return lines
 
 

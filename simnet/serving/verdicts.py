@@ -3,13 +3,12 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from molink.simnet.serving.order import METRICS, MORE_IS_BETTER
 from molink.simnet.serving.paper import MOLINK
 from molink.simnet.serving.presets import SYSTEM_OF, Preset
 from molink.simnet.serving.rows import ServeRow
 
 _OURS = "molink"
-_METRICS = (("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("latency", "latency_s"), ("tokens/s", "throughput_tps"))
-_MORE_IS_BETTER = "throughput_tps"
 _Setting = tuple[object, ...]
 
 
@@ -49,7 +48,7 @@ def _verdicts(preset: Preset, by_setting: Mapping[_Setting, Sequence[ServeRow]])
     for name in names:
         settings = [found for rows in by_setting.values() if (found := _compared(name, rows)) is not None]
         counts = []
-        for metric, field in _METRICS:
+        for metric, field in METRICS:
             pairs = [pair for one in settings if (pair := _gains(field, *one)) is not None]
             if pairs:
                 counts.append((metric, Count(sum(ours >= papers for ours, papers in pairs), len(pairs))))
@@ -85,7 +84,7 @@ def _gains(field: str, ours: ServeRow, base: ServeRow, printed: ServeRow) -> tup
     if any(not value for value in values):
         return None
     own, of, paper, paper_of = values
-    if field == _MORE_IS_BETTER:
+    if field == MORE_IS_BETTER:
         return own / of - 1, paper / paper_of - 1
     return 1 - own / of, 1 - paper / paper_of
 

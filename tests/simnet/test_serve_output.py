@@ -12,10 +12,11 @@ from rich.console import Console
 from molink.simnet import cli
 from molink.simnet.lines.line import Line
 from molink.simnet.serving import competition
+from molink.simnet.serving.order import orders
 from molink.simnet.serving.presets import PRESETS
 from molink.simnet.serving.rows import ServeRow, serve_rows
 from molink.simnet.serving.simulated import SimulatedRun
-from molink.simnet.serving.table import serve_table, shown_value, verdict_lines
+from molink.simnet.serving.table import order_lines, serve_table, shown_value, verdict_lines
 from molink.simnet.serving.verdicts import Count, verdicts
 
 COLUMNS = 120
@@ -74,6 +75,51 @@ def test_a_verdict_counts_the_cells_in_which_ours_gains_at_least_as_much() -> No
     ]
     assert dict(verdicts(preset, worse)[0].counts)["TTFT"] == Count(3, 4)
     assert verdicts(preset, [row for row in rows if row.policy != "molink"]) == ()
+
+
+def as_printed(name: str) -> list[ServeRow]:
+    """As if every cell had come out as the paper prints it."""
+    return [
+        replace(
+            row,
+            ttft_s=row.paper_ttft_s,
+            tpot_s=row.paper_tpot_s,
+            latency_s=row.paper_latency_s,
+            throughput_tps=row.paper_throughput_tps or 0.0,
+        )
+        for row in rows_of(name)
+    ]
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_what_the_paper_prints_is_in_the_papers_order(name: str) -> None:
+    found = orders(PRESETS[name], as_printed(name))
+    assert {one.metric for one in found} >= {"TTFT", "TPOT"}
+    assert all(one.kept == one.pairs > 0 and not one.swapped for one in found)
+
+
+def test_a_pair_that_comes_the_other_way_is_named() -> None:
+    """In Table 2 the paper has zeromq's TTFT before concurrent's at all four rates, and its TPOT at three of them."""
+    preset = PRESETS["molink-table2"]
+    rows = [
+        replace(row, tpot_s=9.9) if row.policy == "zeromq" else row for row in as_printed("molink-table2")
+    ]
+    ttft, tpot, latency = orders(preset, rows)
+    assert (ttft.kept, latency.kept) == (ttft.pairs, latency.pairs)
+    assert tpot.swapped == {("zeromq", "concurrent"): 3}
+    assert (tpot.kept, tpot.pairs) == (9, 12)
+    [_, line, _] = order_lines(preset, rows)
+    assert line == "TPOT in the paper's order: 9 of 12 pairs of policies; concurrent 3x before zeromq"
+
+
+def test_the_papers_own_policy_stands_for_its_system_and_ours_only_where_it_did_not_run() -> None:
+    preset = PRESETS["molink-table2"]
+    rows = [
+        replace(row, ttft_s=99.0) if row.policy == "molink" else row for row in as_printed("molink-table2")
+    ]
+    assert orders(preset, rows)[0].swapped == {}
+    ours = [row for row in rows if row.policy != "paper"]
+    assert set(orders(preset, ours)[0].swapped) == {("molink", "concurrent"), ("molink", "zeromq")}
 
 
 def test_values_have_three_digits_and_say_which_way_they_differ() -> None:
