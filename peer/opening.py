@@ -283,7 +283,7 @@ class Opening:
         heeds_programs = rules.heeds_programs(device)
         gpu = NvidiaGpu.of(device) if heeds_programs else None
         read = self._read_machine or MachineReader(gpu, heeds_programs=heeds_programs)
-        return Pausing(rules, device, read, leases, serving.admission, announcer, say)
+        return Pausing(rules, device, read, leases, serving.admission, serving.loader, announcer, say)
 
     async def _preload(self, parts: Parts, span: Span) -> None:
         """Exactly this span, from the start. Others hear of it before, and choose other layers meanwhile."""
@@ -294,14 +294,14 @@ class Opening:
                 f"layers {span} do not fit: {answer.detail}. Give more --memory, or fewer --layers"
             )
         await parts.announcer.announce(facts_too=True)
-        await parts.serving.admission.load(span)
+        await parts.serving.loader.load(span)
 
     async def _place(self, parts: Parts, profile: Profile, prober: Prober) -> Placing:
         """Takes the layers that the swarm needs most."""
         self._report("Measuring round trips to the swarm")
         await prober.probe()
         spec, leases = parts.model.spec, parts.leases
-        placing = Placing(parts.discovery, spec, leases, parts.serving.admission, parts.announcer)
+        placing = Placing(parts.discovery, spec, leases, parts.serving.loader, parts.announcer)
         await placing.join(
             lambda: joining_machine(parts.announcer.facts.peer_id, spec, leases, profile, prober),
             lambda preview: say(describe_preview(preview)),

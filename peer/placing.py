@@ -17,7 +17,7 @@ from molink.dht.errors import BootstrapUnreachable
 from molink.dht.records import PeerView
 from molink.peer.announcer import Announcer
 from molink.peer.leases import LeaseBook, Refused
-from molink.peer.serving.admission import Admission
+from molink.peer.serving.layer_loader import LayerLoader
 from molink.routing.placement import JoiningMachine, JoinPreview, preview_join
 from molink.routing.rebalancing import Move, next_move, without_late_claims
 from molink.routing.snapshot import Snapshot
@@ -41,13 +41,13 @@ class Placing:
         discovery: Discovery,
         spec: ModelSpec,
         leases: LeaseBook,
-        admission: Admission,
+        loader: LayerLoader,
         announcer: Announcer,
     ) -> None:
         self._discovery = discovery
         self._spec = spec
         self._leases = leases
-        self._admission = admission
+        self._loader = loader
         self._announcer = announcer
 
     async def join(
@@ -101,7 +101,7 @@ class Placing:
             _log.info("stays as it is: the swarm has changed, or a session has come")
             return False
         try:
-            await self._admission.drop(move.drop)
+            await self._loader.drop(move.drop)
         except ValueError as error:  # a session has come in the last moment
             _log.info("stays as it is: %s", error)
             return False
@@ -128,7 +128,7 @@ class Placing:
             if isinstance(answer, Refused):
                 _log.warning("layers %s are not loaded: %s", span, answer.detail)
             else:
-                await self._admission.load(span)
+                await self._loader.load(span)
 
     async def _preview(self, others: Sequence[PeerView], machine: JoiningMachine) -> JoinPreview:
         return await asyncio.to_thread(preview_join, Snapshot(tuple(others), self._spec), machine)

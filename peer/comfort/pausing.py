@@ -10,6 +10,7 @@ from molink.peer.comfort.rules import RESUME_AFTER_S, Comfort, ComfortRules, nex
 from molink.peer.device import give_back_memory
 from molink.peer.leases import LeaseBook, Refused
 from molink.peer.serving.admission import Admission
+from molink.peer.serving.layer_loader import LayerLoader
 from molink.shards.errors import WeightsError
 from molink.shards.spec import Span, merge_spans
 
@@ -30,6 +31,7 @@ class Pausing:
         read: ReadMachine,
         leases: LeaseBook,
         admission: Admission,
+        loader: LayerLoader,
         announcer: Announcer,
         say: Callable[[str], None],
     ) -> None:
@@ -38,6 +40,7 @@ class Pausing:
         self._read = read
         self._leases = leases
         self._admission = admission
+        self._loader = loader
         self._announcer = announcer
         self._say = say
         self._comfort = Comfort()
@@ -88,7 +91,7 @@ class Pausing:
         if not held:
             return
         try:
-            await self._admission.drop(held)
+            await self._loader.drop(held)
         except ValueError as error:  # something still uses them: it is looked at again
             _log.info("the weights stay for now: %s", error)
             return
@@ -105,7 +108,7 @@ class Pausing:
         for answer in refused:
             _log.warning("not everything is loaded again: %s", answer.detail)
         try:
-            await asyncio.gather(*map(self._admission.load, self._held))
+            await asyncio.gather(*map(self._loader.load, self._held))
         except (WeightsError, OSError, MemoryError, RuntimeError, ValueError) as error:
             _log.error("the layers could not be loaded again: %s", error)
         await self._announcer.announce(facts_too=True)  # who avoided this peer need not any more

@@ -1,9 +1,9 @@
-"""Letting sessions in: leases, loading what a circuit asks for, links to the neighbours, and letting go again."""
+"""Letting sessions in: leases, the layers and links that a circuit asks for, and letting go again."""
 
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from molink.dht.records import PeerFacts
 from molink.peer.backend import Backend
@@ -14,6 +14,7 @@ from molink.peer.link.links import Links
 from molink.peer.memory import common_spans
 from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.serving.engine_thread import EngineThread
+from molink.peer.serving.layer_loader import LayerLoader
 from molink.peer.serving.prompts import MOST_WAIT_S
 from molink.peer.serving.sessions import (
     HopSession,
@@ -27,7 +28,7 @@ from molink.shards.block_allocator import PoolFull
 from molink.shards.errors import WeightsError
 from molink.shards.kv_cache import SequenceCache
 from molink.shards.prefix import names_of_owner
-from molink.shards.spec import ModelSpec, Span, missing_spans
+from molink.shards.spec import ModelSpec
 
 EXPIRY_CHECK_S = 2.0
 _log = logging.getLogger(__name__)
@@ -58,18 +59,8 @@ class _Forming:
     task: asyncio.Task[None] | None = None
 
 
-@dataclass(slots=True)
-class _Load:
-    """A span on its way from disk into the engine."""
-
-    span: Span
-    done: asyncio.Task[None]
-    loaded_bytes: int = 0
-    total_bytes: int = field(default=0)
-
-
 class Admission:
-    """Owner of the lease book's consequences: sessions, loads and their neighbours' links."""
+    """Owner of the lease book's consequences: sessions, and their neighbours' links."""
 
     def __init__(
         self,
@@ -79,6 +70,7 @@ class Admission:
         sessions: SessionTable,
         backend: Backend,
         engine_thread: EngineThread,
+        loader: LayerLoader,
         links: Links,
         stepper: Stepper,
         on_change: Callable[[], None],
@@ -89,12 +81,11 @@ class Admission:
         self._sessions = sessions
         self._backend = backend
         self._engine_thread = engine_thread
+        self._loader = loader
         self._links = links
         self._stepper = stepper
         self._on_change = on_change
-        self._loads: dict[Span, _Load] = {}
         self._forming: dict[LeaseKey, _Forming] = {}
-        self._load_order = asyncio.Lock()
 
     def reserve(self, link: Link, plan: SessionPlan, hop: int) -> int:
         """Grants a lease; returns the bytes that have to be loaded for it.
@@ -143,12 +134,8 @@ class Admission:
             forming.task = asyncio.create_task(self._form(session, forming), name=f"form {session.span}")
         await asyncio.wait((forming.ready,), timeout=wait_s)
         if not forming.ready.done():
-            loads = self._loads.values()
-            return pb.Readiness(
-                ready=False,
-                loaded_bytes=sum(load.loaded_bytes for load in loads),
-                total_bytes=sum(load.total_bytes for load in loads),
-            )
+            loader = self._loader
+            return pb.Readiness(ready=False, loaded_bytes=loader.loaded_bytes, total_bytes=loader.total_bytes)
         forming.ready.result()
         if session.least_prefix_tokens == 0:
             return pb.Readiness(ready=True, prefix_tokens=session.prefix_tokens)
@@ -193,7 +180,7 @@ class Admission:
         for key in list(self._forming):
             self._leases.release(key)
             self._let_go(key)
-        self._forget_promises()
+        self._loader.forget_promises()
         self._on_change()
 
     async def run(self) -> None:
@@ -211,31 +198,9 @@ class Admission:
             if expired:
                 self._on_change()
 
-    async def load(self, span: Span) -> None:
-        """Loads what the lease book has committed memory to in `span`.
-
-        Raises:
-            WeightsError: the weights are missing, damaged or not this model's.
-        """
-        for load in self._begin_loads(span):
-            await load.done
-
-    async def drop(self, spans: tuple[Span, ...]) -> None:
-        """Holds these layers no longer, if nobody needs one: their memory is free when it returns.
-
-        Raises:
-            ValueError: a lease needs one of them, or one is being loaded. Then all of them stay.
-        """
-        async with self._load_order:  # what is ordered meanwhile takes its memory only when it is free
-            self._leases.drop(*spans)
-            # in one turn with the book: the engine lets go of them before it makes a cache for any later grant
-            await self._engine_thread.call(self._detach, spans)
-        self._on_change()
-
     async def close(self) -> None:
-        """Ends every load and lease in progress."""
-        tasks = [load.done for load in self._loads.values()]
-        tasks += [forming.task for forming in self._forming.values() if forming.task is not None]
+        """Ends every lease in progress."""
+        tasks = [forming.task for forming in self._forming.values() if forming.task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -253,7 +218,7 @@ class Admission:
     async def _form(self, session: HopSession, forming: _Forming) -> None:
         """Loads, links, allocates; then the lease is ready."""
         span, tokens = session.span, session.plan.capacity_tokens
-        loads = self._begin_loads(span)
+        loads = self._loader.begin(span)
         neighbours = [asyncio.create_task(self._link(facts)) for facts in self._neighbours(session)]
         try:
             for load in loads:
@@ -309,53 +274,6 @@ class Admission:
             reason = f"it cannot be dialled, and has not dialled this peer within {DIAL_TIMEOUT_S * 2:g} s"
             raise LinkError(facts.peer_id, reason) from None
 
-    def _begin_loads(self, span: Span) -> list[_Load]:
-        """The loads that `span` waits for: those under way, and new ones for what was only promised so far."""
-        for promised in common_spans(self._leases.loading, span):
-            for part in missing_spans(promised, tuple(self._loads)):
-                self._order(part)
-        return [load for load in self._loads.values() if common_spans((load.span,), span)]
-
-    def _order(self, span: Span) -> _Load:
-        load = _Load(span, asyncio.create_task(self._load(span), name=f"load {span}"))
-        load.total_bytes = self._spec.weight_bytes(span)
-        load.done.add_done_callback(_retrieve)
-        self._loads[span] = load
-        return load
-
-    async def _load(self, span: Span) -> None:
-        def progress(done: int, total: int) -> None:
-            load = self._loads.get(span)
-            if load is not None:
-                load.loaded_bytes, load.total_bytes = done, total
-
-        try:
-            async with self._load_order:
-                await self._engine_thread.call(self._limit_kv)
-                attach = await asyncio.to_thread(self._backend.load, span, progress)
-            await self._engine_thread.call(attach)
-        except (WeightsError, OSError, MemoryError, RuntimeError, ValueError) as error:
-            _log.error("loading %s failed: %s", span, error)
-            self._leases.load_failed(span)
-            self._engine_thread.begin(self._limit_kv, _log_error)
-            raise
-        else:
-            self._leases.loaded(span)
-            _log.info("holds %s", span)
-        finally:
-            del self._loads[span]
-            self._on_change()
-
-    def _detach(self, spans: tuple[Span, ...]) -> None:
-        for span in spans:
-            self._backend.engine.detach(span)
-        self._limit_kv()
-
-    def _limit_kv(self) -> None:
-        """On the engine's thread: what weights take is not the KV cache's."""
-        if not self._backend.engine.limit_kv(self._leases.kv_limit_bytes):
-            _log.warning("sessions hold more KV cache than weights leave")
-
     def _let_go(self, key: LeaseKey) -> None:
         forming = self._forming.pop(key, None)
         if forming is not None and forming.task is not None:
@@ -365,20 +283,7 @@ class Admission:
             self._stepper.discard(session)
             if session.cache is not None:
                 session.cache.close()
-        self._forget_promises()
-
-    def _forget_promises(self) -> None:
-        """Memory that was committed to layers whose load was never begun, and which nobody wants any more, is free."""
-        wanted = tuple(lease.span for lease in self._leases.leases)
-        for promised in self._leases.loading:
-            for span in missing_spans(promised, (*self._loads, *wanted)):
-                self._leases.load_failed(span)
-                self._engine_thread.begin(self._limit_kv, _log_error)
-
-
-def _log_error(result: Exception | None) -> None:
-    if isinstance(result, Exception):
-        _log.error("the KV cache could not be resized", exc_info=result)
+        self._loader.forget_promises()
 
 
 def _retrieve(ended: "asyncio.Future[None]") -> None:

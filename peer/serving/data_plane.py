@@ -24,6 +24,7 @@ from molink.peer.serving.admission import Admission
 from molink.peer.serving.engine_thread import EngineThread
 from molink.peer.serving.handout import Handout
 from molink.peer.serving.interleaving import Interleaving
+from molink.peer.serving.layer_loader import LayerLoader
 from molink.peer.serving.service import PeerService
 from molink.peer.serving.sessions import SessionTable
 from molink.peer.serving.stepping import Stepper
@@ -89,6 +90,7 @@ class Serving:
             DecodeForecast(self.links.expect_decode),
             _interleaving(backend, step_times),
         )
+        self.loader = LayerLoader(spec, leases, backend, self._engine_thread, on_change)
         self.admission = Admission(
             identity.peer_id,
             spec,
@@ -96,6 +98,7 @@ class Serving:
             sessions,
             backend,
             self._engine_thread,
+            self.loader,
             self.links,
             self.stepper,
             on_change,
@@ -114,6 +117,7 @@ class Serving:
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._engine_thread)
             await stack.enter_async_context(self.links)
+            stack.push_async_callback(self.loader.close)
             stack.push_async_callback(self.admission.close)
             await stack.enter_async_context(self._acceptor)
             self._stack = stack.pop_all()

@@ -140,7 +140,7 @@ class EmulatedPeer:
             transmission_policy=configuration.policy,
         )
         async with serving:
-            await serving.admission.load(span)
+            await serving.loader.load(span)
             facts = own_facts(
                 identity,
                 configuration.name,

@@ -23,7 +23,7 @@ from molink.peer.placing import Placing
 from molink.peer.prober import Prober
 from molink.peer.profiling.profile import Profile
 from molink.peer.profiling.step_times import StepTimes
-from molink.peer.serving.admission import Admission
+from molink.peer.serving.layer_loader import LayerLoader
 from molink.peer.serving.stepping import Stepper
 from molink.routing.coordinates import START
 from molink.shards.spec import ModelSpec, Span
@@ -58,7 +58,7 @@ class Board:
 
 
 class Loader:
-    """What placing uses of Admission. `fails` as often as that is above 0."""
+    """What placing uses of LayerLoader. `fails` as often as that is above 0."""
 
     def __init__(self, leases: LeaseBook) -> None:
         self.leases = leases
@@ -122,8 +122,8 @@ class Member:
             LineQuality,
             StepTimes(self.profile),
         )
-        admission = cast("Admission", self.loader)
-        self.placing = Placing(discovery, SPEC, self.leases, admission, self.announcer)
+        loader = cast("LayerLoader", self.loader)
+        self.placing = Placing(discovery, SPEC, self.leases, loader, self.announcer)
 
     async def join(self) -> None:
         await self.placing.join(

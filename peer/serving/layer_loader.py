@@ -1,0 +1,147 @@
+"""Layers on their way from disk into the engine, and out of it again."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from molink.peer.backend import Backend
+from molink.peer.leases import LeaseBook
+from molink.peer.memory import common_spans
+from molink.peer.serving.engine_thread import EngineThread
+from molink.shards.errors import WeightsError
+from molink.shards.spec import ModelSpec, Span, missing_spans
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Load:
+    """A span on its way into the engine; `done` ends when it is held, or as what went wrong."""
+
+    span: Span
+    done: asyncio.Task[None]
+    loaded_bytes: int
+    total_bytes: int
+
+
+class LayerLoader:
+    """Owner of the loads that the lease book has promised, one at a time, and of the room that weights leave the KV
+    cache. `on_change` hears what has come and gone."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        leases: LeaseBook,
+        backend: Backend,
+        engine_thread: EngineThread,
+        on_change: Callable[[], None],
+    ) -> None:
+        self._spec = spec
+        self._leases = leases
+        self._backend = backend
+        self._engine_thread = engine_thread
+        self._on_change = on_change
+        self._loads: dict[Span, Load] = {}
+        self._order = asyncio.Lock()
+
+    @property
+    def loaded_bytes(self) -> int:
+        """Of all loads under way."""
+        return sum(load.loaded_bytes for load in self._loads.values())
+
+    @property
+    def total_bytes(self) -> int:
+        """Of all loads under way, when they have ended."""
+        return sum(load.total_bytes for load in self._loads.values())
+
+    def begin(self, span: Span) -> list[Load]:
+        """The loads that `span` waits for: those under way, and new ones for what was only promised so far."""
+        for promised in common_spans(self._leases.loading, span):
+            for part in missing_spans(promised, tuple(self._loads)):
+                task = asyncio.create_task(self._load(part), name=f"load {part}")
+                task.add_done_callback(_retrieve)
+                self._loads[part] = Load(part, task, 0, self._spec.weight_bytes(part))
+        return [load for load in self._loads.values() if common_spans((load.span,), span)]
+
+    async def load(self, span: Span) -> None:
+        """Loads what the lease book has committed memory to in `span`.
+
+        Raises:
+            WeightsError: the weights are missing, damaged or not this model's.
+        """
+        for load in self.begin(span):
+            await load.done
+
+    async def drop(self, spans: tuple[Span, ...]) -> None:
+        """Holds these layers no longer, if nobody needs one: their memory is free when it returns.
+
+        Raises:
+            ValueError: a lease needs one of them, or one is being loaded. Then all of them stay.
+        """
+        async with self._order:  # what is ordered meanwhile takes its memory only when it is free
+            self._leases.drop(*spans)
+            # in one turn with the book: the engine lets go of them before it makes a cache for any later grant
+            await self._engine_thread.call(self._detach, spans)
+        self._on_change()
+
+    def forget_promises(self) -> None:
+        """Memory that was committed to layers whose load was never begun, and which nobody wants any more, is free."""
+        wanted = tuple(lease.span for lease in self._leases.leases)
+        for promised in self._leases.loading:
+            for span in missing_spans(promised, (*self._loads, *wanted)):
+                self._fail(span)
+
+    async def close(self) -> None:
+        """Ends every load in progress."""
+        tasks = [load.done for load in self._loads.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _load(self, span: Span) -> None:
+        def progress(done: int, total: int) -> None:
+            load = self._loads.get(span)
+            if load is not None:
+                load.loaded_bytes, load.total_bytes = done, total
+
+        try:
+            async with self._order:
+                await self._engine_thread.call(self._limit_kv)
+                attach = await asyncio.to_thread(self._backend.load, span, progress)
+            await self._engine_thread.call(attach)
+        except (WeightsError, OSError, MemoryError, RuntimeError, ValueError) as error:
+            _log.error("loading %s failed: %s", span, error)
+            self._fail(span)
+            raise
+        else:
+            self._leases.loaded(span)
+            _log.info("holds %s", span)
+        finally:
+            del self._loads[span]
+            self._on_change()
+
+    def _fail(self, span: Span) -> None:
+        self._leases.load_failed(span)
+        self._engine_thread.begin(self._limit_kv, _log_error)
+
+    def _detach(self, spans: tuple[Span, ...]) -> None:
+        for span in spans:
+            self._backend.engine.detach(span)
+        self._limit_kv()
+
+    def _limit_kv(self) -> None:
+        """On the engine's thread: what weights take is not the KV cache's."""
+        if not self._backend.engine.limit_kv(self._leases.kv_limit_bytes):
+            _log.warning("sessions hold more KV cache than weights leave")
+
+
+def _log_error(result: Exception | None) -> None:
+    if isinstance(result, Exception):
+        _log.error("the KV cache could not be resized", exc_info=result)
+
+
+def _retrieve(ended: "asyncio.Task[None]") -> None:
+    """Marks an error as seen: nobody may be waiting for it any more."""
+    if not ended.cancelled():
+        ended.exception()
