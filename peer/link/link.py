@@ -5,17 +5,18 @@ What the other end may send, how it is cut into packets and in which order they 
 """
 
 import asyncio
-import itertools
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from google.protobuf.message import Message
 
-from molink.peer.link.connection import BREAKS, FAREWELL_S, Carrier, Connection, why_broken
+from molink.peer.link.carried import Carried
+from molink.peer.link.connection import BREAKS, Connection, why_broken
 from molink.peer.link.handshake import Remote
 from molink.peer.link.keepalive import FIRST_PING_INTERVAL_S, FIRST_PINGS, TICK_S
 from molink.peer.link.line_quality import LinkQuality
+from molink.peer.link.requests import Requests
 from molink.peer.link.shared_uplink import SharedUplink
 from molink.peer.link.traffic import LinkClosed, Traffic
 from molink.peer.protocol import molink_pb2 as pb
@@ -25,10 +26,6 @@ from molink.peer.transmission.classes import TrafficClass
 
 RESUME_WAIT_S = 2.0
 """A link without a connection for so long is lost."""
-MAX_REQUESTS_IN_FLIGHT = 64
-MAX_RELEASES_IN_FLIGHT = 512
-"""On top of them: a release refused would leave its lease standing. Whoever sends more loses the link, and with it all
-its leases."""
 
 
 class LinkError(ConnectionError):
@@ -71,16 +68,6 @@ class _End:
     code: CloseCode | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Carried:
-    """A connection at work."""
-
-    connection: Connection
-    carrier: Carrier
-    reading: asyncio.Task[str]
-    writing: asyncio.Task[str]
-
-
 class Link:
     """One end of a link whose other end is proven. `run` it; `post` and `request` from anywhere on the loop."""
 
@@ -106,10 +93,8 @@ class Link:
         self._closing: asyncio.Future[_End] = loop.create_future()
         self._suspended = asyncio.Event()
         self._resumed: asyncio.Future[Resumed] = loop.create_future()
-        self._carried: _Carried | None = None
-        self._ids = itertools.count(1)
-        self._answers: dict[int, asyncio.Future[tuple[pb.Response, memoryview]]] = {}
-        self._serving: set[asyncio.Task[None]] = set()
+        self._carried: Carried | None = None
+        self._requests = Requests(self.post, lambda request: handler.on_request(self, request))
 
     @property
     def peer_id(self) -> str:
@@ -185,19 +170,15 @@ class Link:
         Raises:
             LinkError: the link is closed, breaks, is full, or `timeout_s` passes.
         """
-        request.id = next(self._ids)
-        answer: asyncio.Future[tuple[pb.Response, memoryview]] = asyncio.get_running_loop().create_future()
-        self._answers[request.id] = answer
-        try:
+        with self._requests.asking(request) as answer:
             if not self.post(request):
                 raise LinkError(self.peer_id, self.closed_because or "its queue is full")
-            async with asyncio.timeout(timeout_s):
-                return await answer
-        except TimeoutError:
-            asked = request.WhichOneof("body")
-            raise LinkError(self.peer_id, f"no answer to {asked} within {timeout_s:g} s") from None
-        finally:
-            del self._answers[request.id]
+            try:
+                async with asyncio.timeout(timeout_s):
+                    return await answer
+            except TimeoutError:
+                asked = request.WhichOneof("body")
+                raise LinkError(self.peer_id, f"no answer to {asked} within {timeout_s:g} s") from None
 
     async def measured(self) -> float:
         """The round trip in milliseconds, as soon as the first pings are answered. Give it a deadline."""
@@ -212,7 +193,7 @@ class Link:
     async def detach(self) -> None:
         """Lets go of the present connection: the other end has dialled again. `received` stands still then."""
         if self._carried is not None:
-            self._carried.connection.lost()
+            self._carried.lost()
         await self._suspended.wait()
 
     def attach(self, resumed: Resumed) -> bool:
@@ -231,14 +212,12 @@ class Link:
         finally:
             self.closed_because = end.reason
             self._traffic.close()
-            ending = (watch, *self._serving)
+            ending = (watch, *self._requests.serving)
             for task in ending:
                 task.cancel()
             self._closing.cancel()
             self._suspended.set()
-            for answer in self._answers.values():
-                if not answer.done():
-                    answer.set_exception(LinkError(self.peer_id, end.reason))
+            self._requests.fail(lambda: LinkError(self.peer_id, end.reason))
             self._handler.on_closed(self, end.reason)
             # Last, because gRPC may cancel this a second time: nobody must be left waiting then.
             await self._let_go(end)
@@ -269,26 +248,13 @@ class Link:
     def _wake(self) -> None:
         """There may be something to send. A connection that comes later looks by itself."""
         if self._carried is not None:
-            self._carried.carrier.wake()
+            self._carried.wake()
 
     async def _carry(self, connection: Connection) -> str | _End:
         """Uses a connection until it breaks, or the link ends; why."""
-        carrier = Carrier(connection.stream, self._traffic, self._dispatch)
-        carried = self._carried = _Carried(
-            connection,
-            carrier,
-            asyncio.create_task(carrier.read(), name=f"link {self.peer_id} read"),
-            asyncio.create_task(carrier.write(), name=f"link {self.peer_id} write"),
-        )
-        reading, writing = carried.reading, carried.writing
-        await asyncio.wait(
-            (reading, writing, self._closing, connection.gone), return_when=asyncio.FIRST_COMPLETED
-        )
-        if self._closing.done():
-            return self._closing.result()
-        if writing.done() and not reading.done():
-            await asyncio.wait({reading}, timeout=FAREWELL_S)  # the other end's last packet may be there
-        return _outcome(reading if reading.done() else writing)
+        carried = self._carried = Carried(connection, self._traffic, self._dispatch, self.peer_id)
+        ended = await carried.ended(self._closing)
+        return self._closing.result() if self._closing.done() else _outcome(ended)
 
     async def _another(self, broken: str) -> Resumed | _End:
         """Another connection, or why there is none."""
@@ -318,56 +284,19 @@ class Link:
     async def _let_go(self, end: _End | None = None) -> None:
         """Leaves the present connection, with a last packet if the other end is to be told that the link ends."""
         carried, self._carried = self._carried, None
-        if carried is None:
-            return
-        reading, writing = carried.reading, carried.writing
-        try:
-            if end is not None and end.code is not None and not writing.done():
-                carried.carrier.say_last(encode_close(end.code, end.reason))
-                async with asyncio.timeout(FAREWELL_S):
-                    await asyncio.wait({writing})
-                    if (
-                        self._redial is not None
-                    ):  # a call that is cancelled takes back what it has not delivered
-                        await (carried.carrier.read() if reading.done() else asyncio.wait({reading}))
-        except (TimeoutError, *BREAKS):
-            pass
-        finally:
-            carried.carrier.stop_timer()
-            for task in (reading, writing):
-                task.cancel()
-            await asyncio.gather(reading, writing, return_exceptions=True)
-            await carried.connection.close()
-
-    # -- messages
+        if carried is not None:
+            farewell = None if end is None or end.code is None else encode_close(end.code, end.reason)
+            await carried.let_go(farewell, dialled=self._redial is not None)
 
     def _dispatch(self, message: memoryview) -> None:
         frame = decode(message)
         header = frame.header
         if isinstance(header, pb.Response):
-            answer = self._answers.get(header.id)
-            if answer is not None and not answer.done():
-                answer.set_result((header, frame.payload))
+            self._requests.answered(header, frame.payload)
         elif isinstance(header, pb.Request):
-            releases = header.WhichOneof("body") == "release"
-            if len(self._serving) >= MAX_REQUESTS_IN_FLIGHT + (MAX_RELEASES_IN_FLIGHT if releases else 0):
-                if releases:
-                    raise ProtocolError(f"more than {MAX_RELEASES_IN_FLIGHT} releases at once")
-                refusal = pb.Refusal(
-                    code="busy", detail="too many requests at once on this link", retry_after_ms=500
-                )
-                self.post(pb.Response(id=header.id, refusal=refusal))
-                return
-            task = asyncio.create_task(self._answer(header))
-            self._serving.add(task)
-            task.add_done_callback(self._serving.discard)
+            self._requests.asked(header)
         else:
             self._handler.on_frame(self, frame)
-
-    async def _answer(self, request: pb.Request) -> None:
-        response, payload = await self._handler.on_request(self, request)
-        response.id = request.id
-        self.post(response, payload, TrafficClass.WEIGHTS if payload else TrafficClass.CONTROL)
 
     async def _watch(self) -> None:
         """Measures a new link, then keeps an eye on the other end's life."""
@@ -377,7 +306,7 @@ class Link:
             await asyncio.sleep(FIRST_PING_INTERVAL_S)
         while True:
             await asyncio.sleep(TICK_S)
-            if self._carried is not None and not traffic.tick(clock(), awaits=bool(self._answers)):
+            if self._carried is not None and not traffic.tick(clock(), awaits=self._requests.waiting):
                 self.close(f"nothing heard for {traffic.keepalive.silent_s(clock()):.0f} s", CloseCode.SILENT)
 
 

@@ -16,6 +16,7 @@ from molink.dht.swarm_key import SwarmKey
 from molink.peer.link import acceptor as acceptor_module
 from molink.peer.link import keepalive, shared_uplink
 from molink.peer.link import link as link_module
+from molink.peer.link import requests as requests_module
 from molink.peer.link.acceptor import Acceptor, PortInUse
 from molink.peer.link.dialling import DialledConnection, GrpcStream
 from molink.peer.link.handshake import Remote
@@ -438,7 +439,7 @@ async def test_a_full_queue_takes_no_more_and_loses_nothing_it_took(monkeypatch:
 async def test_requests_beyond_the_limit_are_told_to_come_back_and_releases_are_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(link_module, "MAX_REQUESTS_IN_FLIGHT", 2)
+    monkeypatch.setattr(requests_module, "MAX_REQUESTS_IN_FLIGHT", 2)
     go_on = asyncio.Event()
     begun = 0
 
