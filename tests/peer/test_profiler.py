@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from molink.dht.records import LayerLatency
-from molink.peer.profiling import profiler
+from molink.peer.profiling import layer_bench, profiler
+from molink.peer.profiling.layer_bench import BATCH_SIZES, PREFILL_TOKENS
 from molink.peer.profiling.profile import Profile, at_most_the_next
 from molink.peer.profiling.profile_json import FLOOR_MS
 from molink.peer.profiling.profiler import (
-    BATCH_SIZES,
-    PREFILL_TOKENS,
     added_ms,
     cached_or_measured,
     measure,
@@ -47,7 +46,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ModelSpec]:
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     """As little is measured as can be, of what a test does not look at."""
     for budget in ("TOTAL_BUDGET_S", "SIZE_BUDGET_S", "CONTEXT_BUDGET_S", "PIECE_BUDGET_S"):
-        monkeypatch.setattr(profiler, budget, 0.0)
+        monkeypatch.setattr(layer_bench, budget, 0.0)
 
 
 def check(profile: Profile) -> None:
@@ -87,7 +86,7 @@ def test_progress_says_what_is_measured_and_where(model: tuple[Path, ModelSpec])
 def test_a_slow_machine_is_not_measured_with_large_batches(
     model: tuple[Path, ModelSpec], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(profiler, "TOTAL_BUDGET_S", 0.0)
+    monkeypatch.setattr(layer_bench, "TOTAL_BUDGET_S", 0.0)
     assert [latency.batch_size for latency in measure(*model, "cpu").layer_latencies] == [1]
 
 
@@ -109,7 +108,7 @@ def test_when_the_time_is_over_one_layer_has_been_measured_and_the_rest_is_extra
 
 
 def test_what_context_adds_is_found_where_it_is_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profiler, "CONTEXT_BUDGET_S", 60.0)
+    monkeypatch.setattr(layer_bench, "CONTEXT_BUDGET_S", 60.0)
     model_type, changes = tiny_models.ARCHITECTURES["llama"]
     wide = {"num_hidden_layers": 1, "num_attention_heads": 64, "num_key_value_heads": 64, "head_dim": 64}
     config = AutoConfig.for_model(model_type, **{**changes, **wide, "max_position_embeddings": 2048})
@@ -123,7 +122,7 @@ def test_what_context_adds_is_found_where_it_is_much(tmp_path: Path, monkeypatch
 def test_a_slow_machine_is_not_measured_with_long_prompts(
     model: tuple[Path, ModelSpec], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(profiler, "PREFILL_BUDGET_S", 0.0)
+    monkeypatch.setattr(layer_bench, "PREFILL_BUDGET_S", 0.0)
     assert measure(*model, "cpu").prefill_latencies == ()
 
 
