@@ -6,19 +6,13 @@ from dataclasses import dataclass
 
 from molink.simnet.emulation.run import Emulation, Run
 from molink.simnet.model_shapes import QWEN2_7B
-from molink.simnet.outcomes import Outcome
-from molink.simnet.paper_tables import (
-    SERVING,
-    SERVING_BANDWIDTH_MBPS,
-    SERVING_DELAY_MS,
-    SERVING_PEERS,
-    SYSTEM_OF_POLICY,
-    ServingTimes,
-)
+from molink.simnet.serving.paper import SYSTEM_OF, TABLE_2, Setting
+from molink.simnet.serving_times import NOTHING, ServingTimes, reduced, serving_times
 
 BASELINE = "concurrent"
 """Reductions are against this policy at the same rate."""
-PAPER_DEVICE = "rtx-4090"
+PAPER_DEVICE, PAPER_PEERS = "rtx-4090", 3
+"""Of Table 2 of the transmission paper (section 5.1): Qwen2-7B on three RTX 4090."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,18 +66,9 @@ class ServingRow:
     """Processor time of the process that moves bytes along the lines, of one core."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Reductions:
-    """Parts of the baseline's values."""
-
-    ttft: float
-    tpot: float
-    latency: float
-
-
 def serving_rows(emulation: Emulation, runs: Sequence[Run]) -> list[ServingRow]:
     """A row for each run, in order."""
-    times = [_times(run.outcomes) for run in runs]
+    times = [serving_times(run.outcomes, run.usage.tokens_per_s) for run in runs]
     bases = {
         run.cell.rate_rps: base for run, base in zip(runs, times, strict=True) if run.cell.policy == BASELINE
     }
@@ -104,12 +89,12 @@ def differing(runs: Sequence[Run]) -> list[tuple[Run, int]]:
 
 
 def _row(
-    emulation: Emulation, run: Run, times: ServingTimes | None, bases: Mapping[float, ServingTimes | None]
+    emulation: Emulation, run: Run, times: ServingTimes, bases: Mapping[float, ServingTimes]
 ) -> ServingRow:
     cell, usage = run.cell, run.usage
-    reduced = _reductions(times, bases.get(cell.rate_rps))
+    ours = reduced(times, bases.get(cell.rate_rps, NOTHING))
     paper = _printed(emulation, cell.rate_rps, cell.policy)
-    paper_reduced = _reductions(paper, _printed(emulation, cell.rate_rps, BASELINE))
+    papers = reduced(paper, _printed(emulation, cell.rate_rps, BASELINE))
     ways_ms = sorted(1000 * way for one in run.outcomes for way in one.one_way_s)
     return ServingRow(
         policy=cell.policy,
@@ -121,19 +106,19 @@ def _row(
         peers=emulation.peers,
         requests=len(run.outcomes),
         failed=sum(one.error is not None for one in run.outcomes),
-        ttft_s=times.ttft_s if times else None,
-        tpot_s=times.tpot_s if times else None,
-        latency_s=times.latency_s if times else None,
+        ttft_s=times.ttft_s,
+        tpot_s=times.tpot_s,
+        latency_s=times.latency_s,
         throughput_tps=usage.tokens_per_s,
-        ttft_reduction=reduced.ttft if reduced else None,
-        tpot_reduction=reduced.tpot if reduced else None,
-        latency_reduction=reduced.latency if reduced else None,
-        paper_ttft_s=paper.ttft_s if paper else None,
-        paper_tpot_s=paper.tpot_s if paper else None,
-        paper_latency_s=paper.latency_s if paper else None,
-        paper_ttft_reduction=paper_reduced.ttft if paper_reduced else None,
-        paper_tpot_reduction=paper_reduced.tpot if paper_reduced else None,
-        paper_latency_reduction=paper_reduced.latency if paper_reduced else None,
+        ttft_reduction=ours.ttft_s,
+        tpot_reduction=ours.tpot_s,
+        latency_reduction=ours.latency_s,
+        paper_ttft_s=paper.ttft_s,
+        paper_tpot_s=paper.tpot_s,
+        paper_latency_s=paper.latency_s,
+        paper_ttft_reduction=papers.ttft_s,
+        paper_tpot_reduction=papers.tpot_s,
+        paper_latency_reduction=papers.latency_s,
         decode_one_way_ms=statistics.median(ways_ms) if ways_ms else None,
         decode_one_way_p99_ms=ways_ms[int(0.99 * (len(ways_ms) - 1))] if ways_ms else None,
         engine_busy=max(usage.engines),
@@ -144,35 +129,10 @@ def _row(
     )
 
 
-def _times(outcomes: Sequence[Outcome]) -> ServingTimes | None:
-    """None if no request got all its tokens."""
-    ended = [one for one in outcomes if one.error is None]
-    if not ended:
-        return None
-    longer = [one for one in ended if len(one.token_s) > 1]
-    return ServingTimes(
-        ttft_s=statistics.fmean(one.token_s[0] - one.request.arrival_s for one in ended),
-        tpot_s=statistics.fmean((one.token_s[-1] - one.token_s[0]) / (len(one.token_s) - 1) for one in longer)
-        if longer
-        else 0.0,
-        latency_s=statistics.fmean(one.token_s[-1] - one.request.arrival_s for one in ended),
-    )
-
-
-def _printed(emulation: Emulation, rate_rps: float, policy: str) -> ServingTimes | None:
+def _printed(emulation: Emulation, rate_rps: float, policy: str) -> ServingTimes:
     """What the paper prints of this setting, if it does."""
-    setting = (emulation.bandwidth_mbps, emulation.delay_ms, emulation.peers)
-    if setting != (SERVING_BANDWIDTH_MBPS, SERVING_DELAY_MS, SERVING_PEERS):
-        return None
-    if (emulation.spec.name, emulation.device) != (QWEN2_7B.name, PAPER_DEVICE):
-        return None
-    return SERVING.get((rate_rps, SYSTEM_OF_POLICY.get(policy, "")))
-
-
-def _reductions(times: ServingTimes | None, base: ServingTimes | None) -> _Reductions | None:
-    """None where one of them is missing or there is nothing to reduce."""
-    if times is None or base is None or not min(base.ttft_s, base.tpot_s, base.latency_s) > 0:
-        return None
-    return _Reductions(
-        1 - times.ttft_s / base.ttft_s, 1 - times.tpot_s / base.tpot_s, 1 - times.latency_s / base.latency_s
-    )
+    machines = (emulation.spec.name, emulation.device, emulation.peers)
+    if machines != (QWEN2_7B.name, PAPER_DEVICE, PAPER_PEERS):
+        return NOTHING
+    setting = Setting(rate_rps, emulation.bandwidth_mbps, emulation.delay_ms)
+    return TABLE_2.get((setting, SYSTEM_OF.get(policy, "")), NOTHING)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from molink.routing import CircuitProblem, NoCircuit
-from molink.simnet.paper_tables import EXECUTION_S, TPOT_MS
+from molink.simnet.scheduling.paper import EXECUTION_S, TPOT_MS
 from molink.simnet.scheduling.testbeds import Placement, World, place_random_swarm, place_testbed
 from molink.simnet.scheduling.variants import Variant
 

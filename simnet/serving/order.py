@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from molink.simnet.serving.presets import SYSTEM_OF, Preset
+from molink.simnet.serving.paper import SYSTEM_OF
+from molink.simnet.serving.presets import Preset
 from molink.simnet.serving.rows import ServeRow
 
 METRICS = (("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("latency", "latency_s"), ("tokens/s", "throughput_tps"))

@@ -4,17 +4,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from molink.simnet.serving_times import ServingTimes
+
 VLLM, HELIX, MOLINK, PETALS = "vLLM", "Helix", "MoLink", "Petals"
-
-
-@dataclass(frozen=True, slots=True)
-class Printed:
-    """One system's averages in one setting; None where the paper prints none."""
-
-    ttft_s: float
-    tpot_s: float
-    latency_s: float | None = None
-    throughput_tps: float | None = None
+SYSTEM_OF: Mapping[str, str] = MappingProxyType(
+    {
+        "concurrent": VLLM,
+        "zeromq": HELIX,
+        "petals": PETALS,
+        "fixed-chunk": MOLINK,
+        "paper": MOLINK,
+        "molink": MOLINK,
+    }
+)
+"""Whose printed values stand beside a policy's: how that system sends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +30,7 @@ class Setting:
     """One way, from any server to any other."""
 
 
-Printings = Mapping[tuple[Setting, str], Printed]
+Printings = Mapping[tuple[Setting, str], ServingTimes]
 """By setting and system."""
 
 
@@ -36,9 +39,9 @@ def _three(
     ttft_s: tuple[float, float, float],
     tpot_s: tuple[float, float, float],
     latency_s: tuple[float, float, float],
-) -> dict[tuple[Setting, str], Printed]:
+) -> dict[tuple[Setting, str], ServingTimes]:
     systems = zip((VLLM, HELIX, MOLINK), ttft_s, tpot_s, latency_s, strict=True)
-    return {(setting, system): Printed(*times) for system, *times in systems}
+    return {(setting, system): ServingTimes(*times) for system, *times in systems}
 
 
 TABLE_2: Printings = MappingProxyType(
@@ -74,12 +77,12 @@ TABLE_4: Printings = MappingProxyType(
 )
 """Table 4 of the transmission paper: delays. MoLink with five micro-batches."""
 
-ABLATION: Mapping[str, Printed] = MappingProxyType(
+ABLATION: Mapping[str, ServingTimes] = MappingProxyType(
     {
-        "all": Printed(3.30, 0.41, 93.07),
-        "chunks": Printed(3.37, 0.44, 99.25),
-        "micro-batches": Printed(3.60, 0.43, 97.23),
-        "none": Printed(3.56, 0.48, 107.45),
+        "all": ServingTimes(3.30, 0.41, 93.07),
+        "chunks": ServingTimes(3.37, 0.44, 99.25),
+        "micro-batches": ServingTimes(3.60, 0.43, 97.23),
+        "none": ServingTimes(3.56, 0.48, 107.45),
     }
 )
 """Table 5 of the transmission paper, by technique: chunked transmission, more micro-batches (five), both, neither."""
@@ -90,9 +93,9 @@ def _throughputs(
     throughput_tps: tuple[float, float, float],
     ttft_s: tuple[float, float, float],
     tpot_s: tuple[float, float, float],
-) -> dict[tuple[Setting, str], Printed]:
+) -> dict[tuple[Setting, str], ServingTimes]:
     systems = zip((PETALS, VLLM, MOLINK), throughput_tps, ttft_s, tpot_s, strict=True)
-    return {(setting, system): Printed(ttft, tpot, None, tps) for system, tps, ttft, tpot in systems}
+    return {(setting, system): ServingTimes(ttft, tpot, None, tps) for system, tps, ttft, tpot in systems}
 
 
 SYSTEM_TABLE_2: Printings = MappingProxyType(

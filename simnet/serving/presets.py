@@ -8,31 +8,17 @@ from molink.simnet.request_load import LengthLimits
 from molink.simnet.serving.paper import (
     ABLATION,
     CAPTION_RPS,
-    HELIX,
-    MOLINK,
-    PETALS,
+    SYSTEM_OF,
     SYSTEM_TABLE_2,
     TABLE_2,
     TABLE_3,
     TABLE_4,
-    VLLM,
-    Printed,
     Printings,
     Setting,
 )
 from molink.simnet.serving.served_as import WHOLE_PROMPT_TOKENS, ServedAs, usual
+from molink.simnet.serving_times import ServingTimes
 
-SYSTEM_OF: Mapping[str, str] = MappingProxyType(
-    {
-        "concurrent": VLLM,
-        "zeromq": HELIX,
-        "petals": PETALS,
-        "fixed-chunk": MOLINK,
-        "paper": MOLINK,
-        "molink": MOLINK,
-    }
-)
-"""Whose printed values stand beside a policy's."""
 _SETTINGS = ("rate_rps", "bandwidth_mbps", "delay_ms", "peers")
 WARM_UP_S, DURATION_S = 60.0, 1800.0
 """One minute and thirty (transmission paper, section 5)."""
@@ -48,7 +34,7 @@ class PresetCell:
     peers: int
     technique: str = ""
     """In an ablation: what of the system is on."""
-    printed: Printed | None = None
+    printed: ServingTimes | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,11 @@
 """Cells of a serving table as flat rows, the paper's value beside ours."""
 
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from molink.simnet.outcomes import Outcome
-from molink.simnet.serving.paper import Printed
 from molink.simnet.serving.presets import Preset, PresetCell
 from molink.simnet.serving.simulated import SimulatedRun
+from molink.simnet.serving_times import NOTHING, ServingTimes, reduced, serving_times
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,31 +50,21 @@ class ServeRow:
     """Of the simulation."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Cell:
-    """Averages of one cell, ours or printed."""
-
-    ttft_s: float | None
-    tpot_s: float | None
-    latency_s: float | None
-    throughput_tps: float | None
-
-
 def serve_rows(preset: Preset, runs: Sequence[SimulatedRun]) -> list[ServeRow]:
     """A row for each cell of the preset that was run, in its order."""
     cells = preset.cells[: len(runs)]
-    measured = [_measured(run) for run in runs]
+    measured = [serving_times(run.outcomes, run.throughput_tps) for run in runs]
     ours = _bases(preset, measured)
-    printed = [_printed(cell.printed) for cell in cells]
+    printed = [cell.printed or NOTHING for cell in cells]
     papers = _bases(preset, printed)
     compared = [_compared(preset, cell) for cell in cells]
     return [
-        _row(cell, run, own, ours.get(key), paper, papers.get(key))
+        _row(cell, run, own, ours.get(key, NOTHING), paper, papers.get(key, NOTHING))
         for cell, key, run, own, paper in zip(cells, compared, runs, measured, printed, strict=True)
     ]
 
 
-def _bases(preset: Preset, averages: Sequence[_Cell | None]) -> dict[tuple[object, ...], _Cell | None]:
+def _bases(preset: Preset, averages: Sequence[ServingTimes]) -> dict[tuple[object, ...], ServingTimes]:
     return {
         _compared(preset, cell): average
         for cell, average in zip(preset.cells, averages, strict=False)
@@ -93,12 +81,13 @@ def _compared(preset: Preset, cell: PresetCell) -> tuple[object, ...]:
 def _row(
     cell: PresetCell,
     run: SimulatedRun,
-    own: _Cell,
-    base: _Cell | None,
-    paper: _Cell | None,
-    paper_base: _Cell | None,
+    own: ServingTimes,
+    base: ServingTimes,
+    paper: ServingTimes,
+    paper_base: ServingTimes,
 ) -> ServeRow:
     ways_ms = run.decode_ways_ms
+    ours, papers = reduced(own, base), reduced(paper, paper_base)
     return ServeRow(
         technique=cell.technique,
         policy=cell.policy,
@@ -114,56 +103,21 @@ def _row(
         tpot_s=own.tpot_s,
         latency_s=own.latency_s,
         throughput_tps=run.throughput_tps,
-        ttft_reduction=_reduction(own, base, "ttft_s"),
-        tpot_reduction=_reduction(own, base, "tpot_s"),
-        latency_reduction=_reduction(own, base, "latency_s"),
-        throughput_gain=_gain(own, base),
-        paper_ttft_s=paper.ttft_s if paper else None,
-        paper_tpot_s=paper.tpot_s if paper else None,
-        paper_latency_s=paper.latency_s if paper else None,
-        paper_throughput_tps=paper.throughput_tps if paper else None,
-        paper_ttft_reduction=_reduction(paper, paper_base, "ttft_s"),
-        paper_tpot_reduction=_reduction(paper, paper_base, "tpot_s"),
-        paper_latency_reduction=_reduction(paper, paper_base, "latency_s"),
-        paper_throughput_gain=_gain(paper, paper_base),
+        ttft_reduction=ours.ttft_s,
+        tpot_reduction=ours.tpot_s,
+        latency_reduction=ours.latency_s,
+        throughput_gain=ours.throughput_tps,
+        paper_ttft_s=paper.ttft_s,
+        paper_tpot_s=paper.tpot_s,
+        paper_latency_s=paper.latency_s,
+        paper_throughput_tps=paper.throughput_tps,
+        paper_ttft_reduction=papers.ttft_s,
+        paper_tpot_reduction=papers.tpot_s,
+        paper_latency_reduction=papers.latency_s,
+        paper_throughput_gain=papers.throughput_tps,
         decode_way_ms=ways_ms[len(ways_ms) // 2] if ways_ms else None,
         decode_way_p99_ms=ways_ms[int(0.99 * (len(ways_ms) - 1))] if ways_ms else None,
         engine_busy=max(run.engine_busy),
         uplink_busy=max(run.uplink_busy),
         events=run.events,
     )
-
-
-def _measured(run: SimulatedRun) -> _Cell:
-    ended = [one for one in run.outcomes if one.error is None]
-    if not ended:
-        return _Cell(None, None, None, run.throughput_tps)
-    longer = [one for one in ended if len(one.token_s) > 1]
-    return _Cell(
-        statistics.fmean(one.token_s[0] - one.request.arrival_s for one in ended),
-        statistics.fmean(map(_tpot_s, longer)) if longer else None,
-        statistics.fmean(one.token_s[-1] - one.request.arrival_s for one in ended),
-        run.throughput_tps,
-    )
-
-
-def _tpot_s(outcome: Outcome) -> float:
-    return (outcome.token_s[-1] - outcome.token_s[0]) / (len(outcome.token_s) - 1)
-
-
-def _printed(printed: Printed | None) -> _Cell | None:
-    if printed is None:
-        return None
-    return _Cell(printed.ttft_s, printed.tpot_s, printed.latency_s, printed.throughput_tps)
-
-
-def _reduction(own: _Cell | None, base: _Cell | None, metric: str) -> float | None:
-    value = getattr(own, metric, None)
-    of = getattr(base, metric, None)
-    return 1 - value / of if value is not None and of else None
-
-
-def _gain(own: _Cell | None, base: _Cell | None) -> float | None:
-    if own is None or base is None or own.throughput_tps is None or not base.throughput_tps:
-        return None
-    return own.throughput_tps / base.throughput_tps - 1

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from molink.simnet.serving.order import METRICS, MORE_IS_BETTER
-from molink.simnet.serving.paper import MOLINK
-from molink.simnet.serving.presets import SYSTEM_OF, Preset
+from molink.simnet.serving.paper import MOLINK, SYSTEM_OF
+from molink.simnet.serving.presets import Preset
 from molink.simnet.serving.rows import ServeRow
 
 _OURS = "molink"
