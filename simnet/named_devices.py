@@ -8,6 +8,7 @@ from molink.peer.profiling.profile_json import from_json
 from molink.shards.spec import DTYPE_BYTES
 from molink.simnet.devices import DEVICES, DeviceProfile
 from molink.simnet.model_shapes import MODEL_SHAPES, ModelShape
+from molink.simnet.suggestions import did_you_mean
 
 MEASURED = "profile:"
 """Before the path of what `molink-peer profile --json` printed."""
@@ -23,7 +24,9 @@ def device_named(text: str) -> DeviceProfile:
     if text.startswith(MEASURED):
         return _measured(text.removeprefix(MEASURED))
     if text not in DEVICES:
-        raise ValueError(f"--device {text} has no profile: choose from {CHOICES}")
+        raise ValueError(
+            f"--device {text} has no profile{did_you_mean(text, DEVICES)}: choose from {CHOICES}"
+        )
     return DEVICES[text]
 
 
