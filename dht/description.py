@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from molink.dht.records import PROTOCOL_VERSION, PeerView
+from molink.dht.records import PROTOCOL_VERSION, PeerFacts, PeerView
 from molink.shards.spec import Span, missing_spans
 
 
@@ -43,7 +43,38 @@ def describe_peer(view: PeerView) -> dict[str, object]:
         "uplink_mbps": facts.uplink_mbps,
         "activation_codecs": list(facts.activation_codecs),
         "age_s": round(view.age_s, 1),
+        **_describe_costs(facts),
     }
+
+
+def _describe_costs(facts: PeerFacts) -> dict[str, object]:
+    """What else a router counts with. Times by batch size or by tokens are under the number in decimal."""
+    limit, place = facts.span_limit, facts.coordinate
+    return {
+        "processors": facts.device.processors,
+        "span_limit": None if limit is None else [limit.start, limit.stop],
+        "layer_ms_by_batch_size": {
+            str(one.batch_size): _short(one.layer_ms) for one in facts.layer_latencies
+        },
+        "prefill_layer_ms": {str(one.tokens): _short(one.layer_ms) for one in facts.prefill_latencies},
+        "decode_context_ms": _short(facts.decode_context_ms),
+        "prefill_context_ms": _short(facts.prefill_context_ms),
+        "embed_ms": _short(facts.embed_ms),
+        "head_ms": _short(facts.head_ms),
+        "load_bytes_per_s": _short(facts.load_bytes_per_s),
+        "coordinate": None
+        if place is None
+        else {
+            "position": [_short(part) for part in place.position],
+            "height_ms": _short(place.height_ms),
+            "error": _short(place.error),
+        },
+    }
+
+
+def _short(value: float) -> float:
+    """Six significant digits, more than are announced."""
+    return float(f"{value:.6g}")
 
 
 def _describe_model(holders: Sequence[PeerView]) -> dict[str, object]:

@@ -20,7 +20,8 @@ from typing import Self
 from molink.peer.state_dir import CONTROL_FILE, read_json, write_json
 
 REQUEST_BYTES = 4096
-ANSWER_BYTES = 8 * 1024 * 1024
+ANSWER_BYTES = 64 * 1024 * 1024
+"""A peer of a large swarm is described in 1 to 2 KB."""
 REQUEST_TIMEOUT_S = 5.0
 CONNECTIONS = 8
 _log = logging.getLogger(__name__)

@@ -11,6 +11,7 @@ from types import MappingProxyType
 
 from molink.shards.spec import DTYPE_BYTES, ModelSpec
 from molink.simnet.layer_shapes import Experts, LatentAttention
+from molink.simnet.suggestions import did_you_mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,5 +280,6 @@ QWEN2_7B = MODEL_SHAPES["qwen2-7b"]
 def shape_named(name: str) -> ModelShape:
     """The model of that name; raises ValueError with one sentence."""
     if name not in MODEL_SHAPES:
-        raise ValueError(f"--model {name} has no known shape: choose from {', '.join(MODEL_SHAPES)}")
+        near = did_you_mean(name, MODEL_SHAPES)
+        raise ValueError(f"--model {name} has no known shape{near}: choose from {', '.join(MODEL_SHAPES)}")
     return MODEL_SHAPES[name]

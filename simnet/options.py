@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from molink.peer.scheduling.circulation import RULES, rule_named
+from molink.simnet.suggestions import did_you_mean
 
 Output = Annotated[
     Path | None,
@@ -59,7 +60,8 @@ def parse_names(option: str, text: str, known: Collection[str] | None = None) ->
     unknown = [name for name in names if known is not None and name not in known]
     if not names or unknown:
         of = "" if known is None else f" of {', '.join(known)}"
-        raise ValueError(f"{option} must be{of or ' names'}, got {', '.join(unknown) or 'none'}")
+        near = did_you_mean(unknown[0], known) if unknown and known is not None else ""
+        raise ValueError(f"{option} must be{of or ' names'}, got {', '.join(unknown) or 'none'}{near}")
     return names
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from molink.client.presentation import console
+from molink.client.progress import Progress
 from molink.dht.commands import EXIT_USAGE, CommandFailed, tell
 from molink.simnet.pictures import Picture
 from molink.simnet.report import Report, write_report
@@ -63,7 +64,9 @@ def deliver(found: Findings, *, as_json: bool, folder: Path | None, draw: Draw |
         return
     try:
         write_json(folder / "result.json", found.document)
-        pictures = draw(folder) if draw is not None else ()
+        with Progress() as progress:
+            progress.begin("drawing figures")
+            pictures = draw(folder) if draw is not None else ()
         report = Report(found.title, found.parameters, found.tables, found.remarks, pictures)
         written = ["result.json", write_report(folder / "report.html", report).name]
     except OSError as error:

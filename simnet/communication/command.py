@@ -3,6 +3,7 @@
 import math
 from dataclasses import asdict, replace
 
+from molink.client.progress import Progress
 from molink.dht.commands import EXIT_USAGE, CommandFailed, Debug, Json, Verbose, start_logging
 from molink.routing.layout_prediction import Goal
 from molink.routing.parallelism import Layout, Lengths
@@ -108,11 +109,17 @@ def _described(
         raise ValueError(
             f"{shape.name} has {shape.layers} layers: --pp {layout.pipeline} stages are too many"
         )
+    if shape.heads % layout.tensor:
+        raise ValueError(
+            f"{shape.name} has {shape.heads} attention heads, which --tp {layout.tensor} ranks cannot share evenly"
+        )
     tokens = int(str(parameters["simulated_tokens"]))
     simulated: SimulatedRequest | None = None
     if tokens:
         counted = replace(lengths, decode_tokens=tokens)
-        simulated = simulate_request(shape, layout, counted, device, fabric, tensors)
+        with Progress() as progress:
+            progress.begin(f"counting messages of {layout.devices} ranks, {counted.decode_tokens} tokens")
+            simulated = simulate_request(shape, layout, counted, device, fabric, tensors)
     complete = simulated if tokens == lengths.decode_tokens else None
     operations = operation_rows(shape, layout, lengths, tensors, complete)
     volumes = volume_rows(shape.spec(), layout, lengths, tensors, complete)

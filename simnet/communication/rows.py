@@ -222,9 +222,12 @@ def time_rows(
             "predicted", 1e3 * prediction.ttft_s, 1e3 * prediction.tpot_s, prediction.latency_s, share
         )
     if simulated is not None:
-        latency_s = simulated.ttft_s + (lengths.decode_tokens - 1) * simulated.tpot_s
         share = simulated.communication_s / simulated.token_times_s[-1]
-        yield TimeRow("simulated", 1e3 * simulated.ttft_s, 1e3 * simulated.tpot_s, latency_s, share)
+        if len(simulated.token_times_s) == 1 < lengths.decode_tokens:  # of later tokens nothing is known
+            yield TimeRow("simulated", 1e3 * simulated.ttft_s, None, None, share)
+        else:
+            latency_s = simulated.ttft_s + (lengths.decode_tokens - 1) * simulated.tpot_s
+            yield TimeRow("simulated", 1e3 * simulated.ttft_s, 1e3 * simulated.tpot_s, latency_s, share)
     printed = PRINTED_TIMES.get((shape.name, layout))
     if printed is not None and lengths == LENGTHS:
         yield TimeRow("paper", printed.ttft_ms, printed.tpot_ms, printed.latency_s, None)

@@ -1,6 +1,5 @@
 """`molink-simnet cost`: cost-profit margins of the MoLink system paper, and of anyone's swarm."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +9,7 @@ import typer
 from molink.dht.commands import EXIT_USAGE, CommandFailed, Debug, Json, Verbose, start_logging
 from molink.simnet.cost.margins import Owned, Rented, income_per_hour, margin
 from molink.simnet.cost.paper import COST_TABLES, PrintedCosts
-from molink.simnet.options import Output
+from molink.simnet.options import Output, require_not_negative, require_positive
 from molink.simnet.results import Findings, deliver, output_folder
 
 if TYPE_CHECKING:
@@ -87,6 +86,16 @@ def cost(
     if table is not None and table not in COST_TABLES:
         raise CommandFailed(f"--table must be 3 or 4, got {table}", EXIT_USAGE)
     try:
+        require_positive("--years", years)
+        for option, value in (
+            ("--throughput-tps", throughput_tps),
+            ("--token-price", token_price),
+            ("--device-price", device_price),
+            ("--power-w", power_w),
+            ("--power-price", power_price),
+            ("--rent-per-hour", rent_per_hour),
+        ):
+            require_not_negative(option, 0.0 if value is None else value)
         if throughput_tps is None:
             rows = [row for name in COST_TABLES if table in (None, name) for row in _of_paper(name)]
         else:
@@ -126,8 +135,6 @@ def _of_paper(name: str) -> Iterator[CostRow]:
 
 
 def _own(throughput_tps: float, token_price: float, machines: Owned | Rented) -> CostRow:
-    if not (0 <= throughput_tps < math.inf and 0 <= token_price < math.inf):
-        raise ValueError("throughput and price of tokens are finite and not negative")
     income = income_per_hour(throughput_tps, token_price)
     cost_per_hour = machines.cost_per_hour
     return CostRow(

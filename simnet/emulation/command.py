@@ -55,6 +55,8 @@ def emulate_serving(
         cells = cells_of(policy, rate, peers, micro_batches, prefill_chunk)
         require_positive("--bandwidth-mbps", bandwidth_mbps)
         require_not_negative("--delay-ms", delay_ms)
+        require_positive("--duration", duration)
+        require_not_negative("--warm-up", warm_up)
         spec = spec_of(compute, model, device, tensors_per_boundary)
         emulation = Emulation(
             spec=spec,

@@ -165,7 +165,10 @@ async def _measure(emulation: Emulation, cell: Cell, measured: _Measured, report
 
     def tell() -> None:
         passed_s = clock() - start_s
-        report(f"{passed_s:.0f} of {window_s[1]:.0f} s, {measured.driver.running} requests in progress")
+        began = (
+            f"{passed_s:.0f} of {window_s[1]:.0f} s" if passed_s < window_s[1] else "no more requests come"
+        )
+        report(f"{began}, {measured.driver.running} in progress")
 
     using = asyncio.create_task(_usage(measured, start_s, window_s, tell), name="usage")
     try:

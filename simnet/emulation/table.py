@@ -15,7 +15,7 @@ _METRICS = (("ttft", "TTFT", 2, 2), ("tpot", "TPOT", 3, 2), ("latency", "latency
 
 def serving_table(emulation: Emulation, rows: Sequence[ServingRow]) -> "Table":
     """A line for each row, rates apart; the paper's averages stand beside ours where it prints them, and in brackets
-    by how much a value is below the baseline's."""
+    by how much a value is above or below the baseline's, as in the tables of `serve`."""
     from rich.table import Table
 
     computing = "computed here" if emulation.device is None else f"timed as {emulation.device}"
@@ -24,7 +24,7 @@ def serving_table(emulation: Emulation, rows: Sequence[ServingRow]) -> "Table":
         f"{emulation.delay_ms:g} ms one way; averages over {emulation.duration_s:g} s"
     )
     with_paper = any(row.paper_ttft_s is not None for row in rows)
-    caption = f"In brackets: how much less than {BASELINE}"
+    caption = f"In brackets: above (+) or below (-) {BASELINE}"
     table = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
     table.add_column("rate\n1/s", justify="right")
     table.add_column("policy")
@@ -94,4 +94,4 @@ def _value(value: float | None, reduction: float | None, digits: int) -> str:
     if value is None:
         return ""
     shown = f"{value:.{digits}f}"
-    return shown if reduction is None else f"{shown} ({100 * reduction:.0f} %)"
+    return shown if not reduction else f"{shown} ({-100 * reduction:+.0f}%)"

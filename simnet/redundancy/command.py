@@ -7,7 +7,16 @@ from itertools import product
 from types import MappingProxyType
 
 from molink.dht.commands import EXIT_USAGE, CommandFailed, Debug, Json, Verbose, start_logging
-from molink.simnet.options import Jobs, Output, WarmUp, parse_counts, parse_names, parse_numbers
+from molink.simnet.options import (
+    Jobs,
+    Output,
+    WarmUp,
+    parse_counts,
+    parse_names,
+    parse_numbers,
+    require_not_negative,
+    require_positive,
+)
 from molink.simnet.parallel_runs import run_all
 from molink.simnet.redundancy import options
 from molink.simnet.redundancy.claims import claims
@@ -54,14 +63,18 @@ def redundancy(
     verbose: Verbose = False,
     debug: Debug = False,
 ) -> None:
-    """Serve Llama-2-70B on instances that hold keys and values twice, and on those that do not.
+    """Serve with keys and values held twice.
 
-    Who prefills, who decodes what and which copy is made next are the decisions of `molink.peer`; time is virtual.
-    Shows cost efficiency (tokens a second and instance), times to the first token (TTFT), between tokens (TBT) and
-    of the whole request (JCT) and memory, and beside them what the paper's text says.
+    Llama-2-70B on instances that hold them twice, and on those that do not, as in the redundancy paper. Who prefills,
+    who decodes what and which copy is made next are the decisions of `molink.peer`; time is virtual. Shows cost
+    efficiency (tokens a second and instance), times to the first token (TTFT), between tokens (TBT) and of the whole
+    request (JCT) and memory, and beside them what the paper's text says.
     """
     start_logging(verbose=verbose, debug=debug)
     try:
+        require_positive("--duration", duration)
+        require_not_negative("--warm-up", warm_up)
+        require_not_negative("--sequence-ms", sequence_ms)
         profile = instance_profile(device, sequence_ms)
         gbps = LOCAL_CONNECTIONS[device].bytes_per_s * 8 / 1e9
         one = Cell("", device, workload, 4, 1.0, gbps, warm_up, duration, arrivals, sequence_ms, seed)
@@ -88,17 +101,19 @@ def _cells(
     one: Cell, instances: Sequence[int], policies: Sequence[str], rates: str | None, lines: str | None
 ) -> list[Cell]:
     """Those of a table, which are like `one` but for these."""
-    if one.workload not in WORKLOADS or one.arrivals not in ARRIVALS:
-        raise ValueError(
-            f"--workload must be one of {', '.join(WORKLOADS)} and --arrivals one of {', '.join(ARRIVALS)}"
-        )
-    given = None if rates is None else parse_numbers("--rates", rates)
+    for option, given, known in (
+        ("--workload", one.workload, WORKLOADS),
+        ("--arrivals", one.arrivals, ARRIVALS),
+    ):
+        if given not in known:
+            raise ValueError(f"{option} must be one of {', '.join(known)}, got {given!r}")
+    chosen = None if rates is None else parse_numbers("--rates", rates)
     lines_gbps = (one.interconnect_gbps,) if lines is None else parse_numbers("--interconnect-gbps", lines)
     cells = [
         replace(one, policy=policy, instances=number, rate_rps=rate, interconnect_gbps=gbps)
         for number in instances
         for rate, gbps, policy in product(
-            given or [each * number for each in RATES[one.device, one.workload]], lines_gbps, policies
+            chosen or [each * number for each in RATES[one.device, one.workload]], lines_gbps, policies
         )
     ]
     if min(cell.rate_rps for cell in cells) * one.duration_s < LEAST_REQUESTS:

@@ -84,9 +84,12 @@ def _by_rate(
         own = [row for row in rows if row.instances == number]
         for axes, (metric, label) in zip(line, panels, strict=True):
             _draw_policies(axes, own, lambda row: row.rate_rps, metric)
-            axes.set(xlabel="requests/s", ylabel=label, title=f"{number} instances")
+            axes.set(xlabel="requests/s", ylabel=label)
+            if len(numbers) > 1:
+                axes.set_title(f"{number} instances", fontsize=11)
     first = rows[0]
-    _finish(figure, f"{first.workload} workload, instances of 4 x {first.device}")
+    count = f"{numbers[0]} instances" if len(numbers) == 1 else "instances"
+    _finish(figure, f"Llama-2-70B, {first.workload} workload on {count} of 4 x {first.device}")
     return saved(figure, stem, caption)
 
 

@@ -26,8 +26,16 @@ def draw_steps(profile: InstanceProfile, folder: Path) -> list[Picture]:
     ]
     decode = [(length, batch, decode_s(profile, length, batch)) for length in _LENGTHS for batch in _DECODES]
     return [
-        _times(folder / "figure-3-prefill", prefill, "Steps of prefill (AcceLLM, Figure 3)", prompts=True),
-        _times(folder / "figure-4-decode", decode, "Steps of decode (AcceLLM, Figure 4)", prompts=False),
+        _times(
+            folder / "figure-3-prefill",
+            profile,
+            prefill,
+            "Steps of prefill (AcceLLM, Figure 3)",
+            prompts=True,
+        ),
+        _times(
+            folder / "figure-4-decode", profile, decode, "Steps of decode (AcceLLM, Figure 4)", prompts=False
+        ),
         _interference(folder / "figure-5-interference", profile),
     ]
 
@@ -45,7 +53,14 @@ def decode_s(profile: InstanceProfile, length: int, batch: int, prompt: int = 0)
     return profile.step_s(work, batch + (prompt > 0))
 
 
-def _times(stem: Path, lines: Sequence[tuple[int, int, float]], caption: str, *, prompts: bool) -> Picture:
+def _times(
+    stem: Path,
+    profile: InstanceProfile,
+    lines: Sequence[tuple[int, int, float]],
+    caption: str,
+    *,
+    prompts: bool,
+) -> Picture:
     """Time and throughput by batch, a line for each length."""
 
     def tokens_per_s(length: int, batch: int, seconds: float) -> float:
@@ -70,6 +85,7 @@ def _times(stem: Path, lines: Sequence[tuple[int, int, float]], caption: str, *,
     times.set(xlabel="prompts" if prompts else "sequences", ylabel="step, s", ylim=(0, None))
     rates.set(xlabel="prompts" if prompts else "sequences", ylabel="tokens a second", ylim=(0, None))
     times.legend(frameon=False)
+    figure.suptitle(f"{_whose(profile)}: a step of {'prompts' if prompts else 'decode'}", fontsize=11)
     return saved(figure, stem, caption)
 
 
@@ -93,5 +109,9 @@ def _interference(stem: Path, profile: InstanceProfile) -> Picture:
     right.bar(names, added_ms, color=POLICY_COLOURS[2])
     right.axhline(_PAPER_ADDED_MS, color="black", linestyle="--", linewidth=1)
     right.set(xlabel="tokens of each sequence", ylabel="longer by 20 sequences, ms")
-    figure.suptitle("Dashed: the paper's", fontsize=11)
+    figure.suptitle(f"{_whose(profile)}; dashed: the paper's", fontsize=11)
     return saved(figure, stem, "What a prompt, and what 20 sequences, add to a step (AcceLLM, Figure 5)")
+
+
+def _whose(profile: InstanceProfile) -> str:
+    return f"{profile.shape.name} on 4 x {profile.device.name}"

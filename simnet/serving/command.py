@@ -6,7 +6,16 @@ from pathlib import Path
 
 from molink.dht.commands import EXIT_USAGE, CommandFailed, Debug, Json, Verbose, start_logging
 from molink.simnet.model_shapes import shape_named
-from molink.simnet.options import Jobs, Output, Tensors, Trace, WarmUp, parse_names, require_not_negative
+from molink.simnet.options import (
+    Jobs,
+    Output,
+    Tensors,
+    Trace,
+    WarmUp,
+    parse_names,
+    require_not_negative,
+    require_positive,
+)
 from molink.simnet.parallel_runs import run_all
 from molink.simnet.request_load import kept
 from molink.simnet.results import Findings, deliver, output_folder
@@ -77,6 +86,8 @@ def serve(
             changed(preset(preset_name, chosen), changes), tensors_per_boundary=tensors_per_boundary
         )
         require_not_negative("--software-ms", software_ms)
+        require_positive("--duration", duration)
+        require_not_negative("--warm-up", warm_up)
         requests = bundled_trace() if trace is None else read_trace(trace)
         served = kept(requests, table.limits, shape_named(table.model).spec())
         load = Load(served, 1.0, warm_up, duration, seed)

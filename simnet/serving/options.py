@@ -6,7 +6,7 @@ import typer
 
 from molink.simnet.options import MICRO_BATCHES
 from molink.simnet.serving.paper_figures import FIGURES
-from molink.simnet.serving.presets import PRESETS
+from molink.simnet.serving.presets import PRESETS, SYSTEM_OF
 from molink.simnet.serving.sweep import QUANTITIES
 
 PresetName = Annotated[
@@ -15,7 +15,9 @@ PresetName = Annotated[
 Policies = Annotated[
     str | None,
     typer.Option(
-        metavar="NAMES", help="Only these of the table's policies, with commas.", show_default=False
+        metavar="NAMES",
+        help=f"These instead of the table's, with commas: {', '.join(SYSTEM_OF)}.",
+        show_default=False,
     ),
 ]
 Sweep = Annotated[

@@ -1,6 +1,6 @@
 """The serving tables of the two MoLink papers as scenarios. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -18,6 +18,7 @@ from molink.simnet.serving.paper import (
 )
 from molink.simnet.serving.served_as import WHOLE_PROMPT_TOKENS, ServedAs, usual
 from molink.simnet.serving_times import ServingTimes
+from molink.simnet.suggestions import did_you_mean
 
 _SETTINGS = ("rate_rps", "bandwidth_mbps", "delay_ms", "peers")
 WARM_UP_S, DURATION_S = 60.0, 1800.0
@@ -66,21 +67,37 @@ class Preset:
 
 
 def preset(name: str, policies: Sequence[str] | None = None) -> Preset:
-    """The table of that name, with these policies or those of the paper and ours.
+    """The table of that name, with these policies or those of the paper and ours. Policies that a table does not have
+    join it, but for tables of techniques.
 
     Raises:
-        ValueError: there is no such table, or a policy is not one of it.
+        ValueError: there is no such table, or no such policy.
     """
     if name not in PRESETS:
-        raise ValueError(f"no preset {name!r}; there are {', '.join(PRESETS)}")
+        raise ValueError(f"no preset {name!r}{did_you_mean(name, PRESETS)}; there are {', '.join(PRESETS)}")
     found = PRESETS[name]
     if policies is None:
         return found
-    known = dict.fromkeys(cell.policy for cell in found.cells)
+    techniques = any(cell.technique for cell in found.cells)
+    known = dict.fromkeys(cell.policy for cell in found.cells) if techniques else SYSTEM_OF
     unknown = [policy for policy in policies if policy not in known]
     if unknown or not policies:
-        raise ValueError(f"{name} compares {', '.join(known)}, not {', '.join(unknown) or 'nothing'}")
-    return replace(found, cells=tuple(cell for cell in found.cells if cell.policy in policies))
+        near = did_you_mean(unknown[0], known) if unknown else ""
+        raise ValueError(f"{name} compares {', '.join(known)}, not {', '.join(unknown) or 'nothing'}{near}")
+    cells = found.cells if techniques else _with_policies(found, policies)
+    return replace(found, cells=tuple(cell for cell in cells if cell.policy in policies))
+
+
+def _with_policies(table: Preset, policies: Sequence[str]) -> Iterator[PresetCell]:
+    """The table's cells, and after those of a setting its further policies."""
+    for setting in dict.fromkeys(cell.setting for cell in table.cells):
+        own = [cell for cell in table.cells if cell.setting == setting]
+        yield from own
+        printed = {SYSTEM_OF[cell.policy]: cell.printed for cell in own}
+        for policy in policies:
+            if policy not in {cell.policy for cell in own}:
+                served_as, system = usual(policy, table.peers), SYSTEM_OF[policy]
+                yield PresetCell(setting, policy, served_as, table.peers, printed=printed.get(system))
 
 
 def _cells(

@@ -10,6 +10,7 @@ from molink.simnet.options import parse_counts, parse_micro_batches, parse_numbe
 from molink.simnet.serving.presets import Preset, PresetCell
 from molink.simnet.serving.served_as import ServedAs, usual
 from molink.simnet.serving.table import COMPUTED
+from molink.simnet.suggestions import did_you_mean
 
 Values = Sequence[Any]
 """Of one quantity: numbers or names of rules; None where heads choose."""
@@ -89,7 +90,8 @@ def parse_changes(
             raise ValueError(f"--sweep must be like rate=0.1,0.2,0.4, got {text!r}")
         found = _BY_NAME.get(name.lower())
         if found is None:
-            raise ValueError(f"--sweep has no quantity {name!r}: choose from {', '.join(QUANTITIES)}")
+            near = did_you_mean(name, QUANTITIES)
+            raise ValueError(f"--sweep has no quantity {name!r}{near}: choose from {', '.join(QUANTITIES)}")
         if found.field in values:
             also = "--sweep" if found.field in swept else found.option
             raise ValueError(f"--sweep {name} and {also} both say what {name} is")

@@ -38,7 +38,7 @@ def live_cast(settings: SwarmSettings, live: LiveSwarm, trace: Sequence[TraceReq
     """The peers of a snapshot; nobody comes, nobody goes."""
     return Cast(
         live.model,
-        ListedPlaces(live.rtt_ms),
+        ListedPlaces(live.rtt_ms, {one.peer_id: one.facts.coordinate for one in live.volunteers}),
         live.volunteers,
         _gateway_ids(settings),
         kept(trace, LengthLimits(), live.model),

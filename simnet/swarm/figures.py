@@ -47,8 +47,8 @@ def draw_swarm(runs: Mapping[str, Series], folder: Path) -> list[Picture]:
             axes.axhline(BUDGET_KBIT_S, color="black", linestyle=":", label="budget")
         axes.set(xlabel="minutes", ylabel=label)
         from_zero(axes)
-        if axes.get_legend_handles_labels()[0]:
-            axes.legend(frameon=False, fontsize=8)
+        if len(axes.get_legend_handles_labels()[0]) > 1:
+            axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
         axes.grid(visible=True, linewidth=0.4, alpha=0.5)
         drawn.append(saved(figure, stem, f"{label[0].upper()}{label[1:]}"))
     lines = [[run, *(line[column] for column in SERIES)] for run, series in runs.items() for line in series]

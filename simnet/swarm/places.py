@@ -10,7 +10,7 @@ import numpy as np
 from numpy.random import Generator
 
 from molink.dht.records import Coordinate
-from molink.routing.coordinates import CoordinateTable, fit
+from molink.routing.coordinates import USABLE_ERROR, CoordinateTable, fit, predicted_rtt_ms
 from molink.routing.cost import CostModel
 from molink.simnet.matrices import RttMatrix
 
@@ -77,16 +77,28 @@ class RegionPlaces:
 
 
 class ListedPlaces:
-    """Round trips that somebody measured; the others are what a router assumes."""
+    """Round trips that somebody measured; of the others, what a router assumes: what coordinates predict, if both ends
+    have one that is good enough, or a guess."""
 
-    def __init__(self, rtt_ms: Mapping[tuple[str, str], float]) -> None:
+    def __init__(
+        self, rtt_ms: Mapping[tuple[str, str], float], coordinates: Mapping[str, Coordinate | None]
+    ) -> None:
         self._rtt_ms = rtt_ms
+        self._coordinates = {
+            end: place
+            for end, place in coordinates.items()
+            if place is not None and place.error <= USABLE_ERROR
+        }
         self._unknown_ms = CostModel().unknown_rtt_ms
 
     def rtt_ms(self, one: str, other: str) -> float:
         if one == other:
             return 0.0
-        return self._rtt_ms.get((one, other), self._rtt_ms.get((other, one), self._unknown_ms))
+        measured_ms = self._rtt_ms.get((one, other), self._rtt_ms.get((other, one)))
+        if measured_ms is not None:
+            return measured_ms
+        here, there = self._coordinates.get(one), self._coordinates.get(other)
+        return self._unknown_ms if here is None or there is None else predicted_rtt_ms(here, there)
 
 
 def _factor(one: str, other: str) -> float:

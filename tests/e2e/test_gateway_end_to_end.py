@@ -7,11 +7,19 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 
+import httpx
 import openai
 import pytest
 from live_swarms import BUNDLED, References, bundled_folder
 
 from molink.client.local_swarm import LocalSwarm
+from molink.simnet.model_shapes import QWEN2_7B
+from molink.simnet.swarm.accounts import Outcome
+from molink.simnet.swarm.casting import live_cast
+from molink.simnet.swarm.settings import SwarmSettings
+from molink.simnet.swarm.snapshot_file import parse_snapshot
+from molink.simnet.swarm.world import SwarmWorld
+from molink.simnet.traces import TraceRequest
 
 pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
 
@@ -107,3 +115,20 @@ async def test_a_wrong_request_is_an_error_of_the_client_library(client: openai.
         await client.completions.create(model=BUNDLED, prompt="word " * 5000, max_tokens=4)
     with pytest.raises(openai.NotFoundError):
         await client.completions.create(model="nobody/nothing", prompt="a", max_tokens=4)
+
+
+async def test_what_the_gateway_tells_of_the_swarm_can_be_simulated(
+    client: openai.AsyncOpenAI, wide_swarm: LocalSwarm
+) -> None:
+    document = await client.get("/swarm", cast_to=httpx.Response)
+    live = parse_snapshot(document.text, "overview", QWEN2_7B)
+    assert {name.split("\n")[1] for name in live.names.values()} == {one.peer_id for one in wide_swarm.peers}
+    for one in live.volunteers:
+        assert len(one.facts.layer_latencies) > 1
+        assert one.facts.prefill_latencies
+        assert one.facts.coordinate is not None
+    settings = SwarmSettings(len(live.volunteers), duration_s=10.0, gateways=1)
+    world = SwarmWorld(live_cast(settings, live, (TraceRequest(0.0, 20, 10),)), settings)
+    world.run()
+    assert world.accounts.ended
+    assert all(one.outcome is Outcome.COMPLETED for one in world.accounts.ended)

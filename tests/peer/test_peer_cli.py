@@ -19,6 +19,7 @@ from molink.dht import commands
 from molink.dht.swarm_key import SwarmKey
 from molink.peer import cli, running
 from molink.peer.running import invitation
+from molink.simnet.named_devices import device_named
 
 PEER_ID = "12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
 LOCAL = f"/ip4/127.0.0.1/tcp/4001/p2p/{PEER_ID}"
@@ -462,6 +463,9 @@ def test_profile_measures_this_machine_as_json_and_as_a_table(
     assert machine["disk"]["read_bytes_per_s"] > 0
     assert any(address["loopback"] for address in machine["network"])
     assert list((tmp_path / "p").iterdir()) == []
+    (tmp_path / "machine.json").write_text(out, encoding="utf-8")
+    simulated = device_named(f"profile:{tmp_path / 'machine.json'}")
+    assert simulated.name == machine["device"]["name"]
 
 
 def test_profile_of_a_model_that_is_not_there_says_so(

@@ -199,6 +199,14 @@ def test_one_tensor_a_boundary_halves_what_crosses_it(capsys: pytest.CaptureFixt
     assert [row["bytes"] for row in two] == [2 * row["bytes"] for row in one]
 
 
+def test_of_one_simulated_token_nothing_follows_for_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    times = run(capsys, "--simulated-tokens", "1")["times"]
+    assert isinstance(times, list)
+    simulated = next(row for row in times if row["source"] == "simulated")
+    assert simulated["ttft_ms"] > 0
+    assert (simulated["tpot_ms"], simulated["latency_s"]) == (None, None)
+
+
 @pytest.mark.parametrize("network", ["nvlink", "100mbps,30ms"])
 def test_advice_is_in_order_and_names_every_layout(capsys: pytest.CaptureFixture[str], network: str) -> None:
     rows = run(capsys, "--advise", "--devices", "4", "--network", network, "--goal", "tpot")["rows"]
@@ -236,6 +244,9 @@ def test_advice_keeps_a_limit_on_the_first_token(capsys: pytest.CaptureFixture[s
     [
         (("--model", "abacus"), "no known shape"),
         (("--pp", "33"), "too many"),
+        (("--tp", "3"), "llama-3.1-8b has 32 attention heads, which --tp 3 ranks cannot share evenly"),
+        (("--model", "lama-3.1-8b"), "(did you mean llama-3.1-8b?)"),
+        (("--device", "rtx4090"), "(did you mean rtx-4090?)"),
         (("--network", "string"), "--network must be"),
         (("--device", "abacus"), "has no profile"),
         (("--advise", "--model", "mixtral-8x7b"), "has experts"),

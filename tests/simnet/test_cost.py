@@ -78,4 +78,21 @@ def test_the_command_reckons_with_the_users_own_prices(capsys: pytest.CaptureFix
     assert row["cost_per_hour"] == pytest.approx(0.2)
     assert row["margin"] == pytest.approx(0.8)
     assert run_app(app, "molink-simnet", ["cost", "--throughput-tps", "1", "--years", "0"]) == 2
-    assert "years above 0" in capsys.readouterr().err
+    assert "--years must be above 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--throughput-tps", "-1"), "--throughput-tps must be 0 or more and finite, got -1"),
+        (("--throughput-tps", "1", "--years", "0"), "--years must be above 0 and finite, got 0"),
+        (("--throughput-tps", "1", "--power-w", "nan"), "--power-w must be 0 or more and finite, got nan"),
+        (("--throughput-tps", "1", "--rent-per-hour", "0"), "a margin is of costs above 0, not of 0"),
+        (("--table", "5"), "--table must be 3 or 4, got 5"),
+    ],
+)
+def test_a_mistake_is_one_line_that_names_the_option(
+    arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_app(app, "molink-simnet", ["cost", *arguments]) == 2
+    assert capsys.readouterr().err == f"molink-simnet: {said}\n"

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from molink.dht.commands import run_app
+from molink.peer.profiling.profile_json import to_json
 from molink.shards.spec import Span
 from molink.simnet.cli import app
 from molink.simnet.devices import DEVICES, Chunk
@@ -21,13 +22,8 @@ def written(folder: Path, **changed: object) -> str:
     content: dict[str, Any] = {
         "device": {"name": "Some GPU", "memory_bytes": 24 * 2**30},
         "model": "Qwen/Qwen2-7B-Instruct",
-        "layer_latencies": [
-            {"batch_size": one.batch_size, "layer_ms": one.layer_ms} for one in measured.layer_latencies
-        ],
-        "prefill_latencies": [
-            {"tokens": one.tokens, "layer_ms": one.layer_ms} for one in measured.prefill_latencies
-        ],
-        "embed_ms": measured.embed_ms,
+        "dtype": "float16",
+        **to_json(measured),
     }
     path = folder / "machine.json"
     path.write_text(json.dumps(content | changed))
@@ -51,7 +47,7 @@ def test_another_model_is_estimated_by_its_size(tmp_path: Path) -> None:
 
 
 def test_a_device_measured_without_prompts_has_the_rate_of_rows(tmp_path: Path) -> None:
-    device = device_named(written(tmp_path, prefill_latencies=[]))
+    device = device_named(written(tmp_path, prefill_layer_ms={}))
     row_s = device.compute_s(QWEN2_7B, Span(1, 2), [Chunk(1, 0)], 0) - device.step_s
     assert device.compute_s(QWEN2_7B, Span(1, 2), [Chunk(9, 0)], 0) - device.step_s >= 8.9 * row_s
 
@@ -71,9 +67,12 @@ def test_serving_is_simulated_on_a_measured_device(
     ("changed", "complaint"),
     [
         ({"model": "someone/else"}, "whose sizes are not known"),
-        ({"layer_latencies": []}, "is not what molink-peer profile"),
-        ({"device": None}, "is not what molink-peer profile"),
-        ({"layer_latencies": [{"batch_size": 1, "layer_ms": 0.0}]}, "cannot have taken"),
+        ({"layer_ms": {}}, "json prints: it lacks the times of a layer"),
+        ({"layer_ms": {"1": 0.0}}, "json prints: it lacks the times of a layer"),
+        ({"device": None}, "json prints: 'NoneType'"),
+        ({"device": {"name": "x"}}, "json prints: it lacks 'memory_bytes'"),
+        ({"device": {"name": "x", "memory_bytes": 0}}, "memory"),
+        ({"dtype": "float8"}, "json prints: it lacks 'float8', or does not know it"),
     ],
 )
 def test_files_that_say_too_little_are_refused(

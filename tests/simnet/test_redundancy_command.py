@@ -98,14 +98,16 @@ def test_a_claim_agrees_if_ours_is_near_to_it_and_names_where() -> None:
     ("arguments", "told"),
     [
         (("--device", "rtx-4090"), "--device rtx-4090 is not in the paper: choose from h100, 910b2"),
-        (("--workload", "none"), "--workload must be one of light, mixed, heavy"),
-        (("--arrivals", "none"), "--arrivals one of burst, poisson"),
+        (("--workload", "none"), "--workload must be one of light, mixed, heavy, got 'none'"),
+        (("--arrivals", "none"), "--arrivals must be one of burst, poisson, got 'none'"),
+        (("--duration", "inf"), "--duration must be above 0 and finite, got inf"),
+        (("--policies", "acellm"), "got acellm (did you mean accellm?)"),
         (("--instances", "5"), "--instances must be 4, 8 or 16, several with commas between them, got '5'"),
         (("--policies", "none"), "--policies must be of vllm, splitwise, accellm, molink, got none"),
         (("--rates", "4,x"), "--rates must be numbers with commas between them, got '4,x'"),
         (("--rates", "0.1"), "must let 10 requests come to be averaged"),
         (("--interconnect-gbps", "0"), "--interconnect-gbps must be above 0 and finite, got 0"),
-        (("--sequence-ms", "-1"), "--sequence-ms must not be negative, got -1"),
+        (("--sequence-ms", "-1"), "--sequence-ms must be 0 or more and finite, got -1"),
     ],
 )
 def test_a_mistake_is_one_line_that_says_what_to_do(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from molink.dht.commands import run_app
 from molink.simnet.cli import app
 from molink.simnet.serving.paper import Setting
-from molink.simnet.serving.presets import PRESETS, Preset, preset
+from molink.simnet.serving.presets import PRESETS, SYSTEM_OF, Preset, preset
 from molink.simnet.serving.served_as import usual
 from molink.simnet.serving.sweep import QUANTITIES, Changes, changed, parse_changes
 
@@ -39,6 +39,20 @@ def test_two_sweeps_have_all_combinations_the_first_outermost() -> None:
     found = [(cell.setting.rate_rps, cell.setting.delay_ms) for cell in table.cells]
     assert found == [(0.1, 10), (0.1, 50), (0.3, 10), (0.3, 50)]
     assert table.swept == ("rate_rps", "delay_ms")
+
+
+@pytest.mark.parametrize("name", [name for name in PRESETS if name != "molink-ablation"])
+def test_any_policy_joins_a_table_with_what_the_paper_prints_of_its_system(name: str) -> None:
+    settings = {cell.setting for cell in PRESETS[name].cells}
+    table = preset(name, tuple(SYSTEM_OF))
+    assert sorted((str(cell.setting), cell.policy) for cell in table.cells) == sorted(
+        (str(setting), policy) for setting in settings for policy in SYSTEM_OF
+    )
+    for setting in settings:
+        own = {cell.policy: cell for cell in table.cells if cell.setting == setting}
+        assert own["fixed-chunk"].printed == own["molink"].printed is not None
+        assert own["petals"].served_as == usual("petals", table.peers)
+    assert {cell.policy for cell in preset(name, ("petals",)).cells} == {"petals"}
 
 
 @given(st.sampled_from(sorted(PRESETS)), FEW, FEW, FEW)
@@ -102,8 +116,15 @@ def test_other_machines_have_nothing_printed() -> None:
         (("mbps=1", "--bandwidth-mbps", "2"), "--sweep mbps and --bandwidth-mbps both say what mbps is"),
         (
             ("rate=0.1", "--policies", "magic"),
-            "molink-table2 compares concurrent, zeromq, paper, molink, not magic",
+            "molink-table2 compares concurrent, zeromq, petals, fixed-chunk, paper, molink, not magic",
         ),
+        (
+            ("rate=0.1", "--preset", "molink-ablation", "--policies", "petals"),
+            "molink-ablation compares concurrent, paper, molink, not petals",
+        ),
+        (("rate=0.1", "--duration", "inf"), "--duration must be above 0 and finite, got inf"),
+        (("rate=0.1", "--warm-up", "inf"), "--warm-up must be 0 or more and finite, got inf"),
+        (("rates=0.1",), "--sweep has no quantity 'rates' (did you mean rate?)"),
         (("rate=0.1", "--model", "qwen-9000"), "--model qwen-9000 has no known shape"),
     ],
 )
