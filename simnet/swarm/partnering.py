@@ -30,8 +30,9 @@ class Partnering:
         partner is sought again."""
         copies = self._copies.setdefault(one.number, {})
         hops = [at for at in range(len(one.hops)) if at not in copies]
+        if one.route is None or not hops:
+            return
         taken = frozenset(copy.partner for copy in copies.values())
-        assert one.route is not None  # noqa: S101 (it has a circuit)
         choices = one.gateway.partners(one.route, one.demand, hops, taken, self._scene.now_s)
         for at, choice in zip(hops, choices, strict=True):
             copy = self._asked(one, at, choice)
