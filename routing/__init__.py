@@ -8,6 +8,7 @@ from molink.routing.cost import CostModel
 from molink.routing.flow import throughput_bound
 from molink.routing.graph import layer_graph, lower_bound_ms
 from molink.routing.ilp import IlpOutcome, TimeLimitReached, solve_ilp
+from molink.routing.partners import NoPartner, PartnerChoice, choose_partners
 from molink.routing.placement import JoiningMachine, JoinPreview, preview_join
 from molink.routing.plan import ALGORITHMS, plan_circuit
 from molink.routing.planner import Criteria, plan
@@ -35,7 +36,9 @@ __all__ = [
     "Move",
     "MovePolicy",
     "NoCircuit",
+    "NoPartner",
     "Observed",
+    "PartnerChoice",
     "Route",
     "RouteHop",
     "Snapshot",
@@ -43,6 +46,7 @@ __all__ = [
     "Term",
     "TimeLimitReached",
     "alternatives",
+    "choose_partners",
     "keep_up",
     "layer_graph",
     "load_ms",

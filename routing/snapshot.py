@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from molink.dht.records import PROTOCOL_VERSION, PeerView
-from molink.routing.arrays import BoolArray
+from molink.routing.arrays import BoolArray, FloatArray
 from molink.routing.cost import CostModel
 from molink.routing.one_way import one_way_ms
 from molink.routing.problem import CircuitProblem
@@ -80,12 +80,7 @@ class Snapshot:
                 load_ms[row] = np.array(self.model.layer_bytes) * 1000.0 / view.facts.load_bytes_per_s
         problem = CircuitProblem(
             layer_ms=np.array([each.batched_layer_ms for each in costs]),
-            latency_ms=one_way_ms(
-                tuple(view.peer_id for view in views),
-                self._rtt_ms(views),
-                [view.facts.coordinate for view in views],
-                cost,
-            ),
+            latency_ms=self.latency_ms(views, cost),
             free_bytes=np.array(
                 [0 if warm_only else _loadable_bytes(view) for view in views], dtype=np.int64
             ),
@@ -109,6 +104,12 @@ class Snapshot:
             hop_penalty_ms=np.array([each.hop_ms for each in costs], dtype=np.float64),
         )
         return Posed(problem, views, costs, demand)
+
+    def latency_ms(self, views: Sequence[PeerView], cost: CostModel) -> FloatArray:
+        """[views, views]: one-way milliseconds between peers, as `one_way_ms` finds them; what is guessed, from these
+        peers' measurements."""
+        names = tuple(view.peer_id for view in views)
+        return one_way_ms(names, self._rtt_ms(views), [view.facts.coordinate for view in views], cost)
 
     def seen(self, view: PeerView) -> Observed:
         """What the router has seen of a peer; of its uplink, where that is nothing, what the peer itself measured."""

@@ -102,6 +102,13 @@ class PeerCosts:
         which machine is the last is not known while the circuit grows."""
         return self.queue_ms + self.transfer_ms + self.prefill_ms + self.reliability_ms
 
+    def step_ms(self, layers: int, *, first: bool, last: bool) -> float:
+        """What every token waits for on a hop of so many layers, the link onwards apart; `first` and `last` say which
+        ends of the model it has."""
+        total = layers * self.batched_layer_ms + self.queue_ms
+        total += self.embed_ms + self.service_ms if first else 0.0
+        return total + (self.head_ms if last else self.transfer_ms)
+
 
 def peer_costs(
     view: PeerView, seen: Observed, model: ModelSpec, demand: Demand, recovery_ms: float, cost: CostModel

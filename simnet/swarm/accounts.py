@@ -45,6 +45,28 @@ class Ended:
 
 
 @dataclass(slots=True)
+class PartnerCounts:
+    """What came of partners."""
+
+    found: int = 0
+    """Leases that partners have granted."""
+    none: dict[str, int] = field(default_factory=dict)
+    """Hops that asked for a partner and got none, by the reason."""
+    lost: int = 0
+    """Partners that went away."""
+    switches: int = 0
+    """Losses after which a partner took the hop's place."""
+    copied_bytes: float = 0.0
+    leased_bytes: int = 0
+    """KV cache that is leased, minute by minute, all added up; the next is what copies have of it."""
+    copy_leased_bytes: int = 0
+
+    def count_none(self, reason: str) -> None:
+        """A hop gets none."""
+        self.none[reason] = self.none.get(reason, 0) + 1
+
+
+@dataclass(slots=True)
 class Accounts:
     """Sessions by what has become of them, and how many were open when."""
 
@@ -54,6 +76,9 @@ class Accounts:
     """Leases."""
     refused: dict[str, int] = field(default_factory=dict)
     """Refusals of leases by their code, and `lost`: peers that were not there any more."""
+    stalls_s: list[float] = field(default_factory=list)
+    """From each loss of a peer to the session's next token, of those that got one."""
+    partners: PartnerCounts = field(default_factory=PartnerCounts)
     crashed: int = 0
     left: int = 0
     joined: int = 0

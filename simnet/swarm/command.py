@@ -1,6 +1,6 @@
 """`molink-simnet swarm`: the whole product at scale, in virtual time."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,6 +37,7 @@ def swarm(
     bandwidth_factor: options.BandwidthFactor = None,
     latency_matrix: LatencyMatrix = None,
     trace: Trace = None,
+    partner: options.Partner = "off",
     seed: options.Seed = 0,
     output: Output = None,
     as_json: Json = False,
@@ -58,7 +59,11 @@ def swarm(
         require_positive("--rate", rate)
         require_not_negative("--churn", churn)
         stays = Churn(churn * HOUR_S, crash_share) if churn else Churn(crash_share=crash_share)
-        settings = SwarmSettings(peers, hours * HOUR_S, gateways, rate, stays, seed)
+        if partner not in ("auto", "off"):
+            raise ValueError(f"--partner is auto or off, not {partner}")
+        settings = SwarmSettings(
+            peers, hours * HOUR_S, gateways, rate, stays, seed, partners=partner == "auto"
+        )
         requests = bundled_trace() if trace is None else read_trace(trace)
         shape = shape_named(model)
         if from_snapshot is None:
@@ -78,7 +83,7 @@ def swarm(
         "model": model, "from_snapshot": None if from_snapshot is None else str(from_snapshot),
         "without": without or [], "bandwidth_factor": bandwidth_factor,
         "latency_matrix": None if latency_matrix is None else str(latency_matrix),
-        "trace": None if trace is None else str(trace), "seed": seed,
+        "trace": None if trace is None else str(trace), "partner": partner, "seed": seed,
     }  # fmt: skip
     found = Findings(
         "swarm",
@@ -125,10 +130,11 @@ def _run_all(casts: "dict[str, Cast]", settings: SwarmSettings) -> tuple[list[Sw
     with Progress() as progress:
         progress.begin("the swarm comes together")
         for name, cast in casts.items():
-            its = SwarmSettings(
-                len(cast.volunteers), settings.duration_s, settings.gateways, settings.rate_rps,
-                settings.churn if cast.recruit else Churn(), settings.seed, settings.timeout_s,
-            )  # fmt: skip
+            its = replace(
+                settings,
+                peers=len(cast.volunteers),
+                churn=settings.churn if cast.recruit else Churn(),
+            )
             world = SwarmWorld(cast, its, progress.report)
             world.run()
             rows.append(swarm_row(world, name))

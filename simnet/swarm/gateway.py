@@ -10,7 +10,15 @@ from molink.client.own_sessions import OwnSessions
 from molink.dht.records import PeerFacts, PeerView
 from molink.dht.timing import DiscoveryTiming, repair_interval_s
 from molink.peer.leases import LeaseKey
-from molink.routing import Criteria, NoCircuit, Route, Snapshot, Standing
+from molink.routing import (
+    Criteria,
+    NoCircuit,
+    PartnerChoice,
+    Route,
+    Snapshot,
+    Standing,
+    choose_partners,
+)
 from molink.routing.shortlist import REDRAW_S, Shortlist, keep_up_among
 from molink.routing.terms import Demand
 from molink.shards.spec import ModelSpec
@@ -80,6 +88,18 @@ class Gateway:
             return self._keep_up(demand, avoided, first=first)
         except NoCircuit:
             return self._keep_up(demand, shunned, first=first)
+
+    def partners(
+        self, route: Route, demand: Demand, hops: Sequence[int], taken: frozenset[str], now_s: float
+    ) -> tuple[PartnerChoice, ...]:
+        """Who should keep copies of these hops of a session's circuit, `taken` being the partners that it has; from
+        among its shortlist."""
+        if now_s >= self._pull_due_s:
+            self.refresh(now_s)
+        self._now_s = now_s
+        names = None if self._shortlist is None else {*self._shortlist.posed, *route.peer_ids}
+        avoided, _ = self._avoidance.at(self._views(self._avoidance.entries), now_s)
+        return choose_partners(self.snapshot(names), route, demand, avoid=avoided | taken, hops=hops)
 
     def asks(self, key: LeaseKey, peer_ids: Sequence[str], now_s: float) -> None:
         """The hops of a circuit are asked for leases."""

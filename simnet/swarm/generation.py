@@ -12,6 +12,7 @@ from molink.client.session import RECOVERY_S
 from molink.peer.leases import LeaseKey
 from molink.peer.link.dialling import DIAL_TIMEOUT_S
 from molink.peer.link.keepalive import BUSY_LOST_AFTER_S, TICK_S
+from molink.routing import Route
 from molink.routing.terms import Demand
 from molink.simnet.request_load import Request
 from molink.simnet.swarm.accounts import Ended, Outcome
@@ -46,8 +47,12 @@ class Generation:
     demand: Demand
     phase: Phase = Phase.FORMING
     epoch: int = 0
+    turn: int = 0
+    """Grows with each circuit and each loss: what was to happen before that does not."""
     deadline_s: float = 0.0
     backoff_s: float = FIRST_BACKOFF_S
+    route: Route | None = None
+    """As it was planned; `hops` are the same with the true ways between them."""
     hops: tuple[Hop, ...] = ()
     own_ms: list[float] = field(default_factory=list)
     """Of each hop, what does not depend on others."""
@@ -63,7 +68,11 @@ class Generation:
     rings_s: float = float("inf")
     """When it looks at that next."""
     first_token_s: float | None = None
+    computed: int = 0
+    """Tokens of whose history all hops have the lines, as of the beginning of the present prefill or stall."""
     stalled_s: float = 0.0
+    lost_s: float | None = None
+    """When it lost a peer, until its next token."""
     attempts: int = 0
     losses: int = 0
     recomputed_tokens: int = 0
@@ -78,6 +87,27 @@ class Generation:
     def key(self) -> LeaseKey:
         """Of the present epoch."""
         return LeaseKey(self.request.number.to_bytes(16, "big"), self.epoch)
+
+    def planned(self, route: Route, hops: tuple[Hop, ...]) -> None:
+        """Another circuit is to be tried."""
+        self.epoch += 1
+        self.turn += 1
+        self.computed = 0
+        self.route, self.hops = route, hops
+
+    def waits_for(self, phase: Phase, turn: int) -> bool:
+        """Whether it is still doing that, and in that turn."""
+        return self.phase is phase and self.turn == turn
+
+    def stall(self, now_s: float) -> None:
+        """A peer is gone: tokens that were not complete are lost."""
+        self.advance(now_s)
+        self.tokens = float(int(self.tokens))
+        if self.phase is Phase.DECODE:
+            self.computed = self.history
+        self.phase, self.stalled_s = Phase.STALLED, now_s
+        self.lost_s = now_s if self.lost_s is None else self.lost_s
+        self.turn += 1
 
     def reload(self, at: int, load: Load) -> None:
         """The hop's peer is loaded otherwise from now on."""

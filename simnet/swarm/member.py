@@ -23,6 +23,7 @@ class Member:
         "alive",
         "book",
         "changed",
+        "copies",
         "decoding",
         "due_s",
         "interval_s",
@@ -42,6 +43,8 @@ class Member:
         self.alive = True
         self.decoding: dict[int, int] = {}
         """Each with the number of its hop that is here."""
+        self.copies: dict[int, int] = {}
+        """Generations of which it keeps a second copy, each with the number of the hop that it is of."""
         self.prefilling: dict[int, None] = {}
         self.loads: dict[Span, float] = {}
         """What it is loading, and when that will be there."""
@@ -73,7 +76,8 @@ class Member:
             spans=self.book.held,
             free_weight_bytes=free_weight_bytes,
             free_kv_bytes=free_kv_bytes,
-            sessions=len(self.book.leases),
+            # copies wait for nothing and compute nothing
+            sessions=len(self.book.leases) - len(self.copies),
             queued=len(self.prefilling),
             draining=self.book.draining,
             loading=self.book.loading,

@@ -53,6 +53,15 @@ BandwidthFactor = Annotated[
         show_default=False,
     ),
 ]
+Partner = Annotated[
+    str,
+    typer.Option(
+        "--partner",
+        metavar="auto|off",
+        help="Whether another peer keeps a second copy of each hop's KV cache and takes its place when it is lost. "
+        "Off, as in this version's peers, which keep no copies yet.",
+    ),
+]
 Seed = Annotated[
     int, typer.Option(metavar="S", min=0, help="The same seed, the same swarm, the same numbers.")
 ]

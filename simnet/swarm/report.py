@@ -44,6 +44,20 @@ class SwarmRow:
     losses: int
     """Peers that went away from under a session."""
     recomputed_tokens: int
+    switches: int
+    """Losses after which a partner took the peer's place; after the others another circuit was planned."""
+    stalls: int
+    stall_p50_s: float | None
+    """From the loss of a peer to the session's next token, of the sessions that got one."""
+    stall_p95_s: float | None
+    partners_found: int
+    partners_lost: int
+    without_partner: Mapping[str, int]
+    """Hops that asked for a partner and got none, by the reason."""
+    replication_kbit_s: float
+    """KV cache lines for partners that the average peer sends on the data plane."""
+    copies_share: float
+    """Of the KV cache that is leased, what copies have, on average over time."""
     joined: int
     left: int
     crashed: int
@@ -61,6 +75,7 @@ class SwarmRow:
 def swarm_row(world: "SwarmWorld", name: str) -> SwarmRow:
     """Of a run that has ended."""
     accounts, traffic, ended = world.accounts, world.traffic, world.accounts.ended
+    partners, peers = accounts.partners, [each.peers for each in world.minutes]
     lasted_s = max(MINUTE_S, world.timeline.now_s)
     outcomes = {outcome: sum(one.outcome is outcome for one in ended) for outcome in Outcome}
     tpots = [one.tpot_ms for one in ended if one.tpot_ms is not None]
@@ -92,6 +107,19 @@ def swarm_row(world: "SwarmWorld", name: str) -> SwarmRow:
         leases_refused=dict(sorted(accounts.refused.items())),
         losses=sum(one.losses for one in ended),
         recomputed_tokens=sum(one.recomputed_tokens for one in ended),
+        switches=partners.switches,
+        stalls=len(accounts.stalls_s),
+        stall_p50_s=_percentile(accounts.stalls_s, 50),
+        stall_p95_s=_percentile(accounts.stalls_s, 95),
+        partners_found=partners.found,
+        partners_lost=partners.lost,
+        without_partner=dict(sorted(partners.none.items())),
+        replication_kbit_s=partners.copied_bytes
+        * 8
+        / 1000
+        / lasted_s
+        / (_mean(peers) or world.settings.peers),
+        copies_share=partners.copy_leased_bytes / max(1, partners.leased_bytes),
         joined=accounts.joined,
         left=accounts.left,
         crashed=accounts.crashed,

@@ -40,6 +40,8 @@ class SwarmSettings:
     seed: int = 0
     timeout_s: float = 30.0
     """Within which a circuit has to form, as the clients' commands have it."""
+    partners: bool = False
+    """Whether other peers keep a second copy of each hop's KV cache. Real ones do not yet."""
 
     def __post_init__(self) -> None:
         for name in ("peers", "gateways"):

@@ -45,7 +45,9 @@ def _lines(row: SwarmRow) -> list[tuple[str, str, bool]]:
         ("circuits planned for a session", f"{row.attempts_per_session:.2f}", False),
         ("leases granted", f"{row.leases_granted:,}", False),
         ("hops that refused or were gone", refused, False),
-        ("losses in mid-session, tokens recomputed", f"{row.losses:,}, {row.recomputed_tokens:,}", True),
+        ("losses in mid-session, tokens recomputed", f"{row.losses:,}, {row.recomputed_tokens:,}", False),
+        ("from a loss to the next token median, 95 %", _stall(row), True),
+        *_partner_lines(row),
         ("control plane of a peer, budget", f"{row.traffic_kbit_s:.1f}, {row.budget_kbit_s:g} kbit/s", False),
         ("in the busiest minute", f"{row.busiest_minute_kbit_s:.1f} kbit/s", False),
     ]
@@ -57,6 +59,26 @@ def _lines(row: SwarmRow) -> list[tuple[str, str, bool]]:
         ("announcement mean, largest", f"{row.mean_state_bytes:.0f}, {row.largest_state_bytes} bytes", False),
         ("tables that a gateway copies", f"{row.gateway_pull_kbit_s:.1f} kbit/s", False),
     ]
+
+
+def _partner_lines(row: SwarmRow) -> list[tuple[str, str, bool]]:
+    without = ", ".join(f"{count:,} {reason}" for reason, count in row.without_partner.items()) or "none"
+    return [
+        ("partners found, lost", f"{row.partners_found:,}, {row.partners_lost:,}", False),
+        ("hops that got none", without, False),
+        ("losses that a partner took over", f"{row.switches:,}", False),
+        (
+            "copies of a peer, of leased KV cache",
+            f"{row.replication_kbit_s:.1f} kbit/s, {100 * row.copies_share:.1f} %",
+            True,
+        ),
+    ]
+
+
+def _stall(row: SwarmRow) -> str:
+    if row.stall_p50_s is None or row.stall_p95_s is None:
+        return "-"
+    return f"{row.stall_p50_s:.1f}, {row.stall_p95_s:.1f} s"
 
 
 def _times(mean_ms: float | None, median_ms: float | None, high_ms: float | None) -> str:

@@ -69,7 +69,7 @@ class SwarmWorld:
         announcing = Announcing(self.timeline, self.bulletin, self.traffic, seeds[0])
         lifecycle = Lifecycle(
             self.timeline, self.cast.model, self.members, self.cast.places, self.accounts, seeds[1],
-            announcing.changed,
+            announcing.changed, partners=self.settings.partners,
         )  # fmt: skip
         settling = Settling(self.cast.model)
         churning = _Churning(self, announcing, lifecycle, settling, seeds[2])
@@ -87,10 +87,10 @@ class SwarmWorld:
         """Raises NotConserved unless every session has ended once and every lease has been returned."""
         self.accounts.check()
         for member in self.members.values():
-            if member.alive and (member.decoding or member.prefilling or member.book.leases):
+            if member.alive and (member.decoding or member.prefilling or member.copies or member.book.leases):
                 raise NotConserved(
-                    f"{member.peer_id} has {len(member.book.leases)} leases and {len(member.decoding)} "
-                    f"sessions when all have ended"
+                    f"{member.peer_id} has {len(member.book.leases)} leases, {len(member.decoding)} sessions "
+                    f"and {len(member.copies)} copies when all have ended"
                 )
 
     def _gateway(self, gateway_id: str) -> Gateway:

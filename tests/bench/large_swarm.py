@@ -1,4 +1,5 @@
-"""What a client's plan and a newcomer's choice of layers take in a large swarm: `python tests/bench/large_swarm.py`.
+"""What a client's plan, its partners and a newcomer's choice of layers take in a large swarm:
+`python tests/bench/large_swarm.py`.
 
 Volunteers are drawn and settled as `molink-simnet swarm` does it. The same plan is made of a problem of all peers and
 of one of the shortlist, each in a process of its own, since their memory is compared. `--peers 10000` needs 5 GB.
@@ -13,8 +14,9 @@ from concurrent.futures import ProcessPoolExecutor
 from this_machine import processor
 
 from molink.dht.records import PeerView
-from molink.routing import Criteria, Snapshot, Standing, keep_up, preview_join
+from molink.routing import Criteria, Snapshot, Standing, choose_partners, keep_up, preview_join
 from molink.routing.shortlist import KnownPeers, Shortlist, keep_up_among
+from molink.routing.terms import Demand
 from molink.simnet.matrices import bundled_matrix
 from molink.simnet.model_shapes import shape_named
 from molink.simnet.swarm.casting import drawn_cast
@@ -60,6 +62,25 @@ def plans(peers: int, seed: int, shortlisted: bool) -> str:
     return _told("shortlist" if shortlisted else "all peers", peers, spent_s, standing.route.objective_ms)
 
 
+def partners(peers: int, seed: int) -> str:
+    """Partners for the hops of a plan, from its shortlist."""
+    snapshot, _ = swarm(peers, seed)
+    known = KnownPeers(snapshot)
+    standing, shortlist = keep_up_among(
+        None, None, known, TOKENS, prompt_tokens=PROMPT_TOKENS, now_s=0.0, criteria=CRITERIA
+    )
+    few = snapshot if shortlist is None else known.snapshot({*shortlist.posed, *standing.route.peer_ids})
+    spent_s: list[float] = []
+    for _ in range(PLANS):
+        began_s = time.perf_counter()
+        chosen = choose_partners(few, standing.route, Demand.of(TOKENS, PROMPT_TOKENS))
+        spent_s.append(time.perf_counter() - began_s)
+    after_ms = [one.tpot_ms for one in chosen if one.tpot_ms is not None]
+    told = _told("partners", peers, spent_s, sum(after_ms) / len(after_ms) if after_ms else None)
+    reasons = ", ".join(sorted(str(one.reason) for one in chosen if one.reason is not None))
+    return f"{told}, {len(after_ms)} of {len(chosen)} hops {reasons}"
+
+
 def joins(peers: int, seed: int) -> str:
     """A newcomer's choice of layers."""
     snapshot, newcomer = swarm(peers, seed)
@@ -84,7 +105,7 @@ def main() -> None:
     arguments = parser.parse_args()
     print(f"{processor()}; one process, {PLANS} plans after another")
     for peers in map(int, arguments.peers.split(",")):
-        for job in ((plans, True), (plans, False), (joins,)):
+        for job in ((plans, True), (plans, False), (partners,), (joins,)):
             run, *more = job
             with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
                 print(pool.submit(run, peers, arguments.seed, *more).result(), flush=True)

@@ -94,6 +94,16 @@ def test_more_bandwidth_brings_first_tokens_earlier(
     assert after["tpot_p50_ms"] < before["tpot_p50_ms"]
 
 
+def test_with_partners_a_snapshots_peers_keep_copies(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = written(tmp_path, live())
+    assert swarm("--from-snapshot", document, *SMALL, "--partner", "auto", "--json") == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["parameters"]["partner"] == "auto"
+    assert shown["rows"][0]["partners_found"] > 0
+
+
 def test_people_get_a_table_with_a_column_for_each_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -161,6 +171,7 @@ def test_no_document_does_more_than_be_refused(key: str, value: object) -> None:
         (("--hours", "0"), "--hours must be above 0"),
         (("--churn", "-1"), "--churn must be 0 or more"),
         (("--crash-share", "2"), "from 0 to 1"),
+        (("--partner", "p1"), "--partner is auto or off, not p1"),
         (("--model", "none"), "--model none has no known shape"),
     ],
 )
