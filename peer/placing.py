@@ -19,15 +19,11 @@ from molink.peer.announcer import Announcer
 from molink.peer.leases import LeaseBook, Refused
 from molink.peer.serving.layer_loader import LayerLoader
 from molink.routing.placement import JoiningMachine, JoinPreview, preview_join
-from molink.routing.rebalancing import Move, next_move, without_late_claims
+from molink.routing.rebalancing import LOOK_EVERY_S, SETTLE_S, Move, next_move, without_late_claims
 from molink.routing.snapshot import Snapshot
 from molink.shards.errors import WeightsError
 from molink.shards.spec import ModelSpec, Span
 
-SETTLE_S = 1.0
-"""Within this time what a peer says has reached the others, as a rule."""
-LOOK_EVERY_S = (2.0, 5.0)
-"""Between looks at whether to move, drawn anew each time: peers that see the same hole see it one after another."""
 CHOICES = 5
 """Times that a joining peer chooses, at most. If the swarm still changes then, a later move makes up for it."""
 _log = logging.getLogger(__name__)

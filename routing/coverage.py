@@ -99,11 +99,18 @@ class Placement:
     """`layer_rates` of the others in `problem`, with what they are loading as if it were there."""
 
     @classmethod
-    def of(cls, snapshot: Snapshot, view: PeerView, tokens: int, cost: CostModel) -> "Placement":
+    def of(
+        cls,
+        snapshot: Snapshot,
+        view: PeerView,
+        tokens: int,
+        cost: CostModel,
+        usable: Iterable[PeerView] | None = None,
+    ) -> "Placement":
         """`view` is the peer in question, whether or not the snapshot has it; of a large swarm, among its neighbours.
-        Raises ValueError if it is not usable."""
-        usable = tuple(other for other in snapshot.usable() if other.peer_id != view.peer_id)
-        near = neighbours(usable, view.facts.coordinate)
+        `usable`: the snapshot's usable peers, if they have been found. Raises ValueError if the peer is not usable."""
+        usable = snapshot.usable() if usable is None else usable
+        near = neighbours([other for other in usable if other.peer_id != view.peer_id], view.facts.coordinate)
         others = tuple(as_promised(other) for other in near)
         whole = Snapshot((*others, view), snapshot.model, snapshot.measured_rtt_ms)
         posed = whole.pose(Demand.of(tokens), cost=cost)

@@ -5,14 +5,21 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 
+import numpy as np
+
 from molink.dht.records import PeerView
 from molink.routing.arrays import BoolArray
 from molink.routing.cost import CostModel
 from molink.routing.coverage import Best, Placement, layer_table, spans_of, thinness, weight_bytes
 from molink.routing.placement import SESSION_TOKENS
 from molink.routing.snapshot import Snapshot
-from molink.shards.spec import Span
+from molink.shards.spec import ModelSpec, Span
 
+LOOK_EVERY_S = (2.0, 5.0)
+"""Between a peer's looks at whether to move, drawn anew each time: those that see the same hole see it one after
+another."""
+SETTLE_S = 1.0
+"""Within this time what a peer says has reached the others, as a rule: so long it waits before it does it."""
 _SEARCHED = 3
 """Placements whose TPOT is worked out because they give most capacity."""
 _ROUNDING = 1e-9
@@ -78,11 +85,17 @@ def next_move(
     leased: tuple[Span, ...],
 ) -> Move | None:
     """`propose_move` at once if the swarm can serve nobody because nobody holds some layer, else as SETTLED says."""
-    if _is_stuck(snapshot, peer_id):
-        move = propose_move(snapshot, peer_id, held_since_s, now_s, AT_ONCE, leased=leased)
+    held_s = now_s - held_since_s
+    if held_s < AT_ONCE.min_hold_s:
+        return None
+    views = snapshot.usable()
+    if is_stuck(views, snapshot.model) and _may_fill(views, snapshot.model, peer_id):
+        move = _proposed(snapshot, views, peer_id, now_s, AT_ONCE, leased)
         if move is not None and move.tpot_before_ms is None:
             return move
-    return propose_move(snapshot, peer_id, held_since_s, now_s, SETTLED, leased=leased)
+    return (
+        _proposed(snapshot, views, peer_id, now_s, SETTLED, leased) if held_s >= SETTLED.min_hold_s else None
+    )
 
 
 def without_late_claims(
@@ -125,51 +138,78 @@ def propose_move(
     """
     if now_s - held_since_s < policy.min_hold_s:
         return None
-    views = snapshot.usable()
+    return _proposed(snapshot, snapshot.usable(), peer_id, now_s, policy, leased, cost)
+
+
+def is_stuck(views: Iterable[PeerView], model: ModelSpec) -> bool:
+    """Whether there is a layer that nobody holds or loads."""
+    promised = np.zeros(model.layers, dtype=np.bool_)
+    for view in views:
+        for span in (*view.state.spans, *view.state.loading):
+            promised[span.start : span.stop] = True
+        if promised.all():
+            return False
+    return True
+
+
+def having_turn(peer_ids: Iterable[str], now_s: float, policy: MovePolicy = SETTLED) -> list[str]:
+    """The peers that may move now: the first by a hash that differs with every turn."""
+    turn = math.floor(now_s / policy.turn_s)
+    order = sorted((hashlib.sha256(f"{turn}/{one}".encode()).digest(), one) for one in peer_ids)
+    return [one for _, one in order[: math.ceil(len(order) / policy.peers_per_turn)]]
+
+
+def _proposed(
+    snapshot: Snapshot,
+    views: tuple[PeerView, ...],
+    peer_id: str,
+    now_s: float,
+    policy: MovePolicy,
+    leased: tuple[Span, ...] | None,
+    cost: CostModel = CostModel(),  # noqa: B008 (an immutable value)
+) -> Move | None:
+    """As `propose_move`, of a peer that has held long enough; `views` are the usable ones.
+
+    What takes least time to find out goes first: searches for circuits take nearly all of it.
+    """
     view = next((one for one in views if one.peer_id == peer_id), None)
-    if view is None:
+    if view is None or peer_id not in having_turn((one.peer_id for one in views), now_s, policy):
         return None
-    if not _has_turn(peer_id, [one.peer_id for one in views], now_s, policy):
-        return None
-    placement = Placement.of(snapshot, view, min(SESSION_TOKENS, snapshot.model.context_length), cost)
-    held = layer_table(snapshot.model.layers, view.state.spans)
-    kept = held & _pinned(snapshot, view, leased)
+    model = snapshot.model
+    placement = Placement.of(snapshot, view, min(SESSION_TOKENS, model.context_length), cost, views)
+    held = layer_table(model.layers, view.state.spans)
+    kept = held & _pinned(views, model, view, leased)
     options = _options(placement, held, kept)
     if not options:
         return None
-    before = placement.holding(held)
-    for option in _shortlist(placement, options, kept):
-        after = placement.holding(option.table)
+    # Whatever it comes to hold, no circuit is better than this one; and one that does without the peer stays as it is.
+    ideal = placement.holding(kept)
+    needless = ideal is not None and ideal.own_hop is None
+    before = ideal if needless else placement.holding(held)
+    for option in _shortlist(options, ideal):
+        if not _pays(option, before, ideal, policy):
+            continue
+        after = ideal if needless else placement.holding(option.table)
         if _pays(option, before, after, policy):
             return _move(placement, held, option, before, after)
     return None
 
 
-def _is_stuck(snapshot: Snapshot, peer_id: str) -> bool:
-    """Whether there is a layer that nobody holds or loads, and the peer holds one that it might drop for it."""
-    views = snapshot.usable()
-    layers = snapshot.model.layers
+def _may_fill(views: tuple[PeerView, ...], model: ModelSpec, peer_id: str) -> bool:
+    """Whether the peer holds a layer that it might drop: another one of a smaller id holds it too."""
     own = [span for view in views if view.peer_id == peer_id for span in view.state.spans]
     before = [span for view in views if view.peer_id < peer_id for span in view.state.spans]
-    promised = [span for view in views for span in (*view.state.spans, *view.state.loading)]
-    twice = layer_table(layers, own) & layer_table(layers, before)
-    return bool(twice.any()) and not layer_table(layers, promised).all()
+    return bool((layer_table(model.layers, own) & layer_table(model.layers, before)).any())
 
 
-def _has_turn(peer_id: str, peer_ids: Iterable[str], now_s: float, policy: MovePolicy) -> bool:
-    """Whether the peer is among the first by a hash that differs with every turn."""
-    turn = math.floor(now_s / policy.turn_s)
-    order = sorted(peer_ids, key=lambda one: hashlib.sha256(f"{turn}/{one}".encode()).digest())
-    return peer_id in order[: math.ceil(len(order) / policy.peers_per_turn)]
-
-
-def _pinned(snapshot: Snapshot, view: PeerView, leased: tuple[Span, ...] | None) -> BoolArray:
+def _pinned(
+    views: tuple[PeerView, ...], model: ModelSpec, view: PeerView, leased: tuple[Span, ...] | None
+) -> BoolArray:
     """[layers]: what must not be dropped. What another peer is only loading is not held elsewhere: it may fail."""
-    layers = snapshot.model.layers
     if leased is None:
-        leased = (snapshot.model.whole,) if view.state.sessions > 0 else ()
-    elsewhere = [span for one in snapshot.usable() if one.peer_id < view.peer_id for span in one.state.spans]
-    return layer_table(layers, leased) | ~layer_table(layers, elsewhere)
+        leased = (model.whole,) if view.state.sessions > 0 else ()
+    elsewhere = [span for one in views if one.peer_id < view.peer_id for span in one.state.spans]
+    return layer_table(model.layers, leased) | ~layer_table(model.layers, elsewhere)
 
 
 def _options(placement: Placement, held: BoolArray, kept: BoolArray) -> list[_Option]:
@@ -195,10 +235,9 @@ def _options(placement: Placement, held: BoolArray, kept: BoolArray) -> list[_Op
     return sorted(options.values(), key=lambda one: thinness(placement.rates(one.table)), reverse=True)
 
 
-def _shortlist(placement: Placement, options: list[_Option], kept: BoolArray) -> list[_Option]:
+def _shortlist(options: list[_Option], ideal: Best | None) -> list[_Option]:
     """Options worth a search: those of most capacity, and those that suit the best circuit there could be."""
     chosen = options[:_SEARCHED]
-    ideal = placement.holding(kept)
     if ideal is not None and ideal.own_hop is not None:
         hop = ideal.own_hop
         suiting = [one for one in options[_SEARCHED:] if one.table[hop.start : hop.stop].all()]

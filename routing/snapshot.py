@@ -169,13 +169,14 @@ def _available(view: PeerView) -> bool:
     facts, state = view.facts, view.state
     if state.draining or state.ttl_s == 0 or facts.ttl_s == 0 or facts.protocol_version != PROTOCOL_VERSION:
         return False
-    times = [
-        facts.embed_ms,
-        facts.head_ms,
-        facts.load_bytes_per_s,
-        *(each.layer_ms for each in facts.layer_latencies),
-    ]
-    return len(facts.layer_latencies) > 0 and all(0.0 <= time < math.inf for time in times)
+    latencies, most = facts.layer_latencies, math.inf
+    return (
+        len(latencies) > 0
+        and 0.0 <= facts.embed_ms < most
+        and 0.0 <= facts.head_ms < most
+        and 0.0 <= facts.load_bytes_per_s < most
+        and all(0.0 <= each.layer_ms < most for each in latencies)
+    )
 
 
 def _loadable_bytes(view: PeerView) -> int:

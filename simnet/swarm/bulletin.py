@@ -4,12 +4,14 @@ Flooding takes seconds and announcements minutes: here a record is everywhere at
 pull.
 """
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from molink.dht.records import PeerFacts, PeerState, PeerView
 from molink.routing.arrays import FloatArray, IntArray
+from molink.shards.spec import Span
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,6 +35,10 @@ class Bulletin:
     """All notices that have not expired."""
 
     def __init__(self) -> None:
+        self.holdings = 0
+        """How often what peers hold or load has changed."""
+        self.heard: Callable[[], None] = lambda: None
+        """Called when it has."""
         self._notices: dict[str, Notice] = {}
         self._rows: dict[str, int] = {}
         self._ids: list[str] = []
@@ -44,17 +50,29 @@ class Bulletin:
     def put(self, notice: Notice) -> None:
         """Takes the place of what the peer said before; a time to live of 0 takes it back."""
         peer_id = notice.facts.peer_id
+        before = self._notices.get(peer_id)
+        had = None if before is None else _holdings(before)
+        has = None if notice.state.ttl_s == 0 else _holdings(notice)
         if notice.state.ttl_s == 0:
             self._notices.pop(peer_id, None)
-            return
-        self._notices[peer_id] = notice
-        if peer_id not in self._rows:
-            self._place(peer_id, notice.facts)
+        else:
+            self._notices[peer_id] = notice
+            if peer_id not in self._rows:
+                self._place(peer_id, notice.facts)
+        if has != had:
+            self._changed()
 
     def expire(self, now_s: float) -> None:
         """Forgets what is too old."""
-        for peer_id in [one for one, notice in self._notices.items() if notice.expires_s <= now_s]:
+        expired = [one for one, notice in self._notices.items() if notice.expires_s <= now_s]
+        for peer_id in expired:
             del self._notices[peer_id]
+        if expired:
+            self._changed()
+
+    def notices(self) -> Iterator[Notice]:
+        """All of them, in the order in which peers came."""
+        return iter(self._notices.values())
 
     def copy(self) -> dict[str, Notice]:
         """By peer id, what a pull brings."""
@@ -73,6 +91,10 @@ class Bulletin:
         nearest = np.argsort(apart, kind="stable")[:count]
         return tuple(self._notices[living[place]] for place in nearest.tolist())
 
+    def _changed(self) -> None:
+        self.holdings += 1
+        self.heard()
+
     def _place(self, peer_id: str, facts: PeerFacts) -> None:
         row = self._rows[peer_id] = len(self._ids)
         self._ids.append(peer_id)
@@ -80,3 +102,7 @@ class Bulletin:
             self._coordinates = np.concatenate((self._coordinates, np.zeros_like(self._coordinates)))
         if facts.coordinate is not None:
             self._coordinates[row] = (*facts.coordinate.position, facts.coordinate.height_ms)
+
+
+def _holdings(notice: Notice) -> tuple[tuple[Span, ...], tuple[Span, ...]]:
+    return notice.state.spans, notice.state.loading

@@ -47,8 +47,9 @@ def swarm(
     """Run a whole swarm in virtual time.
 
     Volunteers with the cards that people have at home come, choose layers, serve and go; gateways plan circuits for
-    requests, lease them, and plan anew when a peer goes away. Placement, planning, leases, avoidance, announcements
-    and their intervals are the product's own. Shows what clients get, and what the control plane takes.
+    requests, lease them, and plan anew when a peer goes away. Placement, moves to other layers, planning, leases,
+    avoidance, announcements and their intervals are the product's own. Shows what clients get, and what the control
+    plane takes.
     """
     start_logging(verbose=verbose, debug=debug)
     # a client's hosts and channels, which take a second to load

@@ -1,12 +1,13 @@
 """One volunteer's peer: its lease book, what it computes, and what it has to announce."""
 
 import math
+from dataclasses import replace
 
 from molink.dht.records import PeerState, PeerView
 from molink.dht.timing import DiscoveryTiming, Pace
 from molink.peer.leases import Granted, LeaseBook, LeaseKey, Refused, announced_free_bytes
 from molink.routing.placement import JoiningMachine
-from molink.shards.spec import ModelSpec, Span, missing_spans
+from molink.shards.spec import ModelSpec, Span, merge_spans, missing_spans
 from molink.simnet.swarm.volunteers import Volunteer
 
 TIMING = DiscoveryTiming()
@@ -26,14 +27,17 @@ class Member:
         "copies",
         "decoding",
         "due_s",
+        "held_since_s",
         "interval_s",
         "loads",
         "pace",
         "prefilling",
+        "promised",
         "spec",
         "told",
         "told_s",
         "volunteer",
+        "withheld",
     )
 
     def __init__(self, volunteer: Volunteer, spec: ModelSpec) -> None:
@@ -48,6 +52,11 @@ class Member:
         self.prefilling: dict[int, None] = {}
         self.loads: dict[Span, float] = {}
         """What it is loading, and when that will be there."""
+        self.held_since_s = -math.inf
+        """Since when it has held its layers; infinite: it has not got them yet."""
+        self.promised: tuple[Span, ...] = ()
+        """What it tells others that it is going to load, and to drop."""
+        self.withheld: tuple[Span, ...] = ()
         self.changed = False
         """Whether there is something to say."""
         self.told: PeerState | None = None
@@ -65,6 +74,20 @@ class Member:
 
     def state(self) -> PeerState:
         """What it would announce now."""
+        state = self._own_state()
+        if not (self.promised or self.withheld):
+            return state
+        return replace(
+            state,
+            spans=tuple(left for span in state.spans for left in missing_spans(span, self.withheld)),
+            loading=merge_spans((*state.loading, *self.promised)),
+        )
+
+    def own_view(self) -> PeerView:
+        """Itself as it is this moment, whatever it has told others."""
+        return PeerView(self.volunteer.facts, self._own_state(), 0.0)
+
+    def _own_state(self) -> PeerState:
         free_weight_bytes, free_kv_bytes = announced_free_bytes(
             self.spec, self.volunteer.facts.span_limit, self.book
         )
@@ -136,6 +159,11 @@ class Member:
     def load_s(self, spans: tuple[Span, ...]) -> float:
         """Seconds that loading takes, as it announces."""
         return sum(map(self.spec.weight_bytes, spans)) / max(1.0, self.volunteer.facts.load_bytes_per_s)
+
+    def fetch_s(self, spans: tuple[Span, ...]) -> float:
+        """Seconds until such weights are on its disk."""
+        fetched_bytes_per_s = self.volunteer.fetch_bytes_per_s
+        return sum(map(self.spec.weight_bytes, spans)) / fetched_bytes_per_s if fetched_bytes_per_s else 0.0
 
     def ready_s(self, span: Span, now_s: float) -> float:
         """When all of the span is held."""

@@ -61,6 +61,13 @@ class SwarmRow:
     joined: int
     left: int
     crashed: int
+    moves: int
+    """To other layers, that were made."""
+    moves_called_off: int
+    """Of which others had been told."""
+    looks: int
+    """At whether to move, and about how many more peers would have taken."""
+    looks_left_out: int
     traffic_kbit_s: float
     """That the average peer sends on the control plane, in the minutes in which requests come."""
     busiest_minute_kbit_s: float
@@ -123,6 +130,10 @@ def swarm_row(world: "SwarmWorld", name: str) -> SwarmRow:
         joined=accounts.joined,
         left=accounts.left,
         crashed=accounts.crashed,
+        moves=world.moves.made,
+        moves_called_off=world.moves.called_off,
+        looks=world.moves.looks,
+        looks_left_out=world.moves.left_out,
         traffic_kbit_s=sum(by_kind.values()),
         busiest_minute_kbit_s=max((sum(each.traffic_kbit_s.values()) for each in world.minutes), default=0.0),
         budget_kbit_s=BUDGET_KBIT_S,
@@ -142,6 +153,7 @@ SERIES = (
     "success_rate",
     "tpot_ms",
     "ttft_ms",
+    "moves",
     *KINDS,
 )
 
@@ -165,6 +177,7 @@ def swarm_series(world: "SwarmWorld") -> list[dict[str, float | int | None]]:
                 "success_rate": completed / len(those) if those else None,
                 "tpot_ms": _mean([one.tpot_ms for one in those if one.tpot_ms is not None]),
                 "ttft_ms": _mean([one.ttft_ms for one in those if one.ttft_ms is not None]),
+                "moves": world.moves.made_in[each.minute],
                 **each.traffic_kbit_s,
             }
         )

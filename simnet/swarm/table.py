@@ -29,7 +29,9 @@ def _lines(row: SwarmRow) -> list[tuple[str, str, bool]]:
     lines = [
         ("peers at the beginning, at the end", f"{row.peers:,}, {row.peers_at_end:,}", False),
         ("came, left, crashed", f"{row.joined:,}, {row.left:,}, {row.crashed:,}", False),
-        ("peers in the tables at the end", f"{row.announced_at_end:,}", True),
+        ("peers in the tables at the end", f"{row.announced_at_end:,}", False),
+        ("moves to other layers, called off", f"{row.moves:,}, {row.moves_called_off:,}", False),
+        ("looks at whether to move, left out", f"{row.looks:,}, {row.looks_left_out:,}", True),
         ("sessions", f"{row.sessions:,}", False),
         ("completed", f"{row.completed:,} ({100 * row.success_rate:.2f} %)", False),
         (

@@ -1,5 +1,6 @@
 """A swarm in virtual time: its members, its gateways, and what comes to them. The owner of everything in it."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -13,6 +14,7 @@ from molink.simnet.swarm.bulletin import Bulletin, Notice
 from molink.simnet.swarm.gateway import Gateway
 from molink.simnet.swarm.lifecycle import Lifecycle
 from molink.simnet.swarm.member import Member, NotConserved
+from molink.simnet.swarm.moving import Moves, Moving
 from molink.simnet.swarm.places import Places
 from molink.simnet.swarm.settings import SwarmSettings
 from molink.simnet.swarm.settling import Settling
@@ -62,10 +64,11 @@ class SwarmWorld:
     members: dict[str, Member] = field(default_factory=dict)
     minutes: list[Minute] = field(default_factory=list)
     gateways: tuple[Gateway, ...] = ()
+    moves: Moves = field(default_factory=Moves)
 
     def run(self) -> None:
         """Until the last session has ended. Raises NotConserved if anything in it was lost or came twice."""
-        seeds = default_rng(self.settings.seed).spawn(3)
+        seeds = default_rng(self.settings.seed).spawn(4)
         announcing = Announcing(self.timeline, self.bulletin, self.traffic, seeds[0])
         lifecycle = Lifecycle(
             self.timeline, self.cast.model, self.members, self.cast.places, self.accounts, seeds[1],
@@ -75,6 +78,16 @@ class SwarmWorld:
         churning = _Churning(self, announcing, lifecycle, settling, seeds[2])
         self.report(f"{len(self.cast.volunteers):,} volunteers choose their layers")
         churning.populate()
+        moving = Moving(
+            self.timeline,
+            self.cast.model,
+            self.members,
+            self.bulletin,
+            self.moves,
+            seeds[3],
+            announcing.changed,
+        )
+        moving.begin()
         self.gateways = tuple(self._gateway(gateway_id) for gateway_id in self.cast.gateway_ids)
         self._minute(announcing)
         self._next_request(lifecycle, self._requests())
@@ -86,6 +99,7 @@ class SwarmWorld:
     def check(self) -> None:
         """Raises NotConserved unless every session has ended once and every lease has been returned."""
         self.accounts.check()
+        self.moves.check()
         for member in self.members.values():
             if member.alive and (member.decoding or member.prefilling or member.copies or member.book.leases):
                 raise NotConserved(
@@ -197,17 +211,19 @@ class _Churning:
         world.accounts.joined += 1
         self._announcing.living += 1
         span, ready_s = self._settling.newcomer_span(member, world.bulletin, now_s)
-        if span is not None:
-            ordered = member.book.preload(span, now_s)
-            for part in ordered if isinstance(ordered, tuple) else ():
-                member.loads[part] = now_s + ready_s
-                world.timeline.call(ready_s, lambda part=part: self._ready(member, part))  # type: ignore[misc]
+        ordered = () if span is None else member.book.preload(span, now_s)
+        parts = ordered if isinstance(ordered, tuple) else ()
+        member.held_since_s = math.inf if parts else now_s
+        for part in parts:
+            member.loads[part] = now_s + ready_s
+            world.timeline.call(ready_s, lambda part=part: self._ready(member, part))  # type: ignore[misc]
         self._announcing.join(member)
         self._stay(member)
 
     def _ready(self, member: Member, part: Span) -> None:
         if member.alive:
             member.arrived(part)
+            member.held_since_s = self._world.timeline.now_s
             self._announcing.changed(member)
 
     def _stay(self, member: Member) -> None:

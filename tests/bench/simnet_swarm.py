@@ -48,7 +48,7 @@ def swarm(peers: str, hours: str) -> None:
     for name in ("sessions", "success_rate", "tpot_p50_ms", "tpot_p95_ms", "ttft_p50_ms", "ttft_p95_ms",
                  "tokens_per_s", "hops", "attempts_per_session", "losses", "recomputed_tokens", "traffic_kbit_s",
                  "busiest_minute_kbit_s", "traffic_by_kind_kbit_s", "largest_state_bytes", "announced_at_end",
-                 "leases_refused"):  # fmt: skip
+                 "leases_refused", "moves", "moves_called_off", "looks", "looks_left_out"):  # fmt: skip
         print(f"    {name:<24} {row[name]}")
     sys.stdout.flush()
 

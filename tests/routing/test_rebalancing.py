@@ -1,6 +1,7 @@
 """A peer moves rarely, alone, never at a loss, and a swarm left to itself comes to rest."""
 
 import dataclasses
+from random import Random
 
 import numpy as np
 import pytest
@@ -9,12 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from molink.dht.records import LayerLatency, PeerView
-from molink.routing import Snapshot
+from molink.routing import Snapshot, coverage, rebalancing
 from molink.routing.coverage import layer_rates, layer_table, spans_of
-from molink.routing.rebalancing import Move, MovePolicy, propose_move
+from molink.routing.problem import CircuitProblem
+from molink.routing.rebalancing import Move, MovePolicy, having_turn, is_stuck, next_move, propose_move
 from molink.shards.spec import Span
 
 POLICY = MovePolicy(min_hold_s=100.0, horizon_s=1000.0, turn_s=10.0)
+ALWAYS = dataclasses.replace(POLICY, peers_per_turn=1)
 LATE_S = 10_000.0
 
 
@@ -97,6 +100,54 @@ def test_in_a_small_swarm_one_peer_at_a_time_has_its_turn() -> None:
         now_s = LATE_S + number * POLICY.turn_s
         moves = [propose_move(snapshot_of(*views), one, 0.0, now_s, POLICY) for one in "abc"]
         assert sum(move is not None for move in moves) <= 1
+
+
+@given(st.sets(st.text(max_size=5), max_size=60), st.floats(0, 1e9), st.randoms(use_true_random=False))
+def test_one_peer_in_twenty_has_its_turn_whoever_asks(ids: set[str], now_s: float, rng: Random) -> None:
+    shuffled = sorted(ids)
+    rng.shuffle(shuffled)
+    turns = having_turn(shuffled, now_s)
+    assert turns == having_turn(ids, now_s)
+    assert len(turns) == -(-len(ids) // 20)
+    assert set(turns) <= ids
+
+
+def test_before_its_turn_or_soon_after_it_has_loaded_a_peer_weighs_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    views = [peer(f"p{at:02}", (0, 8)) for at in range(40)]
+    turns = set(having_turn([view.peer_id for view in views], LATE_S))
+    assert len(turns) == 2
+    monkeypatch.setattr(rebalancing.Placement, "of", lambda *_: pytest.fail("weighs where it might be"))
+    for view in views:
+        held_since_s = LATE_S - 1000.0 if view.peer_id in turns else 0.0
+        assert next_move(snapshot_of(*views), view.peer_id, held_since_s, LATE_S, ()) is None
+
+
+def test_whether_to_move_takes_one_search_if_the_best_circuit_does_without_the_peer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    searches: list[CircuitProblem] = []
+    plan = coverage.plan_circuit
+    monkeypatch.setattr(coverage, "plan_circuit", lambda problem: searches.append(problem) or plan(problem))
+    far = {"a": 500.0, "b": 500.0}
+    views = (
+        peer("a", (0, 4), links={"b": 1.0}),
+        peer("b", (4, 8), links={"a": 1.0}),
+        peer("c", (0, 4), links=far),
+    )
+    assert propose_move(snapshot_of(*views), "c", 0.0, LATE_S, ALWAYS) is None
+    assert len(searches) == 1
+
+
+def test_a_swarm_is_stuck_when_nobody_holds_or_loads_some_layer() -> None:
+    half = peer("a", (0, 4))
+    loading = dataclasses.replace(half, state=dataclasses.replace(half.state, loading=(Span(4, 8),)))
+    model = snapshot_of(half).model
+    assert is_stuck((), model)
+    assert is_stuck((half,), model)
+    assert not is_stuck((loading,), model)
+    assert not is_stuck((half, peer("b", (4, 8))), model)
 
 
 def test_a_peer_that_is_not_there_or_drains_does_not_move() -> None:

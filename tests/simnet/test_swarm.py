@@ -15,14 +15,14 @@ from molink.dht import announcement, timing
 from molink.dht.certificate import new_certificate
 from molink.dht.packed import Deflater
 from molink.dht.records import PeerView
-from molink.peer import leases
-from molink.routing import placement, planner, shortlist
+from molink.peer import leases, placing
+from molink.routing import placement, planner, rebalancing, shortlist
 from molink.routing.snapshot import Snapshot
 from molink.routing.terms import Demand
 from molink.shards.spec import Span
 from molink.simnet.matrices import bundled_matrix
 from molink.simnet.model_shapes import MODEL_SHAPES, QWEN2_7B
-from molink.simnet.swarm import announcing, gateway, hardware, member, settling
+from molink.simnet.swarm import announcing, gateway, hardware, member, moving, settling
 from molink.simnet.swarm.accounts import Accounts, Ended, Outcome
 from molink.simnet.swarm.casting import drawn_cast, live_cast
 from molink.simnet.swarm.member import Member, NotConserved
@@ -126,6 +126,11 @@ def test_decisions_are_the_products_own_objects() -> None:
     assert (gateway.THOROUGH, gateway.QUICK) == (choosing.THOROUGH, choosing.QUICK)
     assert gateway.repair_interval_s is timing.repair_interval_s
     assert settling.preview_join is placement.preview_join
+    assert moving.next_move is placing.next_move is rebalancing.next_move
+    assert moving.without_late_claims is placing.without_late_claims
+    assert moving.having_turn is rebalancing.having_turn
+    assert moving.is_stuck is rebalancing.is_stuck
+    assert (moving.LOOK_EVERY_S, moving.SETTLE_S) == (placing.LOOK_EVERY_S, placing.SETTLE_S)
     assert member.LeaseBook is leases.LeaseBook
     assert member.Pace is timing.Pace
     assert gateway.OwnSessions is own_sessions.OwnSessions

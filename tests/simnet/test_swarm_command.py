@@ -74,13 +74,26 @@ def test_a_snapshot_runs_before_and_after_a_peer_leaves(
     assert after["tpot_p50_ms"] > before["tpot_p50_ms"]
 
 
-def test_without_the_last_holder_of_a_layer_nobody_is_served(
+def test_without_the_last_holder_of_a_layer_nobody_is_served_if_the_others_hold_last_copies_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert swarm("--from-snapshot", written(tmp_path, live(2)), *SMALL, "--without", "p1", "--json") == 0
     before, after = json.loads(capsys.readouterr().out)["rows"]
     assert before["success_rate"] == 1.0
     assert after["no_circuit"] == after["sessions"] > 0
+
+
+def test_without_the_last_holder_another_moves_if_it_has_room(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = live(3)
+    for one in document["peers"]:
+        one["free_weight_bytes"] = 10**7
+    assert swarm("--from-snapshot", written(tmp_path, document), *SMALL, "--without", "p1", "--json") == 0
+    before, after = json.loads(capsys.readouterr().out)["rows"]
+    assert (before["moves"], after["moves"]) == (0, 1)
+    assert before["success_rate"] == after["success_rate"] == 1.0
+    assert after["ttft_p95_ms"] > before["ttft_p95_ms"]
 
 
 def test_more_bandwidth_brings_first_tokens_earlier(
