@@ -5,8 +5,9 @@ from typing import Annotated
 import typer
 
 from molink.simnet.options import MICRO_BATCHES
+from molink.simnet.serving.paper import SYSTEM_OF
 from molink.simnet.serving.paper_figures import FIGURES
-from molink.simnet.serving.presets import PRESETS, SYSTEM_OF
+from molink.simnet.serving.presets import PRESETS
 from molink.simnet.serving.sweep import QUANTITIES
 
 PresetName = Annotated[
