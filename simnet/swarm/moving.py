@@ -5,8 +5,8 @@ in about twenty. To weigh it takes a tenth of a second of a processor where ther
 
 - up to `FEW` peers, every look is taken;
 - up to `LARGE`, each peer that has its turn looks once in it, at a moment drawn, and not some 17 times;
-- beyond, `DRAWN` peers in all of those that have their turn look, once: so many times fewer moves are made than peers
-  of such a swarm would make.
+- beyond, `DRAWN` of all those that have their turn looks, once. Of 10,000 peers one in 500 looks that would, so that
+  all but a few of the moves that such a swarm makes are missing. What that leaves out is counted.
 
 While the swarm is stuck, because nobody holds or loads some layer, everybody looks as often as peers do (`WATCHING`
 drawn ones, where there are more), but only if what peers hold is another than when it looked last.
@@ -41,7 +41,7 @@ from molink.simnet.swarm.settling import LARGE
 from molink.simnet.world.timeline import Timeline
 
 FEW = 30
-DRAWN = 2
+DRAWN = 1
 WATCHING = 200
 LOOKS_IN_A_TURN = round(SETTLED.turn_s / (sum(LOOK_EVERY_S) / 2))
 
@@ -263,7 +263,11 @@ class Moving:
         return tuple(lease.span for lease in member.book.leases)
 
     def _others(self, member: Member) -> tuple[PeerView, ...]:
-        return tuple(view for view in self._views() if view.peer_id != member.peer_id)
+        own, now_s = member.peer_id, self._timeline.now_s
+        notices = self._bulletin.notices()
+        return tuple(
+            [one.view(now_s) for one in notices if one.facts.peer_id != own and one.expires_s > now_s]
+        )
 
     def _views(self) -> Iterator[PeerView]:
         now_s = self._timeline.now_s
