@@ -26,7 +26,7 @@ _DECADES = 20
 _UNITS = {"delay_ms": "delay, ms one way", "bandwidth_mbps": "uplink, Mbps", "rate_rps": "requests/s"}
 
 
-def draw_table(rows: Sequence[ServeRow], folder: Path) -> Picture:
+def draw_table(table: Preset, rows: Sequence[ServeRow], folder: Path) -> Picture:
     """A panel for each metric, a group of bars for each setting; what the paper prints is drawn hollow over them."""
     stem = folder / "serving"
     _write_rows(stem, rows)
@@ -41,7 +41,8 @@ def draw_table(rows: Sequence[ServeRow], folder: Path) -> Picture:
         axes.set(ylabel=label)
         axes.grid(visible=True, axis="y", linewidth=0.4, alpha=0.5)
     legend_below(figure)
-    figure.suptitle("Averages over requests; dashed: the paper's", fontsize=11)
+    printed = "; dashed: the paper's" if any(row.paper_tpot_s is not None for row in rows) else ""
+    figure.suptitle(f"{_whose(table, rows)}: averages over requests{printed}", fontsize=11)
     return saved(figure, stem, "The table as bars")
 
 
@@ -49,16 +50,19 @@ def draw_sweep(table: Preset, rows: Sequence[ServeRow], folder: Path) -> list[Pi
     """A picture for each metric: a line for each system over what is swept first, a panel for each combination of what
     else is swept; what the paper prints is hollow."""
     return [
-        _draw_metric(table.swept, rows, metric, label, folder)
+        _draw_metric(table, rows, metric, label, folder)
         for metric, label, _, _ in METRICS
         if any(getattr(row, metric) is not None for row in rows)
     ]
 
 
-def _draw_metric(
-    swept: Sequence[str], rows: Sequence[ServeRow], metric: str, label: str, folder: Path
-) -> Picture:
-    over, others = swept[0], swept[1:]
+def _whose(table: Preset, rows: Sequence[ServeRow]) -> str:
+    counts = sorted({row.peers for row in rows})
+    return f"{table.model} on {f'{counts[0]} x ' if len(counts) == 1 else ''}{table.device}"
+
+
+def _draw_metric(table: Preset, rows: Sequence[ServeRow], metric: str, label: str, folder: Path) -> Picture:
+    over, others = table.swept[0], table.swept[1:]
     values = [list(dict.fromkeys(shown_setting(row, name) for row in rows)) for name in others]
     panels = list(product(*values))
     systems = list(dict.fromkeys(map(_system, rows)))
@@ -81,7 +85,8 @@ def _draw_metric(
         axes.set_axis_off()
     legend_below(figure)
     printed = any(getattr(row, f"paper_{metric}") is not None for row in rows)
-    figure.suptitle(f"{label}: averages over requests{'; hollow: the paper' if printed else ''}", fontsize=11)
+    hollow = "; hollow: printed in the paper" if printed else ""
+    figure.suptitle(f"{_whose(table, rows)}\naverages over requests{hollow}", fontsize=11)
     name = metric.rsplit("_", 1)[0]
     stem = folder / f"sweep-{name}"
     _write_rows(stem, rows)
