@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from molink.simnet.pictures import COLOURS, MARKERS, Picture, from_zero, legend_below, new_figure, saved
+from molink.simnet.pictures import MARKERS, Picture, from_zero, legend_below, new_figure, saved
 from molink.simnet.results import write_csv
 from molink.simnet.serving.presets import Preset
 from molink.simnet.serving.rows import ServeRow
@@ -17,7 +17,9 @@ from molink.simnet.serving.table import METRICS, SETTINGS, shown_setting
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_BAR_COLOURS = ("#999999", "#56b4e9", "#e69f00", "#0072b2", "#009e73", "#cc79a7", "#000000")
+_COLOURS = ("#999999", "#56b4e9", "#e69f00", "#0072b2", "#009e73", "#cc79a7", "#000000")
+_PAINTED = ("concurrent", "zeromq", "paper", "molink", "fixed-chunk", "petals")
+"""Policies whose colours are the first ones, whatever else is in a table."""
 _GROUP = 0.8
 """Of the distance between two settings, what their bars take."""
 _FEW_TICKS = 9
@@ -27,7 +29,7 @@ _UNITS = {"delay_ms": "delay, ms one way", "bandwidth_mbps": "uplink, Mbps", "ra
 
 
 def draw_table(table: Preset, rows: Sequence[ServeRow], folder: Path) -> Picture:
-    """A panel for each metric, a group of bars for each setting; what the paper prints is drawn hollow over them."""
+    """A panel for each metric, a group of bars for each setting; what the paper prints is drawn dashed over them."""
     stem = folder / "serving"
     _write_rows(stem, rows)
     settings = list(dict.fromkeys(_setting(row) for row in rows))
@@ -99,7 +101,7 @@ def _line(
     """Of one system, in the order of places."""
     name, number = system
     style: dict[str, Any] = {
-        "color": COLOURS[number % len(COLOURS)],
+        "color": _colour(name, number),
         "marker": MARKERS[number % len(MARKERS)],
         "markersize": 5,
     }
@@ -153,12 +155,17 @@ def _bars(
     number, count = place
     width = _GROUP / count
     places = np.arange(len(rows)) + (number - (count - 1) / 2) * width
-    colour = _BAR_COLOURS[number % len(_BAR_COLOURS)]
+    colour = _colour(name, number)
     axes.bar(
         places, [getattr(row, metric, None) or 0.0 for row in rows], 0.9 * width, color=colour, label=name
     )
     printed = [getattr(row, f"paper_{metric}", None) or 0.0 for row in rows]
-    axes.bar(places, printed, 0.9 * width, fill=False, edgecolor=colour, linestyle="--")
+    axes.bar(places, printed, 0.9 * width, fill=False, edgecolor="black", linestyle="--", linewidth=0.8)
+
+
+def _colour(name: str, number: int) -> str:
+    """Of a policy its own; of a technique that of its place among the others."""
+    return _COLOURS[_PAINTED.index(name) if name in _PAINTED else number % len(_COLOURS)]
 
 
 def _setting(row: ServeRow) -> tuple[float, float, float]:
