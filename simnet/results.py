@@ -2,6 +2,7 @@
 
 import csv
 import json
+import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,18 +78,22 @@ def deliver(found: Findings, *, as_json: bool, folder: Path | None, draw: Draw |
 
 
 def output_folder(path: Path | None) -> Path | None:
-    """The folder, made if it is not there; None if none was named.
+    """The folder, made if it is not there; None if none was named. To be called before a long run, not after it.
 
     Raises:
-        CommandFailed: it cannot be made.
+        CommandFailed: it cannot be made, or nothing can be written there.
     """
     if path is None:
         return None
+    done = "made"
     try:
         path.mkdir(parents=True, exist_ok=True)
+        done = "written to"
+        with tempfile.TemporaryFile(dir=path):
+            pass
     except OSError as error:
         raise CommandFailed(
-            f"--output {path} cannot be made: {error.strerror or error}; name another folder", EXIT_USAGE
+            f"--output {path} cannot be {done}: {error.strerror or error}; name another folder", EXIT_USAGE
         ) from error
     return path
 

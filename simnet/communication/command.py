@@ -49,6 +49,7 @@ def communication(
     --advise: predicted times of all layouts of some devices, the best first. Figures are the paper's 1 and 4 to 10.
     """
     start_logging(verbose=verbose, debug=debug)
+    folder = output_folder(output)
     try:
         shape, profile, fabric = shape_named(model), device_named(device), fabric_named(network)
         lengths = Lengths(prefill, decode)
@@ -75,7 +76,7 @@ def communication(
             )
     except ValueError as error:
         raise CommandFailed(str(error), EXIT_USAGE) from error
-    deliver(found, as_json=as_json, folder=output_folder(output), draw=draw_figures)
+    deliver(found, as_json=as_json, folder=folder, draw=draw_figures)
 
 
 def _advice(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from molink.simnet.pictures import COLOURS, MARKERS, Picture, from_zero, legend_below, new_figure, saved
+from molink.simnet.pictures import MARKERS, Picture, from_zero, legend_below, new_figure, saved
 from molink.simnet.results import write_csv
 from molink.simnet.serving.presets import Preset
 from molink.simnet.serving.rows import ServeRow
@@ -17,7 +17,9 @@ from molink.simnet.serving.table import METRICS, SETTINGS, shown_setting
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_BAR_COLOURS = ("#999999", "#56b4e9", "#e69f00", "#0072b2", "#009e73", "#cc79a7", "#000000")
+_COLOURS = ("#999999", "#56b4e9", "#e69f00", "#0072b2", "#009e73", "#cc79a7", "#000000")
+_PAINTED = ("concurrent", "zeromq", "paper", "molink", "fixed-chunk", "petals")
+"""Policies whose colours are the first ones, whatever else is in a table."""
 _GROUP = 0.8
 """Of the distance between two settings, what their bars take."""
 _FEW_TICKS = 9
@@ -26,8 +28,8 @@ _DECADES = 20
 _UNITS = {"delay_ms": "delay, ms one way", "bandwidth_mbps": "uplink, Mbps", "rate_rps": "requests/s"}
 
 
-def draw_table(rows: Sequence[ServeRow], folder: Path) -> Picture:
-    """A panel for each metric, a group of bars for each setting; what the paper prints is drawn hollow over them."""
+def draw_table(table: Preset, rows: Sequence[ServeRow], folder: Path) -> Picture:
+    """A panel for each metric, a group of bars for each setting; what the paper prints is drawn dashed over them."""
     stem = folder / "serving"
     _write_rows(stem, rows)
     settings = list(dict.fromkeys(_setting(row) for row in rows))
@@ -41,7 +43,8 @@ def draw_table(rows: Sequence[ServeRow], folder: Path) -> Picture:
         axes.set(ylabel=label)
         axes.grid(visible=True, axis="y", linewidth=0.4, alpha=0.5)
     legend_below(figure)
-    figure.suptitle("Averages over requests; dashed: the paper's", fontsize=11)
+    printed = "; dashed: the paper's" if any(row.paper_tpot_s is not None for row in rows) else ""
+    figure.suptitle(f"{_whose(table, rows)}: averages over requests{printed}", fontsize=11)
     return saved(figure, stem, "The table as bars")
 
 
@@ -49,16 +52,19 @@ def draw_sweep(table: Preset, rows: Sequence[ServeRow], folder: Path) -> list[Pi
     """A picture for each metric: a line for each system over what is swept first, a panel for each combination of what
     else is swept; what the paper prints is hollow."""
     return [
-        _draw_metric(table.swept, rows, metric, label, folder)
+        _draw_metric(table, rows, metric, label, folder)
         for metric, label, _, _ in METRICS
         if any(getattr(row, metric) is not None for row in rows)
     ]
 
 
-def _draw_metric(
-    swept: Sequence[str], rows: Sequence[ServeRow], metric: str, label: str, folder: Path
-) -> Picture:
-    over, others = swept[0], swept[1:]
+def _whose(table: Preset, rows: Sequence[ServeRow]) -> str:
+    counts = sorted({row.peers for row in rows})
+    return f"{table.model} on {f'{counts[0]} x ' if len(counts) == 1 else ''}{table.device}"
+
+
+def _draw_metric(table: Preset, rows: Sequence[ServeRow], metric: str, label: str, folder: Path) -> Picture:
+    over, others = table.swept[0], table.swept[1:]
     values = [list(dict.fromkeys(shown_setting(row, name) for row in rows)) for name in others]
     panels = list(product(*values))
     systems = list(dict.fromkeys(map(_system, rows)))
@@ -81,7 +87,8 @@ def _draw_metric(
         axes.set_axis_off()
     legend_below(figure)
     printed = any(getattr(row, f"paper_{metric}") is not None for row in rows)
-    figure.suptitle(f"{label}: averages over requests{'; hollow: the paper' if printed else ''}", fontsize=11)
+    hollow = "; hollow: printed in the paper" if printed else ""
+    figure.suptitle(f"{_whose(table, rows)}\naverages over requests{hollow}", fontsize=11)
     name = metric.rsplit("_", 1)[0]
     stem = folder / f"sweep-{name}"
     _write_rows(stem, rows)
@@ -94,7 +101,7 @@ def _line(
     """Of one system, in the order of places."""
     name, number = system
     style: dict[str, Any] = {
-        "color": COLOURS[number % len(COLOURS)],
+        "color": _colour(name, number),
         "marker": MARKERS[number % len(MARKERS)],
         "markersize": 5,
     }
@@ -148,12 +155,17 @@ def _bars(
     number, count = place
     width = _GROUP / count
     places = np.arange(len(rows)) + (number - (count - 1) / 2) * width
-    colour = _BAR_COLOURS[number % len(_BAR_COLOURS)]
+    colour = _colour(name, number)
     axes.bar(
         places, [getattr(row, metric, None) or 0.0 for row in rows], 0.9 * width, color=colour, label=name
     )
     printed = [getattr(row, f"paper_{metric}", None) or 0.0 for row in rows]
-    axes.bar(places, printed, 0.9 * width, fill=False, edgecolor=colour, linestyle="--")
+    axes.bar(places, printed, 0.9 * width, fill=False, edgecolor="black", linestyle="--", linewidth=0.8)
+
+
+def _colour(name: str, number: int) -> str:
+    """Of a policy its own; of a technique that of its place among the others."""
+    return _COLOURS[_PAINTED.index(name) if name in _PAINTED else number % len(_COLOURS)]
 
 
 def _setting(row: ServeRow) -> tuple[float, float, float]:

@@ -24,7 +24,7 @@ def draw_serving(folder: Path, table: Preset, rows: Sequence[ServeRow], circuits
     wire = [] if all(cell.policy == PETALS for cell in table.cells) else [_draw_wire(folder, table, circuits)]
     if table.swept:
         return [*draw_sweep(table, rows, folder), *wire]
-    return [draw_table(rows, folder), *wire, *(draw(folder) for draw in FIGURES.values())]
+    return [draw_table(table, rows, folder), *wire, *(draw(folder) for draw in FIGURES.values())]
 
 
 def _draw_wire(folder: Path, table: Preset, circuits: Circuits) -> Picture:

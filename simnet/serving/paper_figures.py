@@ -58,11 +58,18 @@ def draw_costs(folder: Path) -> Picture:
     left, middle, right = figure.subplots(1, 3)
     _stacked(left, prefill, "prefill: tokens of the prompt")
     _stacked(middle, decode, "decode: sessions")
-    costs = (*decode, *prefill)
-    tokens = [one.tokens for one in costs]
-    right.loglog(tokens, [one.compute_ms for one in costs], "o-", color=_DECODE, label="computation")
-    right.loglog(tokens, [one.communication_ms for one in costs], "s-", color=_PREFILL, label="line")
-    right.set(xlabel="tokens", ylabel="ms")
+    for costs, filled in (
+        (decode, True),
+        (prefill, False),
+    ):  # not joined: sessions have contexts, a prompt has none
+        tokens = [one.tokens for one in costs]
+        style = {"fillstyle": "full" if filled else "none"}
+        labels = ("computation", "line") if filled else (None, None)
+        right.loglog(tokens, [one.compute_ms for one in costs], "o-", color=_DECODE, label=labels[0], **style)
+        right.loglog(
+            tokens, [one.communication_ms for one in costs], "s-", color=_PREFILL, label=labels[1], **style
+        )
+    right.set(xlabel="sessions (filled), tokens of a prompt (hollow)", ylabel="ms")
     right.legend(frameon=False)
     figure.suptitle(
         "LLaMA-30B, half of its layers on a server of RTX 4090s, 100 Mbps (roofline, not measured)",

@@ -1,6 +1,8 @@
 """The report of a run: one HTML file that parses, asks for nothing, and holds what was run."""
 
+import errno
 import re
+import tempfile
 from html.parser import HTMLParser
 from importlib import metadata
 from pathlib import Path
@@ -175,3 +177,19 @@ def test_communication_leaves_a_report_with_the_figures_of_its_paper(tmp_path: P
     page = report_in(tmp_path)
     assert "llama-3.1-8b, TP=2" in page.said["body"][0]
     assert len(page.said["figcaption"]) == 8
+
+
+@pytest.mark.parametrize("command", ["cost", "communication", "schedule", "swarm", "redundancy", "serve"])
+def test_a_folder_that_takes_no_files_is_refused_before_anything_is_computed(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(**_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    assert run(command, "--output", str(tmp_path)) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.endswith(
+        f"--output {tmp_path} cannot be written to: Read-only file system; name another folder\n"
+    )
