@@ -12,6 +12,7 @@ from molink.routing.ilp import plan_ilp
 from molink.routing.problem import CircuitProblem
 from molink.routing.random_search import plan_random
 from molink.routing.refined import plan_refined
+from molink.routing.shortfall import unserved
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,4 +69,7 @@ def plan_circuit(
     chosen = ALGORITHMS.get(algorithm)
     if chosen is None:
         raise ValueError(f"algorithm must be one of {', '.join(sorted(ALGORITHMS))}, got {algorithm!r}")
-    return chosen(problem, Effort(time_limit_s, seed, samples))
+    effort = Effort(time_limit_s, seed, samples)
+    if (error := unserved(problem)) is not None:  # clients ask again and again: no search for what cannot be
+        raise error
+    return chosen(problem, effort)

@@ -9,14 +9,19 @@ from molink.routing.problem import CircuitProblem
 from molink.shards.spec import Span
 
 
+def unserved(problem: CircuitProblem) -> NoCircuit | None:
+    """The error for a problem with a layer that no machine can serve; None if there is none."""
+    lacking: BoolArray = np.logical_not(servable_layers(problem).any(axis=0))
+    if not lacking.any():
+        return None
+    layers = np.flatnonzero(lacking)
+    return NoCircuit(_why_missing(problem, layers), _runs(lacking), _needed_bytes(problem, layers))
+
+
 def shortfall(problem: CircuitProblem, reached: int) -> NoCircuit:
     """The error for a problem in which machines get as far as layer `reached`, starting from layer 0."""
-    servable = servable_layers(problem)
-    unserved: BoolArray = np.logical_not(servable.any(axis=0))
-    missing = _runs(unserved)
-    if missing:
-        layers = np.flatnonzero(unserved)
-        return NoCircuit(_why_missing(problem, layers), missing, _needed_bytes(problem, layers))
+    if (error := unserved(problem)) is not None:
+        return error
     layers = np.arange(reached, problem.layers)
     needed = _needed_bytes(problem, layers)
     held = (

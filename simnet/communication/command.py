@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 
 from molink.client.progress import Progress
 from molink.dht.commands import EXIT_USAGE, CommandFailed, Debug, Json, Verbose, start_logging
-from molink.routing.layout_prediction import Goal
+from molink.routing.layout_prediction import Goal, Prediction
 from molink.routing.parallelism import Layout, Lengths
 from molink.simnet.communication import options
 from molink.simnet.communication.advice import advise as advised
@@ -134,5 +134,20 @@ def _described(
         parameters,
         [asdict(row) for row in operations],
         [*counted_tables, times_table(times)],
+        _remarks(shape, layout, device, prediction),
         more={"volumes": [asdict(row) for row in volumes], "times": [asdict(row) for row in times]},
     )
+
+
+def _remarks(
+    shape: ModelShape, layout: Layout, device: DeviceProfile, prediction: Prediction | None
+) -> list[str]:
+    """What the times leave out: whether there is room. Of experts only the weights are known, evenly divided."""
+    spec = shape.spec()
+    needed = spec.weight_bytes(spec.whole) / layout.devices if prediction is None else prediction.device_bytes
+    if needed <= device.memory_bytes:
+        return []
+    return [
+        f"It does not fit: each of {layout.devices} devices would hold {needed / 1e9:.0f} GB, and {device.name} has "
+        f"{device.memory_bytes / 1e9:.0f} GB. Take more ranks: the times are those that it would have with room"
+    ]

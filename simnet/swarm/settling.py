@@ -3,7 +3,8 @@
 A preview poses the problem of all peers that it is given, and takes a tenth of a second for two dozen. In a large swarm
 a newcomer asks about its neighbourhood; and of newcomers to one region with the same card one in `ASKS` asks, while the
 others take in turns what such volunteers chose before. The swarm that is there when the world begins has grown in the
-same way: a village in each region, of which every member asks, and further volunteers who do as they did.
+same way: a village in each region, of which every member asks, and further volunteers who do as they did. Where
+regions have too few people for a village of their own, neighbouring ones of the matrix have one together.
 """
 
 from collections.abc import Sequence
@@ -42,12 +43,14 @@ class Settling:
 
     def settle(self, volunteers: Sequence[Volunteer]) -> list[Member]:
         """Members that hold what they have chosen, one after another, or what they are said to hold."""
-        villages: dict[int, Bulletin] = {}
         few = len(volunteers) <= 4 * NEIGHBOURHOOD
+        regions = 1 + max((volunteer.region for volunteer in volunteers), default=0)
+        most = 1 if few else max(1, min(regions, len(volunteers) // (2 * VILLAGE)))
+        villages = [Bulletin() for _ in range(most)]
         members = []
         for volunteer in volunteers:
             member = Member(volunteer, self._model)
-            village = villages.setdefault(0 if few else volunteer.region, Bulletin())
+            village = villages[volunteer.region * most // regions]
             if volunteer.spans is not None:
                 member.hold(volunteer.spans)
             elif (span := self._first_span(member, village, asks=few or len(village) < VILLAGE)) is not None:

@@ -101,6 +101,16 @@ def test_no_machines_are_an_error_with_the_missing_layers(solve: Solve) -> None:
     assert [str(span) for span in caught.value.missing_layers] == ["[0, 4)"]
 
 
+def test_what_nobody_can_serve_is_said_without_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    unsought = {name: lambda *_: pytest.fail("searches") for name in ALGORITHMS}
+    monkeypatch.setitem(plan_circuit.__globals__, "ALGORITHMS", unsought)
+    full = replace(alike(2, 4, 1.0, 9), allowed=np.array([[True, True, False, True]] * 2))
+    for name in ALGORITHMS:
+        with pytest.raises(NoCircuit) as caught:
+            plan_circuit(full, name)
+        assert [str(span) for span in caught.value.missing_layers] == ["[2, 3)"]
+
+
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
 def test_layers_that_nobody_is_willing_to_serve_are_named(name: str) -> None:
     problem = replace(alike(2, 4, 1.0, 9), allowed=np.array([[True, True, False, True]] * 2))

@@ -261,6 +261,18 @@ def test_what_cannot_be_is_said_in_one_sentence(
 
 
 @pytest.mark.full
+@pytest.mark.parametrize(
+    ("model", "tp", "fits"),
+    [("llama-2-70b", "1", False), ("llama-2-70b", "2", True), ("deepseek-v3", "4", False)],
+)
+def test_times_of_a_model_without_room_say_so(
+    model: str, tp: str, *, fits: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ("--model", model, "--tp", tp, "--device", "h100-94", "--simulated-tokens", "0")
+    assert run_app(app, ["communication", *arguments]) == 0
+    assert ("It does not fit" in capsys.readouterr().out) is not fits
+
+
 def test_figures_are_pictures_with_tables(tmp_path: Path) -> None:
     drawn = draw_figures(tmp_path, Lengths(16, 2))
     assert [int(picture.stem.name.split("-")[1]) for picture in drawn] == [1, 4, 5, 6, 7, 8, 9, 10]

@@ -19,7 +19,7 @@ from molink.peer import leases, placing
 from molink.routing import placement, planner, rebalancing, shortlist
 from molink.routing.snapshot import Snapshot
 from molink.routing.terms import Demand
-from molink.shards.spec import Span
+from molink.shards.spec import Span, missing_spans
 from molink.simnet.matrices import bundled_matrix
 from molink.simnet.model_shapes import MODEL_SHAPES, QWEN2_7B
 from molink.simnet.swarm import announcing, gateway, hardware, member, moving, settling
@@ -299,3 +299,13 @@ def test_ten_thousand_peers_for_a_while_are_conserved() -> None:
     world.run()
     assert world.accounts.arrived > 60
     assert swarm_row(world, "swarm").success_rate > 0.5
+
+
+@pytest.mark.parametrize("peers", [70, 90, 130])
+def test_in_a_swarm_of_any_size_somebody_holds_each_layer_at_the_start(peers: int) -> None:
+    its = SwarmSettings(peers, 60.0, 1, 1.0, Churn())
+    cast = drawn_cast(its, MODEL_SHAPES["llama-2-70b"], bundled_matrix(), TRACE)
+    held = [
+        span for member in settling.Settling(cast.model).settle(cast.volunteers) for span in member.book.held
+    ]
+    assert missing_spans(cast.model.whole, tuple(held)) == ()
