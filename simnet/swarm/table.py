@@ -64,6 +64,9 @@ def _lines(row: SwarmRow) -> list[tuple[str, str, bool]]:
 
 
 def _partner_lines(row: SwarmRow) -> list[tuple[str, str, bool]]:
+    """None where nobody sought a partner."""
+    if not (row.partners_found or row.without_partner):
+        return []
     without = ", ".join(f"{count:,} {reason}" for reason, count in row.without_partner.items()) or "none"
     return [
         ("partners found, lost", f"{row.partners_found:,}, {row.partners_lost:,}", False),
