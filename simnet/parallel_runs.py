@@ -7,15 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from multiprocessing import active_children, connection, get_context, parent_process
-from threading import Thread
+from threading import Thread, current_thread, main_thread
 from typing import TypeVar
 
 from molink.client.progress import QUIET_S, Progress
 
 CellT = TypeVar("CellT")
 RunT = TypeVar("RunT")
-_END_S = 5.0
-"""For a process that was told to end."""
 
 
 def run_all(
@@ -73,27 +71,31 @@ def _workers(count: int) -> Iterator[ProcessPoolExecutor]:
         try:
             yield pool
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            begun = set(active_children()) - others
-            for worker in begun:
+            for worker in set(active_children()) - others:
                 worker.terminate()
-            for worker in begun:
-                worker.join(_END_S)
+            pool.shutdown(cancel_futures=True)  # waits for the thread that sees to their end
             raise
 
 
 @contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Ctrl-C waits for the end of the block. Processes that are started in it never hear of one, not even while they
+    """Ctrl-C waits for the end of the block, whichever thread it reaches: an executor that is interrupted while it
+    starts its processes waits for them for ever. Those that are started in it never hear of one, not even while they
     are loading; not so on Windows."""
-    if sys.platform == "win32":
+    if current_thread() is not main_thread():
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    heard: list[int] = []
+    handler = signal.signal(signal.SIGINT, lambda number, _: heard.append(number))
+    before = None if sys.platform == "win32" else signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if sys.platform != "win32" and before is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.signal(signal.SIGINT, handler)
+    if heard:
+        raise KeyboardInterrupt
 
 
 def _prepare() -> None:
