@@ -11,7 +11,7 @@ from molink.dht.gossip import PROTOCOL as GOSSIP
 from molink.dht.gossip import Gossip
 from molink.dht.host import Host, Listen, open_host
 from molink.dht.identity import Identity
-from molink.dht.membership import Membership
+from molink.dht.membership import Membership, tag_of
 from molink.dht.packed import PackedStream
 from molink.dht.publisher import Publisher
 from molink.dht.swarm_key import SwarmKey
@@ -54,8 +54,12 @@ async def open_network(settings: NetworkSettings, membership: Membership) -> Asy
     """
     serves = settings.listen is not None
     timing = settings.timing
+
+    def is_member(peer_id: str) -> bool:
+        return membership.sequence_of(tag_of(peer_id)) >= 0
+
     async with (
-        open_host(settings.identity, settings.listen, settings.swarm_key) as host,
+        open_host(settings.identity, settings.listen, settings.swarm_key, is_member) as host,
         trio.open_nursery() as nursery,
     ):
         traffic = Traffic()
@@ -74,7 +78,14 @@ async def open_network(settings: NetworkSettings, membership: Membership) -> Asy
         upkeep.gossip, upkeep.after_pull, witness.gossip = gossip, publisher.contradicted, gossip
         gossip.after_loss = publisher.contradicted
         if serves:
-            _serve(host, gossip, TableService(membership, traffic, timeout_s=timing.table_timeout_s))
+            tables = TableService(
+                membership,
+                traffic,
+                timeout_s=timing.table_timeout_s,
+                host_of=host.host_of,
+                is_member=is_member,
+            )
+            _serve(host, gossip, tables)
         await upkeep.bootstrap()
         nursery.start_soon(upkeep.run)
         nursery.start_soon(publisher.run)
