@@ -45,6 +45,8 @@ class Reason(StrEnum):
     """A state whose author's facts, and therefore key, are not known; or a loss of or by such, or of unheard words."""
     OVERSIZED = "oversized"
     """Longer than an announcement may be."""
+    CROWDED = "crowded"
+    """Facts of a newcomer for whom there is no room, or from a neighbour that has told of too many."""
 
 
 class AnnouncementError(ValueError):

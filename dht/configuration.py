@@ -72,6 +72,7 @@ class Configuration(BaseModel):
     on_battery: Literal["pause", "serve"] | None = None
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     priority: Literal["normal", "low"] | None = None
+    wait: Annotated[float, Field(ge=0, le=604_800)] | None = None
 
 
 def configuration_path(environment: Mapping[str, str] | None = None) -> Path:

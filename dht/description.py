@@ -7,7 +7,7 @@ from molink.shards.spec import Span, missing_spans
 
 
 def describe_swarm(views: Sequence[PeerView]) -> dict[str, object]:
-    """The peers that are known, and which layers of each model nobody holds. JSON-ready."""
+    """The peers that are known, and which layers of each model nobody holds who answers. JSON-ready."""
     models: dict[str, list[PeerView]] = {}
     for view in views:
         if view.facts.protocol_version != PROTOCOL_VERSION:
@@ -43,6 +43,7 @@ def describe_peer(view: PeerView) -> dict[str, object]:
         "uplink_mbps": facts.uplink_mbps,
         "activation_codecs": list(facts.activation_codecs),
         "age_s": round(view.age_s, 1),
+        "answers": view.answers,
         **_describe_costs(facts),
     }
 
@@ -79,13 +80,14 @@ def _short(value: float) -> float:
 
 def _describe_model(holders: Sequence[PeerView]) -> dict[str, object]:
     model = holders[0].facts.model
-    held = tuple(span for view in holders for span in view.state.spans)
+    answering = [view for view in holders if view.answers]
+    held = tuple(span for view in answering for span in view.state.spans)
     missing = missing_spans(Span(0, model.layers), held)
     return {
         "model": model.name,
         "model_hash": model.model_hash,
         "layers": model.layers,
-        "peers": len(holders),
+        "peers": len(answering),
         "missing": [[span.start, span.stop] for span in missing],
         "complete": not missing,
     }

@@ -1,7 +1,7 @@
 """Who is in the swarm: the asyncio side of the control plane, for peers and clients."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -9,9 +9,11 @@ from molink.dht.bridge import ThreadStoppedError, TrioThread
 from molink.dht.errors import BootstrapUnreachable, PortInUse
 from molink.dht.host import Listen, peer_id_in
 from molink.dht.identity import Identity
+from molink.dht.joining import Fallback
 from molink.dht.membership import Membership
 from molink.dht.network import Network, NetworkSettings, open_network
 from molink.dht.records import PeerFacts, PeerState, PeerView
+from molink.dht.sequences import DurableState
 from molink.dht.swarm_key import SwarmKey
 from molink.dht.timing import DiscoveryTiming
 
@@ -54,8 +56,16 @@ class Discovery:
         swarm_key: SwarmKey | None = None,
         serves: bool = True,
         timing: DiscoveryTiming | None = None,
+        remembered: Sequence[str] = (),
+        durable: DurableState | None = None,
+        wait_s: float = 0.0,
+        report: Callable[[str], None] = lambda _: None,
     ) -> None:
         """`serves` False: a client, which listens on no port, pulls tables and announces nothing.
+
+        `remembered`: addresses of former acquaintances, asked if no initial peer answers. `durable`: where sequence
+        numbers and acquaintances outlive this process. `wait_s`: for how long to try again while nobody answers;
+        `report` takes lines about that, from any thread.
 
         Raises:
             ValueError: one of `initial_peers` is not a multiaddress that ends in /p2p/PEER_ID.
@@ -74,6 +84,8 @@ class Discovery:
             initial_peers=tuple(initial_peers),
             swarm_key=swarm_key,
             timing=self._timing,
+            durable=durable if serves else None,
+            fallback=Fallback(tuple(remembered), wait_s, report),
         )
         self._thread: TrioThread[Network] = TrioThread(
             lambda: open_network(settings, self._membership), name="molink-discovery"
@@ -127,6 +139,7 @@ class Discovery:
 
         async def leave() -> None:
             await self._network.publisher.leave()
+            await self._network.upkeep.remember()
 
         try:
             await self._thread.call(leave, timeout_s=self._timing.leave_timeout_s)
@@ -147,15 +160,16 @@ class Discovery:
         await self._thread.call(refresh, timeout_s=2 * self._timing.bootstrap_timeout_s)
 
     def snapshot(
-        self, model_hash: str | None = None, *, other_versions: bool = False
+        self, model_hash: str | None = None, *, other_versions: bool = False, silent: bool = False
     ) -> tuple[PeerView, ...]:
         """The peers that are verified and alive now, this one included once it has announced itself.
 
-        `model_hash`: only those that serve it. `other_versions`: also those of another protocol version, to
-        be shown to people (`facts.protocol_version` tells them apart) and never to be used.
+        `model_hash`: only those that serve it. `other_versions`: also those of another protocol version, `silent`: also
+        those whose link to this peer broke and that it cannot reach any more, to be shown to people
+        (`facts.protocol_version`, `answers` tell them apart) and never to be used.
         """
         self._seen = self._membership.version
-        return self._membership.snapshot(model_hash, other_versions=other_versions)
+        return self._membership.snapshot(model_hash, other_versions=other_versions, silent=silent)
 
     @property
     def version(self) -> int:

@@ -11,6 +11,7 @@ whole host. Records carry their own signatures here, and the directory, which ta
 import logging
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 
 import trio
 
@@ -26,7 +27,9 @@ from molink.dht.announcement import (
 from molink.dht.directory import Accepted
 from molink.dht.framing import StreamEndedError
 from molink.dht.membership import Membership
+from molink.dht.neighbours import MAX_INCOMING, Neighbour, to_make_room
 from molink.dht.packed import PackedStream
+from molink.dht.refusals import RefusalLog
 from molink.dht.spreading import MAX_NAMES, Spreading, names_in
 from molink.dht.timing import (
     FACTS_COST_BITS,
@@ -43,7 +46,8 @@ logger = logging.getLogger(__name__)
 
 PROTOCOL = "/molink/gossip/2"
 OFFER, ASK = b"\x0f", b"\xa5"
-MAX_LINKS = 12
+HEAR_OUT_S = 2.0
+"""Within which a peer that gets no link may say what it is."""
 _QUEUE = 256
 _BATCH = 64
 _MAX_RECORDS_PER_S = 100
@@ -54,14 +58,19 @@ _STRIKES = frozenset((Reason.MALFORMED, Reason.FORGED, Reason.OVERSIZED))
 class GossipLink:
     """One neighbour, and what waits to be sent to it. A full queue loses its oldest."""
 
-    def __init__(self, stream: PackedStream, *, dialled: bool) -> None:
+    def __init__(self, stream: PackedStream, network: str, now: float, *, dialled: bool) -> None:
         self.stream = stream
         self.dialled = dialled
+        self.neighbour = Neighbour(stream.peer_id, network, now, now)
         self.scope = trio.CancelScope()
         self._queue: deque[bytes] = deque(maxlen=_QUEUE)
         self._ready = trio.Event()
         self._idle = trio.Event()
         self._idle.set()
+
+    def useful(self, now: float) -> None:
+        """Something true and new has come over it."""
+        self.neighbour = replace(self.neighbour, useful_at=now)
 
     def put(self, record: bytes) -> None:
         self._queue.append(record)
@@ -101,6 +110,7 @@ class Gossip:
         membership: Membership,
         timing: DiscoveryTiming,
         traffic: Traffic,
+        refusals: RefusalLog,
         facts_wanted: Callable[[str, int], None],
         link_opened: Callable[[], None],
         link_lost: Callable[[str], None],
@@ -109,6 +119,7 @@ class Gossip:
         self._membership = membership
         self._timing = timing
         self._traffic = traffic
+        self._refusals = refusals
         self._facts_wanted = facts_wanted
         self._link_opened = link_opened
         self._link_lost = link_lost
@@ -120,6 +131,11 @@ class Gossip:
     @property
     def neighbours(self) -> tuple[str, ...]:
         return tuple(self._links)
+
+    @property
+    def dialled(self) -> tuple[Neighbour, ...]:
+        """The neighbours that this peer has chosen itself."""
+        return tuple(link.neighbour for link in self._links.values() if link.dialled)
 
     def news_bits_per_s(self) -> float:
         """What the records of all peers have cost of late."""
@@ -145,13 +161,15 @@ class Gossip:
         for link in tuple(self._links.values()):
             await link.drained()
 
-    async def run_link(self, stream: PackedStream, *, dialled: bool) -> None:
-        """Keeps a link to the stream's peer until it ends, and resets the stream then."""
-        link = GossipLink(stream, dialled=dialled)
+    async def run_link(self, stream: PackedStream, network: str, *, dialled: bool) -> None:
+        """Keeps a link to the stream's peer, in that network, until it ends, and resets the stream then."""
+        link = GossipLink(stream, network, trio.current_time(), dialled=dialled)
         if not self._admit(link):
+            await self._hear_out(stream)
             await stream.reset()
             return
         self._spreading.open(stream.peer_id)
+        self._membership.mark(stream.peer_id, answers=True)
         for record in self._membership.own_records():
             link.put(record)
         self._link_opened()
@@ -163,8 +181,7 @@ class Gossip:
                     nursery.cancel_scope.cancel()
         finally:
             if self._links.get(stream.peer_id) is link:
-                del self._links[stream.peer_id]
-                self._spreading.close(stream.peer_id)
+                self._forget(link)
                 self._link_lost(stream.peer_id)
             await stream.reset()
 
@@ -173,7 +190,7 @@ class Gossip:
         peer_id = link.stream.peer_id
         old = self._links.get(peer_id)
         if peer_id == self._own_peer_id or (
-            old is None and not link.dialled and len(self._links) >= MAX_LINKS
+            old is None and not link.dialled and not self._make_room(link.neighbour)
         ):
             return False
         if old is not None:
@@ -183,6 +200,38 @@ class Gossip:
             old.scope.cancel()
         self._links[peer_id] = link
         return True
+
+    def _make_room(self, newcomer: Neighbour) -> bool:
+        """Whether there is room for one more incoming link, if need be in the place of another."""
+        incoming = [link.neighbour for link in self._links.values() if not link.dialled]
+        if len(incoming) < MAX_INCOMING:
+            return True
+        leaves = to_make_room(incoming, newcomer.network, newcomer.since)
+        if leaves is None:
+            return False
+        logger.debug("%s makes room for %s", leaves.peer_id, newcomer.peer_id)
+        link = self._links[leaves.peer_id]
+        self._forget(link)
+        link.scope.cancel()
+        return True
+
+    def _forget(self, link: GossipLink) -> None:
+        del self._links[link.stream.peer_id]
+        self._spreading.close(link.stream.peer_id)
+
+    async def _hear_out(self, stream: PackedStream) -> None:
+        """Who gets no link says what it is all the same, which is what it says first: so nobody who takes all links
+        can keep a newcomer from being heard."""
+        if stream.peer_id == self._own_peer_id or stream.peer_id in self._links:
+            return
+        try:
+            with trio.move_on_after(HEAR_OUT_S):
+                for _ in ("facts", "state"):
+                    record = await stream.receive(MAX_FACTS_BYTES)
+                    if is_facts(record) or is_state(record):
+                        self._take_in_record(record, stream.peer_id)
+        except StreamEndedError as error:
+            logger.debug("%s, which got no link, said nothing: %s", stream.peer_id, error)
 
     async def _send(self, link: GossipLink, scope: trio.CancelScope) -> None:
         try:
@@ -211,9 +260,7 @@ class Gossip:
                 if received == _MAX_RECORDS_PER_S:  # who floods is read at this rate, and blocks itself
                     await trio.sleep_until(since + 1.0)
                     received, since = 0, trio.current_time()
-            logger.info(
-                "%s sends what is not true or not an announcement: not listened to", link.stream.peer_id
-            )
+            self._refusals.refused("links on which too much was untrue", link.stream.peer_id)
         except (StreamEndedError, trio.TooSlowError) as error:
             logger.debug("the link to %s ended: %s", link.stream.peer_id, error)
 
@@ -234,12 +281,14 @@ class Gossip:
 
     def _take_in_record(self, record: bytes, peer_id: str) -> bool:
         self._spreading.heard(record)
-        outcome = self._membership.receive(record)
+        outcome = self._membership.receive(record, source=peer_id)
         if isinstance(outcome, Accepted):
             pushes = self._news.after(trio.current_time()).pushes
             self._news = self._news.after(trio.current_time(), _cost_bits(record, outcome))
             for to in self._spreading.hand_on(record, peer_id, push=pushes):
                 self._links[to].put(record)
+            if peer_id in self._links:
+                self._links[peer_id].useful(trio.current_time())
             if is_loss(record):
                 self.after_loss()
         wanted = outcome.facts_wanted if isinstance(outcome, Accepted) else outcome is Reason.UNKNOWN_PEER

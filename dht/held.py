@@ -1,4 +1,4 @@
-"""What a directory holds of one peer."""
+"""What a directory holds of one peer, and how it came."""
 
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -7,6 +7,30 @@ from molink.dht.identity import peer_id_of
 from molink.dht.records import PeerFacts, PeerState
 
 Value_co = TypeVar("Value_co", covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a record came from."""
+
+    source: str | None = None
+    """The peer that handed it on; None: this process."""
+    wall_s: float | None = None
+    """This machine's clock then, in seconds since 1970; None: ages are believed."""
+    settled: bool = False
+    """Whether the receiver has copied the swarm's table before."""
+
+
+LOCAL = Origin()
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """How a record came: when, how old as whoever handed it on claims, and from where."""
+
+    now: float
+    age_s: float = 0.0
+    origin: Origin = LOCAL
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +60,10 @@ class Entry:
     sequence: int = -1
     """Of its newest state or leave, kept after these are forgotten."""
     left_sequence: int = -1
+    last_words: bytes = b""
+    """The record of that newest state or leave, to be told to its author if it comes back and has lost count."""
+    answers: bool = True
+    """Whether this process can still reach it, as far as it has tried since the peer last spoke."""
     heard: float = 0.0
     last_alive: float = 0.0
     """Until when its last state was good: a copy of that may be somewhere, and must not bring it back."""

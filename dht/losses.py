@@ -13,11 +13,19 @@ WITNESSES = 2
 """Of a loss, before anybody begins to wait for its refutation."""
 MAX_WITNESSES = 4
 """That are remembered of one loss; more say nothing new."""
-MAX_AHEAD = 24 * 3600 * 1000
-"""How far beyond a peer's newest known state that of a witness may be: a day, as sequences count milliseconds. Whoever
-could claim any would leave the peer no words to refute that with."""
+MAX_AHEAD_MS = 30_000
+"""How far beyond what a peer can have said by now, by its newest known state and the time since, that of a witness may
+be: what is on its way, and clocks that were set. Whoever could claim any would take a peer's numbers as far ahead."""
 MAX_LOSSES_OF_ONE = 24
 """Losses that one witness may tell of within `WINDOW_S`: a peer has 12 links at most."""
+MAX_FALSE = 6
+"""Of these that were refuted: then it is not listened to for the rest of that time. An honest witness is wrong
+where its own line was, or where somebody plays dead."""
+LEAST_LOSSES = 96
+"""Within `WINDOW_S`, of all witnesses together: and twice as many as there are peers, as each may go and has two
+witnesses at least."""
+NETWORK_SHARE = 2
+"""One network's witnesses may tell of one in so many of these."""
 WINDOW_S = 600.0
 
 
@@ -36,12 +44,16 @@ class Losses:
         self._refute_s = refute_s
         self._suspicions: dict[int, _Suspicion] = {}
         self._told: Counter[int] = Counter()
+        self._false: Counter[int] = Counter()
+        self._of_network: Counter[str] = Counter()
         self._window_end = 0.0
 
-    def add(self, loss: PeerLoss, now: float) -> bool:
-        """Takes in what a witness, whose signature was checked, says. False: it is nothing new, or too much."""
+    def add(self, loss: PeerLoss, now: float, network: str = "", peers: int = 0) -> bool:
+        """Takes in what a witness of that network, whose signature was checked, says. False: it is nothing new, or too
+        much, or the witness has said too much that was false. `peers`: how many are known."""
         if now >= self._window_end:
-            self._told.clear()
+            for counts in (self._told, self._false, self._of_network):
+                counts.clear()
             self._window_end = now + WINDOW_S
         suspicion = self._suspicions.get(loss.peer_tag)
         known = suspicion.sequences if suspicion else {}
@@ -49,14 +61,23 @@ class Losses:
             loss.witness_tag not in known and len(known) >= MAX_WITNESSES
         ):
             return False
-        if self._told[loss.witness_tag] >= MAX_LOSSES_OF_ONE:
+        if not self._may_tell(loss.witness_tag, network, max(LEAST_LOSSES, 2 * peers)):
             return False
         self._told[loss.witness_tag] += 1
+        self._of_network[network] += 1
         suspicion = self._suspicions.setdefault(loss.peer_tag, _Suspicion())
         suspicion.sequences[loss.witness_tag] = loss.sequence
         if suspicion.since is None and len(suspicion.sequences) >= WITNESSES:
             suspicion.since = now
         return True
+
+    def _may_tell(self, witness: int, network: str, most: int) -> bool:
+        return (
+            self._told[witness] < MAX_LOSSES_OF_ONE
+            and self._false[witness] < MAX_FALSE
+            and self._of_network[network] < most // NETWORK_SHARE
+            and self._of_network.total() < most
+        )
 
     def witnesses(self, peer_tag: int) -> int:
         """How many say that this peer is gone."""
@@ -70,6 +91,7 @@ class Losses:
             return
         for witness in [one for one, known in suspicion.sequences.items() if known < sequence]:
             del suspicion.sequences[witness]
+            self._false[witness] += 1
         if len(suspicion.sequences) < WITNESSES:
             suspicion.since = None
         if not suspicion.sequences:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 
 from molink.dht.announcement import Reason, is_facts, is_loss
 from molink.dht.directory import REFUTE_S, Accepted, AgedRecord, Directory
+from molink.dht.held import Origin
 from molink.dht.identity import public_key_of
 from molink.dht.records import PeerFacts, PeerView
 from molink.dht.state_codec import peer_tag
@@ -21,11 +22,14 @@ class Membership:
         on_change: Callable[[], None],
         *,
         clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
         refute_s: float = REFUTE_S,
     ) -> None:
         self._directory = Directory(own_peer_id, refute_s=refute_s)
         self._lock = threading.Lock()
         self._clock = clock
+        self._wall_clock = wall_clock
+        self._settled = False
         self._on_change = on_change
         self._told = 0
 
@@ -45,19 +49,45 @@ class Membership:
         return self._directory.accused_sequence
 
     @property
+    def last_heard_own(self) -> int | None:
+        """The sequence of this peer's own that somebody told it last."""
+        return self._directory.last_heard_own
+
+    def forget_last_heard_own(self) -> None:
+        """From now on `last_heard_own` is what somebody tells after this."""
+        with self._lock:
+            self._directory.last_heard_own = None
+
+    @property
     def refusals(self) -> Counter[Reason]:
         with self._lock:
             return self._directory.refusals.copy()
 
-    def receive(self, record: bytes, age_s: float = 0.0) -> Accepted | Reason:
-        """Takes in a signed record of any kind, or says why not."""
+    def settle(self) -> None:
+        """The swarm's table has been copied: from now on neighbours may tell of so many newcomers a minute only."""
+        self._settled = True
+
+    def receive(self, record: bytes, age_s: float = 0.0, *, source: str | None = None) -> Accepted | Reason:
+        """Takes in a signed record of any kind, or says why not. `source`: the peer that handed it on."""
         with self._lock:
             if is_loss(record):
                 return self._directory.accept_loss(record, self._clock())
             accept = self._directory.accept_facts if is_facts(record) else self._directory.accept_state
-            outcome = accept(record, self._clock(), age_s)
+            origin = Origin(source, self._wall_clock(), self._settled)
+            outcome = accept(record, self._clock(), age_s, origin)
         self._tell()
         return outcome
+
+    def mark(self, peer_id: str, *, answers: bool) -> None:
+        """Whether this process can reach the peer: if not, it is shown to people only, until it speaks again."""
+        with self._lock:
+            self._directory.mark(peer_id, answers=answers)
+        self._tell()
+
+    def clock_ahead_s(self) -> float:
+        """By how much this peer's words should be ahead of its clock so that others find them new."""
+        with self._lock:
+            return self._directory.clock.ahead_to_speak_s(self._clock(), self._wall_clock())
 
     def hold_own(self, facts: bytes, state: bytes) -> None:
         """Takes in what this peer itself has just said."""
@@ -78,21 +108,28 @@ class Membership:
 
     def expire(self) -> None:
         with self._lock:
-            self._directory.expire(self._clock())
+            self._directory.expire(self._clock(), self._wall_clock())
         self._tell()
 
     def snapshot(
-        self, model_hash: str | None = None, *, other_versions: bool = False
+        self, model_hash: str | None = None, *, other_versions: bool = False, silent: bool = False
     ) -> tuple[PeerView, ...]:
         with self._lock:
-            return self._directory.snapshot(self._clock(), model_hash, other_versions=other_versions)
+            return self._directory.snapshot(
+                self._clock(), model_hash, other_versions=other_versions, silent=silent
+            )
 
     def table(self, tags: Collection[int] = ()) -> tuple[AgedRecord, ...]:
-        """Living peers' records; with `tags`, only theirs."""
+        """Living peers' records; with `tags`, only theirs, and the last words of those among them that are gone."""
+        wanted = frozenset(tags)
         with self._lock:
             records = self._directory.records(self._clock())
-        wanted = frozenset(tags)
-        return tuple(record for record in records if not wanted or record.peer_tag in wanted)
+            if not wanted:
+                return records
+            living = tuple(record for record in records if record.peer_tag in wanted)
+            gone = wanted - {record.peer_tag for record in living}
+            last = (self._directory.last_words(tag, self._clock()) for tag in sorted(gone))
+            return (*living, *(record for record in last if record is not None))
 
     def digests(self) -> tuple[tuple[int, int], ...]:
         """Of each living peer, its tag and the sequence of its newest state."""

@@ -1,26 +1,35 @@
 """The parts of the control plane put together, in trio: what runs inside the network thread."""
 
 import contextlib
+import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 import trio
 
+from molink.dht.door import network_of
 from molink.dht.framing import FrameStream
 from molink.dht.gossip import PROTOCOL as GOSSIP
 from molink.dht.gossip import Gossip
 from molink.dht.host import Host, Listen, open_host
 from molink.dht.identity import Identity
+from molink.dht.joining import NO_FALLBACK, Fallback, Joining
 from molink.dht.membership import Membership, tag_of
+from molink.dht.neighbour_tasks import NeighbourTasks
 from molink.dht.packed import PackedStream
 from molink.dht.publisher import Publisher
+from molink.dht.refusals import RefusalLog
+from molink.dht.sequences import DurableState
 from molink.dht.swarm_key import SwarmKey
 from molink.dht.table import PROTOCOL as TABLE
 from molink.dht.table import TableService
+from molink.dht.table_reader import TableReader
 from molink.dht.timing import DiscoveryTiming
 from molink.dht.traffic import Traffic
 from molink.dht.upkeep import Upkeep
 from molink.dht.witness import Witness
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +41,8 @@ class NetworkSettings:
     initial_peers: tuple[str, ...]
     swarm_key: SwarmKey | None
     timing: DiscoveryTiming
+    durable: DurableState | None = None
+    fallback: Fallback = NO_FALLBACK
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,21 +73,26 @@ async def open_network(settings: NetworkSettings, membership: Membership) -> Asy
         open_host(settings.identity, settings.listen, settings.swarm_key, is_member) as host,
         trio.open_nursery() as nursery,
     ):
-        traffic = Traffic()
-        upkeep = Upkeep(host, membership, timing, traffic, settings.initial_peers, nursery, serves=serves)
-        witness = Witness(settings.identity, host, membership, timing, nursery)
+        traffic, refusals = Traffic(), RefusalLog(logger)
+        tasks = NeighbourTasks(nursery, refusals)
+        reader = TableReader(host, membership, timing, traffic, tasks)
+        upkeep = Upkeep(
+            host, membership, timing, reader, tasks, settings.initial_peers, settings.durable, serves=serves
+        )
+        witness = Witness(settings.identity, host, membership, timing, tasks)
         gossip = Gossip(
             host.peer_id,
             membership,
             timing,
             traffic,
-            upkeep.facts_wanted,
+            refusals,
+            reader.facts_wanted,
             upkeep.repair_soon,
             witness.link_lost,
         )
-        publisher = Publisher(settings.identity, host.addresses, membership, gossip, timing)
-        upkeep.gossip, upkeep.after_pull, witness.gossip = gossip, publisher.contradicted, gossip
-        gossip.after_loss = publisher.contradicted
+        publisher = Publisher(settings.identity, host.addresses, membership, gossip, timing, settings.durable)
+        upkeep.gossip, upkeep.sequences, witness.gossip = gossip, publisher.sequences, gossip
+        reader.after_pull = gossip.after_loss = publisher.contradicted
         if serves:
             tables = TableService(
                 membership,
@@ -86,7 +102,9 @@ async def open_network(settings: NetworkSettings, membership: Membership) -> Asy
                 is_member=is_member,
             )
             _serve(host, gossip, tables)
-        await upkeep.bootstrap()
+        await Joining(host, timing, reader, upkeep.link_to).join(settings.initial_peers, settings.fallback)
+        membership.settle()
+        nursery.start_soon(reader.fetch_wanted)
         nursery.start_soon(upkeep.run)
         nursery.start_soon(publisher.run)
         nursery.start_soon(gossip.run)
@@ -96,7 +114,8 @@ async def open_network(settings: NetworkSettings, membership: Membership) -> Asy
 
 def _serve(host: Host, gossip: Gossip, tables: TableService) -> None:
     async def accept_link(stream: FrameStream) -> None:
-        await gossip.run_link(PackedStream(stream), dialled=False)
+        network = network_of(host.host_of(stream.peer_id))
+        await gossip.run_link(PackedStream(stream), network, dialled=False)
         if stream.peer_id not in gossip.neighbours:
             await host.hang_up(stream.peer_id)
 

@@ -17,6 +17,8 @@ from molink.dht.gossip import Gossip
 from molink.dht.identity import Identity
 from molink.dht.membership import Membership
 from molink.dht.records import PeerFacts, PeerState
+from molink.dht.sequences import DurableState, Sequences
+from molink.dht.swarm_clock import TOLERANCE_S
 from molink.dht.timing import (
     DiscoveryTiming,
     Pace,
@@ -44,6 +46,7 @@ class Publisher:
         membership: Membership,
         gossip: Gossip,
         timing: DiscoveryTiming,
+        durable: DurableState | None = None,
         *,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
@@ -55,7 +58,7 @@ class Publisher:
         self._wall_clock = wall_clock
         self._facts: PeerFacts | None = None
         self._state: PeerState | None = None
-        self._sequence = 0
+        self.sequences = Sequences(durable, self._clock_ms, self._others_know)
         self._facts_record = b""
         self._facts_sequence = 0
         self._facts_changed = False
@@ -107,6 +110,7 @@ class Publisher:
                 with trio.move_on_after(wait_s):
                     await (trio.sleep_forever if self._accused.is_set() else self._accused.wait)()
                 continue
+            await self.sequences.prepare()
             self._changed, self._accused = trio.Event(), trio.Event()
             pace, self._interval_s = pace.spent(), interval_s
             self._publish(interval_s)
@@ -119,10 +123,10 @@ class Publisher:
         that it is gone."""
         if self._state is None or self._left:
             return
-        if self._membership.own_sequence > self._sequence:
+        if self._membership.own_sequence > self.sequences.last:
             self._facts_record = b""
             self._changed.set()
-        if self._membership.accused_sequence >= self._sequence:
+        if self._membership.accused_sequence >= self.sequences.last:
             self._accused.set()
             self._changed.set()
 
@@ -138,10 +142,13 @@ class Publisher:
         if self._state is None or self._left:
             return
         self._left = True
-        state = replace(self._state, sequence=self._next(), facts_sequence=0, ttl_s=0, spans=(), loading=())
+        state = replace(
+            self._state, sequence=self.sequences.take(), facts_sequence=0, ttl_s=0, spans=(), loading=()
+        )
         self._membership.forget_own()
         self._gossip.broadcast(seal_state(state, self._identity))
         await self._gossip.drained()
+        await trio.to_thread.run_sync(self.sequences.give_back)
 
     def _publish(self, interval_s: float) -> None:
         if self._left or self._facts is None or self._state is None:
@@ -151,7 +158,7 @@ class Publisher:
             self._publish_facts(self._facts, now)
         state = replace(
             self._state,
-            sequence=self._next(),
+            sequence=self.sequences.take(),
             facts_sequence=self._facts_sequence,
             ttl_s=state_ttl_s(interval_s, self._timing.jitter),
         )
@@ -170,7 +177,7 @@ class Publisher:
     def _publish_facts(self, facts: PeerFacts, now: float) -> None:
         peers = self._membership.peers()
         every_s = facts_interval_s(peers, self._timing.facts_interval_s)
-        self._facts_sequence = self._next()
+        self._facts_sequence = self.sequences.take()
         nearest = sorted(facts.links, key=lambda link: (link.rtt_ms, link.peer_id))
         told = replace(
             facts,
@@ -193,12 +200,14 @@ class Publisher:
             ttl_s=1,
         )
 
-    def _next(self) -> int:
-        """Milliseconds since 1970, or more: whatever the clock says, beyond all that this peer ever said or that others
-        pretend to have heard of it."""
-        known = max(self._sequence, self._membership.own_sequence, self._membership.accused_sequence)
-        self._sequence = max(known + 1, int(1000 * self._wall_clock()))
-        return self._sequence
+    def _others_know(self) -> int:
+        """The highest sequence that others hold of this peer, or pretend to have heard of it."""
+        return max(self._membership.own_sequence, self._membership.accused_sequence)
+
+    def _clock_ms(self) -> int:
+        """Milliseconds since 1970; by the swarm's clock, if this machine's is far behind."""
+        ahead_s = self._membership.clock_ahead_s()
+        return int(1000 * (self._wall_clock() + (ahead_s if ahead_s > TOLERANCE_S / 2 else 0.0)))
 
     def _jittered(self, seconds: float) -> float:
         return seconds * random.uniform(1 - self._timing.jitter, 1 + self._timing.jitter)

@@ -190,6 +190,9 @@ class PeerView:
     """Seconds since the newest of the two was received."""
     facts_record: bytes = field(default=b"", repr=False)
     """The signed facts as received, to hand on to others."""
+    answers: bool = True
+    """False: whoever made this view had a link to the peer, lost it, and cannot reach it any more. The swarm may know
+    better, and will soon."""
 
     @property
     def peer_id(self) -> str:

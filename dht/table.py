@@ -163,7 +163,7 @@ async def pull(
             await stream.send([request.SerializeToString()])
             while entries < MAX_ENTRIES and (frame := await stream.receive(_MAX_ENTRY_BYTES)):
                 entries += 1
-                outcome = _take_in(frame, membership)
+                outcome = _take_in(frame, membership, stream.peer_id)
                 news += outcome.news
                 wanted += outcome.wanted
     except trio.TooSlowError:
@@ -210,12 +210,14 @@ def digests_in(frame: bytes) -> tuple[tuple[int, int], ...]:
     )
 
 
-def _take_in(frame: bytes, membership: Membership) -> Pulled:
+def _take_in(frame: bytes, membership: Membership, source: str) -> Pulled:
     entry = pb.TableEntry.FromString(frame)
     news = 0
     if entry.facts:
-        news += isinstance(membership.receive(entry.facts, entry.facts_age_ms / 1000), Accepted)
-    outcome = membership.receive(entry.state, entry.state_age_ms / 1000) if entry.state else Reason.STALE
+        told = membership.receive(entry.facts, entry.facts_age_ms / 1000, source=source)
+        news += isinstance(told, Accepted)
+    age_s = entry.state_age_ms / 1000
+    outcome = membership.receive(entry.state, age_s, source=source) if entry.state else Reason.STALE
     if isinstance(outcome, Accepted):
         return Pulled(1, news + 1, _tag(entry.state) if outcome.facts_wanted else ())
     return Pulled(1, news, _tag(entry.state) if outcome is Reason.UNKNOWN_PEER else ())

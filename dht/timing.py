@@ -63,6 +63,10 @@ class DiscoveryTiming:
     redial_s: float = 20.0
     """A peer that could not be reached is left alone for so long."""
     leave_timeout_s: float = 2.0
+    heard_s: float = 5.0
+    """Between questions to others whether they show this peer, until they do."""
+    remember_s: float = 180.0
+    """Between notes of whom to begin from after a restart."""
     refute_s: float = 60.0
     """Within which a peer that two others call gone must have said something newer."""
     redial_before_loss_s: float = 10.0

@@ -1,9 +1,9 @@
-"""Keeps a peer or client in touch with the swarm: whom to dial, what to ask for, what to forget."""
+"""Keeps a peer or client in touch with the swarm: whom to dial, what to ask for, what to forget and what to note."""
 
-import contextlib
 import logging
+import math
 import random
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import Sequence
 
 import trio
 
@@ -11,94 +11,62 @@ from molink.dht.errors import BootstrapUnreachable
 from molink.dht.framing import StreamEndedError
 from molink.dht.gossip import PROTOCOL as GOSSIP
 from molink.dht.gossip import Gossip
+from molink.dht.hearing import Echo, Hearing, echo
 from molink.dht.host import DialError, Host, peer_id_in
-from molink.dht.membership import Membership
+from molink.dht.joining import SOURCES
+from molink.dht.membership import Membership, tag_of
+from molink.dht.neighbour_tasks import NeighbourTasks
+from molink.dht.neighbours import Neighbour, network_at, to_dial, worth_remembering
 from molink.dht.packed import PackedStream
-from molink.dht.table import MAX_TAGS, Pulled, newer_tags, pull
-from molink.dht.table import PROTOCOL as TABLE
+from molink.dht.sequences import DurableState, Sequences
+from molink.dht.table_reader import TableReader
 from molink.dht.timing import DEGREE, DiscoveryTiming, repair_interval_s
-from molink.dht.traffic import Traffic
 
 logger = logging.getLogger(__name__)
 
-_SOURCES = 3
-_WANTED = 64
+MOST_REMEMBERED = 32
 
 
 class Upkeep:
-    """Connections and pulls of one peer (`serves`) or client."""
+    """Connections and comparisons of one peer (`serves`) or client."""
 
     def __init__(
         self,
         host: Host,
         membership: Membership,
         timing: DiscoveryTiming,
-        traffic: Traffic,
+        reader: TableReader,
+        tasks: NeighbourTasks,
         initial_peers: Sequence[str],
-        nursery: trio.Nursery,
+        durable: DurableState | None,
         *,
         serves: bool,
     ) -> None:
         self._host = host
         self._membership = membership
         self._timing = timing
-        self._traffic = traffic
+        self._reader = reader
+        self._tasks = tasks
         self._initial_peers = tuple(
             address for address in initial_peers if peer_id_in(address) != host.peer_id
         )
-        self._nursery = nursery
+        self._durable = durable
         self._serves = serves
         self._not_before: dict[str, float] = {}
-        self._linking: set[str] = set()
-        self._wanted_in, self._wanted_out = trio.open_memory_channel[tuple[str, int]](_WANTED)
-        self._copying = trio.Lock()
-        self._repair_due = trio.current_time() + self._jittered(timing.repair_interval_s)
+        self._linking: dict[str, str] = {}
+        """Peers that are being dialled, or whose link was dialled from here, and the networks of these."""
+        self._hearing = Hearing()
+        now = trio.current_time()
+        self._repair_due = now + self._jittered(timing.repair_interval_s)
+        self._ask_due = now
+        self._remember_due = now + self._jittered(timing.remember_s) / 10
         self.gossip: Gossip | None = None
-        self.after_pull: Callable[[], None] = lambda: None
-
-    def facts_wanted(self, peer_id: str, tag: int) -> None:
-        """Asks that neighbour soon; if too much is wanted already, the next repair will find it."""
-        try:
-            self._wanted_in.send_nowait((peer_id, tag))
-        except trio.WouldBlock:
-            logger.debug("too many facts are wanted: those of %016x wait", tag)
+        self.sequences: Sequences | None = None
 
     def repair_soon(self) -> None:
         """Compares tables with a neighbour within a few seconds."""
         soon = trio.current_time() + self._jittered(min(2.0, self._timing.repair_interval_s))
         self._repair_due = min(self._repair_due, soon)
-
-    async def bootstrap(self) -> None:
-        """Connects to the initial peers, copies the swarm's records from the first that answers, and what others know
-        beyond it from up to two more.
-
-        Raises:
-            BootstrapUnreachable: there are initial peers and none has answered in time.
-        """
-        if not self._initial_peers:
-            return
-        outcomes: dict[str, str | None] = dict.fromkeys(self._initial_peers, "no answer in time")
-        with trio.move_on_after(self._timing.bootstrap_timeout_s):
-            async with trio.open_nursery() as nursery:
-                for address in self._initial_peers:
-                    nursery.start_soon(self._bootstrap_from, address, outcomes, nursery.cancel_scope)
-        failures = [(address, reason) for address, reason in outcomes.items() if reason is not None]
-        if len(failures) == len(outcomes):
-            raise BootstrapUnreachable(failures)
-
-    async def _bootstrap_from(
-        self, address: str, outcomes: dict[str, str | None], scope: trio.CancelScope
-    ) -> None:
-        try:
-            peer_id = await self._host.dial(address, timeout_s=self._timing.dial_timeout_s)
-            await self._copy_from(peer_id)
-        except (DialError, StreamEndedError) as error:
-            outcomes[address] = str(error)
-            return
-        outcomes[address] = None
-        self._link_to(peer_id)
-        if sum(reason is None for reason in outcomes.values()) >= min(_SOURCES, len(outcomes)):
-            scope.cancel()
 
     async def refresh(self) -> None:
         """Copies what is new from two or three living peers.
@@ -109,29 +77,41 @@ class Upkeep:
         failures: list[tuple[str, str]] = []
         answered = 0
         for peer_id, addresses in self._sources():
-            try:
-                await self._connect(peer_id, addresses)
-                await self._compare_with(peer_id)
-            except (DialError, StreamEndedError) as error:
-                failures.append((peer_id, str(error)))
+            reason = await self._failure_to_compare(peer_id, addresses)
+            if reason is not None:
+                failures.append((peer_id, reason))
                 self._not_before[peer_id] = trio.current_time() + self._jittered(self._timing.redial_s)
                 await self._host.hang_up(peer_id)
                 continue
             answered += 1
-            if answered == _SOURCES - 1:
+            if answered == SOURCES - 1:
                 return
         if failures and not answered:
             raise BootstrapUnreachable(failures)
 
+    async def _failure_to_compare(self, peer_id: str, addresses: tuple[str, ...]) -> str | None:
+        try:
+            await self._connect(peer_id, addresses)
+            await self._reader.compare_with(peer_id)
+        except (DialError, StreamEndedError) as error:
+            return str(error)
+        except Exception as error:  # the boundary of a source: another one may answer
+            logger.debug("comparing tables with %s failed", peer_id, exc_info=True)
+            return f"it answered with something else than the protocol ({type(error).__name__})"
+        return None
+
     async def run(self) -> None:
         """Runs until cancelled."""
-        self._nursery.start_soon(self._fetch_wanted)
         while True:
             await trio.sleep(self._jittered(self._timing.upkeep_s))
             self._membership.expire()
             if self._serves:
                 self._look_for_neighbours()
-            if trio.current_time() >= self._repair_due:
+                self._look_whether_heard()
+                if self._is_due(self._remember_due):
+                    self._remember_due = trio.current_time() + self._jittered(self._timing.remember_s)
+                    await self.remember()
+            if self._is_due(self._repair_due):
                 floor_s = self._timing.repair_interval_s if self._serves else self._timing.refresh_interval_s
                 self._repair_due = trio.current_time() + self._jittered(
                     repair_interval_s(self._membership.peers(), floor_s)
@@ -139,76 +119,69 @@ class Upkeep:
                 self._look_for_lost_initial_peers()
                 await self._repair()
 
-    async def _repair(self) -> None:
+    async def remember(self) -> None:
+        """Notes addresses of living members in the state directory, to begin from if the initial peers are gone."""
+        linked = self.gossip.neighbours if self.gossip is not None else ()
+        others = [facts for facts in self._membership.living() if facts.peer_id != self._host.peer_id]
+        addresses = worth_remembering(others, linked, MOST_REMEMBERED)
+        if self._durable is None or not addresses:
+            return
         try:
-            if self.gossip is not None and self.gossip.neighbours:
-                await self._compare_with(random.choice(self.gossip.neighbours))
-            elif not self._serves:
-                await self.refresh()
-        except (DialError, StreamEndedError, BootstrapUnreachable) as error:
+            await trio.to_thread.run_sync(self._durable.remember_swarm, self._initial_peers, addresses)
+        except OSError as error:
+            logger.warning("the addresses of other peers cannot be noted: %s", error.strerror or error)
+
+    async def _repair(self) -> None:
+        neighbours = self.gossip.neighbours if self.gossip is not None else ()
+        if neighbours:
+            peer_id = random.choice(neighbours)
+            with self._tasks.at_the_risk_of(peer_id):
+                try:
+                    await self._reader.compare_with(peer_id)
+                except (DialError, StreamEndedError) as error:
+                    logger.debug("comparing tables failed: %s", error)
+            return
+        try:  # without a link, tables are all that is heard
+            await self.refresh()
+        except BootstrapUnreachable as error:
             logger.debug("comparing tables failed: %s", error)
 
-    async def _fetch_wanted(self) -> None:
-        """One question at a time: many states of one unknown peer arrive before its facts do."""
-        async for peer_id, first in self._wanted_out:
-            tags = {first}
-            while len(tags) < MAX_TAGS:
-                try:
-                    other, tag = self._wanted_out.receive_nowait()
-                except trio.WouldBlock:
-                    break
-                tags |= {tag} if other == peer_id else set()
-            try:
-                await self._pull(peer_id, tags=tags)
-            except (DialError, StreamEndedError) as error:
-                logger.debug("%s did not tell the facts it knows: %s", peer_id, error)
+    def _look_whether_heard(self) -> None:
+        """Asks somebody what it holds of this peer: soon after its first words, and from time to time."""
+        if not self._is_due(self._ask_due) or self.sequences is None:
+            return
+        self._ask_due = trio.current_time() + self._jittered(self._timing.heard_s)
+        sources = self._sources()
+        if self.sequences.first is not None and sources:
+            peer_id, addresses = sources[0]
+            self._ask_due = math.inf
+            self._tasks.start_soon(peer_id, self._ask_whether_heard, peer_id, addresses, self.sequences)
 
-    async def _copy_from(self, peer_id: str) -> None:
-        """All that the peer knows, unless somebody else's table is here by then: who is slow keeps nobody waiting."""
-        with trio.move_on_after(self._timing.bootstrap_timeout_s / 3) as waiting:
-            await self._copying.acquire()
+    async def _ask_whether_heard(
+        self, peer_id: str, addresses: tuple[str, ...], sequences: Sequences
+    ) -> None:
+        outcome = Echo.SILENT
         try:
-            if self._membership.peers():
-                await self._compare_with(peer_id)
-            else:
-                await self._pull(peer_id)
+            await self._connect(peer_id, addresses)
+            held = await self._held_of_this(peer_id)
+            outcome = echo(sequences.first or 0, sequences.last, held)
+        except (DialError, StreamEndedError) as error:
+            logger.debug("%s does not say what it holds of this peer: %s", peer_id, error)
         finally:
-            if not waiting.cancelled_caught:
-                self._copying.release()
+            self._ask_due = trio.current_time() + self._jittered(self._timing.heard_s)
+        ahead_s = (self._membership.own_sequence - sequences.last) / 1000
+        known = max(1, self._membership.peers() - 1)
+        self._hearing.answered(outcome, peer_id, known, self._membership.clock_ahead_s(), ahead_s)
+        if self._hearing.heard:
+            self._ask_due = trio.current_time() + self._jittered(self._timing.repair_interval_s)
 
-    async def _compare_with(self, peer_id: str) -> None:
-        """Copies what the peer knows and this one does not."""
-        async with self._stream_to(peer_id) as stream:
-            newer = await newer_tags(stream, self._membership, timeout_s=self._timing.table_timeout_s)
-        known = [tag for tag in newer if self._membership.sequence_of(tag) >= 0]
-        missing = [tag for tag in newer if self._membership.sequence_of(tag) < 0]
-        for at in range(0, len(known), MAX_TAGS):
-            pulled = await self._pull(peer_id, tags=known[at : at + MAX_TAGS], states_only=True)
-            missing += pulled.wanted
-        for at in range(0, len(missing), MAX_TAGS):
-            await self._pull(peer_id, tags=missing[at : at + MAX_TAGS])
+    async def _held_of_this(self, peer_id: str) -> int | None:
+        self._membership.forget_last_heard_own()
+        await self._reader.pull(peer_id, tags=(tag_of(self._host.peer_id),), states_only=True)
+        return self._membership.last_heard_own
 
-    async def _pull(self, peer_id: str, *, tags: Iterable[int] = (), states_only: bool = False) -> Pulled:
-        async with self._stream_to(peer_id) as stream:
-            return await pull(
-                stream,
-                self._membership,
-                tags=tuple(tags),
-                states_only=states_only,
-                timeout_s=self._timing.table_timeout_s,
-            )
-
-    @contextlib.asynccontextmanager
-    async def _stream_to(self, peer_id: str) -> AsyncIterator[PackedStream]:
-        timeout_s = self._timing.dial_timeout_s
-        stream = PackedStream(await self._host.open_stream(peer_id, TABLE, timeout_s=timeout_s))
-        try:
-            yield stream
-        finally:
-            self._traffic.received("table", stream.bytes_in)
-            self._traffic.sent("table", stream.bytes_out)
-            await stream.close()
-            self.after_pull()
+    def _is_due(self, at: float) -> bool:
+        return trio.current_time() >= at
 
     def _sources(self) -> list[tuple[str, tuple[str, ...]]]:
         """Whom to ask, in order: connected ones first, those that failed lately last."""
@@ -219,18 +192,30 @@ class Upkeep:
         known.pop(self._host.peer_id, None)
         order = random.sample(sorted(known), len(known))
         order.sort(key=lambda peer: (self._not_before.get(peer, 0) > now, not self._host.is_connected(peer)))
-        return [(peer_id, known[peer_id]) for peer_id in order[: 4 * _SOURCES]]
+        return [(peer_id, known[peer_id]) for peer_id in order[: 4 * SOURCES]]
 
     def _look_for_neighbours(self) -> None:
-        taken = {*(self.gossip.neighbours if self.gossip else ()), *self._linking}
+        """Dials others until so many links have been chosen here, however many others have chosen this peer."""
+        linked = self.gossip.neighbours if self.gossip is not None else ()
         now = trio.current_time()
         self._not_before = {peer_id: at for peer_id, at in self._not_before.items() if at > now}
-        for peer_id, addresses in self._sources() if len(taken) < DEGREE else ():
-            if len(taken) >= DEGREE:
-                return
-            if peer_id not in taken and addresses and peer_id not in self._not_before:
-                taken.add(peer_id)
-                self._link_to(peer_id, addresses)
+        dialled = {link.peer_id: link.network for link in self.gossip.dialled} if self.gossip else {}
+        dialled |= self._linking
+        if len(dialled) >= DEGREE:
+            return
+        addresses = {
+            facts.peer_id: facts.addresses
+            for facts in self._membership.living()
+            if facts.addresses
+            and facts.peer_id != self._host.peer_id
+            and facts.peer_id not in linked
+            and facts.peer_id not in dialled
+            and facts.peer_id not in self._not_before
+        }
+        order = random.sample(sorted(addresses), len(addresses))
+        candidates = [Neighbour(peer_id, network_at(addresses[peer_id][0])) for peer_id in order]
+        for one in to_dial(candidates, dialled.values(), DEGREE - len(dialled)):
+            self._link_to(one.peer_id, addresses[one.peer_id])
 
     def _look_for_lost_initial_peers(self) -> None:
         """A swarm that was cut in two has one meeting point: who everybody started from."""
@@ -239,12 +224,17 @@ class Upkeep:
             if peer_id_in(address) not in living | self._not_before.keys():
                 self._link_to(peer_id_in(address), (address,))
 
-    def _link_to(self, peer_id: str, addresses: tuple[str, ...] = ()) -> None:
-        if self._serves and peer_id not in self._linking:
-            self._linking.add(peer_id)
-            self._nursery.start_soon(self._link, peer_id, addresses)
+    def link_to(self, peer_id: str) -> None:
+        """A link to a peer that is connected already."""
+        self._link_to(peer_id, ())
 
-    async def _link(self, peer_id: str, addresses: tuple[str, ...]) -> None:
+    def _link_to(self, peer_id: str, addresses: tuple[str, ...]) -> None:
+        if self._serves and peer_id not in self._linking:
+            network = network_at(addresses[0]) if addresses else ""
+            self._linking[peer_id] = network
+            self._tasks.start_soon(peer_id, self._link, peer_id, network, addresses)
+
+    async def _link(self, peer_id: str, network: str, addresses: tuple[str, ...]) -> None:
         """A link for as long as it lasts; then the peer is left alone for a while."""
         try:
             await self._connect(peer_id, addresses)
@@ -253,9 +243,9 @@ class Upkeep:
             logger.debug("no link to %s: %s", peer_id, error)
         else:
             if self.gossip is not None:
-                await self.gossip.run_link(PackedStream(stream), dialled=True)
+                await self.gossip.run_link(PackedStream(stream), network, dialled=True)
         finally:
-            self._linking.discard(peer_id)
+            self._linking.pop(peer_id, None)
             self._not_before[peer_id] = trio.current_time() + self._jittered(self._timing.redial_s)
         if self.gossip is not None and peer_id not in self.gossip.neighbours:
             await self._host.hang_up(peer_id)

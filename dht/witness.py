@@ -12,6 +12,7 @@ from molink.dht.host import DialError, Host
 from molink.dht.identity import Identity
 from molink.dht.losses import WITNESSES
 from molink.dht.membership import Membership, tag_of
+from molink.dht.neighbour_tasks import NeighbourTasks
 from molink.dht.records import PeerLoss
 from molink.dht.table import PROTOCOL as TABLE
 from molink.dht.timing import DiscoveryTiming
@@ -20,6 +21,8 @@ logger = logging.getLogger(__name__)
 
 _MOST = 32
 """Lost neighbours that are looked for at once."""
+_AT_ONCE_S = 0.5
+"""After a link has ended: who has left, or has another link already, has said so by then."""
 
 
 class Witness:
@@ -31,13 +34,13 @@ class Witness:
         host: Host,
         membership: Membership,
         timing: DiscoveryTiming,
-        nursery: trio.Nursery,
+        tasks: NeighbourTasks,
     ) -> None:
         self._identity = identity
         self._host = host
         self._membership = membership
         self._timing = timing
-        self._nursery = nursery
+        self._tasks = tasks
         self._looking: set[str] = set()
         self.gossip: Gossip | None = None
 
@@ -45,24 +48,41 @@ class Witness:
         """The link to a neighbour has ended: if it has not left, somebody should look for it."""
         if peer_id not in self._looking and len(self._looking) < _MOST:
             self._looking.add(peer_id)
-            self._nursery.start_soon(self._look_for, peer_id)
+            self._tasks.start_soon(peer_id, self._look_for, peer_id)
 
     async def _look_for(self, peer_id: str) -> None:
+        """At once for this peer itself, and once more before the swarm is told."""
+        waits_s = random.uniform(0.1, 1.0) * self._timing.redial_before_loss_s
         try:
-            await trio.sleep(random.uniform(0.1, 1.0) * self._timing.redial_before_loss_s)
-            if self._may_be_gone(peer_id) and not await self._answers(peer_id):
+            await trio.sleep(min(_AT_ONCE_S, waits_s))
+            if not self._is_missed(peer_id) or await self._answers(peer_id):
+                return
+            self._membership.mark(peer_id, answers=False)
+            logger.info("%s does not answer here", peer_id)
+            await trio.sleep(waits_s)
+            if not self._may_be_gone(peer_id):
+                return
+            if await self._answers(peer_id):
+                self._membership.mark(peer_id, answers=True)
+            else:
                 self._tell(peer_id)
         finally:
             self._looking.discard(peer_id)
 
+    def _is_missed(self, peer_id: str) -> bool:
+        """Whether it has neither left nor come back."""
+        neighbours = self.gossip.neighbours if self.gossip else ()
+        return peer_id not in neighbours and any(
+            facts.peer_id == peer_id for facts in self._membership.living()
+        )
+
     def _may_be_gone(self, peer_id: str) -> bool:
         """Whether nobody knows better: it has not left or come back, and this peer is not the one that is cut off."""
-        neighbours = self.gossip.neighbours if self.gossip else ()
         return (
-            bool(neighbours)
-            and peer_id not in neighbours
+            self.gossip is not None
+            and bool(self.gossip.neighbours)
             and self._membership.witnesses(tag_of(peer_id)) < WITNESSES
-            and any(facts.peer_id == peer_id for facts in self._membership.living())
+            and self._is_missed(peer_id)
         )
 
     async def _answers(self, peer_id: str) -> bool:
@@ -73,13 +93,15 @@ class Witness:
         if await self._opens_stream(peer_id):
             return True
         await self._host.hang_up(peer_id)
-        for address in addresses:
-            try:
-                await self._host.dial(address, timeout_s=self._timing.dial_timeout_s)
-            except DialError as error:
-                logger.debug("%s does not answer at %s: %s", peer_id, address, error)
-            else:
-                return await self._opens_stream(peer_id)
+        with trio.move_on_after(2 * self._timing.dial_timeout_s):
+            for address in addresses:
+                with self._tasks.at_the_risk_of(peer_id):
+                    try:
+                        await self._host.dial(address, timeout_s=self._timing.dial_timeout_s)
+                    except DialError as error:
+                        logger.debug("%s does not answer at %s: %s", peer_id, address, error)
+                    else:
+                        return await self._opens_stream(peer_id)
         return False
 
     async def _opens_stream(self, peer_id: str) -> bool:

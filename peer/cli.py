@@ -62,6 +62,7 @@ def join(
     on_battery: options.OnBattery = None,
     threads: options.Threads = None,
     priority: options.Priority = None,
+    wait: options.Wait = None,
     verbose: commands.Verbose = False,
     debug: commands.Debug = False,
 ) -> None:
@@ -101,6 +102,7 @@ def join(
         "on_battery": on_battery,
         "threads": threads,
         "priority": priority,
+        "wait": wait,
     }
     start_logging(verbose=verbose, debug=debug)
     _serve({key: value for key, value in given.items() if value is not None})

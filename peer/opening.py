@@ -154,13 +154,18 @@ class Opening:
 
     def _discovery(self, identity: Identity, swarm_key: SwarmKey | None) -> Discovery:
         settings = self._settings
+        initial_peers = where_to_join(settings).initial_peers
         return Discovery(
             identity,
             listen_host=settings.listen,
             port=settings.port or _free(settings.listen, self._state.ports()[0]),
             announce_host=settings.announce,
-            initial_peers=where_to_join(settings).initial_peers,
+            initial_peers=initial_peers,
             swarm_key=swarm_key,
+            remembered=self._state.remembered(initial_peers),
+            durable=self._state,
+            wait_s=settings.wait_s,
+            report=self._report,
         )
 
     def _announcer(

@@ -129,6 +129,15 @@ Priority = Annotated[
     str | None,
     typer.Option(metavar="normal|low", help="Low, unless told: this machine's other programs go first."),
 ]
+Wait = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SECONDS",
+        min=0,
+        max=604_800,
+        help="Keep trying to reach the initial peers for so long, if they start later: 0, unless told.",
+    ),
+]
 LeaveNow = Annotated[
     bool, typer.Option("--now", help="Leave at once: sessions that run are cut off, and go on elsewhere.")
 ]

@@ -26,6 +26,8 @@ def print_swarm(swarm: Mapping[str, object]) -> None:
         remark = " (takes nothing new)" if peer.get("draining") else ""
         if peer.get("same_protocol") is False:
             remark = " (speaks another version)"
+        if peer.get("answers") is False:
+            remark = " (does not answer)"
         cells = (
             f"{_text(peer.get('name')) or '-'}{remark}",
             _text(peer.get("peer_id"))[-SHORT_ID:],

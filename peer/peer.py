@@ -111,7 +111,7 @@ class Peer:
             "sent_activation_bytes": self.metrics.activation_bytes,
             **describe_predictions(parts.step_times),
             **describe_line(parts.serving.measure_line()),
-            **describe_swarm(parts.discovery.snapshot()),
+            **describe_swarm(parts.discovery.snapshot(silent=True)),
         }
 
     async def _serve(self, parts: Parts) -> None:

@@ -87,8 +87,9 @@ class ProgressLines:
 
 
 class Interrupts:
-    """Ctrl-C or SIGTERM once: the peer drains and leaves. Twice: it leaves at once. Thrice: the process ends.
+    """Ctrl-C, SIGTERM or SIGHUP once: the peer drains and leaves. Twice: it leaves at once. Thrice: the process ends.
 
+    Of SIGHUP only the first counts: a terminal that is closed sends it, and so does the shell that was in it.
     A peer that does not serve yet has nothing to drain: the first one is as the second. What it has fetched is kept.
 
     Plain signal handlers, because event loops on Windows have none of their own. Python runs them in the main thread,
@@ -117,14 +118,15 @@ class Interrupts:
         loop = asyncio.get_running_loop()
         self._life = life
 
-        def note(_: int, __: FrameType | None) -> None:
+        def note(number: int, _: FrameType | None) -> None:
+            if self._count > 0 and number == getattr(signal, "SIGHUP", None):
+                return
             self._count += 1
             if self._count > 2 or life.done():
                 os._exit(EXIT_INTERRUPTED)
             loop.call_soon_threadsafe(self._act, self._count)
 
-        names = (name for name in ("SIGINT", "SIGTERM", "SIGBREAK") if hasattr(signal, name))
-        before = {number: signal.signal(number, note) for number in (getattr(signal, name) for name in names)}
+        before = {number: signal.signal(number, note) for number in _ending_signals()}
         self._keep_waits_short(life)
         try:
             yield
@@ -155,6 +157,17 @@ class Interrupts:
             return
         say("Leaving when running sessions have ended; Ctrl-C again leaves at once")
         self._peer.leave()
+
+
+def _ending_signals() -> tuple[int, ...]:
+    """The signals that end a peer, on this system. On Windows SIGBREAK is also that of a console that is closed; what
+    was started with `nohup` ignores SIGHUP, and goes on to."""
+    names = ("SIGINT", "SIGTERM", "SIGBREAK", "SIGHUP")
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    hangup = getattr(signal, "SIGHUP", None)
+    return tuple(
+        number for number in numbers if number != hangup or signal.getsignal(number) != signal.SIG_IGN
+    )
 
 
 def say(line: str) -> None:

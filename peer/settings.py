@@ -91,6 +91,8 @@ class JoinSettings:
     """With which a processor computes; None: as many as are fastest."""
     priority: str
     """`low`: other programs go first; `normal`."""
+    wait_s: float = 0.0
+    """For how long to try again while none of the initial peers answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +155,7 @@ def load_settings(command_line: Configuration, environment: Mapping[str, str] | 
         comfort=_comfort(merged),
         threads=merged.threads,
         priority=merged.priority or "low",
+        wait_s=merged.wait or 0.0,
     )
 
 

@@ -1,8 +1,10 @@
-"""The folder in which a peer keeps what must outlive it: identity, ports, caches. One process holds it."""
+"""The folder in which a peer keeps what must outlive it: identity, ports, sequence numbers, whom it knew, caches. One
+process holds it."""
 
 import json
 import os
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -10,7 +12,8 @@ from typing import Self
 
 from filelock import FileLock, Timeout
 
-from molink.dht.configuration import SettingsError
+from molink.dht.bounds import MAX_SEQUENCE
+from molink.dht.configuration import SettingsError, check_address
 
 CONTROL_FILE = "control.json"
 
@@ -35,6 +38,8 @@ class StateDir:
         self.profiles = path / "profiles.json"
         self.control = path / CONTROL_FILE
         self._ports = path / "ports.json"
+        self._sequence = path / "sequence.json"
+        self._swarm = path / "swarm.json"
         self._lock = FileLock(path / "lock", blocking=False)
 
     def __enter__(self) -> Self:
@@ -69,6 +74,32 @@ class StateDir:
     def remember_ports(self, libp2p: int, grpc: int) -> None:
         write_json(self._ports, {"libp2p": libp2p, "grpc": grpc})
 
+    def set_aside(self) -> int:
+        """Up to where sequence numbers of announcements may have been used; -1: none."""
+        number = read_json(self._sequence).get("set_aside")
+        return number if isinstance(number, int) and 0 <= number <= MAX_SEQUENCE else -1
+
+    def remember_set_aside(self, sequence: int) -> None:
+        """Raises OSError if that cannot be written."""
+        write_json(self._sequence, {"set_aside": sequence})
+
+    def remember_swarm(self, entrances: tuple[str, ...], addresses: tuple[str, ...]) -> None:
+        """Multiaddresses of members of the swarm that is entered by the `entrances`.
+
+        Raises OSError if that cannot be written.
+        """
+        write_json(self._swarm, {"entrances": list(entrances), "addresses": list(addresses)})
+
+    def remembered(self, initial_peers: Sequence[str]) -> tuple[str, ...]:
+        """Multiaddresses of members of the same swarm, other than `initial_peers`: none if those who were asked or met
+        there before are other peers than these."""
+        content = read_json(self._swarm)
+        entrances, addresses = _addresses(content.get("entrances")), _addresses(content.get("addresses"))
+        known = {address.rsplit("/", 1)[1] for address in (*entrances, *addresses)}
+        if known.isdisjoint(address.rsplit("/", 1)[1] for address in initial_peers):
+            return ()
+        return tuple(address for address in addresses if address not in initial_peers)
+
 
 def wait_until_free(path: Path, timeout_s: float) -> bool:
     """Whether the peer that holds the folder has let go of it within `timeout_s`."""
@@ -101,6 +132,15 @@ def write_json(path: Path, content: dict[str, object]) -> None:
         with suppress(OSError):
             Path(name).unlink()
         raise
+
+
+def _addresses(value: object) -> tuple[str, ...]:
+    """Those in a list that a file held."""
+    found: list[str] = []
+    for text in value if isinstance(value, list) else ():
+        with suppress(ValueError):
+            found.append(check_address(str(text)))
+    return tuple(found)
 
 
 def _port(value: object) -> int | None:

@@ -30,6 +30,7 @@ QUICK = DiscoveryTiming(
     upkeep_s=0.1,
     redial_s=0.5,
     offer_gap_s=0.05,
+    heard_s=0.2,
 )
 """States live for two seconds."""
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import replace
 from typing import Any
@@ -263,7 +264,9 @@ def test_nothing_forged_altered_or_foreign_reaches_a_snapshot() -> None:
             victim, future = Identity.generate(), Identity.generate()
             good = seal_facts(facts_of(victim), victim)
             state = seal_state(state_of(victim), victim)
-            stranger = replace(facts_of(future), protocol_version=PROTOCOL_VERSION + 1)
+            now_ms = int(1000 * time.time())
+            stranger = replace(facts_of(future, sequence=now_ms), protocol_version=PROTOCOL_VERSION + 1)
+            its_state = state_of(future, sequence=now_ms + 1, facts_sequence=now_ms)
             sent = (
                 good[:40] + bytes((good[40] ^ 1,)) + good[41:],
                 b"\xf1" + bytes(64) + good[65:],
@@ -272,7 +275,7 @@ def test_nothing_forged_altered_or_foreign_reaches_a_snapshot() -> None:
                 b"garbage",
                 bytes(4000),
                 seal_facts(stranger, future),
-                seal_state(state_of(future), future),
+                seal_state(its_state, future),
             )
 
             async def send() -> None:

@@ -20,7 +20,7 @@ from molink.dht.announcement import (
 from molink.dht.bounds import MAX_SEQUENCE
 from molink.dht.directory import REFUTE_S, Accepted, Directory
 from molink.dht.identity import Identity
-from molink.dht.losses import MAX_AHEAD, MAX_LOSSES_OF_ONE, MAX_WITNESSES, WINDOW_S, Losses
+from molink.dht.losses import MAX_AHEAD_MS, MAX_LOSSES_OF_ONE, MAX_WITNESSES, WINDOW_S, Losses
 from molink.dht.records import PeerLoss
 from molink.dht.state_codec import peer_tag
 
@@ -126,7 +126,7 @@ def test_whatever_liars_claim_to_have_heard_the_peer_can_go_beyond(lies: list[tu
         believed = elsewhere.accept_loss(loss(witness, sequence=sequence), 1.0)
         assert own.accept_loss(loss(witness, sequence=sequence), 1.0) == believed
     beyond = max(own.accused_sequence, 2) + 1
-    assert beyond <= 3 + MAX_AHEAD
+    assert beyond <= 3 + 1000 + MAX_AHEAD_MS
     assert isinstance(said(elsewhere, ADA, beyond, 2.0), Accepted)
     assert sees_ada(elsewhere, TTL_S - 1.0)
 

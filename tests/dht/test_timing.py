@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from molink.dht.bounds import MAX_TTL_S
-from molink.dht.gossip import MAX_LINKS
+from molink.dht.neighbours import MAX_LINKS
 from molink.dht.timing import (
     CHANGED_FACTS_BITS_PER_S,
     FACTS_COST_BITS,

@@ -1,0 +1,89 @@
+"""Whether others hear what this peer says: it asks them what they hold of it, and tells its owner if that is nothing.
+
+A peer that nobody shows looks like one that serves: it is ready, and gets no work. That has reasons which only its
+owner can mend, such as a clock, or a line that lets nothing through.
+"""
+
+import logging
+from dataclasses import dataclass
+from enum import Enum, auto
+
+logger = logging.getLogger(__name__)
+
+ASKED = 2
+"""Others that must have been asked before it is said that nobody shows this peer, where there are as many."""
+_NOTABLE_S = 60.0
+"""A difference of clocks that is worth a word."""
+
+
+class Echo(Enum):
+    """What another peer holds of this one."""
+
+    HEARD = auto()
+    """Something that it has said since it started."""
+    AHEAD = auto()
+    """Something with a higher number than it has used: of a former life, under another clock."""
+    OLD = auto()
+    """Only what it said in a former life, or nothing."""
+    SILENT = auto()
+    """The other did not answer."""
+
+
+def echo(first: int, last: int, held: int | None) -> Echo:
+    """`first`, `last`: of the numbers that this peer has used since it started; `held`: the one that another told it;
+    None: none."""
+    if held is None or held < first:
+        return Echo.OLD
+    return Echo.HEARD if held <= last else Echo.AHEAD
+
+
+@dataclass(slots=True)
+class Hearing:
+    """What others have answered so far, and whether the owner has been told."""
+
+    unheard: int = 0
+    """Answers in a row that were not `HEARD`."""
+    told: bool = False
+    told_ahead: bool = False
+
+    def answered(self, outcome: Echo, whom: str, known: int, clock_ahead_s: float, ahead_s: float) -> None:
+        """Takes in what `whom`, one of `known` others, holds of this peer; writes a line where the owner should know.
+
+        `clock_ahead_s`: by how much others' clocks are ahead of this machine's; `ahead_s`: of `AHEAD`, by how much the
+        number is.
+        """
+        if outcome is Echo.HEARD:
+            self.unheard = 0
+            if self.told:
+                self.told = False
+                logger.warning("other peers show this one now")
+            return
+        self.unheard += 1
+        if outcome is Echo.AHEAD and not self.told_ahead:
+            self.told_ahead = True
+            logger.warning(
+                "others hold words of this peer from %.0f s ahead of its clock: it goes on beyond them. Was the clock "
+                "of this machine wrong, or is it now?",
+                ahead_s,
+            )
+        elif self.unheard >= min(ASKED, known) and outcome is not Echo.AHEAD and not self.told:
+            self.told = True
+            logger.warning("no peer shows this one: %s", _reason(outcome, whom, clock_ahead_s))
+
+    @property
+    def heard(self) -> bool:
+        """Whether the last who was asked shows this peer."""
+        return self.unheard == 0
+
+
+def _reason(outcome: Echo, whom: str, clock_ahead_s: float) -> str:
+    if clock_ahead_s > _NOTABLE_S:
+        return f"this machine's clock is {clock_ahead_s:.0f} s behind other peers': set it right"
+    if outcome is Echo.SILENT:
+        return (
+            f"those asked, {whom} last, do not answer: check that this machine's line is up. It tries again"
+        )
+    return (
+        f"those asked, {whom} last, hold nothing that it has said since it started: they may be full or cut off. "
+        "It tries again; give other --initial-peers if this lasts"
+    )

@@ -1,0 +1,86 @@
+"""Who is remembered when not all can be, and how many newcomers one neighbour may tell of. Pure.
+
+Names cost nothing: whoever makes many of them, and talks, must not push out whom a peer knows. So the newest strangers
+go first. Who has been heard itself, over a connection of its own, is no stranger.
+"""
+
+MOST_MET = 1_000
+"""Remembered as heard themselves; of more, those who were heard longest ago are strangers again."""
+NEWCOMERS_AT_ONCE = 512
+NEWCOMERS_PER_MINUTE = 300
+"""That one neighbour may tell of. A swarm of 10,000 where everybody stays for two hours has 83 in all."""
+_MOST_SOURCES = 64
+
+
+class Places:
+    """The order in which entries make room."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._strangers: dict[str, None] = {}
+        """In order of when they were first heard of."""
+        self._met: dict[str, None] = {}
+        """In order of when they were last heard themselves."""
+        self._gone: dict[str, None] = {}
+        """Strangers of whom no more than a sequence is remembered, in order of when they went."""
+
+    @property
+    def full(self) -> bool:
+        return len(self._strangers) + len(self._met) >= self._capacity
+
+    def add(self, peer_id: str) -> None:
+        """Somebody new is heard of."""
+        self._strangers[peer_id] = None
+
+    def met(self, peer_id: str) -> None:
+        """A known peer is heard itself."""
+        self._strangers.pop(peer_id, None)
+        self._gone.pop(peer_id, None)
+        self._met.pop(peer_id, None)
+        self._met[peer_id] = None
+        if len(self._met) > MOST_MET:
+            longest_ago = next(iter(self._met))
+            del self._met[longest_ago]
+            self._strangers[longest_ago] = None
+
+    def is_met(self, peer_id: str) -> bool:
+        """Whether the peer was heard itself."""
+        return peer_id in self._met
+
+    def gone(self, peer_id: str) -> None:
+        """It is remembered by its sequence only."""
+        if peer_id in self._strangers:
+            self._gone.setdefault(peer_id)
+
+    def back(self, peer_id: str) -> None:
+        """It has spoken again."""
+        self._gone.pop(peer_id, None)
+
+    def remove(self, peer_id: str) -> None:
+        """It is remembered no more."""
+        for places in (self._strangers, self._met, self._gone):
+            places.pop(peer_id, None)
+
+    def first_to_go(self) -> str | None:
+        """Who makes room for a newcomer: of the gone, who has been gone longest; else the newest stranger. None: nobody
+        does."""
+        return next(iter(self._gone), None) or next(reversed(self._strangers), None)
+
+
+class NewcomerBudget:
+    """Newcomers that each neighbour may still tell of: a bucket for each, filled by the minute."""
+
+    def __init__(self) -> None:
+        self._left: dict[str, tuple[float, float]] = {}
+        """By source: how many, and when that was counted."""
+
+    def spend(self, source: str, now: float, known: int) -> bool:
+        """Whether this neighbour may tell of one more. `known`: peers that are known; a part of the swarm that was cut
+        off and comes back may be as large."""
+        most = float(max(NEWCOMERS_AT_ONCE, known))
+        left, at = self._left.pop(source, (most, now))
+        left = min(most, left + (now - at) * NEWCOMERS_PER_MINUTE / 60)
+        self._left[source] = (left - 1.0 if left >= 1.0 else left, now)
+        if len(self._left) > _MOST_SOURCES:
+            del self._left[next(iter(self._left))]
+        return left >= 1.0

@@ -1,0 +1,47 @@
+"""What time it is in the swarm, as sequences count it: how old a record must be at least, whatever is claimed. Pure.
+
+A sequence is the author's clock in milliseconds when it spoke, or more. Home clocks are wrong, this machine's maybe,
+so sequences are held against those of peers that are heard themselves, over connections that prove who they are: such
+words are new. Their median, this machine's own clock among them, is the swarm's clock. Where they are few, who judges
+others takes the earlier of two, and forgives more; who speaks takes the later, and is believed by more. So whoever
+repeats old records needs half of those that a newcomer meets on its side.
+"""
+
+TOLERANCE_S = 900.0
+"""By which a clock may be behind the swarm's, and nobody minds."""
+MOST_AHEAD_S = 365 * 86_400.0
+"""How far beyond its own clock a peer follows others: who would take it to the last of all numbers leaves it none."""
+_MOST = 32
+"""Peers whose clocks are kept."""
+
+
+class SwarmClock:
+    """Clocks of peers that this one has heard themselves."""
+
+    def __init__(self) -> None:
+        self._ahead_s: dict[int, float] = {}
+        """By the author's tag, its clock less this machine's monotonic one. In order of when it was heard."""
+
+    def heard(self, tag: int, sequence: int, now: float, age_s: float = 0.0) -> None:
+        """The peer of that tag has itself said something of that sequence `age_s` ago."""
+        self._ahead_s.pop(tag, None)
+        self._ahead_s[tag] = sequence / 1000 + age_s - now
+        if len(self._ahead_s) > _MOST:
+            del self._ahead_s[next(iter(self._ahead_s))]
+
+    def ahead_to_judge_s(self, now: float, wall_s: float) -> float:
+        """By how much the swarm's clock is ahead of this machine's `wall_s`, at least."""
+        ahead = self._sorted(now, wall_s)
+        return ahead[(len(ahead) - 1) // 2]
+
+    def ahead_to_speak_s(self, now: float, wall_s: float) -> float:
+        """By how much a peer's own words should be ahead of its clock so that others find them new; not below 0."""
+        ahead = self._sorted(now, wall_s)
+        return min(MOST_AHEAD_S, max(0.0, ahead[len(ahead) // 2]))
+
+    def least_age_s(self, sequence: int, now: float, wall_s: float) -> float:
+        """How old what was said with that sequence must be; below 0: it may be new."""
+        return wall_s + self.ahead_to_judge_s(now, wall_s) - sequence / 1000 - TOLERANCE_S
+
+    def _sorted(self, now: float, wall_s: float) -> list[float]:
+        return sorted((0.0, *(ahead_s + now - wall_s for ahead_s in self._ahead_s.values())))
