@@ -3,21 +3,28 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from types import TracebackType
 
 from molink.dht.bridge import ThreadStoppedError, TrioThread
 from molink.dht.errors import BootstrapUnreachable, PortInUse
 from molink.dht.host import Listen, peer_id_in
-from molink.dht.identity import Identity
+from molink.dht.identity import Identity, public_key_of
 from molink.dht.membership import Membership
 from molink.dht.network import Network, NetworkSettings, open_network
 from molink.dht.records import PeerFacts, PeerState, PeerView
+from molink.dht.state_codec import peer_tag
 from molink.dht.swarm_key import SwarmKey
 from molink.dht.timing import DiscoveryTiming
 
 __all__ = ["BootstrapUnreachable", "Discovery", "DiscoveryStats", "DiscoveryTiming", "PortInUse"]
 
 _CALL_TIMEOUT_S = 5.0
+
+
+@lru_cache(maxsize=4096)
+def _tag_of(peer_id: str) -> int:
+    return peer_tag(public_key_of(peer_id))
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +163,10 @@ class Discovery:
         """
         self._seen = self._membership.version
         return self._membership.snapshot(model_hash, other_versions=other_versions)
+
+    def knows(self, peer_id: str) -> bool:
+        """Whether that peer has announced itself to the swarm, and is not forgotten. Quick."""
+        return self._membership.sequence_of(_tag_of(peer_id)) >= 0
 
     @property
     def version(self) -> int:

@@ -115,7 +115,7 @@ class Opening:
         step_times = StepTimes(computing.profile)
         self._metrics.compare(step_times)
         serving = await stack.enter_async_context(
-            self._serving(identity, swarm_key, certificate, model, computing, leases, step_times)
+            self._serving(identity, swarm_key, certificate, model, computing, leases, step_times, discovery)
         )
         self._state.remember_ports(_port_of(discovery.addresses[0]), serving.port)
         await self._open_metrics(stack, serving)
@@ -185,6 +185,7 @@ class Opening:
         computing: Computing,
         leases: LeaseBook,
         step_times: StepTimes,
+        discovery: Discovery,
     ) -> Serving:
         settings = self._settings
         return Serving(
@@ -202,6 +203,8 @@ class Opening:
             http_proxy=settings.http_proxy,
             transmission_policy=settings.transmission_policy,
             step_times=step_times,
+            is_announced=discovery.knows,
+            memory_bytes=leases.cap_bytes,
         )
 
     async def _open_metrics(self, stack: AsyncExitStack, serving: Serving) -> None:
