@@ -19,9 +19,9 @@ from molink.peer.comfort.readings import MachineReader, NvidiaGpu, ReadMachine
 from molink.peer.computing import Computing, memory_of, open_computing
 from molink.peer.device import cap_gpu_memory, choose_devices, describe_device
 from molink.peer.leases import LeaseBook, Refused
+from molink.peer.local_listener import HOST as METRICS_HOST
 from molink.peer.memory import plan_memory
 from molink.peer.metrics import PeerMetrics
-from molink.peer.metrics_server import HOST as METRICS_HOST
 from molink.peer.metrics_server import MetricsServer
 from molink.peer.models.choosing import (
     FIRST_MODEL,
