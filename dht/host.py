@@ -173,14 +173,6 @@ class Host:
                 return str(remote[0])
         return ""
 
-    def host_of(self, peer_id: str) -> str:
-        """The IP address at the other end of a connection to the peer; empty if there is none."""
-        for connection in self._network.get_connections(ID.from_base58(peer_id)):
-            remote = connection.muxed_conn.get_remote_address()
-            if remote is not None:
-                return str(remote[0])
-        return ""
-
     @property
     def connections(self) -> int:
         return len(self._network.get_connections())
