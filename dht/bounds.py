@@ -1,14 +1,11 @@
 """Checks of single values that came off the network; each raises a ValueError that names the value."""
 
 import math
-import re
 import unicodedata
 
 MAX_SEQUENCE = 2**53 - 1
 MAX_LAYERS = 4096
 MAX_TTL_S = 2**20
-
-_HOST_AND_PORT = re.compile(r"(?:\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,253}):([0-9]{1,5})")
 
 
 def text(name: str, value: str, most: int, least: int = 0) -> str:
@@ -38,11 +35,3 @@ def size(name: str, count: int, most: int) -> None:
     """Refuses more than `most` items."""
     if count > most:
         raise ValueError(f"at most {most} {name} are announced, there are {count}")
-
-
-def host_and_port(name: str, value: str) -> str:
-    """`value`, if it is host:port with an IPv6 host in brackets."""
-    found = _HOST_AND_PORT.fullmatch(text(name, value, most=262, least=3))
-    if found is None or not 1 <= int(found.group(1)) <= 65535:
-        raise ValueError(f"{name} must be host:port, it is {value!r}")
-    return value

@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 from platformdirs import user_config_dir
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from molink.dht.identity import public_key_of
+from molink.dht.addresses import PeerAddress
 
 EXAMPLE_ADDRESS = "/ip4/203.0.113.7/tcp/4001/p2p/12D3KooW..."
 _PROXY = re.compile(r"http://(?:[^\s/@]+@)?(?:\[[0-9A-Fa-f:.]+\]|[^\s/:@\[\]]+):(?P<port>[0-9]{1,5})/?")
@@ -155,7 +155,7 @@ def check_address(address: str) -> str:
             f"such as {EXAMPLE_ADDRESS}"
         )
     try:
-        public_key_of(found["peer"])
+        PeerAddress.parse(address)
     except ValueError as error:
         raise SettingsError(
             f"{address!r} is mistyped: {error}; copy the address that the peer's `Invite others:` line shows"

@@ -6,8 +6,9 @@ Measurements are announced with 12 significant bits: more of them is noise, and 
 import math
 
 from molink.dht import announcement_pb2 as pb
-from molink.dht.bounds import MAX_LAYERS, MAX_SEQUENCE, MAX_TTL_S, host_and_port, real, size, text, whole
-from molink.dht.identity import PUBLIC_KEY_BYTES, peer_id_of, public_key_of
+from molink.dht.addresses import PeerAddress, host_and_port
+from molink.dht.bounds import MAX_LAYERS, MAX_SEQUENCE, MAX_TTL_S, real, size, text, whole
+from molink.dht.identity import is_sound, peer_id_of, public_key_of
 from molink.dht.records import (
     Coordinate,
     Device,
@@ -79,6 +80,8 @@ def facts_to_message(facts: PeerFacts) -> pb.Facts:
 
 def facts_from_message(message: pb.Facts) -> PeerFacts:
     """Raises ValueError if a value is out of bounds."""
+    if not is_sound(message.public_key):
+        raise ValueError("the public key is nobody's")
     peer_id = peer_id_of(message.public_key)
     size("addresses", len(message.addresses), MAX_ADDRESSES)
     size("gRPC addresses", len(message.grpc_addresses), MAX_ADDRESSES)
@@ -137,14 +140,13 @@ def _without_peer_id(address: str, peer_id: str) -> str:
 
 
 def _with_peer_id(address: str, peer_id: str) -> str:
-    text("an address", address, 160, least=1)
-    if not address.startswith("/"):
-        raise ValueError(f"an address must be a multiaddress, it is {address!r}")
+    if PeerAddress.parse(address).peer_id is not None:
+        raise ValueError("an address lacks its end, which the key implies")
     return f"{address}/p2p/{peer_id}"
 
 
 def _link_peer_id(public_key: bytes) -> str:
-    if len(public_key) != PUBLIC_KEY_BYTES:
+    if not is_sound(public_key):
         raise ValueError("a link names the other peer by its 32-byte key")
     return peer_id_of(public_key)
 

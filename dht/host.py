@@ -4,24 +4,25 @@ What py-libp2p would do by itself and must not is in `libp2p_hardening.py`.
 """
 
 import contextlib
+import functools
 import ipaddress
 import logging
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 
 import trio
 from libp2p import new_host
 from libp2p.abc import IHost, INetStream
 from libp2p.crypto.ed25519 import create_new_key_pair
-from libp2p.crypto.x25519 import create_new_key_pair as create_noise_key_pair
 from libp2p.peer.id import ID
+from libp2p.security.noise.exceptions import PeerIDMismatchesPubkey
 from libp2p.security.noise.transport import PROTOCOL_ID as NOISE
-from libp2p.security.noise.transport import Transport as NoiseTransport
 from multiaddr import Multiaddr
 
+from molink.dht.addresses import PeerAddress, multiaddress
 from molink.dht.framing import FrameStream
-from molink.dht.identity import Identity
+from molink.dht.identity import Identity, public_key_of
 from molink.dht.libp2p_hardening import (
     DialledSockets,
     connection_config,
@@ -30,11 +31,19 @@ from molink.dht.libp2p_hardening import (
     require_free,
     resource_manager,
 )
+from molink.dht.libp2p_limits import YAMUX, BoundedYamux, SoundNoise
+from molink.dht.listener import Doorway
+from molink.dht.refusals import RefusalLog
 from molink.dht.swarm_key import SwarmKey
 
 logger = logging.getLogger(__name__)
 
 StreamHandler = Callable[[FrameStream], Awaitable[None]]
+
+_LOOKUPS = 8
+"""Names looked up at once, each in a thread that nobody can stop."""
+_MOST_ADDRESSES = 4
+"""Of one name that are tried."""
 
 
 class DialError(ConnectionError):
@@ -53,10 +62,14 @@ class Listen:
 class Host:
     """One peer's or client's libp2p connections."""
 
-    def __init__(self, host: IHost, sockets: DialledSockets, addresses: tuple[str, ...]) -> None:
+    def __init__(
+        self, host: IHost, sockets: DialledSockets, doorway: Doorway, addresses: tuple[str, ...]
+    ) -> None:
         self._host = host
         self._sockets = sockets
+        self._doorway = doorway
         self._network = host.get_network()
+        self._lookups = trio.CapacityLimiter(_LOOKUPS)
         self.peer_id = str(host.get_id())
         self.addresses = addresses
 
@@ -64,30 +77,69 @@ class Host:
         """Serves `protocol`; whatever `handler` raises ends its stream only."""
 
         async def serve(stream: INetStream) -> None:
-            await handler(FrameStream(stream, str(stream.muxed_conn.peer_id)))
+            with self._doorway.serving(stream.muxed_conn.secured_conn):
+                await handler(FrameStream(stream, str(stream.muxed_conn.peer_id)))
 
         self._host.set_stream_handler(protocol, serve)
 
     async def dial(self, address: str, *, timeout_s: float) -> str:
         """Connects to a multiaddress that ends in /p2p/PEER_ID, if there is no connection to that peer yet.
 
-        Returns the peer id, which is proven then.
+        A name is looked up, and its addresses are tried in turn. Returns the peer id, which is proven then.
 
         Raises:
-            DialError: with the reason.
+            DialError: with the reason; also where the address is none.
         """
-        peer_id = peer_id_in(address)
-        if self.is_connected(peer_id):
-            return peer_id
-        target = Multiaddr(address)
         try:
-            with trio.fail_after(timeout_s), self._sockets.closed_on_failure():
-                await self._network.dial_addr(target, ID.from_base58(peer_id))
+            target = PeerAddress.parse(address)
+        except ValueError as error:
+            raise DialError(str(error)) from error
+        if target.peer_id is None:
+            raise DialError("the address does not end in /p2p/PEER_ID")
+        if self.is_connected(target.peer_id):
+            return target.peer_id
+        try:
+            with trio.fail_after(timeout_s):
+                await self._dial_any(target, target.peer_id, trio.current_time() + timeout_s)
         except trio.TooSlowError:
             raise DialError(f"no answer within {timeout_s:g} s") from None
-        except Exception as error:  # libp2p raises a dozen unrelated types
-            raise DialError(_reason(error)) from error
-        return peer_id
+        return target.peer_id
+
+    async def _dial_any(self, target: PeerAddress, peer_id: str, deadline: float) -> None:
+        """Each address of a name has an equal part of the time left."""
+        places = await self._places(target)
+        for left, place in zip(range(len(places), 0, -1), places, strict=True):
+            try:
+                with (
+                    trio.fail_after((deadline - trio.current_time()) / left),
+                    self._sockets.closed_on_failure(),
+                ):
+                    await self._network.dial_addr(Multiaddr(str(place)), ID.from_base58(peer_id))
+            except trio.TooSlowError:
+                if left == 1:
+                    raise
+            except Exception as error:  # libp2p raises a dozen unrelated types
+                if left == 1:
+                    raise DialError(_why_not(error, target)) from error
+            else:
+                return
+
+    async def _places(self, target: PeerAddress) -> list[PeerAddress]:
+        if not target.is_name:
+            return [target]
+        look_up = functools.partial(
+            socket.getaddrinfo, target.host, target.port, target.family, socket.SOCK_STREAM
+        )
+        try:
+            found = await trio.to_thread.run_sync(  # type: ignore[call-arg]
+                look_up, abandon_on_cancel=True, limiter=self._lookups
+            )
+        except (OSError, UnicodeError) as error:
+            raise DialError(f"no host named {target.host} is known") from error
+        places = dict.fromkeys(target.at(str(sockaddr[0])) for *_, sockaddr in found)
+        if not places:
+            raise DialError(f"the host {target.host} has no address")
+        return list(places)[:_MOST_ADDRESSES]
 
     async def open_stream(self, peer_id: str, protocol: str, *, timeout_s: float) -> FrameStream:
         """A new stream over a connection that is there already.
@@ -103,16 +155,19 @@ class Host:
         except trio.TooSlowError:
             raise DialError(f"{peer_id} did not open a stream within {timeout_s:g} s") from None
         except Exception as error:  # libp2p raises a dozen unrelated types
-            raise DialError(_reason(error)) from error
+            raise DialError(f"{peer_id} did not open a stream: {_reason(error)}") from error
 
     def is_connected(self, peer_id: str) -> bool:
-        return any(
-            not connection.is_closed for connection in self._network.get_connections(ID.from_base58(peer_id))
-        )
+        """Whether there is a connection to that peer; to what is no peer id there is none."""
+        try:
+            connections = self._network.get_connections(_id_of(peer_id))
+        except ValueError:
+            return False
+        return any(not connection.is_closed for connection in connections)
 
     def host_of(self, peer_id: str) -> str:
         """The IP address at the other end of a connection to the peer; empty if there is none."""
-        for connection in self._network.get_connections(ID.from_base58(peer_id)):
+        for connection in self._network.get_connections(_id_of(peer_id)):
             remote = connection.muxed_conn.get_remote_address()
             if remote is not None:
                 return str(remote[0])
@@ -126,7 +181,7 @@ class Host:
         """Closes every connection to the peer."""
         with trio.CancelScope(deadline=trio.current_time() + 2.0, shield=True):
             try:
-                await self._network.close_peer(ID.from_base58(peer_id))
+                await self._network.close_peer(_id_of(peer_id))
             except Exception:  # it is over either way
                 logger.debug("hanging up on %s failed", peer_id, exc_info=True)
 
@@ -141,9 +196,13 @@ class Host:
 
 @contextlib.asynccontextmanager
 async def open_host(
-    identity: Identity, listen: Listen | None, swarm_key: SwarmKey | None
+    identity: Identity,
+    listen: Listen | None,
+    swarm_key: SwarmKey | None,
+    is_member: Callable[[str], bool] | None = None,
 ) -> AsyncIterator[Host]:
-    """A running host. `listen` None: it accepts nobody.
+    """A running host. `listen` None: it accepts nobody. `is_member`: whether a peer id is known to be of the swarm; by
+    default all are strangers.
 
     Raises:
         PortInUse: the port is taken.
@@ -154,8 +213,8 @@ async def open_host(
     key_pair = create_new_key_pair(identity.private_bytes())
     host = new_host(
         key_pair=key_pair,
-        sec_opt={NOISE: NoiseTransport(key_pair, create_noise_key_pair().private_key)},
-        muxer_preference="YAMUX",
+        sec_opt={NOISE: SoundNoise(key_pair)},
+        muxer_opt={YAMUX: BoundedYamux},
         connection_config=connection_config(),
         resource_manager=resource_manager(),
         psk=swarm_key.libp2p_psk if swarm_key else None,
@@ -163,13 +222,27 @@ async def open_host(
     )
     harden(host)
     sockets = DialledSockets(host.get_network())
-    at = [Multiaddr(_multiaddress(listen.host, listen.port))] if listen is not None else []
-    async with host.run(listen_addrs=at):
-        running = Host(host, sockets, _announced(host, listen, identity.peer_id))
+    doorway = Doorway(is_member or _nobody, RefusalLog(logger))
+    doorway.guard(host.get_network())
+    at = [Multiaddr(f"{multiaddress(listen.host, 1)[:-1]}{listen.port}")] if listen is not None else []
+    async with host.run(listen_addrs=at), trio.open_nursery() as nursery:
+        running = Host(host, sockets, doorway, _announced(host, listen, identity.peer_id))
+        nursery.start_soon(doorway.run)
         try:
             yield running
         finally:
             await running.close_connections()
+            nursery.cancel_scope.cancel()
+
+
+def _nobody(peer_id: str) -> bool:  # noqa: ARG001 whoever it is
+    return False
+
+
+def _id_of(peer_id: str) -> ID:
+    """Raises ValueError if it is not the peer id of an Ed25519 key."""
+    public_key_of(peer_id)
+    return ID.from_base58(peer_id)
 
 
 def peer_id_in(address: str) -> str:
@@ -179,12 +252,12 @@ def peer_id_in(address: str) -> str:
         ValueError: it has none, or is no multiaddress.
     """
     try:
-        peer_id = Multiaddr(address).value_for_protocol("p2p")
-    except Exception as error:  # multiaddr's own errors have no common base
+        peer_id = PeerAddress.parse(address).peer_id
+    except ValueError as error:
         raise ValueError(f"{address!r} is not a multiaddress that ends in /p2p/PEER_ID: {error}") from error
     if not peer_id:
         raise ValueError(f"{address!r} does not end in /p2p/PEER_ID")
-    return str(peer_id)
+    return peer_id
 
 
 def _announced(host: IHost, listen: Listen | None, peer_id: str) -> tuple[str, ...]:
@@ -196,15 +269,7 @@ def _announced(host: IHost, listen: Listen | None, peer_id: str) -> tuple[str, .
             f"listening on {listen.host} port {listen.port} failed: is it an address of this machine?"
         )
     announced = listen.announce_host or _reachable(listen.host)
-    return (f"{_multiaddress(announced, ports[0])}/p2p/{peer_id}",)
-
-
-def _multiaddress(host: str, port: int) -> str:
-    try:
-        version = ipaddress.ip_address(host).version
-    except ValueError:
-        return f"/dns/{host}/tcp/{port}"
-    return f"/ip{version}/{host}/tcp/{port}"
+    return (f"{multiaddress(announced, ports[0])}/p2p/{peer_id}",)
 
 
 def _reachable(host: str) -> str:
@@ -220,11 +285,32 @@ def _reachable(host: str) -> str:
         return str(probe.getsockname()[0])
 
 
+def _why_not(error: BaseException, target: PeerAddress) -> str:
+    """Why a dial failed, in words for whoever gave the address."""
+    causes = tuple(_causes(error))
+    for cause in causes:
+        if isinstance(cause, PeerIDMismatchesPubkey):
+            return f"the peer at {target.host} port {target.port} is another one than the address says"
+    for cause in causes:
+        if isinstance(cause, OSError) and not isinstance(cause, DialError):
+            return _reason(error)
+    return (
+        f"what listens at {target.host} port {target.port} does not answer as a peer of this swarm: is it a peer, is "
+        "the swarm private, and is there room for another connection?"
+    )
+
+
 def _reason(error: BaseException) -> str:
     """The innermost cause, which libp2p and trio wrap in several layers."""
+    *_, innermost = _causes(error)
+    return str(innermost) or type(innermost).__name__
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The error, and what each was caused by."""
     seen: set[int] = set()
     while id(error) not in seen:
         seen.add(id(error))
+        yield error
         inner = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else None
         error = inner or error.__cause__ or error.__context__ or error
-    return str(error) or type(error).__name__

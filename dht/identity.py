@@ -21,6 +21,11 @@ _BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 _PEER_ID_PREFIX = bytes((0x00, 0x24, 0x08, 0x01, 0x12, 0x20))
 """Identity multihash of 36 bytes, holding libp2p's protobuf: key type 1 (Ed25519), 32 bytes of key."""
 
+_FIELD = 2**255 - 19
+_Y_OF_ORDER_8 = 0x7A03AC9277FDC74EC6CC392CFA53202A0F67100D760B3CBA4FD84D3D706A17C7
+_SMALL_ORDER = frozenset((0, 1, _FIELD - 1, _Y_OF_ORDER_8, _FIELD - _Y_OF_ORDER_8))
+"""The y of Ed25519's eight points whose multiples are few: under such a key one signature fits every text."""
+
 
 class Identity:
     """The private key of a peer or client."""
@@ -80,13 +85,23 @@ class Identity:
 
 def verify(public_key: bytes, data: bytes, signature: bytes) -> bool:
     """Whether `signature` (64 bytes) over `data` is that of the holder of `public_key` (32 bytes)."""
-    if len(public_key) != PUBLIC_KEY_BYTES or len(signature) != SIGNATURE_BYTES:
+    if not is_sound(public_key) or len(signature) != SIGNATURE_BYTES:
         return False
     try:
         Ed25519PublicKey.from_public_bytes(public_key).verify(signature, data)
     except (InvalidSignature, ValueError):
         return False
     return True
+
+
+def is_sound(public_key: bytes) -> bool:
+    """Whether an Ed25519 key can be somebody's: 32 bytes, written in the one way there is, and not of small order. Only
+    the holder of a sound key can sign with it. Whether it is a point of the curve shows when a signature is checked.
+    """
+    if len(public_key) != PUBLIC_KEY_BYTES:
+        return False
+    y = int.from_bytes(public_key, "little") & (1 << 255) - 1
+    return y < _FIELD and y not in _SMALL_ORDER
 
 
 def peer_id_of(public_key: bytes) -> str:
@@ -111,7 +126,7 @@ def public_key_of(peer_id: str) -> bytes:
     """The 32-byte key inside an Ed25519 peer id.
 
     Raises:
-        ValueError: it is not the peer id of an Ed25519 key.
+        ValueError: it is not the peer id of an Ed25519 key, or of a key that is not sound.
     """
     if len(peer_id) != 52:
         raise ValueError("the peer id of an Ed25519 key has 52 characters")
@@ -126,7 +141,7 @@ def public_key_of(peer_id: str) -> bytes:
         raise ValueError("the peer id is not that of an Ed25519 key")
     data = number.to_bytes(size)
     public_key = data[len(_PEER_ID_PREFIX) :]
-    if peer_id_of(public_key) != peer_id:
+    if peer_id_of(public_key) != peer_id or not is_sound(public_key):
         raise ValueError("the peer id is not that of an Ed25519 key")
     return public_key
 

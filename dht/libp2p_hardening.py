@@ -1,4 +1,5 @@
-"""What py-libp2p 0.8.1 needs before it may face strangers. The only file that touches its insides."""
+"""What py-libp2p 0.8.1 does by itself and must not. Its insides are touched here, in `libp2p_limits.py` and in
+`listener.py`, and nowhere else."""
 
 import contextlib
 import contextvars
@@ -18,10 +19,13 @@ from libp2p.rcmgr.manager import ResourceManager
 from multiaddr import Multiaddr
 
 from molink.dht.errors import PortInUse
+from molink.dht.libp2p_limits import limit_negotiation, limit_streams
 
 logger = logging.getLogger(__name__)
 
-MAX_CONNECTIONS = 256
+_BEYOND_REACH = 1024
+"""Of connections, streams and the like, where limits of this package come first (`listener.py`, `libp2p_limits.py`)."""
+_NEGOTIATION_S = 5.0
 
 
 def quiet_logging() -> None:
@@ -35,13 +39,14 @@ def quiet_logging() -> None:
 
 
 def connection_config() -> ConnectionConfig:
-    """No more connections than a peer can hold."""
+    """How many connections there may be is decided at the door; here no limit may close one of them."""
     return ConnectionConfig(
-        max_connections=MAX_CONNECTIONS,
-        high_watermark=MAX_CONNECTIONS,
+        max_connections=_BEYOND_REACH,
+        high_watermark=_BEYOND_REACH,
         low_watermark=0,
         min_connections=0,
-        max_connections_per_peer=4,
+        max_connections_per_peer=_BEYOND_REACH,
+        inbound_stream_protocol_negotiation_timeout=_NEGOTIATION_S,
         inbound_upgrade_timeout=8.0,
         outbound_upgrade_timeout=8.0,
     )
@@ -62,6 +67,8 @@ def harden(host: IHost) -> None:
     """To be called before the host runs."""
     network = host.get_network()
     network.retry_config.max_retries = 0  # who dials decides when to try again
+    limit_negotiation()
+    limit_streams(network)
     _guard_streams(network)
     _release_inbound_slots(network)
     _remove_identify(host)
@@ -91,7 +98,7 @@ def _guard_streams(network: INetworkService) -> None:
 
 
 def _release_inbound_slots(network: INetworkService) -> None:
-    """An inbound connection would keep its slot and task until the host ends: after 256, nobody gets in."""
+    """An inbound connection would keep its slot and task until the host ends, and then nobody gets in."""
     upgrade = network.upgrade_inbound_raw_conn
 
     async def upgrade_and_stay(raw_connection: IRawConnection, address: Multiaddr) -> None:
@@ -150,6 +157,8 @@ class DialledSockets:
             opened = self._of_this_dial.get()
             if opened is not None:
                 opened.append(connection)
+            host, port = connection.stream.stream.socket.getpeername()[:2]
+            connection.stream._cached_remote_address = host, port  # noqa: SLF001 it would find none of IPv6
             return connection
 
         return tracked

@@ -14,7 +14,7 @@ from molink.dht.gossip import Gossip
 from molink.dht.host import Host, Listen, open_host
 from molink.dht.identity import Identity
 from molink.dht.joining import NO_FALLBACK, Fallback, Joining
-from molink.dht.membership import Membership
+from molink.dht.membership import Membership, tag_of
 from molink.dht.neighbour_tasks import NeighbourTasks
 from molink.dht.packed import PackedStream
 from molink.dht.publisher import Publisher
@@ -65,8 +65,12 @@ async def open_network(settings: NetworkSettings, membership: Membership) -> Asy
     """
     serves = settings.listen is not None
     timing = settings.timing
+
+    def is_member(peer_id: str) -> bool:
+        return membership.sequence_of(tag_of(peer_id)) >= 0
+
     async with (
-        open_host(settings.identity, settings.listen, settings.swarm_key) as host,
+        open_host(settings.identity, settings.listen, settings.swarm_key, is_member) as host,
         trio.open_nursery() as nursery,
     ):
         traffic, refusals = Traffic(), RefusalLog(logger)
@@ -90,7 +94,14 @@ async def open_network(settings: NetworkSettings, membership: Membership) -> Asy
         upkeep.gossip, upkeep.sequences, witness.gossip = gossip, publisher.sequences, gossip
         reader.after_pull = gossip.after_loss = publisher.contradicted
         if serves:
-            _serve(host, gossip, TableService(membership, traffic, timeout_s=timing.table_timeout_s))
+            tables = TableService(
+                membership,
+                traffic,
+                timeout_s=timing.table_timeout_s,
+                host_of=host.host_of,
+                is_member=is_member,
+            )
+            _serve(host, gossip, tables)
         await Joining(host, timing, reader, upkeep.link_to).join(settings.initial_peers, settings.fallback)
         membership.settle()
         nursery.start_soon(reader.fetch_wanted)

@@ -4,7 +4,7 @@ Who knows most of them asks for digests first, 16 bytes a peer, and then for the
 """
 
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 import trio
@@ -14,6 +14,7 @@ from molink.dht import announcement_pb2 as pb
 from molink.dht.announcement import MAX_FACTS_BYTES, MAX_STATE_BYTES, AnnouncementError, Reason, state_tag
 from molink.dht.bounds import MAX_SEQUENCE, whole
 from molink.dht.directory import Accepted, AgedRecord
+from molink.dht.door import Door, DoorLimits, network_of
 from molink.dht.framing import StreamEndedError
 from molink.dht.membership import Membership
 from molink.dht.packed import PackedStream
@@ -30,7 +31,8 @@ _BATCH = 64
 DIGESTS = 256
 """In one frame."""
 _MAX_DIGEST_BYTES = DIGESTS * 18 + 16
-_MAX_CALLERS = 8
+LIMITS = DoorLimits(unproven=64, proven=32, of_network=16, of_identity=2, proof_s=2.0, idle_s=2.0)
+"""Callers who have not asked yet are unproven, those whose answer takes longer than two seconds are idle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,35 +47,79 @@ class Pulled:
 
 
 class TableService:
-    """Answers pulls; at most 8 at a time, others are turned away and may ask another peer."""
+    """Answers pulls.
 
-    def __init__(self, membership: Membership, traffic: Traffic, *, timeout_s: float) -> None:
+    Who opens a stream and asks nothing takes nobody's place. Of one identity two callers are answered at a time, of one
+    network sixteen, of all thirty-two; where there is no room, one whose answer takes longer than two seconds goes, and
+    may ask another peer.
+    """
+
+    def __init__(
+        self,
+        membership: Membership,
+        traffic: Traffic,
+        *,
+        timeout_s: float,
+        host_of: Callable[[str], str],
+        is_member: Callable[[str], bool],
+    ) -> None:
+        """`host_of`: the IP address of a connected peer."""
         self._membership = membership
         self._traffic = traffic
         self._timeout_s = timeout_s
-        self._callers = trio.CapacityLimiter(_MAX_CALLERS)
+        self._host_of = host_of
+        self._door = Door(LIMITS, is_member)
+        self._callers: dict[int, trio.CancelScope] = {}
 
     async def serve(self, stream: PackedStream) -> None:
+        entry = self._door.enter(trio.current_time(), network_of(self._host_of(stream.peer_id)))
+        self._send_away(entry.sent_away)
+        caller = entry.guest or 0
+        answered = False
         try:
-            self._callers.acquire_nowait()
-        except trio.WouldBlock:
-            await stream.reset()
-            return
-        try:
-            with trio.fail_after(self._timeout_s):
-                request = pb.TableRequest.FromString(await stream.receive(_MAX_REQUEST_BYTES))
-                batch: list[bytes] = []
-                for entry in _entries(self._membership, request):
-                    batch.append(entry)
-                    if len(batch) == _BATCH:
-                        await stream.send(batch)
-                        batch.clear()
-                await stream.send([*batch, b""])
-            await stream.close()
+            with trio.CancelScope() as self._callers[caller]:
+                answered = await self._answer(stream, caller)
         finally:
-            self._callers.release()
+            del self._callers[caller]
+            self._door.leave(caller)
             self._traffic.received("table", stream.bytes_in)
             self._traffic.sent("table", stream.bytes_out)
+        await (stream.close() if answered else stream.reset())
+
+    async def _answer(self, stream: PackedStream, caller: int) -> bool:
+        """Whether all has been sent."""
+        with trio.move_on_after(LIMITS.proof_s) as asking:
+            request = pb.TableRequest.FromString(await stream.receive(_MAX_REQUEST_BYTES))
+        if asking.cancelled_caught:
+            return False
+        entry = self._door.prove(caller, trio.current_time(), stream.peer_id)
+        self._send_away(entry.sent_away)
+        if entry.guest is None:
+            return False
+        self._door.busy(caller)
+        with trio.move_on_after(self._timeout_s) as answering:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._lose_patience, caller)
+                await self._send(stream, request)
+                nursery.cancel_scope.cancel()
+        return not answering.cancelled_caught
+
+    async def _lose_patience(self, caller: int) -> None:
+        await trio.sleep(LIMITS.idle_s)
+        self._door.idle(caller, trio.current_time())
+
+    async def _send(self, stream: PackedStream, request: pb.TableRequest) -> None:
+        batch: list[bytes] = []
+        for entry in _entries(self._membership, request):
+            batch.append(entry)
+            if len(batch) == _BATCH:
+                await stream.send(batch)
+                batch.clear()
+        await stream.send([*batch, b""])
+
+    def _send_away(self, callers: tuple[int, ...]) -> None:
+        for caller in callers:
+            self._callers[caller].cancel()
 
 
 def _entries(membership: Membership, request: pb.TableRequest) -> Iterator[bytes]:

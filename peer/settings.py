@@ -2,13 +2,16 @@
 
 import os
 import re
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
+from ipaddress import ip_address
 from pathlib import Path
 
 from platformdirs import user_state_dir
 
+from molink.dht.addresses import require_host, require_listen_host
 from molink.dht.configuration import (
     Configuration,
     SettingsError,
@@ -132,8 +135,8 @@ def load_settings(command_line: Configuration, environment: Mapping[str, str] | 
         device=_check_device(merged.device or "auto"),
         dtype=merged.dtype or "auto",
         quantization=merged.quantization,
-        listen=_bare(merged.listen) or _default_listen(initial_peers),
-        announce=_bare(merged.announce),
+        listen=_check_listen(_bare(merged.listen)) or _default_listen(initial_peers),
+        announce=_check_announce(_bare(merged.announce)),
         port=merged.port or None,
         grpc_port=merged.grpc_port or None,
         name=merged.name,
@@ -280,6 +283,33 @@ def _check_policy(name: str) -> str:
 def _bare(host: str | None) -> str | None:
     """An IPv6 address as sockets take it, without the brackets that it has beside a port."""
     return host[1:-1] if host is not None and host.startswith("[") and host.endswith("]") else host
+
+
+def _check_listen(host: str | None) -> str | None:
+    """`host`, if a socket can listen there; None stays None."""
+    if host is None:
+        return None
+    host = "127.0.0.1" if host == "localhost" else host
+    try:
+        require_listen_host(host)
+    except ValueError as error:
+        raise SettingsError(f"--listen: {error}") from error
+    try:
+        if not ip_address(host).is_loopback:
+            with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+                probe.bind((host, 0))
+    except OSError as error:
+        raise SettingsError(
+            f"--listen {host} is not an address of this machine: use one that is, or 0.0.0.0 for all of them"
+        ) from error
+    return host
+
+
+def _check_announce(host: str | None) -> str | None:
+    try:
+        return None if host is None else require_host(host)
+    except ValueError as error:
+        raise SettingsError(f"--announce: {error}") from error
 
 
 def _default_listen(initial_peers: tuple[str, ...]) -> str:

@@ -15,7 +15,7 @@ from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.peer.id import ID
 
 from molink.dht.certificate import certificate_hash, new_certificate, server_name
-from molink.dht.identity import Identity, peer_id_of, public_key_of, verify
+from molink.dht.identity import Identity, is_sound, peer_id_of, public_key_of, verify
 from molink.dht.key_file import KeyFileError, write_key_file
 from molink.dht.swarm_key import SwarmKey
 
@@ -96,6 +96,54 @@ def test_a_signature_fits_one_key_and_one_text(data: bytes, position: int, flip:
 @given(st.binary(max_size=100), st.binary(max_size=100))
 def test_verifying_anything_only_ever_says_no(key: bytes, signature: bytes) -> None:
     assert not verify(key, b"text", signature)
+
+
+def points_of_small_order() -> list[bytes]:
+    """Each of the eight, as the curve's arithmetic shows, in each way in which 32 bytes can hold it."""
+    field = 2**255 - 19
+    d = -121665 * pow(121666, -1, field) % field
+    root = pow(2, (field - 1) // 4, field)
+
+    def x_of(y: int) -> int:
+        square = (y * y - 1) * pow(d * y * y + 1, -1, field) % field
+        x = pow(square, (field + 3) // 8, field)
+        return x if x * x % field == square else x * root % field
+
+    def doubled(x: int, y: int) -> tuple[int, int]:
+        product = d * x * x * y * y % field
+        return (
+            2 * x * y * pow(1 + product, -1, field) % field,
+            (y * y + x * x) * pow(1 - product, -1, field) % field,
+        )
+
+    order_8 = int.from_bytes(
+        bytes.fromhex("c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac037a"), "little"
+    )
+    found = []
+    for y in (0, 1, field - 1, order_8, field - order_8):
+        point = (x_of(y), y)
+        for _ in range(3):
+            point = doubled(*point)
+        assert point == (0, 1)
+        found += [(y | sign << 255).to_bytes(32, "little") for sign in (0, 1)]
+        if y < 19:
+            found += [(y + field | sign << 255).to_bytes(32, "little") for sign in (0, 1)]
+    return found
+
+
+def test_keys_of_small_order_are_nobody_s() -> None:
+    keys = points_of_small_order()
+    assert len(set(keys)) == 14
+    for key in keys:
+        assert not is_sound(key)
+        assert not verify(key, b"anything", (1).to_bytes(32, "little") + bytes(32))
+        with pytest.raises(ValueError, match="peer id"):
+            public_key_of(peer_id_of(key))
+
+
+@given(st.integers(2**255 - 19, 2**255 - 1), st.booleans())
+def test_a_key_is_written_in_one_way(y: int, sign: bool) -> None:
+    assert not is_sound((y | sign << 255).to_bytes(32, "little"))
 
 
 def test_secrets_are_not_shown(tmp_path: Path) -> None:

@@ -126,6 +126,29 @@ def test_an_ipv6_address_may_have_the_brackets_that_it_has_beside_a_port(
     assert getattr(load(environment, **{option: written}), option) == "::1"
 
 
+def test_a_host_is_announced_by_its_name_or_address(environment: dict[str, str]) -> None:
+    assert load(environment, announce="peer.example.org").announce == "peer.example.org"
+    assert load(environment, announce="203.0.113.7").announce == "203.0.113.7"
+    assert load(environment, listen="localhost").listen == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("announce", "not a host!", "--announce: 'not a host!' is neither an IP address nor a host name"),
+        ("announce", "1.2.3", "--announce: .* neither an IP address nor a host name"),
+        ("announce", "", "--announce: .* neither an IP address nor a host name"),
+        ("listen", "nonsense", "--listen: 'nonsense' is not an IP address"),
+        ("listen", "203.0.113.9", r"--listen 203\.0\.113\.9 is not an address of this machine"),
+    ],
+)
+def test_a_host_that_is_none_is_refused_at_once(
+    environment: dict[str, str], option: str, value: str, message: str
+) -> None:
+    with pytest.raises(SettingsError, match=message):
+        load(environment, **{option: value})
+
+
 def test_port_zero_means_any_free_one(environment: dict[str, str]) -> None:
     settings = load(environment, port=0, grpc_port=0)
     assert (settings.port, settings.grpc_port) == (None, None)
