@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 ASKED = 2
-"""Others that must have been asked before it is said that nobody shows this peer, where there are as many."""
+"""Times that others must have been asked in vain before it is said that nobody shows this peer."""
 _NOTABLE_S = 60.0
 """A difference of clocks that is worth a word."""
 
@@ -43,10 +43,8 @@ class Hearing:
     told: bool = False
     told_ahead: bool = False
 
-    def answered(
-        self, outcome: Echo, whom: str, known: int, clock_ahead_s: float, ahead_s: float
-    ) -> str | None:
-        """Takes in what `whom`, one of `known` others, holds of this peer. Returns a line that the owner should read.
+    def answered(self, outcome: Echo, whom: str, clock_ahead_s: float, ahead_s: float) -> str | None:
+        """Takes in what `whom` holds of this peer. Returns a line that the owner should read.
 
         `clock_ahead_s`: by how much others' clocks are ahead of this machine's; `ahead_s`: of `AHEAD`, by how much the
         number is.
@@ -59,7 +57,7 @@ class Hearing:
         if outcome is Echo.AHEAD:
             told, self.told_ahead = self.told_ahead, True
             return None if told else _ahead(ahead_s)
-        if self.told or self.unheard < min(ASKED, known):
+        if self.told or self.unheard < ASKED:
             return None
         self.told = True
         return f"no peer shows this one: {_reason(outcome, whom, clock_ahead_s)}"

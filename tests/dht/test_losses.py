@@ -19,6 +19,7 @@ from molink.dht.announcement import (
 )
 from molink.dht.bounds import MAX_SEQUENCE
 from molink.dht.directory import REFUTE_S, Accepted, Directory
+from molink.dht.held import Origin
 from molink.dht.identity import Identity
 from molink.dht.losses import (
     LEAST_LOSSES,
@@ -198,6 +199,15 @@ def test_the_last_words_of_the_gone_are_kept_for_them() -> None:
     own = Membership(ADA.peer_id, lambda: None)
     own.receive(goodbye, 0.0, source=BOB.peer_id)
     assert (own.own_sequence, own.last_heard_own) == (9, 9)
+
+
+def test_a_peer_notices_that_others_hold_just_what_it_said() -> None:
+    directory = of_four(own=ADA)
+    assert directory.last_heard_own is None
+    (_, newest) = directory.own_records()
+    assert directory.accept_state(newest, 1.0, 0.0, Origin(BOB.peer_id)) is Reason.STALE
+    assert directory.last_heard_own == 2
+    assert directory.own_sequence == -1
 
 
 def test_who_does_not_answer_is_shown_to_people_only_until_it_speaks() -> None:

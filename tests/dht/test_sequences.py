@@ -96,7 +96,7 @@ def test_others_hold_something_of_this_life_or_of_another(held: int | None, outc
 
 def test_the_owner_is_told_once_that_nobody_shows_the_peer_why_and_when_that_is_over() -> None:
     hearing = Hearing()
-    said = [hearing.answered(outcome, "12D3", 5, 0.0, 0.0) for outcome in [Echo.OLD] * 4 + [Echo.HEARD] * 2]
+    said = [hearing.answered(outcome, "12D3", 0.0, 0.0) for outcome in [Echo.OLD] * 4 + [Echo.HEARD] * 2]
     assert [line is not None for line in said] == [False, True, False, False, True, False]
     assert "no peer shows this one" in str(said[1])
     assert said[4] == "other peers show this one now"
@@ -111,4 +111,6 @@ def test_the_owner_is_told_once_that_nobody_shows_the_peer_why_and_when_that_is_
     ],
 )
 def test_the_line_names_what_the_owner_can_change(outcome: Echo, clock_ahead_s: float, word: str) -> None:
-    assert word in str(Hearing().answered(outcome, "12D3", 1, clock_ahead_s, 600.0))
+    hearing = Hearing()
+    lines = [hearing.answered(outcome, "12D3", clock_ahead_s, 600.0) for _ in range(2)]
+    assert word in str(lines)
