@@ -1,11 +1,12 @@
 """What is verified and alive: the records of a swarm as one peer or client knows them. Pure."""
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from molink.dht.announcement import AnnouncementError, Reason, open_facts, open_loss, open_state
-from molink.dht.held import LOCAL, Arrival, Entry, Held, Origin
+from molink.dht.held import LOCAL, AgedRecord, Arrival, Entry, Held, Origin
 from molink.dht.identity import peer_id_of, public_key_of
 from molink.dht.losses import MAX_AHEAD_MS, Losses
 from molink.dht.neighbours import network_at
@@ -30,17 +31,6 @@ class Accepted:
     """The state goes with facts that are not here: ask a neighbour for them."""
     newcomer: bool = False
     """These are the first facts of a peer."""
-
-
-@dataclass(frozen=True, slots=True)
-class AgedRecord:
-    """One peer's signed records with their ages, to hand on."""
-
-    peer_tag: int
-    facts: bytes
-    state: bytes
-    facts_age_s: float
-    state_age_s: float
 
 
 class Directory:
@@ -113,8 +103,7 @@ class Directory:
     def hold_own(self, facts: bytes, state: bytes, now: float) -> None:
         """Takes in what this peer itself has just said, to show it and to hand it on.
 
-        Raises:
-            AnnouncementError: it is not newer than what this peer said before.
+        Raises AnnouncementError if it is not newer than what this peer said before.
         """
         if facts not in self._held:
             self._accept_facts(facts, Arrival(now), own=True)
@@ -160,7 +149,7 @@ class Directory:
 
     def _accept_state(self, record: bytes, arrival: Arrival, *, own: bool) -> Accepted:
         if record in self._held:
-            raise _stale("this state is known")
+            raise self._heard_again(record)
         state = open_state(record, self._keys)
         if state.peer_id == self._own_peer_id and not own:
             raise self._heard_own(state.sequence)
@@ -190,9 +179,13 @@ class Directory:
     def _age_s(self, said: PeerFacts | PeerState, arrival: Arrival) -> float:
         """How old it is: as claimed, or, if it was handed on by another, as old as its sequence says."""
         source, wall_s = arrival.origin.source, arrival.origin.wall_s
-        if wall_s is None or source in (None, said.peer_id) or self._places.is_met(said.peer_id):
+        if wall_s is None or source is None or self._is_first_hand(source, said.peer_id):
             return arrival.age_s
         return max(arrival.age_s, self.clock.least_age_s(said.sequence, arrival.now, wall_s))
+
+    def _is_first_hand(self, source: str | None, peer_id: str) -> bool:
+        """Whether the peer's words come from itself, or did before: then its own clock is known."""
+        return peer_id in (source, self._own_peer_id) or self._places.is_met(peer_id)
 
     def _accept_loss(self, record: bytes, now: float) -> Accepted:
         loss = open_loss(record, self._keys)
@@ -284,14 +277,16 @@ class Directory:
             lost = self._entry_of(tag)
             if lost is not None and lost.peer_id != self._own_peer_id:
                 self._clear(lost)
+        earliest_s = -math.inf if wall_s is None else self.clock.forgiving_s(now, wall_s)
         for peer_id, entry in list(self._entries.items()):
             if entry.state is not None and not entry.state.alive(now):
                 entry.state = None
                 self.version += 1
-            if entry.newest_state is not None and not (
-                entry.newest_state.alive(now) and self._may_be_alive(entry.newest_state, now, wall_s)
-            ):
-                self._clear(entry, keep_facts=entry.newest_state.alive(now) is False)
+            newest = entry.newest_state
+            if newest is not None and not newest.alive(now):
+                self._clear(entry, keep_facts=True)
+            elif newest is not None and earliest_s >= newest.value.sequence / 1000 + newest.ttl_s:
+                self._clear_hearsay(entry)
             if entry.newest_facts is not None and not entry.newest_facts.alive(now):
                 self._held.discard(entry.newest_facts.record)
                 entry.newest_facts = entry.facts = None
@@ -300,16 +295,6 @@ class Directory:
                 self._places.gone(peer_id)
                 if now > max(entry.heard + REMEMBER_GONE_S, entry.last_alive):
                     self._drop(peer_id)
-
-    def _may_be_alive(self, state: Held[PeerState], now: float, wall_s: float | None) -> bool:
-        """Whether it is not older than it can be, by the swarm's clock as it is known now."""
-        if (
-            wall_s is None
-            or state.value.peer_id == self._own_peer_id
-            or self._places.is_met(state.value.peer_id)
-        ):
-            return True
-        return self.clock.least_age_s(state.value.sequence, now, wall_s) < state.ttl_s
 
     def _entry_of(self, tag: int) -> Entry | None:
         key = self._keys.get(tag)
@@ -321,10 +306,11 @@ class Directory:
             raise AnnouncementError(Reason.FORGED, f"{facts.peer_id} imitates the tag of another peer")
         entry = self._entries.pop(facts.peer_id, None)
         if entry is None:
-            self._make_room(facts.peer_id, arrival)
             entry = Entry(facts.public_key)
-            self._places.add(facts.peer_id)
-        if facts.peer_id in (arrival.origin.source, self._own_peer_id):
+            if facts.peer_id != self._own_peer_id:
+                self._make_room(facts.peer_id, arrival)
+                self._places.add(facts.peer_id)
+        if facts.peer_id == arrival.origin.source:
             self._places.met(facts.peer_id)
         self._keys[tag] = facts.public_key
         self._entries[facts.peer_id] = entry
@@ -332,8 +318,8 @@ class Directory:
         return entry
 
     def _make_room(self, newcomer: str, arrival: Arrival) -> None:
-        """For a newcomer, who must be itself or come from a neighbour that has not told of too many."""
-        source = arrival.origin.source if arrival.origin.settled and newcomer != self._own_peer_id else None
+        """For a newcomer, who speaks itself or is told of by a neighbour that has not told of too many."""
+        source = arrival.origin.source if arrival.origin.settled else None
         if source not in (None, newcomer) and not self._budget.spend(source, arrival.now, len(self._entries)):
             raise AnnouncementError(Reason.CROWDED, f"{source} tells of too many newcomers")
         if self._places.full:
@@ -346,6 +332,12 @@ class Directory:
         self.last_heard_own = sequence
         self.own_sequence = max(self.own_sequence, sequence)
         return _stale("this peer knows itself best")
+
+    def _heard_again(self, record: bytes) -> AnnouncementError:
+        own = self._entries.get(self._own_peer_id) if self._own_peer_id else None
+        if own is not None and own.newest_state is not None and own.newest_state.record == record:
+            self.last_heard_own = own.sequence
+        return _stale("this state is known")
 
     def _drop(self, peer_id: str) -> None:
         entry = self._entries.pop(peer_id)
@@ -375,6 +367,11 @@ class Directory:
         entry.newest_facts = entry.facts = entry.state = None
         self._places.gone(entry.peer_id)
         self.version += 1
+
+    def _clear_hearsay(self, entry: Entry) -> None:
+        """Its newest state turns out to be older than was said."""
+        if not self._is_first_hand(None, entry.peer_id):
+            self._clear(entry)
 
     def _hold(self, record: bytes, before: Held[object] | None) -> None:
         if before is not None:

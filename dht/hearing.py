@@ -1,17 +1,14 @@
-"""Whether others hear what this peer says: it asks them what they hold of it, and tells its owner if that is nothing.
+"""Whether others hear what this peer says, by what they hold of it, and what to tell its owner if they do not. Pure.
 
 A peer that nobody shows looks like one that serves: it is ready, and gets no work. That has reasons which only its
 owner can mend, such as a clock, or a line that lets nothing through.
 """
 
-import logging
 from dataclasses import dataclass
 from enum import Enum, auto
 
-logger = logging.getLogger(__name__)
-
 ASKED = 2
-"""Others that must have been asked before it is said that nobody shows this peer, where there are as many."""
+"""Times that others must have been asked in vain before it is said that nobody shows this peer."""
 _NOTABLE_S = 60.0
 """A difference of clocks that is worth a word."""
 
@@ -46,34 +43,36 @@ class Hearing:
     told: bool = False
     told_ahead: bool = False
 
-    def answered(self, outcome: Echo, whom: str, known: int, clock_ahead_s: float, ahead_s: float) -> None:
-        """Takes in what `whom`, one of `known` others, holds of this peer; writes a line where the owner should know.
+    def answered(self, outcome: Echo, whom: str, clock_ahead_s: float, ahead_s: float) -> str | None:
+        """Takes in what `whom` holds of this peer. Returns a line that the owner should read.
 
         `clock_ahead_s`: by how much others' clocks are ahead of this machine's; `ahead_s`: of `AHEAD`, by how much the
         number is.
         """
         if outcome is Echo.HEARD:
             self.unheard = 0
-            if self.told:
-                self.told = False
-                logger.warning("other peers show this one now")
-            return
+            told, self.told = self.told, False
+            return "other peers show this one now" if told else None
         self.unheard += 1
-        if outcome is Echo.AHEAD and not self.told_ahead:
-            self.told_ahead = True
-            logger.warning(
-                "others hold words of this peer from %.0f s ahead of its clock: it goes on beyond them. Was the clock "
-                "of this machine wrong, or is it now?",
-                ahead_s,
-            )
-        elif self.unheard >= min(ASKED, known) and outcome is not Echo.AHEAD and not self.told:
-            self.told = True
-            logger.warning("no peer shows this one: %s", _reason(outcome, whom, clock_ahead_s))
+        if outcome is Echo.AHEAD:
+            told, self.told_ahead = self.told_ahead, True
+            return None if told else _ahead(ahead_s)
+        if self.told or self.unheard < ASKED:
+            return None
+        self.told = True
+        return f"no peer shows this one: {_reason(outcome, whom, clock_ahead_s)}"
 
     @property
     def heard(self) -> bool:
         """Whether the last who was asked shows this peer."""
         return self.unheard == 0
+
+
+def _ahead(ahead_s: float) -> str:
+    return (
+        f"others hold words of this peer from {ahead_s:.0f} s ahead of what it says now, and it goes on beyond them: "
+        "was this machine's clock wrong, or is it now?"
+    )
 
 
 def _reason(outcome: Echo, whom: str, clock_ahead_s: float) -> str:

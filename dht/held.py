@@ -34,6 +34,17 @@ class Arrival:
 
 
 @dataclass(frozen=True, slots=True)
+class AgedRecord:
+    """One peer's signed records with their ages, to hand on."""
+
+    peer_tag: int
+    facts: bytes
+    state: bytes
+    facts_age_s: float
+    state_age_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Held(Generic[Value_co]):
     """A verified value, with the record it came from."""
 

@@ -167,7 +167,7 @@ class Host:
 
     def host_of(self, peer_id: str) -> str:
         """The IP address at the other end of a connection to the peer; empty if there is none."""
-        for connection in self._network.get_connections(ID.from_base58(peer_id)):
+        for connection in self._network.get_connections(_id_of(peer_id)):
             remote = connection.muxed_conn.get_remote_address()
             if remote is not None:
                 return str(remote[0])

@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection
 from functools import lru_cache
 
 from molink.dht.announcement import Reason, is_facts, is_loss
-from molink.dht.directory import REFUTE_S, Accepted, AgedRecord, Directory
-from molink.dht.held import Origin
+from molink.dht.directory import REFUTE_S, Accepted, Directory
+from molink.dht.held import AgedRecord, Origin
 from molink.dht.identity import public_key_of
 from molink.dht.records import PeerFacts, PeerView
 from molink.dht.state_codec import peer_tag

@@ -17,31 +17,28 @@ class Places:
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self._strangers: dict[str, None] = {}
+        self._known: dict[str, None] = {}
         """In order of when they were first heard of."""
         self._met: dict[str, None] = {}
-        """In order of when they were last heard themselves."""
+        """Those of them who were heard themselves, in order of when they last were."""
         self._gone: dict[str, None] = {}
-        """Strangers of whom no more than a sequence is remembered, in order of when they went."""
+        """Those of whom no more than a sequence is remembered, in order of when they went."""
 
     @property
     def full(self) -> bool:
-        return len(self._strangers) + len(self._met) >= self._capacity
+        return len(self._known) >= self._capacity
 
     def add(self, peer_id: str) -> None:
         """Somebody new is heard of."""
-        self._strangers[peer_id] = None
+        self._known[peer_id] = None
 
     def met(self, peer_id: str) -> None:
         """A known peer is heard itself."""
-        self._strangers.pop(peer_id, None)
         self._gone.pop(peer_id, None)
         self._met.pop(peer_id, None)
         self._met[peer_id] = None
         if len(self._met) > MOST_MET:
-            longest_ago = next(iter(self._met))
-            del self._met[longest_ago]
-            self._strangers[longest_ago] = None
+            del self._met[next(iter(self._met))]
 
     def is_met(self, peer_id: str) -> bool:
         """Whether the peer was heard itself."""
@@ -49,7 +46,7 @@ class Places:
 
     def gone(self, peer_id: str) -> None:
         """It is remembered by its sequence only."""
-        if peer_id in self._strangers:
+        if peer_id in self._known:
             self._gone.setdefault(peer_id)
 
     def back(self, peer_id: str) -> None:
@@ -58,13 +55,14 @@ class Places:
 
     def remove(self, peer_id: str) -> None:
         """It is remembered no more."""
-        for places in (self._strangers, self._met, self._gone):
+        for places in (self._known, self._met, self._gone):
             places.pop(peer_id, None)
 
     def first_to_go(self) -> str | None:
         """Who makes room for a newcomer: of the gone, who has been gone longest; else the newest stranger. None: nobody
         does."""
-        return next(iter(self._gone), None) or next(reversed(self._strangers), None)
+        gone = next((peer_id for peer_id in self._gone if peer_id not in self._met), None)
+        return gone or next((peer_id for peer_id in reversed(self._known) if peer_id not in self._met), None)
 
 
 class NewcomerBudget:

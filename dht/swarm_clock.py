@@ -41,7 +41,11 @@ class SwarmClock:
 
     def least_age_s(self, sequence: int, now: float, wall_s: float) -> float:
         """How old what was said with that sequence must be; below 0: it may be new."""
-        return wall_s + self.ahead_to_judge_s(now, wall_s) - sequence / 1000 - TOLERANCE_S
+        return self.forgiving_s(now, wall_s) - sequence / 1000
+
+    def forgiving_s(self, now: float, wall_s: float) -> float:
+        """The swarm's time in seconds since 1970, as early as it may be: of clocks that are behind."""
+        return wall_s + self.ahead_to_judge_s(now, wall_s) - TOLERANCE_S
 
     def _sorted(self, now: float, wall_s: float) -> list[float]:
         return sorted((0.0, *(ahead_s + now - wall_s for ahead_s in self._ahead_s.values())))

@@ -13,9 +13,10 @@ from google.protobuf.message import DecodeError
 from molink.dht import announcement_pb2 as pb
 from molink.dht.announcement import MAX_FACTS_BYTES, MAX_STATE_BYTES, AnnouncementError, Reason, state_tag
 from molink.dht.bounds import MAX_SEQUENCE, whole
-from molink.dht.directory import Accepted, AgedRecord
+from molink.dht.directory import Accepted
 from molink.dht.door import Door, DoorLimits, network_of
 from molink.dht.framing import StreamEndedError
+from molink.dht.held import AgedRecord
 from molink.dht.membership import Membership
 from molink.dht.packed import PackedStream
 from molink.dht.traffic import Traffic

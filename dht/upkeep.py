@@ -170,8 +170,9 @@ class Upkeep:
         finally:
             self._ask_due = trio.current_time() + self._jittered(self._timing.heard_s)
         ahead_s = (self._membership.own_sequence - sequences.last) / 1000
-        known = max(1, self._membership.peers() - 1)
-        self._hearing.answered(outcome, peer_id, known, self._membership.clock_ahead_s(), ahead_s)
+        line = self._hearing.answered(outcome, peer_id, self._membership.clock_ahead_s(), ahead_s)
+        if line is not None:
+            logger.warning("%s", line)
         if self._hearing.heard:
             self._ask_due = trio.current_time() + self._jittered(self._timing.repair_interval_s)
 

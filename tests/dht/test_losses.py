@@ -19,8 +19,19 @@ from molink.dht.announcement import (
 )
 from molink.dht.bounds import MAX_SEQUENCE
 from molink.dht.directory import REFUTE_S, Accepted, Directory
+from molink.dht.held import Origin
 from molink.dht.identity import Identity
-from molink.dht.losses import MAX_AHEAD_MS, MAX_LOSSES_OF_ONE, MAX_WITNESSES, WINDOW_S, Losses
+from molink.dht.losses import (
+    LEAST_LOSSES,
+    MAX_AHEAD_MS,
+    MAX_FALSE,
+    MAX_LOSSES_OF_ONE,
+    MAX_WITNESSES,
+    NETWORK_SHARE,
+    WINDOW_S,
+    Losses,
+)
+from molink.dht.membership import Membership
 from molink.dht.records import PeerLoss
 from molink.dht.state_codec import peer_tag
 
@@ -136,6 +147,78 @@ def test_a_witness_may_tell_of_as_many_as_it_could_have_known() -> None:
     heard = [losses.add(PeerLoss(1, peer, 5), 0.0) for peer in range(2, 2 + 2 * MAX_LOSSES_OF_ONE)]
     assert sum(heard) == MAX_LOSSES_OF_ONE
     assert losses.add(PeerLoss(1, 10_000, 5), WINDOW_S)
+
+
+def test_whoever_told_too_much_that_was_false_is_not_listened_to_for_a_time() -> None:
+    losses = Losses(REFUTE_S)
+    for peer in range(2, 2 + MAX_FALSE):
+        assert losses.add(PeerLoss(1, peer, 5), 0.0)
+        losses.refute(peer, 6)
+    assert not losses.add(PeerLoss(1, 100, 5), 1.0)
+    assert losses.add(PeerLoss(2, 100, 5), 1.0)
+    assert losses.add(PeerLoss(1, 100, 5), WINDOW_S)
+
+
+@pytest.mark.parametrize("peers", [10, 1_000])
+def test_a_network_of_accusers_leaves_others_their_voice_and_all_together_are_bounded(peers: int) -> None:
+    losses, most = Losses(REFUTE_S), max(LEAST_LOSSES, 2 * peers)
+
+    def accepted(network: str, first: int) -> int:
+        told = (PeerLoss(first + at // 20, 1_000_000 * first + at, 5) for at in range(3 * most))
+        return sum(losses.add(loss, 0.0, network, peers) for loss in told)
+
+    assert accepted("crowd", 1) == most // NETWORK_SHARE
+    assert accepted("elsewhere", 5_000) == most - most // NETWORK_SHARE
+    assert accepted("third", 7_000) == 0
+
+
+def test_forty_liars_and_1404_false_losses_hide_nobody_who_speaks() -> None:
+    directory = of_four()
+    sybils = [Identity.generate() for _ in range(40)]
+    for sybil in sybils:
+        directory.accept_facts(seal_facts(facts_of(sybil, ttl_s=TTL_S), sybil), 0.0)
+        said(directory, sybil, 2, 0.0)
+    now, sequence = 0.0, 2
+    for told in range(1404):
+        now += 0.2
+        directory.accept_loss(loss(sybils[told % 40], sequence=sequence), now)
+        if told % 85 == 84:  # it speaks every 17 s
+            sequence += 1
+            assert isinstance(said(directory, ADA, sequence, now), Accepted)
+        assert sees_ada(directory, now)
+
+
+def test_the_last_words_of_the_gone_are_kept_for_them() -> None:
+    membership = Membership(None, lambda: None, clock=lambda: 100.0)
+    membership.receive(seal_facts(facts_of(ADA), ADA))
+    membership.receive(seal_state(state_of(ADA), ADA))
+    goodbye = seal_state(replace(state_of(ADA, sequence=9, ttl_s=0), spans=()), ADA)
+    membership.receive(goodbye)
+    assert membership.table() == ()
+    assert [record.state for record in membership.table((tag(ADA), tag(BOB)))] == [goodbye]
+    own = Membership(ADA.peer_id, lambda: None)
+    own.receive(goodbye, 0.0, source=BOB.peer_id)
+    assert (own.own_sequence, own.last_heard_own) == (9, 9)
+
+
+def test_a_peer_notices_that_others_hold_just_what_it_said() -> None:
+    directory = of_four(own=ADA)
+    assert directory.last_heard_own is None
+    (_, newest) = directory.own_records()
+    assert directory.accept_state(newest, 1.0, 0.0, Origin(BOB.peer_id)) is Reason.STALE
+    assert directory.last_heard_own == 2
+    assert directory.own_sequence == -1
+
+
+def test_who_does_not_answer_is_shown_to_people_only_until_it_speaks() -> None:
+    directory = of_four()
+    directory.mark(ADA.peer_id, answers=False)
+    assert not sees_ada(directory, 1.0)
+    assert tag(ADA) not in {record.peer_tag for record in directory.records(1.0)}
+    (shown,) = (view for view in directory.snapshot(1.0, silent=True) if view.peer_id == ADA.peer_id)
+    assert not shown.answers
+    said(directory, ADA, 3, 2.0)
+    assert sees_ada(directory, 2.0)
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 5)), max_size=30), st.integers(0, 6))

@@ -35,8 +35,12 @@ assert not BARRED & set(sys.modules), BARRED & set(sys.modules)
 
 DECISIONS = [
     "molink.client.own_sessions",
+    "molink.dht.hearing",
     "molink.dht.losses",
+    "molink.dht.neighbours",
+    "molink.dht.places",
     "molink.dht.spreading",
+    "molink.dht.swarm_clock",
     "molink.dht.timing",
     "molink.shards.block_allocator",
     "molink.shards.prefix",

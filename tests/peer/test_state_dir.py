@@ -4,13 +4,16 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from molink.dht.bounds import MAX_SEQUENCE
 from molink.dht.configuration import SettingsError
+from molink.dht.identity import Identity
 from molink.peer.state_dir import StateDir, StateDirInUse, read_json, wait_until_free, write_json
 
 HOLD = """
@@ -104,3 +107,31 @@ def test_what_is_written_is_read(
     path = tmp_path_factory.mktemp("json") / "a.json"
     write_json(path, content)
     assert read_json(path) == content == json.loads(path.read_text())
+
+
+def test_numbers_and_acquaintances_outlive_the_peer_and_are_for_this_user_alone(tmp_path: Path) -> None:
+    founder, member, other = (
+        f"/ip4/127.0.0.1/tcp/400{n}/p2p/{Identity.generate().peer_id}" for n in range(3)
+    )
+    with StateDir(tmp_path) as state:
+        assert state.set_aside() == -1
+        assert state.remembered((founder,)) == ()
+        state.remember_set_aside(1_800_000_000_000)
+        state.remember_swarm((founder,), (founder, member))
+    with StateDir(tmp_path) as state:
+        assert state.set_aside() == 1_800_000_000_000
+        assert state.remembered((founder,)) == (member,)
+        assert state.remembered((member,)) == (founder,)
+        assert state.remembered((other,)) == ()
+        for name in ("sequence.json", "swarm.json"):
+            assert os.name == "nt" or (tmp_path / name).stat().st_mode & 0o777 == 0o600
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=20), st.lists))
+def test_whatever_the_files_hold_is_addresses_and_a_number_or_left_out(content: object) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        state = StateDir(Path(folder))
+        for name, keys in (("sequence.json", ("set_aside",)), ("swarm.json", ("entrances", "addresses"))):
+            (Path(folder) / name).write_text(json.dumps(dict.fromkeys(keys, content)))
+        assert -1 <= state.set_aside() <= MAX_SEQUENCE
+        assert state.remembered((f"/ip4/127.0.0.1/tcp/4001/p2p/{Identity.generate().peer_id}",)) == ()
