@@ -13,6 +13,7 @@ import psutil
 
 from molink.dht.configuration import SettingsError
 from molink.dht.records import Device
+from molink.peer.memory import format_bytes
 
 CPU_SHARE = 0.5
 """Part of the memory available now that a peer takes by default: the rest is the volunteer's."""
@@ -102,6 +103,19 @@ def free_memory_bytes(device: str) -> int:
 def default_memory_bytes(device: str) -> int:
     """What a peer takes without `--memory`: half of the available memory, or 90 % of a GPU's free memory."""
     return int(free_memory_bytes(device) * (GPU_SHARE if device.startswith("cuda") else CPU_SHARE))
+
+
+def check_memory(devices: tuple[str, ...], wanted_bytes: int | None) -> None:
+    """Raises:
+    SettingsError: the devices together do not have as much memory as `--memory` says.
+    """
+    there_bytes = len(devices) * min(map(_total_bytes, devices))
+    if wanted_bytes is not None and wanted_bytes > there_bytes:
+        raise SettingsError(
+            f"--memory {format_bytes(wanted_bytes)} is more than {' and '.join(devices)} of this machine can have, "
+            f"{format_bytes(there_bytes)}: give less, or leave it out for "
+            f"{format_bytes(len(devices) * min(map(default_memory_bytes, devices)))}"
+        )
 
 
 def cap_gpu_memory(device: str, cap_bytes: int) -> None:

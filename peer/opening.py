@@ -17,7 +17,7 @@ from molink.peer.comfort.memory_guard import MemoryGuard, own_memory_bytes
 from molink.peer.comfort.pausing import Pausing
 from molink.peer.comfort.readings import MachineReader, NvidiaGpu, ReadMachine
 from molink.peer.computing import Computing, memory_of, open_computing
-from molink.peer.device import cap_gpu_memory, choose_devices, describe_device
+from molink.peer.device import cap_gpu_memory, check_memory, choose_devices, describe_device, give_back_memory
 from molink.peer.leases import LeaseBook, Refused
 from molink.peer.local_listener import HOST as METRICS_HOST
 from molink.peer.memory import plan_memory
@@ -98,6 +98,7 @@ class Opening:
         """Everything stays open on `stack`. Raises PeerError, and what `Peer.run` turns into one."""
         settings = self._settings
         devices = choose_devices(settings.device)
+        check_memory(devices, settings.memory_bytes)
         identity = Identity.load_or_create(self._state.identity_key)
         swarm_key = SwarmKey.load(settings.swarm_key) if settings.swarm_key else None
         self._report("Looking for the swarm")
@@ -284,7 +285,13 @@ class Opening:
     def _memory_guard(self, device: str, leases: LeaseBook) -> MemoryGuard | None:
         if device != "cpu":
             return None
-        return MemoryGuard(leases.cap_bytes, leases, self._changed.set, own_memory_bytes)
+        return MemoryGuard(
+            leases.cap_bytes,
+            leases,
+            self._changed.set,
+            own_memory_bytes,
+            lambda: give_back_memory(device),
+        )
 
     def _pausing(self, device: str, leases: LeaseBook, serving: Serving, announcer: Announcer) -> Pausing:
         rules = self._settings.comfort

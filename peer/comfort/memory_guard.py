@@ -11,6 +11,9 @@ from molink.peer.memory import format_bytes, is_over_cap
 
 LOOK_EVERY_S = 2.0
 RETRY_AFTER_S = 10.0
+GIVE_BACK_EVERY = 5
+"""While too much is taken, memory that nobody uses goes back to the system at the first look, then at one in so many:
+allocators keep what an attack made them take."""
 _log = logging.getLogger(__name__)
 
 
@@ -21,13 +24,21 @@ class MemoryGuard:
     """
 
     def __init__(
-        self, cap_bytes: int, leases: LeaseBook, on_change: Callable[[], None], read: Callable[[], int]
+        self,
+        cap_bytes: int,
+        leases: LeaseBook,
+        on_change: Callable[[], None],
+        read: Callable[[], int],
+        give_back: Callable[[], None] = lambda: None,
     ) -> None:
-        """What `read` returns now is what the program takes without weights and KV caches."""
+        """What `read` returns now is what the program takes without weights and KV caches. `give_back` has allocators
+        return what nobody uses."""
         self._cap_bytes = cap_bytes
         self._leases = leases
         self._on_change = on_change
         self._read = read
+        self._give_back = give_back
+        self._looks_over = 0
         self._least_bytes = read()
         self.over = False
 
@@ -37,10 +48,21 @@ class MemoryGuard:
             self.look()
             await asyncio.sleep(LOOK_EVERY_S)
 
+    def _taken_bytes(self) -> int:
+        taken_bytes = max(0, self._read() - self._least_bytes)
+        if not is_over_cap(taken_bytes, self._cap_bytes, was_over=self.over):
+            self._looks_over = 0
+            return taken_bytes
+        if self._looks_over % GIVE_BACK_EVERY == 0:
+            self._give_back()
+            taken_bytes = max(0, self._read() - self._least_bytes)
+        self._looks_over += 1
+        return taken_bytes
+
     def look(self) -> None:
         """Closes the lease book, or opens it again, as the memory taken at this moment says."""
         try:
-            taken_bytes = max(0, self._read() - self._least_bytes)
+            taken_bytes = self._taken_bytes()
         except (OSError, psutil.Error) as error:  # no descriptor is free, say: the next look may succeed
             _log.debug("the memory of this process cannot be told: %s", error)
             return

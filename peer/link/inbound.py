@@ -29,6 +29,8 @@ DESCRIPTOR_PART = 2
 UNPROVEN_PART = 4
 """No more than one in so many of the connections are unproven for longer than LOOK_EVERY_S."""
 _DESCRIPTORS = "/dev/fd"
+_INODES = sys.platform == "linux"
+"""Whether a socket has a number of its own, which tells it from a later one under the same descriptor."""
 _MAPPED = "::ffff:"
 """How a socket for both kinds of addresses, as gRPC's are, calls one of IPv4."""
 
@@ -145,7 +147,7 @@ class Inbound:
                 status = os.fstat(descriptor)
                 if stat.S_ISSOCK(status.st_mode):
                     key = descriptor, status.st_ino
-                    known = key in self._sockets
+                    known = _INODES and key in self._sockets
                     found.append((key, self._sockets[key] if known else self._other_end(descriptor)))
         return found
 

@@ -33,6 +33,8 @@ from molink.peer.transmission.values import LinkEstimate, Outgoing, Send
 PINGS_REMEMBERED = 8
 PONGS_WAITING = 16
 """Whoever asks for signs of life faster than they can leave gets fewer."""
+UNCOUNTED_BYTES = 4096
+"""Messages no longer than this, such as tokens, are bounded by their number alone."""
 _SMALL = frozenset((TrafficClass.DECODE, TrafficClass.CONTROL))
 """What has bounds of its own, and never waits for memory."""
 
@@ -122,17 +124,20 @@ class Traffic:
 
         `due_s`: as in `transmission.values.Outgoing`.
         """
-        if not self._holder.take_out(len(content), always=traffic_class in _SMALL):
+        size_bytes = len(content)
+        counted = size_bytes > UNCOUNTED_BYTES
+        if counted and not self._holder.take_out(size_bytes, always=traffic_class in _SMALL):
             return False
         number = next(self._messages)
         self._waiting[number] = _Waiting(traffic_class, memoryview(content))
-        outgoing = Outgoing(number, traffic_class, len(content), sessions, due_s)
+        outgoing = Outgoing(number, traffic_class, size_bytes, sessions, due_s)
         if not self._uplink.push(self._number, outgoing, now_s):
             del self._waiting[number]
-            self._holder.give_out(len(content))
+            if counted:
+                self._holder.give_out(size_bytes)
             return False
-        if traffic_class is TrafficClass.WEIGHTS:
-            self.answer_bytes += len(content)
+        if counted and traffic_class is TrafficClass.WEIGHTS:
+            self.answer_bytes += size_bytes
         self.keepalive.used(now_s)
         return True
 
@@ -234,6 +239,8 @@ class Traffic:
 
     def _keep(self, waiting: _Waiting) -> None:
         """Nothing more of a message will be sent: its memory is free when what was sent is acknowledged."""
+        if len(waiting.content) <= UNCOUNTED_BYTES:
+            return
         is_answer = waiting.traffic_class is TrafficClass.WEIGHTS
         self._kept.append((self._unacknowledged.sent, len(waiting.content), is_answer))
         self._let_go()
@@ -294,7 +301,8 @@ class Traffic:
         if last is None:
             return
         self._progress_s = now_s
-        self._let_go()
+        if self._kept:
+            self._let_go()
         departed_s = ack.departed_us / 1e6
         arrivals = [(sequence, departed_s - age_us / 1e6) for sequence, age_us in ack.arrivals]
         self._uplink.acked(self._number, ack.sequence, arrivals, now_s)

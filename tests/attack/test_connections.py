@@ -24,6 +24,7 @@ from molink.peer.protocol.frames import encode
 pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
 DESCRIPTORS = 1024
 SILENT = 1100
+ATTACK_S = 60.0
 
 
 class SwarmOfFewDescriptors(LocalSwarm):
@@ -59,7 +60,7 @@ async def test_a_peer_of_1024_descriptors_outlives_1100_silent_connections_and_l
         assert len(said.splitlines()) < 20
 
 
-@pytest.mark.parametrize("stage", ["tls", "http2"])
+@pytest.mark.parametrize("stage", [pytest.param("tls", marks=pytest.mark.attack), "http2"])
 async def test_silence_after_tls_and_after_http2_begins_keeps_nobody_out(
     stage: str, attacked: LocalSwarm, client: AsyncSwarm, references: References
 ) -> None:
@@ -83,23 +84,42 @@ async def link_of(
     return call
 
 
-async def test_300_links_of_one_identity_are_four_and_keep_nobody_out(
-    attacked: LocalSwarm, client: AsyncSwarm, references: References
+@pytest.mark.parametrize("links", [32, pytest.param(300, marks=pytest.mark.attack)])
+async def test_links_of_one_identity_are_four_and_keep_nobody_out(
+    links: int, attacked: LocalSwarm, client: AsyncSwarm, references: References
 ) -> None:
     facts, identity = facts_of(client, "front"), Identity.generate()
     async with bystander(attacked, client, references) as honest, AsyncExitStack() as stack:
-        calls = [await link_of(facts, identity, stack, number.to_bytes(16)) for number in range(300)]
+        calls = [await link_of(facts, identity, stack, number.to_bytes(16)) for number in range(links)]
         async with AsyncSwarm(BUNDLED, initial_peers=attacked.addresses) as newcomer:
             await honest.generate(newcomer, references)
         await asyncio.gather(*map(refusal_of, calls[:-4]))
 
 
-async def test_links_of_300_identities_that_do_nothing_keep_no_newcomer_out(
-    attacked: LocalSwarm, client: AsyncSwarm, references: References
+@pytest.mark.parametrize("identities", [140, pytest.param(300, marks=pytest.mark.attack)])
+async def test_links_of_many_identities_that_do_nothing_keep_no_newcomer_out(
+    identities: int, attacked: LocalSwarm, client: AsyncSwarm, references: References
 ) -> None:
     facts = facts_of(client, "front")
     async with bystander(attacked, client, references) as honest, AsyncExitStack() as stack:
-        for _ in range(300):
+        for _ in range(identities):
             await link_of(facts, Identity.generate(), stack, bytes(16))
         async with AsyncSwarm(BUNDLED, initial_peers=attacked.addresses) as newcomer:
             await honest.generate(newcomer, references)
+
+
+@pytest.mark.attack
+async def test_silence_in_every_stage_at_once_for_a_minute_keeps_nobody_out(
+    attacked: LocalSwarm, client: AsyncSwarm, references: References
+) -> None:
+    facts, identity = facts_of(client, "front"), Identity.generate()
+    port = grpc_port(facts)
+    async with bystander(attacked, client, references) as honest, AsyncExitStack() as stack:
+        for tls, opening in ((None, b""), (careless_tls(), b""), (careless_tls(), HTTP2_PREFACE)):
+            await stack.enter_async_context(silence(port, 300, tls=tls, opening=opening))
+        for number in range(100):
+            await link_of(facts, identity, stack, number.to_bytes(16))
+        ends_s = asyncio.get_running_loop().time() + ATTACK_S
+        while asyncio.get_running_loop().time() < ends_s:
+            async with AsyncSwarm(BUNDLED, initial_peers=attacked.addresses) as newcomer:
+                await honest.generate(newcomer, references)

@@ -12,6 +12,7 @@ from raw_links import facts_of
 from molink.client.local_swarm import LocalSwarm
 from molink.client.swarm import AsyncSwarm
 from molink.dht.identity import Identity
+from molink.peer.link.message_memory import STRANGER_BYTES
 from molink.peer.protocol import molink_pb2 as pb
 from molink.shards import store
 
@@ -62,3 +63,20 @@ async def test_files_that_nobody_acknowledges_wait_on_the_disk(
         for task in alive:
             task.cancel()
         await asyncio.gather(*alive, return_exceptions=True)
+
+
+@pytest.mark.attack
+async def test_what_makes_no_progress_is_forgotten_and_memory_comes_back(
+    attacked: LocalSwarm, client: AsyncSwarm, references: References
+) -> None:
+    facts, front = facts_of(client, "front"), attacked.peers[0]
+    async with bystander(attacked, client, references) as honest, AsyncExitStack() as stack:
+        await honest.generate(client, references)
+        before = resident_bytes(front)
+        links = [await LyingLink.dial(facts, Identity.generate(), bytes(16), stack) for _ in range(LINKS)]
+        alive = [asyncio.create_task(link.keep_alive()) for link in links]
+        await asyncio.gather(*(link.begin_messages(STRANGER_BYTES - MIB) for link in links))
+        async with asyncio.timeout(2 * RECOVERY_S):
+            await asyncio.gather(*alive)  # each has been closed
+        await honest.generate(client, references)
+        assert resident_bytes(front) - before < 128 * MIB

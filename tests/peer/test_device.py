@@ -9,6 +9,7 @@ import torch
 from molink.dht.configuration import SettingsError
 from molink.peer import device
 from molink.peer.device import (
+    check_memory,
     choose_device,
     choose_devices,
     default_memory_bytes,
@@ -118,3 +119,18 @@ def test_a_container_counts_its_own_limit(tmp_path: Path, monkeypatch: pytest.Mo
     assert default_memory_bytes("cpu") == 2_000_000
     (tmp_path / "memory.current").write_text("6000000\n")
     assert free_memory_bytes("cpu") == 0
+
+
+def test_more_memory_than_the_machine_has_is_refused_with_what_it_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    total = psutil.virtual_memory().total
+    check_memory(("cpu",), None)
+    check_memory(("cpu",), min(total, describe_device("cpu").memory_bytes))
+    with pytest.raises(SettingsError, match=r"--memory 900\.0 TB is more than cpu of this machine can have"):
+        check_memory(("cpu",), 900 * 1000**4)
+    monkeypatch.setattr(device, "_total_bytes", lambda _: 10 * 1000**3)
+    monkeypatch.setattr(device, "default_memory_bytes", lambda _: 9 * 1000**3)
+    check_memory(("cuda:0", "cuda:1"), 20 * 1000**3)
+    with pytest.raises(SettingsError, match=r"20\.0 GB: give less, or leave it out for 18\.0 GB"):
+        check_memory(("cuda:0", "cuda:1"), 21 * 1000**3)

@@ -13,7 +13,12 @@ from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from molink.peer.backend import DeviceBackend
-from molink.peer.comfort.memory_guard import MemoryGuard, own_memory_bytes
+from molink.peer.comfort.memory_guard import (
+    GIVE_BACK_EVERY,
+    LOOK_EVERY_S,
+    MemoryGuard,
+    own_memory_bytes,
+)
 from molink.peer.device import give_back_memory
 from molink.peer.leases import Granted, LeaseBook, LeaseKey, Refused
 from molink.peer.memory import CAP_HEADROOM_BYTES, MemoryPlan, is_over_cap
@@ -68,6 +73,43 @@ def test_a_process_that_takes_too_much_refuses_leases_until_it_has_given_back() 
     guard.look()
     assert isinstance(ask(leases, 2), Granted)
     assert len(changes) == 2
+
+
+def test_memory_that_only_allocators_keep_is_given_back_before_anybody_is_refused_and_within_ten_seconds() -> (
+    None
+):
+    leases, taken, kept = book(), [0], [3 * GB]
+
+    def give_back() -> None:
+        kept[0] = 0
+
+    guard = MemoryGuard(GB, leases, lambda: None, lambda: taken[0] + kept[0], give_back)
+    guard._least_bytes = 0
+    guard.look()
+    assert isinstance(ask(leases, 1), Granted)
+    taken[0] = 3 * GB
+    guard.look()
+    assert isinstance(ask(leases, 2), Refused)
+    taken[0], kept[0] = 0, 3 * GB
+    for _ in range(GIVE_BACK_EVERY):
+        guard.look()
+    assert isinstance(ask(leases, 2), Granted)
+    assert GIVE_BACK_EVERY * LOOK_EVERY_S <= 10.0
+
+
+@pytest.mark.parametrize("error", [OSError(24, "Too many open files"), psutil.AccessDenied()])
+def test_a_reading_that_fails_changes_nothing(error: Exception) -> None:
+    leases, fails = book(), [False]
+
+    def read() -> int:
+        if fails[0]:
+            raise error
+        return 0
+
+    guard = MemoryGuard(GB, leases, lambda: None, read)
+    fails[0] = True
+    guard.look()
+    assert isinstance(ask(leases, 1), Granted)
 
 
 def test_a_peer_that_leaves_stays_closed_when_its_memory_is_free_again() -> None:

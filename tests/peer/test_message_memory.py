@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from molink.peer.link.keepalive import TICK_S
 from molink.peer.link.message_memory import (
     LEAST_LIMIT_BYTES,
     MEMBER_BYTES,
@@ -16,6 +17,11 @@ from molink.peer.link.message_memory import (
     MessageMemory,
     message_limit_bytes,
 )
+from molink.peer.link.reassembly import PARTIAL_BYTES
+from molink.peer.link.shared_uplink import SharedUplink
+from molink.peer.link.traffic import Traffic
+from molink.peer.protocol import packets
+from molink.peer.transmission.classes import TrafficClass
 
 MIB = 1024 * 1024
 
@@ -134,3 +140,65 @@ TestAnyUse.settings = settings(max_examples=40, stateful_step_count=30)
 @given(st.integers(0, 2**50))
 def test_the_limit_never_falls_as_memory_grows(memory_bytes: int) -> None:
     assert message_limit_bytes(memory_bytes) <= message_limit_bytes(memory_bytes + 2**30)
+
+
+def traffic_of(budget: MessageMemory, identity: str) -> Traffic:
+    return Traffic(SharedUplink(), lambda: None, lambda: None, 0.0, budget.open(identity))
+
+
+def looks(traffic: Traffic, since_s: float, until_s: float) -> list[str]:
+    """What is said of a link that is looked at every TICK_S."""
+    times = [since_s + TICK_S * tick for tick in range(round((until_s - since_s) / TICK_S) + 1)]
+    return [said for now_s in times if (said := traffic.stalled(now_s)) is not None]
+
+
+def chunk(sequence: int, message: int, offset: int) -> bytes:
+    return packets.encode_data(TrafficClass.PREFILL, message, 100_000, offset, sequence, bytes(10_000))
+
+
+def test_a_message_of_which_nothing_more_comes_ends_its_link_after_30_s_though_others_go_on() -> None:
+    traffic = traffic_of(memory(), "a")
+    traffic.on_packet(chunk(1, 1, 0), 0.0)
+    for number in range(1, 6):
+        traffic.on_packet(chunk(1 + number, 2, 10_000 * (number - 1)), 5.0 * number)
+        assert looks(traffic, 5.0 * (number - 1), 5.0 * number) == []
+    assert set(looks(traffic, 25.0, 31.0)) == {"nothing more has come of a message for 30 s"}
+
+
+def test_what_is_not_acknowledged_ends_its_link_after_30_s() -> None:
+    traffic = traffic_of(memory(), "a")
+    assert looks(traffic, 0.0, 60.0) == []
+    assert traffic.push(bytes(10_000), TrafficClass.WEIGHTS, (), 60.0)
+    assert isinstance(traffic.next_packet(60.0), bytes)
+    assert looks(traffic, 60.0, 90.0) == []
+    assert set(looks(traffic, 90.0, 91.0)) == {"nothing was acknowledged for 30 s"}
+
+
+def test_an_end_that_slept_blames_nobody() -> None:
+    traffic = traffic_of(memory(), "a")
+    traffic.on_packet(chunk(1, 1, 0), 0.0)
+    assert looks(traffic, 0.0, 10.0) == []
+    assert looks(traffic, 3600.0, 3620.0) == []
+
+
+def test_what_a_link_holds_is_free_when_it_is_acknowledged_cancelled_whole_or_closed() -> None:
+    budget = memory()
+    traffic = traffic_of(budget, "a")
+    assert traffic.push(bytes(10_000), TrafficClass.PREFILL, (b"s" * 16,), 0.0)
+    assert traffic.push(bytes(20_000), TrafficClass.DECODE, (b"t" * 16,), 0.0)
+    assert budget.taken_bytes == 30_000
+    assert isinstance(traffic.next_packet(0.0), bytes)
+    traffic.on_packet(packets.encode_ack(packets.Ack(1, 0, ())), 0.1)
+    assert budget.taken_bytes == 10_000
+    traffic._uplink.cancel(b"s" * 16, 0.2)
+    assert budget.taken_bytes == 0
+    traffic.on_packet(chunk(1, 1, 0), 0.3)
+    traffic.on_packet(chunk(2, 2, 0), 0.3)
+    assert budget.taken_bytes == 2 * (10_000 + PARTIAL_BYTES)
+    traffic.on_packet(packets.encode_cancel(2), 0.4)
+    for number in range(1, 10):
+        traffic.on_packet(chunk(2 + number, 1, 10_000 * number), 0.5)
+    assert budget.taken_bytes == 0
+    traffic.on_packet(chunk(12, 3, 0), 0.6)
+    traffic.close()
+    assert budget.taken_bytes == 0

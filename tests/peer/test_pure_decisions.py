@@ -63,6 +63,7 @@ DECISIONS = [
     "molink.peer.redundancy.roles",
     "molink.peer.scheduling.microbatch",
     "molink.peer.protocol.packets",
+    "molink.peer.link.message_memory",
     "molink.peer.link.reassembly",
     "molink.peer.link.shared_uplink",
     "molink.peer.link.traffic",
