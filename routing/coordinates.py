@@ -38,6 +38,11 @@ MAX_RTT_MS = 60_000.0
 OUTLIER = 5.0
 """A neighbour whose coordinate misfits its round trip by so many times the median of all is left out: it lies, or is
 on the same local network, which a height cannot express."""
+PULL = 3.0
+"""A neighbour whose round trip is further from what the coordinates say than so many times the median of all counts as
+no further than that (Huber's bound, as of robust regression)."""
+LEAST_PULL_MS = 1.0
+"""Round trips vary by so much."""
 USABLE_ERROR = 0.5
 """Predictions between two peers that are both at most this wrong go before a guess."""
 START = Coordinate((0.0,) * COORDINATE_DIMENSIONS, 1.0, 1.0)
@@ -123,7 +128,9 @@ def placed(
 ) -> Coordinate:
     """`own` after a round of samples: by peer id, the neighbour's coordinate and the round trip in milliseconds.
 
-    The samples are taken in the order of the ids, `passes` times over; outliers among them count for nothing.
+    The samples are taken in the order of the ids, `passes` times over; outliers among them count for nothing, and none
+    pulls further than PULL times as far as the middle one: a neighbour can say that it is anywhere, and answer as late
+    as it likes.
     """
     misfits = {
         peer_id: abs(predicted_rtt_ms(own, other) - rtt_ms) / rtt_ms
@@ -131,9 +138,16 @@ def placed(
     }
     most = OUTLIER * max(1.0, median(misfits.values())) if misfits else 0.0
     kept = [peer_id for peer_id in sorted(samples) if misfits[peer_id] <= most]
-    for peer_id in kept * passes:
-        other, rtt_ms = samples[peer_id]
-        own = updated(own, other, rtt_ms, direction_between(own_id, peer_id))
+    for _ in range(passes):
+        predicted = {peer_id: predicted_rtt_ms(own, samples[peer_id][0]) for peer_id in kept}
+        off_ms = {peer_id: samples[peer_id][1] - predicted[peer_id] for peer_id in kept}
+        most_ms = PULL * max(LEAST_PULL_MS, median(map(abs, off_ms.values()))) if kept else 0.0
+        for peer_id in kept:
+            other, rtt_ms = samples[peer_id]
+            if abs(off_ms[peer_id]) > most_ms:
+                off = most_ms if off_ms[peer_id] > 0 else -most_ms
+                rtt_ms = min(predicted_rtt_ms(own, other) + off, MAX_RTT_MS)
+            own = updated(own, other, rtt_ms, direction_between(own_id, peer_id))
     return own
 
 

@@ -11,6 +11,9 @@ from molink.routing.arrays import FloatArray
 from molink.routing.coordinates import USABLE_ERROR, CoordinateTable
 from molink.routing.cost import CostModel
 
+CONTRADICTED = 2.0
+"""Two ends that measure one round trip differ by less: one of them lies, and to seem near is what pays."""
+
 
 def one_way_ms(
     peer_ids: Sequence[str],
@@ -20,11 +23,12 @@ def one_way_ms(
 ) -> FloatArray:
     """[peers, peers]: half the round trip and the overhead of a hop, row = from; the diagonal is 0.
 
-    For each pair the first of these that is known: the sender's measurement, the receiver's, what the
-    coordinates of both predict if neither is further off than USABLE_ERROR, the mean of both peers' medians
-    over all they measured or that were measured to them, `cost.unknown_rtt_ms`. `coordinates` are in the order
-    of `peer_ids`. Other entries of `rtt_ms`, to peers that are not listed, count for the medians. Numbers that
-    cannot be round trips are left out.
+    For each pair the first of these that is known: the sender's measurement, or the receiver's if that is CONTRADICTED
+    times as long; the receiver's; what the coordinates of both predict if neither is further off than USABLE_ERROR; the
+    mean of both peers' medians over all they measured, or that were measured to them if they have measured nothing;
+    `cost.unknown_rtt_ms`. So nobody seems much nearer to an honest peer than that one says, nor puts two others apart.
+    `coordinates` are in the order of `peer_ids`. Other entries of `rtt_ms`, to peers that are not listed, count for the
+    medians. Numbers that cannot be round trips are left out.
     """
     index = {peer_id: position for position, peer_id in enumerate(peer_ids)}
     known = {
@@ -34,9 +38,10 @@ def one_way_ms(
     for (source, target), rtt in known.items():
         if source in index and target in index:
             measured[index[source], index[target]] = rtt
-    result = measured
-    for fallback in (measured.T, _predicted_rtt_ms(coordinates)):
-        result = np.where(np.isnan(result), fallback, result)
+    with np.errstate(invalid="ignore"):
+        contradicted = CONTRADICTED * measured < measured.T
+    result = np.where(np.isnan(measured) | contradicted, measured.T, measured)
+    result = np.where(np.isnan(result), _predicted_rtt_ms(coordinates), result)
     if (unknown := np.isnan(result)).any():
         result = np.where(unknown, _guessed_rtt_ms(peer_ids, known, cost), result)
     result = result / 2 + cost.hop_overhead_ms
@@ -70,12 +75,14 @@ def _guessed_rtt_ms(
 
 
 def _typical_rtt_ms(peer_ids: Sequence[str], known: Iterable[tuple[tuple[str, str], float]]) -> FloatArray:
-    """[peers]: the median of the round trips from or to each peer; NaN where there are none."""
-    trips: dict[str, list[float]] = {peer_id: [] for peer_id in peer_ids}
-    for pair, rtt in known:
-        for peer_id in pair:
-            if peer_id in trips:
-                trips[peer_id].append(rtt)
-    return np.array(
-        [median(trips[peer_id]) if trips[peer_id] else np.nan for peer_id in peer_ids], dtype=np.float64
-    )
+    """[peers]: the median of the round trips that each peer has measured, else of those to it; NaN where there are
+    none."""
+    own: dict[str, list[float]] = {peer_id: [] for peer_id in peer_ids}
+    others: dict[str, list[float]] = {peer_id: [] for peer_id in peer_ids}
+    for (source, target), rtt in known:
+        if source in own:
+            own[source].append(rtt)
+        if target in others:
+            others[target].append(rtt)
+    trips = [own[peer_id] or others[peer_id] for peer_id in peer_ids]
+    return np.array([median(each) if each else np.nan for each in trips], dtype=np.float64)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from molink.peer.transmission.classes import TrafficClass
 from molink.peer.transmission.uplink import Uplink
-from molink.peer.transmission.values import Arrival, Outgoing, Send
+from molink.peer.transmission.values import Arrival, Outgoing, Send, Wait
 
 ACK_CHUNKS = 2
 ACK_DELAY_S = 0.004
@@ -163,14 +163,21 @@ class VirtualLink:
     def write(self) -> None:
         """Sends until the scheduler says to wait."""
         self._asks += 1
-        while isinstance(decided := self.uplink.next(self.number, self.clock.now_s), Send):
+        decided: Send | Wait | None = None
+        while self.is_writable() and isinstance(
+            decided := self.uplink.next(self.number, self.clock.now_s), Send
+        ):
             self.chunks += 1
             self._unacknowledged[self.chunks] = decided
             self._carry(decided, self.chunks, 0, self._connection)
-        if decided.until_s < float("inf"):
+        if isinstance(decided, Wait) and decided.until_s < float("inf"):
             asked = self._asks
             late_s = self._random.uniform(0, self.conditions.late_timer_s)
             self.clock.at(decided.until_s + late_s, lambda: self.write() if asked == self._asks else None)
+
+    def is_writable(self) -> bool:
+        """Whether the transport takes another chunk."""
+        return True
 
     def break_for(self, seconds: float) -> None:
         """The connection breaks, with all that is on its way; after so long there is another."""

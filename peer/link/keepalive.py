@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable
 from enum import Enum
+from hashlib import blake2b
 
 TICK_S = 0.5
 """How often `KeepAlive.tick` is to be called."""
@@ -17,31 +18,71 @@ says nothing meanwhile, and somebody waits for it."""
 FIRST_PINGS = 3
 FIRST_PING_INTERVAL_S = 0.05
 """A new link is measured a few times at once."""
+PINGS_REMEMBERED = 8
+PINGS_KEPT = 8
+"""Of so many answers the least counts: half a minute's."""
 RTT_SPANS = 8
 RTT_SPAN_S = 1.0
 
 
 class RoundTrips:
     """The round trip of a link: the least of its recent measurements, for what is above it was waiting, which routers
-    count elsewhere. Measurements of one second count as one: their least."""
+    count elsewhere. Measurements of one second count as one: their least.
+
+    Pings measure it: their numbers cannot be guessed, so no answer comes before the question has. Acknowledgements
+    measure it more often, less the time that the other end says to have held them; they count for no less than the
+    least ping. So the other end can seem further away than it is, never nearer.
+    """
 
     def __init__(self, measured: Callable[[], None]) -> None:
-        """`measured` is called at the FIRST_PINGS-th measurement."""
-        self._measured = measured
-        self._count = 0
+        """`measured` is called at the FIRST_PINGS-th ping that is answered."""
+        self.secret = b""
+        """What ping numbers are made of; whoever has the link sets it to random bytes, at most 64."""
         self.measured_s = float("-inf")
+        """When a ping was last answered."""
+        self._measured = measured
+        self._asked = 0
+        self._answered = 0
+        self._pings: dict[int, float] = {}
+        self._least_pings_s: deque[float] = deque(maxlen=PINGS_KEPT)
         self._spans: deque[tuple[float, float]] = deque(maxlen=RTT_SPANS)
 
     @property
     def least_s(self) -> float | None:
         return min((rtt_s for _, rtt_s in self._spans), default=None)
 
-    def add(self, rtt_s: float, now_s: float) -> None:
-        """A round trip of `rtt_s` seconds was measured at `now_s`."""
-        self._count += 1
-        if self._count == FIRST_PINGS:
-            self._measured()
+    def asked(self, now_s: float) -> int:
+        """A ping leaves soon; its number."""
+        self._asked += 1
+        digest = blake2b(self._asked.to_bytes(8), digest_size=8, key=self.secret).digest()
+        number = int.from_bytes(digest)
+        self._pings[number] = now_s
+        if len(self._pings) > PINGS_REMEMBERED:
+            del self._pings[next(iter(self._pings))]
+        return number
+
+    def answered(self, number: int, now_s: float) -> None:
+        """The answer to a ping has come; if it is none, nothing happens."""
+        asked_s = self._pings.pop(number, None)
+        if asked_s is None:
+            return
         self.measured_s = now_s
+        self._least_pings_s.append(now_s - asked_s)
+        self._add(now_s - asked_s, now_s)
+        self._answered += 1
+        if self._answered == FIRST_PINGS:
+            self._measured()
+
+    def acknowledged(self, rtt_s: float, now_s: float) -> None:
+        """By what an acknowledgement says the round trip took `rtt_s` seconds."""
+        if self._least_pings_s:
+            self._add(max(rtt_s, min(self._least_pings_s)), now_s)
+
+    def forget_pings(self) -> None:
+        """Those on their way are lost."""
+        self._pings.clear()
+
+    def _add(self, rtt_s: float, now_s: float) -> None:
         if self._spans and now_s - self._spans[-1][0] < RTT_SPAN_S:
             begun_s, least_s = self._spans[-1]
             self._spans[-1] = (begun_s, min(least_s, rtt_s))
@@ -87,8 +128,8 @@ class KeepAlive:
         self.used_s = now_s
 
     def tick(self, now_s: float, *, owed: bool, measured_s: float) -> Verdict:
-        """To be asked every TICK_S. `owed`: an acknowledgement or an answer is awaited; `measured_s`: when the round
-        trip was last measured."""
+        """To be asked every TICK_S. `owed`: an acknowledgement or an answer is awaited; `measured_s`: when a ping
+        was last answered."""
         if now_s - self._ticked_s > 2 * TICK_S:
             self.excuse(now_s)  # this end slept, and has not had its chance to read
         self._ticked_s = now_s

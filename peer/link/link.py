@@ -5,6 +5,7 @@ What the other end may send, how it is cut into packets and in which order they 
 """
 
 import asyncio
+import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -94,6 +95,7 @@ class Link:
         self._measured = asyncio.Event()
         holder = (memory or MessageMemory()).open(remote.peer_id, self._evicted, self._room)
         self._traffic = Traffic(uplink, self._wake, self._measured.set, loop.time(), holder)
+        self._traffic.round_trips.secret = secrets.token_bytes(16)
         self._closing: asyncio.Future[_End] = loop.create_future()
         self._suspended = asyncio.Event()
         self._resumed: asyncio.Future[Resumed] = loop.create_future()

@@ -30,7 +30,6 @@ from molink.peer.protocol.packets import (
 from molink.peer.transmission.classes import TrafficClass
 from molink.peer.transmission.values import LinkEstimate, Outgoing, Send
 
-PINGS_REMEMBERED = 8
 PONGS_WAITING = 16
 """Whoever asks for signs of life faster than they can leave gets fewer."""
 UNCOUNTED_BYTES = 4096
@@ -85,8 +84,6 @@ class Traffic:
         """Message, and the last sequence number sent before its CANCEL, until a later one is acknowledged."""
         self._control: deque[bytes] = deque()
         self._pongs: deque[int] = deque(maxlen=PONGS_WAITING)
-        self._pings: dict[int, float] = {}
-        self._ping_numbers = itertools.count(1)
         self._holder = holder or MessageMemory().open("")
         self._kept: deque[tuple[int, int, bool]] = deque()
         """Of messages that were sent to their end, or cancelled: the last chunk, the bytes, and whether it was an
@@ -166,10 +163,7 @@ class Traffic:
 
     def ping(self, now_s: float) -> None:
         """Asks the other end for a sign of life."""
-        number = next(self._ping_numbers)
-        self._pings[number] = now_s
-        self._pings.pop(number - PINGS_REMEMBERED, None)
-        self._control.append(encode_ping(number))
+        self._control.append(encode_ping(self.round_trips.asked(now_s)))
         self.wake()
 
     def tick(self, now_s: float, *, awaits: bool) -> bool:
@@ -286,9 +280,7 @@ class Traffic:
             self._pongs.append(packet.number)
             self.wake()
         elif isinstance(packet, Pong):
-            sent_s = self._pings.pop(packet.number, None)
-            if sent_s is not None:
-                self.round_trips.add(now_s - sent_s, now_s)
+            self.round_trips.answered(packet.number, now_s)
         elif isinstance(packet, Cancel):
             self._reassembly.drop(packet.message)
         else:
@@ -310,7 +302,7 @@ class Traffic:
             self._cancels.popleft()
         if ack.arrivals and ack.arrivals[-1][0] == ack.sequence > self._again_until:
             held_s = ack.arrivals[-1][1] / 1e6
-            self.round_trips.add(max(0.0, now_s - last.sent_s - held_s), now_s)
+            self.round_trips.acknowledged(max(0.0, now_s - last.sent_s - held_s), now_s)
         if was_full:
             self.wake()
 
@@ -325,7 +317,7 @@ class Traffic:
         self._uplink.suspend(self._number, now_s)
         self._control.clear()
         self._pongs.clear()
-        self._pings.clear()
+        self.round_trips.forget_pings()
         self._again.clear()
 
     def resume(self, received: int, now_s: float) -> None:

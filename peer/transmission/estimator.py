@@ -55,8 +55,8 @@ class RateEstimator:
         self.bytes_per_s: float | None = None
         """The estimate; None until bulk was measured once."""
 
-    def arrived(self, at_s: float, sent_s: float, size_bytes: int, more: bool, round_s: float = 0.0) -> None:
-        """A chunk arrived.
+    def arrived(self, at_s: float, sent_s: float, size_bytes: int, more: bool, round_s: float = 0.0) -> bool:
+        """A chunk arrived. Whether it completes a measurement that counts.
 
         Args:
             at_s: by the receiver's clock.
@@ -67,16 +67,18 @@ class RateEstimator:
         start_s = self._start_s
         if start_s is None or at_s < start_s or (more and not self._busy and self._chunks):
             self._restart(at_s, sent_s, more)
-            return
+            return False
         self._bytes += size_bytes
         self._chunks += 1
         span_s = at_s - start_s
         if self._chunks >= MIN_CHUNKS and span_s >= self._min_span_s and span_s >= round_s:
             # Held up together and let go together, chunks arrive faster than any line: but not than they were sent.
-            self._add(self._bytes / max(span_s, sent_s - self._start_sent_s), self._busy)
+            counts = self._add(self._bytes / max(span_s, sent_s - self._start_sent_s), self._busy)
             self._restart(at_s, sent_s, more)
-        elif not more:
+            return counts
+        if not more:
             self._busy = False
+        return False
 
     @property
     def grows(self) -> bool:
@@ -89,6 +91,11 @@ class RateEstimator:
             self._samples.clear()
             self._add(bytes_per_s, True)
             self._flat = FLAT
+
+    def limit(self, most_bytes_per_s: float) -> None:
+        """It cannot be more, whatever was measured."""
+        if self.bytes_per_s is not None and self.bytes_per_s > most_bytes_per_s:
+            self.bytes_per_s = most_bytes_per_s
 
     def idle(self) -> None:
         """Nothing was sent for a while though bulk waited: that is not the line's slowness."""
@@ -105,9 +112,11 @@ class RateEstimator:
         self._chunks = 0
         self._busy = busy
 
-    def _add(self, bytes_per_s: float, busy: bool) -> None:
+    def _add(self, bytes_per_s: float, busy: bool) -> bool:
+        """Whether it counts."""
         known = self.bytes_per_s
-        if busy or (known is not None and bytes_per_s > RAISE * known):
+        counts = busy or (known is not None and bytes_per_s > RAISE * known)
+        if counts:
             self._samples.append(bytes_per_s)
             self._flat += 1
             if known is None or bytes_per_s >= GROWTH * self._best:
@@ -116,6 +125,7 @@ class RateEstimator:
             elif self._flat >= SAMPLES:
                 self._best = max(self._samples)
             self.bytes_per_s = max(self._samples)
+        return counts
 
 
 class WindowedMinimum:
@@ -242,6 +252,9 @@ class DelayEstimator:
         way_s = at_s - sent_s
         queueing_s = way_s - self._least_way.add(way_s, now_s)
         rtt_s = now_s - sent_s
+        if queueing_s > rtt_s:
+            # Whatever the stamps say, it waited on its way between its departure and its acknowledgement.
+            queueing_s = rtt_s
         least_s = self._least_rtt.add(rtt_s, now_s)
         self.queueing_s += SMOOTHING * (queueing_s - self.queueing_s)
         if unloaded:

@@ -71,10 +71,12 @@ class JustInTime:
     def pushed(self, link: LinkState, queued: Queued) -> None:
         """Nothing to do."""
 
-    def sent(self, link: LinkState, traffic_class: TrafficClass, part: Send, now_s: float) -> None:  # noqa: ARG002
+    def sent(self, link: LinkState, traffic_class: TrafficClass, part: Send, now_s: float) -> None:
         uplink = self._uplink
         if traffic_class > _CONTROL:
             uplink.last_bulk = link
+            if uplink.bulk_links > 1:
+                link.part.sent(part.size_bytes, now_s)
         if uplink.bulk_links or uplink.waiting[_CONTROL]:
             waiting = [one for one, links in uplink.waiting.items() if links or one is traffic_class]
             self._shares.charge(traffic_class, part.size_bytes, waiting)
@@ -149,12 +151,17 @@ class JustInTime:
         self, link: LinkState, queued: Queued, size_bytes: int, nobody_decodes: bool, now_s: float
     ) -> tuple[Queued, int] | float:
         """Sends a chunk of bulk, a smaller one, or waits."""
+        uplink = self._uplink
+        if uplink.bulk_links > 1:
+            uplink.look(now_s)
+            wait_s = uplink.parts.wait_s(link.part, uplink.fair_bytes_per_s, now_s)
+            if wait_s and link.in_flight_bytes:
+                return now_s + wait_s
         rate = link.rate.bytes_per_s
         if rate is None:
             fits = not link.in_flight_bytes or link.in_flight_bytes + size_bytes <= link.start_up.window_bytes
-            if fits or self._shares.pays(queued.outgoing.traffic_class, size_bytes):
-                return queued, size_bytes
-            return math.inf
+            fits = fits or self._shares.pays(queued.outgoing.traffic_class, size_bytes)
+            return (queued, size_bytes) if fits else math.inf
         if self._shares.pays(queued.outgoing.traffic_class, size_bytes):
             allowed_s = DECODE_S if link.decode_held else OWED_S
         else:
@@ -163,11 +170,11 @@ class JustInTime:
         if room_bytes >= size_bytes:
             return queued, size_bytes
         least_bytes = size_bytes
-        if allowed_s < ALLOWED_S or self._uplink.bulk_links > 1:
+        if allowed_s < ALLOWED_S or uplink.bulk_links > 1:
             least_bytes = min(size_bytes, max(LEAST_CHUNK_BYTES, int(rate * LEAST_CHUNK_S)))
         if room_bytes >= least_bytes:
             return queued, int(room_bytes)
-        if not link.in_flight_bytes and not self._uplink.line.queued_s(now_s):
+        if not link.in_flight_bytes and not uplink.line.queued_s(now_s):
             return queued, least_bytes
         if not grows_bytes_per_s:
             grows_bytes_per_s = 0.0 if link.in_flight_bytes else rate

@@ -1,5 +1,7 @@
 """A model of a line's queue, corrected by what is measured. Pure: no clock, no socket."""
 
+import math
+
 CORRECTION = 0.2
 """Part of an error that one measurement corrects: a single stamp may err by milliseconds."""
 
@@ -22,6 +24,12 @@ class LineModel:
         left_s = self._free_at_s - now_s
         return left_s if left_s > 0.0 else 0.0
 
+    def faster(self, times: float, now_s: float) -> None:
+        """The line proves to be so many times as fast: what is on it leaves it the sooner."""
+        left_s = self._free_at_s - now_s
+        if left_s > 0.0:
+            self._free_at_s = now_s + left_s / times
+
     def sent(self, size_bytes: int, bytes_per_s: float, now_s: float) -> tuple[float, float]:
         """A chunk is sent now. Returns what `arrived` wants to be told of it."""
         free_at_s = self._free_at_s
@@ -39,9 +47,10 @@ class LineModel:
         now_s: float,
         most_s: float,
         standing_s: float,
+        own_s: float = math.inf,
     ) -> None:
         """A chunk waited for `queueing_s`, `standing_s` of it in a queue. The queue is not taken to be longer than
-        `most_s` for that."""
+        `most_s` for that; nor to be shorter by more than `own_s`, what the chunk itself put on it, if that is given."""
         queued_s, corrected_s = predicted
         expected_s = queued_s + self._corrected_s - corrected_s
         error_s = queueing_s - expected_s
@@ -49,6 +58,8 @@ class LineModel:
             error_s = min(standing_s - expected_s, max(0.0, most_s - self.queued_s(now_s)) / CORRECTION)
         elif error_s > 0.0:
             error_s = 0.0
+        elif error_s * CORRECTION < -own_s:
+            error_s = -own_s / CORRECTION
         free_at_s = self._free_at_s
         self._corrected_s += CORRECTION * error_s
         self._free_at_s = (now_s if now_s > free_at_s else free_at_s) + CORRECTION * error_s

@@ -85,7 +85,7 @@ class Uplink:
         """
         state = self._state.links[link]
         traffic_class = outgoing.traffic_class
-        queued = self._queue(state, outgoing)
+        queued = self._queue(state, outgoing, now_s)
         if queued is None:
             return False
         if traffic_class is _DECODE:
@@ -130,6 +130,8 @@ class Uplink:
         if sequence > state.sequence:
             raise AckError(f"chunk {sequence} is acknowledged, {state.sequence} was the last sent")
         stamps = {arrived: at_s for arrived, at_s in arrivals if math.isfinite(at_s)}
+        if state.stalled:
+            self._state.stalls(state, False)
         flight, acked = state.flight, self._state.acked
         while flight and flight[0].sequence <= sequence:
             chunk = flight.popleft()
@@ -209,14 +211,16 @@ class Uplink:
             if self._state.links[link].backlog.heads:
                 self._wake(link)
 
-    def _queue(self, state: LinkState, outgoing: Outgoing) -> Queued | None:
+    def _queue(self, state: LinkState, outgoing: Outgoing, now_s: float) -> Queued | None:
         traffic_class = outgoing.traffic_class
         is_new = traffic_class not in state.backlog.heads
         is_first_bulk = is_new and traffic_class > _CONTROL and not state.has_bulk
         queued = state.backlog.push(outgoing)
         if queued is not None and is_new:
-            self._state.waiting[traffic_class] += 1
-            self._state.bulk_links += is_first_bulk
+            self._state.count(state, traffic_class, 1)
+            if is_first_bulk:
+                self._state.count_bulk(state, 1)
+                self._state.rate.bulk_begins(state.shown, now_s)
         return queued
 
     def _drop(self, state: LinkState, queued: Queued) -> None:
@@ -227,6 +231,7 @@ class Uplink:
         """Nothing of a message waits any more."""
         traffic_class = queued.outgoing.traffic_class
         if traffic_class not in state.backlog.heads:
-            self._state.waiting[traffic_class] -= 1
+            self._state.count(state, traffic_class, -1)
             if traffic_class > _CONTROL and not state.has_bulk:
-                self._state.bulk_links -= 1
+                self._state.count_bulk(state, -1)
+                state.shown.is_busy = False

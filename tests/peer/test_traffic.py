@@ -10,6 +10,7 @@ from packet_examples import tampered
 
 from molink.peer.link import traffic as traffic_module
 from molink.peer.link.acknowledging import BULK_CHUNKS, BULK_DELAY_S, BULK_INTERVAL_S, Acknowledging
+from molink.peer.link.keepalive import RTT_SPANS, RoundTrips
 from molink.peer.link.reassembly import MAX_PARTIAL_BYTES
 from molink.peer.link.shared_uplink import SharedUplink
 from molink.peer.link.traffic import LinkClosed, Traffic
@@ -179,6 +180,11 @@ def test_an_end_that_hears_no_acknowledgement_stops_at_its_bound(monkeypatch: py
 def test_an_acknowledgement_tells_the_round_trip_without_the_time_that_it_was_held() -> None:
     pair = Pair()
     side, other = pair.sides
+    round_trips = side.traffic.round_trips
+    round_trips.answered(round_trips.asked(0.0), 0.020)
+    assert round_trips.least_s == pytest.approx(0.020)
+    for number in range(2 * RTT_SPANS):  # the way has become longer: acknowledgements say so before pings do
+        round_trips.acknowledged(0.040, 0.5 + number)
     assert side.traffic.push(b"decode", TrafficClass.DECODE, (), 0.0)
     packet = side.traffic.next_packet(1.0)
     assert isinstance(packet, bytes)
@@ -191,6 +197,40 @@ def test_an_acknowledgement_tells_the_round_trip_without_the_time_that_it_was_he
     assert isinstance(ack, bytes)
     side.traffic.on_packet(ack, 1.0 + 0.030 + (due_s - 501.0))
     assert side.traffic.round_trips.least_s == pytest.approx(0.030, abs=1e-5)
+
+
+@given(
+    pings_ms=st.lists(st.floats(10.0, 500.0), min_size=1, max_size=20),
+    said_ms=st.lists(st.floats(0.0, 500.0), max_size=40),
+)
+def test_acknowledgements_bring_nobody_nearer_than_its_answers_to_pings(
+    pings_ms: list[float], said_ms: list[float]
+) -> None:
+    round_trips, now_s = RoundTrips(nothing), 0.0
+    for ping_ms in pings_ms:
+        now_s += 4.0
+        round_trips.answered(round_trips.asked(now_s), now_s + ping_ms / 1000)
+        for one_ms in said_ms:
+            now_s += 0.3
+            round_trips.acknowledged(one_ms / 1000, now_s)
+    assert round_trips.least_s is not None
+    assert round_trips.least_s >= min(pings_ms) / 1000 - 1e-9
+
+
+def test_an_answer_that_was_not_asked_for_or_is_guessed_measures_nothing() -> None:
+    round_trips = RoundTrips(nothing)
+    round_trips.secret = b"known to this end only"
+    for number in range(100):
+        round_trips.answered(number, 0.0)
+    round_trips.acknowledged(0.001, 0.0)
+    assert round_trips.least_s is None
+    first, second = round_trips.asked(1.0), round_trips.asked(1.0)
+    assert abs(first - second) > 2**20
+    round_trips.answered(second + 1, 1.001)
+    assert round_trips.least_s is None
+    round_trips.answered(first, 1.03)
+    round_trips.answered(first, 1.00001)
+    assert round_trips.least_s == pytest.approx(0.03)
 
 
 def test_of_bulk_each_second_chunk_is_acknowledged_at_once() -> None:

@@ -6,7 +6,7 @@ from importlib.resources import files
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from molink.dht.records import (
@@ -219,6 +219,29 @@ def test_a_peer_that_only_liars_surround_knows_that_it_knows_nothing() -> None:
     for _ in range(50):
         own = placed("own", own, liars)
     assert own.error > USABLE_ERROR
+
+
+@given(
+    lies=st.lists(st.tuples(coordinates, st.floats(50.0, MAX_RTT_MS)), min_size=1, max_size=3),
+    seed=st.integers(0, 20),
+)
+@settings(max_examples=12, deadline=None)
+def test_whatever_a_minority_says_and_however_late_it_answers_a_peer_stays_where_it_is(
+    lies: list[tuple[Coordinate, float]], seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    home = at(*rng.uniform(-50, 50, 2), error=0.1)
+    honest = {
+        f"honest {number}": (one, predicted_rtt_ms(home, one))
+        for number in range(9)
+        for one in (at(*rng.uniform(-100, 100, 2), error=0.1),)
+    }
+    own = home
+    for _ in range(40):
+        own = placed("own", own, honest | {f"liar {n}": lie for n, lie in enumerate(lies)}, 3)
+    off_ms = [abs(predicted_rtt_ms(own, one) - rtt_ms) for one, rtt_ms in honest.values()]
+    assert max(off_ms) <= 20.0
+    assert own.error <= USABLE_ERROR
 
 
 @given(st.dictionaries(st.text(max_size=4), st.tuples(coordinates, rtts), max_size=6), coordinates)

@@ -43,6 +43,24 @@ def test_a_measurement_in_either_direction_goes_before_a_prediction() -> None:
     assert found[0, 2] == one_way(910.0)
 
 
+def test_nobody_seems_much_nearer_than_the_other_end_says() -> None:
+    found = one_way_ms(
+        ("liar", "honest"), {("liar", "honest"): 0.1, ("honest", "liar"): 80.0}, [None] * 2, COST
+    )
+    assert found[0, 1] == found[1, 0] == one_way(80.0)
+
+
+@given(claims=st.dictionaries(st.sampled_from(["a", "b", "elsewhere", "nowhere"]), rtts))
+def test_what_others_announce_puts_no_two_honest_peers_apart_or_together(claims: dict[str, float]) -> None:
+    known = {("a", "c"): 60.0, ("b", "c"): 20.0}
+    for measured in (known, known | {("a", "b"): 35.0}):
+        lied = measured | {("liar", target): rtt_ms for target, rtt_ms in claims.items()}
+        honest = one_way_ms(("a", "b", "liar"), measured, [None] * 3, COST)
+        assert (
+            one_way_ms(("a", "b", "liar"), lied, [None] * 3, COST)[:2, :2].tolist() == honest[:2, :2].tolist()
+        )
+
+
 def test_without_two_good_coordinates_the_medians_hold() -> None:
     measured = {("a", "elsewhere"): 60.0, ("b", "elsewhere"): 20.0}
     for other in (None, at(500.0, error=USABLE_ERROR * 1.01)):
