@@ -81,6 +81,8 @@ class HopSession:
     """When the prompt is due here (`prompt_order`), on the engine's clock; 0 where nobody heeds it."""
     history: list[int] = field(default_factory=list)
     """At the head: the sequence so far."""
+    failed: bool = False
+    """Whether its client has been told that this epoch is over; what still comes of it is dropped."""
 
     def can_begin_behind(self, tokens: int) -> bool:
         """Whether the cache holds so many tokens of the prompt's beginning."""
@@ -150,7 +152,8 @@ class SessionTable:
 
 
 def report_failure(session: HopSession, peer_id: str, code: str, detail: str) -> None:
-    """Tells the session's client who failed it; the client decides what follows."""
+    """Tells the session's client who failed it; the client decides what follows, in another epoch."""
+    session.failed = True
     span = next((hop.span for hop in session.plan.hops if hop.peer_id == peer_id), session.span)
     session.owner.post(
         pb.Failed(
