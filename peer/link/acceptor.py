@@ -6,13 +6,16 @@ import logging
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
+from urllib.parse import unquote
 
 import grpc
 import grpc.aio
 
 from molink.dht.certificate import Certificate
+from molink.dht.door import network_of
 from molink.dht.swarm_key import SwarmKey
 from molink.peer.link.dialling import CHANNEL_OPTIONS, LINK_METHOD
 from molink.peer.link.handshake import HandshakeRefused, Remote, challenge, check
@@ -20,6 +23,7 @@ from molink.peer.link.link import LinkHandler, Resumed
 from molink.peer.link.links import Links
 from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.protocol.frames import ProtocolError, decode, encode, expect
+from molink.shards.address_ranges import AddressRange, range_of
 
 HANDSHAKE_TIMEOUT_S = 5.0
 MAX_LINKS = 256
@@ -122,6 +126,7 @@ class Acceptor:
         self._proven += 1
         try:
             await context.write(encode(pb.Welcome(peer_id=self._peer_id)))
+            remote = replace(remote, network=_network_of(context.peer()))
             running = self._links.accept(proof.link_id, remote, connection)
         except BaseException:
             self._proven -= 1
@@ -175,6 +180,13 @@ class Acceptor:
             finally:
                 if limit in self._unproven:
                     self._unproven.remove(limit)
+
+
+def _network_of(peer: str) -> str:
+    """Where a dialler is that gRPC calls `ipv4:192.0.2.1:5000` or `ipv6:%5B::1%5D:5000`; empty where addresses tell
+    nobody apart: behind a tunnel or a proxy at home all come from one."""
+    host = unquote(peer).partition(":")[2].rpartition(":")[0].strip("[]")
+    return network_of(host) if range_of(host) is AddressRange.PUBLIC else ""
 
 
 def listen_address(host: str, port: int) -> str:

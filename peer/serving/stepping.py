@@ -190,6 +190,11 @@ class Stepper:
         """A next hop has computed prefill that went there."""
         self._forwarder.on_stepped(link, header)
 
+    def sessions_waiting(self) -> set[LeaseKey]:
+        """Those that wait for this peer, and not it for them."""
+        waiting = {key for key, _ in self._inputs} | self._prompts.keys()
+        return waiting if self._interleaving is None else waiting | self._interleaving.keys()
+
     def discard(self, session: HopSession) -> None:
         """The session has ended: what waits of it is dropped."""
         self._forwarder.forget(session.key)
