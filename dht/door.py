@@ -10,20 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-_BY_ADDRESS = tuple(
-    ipaddress.ip_network(network)
-    for network in (
-        "127.0.0.0/8",
-        "10.0.0.0/8",
-        "172.16.0.0/12",
-        "192.168.0.0/16",
-        "169.254.0.0/16",
-        "100.64.0.0/10",
-        "::1/128",
-        "fc00::/7",
-        "fe80::/10",
-    )
-)
+from molink.shards.address_ranges import AddressRange, range_of
+
 _IPV4_PREFIX, _IPV6_PREFIX = 24, 56
 _RESERVED = 10
 """One place in so many is kept for members."""
@@ -198,7 +186,7 @@ def network_of(host: str) -> str:
         return host
     if isinstance(address, ipaddress.IPv6Address):
         address = address.ipv4_mapped or address.sixtofour or address
-    if any(address in network for network in _BY_ADDRESS if network.version == address.version):
+    if range_of(str(address)) is not AddressRange.PUBLIC:
         return str(address)
     prefix = _IPV4_PREFIX if address.version == 4 else _IPV6_PREFIX
     return str(ipaddress.ip_network((address, prefix), strict=False))

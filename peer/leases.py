@@ -6,6 +6,7 @@ cold layers, though these are still to be loaded. Of two clients that race for t
 two that want the same cold layers share one load.
 """
 
+from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -21,6 +22,15 @@ from molink.peer.memory import (
 from molink.shards.spec import ModelSpec, Span, missing_spans
 
 MIN_RETRY_S = 0.1
+IDLE_S = 60.0
+"""A lease without a step for so long ends, however often it is renewed: its client has given up the circuit by then."""
+SPARED_S = 30.0
+"""A lease without a step for so long ends as soon as another needs its room."""
+KEPT_PART = 10
+"""One in so many sessions is kept for who has no lease here, half of these for those who have stepped here before; and
+such a part of the KV cache for those who either have no lease here or have stepped here before."""
+MOST_KNOWN = 4096
+"""Clients that are remembered to have stepped here."""
 
 
 class LeaseKey(NamedTuple):
@@ -42,6 +52,8 @@ class Lease:
     expires_s: float
     owner: str
     """The client's peer id."""
+    network: str = ""
+    """Where the client is, as far as that tells people apart; empty: nobody knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +63,8 @@ class Granted:
     """What must be loaded before the lease is ready and nobody has ordered yet; () if warm or on its way."""
     replaced: Lease | None = None
     """The session's lease of an older epoch, which ended with this grant: free its KV cache first."""
+    evicted: tuple[Lease, ...] = ()
+    """Leases that nobody used, and that ended to make room for this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +81,9 @@ class Refused:
 class LeaseBook:
     """Who may use which part of this peer's memory.
 
-    Leases end by `release`, `release_owner`, `expire`, `load_failed`, or a newer epoch, and in no other way;
-    each of these says which ended, so that the caller frees what belongs to them. A refusal changes nothing.
+    Leases end by `release`, `release_owner`, `expire`, `load_failed`, a newer epoch, or, while they are idle, by a
+    grant to another, and in no other way; each of these says which ended, so that the caller frees what belongs to
+    them. A refusal changes nothing.
     """
 
     def __init__(
@@ -79,6 +94,7 @@ class LeaseBook:
         span_limit: Span | None = None,
         max_sessions: int = 64,
         max_sessions_per_owner: int = 32,
+        max_sessions_per_network: int = 48,
         ttl_s: float = 30.0,
     ) -> None:
         self._spec = spec
@@ -86,8 +102,13 @@ class LeaseBook:
         self._span_limit = span_limit if span_limit is not None else spec.whole
         self._max_sessions = max_sessions
         self._max_sessions_per_owner = max_sessions_per_owner
+        self._max_sessions_per_network = max_sessions_per_network
         self._ttl_s = ttl_s
         self._leases: dict[bytes, Lease] = {}
+        self._used_s: dict[bytes, float] = {}
+        """By session: when it was granted, or has stepped last."""
+        self._known: OrderedDict[str, None] = OrderedDict()
+        """Clients that have stepped here, who did so last at the end."""
         self._holdings = Holdings(spec)
         self._closed: dict[str, Refused] = {}
 
@@ -140,27 +161,59 @@ class LeaseBook:
         spare_bytes = spare_pool_bytes(self.kv_limit_bytes, self.swap_bytes, self._leased())
         return min(self._memory.weight_limit_bytes - self._holdings.committed_bytes, spare_bytes)
 
-    def request(self, key: LeaseKey, span: Span, tokens: int, owner: str, now: float) -> Granted | Refused:
+    def request(
+        self, key: LeaseKey, span: Span, tokens: int, owner: str, now: float, network: str = ""
+    ) -> Granted | Refused:
         """Asks for the span and the KV cache of `tokens` tokens, for `ttl_s` from `now`.
 
         The same request again has the same lease as its answer. A higher epoch replaces the session's lease,
-        whose KV cache counts as free for it; if it is refused, the older lease stays.
+        whose KV cache counts as free for it; if it is refused, the older lease stays. Where there is no room, leases
+        that nobody has used for SPARED_S make some: of who has most, and of these the one that was used least lately.
         """
         older = self._leases.get(key.session)
         if older is not None and (answer := self._answer_known(older, key, span, tokens, owner)) is not None:
             return answer
-        refusal = self._refuse_shape(span, tokens) or self._refuse_number(older, owner, now)
+        refusal = self._refuse_shape(span, tokens) or self._refuse_closed()
         if refusal is not None:
             return refusal
         kv_bytes = self._spec.kv_bytes(span, tokens)
         to_load = self._holdings.cold(span)
-        refusal = self._refuse_memory(to_load, kv_bytes, older, now)
+        lease = Lease(key, span, tokens, kv_bytes, now + self._ttl_s, owner, network)
+        evicted: list[Lease] = []
+        refusal = self._refuse(lease, to_load, older, now)
         if refusal is not None:
-            return refusal
-        lease = Lease(key, span, tokens, kv_bytes, now + self._ttl_s, owner)
+            first = refusal
+            for spare in self._spare(now):
+                if spare is older or refusal is None:
+                    continue
+                evicted.append(spare)
+                del self._leases[spare.key.session]
+                refusal = self._refuse(lease, to_load, older, now)
+            if refusal is not None:
+                self._leases.update((spare.key.session, spare) for spare in evicted)
+                return first
+        self._end_uses(evicted)
         self._leases[key.session] = lease
+        self._used_s[key.session] = now
         self._holdings.order(to_load)
-        return Granted(lease, to_load, older)
+        return Granted(lease, to_load, older, tuple(evicted))
+
+    def used(self, key: LeaseKey, now: float, *, stepped: bool = True) -> None:
+        """The session has stepped, or waits for this peer and not for its client. No error if there is no such lease
+        (any more)."""
+        lease = self._find(key)
+        if lease is None:
+            return
+        self._used_s[key.session] = now
+        if stepped:
+            self._known[lease.owner] = None
+            self._known.move_to_end(lease.owner)
+            if len(self._known) > MOST_KNOWN:
+                self._known.popitem(last=False)
+
+    def knows(self, owner: str) -> bool:
+        """Whether a client has stepped here before."""
+        return owner in self._known
 
     def preload(self, span: Span, now: float) -> tuple[Span, ...] | Refused:
         """Commits the memory of layers that the peer loads of its own accord, such as at the start.
@@ -177,27 +230,35 @@ class LeaseBook:
         return to_load
 
     def renew(self, key: LeaseKey, now: float) -> bool:
-        """The lease lasts `ttl_s` from `now`. False when there is no such lease (any more).
+        """The lease lasts `ttl_s` from `now`. False when there is no such lease (any more), or nobody has used it for
+        IDLE_S.
 
         One that has run out but was not taken back by `expire` yet is renewed too: its memory is still there.
         """
         lease = self._find(key)
-        if lease is None:
+        if lease is None or now - self._used_s[key.session] >= IDLE_S:
             return False
         self._leases[key.session] = replace(lease, expires_s=max(lease.expires_s, now + self._ttl_s))
         return True
 
     def release(self, key: LeaseKey) -> Lease | None:
         """Ends a lease; None when there is no such lease (any more)."""
-        return self._leases.pop(key.session) if self._find(key) is not None else None
+        lease = self._find(key)
+        if lease is not None:
+            self._end((lease,))
+        return lease
 
     def release_owner(self, owner: str) -> tuple[Lease, ...]:
         """Ends all leases of a client that is gone."""
         return self._end(lease for lease in self.leases if lease.owner == owner)
 
     def expire(self, now: float) -> tuple[Lease, ...]:
-        """Ends the leases that have run out."""
-        return self._end(lease for lease in self.leases if lease.expires_s <= now)
+        """Ends the leases that have run out, and those that nobody has used for IDLE_S."""
+        return self._end(
+            lease
+            for lease in self.leases
+            if lease.expires_s <= now or now - self._used_s[lease.key.session] >= IDLE_S
+        )
 
     def loaded(self, span: Span) -> None:
         """A load has ended well: the span is held. Layers that nobody ordered are held too, if they fit.
@@ -268,7 +329,18 @@ class LeaseBook:
         ended = tuple(leases)
         for lease in ended:
             del self._leases[lease.key.session]
+        self._end_uses(ended)
         return ended
+
+    def _end_uses(self, ended: Iterable[Lease]) -> None:
+        for lease in ended:
+            self._used_s.pop(lease.key.session, None)
+
+    def _spare(self, now: float) -> list[Lease]:
+        """Leases that may make room for others, in the order in which they do."""
+        held = Counter(lease.owner for lease in self._leases.values())
+        idle = [lease for lease in self.leases if now - self._used_s[lease.key.session] >= SPARED_S]
+        return sorted(idle, key=lambda lease: (-held[lease.owner], self._used_s[lease.key.session]))
 
     def _leased(self, without: Lease | None = None) -> list[int]:
         return [lease.kv_bytes for lease in self._leases.values() if lease is not without]
@@ -298,25 +370,46 @@ class LeaseBook:
             return Refused("span", detail, 0.0)
         return None
 
-    def _refuse_number(self, older: Lease | None, owner: str, now: float) -> Refused | None:
-        if (closed := self._refuse_closed()) is not None:
-            return closed
-        if older is not None:
-            return None
-        if len(self._leases) >= self._max_sessions:
-            detail = f"all {self._max_sessions} sessions of this peer are taken"
-            return Refused("busy", detail, self._retry_after_s(self.leases, now))
-        owned = tuple(lease for lease in self.leases if lease.owner == owner)
+    def _refuse(
+        self, asked: Lease, to_load: tuple[Span, ...], older: Lease | None, now: float
+    ) -> Refused | None:
+        """Why there is no room for a lease, among those that there are."""
+        refusal = None if older is not None else self._refuse_number(asked, now)
+        if refusal is not None:
+            return refusal
+        kept_bytes = 0
+        others = (lease for lease in self.leases if lease is not older)
+        if asked.owner not in self._known and any(_of_one(lease, asked) for lease in others):
+            kept_bytes = max(0, self.kv_limit_bytes) // KEPT_PART
+        return self._refuse_memory(to_load, asked.kv_bytes, older, now, kept_bytes)
+
+    def _refuse_number(self, asked: Lease, now: float) -> Refused | None:
+        owned = tuple(lease for lease in self.leases if lease.owner == asked.owner)
         if len(owned) >= self._max_sessions_per_owner:
-            detail = f"{owner} has {len(owned)} sessions here, the most that one client may have"
+            detail = f"{asked.owner} has {len(owned)} sessions here, the most that one client may have"
             return Refused("busy", detail, self._retry_after_s(owned, now))
+        near = tuple(lease for lease in self.leases if asked.network and lease.network == asked.network)
+        if len(near) >= self._max_sessions_per_network:
+            detail = f"{asked.network} has {len(near)} sessions here, the most that one network may have"
+            return Refused("busy", detail, self._retry_after_s(near, now))
+        kept = self._max_sessions // KEPT_PART
+        if not owned and not near:
+            kept = 0 if asked.owner in self._known else kept // 2
+        if len(self._leases) >= self._max_sessions - kept:
+            detail = f"all {self._max_sessions} sessions of this peer are taken, or kept for others"
+            return Refused("busy", detail, self._retry_after_s(self.leases, now))
         return None
 
     def _refuse_closed(self) -> Refused | None:
         return self._closed.get("draining") or next(iter(self._closed.values()), None)
 
     def _refuse_memory(
-        self, to_load: tuple[Span, ...], kv_bytes: int, older: Lease | None, now: float
+        self,
+        to_load: tuple[Span, ...],
+        kv_bytes: int,
+        older: Lease | None,
+        now: float,
+        kept_bytes: int = 0,
     ) -> Refused | None:
         weight_bytes = self._holdings.added_bytes(to_load)
         free_weight_bytes = self._memory.weight_limit_bytes - self._holdings.committed_bytes
@@ -329,7 +422,9 @@ class LeaseBook:
             )
             return Refused("memory", detail, self._ttl_s)
         pool_bytes = self.kv_limit_bytes - weight_bytes
-        free_bytes = weight_bytes + most_kv_bytes(pool_bytes, self.swap_bytes, self._leased(older))
+        free_bytes = (
+            weight_bytes + most_kv_bytes(pool_bytes, self.swap_bytes, self._leased(older)) - kept_bytes
+        )
         missing_bytes = weight_bytes + kv_bytes - free_bytes
         if missing_bytes <= 0:
             return None
@@ -347,6 +442,11 @@ class LeaseBook:
             if missing_bytes <= 0:
                 return min(max(lease.expires_s - now, MIN_RETRY_S), self._ttl_s)
         return self._ttl_s
+
+
+def _of_one(lease: Lease, other: Lease) -> bool:
+    """Whether one client holds both, or one network."""
+    return lease.owner == other.owner or (lease.network != "" and lease.network == other.network)
 
 
 def announced_free_bytes(spec: ModelSpec, span_limit: Span | None, leases: LeaseBook) -> tuple[int, int]:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 
@@ -23,13 +23,7 @@ from molink.peer.local_listener import HOST as METRICS_HOST
 from molink.peer.memory import plan_memory
 from molink.peer.metrics import PeerMetrics
 from molink.peer.metrics_server import MetricsServer
-from molink.peer.models.choosing import (
-    FIRST_MODEL,
-    Numbers,
-    agreeing,
-    most_needed,
-    warn_of_other_numbers,
-)
+from molink.peer.models.choosing import Numbers, choose_model, warn_of_other_numbers
 from molink.peer.models.hub import HubAccess
 from molink.peer.models.manifests import ManifestSource
 from molink.peer.models.model import LocalModel, open_model
@@ -46,9 +40,20 @@ from molink.peer.settings import JoinSettings, where_to_join
 from molink.peer.state_dir import StateDir
 from molink.routing.placement import describe_preview
 from molink.shards.blobs import BlobStore
-from molink.shards.catalog import is_from_hub
+from molink.shards.catalog import BUNDLED_CONTENT, is_from_hub
 from molink.shards.spec import ModelSpec, Span
 
+TOKENIZERS = frozenset(
+    {
+        "tokenizer.json",
+        "tokenizer.model",
+        "vocab.json",
+        "vocab.txt",
+        "sentencepiece.bpe.model",
+        "spiece.model",
+    }
+)
+"""Files of which one is enough for a tokenizer, or nearly so."""
 _log = logging.getLogger(__name__)
 
 
@@ -107,6 +112,7 @@ class Opening:
         others = tuple(view for view in discovery.snapshot() if view.peer_id != identity.peer_id)
         model = await self._model(others, devices, swarm_key, stack)
         _tell_of_other_numbers(model.spec, others)
+        _tell_of_missing_tokenizer(model.spec.name, model.manifest.files)
         computing = await open_computing(stack, model, devices, settings, self._state.profiles, self._report)
         leases = self._lease_book(model, computing.devices)
         if computing.ranks is None:
@@ -237,11 +243,17 @@ class Opening:
         settings = self._settings
         identifier, dtype, quantization = settings.model, settings.dtype, settings.quantization
         if identifier is None:
-            needed = most_needed(agreeing(views, dtype, quantization) or views)
-            identifier = FIRST_MODEL if needed is None else needed.name
-            if needed is not None:  # of what its owner leaves open, as those have it who need help most
-                dtype = needed.dtype if dtype == "auto" else dtype
-                quantization = quantization or needed.quantization
+            choice = choose_model(views, BUNDLED_CONTENT, dtype, quantization)
+            if choice.model is None:
+                raise PeerError(_ask_for_model(choice.others))
+            identifier = choice.model
+            if (
+                choice.served is not None
+            ):  # of what its owner leaves open, as those have it who need help most
+                dtype = choice.served.dtype if dtype == "auto" else dtype
+                quantization = quantization or choice.served.quantization
+            if choice.others:
+                say(f"Note: this swarm also serves {', '.join(choice.others[:3])}: choose with --model")
             _log.info("no --model was given: serving %s", identifier)
         asked = (identifier, dtype, quantization, views, self._state.digests, self._report)
         if not is_from_hub(identifier):
@@ -329,6 +341,24 @@ def _tell_of_other_numbers(spec: ModelSpec, views: Sequence[PeerView]) -> None:
     warning = warn_of_other_numbers(spec.name, Numbers(spec.dtype, spec.quantization), served)
     if warning is not None:
         say(f"Note: {warning}")
+
+
+def _ask_for_model(named: Sequence[str]) -> str:
+    """What the owner has to type, where nothing that comes with MoLink is served."""
+    served = f"this swarm serves {', '.join(named[:3])}" if named else "this swarm serves models of its own"
+    typed = f"--model {named[0]}" if named else "--model and its id or folder"
+    return (
+        f"{served}, and no model that comes with MoLink. What others only say is not opened unasked: if you "
+        f"know and trust it, start with {typed}"
+    )
+
+
+def _tell_of_missing_tokenizer(name: str, files: Collection[str]) -> None:
+    if not any(file in TOKENIZERS for file in files):
+        say(
+            f"Note: {name} has no tokenizer (tokenizer.json or tokenizer.model) in its folder. Peers need none, but "
+            "nobody can turn text into its tokens until a peer has one: put it there and start again"
+        )
 
 
 def _free(host: str, port: int | None) -> int:

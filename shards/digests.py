@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
+from molink.shards.model_files import open_own
 from molink.shards.safetensors_header import StoredTensor, StoreError, read_header
 
 READ_BYTES: Final = 2**22
@@ -27,6 +28,8 @@ def tensor_digests(
     write there can change the weights too. Raises `StoreError` if the file is damaged or changes while it is
     read.
     """
+    if not path.is_file():
+        raise StoreError(f"{path} is not a file. Fetch the model again.")
     before = path.stat()
     tensors = read_header(path)
     cached = _load(path, before, cache_dir)
@@ -43,12 +46,18 @@ def tensor_digests(
     return digests
 
 
-def file_sha256(path: Path, limit_bytes: int) -> str:
-    """SHA-256 of a small file. Raises `StoreError` if it is larger than `limit_bytes`."""
-    size = path.stat().st_size
-    if size > limit_bytes:
-        raise StoreError(f"{path} has {size} bytes; files of its kind have at most {limit_bytes}.")
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def read_small(folder: Path, name: str, limit_bytes: int) -> bytes:
+    """A small file of a model's folder.
+
+    Raises `StoreError` if it is larger than `limit_bytes`, not a regular file, or not inside the folder.
+    """
+    with open_own(folder, name) as file:
+        data = file.read(limit_bytes + 1)
+    if len(data) > limit_bytes:
+        raise StoreError(
+            f"{folder / name} has more than {limit_bytes} bytes, which files of its kind never have."
+        )
+    return data
 
 
 def _stream(path: Path, tensors: tuple[StoredTensor, ...], progress: Progress) -> list[str]:

@@ -3,7 +3,7 @@ alone."""
 
 import hashlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -50,27 +50,47 @@ class Sampled:
 
 
 def sample(logits: Tensor, requests: Sequence[SampleRequest]) -> list[Sampled]:
-    """One token for each row of float32 logits [rows, vocabulary].
+    """One token for each row of float32 logits [rows, vocabulary], if all rows are sound.
 
-    A row's result does not depend on the other rows. Greedy takes the lowest id among equals. Raises
-    BrokenLogits where a row holds NaN, and ValueError where rows and requests differ in number.
+    Raises as `sample_each` does, and what that returns of the first row that is not sound.
+    """
+    drawn: list[Sampled] = []
+    for one in sample_each(logits, requests):
+        if isinstance(one, Exception):
+            raise one
+        drawn.append(one)
+    return drawn
+
+
+def sample_each(logits: Tensor, requests: Sequence[SampleRequest]) -> list[Sampled | Exception]:
+    """For each row of float32 logits [rows, vocabulary] one token, or why there is none.
+
+    A row's result does not depend on the other rows: BrokenLogits where it holds NaN or nothing finite, ValueError
+    where its request is not of this vocabulary. Greedy takes the lowest id among equals. Raises ValueError where rows
+    and requests differ in number.
     """
     if logits.ndim != 2 or logits.shape[0] != len(requests):
         raise ValueError(f"{len(requests)} requests need as many rows of logits, got {tuple(logits.shape)}")
     if not requests:
         return []
-    biased = _with_bias(logits, requests)
+    biased, unknown = _with_bias(logits, requests)
     best = biased.argmax(-1, keepdim=True)
     found = torch.cat(
         [best.double(), biased.gather(-1, best).double()], -1
     ).tolist()  # a device is waited for once
-    for row, (_, peak) in enumerate(found):
-        if not -float("inf") < peak < float("inf"):  # argmax takes NaN for the largest
-            raise BrokenLogits(row)
-    return [
-        _finish(biased[row], request, int(found[row][0]) if request.params.temperature == 0 else None)
-        for row, request in enumerate(requests)
-    ]
+    drawn: list[Sampled | Exception] = []
+    for row, (request, (token, peak)) in enumerate(zip(requests, found, strict=True)):
+        if row in unknown:
+            drawn.append(unknown[row])
+        elif not -float("inf") < peak < float("inf"):  # argmax takes NaN for the largest
+            drawn.append(BrokenLogits(row))
+        else:
+            greedy = int(token) if request.params.temperature == 0 else None
+            try:
+                drawn.append(_finish(biased[row], request, greedy))
+            except Exception as error:  # noqa: BLE001 - a session's boundary: the other rows are not its
+                drawn.append(error)
+    return drawn
 
 
 def uniform(seed: int, position: int) -> float:
@@ -81,18 +101,21 @@ def uniform(seed: int, position: int) -> float:
     return float(int.from_bytes(digest, "little") >> 11) * 2.0**-53
 
 
-def _with_bias(logits: Tensor, requests: Sequence[SampleRequest]) -> Tensor:
+def _with_bias(logits: Tensor, requests: Sequence[SampleRequest]) -> tuple[Tensor, Mapping[int, ValueError]]:
+    """The logits that each row draws from, and the rows whose bias names tokens that there are not."""
+    unknown: dict[int, ValueError] = {}
     if not any(request.params.logit_bias for request in requests):
-        return logits
+        return logits, unknown
     biased = logits.clone()
     for row, request in enumerate(requests):
         for token, bias in request.params.logit_bias:
-            if not 0 <= token < logits.shape[1]:
-                raise ValueError(
+            if 0 <= token < logits.shape[1]:
+                biased[row, token] += bias
+            else:
+                unknown[row] = ValueError(
                     f"logit_bias names token {token}, but the vocabulary has {logits.shape[1]} tokens"
                 )
-            biased[row, token] += bias
-    return biased
+    return biased, unknown
 
 
 def _finish(logits: Tensor, request: SampleRequest, greedy: int | None) -> Sampled:

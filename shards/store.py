@@ -3,12 +3,13 @@
 Only headers and bytes of the files are read; torch is not needed.
 """
 
+import hashlib
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from molink.shards.digests import file_sha256, tensor_digests
+from molink.shards.digests import read_small, tensor_digests
 from molink.shards.dimensions import (
     Dimensions,
     dimensions,
@@ -29,6 +30,7 @@ from molink.shards.manifest import (
     group_digest,
     model_hash,
 )
+from molink.shards.model_files import own_file
 from molink.shards.safetensors_header import StoredTensor, StoreError, parse_json, weight_files
 from molink.shards.spec import DTYPE_BYTES, ModelSpec
 from molink.shards.stored_quantization import UnsupportedStorage, plain_shapes
@@ -107,13 +109,13 @@ def manifest_of(folder: Path, entries: list[Entry]) -> Manifest:
 
 def small_files(folder: Path) -> dict[str, str]:
     """The SHA-256 of each configuration, tokenizer and chat template file: what peers hand to clients, by
-    hash.
+    hash. Raises `StoreError` for one that is not a regular file inside the folder.
     """
     files = {}
     for name in SMALL_FILES:
-        if (folder / name).is_file():
+        if own_file(folder, name) is not None:
             limit = MAX_CONFIGURATION_BYTES if name in CONFIGURATION_FILES else MAX_TOKENIZER_BYTES
-            files[name] = file_sha256(folder / name, limit)
+            files[name] = hashlib.sha256(read_small(folder, name, limit)).hexdigest()
     return files
 
 
@@ -185,10 +187,10 @@ def manifest_label(manifest: Manifest) -> str:
 
 def read_settings(path: Path) -> Settings | None:
     """A configuration file without the keys that differ from copy to copy; None if there is none."""
-    if not path.is_file():
+    if own_file(path.parent, path.name) is None:
         return None
-    file_sha256(path, MAX_CONFIGURATION_BYTES)
-    parsed = parse_json(path.read_bytes(), str(path), tag_infinities=True)
+    data = read_small(path.parent, path.name, MAX_CONFIGURATION_BYTES)
+    parsed = parse_json(data, str(path), tag_infinities=True)
     if not isinstance(parsed, dict):
         raise StoreError(f"{path} is not a JSON object. Fetch the model again.")
     return {key: value for key, value in parsed.items() if key not in _VOLATILE}

@@ -21,6 +21,7 @@ from molink.peer.metrics import PeerMetrics
 from molink.peer.models.model import LocalModel
 from molink.peer.profiling.step_times import StepTimes
 from molink.peer.protocol import molink_pb2 as pb
+from molink.peer.protocol.frames import Frame
 from molink.peer.scheduling.circulation import Rule, molink
 from molink.peer.scheduling.prefill_chunks import Cut, chunk_lengths
 from molink.peer.serving.data_plane import Serving
@@ -85,6 +86,18 @@ class Served:
 
     async def _ask(self, request: pb.Request) -> pb.Response:
         return (await self.link.request(request, DEADLINE_S))[0]
+
+
+def failures_told(peer: Served) -> asyncio.Queue[pb.Failed]:
+    """What the client hears of failed sessions, from now on; nothing else reaches it any more."""
+    failures: asyncio.Queue[pb.Failed] = asyncio.Queue()
+
+    def on_frame(_: Link, frame: Frame) -> None:
+        if isinstance(frame.header, pb.Failed):
+            failures.put_nowait(frame.header)
+
+    peer.client.handler.on_frame = on_frame  # type: ignore[method-assign]
+    return failures
 
 
 @asynccontextmanager

@@ -6,6 +6,7 @@ import math
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -30,6 +31,7 @@ from molink.peer.link.link import Link, LinkHandler, Resumed
 from molink.peer.link.links import Links
 from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.protocol.frames import ProtocolError, decode, encode, expect
+from molink.shards.address_ranges import AddressRange, range_of
 
 MAX_LINKS = 256
 """Of peers and clients that have proven who they are. Strangers never take the last tenth."""
@@ -147,6 +149,7 @@ class Acceptor:
         guest = self._enter(address[0])
         try:
             proof, remote = await self._handshake(guest, context)
+            remote = replace(remote, network=_network_of(address[0]))
             connection = AcceptedConnection(context)
             self._inbound.proven(address)
             try:
@@ -249,6 +252,12 @@ class Acceptor:
         async with asyncio.timeout(HANDSHAKE_TIMEOUT_S) as limit:
             self._guests[guest] = limit
             yield
+
+
+def _network_of(host: str) -> str:
+    """The dialler's network; empty where addresses tell nobody apart: behind a tunnel or a proxy at home all come from
+    one."""
+    return network_of(host) if range_of(host) is AddressRange.PUBLIC else ""
 
 
 def listen_address(host: str, port: int) -> str:

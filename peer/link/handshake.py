@@ -30,6 +30,8 @@ class Remote:
 
     peer_id: str
     is_client: bool
+    network: str = ""
+    """Where it dialled from, as far as that tells people apart; empty: nobody knows."""
 
 
 def challenge() -> pb.Challenge:

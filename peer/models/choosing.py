@@ -1,8 +1,10 @@
 """Which model a peer serves and in which numbers, as far as its owner leaves that open. Pure."""
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from molink.dht.records import PeerView, ServedModel
 from molink.peer.profiling.thread_choice import AS_FAST
@@ -10,6 +12,7 @@ from molink.shards.spec import DTYPE_BYTES, Span, missing_spans
 
 FIRST_MODEL = "molink/tiny-shakespeare"
 """What a new swarm serves if nobody says."""
+HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 
 
 def agreeing(views: Sequence[PeerView], dtype: str, quantization: str | None) -> list[PeerView]:
@@ -22,12 +25,14 @@ def agreeing(views: Sequence[PeerView], dtype: str, quantization: str | None) ->
 
 
 def most_needed(views: Sequence[PeerView]) -> ServedModel | None:
-    """The model, in certain numbers, of which the most layers have the fewest holders; None where nothing is served."""
-    if not views:
-        return None
+    """The model, in certain numbers, of which the most layers have the fewest holders; None where nothing is served.
+
+    What a single peer says is served does not count where several say something else.
+    """
     by_hash: dict[str, list[PeerView]] = {}
     for view in views:
         by_hash.setdefault(view.facts.model.model_hash, []).append(view)
+    several = [model_hash for model_hash, holders in by_hash.items() if len(holders) > 1]
 
     def need(model_hash: str) -> tuple[float, int, str]:
         holders = by_hash[model_hash]
@@ -36,7 +41,43 @@ def most_needed(views: Sequence[PeerView]) -> ServedModel | None:
         missing = sum(map(len, missing_spans(whole, held)))
         return (-missing / len(whole), len(holders), model_hash)
 
-    return by_hash[min(by_hash, key=need)][0].facts.model
+    chosen = min(several or by_hash, key=need, default=None)
+    return None if chosen is None else by_hash[chosen][0].facts.model
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a peer serves whose owner has not said what."""
+
+    model: str | None
+    """The name of a model that comes with MoLink; None: the swarm serves others only, and the owner has to say."""
+    served: ServedModel | None
+    """In whose numbers; None: nobody serves it yet."""
+    others: tuple[str, ...]
+    """Names of what else is served, as far as they are such as hubs have, by how many say so. Nothing but a word of
+    strangers: to be shown, never to be opened."""
+
+
+def choose_model(
+    views: Sequence[PeerView], bundled: Mapping[str, str], dtype: str, quantization: str | None
+) -> Choice:
+    """The model that the swarm needs most, of those whose contents this machine has and knows by their hash.
+
+    Whoever announces something can give it any name: a folder of this machine, or what an attacker has put on a hub.
+    So no name of an announcement is ever opened or fetched. `bundled`: the content hash of each by name.
+    """
+    by_content = {content_hash: name for name, content_hash in bundled.items()}
+    own = [view for view in views if view.facts.model.content_hash in by_content]
+    others = Counter(
+        view.facts.model.name
+        for view in views
+        if view.facts.model.content_hash not in by_content and HUB_ID.fullmatch(view.facts.model.name)
+    )
+    named = tuple(sorted(others, key=lambda name: (-others[name], name)))
+    needed = most_needed(agreeing(own, dtype, quantization) or own)
+    if needed is not None:
+        return Choice(by_content[needed.content_hash], needed, named)
+    return Choice(None if views else FIRST_MODEL, None, named)
 
 
 @dataclass(frozen=True, slots=True)

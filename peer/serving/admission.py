@@ -58,6 +58,11 @@ class _Forming:
     ready: asyncio.Future[None]
     task: asyncio.Task[None] | None = None
 
+    @property
+    def is_under_way(self) -> bool:
+        """Whether the client waits for this peer."""
+        return self.task is not None and not self.ready.done()
+
 
 class Admission:
     """Owner of the lease book's consequences: sessions, and their neighbours' links."""
@@ -104,9 +109,14 @@ class Admission:
             raise RequestRefused("busy", detail, retry_after_s=wait_s - MOST_WAIT_S)
         now = asyncio.get_running_loop().time()
         span = plan.span_of(hop)
-        answer = self._leases.request(plan.key, span, plan.capacity_tokens, link.peer_id, now)
+        self._note_uses(now)
+        answer = self._leases.request(
+            plan.key, span, plan.capacity_tokens, link.peer_id, now, link.remote.network
+        )
         if isinstance(answer, Refused):
             raise RequestRefused(answer.code, answer.detail, answer.retry_after_s)
+        for idle in answer.evicted:
+            self._take_back(idle.key)
         if plan.key not in self._forming:
             self._replace(plan)
             self._sessions.add(HopSession(plan, hop, link))
@@ -164,6 +174,10 @@ class Admission:
         self._let_go(key)
         self._on_change()
 
+    def knows(self, peer_id: str) -> bool:
+        """Whether sessions of that client have stepped here."""
+        return self._leases.knows(peer_id)
+
     def release_owner(self, owner: str) -> None:
         """The client is gone, and its sessions with it."""
         for lease in self._leases.release_owner(owner):
@@ -184,10 +198,15 @@ class Admission:
         self._on_change()
 
     async def run(self) -> None:
-        """Lets leases expire that their clients have not renewed, until cancelled."""
+        """Lets leases expire that their clients have not renewed or do not use, until cancelled."""
         while True:
             await asyncio.sleep(EXPIRY_CHECK_S)
-            expired = self._leases.expire(asyncio.get_running_loop().time())
+            now = asyncio.get_running_loop().time()
+            self._note_uses(now)
+            expired = self._leases.expire(now)
+            for unused in expired:
+                if unused.expires_s > now:
+                    self._take_back(unused.key)
             standing = {lease.key for lease in self._leases.leases}
             for key in [
                 *(lease.key for lease in expired),
@@ -204,6 +223,24 @@ class Admission:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _note_uses(self, now: float) -> None:
+        """Tells the lease book who has stepped, or waits for this peer."""
+        waiting = self._stepper.sessions_waiting()
+        for session in self._sessions:
+            key = session.key
+            if session.next_step != session.counted_step:
+                session.counted_step = session.next_step
+                self._leases.used(key, now)
+            elif key in waiting or ((forming := self._forming.get(key)) is not None and forming.is_under_way):
+                self._leases.used(key, now, stepped=False)
+
+    def _take_back(self, key: LeaseKey) -> None:
+        """The lease has ended for want of use, though its client has renewed it."""
+        session = self._sessions.get(key.session, key.epoch)
+        if session is not None:
+            report_failure(session, self._peer_id, "expired", "nobody has used its lease here")
+        self._let_go(key)
 
     def _require_owner(self, key: LeaseKey, asker: str) -> None:
         session = self._sessions.get(key.session, key.epoch)

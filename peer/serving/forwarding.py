@@ -16,7 +16,6 @@ from molink.peer.link.link import Link
 from molink.peer.link.links import Links
 from molink.peer.metrics import PeerMetrics
 from molink.peer.protocol import molink_pb2 as pb
-from molink.peer.protocol.frames import ProtocolError
 from molink.peer.scheduling.prefill_window import ReceivedPrefill, SentPrefill
 from molink.peer.serving.sessions import HopSession, SessionTable
 from molink.peer.serving.steps import StepInput, StepOutput, row_header, split_by_next, token_message
@@ -78,14 +77,9 @@ class Forwarder:
             return True
         return session.next_peer_id not in self._held and self._sent.is_open(key)
 
-    def arrived(self, session: HopSession, step: int, count: int) -> None:
-        """A step of `count` rows of prefill has come from the previous hop.
-
-        Raises:
-            ProtocolError: that hop does not keep to the window.
-        """
-        if not self._received.take(session.key, step, count * self._spec.activation_bytes):
-            raise ProtocolError(f"step {step} came while as much prefill waited here as may")
+    def arrived(self, session: HopSession, step: int, count: int) -> bool:
+        """A step of `count` rows of prefill has come from the previous hop; False: it does not keep to the window."""
+        return self._received.take(session.key, step, count * self._spec.activation_bytes)
 
     def begun(self, inputs: Sequence[StepInput]) -> None:
         """The engine has these."""
@@ -110,14 +104,11 @@ class Forwarder:
                 self._lost(stepped, peer_id, "no open link to the previous hop")
 
     def on_stepped(self, link: Link, header: pb.Stepped) -> None:
-        """A next hop has computed prefill that went there. Raises ProtocolError if it is not the session's."""
+        """A next hop has computed prefill that went there."""
         for one in header.sessions:
             session = self._sessions.get(one.session, one.epoch)
-            if session is None:
-                continue
-            if session.is_tail or session.next_peer_id != link.peer_id:
-                raise ProtocolError("what was stepped is for the session's next hop to say")
-            self._sent.stepped(session.key, one.step)
+            if session is not None and not session.is_tail and session.next_peer_id == link.peer_id:
+                self._sent.stepped(session.key, one.step)
         self._opened()
 
     def forget(self, key: LeaseKey) -> None:

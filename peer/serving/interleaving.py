@@ -54,6 +54,10 @@ class Interleaving:
     def __len__(self) -> int:
         return len(self._parts)
 
+    def keys(self) -> set[LeaseKey]:
+        """The sessions whose parts these are."""
+        return {one.session.key for one in self._parts}
+
     def take(self, inputs: tuple[StepInput, ...]) -> tuple[StepInput, ...]:
         """What of a micro-batch is to be computed at once; the rest is kept for pieces."""
         now_s = time.perf_counter()

@@ -1,7 +1,7 @@
 """At the head: prompts in the chunks that they are computed in, and how long they have to wait. Pure."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from molink.peer.leases import LeaseKey
 from molink.peer.scheduling.microbatch import BatchLimits
@@ -31,6 +31,10 @@ class Prompts:
     def __contains__(self, key: LeaseKey) -> bool:
         """Whether chunks of the session have not been taken."""
         return key in self._chunks
+
+    def keys(self) -> Set[LeaseKey]:
+        """The sessions of which chunks have not been taken."""
+        return self._chunks.keys()
 
     def add(self, key: LeaseKey, stages: Sequence[PipelineStage], token_ids: tuple[int, ...]) -> None:
         """What there is to compute of a session's prompt, 1 token or more."""

@@ -4,18 +4,24 @@ import asyncio
 import logging
 from weakref import WeakKeyDictionary
 
-from molink.peer.leases import LeaseKey
+from molink.dht.refusals import RefusalLog
+from molink.peer.leases import MIN_RETRY_S, LeaseKey
 from molink.peer.link.link import Link
 from molink.peer.link.links import Links
 from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.protocol.frames import Frame, ProtocolError
 from molink.peer.serving.admission import Admission, RequestRefused
+from molink.peer.serving.budgets import Budget, Rate, Rates
 from molink.peer.serving.handout import Handout
 from molink.peer.serving.sessions import SessionPlan, SessionTable, read_plan, report_failure
 from molink.peer.serving.stepping import Stepper
 from molink.shards.spec import ModelSpec
 
 MAX_WAIT_S = 5.0
+RESERVATIONS = Rates(Rate(40.0, 128.0), Rate(80.0, 256.0), Rate(120.0, 320.0))
+"""A session asks once. Checking a descriptor takes about a millisecond, beside which decode steps wait."""
+FILE_PARTS = Rates(Rate(2.0, 256.0), Rate(8.0, 512.0), Rate(32.0, 1024.0))
+"""Of a MiB. All that a client needs of a model is a few of them, once."""
 _log = logging.getLogger(__name__)
 
 
@@ -32,6 +38,9 @@ class PeerService:
         self._stepper: Stepper | None = None
         self._admission: Admission | None = None
         self._links: Links | None = None
+        self._reservations = Budget(RESERVATIONS)
+        self._file_parts = Budget(FILE_PARTS)
+        self._refusals = RefusalLog(_log)
         self._turns: WeakKeyDictionary[Link, asyncio.Lock] = WeakKeyDictionary()
         """A release must not overtake the request whose lease it gives back."""
 
@@ -95,11 +104,23 @@ class PeerService:
         if refused:
             raise RequestRefused("codec", f"this peer takes no activations in {', '.join(sorted(refused))}")
 
+    def _spend(self, budget: Budget, link: Link, what: str) -> None:
+        """Raises RequestRefused where more is asked than may be."""
+        known = self._admission is not None and self._admission.knows(link.peer_id)
+        now = asyncio.get_running_loop().time()
+        wait_s = budget.spend(link.peer_id, link.remote.network, now, known=known)
+        if wait_s:
+            self._refusals.refused(f"{what} beyond the rate", link.peer_id)
+            raise RequestRefused(
+                "busy", f"this peer is asked for more {what} than it answers", max(MIN_RETRY_S, wait_s)
+            )
+
     async def _answer(self, link: Link, request: pb.Request) -> tuple[pb.Response, bytes]:
         if self._admission is None:
             raise RequestRefused("busy", "this peer is still starting", retry_after_s=1.0)
         body = request.WhichOneof("body")
         if body == "reserve":
+            self._spend(self._reservations, link, "reservations")
             async with self._turns.setdefault(link, asyncio.Lock()):
                 plan = await asyncio.to_thread(read_plan, request.reserve.descriptor, self._spec)
                 self._require_encodings(plan, request.reserve.hop)
@@ -116,9 +137,11 @@ class PeerService:
                 self._admission.release(request.release, link.peer_id)
             return pb.Response(released=pb.Released()), b""
         if body == "get_manifest":
+            self._spend(self._file_parts, link, "requests for files")
             payload, total = self._handout.manifest(request.get_manifest.model_hash)
             return pb.Response(content=pb.Content(total_bytes=total)), payload
         if body == "get_file":
+            self._spend(self._file_parts, link, "requests for files")
             wanted = request.get_file
             payload, total = await asyncio.to_thread(
                 self._handout.part, wanted.model_hash, wanted.sha256, wanted.offset

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from molink.dht.announcement import AnnouncementError, open_facts
 from molink.dht.records import PeerFacts
@@ -75,12 +76,16 @@ class HopSession:
     """The session can begin behind any number of them from this one on, or behind none."""
     next_step: int = 0
     """The step that is expected next; older ones are repeats."""
+    counted_step: int = 0
+    """Its `next_step` when the lease book was last told that it steps."""
     rows: int = 0
     """Tokens that the cache held or that have come in so far, stepped or waiting."""
     due_s: float = 0.0
     """When the prompt is due here (`prompt_order`), on the engine's clock; 0 where nobody heeds it."""
     history: list[int] = field(default_factory=list)
     """At the head: the sequence so far."""
+    failed: bool = False
+    """Whether its client has been told that this epoch is over; what still comes of it is dropped."""
 
     def can_begin_behind(self, tokens: int) -> bool:
         """Whether the cache holds so many tokens of the prompt's beginning."""
@@ -150,7 +155,8 @@ class SessionTable:
 
 
 def report_failure(session: HopSession, peer_id: str, code: str, detail: str) -> None:
-    """Tells the session's client who failed it; the client decides what follows."""
+    """Tells the session's client who failed it; the client decides what follows, in another epoch."""
+    session.failed = True
     span = next((hop.span for hop in session.plan.hops if hop.peer_id == peer_id), session.span)
     session.owner.post(
         pb.Failed(
@@ -238,9 +244,13 @@ def _read_hops(descriptor: pb.SessionDescriptor, spec: ModelSpec) -> tuple[HopPl
     return tuple(hops)
 
 
+_opened = lru_cache(maxsize=512)(open_facts)
+"""Clients send the same facts with each session, and checking a signature takes long."""
+
+
 def _read_facts(hop: pb.Hop) -> PeerFacts:
     try:
-        facts = open_facts(hop.facts)
+        facts = _opened(hop.facts)
     except AnnouncementError as error:
         raise ProtocolError(f"the facts of hop {hop.peer_id}: {error}") from error
     if facts.peer_id != hop.peer_id:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from molink.dht.refusals import RefusalLog
 from molink.peer.backend import StageEngine
 from molink.peer.leases import LeaseKey
 from molink.peer.link.link import Link
@@ -31,10 +32,12 @@ from molink.peer.serving.going_on import GoingOn
 from molink.peer.serving.interleaving import Interleaving, Piece, PieceOutput
 from molink.peer.serving.prompts import Prompts
 from molink.peer.serving.sessions import HopSession, SessionTable, report_failure
-from molink.peer.serving.steps import StepInput, StepOutput, compute, read_activations
+from molink.peer.serving.steps import StepFailure, StepInput, StepOutput, compute, read_activations
 from molink.peer.transmission.classes import TrafficClass
 from molink.shards.spec import ModelSpec
 
+MOST_TOLD = 8
+"""Kinds of engine errors that are written down in full, once each: sessions fail as often as strangers like."""
 _log = logging.getLogger(__name__)
 
 
@@ -71,6 +74,9 @@ class Stepper:
         self._going_on = GoingOn(rule, limits.max_sessions, self._begin, self._pump)
         self._prompts = Prompts(cut, limits)
         self._decode_reports = DecodeReports(watch)
+        self._refusals = RefusalLog(_log)
+        self._told: set[str] = set()
+        """Kinds of errors of which one was written down in full."""
         self._forwarder = Forwarder(spec, sessions, links, metrics, self._lost, self._pump)
 
     @property
@@ -110,23 +116,18 @@ class Stepper:
     def on_activations(self, link: Link, frame: Frame, header: pb.Activations) -> None:
         """The previous hop's output for some sessions, in the encoding that their descriptors agree on."""
         sessions = [self._sessions.get(row.session, row.epoch) for row in header.rows]
-        agreed = {session.receives_in for session in sessions if session is not None}
-        if not agreed:
-            return  # all have ended
-        if agreed != {header.dtype}:
-            raise ProtocolError(
-                f"activations of {header.hidden_size} x {header.dtype} are not those of this session"
-            )
+        if all(session is None or session.failed for session in sessions):
+            return
         parts = read_activations(frame.payload, header, self._spec)
         for row, part, session in zip(header.rows, parts, sessions, strict=True):
-            if session is None:
+            if session is None or session.failed:
                 continue
-            if session.is_head or session.previous_peer_id != link.peer_id or session.cache is None:
-                raise ProtocolError(
-                    "activations must come from the session's previous hop, when the lease is ready"
-                )
-            if row.prefix_tokens and (row.step or not session.can_begin_behind(row.prefix_tokens)):
-                raise ProtocolError(f"a step begins behind {row.prefix_tokens} tokens that are not here")
+            if session.is_head or session.previous_peer_id != link.peer_id:
+                continue  # this peer is not that hop's next one, whatever the client told that hop
+            fault = self._fault_of(header, row, part, session)
+            if fault is not None:
+                self._blame(session, link.peer_id, fault)
+                continue
             if row.step == session.next_step == 0:
                 session.rows = row.prefix_tokens
             self._add(
@@ -141,27 +142,58 @@ class Stepper:
             )
         self._pump()
 
+    def _fault_of(
+        self, header: pb.Activations, row: pb.ActivationRow, part: torch.Tensor | None, session: HopSession
+    ) -> str | None:
+        """What is wrong with a session's rows; None: nothing.
+
+        It may be the hop's fault or the client's, who tells each hop about the session. So it costs that session
+        alone, and not the link, which is others' too.
+        """
+        if header.dtype != session.receives_in:
+            return f"activations in {header.dtype[:16]} came where {session.receives_in} was agreed on"
+        if session.cache is None:
+            return "activations came before the lease was ready"
+        if row.prefix_tokens and (row.step or not session.can_begin_behind(row.prefix_tokens)):
+            return f"a step begins behind {row.prefix_tokens} tokens that are not here"
+        if part is None:
+            return f"the activations of step {row.step} are not numbers that a sound hop sends"
+        return None
+
     def on_tokens(self, link: Link, header: pb.Tokens) -> None:
         """The tail's tokens come back to the head."""
         drawn: list[tuple[HopSession, pb.Token]] = []
         for token in header.tokens:
             session = self._sessions.get(token.session, token.epoch)
-            if session is None:
+            if session is None or session.failed:
                 continue
             if not session.is_head or session.previous_peer_id != link.peer_id:
-                raise ProtocolError("tokens must come from the session's tail, to its head")
-            if token.token_id >= self._spec.vocabulary_size:
-                raise ProtocolError(f"token {token.token_id} is beyond the vocabulary")
-            if session.key in self._prompts:
-                raise ProtocolError("a token came before the whole prompt was sent")
-            if token.position == len(session.history) and token.step != session.next_step - 1:
-                raise ProtocolError(f"a token of step {token.step} came after step {session.next_step - 1}")
-            drawn.append((session, token))
+                continue  # not the session's tail, whatever the client told it
+            fault = self._fault_of_token(token, session)
+            if fault is None:
+                drawn.append((session, token))
+            else:
+                self._blame(session, link.peer_id, fault)
         self._advance(drawn)
+
+    def _fault_of_token(self, token: pb.Token, session: HopSession) -> str | None:
+        """What is wrong with a token that the tail says it has drawn; None: nothing."""
+        if token.token_id >= self._spec.vocabulary_size:
+            return f"token {token.token_id} is beyond the vocabulary"
+        if session.key in self._prompts:
+            return "a token came before the whole prompt was sent"
+        if token.position == len(session.history) and token.step != session.next_step - 1:
+            return f"a token of step {token.step} came after step {session.next_step - 1}"
+        return None
 
     def on_stepped(self, link: Link, header: pb.Stepped) -> None:
         """A next hop has computed prefill that went there."""
         self._forwarder.on_stepped(link, header)
+
+    def sessions_waiting(self) -> set[LeaseKey]:
+        """Those that wait for this peer, and not it for them."""
+        waiting = {key for key, _ in self._inputs} | self._prompts.keys()
+        return waiting if self._interleaving is None else waiting | self._interleaving.keys()
 
     def discard(self, session: HopSession) -> None:
         """The session has ended: what waits of it is dropped."""
@@ -226,12 +258,15 @@ class Stepper:
         self._decode_reports.stepped(inputs)
         self._forwarder.stepped(inputs)
         if isinstance(output, Exception):
-            for one in inputs:
-                self._prompts.forget(one.session.key)
-            self._pump()
-            _log.error("a step of %d sessions failed", len(inputs), exc_info=output)
-            self._fail(inputs, f"{type(output).__name__}: {output}")
-            return
+            output = StepOutput(
+                (), None, (), (), 0.0, 0.0, None, tuple(StepFailure(one, output) for one in inputs)
+            )
+        if output.failures:
+            self._failed(output.failures)
+            inputs = output.inputs
+            if not inputs:
+                self._pump()
+                return
         work = self._observed(inputs, output)
         for one in inputs:
             if one.prefill and one.session.is_head:
@@ -246,6 +281,18 @@ class Stepper:
         rows = sum(one.count for one in inputs)
         asyncio.get_running_loop().call_soon(self._metrics.stepped, output.compute_s, len(inputs), rows, work)
 
+    def _failed(self, failures: Sequence[StepFailure]) -> None:
+        """Sessions whose step the engine could not make, each for a reason of its own."""
+        for failure in failures:
+            session, error = failure.one.session, failure.error
+            kind = type(error).__name__
+            if kind not in self._told and len(self._told) < MOST_TOLD:
+                self._told.add(kind)
+                _log.error("a session's step failed; others like it are counted only", exc_info=error)
+            self._refusals.refused(f"steps that the engine cannot make ({kind})", session.owner.peer_id)
+            self.discard(session)
+            self._fail([failure.one], f"{kind}: {error}")
+
     def _observed(self, inputs: Sequence[StepInput], output: StepOutput) -> StepWork | None:
         """What the step's time says something of: not of decode steps between pieces, which need not be bitwise."""
         if self._interleaving is None or output.work is None or any(one.prefill for one in inputs):
@@ -258,6 +305,9 @@ class Stepper:
         by_client: dict[Link, list[pb.Token]] = {}
         for session, token in drawn:
             if token.position != len(session.history):
+                continue
+            if session.failed:
+                self._going_on.leave(session.key)
                 continue
             session.history.append(token.token_id)
             if session.owner.closed_because is not None:
@@ -302,18 +352,17 @@ class Stepper:
         if step < session.next_step:
             return  # executed or waiting already: a repeat has no effect
         if step > session.next_step or not 1 <= count <= self._spec.most_step_tokens:
-            raise ProtocolError(
-                f"step {step} of {count} rows came when step {session.next_step} was expected"
-            )
+            detail = f"step {step} of {count} rows came when step {session.next_step} was expected"
+            self._blame(session, session.previous_peer_id, detail)
+            return
         if session.rows + count > session.plan.capacity_tokens:
             detail = f"step {step} goes beyond the {session.plan.capacity_tokens} tokens that were reserved"
-            if hidden is not None:
-                raise ProtocolError(detail)
-            self._going_on.leave(session.key)
-            report_failure(session, session.previous_peer_id, "protocol", detail)
+            self._blame(session, session.previous_peer_id, detail)
             return
-        if prefill and hidden is not None:
-            self._forwarder.arrived(session, step, count)
+        if prefill and hidden is not None and not self._forwarder.arrived(session, step, count):
+            detail = f"step {step} came while as much prefill waited here as may"
+            self._blame(session, session.previous_peer_id, detail)
+            return
         now = time.perf_counter()
         if prefill and step == 0 and self._links.heeds_due:
             tokens = max(len(session.history), session.plan.prompt_tokens) - session.rows
@@ -329,6 +378,12 @@ class Stepper:
         self._inputs[session.key, step] = StepInput(
             session, step, count, token_ids, hidden, sample, prefill, now, tuple(timings), prefix_tokens
         )
+
+    def _blame(self, session: HopSession, peer_id: str, detail: str) -> None:
+        """Ends the session's epoch here for what came from a neighbour."""
+        self._refusals.refused("steps of sessions that break the protocol", peer_id)
+        self.discard(session)
+        report_failure(session, peer_id, "protocol", detail)
 
     def _lost(self, inputs: Sequence[StepInput], peer_id: str, detail: str) -> None:
         self._fail(inputs, detail, "lost", peer_id)

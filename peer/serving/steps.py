@@ -1,4 +1,8 @@
-"""What goes into a step and what comes out, as values, and the headers in which it travels."""
+"""What goes into a step and what comes out, as values, and the headers in which it travels.
+
+A session's fault is its own: whatever is wrong with one, the others of its micro-batch get what they would have got
+without it.
+"""
 
 import time
 from collections.abc import Sequence
@@ -12,10 +16,13 @@ from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.protocol.frames import ProtocolError
 from molink.peer.serving.sessions import HopSession
 from molink.shards import codec
-from molink.shards.block_allocator import PoolFull
 from molink.shards.engine import Rows
-from molink.shards.sampling import Sampled, SampleRequest, sample
+from molink.shards.sampling import Sampled, SampleRequest, sample_each
 from molink.shards.spec import ModelSpec, Span
+
+MOST_ACTIVATION = 2.0**30
+"""Larger numbers than this no model makes of its own accord, and no step overflows in float32 or bfloat16 if those that
+go in are smaller."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,6 +62,16 @@ class StepOutput:
     compute_s: float
     work: StepWork | None
     """None: nothing was computed, for every session had ended, or not at once."""
+    failures: "tuple[StepFailure, ...]" = ()
+    """Those of the micro-batch that are not among `inputs` because they failed, alone."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepFailure:
+    """One session's share of a step that came to nothing."""
+
+    one: StepInput
+    error: Exception
 
 
 def compute(engine: StageEngine, inputs: tuple[StepInput, ...]) -> StepOutput:
@@ -65,24 +82,22 @@ def compute(engine: StageEngine, inputs: tuple[StepInput, ...]) -> StepOutput:
     started_s = time.perf_counter()
     span = inputs[0].session.span
     inputs = tuple(one for one in inputs if one.session.cache is not None and not one.session.cache.closed)
+    failures: list[StepFailure] = []
+    if any(one.step == 0 for one in inputs):
+        inputs = _begun(engine, inputs, failures)
     if not inputs:
-        return StepOutput((), None, (), (), started_s, 0.0, None)
-    for one in inputs:
-        if one.step == 0 and one.session.cache is not None:
-            engine.begin_behind(one.session.cache, one.prefix_tokens)
+        return StepOutput((), None, (), (), started_s, 0.0, None, tuple(failures))
     work = _work(engine.spec, inputs)
-    rows = [
-        Rows(cache, one.count, one.token_ids, one.sample)
-        for one in inputs
-        if (cache := one.session.cache) is not None
-    ]
-    hidden = None
-    if span.start > 0:
-        parts = [one.hidden for one in inputs if one.hidden is not None]
-        hidden = parts[0] if len(parts) == 1 else torch.cat(parts)
-    result = _step(engine, span, rows, hidden)
-    output = drawn(engine.spec, inputs, result, started_s)
-    return replace(output, compute_s=time.perf_counter() - started_s, work=work)
+    stepped, result = _step(engine, span, inputs, failures)
+    if result is None:
+        return StepOutput((), None, (), (), started_s, 0.0, None, tuple(failures))
+    output = drawn(engine.spec, stepped, result, started_s)
+    return replace(
+        output,
+        compute_s=time.perf_counter() - started_s,
+        work=None if failures else work,
+        failures=(*failures, *output.failures),
+    )
 
 
 def drawn(
@@ -91,32 +106,99 @@ def drawn(
     """What the engine gave for these, and tokens where that is logits."""
     if inputs[0].session.span.stop < spec.layers:
         return StepOutput(inputs, result, (), (), started_s, 0.0, None)
-    asked = [
-        (one.session.plan, one.session.cache.length) for one in inputs if one.sample and one.session.cache
+    asked = [one for one in inputs if one.sample and one.session.cache]
+    positions = [one.session.cache.length for one in asked if one.session.cache]
+    requests = [
+        SampleRequest(one.session.plan.params, one.session.plan.seed, position)
+        for one, position in zip(asked, positions, strict=True)
     ]
-    sampled = sample(result, [SampleRequest(plan.params, plan.seed, position) for plan, position in asked])
-    positions = tuple(position for _, position in asked)
-    return StepOutput(inputs, None, tuple(sampled), positions, started_s, 0.0, None)
+    outcomes = sample_each(result, requests)
+    failures = tuple(
+        StepFailure(one, outcome)
+        for one, outcome in zip(asked, outcomes, strict=True)
+        if isinstance(outcome, Exception)
+    )
+    if failures:
+        failed = {id(failure.one) for failure in failures}
+        inputs = tuple(one for one in inputs if id(one) not in failed)
+        positions = [at for one, at in zip(asked, positions, strict=True) if id(one) not in failed]
+    sampled = tuple(outcome for outcome in outcomes if isinstance(outcome, Sampled))
+    return StepOutput(inputs, None, sampled, tuple(positions), started_s, 0.0, None, failures)
 
 
-def _step(engine: StageEngine, span: Span, rows: list[Rows], hidden: torch.Tensor | None) -> torch.Tensor:
-    """All rows together if the KV cache has room for them at once, else one half after the other."""
+def _begun(
+    engine: StageEngine, inputs: tuple[StepInput, ...], failures: list[StepFailure]
+) -> tuple[StepInput, ...]:
+    """Those whose cache is where their step begins."""
+    begun = []
+    for one in inputs:
+        try:
+            if one.step == 0 and one.session.cache is not None:
+                engine.begin_behind(one.session.cache, one.prefix_tokens)
+        except Exception as error:  # noqa: BLE001 - a session's boundary: the others' steps go on without it
+            failures.append(StepFailure(one, error))
+        else:
+            begun.append(one)
+    return tuple(begun)
+
+
+def _step(
+    engine: StageEngine, span: Span, inputs: tuple[StepInput, ...], failures: list[StepFailure]
+) -> tuple[tuple[StepInput, ...], torch.Tensor | None]:
+    """Who has been stepped, and the result; None where that is nobody.
+
+    All rows together if that can be, else one half after the other: the KV cache may have no room for all at once, and
+    what is wrong with one session is found so. A step that fails leaves caches as they were, or they are cut back.
+    """
+    rows = [
+        Rows(cache, one.count, one.token_ids, one.sample)
+        for one in inputs
+        if (cache := one.session.cache) is not None
+    ]
+    lengths = [row.cache.length for row in rows]
+    hidden = None
+    if span.start > 0:
+        parts = [one.hidden for one in inputs if one.hidden is not None]
+        hidden = parts[0] if len(parts) == 1 else torch.cat(parts)
     try:
-        return engine.step(span, rows, hidden)
-    except PoolFull:
-        if len(rows) == 1:
-            raise
-    half = len(rows) // 2
-    first = sum(row.count for row in rows[:half])
-    parts = (None, None) if hidden is None else (hidden[:first], hidden[first:])
-    for row in rows[half:]:
-        row.cache.hold(held=True)
+        return inputs, engine.step(span, rows, hidden)
+    except Exception as error:  # noqa: BLE001 - a session's boundary: who it is, is found by trying again
+        if len(inputs) == 1:
+            failures.append(StepFailure(inputs[0], error))
+            return (), None
+    inputs = _cut_back(inputs, lengths, failures)
+    half = max(1, len(inputs) // 2)
+    later = [one.session.cache for one in inputs[half:] if one.session.cache is not None]
+    for cache in later:
+        cache.hold(held=True)
     try:
-        before = _step(engine, span, rows[:half], parts[0])
+        stepped, result = _step(engine, span, inputs[:half], failures) if inputs else ((), None)
     finally:
-        for row in rows[half:]:
-            row.cache.hold(held=False)
-    return torch.cat([before, _step(engine, span, rows[half:], parts[1])])
+        for cache in later:
+            cache.hold(held=False)
+    if not later:
+        return stepped, result
+    others, behind = _step(engine, span, inputs[half:], failures)
+    if result is None or behind is None:
+        return stepped + others, behind if result is None else result
+    return stepped + others, torch.cat([result, behind])
+
+
+def _cut_back(
+    inputs: tuple[StepInput, ...], lengths: Sequence[int], failures: list[StepFailure]
+) -> tuple[StepInput, ...]:
+    """Those whose cache is as it was before the step that failed."""
+    kept = []
+    for one, length in zip(inputs, lengths, strict=True):
+        cache = one.session.cache
+        try:
+            if cache is not None and cache.length > length:
+                cache.truncate(length, same_tokens=True)
+        except Exception as error:  # noqa: BLE001 - a session's boundary, as above
+            failures.append(StepFailure(one, error))
+        else:
+            kept.append(one)
+    return tuple(kept)
 
 
 def _work(spec: ModelSpec, inputs: Sequence[StepInput]) -> StepWork:
@@ -132,8 +214,11 @@ def _work(spec: ModelSpec, inputs: Sequence[StepInput]) -> StepWork:
     )
 
 
-def read_activations(payload: memoryview, header: pb.Activations, spec: ModelSpec) -> list[torch.Tensor]:
-    """The rows of each session that the header lists, [its rows, hidden_size].
+def read_activations(
+    payload: memoryview, header: pb.Activations, spec: ModelSpec
+) -> list[torch.Tensor | None]:
+    """The rows of each session that the header lists, [its rows, hidden_size]; None where they hold what no sound hop
+    sends: NaN, infinities, or numbers beyond MOST_ACTIVATION.
 
     Raises:
         ProtocolError: the payload is not what the header says, or of another width than the model's.
@@ -146,10 +231,22 @@ def read_activations(payload: memoryview, header: pb.Activations, spec: ModelSpe
     except ValueError as error:
         raise ProtocolError(f"activations: {error}") from error
     parts = torch.split(hidden, counts)
+    sound = [True] * len(parts) if is_sound(hidden) else [is_sound(part) for part in parts]
     if len(parts) == 1:
-        return [hidden]
+        return [hidden if sound[0] else None]
     # one that waits must not keep the memory of those that came with it
-    return [part.clone() if row.prefill else part for row, part in zip(header.rows, parts, strict=True)]
+    return [
+        None if not holds else part.clone() if row.prefill else part
+        for row, part, holds in zip(header.rows, parts, sound, strict=True)
+    ]
+
+
+def is_sound(hidden: torch.Tensor) -> bool:
+    """Whether all numbers are finite and within MOST_ACTIVATION. One pass over them: NaN is its own extreme."""
+    if not hidden.numel():
+        return True
+    least, greatest = hidden.aminmax()
+    return float(least) >= -MOST_ACTIVATION and float(greatest) <= MOST_ACTIVATION
 
 
 def split_by_next(

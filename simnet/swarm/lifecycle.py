@@ -200,6 +200,7 @@ class Lifecycle:
         for hop in one.hops:
             member = self._scene.members[hop.peer_id]
             if member.alive:
+                member.book.used(one.key, self._scene.now_s)
                 member.book.renew(one.key, self._scene.now_s)
         if self._partnering is not None:
             self._partnering.renew(one)

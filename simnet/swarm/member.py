@@ -149,6 +149,7 @@ class Member:
         """Asks the lease book, which first takes back what has run out."""
         self.book.expire(now_s)
         answer = self.book.request(key, span, tokens, owner, now_s)
+        self.book.used(key, now_s)
         taken_bytes = sum(lease.kv_bytes for lease in self.book.leases)
         if taken_bytes > self.book.kv_limit_bytes and isinstance(answer, Granted):
             raise NotConserved(

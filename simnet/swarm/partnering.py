@@ -80,7 +80,9 @@ class Partnering:
     def renew(self, one: Generation) -> None:
         """Leases of partners last as those of hops do."""
         for copy in self._copies.get(one.number, {}).values():
-            self._scene.members[copy.partner].book.renew(one.key, self._scene.now_s)
+            book = self._scene.members[copy.partner].book
+            book.used(one.key, self._scene.now_s)
+            book.renew(one.key, self._scene.now_s)
 
     def release(self, one: Generation) -> None:
         """The circuit is given up: so are the copies of it."""

@@ -9,8 +9,10 @@ from swarm_examples import MODEL, facts_of, state_of
 from molink.dht.identity import Identity
 from molink.dht.records import PeerView, ServedModel
 from molink.peer.models.choosing import (
+    FIRST_MODEL,
     Numbers,
     agreeing,
+    choose_model,
     choose_numbers,
     fastest_dtype,
     most_needed,
@@ -67,7 +69,37 @@ def test_the_model_in_the_numbers_with_the_most_missing_layers_is_needed_most() 
     whole, most = holding(plain, Span(0, 8)), holding(small, Span(0, 6))
     assert most_needed(()) is None
     assert most_needed((whole, most)) == served_in(small)
-    assert most_needed((whole, most, holding(small, Span(6, 8)))) == served_in(plain)  # fewer peers have it
+    others = (holding(plain, Span(0, 4)), holding(small, Span(0, 6)), holding(small, Span(6, 8)))
+    assert most_needed((whole, most, *others)) == served_in(plain)  # fewer peers have it
+
+
+def test_what_a_single_peer_says_does_not_count_where_several_say_something_else() -> None:
+    plain, small = Numbers("float32", "none"), Numbers("float32", "nf4")
+    served = (holding(plain, Span(0, 8)), holding(plain, Span(0, 8)))
+    assert most_needed((*served, holding(small))) == served_in(plain)
+
+
+def announcing(name: str, content_hash: str) -> PeerView:
+    view = holding(Numbers("float32", "none"))
+    model = replace(view.facts.model, name=name, content_hash=content_hash, model_hash=content_hash)
+    return replace(view, facts=replace(view.facts, model=model))
+
+
+OWN = {"molink/own": "a" * 64}
+
+
+def test_a_model_is_known_by_its_contents_and_never_by_the_name_that_is_announced() -> None:
+    own, liar = announcing("evil/other-name", "a" * 64), announcing("molink/own", "b" * 64)
+    assert choose_model((own,), OWN, "auto", None).model == "molink/own"
+    assert choose_model((liar,), OWN, "auto", None).model is None
+    assert choose_model((own, liar, liar, liar), OWN, "auto", None).model == "molink/own"
+    assert choose_model((), OWN, "auto", None).model == FIRST_MODEL
+
+
+def test_names_are_shown_if_a_hub_could_have_them_and_those_first_that_most_say() -> None:
+    names = ("/etc", "../..", "a b/c", "$(id)/x", "x/y z", "a/b", "c/d", "c/d", "é/x")
+    views = [announcing(name, f"{number:064x}") for number, name in enumerate(names)]
+    assert choose_model(views, OWN, "auto", None).others == ("c/d", "a/b")
 
 
 def test_of_what_is_served_an_owner_may_leave_out_some() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 from data_plane import End, asynchronous, describe, hop_of, soon, until
-from served_peer import HIGH, LOW, Served, model, served
+from served_peer import HIGH, LOW, Served, failures_told, model, served
 
 from molink.peer.link.link import Link
 from molink.peer.models.model import LocalModel
@@ -33,18 +33,6 @@ def link_of(neighbour: End, peer: Served) -> Link:
     return link
 
 
-def listen(peer: Served) -> asyncio.Queue[pb.Failed]:
-    failures: asyncio.Queue[pb.Failed] = asyncio.Queue()
-
-    def on_frame(link: Link, frame: object) -> None:
-        header = frame.header  # type: ignore[attr-defined]
-        if isinstance(header, pb.Failed):
-            failures.put_nowait(header)
-
-    peer.client.handler.on_frame = on_frame  # type: ignore[method-assign,assignment]
-    return failures
-
-
 TOKENS: dict[str, Callable[[pb.Token], None]] = {
     "beyond the vocabulary": lambda token: setattr(token, "token_id", 2**31),
     "far beyond the vocabulary": lambda token: setattr(token, "token_id", 2**32 - 1),
@@ -56,7 +44,7 @@ TOKENS: dict[str, Callable[[pb.Token], None]] = {
 @asynchronous
 async def test_a_tail_that_makes_up_tokens_is_named(model: LocalModel, case: str) -> None:
     async with served(model) as peer, End() as tail:
-        failures = listen(peer)
+        failures = failures_told(peer)
         asked = await formed(peer, tail, head=True)
         start = pb.Start(session=asked.session, epoch=1, token_ids=[5, 6, 7, 8, 9])
         assert peer.link.post(start)
@@ -71,7 +59,7 @@ async def test_a_tail_that_makes_up_tokens_is_named(model: LocalModel, case: str
 @asynchronous
 async def test_a_tail_that_never_ends_is_stopped_at_the_capacity(model: LocalModel) -> None:
     async with served(model) as peer, End() as tail:
-        failures = listen(peer)
+        failures = failures_told(peer)
         asked = await formed(peer, tail, head=True)
         peer.link.post(pb.Start(session=asked.session, epoch=1, token_ids=[5, 6, 7, 8, 9]))
         failure = asyncio.create_task(failures.get())
@@ -87,25 +75,77 @@ async def test_a_tail_that_never_ends_is_stopped_at_the_capacity(model: LocalMod
         assert (failed.peer_id, failed.code) != (peer.identity.peer_id, "engine")
 
 
-ACTIVATIONS: dict[str, tuple[int, int, int]] = {  # rows said, bytes' rows, times
-    "too few bytes": (5, 4, 1),
-    "too many bytes": (5, 6, 1),
-    "more rows than the session has room for": (21, 21, 1),
-    "more rows than a step may have": (4000, 4000, 1),
+def activations(peer: Served, row: pb.ActivationRow, dtype: str = "float32") -> pb.Activations:
+    return pb.Activations(rows=[row], hidden_size=peer.spec.hidden_size, dtype=dtype)
+
+
+@pytest.mark.parametrize("sent", [4, 6])
+@asynchronous
+async def test_a_head_whose_payload_is_not_what_it_says_loses_its_link(model: LocalModel, sent: int) -> None:
+    async with served(model) as peer, End() as head:
+        asked = await formed(peer, head, head=False)
+        row = pb.ActivationRow(session=asked.session, epoch=1, step=0, rows=5, sample=True)
+        link_of(head, peer).post(activations(peer, row), bytes(sent * peer.spec.hidden_size * 4))
+        await soon(head.handler.closed.get())
+        await until(lambda: peer.serving.links.find(head.peer_id) is None)
+
+
+ROWS: dict[str, dict[str, int]] = {
+    "more rows than the session has room for": {"rows": 21},
+    "more rows than a step may have": {"rows": 4000},
+    "no rows": {"rows": 0},
+    "a step that is not the next": {"rows": 5, "step": 7},
+    "a beginning that is not here": {"rows": 5, "prefix_tokens": 4},
 }
 
 
-@pytest.mark.parametrize("case", ACTIVATIONS)
+@pytest.mark.parametrize("case", ROWS)
 @asynchronous
-async def test_a_head_that_sends_what_does_not_fit_loses_its_link(model: LocalModel, case: str) -> None:
-    rows, sent, _ = ACTIVATIONS[case]
+async def test_rows_that_do_not_fit_a_session_end_it_and_not_the_link_that_others_use(
+    model: LocalModel, case: str
+) -> None:
     async with served(model) as peer, End() as head:
+        failures = failures_told(peer)
         asked = await formed(peer, head, head=False)
-        header = pb.Activations(
-            rows=[pb.ActivationRow(session=asked.session, epoch=1, step=0, rows=rows, sample=True)],
-            hidden_size=peer.spec.hidden_size,
-            dtype="float32",
-        )
-        link_of(head, peer).post(header, bytes(sent * peer.spec.hidden_size * 4))
-        await soon(head.handler.closed.get())
-        await until(lambda: peer.serving.links.find(head.peer_id) is None)
+        link = link_of(head, peer)
+        row = pb.ActivationRow(session=asked.session, epoch=1, sample=True, **ROWS[case])
+        for _ in range(3):
+            assert link.post(activations(peer, row), bytes(row.rows * peer.spec.hidden_size * 4))
+        failed = await soon(failures.get())
+        assert (failed.peer_id, failed.code) == (head.peer_id, "protocol")
+        await link.request(pb.Request(get_manifest=pb.GetManifest(model_hash="")), 5.0)
+        assert failures.empty()
+        assert link.closed_because is None
+
+
+@asynchronous
+async def test_rows_in_another_encoding_than_was_agreed_on_end_their_session_alone(model: LocalModel) -> None:
+    async with served(model) as peer, End() as head:
+        failures = failures_told(peer)
+        asked = await formed(peer, head, head=False)
+        row = pb.ActivationRow(session=asked.session, epoch=1, rows=5, sample=True)
+        payload = bytes(5 * peer.spec.hidden_size * 2)
+        assert link_of(head, peer).post(activations(peer, row, "bfloat16"), payload)
+        failed = await soon(failures.get())
+        assert (failed.peer_id, failed.code) == (head.peer_id, "protocol")
+        assert link_of(head, peer).closed_because is None
+
+
+@asynchronous
+async def test_a_stranger_that_knows_a_session_cannot_send_rows_or_tokens_of_it(model: LocalModel) -> None:
+    async with served(model) as peer, End() as tail, End() as stranger:
+        failures = failures_told(peer)
+        asked = await formed(peer, tail, head=True)
+        assert peer.link.post(pb.Start(session=asked.session, epoch=1, token_ids=[5, 6, 7, 8, 9]))
+        await soon(tail.handler.frames.get())
+        link = await stranger.links.to(peer.facts)
+        token = pb.Token(session=asked.session, epoch=1, step=0, position=5, token_id=2**31)
+        row = pb.ActivationRow(session=asked.session, epoch=1, step=1, rows=1)
+        assert link.post(pb.Tokens(tokens=[token]))
+        assert link.post(activations(peer, row), bytes(peer.spec.hidden_size * 4))
+        await link.request(pb.Request(get_manifest=pb.GetManifest(model_hash="")), 5.0)
+        assert failures.empty()
+        token.token_id = 3
+        assert link_of(tail, peer).post(pb.Tokens(tokens=[token]))
+        _, frame = await soon(tail.handler.frames.get())
+        assert [row.step for row in frame.header.rows] == [1]

@@ -7,9 +7,9 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from data_plane import End, asynchronous, describe, hop_of, soon, until
+from data_plane import DEADLINE_S, End, asynchronous, describe, hop_of, soon, until
 from served_circuit import ServedCircuit
-from served_peer import HIGH, LOW, Served, model, served
+from served_peer import HIGH, LOW, Served, failures_told, model, served
 from tiny_models import VOCABULARY, greedy_references
 
 from molink.peer.link import shared_uplink
@@ -158,11 +158,12 @@ async def test_a_session_that_ends_while_it_waits_leaves_nothing_and_others_go_o
 
 
 @asynchronous
-async def test_a_hop_that_does_not_keep_to_the_window_loses_its_link(
+async def test_a_hop_that_does_not_keep_to_the_window_loses_the_session_and_is_named(
     model: LocalModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forwarding, "ReceivedPrefill", partial(ReceivedPrefill, window_steps=0))
     async with served(model) as peer, End() as head:
+        failures = failures_told(peer)
         hops = [hop_of(head.identity, LOW, head.facts), peer.hop(HIGH)]
         asked = describe(hops, spec=peer.spec)
         assert (await peer.reserve(asked, 1)).HasField("reserved")
@@ -173,35 +174,48 @@ async def test_a_hop_that_does_not_keep_to_the_window_loses_its_link(
         link = head.links.find(peer.identity.peer_id)
         assert link is not None
         link.post(header, bytes(5 * peer.spec.hidden_size * 4))
-        _, reason = await soon(head.handler.closed.get())
-        assert "as much prefill waited here as may" in reason
+        failed = await soon(failures.get())
+        assert (failed.peer_id, failed.code) == (head.peer_id, "protocol")
+        assert "as much prefill waited here as may" in failed.detail
+        assert link.closed_because is None
 
 
 @asynchronous
-async def test_only_the_next_hop_says_what_it_has_stepped(model: LocalModel) -> None:
-    async with served(model) as peer, End() as tail, End() as stranger:
+async def test_only_the_next_hop_says_what_it_has_stepped(
+    model: LocalModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forwarding, "SentPrefill", partial(SentPrefill, window_steps=1))
+    async with served(model, cut=equal_chunks(1)) as peer, End() as tail, End() as stranger:
         asked = await ready(peer, tail, 1)
+        assert peer.link.post(pb.Start(session=asked.session, epoch=1, token_ids=[5, 6, 7, 8, 9]))
+        assert await steps_at(tail) == [(1, 0)]
         link = await stranger.links.to(peer.facts)
-        stepped = pb.SteppedTo(session=asked.session, epoch=1, step=7)
-        assert link.post(pb.Stepped(sessions=[stepped]))
-        _, reason = await soon(stranger.handler.closed.get())
-        assert "for the session's next hop to say" in reason
+        stepped = pb.Stepped(sessions=[pb.SteppedTo(session=asked.session, epoch=1, step=0)])
+        assert link.post(stepped)
+        await link.request(pb.Request(get_manifest=pb.GetManifest(model_hash="")), DEADLINE_S)
+        assert tail.handler.frames.empty()
+        own = tail.links.find(peer.identity.peer_id)
+        assert own is not None
+        assert own.post(stepped)
+        assert await steps_at(tail) == [(1, 1)]
 
 
 @asynchronous
-async def test_a_token_before_the_end_of_the_prompt_ends_the_tails_link(
+async def test_a_token_before_the_end_of_the_prompt_ends_the_session_and_names_the_tail(
     model: LocalModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forwarding, "SentPrefill", partial(SentPrefill, window_steps=1))
     async with served(model, cut=equal_chunks(1)) as peer, End() as tail:
+        failures = failures_told(peer)
         asked = await ready(peer, tail, 1)
         assert peer.link.post(pb.Start(session=asked.session, epoch=1, token_ids=[5, 6, 7, 8, 9]))
         assert await steps_at(tail) == [(1, 0)]
         link = tail.links.find(peer.identity.peer_id)
         assert link is not None
         assert link.post(token_of(1, 0, 5))
-        _, reason = await soon(tail.handler.closed.get())
-        assert "before the whole prompt" in reason
+        failed = await soon(failures.get())
+        assert failed.peer_id == tail.peer_id
+        assert "before the whole prompt" in failed.detail
 
 
 @asynchronous
