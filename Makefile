@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test test-e2e test-units test-decisions test-discovery test-full check fuzz bench bench-link bench-engine bench-engine-gpu proto clean setup
+.PHONY: demo test test-e2e test-units test-decisions test-discovery test-full check fuzz attack bench bench-link bench-engine bench-engine-gpu proto clean setup
 
 setup: $(VENV)/.linked
 
@@ -46,23 +46,26 @@ test-e2e test-units test-decisions test-discovery: SHELL := bash
 test-e2e test-units test-decisions test-discovery: .SHELLFLAGS := -o pipefail -c
 
 test-e2e: setup
-	@$(BIN)/python -m pytest -m 'e2e and not full and not fuzz' 2>&1 | sed -u 's/^/peers     | /'
+	@$(BIN)/python -m pytest -m 'e2e and not full and not attack and not fuzz' 2>&1 | sed -u 's/^/peers     | /'
 
 test-units: setup
-	@$(BIN)/python -m pytest -m 'not e2e and not full and not fuzz' $(DECISIONS:%=--ignore=%) --ignore=tests/dht 2>&1 \
+	@$(BIN)/python -m pytest -m 'not e2e and not full and not attack and not fuzz' $(DECISIONS:%=--ignore=%) --ignore=tests/dht 2>&1 \
 	  | sed -u 's/^/units     | /'
 
 test-decisions: setup
-	@$(BIN)/python -m pytest -m 'not e2e and not full and not fuzz' $(DECISIONS) 2>&1 | sed -u 's/^/decisions | /'
+	@$(BIN)/python -m pytest -m 'not e2e and not full and not attack and not fuzz' $(DECISIONS) 2>&1 | sed -u 's/^/decisions | /'
 
 test-discovery: setup
-	@$(BIN)/python -m pytest -m 'not e2e and not full and not fuzz' tests/dht 2>&1 | sed -u 's/^/discovery | /'
+	@$(BIN)/python -m pytest -m 'not e2e and not full and not attack and not fuzz' tests/dht 2>&1 | sed -u 's/^/discovery | /'
 
 test-full: check
-	$(BIN)/python -m pytest -m 'not fuzz'
+	$(BIN)/python -m pytest -m 'not fuzz and not attack'
 
 fuzz: setup
 	$(BIN)/python -m pytest -m fuzz --hypothesis-profile=long
+
+attack: setup
+	$(BIN)/python -m pytest -m 'not fuzz' tests/attack
 
 bench: setup
 	$(BIN)/python tests/bench

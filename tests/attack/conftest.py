@@ -1,0 +1,41 @@
+"""A swarm to be attacked, shared by the tests of this folder: what one attack leaves behind, the next one finds."""
+
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "e2e"))
+sys.path.insert(0, str(Path(__file__).parent))
+
+from forked_peers import ForkedSwarm
+from live_swarms import BUNDLED, References
+
+from molink.client.local_swarm import LocalSwarm
+from molink.client.swarm import AsyncSwarm
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def references() -> References:
+    return References()
+
+
+@pytest.fixture(scope="session")
+async def attacked(anyio_backend: str) -> AsyncIterator[LocalSwarm]:
+    """The bundled model's 12 layers on two peers, so that every generation needs both."""
+    async with ForkedSwarm() as swarm:
+        await swarm.join("front", "--model", BUNDLED, "--layers", "0:6", "--memory", "600MB")
+        await swarm.join("back", "--model", BUNDLED, "--layers", "6:12", "--memory", "600MB")
+        yield swarm
+
+
+@pytest.fixture(scope="session")
+async def client(attacked: LocalSwarm) -> AsyncIterator[AsyncSwarm]:
+    async with AsyncSwarm(BUNDLED, initial_peers=attacked.addresses) as client:
+        yield client
