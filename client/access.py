@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from molink.peer.link.link import LinkError
 from molink.peer.protocol import molink_pb2 as pb
 from molink.shards import catalog, store
 from molink.shards.spec import ModelSpec
-from molink.shards.tokenizer import Tokenizer
+from molink.shards.tokenizer import Tokenizer, read_files
 
 PART_TIMEOUT_S = 10.0
 MAX_FILE_BYTES = 256 * 1024 * 1024
@@ -38,6 +38,10 @@ class ModelAccess:
 
     spec: ModelSpec
     tokenizer: Tokenizer
+    tokenizer_files: Mapping[str, bytes]
+    """What the tokenizer was made of, contents by name."""
+    from_peers: bool
+    """Whether they are strangers' work, handed out by peers, and not files of this machine."""
 
 
 async def open_model(
@@ -93,7 +97,8 @@ async def _open_local(
         quantization=served.quantization if served else quantization or "none",
         name=name,
     )
-    return ModelAccess(spec, await asyncio.to_thread(Tokenizer.from_folder, folder))
+    files = await asyncio.to_thread(read_files, folder)
+    return ModelAccess(spec, await asyncio.to_thread(Tokenizer.from_files, files), files, from_peers=False)
 
 
 def _matching(
@@ -136,7 +141,7 @@ async def _open_served(connection: Connection, served: ServedModel, views: Seque
                 for name, sha256 in manifest.files.items()
                 if name in _TOKENIZER_FILES
             }
-            return ModelAccess(spec, Tokenizer.from_files(files))
+            return ModelAccess(spec, Tokenizer.from_files(files), files, from_peers=True)
         except (LinkError, ValueError) as error:
             reasons.append(f"{view.facts.name}: {error}")
     raise SwarmUnavailable(f"no peer handed out the description of {served.name}: {'; '.join(reasons)}")
