@@ -3,7 +3,7 @@
 import asyncio
 import json
 import logging
-from enum import IntEnum
+from enum import Enum, auto
 from typing import Any, Final
 
 import h11
@@ -28,13 +28,13 @@ LOOKS_EVERY_S: Final = 1.0
 _log = logging.getLogger(__name__)
 
 
-class Phase(IntEnum):
-    """What a connection waits for. Those of smaller number are ended first where there are too many."""
+class Phase(Enum):
+    """What a connection waits for."""
 
-    IDLE = 0
-    HEADERS = 1
-    BODY = 2
-    ANSWER = 3
+    IDLE = auto()
+    HEADERS = auto()
+    BODY = auto()
+    ANSWER = auto()
 
 
 _WITHIN_S: Final = {
@@ -96,13 +96,13 @@ class Connections:
             connection.abort()
 
     def _displaceable(self, user: str) -> "GatewayConnection | None":
-        """Of the greediest user's that wait for their client, the one that is of least use; of equals the oldest."""
+        """Of the greediest user's, the one that has waited for its client longest."""
         waiting: dict[str, GatewayConnection] = {}
         for connection, whose in self._open.items():
             if connection.phase is Phase.ANSWER:
                 continue
-            before = waiting.get(whose)
-            if before is None or (connection.phase, connection.since_s) < (before.phase, before.since_s):
+            longest = waiting.get(whose)
+            if longest is None or connection.waits_since_s < longest.waits_since_s:
                 waiting[whose] = connection
         if not waiting:
             return None
@@ -127,6 +127,9 @@ class GatewayConnection(H11Protocol):
         self._all = connections
         self.phase = Phase.IDLE
         self.since_s = self.loop.time()
+        """When that phase began."""
+        self.waits_since_s = self.since_s
+        """When it last began to wait for a request: that the client sends a part of one does not change it."""
         self._unread_bytes = 0
         self._unread_since_s: float | None = None
 
@@ -193,8 +196,11 @@ class GatewayConnection(H11Protocol):
             phase = Phase.HEADERS
         else:
             phase = Phase.IDLE
-        if phase is not self.phase:
-            self.phase, self.since_s = phase, self.loop.time()
+        if phase is self.phase:
+            return
+        if self.phase is Phase.ANSWER:
+            self.waits_since_s = self.loop.time()
+        self.phase, self.since_s = phase, self.loop.time()
 
 
 def _refusal(failure: Failure) -> bytes:
