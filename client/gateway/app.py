@@ -224,7 +224,7 @@ def create_app(
     """
     app = FastAPI(title="MoLink gateway", docs_url=None, redoc_url=None)
     metrics = Metrics()
-    slots = Slots(max_requests, waiting_s=waiting_s, on_change=metrics.set_active, make_room=make_room)
+    slots = Slots(max_requests, waiting_s=waiting_s, on_change=metrics.set_load, make_room=make_room)
     gateway = app.state.gateway = Gateway(swarm, metrics, slots)
     names = frozenset(map(plain_host, allowed_hosts))
     app.add_middleware(Intake, metrics=metrics, allowed_hosts=names, paths=(COMPLETIONS, CHAT))

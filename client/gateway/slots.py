@@ -38,10 +38,10 @@ class Slots:
         most: int,
         *,
         waiting_s: float = WAITING_S,
-        on_change: Callable[[int], None] = lambda _: None,
+        on_change: Callable[[int, int], None] = lambda _, __: None,
         make_room: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_change` hears how many run; `make_room` is called now and then while somebody waits."""
+        """`on_change` hears how many run and how many requests wait; `make_room` is called now and then while somebody waits."""
         self._shares = Shares(most)
         self._waiting_s = waiting_s
         self._on_change = on_change
@@ -66,6 +66,7 @@ class Slots:
             raise self._busy()
         waiting = _Waiting(user, generations, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
+        self._changed()
         self._grant()
         try:
             async with asyncio.timeout(self._waiting_s):
@@ -76,6 +77,7 @@ class Slots:
         except BaseException as error:
             if waiting in self._waiting:
                 self._waiting.remove(waiting)
+                self._changed()
             elif waiting.turn.done() and not waiting.turn.cancelled() and waiting.turn.exception() is None:
                 self.give(user, generations)
             if isinstance(error, TimeoutError):
@@ -86,8 +88,8 @@ class Slots:
     def give(self, user: str, generations: int) -> None:
         """They have ended."""
         self._shares.give(user, generations)
-        self._on_change(self._shares.total)
         self._grant()
+        self._changed()
 
     def stop(self) -> None:
         """Begins nothing more: who waits and who comes is told so."""
@@ -96,6 +98,7 @@ class Slots:
             if not waiting.turn.done():
                 waiting.turn.set_exception(GatewayStopping())
         self._waiting.clear()
+        self._changed()
 
     def _may_wait(self, user: str) -> bool:
         most = self._shares.most
@@ -115,7 +118,10 @@ class Slots:
 
     def _take(self, user: str, generations: int) -> None:
         self._shares.take(user, generations)
-        self._on_change(self._shares.total)
+        self._changed()
+
+    def _changed(self) -> None:
+        self._on_change(self._shares.total, len(self._waiting))
 
     def _busy(self) -> GatewayBusy:
         return GatewayBusy(
