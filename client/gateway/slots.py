@@ -41,7 +41,7 @@ class Slots:
         on_change: Callable[[int, int], None] = lambda _, __: None,
         make_room: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_change` hears how many run and how many requests wait; `make_room` is called now and then while one does."""
+        """`on_change` hears how many run and how many wait; `make_room` is called now and then while one does."""
         self._shares = Shares(most)
         self._waiting_s = waiting_s
         self._on_change = on_change
