@@ -23,6 +23,10 @@ logger = logging.getLogger(__name__)
 
 _SOURCES = 3
 _WANTED = 64
+HEDGE_S = 1.0
+"""Who is asked for its table and has not answered within this time is not waited for alone."""
+STAGGER_S = 0.25
+"""Between the dials of one peer's addresses (RFC 8305, section 5)."""
 
 
 class Upkeep:
@@ -101,25 +105,45 @@ class Upkeep:
             scope.cancel()
 
     async def refresh(self) -> None:
-        """Copies what is new from two or three living peers.
+        """Copies what is new from two living peers, or from as many as answer.
+
+        Whom it asks, it asks one after the other while they answer; who takes longer than HEDGE_S is not waited for
+        by the next. Peers that claim the same addresses are asked one at a time, so one of them is dialled.
 
         Raises:
             BootstrapUnreachable: nobody could be asked; each peer tried, and why it failed.
         """
         failures: list[tuple[str, str]] = []
-        answered = 0
-        for peer_id, addresses in self._sources():
-            try:
-                await self._connect(peer_id, addresses)
-                await self._compare_with(peer_id)
-            except (DialError, StreamEndedError) as error:
-                failures.append((peer_id, str(error)))
-                self._not_before[peer_id] = trio.current_time() + self._jittered(self._timing.redial_s)
-                await self._host.hang_up(peer_id)
-                continue
-            answered += 1
-            if answered == _SOURCES - 1:
-                return
+        answered: list[str] = []
+        claimed: set[tuple[str, ...]] = set()
+        async with trio.open_nursery() as nursery:
+
+            async def ask(peer_id: str, addresses: tuple[str, ...], ended: trio.Event) -> None:
+                try:
+                    await self._connect(peer_id, addresses)
+                    await self._compare_with(peer_id)
+                except (DialError, StreamEndedError) as error:
+                    failures.append((peer_id, str(error)))
+                    self._not_before[peer_id] = trio.current_time() + self._jittered(self._timing.redial_s)
+                    await self._host.hang_up(peer_id)
+                else:
+                    answered.append(peer_id)
+                    if len(answered) >= _SOURCES - 1:
+                        nursery.cancel_scope.cancel()
+                finally:
+                    ended.set()
+
+            for peer_id, addresses in self._sources():
+                places = tuple(address.partition("/p2p/")[0] for address in addresses)
+                if places in claimed:
+                    continue
+                claimed.add(places)
+                ended = trio.Event()
+                nursery.start_soon(ask, peer_id, addresses, ended)
+                with trio.move_on_after(HEDGE_S):
+                    await ended.wait()
+            if answered:  # one may do: who is slow keeps nobody waiting
+                nursery.cancel_scope.cancel()
         if failures and not answered:
             raise BootstrapUnreachable(failures)
 
@@ -261,16 +285,35 @@ class Upkeep:
             await self._host.hang_up(peer_id)
 
     async def _connect(self, peer_id: str, addresses: tuple[str, ...]) -> None:
+        """A connection to the peer, over whichever of its addresses answers first; each gets STAGGER_S before the
+        next is tried beside it.
+
+        Raises:
+            DialError: none of them has answered.
+        """
         failure = DialError(f"no address of {peer_id} is known")
         if self._host.is_connected(peer_id):
             return
-        for address in addresses:
-            try:
-                await self._host.dial(address, timeout_s=self._timing.dial_timeout_s)
-            except DialError as error:
-                failure = error
-            else:
-                return
+        async with trio.open_nursery() as nursery:
+
+            async def dial(address: str, ended: trio.Event) -> None:
+                nonlocal failure
+                try:
+                    await self._host.dial(address, timeout_s=self._timing.dial_timeout_s)
+                except DialError as error:
+                    failure = error
+                else:
+                    nursery.cancel_scope.cancel()
+                finally:
+                    ended.set()
+
+            for address in addresses:
+                ended = trio.Event()
+                nursery.start_soon(dial, address, ended)
+                with trio.move_on_after(STAGGER_S):
+                    await ended.wait()
+        if self._host.is_connected(peer_id):
+            return
         self._not_before[peer_id] = trio.current_time() + self._jittered(self._timing.redial_s)
         raise failure
 
