@@ -1,8 +1,8 @@
 """From what a user calls a model to its description and tokenizer: this machine's copy, or the peers' by hash.
 
 What peers hand out is somebody else's work. Its tokenizer is loaded in a process with limits first, so one that loads
-without end, fills the memory or ends its process does so there; only then is it loaded here, to make text of tokens, and
-only if its decoder does nothing but replace and join.
+without end, fills the memory or ends its process does so there; only then is it loaded here, to make text of tokens,
+and only if its decoder does nothing but replace and join.
 """
 
 import asyncio
@@ -196,9 +196,7 @@ async def _first_fetched(
         unexpected = next((error for error in errors if not isinstance(error, NotFetched)), None)
         if unexpected is not None:
             raise unexpected
-        raise SwarmUnavailable(
-            f"no peer handed out the description of {found[0].served.name}: {errors[0]}"
-        )
+        raise SwarmUnavailable(f"no peer handed out the description of {found[0].served.name}: {errors[0]}")
     finally:
         for task in tasks:
             task.cancel()
@@ -243,9 +241,7 @@ async def _fetch_model(connection: Connection, one: Candidate) -> tuple[ModelSpe
     files: dict[str, bytes] = {}
     for name, sha256 in wanted.items():
         order = sorted(views, key=lambda view: view.peer_id != first.peer_id)
-        files[name], first = await fetch(
-            connection.links, order, _wanted_file(served.model_hash, sha256)
-        )
+        files[name], first = await fetch(connection.links, order, _wanted_file(served.model_hash, sha256))
     return spec, files
 
 

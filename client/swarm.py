@@ -287,9 +287,7 @@ class AsyncSwarm:
             raise RuntimeError("the swarm was closed while a generation began")
         return self._text, self._tokenizer
 
-    async def _open_tokenizer(
-        self, access: ModelAccess, stack: AsyncExitStack
-    ) -> tuple[TextWork, Tokenizer]:
+    async def _open_tokenizer(self, access: ModelAccess, stack: AsyncExitStack) -> tuple[TextWork, Tokenizer]:
         """What makes tokens of text, open on `stack`, and what makes text of tokens."""
         if self._own_text_work is None and not access.from_peers:
             tokenizer = await load_tokenizer(access, None)
