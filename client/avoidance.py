@@ -33,11 +33,18 @@ class Avoidance:
     entries: dict[str, Entry] = field(default_factory=dict)
     """By peer id."""
 
-    def add(self, facts: PeerFacts, now_s: float, seconds: float, reason: str = "") -> None:
-        """Leaves that peer out from `now_s` on."""
+    def add(
+        self, facts: PeerFacts, now_s: float, seconds: float, reason: str = "", *, certain: bool = True
+    ) -> None:
+        """Leaves that peer out from `now_s` on. If it is not `certain` that it failed, only where others can take its
+        place."""
         self.entries = {peer_id: entry for peer_id, entry in self.entries.items() if now_s < entry.avoid_s}
-        shun_s = now_s + min(seconds, SHUN_S)
+        shun_s = now_s + min(seconds, SHUN_S) if certain else now_s
         self.entries[facts.peer_id] = Entry(now_s, shun_s, now_s + seconds, facts.sequence, reason)
+
+    def acquit(self, peer_id: str) -> None:
+        """That peer did not fail after all."""
+        self.entries.pop(peer_id, None)
 
     def at(self, peers: Sequence[PeerView], now_s: float) -> tuple[frozenset[str], frozenset[str]]:
         """Those of `peers` that are better left out at `now_s`, and those among them that must be."""

@@ -1,4 +1,9 @@
-"""A client's connection to a swarm: the verified view of it, links to peers, and who gets which frame."""
+"""A client's connection to a swarm: the verified view of it, links to peers, and who gets which frame.
+
+The view is pulled from peers now and then, and at once when one of the connections over which it came is gone: that is
+how a client hears a goodbye. If then nobody answers at all, who is in it is gone as well, except whom this client has a
+link to.
+"""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -7,7 +12,11 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from molink.client.errors import SwarmUnavailable
+from molink.client.scouting import Scouts
+from molink.dht.dialable import ANYWHERE, Ranges, swarm_ranges
+from molink.dht.bridge import ThreadStoppedError
 from molink.dht.discovery import BootstrapUnreachable, Discovery
+from molink.dht.host import peer_id_in
 from molink.dht.identity import Identity
 from molink.dht.records import PeerView
 from molink.dht.swarm_key import SwarmKey
@@ -17,6 +26,10 @@ from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.protocol.frames import Frame, ProtocolError
 
 REFRESH_EVERY_S = 10.0
+LOOK_EVERY_S = 1.0
+"""Between looks at whether a connection of the control plane is gone."""
+FIRST_REFRESH_S = 3.0
+"""What a second opinion may take while a client opens: the view is there already, from the first peer that answered."""
 
 
 class FrameSink(Protocol):
@@ -45,6 +58,8 @@ class SwarmView(Protocol):
 
     async def changed(self, timeout_s: float) -> bool: ...
 
+    async def connections(self) -> int: ...
+
 
 class Connection:
     """Open between `__aenter__` and `__aexit__`. It is also the LinkHandler of its links."""
@@ -59,7 +74,17 @@ class Connection:
     ) -> None:
         """`view` takes the place of what is found out from `initial_peers`."""
         identity = Identity.generate()
-        self.links = Links(identity, self, swarm_key, is_client=True, http_proxy=http_proxy)
+        self.links = Links(
+            identity,
+            self,
+            swarm_key,
+            is_client=True,
+            http_proxy=http_proxy,
+        )
+        self.scouts = Scouts(self.links)
+        self._initial_peers = tuple(initial_peers)
+        self.initial_peer_ids = frozenset(map(peer_id_in, initial_peers))
+        """Those whom the user named."""
         self._discovery: SwarmView = (
             view
             if view is not None
@@ -69,6 +94,9 @@ class Connection:
         self._stack = AsyncExitStack()
         self._refreshing: asyncio.Task[None] | None = None
         self._refresh_wanted = asyncio.Event()
+        self._refreshed = asyncio.Event()
+        self._unanswered = False
+        """Whether at the last pull nobody answered."""
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
@@ -77,22 +105,33 @@ class Connection:
             except BootstrapUnreachable as error:
                 raise SwarmUnavailable(str(error)) from error
             await stack.enter_async_context(self.links)
-            await self._discovery.refresh()
+            await stack.enter_async_context(self.scouts)
+            self.links.dial_in(await self._swarm_ranges())
+            stack.push_async_callback(self._stop_refreshing)
+            self._refresh_wanted.set()
             self._refreshing = asyncio.create_task(self._keep_fresh(), name="refresh the view")
+            with suppress(TimeoutError):
+                async with asyncio.timeout(FIRST_REFRESH_S):
+                    await self._refreshed.wait()
             self._stack = stack.pop_all()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        await self._stack.aclose()
+
+    async def _stop_refreshing(self) -> None:
         if self._refreshing is not None:
             self._refreshing.cancel()
             await asyncio.gather(self._refreshing, return_exceptions=True)
-        await self._stack.aclose()
 
     def snapshot(self, model_hash: str | None = None) -> tuple[PeerView, ...]:
         """The peers that are verified and alive now."""
-        return self._discovery.snapshot(model_hash)
+        views = self._discovery.snapshot(model_hash)
+        if self._unanswered:
+            return tuple(view for view in views if self.links.find(view.peer_id) is not None)
+        return views
 
     def measured_rtt_ms(self) -> Mapping[tuple[str, str], float]:
         """Round trips between peers that this client has measured itself: none, it is on no hop's path."""
@@ -100,8 +139,12 @@ class Connection:
 
     async def refresh_soon(self, wait_s: float) -> None:
         """Pulls the peers' tables now, and waits `wait_s` at most for the view to change."""
-        self._refresh_wanted.set()
+        self.refresh_now()
         await self._discovery.changed(wait_s)
+
+    def refresh_now(self) -> None:
+        """Pulls the peers' tables, while the caller does something else."""
+        self._refresh_wanted.set()
 
     def register(self, session: bytes, sink: FrameSink) -> None:
         self._sinks[session] = sink
@@ -130,13 +173,36 @@ class Connection:
         for sink in tuple(self._sinks.values()):
             sink.on_link_closed(link.peer_id, reason)
 
+    async def _swarm_ranges(self) -> Ranges:
+        """Where the swarm is: where the user said that it is, and where the peers are that he named."""
+        if not self._initial_peers:
+            return ANYWHERE
+        named = [view.facts for view in self.snapshot() if view.peer_id in self.initial_peer_ids]
+        announced = [address for facts in named for address in facts.grpc_addresses]
+        return await swarm_ranges((*self._initial_peers, *announced))
+
     async def _keep_fresh(self) -> None:
         while True:
             try:
-                async with asyncio.timeout(REFRESH_EVERY_S):
-                    await self._refresh_wanted.wait()
-            except TimeoutError:
-                pass
-            self._refresh_wanted.clear()
-            with suppress(BootstrapUnreachable, TimeoutError):  # somebody may answer the next time
+                await self._until_refresh_is_due()
+                self._refresh_wanted.clear()
                 await self._discovery.refresh()
+                self._unanswered = False
+            except BootstrapUnreachable:
+                self._unanswered = True  # until somebody answers the next time
+            except (TimeoutError, ThreadStoppedError):
+                await asyncio.sleep(LOOK_EVERY_S)  # whom it asked may only be slow
+            self._refreshed.set()
+
+    async def _until_refresh_is_due(self) -> None:
+        """Until it is wanted, was long ago, or a connection over which the view came is gone."""
+        clock = asyncio.get_running_loop().time
+        due_s, connections = clock() + REFRESH_EVERY_S, 0
+        while clock() < due_s and not self._refresh_wanted.is_set():
+            open_now = await self._discovery.connections()
+            if open_now < connections:
+                return
+            connections = open_now
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_EVERY_S):
+                    await self._refresh_wanted.wait()

@@ -9,8 +9,26 @@ SwarmError
  └── PeerLost            a peer of the circuit was lost and nobody could take over: `peer_id`, `span`, `reason`
 """
 
+import re
+
 from molink.routing import NoCircuit as NoCircuitFound
 from molink.shards.spec import Span
+
+MOST_SAID = 200
+_ADDRESS = re.compile(
+    r"(?:ipv[46]:)?(?:\[[0-9A-Fa-f:.%]+\]|\b\d{1,3}(?:\.\d{1,3}){3})(?::\d{1,5})?"
+    r"|/(?:ip4|ip6|dns|dns4|dns6|dnsaddr)/[^\s;,)]+"
+)
+
+
+def as_said(text: str) -> str:
+    """What a peer or a library says, for an error: one printable line of bounded length, without addresses.
+
+    Volunteers' addresses are nothing that the user of an API is to be told.
+    """
+    line = _ADDRESS.sub("an address", " ".join(text[: 4 * MOST_SAID].split()))
+    printable = "".join(character if character.isprintable() else "?" for character in line)
+    return printable if len(printable) <= MOST_SAID else f"{printable[: MOST_SAID - 1]}…"
 
 
 class SwarmError(Exception):

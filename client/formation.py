@@ -3,16 +3,27 @@
 import asyncio
 import random
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from molink.client.avoidance import AVOID_S, Avoidance
+from molink.client.blame import BlameLedger, Verdict
 from molink.client.choosing import Chooser
 from molink.client.connection import Connection
 from molink.client.errors import InvalidRequest, NoCircuit, SwarmUnavailable
+from molink.client.reserving import (
+    REQUEST_TIMEOUT_S,
+    Asked,
+    HopRefused,
+    Report,
+    describe,
+    release,
+    report_codec,
+    reserve_all,
+    wait_ready,
+)
 from molink.dht.records import PeerFacts, PeerView, ServedModel
-from molink.peer.codecs import encodings_of_circuit
-from molink.peer.link.link import Link, LinkError
+from molink.peer.link.link import Link
 from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.protocol.frames import MAX_HEADER_BYTES
 from molink.routing import NoCircuit as NoCircuitFound
@@ -20,14 +31,16 @@ from molink.routing import Route
 from molink.shards.prefix import common_prefix
 from molink.shards.spec import ModelSpec
 
-REQUEST_TIMEOUT_S = 5.0
-READY_POLL_S = 1.0
 FIRST_BACKOFF_S = 0.05
 LONGEST_BACKOFF_S = 1.0
 REQUEST_BYTES = 64
 """What a request's header holds beside its descriptor, at most."""
-
-Report = Callable[[str], None]
+PATIENCE_S = 2.0
+"""What a hop's answer may take while there may be others that answer sooner. A dial that takes longer goes on."""
+SLOW_S = 10.0
+"""A hop that has taken longer is left out for so long, if others can take its place."""
+NEAR = 1.25
+"""A circuit of peers that have answered before is preferred if it is charged no more than so many times as much."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,17 +63,6 @@ class Formed:
         return any(link.peer_id == peer_id for link in self.links)
 
 
-class HopRefused(Exception):
-    """A hop said no, or did not answer."""
-
-    def __init__(self, peer_id: str, code: str, detail: str, retry_after_s: float = 0.0) -> None:
-        super().__init__(f"{peer_id}: {detail}")
-        self.peer_id = peer_id
-        self.code = code
-        self.detail = detail
-        self.retry_after_s = retry_after_s
-
-
 class Former:
     """Forms circuits for one model over one connection; remembers who failed."""
 
@@ -68,23 +70,55 @@ class Former:
         self._connection = connection
         self._spec = spec
         self._avoidance = Avoidance()
+        self._blame = BlameLedger()
         self._chooser = Chooser(connection, spec)
         self.prefix_key = secrets.token_bytes(32)
         """With which this client names the blocks of its prompts: peers tell from the names which of its prompts begin
         alike, as they do from activations, and cannot try whether a text that they guess is one of them."""
 
-    def lost(self, facts: PeerFacts) -> None:
-        """A peer of a circuit has failed: it is avoided, and known as less reliable."""
-        self._chooser.lost(facts.peer_id)
-        self.avoid(facts)
+    def failed(self, circuit: Formed, at_fault: str, accuser: str = "") -> str:
+        """A hop of the circuit has failed, as the client saw itself or as `accuser`, another hop, says. Without
+        `at_fault` the circuit stood still, and all of its hops answered.
+
+        Returns the peer that is left out of circuits from now on.
+        """
+        now_s = asyncio.get_running_loop().time()
+        if not at_fault:
+            verdict = self._blame.stand_still([link.peer_id for link in circuit.links], now_s)
+        elif accuser:
+            verdict = self._blame.accuse(accuser, at_fault, now_s, self._is_gone)
+        else:
+            self._chooser.lost(at_fault)
+            self._connection.scouts.lost(at_fault)
+            self.avoid(circuit.peers[at_fault].facts)
+            return at_fault
+        self._follow(verdict, circuit.peers)
+        return verdict.leave
+
+    def _follow(self, verdict: Verdict, peers: Mapping[str, PeerView], reason: str = "") -> None:
+        """Leaves out whom nobody could convict, if others can take its place, and takes back whom it blamed alone."""
+        for peer_id in verdict.acquitted:
+            self._avoidance.acquit(peer_id)
+        certain = self._is_gone(verdict.leave)
+        if certain:
+            self._chooser.lost(verdict.leave)
+        self.avoid(peers[verdict.leave].facts, reason=reason, certain=certain)
 
     def left(self, descriptor: pb.SessionDescriptor) -> None:
         """A session has left the circuit that was formed for it, and has given its leases back."""
         self._chooser.gives_back(descriptor)
 
-    def avoid(self, facts: PeerFacts, seconds: float = AVOID_S, reason: str = "") -> None:
-        """Leaves a peer out of circuits until it announces new facts, at most for `seconds`."""
-        self._avoidance.add(facts, asyncio.get_running_loop().time(), seconds, reason)
+    def avoid(
+        self, facts: PeerFacts, seconds: float = AVOID_S, reason: str = "", *, certain: bool = True
+    ) -> None:
+        """Leaves a peer out of circuits until it announces new facts, at most for `seconds`; if it is not `certain`
+        that it failed, only while others can take its place."""
+        now_s = asyncio.get_running_loop().time()
+        self._avoidance.add(facts, now_s, seconds, reason, certain=certain)
+
+    def _is_gone(self, peer_id: str) -> bool:
+        """Whether the client itself has no link to that peer any more."""
+        return self._connection.links.find(peer_id) is None
 
     async def form(self, template: pb.SessionDescriptor, deadline_s: float, report: Report) -> Formed:
         """A ready circuit for the session that `template` describes (its hops are filled in here).
@@ -96,11 +130,13 @@ class Former:
         """
         clock = asyncio.get_running_loop().time
         backoff_s = FIRST_BACKOFF_S
+        doubtful = False  # somebody did not answer: others are tried side by side
+        invalid: InvalidRequest | None = None
         while True:
             error: NoCircuit | SwarmUnavailable
             wait_s = backoff_s * random.uniform(0.5, 1.5)
             try:
-                route, peers = await self._plan(template)
+                route, peers = await self._plan(template, doubtful=doubtful)
                 report(f"circuit of {len(route.hops)} peers found; reserving memory")
                 async with asyncio.timeout_at(deadline_s):
                     return await self._settle(route, peers, template, deadline_s, report)
@@ -108,38 +144,87 @@ class Former:
                 names = ", ".join(peers[hop.peer_id].facts.name for hop in route.hops)
                 raise SwarmUnavailable(f"the circuit over {names} was not ready in time") from None
             except (NoCircuit, SwarmUnavailable) as problem:
+                if invalid is not None:
+                    raise invalid from None
                 error = problem
                 report(str(problem))
                 wait_s = max(wait_s, 0.2)
             except HopRefused as refusal:
                 report(str(refusal))
                 if refusal.code == "request":
-                    raise InvalidRequest(f"peer {refusal}") from refusal
+                    if invalid is not None:  # two say so
+                        raise invalid from refusal
+                    invalid = InvalidRequest(f"peer {refusal}")
+                    continue
                 busy = refusal.code in ("memory", "busy")
                 error = SwarmUnavailable(
                     str(refusal), busy=busy, retry_after_s=max(1.0, refusal.retry_after_s)
                 )
+                doubtful = doubtful or refusal.code in ("lost", "slow")
             if clock() + wait_s >= deadline_s:
                 raise error
-            await self._connection.refresh_soon(wait_s)
+            if doubtful:
+                self._scout()
+            if self._connection.scouts.under_way:
+                self._connection.refresh_now()
+                await self._connection.scouts.wait(wait_s)
+            else:
+                await self._connection.refresh_soon(wait_s)
             backoff_s = min(backoff_s * 2, LONGEST_BACKOFF_S)
 
-    async def _plan(self, template: pb.SessionDescriptor) -> tuple[Route, Mapping[str, PeerView]]:
+    def _scout(self) -> None:
+        """Tries peers of the model that have not answered yet and are not left out, in any order."""
+        views = self._connection.snapshot(self._spec.model_hash)
+        avoided, _ = self._avoidance.at(views, asyncio.get_running_loop().time())
+        untried = [view for view in views if view.peer_id not in avoided]
+        self._connection.scouts.send(random.sample(untried, len(untried)), self._unreachable)
+
+    def _unreachable(self, facts: PeerFacts) -> None:
+        self._connection.scouts.lost(facts.peer_id)
+        self.avoid(facts, reason="it cannot be reached")
+
+    async def _plan(
+        self, template: pb.SessionDescriptor, *, doubtful: bool
+    ) -> tuple[Route, Mapping[str, PeerView]]:
+        """The route to try next. Where that is `doubtful`, one of peers that have answered goes before all others."""
         views = self._connection.snapshot(self._spec.model_hash)
         if not views:
             raise SwarmUnavailable(self._nobody())
         avoided, shunned = self._avoidance.at(views, asyncio.get_running_loop().time())
         peers = {view.peer_id: view for view in views}
+        proven = self._connection.scouts.proven(peers)
+        unproven = frozenset(peers) - proven
         try:
-            return await self._chooser.choose(views, template, avoided), peers
+            if doubtful:
+                route = await self._proven_route(views, template, avoided | unproven)
+                if route is not None:
+                    return route, peers
+            route = await self._chooser.choose(views, template, avoided)
+            if doubtful or not proven or unproven.isdisjoint(route.peer_ids):
+                return route, peers
+            known = await self._proven_route(views, template, avoided | unproven)
+            near = known is not None and known.objective_ms <= NEAR * route.objective_ms
+            return (known if known is not None and near else route), peers
         except NoCircuitFound as cause:
             first = cause
+        # Of two, one of which accuses the other, one is at fault: without the accuser it may do.
+        accusers = self._blame.accusers_of(avoided) & peers.keys()
+        for avoid in ((avoided - self._blame.accused()) | accusers | shunned, shunned):
+            try:
+                return await self._chooser.choose(views, template, avoid), peers
+            except NoCircuitFound:
+                continue
+        by, said = self._avoidance.last_refusal(avoided) or (None, None)
+        left = len(views) - len(avoided)
+        raise NoCircuit(self._spec.name, left, first, refused_by=by, refusal=said) from first
+
+    async def _proven_route(
+        self, views: Sequence[PeerView], template: pb.SessionDescriptor, avoid: frozenset[str]
+    ) -> Route | None:
         try:
-            return await self._chooser.choose(views, template, shunned), peers
+            return await self._chooser.choose(views, template, avoid)
         except NoCircuitFound:
-            by, said = self._avoidance.last_refusal(avoided) or (None, None)
-            left = len(views) - len(avoided)
-            raise NoCircuit(self._spec.name, left, first, refused_by=by, refusal=said) from first
+            return None
 
     def _nobody(self) -> str:
         """That nobody serves the model; what is served instead, in case this machine's copy was meant to be that."""
@@ -157,22 +242,20 @@ class Former:
         report: Report,
     ) -> Formed:
         """Reserves every hop of the route, all or none, and sees them ready."""
-        descriptor = _describe(template, route, peers, self._spec)
+        descriptor = describe(template, route, peers, self._spec)
         if descriptor.ByteSize() + REQUEST_BYTES > MAX_HEADER_BYTES:
             raise InvalidRequest(
                 f"the request and the {len(route.hops)} hops of its circuit take {descriptor.ByteSize()} bytes, and "
                 f"{MAX_HEADER_BYTES} fit into a message: leave out logit_bias and stop_token_ids"
             )
+        asked = Asked(descriptor, route, peers)
         self._chooser.asks(descriptor)
-        asked = [
-            self._reserve(descriptor, hop, peers[one.peer_id].facts) for hop, one in enumerate(route.hops)
-        ]
         try:
-            answers = await asyncio.gather(*asked, return_exceptions=True)
-            _raise_first(answers)
-            links = tuple(answer for answer in answers if not isinstance(answer, BaseException))
-            held = await self._wait_ready(descriptor, links, deadline_s, report)
-            _report_codec(descriptor, peers, self._spec, report)
+            links = await reserve_all(self._connection.links, asked, self._patience_s(peers))
+            for link in links:
+                self._connection.scouts.answered(link.peer_id)
+            held = await wait_ready(asked, links, deadline_s, report)
+            report_codec(asked, self._spec, report)
         except BaseException as error:
             self._give_back(descriptor)
             if isinstance(error, HopRefused):
@@ -180,27 +263,9 @@ class Former:
             raise
         return Formed(route, descriptor, links, peers, common_prefix(held))
 
-    async def _reserve(self, descriptor: pb.SessionDescriptor, hop: int, facts: PeerFacts) -> Link:
-        try:
-            link = await self._connection.links.to(facts)
-            request = pb.Request(reserve=pb.Reserve(descriptor=descriptor, hop=hop))
-            response, _ = await link.request(request, REQUEST_TIMEOUT_S)
-        except LinkError as error:
-            raise HopRefused(facts.peer_id, "lost", error.reason) from error
-        _require_granted(response, facts.peer_id)
-        return link
-
-    async def _wait_ready(
-        self, descriptor: pb.SessionDescriptor, links: tuple[Link, ...], deadline_s: float, report: Report
-    ) -> list[tuple[int, int]]:
-        """Of each hop how many tokens of the prompt's beginning it holds already: at least and at most, or none."""
-        polls = [asyncio.create_task(_poll_ready(descriptor, link, deadline_s, report)) for link in links]
-        try:
-            return await asyncio.gather(*polls)
-        finally:
-            for poll in polls:
-                poll.cancel()
-            await asyncio.gather(*polls, return_exceptions=True)
+    def _patience_s(self, peers: Mapping[str, PeerView]) -> float:
+        """Who has nobody else to turn to waits as long as a dial and a request take at most."""
+        return PATIENCE_S if len(peers) > 1 else 2 * REQUEST_TIMEOUT_S
 
     def _give_back(self, descriptor: pb.SessionDescriptor) -> None:
         """Releases every hop that may have granted, those included whose answer did not come."""
@@ -215,96 +280,25 @@ class Former:
         view = peers.get(refusal.peer_id)
         if view is None:
             return
+        if refusal.accuser:
+            verdict = self._blame.accuse(
+                refusal.accuser, refusal.peer_id, asyncio.get_running_loop().time(), self._is_gone
+            )
+            self._follow(verdict, peers, refusal.detail)
+            return
+        if refusal.code not in ("slow", "lost"):
+            self._connection.scouts.answered(refusal.peer_id)
         transient = refusal.code in ("memory", "busy", "epoch")
         seconds = max(0.3, refusal.retry_after_s) if transient else AVOID_S
         if transient and len(peers) == 1:
             return  # there is no other to turn to
+        if refusal.code == "slow":
+            self.avoid(view.facts, SLOW_S, refusal.detail, certain=False)
+            return
         if refusal.code == "lost":
             self._chooser.lost(refusal.peer_id)
+            self._connection.scouts.lost(refusal.peer_id)
         self.avoid(view.facts, seconds, refusal.detail or refusal.code)
-
-
-def release(link: Link, descriptor: pb.SessionDescriptor, further_blocks: bytes = b"") -> None:
-    """Gives a lease back, without waiting for the answer: the peer frees it on receipt, or when it expires.
-
-    `further_blocks` are the names of the session's blocks behind those that the descriptor names.
-    """
-    ended = pb.Release(session=descriptor.session, epoch=descriptor.epoch, further_blocks=further_blocks)
-    link.post(pb.Request(id=0, release=ended))
-
-
-async def _poll_ready(
-    descriptor: pb.SessionDescriptor, link: Link, deadline_s: float, report: Report
-) -> tuple[int, int]:
-    clock = asyncio.get_running_loop().time
-    while True:
-        wait_ms = round(READY_POLL_S * 1000)
-        asked = pb.AwaitReady(session=descriptor.session, epoch=descriptor.epoch, wait_ms=wait_ms)
-        try:
-            response, _ = await link.request(pb.Request(await_ready=asked), READY_POLL_S + REQUEST_TIMEOUT_S)
-        except LinkError as error:
-            raise HopRefused(link.peer_id, "lost", error.reason) from error
-        _require_granted(response, link.peer_id)
-        readiness = response.readiness
-        if readiness.ready:
-            held = max(readiness.prefix_tokens, readiness.window_prefix_tokens)
-            return readiness.least_prefix_tokens, min(held, descriptor.prompt_tokens - 1)
-        done, total = readiness.loaded_bytes, readiness.total_bytes
-        report(f"peer {link.peer_id[-6:]} loads its layers: {done / 1e6:.0f} of {total / 1e6:.0f} MB")
-        if clock() > deadline_s:
-            raise HopRefused(link.peer_id, "busy", "its layers were not loaded in time", retry_after_s=5.0)
-
-
-def _describe(
-    template: pb.SessionDescriptor, route: Route, peers: Mapping[str, PeerView], spec: ModelSpec
-) -> pb.SessionDescriptor:
-    descriptor = pb.SessionDescriptor()
-    descriptor.CopyFrom(template)
-    descriptor.epoch += 1
-    template.epoch = descriptor.epoch
-    descriptor.hops.extend(
-        pb.Hop(
-            peer_id=hop.peer_id,
-            start=hop.span.start,
-            stop=hop.span.stop,
-            quantization=spec.quantization,
-            facts=peers[hop.peer_id].facts_record,
-            predicted_compute_ms=hop.compute_ms,
-            predicted_link_ms=hop.link_ms,
-            uplink_mbps=hop.uplink_mbps or 0.0,
-        )
-        for hop in route.hops
-    )
-    return descriptor
-
-
-def _report_codec(
-    descriptor: pb.SessionDescriptor, peers: Mapping[str, PeerView], spec: ModelSpec, report: Report
-) -> None:
-    """Where a codec was asked for: how many links have it, since not every peer takes part."""
-    asked = descriptor.activation_codec
-    if not asked:
-        return
-    announced = [peers[hop.peer_id].facts.activation_codecs for hop in descriptor.hops]
-    links = encodings_of_circuit(asked, spec.dtype, announced)[:-1]
-    report(f"activations go as {asked} over {links.count(asked)} of {len(links)} links")
-
-
-def _require_granted(response: pb.Response, peer_id: str) -> None:
-    if response.WhichOneof("body") == "refusal":
-        refusal = response.refusal
-        raise HopRefused(
-            refusal.peer_id or peer_id,
-            refusal.code,
-            refusal.detail,
-            retry_after_s=refusal.retry_after_ms / 1000,
-        )
-
-
-def _raise_first(answers: list[Link | BaseException]) -> None:
-    for answer in answers:
-        if isinstance(answer, BaseException):
-            raise answer
 
 
 def _identity(model: ModelSpec | ServedModel) -> str:

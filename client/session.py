@@ -7,11 +7,15 @@ gets the whole history as its prefill; tokens are numbered by their position, so
 import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from molink.client import patience
 from molink.client.connection import Connection
-from molink.client.errors import InvalidRequest, NoCircuit, PeerLost, SwarmError, SwarmUnavailable
-from molink.client.formation import Formed, Former, Report, release
+from molink.client.errors import InvalidRequest, NoCircuit, PeerLost, SwarmError, SwarmUnavailable, as_said
+from molink.client.formation import Formed, Former
+from molink.client.reserving import Report, release
+from molink.client.token_rules import HeadAtFault, Intake, TokenRules
+from molink.peer.link.link import Link, LinkError
 from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.protocol.frames import MAX_HEADER_BYTES
 from molink.routing.planner import Route
@@ -21,8 +25,10 @@ from molink.shards.spec import ModelSpec, SamplingParams, Span
 RECOVERY_S = 9.0
 """After the last sign of life of a peer that is lost, a new circuit has to stand within this time."""
 RENEW_EVERY_S = 8.0
-STALLED_AFTER_S = 60.0
-"""A circuit of which every link lives, but which yields no token for so long, has failed."""
+ANSWER_S = 2.0
+"""Within which a hop of a circuit that yields nothing has to say that it is there."""
+SPARE_EVENTS = 8
+"""Room for losses in the queue, beside tokens: each circuit has at most one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +37,11 @@ class HopLost:
 
     epoch: int
     peer_id: str
+    """Empty where it is not known which: the circuit yields nothing, and all of its hops answer."""
     code: str
     detail: str
+    accuser: str = ""
+    """The hop that says so of another; empty where the client knows it itself, or the hop says it of itself."""
 
 
 @dataclass(slots=True)
@@ -80,9 +89,22 @@ class ClientSession:
         )
         if activation_codec != "none":
             self._template.activation_codec = activation_codec
-        self._events: asyncio.Queue[pb.Token | HopLost] = asyncio.Queue(maxsize=self._capacity + 64)
+        self._events: asyncio.Queue[pb.Token | HopLost] = asyncio.Queue(
+            self._capacity - len(prompt) + SPARE_EVENTS
+        )
+        """Tokens that `Intake` lets in, so never more than were asked for, and the loss of the circuit."""
+        self._rules = TokenRules.of(self._template, spec)
         self._circuit: Formed | None = None
+        self._intake: Intake | None = None
+        self._failed = False
+        """Whether the present circuit's loss is in the queue: nothing that comes behind it counts."""
         self._started_s: float | None = None
+        """When the present circuit was started; None once it has yielded a token."""
+        self._step_since_s = 0.0
+        """Since when the next token is waited for, whatever became of circuits."""
+        self._fruitless = 0
+        """Circuits in a row that yielded nothing."""
+        self._pace = _Pace()
 
     async def tokens(self, timeout_s: float) -> AsyncGenerator[pb.Token, None]:
         """Every new token in order; ends after the one whose `finish` is set.
@@ -96,6 +118,7 @@ class ClientSession:
         renewing = asyncio.create_task(self._keep_leases(), name="renew leases")
         try:
             await self._begin(clock() + timeout_s)
+            self._step_since_s = clock()
             while True:
                 event = await self._next_event()
                 if event.epoch != self._template.epoch:
@@ -104,38 +127,62 @@ class ClientSession:
                     await self._recover(event)
                 elif event.position == len(self._history):
                     self._history.append(event.token_id)
+                    self._fruitless = 0
                     if self._started_s is not None:
                         self.log.prefill_s, self._started_s = clock() - self._started_s, None
+                        self._pace = _Pace()
+                    else:
+                        self._pace.took(clock() - self._step_since_s)
                     self.watch(event)
                     yield event
                     if event.finish != pb.NOT_FINISHED:
                         return
+                    self._step_since_s = clock()
         finally:
             renewing.cancel()
             self._connection.unregister(self._template.session)
             self._release()
 
     def on_tokens(self, sender: str, token: pb.Token) -> None:
-        """Tokens are the head's to send: what any other peer says that it drew is not the circuit's."""
-        if self._circuit is not None and sender == self._circuit.head.peer_id:
-            self._put(token)
+        """Tokens are the head's to send: what any other peer says that it drew is not the circuit's.
+
+        A head that sends what cannot be a token of this session is lost, like one that is gone.
+        """
+        circuit, intake = self._circuit, self._intake
+        if circuit is None or intake is None or sender != circuit.head.peer_id:
+            return
+        if token.epoch != self._template.epoch or self._failed:
+            return
+        try:
+            if intake.takes(token):
+                self._events.put_nowait(token)
+        except HeadAtFault as fault:
+            self._lose(HopLost(self._template.epoch, sender, "protocol", str(fault)))
 
     def on_failed(self, sender: str, failed: pb.Failed) -> None:
         """A hop may blame any hop of its circuit, and nobody else."""
         if self._circuit is None or not self._circuit.has(sender):
             return
         at_fault = failed.peer_id if self._circuit.has(failed.peer_id) else sender
-        self._put(HopLost(failed.epoch, at_fault, failed.code, failed.detail))
+        accuser = "" if at_fault == sender else sender
+        self._lose(HopLost(failed.epoch, at_fault, as_said(failed.code), as_said(failed.detail), accuser))
 
     def on_link_closed(self, peer_id: str, reason: str) -> None:
         if self._circuit is not None and self._circuit.has(peer_id):
-            self._put(HopLost(self._template.epoch, peer_id, "lost", reason))
+            self._lose(HopLost(self._template.epoch, peer_id, "lost", as_said(reason)))
+
+    def _lose(self, loss: HopLost) -> None:
+        """The first loss of a circuit ends it; what is said of it later is of no use any more."""
+        if loss.epoch == self._template.epoch and not self._failed:
+            self._failed = True
+            self._events.put_nowait(loss)
 
     async def _begin(self, deadline_s: float) -> None:
         """A circuit for a new epoch, started on the history so far."""
-        self._circuit = None
+        self._circuit = self._intake = None
         circuit = await self._former.form(self._template, deadline_s, self._report)
-        self._circuit = circuit
+        self._circuit, self._failed = circuit, False
+        self._intake = Intake(self._rules, len(self._history), len(circuit.links))
         self.log.route = circuit.route
         self.log.epochs += 1
         self.log.names.update({peer_id: view.facts.name for peer_id, view in circuit.peers.items()})
@@ -148,43 +195,88 @@ class ClientSession:
         )
         for link in circuit.links:
             if link.closed_because is not None:
-                self._put(HopLost(self._template.epoch, link.peer_id, "lost", link.closed_because))
+                self._lose(HopLost(self._template.epoch, link.peer_id, "lost", as_said(link.closed_because)))
                 return
         if not circuit.head.post(start):
-            self._put(HopLost(self._template.epoch, circuit.head.peer_id, "lost", "the head takes no more"))
+            self._lose(HopLost(self._template.epoch, circuit.head.peer_id, "lost", "the head takes no more"))
 
     async def _next_event(self) -> pb.Token | HopLost:
-        """The next token or loss."""
+        """The next token or loss. A circuit that yields nothing for longer than it could take is lost."""
         while True:
             try:
-                async with asyncio.timeout(STALLED_AFTER_S):
+                async with asyncio.timeout(self._patience_s()):
                     return await self._events.get()
             except TimeoutError:
-                if self._circuit is not None:
-                    detail = f"no token for {STALLED_AFTER_S:g} s"
-                    return HopLost(self._template.epoch, self._circuit.head.peer_id, "stalled", detail)
+                circuit = self._circuit
+            if circuit is None:
+                continue
+            silent = await self._silent_hop(circuit)
+            if self._events.empty():
+                detail = "it did not answer" if silent else "the circuit stood still"
+                self._lose(HopLost(self._template.epoch, silent, "stalled", detail))
+
+    def _patience_s(self) -> float:
+        """How long the next event may take."""
+        route = self.log.route
+        if route is None:
+            return patience.LEAST_FIRST_S
+        if self._started_s is None:
+            return patience.next_token_s(route.tpot_ms / 1000, self._pace.mean_s, self._fruitless)
+        return patience.first_token_s(self._predicted_first_s(route), self._fruitless)
+
+    def _predicted_first_s(self, route: Route) -> float:
+        """After a loss what was generated before it is part of the prompt."""
+        return route.ttft_ms / 1000 * len(self._history) / max(1, self._template.prompt_tokens)
+
+    async def _silent_hop(self, circuit: Formed) -> str:
+        """The first hop that does not answer for its lease; empty if all do, or something came meanwhile."""
+        asked = [asyncio.create_task(self._answers(circuit, link)) for link in circuit.links]
+        try:
+            answers = await asyncio.gather(*asked)
+        finally:
+            for task in asked:
+                task.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+        return next((link.peer_id for link, ok in zip(circuit.links, answers, strict=True) if not ok), "")
+
+    async def _answers(self, circuit: Formed, link: Link) -> bool:
+        """Whether that hop says that it has the session's lease."""
+        asked = pb.AwaitReady(session=self._template.session, epoch=circuit.descriptor.epoch, wait_ms=0)
+        try:
+            response, _ = await link.request(pb.Request(await_ready=asked), ANSWER_S)
+        except LinkError:
+            return False
+        return response.WhichOneof("body") == "readiness"
 
     async def _recover(self, loss: HopLost) -> None:
         """Goes on elsewhere, without the peer that failed.
 
         Raises:
-            PeerLost: not within RECOVERY_S of the lost peer's last sign of life.
+            PeerLost: not within RECOVERY_S of the lost peer's last sign of life, or circuit after circuit yields
+                nothing.
         """
-        circuit = self._circuit
+        circuit, clock = self._circuit, asyncio.get_running_loop().time
         if circuit is None:
             return
-        self.log.losses.append(loss)
-        self._report(f"peer {loss.peer_id[-6:]} was lost ({loss.detail}); looking for another circuit")
-        view = circuit.peers.get(loss.peer_id)
-        if view is not None:
-            self._former.lost(view.facts)
-        span = next((hop.span for hop in circuit.route.hops if hop.peer_id == loss.peer_id), None)
+        first_s = self._predicted_first_s(circuit.route)
+        left = self._former.failed(circuit, loss.peer_id, loss.accuser)
+        self.log.losses.append(replace(loss, peer_id=loss.peer_id or left))
+        self._report(f"peer {left[-6:]} is left out ({loss.detail}); looking for another circuit")
+        span = next((hop.span for hop in circuit.route.hops if hop.peer_id == left), None)
         unheard_s = next((link.unheard_s for link in circuit.links if link.peer_id == loss.peer_id), 0.0)
         self._release()
+        self._fruitless += self._started_s is not None
+        waited_s = clock() - self._step_since_s
+        if self._fruitless >= patience.MOST_FRUITLESS or waited_s > patience.step_s(
+            patience.first_token_s(first_s)
+        ):
+            raise PeerLost(
+                left, span, f"{loss.detail}; no token within {waited_s:.0f} s on {self.log.epochs} circuits"
+            )
         try:
-            await self._begin(asyncio.get_running_loop().time() + max(0.0, RECOVERY_S - unheard_s))
+            await self._begin(clock() + max(0.0, RECOVERY_S - unheard_s))
         except (NoCircuit, SwarmUnavailable) as error:
-            raise _lost(loss, span, error) from error
+            raise _lost(loss, left, span, error) from error
 
     async def _keep_leases(self) -> None:
         """Renews the leases however fast tokens come and however slowly they are taken, until cancelled."""
@@ -214,15 +306,26 @@ class ClientSession:
         named = len(self._template.prefix_blocks) // NAME_BYTES
         return b"".join(block_names(self._history, self._former.prefix_key)[named:MAX_PREFIX_BLOCKS])
 
-    def _put(self, event: pb.Token | HopLost) -> None:
-        if self._events.full():  # more than a session can hold: the peer is misbehaving, and a loss says so
-            self._events.get_nowait()
-        self._events.put_nowait(event)
+
+@dataclass(slots=True)
+class _Pace:
+    """How long the present circuit's tokens have taken, from one to the next."""
+
+    tokens: int = 0
+    seconds: float = 0.0
+
+    @property
+    def mean_s(self) -> float:
+        return self.seconds / self.tokens if self.tokens else 0.0
+
+    def took(self, seconds: float) -> None:
+        self.tokens += 1
+        self.seconds += seconds
 
 
-def _lost(loss: HopLost, span: Span | None, error: SwarmError) -> PeerLost:
+def _lost(loss: HopLost, left: str, span: Span | None, error: SwarmError) -> PeerLost:
     return PeerLost(
-        loss.peer_id,
+        left,
         span,
         f"{loss.detail}; no circuit took its place within {RECOVERY_S:g} s: {error}",
     )

@@ -2,13 +2,13 @@
 
 import operator
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack
 
-from molink.client.access import ModelAccess, open_model
+from molink.client.access import ModelAccess, load_tokenizer, open_model
 from molink.client.connection import Connection
 from molink.client.errors import InvalidRequest, SwarmUnavailable
 from molink.client.explain import Tracer
@@ -18,6 +18,8 @@ from molink.client.overview import overview
 from molink.client.pieces import assemble
 from molink.client.sampling import Sampling, checked_params
 from molink.client.session import ClientSession
+from molink.client.text_processes import TextProcesses
+from molink.client.text_work import OpenTextWork, TextWork, TextWorkInThreads
 from molink.dht.configuration import (
     SettingsError,
     configured_http_proxy,
@@ -47,6 +49,8 @@ class AsyncSwarm:
         activation_codec: `float16`, `bfloat16` or `int8` lets activations take fewer bytes on links between peers
             that take part in it; tokens may then differ. `none`: the model's own numbers, nothing is lost.
         report: called with a line of progress while circuits form.
+        text_work: what turns text into tokens. None: a thread for a model of this machine, and a process with limits
+            of time and memory for one that peers handed out.
 
     Sampling arguments of the methods are the fields of `SamplingParams`; or give a whole one as `params`. Greedy
     decoding in float32 gives the tokens that transformers gives; in other dtypes, those of some batch composition.
@@ -62,6 +66,7 @@ class AsyncSwarm:
         swarm_key: str | os.PathLike[str] | None = None,
         activation_codec: str = "none",
         report: Callable[[str], None] | None = None,
+        text_work: OpenTextWork | None = None,
     ) -> None:
         self._asked_model = model
         self._initial_peers = initial_peers
@@ -70,10 +75,13 @@ class AsyncSwarm:
         self._swarm_key = swarm_key
         self._activation_codec = activation_codec
         self._report = report or _no_report
+        self._own_text_work = text_work
         self._stack = AsyncExitStack()
         self._connection: Connection | None = None
         self._access: ModelAccess | None = None
         self._former: Former | None = None
+        self._text: TextWork | None = None
+        self._tokenizer: Tokenizer | None = None
 
     async def __aenter__(self) -> Self:
         """Raises:
@@ -89,16 +97,19 @@ class AsyncSwarm:
         connection = Connection(self._addresses(), self._key(), self._http_proxy())
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(connection)
-            access = await open_model(connection, self._asked_model, self._dtype, self._quantization)
+            access = await open_model(
+                connection, self._asked_model, self._dtype, self._quantization, report=self._report
+            )
+            text, tokenizer = await self._open_tokenizer(access, stack)
             self._stack = stack.pop_all()
-        self._connection, self._access = connection, access
+        self._connection, self._access, self._text, self._tokenizer = connection, access, text, tokenizer
         self._former = Former(connection, access.spec)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._connection = self._access = self._former = None
+        self._connection = self._access = self._former = self._text = self._tokenizer = None
         await self._stack.aclose()
 
     @property
@@ -178,9 +189,8 @@ class AsyncSwarm:
         **sampling: Unpack[Sampling],
     ) -> AsyncGenerator[Piece, None]:
         """As `stream`, with token ids and log-probabilities; the last piece carries the whole generation."""
-        return self._events(
-            _encode(self._open()[1].tokenizer, prompt), checked_params(params, sampling), timeout_s
-        )
+        self._open()
+        return self._events(lambda: self._encoded(prompt), checked_params(params, sampling), timeout_s)
 
     def stream_chat_events(
         self,
@@ -197,25 +207,22 @@ class AsyncSwarm:
             )
         if not messages:
             raise InvalidRequest("a chat needs at least one message", "messages")
-        try:
-            ids = self._open()[1].tokenizer.apply_chat_template(messages)
-        except (TokenizerError, TypeError) as error:  # the tokenizer's TypeError is half of a character
-            raise InvalidRequest(f"the messages cannot be turned into tokens: {error}", "messages") from error
-        return self._events(ids, checked_params(params, sampling), timeout_s)
+        self._open()
+        return self._events(lambda: self._encoded_chat(messages), checked_params(params, sampling), timeout_s)
 
     async def explain(
         self, prompt: Prompt, *, timeout_s: float = 30.0, **sampling: Unpack[Sampling]
     ) -> Explanation:
         """Generates, and says for each hop what it was predicted to take and what it took."""
         access = self._open()[1]
-        ids = _encode(access.tokenizer, prompt)
+        ids = await self._encoded(prompt)
         params = checked_params(None, {"max_new_tokens": 32, **sampling})
         _check_prompt(ids, access.spec)
         _check_timeout(timeout_s)
         session = self._session(ids, params, trace=True)
         tracer = Tracer()
         session.watch = tracer.see
-        generation = await _whole(assemble(session, access.tokenizer, params, len(ids), timeout_s))
+        generation = await _whole(assemble(session, self._open_text()[1], params, len(ids), timeout_s))
         return tracer.explain(generation, session.log)
 
     async def snapshot(self) -> dict[str, object]:
@@ -224,18 +231,42 @@ class AsyncSwarm:
         return overview(connection.snapshot(), access.spec)
 
     async def _events(
-        self, ids: tuple[int, ...], params: SamplingParams, timeout_s: float
+        self, encoded: Callable[[], Awaitable[tuple[int, ...]]], params: SamplingParams, timeout_s: float
     ) -> AsyncGenerator[Piece, None]:
         access = self._open()[1]
-        _check_prompt(ids, access.spec)
         _check_timeout(timeout_s)
+        ids = await encoded()
+        _check_prompt(ids, access.spec)
         session = self._session(ids, params)
-        pieces = assemble(session, access.tokenizer, params, len(ids), timeout_s)
+        pieces = assemble(session, self._open_text()[1], params, len(ids), timeout_s)
         try:
             async for piece in pieces:
                 yield piece
         finally:
             await pieces.aclose()
+
+    async def _encoded(self, prompt: Prompt) -> tuple[int, ...]:
+        if not isinstance(prompt, str):
+            try:
+                return tuple(map(operator.index, prompt))
+            except TypeError as error:
+                raise InvalidRequest(f"the prompt must be text or token ids: {error}", "prompt") from error
+        try:
+            prompt.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(
+                "the prompt is not valid text: it holds half of a character", "prompt"
+            ) from error
+        try:
+            return await self._open_text()[0].encode(prompt)
+        except TokenizerError as error:
+            raise InvalidRequest(f"the prompt cannot be turned into tokens: {error}", "prompt") from error
+
+    async def _encoded_chat(self, messages: Messages) -> tuple[int, ...]:
+        try:
+            return await self._open_text()[0].encode_chat(messages)
+        except (TokenizerError, TypeError) as error:  # the tokenizer's TypeError is half of a character
+            raise InvalidRequest(f"the messages cannot be turned into tokens: {error}", "messages") from error
 
     def _session(self, ids: tuple[int, ...], params: SamplingParams, *, trace: bool = False) -> ClientSession:
         connection, access, former = self._open()
@@ -250,6 +281,20 @@ class AsyncSwarm:
                 "the swarm is not open: use it inside `with Swarm(...)` or `async with AsyncSwarm(...)`"
             )
         return self._connection, self._access, self._former
+
+    def _open_text(self) -> tuple[TextWork, Tokenizer]:
+        if self._text is None or self._tokenizer is None:
+            raise RuntimeError("the swarm was closed while a generation began")
+        return self._text, self._tokenizer
+
+    async def _open_tokenizer(self, access: ModelAccess, stack: AsyncExitStack) -> tuple[TextWork, Tokenizer]:
+        """What makes tokens of text, open on `stack`, and what makes text of tokens."""
+        if self._own_text_work is None and not access.from_peers:
+            tokenizer = await load_tokenizer(access, None)
+            return TextWorkInThreads(tokenizer), tokenizer
+        open_text = self._own_text_work or TextProcesses
+        text = await stack.enter_async_context(open_text(access.tokenizer_files))
+        return text, await load_tokenizer(access, text)
 
     def _addresses(self) -> tuple[str, ...]:
         try:
@@ -277,21 +322,6 @@ class AsyncSwarm:
             return SwarmKey.load(Path(path))
         except (KeyFileError, OSError) as error:
             raise InvalidRequest(f"the swarm key cannot be used: {error}", "swarm_key") from error
-
-
-def _encode(tokenizer: Tokenizer, prompt: Prompt) -> tuple[int, ...]:
-    if not isinstance(prompt, str):
-        try:
-            return tuple(map(operator.index, prompt))
-        except TypeError as error:
-            raise InvalidRequest(f"the prompt must be text or token ids: {error}", "prompt") from error
-    try:
-        prompt.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidRequest(
-            "the prompt is not valid text: it holds half of a character", "prompt"
-        ) from error
-    return tokenizer.encode(prompt)
 
 
 def _check_prompt(ids: Sequence[int], spec: ModelSpec) -> None:

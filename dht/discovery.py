@@ -159,6 +159,19 @@ class Discovery:
 
         await self._thread.call(refresh, timeout_s=2 * self._timing.bootstrap_timeout_s)
 
+    async def connections(self) -> int:
+        """Connections of the control plane that are open now: where one goes, a neighbour may have left.
+
+        Raises:
+            TimeoutError: the network is too busy to say.
+            ThreadStoppedError: the network has stopped.
+        """
+
+        async def count() -> int:
+            return self._network.host.connections
+
+        return await self._thread.call(count, timeout_s=_CALL_TIMEOUT_S)
+
     def snapshot(
         self, model_hash: str | None = None, *, other_versions: bool = False, silent: bool = False
     ) -> tuple[PeerView, ...]:

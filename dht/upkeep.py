@@ -25,6 +25,10 @@ from molink.dht.timing import DEGREE, DiscoveryTiming, repair_interval_s
 logger = logging.getLogger(__name__)
 
 MOST_REMEMBERED = 32
+HEDGE_S = 1.0
+"""Who is asked for its table and has not answered within this time is not waited for alone."""
+STAGGER_S = 0.25
+"""Between the dials of one peer's addresses (RFC 8305, section 5)."""
 
 
 class Upkeep:
@@ -69,23 +73,42 @@ class Upkeep:
         self._repair_due = min(self._repair_due, soon)
 
     async def refresh(self) -> None:
-        """Copies what is new from two or three living peers.
+        """Copies what is new from two living peers, or from as many as answer.
+
+        Whom it asks, it asks one after the other while they answer; who takes longer than HEDGE_S is not waited for
+        by the next. Peers that claim the same addresses are asked one at a time, so one of them is dialled.
 
         Raises:
             BootstrapUnreachable: nobody could be asked; each peer tried, and why it failed.
         """
         failures: list[tuple[str, str]] = []
-        answered = 0
-        for peer_id, addresses in self._sources():
-            reason = await self._failure_to_compare(peer_id, addresses)
-            if reason is not None:
-                failures.append((peer_id, reason))
-                self._not_before[peer_id] = trio.current_time() + self._jittered(self._timing.redial_s)
-                await self._host.hang_up(peer_id)
-                continue
-            answered += 1
-            if answered == SOURCES - 1:
-                return
+        answered: list[str] = []
+        claimed: set[tuple[str, ...]] = set()
+        async with trio.open_nursery() as nursery:
+
+            async def ask(peer_id: str, addresses: tuple[str, ...], ended: trio.Event) -> None:
+                reason = await self._failure_to_compare(peer_id, addresses)
+                if reason is None:
+                    answered.append(peer_id)
+                    if len(answered) >= SOURCES - 1:
+                        nursery.cancel_scope.cancel()
+                else:
+                    failures.append((peer_id, reason))
+                    self._not_before[peer_id] = trio.current_time() + self._jittered(self._timing.redial_s)
+                    await self._host.hang_up(peer_id)
+                ended.set()
+
+            for peer_id, addresses in self._sources():
+                places = tuple(address.partition("/p2p/")[0] for address in addresses)
+                if places in claimed:
+                    continue
+                claimed.add(places)
+                ended = trio.Event()
+                nursery.start_soon(ask, peer_id, addresses, ended)
+                with trio.move_on_after(HEDGE_S):
+                    await ended.wait()
+            if answered:  # one may do: who is slow keeps nobody waiting
+                nursery.cancel_scope.cancel()
         if failures and not answered:
             raise BootstrapUnreachable(failures)
 
@@ -252,16 +275,35 @@ class Upkeep:
             await self._host.hang_up(peer_id)
 
     async def _connect(self, peer_id: str, addresses: tuple[str, ...]) -> None:
+        """A connection to the peer, over whichever of its addresses answers first; each gets STAGGER_S before the
+        next is tried beside it.
+
+        Raises:
+            DialError: none of them has answered.
+        """
         failure = DialError(f"no address of {peer_id} is known")
         if self._host.is_connected(peer_id):
             return
-        for address in addresses:
-            try:
-                await self._host.dial(address, timeout_s=self._timing.dial_timeout_s)
-            except DialError as error:
-                failure = error
-            else:
-                return
+        async with trio.open_nursery() as nursery:
+
+            async def dial(address: str, ended: trio.Event) -> None:
+                nonlocal failure
+                try:
+                    await self._host.dial(address, timeout_s=self._timing.dial_timeout_s)
+                except DialError as error:
+                    failure = error
+                else:
+                    nursery.cancel_scope.cancel()
+                finally:
+                    ended.set()
+
+            for address in addresses:
+                ended = trio.Event()
+                nursery.start_soon(dial, address, ended)
+                with trio.move_on_after(STAGGER_S):
+                    await ended.wait()
+        if self._host.is_connected(peer_id):
+            return
         self._not_before[peer_id] = trio.current_time() + self._jittered(self._timing.redial_s)
         raise failure
 

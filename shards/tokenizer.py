@@ -26,7 +26,7 @@ from molink.shards.tokenizer_files import (
     token_content,
 )
 
-__all__ = ["StopMatcher", "TextStream", "Tokenizer", "TokenizerError"]
+__all__ = ["StopMatcher", "TextStream", "Tokenizer", "TokenizerError", "read_files"]
 
 _BYTE_TOKEN: Final = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
@@ -50,10 +50,7 @@ class Tokenizer:
     @classmethod
     def from_folder(cls, folder: Path) -> "Tokenizer":
         """The tokenizer of the model in `folder`. Raises `TokenizerError` if there is none or a bad one."""
-        files = {name: (folder / name).read_bytes() for name in TOKENIZER_FILES if (folder / name).is_file()}
-        if not files:
-            raise TokenizerError(f"{folder} has no tokenizer, so text cannot be turned into tokens.")
-        return cls.from_files(files)
+        return cls.from_files(read_files(folder))
 
     @classmethod
     def from_files(cls, files: Mapping[str, bytes]) -> "Tokenizer":
@@ -124,6 +121,14 @@ class Tokenizer:
         except ChatTemplateError as error:
             raise TokenizerError(str(error)) from error
         return tuple(self._backend.encode(text, add_special_tokens=False).ids)
+
+
+def read_files(folder: Path) -> dict[str, bytes]:
+    """A folder's tokenizer files, contents by name. Raises `TokenizerError` if it has none."""
+    files = {name: (folder / name).read_bytes() for name in TOKENIZER_FILES if (folder / name).is_file()}
+    if not files:
+        raise TokenizerError(f"{folder} has no tokenizer, so text cannot be turned into tokens.")
+    return files
 
 
 def _cleans_up_spaces(backend: Backend, settings: Mapping[str, Any]) -> bool:

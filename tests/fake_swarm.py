@@ -4,14 +4,17 @@ import asyncio
 import socket
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 import uvicorn
+from fastapi import FastAPI
 
 from molink.client.gateway.app import create_app
+from molink.client.gateway.connections import Connections
+from molink.client.gateway.server import Server, server_config
 from molink.client.generation import CircuitReport, Generation, Hop, Piece, TokenLogprob
 from molink.shards.spec import ModelSpec, SamplingParams
 
@@ -120,36 +123,50 @@ class FakeSwarm:
         )
 
 
-class _Announcing(uvicorn.Server):
+class _Announcing(Server):
     """Says when it listens, and stops at once."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
+    def __init__(self, config: uvicorn.Config, app: FastAPI, connections: Connections) -> None:
+        super().__init__(config, app.state.gateway, connections)
         self.listening = threading.Event()
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._stop = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        self._loop = asyncio.get_running_loop()
         self.listening.set()
 
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield  # signals belong to the main thread, which this is not
+
     async def main_loop(self) -> None:
-        await self._stop.wait()
+        counter = 0
+        while not self._stop.is_set():
+            await self.on_tick(counter)
+            counter += 1
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0.1):
+                    await self._stop.wait()
 
     def stop(self) -> None:
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._stop.set)
+            self._loop.call_soon_threadsafe(self._at_once.set)
 
 
 @contextmanager
-def gateway(swarm: FakeSwarm, *, max_requests: int = 64) -> Iterator[str]:
+def gateway(
+    swarm: FakeSwarm,
+    *,
+    max_requests: int = 64,
+    waiting_s: float = 0.1,
+    connections: Connections | None = None,
+) -> Iterator[str]:
     """The URL of a gateway that serves `swarm`."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        app = create_app(swarm, max_requests=max_requests)
-        server = _Announcing(
-            uvicorn.Config(app, lifespan="off", log_level="error", timeout_graceful_shutdown=1)
-        )
+        app = create_app(swarm, max_requests=max_requests, waiting_s=waiting_s)
+        known = connections or Connections()
+        server = _Announcing(server_config(app, known), app, known)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from data_plane import SPEC
 from swarm_examples import facts_of, state_of
 
+from molink.client.scouting import Scouts
 from molink.dht.announcement import seal_facts
 from molink.dht.identity import Identity
 from molink.dht.records import LayerLatency, PeerFacts, PeerView
@@ -92,6 +93,8 @@ class FakeConnection:
     def __init__(self, *peers: FakePeer) -> None:
         self.peers = list(peers)
         self.links = self
+        self.scouts = Scouts(self)  # type: ignore[arg-type]
+        self.initial_peer_ids: frozenset[str] = frozenset()
         self.refreshes = 0
         self.sinks: dict[bytes, object] = {}
         self.newcomer: FakePeer | None = None
@@ -105,11 +108,14 @@ class FakeConnection:
         return {}
 
     async def refresh_soon(self, wait_s: float) -> None:
+        self.refresh_now()
+        await asyncio.sleep(min(wait_s, 0.005))
+
+    def refresh_now(self) -> None:
         self.refreshes += 1
         if self.newcomer is not None:
             self.peers.append(self.newcomer)
             self.newcomer = None
-        await asyncio.sleep(min(wait_s, 0.005))
 
     async def to(self, facts: PeerFacts) -> FakePeer:
         peer = self.find(facts.peer_id)

@@ -1,7 +1,7 @@
 """The gateway: OpenAI's HTTP API over a swarm."""
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Protocol
 
@@ -10,12 +10,14 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
-from molink.client.errors import ModelNotFound, SwarmError
+from molink.client.errors import InvalidRequest, ModelNotFound, SwarmError
 from molink.client.gateway.answers import Answer, ChatAnswer, CompletionAnswer
 from molink.client.gateway.failures import Failure, failure_of, on_error
 from molink.client.gateway.intake import Intake
 from molink.client.gateway.metrics import CONTENT_TYPE, Metrics
 from molink.client.gateway.openai import ChatRequest, CompletionRequest, SamplingRequest
+from molink.client.gateway.shares import plain_host, user_of
+from molink.client.gateway.slots import WAITING_S, GatewayBusy, GatewayStopping, Slots
 from molink.client.gateway.streams import Choices, ClientGone, EventStream, until_gone
 from molink.client.generation import Generation, Piece
 from molink.shards.spec import ModelSpec, SamplingParams
@@ -24,6 +26,11 @@ COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 FORMATION_TIMEOUT_S = 30.0
 """For so long a request waits for a circuit."""
+
+MAX_REQUESTS = 32
+"""A peer lends one client memory for so many generations at once."""
+MAX_TOKEN_BYTES = 128
+"""Of text that one token stands for: the longest of known vocabularies are rows of so many spaces."""
 
 Event = dict[str, Any] | str
 
@@ -54,12 +61,23 @@ class ServingSwarm(Protocol):
 
 
 class Gateway:
-    """The routes' work. Holds no state but its metrics."""
+    """The routes' work, and what of it is under way."""
 
-    def __init__(self, swarm: ServingSwarm, metrics: Metrics) -> None:
+    def __init__(self, swarm: ServingSwarm, metrics: Metrics, slots: Slots) -> None:
         self._swarm = swarm
         self._metrics = metrics
+        self._slots = slots
         self._since = int(time.time())
+        self._running: set[Choices] = set()
+
+    def stop(self) -> None:
+        """Begins nothing more. What runs goes on; what waits for its turn is refused."""
+        self._slots.stop()
+
+    def end(self) -> None:
+        """Ends what runs: each answer says that the gateway stops."""
+        for choices in tuple(self._running):
+            choices.fail(GatewayStopping())
 
     def models(self) -> list[dict[str, Any]]:
         """The models that can be asked for here, in OpenAI's shape."""
@@ -78,6 +96,9 @@ class Gateway:
     async def complete(self, body: CompletionRequest, request: Request) -> Response:
         """POST /v1/completions."""
         self._require_model(body.model)
+        for prompt in body.prompts:
+            if isinstance(prompt, str):
+                _require_possible(prompt, self._swarm.model, "prompt")
         jobs = [(prompt, body.params(choice)) for prompt in body.prompts for choice in range(body.choices)]
         echoes = [prompt if body.echo and isinstance(prompt, str) else "" for prompt, _ in jobs]
         answer = CompletionAnswer(self._swarm.model, body.choices, echoes)
@@ -91,6 +112,7 @@ class Gateway:
         """POST /v1/chat/completions."""
         self._require_model(body.model)
         messages = [message.plain() for message in body.messages]
+        _require_possible("".join(message["content"] for message in messages), self._swarm.model, "messages")
         answer = ChatAnswer(self._swarm.model, body.choices, stream=bool(body.stream))
         streams = [
             self._swarm.stream_chat_events(
@@ -119,9 +141,14 @@ class Gateway:
     async def _answer(
         self, body: SamplingRequest, request: Request, answer: Answer, streams: list[AsyncIterator[Piece]]
     ) -> Response:
+        user = user_of(request.client.host if request.client else None)
         async with AsyncExitStack() as stack:
-            choices = await stack.enter_async_context(Choices(streams))
             try:
+                taken = await until_gone(request.receive, self._slots.take(user, len(streams)))
+                stack.callback(self._slots.give, user, taken)
+                choices = await stack.enter_async_context(Choices(streams))
+                self._running.add(choices)
+                stack.callback(self._running.discard, choices)
                 if not body.stream:
                     generations = await until_gone(request.receive, self._collect(choices, len(streams)))
                     return JSONResponse(answer.whole(generations))
@@ -178,13 +205,30 @@ class Gateway:
         self._metrics.generated(piece.generation)
 
 
-def create_app(swarm: ServingSwarm, *, max_requests: int = 64) -> FastAPI:
-    """The application. `swarm` is opened and closed by the caller; `max_requests` generations run at once."""
+def create_app(
+    swarm: ServingSwarm,
+    *,
+    max_requests: int = MAX_REQUESTS,
+    allowed_hosts: Collection[str] = (),
+    waiting_s: float = WAITING_S,
+    make_room: Callable[[], None] = lambda: None,
+) -> FastAPI:
+    """The application; its `state.gateway` is told when to stop.
+
+    Args:
+        swarm: opened and closed by the caller.
+        max_requests: generations that run at once.
+        allowed_hosts: names that a request's Host header may have, beside localhost and addresses.
+        waiting_s: longest wait of a request for its turn.
+        make_room: called now and then while one waits.
+    """
     app = FastAPI(title="MoLink gateway", docs_url=None, redoc_url=None)
     metrics = Metrics()
-    gateway = Gateway(swarm, metrics)
-    app.add_middleware(Intake, metrics=metrics, max_requests=max_requests, limited=(COMPLETIONS, CHAT))
-    for kind in (SwarmError, HTTPException, RequestValidationError):
+    slots = Slots(max_requests, waiting_s=waiting_s, on_change=metrics.set_load, make_room=make_room)
+    gateway = app.state.gateway = Gateway(swarm, metrics, slots)
+    names = frozenset(map(plain_host, allowed_hosts))
+    app.add_middleware(Intake, metrics=metrics, allowed_hosts=names, paths=(COMPLETIONS, CHAT))
+    for kind in (SwarmError, GatewayBusy, GatewayStopping, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, on_error)
     _add_api(app, gateway)
     _add_probes(app, gateway, swarm, metrics)
@@ -229,3 +273,14 @@ def _add_probes(app: FastAPI, gateway: Gateway, swarm: ServingSwarm, metrics: Me
     @app.get("/v1/swarm")
     async def swarm_state() -> dict[str, Any]:
         return await swarm.snapshot()
+
+
+def _require_possible(text: str, spec: ModelSpec, parameter: str) -> None:
+    """Refuses what cannot fit into the context, before the work of finding out how many tokens it has."""
+    text_bytes = len(text.encode(errors="replace"))
+    if text_bytes > MAX_TOKEN_BYTES * spec.context_length:
+        raise InvalidRequest(
+            f"a text of {text_bytes} bytes is more than {spec.name} takes with its {spec.context_length - 1} tokens "
+            "at most: shorten it",
+            parameter,
+        )

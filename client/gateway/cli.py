@@ -1,23 +1,18 @@
 """`molink-gateway`: the HTTP gateway as a command."""
 
 import asyncio
-import signal
 import socket
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
-import uvicorn
 
 from molink.client import options
 from molink.dht import commands
 from molink.dht.commands import EXIT_USAGE, CommandFailed, example, run_app, start_logging
 
-STOP_TIMEOUT_S: Final = 10
-"""Streams still open when the gateway is stopped may go on for so long."""
 EXAMPLE_PEER: Final = "/ip4/203.0.113.7/tcp/4001/p2p/12D3KooW..."
 _app = typer.Typer(
     add_completion=False,
@@ -25,29 +20,6 @@ _app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["--help", "-h"]},
 )
-
-
-class _Server(uvicorn.Server):
-    """Says when it listens, and ends quietly on the first signal."""
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        for listener in sockets or ():
-            host, port = listener.getsockname()[:2]
-            typer.echo(f"Listening on http://{f'[{host}]' if ':' in host else host}:{port}")
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """As the base class, but without raising the signal again afterwards: stopping is no failure."""
-        numbers = [signal.SIGINT, signal.SIGTERM]
-        if hasattr(signal, "SIGBREAK"):
-            numbers.append(signal.SIGBREAK)
-        before = {number: signal.signal(number, self.handle_exit) for number in numbers}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 @_app.command(epilog=example(f"molink-gateway --port 8000 --initial-peers {EXAMPLE_PEER}"))
@@ -62,8 +34,16 @@ def serve(
     model: options.Model = None,
     swarm_key: options.KeyFile = None,
     max_requests: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Generations under way at once.")
-    ] = 64,
+        int,
+        typer.Option(metavar="N", min=1, help="Generations at once; a peer lends one gateway memory for 32."),
+    ] = 32,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Host name under which users reach it; repeat it for several. Localhost and addresses always work.",
+        ),
+    ] = None,
     database: Annotated[
         str | None, typer.Option(metavar="URL", help="Where keys and services are kept: not in this version.")
     ] = None,
@@ -72,8 +52,8 @@ def serve(
 ) -> None:
     """Serve a swarm's model over HTTP, to any OpenAI client.
 
-    Serves until Ctrl-C, which lets running streams end. Where the swarm is: --initial-peers, else
-    MOLINK_INITIAL_PEERS, else the configuration file.
+    Serves until Ctrl-C, which lets running answers go on for up to 10 s; a second one does not. Where the swarm is:
+    --initial-peers, else MOLINK_INITIAL_PEERS, else the configuration file.
     """
     start_logging(verbose=verbose, debug=debug)
     if database is not None:
@@ -93,7 +73,8 @@ def serve(
         from molink.client.errors import InvalidRequest, SwarmError
 
         try:
-            asyncio.run(_serve(listener, initial_peers, model, swarm_key, max_requests))
+            hosts = (host, *(allow_host or ()))
+            asyncio.run(_serve(listener, initial_peers, model, swarm_key, max_requests, hosts))
         except InvalidRequest as error:
             raise CommandFailed(str(error), EXIT_USAGE) from error
         except SwarmError as error:
@@ -114,19 +95,15 @@ async def _serve(
     model: str | None,
     swarm_key: Path | None,
     max_requests: int,
+    hosts: Collection[str],
 ) -> None:
-    from molink.client.gateway.app import create_app
+    from molink.client.gateway.server import serve_app
     from molink.client.swarm import AsyncSwarm
+    from molink.client.text_processes import TextProcesses
 
-    async with AsyncSwarm(model, initial_peers=initial_peers or None, swarm_key=swarm_key) as swarm:
-        config = uvicorn.Config(
-            create_app(swarm, max_requests=max_requests),
-            lifespan="off",
-            log_level="warning",
-            access_log=False,
-            timeout_graceful_shutdown=STOP_TIMEOUT_S,
-        )
-        await _Server(config).serve(sockets=[listener])
+    peers = initial_peers or None
+    async with AsyncSwarm(model, initial_peers=peers, swarm_key=swarm_key, text_work=TextProcesses) as swarm:
+        await serve_app(swarm, listener, max_requests=max_requests, hosts=hosts)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -5,7 +5,7 @@ import math
 import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
@@ -20,11 +20,18 @@ from molink.client.errors import (
     SwarmError,
     SwarmUnavailable,
 )
+from molink.client.gateway.slots import GatewayBusy, GatewayStopping
+from molink.dht.commands import plain
+from molink.routing import NoCircuit as NoCircuitFound
 
 logger = logging.getLogger(__name__)
 
 _INVALID = "invalid_request_error"
 _SERVER = "server_error"
+CLOSES: Final = {"Connection": "close"}
+"""A header of responses after which the connection is of no use."""
+_MOST_CHARACTERS: Final = 400
+"""Of a sentence that may quote what a peer said."""
 _TYPE_NAMES = frozenset({"str", "int", "float", "bool", "dict"})
 _CODES = {404: "not_found", 405: "method_not_allowed", 408: "request_timeout", 413: "request_too_large"}
 
@@ -57,6 +64,12 @@ def failure_of(error: BaseException) -> Failure:
         return _http_failure(error)
     if isinstance(error, RequestValidationError):
         return _validation_failure(error)
+    if isinstance(error, GatewayBusy):
+        return busy(str(error), 1.0)
+    if isinstance(error, GatewayStopping):
+        return Failure(
+            503, "The gateway is stopping.", _SERVER, "stopping", headers=_retry_after(1.0) | CLOSES
+        )
     report(error)
     return Failure(
         500, "The gateway failed to answer. Its log says where; please report it.", _SERVER, "internal_error"
@@ -83,20 +96,32 @@ async def on_error(_request: Request, error: Exception) -> JSONResponse:
 
 
 def _swarm_failure(error: SwarmError) -> Failure:
-    message = str(error)
+    """What an API's user can understand and change. Whose machines failed, where they are and in what words of which
+    library is for the operator's log."""
     match error:
         case InvalidRequest():
+            message = plain(str(error))[:_MOST_CHARACTERS]
             return Failure(400, message, _INVALID, None, error.parameter)
         case ModelNotFound():
-            return Failure(404, message, _INVALID, "model_not_found", "model")
+            return Failure(404, plain(str(error))[:_MOST_CHARACTERS], _INVALID, "model_not_found", "model")
         case SwarmUnavailable(busy=True):
-            return busy(message, error.retry_after_s)
+            message = "The swarm has no room for this generation now. Try again in a moment."
+            failure = busy(message, error.retry_after_s)
         case SwarmUnavailable():
+            message = "No peer of the swarm could be reached in time. Try again in a moment."
             headers = _retry_after(error.retry_after_s)
-            return Failure(503, message, _SERVER, "swarm_unavailable", headers=headers)
+            failure = Failure(503, message, _SERVER, "swarm_unavailable", headers=headers)
         case PeerLost():
-            return Failure(502, message, _SERVER, "peer_lost")
-    return Failure(503, message, _SERVER, "no_circuit" if isinstance(error, NoCircuit) else "swarm_error")
+            message = "A peer was lost in mid-generation, and no other could take over in time. Try again."
+            failure = Failure(502, message, _SERVER, "peer_lost")
+        case NoCircuit():
+            missing = NoCircuitFound.__str__(error)
+            message = f"The {error.peers} peers alive do not cover {error.model}: {plain(missing)}."
+            failure = Failure(503, message[:_MOST_CHARACTERS], _SERVER, "no_circuit")
+        case _:
+            failure = Failure(503, "The swarm could not serve this request.", _SERVER, "swarm_error")
+    logger.info("%s: %s", type(error).__name__, plain(str(error)))
+    return failure
 
 
 def _retry_after(seconds: float) -> dict[str, str]:

@@ -39,12 +39,18 @@ class Metrics:
             "molink_gateway_active_requests", "Generations under way", registry=self._registry
         )
 
+        self._waiting = Gauge(
+            "molink_gateway_waiting_requests", "Requests that wait for their turn", registry=self._registry
+        )
+
     def answered(self, route: str, method: str, status: int) -> None:
         """A request was answered. `route` is the route as declared, never the path that was asked for."""
         self._requests.labels(route, method, str(status)).inc()
 
-    def set_active(self, count: int) -> None:
-        self._active.set(count)
+    def set_load(self, generations: int, waiting: int) -> None:
+        """How many generations are under way, and how many requests wait for their turn."""
+        self._active.set(generations)
+        self._waiting.set(waiting)
 
     def generated(self, generation: Generation) -> None:
         """A generation has finished."""

@@ -13,8 +13,6 @@ from starlette.types import Receive, Scope, Send
 from molink.client.generation import Piece
 
 QUEUED_PIECES: Final = 64
-SEND_TIMEOUT_S: Final = 60.0
-"""A client that reads nothing for so long is taken for gone."""
 T = TypeVar("T")
 
 
@@ -57,6 +55,14 @@ class Choices:
         if piece.finish_reason is not None:
             self._left -= 1
         return choice, piece
+
+    def fail(self, error: Exception) -> None:
+        """Ends all of them: `next` raises the error after at most QUEUED_PIECES pieces that have come before."""
+        for task in self._tasks:
+            task.cancel()
+        if self._queue.full():
+            self._queue.get_nowait()
+        self._queue.put_nowait((0, error))
 
     async def _pump(self, choice: int, stream: AsyncIterator[Piece]) -> None:
         try:
@@ -115,8 +121,8 @@ class EventStream(Response):
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         async for event in events:
             data = event if isinstance(event, str) else json.dumps(event, ensure_ascii=False)
-            async with asyncio.timeout(SEND_TIMEOUT_S):
-                await send(
-                    {"type": "http.response.body", "body": f"data: {data}\n\n".encode(), "more_body": True}
-                )
+            # A client that does not read is the connection's to end: this then meets a client that is gone.
+            await send(
+                {"type": "http.response.body", "body": f"data: {data}\n\n".encode(), "more_body": True}
+            )
         await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -28,6 +28,10 @@ class KnownPeers:
     async def refresh(self) -> None:
         """There is nothing new."""
 
+    async def connections(self) -> int:
+        """It has none that could go."""
+        return 0
+
     async def changed(self, timeout_s: float) -> bool:
         """Nothing changes: False after `timeout_s`."""
         await asyncio.sleep(timeout_s)

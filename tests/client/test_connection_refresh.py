@@ -30,6 +30,9 @@ class ScriptedDiscovery:
         if self.pulls == 2:
             raise self._error
 
+    async def connections(self) -> int:
+        return 0
+
     async def changed(self, wait_s: float) -> bool:
         return wait_s > 0
 

@@ -1,16 +1,19 @@
 """The gateway as a command, in a process of its own, with a scripted swarm in the place of a real one."""
 
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
+from fake_swarm import CHAT, TEXT
 
 DEADLINE_S = 60.0
 PROGRAM = """
@@ -22,6 +25,7 @@ from molink.client.errors import SwarmUnavailable
 class AsyncSwarm(FakeSwarm):
     def __init__(self, model=None, **options):
         super().__init__()
+        self.hangs_at = 1 if model == "hanging" else None
         self.state = {"ready": True, "model": model, **{key: str(value) for key, value in options.items()}}
 
     async def __aenter__(self):
@@ -84,6 +88,41 @@ def test_ctrl_c_is_no_failure() -> None:
         process.send_signal(signal.CTRL_BREAK_EVENT if sys.platform == "win32" else signal.SIGINT)
         assert process.communicate(timeout=DEADLINE_S) == ("left\n", "")
     assert process.returncode == 0
+
+
+STOPS = [name for name in ("SIGTERM", "SIGINT", "SIGHUP", "CTRL_BREAK_EVENT") if hasattr(signal, name)]
+if sys.platform == "win32":
+    STOPS = ["CTRL_BREAK_EVENT"]
+
+
+@pytest.mark.parametrize("stop", STOPS)
+def test_a_second_signal_ends_what_runs_and_everybody_is_told(stop: str) -> None:
+    with (
+        running("--port", "0", "--model", "hanging", "--max-requests", "2") as (process, line),
+        httpx.Client(base_url=line.split()[-1], timeout=DEADLINE_S) as http,
+        ThreadPoolExecutor() as others,
+    ):
+        with http.stream("POST", "/v1/completions", json=TEXT | {"stream": True}) as streamed:
+            events = streamed.iter_lines()
+            assert next(events).startswith("data: ")
+            whole = others.submit(http.post, "/v1/completions", json=TEXT)
+            while "active_requests 2.0" not in http.get("/metrics").text:
+                pass
+            waiting = others.submit(http.post, "/v1/chat/completions", json=CHAT)
+            while "waiting_requests 1.0" not in http.get("/metrics").text:
+                pass
+            process.send_signal(getattr(signal, stop))
+            refused = waiting.result(DEADLINE_S)
+            assert not whole.done()
+            process.send_signal(getattr(signal, stop))
+            ended = whole.result(DEADLINE_S)
+            last = [event for event in events if event][-1]
+        out, err = process.communicate(timeout=DEADLINE_S)
+
+    for answer in (refused, ended):
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "stopping")
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "stopping"
+    assert (process.returncode, out, err) == (0, "left\n", "")
 
 
 def test_a_port_in_use_is_one_sentence() -> None:

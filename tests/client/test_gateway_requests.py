@@ -176,7 +176,7 @@ def test_metrics_count_requests_tokens_and_times(http: httpx.Client) -> None:
 def test_a_body_that_stops_halfway_holds_nobody_else_up(http: httpx.Client) -> None:
     address = (http.base_url.host, http.base_url.port or 0)
     with socket.create_connection(address, DEADLINE_S) as slow:
-        slow.sendall(b"POST /v1/models HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        slow.sendall(b"POST /v1/models HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
         answered = threading.Event()
         thread = threading.Thread(target=lambda: (http.get("/healthz"), answered.set()))
         thread.start()

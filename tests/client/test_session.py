@@ -10,6 +10,7 @@ import pytest
 from data_plane import SPEC, asynchronous, soon, until
 from swarm_of_fakes import FakeConnection, FakePeer
 
+from molink.client import patience
 from molink.client import session as session_module
 from molink.client.connection import Connection
 from molink.client.errors import InvalidRequest, NoCircuit, PeerLost, SwarmUnavailable
@@ -108,8 +109,8 @@ async def test_repeats_gaps_and_tokens_of_other_epochs_are_ignored() -> None:
     run.token(3, 30)
     run.token(3, 99)
     run.token(5, 99, finish=pb.STOP)
-    run.token(4, 40, finish=pb.LENGTH)
-    assert await soon(got) == [30, 40]
+    run.token(4, 1, finish=pb.STOP)
+    assert await soon(got) == [30, 1]
 
 
 @asynchronous
@@ -120,9 +121,9 @@ async def test_only_the_head_gives_tokens() -> None:
     run.token(3, 99, sender=run.spare)  # no hop of the circuit, linked though it is
     run.token(3, 99, sender=run.high)  # a hop, but not its head
     run.token(3, 30)
-    run.token(4, 99, finish=pb.STOP, sender=run.spare)
-    run.token(4, 40, finish=pb.STOP)
-    assert await soon(got) == [30, 40]
+    run.token(4, 1, finish=pb.STOP, sender=run.spare)
+    run.token(4, 1, finish=pb.STOP)
+    assert await soon(got) == [30, 1]
 
 
 @asynchronous
@@ -134,8 +135,8 @@ async def test_only_hops_report_losses_and_only_of_hops() -> None:
     run.token(3, 30)
     run.lose(run.spare, sender=run.high)
     await run.started(2)
-    run.token(4, 40, finish=pb.STOP)
-    assert await soon(got) == [30, 40]
+    run.token(4, 1, finish=pb.STOP)
+    assert await soon(got) == [30, 1]
     assert [loss.peer_id for loss in run.session.log.losses] == [run.high.peer_id]
 
 
@@ -153,8 +154,8 @@ async def test_a_loss_goes_on_elsewhere_with_the_whole_history() -> None:
     assert list(run.low.starts[1].token_ids) == [*PROMPT, 30]
     assert run.spare.reserved[0].epoch == run.epoch
     assert (run.session._template.session, first) in run.high.released
-    run.token(4, 40, finish=pb.STOP)
-    assert await soon(got) == [30, 40]
+    run.token(4, 1, finish=pb.STOP)
+    assert await soon(got) == [30, 1]
     assert run.session.log.epochs == 2
     assert [loss.peer_id for loss in run.session.log.losses] == [run.high.peer_id]
     assert run.session.log.route is not None
@@ -168,8 +169,8 @@ async def test_a_loss_in_an_epoch_that_is_over_changes_nothing() -> None:
     await run.started()
     run.lose(run.high, epoch=0)
     run.lose(run.high, epoch=run.epoch + 1)
-    run.token(3, 30, finish=pb.STOP)
-    assert await soon(got) == [30]
+    run.token(3, 1, finish=pb.STOP)
+    assert await soon(got) == [1]
     assert run.session.log.losses == []
     assert len(run.low.starts) == 1
 
@@ -182,8 +183,8 @@ async def test_two_reports_of_one_loss_are_one_loss() -> None:
     run.lose(run.high)
     run.session.on_link_closed(run.high.peer_id, "reset")
     await run.started(2)
-    run.token(3, 30, finish=pb.STOP)
-    assert await soon(got) == [30]
+    run.token(3, 1, finish=pb.STOP)
+    assert await soon(got) == [1]
     assert len(run.session.log.losses) == 1
 
 
@@ -196,8 +197,8 @@ async def test_a_closed_link_counts_only_on_the_circuit() -> None:
     run.token(3, 30)
     run.session.on_link_closed(run.high.peer_id, "reset by peer")
     await run.started(2)
-    run.token(4, 40, finish=pb.STOP)
-    assert await soon(got) == [30, 40]
+    run.token(4, 1, finish=pb.STOP)
+    assert await soon(got) == [30, 1]
     assert [(loss.peer_id, loss.detail) for loss in run.session.log.losses] == [
         (run.high.peer_id, "reset by peer")
     ]
@@ -238,8 +239,8 @@ async def test_a_hop_that_went_while_the_circuit_formed_is_a_loss() -> None:
     got = asyncio.create_task(rest(run.session.tokens(5.0)))
     await run.started()
     assert run.low.starts[0].epoch == 2
-    run.token(3, 30, finish=pb.STOP)
-    assert await soon(got) == [30]
+    run.token(3, 1, finish=pb.STOP)
+    assert await soon(got) == [1]
 
 
 @asynchronous
@@ -296,36 +297,41 @@ async def test_leases_are_renewed_however_fast_tokens_come(monkeypatch: pytest.M
 
 @asynchronous
 async def test_a_circuit_that_yields_nothing_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_module, "STALLED_AFTER_S", 0.05)
+    monkeypatch.setattr(patience, "LEAST_FIRST_S", 0.05)
     run = Generating()
     run.connection.newcomer = FakePeer(LOW, layer_ms=9.0)
     other = run.connection.newcomer
 
     def once(_: str) -> None:
         if run.session.log.losses:
-            monkeypatch.setattr(session_module, "STALLED_AFTER_S", 60.0)
+            monkeypatch.setattr(patience, "LEAST_FIRST_S", 60.0)
 
     run.session._report = once
+    run.connection.refresh_now()
     got = asyncio.create_task(rest(run.session.tokens(5.0)))
     await run.started()
     await until(lambda: bool(run.session.log.losses))
     loss = run.session.log.losses[0]
     assert (loss.peer_id, loss.code) == (run.low.peer_id, "stalled")
     await until(lambda: bool(other.starts))
-    run.token(3, 30, finish=pb.STOP, epoch=other.starts[-1].epoch, sender=other)
-    assert await soon(got) == [30]
+    run.token(3, 1, finish=pb.STOP, epoch=other.starts[-1].epoch, sender=other)
+    assert await soon(got) == [1]
 
 
 @asynchronous
-async def test_a_flood_is_bounded() -> None:
-    run = Generating()
+async def test_of_a_circuit_that_yields_nothing_the_hop_that_does_not_answer_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(patience, "LEAST_FIRST_S", 0.05)
+    run = Generating(spare=True)
     got = asyncio.create_task(rest(run.session.tokens(5.0)))
     await run.started()
-    for _ in range(5000):
-        run.token(9, 99)
-    assert run.session._events.qsize() <= 3 + 8 + 64
-    run.token(3, 30, finish=pb.STOP)
-    assert await soon(got) == [30]
+    run.high.silent.add("await_ready")
+    monkeypatch.setattr(patience, "LEAST_FIRST_S", 60.0)
+    await run.started(2)
+    assert [(loss.peer_id, loss.code) for loss in run.session.log.losses] == [(run.high.peer_id, "stalled")]
+    run.token(3, 1, finish=pb.STOP)
+    assert await soon(got) == [1]
 
 
 def test_a_history_that_would_not_fit_a_message_is_an_invalid_request() -> None:

@@ -1,0 +1,94 @@
+"""Who is to be left out after a circuit has failed, where nobody knows for sure. Pure.
+
+What a client sees itself (a link that closes, a token that cannot be) is evidence. What one hop says of another is not:
+an accusation weighs on both. Whoever is part of more that went wrong than the other is left out, so that a hop which
+blames honest ones goes with its second accusation, and those whom it alone blamed come back. A circuit that stands
+still weighs on all of its hops; what they have in common goes next.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+REMEMBERED_S = 180.0
+"""How long a failure weighs on those who were part of it."""
+MOST_REMEMBERED = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Accusation:
+    """One hop said that another failed."""
+
+    at_s: float
+    accuser: str
+    accused: str
+
+
+@dataclass(frozen=True, slots=True)
+class Standstill:
+    """A circuit yielded no token, though all of its hops answered."""
+
+    at_s: float
+    hops: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What follows from a failure."""
+
+    leave: str
+    """The peer to leave out."""
+    acquitted: frozenset[str] = frozenset()
+    """Peers that were left out on that one's word alone."""
+
+
+@dataclass(slots=True)
+class BlameLedger:
+    """Failures that nobody could be convicted of. Times are those of any one clock."""
+
+    accusations: list[Accusation] = field(default_factory=list)
+    standstills: list[Standstill] = field(default_factory=list)
+
+    def accuse(
+        self, accuser: str, accused: str, now_s: float, is_gone: Callable[[str], bool] = lambda _: False
+    ) -> Verdict:
+        """A hop of a circuit said that another one of it failed.
+
+        `is_gone` says whether the client itself has lost a peer by now: whoever accused that one was right.
+        """
+        self._forget(now_s)
+        self.accusations.append(Accusation(now_s, accuser, accused))
+        self.accusations = [one for one in self.accusations if not is_gone(one.accused)]
+        if self.weight(accuser) <= self.weight(accused) or is_gone(accused):
+            return Verdict(accused)
+        return Verdict(accuser, self._blamed_alone_by(accuser))
+
+    def stand_still(self, hops: Sequence[str], now_s: float) -> Verdict:
+        """A circuit yielded nothing. Of equals its head goes first, then the others in order."""
+        self._forget(now_s)
+        self.standstills.append(Standstill(now_s, tuple(hops)))
+        return Verdict(max(hops, key=self.weight))
+
+    def weight(self, peer_id: str) -> int:
+        """In how much that went wrong the peer took part: accusations that it made, other peers that accused it,
+        circuits that stood still with it."""
+        made = sum(one.accuser == peer_id for one in self.accusations)
+        accusers = {one.accuser for one in self.accusations if one.accused == peer_id}
+        return made + len(accusers) + sum(peer_id in one.hops for one in self.standstills)
+
+    def accusers_of(self, peer_ids: frozenset[str]) -> frozenset[str]:
+        """Who accused any of these: of each such pair one is at fault."""
+        return frozenset(one.accuser for one in self.accusations if one.accused in peer_ids)
+
+    def accused(self) -> frozenset[str]:
+        """Whom others have accused."""
+        return frozenset(one.accused for one in self.accusations)
+
+    def _blamed_alone_by(self, accuser: str) -> frozenset[str]:
+        by_others = {one.accused for one in self.accusations if one.accuser != accuser}
+        blamed = {one.accused for one in self.accusations if one.accuser == accuser}
+        return frozenset(blamed - by_others)
+
+    def _forget(self, now_s: float) -> None:
+        since_s = now_s - REMEMBERED_S
+        self.accusations = [one for one in self.accusations if one.at_s > since_s][-MOST_REMEMBERED:]
+        self.standstills = [one for one in self.standstills if one.at_s > since_s][-MOST_REMEMBERED:]

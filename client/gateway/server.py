@@ -1,0 +1,169 @@
+"""The gateway's server: it listens, keeps order among its connections, and stops within the time that it promises."""
+
+import asyncio
+import functools
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import Any, Final, cast
+
+import typer
+import uvicorn
+
+from molink.client.gateway.app import Gateway, ServingSwarm, create_app
+from molink.client.gateway.connections import (
+    IDLE_S,
+    LOOKS_EVERY_S,
+    MOST_CONNECTIONS,
+    UNREAD_YIELDS_S,
+    Connections,
+    GatewayConnection,
+)
+
+STOP_TIMEOUT_S: Final = 10.0
+"""Answers that are under way when the gateway is stopped may go on for so long."""
+LAST_WORDS_S: Final = 0.5
+"""Then they have so long to say that they were ended."""
+ENDS_AFTER_S: Final = 5.0
+"""After all answers have ended, the process has this time to leave the swarm; then it ends all the same."""
+BACKLOG: Final = 128
+"""Connections that are taken in at one go: as many descriptors are left free of the limit."""
+WANTED_DESCRIPTORS: Final = 4096
+OTHER_DESCRIPTORS: Final = 64
+"""What links, the control plane and text work take."""
+_log = logging.getLogger(__name__)
+
+
+class Server(uvicorn.Server):
+    """Says when it listens; ends on a signal: first nothing more begins, then nothing more goes on."""
+
+    def __init__(self, config: uvicorn.Config, gateway: Gateway, connections: Connections) -> None:
+        super().__init__(config)
+        self._gateway = gateway
+        self._connections = connections
+        self._at_once = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+        for listener in sockets or ():
+            host, port = listener.getsockname()[:2]
+            typer.echo(f"Listening on http://{f'[{host}]' if ':' in host else host}:{port}")
+
+    async def on_tick(self, counter: int) -> bool:
+        if counter % round(10 * LOOKS_EVERY_S) == 0:
+            self._connections.look(asyncio.get_running_loop().time())
+        return await super().on_tick(counter)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._gateway.stop()
+        ending = asyncio.create_task(self._end_answers(), name="end what runs")
+        try:
+            await super().shutdown(sockets)
+        finally:
+            ending.cancel()
+            await asyncio.gather(ending, return_exceptions=True)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.should_exit and self._loop is not None:
+            self._loop.call_soon_threadsafe(self._at_once.set)
+        super().handle_exit(signal.SIGTERM, frame)  # which never skips what answers have still to say
+        del sig
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """As the base class, but SIGHUP counts too, and none is raised again afterwards: stopping is no failure."""
+        names = ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")
+        numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+        before = {number: signal.signal(number, self.handle_exit) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    async def _end_answers(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                await self._at_once.wait()
+        self._gateway.end()
+        await asyncio.sleep(LAST_WORDS_S)
+        self._connections.abort_all()
+
+
+async def serve_app(
+    swarm: ServingSwarm, listener: socket.socket, *, max_requests: int, hosts: Collection[str]
+) -> None:
+    """Serves the swarm on the socket until a signal comes."""
+    connections = Connections(most_connections(_raised_descriptors()))
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(_on_loop_error)
+    app = create_app(
+        swarm,
+        max_requests=max_requests,
+        allowed_hosts=hosts,
+        make_room=lambda: connections.end_unread(loop.time(), UNREAD_YIELDS_S),
+    )
+    await Server(server_config(app, connections), app.state.gateway, connections).serve(sockets=[listener])
+    _end_process_within(ENDS_AFTER_S)
+
+
+def server_config(app: Any, connections: Connections) -> uvicorn.Config:  # noqa: ANN401 - any ASGI application
+    """How uvicorn serves the application: HTTP/1.1 over connections that are kept in order, and nothing else."""
+    protocol = functools.partial(GatewayConnection, connections=connections)
+    return uvicorn.Config(
+        app,
+        http=cast("type[asyncio.Protocol]", protocol),
+        ws="none",
+        lifespan="off",
+        log_level="critical",  # failures of requests are told by the application, bad clients by the connections
+        access_log=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=round(IDLE_S),
+        timeout_graceful_shutdown=round(STOP_TIMEOUT_S + 2 * ENDS_AFTER_S),
+    )
+
+
+def most_connections(descriptors: int | None) -> int:
+    """How many connections a process may hold that may have so many descriptors (None: any number)."""
+    if descriptors is None:
+        return MOST_CONNECTIONS
+    return max(16, min(MOST_CONNECTIONS, descriptors - BACKLOG - OTHER_DESCRIPTORS))
+
+
+def _raised_descriptors() -> int | None:
+    """The most descriptors that this process may have, after asking for as many as it wants."""
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= WANTED_DESCRIPTORS:
+        return None
+    wanted = WANTED_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(WANTED_DESCRIPTORS, hard)
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def _on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """One line: out of descriptors, the loop itself stops taking connections in for a second and goes on."""
+    error = context.get("exception")
+    if isinstance(error, OSError):
+        _log.warning("%s: %s", context.get("message"), error.strerror)
+    else:
+        loop.default_exception_handler(context)
+
+
+def _end_process_within(seconds: float) -> None:
+    """Whatever thread still runs then: who stopped this process waits for it."""
+    end = threading.Timer(seconds, os._exit, (0,))
+    end.daemon = True
+    end.start()
