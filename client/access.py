@@ -1,24 +1,39 @@
-"""From what a user calls a model to its description and tokenizer: this machine's copy, or the peers' by hash."""
+"""From what a user calls a model to its description and tokenizer: this machine's copy, or the peers' by hash.
+
+What peers hand out is somebody else's work. Its tokenizer is loaded in a process with limits first, so one that loads
+without end, fills the memory or ends its process does so there; only then is it loaded here, to make text of tokens,
+and only if its decoder does nothing but replace and join.
+"""
 
 import asyncio
 import hashlib
-from collections import Counter
-from collections.abc import Mapping, Sequence
+import random
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from molink.client.connection import Connection
-from molink.client.errors import ModelNotFound, SwarmUnavailable
-from molink.dht.records import PeerView, ServedModel
-from molink.peer.link.link import LinkError
+from molink.client.errors import ModelNotFound, SwarmUnavailable, as_said
+from molink.client.fetching import NotFetched, Wanted, fetch
+from molink.client.model_choice import Candidate, asked_in_order, candidates
+from molink.client.text_work import TextWork
+from molink.dht.records import ServedModel
 from molink.peer.protocol import molink_pb2 as pb
 from molink.shards import catalog, store
+from molink.shards.manifest import MAX_MANIFEST_BYTES
 from molink.shards.spec import ModelSpec
-from molink.shards.tokenizer import Tokenizer, read_files
+from molink.shards.tokenizer import Tokenizer, TokenizerError, read_files
+from molink.shards.tokenizer_files import require_plain_decoder
 
-PART_TIMEOUT_S = 10.0
-MAX_FILE_BYTES = 256 * 1024 * 1024
-ASKED_PEERS = 3
+MAX_FILE_BYTES = 64 * 1024 * 1024
+OPEN_TIMEOUT_S = 120.0
+"""For all that is fetched of a model, from whomever."""
+NEXT_AFTER_S = 4.0
+"""A model that has not been fetched within this time is not waited for by the one that is next in rank."""
+GRACE_S = 2.0
+"""What it has left once that one has been."""
+MOST_CANDIDATES = 4
 _TOKENIZER_FILES = frozenset(
     {
         "tokenizer.json",
@@ -34,39 +49,75 @@ _TOKENIZER_FILES = frozenset(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelAccess:
-    """A model that can be asked for tokens, with the tokenizer that turns them into text."""
+    """A model that can be asked for tokens, and what makes text of them."""
 
     spec: ModelSpec
-    tokenizer: Tokenizer
     tokenizer_files: Mapping[str, bytes]
-    """What the tokenizer was made of, contents by name."""
+    """Contents by name."""
     from_peers: bool
     """Whether they are strangers' work, handed out by peers, and not files of this machine."""
 
 
 async def open_model(
-    connection: Connection, model: str | None, dtype: str | None, quantization: str | None
+    connection: Connection,
+    model: str | None,
+    dtype: str | None,
+    quantization: str | None,
+    *,
+    report: Callable[[str], None] = lambda _: None,
 ) -> ModelAccess:
     """Finds the model and its tokenizer.
 
     `model` is a bundled name, a local folder, the name under which peers serve it, or at least 8 digits of its hash.
-    None is what most peers serve.
+    None is the one of which all layers are held, by a peer that the user named or in the most networks.
 
     Raises:
         ModelNotFound: nobody serves it and this machine has no copy, or one that is not what the swarm serves.
-        SwarmUnavailable: no peer is known, or none hands out the model's description.
+        SwarmUnavailable: no peer is known, or none hands out the model's description in time.
     """
     views = connection.snapshot()
     folder = await asyncio.to_thread(_local_folder, model) if model is not None else None
     if folder is not None:
-        return await _open_local(folder, model or "", views, dtype, quantization)
-    served = _choose(_matching(views, model, dtype, quantization))
-    if served is None:
+        return await _open_local(connection, folder, model or "", dtype, quantization)
+    matching = [view for view in views if _matches(view.facts.model, model, dtype, quantization)]
+    found = candidates(matching, connection.initial_peer_ids)
+    if not found:
         if not views:
             raise SwarmUnavailable("no peer of this swarm is known, so no model can be looked up in it")
         names = ", ".join(sorted({f"{view.facts.model.name} ({view.facts.model.dtype})" for view in views}))
         raise ModelNotFound(model or "any", f"the swarm serves {names}; a local folder would also do")
-    return await _open_served(connection, served, views)
+    try:
+        async with asyncio.timeout(OPEN_TIMEOUT_S):
+            spec, files = await _first_fetched(connection, found)
+    except TimeoutError:
+        raise SwarmUnavailable(
+            f"no peer handed out the description of {found[0].served.name} within {OPEN_TIMEOUT_S:g} s"
+        ) from None
+    others = {one.served.name for one in found if one.complete} - {spec.name}
+    if model is None and others:
+        report(f"the swarm serves {', '.join(sorted(others))} too; {spec.name} is asked, --model chooses")
+    return ModelAccess(spec, files, from_peers=True)
+
+
+async def load_tokenizer(access: ModelAccess, tried: TextWork | None) -> Tokenizer:
+    """The tokenizer, in this process: to make text of tokens. Work of strangers has to load in `tried` before.
+
+    Raises:
+        SwarmUnavailable: it cannot be used.
+    """
+    try:
+        if access.from_peers:
+            require_plain_decoder(access.tokenizer_files)
+            if tried is not None:
+                await tried.encode("a")
+        return await asyncio.to_thread(Tokenizer.from_files, access.tokenizer_files)
+    except TokenizerError as error:
+        if not access.from_peers:
+            raise ModelNotFound(access.spec.name, str(error)) from error
+        raise SwarmUnavailable(
+            f"the tokenizer of {access.spec.name} that peers hand out cannot be used: {as_said(str(error))} "
+            "A copy of the model on this machine would do"
+        ) from error
 
 
 def _local_folder(model: str) -> Path | None:
@@ -76,9 +127,10 @@ def _local_folder(model: str) -> Path | None:
 
 
 async def _open_local(
-    folder: Path, name: str, views: Sequence[PeerView], dtype: str | None, quantization: str | None
+    connection: Connection, folder: Path, name: str, dtype: str | None, quantization: str | None
 ) -> ModelAccess:
     """A copy on this machine says what the model is; the swarm says in which numbers it is served."""
+    views = connection.snapshot()
     try:
         manifest = await asyncio.to_thread(store.read_manifest, folder)
         served_models = [(view.facts.model.name, view.facts.model.content_hash) for view in views]
@@ -86,87 +138,128 @@ async def _open_local(
     except store.StoreError as error:
         raise ModelNotFound(name, str(error)) from error
     same = [
-        served
-        for served in _matching(views, None, dtype, quantization)
-        if served.content_hash == manifest.content_hash
+        view
+        for view in views
+        if _matches(view.facts.model, None, dtype, quantization)
+        and view.facts.model.content_hash == manifest.content_hash
     ]
-    served = _choose(same)
+    found = candidates(same, connection.initial_peer_ids)
+    served = found[0].served if found else None
     spec = store.describe(
         manifest,
         dtype=served.dtype if served else dtype or "auto",
         quantization=served.quantization if served else quantization or "none",
         name=name,
     )
-    files = await asyncio.to_thread(read_files, folder)
-    return ModelAccess(spec, await asyncio.to_thread(Tokenizer.from_files, files), files, from_peers=False)
+    try:
+        files = await asyncio.to_thread(read_files, folder)
+    except TokenizerError as error:
+        raise ModelNotFound(name, str(error)) from error
+    return ModelAccess(spec, files, from_peers=False)
 
 
-def _matching(
-    views: Sequence[PeerView], model: str | None, dtype: str | None, quantization: str | None
-) -> list[ServedModel]:
-    return [
-        served
-        for served in (view.facts.model for view in views)
-        if (
-            model is None or served.name == model or (len(model) >= 8 and served.model_hash.startswith(model))
-        )
+def _matches(served: ServedModel, model: str | None, dtype: str | None, quantization: str | None) -> bool:
+    return (
+        (model is None or served.name == model or (len(model) >= 8 and served.model_hash.startswith(model)))
         and dtype in (None, "auto", served.dtype)
         and quantization in (None, served.quantization)
-    ]
+    )
 
 
-def _choose(candidates: Sequence[ServedModel]) -> ServedModel | None:
-    """The one that most peers serve; the smallest hash of equals, so that clients agree."""
-    counts = Counter(served.model_hash for served in candidates)
-    best = min(counts, key=lambda model_hash: (-counts[model_hash], model_hash), default=None)
-    return next((served for served in candidates if served.model_hash == best), None)
+async def _first_fetched(
+    connection: Connection, found: Sequence[Candidate]
+) -> tuple[ModelSpec, Mapping[str, bytes]]:
+    """The likeliest model that is really handed out: who only claims to have one keeps nobody waiting for it.
+
+    Raises:
+        SwarmUnavailable: none is; the likeliest one's reasons.
+    """
+    tasks: list[asyncio.Task[tuple[ModelSpec, Mapping[str, bytes]]]] = []
+    left = list(reversed(found[:MOST_CANDIDATES]))
+    try:
+        while left or any(not task.done() for task in tasks):
+            if left:
+                tasks.append(asyncio.create_task(_fetch_model(connection, left.pop())))
+            under_way = [task for task in tasks if not task.done()]
+            if under_way:
+                timeout_s = NEXT_AFTER_S if left else None
+                await asyncio.wait(under_way, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            if any(task.done() and task.exception() is None for task in tasks):
+                break
+        better = _before_first_success(tasks)
+        if better:
+            await asyncio.wait(better, timeout=GRACE_S)
+        for task in tasks:
+            if task.done() and task.exception() is None:
+                return task.result()
+        errors = [error for task in tasks if (error := task.exception()) is not None]
+        unexpected = next((error for error in errors if not isinstance(error, NotFetched)), None)
+        if unexpected is not None:
+            raise unexpected
+        raise SwarmUnavailable(f"no peer handed out the description of {found[0].served.name}: {errors[0]}")
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _open_served(connection: Connection, served: ServedModel, views: Sequence[PeerView]) -> ModelAccess:
-    """Nothing but peers knows it: their word is checked against the hash."""
-    reasons: list[str] = []
-    for view in [view for view in views if view.facts.model.model_hash == served.model_hash][:ASKED_PEERS]:
-        try:
-            data = await _fetch(
-                connection, view, pb.Request(get_manifest=pb.GetManifest(model_hash=served.model_hash))
-            )
-            manifest = store.Manifest.from_bytes(data)
-            if manifest.content_hash != served.content_hash:
-                raise ValueError("its manifest does not have the announced hash")
-            spec = store.describe(
-                manifest, dtype=served.dtype, quantization=served.quantization, name=served.name
-            )
-            files = {
-                name: await _fetch_file(connection, view, served.model_hash, sha256)
-                for name, sha256 in manifest.files.items()
-                if name in _TOKENIZER_FILES
-            }
-            return ModelAccess(spec, Tokenizer.from_files(files), files, from_peers=True)
-        except (LinkError, ValueError) as error:
-            reasons.append(f"{view.facts.name}: {error}")
-    raise SwarmUnavailable(f"no peer handed out the description of {served.name}: {'; '.join(reasons)}")
+def _before_first_success(
+    tasks: "Sequence[asyncio.Task[tuple[ModelSpec, Mapping[str, bytes]]]]",
+) -> "list[asyncio.Task[tuple[ModelSpec, Mapping[str, bytes]]]]":
+    """Those of a higher rank that are still under way."""
+    better = []
+    for task in tasks:
+        if not task.done():
+            better.append(task)
+        elif task.exception() is None:
+            return better
+    return []
 
 
-async def _fetch_file(connection: Connection, view: PeerView, model_hash: str, sha256: str) -> bytes:
-    asked = pb.GetFile(model_hash=model_hash, sha256=sha256)
-    data = await _fetch(connection, view, pb.Request(get_file=asked))
-    if hashlib.sha256(data).hexdigest() != sha256:
-        raise ValueError(f"the file {sha256[:12]} does not have its hash")
-    return data
+async def _fetch_model(connection: Connection, one: Candidate) -> tuple[ModelSpec, Mapping[str, bytes]]:
+    """Nothing but peers knows it: their word is checked against the hash. Raises NotFetched."""
+    served = one.served
+    views = asked_in_order(one.views, connection.initial_peer_ids, random.Random())
+    manifest, first = await fetch(
+        connection.links,
+        views,
+        Wanted(
+            lambda _: pb.Request(get_manifest=pb.GetManifest(model_hash=served.model_hash)),
+            MAX_MANIFEST_BYTES,
+            partial(_manifest, served),
+        ),
+    )
+    try:
+        spec = store.describe(
+            manifest, dtype=served.dtype, quantization=served.quantization, name=served.name
+        )
+    except ValueError as error:
+        raise NotFetched(str(error)) from error
+    if spec.model_hash != served.model_hash:
+        raise NotFetched("what is announced of the model does not fit its hash")
+    wanted = {name: sha256 for name, sha256 in manifest.files.items() if name in _TOKENIZER_FILES}
+    files: dict[str, bytes] = {}
+    for name, sha256 in wanted.items():
+        order = sorted(views, key=lambda view: view.peer_id != first.peer_id)
+        files[name], first = await fetch(connection.links, order, _wanted_file(served.model_hash, sha256))
+    return spec, files
 
 
-async def _fetch(connection: Connection, view: PeerView, request: pb.Request) -> bytes:
-    """A manifest or file, part by part."""
-    link = await connection.links.to(view.facts)
-    content = bytearray()
-    while True:
-        if request.WhichOneof("body") == "get_file":
-            request.get_file.offset = len(content)
-        response, payload = await link.request(request, PART_TIMEOUT_S)
-        if response.WhichOneof("body") != "content":
-            raise LinkError(view.peer_id, response.refusal.detail or "it does not hand that out")
-        if response.content.total_bytes > MAX_FILE_BYTES:
-            raise ValueError(f"a file of {response.content.total_bytes} bytes is not a tokenizer")
-        content += payload
-        if len(content) >= response.content.total_bytes or not payload:
-            return bytes(content)
+def _manifest(served: ServedModel, data: bytes) -> store.Manifest:
+    manifest = store.Manifest.from_bytes(data)
+    if manifest.content_hash != served.content_hash:
+        raise ValueError("its manifest does not have the announced hash")
+    return manifest
+
+
+def _wanted_file(model_hash: str, sha256: str) -> Wanted[bytes]:
+    def checked(data: bytes) -> bytes:
+        if hashlib.sha256(data).hexdigest() != sha256:
+            raise ValueError(f"the file {sha256[:12]} does not have its hash")
+        return data
+
+    return Wanted(
+        lambda offset: pb.Request(get_file=pb.GetFile(model_hash=model_hash, sha256=sha256, offset=offset)),
+        MAX_FILE_BYTES,
+        checked,
+    )

@@ -13,6 +13,7 @@ from typing import Protocol, Self
 
 from molink.client.errors import SwarmUnavailable
 from molink.client.scouting import Scouts
+from molink.dht.addresses import ANYWHERE, Ranges, swarm_ranges
 from molink.dht.bridge import ThreadStoppedError
 from molink.dht.discovery import BootstrapUnreachable, Discovery
 from molink.dht.host import peer_id_in
@@ -81,6 +82,7 @@ class Connection:
             http_proxy=http_proxy,
         )
         self.scouts = Scouts(self.links)
+        self._initial_peers = tuple(initial_peers)
         self.initial_peer_ids = frozenset(map(peer_id_in, initial_peers))
         """Those whom the user named."""
         self._discovery: SwarmView = (
@@ -104,6 +106,7 @@ class Connection:
                 raise SwarmUnavailable(str(error)) from error
             await stack.enter_async_context(self.links)
             await stack.enter_async_context(self.scouts)
+            self.links.dial_in(await self._swarm_ranges())
             stack.push_async_callback(self._stop_refreshing)
             self._refresh_wanted.set()
             self._refreshing = asyncio.create_task(self._keep_fresh(), name="refresh the view")
@@ -169,6 +172,14 @@ class Connection:
     def on_closed(self, link: Link, reason: str) -> None:
         for sink in tuple(self._sinks.values()):
             sink.on_link_closed(link.peer_id, reason)
+
+    async def _swarm_ranges(self) -> Ranges:
+        """Where the swarm is: where the user said that it is, and where the peers are that he named."""
+        if not self._initial_peers:
+            return ANYWHERE
+        named = [view.facts for view in self.snapshot() if view.peer_id in self.initial_peer_ids]
+        announced = [address for facts in named for address in facts.grpc_addresses]
+        return await swarm_ranges((*self._initial_peers, *announced))
 
     async def _keep_fresh(self) -> None:
         while True:

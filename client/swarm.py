@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack
 
-from molink.client.access import ModelAccess, open_model
+from molink.client.access import ModelAccess, load_tokenizer, open_model
 from molink.client.connection import Connection
 from molink.client.errors import InvalidRequest, SwarmUnavailable
 from molink.client.explain import Tracer
@@ -18,6 +18,7 @@ from molink.client.overview import overview
 from molink.client.pieces import assemble
 from molink.client.sampling import Sampling, checked_params
 from molink.client.session import ClientSession
+from molink.client.text_processes import TextProcesses
 from molink.client.text_work import OpenTextWork, TextWork, TextWorkInThreads
 from molink.dht.configuration import (
     SettingsError,
@@ -29,7 +30,7 @@ from molink.dht.key_file import KeyFileError
 from molink.dht.records import ServedModel
 from molink.dht.swarm_key import SwarmKey
 from molink.shards.spec import ACTIVATION_CODECS, ModelSpec, SamplingParams
-from molink.shards.tokenizer import TokenizerError
+from molink.shards.tokenizer import Tokenizer, TokenizerError
 
 Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
@@ -80,6 +81,7 @@ class AsyncSwarm:
         self._access: ModelAccess | None = None
         self._former: Former | None = None
         self._text: TextWork | None = None
+        self._tokenizer: Tokenizer | None = None
 
     async def __aenter__(self) -> Self:
         """Raises:
@@ -95,17 +97,19 @@ class AsyncSwarm:
         connection = Connection(self._addresses(), self._key(), self._http_proxy())
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(connection)
-            access = await open_model(connection, self._asked_model, self._dtype, self._quantization)
-            text = await stack.enter_async_context(self._text_work(access))
+            access = await open_model(
+                connection, self._asked_model, self._dtype, self._quantization, report=self._report
+            )
+            text, tokenizer = await self._open_tokenizer(access, stack)
             self._stack = stack.pop_all()
-        self._connection, self._access, self._text = connection, access, text
+        self._connection, self._access, self._text, self._tokenizer = connection, access, text, tokenizer
         self._former = Former(connection, access.spec)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._connection = self._access = self._former = self._text = None
+        self._connection = self._access = self._former = self._text = self._tokenizer = None
         await self._stack.aclose()
 
     @property
@@ -224,7 +228,7 @@ class AsyncSwarm:
         session = self._session(ids, params, trace=True)
         tracer = Tracer()
         session.watch = tracer.see
-        generation = await _whole(assemble(session, access.tokenizer, params, len(ids), timeout_s))
+        generation = await _whole(assemble(session, self._open_text()[1], params, len(ids), timeout_s))
         return tracer.explain(generation, session.log)
 
     async def snapshot(self) -> dict[str, object]:
@@ -240,7 +244,7 @@ class AsyncSwarm:
         ids = await encoded()
         _check_prompt(ids, access.spec)
         session = self._session(ids, params)
-        pieces = assemble(session, access.tokenizer, params, len(ids), timeout_s)
+        pieces = assemble(session, self._open_text()[1], params, len(ids), timeout_s)
         try:
             async for piece in pieces:
                 yield piece
@@ -260,13 +264,13 @@ class AsyncSwarm:
                 "the prompt is not valid text: it holds half of a character", "prompt"
             ) from error
         try:
-            return await self._open_text().encode(prompt)
+            return await self._open_text()[0].encode(prompt)
         except TokenizerError as error:
             raise InvalidRequest(f"the prompt cannot be turned into tokens: {error}", "prompt") from error
 
     async def _encoded_chat(self, messages: Messages) -> tuple[int, ...]:
         try:
-            return await self._open_text().encode_chat(messages)
+            return await self._open_text()[0].encode_chat(messages)
         except (TokenizerError, TypeError) as error:  # the tokenizer's TypeError is half of a character
             raise InvalidRequest(f"the messages cannot be turned into tokens: {error}", "messages") from error
 
@@ -284,15 +288,19 @@ class AsyncSwarm:
             )
         return self._connection, self._access, self._former
 
-    def _open_text(self) -> TextWork:
-        if self._text is None:
+    def _open_text(self) -> tuple[TextWork, Tokenizer]:
+        if self._text is None or self._tokenizer is None:
             raise RuntimeError("the swarm was closed while a generation began")
-        return self._text
+        return self._text, self._tokenizer
 
-    def _text_work(self, access: ModelAccess) -> TextWork:
-        if self._own_text_work is not None:
-            return self._own_text_work(access.tokenizer_files)
-        return TextWorkInThreads(access.tokenizer)
+    async def _open_tokenizer(self, access: ModelAccess, stack: AsyncExitStack) -> tuple[TextWork, Tokenizer]:
+        """What makes tokens of text, open on `stack`, and what makes text of tokens."""
+        if self._own_text_work is None and not access.from_peers:
+            tokenizer = await load_tokenizer(access, None)
+            return TextWorkInThreads(tokenizer), tokenizer
+        open_text = self._own_text_work or TextProcesses
+        text = await stack.enter_async_context(open_text(access.tokenizer_files))
+        return text, await load_tokenizer(access, text)
 
     def _addresses(self) -> tuple[str, ...]:
         try:

@@ -72,3 +72,18 @@ async def dialled_as(address: str, own: Ranges, resolver: Resolve = resolve) -> 
     return tuple(
         f"[{one}]:{port}" if ":" in one else f"{one}:{port}" for one in found if range_of(one) in own
     )
+
+
+async def swarm_ranges(hosts: Iterable[str], resolver: Resolve = resolve) -> Ranges:
+    """`own_ranges` of these hosts, of which names stand for the addresses that they have now."""
+    known: list[str] = []
+    for host in hosts:
+        bare = host_of(host)
+        if range_of(bare) is not None:
+            known.append(bare)
+            continue
+        try:
+            known += await resolver(bare)
+        except (OSError, UnicodeError, TimeoutError):
+            continue
+    return own_ranges(known)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 
+from molink.dht.addresses import swarm_ranges
 from molink.dht.certificate import Certificate, new_certificate
 from molink.dht.discovery import Discovery
 from molink.dht.identity import Identity
@@ -117,6 +118,8 @@ class Opening:
         serving = await stack.enter_async_context(
             self._serving(identity, swarm_key, certificate, model, computing, leases, step_times)
         )
+        joined = where_to_join(settings).initial_peers
+        serving.links.dial_in(await swarm_ranges((*discovery.addresses, *joined)))
         self._state.remember_ports(_port_of(discovery.addresses[0]), serving.port)
         await self._open_metrics(stack, serving)
         facts = own_facts(

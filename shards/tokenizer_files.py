@@ -20,6 +20,8 @@ NAMED_TOKENS: Final = (
     "cls_token",
     "mask_token",
 )
+_MOST_DECODER_STEPS: Final = 16
+_MOST_GROWTH: Final = 16.0
 _FLAGS: Final = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
@@ -35,6 +37,41 @@ def parse_backend(data: bytes) -> Backend:
         if isinstance(error, Exception) or type(error).__name__ == "PanicException":
             raise TokenizerError(f"tokenizer.json is damaged: {error}. Fetch the model again.") from error
         raise
+
+
+def require_plain_decoder(files: Mapping[str, bytes]) -> None:
+    """Refuses a tokenizer.json whose decoder could take long or write much, whatever the tokens are.
+
+    Decoders run for every token, where nothing can interrupt them: what they replace is fixed text, not an expression,
+    and becomes no more than a few times longer. Raises `TokenizerError`.
+    """
+    if "tokenizer.json" not in files:
+        return
+    decoder = _object(files, "tokenizer.json").get("decoder")
+    steps = list(_decoder_steps(decoder, 0))
+    growth = 1.0
+    for step in steps:
+        if step.get("type") == "Replace":
+            pattern, content = step.get("pattern"), step.get("content")
+            text = pattern.get("String") if isinstance(pattern, dict) else None
+            if not isinstance(text, str) or not text or not isinstance(content, str):
+                raise TokenizerError("its decoder replaces what is no fixed text")
+            growth *= max(1.0, len(content) / len(text))
+    if len(steps) > _MOST_DECODER_STEPS or growth > _MOST_GROWTH:
+        raise TokenizerError("its decoder could make far too much of a token")
+
+
+def _decoder_steps(decoder: object, depth: int) -> Iterable[Mapping[str, Any]]:
+    if decoder is None:
+        return
+    if not isinstance(decoder, dict) or depth > _MOST_DECODER_STEPS:
+        raise TokenizerError("its decoder is of no known form")
+    if decoder.get("type") != "Sequence":
+        yield decoder
+        return
+    parts = decoder.get("decoders")
+    for part in parts if isinstance(parts, list) else ():
+        yield from _decoder_steps(part, depth + 1)
 
 
 def read_settings(files: Mapping[str, bytes]) -> dict[str, Any]:

@@ -94,6 +94,7 @@ class FakeConnection:
         self.peers = list(peers)
         self.links = self
         self.scouts = Scouts(self)  # type: ignore[arg-type]
+        self.initial_peer_ids: frozenset[str] = frozenset()
         self.refreshes = 0
         self.sinks: dict[bytes, object] = {}
         self.newcomer: FakePeer | None = None

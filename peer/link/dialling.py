@@ -1,6 +1,14 @@
-"""Dialling: a TLS connection to a peer's pinned certificate, on which this end then proves who it is."""
+"""Dialling: a TLS connection to a peer's pinned certificate, on which this end then proves who it is.
+
+Addresses are what strangers announce. Those of one peer are tried side by side, a little apart, and each only where the
+swarm is (`dht/addresses.py`); one that many claim is dialled once for all of them (`address_book.py`). Why a dial
+failed is told in the same words whatever happened, so that nobody learns from them what listens in this machine's
+network.
+"""
 
 import asyncio
+import logging
+import ssl
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -9,10 +17,12 @@ import grpc.aio
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
+from molink.dht.addresses import ANYWHERE, Ranges, dialled_as
 from molink.dht.certificate import server_name
 from molink.dht.identity import Identity
 from molink.dht.records import PeerFacts
 from molink.dht.swarm_key import SwarmKey
+from molink.peer.link.address_book import AddressBook, Found
 from molink.peer.link.handshake import HandshakeRefused, prove
 from molink.peer.link.link import LinkError, Resumed
 from molink.peer.protocol import molink_pb2 as pb
@@ -21,6 +31,15 @@ from molink.peer.protocol.packets import MAX_PACKET_BYTES
 
 LINK_METHOD = "/molink.Peer/Link"
 DIAL_TIMEOUT_S = 5.0
+STAGGER_S = 0.25
+"""Between the dials of one peer's addresses (RFC 8305, section 5)."""
+MOST_ADDRESSES = 8
+"""Of one peer that are dialled."""
+LOOK_TIMEOUT_S = 2.0
+"""For a look at the certificate of who answers in a peer's place."""
+UNREACHED = "it cannot be reached"
+_ANSWERS = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.RESOURCE_EXHAUSTED)
+"""What the peer itself says when it takes no link."""
 REDIAL_DELAYS_S = (0.0, 0.05, 0.1, *(0.2,) * 9)
 """Before each try to resume a link whose connection broke: what breaks connections may break the next few as well."""
 CHANNEL_OPTIONS = (
@@ -29,6 +48,8 @@ CHANNEL_OPTIONS = (
     # or a failed dial's back-off would delay the next one to the same address
     ("grpc.use_local_subchannel_pool", 1),
 )
+
+_log = logging.getLogger(__name__)
 
 
 class GrpcStream(Protocol):
@@ -76,7 +97,13 @@ class Dialler:
         self._identity = identity
         self._swarm_key = swarm_key
         self._is_client = is_client
+        self._proxied = http_proxy is not None
         self._options = [*CHANNEL_OPTIONS, *_proxy_options(http_proxy)]
+        self._book = AddressBook()
+        self._at: dict[str, asyncio.Lock] = {}
+        """Held while an address is dialled."""
+        self.ranges: Ranges = ANYWHERE
+        """Where the swarm is: announced addresses of other ranges are not dialled."""
 
     async def dial(self, facts: PeerFacts, link_id: bytes) -> DialledConnection:
         """A proven connection for a new link.
@@ -104,28 +131,61 @@ class Dialler:
         raise last
 
     async def _dial(self, facts: PeerFacts, asked: pb.Proof) -> Resumed:
-        if not facts.grpc_addresses:
-            raise LinkError(facts.peer_id, "it announces no address that can be dialled")
-        errors: list[LinkError] = []
-        for address in facts.grpc_addresses:
-            try:
-                return await self._dial_address(facts, address, asked)
-            except LinkError as error:
-                errors.append(error)
-        raise LinkError(
-            facts.peer_id,
-            "; ".join(
-                f"{address}: {error.reason}"
-                for address, error in zip(facts.grpc_addresses, errors, strict=True)
-            ),
-            final=all(error.final for error in errors),
-        )
-
-    async def _dial_address(self, facts: PeerFacts, address: str, asked: pb.Proof) -> Resumed:
+        """Over whichever of the peer's addresses it proves itself first."""
+        addresses = await self._permitted(facts)
         try:
             pinned = x509.load_der_x509_certificate(facts.certificate).public_bytes(Encoding.PEM)
         except ValueError as error:  # signed or not, what a peer announces need not be a certificate
             raise LinkError(facts.peer_id, "what it announces is not a certificate") from error
+        dials: list[asyncio.Task[Resumed]] = []
+        won: Resumed | None = None
+        try:
+            for address in addresses:
+                dials.append(asyncio.create_task(self._dial_once(facts, address, pinned, asked)))
+                timeout_s = STAGGER_S if len(dials) < len(addresses) else None
+                won = await _first(dials, timeout_s)
+                if won is not None:
+                    return won
+        finally:
+            await _abandon(dials, won)
+        failures = [failure for dial in dials if isinstance(failure := dial.exception(), LinkError)]
+        said = next((failure.reason for failure in failures if failure.reason != UNREACHED), UNREACHED)
+        raise LinkError(facts.peer_id, said, final=all(failure.final for failure in failures))
+
+    async def _permitted(self, facts: PeerFacts) -> tuple[str, ...]:
+        """The addresses at which that peer may be dialled from here.
+
+        Raises:
+            LinkError: there is none.
+        """
+        if not facts.grpc_addresses:
+            raise LinkError(facts.peer_id, "it announces no address that can be dialled")
+        announced = facts.grpc_addresses[:MOST_ADDRESSES]
+        if self.ranges == ANYWHERE or self._proxied:
+            return announced
+        found = await asyncio.gather(*(dialled_as(address, self.ranges) for address in announced))
+        addresses = tuple(dict.fromkeys(address for addresses in found for address in addresses))
+        if not addresses:
+            raise LinkError(facts.peer_id, UNREACHED)
+        return addresses[:MOST_ADDRESSES]
+
+    async def _dial_once(self, facts: PeerFacts, address: str, pinned: bytes, asked: pb.Proof) -> Resumed:
+        """One dial at a time to an address, and none if it is known that the peer is not there."""
+        lock = self._at.setdefault(address, asyncio.Lock())
+        clock = asyncio.get_running_loop().time
+        try:
+            async with lock:
+                why_not = self._book.why_not(address, facts.peer_id, facts.certificate, clock())
+                if why_not is not None:
+                    raise LinkError(facts.peer_id, why_not)
+                resumed = await self._dial_address(facts, address, pinned, asked)
+        finally:
+            if not lock.locked():
+                self._at.pop(address, None)
+        self._book.reached(address, facts.peer_id)
+        return resumed
+
+    async def _dial_address(self, facts: PeerFacts, address: str, pinned: bytes, asked: pb.Proof) -> Resumed:
         channel = grpc.aio.secure_channel(
             address,
             grpc.ssl_channel_credentials(root_certificates=pinned),
@@ -146,8 +206,23 @@ class Dialler:
             await connection.close()
             if isinstance(error, (LinkError, asyncio.CancelledError)):
                 raise
+            await self._learn(facts, address, error)
             raise LinkError(facts.peer_id, _why(error), final=_is_final(error)) from error
         return Resumed(connection, welcome.received)
+
+    async def _learn(self, facts: PeerFacts, address: str, error: Exception) -> None:
+        """Notes that the peer was not found there, and if another was, whose certificate that one has."""
+        if isinstance(error, ProtocolError):
+            return  # it answered, with the certificate that was pinned
+        _log.debug("dialling %s at %s failed: %s", facts.peer_id, address, error)
+        certificate = None
+        if isinstance(error, grpc.aio.AioRpcError):
+            if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                return
+            if "handshake" in (error.details() or "").lower() and not self._proxied:
+                certificate = await _certificate_at(address)
+        at_s = asyncio.get_running_loop().time()
+        self._book.failed(address, Found(at_s, facts.peer_id, certificate))
 
     async def _prove(self, call: GrpcStream, facts: PeerFacts, asked: pb.Proof) -> pb.Welcome:
         question = expect(decode(await _read(call)), pb.Challenge)
@@ -188,12 +263,53 @@ async def _read(call: GrpcStream) -> bytes:
     return data
 
 
+async def _first(dials: Sequence["asyncio.Task[Resumed]"], timeout_s: float | None) -> Resumed | None:
+    """What the first that succeeds gives; None if all have failed, or none has succeeded within `timeout_s`."""
+    deadline = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
+    under_way = {dial for dial in dials if not dial.done()}
+    while under_way:
+        left_s = None if deadline is None else max(0.0, deadline - asyncio.get_running_loop().time())
+        done, under_way = await asyncio.wait(under_way, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+        for dial in done:
+            if not dial.cancelled() and dial.exception() is None:
+                return dial.result()
+        if not done:
+            return None
+    return None
+
+
+async def _abandon(dials: Sequence["asyncio.Task[Resumed]"], won: Resumed | None) -> None:
+    """Ends the dials that are still under way, and closes what they opened besides the one that has won."""
+    for dial in dials:
+        dial.cancel()
+    for ended in await asyncio.gather(*dials, return_exceptions=True):
+        if isinstance(ended, Resumed) and ended is not won:
+            await ended.connection.close()
+
+
+async def _certificate_at(address: str) -> bytes | None:
+    """The certificate of whoever answers there, unchecked; None if nobody does."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    host, _, port = address.rpartition(":")
+    try:
+        async with asyncio.timeout(LOOK_TIMEOUT_S):
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port), ssl=context)
+    except (OSError, TimeoutError, ValueError):
+        return None
+    try:
+        session: ssl.SSLObject = writer.get_extra_info("ssl_object")
+        return session.getpeercert(binary_form=True)
+    finally:
+        writer.transport.abort()
+
+
 def _why(error: BaseException) -> str:
-    if isinstance(error, TimeoutError):
-        return f"no answer within {DIAL_TIMEOUT_S:g} s"
-    if isinstance(error, grpc.aio.AioRpcError):
-        return f"{error.code().name.lower()}: {error.details()}"
-    return str(error)
+    if isinstance(error, grpc.aio.AioRpcError) and error.code() in _ANSWERS:
+        return f"it refused this end: {(error.details() or '')[:200]}"
+    return str(error) if isinstance(error, ProtocolError) else UNREACHED
 
 
 def _is_final(error: BaseException) -> bool:

@@ -10,6 +10,7 @@ import secrets
 from types import TracebackType
 from typing import Self
 
+from molink.dht.addresses import Ranges
 from molink.dht.identity import Identity
 from molink.dht.records import PeerFacts
 from molink.dht.swarm_key import SwarmKey
@@ -81,6 +82,10 @@ class Links:
     def heeds_due(self) -> bool:
         """Whether messages of a class leave as they are due (see `Link.post`)."""
         return self._uplink.heeds_due
+
+    def dial_in(self, ranges: Ranges) -> None:
+        """From now on announced addresses of other ranges are not dialled."""
+        self._dialler.ranges = ranges
 
     def cancel(self, session: bytes) -> None:
         """Drops what waits to be sent for a session alone."""

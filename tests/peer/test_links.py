@@ -160,7 +160,7 @@ async def test_an_acceptor_knows_a_client_from_a_peer() -> None:
 async def test_a_certificate_that_is_not_the_announced_one_is_refused() -> None:
     async with End() as a, End() as b:
         b.facts = replace(b.facts, certificate=new_certificate(b.peer_id).der)
-        assert "unavailable" in await refusal(a, b)
+        assert "cannot be reached" in await refusal(a, b)
         assert b.links.all() == ()
 
 
@@ -168,7 +168,7 @@ async def test_a_certificate_that_is_not_the_announced_one_is_refused() -> None:
 async def test_another_peer_at_the_address_is_refused() -> None:
     async with End() as a, End() as b, End() as c:
         c.facts = replace(c.facts, grpc_addresses=b.facts.grpc_addresses)
-        assert "unavailable" in await refusal(a, c)
+        assert "cannot be reached" in await refusal(a, c)
 
 
 @asynchronous
@@ -196,12 +196,12 @@ async def test_a_peer_that_nobody_can_dial_is_a_link_error() -> None:
 
 
 @asynchronous
-async def test_the_next_address_is_tried_and_all_failures_are_told() -> None:
+async def test_the_next_address_is_tried_and_a_failure_names_none() -> None:
     async with End() as a, End() as b:
         async with End() as gone:
             dead = gone.facts.grpc_addresses[0]
         unreachable = replace(b.facts, grpc_addresses=(dead, dead))
-        with pytest.raises(LinkError, match=f"{dead}: unavailable.*; {dead}: unavailable"):
+        with pytest.raises(LinkError, match=f"{b.peer_id}: it cannot be reached$"):
             await a.links.to(unreachable)
         link = await a.links.to(replace(b.facts, grpc_addresses=(dead, *b.facts.grpc_addresses)))
         assert link.peer_id == b.peer_id
