@@ -58,6 +58,18 @@ class LocalGateway:
     ) -> None:
         await self._stop()
 
+    @property
+    def process_id(self) -> int | None:
+        """None before it was started."""
+        return None if self._process is None else self._process.pid
+
+    async def wait(self) -> int:
+        """Waits until it has ended by itself; returns its exit status."""
+        if self._process is None:
+            raise RuntimeError("the gateway was not started")
+        await self._process.communicate()
+        return await self._process.wait()
+
     def last_words(self) -> str:
         """The last line of its log."""
         lines = self._log.read_text(errors="replace").strip().splitlines()

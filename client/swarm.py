@@ -117,6 +117,12 @@ class AsyncSwarm:
         """What is known of the model."""
         return self._open()[1].spec
 
+    @property
+    def is_served(self) -> bool:
+        """Whether a living peer is known that serves the model. It says nothing of whether all layers are there."""
+        connection, access, _ = self._open()
+        return bool(connection.snapshot(access.spec.model_hash))
+
     async def models(self) -> tuple[ServedModel, ...]:
         """The models that peers of this swarm serve now."""
         served = {view.facts.model.model_hash: view.facts.model for view in self._open()[0].snapshot()}

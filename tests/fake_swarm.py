@@ -64,6 +64,7 @@ class FakeSwarm:
     ended: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     """Released once for each generation that was given up before its end."""
     model: ModelSpec = SPEC
+    is_served: bool = True
 
     async def models(self) -> tuple[ModelSpec, ...]:
         return (self.model,)

@@ -1,5 +1,6 @@
 """The gateway: OpenAI's HTTP API over a swarm."""
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -10,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
-from molink.client.errors import InvalidRequest, ModelNotFound, SwarmError
+from molink.client.errors import InvalidRequest, ModelNotFound, SwarmError, SwarmUnavailable
 from molink.client.gateway.answers import Answer, ChatAnswer, CompletionAnswer
 from molink.client.gateway.failures import Failure, failure_of, on_error
 from molink.client.gateway.intake import Intake
@@ -27,6 +28,9 @@ CHAT = "/v1/chat/completions"
 FORMATION_TIMEOUT_S = 30.0
 """For so long a request waits for a circuit."""
 
+UNSERVED_S = 3.0
+"""For so long it waits where no peer is known that serves the model."""
+LOOKS_EVERY_S = 0.5
 MAX_REQUESTS = 32
 """A peer lends one client memory for so many generations at once."""
 MAX_TOKEN_BYTES = 128
@@ -40,6 +44,9 @@ class ServingSwarm(Protocol):
 
     @property
     def model(self) -> ModelSpec: ...
+
+    @property
+    def is_served(self) -> bool: ...
 
     def stream_events(
         self,
@@ -153,17 +160,35 @@ class Gateway:
                     generations = await until_gone(request.receive, self._collect(choices, len(streams)))
                     return JSONResponse(answer.whole(generations))
                 # The first piece decides whether the answer is a stream or an error with its own status.
-                first = await until_gone(request.receive, choices.next())
+                first = await until_gone(request.receive, self._first(choices))
             except ClientGone:
                 return Response(status_code=499)
             kept = stack.pop_all()
         events = self._events(kept, choices, first, answer, len(streams), usage=body.include_usage)
         return EventStream(events)
 
+    async def _first(self, choices: Choices) -> tuple[int, Piece] | None:
+        """The first piece. Where nobody serves the model, nobody waits for a circuit."""
+        clock = asyncio.get_running_loop().time
+        last_served_s = clock()
+        while True:
+            try:
+                async with asyncio.timeout(LOOKS_EVERY_S) as look:
+                    return await choices.next()
+            except TimeoutError:
+                if not look.expired():
+                    raise
+            if self._swarm.is_served:
+                last_served_s = clock()
+            elif clock() - last_served_s > UNSERVED_S:
+                raise SwarmUnavailable("no peer serves the model")
+
     async def _collect(self, choices: Choices, count: int) -> list[Generation]:
         generations: dict[int, Generation] = {}
-        while (item := await choices.next()) is not None:
+        item = await self._first(choices)
+        while item is not None:
             self._note(generations, *item)
+            item = await choices.next()
         return [generations[choice] for choice in range(count)]
 
     async def _events(

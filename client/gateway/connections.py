@@ -57,8 +57,9 @@ class Connections:
         """Takes in a new one, in the place of one that waits for its client if need be. False: there is no room."""
         user = user_of(address)
         if not self._shares.may_take(user):
-            displaced = self._displaceable(user)
-            if displaced is None:
+            displaced = self._displaceable()
+            # Nobody makes room for himself at the cost of those who hold less.
+            if displaced is None or self._shares.held(self._open[displaced]) < self._shares.held(user):
                 self._refusals.refused("connections beyond their number", user)
                 return False
             self._refusals.refused("connections that waited while others came", self._open[displaced])
@@ -91,11 +92,21 @@ class Connections:
                 self._refusals.refused("answers that were not read", user)
                 connection.abort()
 
+    def out_of_descriptors(self) -> None:
+        """Makes room where not even a new connection could be taken in: a quarter of those that wait go."""
+        self._refusals.refused("connections for want of descriptors", "everybody")
+        for _ in range(1 + len(self._open) // 4):
+            displaced = self._displaceable()
+            if displaced is None:
+                return
+            self.forget(displaced)
+            displaced.abort()
+
     def abort_all(self) -> None:
         for connection in tuple(self._open):
             connection.abort()
 
-    def _displaceable(self, user: str) -> "GatewayConnection | None":
+    def _displaceable(self) -> "GatewayConnection | None":
         """Of the greediest user's, the one that has waited for its client longest."""
         waiting: dict[str, GatewayConnection] = {}
         for connection, whose in self._open.items():
@@ -106,9 +117,7 @@ class Connections:
                 waiting[whose] = connection
         if not waiting:
             return None
-        greediest = self._shares.greediest(waiting)
-        # Nobody makes room for himself at the cost of those who hold less.
-        return waiting[greediest] if self._shares.held(greediest) >= self._shares.held(user) else None
+        return waiting[self._shares.greediest(waiting)]
 
 
 class GatewayConnection(H11Protocol):

@@ -1,8 +1,8 @@
 """The gateway's server: it listens, keeps order among its connections, and stops within the time that it promises."""
 
 import asyncio
+import errno
 import functools
-import logging
 import os
 import signal
 import socket
@@ -32,12 +32,11 @@ LAST_WORDS_S: Final = 0.5
 """Then they have so long to say that they were ended."""
 ENDS_AFTER_S: Final = 5.0
 """After all answers have ended, the process has this time to leave the swarm; then it ends all the same."""
-BACKLOG: Final = 128
+BACKLOG: Final = 64
 """Connections that are taken in at one go: as many descriptors are left free of the limit."""
 WANTED_DESCRIPTORS: Final = 4096
 OTHER_DESCRIPTORS: Final = 64
 """What links, the control plane and text work take."""
-_log = logging.getLogger(__name__)
 
 
 class Server(uvicorn.Server):
@@ -104,7 +103,7 @@ async def serve_app(
     """Serves the swarm on the socket until a signal comes."""
     connections = Connections(most_connections(_raised_descriptors()))
     loop = asyncio.get_running_loop()
-    loop.set_exception_handler(_on_loop_error)
+    loop.set_exception_handler(functools.partial(_on_loop_error, connections))
     app = create_app(
         swarm,
         max_requests=max_requests,
@@ -153,11 +152,13 @@ def _raised_descriptors() -> int | None:
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
-def _on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """One line: out of descriptors, the loop itself stops taking connections in for a second and goes on."""
+def _on_loop_error(
+    connections: Connections, loop: asyncio.AbstractEventLoop, context: dict[str, Any]
+) -> None:
+    """Out of descriptors, the loop takes no connection in for a second, and goes on."""
     error = context.get("exception")
-    if isinstance(error, OSError):
-        _log.warning("%s: %s", context.get("message"), error.strerror)
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        connections.out_of_descriptors()
     else:
         loop.default_exception_handler(context)
 

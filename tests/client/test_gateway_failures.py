@@ -158,6 +158,16 @@ def test_beyond_the_most_requests_at_once_a_client_is_asked_to_come_back(
         assert swarm.ended.acquire(timeout=DEADLINE_S)
 
 
+def test_where_nobody_serves_the_model_nobody_waits_for_a_circuit(
+    http: httpx.Client, swarm: FakeSwarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("molink.client.gateway.app.UNSERVED_S", 0.0)
+    swarm.hangs_at, swarm.is_served = 0, False
+    for stream in (False, True):
+        answer = http.post("/v1/completions", json=TEXT | {"stream": stream})
+        assert (answer.status_code, error_of(answer)["code"]) == (503, "swarm_unavailable")
+
+
 def test_nothing_of_a_prompt_is_logged(
     http: httpx.Client, swarm: FakeSwarm, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -79,7 +79,7 @@ def test_other_names_are_not_answered(header: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("descriptors", "most"), [(None, 1024), (4096, 1024), (1024, 832), (256, 64), (100, 16)]
+    ("descriptors", "most"), [(None, 1024), (4096, 1024), (1024, 896), (256, 128), (100, 16)]
 )
 def test_connections_leave_descriptors_for_the_rest(descriptors: int | None, most: int) -> None:
     assert most_connections(descriptors) == most

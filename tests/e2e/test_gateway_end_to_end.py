@@ -6,12 +6,15 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import httpx
 import openai
 import pytest
+from forked_peers import ForkedSwarm
 from live_swarms import BUNDLED, References, bundled_folder
 
+from molink.client.local_gateway import LocalGateway
 from molink.client.local_swarm import LocalSwarm
 from molink.simnet.model_shapes import QWEN2_7B
 from molink.simnet.swarm.accounts import Outcome
@@ -24,6 +27,7 @@ from molink.simnet.traces import TraceRequest
 pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
 
 STARTED_WITHIN_S = 120.0
+GOODBYE_HEARD_S = 5.0
 PROMPT = "ROMEO:"
 NEW_TOKENS = 24
 MESSAGES = [{"role": "user", "content": "What light through yonder window breaks?"}]
@@ -132,3 +136,24 @@ async def test_what_the_gateway_tells_of_the_swarm_can_be_simulated(
     world.run()
     assert world.accounts.ended
     assert all(one.outcome is Outcome.COMPLETED for one in world.accounts.ended)
+
+
+async def test_the_last_peers_goodbye_is_known_within_seconds(tmp_path: Path) -> None:
+    async with ForkedSwarm() as swarm:
+        last = await swarm.join("last", "--model", BUNDLED, "--memory", "600MB")
+        async with (
+            LocalGateway(swarm.addresses, tmp_path / "log") as gateway,
+            httpx.AsyncClient(base_url=gateway.url, timeout=STARTED_WITHIN_S) as http,
+        ):
+            assert (await http.get("/readyz")).status_code == 200
+            await swarm.stop(last)
+            async with asyncio.timeout(GOODBYE_HEARD_S):
+                while (await http.get("/readyz")).status_code == 200:
+                    pass
+            state = (await http.get("/v1/swarm")).json()
+            assert (state["ready"], state["circuits"]) == (False, [])
+            async with asyncio.timeout(GOODBYE_HEARD_S):
+                answer = await http.post("/v1/completions", json={"model": BUNDLED, "prompt": PROMPT})
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "swarm_unavailable")
+            assert last.peer_id not in answer.text
+            assert "127.0.0.1" not in answer.text
