@@ -13,8 +13,8 @@ from typing import Protocol, Self
 
 from molink.client.errors import SwarmUnavailable
 from molink.client.scouting import Scouts
-from molink.dht.dialable import ANYWHERE, Ranges, swarm_ranges
 from molink.dht.bridge import ThreadStoppedError
+from molink.dht.dialable import ANYWHERE, Ranges, swarm_ranges
 from molink.dht.discovery import BootstrapUnreachable, Discovery
 from molink.dht.host import peer_id_in
 from molink.dht.identity import Identity

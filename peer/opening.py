@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 
-from molink.dht.dialable import swarm_ranges
 from molink.dht.certificate import Certificate, new_certificate
+from molink.dht.dialable import swarm_ranges
 from molink.dht.discovery import Discovery
 from molink.dht.identity import Identity
 from molink.dht.records import PeerFacts, PeerView

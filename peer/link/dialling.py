@@ -1,7 +1,7 @@
 """Dialling: a TLS connection to a peer's pinned certificate, on which this end then proves who it is.
 
 Addresses are what strangers announce. Those of one peer are tried side by side, a little apart, and each only where the
-swarm is (`dht/addresses.py`); one that many claim is dialled once for all of them (`address_book.py`). Why a dial
+swarm is (`dht/dialable.py`); one that many claim is dialled once for all of them (`address_book.py`). Why a dial
 failed is told in the same words whatever happened, so that nobody learns from them what listens in this machine's
 network.
 """
@@ -17,8 +17,8 @@ import grpc.aio
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from molink.dht.dialable import ANYWHERE, Ranges, dialled_as
 from molink.dht.certificate import server_name
+from molink.dht.dialable import ANYWHERE, Ranges, dialled_as
 from molink.dht.identity import Identity
 from molink.dht.records import PeerFacts
 from molink.dht.swarm_key import SwarmKey
