@@ -1,6 +1,7 @@
 """Connections of people who send half a request, or none, or read nothing: they cost nobody else anything."""
 
 import json
+import select
 import socket
 import threading
 from collections.abc import Iterator
@@ -160,6 +161,20 @@ def test_unfinished_bodies_take_no_turn(http: httpx.Client) -> None:
     with ExitStack() as stack:
         for _ in range(MOST // 2):
             stack.enter_context(connect(http, HEAD + b"Content-Length: 9\r\n\r\n{"))
+        assert http.post("/v1/completions", json=TEXT).status_code == 200
+
+
+def test_unfinished_bodies_together_have_a_limit(swarm: FakeSwarm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("molink.client.gateway.intake.UNFINISHED_BYTES", 2**15)
+    unfinished = HEAD + b"Content-Length: 100000\r\n\r\n" + b"x" * 20_000
+    with (
+        gateway(swarm) as url,
+        httpx.Client(base_url=url, timeout=DEADLINE_S) as http,
+        connect(http, unfinished) as one,
+        connect(http, unfinished) as other,
+    ):
+        [refused], _, _ = select.select([one, other], [], [], DEADLINE_S)
+        assert refused.recv(2**16).startswith(b"HTTP/1.1 429 ")
         assert http.post("/v1/completions", json=TEXT).status_code == 200
 
 

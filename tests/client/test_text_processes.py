@@ -77,6 +77,15 @@ async def test_nothing_runs_before_it_is_needed_and_nothing_afterwards() -> None
     assert not psutil.pid_exists(pid)
 
 
+async def test_the_event_loop_may_be_that_of_another_thread() -> None:
+    async def encode() -> tuple[int, ...]:
+        async with TextProcesses(bundled()) as work:
+            return await work.encode("a")
+
+    ids = await asyncio.to_thread(lambda: asyncio.run(encode()))
+    assert ids == Tokenizer.from_files(bundled()).encode("a")
+
+
 async def test_equal_texts_at_once_are_tokenized_once() -> None:
     async with TextProcesses(bundled(), TextLimits(waiting=0, processes=1)) as work:
         texts = await asyncio.gather(*(work.encode("word " * 1000) for _ in range(16)))
