@@ -82,6 +82,14 @@ def test_it_says_where_it_listens_serves_and_stops_on_a_signal(tmp_path: Path) -
     assert (process.returncode, out, err) == (0, "left\n", "")
 
 
+def test_it_answers_to_the_names_that_its_operator_allows() -> None:
+    with running("--port", "0", "--allow-host", "gpu.lan", "--allow-host", "ml.example") as (_, line):
+        url = f"{line.split()[-1]}/healthz"
+        asked = ("GPU.lan:8000", "ml.example", "localhost", "10.0.0.7:80", "evil.example")
+        answers = [httpx.get(url, headers={"Host": host}, timeout=DEADLINE_S) for host in asked]
+    assert [answer.status_code for answer in answers] == [200, 200, 200, 200, 421]
+
+
 def test_ctrl_c_is_no_failure() -> None:
     with running("--port", "0") as (process, line):
         assert line.startswith("Listening on")

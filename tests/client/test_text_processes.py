@@ -22,7 +22,7 @@ DEADLINE_S = 60.0
 CHAT = [{"role": "user", "content": "hi"}]
 LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 GROWTH = "{% set n = namespace(x='a' * 16) %}{% for i in range(40) %}{% set n.x = n.x ~ n.x %}{% endfor %}"
-FAST = TextLimits(job_s=1.0, job_s_per_mb=1.0)
+FAST = TextLimits(job_s=2.0, job_s_per_mb=1.0)
 
 
 def bundled() -> dict[str, bytes]:
@@ -103,14 +103,14 @@ async def test_beyond_the_most_that_may_wait_a_text_is_refused_at_once() -> None
 @pytest.mark.parametrize(
     ("files", "text", "said"),
     [
-        (with_template(LOOP), None, "did not end within 1 s"),
+        (with_template(LOOP), None, "did not end within 2 s"),
         (with_template(GROWTH), None, "MB of memory"),
         (with_template("{{ raise_exception('\x1b[2J no') }}"), None, "refuses these messages: ?"),
         (with_tokenizer(normalizer=DOUBLINGS), "a" * 99, "of this model (took over|did not end|ended)"),
         (
             with_tokenizer(pre_tokenizer=BACKTRACKING),
             "x" * 40_000,
-            "the tokenizer of this model ended the process",
+            "the tokenizer of this model (ended the process|did not end)",
         ),
     ],
     ids=["a looping template", "a growing template", "a refusing template", "doublings", "backtracking"],
