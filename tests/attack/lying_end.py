@@ -15,7 +15,7 @@ from molink.peer.link.reassembly import Reassembly
 from molink.peer.link.shared_uplink import SharedUplink
 from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.protocol import packets
-from molink.peer.protocol.frames import encode
+from molink.peer.protocol.frames import decode, encode
 from molink.peer.protocol.packets import Ack, Close, Data, Packet, Ping
 from molink.peer.transmission.classes import TrafficClass
 
@@ -120,8 +120,6 @@ class LyingEnd:
         return new
 
     def _note(self, message: bytes) -> None:
-        from molink.peer.protocol.frames import decode
-
         header = decode(message).header
         if isinstance(header, pb.Response):
             self.answered.add(header.id)
