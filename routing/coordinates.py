@@ -8,7 +8,7 @@ sure both are. The height stands for the access link, which every path of a home
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 import numpy as np
@@ -38,7 +38,7 @@ MAX_RTT_MS = 60_000.0
 OUTLIER = 5.0
 """A neighbour whose coordinate misfits its round trip by so many times the median of all is left out: it lies, or is
 on the same local network, which a height cannot express."""
-PULL = 3.0
+PULL = 1.5
 """A neighbour whose round trip is further from what the coordinates say than so many times the median of all counts as
 no further than that (Huber's bound, as of robust regression)."""
 LEAST_PULL_MS = 1.0
@@ -138,6 +138,8 @@ def placed(
     }
     most = OUTLIER * max(1.0, median(misfits.values())) if misfits else 0.0
     kept = [peer_id for peer_id in sorted(samples) if misfits[peer_id] <= most]
+    # Who says to be surer than the middle one weighs no more for it.
+    least_error = median(samples[peer_id][0].error for peer_id in kept) if kept else 0.0
     for _ in range(passes):
         predicted = {peer_id: predicted_rtt_ms(own, samples[peer_id][0]) for peer_id in kept}
         off_ms = {peer_id: samples[peer_id][1] - predicted[peer_id] for peer_id in kept}
@@ -147,6 +149,8 @@ def placed(
             if abs(off_ms[peer_id]) > most_ms:
                 off = most_ms if off_ms[peer_id] > 0 else -most_ms
                 rtt_ms = min(predicted_rtt_ms(own, other) + off, MAX_RTT_MS)
+            if other.error < least_error:
+                other = replace(other, error=least_error)
             own = updated(own, other, rtt_ms, direction_between(own_id, peer_id))
     return own
 
