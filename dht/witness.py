@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 _MOST = 32
 """Lost neighbours that are looked for at once."""
+_MOST_LOOKS = 12
 _AT_ONCE_S = 0.5
 """After a link has ended: who has left, or has another link already, has said so by then."""
 
@@ -51,21 +52,24 @@ class Witness:
             self._tasks.start_soon(peer_id, self._look_for, peer_id)
 
     async def _look_for(self, peer_id: str) -> None:
-        """At once for this peer itself, and once more before the swarm is told."""
+        """At once for this peer itself, once more before the swarm is told, and then for as long as the swarm may take
+        to say which of the two was cut off."""
         waits_s = random.uniform(0.1, 1.0) * self._timing.redial_before_loss_s
+        told = False
         try:
             await trio.sleep(min(_AT_ONCE_S, waits_s))
-            if not self._is_missed(peer_id) or await self._answers(peer_id):
-                return
-            self._membership.mark(peer_id, answers=False)
-            logger.info("%s does not answer here", peer_id)
-            await trio.sleep(waits_s)
-            if not self._may_be_gone(peer_id):
-                return
-            if await self._answers(peer_id):
-                self._membership.mark(peer_id, answers=True)
-            else:
-                self._tell(peer_id)
+            for look in range(_MOST_LOOKS):
+                if not self._is_missed(peer_id):
+                    return
+                answers = await self._answers(peer_id)
+                self._membership.mark(peer_id, answers=answers)
+                if answers and look > 0:  # the first time it may be about to end
+                    return
+                await trio.sleep(waits_s)
+                if not told and self._may_be_gone(peer_id) and not await self._answers(peer_id):
+                    self._tell(peer_id)
+                    told = True
+                waits_s = self._timing.redial_s
         finally:
             self._looking.discard(peer_id)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import random
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -190,3 +191,41 @@ async def test_who_starts_before_its_initial_peer_waits_and_says_so() -> None:
             await entering
             await until(early, lambda seen: seen == {founder.peer_id})
             await early.__aexit__(None, None, None)
+
+
+@pytest.mark.attack
+@pytest.mark.anyio
+async def test_under_all_of_it_at_once_every_honest_word_is_heard() -> None:
+    """Links that are held, addresses that nobody can dial, false losses, old records: while each speaks three times."""
+    async with contextlib.AsyncExitStack() as stack:
+        first = await stack.enter_async_context(honest())
+        planes = [first]
+        planes += [await stack.enter_async_context(honest(*first.addresses)) for _ in range(3)]
+        liars = [await stack.enter_async_context(honest(*first.addresses)) for _ in range(2)]
+        await until(planes[-1], lambda seen: ids((*planes, *liars)) <= seen)
+        await stack.enter_async_context(links_held([plane.addresses[0] for plane in planes], 4))
+
+        async def lie(liar: Discovery) -> None:
+            while True:
+                stranger, victim = Identity.generate(), random.choice(planes).identity
+                told = PeerLoss(tag_of(liar.identity.peer_id), tag_of(victim.peer_id), now_ms() + 20_000)
+                old = now_ms() - EIGHT_WEEKS_MS
+                await tell(
+                    liar,
+                    *records_with_addresses(stranger, (random.choice(UNDIALLABLE),)),
+                    seal_loss(told, liar.identity),
+                    seal_facts(facts_of(stranger, sequence=old), stranger),
+                )
+                await asyncio.sleep(0.25)
+
+        lying = [asyncio.create_task(lie(liar)) for liar in liars]
+        try:
+            newcomer = await stack.enter_async_context(honest(*first.addresses))
+            for number in range(3):
+                for speaker in (*planes, newcomer):
+                    await all_hear((*planes, newcomer), speaker, 20 + number)
+        finally:
+            for task in lying:
+                task.cancel()
+            await asyncio.gather(*lying, return_exceptions=True)
+        assert all(plane._thread.failure is None for plane in (*planes, newcomer))

@@ -3,6 +3,7 @@
 Such a signal does not end the wait, nor does its handler run before the end.
 """
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -91,3 +92,22 @@ def test_a_ctrl_c_just_before_a_wait_is_heeded_all_the_same(
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     begun = [] if mode == "opening" else ["ready"]
     assert (done.returncode, done.stdout.splitlines(), done.stderr) == (status, [*begun, *last], "")
+
+
+HANGUP = """
+import signal, sys
+if sys.argv[1] == "nohup":
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+from molink.peer.running import _ending_signals
+print(signal.SIGHUP in _ending_signals(), signal.SIGTERM in _ending_signals())
+"""
+
+
+@pytest.mark.parametrize(("started", "ends"), [("plain", True), ("nohup", False)])
+@pytest.mark.parametrize("name", [name for name in ("SIGHUP",) if hasattr(signal, name)])
+def test_a_terminal_that_is_closed_ends_a_peer_unless_it_was_started_to_outlive_it(
+    name: str, started: str, ends: bool
+) -> None:
+    command = [sys.executable, "-c", HANGUP.replace("SIGHUP", name), started]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=True)
+    assert done.stdout.split() == [str(ends), "True"]

@@ -167,3 +167,16 @@ def test_addresses_of_other_machines_reach_come_first() -> None:
     addresses = network_addresses()
     assert "127.0.0.1" in [address.address for address in addresses]
     assert [address.loopback for address in addresses] == sorted(address.loopback for address in addresses)
+
+
+def test_who_does_not_answer_is_marked_and_its_layers_do_not_count(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    gone = dataclasses.replace(view("b", Span(4, 8), name="gone"), answers=False)
+    swarm = describe_swarm([view("a", Span(0, 4)), gone])
+    (model,) = swarm["models"]  # type: ignore[misc]
+    assert (model["peers"], model["missing"], model["complete"]) == (1, [[4, 8]], False)
+    print_swarm(swarm)
+    shown = capsys.readouterr().out
+    assert "gone (does not answer)" in shown
+    assert "nobody holds layers 4:8" in shown
