@@ -111,7 +111,7 @@ class Host:
         for left, place in zip(range(len(places), 0, -1), places, strict=True):
             try:
                 with (
-                    trio.fail_after((deadline - trio.current_time()) / left),
+                    trio.fail_after(max(0.0, deadline - trio.current_time()) / left),
                     self._sockets.closed_on_failure(),
                 ):
                     await self._network.dial_addr(Multiaddr(str(place)), ID.from_base58(peer_id))
@@ -167,7 +167,7 @@ class Host:
 
     def host_of(self, peer_id: str) -> str:
         """The IP address at the other end of a connection to the peer; empty if there is none."""
-        for connection in self._network.get_connections(_id_of(peer_id)):
+        for connection in self._network.get_connections(ID.from_base58(peer_id)):
             remote = connection.muxed_conn.get_remote_address()
             if remote is not None:
                 return str(remote[0])
