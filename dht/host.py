@@ -167,7 +167,7 @@ class Host:
 
     def host_of(self, peer_id: str) -> str:
         """The IP address at the other end of a connection to the peer; empty if there is none."""
-        for connection in self._network.get_connections(_id_of(peer_id)):
+        for connection in self._network.get_connections(ID.from_base58(peer_id)):
             remote = connection.muxed_conn.get_remote_address()
             if remote is not None:
                 return str(remote[0])
@@ -211,9 +211,10 @@ async def open_host(
     if listen is not None:
         require_free(listen.host, listen.port)
     key_pair = create_new_key_pair(identity.private_bytes())
+    doorway = Doorway(is_member or _nobody, RefusalLog(logger))
     host = new_host(
         key_pair=key_pair,
-        sec_opt={NOISE: SoundNoise(key_pair)},
+        sec_opt={NOISE: SoundNoise(key_pair, doorway.turn)},
         muxer_opt={YAMUX: BoundedYamux},
         connection_config=connection_config(),
         resource_manager=resource_manager(),
@@ -222,7 +223,6 @@ async def open_host(
     )
     harden(host)
     sockets = DialledSockets(host.get_network())
-    doorway = Doorway(is_member or _nobody, RefusalLog(logger))
     doorway.guard(host.get_network())
     at = [Multiaddr(f"{multiaddress(listen.host, 1)[:-1]}{listen.port}")] if listen is not None else []
     async with host.run(listen_addrs=at), trio.open_nursery() as nursery:

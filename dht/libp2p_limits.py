@@ -5,8 +5,9 @@ RSA keys of any size. What is changed here holds for one host, but for the lengt
 """
 
 import weakref
+from collections.abc import Awaitable, Callable
 
-from libp2p.abc import IMuxedConn, INetworkService, ISecureConn
+from libp2p.abc import IMuxedConn, INetworkService, IRawConnection, ISecureConn
 from libp2p.crypto.keys import KeyPair
 from libp2p.crypto.x25519 import create_new_key_pair as create_noise_key_pair
 from libp2p.io.abc import Reader
@@ -55,8 +56,22 @@ async def _read_delim(reader: Reader) -> bytes:
 class SoundNoise(NoiseTransport):  # type: ignore[misc]
     """Noise between Ed25519 identities that somebody can hold; other keys are refused before they are computed with."""
 
-    def __init__(self, key_pair: KeyPair) -> None:
+    def __init__(self, key_pair: KeyPair, turn: Callable[[], Awaitable[None]]) -> None:
+        """`turn`: waits until a handshake with whoever has begun one may be computed."""
         super().__init__(key_pair, create_noise_key_pair().private_key)
+        self._turn = turn
+
+    async def secure_inbound(self, conn: IRawConnection) -> ISecureConn:
+        read = conn.read
+
+        async def first_read(n: int | None = None) -> bytes:
+            data: bytes = await read(n)
+            del conn.read
+            await self._turn()
+            return data
+
+        conn.read = first_read
+        return await super().secure_inbound(conn)
 
     def get_pattern(self) -> IPattern:
         return _SoundPattern(self.local_peer, self.libp2p_privkey, self.noise_privkey)

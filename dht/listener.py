@@ -113,15 +113,18 @@ class Doorway:
         ) -> ISecureConn:
             if is_initiator:
                 return await upgrade(connection, is_initiator, peer_id)
-            guest = self._of_this_task.get() or 0
-            await self._turns.take(guest, network_of(self._host_of(guest)))
-            if guest not in self._sockets:
-                raise SecurityUpgradeFailure("the connection had to make room for others")
             session = await upgrade(connection, is_initiator, peer_id)
-            self._prove(guest, session)
+            self._prove(self._of_this_task.get() or 0, session)
             return session
 
         network.upgrader.upgrade_security = upgrade_and_ask
+
+    async def turn(self) -> None:
+        """Waits until the guest for whom this task works may begin its handshake."""
+        guest = self._of_this_task.get() or 0
+        await self._turns.take(guest, network_of(self._host_of(guest)))
+        if guest not in self._sockets:
+            raise SecurityUpgradeFailure("the connection had to make room for others")
 
     async def run(self) -> None:
         """Gives turns and sends away who does nothing, until cancelled."""

@@ -70,7 +70,7 @@ class Besieged:
         trio.from_thread.run(limited, trio_token=self._token)
 
     async def newcomer_finds(self) -> None:
-        await newcomer_finds(self.network, timeout_s=10.0)
+        await newcomer_finds(self.network.host.addresses[0], timeout_s=10.0)
 
     async def _main(self) -> None:
         try:
@@ -178,7 +178,7 @@ class Siege(RuleBasedStateMachine):
         """Raw TCP: any beginning, any length, any bytes, and then silence or the end."""
 
         async def step(besieged: Besieged) -> None:
-            stream = await dialled(besieged.network)
+            stream = await dialled(besieged.network.host.addresses[0])
             if stays:
                 besieged.connections.callback(stream.socket.close)
             with contextlib.suppress(trio.BrokenResourceError):
@@ -194,7 +194,7 @@ class Siege(RuleBasedStateMachine):
 
         async def step(besieged: Besieged) -> None:
             muxed: Muxed = await besieged.connections.enter_async_context(
-                proven(besieged.network, Claim.honest())
+                proven(besieged.network.host.addresses[0], Claim.honest())
             )
             with contextlib.suppress(Exception):  # it is hung up on, sooner or later
                 for frame in frames:
