@@ -234,7 +234,7 @@ def test_a_connection_that_cannot_be_accepted_does_not_end_accepting(monkeypatch
     under_attack(attack)
 
 
-@pytest.mark.e2e
+@pytest.mark.attack
 def test_a_peer_without_file_descriptors_goes_on() -> None:
     """Under `ulimit -n 64`, where that can be set, 300 silent connections are more than it can hold."""
     peer = [sys.executable, str(Path(__file__).parent.parent / "dht" / "lone_peer.py"), "0"]
