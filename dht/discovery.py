@@ -171,6 +171,10 @@ class Discovery:
         self._seen = self._membership.version
         return self._membership.snapshot(model_hash, other_versions=other_versions, silent=silent)
 
+    def knows(self, peer_id: str) -> bool:
+        """Whether that peer has announced itself to the swarm, and is not forgotten. Quick."""
+        return self._membership.knows(peer_id)
+
     @property
     def version(self) -> int:
         """Grows whenever a snapshot could have changed: to be given to `changed`, where several wait."""

@@ -111,7 +111,7 @@ class Host:
         for left, place in zip(range(len(places), 0, -1), places, strict=True):
             try:
                 with (
-                    trio.fail_after((deadline - trio.current_time()) / left),
+                    trio.fail_after(max(0.0, deadline - trio.current_time()) / left),
                     self._sockets.closed_on_failure(),
                 ):
                     await self._network.dial_addr(Multiaddr(str(place)), ID.from_base58(peer_id))

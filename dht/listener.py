@@ -8,6 +8,7 @@ import contextlib
 import contextvars
 import errno
 import logging
+import math
 import socket
 import weakref
 from collections import Counter
@@ -21,7 +22,7 @@ from libp2p.transport.exceptions import OpenConnectionError, SecurityUpgradeFail
 from multiaddr import Multiaddr
 
 from molink.dht.addresses import PeerAddress, multiaddress
-from molink.dht.door import Door, DoorLimits, Entry, network_of
+from molink.dht.door import Door, DoorLimits, network_of
 from molink.dht.refusals import RefusalLog
 
 logger = logging.getLogger(__name__)
@@ -34,6 +35,58 @@ _ROOM = 8
 """Connections closed where the process can hold no more."""
 _NO_ROOM = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 _SWEEP_S = 1.0
+_TURNS_AT_ONCE = 50
+_TURNS_PER_S = 25.0
+
+
+class Turns:
+    """Who may begin a handshake, which costs the whole process 10 ms: after the first fifty, 25 a second.
+
+    Each network has a turn in its turn: whoever floods a peer with new identities waits behind itself.
+    """
+
+    def __init__(self) -> None:
+        self._saved = float(_TURNS_AT_ONCE)
+        self._saved_at = -math.inf
+        self._waiting: dict[str, dict[int, trio.Event]] = {}
+        self._wanted = trio.Event()
+
+    async def take(self, guest: int, network: str) -> None:
+        """Waits for this guest's turn, or until `give_up`."""
+        now = trio.current_time()
+        self._saved = min(float(_TURNS_AT_ONCE), self._saved + (now - self._saved_at) * _TURNS_PER_S)
+        self._saved_at = now
+        if not self._waiting and self._saved >= 1.0:
+            self._saved -= 1.0
+            return
+        self._saved = 0.0
+        turn = self._waiting.setdefault(network, {})[guest] = trio.Event()
+        self._wanted.set()
+        try:
+            await turn.wait()
+        finally:
+            self.give_up(guest, network)
+
+    def give_up(self, guest: int, network: str) -> None:
+        """The guest is gone: it waits no more, nor does anybody behind it."""
+        others = self._waiting.get(network, {})
+        turn = others.pop(guest, None)
+        if turn is not None:
+            turn.set()
+        if not others:
+            self._waiting.pop(network, None)
+
+    async def run(self) -> None:
+        """Gives turns until cancelled."""
+        while True:
+            await self._wanted.wait()
+            while self._waiting:
+                await trio.sleep(1.0 / _TURNS_PER_S)
+                for network, others in tuple(self._waiting.items())[:1]:
+                    self.give_up(next(iter(others)), network)
+                    if others:
+                        self._waiting[network] = self._waiting.pop(network)
+            self._wanted = trio.Event()
 
 
 class Doorway:
@@ -41,6 +94,7 @@ class Doorway:
 
     def __init__(self, is_member: Callable[[str], bool], refusals: RefusalLog) -> None:
         self._door = Door(LIMITS, is_member)
+        self._turns = Turns()
         self._refusals = refusals
         self._sockets: dict[int, tuple[trio.socket.SocketType, str]] = {}
         self._sessions: weakref.WeakKeyDictionary[ISecureConn, int] = weakref.WeakKeyDictionary()
@@ -57,19 +111,26 @@ class Doorway:
         async def upgrade_and_ask(
             connection: IRawConnection, is_initiator: bool, peer_id: ID | None = None
         ) -> ISecureConn:
+            if is_initiator:
+                return await upgrade(connection, is_initiator, peer_id)
+            guest = self._of_this_task.get() or 0
+            await self._turns.take(guest, network_of(self._host_of(guest)))
+            if guest not in self._sockets:
+                raise SecurityUpgradeFailure("the connection had to make room for others")
             session = await upgrade(connection, is_initiator, peer_id)
-            if not is_initiator:
-                self._prove(session)
+            self._prove(guest, session)
             return session
 
         network.upgrader.upgrade_security = upgrade_and_ask
 
     async def run(self) -> None:
-        """Sends away who does nothing, until cancelled."""
-        while True:
-            await trio.sleep(_SWEEP_S)
-            for guest in self._door.overdue(trio.current_time()):
-                self._close(guest)
+        """Gives turns and sends away who does nothing, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._turns.run)
+            while True:
+                await trio.sleep(_SWEEP_S)
+                for guest in self._door.overdue(trio.current_time()):
+                    self._close(guest)
 
     @contextlib.contextmanager
     def serving(self, session: ISecureConn) -> Iterator[None]:
@@ -111,10 +172,8 @@ class Doorway:
         """Closes connections, because the process can hold no more."""
         self._send_away(self._door.make_room(_ROOM), "connections for want of file descriptors or memory")
 
-    def _prove(self, session: ISecureConn) -> None:
-        guest = self._of_this_task.get()
-        identity = str(session.get_remote_peer())
-        entry = Entry(None) if guest is None else self._door.prove(guest, trio.current_time(), identity)
+    def _prove(self, guest: int, session: ISecureConn) -> None:
+        entry = self._door.prove(guest, trio.current_time(), str(session.get_remote_peer()))
         self._send_away(entry.sent_away, "idle connections")
         if entry.guest is None:
             self._refusals.refused("connections", self._host_of(guest))
@@ -126,13 +185,14 @@ class Doorway:
             self._refusals.refused(what, self._host_of(guest))
             self._close(guest)
 
-    def _host_of(self, guest: int | None) -> str:
+    def _host_of(self, guest: int) -> str:
         return self._sockets[guest][1] if guest in self._sockets else "somebody"
 
     def _close(self, guest: int) -> None:
         """At once: what reads or writes is woken, and cleans up behind itself."""
-        connection, _ = self._sockets.pop(guest, (None, ""))
+        connection, host = self._sockets.pop(guest, (None, ""))
         if connection is not None:
+            self._turns.give_up(guest, network_of(host))
             connection.close()
 
 

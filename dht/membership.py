@@ -4,6 +4,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection
+from functools import lru_cache
 
 from molink.dht.announcement import Reason, is_facts, is_loss
 from molink.dht.directory import REFUTE_S, Accepted, Directory
@@ -142,6 +143,10 @@ class Membership:
         with self._lock:
             return self._directory.sequence_of(tag)
 
+    def knows(self, peer_id: str) -> bool:
+        """Whether that peer has announced itself, and is not forgotten."""
+        return self.sequence_of(tag_of(peer_id)) >= 0
+
     def witnesses(self, tag: int) -> int:
         """How many call the peer of that tag gone."""
         with self._lock:
@@ -163,6 +168,7 @@ class Membership:
             self._on_change()
 
 
+@lru_cache(maxsize=4096)
 def tag_of(peer_id: str) -> int:
     """The tag that the state of `peer_id` carries."""
     return peer_tag(public_key_of(peer_id))

@@ -14,7 +14,7 @@ from molink.dht.gossip import Gossip
 from molink.dht.host import Host, Listen, open_host
 from molink.dht.identity import Identity
 from molink.dht.joining import NO_FALLBACK, Fallback, Joining
-from molink.dht.membership import Membership, tag_of
+from molink.dht.membership import Membership
 from molink.dht.neighbour_tasks import NeighbourTasks
 from molink.dht.packed import PackedStream
 from molink.dht.publisher import Publisher
@@ -66,11 +66,8 @@ async def open_network(settings: NetworkSettings, membership: Membership) -> Asy
     serves = settings.listen is not None
     timing = settings.timing
 
-    def is_member(peer_id: str) -> bool:
-        return membership.sequence_of(tag_of(peer_id)) >= 0
-
     async with (
-        open_host(settings.identity, settings.listen, settings.swarm_key, is_member) as host,
+        open_host(settings.identity, settings.listen, settings.swarm_key, membership.knows) as host,
         trio.open_nursery() as nursery,
     ):
         traffic, refusals = Traffic(), RefusalLog(logger)
@@ -99,7 +96,7 @@ async def open_network(settings: NetworkSettings, membership: Membership) -> Asy
                 traffic,
                 timeout_s=timing.table_timeout_s,
                 host_of=host.host_of,
-                is_member=is_member,
+                is_member=membership.knows,
             )
             _serve(host, gossip, tables)
         await Joining(host, timing, reader, upkeep.link_to).join(settings.initial_peers, settings.fallback)

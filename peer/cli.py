@@ -226,11 +226,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _serve(given: Mapping[str, object]) -> None:
     """What `join` does once its arguments are known; the cheap checks come before torch is loaded."""
     from molink.peer.device import lower_priority
+    from molink.peer.machine import raise_descriptor_limit
     from molink.peer.running import ProgressLines, run_until_left, say
     from molink.peer.settings import load_settings, where_to_join
     from molink.peer.state_dir import StateDir, StateDirInUse
 
     settings = load_settings(check_configuration(given, "the command line"))
+    raise_descriptor_limit()
     if settings.priority == "low":
         lower_priority()  # now, before there are threads that would keep the priority that they began with
     try:

@@ -17,13 +17,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from molink.peer.local_listener import HOST, LocalListener
 from molink.peer.state_dir import CONTROL_FILE, read_json, write_json
 
 REQUEST_BYTES = 4096
 ANSWER_BYTES = 64 * 1024 * 1024
 """A peer of a large swarm is described in 1 to 2 KB."""
-REQUEST_TIMEOUT_S = 5.0
-CONNECTIONS = 8
 _log = logging.getLogger(__name__)
 
 
@@ -46,47 +45,18 @@ class ControlEndpoint:
         self._on_leave = on_leave
         self._status = status
         self._token = secrets.token_hex(32)
-        self._listener: asyncio.Server | None = None
-        self._answering: set[asyncio.Task[None]] = set()
+        self._listener = LocalListener(asyncio.StreamReader.readline, self._obey, REQUEST_BYTES)
 
     async def __aenter__(self) -> Self:
-        self._listener = await asyncio.start_server(self._accept, "127.0.0.1", 0, limit=REQUEST_BYTES)
-        port = self._listener.sockets[0].getsockname()[1]
-        write_json(self._file, {"port": port, "token": self._token, "pid": os.getpid()})
+        await self._listener.__aenter__()
+        write_json(self._file, {"port": self._listener.port, "token": self._token, "pid": os.getpid()})
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._file.unlink(missing_ok=True)
-        if self._listener is not None:
-            self._listener.close()
-        if self._answering:  # an answer that is on its way may still arrive
-            _, late = await asyncio.wait(self._answering, timeout=1.0)
-            for task in late:
-                task.cancel()
-            await asyncio.gather(*late, return_exceptions=True)
-
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._answering) >= CONNECTIONS:
-            writer.close()
-            return
-        task = asyncio.create_task(self._answer(reader, writer), name="control request")
-        self._answering.add(task)
-        task.add_done_callback(self._answering.discard)
-
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            async with asyncio.timeout(REQUEST_TIMEOUT_S):
-                line = await reader.readline()
-                writer.write(self._obey(line))
-                await writer.drain()
-        except (OSError, TimeoutError, ValueError) as error:  # ValueError: the line is too long
-            _log.debug("a control connection ended: %r", error)
-        finally:
-            writer.close()
-            with suppress(OSError):
-                await writer.wait_closed()
+        await self._listener.__aexit__(kind, error, trace)
 
     def _obey(self, line: bytes) -> bytes:
         try:
@@ -130,7 +100,8 @@ async def call_peer(state_dir: Path, command: str, timeout_s: float) -> dict[str
         )
     try:
         async with asyncio.timeout(timeout_s):
-            answer = json.loads(await _exchange(port, {"token": token, "command": command}))
+            line = await _exchange(port, {"token": token, "command": command})
+            answer = json.loads(line)
     except TimeoutError:
         raise ControlError(
             f"the peer (process {known.get('pid')}) did not answer within {timeout_s:g} s: "
@@ -149,7 +120,7 @@ async def call_peer(state_dir: Path, command: str, timeout_s: float) -> dict[str
 
 
 async def _exchange(port: int, request: dict[str, object]) -> bytes:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=ANSWER_BYTES)
+    reader, writer = await asyncio.open_connection(HOST, port, limit=ANSWER_BYTES)
     try:
         writer.write(_line(request))
         await writer.drain()

@@ -1,9 +1,11 @@
-"""What else of the machine a volunteer wants to know: its disk and its network."""
+"""What else of the machine a volunteer wants to know, its disk and its network; and what this process may use of it."""
 
 import os
 import socket
+import sys
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +13,8 @@ import psutil
 
 CHUNK_BYTES = 4 * 1024 * 1024
 MIN_ELAPSED_S = 1e-6
+MOST_DESCRIPTORS = 65536
+"""More are of no use to a peer, and some systems refuse what they call unlimited."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +35,21 @@ class NetworkAddress:
     interface: str
     address: str
     loopback: bool
+
+
+def raise_descriptor_limit() -> None:
+    """Lets this process open as many files and sockets as the system allows without asking anybody. Windows has no such
+    limit."""
+    if sys.platform == "win32":
+        return
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
+    if soft == resource.RLIM_INFINITY or soft >= most:
+        return
+    with suppress(OSError, ValueError):  # macOS allows less than it says: all is as before then
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def measure_disk(folder: Path, size_bytes: int = 64 * 1024 * 1024) -> DiskSpeed:

@@ -19,9 +19,9 @@ from molink.peer.comfort.readings import MachineReader, NvidiaGpu, ReadMachine
 from molink.peer.computing import Computing, memory_of, open_computing
 from molink.peer.device import cap_gpu_memory, choose_devices, describe_device
 from molink.peer.leases import LeaseBook, Refused
+from molink.peer.local_listener import HOST as METRICS_HOST
 from molink.peer.memory import plan_memory
 from molink.peer.metrics import PeerMetrics
-from molink.peer.metrics_server import HOST as METRICS_HOST
 from molink.peer.metrics_server import MetricsServer
 from molink.peer.models.choosing import (
     FIRST_MODEL,
@@ -115,7 +115,7 @@ class Opening:
         step_times = StepTimes(computing.profile)
         self._metrics.compare(step_times)
         serving = await stack.enter_async_context(
-            self._serving(identity, swarm_key, certificate, model, computing, leases, step_times)
+            self._serving(identity, swarm_key, certificate, model, computing, leases, step_times, discovery)
         )
         self._state.remember_ports(_port_of(discovery.addresses[0]), serving.port)
         await self._open_metrics(stack, serving)
@@ -190,6 +190,7 @@ class Opening:
         computing: Computing,
         leases: LeaseBook,
         step_times: StepTimes,
+        discovery: Discovery,
     ) -> Serving:
         settings = self._settings
         return Serving(
@@ -207,6 +208,8 @@ class Opening:
             http_proxy=settings.http_proxy,
             transmission_policy=settings.transmission_policy,
             step_times=step_times,
+            is_announced=discovery.knows,
+            memory_bytes=leases.cap_bytes,
         )
 
     async def _open_metrics(self, stack: AsyncExitStack, serving: Serving) -> None:

@@ -2,10 +2,12 @@
 
 import asyncio
 import gc
+import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 
+from molink.dht.bridge import ThreadStoppedError
 from molink.dht.description import describe_swarm
 from molink.dht.errors import BootstrapUnreachable
 from molink.dht.errors import PortInUse as ControlPortInUse
@@ -23,9 +25,26 @@ from molink.shards.store import StoreError
 
 DRAIN_S = 30.0
 """Sessions that still run may end within this time before the peer goes."""
+RETRY_S = 1.0
 SWITCH_INTERVAL_S = 0.0002
 """The engine's thread waits at most about so long for the event loop to let go of the interpreter; Python's default of
 5 ms is longer than a whole step."""
+_log = logging.getLogger(__name__)
+
+
+async def _keep_up(duty: Callable[[], Awaitable[None]]) -> None:
+    """Begins a duty again where descriptors, threads or memory have run out, or something took too long: a peer
+    outlives that."""
+    while True:
+        try:
+            return await duty()
+        except ThreadStoppedError:
+            raise
+        except (OSError, MemoryError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and "start new thread" not in str(error):
+                raise
+            _log.warning("begins again in %g s: %s", RETRY_S, str(error) or type(error).__name__)
+        await asyncio.sleep(RETRY_S)
 
 
 class Peer:
@@ -118,8 +137,8 @@ class Peer:
         """Until told to leave; then the sessions may end, and the swarm hears that this peer goes."""
         tasks = [
             asyncio.create_task(parts.serving.run(), name="serve"),
-            asyncio.create_task(parts.announcer.keep_announced(), name="announce"),
-            asyncio.create_task(parts.announcer.keep_probing(), name="probe"),
+            asyncio.create_task(_keep_up(parts.announcer.keep_announced), name="announce"),
+            asyncio.create_task(_keep_up(parts.announcer.keep_probing), name="probe"),
         ]
         if parts.ranks is not None:
             tasks.append(asyncio.create_task(parts.ranks.watch(), name="watch the ranks"))

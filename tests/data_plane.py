@@ -1,7 +1,7 @@
 """Ends of links to test with: peers and clients on loopback sockets, and descriptors of sessions between them."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import wraps
@@ -18,6 +18,7 @@ from molink.dht.swarm_key import SwarmKey
 from molink.peer.link.acceptor import Acceptor, listen_address
 from molink.peer.link.link import Link
 from molink.peer.link.links import Links
+from molink.peer.link.message_memory import MessageMemory
 from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.protocol.frames import Frame, ProtocolError
 from molink.shards.spec import ModelSpec, Span
@@ -120,15 +121,23 @@ class End:
         swarm_key: SwarmKey | None = None,
         host: str = "127.0.0.1",
         http_proxy: str | None = None,
+        members: Collection[str] = (),
+        needed: bool = False,
+        memory: MessageMemory | None = None,
     ) -> None:
+        """`members` are known to belong to the swarm; `needed`: sessions use every link."""
         self.identity = Identity.generate()
         self.peer_id = self.identity.peer_id
         self.certificate = new_certificate(self.peer_id)
         self.handler = Recorder()
-        self.links = Links(self.identity, self.handler, swarm_key, is_client=is_client, http_proxy=http_proxy)
+        self.links = Links(
+            self.identity, self.handler, swarm_key, is_client=is_client, http_proxy=http_proxy, memory=memory
+        )
         self.facts = facts_at(self.identity, self.certificate)
         self._is_client = is_client
         self._host = host
+        self._members = members
+        self._needed = needed
         self._swarm_key = swarm_key
         self._stack = AsyncExitStack()
 
@@ -136,7 +145,15 @@ class End:
         await self._stack.enter_async_context(self.links)
         if not self._is_client:
             acceptor = Acceptor(
-                self._host, 0, self.peer_id, self.certificate, self.links, self.handler, self._swarm_key
+                self._host,
+                0,
+                self.peer_id,
+                self.certificate,
+                self.links,
+                self.handler,
+                self._swarm_key,
+                is_member=self._members.__contains__,
+                is_needed=lambda _: self._needed,
             )
             await self._stack.enter_async_context(acceptor)
             address = listen_address(self._host, acceptor.port)

@@ -39,7 +39,11 @@ class MemoryGuard:
 
     def look(self) -> None:
         """Closes the lease book, or opens it again, as the memory taken at this moment says."""
-        taken_bytes = max(0, self._read() - self._least_bytes)
+        try:
+            taken_bytes = max(0, self._read() - self._least_bytes)
+        except (OSError, psutil.Error) as error:  # no descriptor is free, say: the next look may succeed
+            _log.debug("the memory of this process cannot be told: %s", error)
+            return
         over = is_over_cap(taken_bytes, self._cap_bytes, was_over=self.over)
         if over == self.over:
             return

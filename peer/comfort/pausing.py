@@ -4,9 +4,11 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+import psutil
+
 from molink.peer.announcer import Announcer
 from molink.peer.comfort.readings import ReadMachine
-from molink.peer.comfort.rules import RESUME_AFTER_S, Comfort, ComfortRules, next_comfort
+from molink.peer.comfort.rules import RESUME_AFTER_S, Comfort, ComfortRules, Readings, next_comfort
 from molink.peer.device import give_back_memory
 from molink.peer.leases import LeaseBook, Refused
 from molink.peer.serving.admission import Admission
@@ -58,7 +60,10 @@ class Pausing:
         clock = asyncio.get_running_loop().time
         try:
             while True:
-                readings = await asyncio.to_thread(self._read)
+                readings = await self._look()
+                if readings is None:
+                    await asyncio.sleep(LOOK_EVERY_S)
+                    continue
                 before = self.paused_for
                 self._comfort = next_comfort(self._comfort, readings, self._rules, self._device, clock())
                 if self.paused_for is None and before is not None:
@@ -71,6 +76,14 @@ class Pausing:
                 await asyncio.sleep(LOOK_EVERY_S)
         finally:
             await self._stop_resuming()
+
+    async def _look(self) -> Readings | None:
+        """None: nothing can be told now, because descriptors, threads or memory have run out."""
+        try:
+            return await asyncio.to_thread(self._read)
+        except (OSError, RuntimeError, MemoryError, psutil.Error) as error:
+            _log.debug("the machine cannot be read: %s", error)
+            return None
 
     async def _pause(self, reason: str) -> None:
         self._say(f"Pauses: {reason}")

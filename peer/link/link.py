@@ -16,6 +16,7 @@ from molink.peer.link.connection import BREAKS, Connection, why_broken
 from molink.peer.link.handshake import Remote
 from molink.peer.link.keepalive import FIRST_PING_INTERVAL_S, FIRST_PINGS, TICK_S
 from molink.peer.link.line_quality import LinkQuality
+from molink.peer.link.message_memory import MessageMemory
 from molink.peer.link.requests import Requests
 from molink.peer.link.shared_uplink import SharedUplink
 from molink.peer.link.traffic import LinkClosed, Traffic
@@ -79,8 +80,10 @@ class Link:
         handler: LinkHandler,
         uplink: SharedUplink,
         redial: Callable[["Link"], Awaitable[Resumed]] | None = None,
+        memory: MessageMemory | None = None,
     ) -> None:
-        """`redial` makes another connection, or raises LinkError; without it the other end is who dials."""
+        """`redial` makes another connection, or raises LinkError; without it the other end is who dials. `memory` is
+        shared by all links of the process."""
         loop = asyncio.get_running_loop()
         self.link_id = link_id
         self.remote = remote
@@ -89,12 +92,15 @@ class Link:
         self._handler = handler
         self._redial = redial
         self._measured = asyncio.Event()
-        self._traffic = Traffic(uplink, self._wake, self._measured.set, loop.time())
+        holder = (memory or MessageMemory()).open(remote.peer_id, self._evicted, self._room)
+        self._traffic = Traffic(uplink, self._wake, self._measured.set, loop.time(), holder)
         self._closing: asyncio.Future[_End] = loop.create_future()
         self._suspended = asyncio.Event()
         self._resumed: asyncio.Future[Resumed] = loop.create_future()
         self._carried: Carried | None = None
-        self._requests = Requests(self.post, lambda request: handler.on_request(self, request))
+        self._requests = Requests(
+            self.post, lambda request: handler.on_request(self, request), self._traffic, holder
+        )
 
     @property
     def peer_id(self) -> str:
@@ -116,6 +122,11 @@ class Link:
         if self._traffic.owes_or_is_owed:
             return 0.0
         return asyncio.get_running_loop().time() - self._traffic.keepalive.used_s
+
+    @property
+    def used_s(self) -> float:
+        """When anything but signs of life last travelled, on the event loop's clock."""
+        return self._traffic.keepalive.used_s
 
     @property
     def quality(self) -> LinkQuality:
@@ -245,6 +256,14 @@ class Link:
                 await connection.close()
                 return _End(f"protocol error: {error}")
 
+    def _evicted(self) -> None:
+        """What the link holds of the process's memory has to make room."""
+        self._traffic.forget_unfinished()
+        self.close("its messages had to make room for those of others", CloseCode.OVERLOAD)
+
+    def _room(self) -> None:
+        self._traffic.tell_room()
+
     def _wake(self) -> None:
         """There may be something to send. A connection that comes later looks by itself."""
         if self._carried is not None:
@@ -294,7 +313,7 @@ class Link:
         if isinstance(header, pb.Response):
             self._requests.answered(header, frame.payload)
         elif isinstance(header, pb.Request):
-            self._requests.asked(header)
+            self._requests.asked(header, len(message))
         else:
             self._handler.on_frame(self, frame)
 
@@ -306,8 +325,12 @@ class Link:
             await asyncio.sleep(FIRST_PING_INTERVAL_S)
         while True:
             await asyncio.sleep(TICK_S)
-            if self._carried is not None and not traffic.tick(clock(), awaits=self._requests.waiting):
+            if self._carried is None:
+                continue
+            if not traffic.tick(clock(), awaits=self._requests.waiting):
                 self.close(f"nothing heard for {traffic.keepalive.silent_s(clock()):.0f} s", CloseCode.SILENT)
+            elif (stalled := traffic.stalled(clock())) is not None:
+                self.close(stalled, CloseCode.OVERLOAD)
 
 
 def _outcome(ended: "asyncio.Task[str]") -> str | _End:

@@ -18,6 +18,7 @@ from molink.peer.link.dialling import DIAL_TIMEOUT_S, Dialler
 from molink.peer.link.handshake import LINK_ID_BYTES, Remote
 from molink.peer.link.line_quality import LineQuality
 from molink.peer.link.link import Link, LinkError, LinkHandler, Resumed
+from molink.peer.link.message_memory import MessageMemory
 from molink.peer.link.shared_uplink import SharedUplink
 
 AT_ONCE_S = 5.0
@@ -42,13 +43,16 @@ class Links:
         is_client: bool,
         http_proxy: str | None = None,
         transmission_policy: str = "molink",
+        memory: MessageMemory | None = None,
     ) -> None:
         """`http_proxy` is the URL of a proxy that links are dialled through with CONNECT. Of the environment only
-        `no_proxy` counts then: hosts that are dialled directly all the same."""
+        `no_proxy` counts then: hosts that are dialled directly all the same. `memory` is for what is unfinished and
+        unacknowledged on all links together."""
         self._identity = identity
         self._handler = handler
         self._dialler = Dialler(identity, swarm_key, is_client=is_client, http_proxy=http_proxy)
         self._uplink = SharedUplink(transmission_policy)
+        self._memory = memory or MessageMemory()
         self._links: dict[str, Link] = {}
         """In use, by peer id."""
         self._spares: list[Link] = []
@@ -136,7 +140,7 @@ class Links:
 
     def accept(self, link_id: bytes, remote: Remote, connection: Connection) -> asyncio.Task[None]:
         """Takes in a link that the other end dialled; done when it has ended."""
-        link = Link(link_id, remote, connection, self._handler, self._uplink)
+        link = Link(link_id, remote, connection, self._handler, self._uplink, memory=self._memory)
         self._accepted[link.peer_id, link_id] = link
         return self._start(link)
 
@@ -188,7 +192,13 @@ class Links:
             return await self._dialler.redial(facts, link_id, link.received)
 
         link = Link(
-            link_id, Remote(facts.peer_id, is_client=False), connection, self._handler, self._uplink, redial
+            link_id,
+            Remote(facts.peer_id, is_client=False),
+            connection,
+            self._handler,
+            self._uplink,
+            redial,
+            self._memory,
         )
         self._dialled.add(link)
         self._start(link)

@@ -1,17 +1,24 @@
 """Chunks that arrive, made messages again. Pure."""
 
+from molink.peer.link.message_memory import Holder
 from molink.peer.protocol.packets import CloseCode, Data, PacketError
 
 MAX_PARTIAL_BYTES = 64 * 1024 * 1024
 MAX_PARTIAL_MESSAGES = 4096
+PARTIAL_BYTES = 256
+"""What keeping an unfinished message takes beside what has come of it."""
+PROGRESS_S = 30.0
+"""A message of which nothing has come for so long, and a chunk that is not acknowledged, ends its link."""
 
 
 class _Partial:
     """A message of which chunks are missing."""
 
-    __slots__ = ("buffer", "message_bytes", "traffic_class")
+    __slots__ = ("at_s", "buffer", "message_bytes", "traffic_class")
 
     def __init__(self, chunk: Data) -> None:
+        self.at_s = 0.0
+        """When its last chunk came."""
         self.buffer = bytearray()
         self.message_bytes = chunk.message_bytes
         self.traffic_class = chunk.traffic_class
@@ -21,24 +28,34 @@ class Reassembly:
     """The receiving end of a link, over all its connections.
 
     A message takes the memory of what has arrived of it, whatever length it declares; all unfinished ones together
-    at most `limit_bytes`, and there are at most `limit_messages`.
+    at most `limit_bytes`, and there are at most `limit_messages`. Beyond that, all links of a process share what their
+    holders have.
     """
 
     def __init__(
-        self, limit_bytes: int = MAX_PARTIAL_BYTES, limit_messages: int = MAX_PARTIAL_MESSAGES
+        self,
+        limit_bytes: int = MAX_PARTIAL_BYTES,
+        limit_messages: int = MAX_PARTIAL_MESSAGES,
+        holder: Holder | None = None,
     ) -> None:
         self.received = 0
         """Sequence number of the last chunk taken."""
         self.partial_bytes = 0
         self._limit_bytes = limit_bytes
         self._limit_messages = limit_messages
+        self._holder = holder
         self._partials: dict[int, _Partial] = {}
+        """That of which nothing has come for longest is the first."""
 
     def __len__(self) -> int:
         """Messages that are not whole yet."""
         return len(self._partials)
 
-    def add(self, chunk: Data) -> memoryview | None:
+    def waits_since_s(self) -> float | None:
+        """When the last chunk came of the message of which none has come for longest; None: all are whole."""
+        return next(iter(self._partials.values())).at_s if self._partials else None
+
+    def add(self, chunk: Data, now_s: float = 0.0) -> memoryview | None:
         """Takes the next chunk; the message that it makes whole, if it does.
 
         Raises:
@@ -48,14 +65,17 @@ class Reassembly:
             raise PacketError(
                 CloseCode.SEQUENCE, f"chunk {chunk.sequence} came where {self.received + 1} was expected"
             )
-        partial = self._partials.get(chunk.message)
+        partial = self._partials.pop(chunk.message, None)
         if partial is None:
             self._begin(chunk)
             if len(chunk.payload) == chunk.message_bytes:
                 self.received = chunk.sequence
                 return chunk.payload
-            partial = self._partials[chunk.message] = _Partial(chunk)
+            self._take(PARTIAL_BYTES)
+            partial = _Partial(chunk)
+        self._partials[chunk.message] = partial
         self._continue(partial, chunk)
+        partial.at_s = now_s
         self.received = chunk.sequence
         if len(partial.buffer) < partial.message_bytes:
             return None
@@ -67,6 +87,13 @@ class Reassembly:
         partial = self._partials.pop(message, None)
         if partial is not None:
             self.partial_bytes -= len(partial.buffer)
+            if self._holder is not None:
+                self._holder.give_in(len(partial.buffer) + PARTIAL_BYTES)
+
+    def clear(self) -> None:
+        """Forgets what has come of all messages."""
+        for message in tuple(self._partials):
+            self.drop(message)
 
     def _begin(self, chunk: Data) -> None:
         if chunk.offset:
@@ -88,5 +115,10 @@ class Reassembly:
             raise PacketError(
                 CloseCode.OVERLOAD, f"more than {self._limit_bytes} bytes of unfinished messages"
             )
+        self._take(len(chunk.payload))
         partial.buffer += chunk.payload
         self.partial_bytes += len(chunk.payload)
+
+    def _take(self, size_bytes: int) -> None:
+        if self._holder is not None and not self._holder.take_in(size_bytes):
+            raise PacketError(CloseCode.OVERLOAD, "more unfinished messages than this end has memory for")

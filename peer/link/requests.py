@@ -6,6 +6,8 @@ import itertools
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
+from molink.peer.link.message_memory import Holder
+from molink.peer.link.traffic import Traffic
 from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.protocol.frames import ProtocolError
 from molink.peer.transmission.classes import TrafficClass
@@ -15,19 +17,26 @@ MAX_RELEASES_IN_FLIGHT = 512
 """On top of them: a release refused would leave its lease standing. Whoever sends more loses the link, and with it all
 its leases."""
 BUSY_RETRY_MS = 500
+LARGE = frozenset(("get_manifest", "get_file"))
+"""Requests whose answers have payloads: of each link one at a time is made, when those before it are acknowledged."""
+ANSWER_BYTES = 1024 * 1024
+"""While more than this of such answers is not acknowledged, no further one is made."""
 
 Answer = tuple[pb.Response, memoryview]
-Send = Callable[[pb.Response, bytes, TrafficClass], object]
+Send = Callable[[pb.Response, bytes, TrafficClass], bool]
 Serve = Callable[[pb.Request], Awaitable[tuple[pb.Response, bytes]]]
 
 
 class Requests:
     """Owner of what a link has been asked and asks."""
 
-    def __init__(self, send: Send, serve: Serve) -> None:
-        """`serve` makes an answer, and its payload; `send` posts it."""
+    def __init__(self, send: Send, serve: Serve, traffic: Traffic, holder: Holder) -> None:
+        """`serve` makes an answer, and its payload; `send` posts it. `holder` has the memory of what is asked."""
         self._send = send
         self._serve = serve
+        self._traffic = traffic
+        self._holder = holder
+        self._large = asyncio.Lock()
         self._ids = itertools.count(1)
         self._answers: dict[int, asyncio.Future[Answer]] = {}
         self._serving: set[asyncio.Task[None]] = set()
@@ -59,16 +68,17 @@ class Requests:
         if answer is not None and not answer.done():
             answer.set_result((response, payload))
 
-    def asked(self, request: pb.Request) -> None:
-        """The other end asks.
+    def asked(self, request: pb.Request, size_bytes: int) -> None:
+        """The other end asks, in a message of so many bytes.
 
         Raises:
             ProtocolError: it does so much more often than it gets answers.
         """
         releases = request.WhichOneof("body") == "release"
-        if len(self._serving) >= MAX_REQUESTS_IN_FLIGHT + (MAX_RELEASES_IN_FLIGHT if releases else 0):
+        full = len(self._serving) >= MAX_REQUESTS_IN_FLIGHT + (MAX_RELEASES_IN_FLIGHT if releases else 0)
+        if full or not self._holder.take_in(size_bytes):
             if releases:
-                raise ProtocolError(f"more than {MAX_RELEASES_IN_FLIGHT} releases at once")
+                raise ProtocolError(f"more than {MAX_RELEASES_IN_FLIGHT} releases at once, or too large ones")
             refusal = pb.Refusal(
                 code="busy", detail="too many requests at once on this link", retry_after_ms=BUSY_RETRY_MS
             )
@@ -77,6 +87,7 @@ class Requests:
         task = asyncio.create_task(self._answer(request))
         self._serving.add(task)
         task.add_done_callback(self._serving.discard)
+        task.add_done_callback(lambda _: self._holder.give_in(size_bytes))
 
     def fail(self, error: Callable[[], Exception]) -> None:
         """There will be no answers any more: whoever waits for one gets an error."""
@@ -85,6 +96,24 @@ class Requests:
                 answer.set_exception(error())
 
     async def _answer(self, request: pb.Request) -> None:
+        if request.WhichOneof("body") not in LARGE:
+            await self._serve_and_send(request)
+            return
+        async with self._large:
+            while self._traffic.answer_bytes > ANSWER_BYTES:
+                await self._room()
+            await self._serve_and_send(request)
+
+    async def _serve_and_send(self, request: pb.Request) -> None:
         response, payload = await self._serve(request)
         response.id = request.id
-        self._send(response, payload, TrafficClass.WEIGHTS if payload else TrafficClass.CONTROL)
+        traffic_class = TrafficClass.WEIGHTS if payload else TrafficClass.CONTROL
+        while not self._send(response, payload, traffic_class) and payload:
+            await self._room()
+
+    async def _room(self) -> None:
+        """Until something has left the link, or was acknowledged. The link ends if that takes too long, and this with
+        it."""
+        room = asyncio.Event()
+        self._traffic.when_room(room.set)
+        await room.wait()

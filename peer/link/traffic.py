@@ -7,8 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from molink.peer.link.acknowledging import Acknowledging
-from molink.peer.link.keepalive import KeepAlive, RoundTrips, Verdict
-from molink.peer.link.reassembly import Reassembly
+from molink.peer.link.keepalive import TICK_S, KeepAlive, RoundTrips, Verdict
+from molink.peer.link.message_memory import Holder, MessageMemory
+from molink.peer.link.reassembly import PROGRESS_S, Reassembly
 from molink.peer.link.shared_uplink import SharedUplink
 from molink.peer.link.unacknowledged import SentChunk, Unacknowledged
 from molink.peer.protocol.packets import (
@@ -32,6 +33,8 @@ from molink.peer.transmission.values import LinkEstimate, Outgoing, Send
 PINGS_REMEMBERED = 8
 PONGS_WAITING = 16
 """Whoever asks for signs of life faster than they can leave gets fewer."""
+_SMALL = frozenset((TrafficClass.DECODE, TrafficClass.CONTROL))
+"""What has bounds of its own, and never waits for memory."""
 
 
 class LinkClosed(Exception):
@@ -55,10 +58,15 @@ class Traffic:
     """One end's half of a link's two directions. Times are seconds on one monotonic clock."""
 
     def __init__(
-        self, uplink: SharedUplink, wake: Callable[[], None], measured: Callable[[], None], now_s: float
+        self,
+        uplink: SharedUplink,
+        wake: Callable[[], None],
+        measured: Callable[[], None],
+        now_s: float,
+        holder: Holder | None = None,
     ) -> None:
         """`wake` is called when `next_packet` may have something sooner than it said, `measured` when the round trip
-        was measured FIRST_PINGS times."""
+        was measured FIRST_PINGS times. `holder` is what the link may hold of the process's memory for messages."""
         self.wake = wake
         self.keepalive = KeepAlive(now_s)
         self.round_trips = RoundTrips(measured)
@@ -77,7 +85,16 @@ class Traffic:
         self._pongs: deque[int] = deque(maxlen=PONGS_WAITING)
         self._pings: dict[int, float] = {}
         self._ping_numbers = itertools.count(1)
-        self._reassembly = Reassembly()
+        self._holder = holder or MessageMemory().open("")
+        self._kept: deque[tuple[int, int, bool]] = deque()
+        """Of messages that were sent to their end, or cancelled: the last chunk, the bytes, and whether it was an
+        answer; until that chunk is acknowledged."""
+        self._progress_s = now_s
+        """When the other end last acknowledged anything, or had nothing to acknowledge."""
+        self._looked_s = self._awake_s = now_s
+        self.answer_bytes = 0
+        """Of answers with a payload that the other end has not acknowledged."""
+        self._reassembly = Reassembly(holder=self._holder)
         self._acknowledging = Acknowledging()
         self._await_room: list[Callable[[], None]] = []
 
@@ -105,12 +122,17 @@ class Traffic:
 
         `due_s`: as in `transmission.values.Outgoing`.
         """
+        if not self._holder.take_out(len(content), always=traffic_class in _SMALL):
+            return False
         number = next(self._messages)
         self._waiting[number] = _Waiting(traffic_class, memoryview(content))
         outgoing = Outgoing(number, traffic_class, len(content), sessions, due_s)
         if not self._uplink.push(self._number, outgoing, now_s):
             del self._waiting[number]
+            self._holder.give_out(len(content))
             return False
+        if traffic_class is TrafficClass.WEIGHTS:
+            self.answer_bytes += len(content)
         self.keepalive.used(now_s)
         return True
 
@@ -129,8 +151,10 @@ class Traffic:
 
     def cancelled(self, message: int) -> None:
         """The uplink has dropped what was left of a message."""
-        self._tell_room()
-        if self._waiting.pop(message).begun:
+        self.tell_room()
+        waiting = self._waiting.pop(message)
+        self._keep(waiting)
+        if waiting.begun:
             self._cancels.append((message, self._unacknowledged.sent))
             self._control.append(encode_cancel(message))
             self.wake()
@@ -151,6 +175,21 @@ class Traffic:
         if verdict is Verdict.PING:
             self.ping(now_s)
         return verdict is not Verdict.LOST
+
+    def stalled(self, now_s: float) -> str | None:
+        """To be asked every TICK_S. Why the link is to be ended though the other end lives: it leaves something of this
+        end's memory taken, and does nothing about it for PROGRESS_S. None: there is no reason."""
+        if now_s - self._looked_s > 2 * TICK_S:
+            self._awake_s = now_s  # this end slept, and the other one with it for all it knows
+        self._looked_s = now_s
+        if now_s - self._awake_s < PROGRESS_S:
+            return None
+        begun_s = self._reassembly.waits_since_s()
+        if begun_s is not None and now_s - begun_s > PROGRESS_S:
+            return f"nothing more has come of a message for {PROGRESS_S:g} s"
+        if len(self._unacknowledged) and now_s - self._progress_s > PROGRESS_S:
+            return f"nothing was acknowledged for {PROGRESS_S:g} s"
+        return None
 
     def next_packet(self, now_s: float) -> bytes | float:
         """What leaves next; or when to ask again, if `wake` does not come first."""
@@ -174,10 +213,9 @@ class Traffic:
     def _send(self, send: Send, now_s: float) -> bytes:
         waiting = self._waiting[send.message]
         waiting.begun = True
-        if send.last:
-            del self._waiting[send.message]
-            self._tell_room()
         content = waiting.content
+        if not len(self._unacknowledged):
+            self._progress_s = now_s
         chunk = SentChunk(
             self._unacknowledged.sent + 1,
             waiting.traffic_class,
@@ -188,9 +226,32 @@ class Traffic:
             now_s,
         )
         self._unacknowledged.add(chunk)
+        if send.last:
+            del self._waiting[send.message]
+            self._keep(waiting)
+            self.tell_room()
         return chunk.packet()
 
-    def _tell_room(self) -> None:
+    def _keep(self, waiting: _Waiting) -> None:
+        """Nothing more of a message will be sent: its memory is free when what was sent is acknowledged."""
+        is_answer = waiting.traffic_class is TrafficClass.WEIGHTS
+        self._kept.append((self._unacknowledged.sent, len(waiting.content), is_answer))
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Of messages that are acknowledged."""
+        kept, acknowledged, answered = self._kept, self._unacknowledged.acknowledged, False
+        while kept and kept[0][0] <= acknowledged:
+            _, size_bytes, is_answer = kept.popleft()
+            self._holder.give_out(size_bytes)
+            if is_answer:
+                self.answer_bytes -= size_bytes
+                answered = True
+        if answered:
+            self.tell_room()
+
+    def tell_room(self) -> None:
+        """There may be room where `push` found none."""
         if self._await_room:
             told, self._await_room = self._await_room, []
             for room in told:
@@ -208,7 +269,7 @@ class Traffic:
         packet = decode(data)
         self.keepalive.heard_s = now_s
         if isinstance(packet, Data):
-            message = self._reassembly.add(packet)
+            message = self._reassembly.add(packet, now_s)
             self._acknowledging.arrived(packet.sequence, packet.traffic_class, now_s)
             self.keepalive.used(now_s)
             return message
@@ -232,6 +293,8 @@ class Traffic:
         last = self._unacknowledged.acknowledge(ack.sequence)
         if last is None:
             return
+        self._progress_s = now_s
+        self._let_go()
         departed_s = ack.departed_us / 1e6
         arrivals = [(sequence, departed_s - age_us / 1e6) for sequence, age_us in ack.arrivals]
         self._uplink.acked(self._number, ack.sequence, arrivals, now_s)
@@ -242,6 +305,10 @@ class Traffic:
             self.round_trips.add(max(0.0, now_s - last.sent_s - held_s), now_s)
         if was_full:
             self.wake()
+
+    def forget_unfinished(self) -> None:
+        """Drops what has come of messages that are not whole: the link is about to be closed."""
+        self._reassembly.clear()
 
     # -- connections
 
@@ -264,6 +331,8 @@ class Traffic:
                 CloseCode.ACKNOWLEDGEMENT, f"chunk {received} is said to be the last after a later one"
             )
         self._unacknowledged.acknowledge(received)
+        self._progress_s = now_s
+        self._let_go()
         self._uplink.resume(self._number, received, now_s)
         self._acknowledging.forget()
         self._again.extend(self._unacknowledged.all())
@@ -277,4 +346,6 @@ class Traffic:
         self._uplink.close(self._number)
         self._waiting.clear()
         self._again.clear()
-        self._tell_room()
+        self._reassembly.clear()
+        self._holder.close()
+        self.tell_room()

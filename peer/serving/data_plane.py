@@ -13,6 +13,7 @@ from molink.peer.leases import LeaseBook
 from molink.peer.link.acceptor import Acceptor
 from molink.peer.link.line_quality import MeasureLine
 from molink.peer.link.links import Links
+from molink.peer.link.message_memory import MessageMemory, message_limit_bytes
 from molink.peer.metrics import PeerMetrics
 from molink.peer.profiling.step_times import StepTimes
 from molink.peer.scheduling.circulation import Rule, molink
@@ -61,9 +62,12 @@ class Serving:
         http_proxy: str | None = None,
         transmission_policy: str = "molink",
         step_times: StepTimes | None = None,
+        is_announced: Callable[[str], bool] = lambda _: False,
+        memory_bytes: int | None = None,
     ) -> None:
         """`cut` is how prompts are cut whose head is here; `limits` are those of `batch_limits` if nobody says. With
-        `step_times`, prompts are computed so that decode beside them keeps its pace."""
+        `step_times`, prompts are computed so that decode beside them keeps its pace. `is_announced`: whether an
+        identity has announced itself to the swarm. Messages may take a part of the peer's `memory_bytes`."""
         sessions = SessionTable()
         spec = backend.engine.spec
         service = PeerService(spec, sessions, handout, activation_codecs)
@@ -75,6 +79,10 @@ class Serving:
             is_client=False,
             http_proxy=http_proxy,
             transmission_policy=transmission_policy,
+            memory=MessageMemory(
+                message_limit_bytes(memory_bytes),
+                lambda peer_id: service.serves(peer_id) or is_announced(peer_id),
+            ),
         )
         self.stepper = Stepper(
             identity.peer_id,
@@ -105,7 +113,16 @@ class Serving:
         )
         service.attach(self.stepper, self.admission, self.links)
         self.measure_line: MeasureLine = self.links.line_quality
-        self._acceptor = Acceptor(*listen, identity.peer_id, certificate, self.links, service, swarm_key)
+        self._acceptor = Acceptor(
+            *listen,
+            identity.peer_id,
+            certificate,
+            self.links,
+            service,
+            swarm_key,
+            is_member=is_announced,
+            is_needed=lambda link: self.links.in_use(link) and service.serves(link.peer_id),
+        )
         self._stack = AsyncExitStack()
 
     @property

@@ -41,6 +41,13 @@ class PeerService:
         self._admission = admission
         self._links = links
 
+    def serves(self, peer_id: str) -> bool:
+        """Whether a session of that client is here, or one in whose circuit that peer is a neighbour."""
+        return any(
+            peer_id in (session.owner.peer_id, session.next_peer_id, session.previous_peer_id)
+            for session in self._sessions
+        )
+
     def on_frame(self, link: Link, frame: Frame) -> None:
         stepper, header = self._stepper, frame.header
         if stepper is None:

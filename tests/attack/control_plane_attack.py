@@ -21,7 +21,7 @@ from libp2p.security.noise.pb import noise_pb2
 from swarm_examples import QUICK, facts_of, state_of
 
 from molink.dht.addresses import PeerAddress
-from molink.dht.host import Host, Listen, open_host
+from molink.dht.host import Host, Listen, open_host, peer_id_in
 from molink.dht.identity import Identity
 from molink.dht.membership import Membership
 from molink.dht.network import Network, NetworkSettings, open_network
@@ -59,10 +59,10 @@ async def table_of(host: Host, peer_id: str, *, timeout_s: float = 5.0) -> list[
     return [view.peer_id for view in membership.snapshot()]
 
 
-async def newcomer_finds(network: Network, *, timeout_s: float = 5.0) -> None:
-    """Somebody whom nobody knows begins from this peer, and learns of it."""
+async def newcomer_finds(address: str, *, timeout_s: float = 5.0) -> None:
+    """Somebody whom nobody knows begins from the peer at this address, and learns of it."""
     async with open_host(Identity.generate(), None, None) as newcomer:
-        peer_id = await newcomer.dial(network.host.addresses[0], timeout_s=timeout_s)
+        peer_id = await newcomer.dial(address, timeout_s=timeout_s)
         assert peer_id in await table_of(newcomer, peer_id, timeout_s=timeout_s)
 
 
@@ -76,10 +76,10 @@ def memory_within(limit_bytes: int) -> Iterable[None]:
     assert grown < limit_bytes, f"grown by {grown / 2**20:.0f} MiB"
 
 
-async def dialled(network: Network) -> trio.SocketStream:
-    """A TCP connection to the peer's libp2p port."""
-    address = PeerAddress.parse(network.host.addresses[0])
-    return await trio.open_tcp_stream(address.host, address.port)
+async def dialled(address: str) -> trio.SocketStream:
+    """A TCP connection to a peer's libp2p port."""
+    at = PeerAddress.parse(address)
+    return await trio.open_tcp_stream(at.host, at.port)
 
 
 def delimited(text: str) -> bytes:
@@ -162,9 +162,9 @@ class Muxed:
 
 
 @contextlib.asynccontextmanager
-async def proven(network: Network, claim: Claim, *, muxer: str = YAMUX) -> AsyncIterator[Muxed]:
+async def proven(address: str, claim: Claim, *, muxer: str = YAMUX) -> AsyncIterator[Muxed]:
     """A connection as far as its muxer; raises whatever the other side's refusal causes."""
-    raw = RawConnection(TrioTCPStream(await dialled(network)), True)
+    raw = RawConnection(TrioTCPStream(await dialled(address)), True)
     try:
         select = MultiselectClient().select_one_of
         await select([NOISE], MultiselectCommunicator(raw), 5)
@@ -173,7 +173,7 @@ async def proven(network: Network, claim: Claim, *, muxer: str = YAMUX) -> Async
             ID.from_pubkey(keys.public_key), keys.private_key, create_noise_key_pair().private_key
         )
         pattern.claim = claim
-        session = await pattern.handshake_outbound(raw, ID.from_base58(network.host.peer_id))
+        session = await pattern.handshake_outbound(raw, ID.from_base58(peer_id_in(address)))
         await select([muxer], MultiselectCommunicator(session), 5)
         yield Muxed(session)
     finally:

@@ -54,7 +54,7 @@ def under_attack(attack: Callable[[Network], Awaitable[None]], limit_s: float = 
         with trio.fail_after(limit_s):
             async with victim(ADA) as network:
                 await attack(network)
-                await newcomer_finds(network)
+                await newcomer_finds(network.host.addresses[0])
 
     trio.run(scenario)
 
@@ -62,7 +62,7 @@ def under_attack(attack: Callable[[Network], Awaitable[None]], limit_s: float = 
 def test_no_length_is_believed_before_anybody_is_proven() -> None:
     async def attack(network: Network) -> None:
         async def lie() -> None:
-            async with await dialled(network) as stream:
+            async with await dialled(network.host.addresses[0]) as stream:
                 await stream.send_all(delimited("/multistream/1.0.0") + varint(EIGHT_GIB))
                 assert await pour(stream, 150 * MIB) < 16 * MIB
 
@@ -113,7 +113,7 @@ UNSOUND = {
 def test_an_identity_that_nobody_can_hold_is_refused(claim: Claim) -> None:
     async def attack(network: Network) -> None:
         with pytest.raises(Exception):  # noqa: B017, PT011 whatever hanging up causes
-            async with proven(network, claim):
+            async with proven(network.host.addresses[0], claim):
                 pass
         assert network.host.connections == 0
 
@@ -123,7 +123,7 @@ def test_an_identity_that_nobody_can_hold_is_refused(claim: Claim) -> None:
 def test_no_other_muxer_is_spoken() -> None:
     async def attack(network: Network) -> None:
         with pytest.raises(Exception, match="mplex"):
-            async with proven(network, Claim.honest(), muxer="/mplex/6.7.0"):
+            async with proven(network.host.addresses[0], Claim.honest(), muxer="/mplex/6.7.0"):
                 pass
 
     under_attack(attack)
@@ -132,7 +132,7 @@ def test_no_other_muxer_is_spoken() -> None:
 def test_who_sends_more_than_its_window_holds_is_hung_up_on() -> None:
     async def attack(network: Network) -> None:
         body = bytes(60_000)
-        async with proven(network, Claim.honest()) as muxed:
+        async with proven(network.host.addresses[0], Claim.honest()) as muxed:
             await muxed.frame(WINDOW, SYN, 1, 0)
             with memory_within(32 * MIB), contextlib.suppress(ConnectionClosedError, RawConnError):
                 for _ in range(1000):
@@ -145,7 +145,7 @@ def test_who_sends_more_than_its_window_holds_is_hung_up_on() -> None:
 @pytest.mark.parametrize("length", [65_537, 16 * MIB, 2**32 - 1])
 def test_a_frame_longer_than_any_ends_the_connection(length: int) -> None:
     async def attack(network: Network) -> None:
-        async with proven(network, Claim.honest()) as muxed:
+        async with proven(network.host.addresses[0], Claim.honest()) as muxed:
             await muxed.frame(DATA, SYN, 1, length)
             await muxed.until_hung_up()
 
@@ -154,7 +154,7 @@ def test_a_frame_longer_than_any_ends_the_connection(length: int) -> None:
 
 def test_too_many_streams_end_the_connection() -> None:
     async def attack(network: Network) -> None:
-        async with proven(network, Claim.honest()) as muxed:
+        async with proven(network.host.addresses[0], Claim.honest()) as muxed:
             for stream in range(libp2p_limits.MAX_STREAMS + 1):
                 await muxed.frame(WINDOW, SYN, 2 * stream + 1, 0)
             await muxed.until_hung_up()
@@ -166,8 +166,8 @@ def test_silent_connections_keep_nobody_out() -> None:
     async def attack(network: Network) -> None:
         async with contextlib.AsyncExitStack() as stack:
             for _ in range(3 * listener.LIMITS.unproven):
-                await stack.enter_async_context(await dialled(network))
-            await newcomer_finds(network)
+                await stack.enter_async_context(await dialled(network.host.addresses[0]))
+            await newcomer_finds(network.host.addresses[0])
 
     under_attack(attack)
 
@@ -178,8 +178,8 @@ def test_idle_identities_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> Non
     async def attack(network: Network) -> None:
         async with contextlib.AsyncExitStack() as stack:
             for _ in range(30):
-                await stack.enter_async_context(proven(network, Claim.honest()))
-            await newcomer_finds(network)
+                await stack.enter_async_context(proven(network.host.addresses[0], Claim.honest()))
+            await newcomer_finds(network.host.addresses[0])
             assert network.host.connections <= 20
 
     under_attack(attack)
@@ -190,7 +190,7 @@ def test_one_identity_has_four_connections() -> None:
         claim = Claim.honest()
         async with contextlib.AsyncExitStack() as stack:
             for _ in range(12):
-                await stack.enter_async_context(proven(network, claim))
+                await stack.enter_async_context(proven(network.host.addresses[0], claim))
             with trio.fail_after(10):
                 while network.host.connections > listener.LIMITS.of_identity:  # noqa: ASYNC110 nothing to wait on
                     await trio.sleep(0.05)
@@ -202,7 +202,10 @@ def test_who_does_nothing_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(listener, "LIMITS", DoorLimits(8, 20, 16, 4, proof_s=0.5, idle_s=0.5))
 
     async def attack(network: Network) -> None:
-        async with proven(network, Claim.honest()) as muxed, await dialled(network) as silent:
+        async with (
+            proven(network.host.addresses[0], Claim.honest()) as muxed,
+            await dialled(network.host.addresses[0]) as silent,
+        ):
             with trio.fail_after(10):
                 await muxed.until_hung_up()
                 while await silent.receive_some(100):
@@ -225,7 +228,7 @@ def test_a_connection_that_cannot_be_accepted_does_not_end_accepting(monkeypatch
 
     async def attack(network: Network) -> None:
         while failures:
-            (await dialled(network)).socket.close()
+            (await dialled(network.host.addresses[0])).socket.close()
             await trio.sleep(0.01)
 
     under_attack(attack)
@@ -262,7 +265,7 @@ def test_silent_table_streams_keep_nobody_from_the_table() -> None:
         async with open_host(Identity.generate(), None, None) as silent:
             peer_id = await silent.dial(network.host.addresses[0], timeout_s=5)
             streams = [await silent.open_stream(peer_id, TABLE, timeout_s=5) for _ in range(8)]
-            await newcomer_finds(network)
+            await newcomer_finds(network.host.addresses[0])
             with trio.fail_after(table.LIMITS.proof_s + 3.0):
                 for stream in streams:
                     with pytest.raises(StreamEndedError):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from molink.peer import control
+from molink.peer import local_listener
 from molink.peer.control import ControlEndpoint, ControlError, NoPeerRunning, call_peer
 
 DEADLINE_S = 60.0
@@ -162,14 +162,31 @@ def test_no_bytes_without_the_token_make_the_peer_leave(line: bytes) -> None:
 def test_silent_connections_are_bounded_and_do_not_hold_up_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(control, "REQUEST_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(local_listener, "REQUEST_TIMEOUT_S", 0.2)
 
     async def scenario() -> None:
         async with endpoint(tmp_path, Peer()):
             port = int(str(file_of(tmp_path)["port"]))
-            answers = await asyncio.gather(*(exchange(port, b"") for _ in range(3 * control.CONNECTIONS)))
+            answers = await asyncio.gather(
+                *(exchange(port, b"") for _ in range(3 * local_listener.CONNECTIONS))
+            )
             assert set(answers) == {b""}
             assert "name" in await call_peer(tmp_path, "status", DEADLINE_S)
+
+    asyncio.run(scenario())
+
+
+def test_silent_connections_make_room_for_whoever_asks(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with endpoint(tmp_path, Peer()):
+            port = int(str(file_of(tmp_path)["port"]))
+            silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(12)]
+            assert "name" in await call_peer(tmp_path, "status", DEADLINE_S)
+            async with asyncio.timeout(DEADLINE_S):  # the oldest has made room
+                assert await silent[0][0].read() == b""
+            for _, writer in silent:
+                writer.close()
+            await asyncio.gather(*(writer.wait_closed() for _, writer in silent), return_exceptions=True)
 
     asyncio.run(scenario())
 

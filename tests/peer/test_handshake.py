@@ -98,6 +98,15 @@ def test_a_key_that_is_no_point_of_the_curve_is_refused() -> None:
         check(proof, question, CERTIFICATE, None)
 
 
+def test_the_key_under_which_one_signature_fits_every_text_is_refused() -> None:
+    question = challenge()
+    proof = proof_of(DIALLER, question)
+    proof.public_key = (1).to_bytes(32, "little")
+    proof.signature = proof.public_key + bytes(32)
+    with pytest.raises(HandshakeRefused, match="signature"):
+        check(proof, question, CERTIFICATE, None)
+
+
 @pytest.mark.parametrize("key", [None, SwarmKey.generate()], ids=["none", "another"])
 def test_a_private_swarm_lets_in_nobody_without_its_key(key: SwarmKey | None) -> None:
     question = challenge()

@@ -248,17 +248,6 @@ async def test_whatever_comes_instead_of_a_proof_is_refused() -> None:
         assert end.links.all() == ()
 
 
-@asynchronous
-async def test_no_more_links_are_taken_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(acceptor_module, "MAX_LINKS", 1)
-    async with End() as a, End() as b, End() as c:
-        link = await a.links.to(c.facts)
-        assert "as many links as it takes" in await refusal(b, c)
-        link.close("making room")
-        await until(lambda: not c.links._links)
-        assert (await b.links.to(c.facts)).peer_id == c.peer_id
-
-
 @pytest.mark.parametrize(
     "garbage",
     [b"\0", b"garbage", b"\x01\x06\xff\xff\xff\xff", encode(pb.Failed(code="lost"))],

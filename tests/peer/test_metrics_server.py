@@ -9,8 +9,9 @@ from prometheus_client import CollectorRegistry
 
 from molink.peer.link.acceptor import PortInUse
 from molink.peer.link.line_quality import LineQuality, LinkQuality
+from molink.peer.local_listener import HOST
 from molink.peer.metrics import PeerMetrics
-from molink.peer.metrics_server import HOST, MetricsServer
+from molink.peer.metrics_server import MetricsServer
 
 DEADLINE_S = 20.0
 
@@ -42,3 +43,35 @@ async def test_a_port_in_use_is_told_in_a_sentence_and_a_closed_server_frees_its
             await MetricsServer(CollectorRegistry(), server.port).__aenter__()
     async with MetricsServer(CollectorRegistry(), server.port) as again:
         assert again.port == server.port
+
+
+@asynchronous
+async def test_silent_connections_keep_nobody_from_the_metrics() -> None:
+    async with MetricsServer(CollectorRegistry(), 0) as server:
+        silent = [await asyncio.open_connection(HOST, server.port) for _ in range(100)]
+        assert await asyncio.to_thread(scrape, server.port) == ""
+        for _, writer in silent:
+            writer.close()
+        await asyncio.gather(*(writer.wait_closed() for _, writer in silent), return_exceptions=True)
+
+
+@pytest.mark.parametrize(
+    ("request_line", "status"),
+    [
+        ("GET /else HTTP/1.1", 404),
+        ("POST /metrics HTTP/1.1", 405),
+        ("HEAD /metrics HTTP/1.1", 200),
+        ("x", 404),
+    ],
+)
+def test_nothing_but_the_metrics_is_told(request_line: str, status: int) -> None:
+    @asynchronous
+    async def ask() -> None:
+        async with MetricsServer(CollectorRegistry(), 0) as server:
+            reader, writer = await asyncio.open_connection(HOST, server.port)
+            writer.write(f"{request_line}\r\nHost: {HOST}\r\n\r\n".encode())
+            async with asyncio.timeout(DEADLINE_S):
+                assert (await reader.readline()).split()[1] == str(status).encode()
+            writer.close()
+
+    ask()

@@ -1,0 +1,105 @@
+"""Whoever holds connections or links without using them keeps nobody else out, and ends no peer."""
+
+import asyncio
+import shutil
+import sys
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import grpc
+import pytest
+from bystander import RECOVERY_S, bystander, require_alive
+from connection_attack import HTTP2_PREFACE, careless_tls, grpc_port, silence
+from live_swarms import BUNDLED, References, check_that_it_serves
+from raw_links import dialled, facts_of, question_of, refusal_of
+
+from molink.client.local_swarm import OWN_GROUP, LocalSwarm
+from molink.client.swarm import AsyncSwarm
+from molink.dht.identity import Identity
+from molink.dht.records import PeerFacts
+from molink.peer.link.handshake import prove
+from molink.peer.protocol.frames import encode
+
+pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
+DESCRIPTORS = 1024
+SILENT = 1100
+
+
+class SwarmOfFewDescriptors(LocalSwarm):
+    """Its peers may have DESCRIPTORS files and sockets each."""
+
+    async def _start(self, arguments: Sequence[str], log: Path) -> asyncio.subprocess.Process:
+        shell = shutil.which("sh") or "/bin/sh"
+        with log.open("ab") as errors:
+            return await asyncio.create_subprocess_exec(
+                shell, "-c", f'ulimit -n {DESCRIPTORS}; exec "$0" -m molink.peer "$@"', sys.executable, *arguments,
+                stdout=asyncio.subprocess.PIPE, stderr=errors, env=self.environment, creationflags=OWN_GROUP,
+            )  # fmt: skip
+
+
+async def test_a_peer_of_1024_descriptors_outlives_1100_silent_connections_and_lets_newcomers_in(
+    references: References,
+) -> None:
+    async with SwarmOfFewDescriptors() as swarm:
+        peer = await swarm.join("whole", "--model", BUNDLED, "--layers", "0:12", "--memory", "600MB")
+        async with AsyncSwarm(BUNDLED, initial_peers=swarm.addresses) as member:
+            await check_that_it_serves(member, references)
+            async with silence(grpc_port(facts_of(member)), SILENT) as attack:
+                assert attack.opened >= SILENT
+                require_alive([peer])
+                await check_that_it_serves(member, references)
+                async with AsyncSwarm(BUNDLED, initial_peers=swarm.addresses) as newcomer:
+                    await check_that_it_serves(newcomer, references)
+                require_alive([peer])
+            async with asyncio.timeout(RECOVERY_S), AsyncSwarm(initial_peers=swarm.addresses) as newcomer:
+                await check_that_it_serves(newcomer, references)
+        said = peer.log.read_text(errors="replace")
+        assert "silent connections from 127.0.0.1" in said
+        assert len(said.splitlines()) < 20
+
+
+@pytest.mark.parametrize("stage", ["tls", "http2"])
+async def test_silence_after_tls_and_after_http2_begins_keeps_nobody_out(
+    stage: str, attacked: LocalSwarm, client: AsyncSwarm, references: References
+) -> None:
+    opening = HTTP2_PREFACE if stage == "http2" else b""
+    async with bystander(attacked, client, references) as honest:
+        port = grpc_port(facts_of(client, "front"))
+        async with silence(port, 200, tls=careless_tls(), opening=opening):
+            await honest.generate(client, references)
+            async with AsyncSwarm(BUNDLED, initial_peers=attacked.addresses) as newcomer:
+                await honest.generate(newcomer, references)
+
+
+async def link_of(
+    facts: PeerFacts, identity: Identity, stack: AsyncExitStack, link_id: bytes
+) -> "grpc.aio.StreamStreamCall[bytes, bytes]":
+    call = await stack.enter_async_context(dialled(facts))
+    question = await question_of(call)
+    await call.write(
+        encode(prove(question, identity, facts.certificate, None, link_id=link_id, is_client=False))
+    )
+    return call
+
+
+async def test_300_links_of_one_identity_are_four_and_keep_nobody_out(
+    attacked: LocalSwarm, client: AsyncSwarm, references: References
+) -> None:
+    facts, identity = facts_of(client, "front"), Identity.generate()
+    async with bystander(attacked, client, references) as honest, AsyncExitStack() as stack:
+        calls = [await link_of(facts, identity, stack, number.to_bytes(16)) for number in range(300)]
+        async with AsyncSwarm(BUNDLED, initial_peers=attacked.addresses) as newcomer:
+            await honest.generate(newcomer, references)
+        await asyncio.gather(*map(refusal_of, calls[:-4]))
+
+
+async def test_links_of_300_identities_that_do_nothing_keep_no_newcomer_out(
+    attacked: LocalSwarm, client: AsyncSwarm, references: References
+) -> None:
+    facts = facts_of(client, "front")
+    async with bystander(attacked, client, references) as honest, AsyncExitStack() as stack:
+        for _ in range(300):
+            await link_of(facts, Identity.generate(), stack, bytes(16))
+        async with AsyncSwarm(BUNDLED, initial_peers=attacked.addresses) as newcomer:
+            await honest.generate(newcomer, references)
