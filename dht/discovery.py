@@ -157,6 +157,10 @@ class Discovery:
         self._seen = self._membership.version
         return self._membership.snapshot(model_hash, other_versions=other_versions)
 
+    def facts_of(self, peer_id: str) -> PeerFacts | None:
+        """The newest verified facts of a living peer; None: it is not known."""
+        return self._membership.facts_of(peer_id)
+
     @property
     def version(self) -> int:
         """Grows whenever a snapshot could have changed: to be given to `changed`, where several wait."""

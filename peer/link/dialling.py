@@ -9,6 +9,7 @@ import grpc.aio
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
+from molink.dht.addresses import ANYWHERE, Ranges, dialled_as, host_of, may_dial
 from molink.dht.certificate import server_name
 from molink.dht.identity import Identity
 from molink.dht.records import PeerFacts
@@ -18,6 +19,7 @@ from molink.peer.link.link import LinkError, Resumed
 from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.protocol.frames import ProtocolError, decode, encode, expect
 from molink.peer.protocol.packets import MAX_PACKET_BYTES
+from molink.shards.address_ranges import range_of
 
 LINK_METHOD = "/molink.Peer/Link"
 DIAL_TIMEOUT_S = 5.0
@@ -71,11 +73,21 @@ class Dialler:
     """Dials peers for one identity."""
 
     def __init__(
-        self, identity: Identity, swarm_key: SwarmKey | None, *, is_client: bool, http_proxy: str | None
+        self,
+        identity: Identity,
+        swarm_key: SwarmKey | None,
+        *,
+        is_client: bool,
+        http_proxy: str | None,
+        own_ranges: Ranges = ANYWHERE,
     ) -> None:
+        """Addresses in other than `own_ranges` are not dialled (`dht/addresses.py`); what a name stands for is asked
+        here, or by the proxy if there is one."""
         self._identity = identity
         self._swarm_key = swarm_key
         self._is_client = is_client
+        self._own_ranges = own_ranges
+        self._resolves = http_proxy is None and own_ranges != ANYWHERE
         self._options = [*CHANNEL_OPTIONS, *_proxy_options(http_proxy)]
 
     async def dial(self, facts: PeerFacts, link_id: bytes) -> DialledConnection:
@@ -106,20 +118,29 @@ class Dialler:
     async def _dial(self, facts: PeerFacts, asked: pb.Proof) -> Resumed:
         if not facts.grpc_addresses:
             raise LinkError(facts.peer_id, "it announces no address that can be dialled")
-        errors: list[LinkError] = []
+        errors: list[tuple[str, LinkError]] = []
         for address in facts.grpc_addresses:
-            try:
-                return await self._dial_address(facts, address, asked)
-            except LinkError as error:
-                errors.append(error)
+            for target in await self._targets(address):
+                try:
+                    return await self._dial_address(facts, target, asked)
+                except LinkError as error:
+                    errors.append((target, error))
+        if not errors:
+            raise LinkError(
+                facts.peer_id, "it announces no address that may be dialled from here", final=True
+            )
         raise LinkError(
             facts.peer_id,
-            "; ".join(
-                f"{address}: {error.reason}"
-                for address, error in zip(facts.grpc_addresses, errors, strict=True)
-            ),
-            final=all(error.final for error in errors),
+            "; ".join(f"{target}: {error.reason}" for target, error in errors),
+            final=all(error.final for _, error in errors),
         )
+
+    async def _targets(self, address: str) -> tuple[str, ...]:
+        """What is dialled for an announced address."""
+        if self._resolves:
+            return await dialled_as(address, self._own_ranges)
+        unknown = range_of(host_of(address)) is None
+        return (address,) if unknown or may_dial(address, self._own_ranges) else ()
 
     async def _dial_address(self, facts: PeerFacts, address: str, asked: pb.Proof) -> Resumed:
         try:

@@ -10,6 +10,7 @@ import secrets
 from types import TracebackType
 from typing import Self
 
+from molink.dht.addresses import ANYWHERE, Ranges
 from molink.dht.identity import Identity
 from molink.dht.records import PeerFacts
 from molink.dht.swarm_key import SwarmKey
@@ -42,12 +43,16 @@ class Links:
         is_client: bool,
         http_proxy: str | None = None,
         transmission_policy: str = "molink",
+        own_ranges: Ranges = ANYWHERE,
     ) -> None:
         """`http_proxy` is the URL of a proxy that links are dialled through with CONNECT. Of the environment only
-        `no_proxy` counts then: hosts that are dialled directly all the same."""
+        `no_proxy` counts then: hosts that are dialled directly all the same. Only addresses in `own_ranges` are dialled
+        (`dht/addresses.py`)."""
         self._identity = identity
         self._handler = handler
-        self._dialler = Dialler(identity, swarm_key, is_client=is_client, http_proxy=http_proxy)
+        self._dialler = Dialler(
+            identity, swarm_key, is_client=is_client, http_proxy=http_proxy, own_ranges=own_ranges
+        )
         self._uplink = SharedUplink(transmission_policy)
         self._links: dict[str, Link] = {}
         """In use, by peer id."""

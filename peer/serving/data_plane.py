@@ -5,6 +5,7 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
 
+from molink.dht.addresses import ANYWHERE, Ranges
 from molink.dht.certificate import Certificate
 from molink.dht.identity import Identity
 from molink.dht.swarm_key import SwarmKey
@@ -25,6 +26,7 @@ from molink.peer.serving.engine_thread import EngineThread
 from molink.peer.serving.handout import Handout
 from molink.peer.serving.interleaving import Interleaving
 from molink.peer.serving.layer_loader import LayerLoader
+from molink.peer.serving.neighbours import Neighbours, NewestFacts
 from molink.peer.serving.service import PeerService
 from molink.peer.serving.sessions import SessionTable
 from molink.peer.serving.stepping import Stepper
@@ -61,9 +63,12 @@ class Serving:
         http_proxy: str | None = None,
         transmission_policy: str = "molink",
         step_times: StepTimes | None = None,
+        own_ranges: Ranges = ANYWHERE,
+        newest_facts: NewestFacts = lambda _: None,
     ) -> None:
         """`cut` is how prompts are cut whose head is here; `limits` are those of `batch_limits` if nobody says. With
-        `step_times`, prompts are computed so that decode beside them keeps its pace."""
+        `step_times`, prompts are computed so that decode beside them keeps its pace. Neighbours are dialled in
+        `own_ranges` only (`dht/addresses.py`); `newest_facts` are those that the swarm knows of an identity."""
         sessions = SessionTable()
         spec = backend.engine.spec
         service = PeerService(spec, sessions, handout, activation_codecs)
@@ -75,6 +80,7 @@ class Serving:
             is_client=False,
             http_proxy=http_proxy,
             transmission_policy=transmission_policy,
+            own_ranges=own_ranges,
         )
         self.stepper = Stepper(
             identity.peer_id,
@@ -99,7 +105,7 @@ class Serving:
             backend,
             self._engine_thread,
             self.loader,
-            self.links,
+            Neighbours(self.links, own_ranges, newest_facts),
             self.stepper,
             on_change,
         )
