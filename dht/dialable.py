@@ -6,7 +6,9 @@ network. The predicates are pure; only `dialled_as` asks the resolver.
 """
 
 import asyncio
+import contextlib
 import socket
+import threading
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import Final
 
@@ -17,6 +19,9 @@ Ranges = frozenset[AddressRange]
 ANYWHERE: Final[Ranges] = frozenset(AddressRange) - {AddressRange.NOBODY}
 """For who chooses the addresses itself."""
 RESOLVE_TIMEOUT_S: Final = 5.0
+MOST_ASKED: Final = 4
+"""Names that this process asks the resolver for at once."""
+_asking: Final = threading.BoundedSemaphore(MOST_ASKED)
 
 Resolve = Callable[[str], Awaitable[Collection[str]]]
 """The IP addresses of a host name. Raises OSError, UnicodeError or TimeoutError."""
@@ -50,11 +55,39 @@ def host_of(address: str) -> str:
 
 
 async def resolve(name: str) -> Collection[str]:
-    """The IP addresses of a host name, as this machine's resolver has them."""
+    """The IP addresses of a host name, as this machine's resolver has them. Raises OSError or UnicodeError, and
+    TimeoutError after RESOLVE_TIMEOUT_S.
+
+    In a thread of its own that nobody waits for: a name whose servers are silent keeps the resolver for long.
+    """
+    if not _asking.acquire(blocking=False):
+        raise OSError("the resolver has enough to do")
     loop = asyncio.get_running_loop()
+    answer: asyncio.Future[Collection[str]] = loop.create_future()
+
+    def settle(found: Collection[str] | OSError | UnicodeError) -> None:
+        if answer.done():
+            return
+        if isinstance(found, Exception):
+            answer.set_exception(found)
+        else:
+            answer.set_result(found)
+
+    def ask() -> None:
+        found: Collection[str] | OSError | UnicodeError
+        try:
+            records = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+            found = tuple(dict.fromkeys(str(one[4][0]) for one in records))
+        except (OSError, UnicodeError) as error:
+            found = error
+        finally:
+            _asking.release()
+        with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits any more
+            loop.call_soon_threadsafe(settle, found)
+
+    threading.Thread(target=ask, name="resolver", daemon=True).start()
     async with asyncio.timeout(RESOLVE_TIMEOUT_S):
-        found = await loop.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-    return tuple(dict.fromkeys(str(one[4][0]) for one in found))
+        return await answer
 
 
 async def dialled_as(address: str, own: Ranges, resolver: Resolve = resolve) -> tuple[str, ...]:

@@ -188,6 +188,10 @@ class Discovery:
         """Whether that peer has announced itself to the swarm, and is not forgotten. Quick."""
         return self._membership.knows(peer_id)
 
+    def facts_of(self, peer_id: str) -> PeerFacts | None:
+        """The newest verified facts of a living peer; None: it is not known."""
+        return self._membership.facts_of(peer_id)
+
     @property
     def version(self) -> int:
         """Grows whenever a snapshot could have changed: to be given to `changed`, where several wait."""

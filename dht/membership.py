@@ -157,6 +157,10 @@ class Membership:
         with self._lock:
             return self._directory.facts(self._clock())
 
+    def facts_of(self, peer_id: str) -> PeerFacts | None:
+        """The newest facts of a living peer, if it is known."""
+        return next((facts for facts in self.living() if facts.peer_id == peer_id), None)
+
     def peers(self) -> int:
         """How many living peers there are."""
         return len(self.living())

@@ -8,9 +8,9 @@ two that want the same cold layers share one load.
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import replace
 
+from molink.peer.lease import Granted, Lease, LeaseKey, Refused
 from molink.peer.memory import (
     Holdings,
     MemoryPlan,
@@ -20,6 +20,8 @@ from molink.peer.memory import (
     spare_pool_bytes,
 )
 from molink.shards.spec import ModelSpec, Span, missing_spans
+
+__all__ = ["Granted", "Lease", "LeaseBook", "LeaseKey", "Refused", "announced_free_bytes"]
 
 MIN_RETRY_S = 0.1
 IDLE_S = 60.0
@@ -31,51 +33,6 @@ KEPT_PART = 10
 such a part of the KV cache for those who either have no lease here or have stepped here before."""
 MOST_KNOWN = 4096
 """Clients that are remembered to have stepped here."""
-
-
-class LeaseKey(NamedTuple):
-    """One attempt of one generation: its client alone numbers the epochs, upward. A tuple, since each step of each
-    session is looked up by it several times."""
-
-    session: bytes
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class Lease:
-    """A promise: this peer serves the span to the session, for so many tokens, until it expires."""
-
-    key: LeaseKey
-    span: Span
-    tokens: int
-    kv_bytes: int
-    expires_s: float
-    owner: str
-    """The client's peer id."""
-    network: str = ""
-    """Where the client is, as far as that tells people apart; empty: nobody knows."""
-
-
-@dataclass(frozen=True, slots=True)
-class Granted:
-    lease: Lease
-    to_load: tuple[Span, ...]
-    """What must be loaded before the lease is ready and nobody has ordered yet; () if warm or on its way."""
-    replaced: Lease | None = None
-    """The session's lease of an older epoch, which ended with this grant: free its KV cache first."""
-    evicted: tuple[Lease, ...] = ()
-    """Leases that nobody used, and that ended to make room for this one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    code: str
-    """`memory`: too little is free. `busy`: too many sessions, or the peer is paused. `draining`: it is
-    leaving. `span`: it does not serve such a span, or so many tokens. `epoch`: the session has moved on, or
-    is another client's."""
-    detail: str
-    retry_after_s: float
-    """When asking the same again is worth it; 0 where it never is (`draining`, `span`, `epoch`)."""
 
 
 class LeaseBook:
@@ -171,7 +128,7 @@ class LeaseBook:
         that nobody has used for SPARED_S make some: of who has most, and of these the one that was used least lately.
         """
         older = self._leases.get(key.session)
-        if older is not None and (answer := self._answer_known(older, key, span, tokens, owner)) is not None:
+        if older is not None and (answer := older.answer(key, span, tokens, owner)) is not None:
             return answer
         refusal = self._refuse_shape(span, tokens) or self._refuse_closed()
         if refusal is not None:
@@ -345,22 +302,6 @@ class LeaseBook:
     def _leased(self, without: Lease | None = None) -> list[int]:
         return [lease.kv_bytes for lease in self._leases.values() if lease is not without]
 
-    def _answer_known(
-        self, lease: Lease, key: LeaseKey, span: Span, tokens: int, owner: str
-    ) -> Granted | Refused | None:
-        """The answer for a session that has a lease, or None if this is its next epoch."""
-        if lease.owner != owner:
-            return Refused("epoch", "this session is another client's: choose a new session id", 0.0)
-        if key.epoch > lease.key.epoch:
-            return None
-        if key.epoch < lease.key.epoch:
-            return Refused("epoch", f"epoch {key.epoch} is over, the session is in {lease.key.epoch}", 0.0)
-        if (lease.span, lease.tokens) != (span, tokens):
-            held = f"{lease.span} for {lease.tokens} tokens"
-            detail = f"epoch {key.epoch} has a lease on {held}: ask for another in a new epoch"
-            return Refused("epoch", detail, 0.0)
-        return Granted(lease, ())
-
     def _refuse_shape(self, span: Span, tokens: int) -> Refused | None:
         if not self._span_limit.covers(span) or not self._spec.whole.covers(span):
             detail = f"layers {span} are not within {self._span_limit}, which this peer serves"
@@ -379,7 +320,7 @@ class LeaseBook:
             return refusal
         kept_bytes = 0
         others = (lease for lease in self.leases if lease is not older)
-        if asked.owner not in self._known and any(_of_one(lease, asked) for lease in others):
+        if asked.owner not in self._known and any(lease.is_near(asked) for lease in others):
             kept_bytes = max(0, self.kv_limit_bytes) // KEPT_PART
         return self._refuse_memory(to_load, asked.kv_bytes, older, now, kept_bytes)
 
@@ -442,11 +383,6 @@ class LeaseBook:
             if missing_bytes <= 0:
                 return min(max(lease.expires_s - now, MIN_RETRY_S), self._ttl_s)
         return self._ttl_s
-
-
-def _of_one(lease: Lease, other: Lease) -> bool:
-    """Whether one client holds both, or one network."""
-    return lease.owner == other.owner or (lease.network != "" and lease.network == other.network)
 
 
 def announced_free_bytes(spec: ModelSpec, span_limit: Span | None, leases: LeaseBook) -> tuple[int, int]:

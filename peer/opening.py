@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 
 from molink.dht.certificate import Certificate, new_certificate
-from molink.dht.dialable import swarm_ranges
+from molink.dht.dialable import Ranges, swarm_ranges
 from molink.dht.discovery import Discovery
 from molink.dht.identity import Identity
 from molink.dht.records import PeerFacts, PeerView
@@ -44,6 +44,7 @@ from molink.shards.blobs import BlobStore
 from molink.shards.catalog import BUNDLED_CONTENT, is_from_hub
 from molink.shards.spec import ModelSpec, Span
 
+UNBOUND = ("0.0.0.0", "::")  # noqa: S104 - all of this machine's addresses say nothing of where the swarm is
 TOKENIZERS = frozenset(
     {
         "tokenizer.json",
@@ -111,7 +112,8 @@ class Opening:
         discovery = await stack.enter_async_context(self._discovery(identity, swarm_key))
         # what this very peer said before it was started again binds nobody
         others = tuple(view for view in discovery.snapshot() if view.peer_id != identity.peer_id)
-        model = await self._model(others, devices, swarm_key, stack)
+        ranges = await self._own_ranges(discovery)
+        model = await self._model(others, devices, swarm_key, stack, ranges)
         _tell_of_other_numbers(model.spec, others)
         _tell_of_missing_tokenizer(model.spec.name, model.manifest.files)
         computing = await open_computing(stack, model, devices, settings, self._state.profiles, self._report)
@@ -123,10 +125,10 @@ class Opening:
         step_times = StepTimes(computing.profile)
         self._metrics.compare(step_times)
         serving = await stack.enter_async_context(
-            self._serving(identity, swarm_key, certificate, model, computing, leases, step_times, discovery)
+            self._serving(
+                identity, swarm_key, certificate, model, computing, leases, step_times, discovery, ranges
+            )
         )
-        joined = where_to_join(settings).initial_peers
-        serving.links.dial_in(await swarm_ranges((*discovery.addresses, *joined)))
         self._state.remember_ports(_port_of(discovery.addresses[0]), serving.port)
         await self._open_metrics(stack, serving)
         facts = own_facts(
@@ -201,6 +203,7 @@ class Opening:
         leases: LeaseBook,
         step_times: StepTimes,
         discovery: Discovery,
+        own_ranges: Ranges,
     ) -> Serving:
         settings = self._settings
         return Serving(
@@ -220,7 +223,16 @@ class Opening:
             step_times=step_times,
             is_announced=discovery.knows,
             memory_bytes=leases.cap_bytes,
+            own_ranges=own_ranges,
+            newest_facts=discovery.facts_of,
         )
+
+    async def _own_ranges(self, discovery: Discovery) -> Ranges:
+        """Where this peer's swarm is: at its own addresses, and where its owner told it to join."""
+        listens = () if self._settings.listen in UNBOUND else (self._settings.listen,)
+        announces = (self._settings.announce,) if self._settings.announce else ()
+        initial_peers = where_to_join(self._settings).initial_peers
+        return await swarm_ranges([*discovery.addresses, *listens, *announces, *initial_peers])
 
     async def _open_metrics(self, stack: AsyncExitStack, serving: Serving) -> None:
         self._metrics.watch(serving.measure_line)
@@ -241,6 +253,7 @@ class Opening:
         devices: tuple[str, ...],
         swarm_key: SwarmKey | None,
         stack: AsyncExitStack,
+        own_ranges: Ranges,
     ) -> LocalModel:
         """The store of weights, if they come from a hub, stays open on `stack`."""
         settings = self._settings
@@ -268,7 +281,7 @@ class Opening:
                 f"weights cannot be kept in {settings.store_dir} ({error.strerror or error}): "
                 "choose another folder with --store-dir"
             ) from error
-        async with ManifestSource(swarm_key, settings.http_proxy) as source:
+        async with ManifestSource(swarm_key, settings.http_proxy, own_ranges) as source:
             access = HubAccess(
                 store, source.ask, settings.layers, memory_of(devices, self._settings.memory_bytes)
             )

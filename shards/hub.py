@@ -4,6 +4,7 @@ import hashlib
 import json
 import random
 import re
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -14,6 +15,7 @@ from urllib.parse import quote
 
 import httpx
 
+from molink.shards.address_ranges import AddressRange, range_of
 from molink.shards.safetensors_header import StoredTensor, is_unsafe_name
 
 SLOWEST_BYTES_PER_S: Final = 16 * 1024
@@ -260,8 +262,36 @@ class HubClient:
                     headers={**build_hf_headers(library_name="molink"), "Accept-Encoding": "identity"},
                     timeout=httpx.Timeout(self._patience.silence_s, connect=self._patience.connect_s),
                     follow_redirects=True,
+                    event_hooks={"request": [self._refuse_own_network]},
                 )
             return self._client
+
+    def _refuse_own_network(self, request: httpx.Request) -> None:
+        """Before each request, redirected ones too: nobody but the owner sends this machine to its own network."""
+        from huggingface_hub import constants
+
+        hub = httpx.URL(self._endpoint or constants.ENDPOINT).host
+        host = request.url.host
+        if host == hub:
+            return
+        allowed = {AddressRange.PUBLIC, *_ranges_of(hub)}
+        if not _ranges_of(host) <= allowed:
+            raise HubError(
+                f"the hub sent this machine on to {host[:100]!r}, which is in a private network: nothing is fetched "
+                "from there. If that is meant, set HF_ENDPOINT to a hub in that network"
+            )
+
+
+def _ranges_of(host: str) -> set[AddressRange]:
+    """Where a host is; empty if it is a name that this machine cannot look up, as behind a proxy."""
+    known = range_of(host)
+    if known is not None:
+        return {known}
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return set()
+    return {kind for one in found if (kind := range_of(str(one[4][0]))) is not None}
 
 
 def parse_listing(data: bytes) -> dict[str, HubFile]:

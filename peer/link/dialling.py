@@ -92,7 +92,13 @@ class Dialler:
     """Dials peers for one identity."""
 
     def __init__(
-        self, identity: Identity, swarm_key: SwarmKey | None, *, is_client: bool, http_proxy: str | None
+        self,
+        identity: Identity,
+        swarm_key: SwarmKey | None,
+        *,
+        is_client: bool,
+        http_proxy: str | None,
+        own_ranges: Ranges,
     ) -> None:
         self._identity = identity
         self._swarm_key = swarm_key
@@ -102,7 +108,7 @@ class Dialler:
         self._book = AddressBook()
         self._at: dict[str, asyncio.Lock] = {}
         """Held while an address is dialled."""
-        self.ranges: Ranges = ANYWHERE
+        self.ranges = own_ranges
         """Where the swarm is: announced addresses of other ranges are not dialled."""
 
     async def dial(self, facts: PeerFacts, link_id: bytes) -> DialledConnection:

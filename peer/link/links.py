@@ -10,7 +10,7 @@ import secrets
 from types import TracebackType
 from typing import Self
 
-from molink.dht.dialable import Ranges
+from molink.dht.dialable import ANYWHERE, Ranges
 from molink.dht.identity import Identity
 from molink.dht.records import PeerFacts
 from molink.dht.swarm_key import SwarmKey
@@ -45,13 +45,17 @@ class Links:
         http_proxy: str | None = None,
         transmission_policy: str = "molink",
         memory: MessageMemory | None = None,
+        own_ranges: Ranges = ANYWHERE,
     ) -> None:
         """`http_proxy` is the URL of a proxy that links are dialled through with CONNECT. Of the environment only
         `no_proxy` counts then: hosts that are dialled directly all the same. `memory` is for what is unfinished and
-        unacknowledged on all links together."""
+        unacknowledged on all links together. Announced addresses are dialled in `own_ranges` only (`dht/dialable.py`).
+        """
         self._identity = identity
         self._handler = handler
-        self._dialler = Dialler(identity, swarm_key, is_client=is_client, http_proxy=http_proxy)
+        self._dialler = Dialler(
+            identity, swarm_key, is_client=is_client, http_proxy=http_proxy, own_ranges=own_ranges
+        )
         self._uplink = SharedUplink(transmission_policy)
         self._memory = memory or MessageMemory()
         self._links: dict[str, Link] = {}

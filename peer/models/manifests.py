@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
+from molink.dht.dialable import ANYWHERE, Ranges
 from molink.dht.identity import Identity
 from molink.dht.records import PeerView
 from molink.dht.swarm_key import SwarmKey
@@ -22,8 +23,17 @@ REQUEST_TIMEOUT_S = 10.0
 class ManifestSource:
     """Links of its own to peers, between `__aenter__` and `__aexit__`: for a peer that does not serve yet."""
 
-    def __init__(self, swarm_key: SwarmKey | None, http_proxy: str | None) -> None:
-        self._links = Links(Identity.generate(), self, swarm_key, is_client=True, http_proxy=http_proxy)
+    def __init__(
+        self, swarm_key: SwarmKey | None, http_proxy: str | None, own_ranges: Ranges = ANYWHERE
+    ) -> None:
+        self._links = Links(
+            Identity.generate(),
+            self,
+            swarm_key,
+            is_client=True,
+            http_proxy=http_proxy,
+            own_ranges=own_ranges,
+        )
 
     async def __aenter__(self) -> Self:
         await self._links.__aenter__()

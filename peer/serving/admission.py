@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from molink.dht.records import PeerFacts
 from molink.peer.backend import Backend
 from molink.peer.leases import LeaseBook, LeaseKey, Refused
-from molink.peer.link.dialling import DIAL_TIMEOUT_S
 from molink.peer.link.link import Link, LinkError
-from molink.peer.link.links import Links
 from molink.peer.memory import common_spans
 from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.serving.engine_thread import EngineThread
 from molink.peer.serving.layer_loader import LayerLoader
+from molink.peer.serving.neighbours import Neighbours
 from molink.peer.serving.prompts import MOST_WAIT_S
 from molink.peer.serving.sessions import (
     HopSession,
@@ -76,7 +75,7 @@ class Admission:
         backend: Backend,
         engine_thread: EngineThread,
         loader: LayerLoader,
-        links: Links,
+        neighbours: Neighbours,
         stepper: Stepper,
         on_change: Callable[[], None],
     ) -> None:
@@ -87,7 +86,7 @@ class Admission:
         self._backend = backend
         self._engine_thread = engine_thread
         self._loader = loader
-        self._links = links
+        self._neighbours = neighbours
         self._stepper = stepper
         self._on_change = on_change
         self._forming: dict[LeaseKey, _Forming] = {}
@@ -256,7 +255,10 @@ class Admission:
         """Loads, links, allocates; then the lease is ready."""
         span, tokens = session.span, session.plan.capacity_tokens
         loads = self._loader.begin(span)
-        neighbours = [asyncio.create_task(self._link(facts)) for facts in self._neighbours(session)]
+        neighbours = [
+            asyncio.create_task(self._neighbours.link(facts, session.owner.remote))
+            for facts in self._neighbours_of(session)
+        ]
         try:
             for load in loads:
                 await asyncio.shield(load.done)
@@ -290,26 +292,13 @@ class Admission:
         session.prefix_tokens, session.least_prefix_tokens = cache.length, cache.least_length
         return cache
 
-    def _neighbours(self, session: HopSession) -> list[PeerFacts]:
+    def _neighbours_of(self, session: HopSession) -> list[PeerFacts]:
         """Whom this hop has to reach: the next hop, and the previous one if only this end can dial."""
         if len(session.plan.hops) == 1:
             return []
         following = session.plan.hops[(session.hop + 1) % len(session.plan.hops)].facts
         previous = session.plan.hops[session.hop - 1].facts
         return [following, previous] if previous.grpc_addresses else [following]
-
-    async def _link(self, facts: PeerFacts) -> None:
-        """A link to a neighbour, dialled if it can be, else awaited."""
-        if facts.grpc_addresses:
-            await self._links.to(facts)
-            return
-        try:
-            async with asyncio.timeout(DIAL_TIMEOUT_S * 2):
-                while self._links.find(facts.peer_id) is None:  # noqa: ASYNC110 - it comes from the other end, soon
-                    await asyncio.sleep(0.1)
-        except TimeoutError:
-            reason = f"it cannot be dialled, and has not dialled this peer within {DIAL_TIMEOUT_S * 2:g} s"
-            raise LinkError(facts.peer_id, reason) from None
 
     def _let_go(self, key: LeaseKey) -> None:
         forming = self._forming.pop(key, None)

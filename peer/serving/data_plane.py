@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import Self
 
 from molink.dht.certificate import Certificate
+from molink.dht.dialable import ANYWHERE, Ranges
 from molink.dht.identity import Identity
 from molink.dht.swarm_key import SwarmKey
 from molink.peer.backend import Backend
@@ -26,6 +27,7 @@ from molink.peer.serving.engine_thread import EngineThread
 from molink.peer.serving.handout import Handout
 from molink.peer.serving.interleaving import Interleaving
 from molink.peer.serving.layer_loader import LayerLoader
+from molink.peer.serving.neighbours import Neighbours, NewestFacts
 from molink.peer.serving.service import PeerService
 from molink.peer.serving.sessions import SessionTable
 from molink.peer.serving.stepping import Stepper
@@ -64,10 +66,14 @@ class Serving:
         step_times: StepTimes | None = None,
         is_announced: Callable[[str], bool] = lambda _: False,
         memory_bytes: int | None = None,
+        own_ranges: Ranges = ANYWHERE,
+        newest_facts: NewestFacts = lambda _: None,
     ) -> None:
         """`cut` is how prompts are cut whose head is here; `limits` are those of `batch_limits` if nobody says. With
         `step_times`, prompts are computed so that decode beside them keeps its pace. `is_announced`: whether an
-        identity has announced itself to the swarm. Messages may take a part of the peer's `memory_bytes`."""
+        identity has announced itself to the swarm. Messages may take a part of the peer's `memory_bytes`. Neighbours
+        are dialled in `own_ranges` only (`dht/dialable.py`); `newest_facts` are those that the swarm knows of an
+        identity."""
         sessions = SessionTable()
         spec = backend.engine.spec
         service = PeerService(spec, sessions, handout, activation_codecs)
@@ -83,6 +89,7 @@ class Serving:
                 message_limit_bytes(memory_bytes),
                 lambda peer_id: service.serves(peer_id) or is_announced(peer_id),
             ),
+            own_ranges=own_ranges,
         )
         self.stepper = Stepper(
             identity.peer_id,
@@ -107,7 +114,7 @@ class Serving:
             backend,
             self._engine_thread,
             self.loader,
-            self.links,
+            Neighbours(self.links, own_ranges, newest_facts),
             self.stepper,
             on_change,
         )

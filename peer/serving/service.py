@@ -93,10 +93,12 @@ class PeerService:
             return  # another link has taken its place
         if any(session.owner is link for session in self._sessions):
             self._admission.release_owner(link.peer_id)
+        # what came of dialling again says something of this machine's network, and is not for clients
+        told = reason.partition(", and could not be resumed")[0]
         for session in self._sessions:
             hops = session.plan.hops
             if len(hops) > 1 and link.peer_id in (session.next_peer_id, session.previous_peer_id):
-                report_failure(session, link.peer_id, "lost", reason)
+                report_failure(session, link.peer_id, "lost", told)
 
     def _require_encodings(self, plan: SessionPlan, hop: int) -> None:
         """The facts in the descriptor may be older than what this peer's owner wants now."""

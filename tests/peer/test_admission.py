@@ -17,6 +17,7 @@ from molink.peer.models import model as model_module
 from molink.peer.models.model import LocalModel
 from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.serving import admission as admission_module
+from molink.peer.serving import neighbours
 from molink.shards.loader import load_stage
 from molink.shards.spec import Span
 from molink.shards.stage import Stage
@@ -334,7 +335,8 @@ async def test_a_neighbour_that_cannot_be_dialled_may_dial(model: LocalModel) ->
 async def test_a_neighbour_that_is_not_reached_is_named(
     model: LocalModel, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr(admission_module, "DIAL_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(neighbours, "UNREACHED_AFTER_S", 0.5)
+    monkeypatch.setattr(neighbours, "SILENT_AFTER_S", 0.1)
     async with End() as neighbour:
         identity = neighbour.identity
         gone, certificate = neighbour.facts.grpc_addresses, neighbour.certificate
@@ -347,6 +349,6 @@ async def test_a_neighbour_that_is_not_reached_is_named(
         await peer.reserve(asked)
         refusal = (await peer.ready(asked)).refusal
         assert refusal.code == "link"
-        assert refusal.peer_id == identity.peer_id
+        assert (refusal.peer_id, refusal.detail) == (identity.peer_id, "it could not be reached")
         await peer.release(asked)
         assert peer.leases.leases == ()

@@ -6,57 +6,11 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from lease_books import SPEC, TTL_S, book, granted, key, refused
 
 from molink.peer.leases import IDLE_S, KEPT_PART, SPARED_S, Granted, Lease, LeaseBook, LeaseKey, Refused
 from molink.peer.memory import MemoryPlan
-from molink.shards.spec import ModelSpec, Span, merge_spans
-
-TTL_S = 30.0
-
-
-def make_spec(layers: int = 6) -> ModelSpec:
-    """Layer n takes 100 + n bytes of weights and 1 + n % 2 of KV cache a token."""
-    return ModelSpec(
-        model_hash="0" * 64,
-        content_hash="1" * 64,
-        name="test/model",
-        architecture="llama",
-        layers=layers,
-        hidden_size=8,
-        vocabulary_size=16,
-        context_length=200,
-        dtype="float32",
-        quantization="none",
-        layer_bytes=tuple(100 + layer for layer in range(layers)),
-        embed_bytes=30,
-        head_bytes=40,
-        kv_bytes_per_token=tuple(1 + layer % 2 for layer in range(layers)),
-        stop_token_ids=(0,),
-    )
-
-
-SPEC = make_spec()
-WHOLE_BYTES = SPEC.weight_bytes(SPEC.whole)
-
-
-def key(session: int, epoch: int = 1) -> LeaseKey:
-    return LeaseKey(bytes([session]) * 16, epoch)
-
-
-def book(kv: int = 1000, **options: int) -> LeaseBook:
-    """Room for all weights and `kv` bytes of KV cache."""
-    return LeaseBook(SPEC, MemoryPlan(WHOLE_BYTES + kv + 10, 10, WHOLE_BYTES), **options)
-
-
-def granted(answer: Granted | Refused) -> Granted:
-    assert isinstance(answer, Granted), answer
-    return answer
-
-
-def refused(answer: Granted | Refused | tuple[Span, ...], code: str) -> Refused:
-    assert isinstance(answer, Refused), answer
-    assert answer.code == code
-    return answer
+from molink.shards.spec import Span, merge_spans
 
 
 def test_a_cold_lease_is_ready_when_all_of_its_layers_are_loaded() -> None:
@@ -524,93 +478,3 @@ class LeaseMachine(RuleBasedStateMachine):
 
 TestLeaseMachine = LeaseMachine.TestCase
 TestLeaseMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
-
-
-# -- strangers
-
-MANY = 64
-
-
-def crowd(leases: LeaseBook, owners: int, now: float, network: str = "") -> int:
-    """How many leases of 1 token these strangers get when each asks for as many as there are."""
-    answers = [
-        leases.request(key(owner * MANY + number, 1), Span(0, 1), 1, f"stranger {owner}", now, network)
-        for owner in range(owners)
-        for number in range(MANY)
-    ]
-    return sum(isinstance(answer, Granted) for answer in answers)
-
-
-def test_two_strangers_never_hold_all_sessions_and_a_newcomer_and_a_known_client_get_in() -> None:
-    leases = book(kv=100_000)
-    leases.loaded(SPEC.whole)
-    granted(leases.request(key(250), Span(0, 1), 1, "known", 0.0))
-    leases.used(key(250), 0.0)
-    leases.release(key(250))
-    assert crowd(leases, 2, 0.0) == MANY - MANY // KEPT_PART
-    for newcomer in (251, 252, 253):
-        granted(leases.request(key(newcomer), Span(0, 1), 1, f"newcomer {newcomer}", 1.0))
-    refused(leases.request(key(254), Span(0, 1), 1, "one newcomer more", 1.0), "busy")
-    granted(leases.request(key(250, 2), Span(0, 1), 1, "known", 1.0))
-
-
-def test_one_network_never_holds_all_sessions_however_many_identities_it_has() -> None:
-    leases = book(kv=100_000)
-    leases.loaded(SPEC.whole)
-    assert crowd(leases, 3, 0.0, "203.0.113.0/24") == 48
-    granted(leases.request(key(250), Span(0, 1), 1, "elsewhere", 0.0, "198.51.100.0/24"))
-
-
-def test_leases_that_nobody_uses_make_room_after_half_a_minute_and_end_after_a_minute_though_renewed() -> (
-    None
-):
-    leases = book(kv=100_000, max_sessions=4, max_sessions_per_owner=4)
-    leases.loaded(SPEC.whole)
-    for session in (1, 2, 3, 4):
-        granted(leases.request(key(session), Span(0, 1), 1, "stranger", 0.0))
-    for now in (10.0, 20.0):
-        leases.used(key(4), now)
-        assert all(leases.renew(key(session), now) for session in (1, 2, 3, 4))
-        refused(leases.request(key(5), Span(0, 1), 1, "newcomer", now), "busy")
-    answer = granted(leases.request(key(5), Span(0, 1), 1, "newcomer", SPARED_S))
-    assert [lease.key for lease in answer.evicted] == [key(1)]
-    assert [lease.key for lease in leases.leases] == [key(2), key(3), key(4), key(5)]
-    assert all(leases.renew(key(session), 50.0) for session in (2, 3, 4))
-    leases.used(key(4), 55.0)
-    assert not leases.renew(key(2), IDLE_S)
-    assert {lease.key for lease in leases.expire(IDLE_S)} == {key(2), key(3), key(5)}
-    assert leases.renew(key(4), IDLE_S)
-
-
-def test_who_has_most_idle_leases_makes_room_first() -> None:
-    leases = book(kv=100_000, max_sessions=4, max_sessions_per_owner=4)
-    leases.loaded(SPEC.whole)
-    granted(leases.request(key(1), Span(0, 1), 1, "honest", 0.0))
-    for session in (2, 3, 4):
-        granted(leases.request(key(session), Span(0, 1), 1, "stranger", 1.0))
-    for session in (1, 2, 3, 4):
-        leases.renew(key(session), 30.0)
-    answer = granted(leases.request(key(5), Span(0, 1), 1, "newcomer", 40.0))
-    assert [lease.key for lease in answer.evicted] == [key(2)]
-
-
-def test_the_last_tenth_of_the_memory_is_not_for_strangers_who_have_some_already() -> None:
-    leases = book(kv=1000)
-    leases.loaded(SPEC.whole)
-    granted(leases.request(key(1), Span(0, 1), 100, "stranger", 0.0))
-    bytes_left = leases.free_kv_bytes
-    for session in range(2, 30):
-        if isinstance(leases.request(key(session), Span(0, 1), 50, "stranger", 0.0), Refused):
-            break
-    assert 100 <= leases.free_kv_bytes < bytes_left
-    granted(leases.request(key(50), Span(0, 1), 100, "newcomer", 0.0))
-
-
-def test_a_refusal_evicts_nobody() -> None:
-    leases = book(kv=100, max_sessions=4)
-    leases.loaded(SPEC.whole)
-    granted(leases.request(key(1), Span(0, 1), 50, "alice", 0.0))
-    before = leases.leases
-    refused(leases.request(key(2), Span(0, 1), 150, "bob", SPARED_S), "memory")
-    assert leases.leases == before
-    assert leases.renew(key(1), SPARED_S)

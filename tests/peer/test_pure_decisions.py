@@ -54,6 +54,7 @@ DECISIONS = [
     "molink.peer.link.acknowledging",
     "molink.peer.link.keepalive",
     "molink.peer.leases",
+    "molink.shards.address_ranges",
     "molink.peer.link.line_quality",
     "molink.peer.memory",
     "molink.peer.redundancy.pair_balance",

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 
+import httpx
 import pytest
 from fake_hub import Answer, Asked, Fault
 from hub_models import HubSide
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from molink.shards import fetching, unfinished
 from molink.shards.errors import WeightsError
-from molink.shards.hub import HubError, NotGiven, Patience, parse_listing
+from molink.shards.hub import HubClient, HubError, NotGiven, Patience, parse_listing
 from molink.shards.safetensors_header import StoreError
 from molink.shards.spec import Span
 
@@ -336,3 +337,32 @@ def test_files_elsewhere_in_the_repository_are_not_the_models() -> None:
     assert list(
         parse_listing(json.dumps({"siblings": [{"rfilename": n, **entry} for n in names]}).encode())
     ) == ["a.safetensors"]
+
+
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1:1", "[::1]", "10.0.0.7", "169.254.169.254", "localhost", "[::ffff:10.0.0.7]"]
+)
+def test_a_public_hub_sends_nobody_into_a_private_network(host: str) -> None:
+    asked: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request.url.host)
+        return httpx.Response(302, headers={"Location": f"http://{host}/latest/meta-data"})
+
+    with HubClient("evil/model", "0" * 40, endpoint="http://203.0.113.9") as client:
+        client._client = httpx.Client(
+            transport=httpx.MockTransport(answer),
+            follow_redirects=True,
+            event_hooks={"request": [client._refuse_own_network]},
+        )
+        with pytest.raises(HubError, match="nothing is fetched from there"):
+            client.listing()
+    assert asked == ["203.0.113.9"]
+
+
+def test_a_hub_in_a_private_network_may_send_on_within_it() -> None:
+    client = HubClient("own/model", "0" * 40, endpoint="http://127.0.0.1:9")
+    client._refuse_own_network(httpx.Request("GET", "http://127.0.0.1:10/file"))
+    client._refuse_own_network(httpx.Request("GET", "http://8.8.8.8/file"))
+    with pytest.raises(HubError):
+        client._refuse_own_network(httpx.Request("GET", "http://10.0.0.7/file"))

@@ -1,0 +1,96 @@
+"""Links to the neighbours of a circuit, as far as strangers may have this machine dial for them.
+
+A client names its circuit's hops, and each hop signs its own addresses: what comes of a dial is nobody's business but
+that hop's. So whatever fails, the client hears the same, after the same time.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+
+from molink.dht.dialable import Ranges, host_of, may_dial
+from molink.dht.records import PeerFacts
+from molink.dht.refusals import RefusalLog
+from molink.peer.link.handshake import Remote
+from molink.peer.link.link import LinkError
+from molink.peer.link.links import Links
+from molink.peer.serving.budgets import Budget, Rate, Rates
+from molink.peer.serving.dials import DialBackoff
+from molink.shards.address_ranges import range_of
+
+UNREACHED_AFTER_S = 5.0
+"""A neighbour that is not reached is given up after so long, however soon that was clear."""
+SILENT_AFTER_S = 10.0
+"""One that announces no address has so long to dial this peer."""
+DIALS = Rates(Rate(0.5, 32.0), Rate(1.0, 64.0), Rate(4.0, 128.0))
+"""For clients, to identities that the swarm does not know at the address that they give."""
+LOOK_EVERY_S = 0.1
+NewestFacts = Callable[[str], PeerFacts | None]
+"""What the swarm knows of an identity; None: nothing."""
+_log = logging.getLogger(__name__)
+
+
+class Neighbours:
+    """Owner of what is known of doors that stay shut."""
+
+    def __init__(self, links: Links, own_ranges: Ranges, newest_facts: NewestFacts) -> None:
+        self._links = links
+        self._own_ranges = own_ranges
+        self._newest_facts = newest_facts
+        self._backoff = DialBackoff()
+        self._budget = Budget(DIALS)
+        self._refusals = RefusalLog(_log)
+
+    async def link(self, facts: PeerFacts, client: Remote) -> None:
+        """Returns once there is a link to that hop, dialled if that may be, else awaited.
+
+        Raises:
+            LinkError: there is none in time; it says nothing of why.
+        """
+        if self._links.find(facts.peer_id) is not None:
+            return
+        wait_s = UNREACHED_AFTER_S if facts.grpc_addresses else SILENT_AFTER_S
+        given_up_s = asyncio.get_running_loop().time() + wait_s
+        try:
+            async with asyncio.timeout_at(given_up_s):
+                known = self._newest_facts(facts.peer_id)
+                newest = facts if known is None or known.sequence < facts.sequence else known
+                for address in newest.grpc_addresses:
+                    if self._links.find(facts.peer_id) is not None:
+                        return
+                    if self._may_try(newest, address, client, known):
+                        await self._dial(newest, address, given_up_s)
+                while self._links.find(facts.peer_id) is None:  # noqa: ASYNC110 - it comes from the other end, maybe
+                    await asyncio.sleep(LOOK_EVERY_S)
+        except TimeoutError:
+            raise LinkError(facts.peer_id, "it could not be reached") from None
+
+    def _may_try(self, facts: PeerFacts, address: str, client: Remote, known: PeerFacts | None) -> bool:
+        """Whether an address of a hop is dialled for a client."""
+        now = asyncio.get_running_loop().time()
+        if range_of(host_of(address)) is not None and not may_dial(address, self._own_ranges):
+            self._refusals.refused("dials to networks that are not the swarm's", client.peer_id)
+            return False
+        if not self._backoff.may_dial(facts.peer_id, address, now):
+            return False
+        if known is not None and address in known.grpc_addresses:
+            return True
+        if self._budget.spend(client.peer_id, client.network, now):
+            self._refusals.refused("dials beyond the rate", client.peer_id)
+            return False
+        return True
+
+    async def _dial(self, facts: PeerFacts, address: str, given_up_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            await self._links.to(replace(facts, grpc_addresses=(address,)), UNREACHED_AFTER_S)
+        except LinkError as error:
+            _log.debug("%s at %s: %s", facts.peer_id, address, error.reason)
+            self._backoff.failed(facts.peer_id, address, loop.time())
+        except asyncio.CancelledError:
+            if loop.time() >= given_up_s:  # else the client has gone
+                self._backoff.failed(facts.peer_id, address, loop.time())
+            raise
+        else:
+            self._backoff.answered(facts.peer_id, address)
