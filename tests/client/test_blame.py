@@ -40,6 +40,13 @@ def test_of_a_circuit_that_stood_still_the_head_goes_first_and_then_what_the_nex
     assert ledger.stand_still(("other head", "tail"), 1.0).leave == "tail"
 
 
+def test_who_is_there_for_want_of_others_goes_last() -> None:
+    ledger = BlameLedger()
+    ledger.stand_still(("head", "tail"), 0.0)
+    ledger.stand_still(("other head", "tail"), 1.0)
+    assert ledger.stand_still(("other head", "tail"), 2.0, {"tail"}).leave == "other head"
+
+
 def test_what_was_long_ago_is_forgotten_and_a_flood_is_bounded() -> None:
     ledger = BlameLedger()
     ledger.accuse("hop", "first", 0.0)
