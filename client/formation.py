@@ -88,6 +88,10 @@ class Former:
         if not at_fault:
             avoided, _ = self._avoidance.at(tuple(circuit.peers.values()), now_s)
             verdict = self._blame.stand_still([link.peer_id for link in circuit.links], now_s, avoided)
+            if (
+                verdict.leave != circuit.head.peer_id
+            ):  # which may have no other in its place, then the head goes
+                self.avoid(circuit.peers[circuit.head.peer_id].facts, certain=False)
         elif accuser:
             verdict = self._blame.accuse(accuser, at_fault, now_s, self._is_gone)
         else:
@@ -212,7 +216,10 @@ class Former:
             first = cause
         # Of two, one of which accuses the other, one is at fault: without the accuser it may do.
         accusers = self._blame.accusers_of(avoided) & peers.keys()
-        taken_back = sorted(avoided - shunned, key=self._avoidance.since_s, reverse=True)[:MOST_TAKEN_BACK]
+        doubts = {
+            peer_id: (self._avoidance.since_s(peer_id), self._blame.weight(peer_id)) for peer_id in avoided
+        }
+        taken_back = sorted(avoided - shunned, key=doubts.__getitem__, reverse=True)[:MOST_TAKEN_BACK]
         for avoid in (
             (avoided - self._blame.accused()) | accusers | shunned,
             *(avoided - {peer_id} for peer_id in taken_back),
