@@ -46,6 +46,11 @@ class Avoidance:
         """That peer did not fail after all."""
         self.entries.pop(peer_id, None)
 
+    def since_s(self, peer_id: str) -> float:
+        """Since when that peer is left out; 0 if it is not."""
+        entry = self.entries.get(peer_id)
+        return 0.0 if entry is None else entry.since_s
+
     def at(self, peers: Sequence[PeerView], now_s: float) -> tuple[frozenset[str], frozenset[str]]:
         """Those of `peers` that are better left out at `now_s`, and those among them that must be."""
         avoided = {

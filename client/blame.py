@@ -6,7 +6,7 @@ blames honest ones goes with its second accusation, and those whom it alone blam
 still weighs on all of its hops; what they have in common goes next.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 REMEMBERED_S = 180.0
@@ -62,11 +62,12 @@ class BlameLedger:
             return Verdict(accused)
         return Verdict(accuser, self._blamed_alone_by(accuser))
 
-    def stand_still(self, hops: Sequence[str], now_s: float) -> Verdict:
-        """A circuit yielded nothing. Of equals its head goes first, then the others in order."""
+    def stand_still(self, hops: Sequence[str], now_s: float, left: Collection[str] = frozenset()) -> Verdict:
+        """A circuit yielded nothing. Of equals its head goes first, then the others in order; one that was `left`
+        before and is there for want of others goes last."""
         self._forget(now_s)
         self.standstills.append(Standstill(now_s, tuple(hops)))
-        return Verdict(max(hops, key=self.weight))
+        return Verdict(max(hops, key=lambda peer_id: (peer_id not in left, self.weight(peer_id))))
 
     def weight(self, peer_id: str) -> int:
         """In how much that went wrong the peer took part: accusations that it made, other peers that accused it,

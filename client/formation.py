@@ -39,6 +39,8 @@ PATIENCE_S = 2.0
 """What a hop's answer may take while there may be others that answer sooner. A dial that takes longer goes on."""
 SLOW_S = 10.0
 """A hop that has taken longer is left out for so long, if others can take its place."""
+MOST_TAKEN_BACK = 8
+"""Peers that are left out of which each is tried alone, before all of them are."""
 NEAR = 1.25
 """A circuit of peers that have answered before is preferred if it is charged no more than so many times as much."""
 
@@ -84,7 +86,12 @@ class Former:
         """
         now_s = asyncio.get_running_loop().time()
         if not at_fault:
-            verdict = self._blame.stand_still([link.peer_id for link in circuit.links], now_s)
+            avoided, _ = self._avoidance.at(tuple(circuit.peers.values()), now_s)
+            verdict = self._blame.stand_still([link.peer_id for link in circuit.links], now_s, avoided)
+            if (
+                verdict.leave != circuit.head.peer_id
+            ):  # which may have no other in its place, then the head goes
+                self.avoid(circuit.peers[circuit.head.peer_id].facts, certain=False)
         elif accuser:
             verdict = self._blame.accuse(accuser, at_fault, now_s, self._is_gone)
         else:
@@ -209,7 +216,15 @@ class Former:
             first = cause
         # Of two, one of which accuses the other, one is at fault: without the accuser it may do.
         accusers = self._blame.accusers_of(avoided) & peers.keys()
-        for avoid in ((avoided - self._blame.accused()) | accusers | shunned, shunned):
+        doubts = {
+            peer_id: (self._avoidance.since_s(peer_id), self._blame.weight(peer_id)) for peer_id in avoided
+        }
+        taken_back = sorted(avoided - shunned, key=doubts.__getitem__, reverse=True)[:MOST_TAKEN_BACK]
+        for avoid in (
+            (avoided - self._blame.accused()) | accusers | shunned,
+            *(avoided - {peer_id} for peer_id in taken_back),
+            shunned,
+        ):
             try:
                 return await self._chooser.choose(views, template, avoid), peers
             except NoCircuitFound:

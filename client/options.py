@@ -7,7 +7,9 @@ import typer
 
 Model = Annotated[
     str | None,
-    typer.Option(metavar="ID_OR_PATH", help="Model to ask: without it, the one that most peers serve."),
+    typer.Option(
+        metavar="ID_OR_PATH", help="Model to ask: without it, that of the named peers, or of most networks."
+    ),
 ]
 KeyFile = Annotated[
     Path | None,

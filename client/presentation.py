@@ -20,6 +20,8 @@ PIPE_COLUMNS = 120
 SHORT_ID = 8
 """The last characters of a peer id: the first ones are the same for all."""
 
+_REORDERING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+"""Unicode's bidirectional controls: with them a line shows otherwise than it reads (UAX 9, section 2)."""
 _COLUMNS = ("compute", "compute", "queue", "link", "link", "together")
 _SOURCES = ("predicted", "measured", "measured", "predicted", "measured", "measured")
 
@@ -32,7 +34,7 @@ def console() -> "Console":
 
 
 def write_text(text: str) -> None:
-    """Generated text to stdout, as it is; a terminal gets no control sequences, since strangers' peers write them.
+    """Generated text to stdout, as it is; a terminal gets nothing that it would obey, since strangers' peers write it.
 
     Raises:
         CommandFailed: nobody reads it any more.
@@ -218,7 +220,11 @@ def _name(times: HopTimes) -> str:
 
 
 def _harmless(text: str) -> str:
+    """Without control characters, and without those that reorder or hide what stands around them."""
     return "".join(
-        "\ufffd" if unicodedata.category(character) == "Cc" and character not in "\n\t" else character
+        "\ufffd"
+        if character in _REORDERING
+        or (unicodedata.category(character) in ("Cc", "Zl", "Zp") and character not in "\n\t")
+        else character
         for character in text
     )

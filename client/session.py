@@ -6,6 +6,7 @@ gets the whole history as its prefill; tokens are numbered by their position, so
 
 import asyncio
 import secrets
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -104,6 +105,8 @@ class ClientSession:
         """Since when the next token is waited for, whatever became of circuits."""
         self._fruitless = 0
         """Circuits in a row that yielded nothing."""
+        self._stood_still: Counter[tuple[str, ...]] = Counter()
+        """How often a circuit of these peers has."""
         self._pace = _Pace()
 
     async def tokens(self, timeout_s: float) -> AsyncGenerator[pb.Token, None]:
@@ -165,7 +168,8 @@ class ClientSession:
             return
         at_fault = failed.peer_id if self._circuit.has(failed.peer_id) else sender
         accuser = "" if at_fault == sender else sender
-        self._lose(HopLost(failed.epoch, at_fault, as_said(failed.code), as_said(failed.detail), accuser))
+        code = as_said(failed.code) or "lost"
+        self._lose(HopLost(failed.epoch, at_fault, code, as_said(failed.detail) or code, accuser))
 
     def on_link_closed(self, peer_id: str, reason: str) -> None:
         if self._circuit is not None and self._circuit.has(peer_id):
@@ -221,8 +225,9 @@ class ClientSession:
         if route is None:
             return patience.LEAST_FIRST_S
         if self._started_s is None:
-            return patience.next_token_s(route.tpot_ms / 1000, self._pace.mean_s, self._fruitless)
-        return patience.first_token_s(self._predicted_first_s(route), self._fruitless)
+            return patience.next_token_s(route.tpot_ms / 1000, self._pace.mean_s)
+        stood_still = self._stood_still[route.peer_ids]
+        return patience.first_token_s(self._predicted_first_s(route), stood_still)
 
     def _predicted_first_s(self, route: Route) -> float:
         """After a loss what was generated before it is part of the prompt."""
@@ -266,6 +271,7 @@ class ClientSession:
         unheard_s = next((link.unheard_s for link in circuit.links if link.peer_id == loss.peer_id), 0.0)
         self._release()
         self._fruitless += self._started_s is not None
+        self._stood_still[circuit.route.peer_ids] += not loss.peer_id
         waited_s = clock() - self._step_since_s
         if self._fruitless >= patience.MOST_FRUITLESS or waited_s > patience.step_s(
             patience.first_token_s(first_s)

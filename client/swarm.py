@@ -41,7 +41,8 @@ class AsyncSwarm:
 
     Args:
         model: `molink/tiny-shakespeare`, a local folder in Hugging Face format, the name under which peers serve a
-            model, or at least 8 digits of its hash. None: the model that most peers serve.
+            model, or at least 8 digits of its hash. None: of the models that are served whole, that of the initial
+            peers, else the one that is served in most networks.
         initial_peers: multiaddresses of living peers, one is enough. None: MOLINK_INITIAL_PEERS, else the
             configuration file.
         dtype, quantization: only a swarm that serves the model so. None: however it is served.

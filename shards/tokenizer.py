@@ -89,11 +89,21 @@ class Tokenizer:
 
     def decode_raw(self, ids: Sequence[int]) -> str:
         """As `decode`, but spaces before punctuation stay."""
-        return str(self._backend.decode(list(ids), skip_special_tokens=True))
+        return self._decoded(list(ids), skip_special_tokens=True)
 
     def token_text(self, token_id: int) -> str:
         """The text of a single token, special or not, as log-probabilities show it."""
-        return str(self._backend.decode([token_id], skip_special_tokens=False))
+        return self._decoded([token_id], skip_special_tokens=False)
+
+    def _decoded(self, ids: list[int], *, skip_special_tokens: bool) -> str:
+        """What the library makes of the ids; U+FFFD where it cannot make anything of them."""
+        try:
+            return str(self._backend.decode(ids, skip_special_tokens=skip_special_tokens))
+        except BaseException as error:
+            # a panic inside the library is a BaseException of no public type
+            if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+                return "\ufffd"
+            raise
 
     def has_text(self, token_id: int) -> bool:
         """Whether `decode` makes anything of the token: it exists and is not special."""

@@ -135,6 +135,7 @@ async def test_of_a_flood_no_more_tokens_are_taken_than_were_asked_for(attacked:
 async def test_one_liar_after_the_other_is_left(
     lie: AnswerStart, attacked: LocalSwarm, references: References, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(patience, "LEAST_FIRST_S", 2.0)
     monkeypatch.setattr("test_hostile_heads.FLOOD", FULL_FLOOD)
     generation, starts = await generate_beside(attacked, lie, LIARS)
     require_right(generation, references)

@@ -59,7 +59,7 @@ async def tarpits(count: int) -> AsyncIterator[list[tuple[str, Tarpit]]]:
 
 @pytest.mark.e2e
 @pytest.mark.anyio
-@pytest.mark.parametrize("addresses", [1, SYBILS])
+@pytest.mark.parametrize("addresses", [pytest.param(1, marks=pytest.mark.attack), SYBILS])
 async def test_clients_get_in_and_generate_beside_sybils_that_do_not_answer(
     addresses: int, attacked: LocalSwarm, references: References
 ) -> None:

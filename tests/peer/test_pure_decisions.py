@@ -34,7 +34,9 @@ assert not BARRED & set(sys.modules), BARRED & set(sys.modules)
 """
 
 DECISIONS = [
+    "molink.client.blame",
     "molink.client.own_sessions",
+    "molink.client.patience",
     "molink.dht.hearing",
     "molink.dht.losses",
     "molink.dht.neighbours",
