@@ -1,0 +1,74 @@
+"""Strangers that a test sends against real peers: of the control plane in a thread of their own, of links here."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+
+import trio
+from raw_links import dialled, question_of
+
+from molink.client.local_swarm import LocalPeer
+from molink.dht.framing import FrameStream
+from molink.dht.host import Host, open_host
+from molink.dht.identity import Identity
+from molink.dht.records import PeerFacts
+from molink.peer.link.dialling import GrpcStream
+from molink.peer.link.handshake import LINK_ID_BYTES, prove
+from molink.peer.protocol import molink_pb2 as pb
+from molink.peer.protocol.frames import decode, encode, expect
+
+DEADLINE_S = 120.0
+
+
+async def on_control_plane(attack: Callable[[], Awaitable[None]]) -> None:
+    """Runs an attack that trio's hosts make, while the test's loop goes on."""
+
+    async def bounded() -> None:
+        with trio.fail_after(DEADLINE_S):
+            await attack()
+
+    await asyncio.to_thread(trio.run, bounded)
+
+
+@asynccontextmanager
+async def stream_to(
+    peer: LocalPeer, protocol: str, identity: Identity | None = None
+) -> AsyncIterator[tuple[Host, FrameStream]]:
+    """In trio: a stranger's stream to a peer."""
+    async with open_host(identity or Identity.generate(), None, None) as host:
+        await host.dial(peer.address, timeout_s=30.0)
+        stream = await host.open_stream(peer.peer_id, protocol, timeout_s=30.0)
+        try:
+            yield host, stream
+        finally:
+            await stream.reset()
+
+
+@asynccontextmanager
+async def proven_link(
+    facts: PeerFacts, identity: Identity | None = None, *, link_id: bytes = bytes(LINK_ID_BYTES)
+) -> AsyncIterator[GrpcStream]:
+    """A stranger's call to a peer's port that has been let in, and does nothing more by itself."""
+    async with asyncio.timeout(DEADLINE_S), dialled(facts) as call:
+        question = await question_of(call)
+        proof = prove(
+            question,
+            identity or Identity.generate(),
+            facts.certificate,
+            None,
+            link_id=link_id,
+            is_client=True,
+        )
+        await call.write(encode(proof))
+        data = await call.read()
+        assert isinstance(data, bytes)
+        assert expect(decode(data), pb.Welcome).peer_id == facts.peer_id
+        yield call
+
+
+def damaged(record: bytes, at: Sequence[int], by: bytes) -> bytes:
+    """`record` with one byte changed at each of `at`."""
+    changed = bytearray(record)
+    for place, value in zip(at, by, strict=True):
+        changed[place % len(changed)] ^= value or 1
+    return bytes(changed)
