@@ -216,10 +216,11 @@ class Former:
             first = cause
         # Of two, one of which accuses the other, one is at fault: without the accuser it may do.
         accusers = self._blame.accusers_of(avoided) & peers.keys()
+        # Who was only slow comes back before who was part of what went wrong.
         doubts = {
-            peer_id: (self._avoidance.since_s(peer_id), self._blame.weight(peer_id)) for peer_id in avoided
+            peer_id: (self._blame.weight(peer_id), -self._avoidance.since_s(peer_id)) for peer_id in avoided
         }
-        taken_back = sorted(avoided - shunned, key=doubts.__getitem__, reverse=True)[:MOST_TAKEN_BACK]
+        taken_back = sorted(avoided - shunned, key=doubts.__getitem__)[:MOST_TAKEN_BACK]
         for avoid in (
             (avoided - self._blame.accused()) | accusers | shunned,
             *(avoided - {peer_id} for peer_id in taken_back),

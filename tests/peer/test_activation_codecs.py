@@ -8,7 +8,7 @@ import torch
 from data_plane import SPEC, End, asynchronous, describe, hop_of, soon
 from hypothesis import given
 from hypothesis import strategies as st
-from served_peer import HIGH, LOW, model, served
+from served_peer import HIGH, LOW, failures_told, model, served
 from swarm_examples import facts_of
 
 from molink.dht.identity import Identity
@@ -117,7 +117,9 @@ async def test_a_head_sends_what_the_descriptor_agrees_on_and_sessions_do_not_mi
 
 
 @asynchronous
-async def test_activations_in_another_encoding_than_agreed_end_the_link(model: LocalModel) -> None:
+async def test_activations_in_another_encoding_than_agreed_fail_their_session_and_name_the_hop(
+    model: LocalModel,
+) -> None:
     for agreed, sent in (("int8", "float32"), ("", "int8")):
         async with served(model, activation_codecs=INT8) as peer, End() as head:
             hops = [hop_of(head.identity, LOW, replace(head.facts, activation_codecs=INT8)), peer.hop(HIGH)]
@@ -125,17 +127,17 @@ async def test_activations_in_another_encoding_than_agreed_end_the_link(model: L
             asked.activation_codec = agreed
             assert (await peer.reserve(asked, hop=1)).HasField("reserved")
             assert (await peer.ready(asked)).readiness.ready
+            failures = failures_told(peer)
             link = head.links.find(peer.identity.peer_id)
-            inner = peer.serving.links.find(head.peer_id)
             assert link is not None
-            assert inner is not None
             width = peer.spec.hidden_size
             header = pb.Activations(hidden_size=width, dtype=sent)
             header.rows.add(session=asked.session, epoch=1, step=0, rows=5, sample=True, prefill=True)
             assert link.post(header, encode(torch.zeros(5, width), sent))
-            await soon(head.handler.closed.get())
-            assert inner.closed_because is not None
-            assert f"x {sent} are not those of this session" in inner.closed_because
+            failed = await soon(failures.get())
+            assert failed.peer_id == head.peer_id
+            assert f"activations in {sent} came where" in failed.detail
+            assert link.closed_because is None
 
 
 @asynchronous
