@@ -45,8 +45,12 @@ async def victim(identity: Identity, **timing: float) -> AsyncIterator[Network]:
     settings = NetworkSettings(
         identity, Listen("127.0.0.1", 0), (), None, replace(QUICK, interval_s=10.0, **timing)
     )
-    async with open_network(settings, Membership(identity.peer_id, nothing)) as network:
+    membership = Membership(identity.peer_id, nothing)
+    async with open_network(settings, membership) as network:
         network.publisher.announce(facts_of(identity), state_of(identity))
+        with trio.fail_after(10.0):
+            while not membership.snapshot():  # noqa: ASYNC110 nothing to wait on
+                await trio.sleep(0.01)
         yield network
 
 
