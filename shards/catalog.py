@@ -93,12 +93,13 @@ def is_from_hub(identifier: str) -> bool:
 
 def _bundled(identifier: str) -> Path:
     folder = Path(str(files("molink.shards"))) / BUNDLED[identifier]
-    if not (folder / "config.json").is_file():
+    configuration = folder / "config.json"
+    if not configuration.is_file():
         raise ModelNotFound(
             identifier,
             f"it should have been installed at {folder}. Install MoLink again, with its data files.",
         )
-    return folder.resolve()
+    return configuration.resolve().parent  # an editable install is a tree of links to where the files are
 
 
 def _download(identifier: str, cache_dir: Path | None) -> Path:

@@ -74,6 +74,11 @@ def test_under_a_name_that_is_served_only_what_is_served_is_taken(tmp_path: Path
         require_identity("llama", tmp_path, "c" * 64, served)
 
 
+def test_the_bundled_models_files_are_no_links_however_it_was_installed() -> None:
+    folder = catalog.resolve("molink/tiny-shakespeare")
+    assert not [path.name for path in folder.iterdir() if path.is_symlink()]
+
+
 def test_a_bundled_model_that_is_not_installed_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalog, "BUNDLED", {"molink/lost": "models/lost"})
 
