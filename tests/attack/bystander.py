@@ -12,8 +12,10 @@ from live_swarms import References, bundled_folder, generate
 from molink.client.local_swarm import LocalPeer, LocalSwarm
 from molink.client.swarm import AsyncSwarm
 
-GROWTH_BYTES = 256 * 1024 * 1024
-"""Most that a peer may grow by under an attack."""
+MEMORY_BYTES = 600 * 1000 * 1000
+"""What `--memory` grants the peers that are attacked."""
+BEYOND_BYTES = 256 * 1024 * 1024
+"""Most that a peer's process may take beyond that."""
 RECOVERY_S = 30.0
 """Within which, after the end of an attack, all is as before."""
 PROMPTS = ("ROMEO:", "JULIET:", "First Citizen:\nBefore we proceed", "KING RICHARD III:")
@@ -55,12 +57,12 @@ def require_alive(peers: Sequence[LocalPeer]) -> None:
 
 @asynccontextmanager
 async def bystander(
-    swarm: LocalSwarm, client: AsyncSwarm, references: References, *, growth_bytes: int = GROWTH_BYTES
+    swarm: LocalSwarm, client: AsyncSwarm, references: References, *, growth_bytes: int | None = None
 ) -> AsyncIterator[Bystander]:
     """Generates while the block runs, and at least once before and once after it.
 
     At its end every peer lives, every generation had transformers' tokens, a newcomer has got in and generated, and no
-    peer has grown by more than `growth_bytes`.
+    peer has taken more than BEYOND_BYTES beyond its `--memory`, or has grown by more than `growth_bytes`.
     """
     honest = Bystander()
     await honest.generate(client, references)
@@ -90,5 +92,8 @@ async def bystander(
         using.cancel()
         await asyncio.gather(using, return_exceptions=True)
     for peer, bytes_before in before.items():
-        grown = most[peer] - bytes_before
-        assert grown <= growth_bytes, f"peer {peer.name} has grown by {grown / 2**20:.0f} MiB"
+        limit = MEMORY_BYTES + BEYOND_BYTES if growth_bytes is None else bytes_before + growth_bytes
+        taken = most[peer]
+        assert taken <= limit, (
+            f"peer {peer.name} took {taken / 2**20:.0f} MiB, {bytes_before / 2**20:.0f} before"
+        )

@@ -1,15 +1,15 @@
 """Strangers that a test sends against real peers: of the control plane in a thread of their own, of links here."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 
 import trio
 from raw_links import dialled, question_of
 
 from molink.client.local_swarm import LocalPeer
-from molink.dht.framing import FrameStream
-from molink.dht.host import Host, open_host
+from molink.dht.framing import FrameStream, StreamEndedError
+from molink.dht.host import DialError, Host, open_host
 from molink.dht.identity import Identity
 from molink.dht.records import PeerFacts
 from molink.peer.link.dialling import GrpcStream
@@ -28,6 +28,15 @@ async def on_control_plane(attack: Callable[[], Awaitable[None]]) -> None:
             await attack()
 
     await asyncio.to_thread(trio.run, bounded)
+
+
+@contextmanager
+def until_turned_away() -> Iterator[None]:
+    """What the block does ends when the other side has had enough of it."""
+    try:
+        yield
+    except* (StreamEndedError, DialError, trio.TooSlowError):
+        pass
 
 
 @asynccontextmanager

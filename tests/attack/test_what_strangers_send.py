@@ -7,21 +7,18 @@ from contextlib import suppress
 
 import grpc.aio
 import pytest
-import trio
 from bystander import bystander
 from live_swarms import References
 from packet_examples import tampered
 from raw_links import facts_of
-from strangers import damaged, on_control_plane, proven_link, stream_to
+from strangers import damaged, on_control_plane, proven_link, stream_to, until_turned_away
 from swarm_examples import facts_of as example_facts
 from swarm_examples import state_of as example_state
 
 from molink.client.local_swarm import LocalPeer, LocalSwarm
 from molink.client.swarm import AsyncSwarm
 from molink.dht.announcement import seal_facts, seal_state
-from molink.dht.framing import StreamEndedError
 from molink.dht.gossip import PROTOCOL as GOSSIP
-from molink.dht.host import DialError
 from molink.dht.identity import Identity
 from molink.dht.membership import Membership
 from molink.dht.packed import Deflater, PackedStream
@@ -69,7 +66,7 @@ async def test_damaged_records_change_nobodys_view(
     async def attack() -> None:
         sent = 0
         while sent < records:
-            with suppress(StreamEndedError, DialError):  # not listened to any longer
+            with until_turned_away():  # not listened to any longer
                 async with stream_to(front, GOSSIP) as (_, stream):
                     packed = PackedStream(stream)
                     for _ in range(10):
@@ -106,7 +103,7 @@ async def test_many_identities_over_one_link_push_nobody_out(
                 )
 
     async with bystander(attacked, client, references):
-        with suppress(StreamEndedError, trio.TooSlowError):  # it reads a hundred records a second
+        with until_turned_away():  # it reads a hundred records a second
             await on_control_plane(attack)
         honest = {peer.peer_id for peer in attacked.peers}
         assert honest <= await known_to(front)
@@ -122,7 +119,7 @@ async def test_deflated_bombs_are_not_inflated(
 
     async def attack() -> None:
         for _ in range(20):
-            with suppress(StreamEndedError, DialError):
+            with until_turned_away():
                 async with stream_to(attacked.peers[0], protocol) as (_, stream):
                     await stream.send([Deflater().pack([b"\x0f" * 9])[0], *pieces])
 
