@@ -7,6 +7,8 @@ others takes the earlier of two, and forgives more; who speaks takes the later, 
 repeats old records needs half of those that a newcomer meets on its side.
 """
 
+from bisect import bisect_left, insort
+
 TOLERANCE_S = 900.0
 """By which a clock may be behind the swarm's, and nobody minds."""
 MOST_AHEAD_S = 365 * 86_400.0
@@ -21,23 +23,25 @@ class SwarmClock:
     def __init__(self) -> None:
         self._ahead_s: dict[int, float] = {}
         """By the author's tag, its clock less this machine's monotonic one. In order of when it was heard."""
+        self._sorted_s: list[float] = []
+        """The same, in order of size."""
 
     def heard(self, tag: int, sequence: int, now: float, age_s: float = 0.0) -> None:
         """The peer of that tag has itself said something of that sequence `age_s` ago."""
-        self._ahead_s.pop(tag, None)
-        self._ahead_s[tag] = sequence / 1000 + age_s - now
-        if len(self._ahead_s) > _MOST:
-            del self._ahead_s[next(iter(self._ahead_s))]
+        if tag in self._ahead_s:
+            self._forget(tag)
+        elif len(self._ahead_s) == _MOST:
+            self._forget(next(iter(self._ahead_s)))
+        self._ahead_s[tag] = ahead_s = sequence / 1000 + age_s - now
+        insort(self._sorted_s, ahead_s)
 
     def ahead_to_judge_s(self, now: float, wall_s: float) -> float:
         """By how much the swarm's clock is ahead of this machine's `wall_s`, at least."""
-        ahead = self._sorted(now, wall_s)
-        return ahead[(len(ahead) - 1) // 2]
+        return self._ranked(len(self._sorted_s) // 2, wall_s - now)
 
     def ahead_to_speak_s(self, now: float, wall_s: float) -> float:
         """By how much a peer's own words should be ahead of its clock so that others find them new; not below 0."""
-        ahead = self._sorted(now, wall_s)
-        return min(MOST_AHEAD_S, max(0.0, ahead[len(ahead) // 2]))
+        return min(MOST_AHEAD_S, max(0.0, self._ranked((len(self._sorted_s) + 1) // 2, wall_s - now)))
 
     def least_age_s(self, sequence: int, now: float, wall_s: float) -> float:
         """How old what was said with that sequence must be; below 0: it may be new."""
@@ -47,5 +51,10 @@ class SwarmClock:
         """The swarm's time in seconds since 1970, as early as it may be: of clocks that are behind."""
         return wall_s + self.ahead_to_judge_s(now, wall_s) - TOLERANCE_S
 
-    def _sorted(self, now: float, wall_s: float) -> list[float]:
-        return sorted((0.0, *(ahead_s + now - wall_s for ahead_s in self._ahead_s.values())))
+    def _forget(self, tag: int) -> None:
+        del self._sorted_s[bisect_left(self._sorted_s, self._ahead_s.pop(tag))]
+
+    def _ranked(self, rank: int, own_s: float) -> float:
+        """What has that rank, from 0, among all clocks and this machine's own, which is 0: `own_s` less the same."""
+        own_rank = bisect_left(self._sorted_s, own_s)
+        return 0.0 if rank == own_rank else self._sorted_s[rank - (rank > own_rank)] - own_s

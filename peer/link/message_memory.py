@@ -131,7 +131,8 @@ class MessageMemory:
         """A holder has given back."""
         (self._out if out else self._in)[holder.identity] -= size_bytes
         self.taken_bytes -= size_bytes
-        self._tell_room()
+        if self._waiting:
+            self._tell_room()
 
     def close(self, holder: Holder) -> None:
         """As `Holder.close`."""

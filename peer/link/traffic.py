@@ -89,7 +89,7 @@ class Traffic:
         """Of messages that were sent to their end, or cancelled: the last chunk, the bytes, and whether it was an
         answer; until that chunk is acknowledged."""
         self._progress_s = now_s
-        """When the other end last acknowledged anything, or had nothing to acknowledge."""
+        """When the other end last acknowledged anything."""
         self._looked_s = self._awake_s = now_s
         self.answer_bytes = 0
         """Of answers with a payload that the other end has not acknowledged."""
@@ -155,7 +155,9 @@ class Traffic:
         """The uplink has dropped what was left of a message."""
         self.tell_room()
         waiting = self._waiting.pop(message)
-        self._keep(waiting)
+        if len(waiting.content) > UNCOUNTED_BYTES:
+            self._keep(waiting)
+            self._let_go()
         if waiting.begun:
             self._cancels.append((message, self._unacknowledged.sent))
             self._control.append(encode_cancel(message))
@@ -186,7 +188,7 @@ class Traffic:
         begun_s = self._reassembly.waits_since_s()
         if begun_s is not None and now_s - begun_s > PROGRESS_S:
             return f"nothing more has come of a message for {PROGRESS_S:g} s"
-        if len(self._unacknowledged) and now_s - self._progress_s > PROGRESS_S:
+        if now_s - max(self._progress_s, self._unacknowledged.oldest_s) > PROGRESS_S:
             return f"nothing was acknowledged for {PROGRESS_S:g} s"
         return None
 
@@ -213,8 +215,6 @@ class Traffic:
         waiting = self._waiting[send.message]
         waiting.begun = True
         content = waiting.content
-        if not len(self._unacknowledged):
-            self._progress_s = now_s
         chunk = SentChunk(
             self._unacknowledged.sent + 1,
             waiting.traffic_class,
@@ -227,17 +227,16 @@ class Traffic:
         self._unacknowledged.add(chunk)
         if send.last:
             del self._waiting[send.message]
-            self._keep(waiting)
-            self.tell_room()
+            if len(waiting.content) > UNCOUNTED_BYTES:
+                self._keep(waiting)
+            if self._await_room:
+                self.tell_room()
         return chunk.packet()
 
     def _keep(self, waiting: _Waiting) -> None:
-        """Nothing more of a message will be sent: its memory is free when what was sent is acknowledged."""
-        if len(waiting.content) <= UNCOUNTED_BYTES:
-            return
+        """Nothing more of a counted message will be sent: its memory is free when what was sent is acknowledged."""
         is_answer = waiting.traffic_class is TrafficClass.WEIGHTS
         self._kept.append((self._unacknowledged.sent, len(waiting.content), is_answer))
-        self._let_go()
 
     def _let_go(self) -> None:
         """Of messages that are acknowledged."""

@@ -1,7 +1,8 @@
 """What a link has sent and the other end has not acknowledged: it is sent again over the next connection. Pure."""
 
+import math
 from collections import deque
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from molink.peer.protocol.packets import CloseCode, PacketError, encode_data
 from molink.peer.transmission.classes import TrafficClass
@@ -10,8 +11,7 @@ MAX_UNACKNOWLEDGED_BYTES = 32 * 1024 * 1024
 MAX_UNACKNOWLEDGED_CHUNKS = 16 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class SentChunk:
+class SentChunk(NamedTuple):
     """A chunk as it was sent; the payload is a view of its message."""
 
     sequence: int
@@ -74,6 +74,11 @@ class Unacknowledged:
             self.acknowledged += 1
             self.queued_bytes -= len(last.payload)
         return last
+
+    @property
+    def oldest_s(self) -> float:
+        """When the oldest of them was sent; infinite: none is in flight."""
+        return self._chunks[0].sent_s if self._chunks else math.inf
 
     def all(self) -> tuple[SentChunk, ...]:
         """The chunks in flight, in order."""

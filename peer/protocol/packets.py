@@ -19,6 +19,7 @@ import struct
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import pairwise
+from typing import NamedTuple
 
 import xxhash
 
@@ -82,8 +83,7 @@ class PacketError(ProtocolError):
         self.code = code
 
 
-@dataclass(frozen=True, slots=True)
-class Data:
+class Data(NamedTuple):
     """A chunk of a message."""
 
     traffic_class: TrafficClass
@@ -95,8 +95,7 @@ class Data:
     payload: memoryview
 
 
-@dataclass(frozen=True, slots=True)
-class Ack:
+class Ack(NamedTuple):
     """Every chunk up to `sequence` has arrived."""
 
     sequence: int

@@ -212,11 +212,6 @@ class UplinkState:
         rate = self.rate.bytes_per_s
         return math.inf if rate is None else rate / max(1, self.bulk_links)
 
-    def count(self, link: LinkState, traffic_class: TrafficClass, links: int) -> None:
-        """A class waits on one link more (1) or less (-1)."""
-        if not link.stalled:
-            self.waiting[traffic_class] += links
-
     def count_bulk(self, link: LinkState, links: int) -> None:
         """Bulk waits on one link more (1) or less (-1)."""
         if not link.stalled:
@@ -238,7 +233,7 @@ class UplinkState:
         links = -1 if stalls else 1
         link.stalled = False
         for traffic_class in link.backlog.heads:
-            self.count(link, traffic_class, links)
+            self.waiting[traffic_class] += links
         if link.has_bulk:
             self.count_bulk(link, links)
         link.stalled = stalls

@@ -217,7 +217,8 @@ class Uplink:
         is_first_bulk = is_new and traffic_class > _CONTROL and not state.has_bulk
         queued = state.backlog.push(outgoing)
         if queued is not None and is_new:
-            self._state.count(state, traffic_class, 1)
+            if not state.stalled:
+                self._state.waiting[traffic_class] += 1
             if is_first_bulk:
                 self._state.count_bulk(state, 1)
                 self._state.rate.bulk_begins(state.shown, now_s)
@@ -231,7 +232,8 @@ class Uplink:
         """Nothing of a message waits any more."""
         traffic_class = queued.outgoing.traffic_class
         if traffic_class not in state.backlog.heads:
-            self._state.count(state, traffic_class, -1)
+            if not state.stalled:
+                self._state.waiting[traffic_class] -= 1
             if traffic_class > _CONTROL and not state.has_bulk:
                 self._state.count_bulk(state, -1)
                 state.shown.is_busy = False
