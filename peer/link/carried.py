@@ -12,11 +12,16 @@ class Carried:
     """Owner of a connection while a link uses it: begins to carry at once, and ends with `let_go`."""
 
     def __init__(
-        self, connection: Connection, traffic: Traffic, deliver: Callable[[memoryview], None], peer_id: str
+        self,
+        connection: Connection,
+        traffic: Traffic,
+        deliver: Callable[[memoryview], None],
+        peer_id: str,
+        pace: Callable[[], float] | None = None,
     ) -> None:
-        """`peer_id` is the other end's: tasks are called after it."""
+        """`peer_id` is the other end's: tasks are called after it. `pace`: as the carrier's."""
         self._connection = connection
-        self._carrier = Carrier(connection.stream, traffic, deliver)
+        self._carrier = Carrier(connection.stream, traffic, deliver, pace)
         self._reading = asyncio.create_task(self._carrier.read(), name=f"link {peer_id} read")
         self._writing = asyncio.create_task(self._carrier.write(), name=f"link {peer_id} write")
 

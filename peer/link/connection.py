@@ -50,8 +50,16 @@ def why_broken(error: BaseException) -> str:
 class Carrier:
     """Reads and writes one connection for a link; at most one at a time works for the link's traffic."""
 
-    def __init__(self, stream: Stream, traffic: Traffic, deliver: Callable[[memoryview], None]) -> None:
+    def __init__(
+        self,
+        stream: Stream,
+        traffic: Traffic,
+        deliver: Callable[[memoryview], None],
+        pace: Callable[[], float] | None = None,
+    ) -> None:
+        """After each packet `pace` says for how many seconds nothing more is to be read, until it says 0."""
         self._stream = stream
+        self._pace = pace
         self._traffic = traffic
         self._deliver = deliver
         self._idle: asyncio.Future[bytes | None] | None = None
@@ -81,6 +89,15 @@ class Carrier:
             finally:
                 self._taking = False
             self._look()
+            if self._pace is not None:
+                await self._slow_down(self._pace)
+
+    async def _slow_down(self, pace: Callable[[], float]) -> None:
+        while True:
+            wait_s = pace()
+            if wait_s <= 0:
+                return
+            await asyncio.sleep(wait_s)
 
     async def write(self) -> str:
         """Until told the last packet; raises BREAKS as they come."""

@@ -54,6 +54,11 @@ class LinkHandler(Protocol):
         """The link is gone for good."""
 
 
+Pace = Callable[["Link"], float]
+"""Asked after each packet that acknowledges nothing: for how many seconds no further one is to be read; asked again
+until it says 0."""
+
+
 @dataclass(frozen=True, slots=True)
 class Resumed:
     """Another connection of a link, and the last chunk that the other end has received."""
@@ -82,9 +87,10 @@ class Link:
         uplink: SharedUplink,
         redial: Callable[["Link"], Awaitable[Resumed]] | None = None,
         memory: MessageMemory | None = None,
+        pace: Pace | None = None,
     ) -> None:
         """`redial` makes another connection, or raises LinkError; without it the other end is who dials. `memory` is
-        shared by all links of the process."""
+        shared by all links of the process. `pace` slows down what comes; None: nothing does."""
         loop = asyncio.get_running_loop()
         self.link_id = link_id
         self.remote = remote
@@ -92,6 +98,8 @@ class Link:
         self._connection = connection
         self._handler = handler
         self._redial = redial
+        self._pace = pace
+        self._paced_acknowledged = 0
         self._measured = asyncio.Event()
         holder = (memory or MessageMemory()).open(remote.peer_id, self._evicted, self._room)
         self._traffic = Traffic(uplink, self._wake, self._measured.set, loop.time(), holder)
@@ -258,6 +266,12 @@ class Link:
                 await connection.close()
                 return _End(f"protocol error: {error}")
 
+    def _wait_s(self) -> float:
+        """For how long nothing more is to be read. What acknowledges something was asked for."""
+        acknowledged, before = self._traffic.acknowledged, self._paced_acknowledged
+        self._paced_acknowledged = acknowledged
+        return self._pace(self) if acknowledged == before and self._pace is not None else 0.0
+
     def _evicted(self) -> None:
         """What the link holds of the process's memory has to make room."""
         self._traffic.forget_unfinished()
@@ -273,7 +287,8 @@ class Link:
 
     async def _carry(self, connection: Connection) -> str | _End:
         """Uses a connection until it breaks, or the link ends; why."""
-        carried = self._carried = Carried(connection, self._traffic, self._dispatch, self.peer_id)
+        pace = self._wait_s if self._pace is not None else None
+        carried = self._carried = Carried(connection, self._traffic, self._dispatch, self.peer_id, pace)
         ended = await carried.ended(self._closing)
         return self._closing.result() if self._closing.done() else _outcome(ended)
 

@@ -18,7 +18,7 @@ from molink.peer.link.connection import Connection
 from molink.peer.link.dialling import DIAL_TIMEOUT_S, Dialler
 from molink.peer.link.handshake import LINK_ID_BYTES, Remote
 from molink.peer.link.line_quality import LineQuality
-from molink.peer.link.link import Link, LinkError, LinkHandler, Resumed
+from molink.peer.link.link import Link, LinkError, LinkHandler, Pace, Resumed
 from molink.peer.link.message_memory import MessageMemory
 from molink.peer.link.shared_uplink import SharedUplink
 
@@ -46,10 +46,12 @@ class Links:
         transmission_policy: str = "molink",
         memory: MessageMemory | None = None,
         own_ranges: Ranges = ANYWHERE,
+        pace: Pace | None = None,
     ) -> None:
         """`http_proxy` is the URL of a proxy that links are dialled through with CONNECT. Of the environment only
         `no_proxy` counts then: hosts that are dialled directly all the same. `memory` is for what is unfinished and
         unacknowledged on all links together. Announced addresses are dialled in `own_ranges` only (`dht/dialable.py`).
+        `pace` slows down links that others dialled.
         """
         self._identity = identity
         self._handler = handler
@@ -58,6 +60,7 @@ class Links:
         )
         self._uplink = SharedUplink(transmission_policy)
         self._memory = memory or MessageMemory()
+        self._pace = pace
         self._links: dict[str, Link] = {}
         """In use, by peer id."""
         self._spares: list[Link] = []
@@ -149,7 +152,9 @@ class Links:
 
     def accept(self, link_id: bytes, remote: Remote, connection: Connection) -> asyncio.Task[None]:
         """Takes in a link that the other end dialled; done when it has ended."""
-        link = Link(link_id, remote, connection, self._handler, self._uplink, memory=self._memory)
+        link = Link(
+            link_id, remote, connection, self._handler, self._uplink, memory=self._memory, pace=self._pace
+        )
         self._accepted[link.peer_id, link_id] = link
         return self._start(link)
 

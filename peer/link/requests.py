@@ -16,6 +16,8 @@ MAX_REQUESTS_IN_FLIGHT = 64
 MAX_RELEASES_IN_FLIGHT = 512
 """On top of them: a release refused would leave its lease standing. Whoever sends more loses the link, and with it all
 its leases."""
+MAX_TURNED_AWAY = 512
+"""So many more requests beyond those in flight than are taken meanwhile, and the link ends."""
 BUSY_RETRY_MS = 500
 LARGE = frozenset(("get_manifest", "get_file"))
 """Requests whose answers have payloads: of each link one at a time is made, when those before it are acknowledged."""
@@ -37,6 +39,8 @@ class Requests:
         self._traffic = traffic
         self._holder = holder
         self._large = asyncio.Lock()
+        self._turned_away = 0
+        """Requests, less those that were taken since."""
         self._ids = itertools.count(1)
         self._answers: dict[int, asyncio.Future[Answer]] = {}
         self._serving: set[asyncio.Task[None]] = set()
@@ -77,13 +81,17 @@ class Requests:
         releases = request.WhichOneof("body") == "release"
         full = len(self._serving) >= MAX_REQUESTS_IN_FLIGHT + (MAX_RELEASES_IN_FLIGHT if releases else 0)
         if full or not self._holder.take_in(size_bytes):
+            self._turned_away += 1
             if releases:
                 raise ProtocolError(f"more than {MAX_RELEASES_IN_FLIGHT} releases at once, or too large ones")
+            if self._turned_away > MAX_TURNED_AWAY:
+                raise ProtocolError(f"{self._turned_away} requests beyond {MAX_REQUESTS_IN_FLIGHT} at once")
             refusal = pb.Refusal(
                 code="busy", detail="too many requests at once on this link", retry_after_ms=BUSY_RETRY_MS
             )
             self._send(pb.Response(id=request.id, refusal=refusal), b"", TrafficClass.CONTROL)
             return
+        self._turned_away = max(0, self._turned_away - 1)
         task = asyncio.create_task(self._answer(request))
         self._serving.add(task)
         task.add_done_callback(self._serving.discard)

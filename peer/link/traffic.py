@@ -103,6 +103,11 @@ class Traffic:
         return self._reassembly.received
 
     @property
+    def acknowledged(self) -> int:
+        """The last chunk that the other end has acknowledged."""
+        return self._unacknowledged.acknowledged
+
+    @property
     def owes_or_is_owed(self) -> bool:
         """Something waits to be sent, or to be acknowledged."""
         return bool(self._waiting) or len(self._unacknowledged) > 0

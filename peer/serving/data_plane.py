@@ -76,7 +76,7 @@ class Serving:
         identity."""
         sessions = SessionTable()
         spec = backend.engine.spec
-        service = PeerService(spec, sessions, handout, activation_codecs)
+        service = PeerService(spec, sessions, handout, activation_codecs, is_announced)
         self._engine_thread = EngineThread()
         self.links = Links(
             identity,
@@ -90,6 +90,7 @@ class Serving:
                 lambda peer_id: service.serves(peer_id) or is_announced(peer_id),
             ),
             own_ranges=own_ranges,
+            pace=service.pace,
         )
         self.stepper = Stepper(
             identity.peer_id,

@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from weakref import WeakKeyDictionary
+from collections.abc import Callable
+from weakref import WeakKeyDictionary, WeakSet
 
 from molink.dht.refusals import RefusalLog
 from molink.peer.leases import MIN_RETRY_S, LeaseKey
@@ -20,6 +21,11 @@ from molink.shards.spec import ModelSpec
 MAX_WAIT_S = 5.0
 RESERVATIONS = Rates(Rate(40.0, 128.0), Rate(80.0, 256.0), Rate(120.0, 320.0))
 """A session asks once. Checking a descriptor takes about a millisecond, beside which decode steps wait."""
+PACKETS = Rates(Rate(200.0, 2000.0), Rate(400.0, 4000.0), Rate(1000.0, 8000.0))
+"""Of who is not known, such as questions and signs of life, not what acknowledges something. To take one in takes a
+quarter of a millisecond, gRPC's part included."""
+REFUSAL_S = 0.25
+"""What asks beyond the rate waits so long for its refusal, and what the link asks next waits behind it."""
 FILE_PARTS = Rates(Rate(2.0, 256.0), Rate(8.0, 512.0), Rate(32.0, 1024.0))
 """Of a MiB. All that a client needs of a model is a few of them, once."""
 _log = logging.getLogger(__name__)
@@ -29,8 +35,14 @@ class PeerService:
     """The peer's LinkHandler. The collaborators are attached once the links they need exist."""
 
     def __init__(
-        self, spec: ModelSpec, sessions: SessionTable, handout: Handout, activation_codecs: tuple[str, ...]
+        self,
+        spec: ModelSpec,
+        sessions: SessionTable,
+        handout: Handout,
+        activation_codecs: tuple[str, ...],
+        is_announced: Callable[[str], bool] = lambda _: False,
     ) -> None:
+        """`is_announced`: whether an identity has announced itself to the swarm."""
         self._spec = spec
         self._encodings = (spec.dtype, *activation_codecs)
         self._sessions = sessions
@@ -38,6 +50,10 @@ class PeerService:
         self._stepper: Stepper | None = None
         self._admission: Admission | None = None
         self._links: Links | None = None
+        self._is_announced = is_announced
+        self._known: WeakSet[Link] = WeakSet()
+        """Links of who was found to be known once."""
+        self._packets = Budget(PACKETS)
         self._reservations = Budget(RESERVATIONS)
         self._file_parts = Budget(FILE_PARTS)
         self._refusals = RefusalLog(_log)
@@ -56,6 +72,15 @@ class PeerService:
             peer_id in (session.owner.peer_id, session.next_peer_id, session.previous_peer_id)
             for session in self._sessions
         )
+
+    def pace(self, link: Link) -> float:
+        """For how many seconds no further packet of that link is to be read (`link.Pace`)."""
+        if link in self._known:
+            return 0.0
+        if self._is_known(link) or self._is_announced(link.peer_id):
+            self._known.add(link)
+            return 0.0
+        return self._packets.spend(link.peer_id, link.remote.network, asyncio.get_running_loop().time())
 
     def on_frame(self, link: Link, frame: Frame) -> None:
         stepper, header = self._stepper, frame.header
@@ -106,12 +131,15 @@ class PeerService:
         if refused:
             raise RequestRefused("codec", f"this peer takes no activations in {', '.join(sorted(refused))}")
 
-    def _spend(self, budget: Budget, link: Link, what: str) -> None:
-        """Raises RequestRefused where more is asked than may be."""
-        known = self._admission is not None and self._admission.knows(link.peer_id)
+    def _is_known(self, link: Link) -> bool:
+        return self._admission is not None and self._admission.knows(link.peer_id)
+
+    async def _spend(self, budget: Budget, link: Link, what: str) -> None:
+        """Raises RequestRefused, after a while, where more is asked than may be."""
         now = asyncio.get_running_loop().time()
-        wait_s = budget.spend(link.peer_id, link.remote.network, now, known=known)
+        wait_s = budget.spend(link.peer_id, link.remote.network, now, known=self._is_known(link))
         if wait_s:
+            await asyncio.sleep(REFUSAL_S)
             self._refusals.refused(f"{what} beyond the rate", link.peer_id)
             raise RequestRefused(
                 "busy", f"this peer is asked for more {what} than it answers", max(MIN_RETRY_S, wait_s)
@@ -122,8 +150,8 @@ class PeerService:
             raise RequestRefused("busy", "this peer is still starting", retry_after_s=1.0)
         body = request.WhichOneof("body")
         if body == "reserve":
-            self._spend(self._reservations, link, "reservations")
             async with self._turns.setdefault(link, asyncio.Lock()):
+                await self._spend(self._reservations, link, "reservations")
                 plan = await asyncio.to_thread(read_plan, request.reserve.descriptor, self._spec)
                 self._require_encodings(plan, request.reserve.hop)
                 bytes_to_load = self._admission.reserve(link, plan, request.reserve.hop)
@@ -139,11 +167,11 @@ class PeerService:
                 self._admission.release(request.release, link.peer_id)
             return pb.Response(released=pb.Released()), b""
         if body == "get_manifest":
-            self._spend(self._file_parts, link, "requests for files")
+            await self._spend(self._file_parts, link, "requests for files")
             payload, total = self._handout.manifest(request.get_manifest.model_hash)
             return pb.Response(content=pb.Content(total_bytes=total)), payload
         if body == "get_file":
-            self._spend(self._file_parts, link, "requests for files")
+            await self._spend(self._file_parts, link, "requests for files")
             wanted = request.get_file
             payload, total = await asyncio.to_thread(
                 self._handout.part, wanted.model_hash, wanted.sha256, wanted.offset

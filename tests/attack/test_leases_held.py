@@ -95,7 +95,7 @@ async def test_idle_leases_make_room_for_who_asks_and_steps_are_use(
 
 
 @asynchronous
-async def test_reservations_beyond_the_rate_are_refused_at_once_and_say_when_to_come_back(
+async def test_reservations_beyond_the_rate_are_refused_and_say_when_to_come_back(
     model: LocalModel,
 ) -> None:
     async with served(model, kv_tokens=4000) as peer:

@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from data_plane import asynchronous, soon, until
@@ -31,12 +31,12 @@ class Pipe:
 class Side:
     """A carrier with its traffic. `answers`: each message is posted back while it is taken in."""
 
-    def __init__(self, pipe: Pipe, *, answers: bool) -> None:
+    def __init__(self, pipe: Pipe, *, answers: bool, pace: Callable[[], float] | None = None) -> None:
         self.messages: asyncio.Queue[bytes] = asyncio.Queue()
         self._answers = answers
         self._now_s = asyncio.get_running_loop().time
         self.traffic = Traffic(SharedUplink(), self._wake, lambda: None, self._now_s())
-        self.carrier = Carrier(pipe, self.traffic, self._deliver)
+        self.carrier = Carrier(pipe, self.traffic, self._deliver, pace)
         self.reading = asyncio.create_task(self.carrier.read())
         self.writing = asyncio.create_task(self.carrier.write())
 
@@ -125,3 +125,33 @@ async def test_it_looks_for_something_to_send_when_it_was_told_last() -> None:
     carrier.stop_timer()
     writing.cancel()
     await asyncio.gather(writing, return_exceptions=True)
+
+
+@asynchronous
+async def test_while_the_pace_says_wait_nothing_more_is_read() -> None:
+    there: asyncio.Queue[bytes] = asyncio.Queue()
+    asked: asyncio.Queue[None] = asyncio.Queue()
+    waits_s = [0.0]
+
+    def pace() -> float:
+        asked.put_nowait(None)
+        return waits_s[-1]
+
+    sender = Side(Pipe(asyncio.Queue(), there), answers=False)
+    paced = Side(Pipe(there, asyncio.Queue()), answers=False, pace=pace)
+    try:
+        sender.post(b"first")
+        assert await soon(paced.messages.get()) == b"first"
+        await soon(asked.get())
+        waits_s.append(0.001)
+        sender.post(b"second")
+        assert await soon(paced.messages.get()) == b"second"
+        sender.post(b"third")
+        for _ in range(20):
+            await soon(asked.get())
+        assert paced.messages.empty()
+        waits_s.append(0.0)
+        assert await soon(paced.messages.get()) == b"third"
+    finally:
+        await sender.end()
+        await paced.end()
