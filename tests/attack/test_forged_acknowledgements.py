@@ -170,7 +170,8 @@ async def withstands(
             async with forging(facts_of(client, "front"), stamp, seconds) as forger:
                 while not forger.done():
                     await prompt(client, references)
-            assert forger.result() >= 5 * seconds
+            # once strangers have asked for as many files as they may, refusals are all that comes to be acknowledged
+            assert forger.result() >= seconds
             assert await uplink_mbps(front) >= LEAST_PART * before_mbps
     await prompt(client, references)
 
