@@ -73,6 +73,7 @@ async def nothing_at_all(_: Liar, __: Link, ___: pb.Start) -> None:
     """The circuit stands still."""
 
 
+CLIENTS = 5
 LIES = (
     tokens_of_the_past,
     an_unknown_id,
@@ -85,7 +86,19 @@ LIES = (
 
 
 async def generate_beside(attacked: LocalSwarm, lie: AnswerStart, liars: int = 1) -> tuple[Generation, int]:
-    """A generation in a swarm whose best heads lie, and how often they were started on it."""
+    """A generation in a swarm whose best heads lie, and how often they were started on it.
+
+    Whatever liars announce, a client measures how far away they are. On a busy machine this process, in which they are,
+    can be too far, and then another client has a look.
+    """
+    for _ in range(CLIENTS):
+        generation, starts = await _generate_beside(attacked, lie, liars)
+        if starts:
+            break
+    return generation, starts
+
+
+async def _generate_beside(attacked: LocalSwarm, lie: AnswerStart, liars: int) -> tuple[Generation, int]:
     async with AsyncSwarm(initial_peers=attacked.addresses) as client:
         like = view_of(client, "front")
         heads = [Liar(lie) for _ in range(liars)]
@@ -136,7 +149,7 @@ async def test_of_a_flood_no_more_tokens_are_taken_than_were_asked_for(attacked:
 async def test_one_liar_after_the_other_is_left(
     lie: AnswerStart, attacked: LocalSwarm, references: References, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patience, "LEAST_FIRST_S", 2.0)
+    monkeypatch.setattr(patience, "LEAST_FIRST_S", 4.0)
     monkeypatch.setattr("test_hostile_heads.FLOOD", FULL_FLOOD)
     generation, starts = await generate_beside(attacked, lie, LIARS)
     require_right(generation, references)
