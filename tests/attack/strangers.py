@@ -20,11 +20,11 @@ from molink.peer.protocol.frames import decode, encode, expect
 DEADLINE_S = 120.0
 
 
-async def on_control_plane(attack: Callable[[], Awaitable[None]]) -> None:
+async def on_control_plane(attack: Callable[[], Awaitable[None]], within_s: float = DEADLINE_S) -> None:
     """Runs an attack that trio's hosts make, while the test's loop goes on."""
 
     async def bounded() -> None:
-        with trio.fail_after(DEADLINE_S):
+        with trio.fail_after(within_s):
             await attack()
 
     await asyncio.to_thread(trio.run, bounded)

@@ -19,7 +19,7 @@ from molink.client.swarm import AsyncSwarm
 
 pytestmark = [pytest.mark.attack, pytest.mark.anyio]
 
-QUIET_S, BEGINS_S, ATTACKED_S = 2.0, 2.0, 6.0
+QUIET_S, BEGINS_S, ATTACKED_S = 1.5, 1.5, 4.0
 MOST_TIMES = 2.0
 
 

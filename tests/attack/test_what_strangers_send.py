@@ -28,12 +28,13 @@ from molink.dht.table import pull
 pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
 
 
-def counted(few: int, many: int) -> list[object]:
-    """So many in every run, and the numbers of the attack in full."""
-    return [few, pytest.param(many, marks=pytest.mark.attack)]
+def counted(few: int, many: int, most: int | None = None) -> list[object]:
+    """So many in every run, beside the attacks, and where everything is tried."""
+    runs: list[object] = [few, pytest.param(many, marks=pytest.mark.attack)]
+    return runs if most is None else [*runs, pytest.param(most, marks=pytest.mark.fuzz)]
 
 
-@pytest.mark.parametrize("packets", counted(200, 20_000))
+@pytest.mark.parametrize("packets", counted(200, 20_000, 100_000))
 async def test_damaged_packets_end_their_links_only(
     packets: int, attacked: LocalSwarm, client: AsyncSwarm, references: References
 ) -> None:
@@ -54,7 +55,8 @@ async def test_damaged_packets_end_their_links_only(
             await asyncio.gather(*(one_link() for _ in range(4)))
 
 
-@pytest.mark.parametrize("records", counted(500, 50_000))
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("records", counted(500, 20_000, 100_000))
 async def test_damaged_records_change_nobodys_view(
     records: int, attacked: LocalSwarm, client: AsyncSwarm, references: References
 ) -> None:
@@ -80,7 +82,7 @@ async def test_damaged_records_change_nobodys_view(
                         await packed.send(batch)
 
     async with bystander(attacked, client, references):
-        await on_control_plane(attack)
+        await on_control_plane(attack, within_s=60.0 + records / 200)
         assert mallory.peer_id not in await known_to(front)
 
 
