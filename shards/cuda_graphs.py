@@ -29,17 +29,16 @@ class CudaGraphs:
         """
         if self._aside is None:
             self._aside, self._pool = self._device.new_stream(), torch.cuda.graph_pool_handle()
-        computing = torch.cuda.current_stream(self._device.place)
-        self._aside.wait_stream(computing)
+        aside, computing = self._aside, torch.cuda.current_stream(self._device.place)
+        aside.wait_stream(computing)
         try:
-            with torch.cuda.stream(self._aside):
+            with torch.cuda.stream(aside):
                 step()
                 torch.cuda.synchronize(self._device.place)
                 torch.cuda.empty_cache()  # what the first call took, the recording takes once more
                 graph, result = self._captured(step)
         finally:
-            torch.cuda.set_stream(computing)
-        computing.wait_stream(self._aside)
+            computing.wait_stream(aside)
 
         def replay() -> Tensor:
             graph.replay()

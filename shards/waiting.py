@@ -38,7 +38,9 @@ class RefusesWaits(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch'
     ) -> Any:  # noqa: ANN401 - as above
         if _waits(func, args, kwargs or {}):
             raise WaitsForDevice(str(func))
-        return func(*args, **(kwargs or {}))
+        with self:  # without gradients an operation that is made of others comes as one
+            result = func.decompose(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {})) if result is NotImplemented else result
 
 
 def _waits(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:  # noqa: ANN401 - as above
