@@ -32,6 +32,10 @@ class StageEngine(Protocol):
 
     def step(self, span: Span, rows: Sequence[Rows], hidden: Tensor | None) -> Tensor: ...
 
+    def to_host(self, tensors: Sequence[Tensor]) -> list[Tensor]: ...
+
+    def record_next(self) -> bool: ...
+
 
 class Backend(Protocol):
     """An engine, and the loader that fills it."""

@@ -13,6 +13,7 @@ from molink.shards.assembly import TROUBLE, Recipe, assemble, make_stage, quiet_
 from molink.shards.codec import dtype_of
 from molink.shards.conversions import Conversion, conversion_of
 from molink.shards.converted_tensors import converted_tensors
+from molink.shards.device import Device
 from molink.shards.dimensions import is_quantizable
 from molink.shards.errors import UnsupportedArchitecture, WeightsError
 from molink.shards.grouping import layer_of
@@ -60,6 +61,7 @@ def load_stage(
     UnsupportedArchitecture where the model's kind cannot be served, QuantizationUnavailable where a package is
     missing for it, and ValueError where the span reaches beyond the model.
     """
+    Device(device).enter()
     quantizer = None if quantization == "none" else StreamingQuantizer(quantization, shard)
     conversion = _conversion_for(folder)
     config = _read_config(folder, conversion)
