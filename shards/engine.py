@@ -173,7 +173,7 @@ class Engine:
         caches, counts = [row.cache for row in rows], [row.count for row in rows]
         paged = self._paged_span(span)
         batch = (
-            PackedBatch(caches, counts, bitwise=not self._unfinished)
+            PackedBatch(caches, counts, bitwise=not self._unfinished and route[0].exact)
             if paged is None
             else paged.batch(caches, counts, self._device)
         )
