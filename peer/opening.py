@@ -113,7 +113,7 @@ class Opening:
         # what this very peer said before it was started again binds nobody
         others = tuple(view for view in discovery.snapshot() if view.peer_id != identity.peer_id)
         ranges = await self._own_ranges(discovery)
-        model = await self._model(others, devices, swarm_key, stack, ranges)
+        model = replace(await self._model(others, devices, swarm_key, stack, ranges), exact=settings.exact)
         _tell_of_other_numbers(model.spec, others)
         _tell_of_missing_tokenizer(model.spec.name, model.manifest.files)
         computing = await open_computing(stack, model, devices, settings, self._state.profiles, self._report)

@@ -68,6 +68,8 @@ class Recipe:
     """None: matrices stay as they are."""
     shard: Shard | None = None
     """The rank of which the tensors are the parts; None: they are whole."""
+    exact: bool = False
+    """Whether steps of one session equal transformers' bit for bit; else each goes the fastest way."""
 
 
 def assemble(
@@ -216,7 +218,7 @@ def make_stage(
     slopes = alibi_slopes(text.num_attention_heads).to(device) if getattr(config, ALIBI, False) else None
     if slopes is not None and recipe.shard is not None:
         slopes = recipe.shard.own_heads(slopes)
-    slot = BatchSlot(slopes)
+    slot = BatchSlot(slopes, exact=recipe.exact)
     layers = model.get_submodule(layers_path(model))
     slot.install(layers)
     install_products(model, slot)

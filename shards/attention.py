@@ -60,14 +60,20 @@ class BatchSlot:
     stage's slot.
     """
 
-    __slots__ = ("batch", "bitwise", "slopes")
+    __slots__ = ("batch", "bitwise", "exact", "slopes")
 
-    def __init__(self, slopes: Tensor | None) -> None:
+    def __init__(self, slopes: Tensor | None, *, exact: bool = True) -> None:
+        """`exact`: steps of one session equal transformers' bit for bit; else all go the fastest way."""
+        self.exact = exact
         self.batch: AttendingBatch | None = None
-        self.bitwise = True
+        self.bitwise = exact
         """Whether the step that runs is to equal transformers' bit for bit, not only up to rounding."""
         self.slopes = slopes
         """As in `Rules`, for models whose own code does not say."""
+
+    def begin(self, batch: "AttendingBatch") -> None:
+        """A step of this batch runs from now on."""
+        self.bitwise = self.exact and batch.bitwise
 
     def install(self, layers: Iterable[nn.Module]) -> None:
         """Lets every module inside `layers` find this slot."""

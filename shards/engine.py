@@ -199,7 +199,7 @@ class Engine:
         caches, counts = [row.cache for row in rows], [row.count for row in rows]
         paged = self._paged.get(span)
         if paged is None:
-            bitwise = not self._unfinished
+            bitwise = not self._unfinished and route[0].exact
             return self._through(
                 span, route, rows, (inputs, positions), PackedBatch(caches, counts, bitwise=bitwise)
             )

@@ -47,13 +47,15 @@ def load_stage(
     manifest: Manifest | None = None,
     parts: Mapping[str, StoredPart] | None = None,
     shard: Shard | None = None,
+    exact: bool = False,
 ) -> Stage:
     """Loads the layers of `span`, the embedding if it starts the model, final norm and head if it ends it.
 
     With a `quantization` other than none, matrices are quantized one after the other as they are read.
     With a `manifest`, what is loaded is hashed on the way and has to be what it names: files may have been
     altered since the manifest was read. `parts` are the tensors where they are not in the folder. With
-    a `shard`, only that rank's part stays in memory. Reads local files only and never runs code from the folder. The
+    a `shard`, only that rank's part stays in memory. If `exact`, steps of one session equal transformers' bit for bit;
+    else each goes the fastest way. Reads local files only and never runs code from the folder. The
     first time that a process meets an architecture with certain flags, a tiny model of the kind is split and compared
     with the whole one.
 
@@ -80,7 +82,7 @@ def load_stage(
         raise UnsupportedArchitecture(
             folder, config.model_type, f"several devices cannot share it: {refusal}"
         )
-    recipe = Recipe(dtype_of(dtype), verdict.batching, quantizer, shard)
+    recipe = Recipe(dtype_of(dtype), verdict.batching, quantizer, shard, exact)
     source = _Source(folder, parts, manifest, conversion, stored)
     model = _load_model(source, config, span, recipe, progress)
     model.to(torch.device(device)).requires_grad_(requires_grad=False)

@@ -197,7 +197,7 @@ def _engine(
         for name, tensor in tensors.items()
     }
     own = copy.deepcopy(config)
-    recipe = Recipe(torch.float32, batching)
+    recipe = Recipe(torch.float32, batching, exact=True)
     model = assemble(_NOWHERE, own, span, parts, [], counter, recipe)
     stage = make_stage(_NOWHERE, model, own, span, torch.device("cpu"), recipe)
     engine = Engine(_spec_of(stage.facts), "cpu")

@@ -43,9 +43,12 @@ def engine_with(
     dtype: str = "float32",
     quantization: str = "none",
     decoding: Decoding | None = None,
+    exact: bool = True,
 ) -> Engine:
     """An engine that holds these spans, each loaded on its own."""
-    stages = [load_stage(folder, Span(*span), dtype=dtype, quantization=quantization) for span in spans]
+    stages = [
+        load_stage(folder, Span(*span), dtype=dtype, quantization=quantization, exact=exact) for span in spans
+    ]
     engine = Engine(spec_for(stages[0], dtype), "cpu", decoding=decoding)
     for stage in stages:
         engine.attach(stage)

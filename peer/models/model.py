@@ -46,6 +46,8 @@ class LocalModel:
     """Is told, in sentences, how far fetching is."""
     outlined: Mapping[str, StandIn] | None = None
     """Random tensors in the place of all weights, if it is only to be measured."""
+    exact: bool = False
+    """Whether one session's steps equal transformers' bit for bit; else each goes the fastest way."""
 
     def load(self, span: Span, device: str, progress: Progress = _show_nothing) -> Stage:
         """The layers of `span` on the device, fetched before if they come from a hub. It blocks.
@@ -66,6 +68,7 @@ class LocalModel:
                 progress=progress,
                 manifest=self.manifest if self.outlined is None else None,
                 parts=parts if self.outlined is None else self.outlined,
+                exact=self.exact,
             )
 
         return self.with_parts(span, progress, load)

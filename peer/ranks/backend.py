@@ -208,6 +208,7 @@ class RankedBackend:
             "dtype": spec.dtype,
             "quantization": spec.quantization,
             "name": spec.name,
+            "exact": model.exact,
         }
         self.ranks = Ranks(devices, opening)
         self.engine = RankedEngine(spec, self.ranks)

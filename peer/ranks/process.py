@@ -43,6 +43,7 @@ class Rank:
         self._manifest = Manifest.model_validate_json(opening["manifest"])
         self._device: str = opening["device"]
         self._index: int = opening["rank"]
+        self._exact: bool = opening["exact"]
         self._ranks: int = opening["ranks"]
         self._spec = describe(self._manifest, opening["dtype"], opening["quantization"], name=opening["name"])
         rendezvous = Path(opening["rendezvous"])
@@ -129,6 +130,7 @@ class Rank:
                 manifest=None if order["measured"] else self._manifest,
                 parts=None if order["parts"] is None else parts_of(order["parts"]),
                 shard=self._shard,
+                exact=self._exact,
             )
         except Exception as error:  # noqa: BLE001 - the thread's boundary: who asked is told
             self._answer(order, **describe_error(error))
