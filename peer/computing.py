@@ -10,6 +10,7 @@ from pathlib import Path
 from molink.peer.backend import Backend, DeviceBackend
 from molink.peer.codecs import opted_in
 from molink.peer.device import default_memory_bytes
+from molink.peer.first_step import first_step
 from molink.peer.models.model import LocalModel
 from molink.peer.profiling.codec_effect import measure_codec
 from molink.peer.profiling.profile import Profile
@@ -44,19 +45,25 @@ async def open_computing(
     report: Callable[[str], None],
 ) -> Computing:
     """One device, or several that share every layer if that is predicted to be faster; they stay open on `stack`.
+    What works of it is tried first, and said where it is less than could be expected.
 
-    `profiles` is the file that remembers measurements. Raises WeightsError, UnsupportedArchitecture.
+    `profiles` is the file that remembers measurements. Raises WeightsError, UnsupportedArchitecture, and
+    SettingsError where the device cannot compute the model.
     """
-    report(f"Measuring this machine with {model.spec.name}")
     device = devices[0]
+    report(f"Trying a layer of {model.spec.name} on {device}")
+    proof = await asyncio.to_thread(first_step, model, device)
+    if proof.sentence is not None:
+        say(proof.sentence)
+    report(f"Measuring this machine with {model.spec.name}")
     measuring = (model.folder, model.spec, device, profiles, report, model.stand_ins())
     threads = counts_to_try(device, settings.threads)
-    profile = await asyncio.to_thread(cached_or_measured, *measuring, threads=threads)
+    profile = await asyncio.to_thread(cached_or_measured, *measuring, threads=threads, way=proof.way)
     ranks: RankedBackend | None = None
     if len(devices) > 1:
         span = settings.layers or model.spec.whole
         memory_bytes = min(map(default_memory_bytes, devices))
-        ranks = await open_ranks(stack, model, devices, span, profile, memory_bytes, say)
+        ranks = await open_ranks(stack, model, devices, span, profile, memory_bytes, say, proof.way)
     if ranks is None:
         devices = devices[:1]
     else:
@@ -68,7 +75,7 @@ async def open_computing(
     for codec in codecs if model.spec.layers > 1 else ():
         report(f"Measuring what {codec} activations do to {model.spec.name}")
         say(str(await asyncio.to_thread(measure_codec, model, device, codec)))
-    backend = DeviceBackend(model, device) if ranks is None else ranks
+    backend = DeviceBackend(model, device, proof.way) if ranks is None else ranks
     return Computing(backend, ranks, devices, profile, codecs)
 
 

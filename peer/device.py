@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import sys
+import warnings
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,7 +14,9 @@ import psutil
 
 from molink.dht.configuration import SettingsError
 from molink.dht.records import Device
+from molink.peer.graphics_cards import hidden_cards, seen_cards
 from molink.peer.memory import format_bytes
+from molink.peer.torch_builds import TorchBuild, unusable_gpus, why_not_used
 
 CPU_SHARE = 0.5
 """Part of the memory available now that a peer takes by default: the rest is the volunteer's."""
@@ -26,22 +29,47 @@ _CGROUP = Path("/sys/fs/cgroup")
 def choose_device(name: str) -> str:
     """The torch device that `--device name` means: `cpu`, `cuda:N` or `mps`.
 
-    `auto` is the first GPU, or the processor where there is none.
+    `auto` is the first GPU that torch has kernels for, or the processor where there is none; `why_not_others` says why.
 
     Raises:
-        SettingsError: this machine has no such device; it names those that there are.
+        SettingsError: this machine has no such device, or cannot use it; it says why, and what to type instead.
     """
-    there = _available()
+    there, unusable = _available(), _unusable()
     if name == "auto":
-        return there[min(1, len(there) - 1)]
+        return next((device for device in there[1:] if device not in unusable), there[0])
     wanted = "cuda:0" if name == "cuda" else name
     if "," in wanted:
         raise SettingsError(f"--device {name}: here only one device at a time; name one of them")
+    if wanted in unusable:
+        raise SettingsError(f"--device {name}: {unusable[wanted]}; until then type --device cpu")
     if wanted not in there:
-        raise SettingsError(
-            f"--device {name} is not there: this machine has {', '.join(there)}{_why_no_gpu(wanted)}"
-        )
+        raise SettingsError(_not_there(name, wanted, there))
     return wanted
+
+
+def why_not_others(name: str, device: str) -> str | None:
+    """Which GPU of this machine `--device name` leaves unused, why, and what to do; None where it uses what there is,
+    or was told to use `device`."""
+    if name != "auto":
+        return None
+    unusable = _unusable()
+    reason = next(iter(unusable.values()), None)
+    if reason is None and device == "cpu":
+        reason = why_not_used(seen_cards(), _torch_build(), hidden_cards(), platform.system())
+    place = "on the processor" if device == "cpu" else f"on {device}"
+    return None if reason is None else f"Computing {place}: {reason}"
+
+
+def _not_there(name: str, wanted: str, there: tuple[str, ...]) -> str:
+    """One sentence on a device that is not there."""
+    has = f"{', '.join(there[:-1])} and {there[-1]}" if len(there) > 1 else there[0]
+    why = f"this machine has {has}"
+    if wanted == "mps" and platform.system() != "Darwin":
+        why = f"mps is the GPU of a Mac, and {why}"
+    elif len(there) == 1:
+        reason = why_not_used(seen_cards(), _torch_build(), hidden_cards(), platform.system())
+        why += f", and {reason or 'no graphics card is seen'}"
+    return f"--device {name} is not there: {why}; type --device {there[-1]}"
 
 
 def choose_devices(name: str) -> tuple[str, ...]:
@@ -172,19 +200,35 @@ def _available() -> tuple[str, ...]:
     import torch
 
     devices = ["cpu"]
-    if torch.cuda.is_available():
-        devices += [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # as in `_torch_build`
+        if torch.cuda.is_available():
+            devices += [f"cuda:{index}" for index in range(torch.cuda.device_count())]
     if torch.backends.mps.is_available():
         devices.append("mps")
     return tuple(devices)
 
 
-def _why_no_gpu(wanted: str) -> str:
+def _unusable() -> dict[str, str]:
+    """GPUs that torch names although it has no kernels for them, each with a sentence that says so."""
+    return {f"cuda:{index}": reason for index, reason in unusable_gpus(_torch_build()).items()}
+
+
+def _torch_build() -> TorchBuild:
     import torch
 
-    if wanted.startswith("cuda") and torch.version.cuda is None and torch.version.hip is None:
-        return f"; the installed torch {torch.__version__} has no GPU support: install a build that has it"
-    return ""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what torch says of drivers and cards is said here, with the remedy
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        return TorchBuild(
+            torch.__version__,
+            torch.version.cuda,
+            torch.version.hip,
+            tuple(torch.cuda.get_arch_list()) if count else (),
+            tuple(torch.cuda.get_device_capability(index) for index in range(count)),
+            tuple(torch.cuda.get_device_name(index) for index in range(count)),
+            torch.backends.mps.is_available(),
+        )
 
 
 def _gpu_name(index: int) -> str:

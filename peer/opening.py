@@ -18,7 +18,14 @@ from molink.peer.comfort.memory_guard import MemoryGuard, own_memory_bytes
 from molink.peer.comfort.pausing import Pausing
 from molink.peer.comfort.readings import MachineReader, NvidiaGpu, ReadMachine
 from molink.peer.computing import Computing, memory_of, open_computing
-from molink.peer.device import cap_gpu_memory, check_memory, choose_devices, describe_device, give_back_memory
+from molink.peer.device import (
+    cap_gpu_memory,
+    check_memory,
+    choose_devices,
+    describe_device,
+    give_back_memory,
+    why_not_others,
+)
 from molink.peer.leases import LeaseBook, Refused
 from molink.peer.local_listener import HOST as METRICS_HOST
 from molink.peer.memory import plan_memory
@@ -105,6 +112,9 @@ class Opening:
         """Everything stays open on `stack`. Raises PeerError, and what `Peer.run` turns into one."""
         settings = self._settings
         devices = choose_devices(settings.device)
+        unused = why_not_others(settings.device, devices[0])
+        if unused is not None:
+            say(unused)
         check_memory(devices, settings.memory_bytes)
         identity = Identity.load_or_create(self._state.identity_key)
         swarm_key = SwarmKey.load(settings.swarm_key) if settings.swarm_key else None

@@ -21,6 +21,7 @@ from molink.shards.engine import Rows
 from molink.shards.errors import WeightsError
 from molink.shards.kv_cache import CacheFull, SequenceCache
 from molink.shards.spec import ModelSpec, Span
+from molink.shards.ways import Way
 
 Ask = Callable[..., list[Any]]
 
@@ -191,7 +192,7 @@ class RankedEngine:
 class RankedBackend:
     """Computes a model with several devices between `__aenter__` and `__aexit__`."""
 
-    def __init__(self, model: LocalModel, devices: Sequence[str]) -> None:
+    def __init__(self, model: LocalModel, devices: Sequence[str], way: Way = Way.RECORDED) -> None:
         """`devices` are those of `choose_devices`, at least two."""
         spec = model.spec
         opening = {
@@ -200,6 +201,7 @@ class RankedBackend:
             "dtype": spec.dtype,
             "quantization": spec.quantization,
             "name": spec.name,
+            "way": way.name,
         }
         self.ranks = Ranks(devices, opening)
         self.engine = RankedEngine(spec, self.ranks)

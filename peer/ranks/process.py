@@ -19,7 +19,6 @@ from molink.peer.ranks.messages import PipeError, read_message, write_message
 from molink.peer.ranks.parts import exported_sizes, part_of, parts_of
 from molink.shards.codec import dtype_of
 from molink.shards.collectives import RankGroup
-from molink.shards.decode import decoding_on
 from molink.shards.engine import Engine, Rows
 from molink.shards.kv_cache import SequenceCache
 from molink.shards.loader import load_stage
@@ -28,6 +27,7 @@ from molink.shards.spec import Span
 from molink.shards.stage import Stage
 from molink.shards.store import describe
 from molink.shards.tensor_parallel import Shard
+from molink.shards.ways import Way, decoding_in
 
 Order = dict[str, Any]
 PROGRESS_BYTES = 64 * 2**20
@@ -48,7 +48,8 @@ class Rank:
         rendezvous = Path(opening["rendezvous"])
         self._group = RankGroup(self._index, opening["ranks"], self._device, rendezvous, opening["timeout_s"])
         self._shard = Shard(self._index, opening["ranks"], self._group.all_reduce)
-        self._engine = Engine(self._spec, self._device, decoding=decoding_on(self._device, records=False))
+        decoding = decoding_in(Way[opening["way"]], self._device, records=False)
+        self._engine = Engine(self._spec, self._device, decoding=decoding)
         self._loaded: dict[int, Stage] = {}
         self._caches: dict[int, SequenceCache] = {}
 
