@@ -7,6 +7,7 @@ import platform
 import subprocess
 import sys
 import warnings
+from collections.abc import MutableMapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -128,6 +129,15 @@ def free_memory_bytes(device: str) -> int:
     return available if limit is None or used is None else max(0, min(available, limit - used))
 
 
+def keep_gpu_memory_whole(system: str, environment: MutableMapping[str, str]) -> None:
+    """Has torch keep a GPU's memory in segments that grow, so that what is freed in one size can be used in another
+    (`expandable_segments`; on Windows torch has none). Before torch is imported; what the owner has set stays."""
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+    if system == "Linux" and not any(name in environment for name in names):
+        environment[names[0]] = "expandable_segments:True"
+        environment[names[1]] = "expandable_segments:True"  # torch 2.8 and older know no other name
+
+
 def default_memory_bytes(device: str) -> int:
     """What a peer takes without `--memory`: half of the available memory, or 90 % of a GPU's free memory."""
     return int(free_memory_bytes(device) * (GPU_SHARE if device.startswith("cuda") else CPU_SHARE))
@@ -147,12 +157,17 @@ def check_memory(devices: tuple[str, ...], wanted_bytes: int | None) -> None:
 
 
 def cap_gpu_memory(device: str, cap_bytes: int) -> None:
-    """No more than so much of that GPU's memory can be allocated from now on. Of other devices nothing is capped here:
-    see `memory_guard.py`."""
-    if device.startswith("cuda"):
-        import torch
+    """No more than so much of that GPU's memory can be allocated from now on. Of processors nothing is capped here: see
+    `memory_guard.py`."""
+    import torch
 
+    if device.startswith("cuda"):
         torch.cuda.set_per_process_memory_fraction(min(1.0, cap_bytes / _total_bytes(device)), device)
+    elif device == "mps":
+        most_bytes = (
+            torch.mps.recommended_max_memory()
+        )  # what Metal gives to one process; less than the machine has
+        torch.mps.set_per_process_memory_fraction(min(1.0, max(0.01, cap_bytes / most_bytes)))
 
 
 def give_back_memory(device: str) -> None:

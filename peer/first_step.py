@@ -23,6 +23,7 @@ from molink.shards.decode import Decoding, Recorder
 from molink.shards.engine import Engine, Rows
 from molink.shards.errors import QuantizationUnavailable, WeightsError
 from molink.shards.loader import load_stage
+from molink.shards.paged import PagedAttention, Places
 from molink.shards.paged_rows import NotPaged
 from molink.shards.spec import ModelSpec, Span
 from molink.shards.stage import Stage
@@ -49,10 +50,12 @@ class Proof:
     way: Way
     sentence: str | None
     """What does not work and why, for the owner; None: all that could be expected does."""
+    library_bytes: int | None = None
+    """What matrix libraries have kept of a CUDA device's memory after the steps; None: it was not measured."""
 
 
 @dataclass(slots=True, eq=False)
-class _Watched:
+class _WatchedRecorder:
     """A recorder that remembers why it could not record."""
 
     recorder: Recorder
@@ -63,6 +66,28 @@ class _Watched:
             return self.recorder.record(step)
         except NotPaged:  # such a layer is never recorded
             raise
+        except Exception as error:
+            self.failure = error
+            raise
+
+
+@dataclass(slots=True, eq=False)
+class _WatchedAttention:
+    """Attention that remembers why it failed, should an engine go on without it."""
+
+    attention: PagedAttention
+    failure: Exception | None = None
+
+    def store(self, keys: Tensor, values: Tensor, places: Places, slot: int) -> None:
+        try:
+            self.attention.store(keys, values, places, slot)
+        except Exception as error:
+            self.failure = error
+            raise
+
+    def attend(self, query: Tensor, places: Places, slot: int, key_heads: int, scaling: float) -> Tensor:
+        try:
+            return self.attention.attend(query, places, slot, key_heads, scaling)
         except Exception as error:
             self.failure = error
             raise
@@ -95,11 +120,14 @@ def prove(
     except Exception as error:
         _log.debug("the first step failed", exc_info=error)
         raise SettingsError(_refusal(model, device, error)) from error
-    try:
-        return _first_that_works(stage, spec, device, expected, ways, decodings)
-    finally:
-        del stage
-        give_back_memory(device)
+    proof = _first_that_works(stage, spec, device, expected, ways, decodings)
+    del stage
+    give_back_memory(device)
+    return (
+        replace(proof, library_bytes=torch.cuda.memory_allocated(device))
+        if device.startswith("cuda")
+        else proof
+    )
 
 
 def _first_that_works(
@@ -109,21 +137,23 @@ def _first_that_works(
     for way in ways:
         if way is Way.TORCH:
             break
-        watched = None
+        recorder = None
         try:
             decoding = decodings(way, device)
             if decoding is None:
                 break
-            if decoding.recorder is not None:
-                watched = _Watched(decoding.recorder)
-                decoding = replace(decoding, recorder=watched)
-            _compare(_steps(stage, spec, device, decoding), expected, spec.dtype)
+            attention = _WatchedAttention(decoding.attention)
+            recorder = None if decoding.recorder is None else _WatchedRecorder(decoding.recorder)
+            watched = replace(decoding, attention=attention, recorder=recorder)
+            _compare(_steps(stage, spec, device, watched), expected, spec.dtype)
+            if attention.failure is not None:
+                raise attention.failure
         except Exception as error:  # noqa: BLE001 - of a compiler and its cards there is no list of errors
             _log.debug("%s: the first step failed", way.value, exc_info=error)
             failure = error
             continue
-        if watched is not None and watched.failure is not None:
-            return Proof(Way.LAUNCHED, _sentence(Way.LAUNCHED, device, watched.failure))
+        if recorder is not None and recorder.failure is not None:
+            return Proof(Way.LAUNCHED, _sentence(Way.LAUNCHED, device, recorder.failure))
         return Proof(way, None if failure is None else _sentence(way, device, failure))
     if failure is None and not (device.startswith("cuda") and Way.RECORDED in ways):
         return Proof(Way.TORCH, None)

@@ -70,7 +70,7 @@ def measure_machine(
         if proof.sentence is not None:
             progress(proof.sentence)
         memory = {"free_bytes": free_memory_bytes(device), "default_bytes": default_memory_bytes(device)}
-        memory |= _divided(spec, memory["default_bytes"])
+        memory |= _divided(spec, memory["default_bytes"], device, proof.library_bytes)
         counts = counts_to_try(device, threads)
         profile = measure(local.folder, spec, device, progress, local.stand_ins(), None, counts, proof.way)
         dtypes = _compared(local, device, memory["default_bytes"], progress) if dtype == "auto" else {}
@@ -121,13 +121,15 @@ def _compared(
     return {"decode_layer_ms_by_dtype": decode_ms, "fastest_dtype": fastest_dtype(decode_ms, own)}
 
 
-def _divided(spec: "ModelSpec", total_bytes: int) -> dict[str, int]:
+def _divided(spec: "ModelSpec", total_bytes: int, device: str, library_bytes: int | None) -> dict[str, int]:
     """What of the memory that a peer takes by default is for weights, and for a step's work space."""
+    from molink.peer.computing import reserve_of
     from molink.peer.memory import plan_memory
     from molink.peer.scheduling.microbatch import batch_limits
 
     try:
-        plan = plan_memory(spec, total_bytes, batch_limits(spec).max_tokens)
+        reserve = reserve_of(spec, (device,), total_bytes, library_bytes)
+        plan = plan_memory(spec, total_bytes, batch_limits(spec).max_tokens, reserve_bytes=reserve)
     except ValueError as error:
         raise CommandFailed(str(error)) from error
     return {"weight_limit_bytes": plan.weight_limit_bytes, "workspace_bytes": plan.workspace_bytes}

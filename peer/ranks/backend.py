@@ -265,6 +265,11 @@ class RankedBackend:
         progress(1, 1)
         return lambda: self.engine.attach(number)
 
+    def cap_memory(self, cap_bytes: int) -> None:
+        """No rank allocates more of its GPU than its share of `cap_bytes`, and the embedding, which each has whole."""
+        others_bytes = (self._count - 1) * self._model.spec.embed_bytes
+        self.ranks.ask("cap", {"bytes": -(-(cap_bytes + others_bytes) // self._count)})
+
     def all_reduce_s(self, payload_bytes: int) -> float:
         """Seconds of an all-reduce of so many bytes on the slowest rank: the fastest of a few."""
         answers = self.ranks.ask("time", {"bytes": payload_bytes})

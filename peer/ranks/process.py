@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 
 import torch
 
+from molink.peer.device import cap_gpu_memory
 from molink.peer.ranks.messages import PipeError, read_message, write_message
 from molink.peer.ranks.parts import exported_sizes, part_of, parts_of
 from molink.shards.codec import dtype_of
@@ -76,8 +77,8 @@ class Rank:
                 cache = self._engine.new_cache(Span(*order["span"]), order["capacity"])
                 self._caches[order["cache"]] = cache
                 self._answer(order, bytes=cache.nbytes)
-            case "limit":
-                self._answer(order, fits=self._engine.limit_kv(order["bytes"]))
+            case "limit" | "cap":
+                self._limit(order)
             case "drop":
                 for number in order["caches"]:
                     self._caches.pop(number, None)
@@ -90,6 +91,14 @@ class Rank:
                 self._tell(order)
             case unknown:
                 raise PipeError(f"there is no order {unknown!r}")
+
+    def _limit(self, order: Order) -> None:
+        """How much the KV cache may take from now on, or all that this rank allocates."""
+        if order["do"] == "cap":
+            cap_gpu_memory(self._device, order["bytes"])
+            self._answer(order)
+        else:
+            self._answer(order, fits=self._engine.limit_kv(order["bytes"]))
 
     def _copy(self, order: Order, payload: bytearray) -> None:
         """Tokens of a cache to the peer, or from it."""
