@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import platform
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -227,7 +229,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _serve(given: Mapping[str, object]) -> None:
     """What `join` does once its arguments are known; the cheap checks come before torch is loaded."""
-    from molink.peer.device import lower_priority
+    from molink.peer.device import keep_gpu_memory_whole, lower_priority
     from molink.peer.machine import raise_descriptor_limit
     from molink.peer.running import ProgressLines, run_until_left, say
     from molink.peer.settings import load_settings, where_to_join
@@ -235,6 +237,7 @@ def _serve(given: Mapping[str, object]) -> None:
 
     settings = load_settings(check_configuration(given, "the command line"))
     raise_descriptor_limit()
+    keep_gpu_memory_whole(platform.system(), os.environ)
     if settings.priority == "low":
         lower_priority()  # now, before there are threads that would keep the priority that they began with
     try:

@@ -53,10 +53,11 @@ def decoding_on(device: str, *, records: bool = True) -> Decoding | None:
     """
     if torch.device(device).type != "cuda" or importlib.util.find_spec("triton") is None:
         return None
-    from molink.shards.paged_triton import TritonAttention
+    from molink.shards.paged_triton import TritonAttention, shared_bytes_of
 
     processors = torch.cuda.get_device_properties(device).multi_processor_count
-    return Decoding(TritonAttention(processors), CudaGraphs(Device(device)) if records else None)
+    attention = TritonAttention(processors, shared_bytes_of(torch.device(device).index or 0))
+    return Decoding(attention, CudaGraphs(Device(device)) if records else None)
 
 
 class PagedSpan:

@@ -23,6 +23,7 @@ from molink.peer.profiling.threads import processor_times
 from molink.peer.state_dir import read_json, write_json
 from molink.shards.spec import ModelSpec, Span
 from molink.shards.verification import StoredPart
+from molink.shards.ways import Way
 
 PROFILE_BUDGET_S = 12.0
 """After this long nothing more is begun, and what is missing is extrapolated: slow machines too are ready soon."""
@@ -42,6 +43,7 @@ def cached_or_measured(
     ranks: Backend | None = None,
     rank_count: int = 1,
     threads: Sequence[int] = (),
+    way: Way = Way.RECORDED,
 ) -> Profile:
     """The profile that the file `cache` remembers for this model, device and software, else a new one.
 
@@ -58,13 +60,14 @@ def cached_or_measured(
             f"torch {torch.__version__}",
             f"molink {version('molink')}",
             *([f"ranks {rank_count}"] if ranks else []),
+            *([way.name.lower()] if way is not Way.RECORDED and device != "cpu" else []),
         )
     )
     known = read_json(cache)
     profile = from_json(known.pop(key, None))
     if profile is None:
         before = processor_times()
-        profile = measure(folder, spec, device, progress, parts, ranks, counts)
+        profile = measure(folder, spec, device, progress, parts, ranks, counts, way)
         others_share = share_of_others(before, processor_times())
         if len(counts) == 1 or stays_the_best(others_share):
             newest = dict(list(known.items())[-(REMEMBERED - 1) :])
@@ -85,6 +88,7 @@ def measure(
     parts: Mapping[str, StoredPart] | None = None,
     ranks: Backend | None = None,
     threads: Sequence[int] = (),
+    way: Way = Way.RECORDED,
 ) -> Profile:
     """Loads single layers of the model in `folder` onto `device`, or onto all of `ranks`, and times decode steps.
 
@@ -96,7 +100,7 @@ def measure(
         WeightsError: the layers cannot be loaded.
     """
     say = progress or (lambda _: None)
-    backend = ranks or MeasuredDevice(folder, spec, device, parts)
+    backend = ranks or MeasuredDevice(folder, spec, device, parts, way)
     counts = threads or (torch.get_num_threads(),)
     device = "cpu" if ranks else device  # what goes in and comes out of ranks is there
     deadline_s = time.perf_counter() + PROFILE_BUDGET_S

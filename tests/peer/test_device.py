@@ -16,7 +16,10 @@ from molink.peer.device import (
     describe_device,
     free_memory_bytes,
     processor_count,
+    why_not_others,
 )
+from molink.peer.graphics_cards import Card
+from molink.peer.torch_builds import TorchBuild
 
 
 def test_the_processor_can_always_be_chosen() -> None:
@@ -40,10 +43,14 @@ def test_auto_on_this_machine_can_hold_a_tensor() -> None:
 
 def test_what_is_not_there_is_refused_with_what_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "_available", lambda: ("cpu", "cuda:0"))
+    monkeypatch.setattr(device.platform, "system", lambda: "Linux")
     assert choose_device("cuda") == "cuda:0"
-    with pytest.raises(SettingsError, match=r"--device cuda:3 is not there: this machine has cpu, cuda:0"):
+    with pytest.raises(
+        SettingsError,
+        match=r"cuda:3 is not there: this machine has cpu and cuda:0; type --device cuda:0",
+    ):
         choose_device("cuda:3")
-    with pytest.raises(SettingsError, match="--device mps is not there"):
+    with pytest.raises(SettingsError, match="--device mps is not there: mps is the GPU of a Mac"):
         choose_device("mps")
 
 
@@ -71,10 +78,47 @@ def test_gpus_that_cannot_work_together_are_refused_with_the_reason(monkeypatch:
 
 def test_a_torch_without_gpu_support_is_named_as_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "_available", lambda: ("cpu",))
+    monkeypatch.setattr(device, "seen_cards", lambda: (Card("NVIDIA", "NVIDIA GeForce RTX 3060", (8, 6)),))
+    monkeypatch.setattr(device, "hidden_cards", lambda: None)
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setattr(torch.version, "hip", None, raising=False)
-    with pytest.raises(SettingsError, match="has no GPU support: install a build that has it"):
+    with pytest.raises(
+        SettingsError, match=r"is a build without CUDA: install another build with `pip install"
+    ):
         choose_device("cuda:0")
+    said = why_not_others("auto", choose_device("auto"))
+    assert said is not None
+    assert said.startswith(
+        "Computing on the processor: the NVIDIA GeForce RTX 3060 is not used, because torch"
+    )
+    assert why_not_others("cpu", "cpu") is None, "who asks for the processor is told nothing"
+
+
+def test_a_card_that_torch_has_no_kernels_for_is_passed_over_and_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    build = TorchBuild(
+        "2.13.0+cu130",
+        "13.0",
+        None,
+        ("sm_75", "sm_80"),
+        ((6, 1), (8, 6)),
+        ("GTX 1080", "RTX 3060"),
+        mps=False,
+    )
+    monkeypatch.setattr(device, "_torch_build", lambda: build)
+    monkeypatch.setattr(device, "_available", lambda: ("cpu", "cuda:0", "cuda:1"))
+    assert choose_device("auto") == "cuda:1"
+    said = why_not_others("auto", "cuda:1")
+    assert said is not None
+    assert "Computing on cuda:1: torch 2.13.0+cu130 has no kernels for the GTX 1080" in said
+    with pytest.raises(SettingsError, match=r"whl/cu126`; until then type --device cpu$"):
+        choose_device("cuda:0")
+
+
+def test_without_any_card_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "seen_cards", tuple)
+    assert why_not_others("auto", "cpu") is None
 
 
 def test_the_description_is_of_this_machine() -> None:
