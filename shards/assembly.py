@@ -68,6 +68,8 @@ class Recipe:
     """None: matrices stay as they are."""
     shard: Shard | None = None
     """The rank of which the tensors are the parts; None: they are whole."""
+    device: torch.device = torch.device("cpu")
+    """Where each tensor goes as soon as it is read, and where it is quantized."""
 
 
 def assemble(
@@ -79,7 +81,7 @@ def assemble(
     counter: LoadCounter,
     recipe: Recipe,
 ) -> PreTrainedModel:
-    """The model of `config` with the parameters of `span` and no others, on the CPU.
+    """The model of `config` with the parameters of `span` and no others, on the recipe's device.
 
     `tensors` are by their names in the checkpoint, and read only if the span needs them. `unreadable` says what is
     wrong with further files of `folder`.
@@ -100,6 +102,7 @@ def assemble(
                 config=config,
                 state_dict=dict(tensors),
                 dtype=recipe.dtype,
+                device_map=None if recipe.device.type == "cpu" else {"": recipe.device},
                 attn_implementation=_attention(config) if recipe.batching.attends else None,
                 ignore_mismatched_sizes=True,
                 output_loading_info=True,

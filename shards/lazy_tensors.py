@@ -11,6 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from molink.shards.errors import WeightsError, name_some
+from molink.shards.known_weights import KnownWeights
 from molink.shards.verification import Fingerprints
 
 Progress = Callable[[int, int], None]
@@ -20,12 +21,16 @@ _CACHE_LINE_BYTES = 64
 _SUMMED = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})
 
 
-def open_tensors(folder: Path, files: ExitStack) -> tuple[dict[str, Any], list[str]]:
+def open_tensors(
+    folder: Path, files: ExitStack, known: KnownWeights | None = None
+) -> tuple[dict[str, Any], list[str]]:
     """Lazy slices of every tensor in the folder's readable safetensors files, and what is wrong with other
-    files."""
+    files. `known` finds out which of them are remembered."""
     tensors: dict[str, Any] = {}
     unreadable: list[str] = []
     for path in _weight_files(folder):
+        if known is not None:
+            known.look_up(path)
         try:
             opened = files.enter_context(safe_open(path, framework="pt", device="cpu"))
         except (SafetensorError, OSError) as error:
@@ -94,7 +99,8 @@ class LoadCounter:
 class CountedTensor:
     """A tensor still on disk, in the form in which transformers takes tensors that it reads when needed.
 
-    What is read is copied out of the mapped file: a stage must neither change nor crash when the file does.
+    What is read is copied out of the mapped file, so that a stage neither changes nor crashes when the file does;
+    except what was verified before (`known`) in a file that nobody has written to since: that is used where it lies.
     """
 
     def __init__(
@@ -104,17 +110,25 @@ class CountedTensor:
         counter: LoadCounter,
         dtype: torch.dtype,
         fingerprints: Fingerprints | None,
+        known: KnownWeights | None = None,
     ) -> None:
         self._name = name
         self._part = part
         self._counter = counter
         self._dtype = dtype
         self._fingerprints = fingerprints
+        self._known = known
 
     def __getitem__(self, index: object) -> torch.Tensor:
         mapped: torch.Tensor = self._part[index]
         self._counter.add(mapped.numel())
-        self._counter.inspect(self._name, mapped)
+        digest = None if self._known is None else self._known.digest(self._name)
+        if self._known is None or not self._known.holds_numbers(self._name):
+            self._counter.inspect(self._name, mapped)
+        if digest is not None:
+            if self._fingerprints is not None:
+                self._fingerprints.trust(self._name, self._part, digest)
+            return mapped  # where it stays as it is, the file is the weights' memory
         if self._fingerprints is not None:
             copied = _copy_in_phase(mapped)  # first: what is hashed must be what is used
             self._fingerprints.add(self._name, self._part, copied)

@@ -16,6 +16,7 @@ from molink.shards.converted_tensors import converted_tensors
 from molink.shards.dimensions import is_quantizable
 from molink.shards.errors import UnsupportedArchitecture, WeightsError
 from molink.shards.grouping import layer_of
+from molink.shards.known_weights import KnownWeights
 from molink.shards.lazy_tensors import CountedTensor, LoadCounter, Progress, open_tensors
 from molink.shards.manifest import Manifest
 from molink.shards.probe import config_refusal
@@ -46,13 +47,16 @@ def load_stage(
     manifest: Manifest | None = None,
     parts: Mapping[str, StoredPart] | None = None,
     shard: Shard | None = None,
+    digests: Path | None = None,
 ) -> Stage:
     """Loads the layers of `span`, the embedding if it starts the model, final norm and head if it ends it.
 
     With a `quantization` other than none, matrices are quantized one after the other as they are read.
     With a `manifest`, what is loaded is hashed on the way and has to be what it names: files may have been
     altered since the manifest was read. `parts` are the tensors where they are not in the folder. With
-    a `shard`, only that rank's part stays in memory. Reads local files only and never runs code from the folder. The
+    a `shard`, only that rank's part stays in memory. `digests` is the folder in which `tensor_digests` remembers what
+    it has read: of files that nobody has written to since, tensors are not hashed again, and on processors those that
+    stay as they are are the mapped file. Reads local files only and never runs code from the folder. The
     first time that a process meets an architecture with certain flags, a tiny model of the kind is split and compared
     with the whole one.
 
@@ -78,8 +82,9 @@ def load_stage(
         raise UnsupportedArchitecture(
             folder, config.model_type, f"several devices cannot share it: {refusal}"
         )
-    recipe = Recipe(dtype_of(dtype), verdict.batching, quantizer, shard)
-    source = _Source(folder, parts, manifest, conversion, stored)
+    recipe = Recipe(dtype_of(dtype), verdict.batching, quantizer, shard, torch.device(device))
+    known = None if digests is None or manifest is None else KnownWeights(digests)
+    source = _Source(folder, parts, manifest, conversion, stored, known)
     model = _load_model(source, config, span, recipe, progress)
     model.to(torch.device(device)).requires_grad_(requires_grad=False)
     if shard is not None:
@@ -100,6 +105,8 @@ class _Source:
     manifest: Manifest | None
     conversion: Conversion | None
     packed_as: StoredQuantization | None
+    known: KnownWeights | None
+    """What earlier loads found out about the folder's tensors."""
 
 
 def folder_refusal(folder: Path, ranks: int) -> str | None:
@@ -155,11 +162,11 @@ def _load_model(
     fingerprints = None if manifest is None else Fingerprints()
     with ExitStack() as files:
         stored, unreadable = (
-            open_tensors(folder, files) if source.parts is None else (source.parts, list[str]())
+            open_tensors(folder, files, source.known) if source.parts is None else (source.parts, list[str]())
         )
         counter = LoadCounter(progress, recipe.dtype.itemsize)
         tensors: Mapping[str, StoredPart] = {
-            name: CountedTensor(name, part, counter, recipe.dtype, fingerprints)
+            name: CountedTensor(name, part, counter, recipe.dtype, fingerprints, source.known)
             for name, part in stored.items()
         }
         try:
@@ -180,6 +187,8 @@ def _load_model(
         counter.refuse_not_numbers(folder)
         if fingerprints is not None and manifest is not None:
             fingerprints.check(folder, stored, span, text_config(config).num_hidden_layers, manifest)
+            if source.known is not None:
+                source.known.remember(fingerprints.names)
     counter.finish()
     return model
 

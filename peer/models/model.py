@@ -46,6 +46,8 @@ class LocalModel:
     """Is told, in sentences, how far fetching is."""
     outlined: Mapping[str, StandIn] | None = None
     """Random tensors in the place of all weights, if it is only to be measured."""
+    digests: Path | None = None
+    """Where it is remembered what the folder's files hold."""
 
     def load(self, span: Span, device: str, progress: Progress = _show_nothing) -> Stage:
         """The layers of `span` on the device, fetched before if they come from a hub. It blocks.
@@ -66,6 +68,7 @@ class LocalModel:
                 progress=progress,
                 manifest=self.manifest if self.outlined is None else None,
                 parts=parts if self.outlined is None else self.outlined,
+                digests=self.digests,
             )
 
         return self.with_parts(span, progress, load)
@@ -150,7 +153,7 @@ async def open_model(
     if numbers.quantization != "none" and find_spec("bitsandbytes") is None:
         raise QuantizationUnavailable(numbers.quantization)
     spec = store.describe(manifest, numbers.dtype, numbers.quantization, name=identifier)
-    return LocalModel(folder, manifest, spec, hub, report, outlined)
+    return LocalModel(folder, manifest, spec, hub, report, outlined, digests)
 
 
 async def _open_files(
