@@ -1,15 +1,18 @@
 """From a folder in Hugging Face format to a stage: only the tensors of its span are read."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 import torch
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from molink.shards.assembly import TROUBLE, Recipe, assemble, make_stage, quiet_transformers
+from molink.shards.carving import layers_path
 from molink.shards.codec import dtype_of
 from molink.shards.conversions import Conversion, conversion_of
 from molink.shards.converted_tensors import converted_tensors
@@ -19,6 +22,7 @@ from molink.shards.grouping import layer_of
 from molink.shards.known_weights import KnownWeights
 from molink.shards.lazy_tensors import CountedTensor, LoadCounter, Progress, open_tensors
 from molink.shards.manifest import Manifest
+from molink.shards.packed_layers import PackedLayers
 from molink.shards.probe import config_refusal
 from molink.shards.quantize import StreamingQuantizer, return_freed_memory
 from molink.shards.safetensors_header import StoreError
@@ -48,21 +52,24 @@ def load_stage(
     parts: Mapping[str, StoredPart] | None = None,
     shard: Shard | None = None,
     digests: Path | None = None,
+    packed: PackedLayers | None = None,
+    held: Mapping[int, Path] = MappingProxyType({}),
 ) -> Stage:
     """Loads the layers of `span`, the embedding if it starts the model, final norm and head if it ends it.
 
-    With a `quantization` other than none, matrices are quantized one after the other as they are read.
+    With a `quantization` other than none, matrices are quantized one after the other as they are read, on the device.
     With a `manifest`, what is loaded is hashed on the way and has to be what it names: files may have been
     altered since the manifest was read. `parts` are the tensors where they are not in the folder. With
     a `shard`, only that rank's part stays in memory. `digests` is the folder in which `tensor_digests` remembers what
     it has read: of files that nobody has written to since, tensors are not hashed again, and on processors those that
-    stay as they are are the mapped file. Reads local files only and never runs code from the folder. The
-    first time that a process meets an architecture with certain flags, a tiny model of the kind is split and compared
-    with the whole one.
+    stay as they are are the mapped file. Quantized layers are read from their files in `held`; of others such a file is
+    stored in `packed`. Reads local files only and never runs code from the folder. The first time that a process meets
+    an architecture with certain flags, a tiny model of the kind is split and compared with the whole one.
 
-    Raises WeightsError where tensors are missing, of other shapes, unreadable or not the manifest's, its subclass
-    UnsupportedArchitecture where the model's kind cannot be served, QuantizationUnavailable where a package is
-    missing for it, and ValueError where the span reaches beyond the model.
+    Raises PackedUnusable where a file in `held` is not what its layer needs, WeightsError where tensors are missing, of
+    other shapes, unreadable or not the manifest's, its subclass UnsupportedArchitecture where the model's kind cannot
+    be served, QuantizationUnavailable where a package is missing for it, and ValueError where the span reaches beyond
+    the model.
     """
     quantizer = None if quantization == "none" else StreamingQuantizer(quantization, shard)
     conversion = _conversion_for(folder)
@@ -85,8 +92,10 @@ def load_stage(
     recipe = Recipe(dtype_of(dtype), verdict.batching, quantizer, shard, torch.device(device))
     known = None if digests is None or manifest is None else KnownWeights(digests)
     source = _Source(folder, parts, manifest, conversion, stored, known)
-    model = _load_model(source, config, span, recipe, progress)
+    model = _load_model(source, config, span, recipe, progress, held)
     model.to(torch.device(device)).requires_grad_(requires_grad=False)
+    if packed is not None and quantizer is not None and shard is None:
+        _keep_packed(packed, model, [layer for layer in span if layer not in held])
     if shard is not None:
         shard.divide_head(model)
     stage = make_stage(folder, model, config, span, torch.device(device), recipe)
@@ -154,7 +163,12 @@ def _bound_time_steps(config: PreTrainedConfig) -> None:
 
 
 def _load_model(
-    source: _Source, config: PreTrainedConfig, span: Span, recipe: Recipe, progress: Progress | None
+    source: _Source,
+    config: PreTrainedConfig,
+    span: Span,
+    recipe: Recipe,
+    progress: Progress | None,
+    held: Mapping[int, Path],
 ) -> PreTrainedModel:
     folder, manifest = source.folder, source.manifest
     if manifest is not None and read_settings(folder / "config.json") != manifest.configuration:
@@ -183,14 +197,25 @@ def _load_model(
                 else recipe.shard.part_of(text_config(config), name, part)
                 for name, part in tensors.items()
             }
-        model = assemble(folder, config, span, tensors, unreadable, counter, recipe)
+        model = assemble(folder, config, span, tensors, unreadable, counter, recipe, held)
         counter.refuse_not_numbers(folder)
         if fingerprints is not None and manifest is not None:
-            fingerprints.check(folder, stored, span, text_config(config).num_hidden_layers, manifest)
+            layers = text_config(config).num_hidden_layers
+            fingerprints.check(folder, stored, span, layers, manifest, held)
             if source.known is not None:
                 source.known.remember(fingerprints.names)
     counter.finish()
     return model
+
+
+def _keep_packed(packed: PackedLayers, model: PreTrainedModel, span: Iterable[int]) -> None:
+    """Stores layers that were quantized now, unless they share tensors with others."""
+    layers = model.get_submodule(layers_path(model))
+    times = Counter(id(tensor) for _, tensor in model.named_parameters(remove_duplicate=False))
+    for index in span:
+        layer = layers[index]
+        if all(times[id(tensor)] == 1 for tensor in layer.parameters()):
+            packed.keep(index, layer)
 
 
 def _is_quantized(name: str, stored: StoredPart, recipe: Recipe) -> bool:
