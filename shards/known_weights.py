@@ -2,6 +2,9 @@
 
 from pathlib import Path
 
+import torch
+
+from molink.shards.blob_part import FilePart, map_file
 from molink.shards.digests import KnownFile, known_file, remember_numbers
 
 
@@ -14,12 +17,18 @@ class KnownWeights:
         self._files: dict[Path, KnownFile] = {}
         self._digests: dict[str, str] = {}
         self._numbers: set[str] = set()
+        self._mapped: dict[Path, torch.Tensor] = {}
 
     def look_up(self, path: Path) -> None:
-        """Reads what is remembered of a file. Call it just before the file is opened: one that is written to between
-        the two is older than what is remembered of it at the next start."""
+        """Maps a file of which something is remembered. It is mapped first: what is remembered speaks of a file that
+        nobody has written to since then.
+
+        Raises OSError where it cannot be opened.
+        """
+        mapped = map_file(path)
         known = known_file(path, self._cache_dir)
         if known is not None:
+            self._mapped[path] = mapped
             self._files[path] = known
             self._digests |= known.digests
             self._numbers |= known.numbers
@@ -27,6 +36,10 @@ class KnownWeights:
     def digest(self, name: str) -> str | None:
         """The SHA-256 of a tensor; None: it is to be found out."""
         return self._digests.get(name)
+
+    def mapped(self, part: FilePart) -> torch.Tensor:
+        """A tensor of a file that was looked up and is remembered, where it lies."""
+        return part.mapped(self._mapped[part.path])
 
     def holds_numbers(self, name: str) -> bool:
         """Whether the tensor was looked through and holds no NaN."""

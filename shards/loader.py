@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -174,36 +173,34 @@ def _load_model(
     if manifest is not None and read_settings(folder / "config.json") != manifest.configuration:
         raise WeightsError(folder, "its config.json is not that of the model that is served: it was altered")
     fingerprints = None if manifest is None else Fingerprints()
-    with ExitStack() as files:
-        stored, unreadable = (
-            open_tensors(folder, files, source.known) if source.parts is None else (source.parts, list[str]())
-        )
-        counter = LoadCounter(progress, recipe.dtype.itemsize)
-        tensors: Mapping[str, StoredPart] = {
-            name: CountedTensor(name, part, counter, recipe.dtype, fingerprints, source.known)
-            for name, part in stored.items()
+    stored, unreadable = (
+        open_tensors(folder, source.known) if source.parts is None else (source.parts, list[str]())
+    )
+    counter = LoadCounter(progress, recipe.dtype.itemsize)
+    tensors: Mapping[str, StoredPart] = {
+        name: CountedTensor(name, part, counter, fingerprints, source.known) for name, part in stored.items()
+    }
+    try:
+        if source.packed_as is not None:
+            tensors = unpacked(tensors, source.packed_as)
+    except TROUBLE as error:
+        raise WeightsError(folder, f"the weights of {span} cannot be loaded: {error}") from error
+    if source.conversion is not None:
+        tensors = converted_tensors(tensors, source.conversion)
+    if recipe.shard is not None:
+        tensors = {
+            name: part
+            if _is_quantized(name, part, recipe)
+            else recipe.shard.part_of(text_config(config), name, part)
+            for name, part in tensors.items()
         }
-        try:
-            if source.packed_as is not None:
-                tensors = unpacked(tensors, source.packed_as)
-        except TROUBLE as error:
-            raise WeightsError(folder, f"the weights of {span} cannot be loaded: {error}") from error
-        if source.conversion is not None:
-            tensors = converted_tensors(tensors, source.conversion)
-        if recipe.shard is not None:
-            tensors = {
-                name: part
-                if _is_quantized(name, part, recipe)
-                else recipe.shard.part_of(text_config(config), name, part)
-                for name, part in tensors.items()
-            }
-        model = assemble(folder, config, span, tensors, unreadable, counter, recipe, held)
-        counter.refuse_not_numbers(folder)
-        if fingerprints is not None and manifest is not None:
-            layers = text_config(config).num_hidden_layers
-            fingerprints.check(folder, stored, span, layers, manifest, held)
-            if source.known is not None:
-                source.known.remember(fingerprints.names)
+    model = assemble(folder, config, span, tensors, unreadable, counter, recipe, held)
+    counter.refuse_not_numbers(folder)
+    if fingerprints is not None and manifest is not None:
+        layers = text_config(config).num_hidden_layers
+        fingerprints.check(folder, stored, span, layers, manifest, held)
+        if source.known is not None:
+            source.known.remember(fingerprints.names)
     counter.finish()
     return model
 

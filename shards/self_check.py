@@ -192,10 +192,7 @@ def _engine(
     config: PreTrainedConfig, span: Span, tensors: Mapping[str, Tensor], batching: Batching
 ) -> tuple[Engine, Span]:
     counter = LoadCounter(None, 4)
-    parts = {
-        name: CountedTensor(name, _InMemory(tensor), counter, tensor.dtype, None)
-        for name, tensor in tensors.items()
-    }
+    parts = {name: CountedTensor(name, _InMemory(tensor), counter, None) for name, tensor in tensors.items()}
     own = copy.deepcopy(config)
     recipe = Recipe(torch.float32, batching)
     model = assemble(_NOWHERE, own, span, parts, [], counter, recipe)
@@ -212,7 +209,7 @@ class _InMemory:
         self._tensor = tensor
 
     def __getitem__(self, index: object) -> Tensor:
-        return self._tensor[index]  # type: ignore[index] # a slice or an ellipsis
+        return self._tensor[index].clone()  # type: ignore[index] # a slice or an ellipsis
 
     def get_shape(self) -> list[int]:
         return list(self._tensor.shape)
