@@ -62,8 +62,9 @@ def load_stage(
     a `shard`, only that rank's part stays in memory. `digests` is the folder in which `tensor_digests` remembers what
     it has read: of files that nobody has written to since, tensors are not hashed again, and on processors those that
     stay as they are are the mapped file. Quantized layers are read from their files in `held`; of others such a file is
-    stored in `packed`. Reads local files only and never runs code from the folder. The first time that a process meets
-    an architecture with certain flags, a tiny model of the kind is split and compared with the whole one.
+    stored in `packed`. Reads local files only and never runs code from the folder. The first time that an architecture
+    with certain flags is met, a tiny model of the kind is split and compared with the whole one; `digests` remembers
+    the outcome.
 
     Raises PackedUnusable where a file in `held` is not what its layer needs, WeightsError where tensors are missing, of
     other shapes, unreadable or not the manifest's, its subclass UnsupportedArchitecture where the model's kind cannot
@@ -79,7 +80,7 @@ def load_stage(
     stored = stored_quantization(vars(config))
     if stored is not None:
         del config.quantization_config  # matrices are unpacked as they are read
-    verdict = self_check(config)
+    verdict = self_check(config, digests)
     if verdict.batching is None:
         advice = "Choose a model of an architecture that docs/MODELS.md lists as exact"
         raise UnsupportedArchitecture(folder, config.model_type, f"{verdict.reason}. {advice}")
