@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from molink.dht import commands
-from molink.dht.commands import CommandFailed, example, run_app, start_logging, tell
+from molink.dht.commands import CommandFailed, example, loading_modules, run_app, start_logging, tell
 from molink.dht.configuration import check_configuration, configured_initial_peers, read_configuration
 from molink.peer import options
 
@@ -245,8 +245,9 @@ def _serve(given: Mapping[str, object]) -> None:
             say(where_to_join(settings).reason)
             if settings.listen not in ("127.0.0.1", "::1", "localhost"):
                 say(f"Listening on {settings.listen}: other machines can reach this peer")
-            from molink.peer.opening import PeerError
-            from molink.peer.peer import Peer
+            with loading_modules():
+                from molink.peer.opening import PeerError
+                from molink.peer.peer import Peer
 
             progress = ProgressLines(say)
             peer = Peer(settings, state, progress.report)

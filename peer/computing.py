@@ -5,18 +5,22 @@ import asyncio
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from functools import partial
+from importlib.metadata import version
 from pathlib import Path
+
+import torch
 
 from molink.peer.backend import Backend, DeviceBackend
 from molink.peer.codecs import opted_in
-from molink.peer.device import default_memory_bytes, free_memory_bytes, give_back_memory
+from molink.peer.device import default_memory_bytes, describe_device, free_memory_bytes, give_back_memory
 from molink.peer.first_step import first_step
 from molink.peer.leases import LeaseBook
 from molink.peer.memory import LIBRARY_BYTES, MemoryPlan, format_bytes, gpu_reserve_bytes, plan_memory
 from molink.peer.models.model import LocalModel
 from molink.peer.profiling.codec_effect import measure_codec
 from molink.peer.profiling.profile import Profile
-from molink.peer.profiling.profiler import cached_or_measured
+from molink.peer.profiling.profiler import REMEMBERED, cached_or_measured
 from molink.peer.profiling.quantization_effect import measure_quantization
 from molink.peer.profiling.threads import counts_to_try
 from molink.peer.ranks.backend import RankedBackend
@@ -24,6 +28,7 @@ from molink.peer.ranks.choice import open_ranks
 from molink.peer.running import say
 from molink.peer.scheduling.microbatch import batch_limits
 from molink.peer.settings import JoinSettings, SettingsError
+from molink.peer.state_dir import read_json, write_json
 from molink.shards.spec import ModelSpec
 
 
@@ -76,13 +81,35 @@ async def open_computing(
         profile = await asyncio.to_thread(cached_or_measured, *measuring, ranks.standing_in(), len(devices))
     if model.spec.quantization != "none":
         report(f"Measuring what {model.spec.quantization} weights do to {model.spec.name}")
-        say(str(await asyncio.to_thread(measure_quantization, model, device)))
+        effect = await asyncio.to_thread(
+            _remembered, profiles, model, device, model.spec.quantization, measure_quantization
+        )
+        say(effect)
     codecs = opted_in(settings.activation_codec, model.spec.dtype)
     for codec in codecs if model.spec.layers > 1 else ():
         report(f"Measuring what {codec} activations do to {model.spec.name}")
-        say(str(await asyncio.to_thread(measure_codec, model, device, codec)))
+        say(
+            await asyncio.to_thread(
+                _remembered, profiles, model, device, codec, partial(measure_codec, name=codec)
+            )
+        )
     backend = DeviceBackend(model, device, proof.way) if ranks is None else ranks
     return Computing(backend, ranks, devices, profile, codecs, proof.library_bytes)
+
+
+def _remembered(
+    profiles: Path, model: LocalModel, device: str, what: str, measure: Callable[[LocalModel, str], object]
+) -> str:
+    """The sentence that says what a quantization or a codec does to the model, measured at the first start with it."""
+    cache = profiles.with_name("effects.json")
+    versions = f"torch {torch.__version__}/molink {version('molink')}"
+    key = f"{model.spec.model_hash}/{what}/{describe_device(device).name}/{versions}"
+    known = read_json(cache)
+    said = known.pop(key, None)
+    if not isinstance(said, str):
+        said = str(measure(model, device))
+        write_json(cache, {**dict(list(known.items())[-(REMEMBERED - 1) :]), key: said})
+    return said
 
 
 def memory_of(devices: tuple[str, ...], wanted_bytes: int | None) -> int:

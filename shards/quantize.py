@@ -30,6 +30,11 @@ KEPT_FREED_BYTES = 1 << 26
 _MATRICES: dict[str, type[QuantizedMatrices]] = {"int8": Int8Matrices, "nf4": Nf4Matrices}
 
 
+def matrices_called(name: str) -> type[QuantizedMatrices]:
+    """The kind of quantized matrices whose class has this name. Raises KeyError where there is none."""
+    return {kind.__name__: kind for kind in _MATRICES.values()}[name]
+
+
 class QuantizedLinear(nn.Module):
     """Computes as `nn.Linear` with a quantized matrix; with `all_reduce`, as `PartialLinear`."""
 
@@ -62,6 +67,9 @@ class StreamingQuantizer(HfQuantizer):  # type: ignore[misc] # transformers has 
     """
 
     requires_calibration = False
+    quantized_element_size = 0.0
+    """Bytes that transformers sets aside on a GPU for each number before it reads any: none, each matrix brings its
+    own."""
 
     def __init__(self, quantization: str, shard: Shard | None = None) -> None:
         super().__init__(QuantizationConfigMixin(quant_method=quantization), pre_quantized=False)

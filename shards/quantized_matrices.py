@@ -209,8 +209,8 @@ class Int8Matrices(QuantizedMatrices):
 
         rows, columns = values.shape[-2:]
         flat = values.reshape(-1, columns)
-        packed = torch.empty(flat.shape, dtype=torch.int8)
-        scales = torch.empty(len(flat))
+        packed = torch.empty(flat.shape, dtype=torch.int8, device=values.device)
+        scales = torch.empty(len(flat), device=values.device)
         step = max(1, CHUNK_ELEMENTS // columns)
         for start in range(0, len(flat), step):
             part = slice(start, start + step)
@@ -278,8 +278,8 @@ class Nf4Matrices(QuantizedMatrices):
 
         rows, columns = values.shape[-2:]
         flat = values.reshape(-1)
-        packed = torch.empty(len(flat) // 2, dtype=torch.uint8)
-        scales = torch.empty(len(flat) // BLOCK)
+        packed = torch.empty(len(flat) // 2, dtype=torch.uint8, device=values.device)
+        scales = torch.empty(len(flat) // BLOCK, device=values.device)
         for start in range(0, len(flat), CHUNK_ELEMENTS):
             stop = min(start + CHUNK_ELEMENTS, len(flat))
             part, state = quantize_4bit(flat[start:stop], blocksize=BLOCK, quant_type="nf4")
