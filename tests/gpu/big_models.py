@@ -15,7 +15,6 @@ from transformers import LlamaForCausalLM
 
 from molink.shards.spec import ModelSpec
 
-
 WHOLE_MODEL_BYTES = 22_000_000_000
 """Of a card that holds the whole of it with what the cases need beside."""
 

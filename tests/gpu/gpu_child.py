@@ -12,7 +12,6 @@ from gpu_cases import Case, chosen
 from gpu_findings import CannotRun, Context, Findings
 from gpu_machine import missing_modules
 
-
 HOPPER = ("H100", "H200")
 """In the names of the cards that the bars of speed are for."""
 

@@ -1,6 +1,8 @@
 """What the suite needs of a machine that has torch and little else: packages from a folder of wheels, and this
 checkout as the package `molink`. Standard library only."""
 
+import io
+import lzma
 import os
 import re
 import sys
@@ -14,19 +16,21 @@ _OWN_FOLDERS = tuple(CHECKOUT / "tests" / name for name in ("gpu", "bench", ".",
 
 
 def unpack_wheels(wheels: Path, target: Path) -> tuple[str, ...]:
-    """Unpacks all wheels of a folder into one that can be put on `sys.path`, and returns their names.
+    """Unpacks all wheels of a folder, plain or packed by `pack_wheels.py`, into one that can be put on `sys.path`, and
+    returns their names.
 
     Raises:
         ValueError: there are none, or one is not a wheel.
     """
-    found = sorted(wheels.glob("*.whl"))
+    found = sorted([*wheels.glob("*.whl"), *wheels.glob("*.whl.xz")])
     if not found:
         raise ValueError(f"{wheels} holds no wheels: fill it with tests/gpu/wheels.sh {wheels}")
     for wheel in found:
         try:
-            with zipfile.ZipFile(wheel) as archive:
+            opened = lzma.open(wheel) if wheel.suffix == ".xz" else wheel.open("rb")
+            with opened as file, zipfile.ZipFile(io.BytesIO(file.read())) as archive:
                 archive.extractall(target)
-        except zipfile.BadZipFile as error:
+        except (zipfile.BadZipFile, lzma.LZMAError, EOFError) as error:
             raise ValueError(f"{wheel} is no wheel ({error}): delete it and fetch it anew") from error
     return tuple(wheel.name for wheel in found)
 
