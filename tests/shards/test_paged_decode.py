@@ -10,6 +10,7 @@ from circuit_runs import Circuit, Run, engine_with, finish, start_run, start_sha
 from paged_reference import decoding_here
 from tiny_models import VOCABULARY
 
+from molink.shards.decode import Decoding
 from molink.shards.engine import Rows
 from molink.shards.spec import KV_BLOCK_TOKENS, Span
 
@@ -30,9 +31,9 @@ def prompts(count: int, seed: int = 5) -> list[tuple[int, ...]]:
     ]
 
 
-def split(folder: Path, **keywords: object) -> Circuit:
+def split(folder: Path, decoding: Decoding | None = None) -> Circuit:
     """Two hops: one that starts the model, one that takes hidden states and ends it."""
-    engine = engine_with(folder, (0, 6), **keywords)  # type: ignore[arg-type]
+    engine = engine_with(folder, (0, 6), decoding=decoding)
     return [(engine, Span(0, 2)), (engine, Span(2, 6))]
 
 
