@@ -88,13 +88,13 @@ class Timings:
         return tuple(chosen)
 
     def pays(self, way: int) -> bool:
-        """Whether this way, used for any number of rows, is faster than the best of the others, in the mean of what it
-        takes of their time."""
+        """Whether this way, used for any number of rows, is faster than the best of the others: in the geometric mean
+        of what it takes of their time."""
         shares = [
             taken_s[way] / min(other_s for other, other_s in enumerate(taken_s) if other != way)
             for taken_s in self.taken_s
         ]
-        return sum(shares) / len(shares) < WORTH
+        return math.prod(shares) ** (1 / len(shares)) < WORTH
 
     def without(self, way: int) -> "Timings":
         """Those of the other ways."""
@@ -137,7 +137,7 @@ def time_ways(ways: Sequence[Way], columns: Sequence[int], dtype: torch.dtype) -
                         began_s = time.perf_counter()
                         way(matrix, inputs[one])
                         of_way_s[matrix] = min(of_way_s[matrix], time.perf_counter() - began_s)
-                if time.perf_counter() > deadline_s:
+                if turn and time.perf_counter() > deadline_s:
                     break
             found[rows] = tuple(map(sum, least_s))
     return Timings(tuple(sorted(found)), tuple(found[rows] for rows in sorted(found)))
