@@ -18,13 +18,15 @@ LEAST_WEIGHTS = 1 << 16
 """Smaller matrices are not worth a choice: the call costs more than the product."""
 TIMED_ROWS = (1, 128, 8, 32, 4, 2)
 """Each of the ways is timed with so many rows, what tells most first."""
+TIMED_ALWAYS = 3
+"""The first so many of these are timed on the slowest machine too."""
 TIMED_ROWS_OF_ALL = 32
 """More rows are multiplied by fewer of the matrices: they are no longer waited for."""
 TIMED_BYTES = 96 * 1024 * 1024
 """Of matrices that are multiplied in turn: no processor's cache keeps them all."""
 TIMED_TURNS = 4
 TIMED_BUDGET_S = 0.6
-"""No number of rows is begun after this long."""
+"""No further number of rows is begun after this long, and none is timed again."""
 HOPELESS = 2.0
 """A way that took so many times the least time is not timed again with so many rows."""
 WORTH = 0.9
@@ -86,13 +88,13 @@ class Timings:
         return tuple(chosen)
 
     def pays(self, way: int) -> bool:
-        """Whether this way, used for any number of rows, is faster than the best of the others, in the mean of what it
-        takes of their time."""
+        """Whether this way, used for any number of rows, is faster than the best of the others: in the geometric mean
+        of what it takes of their time."""
         shares = [
             taken_s[way] / min(other_s for other, other_s in enumerate(taken_s) if other != way)
             for taken_s in self.taken_s
         ]
-        return sum(shares) / len(shares) < WORTH
+        return math.prod(shares) ** (1 / len(shares)) < WORTH
 
     def without(self, way: int) -> "Timings":
         """Those of the other ways."""
@@ -113,28 +115,31 @@ def used_for(choice: Choice[T], rows: int) -> T:
 
 
 def time_ways(ways: Sequence[Way], columns: Sequence[int], dtype: torch.dtype) -> Timings:
-    """Times products of all ways with matrices of so many columns, in turns, for several numbers of rows."""
+    """Times products of all ways with matrices of so many columns, in turns, for several numbers of rows.
+
+    Of each product alone the least time counts: one is seldom interrupted by other programs, all of them often.
+    """
     deadline_s = time.perf_counter() + TIMED_BUDGET_S
     found: dict[int, tuple[float, ...]] = {}
     with torch.inference_mode():
         for rows in TIMED_ROWS:
-            if found and time.perf_counter() > deadline_s:
+            if len(found) >= TIMED_ALWAYS and time.perf_counter() > deadline_s:
                 break
             few = columns[: math.ceil(min(1.0, TIMED_ROWS_OF_ALL / rows) * len(columns))]
             inputs = {one: torch.ones(rows, one, dtype=dtype) for one in set(few)}
-            least_s = [math.inf] * len(ways)
+            least_s = [[math.inf] * len(few) for _ in ways]
             for turn in range(TIMED_TURNS):
-                bound_s = HOPELESS * min(least_s) if turn else math.inf
-                for at, way in enumerate(ways):
-                    if turn and least_s[at] > bound_s:
+                bound_s = HOPELESS * min(map(sum, least_s)) if turn else math.inf
+                for way, of_way_s in zip(ways, least_s, strict=True):
+                    if turn and sum(of_way_s) > bound_s:
                         continue
-                    began_s = time.perf_counter()
                     for matrix, one in enumerate(few):
+                        began_s = time.perf_counter()
                         way(matrix, inputs[one])
-                    least_s[at] = min(least_s[at], time.perf_counter() - began_s)
-                if time.perf_counter() > deadline_s:
+                        of_way_s[matrix] = min(of_way_s[matrix], time.perf_counter() - began_s)
+                if turn and time.perf_counter() > deadline_s:
                     break
-            found[rows] = tuple(least_s)
+            found[rows] = tuple(map(sum, least_s))
     return Timings(tuple(sorted(found)), tuple(found[rows] for rows in sorted(found)))
 
 

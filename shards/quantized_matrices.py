@@ -253,7 +253,8 @@ class Int8Matrices(QuantizedMatrices):
         return self.shape[1] % PACKED_COLUMNS == 0
 
     def ways_here(self) -> tuple[QuantizedWay, ...]:
-        by_bytes = (_by_bytes,) if self._has_whole_columns and self.dtype in PACKED_ROWS else ()
+        # in float32 torch has no fast product with bytes
+        by_bytes = (_by_bytes,) if self._has_whole_columns and self.dtype is torch.bfloat16 else ()
         return (*_unpacking_ways(self.dtype), *by_bytes)
 
 

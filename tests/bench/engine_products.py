@@ -1,4 +1,5 @@
-"""Steps at real widths, by form of the weights: over bfloat16's, and over what the memory takes to deliver them."""
+"""Products and steps at real widths, by form of the weights: over bfloat16's, and over what the memory takes to deliver
+the bytes."""
 
 import os
 import subprocess
@@ -11,9 +12,11 @@ from pathlib import Path
 import torch
 from circuit_runs import engine_with
 from tables import Table
+from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from molink.shards.engine import Engine, Rows
+from molink.shards.quantize import QuantizedLinear
 from molink.shards.spec import Span
 
 FORMS = (("float32", "none"), ("bfloat16", "none"), ("bfloat16", "int8"), ("bfloat16", "nf4"))
@@ -50,7 +53,8 @@ print(*(min(times) for times in zip(*turns)))
 
 
 def report_products(table: Table, in_turns: InTurns, least_s: LeastS) -> None:
-    """Decode steps of one and of eight sessions in every form, in turns with a plain read of the memory."""
+    """All products of the layers, and decode steps, of one session and of eight in every form, in turns with a plain
+    read of the memory."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         make_wide_llama(folder)
@@ -61,23 +65,55 @@ def report_products(table: Table, in_turns: InTurns, least_s: LeastS) -> None:
             for dtype, quantization in FORMS
         ]
         for sessions in (1, 8):
-            ways = [
-                lambda engine=engine, sessions=sessions: decode_s(engine, sessions, least_s)
-                for engine in engines
-            ]
-            *taken_s, read_s = in_turns(*ways, lambda: least_s(3, memory.sum))
-            speed = READ_BYTES / read_s
-            table.note("memory", f"{speed / 1e9:.1f} GB/s read by a sum", bytes_per_s=speed)
-            for form, engine, step_s in zip(FORMS, engines, taken_s, strict=True):
-                over_bytes = step_s / (engine.weight_bytes / speed)
-                ratio = step_s / taken_s[1]
-                layer_ms = step_s * 1000 / len(MEASURED)
-                text = f"{layer_ms:.2f} ms a layer, {ratio:.2f} of bfloat16, {over_bytes:.2f} of bytes"
-                title = f"{sessions} x 1, {' '.join(form)}"
-                table.note(title, text, step_s=step_s, ratio=ratio, over_bytes=over_bytes)
-                if form[1] == "nf4" and sessions == 1:
-                    table.judge("nf4, one row, over bfloat16", ratio, "times", NF4_OVER_BFLOAT16_BAR)
-                    table.judge("nf4, one row, over bytes", over_bytes, "times", NF4_OVER_BYTES_BAR)
+            for title, measure in (("products", products_s), ("steps", decode_s)):
+                ways = [
+                    lambda engine=engine, sessions=sessions, measure=measure: measure(
+                        engine, sessions, least_s
+                    )
+                    for engine in engines
+                ]
+                *taken_s, read_s = in_turns(*ways, lambda: least_s(3, memory.sum))
+                speed = READ_BYTES / read_s
+                table.note("memory", f"{speed / 1e9:.1f} GB/s read by a sum", bytes_per_s=speed)
+                for form, engine, one_s in zip(FORMS, engines, taken_s, strict=True):
+                    ratio, over_bytes = one_s / taken_s[1], one_s * speed / product_bytes(engine)
+                    layer_ms = one_s * 1000 / len(MEASURED)
+                    text = f"{layer_ms:.2f} ms a layer, {ratio:.2f} of bfloat16, {over_bytes:.2f} of bytes"
+                    row = f"{title} of {sessions}, {' '.join(form)}"
+                    table.note(row, text, layer_ms=layer_ms, ratio=ratio, over_bytes=over_bytes)
+                    if form[1] == "nf4" and sessions == 1 and measure is products_s:
+                        table.judge("nf4, one row, over bfloat16", ratio, "times", NF4_OVER_BFLOAT16_BAR)
+                        table.judge("nf4, one row, over bytes", over_bytes, "times", NF4_OVER_BYTES_BAR)
+
+
+def multiplying(engine: Engine) -> list[tuple[nn.Module, int]]:
+    """The modules of the layers that multiply by a matrix, and how many columns it has."""
+    found: list[tuple[nn.Module, int]] = []
+    for module in engine._stages[0]._model.get_submodule("model.layers").modules():
+        if isinstance(module, nn.Linear):
+            found.append((module, module.in_features))
+        elif isinstance(module, QuantizedLinear):
+            found.append((module, module.matrix.shape[1]))
+    return found
+
+
+def product_bytes(engine: Engine) -> int:
+    """Of all these matrices as they are kept."""
+    return sum(parameter.nbytes for module, _ in multiplying(engine) for parameter in module.parameters())
+
+
+def products_s(engine: Engine, rows: int, least_s: LeastS) -> float:
+    """The least seconds of all products of the layers, one after the other."""
+    modules = multiplying(engine)
+    dtype = getattr(torch, engine.spec.dtype)
+    inputs = {columns: torch.ones(1, rows, columns, dtype=dtype) for _, columns in modules}
+
+    @torch.inference_mode()
+    def multiply() -> None:
+        for module, columns in modules:
+            module(inputs[columns])
+
+    return least_s(STEPS, multiply)
 
 
 def make_wide_llama(folder: Path) -> None:

@@ -208,7 +208,8 @@ def test_without_bitsandbytes_it_is_said_what_to_install(
 
 def live_tensor_bytes() -> int:
     found = (one for one in gc.get_objects() if type(one) in (torch.Tensor, torch.nn.Parameter))
-    storages = {one.untyped_storage().data_ptr(): one.untyped_storage() for one in found if one.is_cpu}
+    plain = [one for one in found if one.is_cpu and not one.is_mkldnn]
+    storages = {one.untyped_storage().data_ptr(): one.untyped_storage() for one in plain}
     return sum(storage.nbytes() for storage in storages.values())
 
 
