@@ -62,7 +62,8 @@ async def open_computing(
     SettingsError where the device cannot compute the model.
     """
     device = devices[0]
-    report(f"Trying a layer of {model.spec.name} on {device}")
+    if device != "cpu":
+        report(f"Trying a layer of {model.spec.name} on {device}")
     proof = await asyncio.to_thread(first_step, model, device)
     if proof.sentence is not None:
         say(proof.sentence)

@@ -65,7 +65,8 @@ def measure_machine(
         with tempfile.TemporaryDirectory(prefix="molink-profile-") as digests:
             local = asyncio.run(open_model(model, dtype, "none", (), Path(digests), progress))
         spec = local.spec
-        progress(f"Trying a layer of {model} on {device}")
+        if device != "cpu":
+            progress(f"Trying a layer of {model} on {device}")
         proof = first_step(local, device)
         if proof.sentence is not None:
             progress(proof.sentence)

@@ -9,12 +9,14 @@ import torch
 from molink.dht.configuration import SettingsError
 from molink.peer import device
 from molink.peer.device import (
+    cap_gpu_memory,
     check_memory,
     choose_device,
     choose_devices,
     default_memory_bytes,
     describe_device,
     free_memory_bytes,
+    keep_gpu_memory_whole,
     processor_count,
     why_not_others,
 )
@@ -178,3 +180,51 @@ def test_more_memory_than_the_machine_has_is_refused_with_what_it_has(
     check_memory(("cuda:0", "cuda:1"), 20 * 1000**3)
     with pytest.raises(SettingsError, match=r"20\.0 GB: give less, or leave it out for 18\.0 GB"):
         check_memory(("cuda:0", "cuda:1"), 21 * 1000**3)
+
+
+def test_a_gpus_cap_is_a_part_of_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    caps: list[tuple[object, ...]] = []
+    monkeypatch.setattr(device, "_total_bytes", lambda _: 10 * 1000**3)
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *cap: caps.append(cap))
+    cap_gpu_memory("cuda:1", 4 * 1000**3)
+    cap_gpu_memory("cpu", 4 * 1000**3)
+    assert caps == [(0.4, "cuda:1")]
+
+
+@pytest.mark.parametrize(("cap_bytes", "part"), [(6 * 1000**3, 0.5), (64 * 1000**3, 1.0), (1, 0.01)])
+def test_apples_cap_is_a_part_of_what_metal_gives_and_never_none(
+    cap_bytes: int, part: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caps: list[float] = []
+    monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: 12 * 1000**3)
+    monkeypatch.setattr(torch.mps, "set_per_process_memory_fraction", caps.append)
+    cap_gpu_memory("mps", cap_bytes)
+    assert caps == [part]
+
+
+@pytest.mark.parametrize(
+    ("system", "before", "after"),
+    [
+        (
+            "Linux",
+            {},
+            {
+                "PYTORCH_ALLOC_CONF": "expandable_segments:True",
+                "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+            },
+        ),
+        (
+            "Linux",
+            {"PYTORCH_CUDA_ALLOC_CONF": "backend:native"},
+            {"PYTORCH_CUDA_ALLOC_CONF": "backend:native"},
+        ),
+        ("Windows", {}, {}),
+        ("Darwin", {}, {}),
+    ],
+)
+def test_segments_grow_where_torch_can_unless_the_owner_says_otherwise(
+    system: str, before: dict[str, str], after: dict[str, str]
+) -> None:
+    environment = dict(before)
+    keep_gpu_memory_whole(system, environment)
+    assert environment == after

@@ -109,6 +109,21 @@ def test_sessions_step_together_through_two_spans_as_alone(running: Running) -> 
         assert torch.allclose(row, expected, rtol=1e-4, atol=1e-4)
 
 
+def test_ranks_take_a_cap_on_their_memory_and_go_on(running: Running) -> None:
+    ranks, asked = running.backend.ranks, []
+    ask = ranks.ask
+    ranks.ask = lambda what, order, *rest, **more: (
+        asked.append((what, order)) or ask(what, order, *rest, **more)
+    )  # type: ignore[method-assign, func-returns-value, assignment]
+    try:
+        running.backend.cap_memory(10**9)
+    finally:
+        ranks.ask = ask  # type: ignore[method-assign]
+    share = -(-(10**9 + running.model.spec.embed_bytes) // 2)
+    assert asked == [("cap", {"bytes": share})], "each has the embedding whole"
+    assert generate(running, PROMPT, 2) == greedy_reference(running.model.folder, PROMPT, 2)
+
+
 def test_nobody_wanting_logits_gets_none(running: Running) -> None:
     whole = running.model.spec.whole
     cache = running.backend.engine.new_cache(whole, 8)
