@@ -94,6 +94,7 @@ def print_machine(machine: Mapping[str, object]) -> None:
     for name, label in (
         ("decode_context_ms", "layer, 1000 tokens of context more"),
         ("prefill_context_ms", "the same, one token of a prompt"),
+        ("step_ms", "step, whatever its layers"),
         ("embed_ms", "embedding"),
         ("head_ms", "head"),
     ):
