@@ -78,21 +78,27 @@ class QuantizedMatrices(nn.Module, ABC):
         """`inputs` [..., columns] times the transposed matrix, plus `bias`; not for stacks."""
 
 
+def rounded_to_int8(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Float32 [rows, columns] as int8, and the largest absolute value of each row, which becomes 127: bit for bit what
+    `bitsandbytes.functional.int8_vectorwise_quant` gives on processors. On CUDA that takes float16 alone, which cannot
+    hold all of bfloat16's numbers, so this is torch's on every device."""
+    largest = rows.abs().amax(dim=1)
+    return torch.round(rows * (127.0 / largest.unsqueeze(-1))).to(torch.int8), largest
+
+
 class Int8Matrices(QuantizedMatrices):
     """One byte for each number, [..., rows, columns]; `scales` [..., rows] are what a step of it is worth."""
 
     @classmethod
     def of(cls, values: Tensor) -> "Int8Matrices":
-        from bitsandbytes.functional import int8_vectorwise_quant
-
         rows, columns = values.shape[-2:]
         flat = values.reshape(-1, columns)
-        packed = torch.empty(flat.shape, dtype=torch.int8)
-        scales = torch.empty(len(flat))
+        packed = torch.empty(flat.shape, dtype=torch.int8, device=values.device)
+        scales = torch.empty(len(flat), device=values.device)
         step = max(1, CHUNK_ELEMENTS // columns)
         for start in range(0, len(flat), step):
             part = slice(start, start + step)
-            packed[part], largest, _ = int8_vectorwise_quant(flat[part].float())
+            packed[part], largest = rounded_to_int8(flat[part].float())
             scales[part] = largest / 127
         return cls(packed.view(values.shape), scales.view(values.shape[:-1]), (rows, columns), values.dtype)
 
@@ -131,8 +137,8 @@ class Nf4Matrices(QuantizedMatrices):
 
         rows, columns = values.shape[-2:]
         flat = values.reshape(-1)
-        packed = torch.empty(len(flat) // 2, dtype=torch.uint8)
-        scales = torch.empty(len(flat) // BLOCK)
+        packed = torch.empty(len(flat) // 2, dtype=torch.uint8, device=values.device)
+        scales = torch.empty(len(flat) // BLOCK, device=values.device)
         for start in range(0, len(flat), CHUNK_ELEMENTS):
             stop = min(start + CHUNK_ELEMENTS, len(flat))
             part, state = quantize_4bit(flat[start:stop], blocksize=BLOCK, quant_type="nf4")
