@@ -35,7 +35,7 @@ from molink.peer.metrics_server import MetricsServer
 from molink.peer.models.choosing import Numbers, choose_model, warn_of_other_numbers
 from molink.peer.models.hub import HubAccess
 from molink.peer.models.manifests import ManifestSource
-from molink.peer.models.model import LocalModel, open_model
+from molink.peer.models.model import LocalModel, keeping_packed, open_model
 from molink.peer.placing import Placing
 from molink.peer.prober import Prober
 from molink.peer.profiling.profile import Profile
@@ -49,7 +49,6 @@ from molink.peer.state_dir import StateDir
 from molink.routing.placement import describe_preview
 from molink.shards.blobs import BlobStore
 from molink.shards.catalog import BUNDLED_CONTENT, is_from_hub
-from molink.shards.packed_layers import clear_unfinished
 from molink.shards.spec import ModelSpec, Span
 
 UNBOUND = ("0.0.0.0", "::")  # noqa: S104 - all of this machine's addresses say nothing of where the swarm is
@@ -287,7 +286,7 @@ class Opening:
             _log.info("no --model was given: serving %s", identifier)
         asked = (identifier, dtype, quantization, views, self._state.digests, self._report)
         if not is_from_hub(identifier):
-            return self._with_store(await open_model(*asked), stack)
+            return keeping_packed(await open_model(*asked), settings.store_dir, settings.store_bytes, stack)
         try:
             store = stack.enter_context(BlobStore(settings.store_dir, settings.store_bytes))
         except OSError as error:
@@ -299,22 +298,7 @@ class Opening:
             access = HubAccess(
                 store, source.ask, settings.layers, memory_of(devices, self._settings.memory_bytes)
             )
-            clear_unfinished(store)
             return replace(await open_model(*asked, access), store=store)
-
-    def _with_store(self, model: LocalModel, stack: AsyncExitStack) -> LocalModel:
-        """A folder's model; if it is quantized here, with the store that keeps what is made of it."""
-        if model.spec.quantization == "none":
-            return model
-        try:
-            store = stack.enter_context(BlobStore(self._settings.store_dir, self._settings.store_bytes))
-            clear_unfinished(store)
-        except OSError as error:
-            say(
-                f"Note: quantized layers are not kept for the next start, as the store cannot be used: {error}"
-            )
-            return model
-        return replace(model, store=store)
 
     def _memory_guard(self, device: str, leases: LeaseBook) -> MemoryGuard | None:
         if device != "cpu":

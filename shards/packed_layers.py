@@ -89,6 +89,10 @@ class PackedLayers:
             with suppress(OSError):
                 self.store.blob(note[0]).unlink(missing_ok=True)
 
+    def clear_unfinished(self) -> None:
+        """Removes what processes that were killed have left of packed layers; what living ones write stays."""
+        self.store.drop_unfinished(_UNFINISHED)
+
     def _write(
         self,
         layer: int,
@@ -123,11 +127,6 @@ class PackedLayers:
 
     def _is_sound(self, sha256: str) -> bool:
         return self.store.drop_damaged((sha256,)) == 0
-
-
-def clear_unfinished(store: BlobStore) -> None:
-    """Removes what processes that were killed have left of packed layers; what living ones write stays."""
-    store.drop_unfinished(_UNFINISHED)
 
 
 def put_together(layer: int, module: nn.Module, path: Path, device: torch.device) -> None:

@@ -200,13 +200,19 @@ class MatrixOfStack:
 _PRODUCTS = (torch.matmul, Tensor.matmul, Tensor.__matmul__)
 
 
+def rounded_to_int8(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Float32 [rows, columns] as int8, and the largest absolute value of each row, which becomes 127: bit for bit what
+    `bitsandbytes.functional.int8_vectorwise_quant` gives on processors. On CUDA that takes float16 alone, which cannot
+    hold all of bfloat16's numbers, so this is torch's on every device."""
+    largest = rows.abs().amax(dim=1)
+    return torch.round(rows * (127.0 / largest.unsqueeze(-1))).to(torch.int8), largest
+
+
 class Int8Matrices(QuantizedMatrices):
     """One byte for each number, [..., rows, columns]; `scales` [..., rows] are what a step of it is worth."""
 
     @classmethod
     def of(cls, values: Tensor) -> "Int8Matrices":
-        from bitsandbytes.functional import int8_vectorwise_quant
-
         rows, columns = values.shape[-2:]
         flat = values.reshape(-1, columns)
         packed = torch.empty(flat.shape, dtype=torch.int8, device=values.device)
@@ -214,7 +220,7 @@ class Int8Matrices(QuantizedMatrices):
         step = max(1, CHUNK_ELEMENTS // columns)
         for start in range(0, len(flat), step):
             part = slice(start, start + step)
-            packed[part], largest, _ = int8_vectorwise_quant(flat[part].float())
+            packed[part], largest = rounded_to_int8(flat[part].float())
             scales[part] = largest / 127
         return cls(packed.view(values.shape), scales.view(values.shape[:-1]), (rows, columns), values.dtype)
 

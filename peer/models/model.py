@@ -1,8 +1,10 @@
 """Which model a peer serves, and in which numbers: what it was told, else what the swarm that it joins needs."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,6 +26,7 @@ from molink.shards.spec import ModelSpec, Span
 from molink.shards.stage import Stage
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 Progress = Callable[[int, int], None]
 """Bytes done, bytes in all."""
 _NONE_HELD: Final[Mapping[int, Path]] = MappingProxyType({})
@@ -91,6 +94,7 @@ class LocalModel:
         if packed is None:
             return self.with_parts(span, progress, load)
         while True:
+            packed.clear_unfinished()
             with packed.ready(span) as held:
                 try:
                     return self.with_parts(span, progress, partial(load, held=held), held)
@@ -184,6 +188,19 @@ async def open_model(
         raise QuantizationUnavailable(numbers.quantization)
     spec = store.describe(manifest, numbers.dtype, numbers.quantization, name=identifier)
     return LocalModel(folder, manifest, spec, hub, report, outlined, digests=digests)
+
+
+def keeping_packed(
+    model: LocalModel, folder: Path, limit_bytes: int | None, stack: AsyncExitStack
+) -> LocalModel:
+    """A folder's model; if it is quantized here, with the store that keeps what is made of it, open on `stack`."""
+    if model.spec.quantization == "none":
+        return model
+    try:
+        return replace(model, store=stack.enter_context(BlobStore(folder, limit_bytes)))
+    except OSError as error:
+        _log.warning("quantized layers are not kept for the next start: %s cannot be used: %s", folder, error)
+        return model
 
 
 async def _open_files(

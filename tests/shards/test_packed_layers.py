@@ -16,7 +16,7 @@ from molink.shards import packed_layers
 from molink.shards.blobs import BlobStore
 from molink.shards.engine import Engine
 from molink.shards.lazy_tensors import CountedTensor
-from molink.shards.packed_layers import PackedLayers, clear_unfinished
+from molink.shards.packed_layers import PackedLayers
 from molink.shards.quantize import StreamingQuantizer
 from molink.shards.spec import Span
 from molink.shards.stage import Stage
@@ -167,16 +167,19 @@ def test_a_load_that_is_interrupted_leaves_nothing(
         assert not held
 
 
-def test_what_a_killed_process_has_left_goes_and_what_a_living_one_writes_stays(store: BlobStore) -> None:
+def test_what_a_killed_process_has_left_goes_and_what_a_living_one_writes_stays(
+    tmp_path: Path, store: BlobStore
+) -> None:
+    model = model_of(write_model("llama", tmp_path / "llama"), store)
     left, other = store.unfinished("packed-left"), store.unfinished("somebody-elses")
     left.write_bytes(b"half of it")
     other.write_bytes(b"half of it")
     living = store.unfinished("packed-living")
     with BlobStore(store.folder, 2**30) as neighbour, neighbour.using() as in_use:
         neighbour.reserve({living: 10}, in_use)
-        clear_unfinished(store)
+        model.load(Span(1, 2), "cpu")
         assert set(unfinished_of(store)) == {other, living}
-    clear_unfinished(store)
+    model.load(Span(1, 2), "cpu")
     assert unfinished_of(store) == [other]
 
 
