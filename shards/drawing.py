@@ -17,7 +17,7 @@ from molink.shards.weights import Weights
 CANDIDATES = 1024
 """Likeliest tokens that are put in order for top_k and top_p, before all are."""
 _TOLD_CANDIDATES = 32
-"""The same where they are only told: SamplingParams allows 20."""
+"""The same where they are only told, or cut to few by top_k: SamplingParams tells 20."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +84,10 @@ def draw(logits: Tensor, picks: Sequence[Pick], candidates: int, dtype: torch.dt
             among = whole.part(0, plain)
             tokens[rows.plain] = among.beyond(rows.number[rows.plain] * among.total)
         if kinds.ordered:
-            few = not kinds.cut and candidates < logits.shape[1]
-            order = _Order.of(logits, rows.ordered, _TOLD_CANDIDATES if few else candidates)
+            if not kinds.open and candidates < logits.shape[1]:
+                most = max((picks[row].top_k for row in kinds.limited), default=0)
+                candidates = min(candidates, max(_TOLD_CANDIDATES, 2 * most))
+            order = _Order.of(logits, rows.ordered, candidates)
         if kinds.cut:
             totals = whole.part(plain, plain + opens).total
             tokens[rows.cut], unsettled[rows.cut] = _drawn_from(

@@ -2,7 +2,6 @@
 
 import gc
 import math
-import statistics
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -108,8 +107,9 @@ class LayerBench:
         """How long it took until the first step of the span was done."""
 
     def layer_latencies(self) -> tuple[tuple[LayerLatency, ...], float]:
-        """Medians by batch size, until the time is up, none above that of a larger batch; and what a step takes beside
-        its layers, 0 where there is only one layer."""
+        """By batch size, until the time is up, none above that of a larger batch; and what a step takes beside its
+        layers, 0 where there is only one layer. Of the fastest steps: a difference of others is what the machine did
+        besides."""
         one: dict[int, float] = {}
         several: dict[int, float] = {}
         spent_s = 0.0
@@ -121,9 +121,9 @@ class LayerBench:
                 spans.append(self._held)
             series = self._series(size, spans, want_logits=False)
             spent_s += sum(map(sum, series)) / 1000
-            one[size] = max(FLOOR_MS, statistics.median(series[0]))
+            one[size] = max(FLOOR_MS, min(series[0]))
             if len(series) > 1:
-                several[size] = statistics.median(series[1])
+                several[size] = min(series[1])
         layer_ms, step_ms = separated(one, several, len(self._held))
         measured = [LayerLatency(size, layer_ms[size]) for size in sorted(layer_ms)]
         return at_most_the_next(measured), step_ms
