@@ -27,10 +27,11 @@ def unpack_wheels(wheels: Path, target: Path) -> tuple[str, ...]:
         raise ValueError(f"{wheels} holds no wheels: fill it with tests/gpu/wheels.sh {wheels}")
     for wheel in found:
         try:
-            opened = lzma.open(wheel) if wheel.suffix == ".xz" else wheel.open("rb")
-            with opened as file, zipfile.ZipFile(io.BytesIO(file.read())) as archive:
+            raw = wheel.read_bytes()
+            whole = lzma.decompress(raw) if wheel.suffix == ".xz" else raw
+            with zipfile.ZipFile(io.BytesIO(whole)) as archive:
                 archive.extractall(target)
-        except (zipfile.BadZipFile, lzma.LZMAError, EOFError) as error:
+        except (zipfile.BadZipFile, lzma.LZMAError) as error:
             raise ValueError(f"{wheel} is no wheel ({error}): delete it and fetch it anew") from error
     return tuple(wheel.name for wheel in found)
 
