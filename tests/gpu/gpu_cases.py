@@ -24,8 +24,8 @@ class Case:
     """Whether it measures time, so that nothing else may use the card meanwhile."""
     needs: tuple[str, ...] = ("transformers",)
     """Modules without which it cannot run."""
-    divisible: bool = False
-    """Whether several processes can share its work."""
+    processes: int = 1
+    """How many can share its work at most."""
     speed: bool = False
     """Whether its bars are an H100's or H200's: on another card they are told, and do not decide."""
 
@@ -35,9 +35,10 @@ CASES = (
         "kernels",
         "paged attention is that of float64, whatever its memory held before",
         "gpu_kernels:kernels",
-        120,
+        150,
         alone=False,
         needs=(),
+        processes=4,
     ),
     Case(
         "tests",
@@ -70,7 +71,7 @@ CASES = (
         240,
         alone=False,
         needs=LOADER,
-        divisible=True,
+        processes=12,
     ),
     Case(
         "quantized",
@@ -158,6 +159,6 @@ def chosen(names: list[str] | None) -> tuple[Case, ...]:
 
 def processes_for(case: Case, cores: int, memory_bytes: int | None) -> int:
     """How many processes share the case: none waits for a core, and each has 3 GB of the card (None: no card)."""
-    if not case.divisible or memory_bytes is None:
+    if memory_bytes is None:
         return 1
-    return max(1, min(12, cores - 4, memory_bytes // 3_000_000_000))
+    return max(1, min(case.processes, cores - 4, memory_bytes // 3_000_000_000))

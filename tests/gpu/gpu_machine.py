@@ -27,11 +27,11 @@ def unpack_wheels(wheels: Path, target: Path) -> tuple[str, ...]:
         raise ValueError(f"{wheels} holds no wheels: fill it with tests/gpu/wheels.sh {wheels}")
     for wheel in found:
         try:
-            content = wheel.read_bytes()
-            content = lzma.decompress(content) if wheel.suffix == ".xz" else content
-            with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            raw = wheel.read_bytes()
+            whole = lzma.decompress(raw) if wheel.suffix == ".xz" else raw
+            with zipfile.ZipFile(io.BytesIO(whole)) as archive:
                 archive.extractall(target)
-        except (zipfile.BadZipFile, lzma.LZMAError, EOFError) as error:
+        except (zipfile.BadZipFile, lzma.LZMAError) as error:
             raise ValueError(f"{wheel} is no wheel ({error}): delete it and fetch it anew") from error
     return tuple(wheel.name for wheel in found)
 
