@@ -87,7 +87,8 @@ def draw(logits: Tensor, picks: Sequence[Pick], candidates: int, dtype: torch.dt
             if not kinds.open and candidates < logits.shape[1]:
                 most = max((picks[row].top_k for row in kinds.limited), default=0)
                 candidates = min(candidates, max(_TOLD_CANDIDATES, 2 * most))
-            order = _Order.of(logits, rows.ordered, candidates)
+            whole_batch = kinds.ordered == list(range(len(picks)))
+            order = _Order.of(logits, rows.ordered, candidates, whole=whole_batch)
         if kinds.cut:
             totals = whole.part(plain, plain + opens).total
             tokens[rows.cut], unsettled[rows.cut] = _drawn_from(
@@ -197,17 +198,19 @@ class _Order:
     """Whether there are others at all."""
 
     @classmethod
-    def of(cls, logits: Tensor, rows: Tensor, candidates: int) -> "_Order":
-        among = logits.index_select(0, rows)
+    def of(cls, logits: Tensor, rows: Tensor, candidates: int, *, whole: bool) -> "_Order":
+        """Of these rows, which may be known to be the `whole` of the logits in order."""
+        among = logits if whole else logits.index_select(0, rows)
         if candidates >= logits.shape[1]:
             likely = among.sort(dim=-1, descending=True, stable=True)
             return cls(
                 likely.values, likely.indices, torch.zeros_like(rows, dtype=torch.bool)[:, None], False
             )
-        ids = among.topk(candidates, sorted=False).indices.sort(-1).values
+        ids = among.topk(candidates + 1, sorted=False).indices.sort(-1).values
         likely = among.gather(1, ids).sort(dim=-1, descending=True, stable=True)
-        tied = (among >= likely.values[:, -1:]).sum(-1, keepdim=True) > candidates
-        return cls(likely.values, ids.gather(1, likely.indices), tied, True)
+        values, ids = likely.values, ids.gather(1, likely.indices)
+        tied = values[:, -2:-1] == values[:, -1:]
+        return cls(values[:, :-1], ids[:, :-1], tied, True)
 
     def part(self, rows: Tensor | slice) -> "_Order":
         """That of some of the rows."""
