@@ -12,7 +12,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel, modeling_utils
 from transformers.utils import logging as transformers_logging
 
 from molink.shards.attention import IMPLEMENTATION, BatchSlot, alibi_slopes
@@ -195,6 +195,9 @@ def _carved_class(
             held[index], layers[index] = layers[index], Absent()
 
     quantizer = recipe.quantizer
+
+    # It would set aside the whole span's memory in one piece, of which what is left over fits nothing afterwards.
+    modeling_utils.caching_allocator_warmup = lambda *_: None
 
     def load(model: PreTrainedModel, state: object, files: object, load_config: Any) -> Any:  # noqa: ANN401 - transformers has no types
         settings = load_config if quantizer is None else replace(load_config, hf_quantizer=quantizer)

@@ -19,21 +19,10 @@ from torch import Tensor, nn
 from molink.shards import nf4_products, products
 from molink.shards.attention import BatchSlot
 from molink.shards.nf4_products import BLOCK, kernel_product, kernel_takes, unpack_into
-from molink.shards.products import (
-    Choice,
-    DenseProduct,
-    Scratch,
-    dense_products,
-    few_of,
-    multiply_in_parts,
-    time_ways,
-    used_for,
-)
 from molink.shards.tensor_parallel import Division
 
 CHUNK_ELEMENTS = 1 << 22
 """Numbers that are quantized at a time: bitsandbytes needs three times as much room as they take in float32."""
-
 PACKED_ROWS = {torch.bfloat16: 4, torch.float32: 2}
 """Where nothing was measured, so many rows at most are multiplied by bytes as they are kept, more by unpacked ones."""
 PACKED_COLUMNS = 64
@@ -47,8 +36,8 @@ class QuantizedWays:
     """How one stage's matrices are multiplied on a processor."""
 
     slot: BatchSlot
-    scratch: Scratch
-    choice: "Choice[QuantizedWay] | None"
+    scratch: products.Scratch
+    choice: "products.Choice[QuantizedWay] | None"
     """None: as where nothing was measured."""
 
 
@@ -61,7 +50,7 @@ class QuantizedMatrices(nn.Module, ABC):
         self.scales = nn.Parameter(scales, requires_grad=False)
         self.shape = shape
         self.dtype = dtype
-        self.ways = QuantizedWays(BatchSlot(None), Scratch(), None)
+        self.ways = QuantizedWays(BatchSlot(None), products.Scratch(), None)
         for parameter in (self.weight, self.scales):
             parameter._is_hf_initialized = True  # type: ignore[attr-defined] # noqa: SLF001 - transformers' mark
         self._is_hf_initialized = True
@@ -125,7 +114,7 @@ class QuantizedMatrices(nn.Module, ABC):
             product = self.multiply_unmeasured(index, inputs)
         else:
             rows = inputs.reshape(-1, inputs.shape[-1])
-            product = used_for(choice, len(rows))(self, index, rows).view(*inputs.shape[:-1], -1)
+            product = products.used_for(choice, len(rows))(self, index, rows).view(*inputs.shape[:-1], -1)
         return product if bias is None else product.add_(bias)
 
     def in_scratch(self, index: Index) -> Tensor:
@@ -137,7 +126,7 @@ QuantizedWay: TypeAlias = Callable[[QuantizedMatrices, Index, Tensor], Tensor]
 """Of matrices, the one at an index, and rows [count, columns]: [count, rows of the matrix]."""
 
 
-def _unpacking(dtype: torch.dtype, product: DenseProduct) -> QuantizedWay:
+def _unpacking(dtype: torch.dtype, product: products.DenseProduct) -> QuantizedWay:
     """Unpacks in parts, to this dtype, and multiplies by each while it is in the processor's caches."""
 
     def multiply(matrices: QuantizedMatrices, index: Index, rows: Tensor) -> Tensor:
@@ -145,14 +134,14 @@ def _unpacking(dtype: torch.dtype, product: DenseProduct) -> QuantizedWay:
             into = matrices.ways.scratch.take((stop - start, matrices.shape[1]), dtype)
             return matrices.unpack(index, start, stop, into)
 
-        result = multiply_in_parts(rows, matrices.shape[0], dtype, unpack, product)
+        result = products.multiply_in_parts(rows, matrices.shape[0], dtype, unpack, product)
         return result.to(matrices.dtype)
 
     return multiply
 
 
 def _unpacking_ways(dtype: torch.dtype) -> tuple[QuantizedWay, ...]:
-    widened = tuple(_unpacking(torch.float32, product) for product in dense_products())
+    widened = tuple(_unpacking(torch.float32, product) for product in products.dense_products())
     return widened if dtype is torch.float32 else (_unpacking(dtype, nn.functional.linear), widened[-1])
 
 
@@ -200,14 +189,6 @@ class MatrixOfStack:
 _PRODUCTS = (torch.matmul, Tensor.matmul, Tensor.__matmul__)
 
 
-def rounded_to_int8(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Float32 [rows, columns] as int8, and the largest absolute value of each row, which becomes 127: bit for bit what
-    `bitsandbytes.functional.int8_vectorwise_quant` gives on processors. On CUDA that takes float16 alone, which cannot
-    hold all of bfloat16's numbers, so this is torch's on every device."""
-    largest = rows.abs().amax(dim=1)
-    return torch.round(rows * (127.0 / largest.unsqueeze(-1))).to(torch.int8), largest
-
-
 class Int8Matrices(QuantizedMatrices):
     """One byte for each number, [..., rows, columns]; `scales` [..., rows] are what a step of it is worth."""
 
@@ -220,7 +201,11 @@ class Int8Matrices(QuantizedMatrices):
         step = max(1, CHUNK_ELEMENTS // columns)
         for start in range(0, len(flat), step):
             part = slice(start, start + step)
-            packed[part], largest = rounded_to_int8(flat[part].float())
+            values_there = flat[
+                part
+            ].float()  # bitsandbytes' kernel for CUDA takes float16 alone; this is the same
+            largest = values_there.abs().amax(dim=1)
+            packed[part] = torch.round(values_there * (127.0 / largest.unsqueeze(-1)))
             scales[part] = largest / 127
         return cls(packed.view(values.shape), scales.view(values.shape[:-1]), (rows, columns), values.dtype)
 
@@ -372,7 +357,7 @@ def _by_kernel(matrices: QuantizedMatrices, index: Index, rows: Tensor) -> Tenso
     return kernel_product(rows, matrices.weight[index], matrices.scales[index], matrices.shape[0])
 
 
-def install_quantized(model: nn.Module, slot: BatchSlot, scratch: Scratch) -> None:
+def install_quantized(model: nn.Module, slot: BatchSlot, scratch: products.Scratch) -> None:
     """Lets the model's quantized matrices on a processor multiply in the fastest way, as `slot` says, all of them in
     memory that is kept."""
     large: dict[tuple[object, ...], list[QuantizedMatrices]] = {}
@@ -386,14 +371,14 @@ def install_quantized(model: nn.Module, slot: BatchSlot, scratch: Scratch) -> No
                 kind = (type(matrices), matrices.dtype, matrices.has_kernel)
                 large.setdefault(kind, []).append(matrices)
     for alike in large.values():
-        timed = few_of(alike, lambda matrices: matrices.shape[0] * matrices.shape[1])
+        timed = products.few_of(alike, lambda matrices: matrices.shape[0] * matrices.shape[1])
         ways = QuantizedWays(slot, scratch, _fastest(timed))
         for matrices in alike:
             matrices.ways = ways
             matrices.prepare()
 
 
-def _fastest(timed: list[QuantizedMatrices]) -> "Choice[QuantizedWay]":
+def _fastest(timed: list[QuantizedMatrices]) -> "products.Choice[QuantizedWay]":
     ways = timed[0].ways_here()
     first: list[Index] = [0 if matrices.is_stack else ... for matrices in timed]
 
@@ -403,14 +388,13 @@ def _fastest(timed: list[QuantizedMatrices]) -> "Choice[QuantizedWay]":
     columns, dtype = [matrices.shape[1] for matrices in timed], timed[0].dtype
     trials = [trial(way) for way in ways]
     if not timed[0].has_kernel or timed[0].ways.slot.exact:
-        return time_ways(trials, columns, dtype).choose(ways)
-    panels = [_panels(matrices, index) for matrices, index in zip(timed, first, strict=True)]
+        return products.time_ways(trials, columns, dtype).choose(ways)
+    panels = [
+        nf4_products.panels_of(matrices.weight.data[index], matrices.scales.data[index], *matrices.shape)
+        for matrices, index in zip(timed, first, strict=True)
+    ]
     trials.append(lambda at, rows: kernel_product(rows, *panels[at], timed[at].shape[0]))
-    timings = time_ways(trials, columns, dtype)
+    timings = products.time_ways(trials, columns, dtype)
     if timings.pays(len(ways)):
         return ((1, _by_kernel),)
     return timings.without(len(ways)).choose(ways)
-
-
-def _panels(matrices: QuantizedMatrices, index: Index) -> tuple[Tensor, Tensor]:
-    return nf4_products.panels_of(matrices.weight.data[index], matrices.scales.data[index], *matrices.shape)

@@ -389,6 +389,9 @@ def fake_cuda(index: int = 1) -> Iterator[FakeCuda]:
         "graph_pool_handle": object,
     }
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(
+            "HF_DEACTIVATE_ASYNC_LOAD", "1"
+        )  # transformers' threads that read weights enter no device
         for name, value in instead.items():
             patch.setattr(torch.cuda, name, value)
         patch.setattr(torch._C, "_cuda_endAllocateToPool", end_allocating)

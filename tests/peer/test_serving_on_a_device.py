@@ -15,7 +15,6 @@ from served_peer import model
 from tiny_models import VOCABULARY, greedy_references
 
 from molink.dht.records import LayerLatency
-from molink.peer import backend
 from molink.peer.backend import DeviceBackend
 from molink.peer.models.model import LocalModel
 from molink.peer.profiling.profile import PieceLatency, Profile
@@ -23,7 +22,7 @@ from molink.peer.scheduling.prefill_chunks import equal_chunks
 from molink.peer.serving import interleaving, stepping, steps
 from molink.peer.serving.interleaving import Interleaving, Piece, PieceOutput
 from molink.peer.serving.steps import StepInput, StepOutput, compute
-from molink.shards import codec
+from molink.shards import codec, ways
 from molink.shards.cuda_graphs import CudaGraphs
 from molink.shards.decode import Decoding
 from molink.shards.device import Device
@@ -44,10 +43,10 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
     """A second card, on which the engines of served peers are, with the clock of what it computes."""
     with fake_cuda(1) as fake:
 
-        def decoding_on(device: str) -> Decoding:
-            return Decoding(Kernels(fake), CudaGraphs(Device(device)), (1, 2, 4))
+        def decoding_on(device: str, *, records: bool) -> Decoding:
+            return Decoding(Kernels(fake), CudaGraphs(Device(device)) if records else None, (1, 2, 4))
 
-        monkeypatch.setattr(backend, "decoding_on", decoding_on)
+        monkeypatch.setattr(ways, "decoding_on", decoding_on)
         monkeypatch.setattr(served_peer, "DeviceBackend", lambda model, _: DeviceBackend(model, "cuda:1"))
         yield fake
 
