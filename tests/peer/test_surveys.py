@@ -125,6 +125,7 @@ def test_a_swarm_that_nobody_answers_for_is_a_failure_with_one_line(tmp_path: Pa
     assert err.count("\n") == 1
 
 
+@pytest.mark.full
 def test_a_layer_is_timed_in_every_dtype_unless_one_is_asked_for(tmp_path: Path) -> None:
     folder = str(write_model("llama", tmp_path / "llama"))
     lines: list[str] = []

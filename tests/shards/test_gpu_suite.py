@@ -40,6 +40,7 @@ def verdict(modules: ModuleType, told: Mapping[str, Any], **more: object) -> tup
     return result.verdict, result.reason
 
 
+@pytest.mark.full
 def test_a_small_case_runs_and_its_figures_are_in_the_file(tmp_path: Path) -> None:
     done = suite("--device", "cpu", "--only", "sampling", where=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
