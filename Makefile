@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test test-e2e test-units test-decisions test-discovery test-full check fuzz attack bench bench-link bench-engine bench-engine-gpu proto clean setup
+.PHONY: demo test test-e2e test-units test-decisions test-discovery test-triton test-full check fuzz attack bench bench-link bench-engine bench-engine-gpu gpu-suite proto clean setup
 
 setup: $(VENV)/.linked
 
@@ -46,20 +46,34 @@ test-e2e test-units test-decisions test-discovery: SHELL := bash
 test-e2e test-units test-decisions test-discovery: .SHELLFLAGS := -o pipefail -c
 
 test-e2e: setup
-	@$(BIN)/python -m pytest -m 'e2e and not full and not attack and not fuzz' 2>&1 | sed -u 's/^/peers     | /'
+	@$(BIN)/python -m pytest -m 'e2e and not full and not attack and not fuzz and not triton' 2>&1 | sed -u 's/^/peers     | /'
 
 test-units: setup
-	@$(BIN)/python -m pytest -m 'not e2e and not full and not attack and not fuzz' $(DECISIONS:%=--ignore=%) --ignore=tests/dht 2>&1 \
+	@$(BIN)/python -m pytest -m 'not e2e and not full and not attack and not fuzz and not triton' $(DECISIONS:%=--ignore=%) --ignore=tests/dht --ignore=tests/attack 2>&1 \
 	  | sed -u 's/^/units     | /'
 
 test-decisions: setup
-	@$(BIN)/python -m pytest -m 'not e2e and not full and not attack and not fuzz' $(DECISIONS) 2>&1 | sed -u 's/^/decisions | /'
+	@$(BIN)/python -m pytest -m 'not e2e and not full and not attack and not fuzz and not triton' $(DECISIONS) 2>&1 | sed -u 's/^/decisions | /'
 
 test-discovery: setup
-	@$(BIN)/python -m pytest -m 'not e2e and not full and not attack and not fuzz' tests/dht 2>&1 | sed -u 's/^/discovery | /'
+	@$(BIN)/python -m pytest -m 'not e2e and not full and not attack and not fuzz and not triton' tests/dht tests/attack 2>&1 | sed -u 's/^/discovery | /'
 
-test-full: check
+# The kernels of a GPU, without one. Triton is large, and what sees it installed loads it: it has a folder of its own.
+TRITON := 3.7.1
+build/triton/.installed-$(TRITON): $(VENV)/.installed
+	@rm -rf build/triton
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --target build/triton triton==$(TRITON)
+	@touch $@
+
+test-triton: setup build/triton/.installed-$(TRITON)
+	$(BIN)/python -m pytest -m 'triton and not full'
+
+test-full: check build/triton/.installed-$(TRITON)
 	$(BIN)/python -m pytest -m 'not fuzz and not attack'
+
+# On a machine with a GPU, with the Python that has torch for it: make gpu-suite PYTHON=python3.12 WHEELS=DIR ONLY='NAME ...'
+gpu-suite:
+	$(PYTHON) tests/gpu $(if $(WHEELS),--wheels $(WHEELS)) $(if $(ONLY),--only $(ONLY)) $(if $(DEVICE),--device $(DEVICE))
 
 fuzz: setup
 	$(BIN)/python -m pytest -m fuzz --hypothesis-profile=long

@@ -13,7 +13,15 @@ import typer
 from molink.client import options
 from molink.client.progress import Progress
 from molink.dht import commands
-from molink.dht.commands import EXIT_USAGE, CommandFailed, example, run_app, start_logging, tell
+from molink.dht.commands import (
+    EXIT_USAGE,
+    CommandFailed,
+    example,
+    loading_modules,
+    run_app,
+    start_logging,
+    tell,
+)
 from molink.dht.configuration import configured_initial_peers
 
 if TYPE_CHECKING:
@@ -215,7 +223,8 @@ def _swarm(
             "start one with `molink-peer join --new-swarm`, which prints its address"
         )
     progress.begin("Asking the swarm")
-    from molink.client.swarm import AsyncSwarm
+    with loading_modules():
+        from molink.client.swarm import AsyncSwarm
 
     return AsyncSwarm(
         model,
@@ -258,7 +267,8 @@ def _sampling(
 @contextmanager
 def _explained() -> Iterator[None]:
     """What a swarm could not do ends the command with one sentence; the caller's own mistake with status 2."""
-    from molink.client.errors import InvalidRequest, SwarmError
+    with loading_modules():
+        from molink.client.errors import InvalidRequest, SwarmError
 
     try:
         yield

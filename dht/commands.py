@@ -1,10 +1,12 @@
 """What the commands of all programs have in common: options, logging, exit statuses, one line for each mistake."""
 
+import gc
 import io
 import logging
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -46,6 +48,20 @@ def start_logging(*, verbose: bool, debug: bool) -> None:
     logging.getLogger("molink").setLevel(
         logging.DEBUG if debug else logging.INFO if verbose else logging.WARNING
     )
+
+
+@contextmanager
+def loading_modules() -> Iterator[None]:
+    """No garbage is collected within: what modules make when they are loaded stays, and to walk through it over and
+    over takes a fourth of the time that torch, transformers and libp2p need."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if collects:
+            gc.enable()
 
 
 def plain(text: str) -> str:

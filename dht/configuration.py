@@ -50,6 +50,7 @@ class Configuration(BaseModel):
     device: str | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = None
     quantization: Literal["none", "int8", "nf4"] | None = None
+    exact: Literal["on", "off"] | None = None
     listen: str | None = None
     announce: str | None = None
     port: Port | None = None

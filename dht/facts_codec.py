@@ -56,6 +56,7 @@ def facts_to_message(facts: PeerFacts) -> pb.Facts:
         activation_codecs=facts.activation_codecs,
         decode_context_ms=_rounded(real("decode_context_ms", facts.decode_context_ms, _MAX_MS)),
         prefill_context_ms=_rounded(real("prefill_context_ms", facts.prefill_context_ms, _MAX_MS)),
+        step_ms=_rounded(real("step_ms", facts.step_ms, _MAX_MS)),
     )
     if facts.uplink_mbps is not None:
         message.uplink_mbps = real("uplink_mbps", facts.uplink_mbps, MAX_UPLINK_MBPS, zero=False)
@@ -121,6 +122,7 @@ def facts_from_message(message: pb.Facts) -> PeerFacts:
         prefill_latencies=_prefill_from_message(message),
         decode_context_ms=real("decode_context_ms", message.decode_context_ms, _MAX_MS),
         prefill_context_ms=real("prefill_context_ms", message.prefill_context_ms, _MAX_MS),
+        step_ms=real("step_ms", message.step_ms, _MAX_MS),
     )
 
 

@@ -141,6 +141,9 @@ class PeerFacts:
     On the wire in single precision, as is the next."""
     prefill_context_ms: float = 0.0
     """What 1000 tokens of context add to one token of a prompt through one layer; 0: not measured."""
+    step_ms: float = 0.0
+    """What a step takes however many layers it goes through, and of however many sessions; 0: not measured. On the wire
+    in single precision."""
 
 
 @dataclass(frozen=True, slots=True)

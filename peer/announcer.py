@@ -121,6 +121,7 @@ class Announcer:
             prefill_latencies=self._profile.prefill_latencies,
             embed_ms=self._profile.embed_ms,
             head_ms=self._profile.head_ms,
+            step_ms=self._profile.step_ms,
         )
 
     def _profile_changed(self) -> bool:
@@ -175,6 +176,7 @@ def joining_machine(
         layer_latencies=profile.layer_latencies,
         embed_ms=profile.embed_ms,
         head_ms=profile.head_ms,
+        step_ms=profile.step_ms,
         load_bytes_per_s=profile.load_bytes_per_s,
         rtt_ms={link.peer_id: link.rtt_ms for link in prober.measurements()},
         coordinate=prober.coordinate,
@@ -220,6 +222,7 @@ def own_facts(
         layer_latencies=profile.layer_latencies,
         embed_ms=profile.embed_ms,
         head_ms=profile.head_ms,
+        step_ms=profile.step_ms,
         load_bytes_per_s=profile.load_bytes_per_s,
         activation_codecs=activation_codecs,
         prefill_latencies=profile.prefill_latencies,

@@ -7,12 +7,12 @@ from typing import Protocol
 from torch import Tensor
 
 from molink.peer.models.model import LocalModel, Progress
-from molink.shards.decode import decoding_on
 from molink.shards.engine import Engine, Rows
 from molink.shards.kv_cache import SequenceCache
 from molink.shards.loader import load_stage
 from molink.shards.spec import ModelSpec, Span
 from molink.shards.verification import StoredPart
+from molink.shards.ways import Way, decoding_in
 
 
 class StageEngine(Protocol):
@@ -31,6 +31,10 @@ class StageEngine(Protocol):
     def begin_behind(self, cache: SequenceCache, tokens: int) -> None: ...
 
     def step(self, span: Span, rows: Sequence[Rows], hidden: Tensor | None) -> Tensor: ...
+
+    def to_host(self, tensors: Sequence[Tensor]) -> list[Tensor]: ...
+
+    def record_next(self) -> bool: ...
 
 
 class Backend(Protocol):
@@ -53,9 +57,9 @@ class Backend(Protocol):
 class DeviceBackend:
     """Computes a model that this machine can load."""
 
-    def __init__(self, model: LocalModel, device: str) -> None:
-        """`device` is as `choose_device` returned it."""
-        self.engine = Engine(model.spec, device, decoding=decoding_on(device))
+    def __init__(self, model: LocalModel, device: str, way: Way = Way.RECORDED) -> None:
+        """`device` is as `choose_device` returned it, `way` as its first step has shown."""
+        self.engine = Engine(model.spec, device, decoding=decoding_in(way, device))
         self._model = model
         self._device = device
 
@@ -69,9 +73,14 @@ class MeasuredDevice:
     not served."""
 
     def __init__(
-        self, folder: Path, spec: ModelSpec, device: str, parts: Mapping[str, StoredPart] | None
+        self,
+        folder: Path,
+        spec: ModelSpec,
+        device: str,
+        parts: Mapping[str, StoredPart] | None,
+        way: Way = Way.RECORDED,
     ) -> None:
-        self.engine = Engine(spec, device, decoding=decoding_on(device))
+        self.engine = Engine(spec, device, decoding=decoding_in(way, device))
         self._folder = folder
         self._device = device
         self._parts = parts

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import platform
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import Annotated
 import typer
 
 from molink.dht import commands
-from molink.dht.commands import CommandFailed, example, run_app, start_logging, tell
+from molink.dht.commands import CommandFailed, example, loading_modules, run_app, start_logging, tell
 from molink.dht.configuration import check_configuration, configured_initial_peers, read_configuration
 from molink.peer import options
 
@@ -40,6 +42,7 @@ def join(
     device: options.DeviceName = None,
     dtype: options.Dtype = None,
     quantization: options.Quantization = None,
+    exact: options.Exact = None,
     listen: options.Listen = None,
     announce: options.Announce = None,
     port: options.Port = None,
@@ -80,6 +83,7 @@ def join(
         "device": device,
         "dtype": dtype,
         "quantization": quantization,
+        "exact": exact,
         "listen": listen,
         "announce": announce,
         "port": port,
@@ -225,7 +229,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _serve(given: Mapping[str, object]) -> None:
     """What `join` does once its arguments are known; the cheap checks come before torch is loaded."""
-    from molink.peer.device import lower_priority
+    from molink.peer.device import keep_gpu_memory_whole, lower_priority
     from molink.peer.machine import raise_descriptor_limit
     from molink.peer.running import ProgressLines, run_until_left, say
     from molink.peer.settings import load_settings, where_to_join
@@ -233,6 +237,7 @@ def _serve(given: Mapping[str, object]) -> None:
 
     settings = load_settings(check_configuration(given, "the command line"))
     raise_descriptor_limit()
+    keep_gpu_memory_whole(platform.system(), os.environ)
     if settings.priority == "low":
         lower_priority()  # now, before there are threads that would keep the priority that they began with
     try:
@@ -240,8 +245,9 @@ def _serve(given: Mapping[str, object]) -> None:
             say(where_to_join(settings).reason)
             if settings.listen not in ("127.0.0.1", "::1", "localhost"):
                 say(f"Listening on {settings.listen}: other machines can reach this peer")
-            from molink.peer.opening import PeerError
-            from molink.peer.peer import Peer
+            with loading_modules():
+                from molink.peer.opening import PeerError
+                from molink.peer.peer import Peer
 
             progress = ProgressLines(say)
             peer = Peer(settings, state, progress.report)

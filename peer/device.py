@@ -6,6 +6,8 @@ import os
 import platform
 import subprocess
 import sys
+import warnings
+from collections.abc import MutableMapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,7 +15,9 @@ import psutil
 
 from molink.dht.configuration import SettingsError
 from molink.dht.records import Device
+from molink.peer.graphics_cards import hidden_cards, seen_cards
 from molink.peer.memory import format_bytes
+from molink.peer.torch_builds import TorchBuild, unusable_gpus, why_not_used
 
 CPU_SHARE = 0.5
 """Part of the memory available now that a peer takes by default: the rest is the volunteer's."""
@@ -26,22 +30,47 @@ _CGROUP = Path("/sys/fs/cgroup")
 def choose_device(name: str) -> str:
     """The torch device that `--device name` means: `cpu`, `cuda:N` or `mps`.
 
-    `auto` is the first GPU, or the processor where there is none.
+    `auto` is the first GPU that torch has kernels for, or the processor where there is none; `why_not_others` says why.
 
     Raises:
-        SettingsError: this machine has no such device; it names those that there are.
+        SettingsError: this machine has no such device, or cannot use it; it says why, and what to type instead.
     """
-    there = _available()
+    there, unusable = _available(), _unusable()
     if name == "auto":
-        return there[min(1, len(there) - 1)]
+        return next((device for device in there[1:] if device not in unusable), there[0])
     wanted = "cuda:0" if name == "cuda" else name
     if "," in wanted:
         raise SettingsError(f"--device {name}: here only one device at a time; name one of them")
+    if wanted in unusable:
+        raise SettingsError(f"--device {name}: {unusable[wanted]}; until then type --device cpu")
     if wanted not in there:
-        raise SettingsError(
-            f"--device {name} is not there: this machine has {', '.join(there)}{_why_no_gpu(wanted)}"
-        )
+        raise SettingsError(_not_there(name, wanted, there))
     return wanted
+
+
+def why_not_others(name: str, device: str) -> str | None:
+    """Which GPU of this machine `--device name` leaves unused, why, and what to do; None where it uses what there is,
+    or was told to use `device`."""
+    if name != "auto":
+        return None
+    unusable = _unusable()
+    reason = next(iter(unusable.values()), None)
+    if reason is None and device == "cpu":
+        reason = why_not_used(seen_cards(), _torch_build(), hidden_cards(), platform.system())
+    place = "on the processor" if device == "cpu" else f"on {device}"
+    return None if reason is None else f"Computing {place}: {reason}"
+
+
+def _not_there(name: str, wanted: str, there: tuple[str, ...]) -> str:
+    """One sentence on a device that is not there."""
+    has = f"{', '.join(there[:-1])} and {there[-1]}" if len(there) > 1 else there[0]
+    why = f"this machine has {has}"
+    if wanted == "mps" and platform.system() != "Darwin":
+        why = f"mps is the GPU of a Mac, and {why}"
+    elif len(there) == 1:
+        reason = why_not_used(seen_cards(), _torch_build(), hidden_cards(), platform.system())
+        why += f", and {reason or 'no graphics card is seen'}"
+    return f"--device {name} is not there: {why}; type --device {there[-1]}"
 
 
 def choose_devices(name: str) -> tuple[str, ...]:
@@ -100,6 +129,15 @@ def free_memory_bytes(device: str) -> int:
     return available if limit is None or used is None else max(0, min(available, limit - used))
 
 
+def keep_gpu_memory_whole(system: str, environment: MutableMapping[str, str]) -> None:
+    """Has torch keep a GPU's memory in segments that grow, so that what is freed in one size can be used in another
+    (`expandable_segments`; on Windows torch has none). Before torch is imported; what the owner has set stays."""
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+    if system == "Linux" and not any(name in environment for name in names):
+        environment[names[0]] = "expandable_segments:True"
+        environment[names[1]] = "expandable_segments:True"  # torch 2.8 and older know no other name
+
+
 def default_memory_bytes(device: str) -> int:
     """What a peer takes without `--memory`: half of the available memory, or 90 % of a GPU's free memory."""
     return int(free_memory_bytes(device) * (GPU_SHARE if device.startswith("cuda") else CPU_SHARE))
@@ -119,12 +157,17 @@ def check_memory(devices: tuple[str, ...], wanted_bytes: int | None) -> None:
 
 
 def cap_gpu_memory(device: str, cap_bytes: int) -> None:
-    """No more than so much of that GPU's memory can be allocated from now on. Of other devices nothing is capped here:
-    see `memory_guard.py`."""
-    if device.startswith("cuda"):
-        import torch
+    """No more than so much of that GPU's memory can be allocated from now on. Of processors nothing is capped here: see
+    `memory_guard.py`."""
+    import torch
 
+    if device.startswith("cuda"):
         torch.cuda.set_per_process_memory_fraction(min(1.0, cap_bytes / _total_bytes(device)), device)
+    elif device == "mps":
+        most_bytes = (
+            torch.mps.recommended_max_memory()
+        )  # what Metal gives to one process; less than the machine has
+        torch.mps.set_per_process_memory_fraction(min(1.0, max(0.01, cap_bytes / most_bytes)))
 
 
 def give_back_memory(device: str) -> None:
@@ -172,19 +215,35 @@ def _available() -> tuple[str, ...]:
     import torch
 
     devices = ["cpu"]
-    if torch.cuda.is_available():
-        devices += [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # as in `_torch_build`
+        if torch.cuda.is_available():
+            devices += [f"cuda:{index}" for index in range(torch.cuda.device_count())]
     if torch.backends.mps.is_available():
         devices.append("mps")
     return tuple(devices)
 
 
-def _why_no_gpu(wanted: str) -> str:
+def _unusable() -> dict[str, str]:
+    """GPUs that torch names although it has no kernels for them, each with a sentence that says so."""
+    return {f"cuda:{index}": reason for index, reason in unusable_gpus(_torch_build()).items()}
+
+
+def _torch_build() -> TorchBuild:
     import torch
 
-    if wanted.startswith("cuda") and torch.version.cuda is None and torch.version.hip is None:
-        return f"; the installed torch {torch.__version__} has no GPU support: install a build that has it"
-    return ""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what torch says of drivers and cards is said here, with the remedy
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        return TorchBuild(
+            torch.__version__,
+            torch.version.cuda,
+            torch.version.hip,
+            tuple(torch.cuda.get_arch_list()) if count else (),
+            tuple(torch.cuda.get_device_capability(index) for index in range(count)),
+            tuple(torch.cuda.get_device_name(index) for index in range(count)),
+            torch.backends.mps.is_available(),
+        )
 
 
 def _gpu_name(index: int) -> str:

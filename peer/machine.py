@@ -89,6 +89,19 @@ def network_addresses() -> tuple[NetworkAddress, ...]:
     return tuple(sorted(found, key=lambda address: (address.loopback, ":" in address.address)))
 
 
+def free_port(host: str, port: int | None) -> int:
+    """The remembered port if it is free still, else 0 for any."""
+    if port is None:
+        return 0
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return 0
+    return port
+
+
 def _is_loopback(address: str) -> bool:
     return address == "::1" or address.startswith("127.")
 

@@ -18,6 +18,29 @@ and value 3, attention output 1, MLP output 1, gate, up and their product at 5 1
 MATRIX_ROWS = 6
 """The largest matrix of a layer, in hidden sizes by hidden size: what is dequantized at a time."""
 
+TABLE_ROWS = 64
+"""Sessions whose decode rows attend together, each with a row in the tables of blocks."""
+TABLES = 2
+"""Of layers that see everything, and of those that see a window."""
+TABLE_TOKEN_BYTES = 64
+"""Of a table, for each token of context: an address and a length of 8 bytes for each block of 16 tokens, TABLE_ROWS
+times."""
+RECORDED_ROWS = 199
+"""Of the results of all recorded steps together: 1, 2, 4, 8, 16, 24, 32, 48 and 64 (`shards/decode.py`)."""
+LIBRARY_STREAMS = 2
+"""Streams on which matrix libraries have work space of their own: that of steps and that of recordings."""
+LIBRARY_BYTES = 32 * 1024**2
+"""Of a matrix library on one stream: what cuBLAS takes on Hopper, the most of all cards."""
+PARTIAL_VECTORS = 1024
+"""Hidden-size vectors of float32 in the partial results of attention that is split by length: two programs for each
+processor of the largest cards."""
+SCORES_BYTES = 4 * 32 * 1024**2
+"""Attention that no library has is computed for as many queries at a time as have 32 MiB of scores; these, masked,
+exponentiated and in another dtype."""
+FRAGMENTS_SHARE = 0.01
+FRAGMENTS_BYTES = 64 * 1024**2
+"""What lies unused between pieces of memory on a GPU: such a share of all, and once more so much."""
+
 MAX_LOGIT_ROWS = 64
 """Sequences that draw a token in one step; each needs its logits and a sorted copy."""
 
@@ -68,12 +91,28 @@ def workspace_bytes(spec: ModelSpec, max_batch_tokens: int) -> int:
     return _FLOAT32_BYTES * (rows + logits) + matrix
 
 
+def gpu_reserve_bytes(spec: ModelSpec, total_bytes: int, library_bytes: int = LIBRARY_BYTES) -> int:
+    """What a GPU of `total_bytes` holds beside weights, KV cache and a step's work space: tables of blocks, results and
+    work space of recorded steps, what matrix libraries take for themselves (`library_bytes` on each stream, as
+    measured), partial results, scores of attention, and what fragmentation costs."""
+    tables = TABLES * TABLE_TOKEN_BYTES * spec.context_length
+    recorded = RECORDED_ROWS * max(spec.hidden_size, spec.vocabulary_size) * _FLOAT32_BYTES
+    recorded += workspace_bytes(spec, TABLE_ROWS)
+    partial = PARTIAL_VECTORS * spec.hidden_size * _FLOAT32_BYTES
+    fragments = int(FRAGMENTS_SHARE * total_bytes) + FRAGMENTS_BYTES
+    return tables + recorded + LIBRARY_STREAMS * library_bytes + partial + SCORES_BYTES + fragments
+
+
 def plan_memory(
-    spec: ModelSpec, total_bytes: int, max_batch_tokens: int, weight_share: float = 0.8
+    spec: ModelSpec,
+    total_bytes: int,
+    max_batch_tokens: int,
+    weight_share: float = 0.8,
+    reserve_bytes: int = 0,
 ) -> MemoryPlan:
     """Divides `total_bytes`. After the work space, weights may take `weight_share` of what is left (0 to 1,
     exclusive), or the smallest layer where that is more; the rest is the KV cache's, as is what weights do
-    not use.
+    not use. `reserve_bytes` are kept free beside the work space, as `gpu_reserve_bytes` says.
 
     Raises:
         ValueError: not even the smallest layer and its KV cache of MIN_KV_TOKENS tokens would fit; it says
@@ -83,7 +122,7 @@ def plan_memory(
         raise ValueError(f"max_batch_tokens must be at least 1, got {max_batch_tokens}")
     if not 0.0 < weight_share < 1.0:
         raise ValueError(f"weight_share must be above 0 and below 1, got {weight_share}")
-    workspace = workspace_bytes(spec, max_batch_tokens)
+    workspace = workspace_bytes(spec, max_batch_tokens) + reserve_bytes
     needed, smallest = min(
         (spec.weight_bytes(layer) + spec.kv_bytes(layer, MIN_KV_TOKENS), spec.weight_bytes(layer))
         for layer in (Span(start, start + 1) for start in range(spec.layers))

@@ -14,27 +14,34 @@ from molink.dht.identity import Identity
 from molink.dht.records import PeerFacts, PeerView
 from molink.dht.swarm_key import SwarmKey
 from molink.peer.announcer import Announcer, joining_machine, own_facts
+from molink.peer.comfort.gpus import gpus_of, this_process
 from molink.peer.comfort.memory_guard import MemoryGuard, own_memory_bytes
 from molink.peer.comfort.pausing import Pausing
-from molink.peer.comfort.readings import MachineReader, NvidiaGpu, ReadMachine
-from molink.peer.computing import Computing, memory_of, open_computing
-from molink.peer.device import cap_gpu_memory, check_memory, choose_devices, describe_device, give_back_memory
+from molink.peer.comfort.readings import MachineReader, ReadMachine
+from molink.peer.computing import Computing, lease_book, memory_of, open_computing, planned_memory
+from molink.peer.device import (
+    cap_gpu_memory,
+    check_memory,
+    choose_devices,
+    describe_device,
+    give_back_memory,
+    why_not_others,
+)
 from molink.peer.leases import LeaseBook, Refused
 from molink.peer.local_listener import HOST as METRICS_HOST
-from molink.peer.memory import plan_memory
+from molink.peer.machine import free_port
 from molink.peer.metrics import PeerMetrics
 from molink.peer.metrics_server import MetricsServer
 from molink.peer.models.choosing import Numbers, choose_model, warn_of_other_numbers
 from molink.peer.models.hub import HubAccess
 from molink.peer.models.manifests import ManifestSource
-from molink.peer.models.model import LocalModel, open_model
+from molink.peer.models.model import LocalModel, keeping_packed, open_model
 from molink.peer.placing import Placing
 from molink.peer.prober import Prober
 from molink.peer.profiling.profile import Profile
 from molink.peer.profiling.step_times import StepTimes
 from molink.peer.ranks.backend import RankedBackend
 from molink.peer.running import say
-from molink.peer.scheduling.microbatch import batch_limits
 from molink.peer.serving.data_plane import Serving
 from molink.peer.serving.handout import Handout
 from molink.peer.settings import JoinSettings, where_to_join
@@ -105,6 +112,9 @@ class Opening:
         """Everything stays open on `stack`. Raises PeerError, and what `Peer.run` turns into one."""
         settings = self._settings
         devices = choose_devices(settings.device)
+        unused = why_not_others(settings.device, devices[0])
+        if unused is not None:
+            say(unused)
         check_memory(devices, settings.memory_bytes)
         identity = Identity.load_or_create(self._state.identity_key)
         swarm_key = SwarmKey.load(settings.swarm_key) if settings.swarm_key else None
@@ -113,13 +123,16 @@ class Opening:
         # what this very peer said before it was started again binds nobody
         others = tuple(view for view in discovery.snapshot() if view.peer_id != identity.peer_id)
         ranges = await self._own_ranges(discovery)
-        model = await self._model(others, devices, swarm_key, stack, ranges)
+        model = replace(await self._model(others, devices, swarm_key, stack, ranges), exact=settings.exact)
         _tell_of_other_numbers(model.spec, others)
         _tell_of_missing_tokenizer(model.spec.name, model.manifest.files)
+        planned_memory(model, devices, settings)  # where not even a layer fits, nothing is loaded
         computing = await open_computing(stack, model, devices, settings, self._state.profiles, self._report)
-        leases = self._lease_book(model, computing.devices)
+        leases = lease_book(model, computing, settings)
         if computing.ranks is None:
             cap_gpu_memory(devices[0], leases.cap_bytes)
+        else:
+            await asyncio.to_thread(computing.ranks.cap_memory, leases.cap_bytes)
         guard = self._memory_guard(devices[0], leases)
         certificate = new_certificate(identity.peer_id)
         step_times = StepTimes(computing.profile)
@@ -146,7 +159,7 @@ class Opening:
         prober = Prober(identity.peer_id, serving.links, lambda: discovery.snapshot(model.spec.model_hash))
         announcer = self._announcer(discovery, facts, model.spec, leases, serving, prober, step_times)
         stack.push_async_callback(discovery.leave)
-        pausing = self._pausing(devices[0], leases, serving, announcer)
+        pausing = self._pausing(computing, leases, serving, announcer)
         parts = Parts(
             discovery,
             model,
@@ -170,7 +183,7 @@ class Opening:
         return Discovery(
             identity,
             listen_host=settings.listen,
-            port=settings.port or _free(settings.listen, self._state.ports()[0]),
+            port=settings.port or free_port(settings.listen, self._state.ports()[0]),
             announce_host=settings.announce,
             initial_peers=initial_peers,
             swarm_key=swarm_key,
@@ -213,7 +226,7 @@ class Opening:
             computing.backend,
             Handout.of(model),
             leases,
-            (settings.listen, settings.grpc_port or _free(settings.listen, self._state.ports()[1])),
+            (settings.listen, settings.grpc_port or free_port(settings.listen, self._state.ports()[1])),
             self._metrics,
             self._changed.set,
             computing.activation_codecs,
@@ -273,7 +286,7 @@ class Opening:
             _log.info("no --model was given: serving %s", identifier)
         asked = (identifier, dtype, quantization, views, self._state.digests, self._report)
         if not is_from_hub(identifier):
-            return await open_model(*asked)
+            return keeping_packed(await open_model(*asked), settings.store_dir, settings.store_bytes, stack)
         try:
             store = stack.enter_context(BlobStore(settings.store_dir, settings.store_bytes))
         except OSError as error:
@@ -285,30 +298,7 @@ class Opening:
             access = HubAccess(
                 store, source.ask, settings.layers, memory_of(devices, self._settings.memory_bytes)
             )
-            return await open_model(*asked, access)
-
-    def _lease_book(self, model: LocalModel, devices: tuple[str, ...]) -> LeaseBook:
-        total = memory_of(devices, self._settings.memory_bytes)
-        total -= (len(devices) - 1) * model.spec.embed_bytes  # every rank has the whole embedding
-        limit = self._settings.layers
-        if limit is not None and limit.stop > model.spec.layers:
-            raise PeerError(
-                f"--layers {limit.start}:{limit.stop}: {model.spec.name} has {model.spec.layers} layers"
-            )
-        try:
-            memory = plan_memory(model.spec, total, batch_limits(model.spec).max_tokens)
-        except ValueError as error:
-            raise PeerError(str(error)) from error
-        return LeaseBook(model.spec, replace(memory, swap_bytes=self._swap_bytes(devices)), span_limit=limit)
-
-    def _swap_bytes(self, devices: tuple[str, ...]) -> int:
-        swap_bytes = self._settings.swap_bytes or 0
-        if swap_bytes and (len(devices) > 1 or not devices[0].startswith("cuda")):
-            raise PeerError(
-                f"--swap-space is the host's memory beside that of one GPU, and this peer computes on "
-                f"{', '.join(devices)}: give it more --memory instead"
-            )
-        return swap_bytes
+            return replace(await open_model(*asked, access), store=store)
 
     def _memory_guard(self, device: str, leases: LeaseBook) -> MemoryGuard | None:
         if device != "cpu":
@@ -321,10 +311,13 @@ class Opening:
             lambda: give_back_memory(device),
         )
 
-    def _pausing(self, device: str, leases: LeaseBook, serving: Serving, announcer: Announcer) -> Pausing:
-        rules = self._settings.comfort
+    def _pausing(
+        self, computing: Computing, leases: LeaseBook, serving: Serving, announcer: Announcer
+    ) -> Pausing:
+        rules, device, ranks = self._settings.comfort, computing.devices[0], computing.ranks
         heeds_programs = rules.heeds_programs(device)
-        gpu = NvidiaGpu.of(device) if heeds_programs else None
+        own = this_process if ranks is None else lambda: (*this_process(), *ranks.ranks.pids)
+        gpu = gpus_of(computing.devices, own) if heeds_programs else None
         read = self._read_machine or MachineReader(gpu, heeds_programs=heeds_programs)
         return Pausing(rules, device, read, leases, serving.admission, serving.loader, announcer, say)
 
@@ -375,19 +368,6 @@ def _tell_of_missing_tokenizer(name: str, files: Collection[str]) -> None:
             f"Note: {name} has no tokenizer (tokenizer.json or tokenizer.model) in its folder. Peers need none, but "
             "nobody can turn text into its tokens until a peer has one: put it there and start again"
         )
-
-
-def _free(host: str, port: int | None) -> int:
-    """The remembered port if it is free still, else 0 for any."""
-    if port is None:
-        return 0
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return 0
-    return port
 
 
 def _port_of(address: str) -> int:

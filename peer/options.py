@@ -35,6 +35,13 @@ Quantization = Annotated[
         metavar="none|int8|nf4", help="How weights are held: without it, as in the swarm that is joined."
     ),
 ]
+Exact = Annotated[
+    str | None,
+    typer.Option(
+        metavar="on|off",
+        help="On: one session's numbers are bit for bit transformers', and slower; off, unless told.",
+    ),
+]
 Listen = Annotated[
     str | None,
     typer.Option(

@@ -72,6 +72,8 @@ def print_machine(machine: Mapping[str, object]) -> None:
     table = Table("what", "measured", title="This machine")
     device, memory, disk = (_mapping(machine.get(name)) for name in ("device", "memory", "disk"))
     table.add_row("device", _plain(f"{device.get('name')} ({device.get('kind')}, {device.get('system')})"))
+    if machine.get("way"):
+        table.add_row("computes with", _plain(_text(machine.get("way"))))
     table.add_row("processors", _plain(_text(device.get("processors"))))
     if "threads" in machine:
         table.add_row("threads", _plain(_text(machine.get("threads"))))
@@ -92,6 +94,7 @@ def print_machine(machine: Mapping[str, object]) -> None:
     for name, label in (
         ("decode_context_ms", "layer, 1000 tokens of context more"),
         ("prefill_context_ms", "the same, one token of a prompt"),
+        ("step_ms", "step, whatever its layers"),
         ("embed_ms", "embedding"),
         ("head_ms", "head"),
     ):
@@ -102,7 +105,10 @@ def print_machine(machine: Mapping[str, object]) -> None:
     table.add_row("disk, writing", _rate(disk.get("write_bytes_per_s")))
     for address in _rows(machine, "network"):
         table.add_row(_plain(f"network, {address.get('interface')}"), _plain(_text(address.get("address"))))
-    _console().print(table)
+    console = _console()
+    console.print(table)
+    if machine.get("unused_gpu"):
+        console.print(_plain(_text(machine.get("unused_gpu"))))
 
 
 def _link_line(link: Mapping[str, object]) -> str:

@@ -93,6 +93,8 @@ class JoinSettings:
     """`low`: other programs go first; `normal`."""
     wait_s: float = 0.0
     """For how long to try again while none of the initial peers answers."""
+    exact: bool = False
+    """Whether one session's steps equal transformers' bit for bit; else each goes the fastest way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +158,7 @@ def load_settings(command_line: Configuration, environment: Mapping[str, str] | 
         threads=merged.threads,
         priority=merged.priority or "low",
         wait_s=merged.wait or 0.0,
+        exact=merged.exact == "on",
     )
 
 

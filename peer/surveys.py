@@ -39,7 +39,14 @@ def measure_machine(
         CommandFailed: the model cannot be found or loaded, or the folder cannot be written.
         SettingsError: there is no such device.
     """
-    from molink.peer.device import choose_device, default_memory_bytes, describe_device, free_memory_bytes
+    from molink.peer.device import (
+        choose_device,
+        default_memory_bytes,
+        describe_device,
+        free_memory_bytes,
+        why_not_others,
+    )
+    from molink.peer.first_step import first_step
     from molink.peer.machine import measure_disk, network_addresses
     from molink.peer.models.model import open_model
     from molink.peer.profiling.profile_json import to_json
@@ -50,15 +57,23 @@ def measure_machine(
     from molink.shards.store import StoreError
 
     device = choose_device(device_name)
+    unused = why_not_others(device_name, device)
+    if unused is not None:
+        progress(unused)
     try:
         progress(f"Looking for {model}")
         with tempfile.TemporaryDirectory(prefix="molink-profile-") as digests:
             local = asyncio.run(open_model(model, dtype, "none", (), Path(digests), progress))
         spec = local.spec
+        if device != "cpu":
+            progress(f"Trying a layer of {model} on {device}")
+        proof = first_step(local, device)
+        if proof.sentence is not None:
+            progress(proof.sentence)
         memory = {"free_bytes": free_memory_bytes(device), "default_bytes": default_memory_bytes(device)}
-        memory |= _divided(spec, memory["default_bytes"])
+        memory |= _divided(spec, memory["default_bytes"], device, proof.library_bytes)
         counts = counts_to_try(device, threads)
-        profile = measure(local.folder, spec, device, progress, local.stand_ins(), None, counts)
+        profile = measure(local.folder, spec, device, progress, local.stand_ins(), None, counts, proof.way)
         dtypes = _compared(local, device, memory["default_bytes"], progress) if dtype == "auto" else {}
     except (ModelNotFound, StoreError, WeightsError) as error:
         raise CommandFailed(str(error)) from error
@@ -73,6 +88,8 @@ def measure_machine(
         ) from error
     return {
         "device": asdict(describe_device(device)),
+        "way": proof.way.value,
+        "unused_gpu": unused,
         "memory": memory,
         "model": spec.name,
         "model_hash": None if local.outlined is not None else spec.model_hash,
@@ -105,13 +122,15 @@ def _compared(
     return {"decode_layer_ms_by_dtype": decode_ms, "fastest_dtype": fastest_dtype(decode_ms, own)}
 
 
-def _divided(spec: "ModelSpec", total_bytes: int) -> dict[str, int]:
+def _divided(spec: "ModelSpec", total_bytes: int, device: str, library_bytes: int | None) -> dict[str, int]:
     """What of the memory that a peer takes by default is for weights, and for a step's work space."""
+    from molink.peer.computing import reserve_of
     from molink.peer.memory import plan_memory
     from molink.peer.scheduling.microbatch import batch_limits
 
     try:
-        plan = plan_memory(spec, total_bytes, batch_limits(spec).max_tokens)
+        reserve = reserve_of(spec, (device,), total_bytes, library_bytes)
+        plan = plan_memory(spec, total_bytes, batch_limits(spec).max_tokens, reserve_bytes=reserve)
     except ValueError as error:
         raise CommandFailed(str(error)) from error
     return {"weight_limit_bytes": plan.weight_limit_bytes, "workspace_bytes": plan.workspace_bytes}

@@ -47,7 +47,7 @@ def peer_rate(view: PeerView, table: BoolArray) -> float:
     best, facts, held = 0.0, view.facts, int(np.count_nonzero(table))
     embed_ms, head_ms = facts.embed_ms if table[0] else 0.0, facts.head_ms if table[-1] else 0.0
     for latency in facts.layer_latencies:
-        time_ms = latency.layer_ms * held + embed_ms + head_ms
+        time_ms = latency.layer_ms * held + facts.step_ms + embed_ms + head_ms
         best = max(best, latency.batch_size * 1000.0 / max(time_ms, _LEAST_MS))
     return best
 

@@ -49,6 +49,7 @@ class JoiningMachine:
     layer_latencies: tuple[LayerLatency, ...]
     embed_ms: float = 0.0
     head_ms: float = 0.0
+    step_ms: float = 0.0
     load_bytes_per_s: float = 1e9
     """How fast weights on its disk become layers that serve."""
     fetch_bytes_per_s: float | None = None
@@ -62,7 +63,7 @@ class JoiningMachine:
     """Layers that it holds already: no byte of them is fetched again."""
 
     def __post_init__(self) -> None:
-        for name in ("free_weight_bytes", "free_kv_bytes", "embed_ms", "head_ms"):
+        for name in ("free_weight_bytes", "free_kv_bytes", "embed_ms", "head_ms", "step_ms"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"{name} must be finite and not negative, got {value}")
@@ -230,6 +231,7 @@ def _as_peer(machine: JoiningMachine, model: ModelSpec) -> PeerView:
         layer_latencies=machine.layer_latencies,
         embed_ms=machine.embed_ms,
         head_ms=machine.head_ms,
+        step_ms=machine.step_ms,
         load_bytes_per_s=machine.load_bytes_per_s,
         links=tuple(LinkMeasurement(peer_id, rtt_ms) for peer_id, rtt_ms in machine.rtt_ms.items()),
         coordinate=machine.coordinate,

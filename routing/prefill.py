@@ -33,7 +33,7 @@ def ttft_ms(stages: Sequence[Stage], prompt_tokens: int, client_rtt_ms: float, c
         latencies = facts.layer_latencies
         layer_ms = prefill_layer_ms(latencies, rows, cost, facts.prefill_latencies)
         layer_ms += prefill_context_ms(facts.prefill_context_ms, rows, (prompt_tokens - rows) / 2)
-        compute_ms = stage.layers * layer_ms
+        compute_ms = stage.costs.fixed_ms + stage.layers * layer_ms
         if index == 0:
             single_ms = layer_ms_at(latencies, 1)
             growth = layer_ms / single_ms if single_ms > 0 else 1.0

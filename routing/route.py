@@ -91,6 +91,7 @@ def _route_hop(
     compute = [
         Term("layers", layers * costs.layer_ms, in_tpot=True),
         Term("batching", layers * (costs.batched_layer_ms - costs.layer_ms), in_tpot=True),
+        Term("step", costs.fixed_ms, in_tpot=True),
     ]
     compute += [Term("embedding", costs.embed_ms, in_tpot=True)] if first else []
     compute += [Term("head", costs.head_ms, in_tpot=True)] if last else []

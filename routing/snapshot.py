@@ -174,6 +174,7 @@ def _available(view: PeerView) -> bool:
         len(latencies) > 0
         and 0.0 <= facts.embed_ms < most
         and 0.0 <= facts.head_ms < most
+        and 0.0 <= facts.step_ms < most
         and 0.0 <= facts.load_bytes_per_s < most
         and all(0.0 <= each.layer_ms < most for each in latencies)
     )

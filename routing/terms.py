@@ -15,6 +15,7 @@ from molink.shards.spec import ModelSpec
 TERM_NAMES = (
     "layers",
     "batching",
+    "step",
     "embedding",
     "head",
     "service",
@@ -26,9 +27,9 @@ TERM_NAMES = (
     "loading",
     "reliability",
 )
-"""batching: what sharing the device adds. service: of the client, by the head. transfer: one activation on the
-uplink. client link: to the client and back, once. prefill: the prompt's activations on the uplink. reliability:
-what losing the peer would cost, times how likely that is."""
+"""batching: what sharing the device adds. step: what the peer's step takes whatever its layers. service: of the client,
+by the head. transfer: one activation on the uplink. client link: to the client and back, once. prefill: the prompt's
+activations on the uplink. reliability: what losing the peer would cost, times how likely that is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,8 @@ class PeerCosts:
     """Serving the client, if it is the head."""
     client_link_ms: float
     """The round trip to the client once, spread over the new tokens, if it is the head."""
+    fixed_ms: float = 0.0
+    """Of the peer's step, whatever its layers."""
 
     @property
     def start_ms(self) -> float:
@@ -100,12 +103,12 @@ class PeerCosts:
     def hop_ms(self) -> float:
         """Added for being used at all. The tail's uplink is charged too, although it returns a token only:
         which machine is the last is not known while the circuit grows."""
-        return self.queue_ms + self.transfer_ms + self.prefill_ms + self.reliability_ms
+        return self.fixed_ms + self.queue_ms + self.transfer_ms + self.prefill_ms + self.reliability_ms
 
     def step_ms(self, layers: int, *, first: bool, last: bool) -> float:
         """What every token waits for on a hop of so many layers, the link onwards apart; `first` and `last` say which
         ends of the model it has."""
-        total = layers * self.batched_layer_ms + self.queue_ms
+        total = self.fixed_ms + layers * self.batched_layer_ms + self.queue_ms
         total += self.embed_ms + self.service_ms if first else 0.0
         return total + (self.head_ms if last else self.transfer_ms)
 
@@ -135,6 +138,7 @@ def peer_costs(
         head_ms=facts.head_ms,
         service_ms=cost.head_service_ms / max(1, facts.device.processors),
         client_link_ms=client_rtt_ms(seen, cost) / new_tokens,
+        fixed_ms=facts.step_ms,
     )
 
 
@@ -155,8 +159,9 @@ def queue_ms(view: PeerView, cost: CostModel) -> float:
         return 0.0
     held = sum(map(len, state.spans))
     latencies = view.facts.layer_latencies
-    alone_ms = held * layer_ms_at(latencies, 1)
-    together_ms = held * layer_ms_at(latencies, max(1, batch_size(view) - 1))
+    fixed_ms = view.facts.step_ms
+    alone_ms = fixed_ms + held * layer_ms_at(latencies, 1)
+    together_ms = fixed_ms + held * layer_ms_at(latencies, max(1, batch_size(view) - 1))
     busy = 1.0 if state.queued > 0 else min(1.0, max(0, state.sessions) * alone_ms / cost.session_tpot_ms)
     return together_ms * (busy / 2 + max(0, state.queued) // cost.steps_per_batch)
 

@@ -1,7 +1,7 @@
 """From a configuration and tensors to a stage: transformers builds and fills a model that is cut to a span."""
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +11,8 @@ from typing import Any, Final
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from transformers import PreTrainedConfig, PreTrainedModel
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel, modeling_utils
 from transformers.utils import logging as transformers_logging
 
 from molink.shards.attention import IMPLEMENTATION, BatchSlot, alibi_slopes
@@ -20,6 +21,7 @@ from molink.shards.conversions import ALIBI
 from molink.shards.errors import UnsupportedArchitecture, WeightsError, name_some
 from molink.shards.lazy_tensors import LoadCounter
 from molink.shards.linear import install_products
+from molink.shards.packed_layers import put_together
 from molink.shards.padded import PaddedView
 from molink.shards.probe import ProbeBatch, probe_input, rope_settings
 from molink.shards.quantize import StreamingQuantizer
@@ -27,7 +29,7 @@ from molink.shards.rows import LoneView, RowsView, SerialRowsView
 from molink.shards.spec import Span
 from molink.shards.stage import Batching, Stage, StageFacts, View, shorten_lookups
 from molink.shards.tensor_parallel import Shard
-from molink.shards.text_part import generative_class, text_config, text_place
+from molink.shards.text_part import Absent, generative_class, text_config, text_place
 from molink.shards.verification import StoredPart
 
 _QUIET = threading.Lock()
@@ -58,6 +60,9 @@ _VIEWS: Final[Mapping[Batching, type[View]]] = MappingProxyType(
 )
 
 
+_HOST: Final = torch.device("cpu")
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Recipe:
     """What is made of a model's tensors."""
@@ -68,6 +73,10 @@ class Recipe:
     """None: matrices stay as they are."""
     shard: Shard | None = None
     """The rank of which the tensors are the parts; None: they are whole."""
+    exact: bool = False
+    """Whether steps of one session equal transformers' bit for bit; else each goes the fastest way."""
+    device: torch.device = _HOST
+    """Where each tensor goes as soon as it is read, and where it is quantized."""
 
 
 def assemble(
@@ -78,13 +87,15 @@ def assemble(
     unreadable: list[str],
     counter: LoadCounter,
     recipe: Recipe,
+    packed: Mapping[int, Path] = MappingProxyType({}),
 ) -> PreTrainedModel:
-    """The model of `config` with the parameters of `span` and no others, on the CPU.
+    """The model of `config` with the parameters of `span` and no others, on the recipe's device.
 
     `tensors` are by their names in the checkpoint, and read only if the span needs them. `unreadable` says what is
-    wrong with further files of `folder`.
+    wrong with further files of `folder`. Layers in `packed` come from these files and not from `tensors`.
 
-    Raises WeightsError where tensors are missing, of other shapes or unreadable.
+    Raises PackedUnusable where one of these is not what the layer needs, and WeightsError where tensors are missing, of
+    other shapes or unreadable.
     """
     if recipe.quantizer is not None:
         config._experts_implementation = "eager"  # noqa: SLF001 - of the others, none takes matrices one by one
@@ -92,7 +103,8 @@ def assemble(
     stock = generative_class(config)
     if stock is None:
         raise WeightsError(folder, f"no class generates text from a configuration of {config.model_type}")
-    model_class = _carved_class(stock, span, counter, gaps, recipe)
+    held: dict[int, nn.Module] = {}
+    model_class = _carved_class(stock, span, counter, gaps, recipe, held, packed)
     try:
         with quiet_transformers():
             model, info = model_class.from_pretrained(
@@ -100,6 +112,7 @@ def assemble(
                 config=config,
                 state_dict=dict(tensors),
                 dtype=recipe.dtype,
+                device_map=None if recipe.device.type == "cpu" else {"": recipe.device},
                 attn_implementation=_attention(config) if recipe.batching.attends else None,
                 ignore_mismatched_sizes=True,
                 output_loading_info=True,
@@ -110,6 +123,11 @@ def assemble(
         raise WeightsError(folder, f"the weights of {span} cannot be loaded: {error}") from error
     gaps.refuse(info["missing_keys"], info["mismatched_keys"], ())
     loaded: PreTrainedModel = model
+    for index, layer in held.items():
+        elements = sum(parameter.numel() for parameter in layer.parameters())
+        put_together(index, layer, packed[index], recipe.device)
+        loaded.get_submodule(layers_path(loaded))[index] = layer
+        counter.add(elements)
     return loaded
 
 
@@ -148,13 +166,19 @@ class _Gaps:
 
 
 def _carved_class(
-    model_class: type[PreTrainedModel], span: Span, counter: LoadCounter, gaps: _Gaps, recipe: Recipe
+    model_class: type[PreTrainedModel],
+    span: Span,
+    counter: LoadCounter,
+    gaps: _Gaps,
+    recipe: Recipe,
+    held: dict[int, nn.Module],
+    packed: Collection[int],
 ) -> type[PreTrainedModel]:
     """A subclass that is carved as soon as it is built, which from_pretrained does without allocating.
 
     It keeps name and module: transformers looks up its conversions of checkpoints by them. Nothing is ignored
     on loading, so that a tensor which the span needs cannot go missing unnoticed, and what is missing is
-    refused before memory is allocated for it.
+    refused before memory is allocated for it. Layers that are `packed` are taken out, into `held`.
     """
 
     def __init__(self: PreTrainedModel, config: PreTrainedConfig, *args: object, **kwargs: object) -> None:  # noqa: N807
@@ -166,8 +190,14 @@ def _carved_class(
         if recipe.quantizer is not None:
             recipe.quantizer.refuse_parts(self)
         counter.expected_elements = sum(parameter.numel() for parameter in self.parameters())
+        layers = self.get_submodule(layers_path(self))
+        for index in packed:
+            held[index], layers[index] = layers[index], Absent()
 
     quantizer = recipe.quantizer
+
+    # It would set aside the whole span's memory in one piece, of which what is left over fits nothing afterwards.
+    modeling_utils.caching_allocator_warmup = lambda *_: None
 
     def load(model: PreTrainedModel, state: object, files: object, load_config: Any) -> Any:  # noqa: ANN401 - transformers has no types
         settings = load_config if quantizer is None else replace(load_config, hf_quantizer=quantizer)
@@ -216,7 +246,7 @@ def make_stage(
     slopes = alibi_slopes(text.num_attention_heads).to(device) if getattr(config, ALIBI, False) else None
     if slopes is not None and recipe.shard is not None:
         slopes = recipe.shard.own_heads(slopes)
-    slot = BatchSlot(slopes)
+    slot = BatchSlot(slopes, exact=recipe.exact)
     layers = model.get_submodule(layers_path(model))
     slot.install(layers)
     install_products(model, slot)

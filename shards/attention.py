@@ -18,8 +18,14 @@ IMPLEMENTATION = "molink_packed"
 """Not registered with transformers' mask interface, so that models build no masks."""
 
 _SLOT = "molink_slot"
+_FLOAT32_BYTES = 4
 _FUSED_DIM_LIMIT = 256
 """Largest head dimension for which transformers shares key heads inside the fused kernel."""
+SCORES_BYTES = 32 * 1024**2
+"""Where scores are written out, for no more queries at a time than have so many bytes of them in float32: a prompt's
+chunk behind 8,000 tokens would have a gigabyte. Peers plan with it (`SCORES_BYTES` in `molink.peer.memory`)."""
+_EXACT_SCORES_BYTES = 512 * 1024**2
+"""The same on a processor, where products of fewer rows are not always bitwise those of more."""
 TILED_QUERIES = 24
 """From so many on, they attend to what comes before all of them in tiles."""
 
@@ -60,14 +66,20 @@ class BatchSlot:
     stage's slot.
     """
 
-    __slots__ = ("batch", "bitwise", "slopes")
+    __slots__ = ("batch", "bitwise", "exact", "slopes")
 
-    def __init__(self, slopes: Tensor | None) -> None:
+    def __init__(self, slopes: Tensor | None, *, exact: bool = True) -> None:
+        """`exact`: steps of one session equal transformers' bit for bit; else all go the fastest way."""
+        self.exact = exact
         self.batch: AttendingBatch | None = None
-        self.bitwise = True
+        self.bitwise = exact
         """Whether the step that runs is to equal transformers' bit for bit, not only up to rounding."""
         self.slopes = slopes
         """As in `Rules`, for models whose own code does not say."""
+
+    def begin(self, batch: "AttendingBatch") -> None:
+        """A step of this batch runs from now on."""
+        self.bitwise = self.exact and batch.bitwise
 
     def install(self, layers: Iterable[nn.Module]) -> None:
         """Lets every module inside `layers` find this slot."""
@@ -128,6 +140,20 @@ def attend_sequence(query: Tensor, key: Tensor, value: Tensor, rules: Rules) -> 
     equal bit for bit.
     """
     queries, keys = query.shape[2], key.shape[2]
+    at_once = _queries_at_once(query, keys, rules)
+    if at_once < queries:
+        return torch.cat(
+            [
+                attend_sequence(
+                    query[:, :, start : start + at_once],
+                    key[:, :, : keys - max(0, queries - start - at_once)],
+                    value[:, :, : keys - max(0, queries - start - at_once)],
+                    rules,
+                )
+                for start in range(0, queries, at_once)
+            ],
+            2,
+        )
     window = rules.sliding_window or None
     if window is not None and keys > window + queries - 1:
         keys = window + queries - 1
@@ -152,6 +178,16 @@ def attend_sequence(query: Tensor, key: Tensor, value: Tensor, rules: Rules) -> 
         folded, key, value, attn_mask=mask, scale=rules.scaling
     )
     return attended.reshape(1, query.shape[1], queries, value.shape[3])
+
+
+def _queries_at_once(query: Tensor, keys: int, rules: Rules) -> int:
+    """As many as have no more than SCORES_BYTES of scores, where these are written out: by definition, and by all
+    attention on Apple's GPUs."""
+    heads, queries = query.shape[1], query.shape[2]
+    if queries == 1 or (rules.plain and query.device.type != "mps"):
+        return queries
+    most_bytes = _EXACT_SCORES_BYTES if query.device.type == "cpu" else SCORES_BYTES
+    return max(1, min(queries, most_bytes // (_FLOAT32_BYTES * heads * keys)))
 
 
 def attend_up_to_rounding(query: Tensor, key: Tensor, value: Tensor, rules: Rules) -> Tensor:

@@ -153,6 +153,14 @@ class BlobStore:
             path.unlink(missing_ok=True)
         return len(damaged)
 
+    def drop_unfinished(self, prefix: str) -> None:
+        """Removes unfinished files with such names that no living process uses."""
+        with self._locked():
+            in_use = self._users.everybodys()
+            for path in (self.folder / "unfinished").glob(f"{prefix}*"):
+                if self._key(path) not in in_use:
+                    path.unlink(missing_ok=True)
+
     def room_bytes(self) -> int:
         """How much could be added, if all that nobody uses were removed."""
         with self._locked():

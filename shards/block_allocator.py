@@ -12,6 +12,8 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
+LEAST_RUN = 4
+"""Blocks that are not divided further where memory is in pieces."""
 M = TypeVar("M")
 """The memory of an extent."""
 
@@ -67,7 +69,13 @@ class Extent(Generic[M]):
 class BlockMemory(Protocol[M]):
     """Who makes and fills the memory of extents."""
 
-    def create(self, kind: Kind, count: int) -> M: ...
+    def create(self, kind: Kind, count: int) -> M:
+        """Raises PoolFull where there is no such piece of memory, whatever the limit says."""
+        ...
+
+    def aside(self, kind: Kind, count: int) -> M:
+        """As `create`, of memory where blocks only wait while they move."""
+        ...
 
     def copy(self, source: M, source_index: int, target: M, target_index: int, count: int) -> None: ...
 
@@ -92,7 +100,15 @@ class BlockAllocator(Generic[M]):
         Raises PoolFull, and then only prefixes that nobody used are gone.
         """
         self._make_room(kind, count)
-        blocks = list(self._pieces(kind, count, after))
+        while True:
+            try:
+                blocks = list(self._pieces(kind, count, after))
+                break
+            except PoolFull:  # there is less memory than the limit says
+                self._remove_empty()
+                if not self._idle:
+                    raise
+                self._evict()
         for block in blocks:
             block.references = 1
             block.extent.free -= 1
@@ -228,13 +244,30 @@ class BlockAllocator(Generic[M]):
             yield from min(fitting, key=len)[:count]
             return
         if count * kind.block_bytes <= self._room_bytes():
-            yield from self._create(kind, count).blocks
+            yield from self._created(kind, count)
             return
         for run in sorted(runs, key=len, reverse=True):
             yield from run[:count]
             count -= len(run[:count])
         if count:
-            yield from self._create(kind, count).blocks
+            yield from self._created(kind, count)
+
+    def _created(self, kind: Kind, count: int) -> Iterator[Block]:
+        """New blocks in one run, or, where no piece of memory is so large, in smaller ones. Raises PoolFull."""
+        try:
+            extent = self._create(kind, count)
+        except PoolFull:
+            if count < 2 * LEAST_RUN:
+                raise
+            yield from self._created(kind, count // 2)
+            yield from self._created(kind, count - count // 2)
+            return
+        yield from extent.blocks
+
+    def _remove_empty(self) -> None:
+        for extents in list(self._extents.values()):
+            for extent in [extent for extent in extents if extent.free == len(extent.blocks)]:
+                self._remove(extent)
 
     def _run_behind(self, kind: Kind, after: Block | None) -> list[Block]:
         if after is None or after.extent.kind != kind:
@@ -264,6 +297,9 @@ class BlockAllocator(Generic[M]):
         same.remove(extent)
         if not same:
             del self._extents[extent.kind]
+        del (
+            extent.memory
+        )  # now: extents and blocks refer to each other, and would keep it until they are collected
 
     def _evict(self) -> None:
         self._drop_idle(next(iter(self._idle)))
@@ -284,10 +320,21 @@ class BlockAllocator(Generic[M]):
                 self._move(extent, kept)
 
     def _move(self, extent: Extent[M], kept: list[Block]) -> None:
-        target = self._create(extent.kind, len(kept))
+        """Where there is no memory for both places, what is kept waits elsewhere until its old place is free."""
+        try:
+            memory, waits = self._memory.create(extent.kind, len(kept)), False
+        except PoolFull:
+            memory, waits = self._memory.aside(extent.kind, len(kept)), True
         for start, stop in _neighbours(kept):
-            self._memory.copy(extent.memory, kept[start].index, target.memory, start, stop - start)
+            self._memory.copy(extent.memory, kept[start].index, memory, start, stop - start)
         self._remove(extent)
+        if waits:
+            fresh = self._memory.create(extent.kind, len(kept))
+            self._memory.copy(memory, 0, fresh, 0, len(kept))
+            memory = fresh
+        target = Extent(extent.kind, len(kept), memory)
+        self._extents.setdefault(extent.kind, []).append(target)
+        self.used_bytes += len(kept) * extent.kind.block_bytes
         target.blocks = kept
         target.free = 0
         for index, block in enumerate(kept):

@@ -56,10 +56,24 @@ def encode(tensor: Tensor, encoding: str | None = None) -> memoryview:
     if tensor.requires_grad:
         tensor = tensor.detach()
     if encoding == "int8":
-        return _quantized(tensor)
+        return bytes_of(_quantized(tensor))
     if encoding is not None:
         tensor = _cast(tensor, dtype_of(encoding))
-    return _bytes_of(tensor)
+    return bytes_of(tensor)
+
+
+def encoded(tensor: Tensor, encoding: str) -> Tensor:
+    """The numbers that `encode` gives the bytes of, where the [rows, hidden] tensor is, so that few bytes leave a GPU.
+    Nothing is waited for there."""
+    tensor = _quantized(tensor) if encoding == "int8" else _cast(tensor, dtype_of(encoding))
+    return tensor.contiguous()
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """The bytes of a tensor; a view of its own memory where it is contiguous and on the CPU."""
+    if not (tensor.is_cpu and tensor.is_contiguous()):
+        tensor = tensor.to("cpu").contiguous()
+    return tensor.view(torch.uint8).numpy().data.cast("B") if tensor.numel() else memoryview(b"")
 
 
 def decode(
@@ -99,12 +113,6 @@ def _blocks(hidden_size: int) -> int:
     return -(-hidden_size // BLOCK)
 
 
-def _bytes_of(tensor: Tensor) -> memoryview:
-    if not (tensor.is_cpu and tensor.is_contiguous()):
-        tensor = tensor.to("cpu").contiguous()
-    return tensor.view(torch.uint8).numpy().data.cast("B")
-
-
 def _numbers(view: memoryview, kind: torch.dtype) -> Tensor:
     """All numbers of a writable buffer; a copy where it is not aligned."""
     flat = torch.frombuffer(view, dtype=torch.uint8)
@@ -120,8 +128,8 @@ def _cast(tensor: Tensor, kind: torch.dtype) -> Tensor:
     return tensor.to(kind)
 
 
-def _quantized(tensor: Tensor) -> memoryview:
-    """The scales of all blocks, then the values; computed where the tensor is, so that few bytes leave a GPU."""
+def _quantized(tensor: Tensor) -> Tensor:
+    """The scales of all blocks, then the values, as bytes; computed where the tensor is."""
     rows, hidden = tensor.shape
     blocks = _blocks(hidden)
     values = tensor.float()
@@ -130,15 +138,14 @@ def _quantized(tensor: Tensor) -> memoryview:
     values = values.reshape(rows, blocks, BLOCK)
     least, greatest = values.aminmax(dim=-1, keepdim=True)
     largest = torch.maximum(greatest, -least)
-    if not bool(torch.isfinite(largest).all()):
+    if not tensor.is_cpu or not bool(torch.isfinite(largest).all()):  # to look would be to wait for a device
         most = torch.finfo(tensor.dtype).max
         values = values.nan_to_num(nan=0.0, posinf=most, neginf=-most)
         largest = values.abs().amax(dim=-1, keepdim=True)
     scales = (largest / _LARGEST).clamp_min_(LEAST_SCALE)
     quantized = (values / scales).round_().to(torch.int8).view(rows, blocks * BLOCK)[:, :hidden]
     scale_bytes = scales.view(torch.uint8).reshape(-1)
-    encoded = torch.cat((scale_bytes, quantized.reshape(-1).view(torch.uint8)))
-    return encoded.cpu().numpy().data
+    return torch.cat((scale_bytes, quantized.reshape(-1).view(torch.uint8)))
 
 
 def _dequantized(view: memoryview, rows: int, hidden: int, kind: torch.dtype) -> Tensor:

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from molink.shards.device import Device
+
 HOST = "127.0.0.1"
 """Ranks are processes of one machine: nobody else may reach them."""
 TIMED_SUMS = 8
@@ -66,15 +68,15 @@ class RankGroup:
         return lambda partial: group.allreduce([partial]).wait()
 
     def _nccl(self, store: Any) -> Callable[[Tensor], None]:  # noqa: ANN401 - torch does not export its type
-        device = torch.device(self._device)
-        torch.cuda.set_device(device)
+        device = Device(self._device)
+        device.enter()
         dist.init_process_group(
             "nccl",
             store=store,
             rank=self._rank,
             world_size=self._ranks,
             timeout=self._timeout,
-            device_id=device,
+            device_id=device.place,
         )
         return dist.all_reduce
 

@@ -2,55 +2,37 @@
 kernels, and to launch each from Python takes longer than the device needs for it."""
 
 import importlib.util
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from molink.shards.cuda_graphs import CudaGraphs
+from molink.shards.device import Device
 from molink.shards.kv_cache import SequenceCache
-from molink.shards.mixed import MixedBatch
+from molink.shards.mixed import MixedBatch, Upload
 from molink.shards.paged import PagedAttention
 from molink.shards.paged_rows import NotPaged, PagedBatch, PagedRows
 from molink.shards.stage import View
 from molink.shards.transfers import Staging
+from molink.shards.waiting import WaitsForDevice, refusing_waits
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 """A step of fewer sessions than one of these has rows of nobody."""
+
+_log = logging.getLogger(__name__)
 
 
 class Recorder(Protocol):
     """Makes a function that does again what `step` does, on the same memory."""
 
     def record(self, step: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """`step` is called at least once. Raises RuntimeError where it waits for the device, and what it raises."""
+        """`step` is called at least once, and what comes back has run once. Raises whatever goes wrong; then
+        the device is as it was before."""
         ...
-
-
-class CudaGraphs:
-    """Records what a step launches on a CUDA device and replays it in one launch."""
-
-    def __init__(self) -> None:
-        self._memory: Any = None  # torch has no public name for the type
-
-    def record(self, step: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """Kernels are compiled and libraries opened by a first call, which is not recorded."""
-        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call] # torch's
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
-            step()
-        torch.cuda.current_stream().wait_stream(aside)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
-            result = step()
-        self._memory = graph.pool()
-
-        def replay() -> Tensor:
-            graph.replay()
-            return result
-
-        return replay
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,6 +42,8 @@ class Decoding:
     attention: PagedAttention
     recorder: Recorder | None
     """None: steps are launched from Python each time."""
+    sizes: tuple[int, ...] = BATCH_SIZES
+    """Of the steps that are recorded, ascending; the largest is the most rows that attend together."""
 
 
 def decoding_on(device: str, *, records: bool = True) -> Decoding | None:
@@ -69,10 +53,11 @@ def decoding_on(device: str, *, records: bool = True) -> Decoding | None:
     """
     if torch.device(device).type != "cuda" or importlib.util.find_spec("triton") is None:
         return None
-    from molink.shards.paged_triton import TritonAttention
+    from molink.shards.paged_triton import TritonAttention, shared_bytes_of
 
     processors = torch.cuda.get_device_properties(device).multi_processor_count
-    return Decoding(TritonAttention(processors), CudaGraphs() if records else None)
+    attention = TritonAttention(processors, shared_bytes_of(torch.device(device).index or 0))
+    return Decoding(attention, CudaGraphs(Device(device)) if records else None)
 
 
 class PagedSpan:
@@ -93,35 +78,62 @@ class PagedSpan:
         self._rows = rows
         self._attention = decoding.attention
         self._recorder = decoding.recorder
+        self._sizes = decoding.sizes
         self._hidden = hidden
         self._ends = ends
         self._replays: dict[int, Callable[[], Tensor]] = {}
+
+    def prove(self) -> None:
+        """Makes the smallest step, of rows of nobody, which compiles what it needs and shows whether its like can be
+        recorded. Raises what it raises, if rows cannot attend together here."""
+        step = self._step_of(self._sizes[0])
+        try:
+            refusing_waits(step)
+        except NotPaged as reason:
+            self._recorder = None
+            _log.debug("decode steps are not recorded: %s", reason)
+        except WaitsForDevice as reason:
+            step()
+            if self._recorder is not None:
+                self._give_up(reason)
+
+    def record_next(self) -> bool:
+        """Records the smallest step that is not recorded; whether there was one. Not while a step is under way."""
+        size = next((size for size in self._sizes if size not in self._replays), None)
+        if size is None or self._recorder is None:
+            return False
+        try:
+            self._replays[size] = self._recorder.record(self._step_of(size))
+        except Exception as error:  # noqa: BLE001 - drivers and compilers raise what they like: the next way needs neither
+            self._give_up(error)
+        return True
 
     def replay(
         self, caches: Sequence[SequenceCache], token_ids: Sequence[int], hidden: Tensor | None
     ) -> Tensor | None:
         """One new token of each session: hidden states [sessions, hidden size], or float32 logits [sessions,
-        vocabulary]. None where such a step cannot be recorded."""
-        size = next((size for size in BATCH_SIZES if size >= len(caches)), None)
-        if size is None or self._recorder is None:
+        vocabulary]. None where no such step has been recorded."""
+        size = next((size for size in self._sizes if size >= len(caches)), None)
+        replay = None if size is None else self._replays.get(size)
+        if replay is None:
             return None
         if self._hidden is not None and hidden is not None:
             self._send(self._hidden, hidden)
-        replay = self._replays.get(size) or self._record(self._recorder, size)
-        if replay is None:
-            return None
         self._rows.fill(caches, token_ids)
-        return replay()[: len(caches)].clone()
+        try:
+            return replay()[: len(caches)].clone()
+        except Exception as error:  # noqa: BLE001 - as above; what it has stored already, the next way stores again
+            self._replays.clear()
+            self._give_up(error)
+            return None
 
-    def batch(
-        self, caches: Sequence[SequenceCache], counts: Sequence[int], device: torch.device
-    ) -> MixedBatch:
+    def batch(self, caches: Sequence[SequenceCache], counts: Sequence[int], upload: Upload) -> MixedBatch:
         """Of any step, for the model to run."""
         singles = [cache for cache, count in zip(caches, counts, strict=True) if count == 1]
-        if not 0 < len(singles) <= BATCH_SIZES[-1]:
-            return MixedBatch(caches, counts, None, device)
+        if not 0 < len(singles) <= self._sizes[-1]:
+            return MixedBatch(caches, counts, None, upload)
         self._rows.fill(singles)
-        return MixedBatch(caches, counts, PagedBatch(self._attention, self._rows, len(singles)), device)
+        return MixedBatch(caches, counts, PagedBatch(self._attention, self._rows, len(singles)), upload)
 
     def _send(self, staging: Staging, hidden: Tensor) -> None:
         if hidden.device == staging.on_device.device:
@@ -130,7 +142,7 @@ class PagedSpan:
         staging.host()[: len(hidden)].copy_(hidden)
         staging.send(len(hidden))
 
-    def _record(self, recorder: Recorder, size: int) -> Callable[[], Tensor] | None:
+    def _step_of(self, size: int) -> Callable[[], Tensor]:
         """Rows of nobody do what all rows will do, and leave no trace."""
         batch = PagedBatch(self._attention, self._rows, size)
         inputs = self._rows.token_ids(size) if self._hidden is None else self._hidden.on_device[None, :size]
@@ -143,10 +155,16 @@ class PagedSpan:
             return self._route[-1].logits(states) if self._ends else states[0]
 
         self._rows.fill(())
-        try:
-            replay = recorder.record(step)
-        except (NotPaged, RuntimeError):
-            self._recorder = None
-            return None
-        self._replays[size] = replay
-        return replay
+        return step
+
+    def _give_up(self, reason: Exception) -> None:
+        """No further steps are recorded; what has been recorded stays."""
+        self._recorder = None
+        span = f"layers {self._route[0].span.start} to {self._route[-1].span.stop}"
+        kind = "" if isinstance(reason, WaitsForDevice) else f"{type(reason).__name__}: "
+        _log.warning(
+            "decode steps on %s are launched one operation at a time: recording ended with %s%s",
+            span,
+            kind,
+            " ".join(str(reason).split())[:300],
+        )

@@ -5,7 +5,8 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -13,10 +14,39 @@ from molink.shards.model_files import open_own
 from molink.shards.safetensors_header import StoredTensor, StoreError, read_header
 
 READ_BYTES: Final = 2**22
-_FORMAT: Final = 2
+_FORMAT: Final = 3
 
 Progress = Callable[[int], None]
 """Called with the number of bytes read since the last call."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownFile:
+    """What is remembered of a file of weights that nobody has written to since."""
+
+    digests: Mapping[str, str]
+    """SHA-256 of its tensors, by name."""
+    numbers: frozenset[str]
+    """Those of its tensors that were looked through and hold no NaN."""
+
+
+def known_file(path: Path, cache_dir: Path) -> KnownFile | None:
+    """What `tensor_digests` and `remember_numbers` remember of this very file; None if nothing."""
+    try:
+        return _load(path, path.stat(), cache_dir)
+    except OSError:
+        return None
+
+
+def remember_numbers(path: Path, cache_dir: Path, known: KnownFile, names: Iterable[str]) -> None:
+    """Notes tensors that hold no NaN, unless the file has changed since it was `known`."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return
+    current = _load(path, stat, cache_dir)
+    if current is not None and current.digests == known.digests:
+        _save(path, stat, cache_dir, KnownFile(known.digests, current.numbers.union(names)))
 
 
 def tensor_digests(
@@ -33,16 +63,17 @@ def tensor_digests(
     before = path.stat()
     tensors = read_header(path)
     cached = _load(path, before, cache_dir)
-    if cached is not None and all(tensor.name in cached for tensor in tensors):
+    if cached is not None and all(tensor.name in cached.digests for tensor in tensors):
         progress(before.st_size)
-        return tuple((tensor, cached[tensor.name]) for tensor in tensors)
+        return tuple((tensor, cached.digests[tensor.name]) for tensor in tensors)
     digests = tuple(
         (tensor, digest) for tensor, digest in zip(tensors, _stream(path, tensors, progress), strict=True)
     )
     after = path.stat()
     if _state(after) != _state(before):
         raise StoreError(f"{path} changed while it was read. Wait until it is complete and try again.")
-    _save(path, before, cache_dir, {tensor.name: digest for tensor, digest in digests})
+    found = {tensor.name: digest for tensor, digest in digests}
+    _save(path, before, cache_dir, KnownFile(found, frozenset()))
     return digests
 
 
@@ -85,7 +116,7 @@ def _cache_file(path: Path, cache_dir: Path) -> Path:
     return cache_dir / f"{hashlib.sha256(str(path.resolve()).encode()).hexdigest()}.json"
 
 
-def _load(path: Path, stat: os.stat_result, cache_dir: Path | None) -> Mapping[str, str] | None:
+def _load(path: Path, stat: os.stat_result, cache_dir: Path | None) -> KnownFile | None:
     """What was remembered of this very file; None if nothing or nothing readable was."""
     if cache_dir is None:
         return None
@@ -95,13 +126,13 @@ def _load(path: Path, stat: os.stat_result, cache_dir: Path | None) -> Mapping[s
         return None
     if not isinstance(remembered, dict):
         return None
-    digests = remembered.get("tensors")
+    digests, numbers = remembered.get("tensors"), remembered.get("numbers")
     known = (remembered.get("format"), remembered.get("state"))
-    if known != (_FORMAT, _state(stat)) or not isinstance(digests, dict):
+    if known != (_FORMAT, _state(stat)) or not isinstance(digests, dict) or not isinstance(numbers, list):
         return None
-    if not all(isinstance(digest, str) for digest in digests.values()):
+    if not all(isinstance(text, str) for text in (*digests.values(), *numbers)):
         return None
-    return digests
+    return KnownFile(digests, frozenset(numbers))
 
 
 def _state(stat: os.stat_result) -> list[int]:
@@ -110,15 +141,16 @@ def _state(stat: os.stat_result) -> list[int]:
     return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
 
 
-def _save(path: Path, stat: os.stat_result, cache_dir: Path | None, digests: Mapping[str, str]) -> None:
-    """Remember the digests, all of them or none. On a full disk they are simply not remembered."""
+def _save(path: Path, stat: os.stat_result, cache_dir: Path | None, known: KnownFile) -> None:
+    """Remembers it, all or nothing. On a full disk it is simply not remembered."""
     if cache_dir is None:
         return
     remembered = {
         "format": _FORMAT,
         "path": str(path),
         "state": _state(stat),
-        "tensors": digests,
+        "tensors": dict(known.digests),
+        "numbers": sorted(known.numbers),
     }
     with contextlib.suppress(OSError):
         cache_dir.mkdir(parents=True, exist_ok=True)

@@ -8,17 +8,20 @@ import torch
 from torch import Tensor
 
 from molink.shards.block_allocator import PoolFull
-from molink.shards.decode import BATCH_SIZES, Decoding, PagedSpan
+from molink.shards.decode import Decoding, PagedSpan
+from molink.shards.device import Device
 from molink.shards.kv_cache import SequenceCache, open_cache
 from molink.shards.kv_memory import LayerLayout
 from molink.shards.kv_pool import KvPool
+from molink.shards.mixed import MixedBatch
 from molink.shards.packed import PackedBatch
 from molink.shards.paged import pages
 from molink.shards.paged_rows import PagedRows
+from molink.shards.paged_spans import PagedSpans, overlap
 from molink.shards.spec import ModelSpec, Span, merge_spans, missing_spans
 from molink.shards.stage import Stage, View
 from molink.shards.transfers import Staging, Transfers
-from molink.shards.unfinished_step import Piece, Rows, UnfinishedStep
+from molink.shards.unfinished_step import Piece, Rows, UnfinishedStep, check_rows
 
 __all__ = ["Engine", "NotHeld", "Rows"]
 
@@ -47,16 +50,16 @@ class Engine:
         """The KV cache takes at most `kv_limit_bytes`, or what it needs where that is None. Without `decoding` the
         sessions of a step attend one after the other."""
         self.spec = spec
-        self._device = torch.device(device)
+        self._device = Device(device)
         self._decoding = decoding
         self._transfers = Transfers(self._device)
-        self.pool = KvPool(self._device, kv_limit_bytes)
+        self.pool = KvPool(self._device.place, kv_limit_bytes)
         self._growing: WeakSet[SequenceCache] = WeakSet()
         self._unfinished: WeakSet[UnfinishedStep] = WeakSet()
         self._steps = 0
         self._stages: list[Stage] = []
         self._routes: dict[Span, tuple[View, ...]] = {}
-        self._paged: dict[Span, PagedSpan | None] = {}
+        self._paged = PagedSpans(self._open_paged)
 
     @property
     def held(self) -> tuple[Span, ...]:
@@ -70,7 +73,11 @@ class Engine:
         return sum(shared.values())
 
     def attach(self, stage: Stage) -> None:
-        """Adds a loaded stage to what is held. Raises ValueError where it is of another model or overlaps."""
+        """Adds a loaded stage to what is held. Raises ValueError where it is of another model or overlaps.
+
+        Decode steps through it are recorded by `record_next`, or when the first session opens.
+        """
+        self._device.enter()
         facts = stage.facts
         ours = (self.spec.layers, self.spec.hidden_size, self.spec.dtype)
         theirs = (facts.layers, facts.hidden_size, str(facts.dtype).removeprefix("torch."))
@@ -79,28 +86,36 @@ class Engine:
                 f"the stage is of a model with (layers, hidden size, dtype) {theirs}, not {ours}"
             )
         for other in self._stages:
-            if other.span.start < stage.span.stop and stage.span.start < other.span.stop:
+            if overlap(other.span, stage.span):
                 raise ValueError(f"span {stage.span} overlaps {other.span}, which is held already")
         for other in self._stages:
             stage.share_embedding(other)
         self._stages.append(stage)
         self._stages.sort(key=lambda held: held.span)
         self._routes.clear()
-        self._paged.clear()
+        self._paged.added(stage.span)
 
     def detach(self, span: Span) -> None:
         """Frees the layers of `span`; parts of stages outside it stay. Raises NotHeld where some are not
         held."""
         if missing_spans(span, self.held):
             raise NotHeld(span, self.held)
+        self._device.enter()
         remaining: list[Stage] = []
         for stage in self._stages:
             keeps = missing_spans(stage.span, (span,))
             remaining += [stage] if keeps == (stage.span,) else [stage.keep(part) for part in keeps]
+        changed = [stage.span for stage in self._stages if stage not in remaining]
         self._stages = remaining
         self._routes.clear()
-        self._paged.clear()
+        self._paged.changed(changed, self.held)
         self.pool.forget(span)
+
+    def record_next(self) -> bool:
+        """Records decode steps of one more size on layers that were attached since; whether there was one to record.
+        Sessions may step in between, unrecorded where they would be of that size."""
+        self._device.enter()
+        return self._paged.record_next(self.held)
 
     def new_cache(
         self, span: Span, capacity_tokens: int, prefix: Sequence[bytes] = (), *, reserve: bool = True
@@ -118,6 +133,8 @@ class Engine:
         limit = min(self.spec.context_length, *(stage.facts.context_length for stage in self._stages))
         if capacity_tokens > limit:
             raise ValueError(f"a sequence of this model has at most {limit} tokens, not {capacity_tokens}")
+        self._device.enter()
+        self._paged.record(span)
         cache = open_cache(self.pool, span, self._layouts(span), capacity_tokens, prefix, reserve=reserve)
         if not reserve:
             self._growing.add(cache)
@@ -132,6 +149,7 @@ class Engine:
     def limit_kv(self, limit_bytes: int) -> bool:
         """The KV cache may take so much from now on; whether what sessions have reserved fits. Prefixes that no
         session uses go first, and then what may be moved to the host's memory."""
+        self._device.enter()
         fits = self.pool.limit(limit_bytes)
         while not fits and self._suspend_one(()):
             fits = self.pool.limit(limit_bytes)
@@ -139,6 +157,7 @@ class Engine:
 
     def begin_behind(self, cache: SequenceCache, tokens: int) -> None:
         """What the cache holds beyond so many tokens will be computed again. Raises as `SequenceCache.truncate`."""
+        self._device.enter()
         while True:
             try:
                 cache.truncate(tokens, same_tokens=True)
@@ -158,8 +177,9 @@ class Engine:
         is computed.
         """
         route = self._route(span)
-        _check_rows(span, rows)
+        check_rows(span, rows)
         ids = self._check_inputs(span, rows, hidden)
+        self._device.enter()
         self._make_room(rows)
         result = self._replay(span, rows, ids, hidden)
         if result is None:
@@ -168,15 +188,39 @@ class Engine:
             row.cache.advance(row.count)
         return result
 
+    def to_host(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """What steps gave, on the host and complete: the one wait of a step. Without tensors the wait alone, after
+        which the time that the step took is over."""
+        self._device.enter()
+        return self._transfers.to_host(tensors)
+
     def _run(self, span: Span, route: Sequence[View], rows: Sequence[Rows], inputs: Tensor) -> Tensor:
         positions = self._positions([(row.cache.length, row.count) for row in rows])
         caches, counts = [row.cache for row in rows], [row.count for row in rows]
-        paged = self._paged_span(span)
-        batch = (
-            PackedBatch(caches, counts, bitwise=not self._unfinished)
-            if paged is None
-            else paged.batch(caches, counts, self._device)
-        )
+        paged = self._paged.get(span)
+        if paged is None:
+            bitwise = not self._unfinished and route[0].exact
+            return self._through(
+                span, route, rows, (inputs, positions), PackedBatch(caches, counts, bitwise=bitwise)
+            )
+        try:
+            batch = paged.batch(caches, counts, self._transfers.numbers)
+            return self._through(span, route, rows, (inputs, positions), batch)
+        except Exception as error:  # noqa: BLE001 - compilers of kernels raise what they like: the next way needs none
+            result = self._through(span, route, rows, (inputs, positions), PackedBatch(caches, counts))
+            self._paged.attend_apart(span, error)
+            return result
+
+    def _through(
+        self,
+        span: Span,
+        route: Sequence[View],
+        rows: Sequence[Rows],
+        tokens: tuple[Tensor, Tensor],
+        batch: PackedBatch | MixedBatch,
+    ) -> Tensor:
+        """What comes of `tokens`, which are inputs and positions."""
+        inputs, positions = tokens
         for view in route:
             inputs = view.run(inputs, positions, batch)
         result = self._logits(route[-1], rows, inputs) if span.stop == self.spec.layers else inputs[0]
@@ -187,26 +231,24 @@ class Engine:
         self, span: Span, rows: Sequence[Rows], ids: Sequence[int], hidden: Tensor | None
     ) -> Tensor | None:
         """The result of a step of one token for each session that has been recorded, if it can be."""
-        paged = self._paged_span(span)
+        paged = self._paged.get(span)
         if paged is None or any(row.count > 1 for row in rows):
             return None
         result = paged.replay([row.cache for row in rows], ids, hidden)
         if result is None or span.stop < self.spec.layers or all(row.want_logits for row in rows):
             return result
-        return result[[index for index, row in enumerate(rows) if row.want_logits]]
+        wanted = [index for index, row in enumerate(rows) if row.want_logits]
+        return result[self._transfers.numbers(wanted)]
 
-    def _paged_span(self, span: Span) -> PagedSpan | None:
+    def _open_paged(self, span: Span) -> PagedSpan | None:
         """Where the sessions of a step on the span can attend together, what does so."""
-        if self._decoding is None or span in self._paged:
-            return self._paged.get(span)
         route, layouts = self._route(span), self._layouts(span)
-        if not pages(layouts) or not all(view.packs for view in route):
-            return self._paged.setdefault(span, None)
-        most, facts = BATCH_SIZES[-1], self._stages[0].facts
+        if self._decoding is None or not pages(layouts) or not all(view.packs for view in route):
+            return None
+        most, facts = self._decoding.sizes[-1], self._stages[0].facts
         rows = PagedRows(self.pool, span, layouts, most, self.spec.context_length, self._device)
         hidden = Staging((most, facts.hidden_size), facts.dtype, self._device) if span.start else None
-        ends = span.stop == self.spec.layers
-        return self._paged.setdefault(span, PagedSpan(route, rows, self._decoding, hidden, ends=ends))
+        return PagedSpan(route, rows, self._decoding, hidden, ends=span.stop == self.spec.layers)
 
     @torch.inference_mode()
     def begin(self, span: Span, row: Rows, hidden: Tensor | None) -> UnfinishedStep:
@@ -215,8 +257,9 @@ class Engine:
         Until it is done, or nothing refers to it any more, the session must not be in another step.
         """
         self._route(span)
-        _check_rows(span, (row,))
+        check_rows(span, (row,))
         ids = self._check_inputs(span, (row,), hidden)
+        self._device.enter()
         unfinished = UnfinishedStep(span, row, self._inputs(ids, hidden))
         self._unfinished.add(unfinished)
         return unfinished
@@ -229,11 +272,12 @@ class Engine:
         Where layers keep states, tokens go through all layers at once. The cache grows by tokens that are through all.
         Raises as `step`, and ValueError for a step that is done.
         """
-        _check_rows(step.span, (step.row,))
+        check_rows(step.span, (step.row,))
         if min(step.left_tokens, tokens, layers) < 1:
             raise ValueError(
                 f"cannot take {tokens} tokens through {layers} layers: {step.left_tokens} are left"
             )
+        self._device.enter()
         if step.piece is None:
             step.piece = self._next_piece(step, min(tokens, step.left_tokens))
         else:
@@ -271,7 +315,7 @@ class Engine:
     def _positions(self, parts: Sequence[tuple[int, int]]) -> Tensor:
         """[1, tokens] of the tokens that follow so many of each sequence."""
         places = [at for length, count in parts for at in range(length, length + count)]
-        return torch.tensor([places], device=self._device)
+        return self._transfers.numbers(places)[None]
 
     def _make_room(self, rows: Sequence[Rows]) -> None:
         """Every cache has blocks for its new tokens, if need be those of sessions that are not in this step."""
@@ -333,7 +377,7 @@ class Engine:
     def _inputs(self, ids: Sequence[int], hidden: Tensor | None) -> Tensor:
         """Token ids [1, tokens] or hidden states [1, tokens, hidden] on the device."""
         if hidden is None:
-            return torch.tensor([ids], device=self._device)
+            return self._transfers.numbers(ids)[None]
         return self._transfers.to_device(hidden, self._stages[0].facts.dtype)[None]
 
     def _logits(self, tail: View, rows: Sequence[Rows], hidden: Tensor) -> Tensor:
@@ -345,21 +389,7 @@ class Engine:
             if row.want_logits:
                 last.append(stop - 1)
         if not last:
-            return torch.empty(0, self.spec.vocabulary_size, device=self._device)
+            return torch.empty(0, self.spec.vocabulary_size, device=self._device.place)
         if len(last) < stop:
-            hidden = hidden[:, last]
+            hidden = hidden[:, self._transfers.numbers(last)]
         return tail.logits(hidden)
-
-
-def _check_rows(span: Span, rows: Sequence[Rows]) -> None:
-    if not rows:
-        raise ValueError("a step needs the rows of at least one session")
-    if len({id(row.cache) for row in rows}) != len(rows):
-        raise ValueError("a session may be in a step only once: one of the caches is there twice")
-    for row in rows:
-        if row.cache.span != span:
-            raise ValueError(f"the cache of a session on {row.cache.span} cannot be used for span {span}")
-        if row.count < 1:
-            raise ValueError(f"a session contributes at least one token to a step, got {row.count}")
-        if row.cache.tables[0].released:
-            raise ValueError("a session that has ended cannot be in a step")

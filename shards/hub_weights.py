@@ -42,15 +42,18 @@ class HubWeights:
         self._open_client = open_client
 
     @contextmanager
-    def ready(self, span: Span, manifest: Manifest, progress: Progress) -> Iterator[dict[str, BlobPart]]:
+    def ready(
+        self, span: Span, manifest: Manifest, progress: Progress, held: Collection[int] = ()
+    ) -> Iterator[dict[str, BlobPart]]:
         """The tensors of `span` by name, fetched unless the store has them. They are there until the context ends.
+        Those of layers that are `held` in another form are not needed.
 
         Raises:
             WeightsError: they cannot be fetched, are not the manifest's, or do not fit on the disk. What has been
                 fetched stays: another try goes on from there.
         """
         tensors = self.checkpoint.tensors
-        groups = list(groups_of(span, tensors, len(manifest.layers), manifest))
+        groups = list(groups_of(span, tensors, len(manifest.layers), manifest, held))
         with self._store.using() as in_use, self._open_client(self.checkpoint.commit) as client:
             digests: dict[str, str] = {}
             try:

@@ -278,12 +278,26 @@ class KvPool:
         self._allocator.check_integrity([table.blocks for table in self._tables])
 
     def create(self, kind: Kind, count: int) -> KvMemory | StateMemory:
-        """Memory of an extent, for the allocator."""
+        """Memory of an extent, for the allocator.
+
+        Raises PoolFull where the device has less than was planned, which some other program may have taken: sessions
+        can make room for each other then, as if the pool were smaller.
+        """
+        try:
+            return self._made(kind, count, self._device)
+        except torch.OutOfMemoryError as error:
+            raise PoolFull(count * kind.block_bytes, 0) from error
+
+    def aside(self, kind: Kind, count: int) -> KvMemory | StateMemory:
+        """Memory of the host for blocks that wait for a place, for the allocator."""
+        return self._made(kind, count, torch.device("cpu"))
+
+    def _made(self, kind: Kind, count: int, device: torch.device) -> KvMemory | StateMemory:
         layouts = self._layouts[kind]
         if kind.per_session:
             states = {layer: layout.states for layer, layout in zip(kind.layers, layouts, strict=True)}
-            return StateMemory(states, count, self._device)
-        return KvMemory(layouts, count * KV_BLOCK_TOKENS, self._device)
+            return StateMemory(states, count, device)
+        return KvMemory(layouts, count * KV_BLOCK_TOKENS, device)
 
     def copy(
         self,

@@ -3,36 +3,37 @@
 import json
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
+from molink.shards.blob_part import CACHE_LINE_BYTES, FilePart
 from molink.shards.errors import WeightsError, name_some
+from molink.shards.known_weights import KnownWeights
+from molink.shards.safetensors_header import StoreError, read_header
 from molink.shards.verification import Fingerprints
 
 Progress = Callable[[int, int], None]
 """Called with the bytes loaded so far and in all, in memory. From any thread, one call at a time."""
 
-_CACHE_LINE_BYTES = 64
 _SUMMED = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})
 
 
-def open_tensors(folder: Path, files: ExitStack) -> tuple[dict[str, Any], list[str]]:
-    """Lazy slices of every tensor in the folder's readable safetensors files, and what is wrong with other
-    files."""
-    tensors: dict[str, Any] = {}
+def open_tensors(folder: Path, known: KnownWeights | None = None) -> tuple[dict[str, FilePart], list[str]]:
+    """Every tensor in the folder's readable safetensors files, and what is wrong with other files. `known` finds out
+    which of them are remembered."""
+    tensors: dict[str, FilePart] = {}
     unreadable: list[str] = []
     for path in _weight_files(folder):
         try:
-            opened = files.enter_context(safe_open(path, framework="pt", device="cpu"))
-        except (SafetensorError, OSError) as error:
+            header = read_header(path)
+            if known is not None:
+                known.look_up(path)
+        except (StoreError, OSError) as error:
             unreadable.append(f"{path.name} is truncated or altered: {error}")
             continue
-        for name in opened.keys():  # noqa: SIM118 - not a mapping
-            tensors[name] = opened.get_slice(name)
+        tensors |= {tensor.name: FilePart(path, tensor) for tensor in header}
     if not tensors:
         raise WeightsError(folder, "; ".join(unreadable) or "there are no safetensors files in it")
     return tensors, unreadable
@@ -94,7 +95,8 @@ class LoadCounter:
 class CountedTensor:
     """A tensor still on disk, in the form in which transformers takes tensors that it reads when needed.
 
-    What is read is copied out of the mapped file: a stage must neither change nor crash when the file does.
+    What is read is in memory of its own, so that a stage neither changes nor crashes when the file does; except what
+    was verified before (`known`) in a file that nobody has written to since: that is used where it lies.
     """
 
     def __init__(
@@ -102,25 +104,30 @@ class CountedTensor:
         name: str,
         part: Any,  # noqa: ANN401 - untyped
         counter: LoadCounter,
-        dtype: torch.dtype,
         fingerprints: Fingerprints | None,
+        known: KnownWeights | None = None,
     ) -> None:
         self._name = name
         self._part = part
         self._counter = counter
-        self._dtype = dtype
         self._fingerprints = fingerprints
+        self._known = known
 
     def __getitem__(self, index: object) -> torch.Tensor:
-        mapped: torch.Tensor = self._part[index]
-        self._counter.add(mapped.numel())
-        self._counter.inspect(self._name, mapped)
-        if self._fingerprints is not None:
-            copied = _copy_in_phase(mapped)  # first: what is hashed must be what is used
-            self._fingerprints.add(self._name, self._part, copied)
-            return copied
-        # what has another dtype is copied by its conversion
-        return _copy_in_phase(mapped) if mapped.dtype == self._dtype else mapped
+        digest = None if self._known is None else self._known.digest(self._name)
+        if self._known is None or digest is None:
+            whole: torch.Tensor = self._part[...]
+            if self._fingerprints is not None:
+                self._fingerprints.add(self._name, self._part, whole)
+        else:
+            whole = self._known.mapped(self._part)
+            if self._fingerprints is not None:
+                self._fingerprints.trust(self._name, self._part, digest)
+        read: torch.Tensor = whole if index is ... else _copy_in_phase(whole[index])  # type: ignore[index] # a slice
+        self._counter.add(read.numel())
+        if self._known is None or not self._known.holds_numbers(self._name):
+            self._counter.inspect(self._name, read)
+        return read
 
     def get_shape(self) -> list[int]:
         shape: list[int] = self._part.get_shape()
@@ -131,14 +138,10 @@ class CountedTensor:
         return dtype
 
 
-def _copy_in_phase(mapped: torch.Tensor) -> torch.Tensor:
-    """A copy that begins as many bytes after a cache line as the original.
-
-    Matrix kernels round differently by that, and results are to equal bit for bit those of transformers,
-    which computes on the mapped file.
-    """
-    raw = torch.empty(mapped.nbytes + _CACHE_LINE_BYTES, dtype=torch.uint8)
-    start = (mapped.data_ptr() - raw.data_ptr()) % _CACHE_LINE_BYTES
-    if start % mapped.itemsize or mapped.numel() == 0:
-        return mapped.clone()
-    return raw[start : start + mapped.nbytes].view(mapped.dtype).view(mapped.shape).copy_(mapped)
+def _copy_in_phase(part: torch.Tensor) -> torch.Tensor:
+    """A copy that begins as many bytes after a cache line as the original: matrix kernels round differently by that."""
+    raw = torch.empty(part.nbytes + CACHE_LINE_BYTES, dtype=torch.uint8)
+    start = (part.data_ptr() - raw.data_ptr()) % CACHE_LINE_BYTES
+    if start % part.itemsize or part.numel() == 0:
+        return part.clone()
+    return raw[start : start + part.nbytes].view(part.dtype).view(part.shape).copy_(part)

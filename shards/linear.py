@@ -1,46 +1,37 @@
-"""Matrix products of steps that need not equal transformers' bit for bit: the fastest of several ways.
+"""Linear layers that multiply in the fastest way that was measured for their matrices.
 
-Torch's linear layers call MKL for float32 on x86 processors. For a few rows that can be slow: on a processor that is
-not Intel's a product of one to eight rows took half again to three times as long as it had to. No rounding is promised
-where sessions share a step. Where a session has the engine for itself, its products stay torch's, and its numbers those
-of transformers.
+Torch's linear layers are not always the fastest. On a processor that is not Intel's, MKL takes half again to three
+times as long as it has to for one to eight rows of float32. Weights as they lie give oneDNN half of the memory's speed;
+those that it has packed, nearly all of it. And a processor that cannot multiply bfloat16 takes three times as long for
+many rows of it as for float32. Where a stage is `exact`, steps of one session keep to torch's product, so that their
+numbers are those of transformers bit for bit.
 """
 
 import math
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from molink.shards import products
 from molink.shards.attention import BatchSlot
-
-LEAST_WEIGHTS = 1 << 16
-"""Smaller matrices are not worth a choice: the call costs more than the product."""
-TIMED_ROWS = (1, 2, 4, 8, 32, 128)
-"""Each of the ways is timed with so many rows; what is best for some is used up to the next number."""
-TIMED_ROWS_OF_ALL = 32
-"""More rows are multiplied by fewer of the matrices: they are no longer waited for."""
-TIMED_BYTES = 96 * 1024 * 1024
-"""Of matrices that are multiplied in turn: no processor's cache keeps them all."""
-TIMED_TURNS = 4
-TIMED_BUDGET_S = 1.0
-"""No number of rows is begun after this long: the best way of the last one is used."""
-WORTH = 0.9
-"""Another way has to take at most so much of torch's time."""
+from molink.shards.products import (
+    Choice,
+    Scratch,
+    dense_products,
+    few_of,
+    has_onednn,
+    multiply_in_parts,
+    onednn_product,
+    time_ways,
+    used_for,
+)
+from molink.shards.quantized_matrices import install_quantized
 
 Product: TypeAlias = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """Of rows [..., in], weights [out, in] and, if there is one, a bias [out]: [..., out]."""
-Choice: TypeAlias = tuple[tuple[int, Product], ...]
-"""From so many rows on, the product to use; in order, the first from 1."""
-
-
-def onednn_product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """As `torch.nn.functional.linear`, up to rounding. Weights are used as they lie, not packed."""
-    product: Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")  # noqa: SLF001 - what torch's own compiler calls
-    return product
 
 
 def divided_product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -57,74 +48,123 @@ def divided_product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor
     return product.view(*rows.shape[:-1], -1)
 
 
-def ways_on(device: torch.device) -> tuple[Product, ...]:
-    """What there is to choose from beside torch's own."""
-    if device.type != "cpu":
-        return ()
-    has_onednn = bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
-    has_onednn = has_onednn and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    return (onednn_product, divided_product) if has_onednn else (divided_product,)
+def widened_product(scratch: Scratch) -> Product:
+    """As `torch.nn.functional.linear`, computed in float32, a part of the weights after the other."""
+    multiply = dense_products()[-1]
+
+    def product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        def widen(start: int, stop: int) -> Tensor:
+            part = scratch.take((stop - start, weight.shape[1]), torch.float32)
+            return part.copy_(weight[start:stop])
+
+        flat = rows.reshape(-1, rows.shape[-1])
+        result = multiply_in_parts(flat, len(weight), torch.float32, widen, multiply)
+        if bias is not None:
+            result += bias
+        return result.to(rows.dtype).view(*rows.shape[:-1], -1)
+
+    return product
 
 
-def fastest(weights: Sequence[Tensor], ways: Iterable[Product]) -> Choice:
-    """Which way multiplies rows by all these matrices fastest, as measured now, in turns."""
-    products = (functional.linear, *ways)
-    deadline_s = time.perf_counter() + TIMED_BUDGET_S
-    choice: list[tuple[int, Product]] = []
-    with torch.inference_mode():
-        for count in TIMED_ROWS:
-            if choice and time.perf_counter() > deadline_s:
-                break
-            share = min(1.0, TIMED_ROWS_OF_ALL / count)
-            few = weights[: math.ceil(share * len(weights))]
-            turns = [[_taken_s(product, few, count) for product in products] for _ in range(TIMED_TURNS)]
-            least_s = [min(times) for times in zip(*turns, strict=True)]
-            best = min(range(len(products)), key=least_s.__getitem__)
-            choice.append((count, products[best if least_s[best] < WORTH * least_s[0] else 0]))
-    return tuple(choice)
+def ways_for(dtype: torch.dtype, scratch: Scratch) -> tuple[Product, ...]:
+    """What there is to choose from, torch's own first."""
+    if dtype is not torch.float32:
+        return (functional.linear, widened_product(scratch))
+    return (functional.linear, *((onednn_product,) if has_onednn() else ()), divided_product)
 
 
-def _taken_s(product: Product, weights: Sequence[Tensor], count: int) -> float:
-    inputs = {weight.shape[1]: torch.ones(count, weight.shape[1]) for weight in weights}
-    began_s = time.perf_counter()
-    for weight in weights:
-        product(inputs[weight.shape[1]], weight, None)
-    return time.perf_counter() - began_s
+def packed_for_onednn(weight: Tensor) -> Tensor | None:
+    """The weights as oneDNN likes them best, in as many bytes; None where it does not multiply such here."""
+    if not has_onednn() or not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
+        return None
+    try:
+        packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None)  # noqa: SLF001 - what torch's own compiler calls
+        onednn_product(torch.zeros(1, weight.shape[1], dtype=weight.dtype), packed)
+    except RuntimeError:  # a processor that cannot multiply such numbers
+        return None
+    return packed
 
 
 def install_products(model: nn.Module, slot: BatchSlot) -> None:
-    """Lets the model's large float32 linear layers multiply in the fastest way in steps that need not be bitwise, as
-    `slot` says."""
+    """Lets the model's large matrices on a processor multiply in the fastest way, as `slot` says: in every step, or
+    only in those that need not be bitwise. Where it pays, weights are packed for it, each in the place of what it
+    was."""
+    scratch = Scratch()
     layers = [
         module
         for module in model.modules()
         if type(module) is nn.Linear
         and "forward" not in module.__dict__
-        and module.weight.dtype is torch.float32
-        and module.weight.numel() >= LEAST_WEIGHTS
+        and module.weight.device.type == "cpu"
+        and module.weight.is_floating_point()
+        and module.weight.numel() >= products.LEAST_WEIGHTS
     ]
-    if not layers or not (ways := ways_on(layers[0].weight.device)):
-        return
-    timed: list[Tensor] = []
+    for dtype in {layer.weight.dtype for layer in layers}:
+        _install([layer for layer in layers if layer.weight.dtype is dtype], model, slot, scratch)
+    install_quantized(model, slot, scratch)
+
+
+def _install(layers: Sequence[nn.Linear], model: nn.Module, slot: BatchSlot, scratch: Scratch) -> None:
+    dtype = layers[0].weight.dtype
+    timed = [layer.weight for layer in few_of(layers, lambda layer: layer.weight.nbytes)]
+    ways = ways_for(dtype, scratch)
+    packed = None if slot.exact else _packed(timed)
+    choice, packs = fastest(timed, ways, packed)
+    del timed, packed
+    tied = _tied(model) if packs else set()
     for layer in layers:
-        if sum(weight.nbytes for weight in timed) < TIMED_BYTES:
-            timed.append(layer.weight)
-    choice = fastest(timed, ways)
-    if any(product is not functional.linear for _, product in choice):
-        for layer in layers:
-            layer.__dict__["forward"] = _forward(layer.weight, layer.bias, slot, choice)
+        if packs and id(layer.weight) not in tied and (weight := packed_for_onednn(layer.weight)) is not None:
+            layer.weight = nn.Parameter(weight, requires_grad=False)
+            layer.__dict__["forward"] = _packed_forward(weight, layer.bias)
+        elif any(product is not functional.linear for _, product in choice):
+            layer.__dict__["forward"] = _forward(layer, slot, choice)
 
 
-def _forward(
-    weight: Tensor, bias: Tensor | None, slot: BatchSlot, choice: Choice
-) -> Callable[[Tensor], Tensor]:
-    largest_first = choice[::-1]
+def fastest(
+    weights: Sequence[Tensor], ways: Sequence[Product], packed: Sequence[Tensor] | None
+) -> tuple[Choice[Product], bool]:
+    """Which way multiplies rows by such matrices fastest, and whether `packed` ones, used for any number of rows, are
+    faster still."""
 
+    def timed(way: Product) -> products.Way:
+        return lambda at, rows: way(rows, weights[at], None)
+
+    trials = [timed(way) for way in ways]
+    if packed is not None:
+        trials.append(lambda at, rows: onednn_product(rows, packed[at]))
+    timings = time_ways(trials, [weight.shape[1] for weight in weights], weights[0].dtype)
+    if packed is None:
+        return timings.choose(ways), False
+    return timings.without(len(ways)).choose(ways), timings.pays(len(ways))
+
+
+def _packed(weights: Sequence[Tensor]) -> list[Tensor] | None:
+    packed = [packed_for_onednn(weight) for weight in weights]
+    found = [weight for weight in packed if weight is not None]
+    return found if len(found) == len(weights) else None
+
+
+def _tied(model: nn.Module) -> set[int]:
+    """Weights that another module looks up, here or at the circuit's other end."""
+    uses: dict[int, int] = {}
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            uses[id(parameter)] = uses.get(id(parameter), 0) + 1
+    tied = {parameter for parameter, count in uses.items() if count > 1}
+    if getattr(getattr(model, "config", None), "tie_word_embeddings", False):
+        head: nn.Module | None = model.get_output_embeddings()  # type: ignore[operator] # a transformers' model has it
+        tied |= {id(parameter) for parameter in head.parameters()} if head is not None else set()
+    return tied
+
+
+def _packed_forward(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+    return lambda rows: onednn_product(rows, weight, bias)
+
+
+def _forward(layer: nn.Linear, slot: BatchSlot, choice: Choice[Product]) -> Callable[[Tensor], Tensor]:
     def forward(rows: Tensor) -> Tensor:
         if slot.bitwise:
-            return functional.linear(rows, weight, bias)
-        count = rows.numel() // rows.shape[-1]
-        product = next((product for least, product in largest_first if count >= least), functional.linear)
-        return product(rows, weight, bias)
+            return functional.linear(rows, layer.weight, layer.bias)
+        return used_for(choice, rows.numel() // rows.shape[-1])(rows, layer.weight, layer.bias)
 
     return forward

@@ -1,23 +1,28 @@
 """From a folder in Hugging Face format to a stage: only the tensors of its span are read."""
 
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 import torch
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from molink.shards.assembly import TROUBLE, Recipe, assemble, make_stage, quiet_transformers
+from molink.shards.carving import layers_path
 from molink.shards.codec import dtype_of
 from molink.shards.conversions import Conversion, conversion_of
 from molink.shards.converted_tensors import converted_tensors
+from molink.shards.device import Device
 from molink.shards.dimensions import is_quantizable
 from molink.shards.errors import UnsupportedArchitecture, WeightsError
 from molink.shards.grouping import layer_of
+from molink.shards.known_weights import KnownWeights
 from molink.shards.lazy_tensors import CountedTensor, LoadCounter, Progress, open_tensors
 from molink.shards.manifest import Manifest
+from molink.shards.packed_layers import PackedLayers
 from molink.shards.probe import config_refusal
 from molink.shards.quantize import StreamingQuantizer, return_freed_memory
 from molink.shards.safetensors_header import StoreError
@@ -46,20 +51,30 @@ def load_stage(
     manifest: Manifest | None = None,
     parts: Mapping[str, StoredPart] | None = None,
     shard: Shard | None = None,
+    exact: bool = False,
+    digests: Path | None = None,
+    packed: PackedLayers | None = None,
+    held: Mapping[int, Path] = MappingProxyType({}),
 ) -> Stage:
     """Loads the layers of `span`, the embedding if it starts the model, final norm and head if it ends it.
 
-    With a `quantization` other than none, matrices are quantized one after the other as they are read.
+    With a `quantization` other than none, matrices are quantized one after the other as they are read, on the device.
     With a `manifest`, what is loaded is hashed on the way and has to be what it names: files may have been
     altered since the manifest was read. `parts` are the tensors where they are not in the folder. With
-    a `shard`, only that rank's part stays in memory. Reads local files only and never runs code from the folder. The
-    first time that a process meets an architecture with certain flags, a tiny model of the kind is split and compared
-    with the whole one.
+    a `shard`, only that rank's part stays in memory. If `exact`, steps of one session equal transformers' bit for bit;
+    else each goes the fastest way. `digests` is the folder in which `tensor_digests` remembers what it has read: of
+    files that nobody has written to since, tensors are not hashed again, and on processors those that stay as they are
+    are the mapped file. Quantized layers are read from their files in `held`; of others such a file is stored in
+    `packed`. Reads local files only and never runs code from the folder. The first time that an architecture with
+    certain flags is met, a tiny model of the kind is split and compared with the whole one; `digests` remembers the
+    outcome.
 
-    Raises WeightsError where tensors are missing, of other shapes, unreadable or not the manifest's, its subclass
-    UnsupportedArchitecture where the model's kind cannot be served, QuantizationUnavailable where a package is
-    missing for it, and ValueError where the span reaches beyond the model.
+    Raises PackedUnusable where a file in `held` is not what its layer needs, WeightsError where tensors are missing, of
+    other shapes, unreadable or not the manifest's, its subclass UnsupportedArchitecture where the model's kind cannot
+    be served, QuantizationUnavailable where a package is missing for it, and ValueError where the span reaches beyond
+    the model.
     """
+    Device(device).enter()
     quantizer = None if quantization == "none" else StreamingQuantizer(quantization, shard)
     conversion = _conversion_for(folder)
     config = _read_config(folder, conversion)
@@ -69,7 +84,7 @@ def load_stage(
     stored = stored_quantization(vars(config))
     if stored is not None:
         del config.quantization_config  # matrices are unpacked as they are read
-    verdict = self_check(config)
+    verdict = self_check(config, digests)
     if verdict.batching is None:
         advice = "Choose a model of an architecture that docs/MODELS.md lists as exact"
         raise UnsupportedArchitecture(folder, config.model_type, f"{verdict.reason}. {advice}")
@@ -78,10 +93,13 @@ def load_stage(
         raise UnsupportedArchitecture(
             folder, config.model_type, f"several devices cannot share it: {refusal}"
         )
-    recipe = Recipe(dtype_of(dtype), verdict.batching, quantizer, shard)
-    source = _Source(folder, parts, manifest, conversion, stored)
-    model = _load_model(source, config, span, recipe, progress)
+    recipe = Recipe(dtype_of(dtype), verdict.batching, quantizer, shard, exact, torch.device(device))
+    known = None if digests is None or manifest is None else KnownWeights(digests)
+    source = _Source(folder, parts, manifest, conversion, stored, known)
+    model = _load_model(source, config, span, recipe, progress, held)
     model.to(torch.device(device)).requires_grad_(requires_grad=False)
+    if packed is not None and quantizer is not None and shard is None:
+        _keep_packed(packed, model, [layer for layer in span if layer not in held])
     if shard is not None:
         shard.divide_head(model)
     stage = make_stage(folder, model, config, span, torch.device(device), recipe)
@@ -100,6 +118,8 @@ class _Source:
     manifest: Manifest | None
     conversion: Conversion | None
     packed_as: StoredQuantization | None
+    known: KnownWeights | None
+    """What earlier loads found out about the folder's tensors."""
 
 
 def folder_refusal(folder: Path, ranks: int) -> str | None:
@@ -147,41 +167,57 @@ def _bound_time_steps(config: PreTrainedConfig) -> None:
 
 
 def _load_model(
-    source: _Source, config: PreTrainedConfig, span: Span, recipe: Recipe, progress: Progress | None
+    source: _Source,
+    config: PreTrainedConfig,
+    span: Span,
+    recipe: Recipe,
+    progress: Progress | None,
+    held: Mapping[int, Path],
 ) -> PreTrainedModel:
     folder, manifest = source.folder, source.manifest
     if manifest is not None and read_settings(folder / "config.json") != manifest.configuration:
         raise WeightsError(folder, "its config.json is not that of the model that is served: it was altered")
     fingerprints = None if manifest is None else Fingerprints()
-    with ExitStack() as files:
-        stored, unreadable = (
-            open_tensors(folder, files) if source.parts is None else (source.parts, list[str]())
-        )
-        counter = LoadCounter(progress, recipe.dtype.itemsize)
-        tensors: Mapping[str, StoredPart] = {
-            name: CountedTensor(name, part, counter, recipe.dtype, fingerprints)
-            for name, part in stored.items()
+    stored, unreadable = (
+        open_tensors(folder, source.known) if source.parts is None else (source.parts, list[str]())
+    )
+    counter = LoadCounter(progress, recipe.dtype.itemsize)
+    tensors: Mapping[str, StoredPart] = {
+        name: CountedTensor(name, part, counter, fingerprints, source.known) for name, part in stored.items()
+    }
+    try:
+        if source.packed_as is not None:
+            tensors = unpacked(tensors, source.packed_as)
+    except TROUBLE as error:
+        raise WeightsError(folder, f"the weights of {span} cannot be loaded: {error}") from error
+    if source.conversion is not None:
+        tensors = converted_tensors(tensors, source.conversion)
+    if recipe.shard is not None:
+        tensors = {
+            name: part
+            if _is_quantized(name, part, recipe)
+            else recipe.shard.part_of(text_config(config), name, part)
+            for name, part in tensors.items()
         }
-        try:
-            if source.packed_as is not None:
-                tensors = unpacked(tensors, source.packed_as)
-        except TROUBLE as error:
-            raise WeightsError(folder, f"the weights of {span} cannot be loaded: {error}") from error
-        if source.conversion is not None:
-            tensors = converted_tensors(tensors, source.conversion)
-        if recipe.shard is not None:
-            tensors = {
-                name: part
-                if _is_quantized(name, part, recipe)
-                else recipe.shard.part_of(text_config(config), name, part)
-                for name, part in tensors.items()
-            }
-        model = assemble(folder, config, span, tensors, unreadable, counter, recipe)
-        counter.refuse_not_numbers(folder)
-        if fingerprints is not None and manifest is not None:
-            fingerprints.check(folder, stored, span, text_config(config).num_hidden_layers, manifest)
+    model = assemble(folder, config, span, tensors, unreadable, counter, recipe, held)
+    counter.refuse_not_numbers(folder)
+    if fingerprints is not None and manifest is not None:
+        layers = text_config(config).num_hidden_layers
+        fingerprints.check(folder, stored, span, layers, manifest, held)
+        if source.known is not None:
+            source.known.remember(fingerprints.names)
     counter.finish()
     return model
+
+
+def _keep_packed(packed: PackedLayers, model: PreTrainedModel, span: Iterable[int]) -> None:
+    """Stores layers that were quantized now, unless they share tensors with others."""
+    layers = model.get_submodule(layers_path(model))
+    times = Counter(id(tensor) for _, tensor in model.named_parameters(remove_duplicate=False))
+    for index in span:
+        layer = layers[index]
+        if all(times[id(tensor)] == 1 for tensor in layer.parameters()):
+            packed.keep(index, layer)
 
 
 def _is_quantized(name: str, stored: StoredPart, recipe: Recipe) -> bool:

@@ -1,8 +1,7 @@
 """A step of decode rows and chunks of prompts on a GPU: the rows attend together, each chunk by itself."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention.bias import causal_lower_right
@@ -12,6 +11,9 @@ from molink.shards.attention import Rules, attend_sequence, layer_number
 from molink.shards.kv_cache import SequenceCache
 from molink.shards.packed import StepSession
 from molink.shards.paged_rows import PagedBatch
+
+Upload = Callable[[Sequence[int]], Tensor]
+"""Numbers as a tensor on the device, without waiting for it."""
 
 
 class MixedBatch(Cache):  # type: ignore[misc] # transformers has no types
@@ -24,7 +26,7 @@ class MixedBatch(Cache):  # type: ignore[misc] # transformers has no types
         caches: Sequence[SequenceCache],
         counts: Sequence[int],
         single: PagedBatch | None,
-        device: torch.device,
+        upload: Upload,
     ) -> None:
         """`counts` are the new tokens of each session, packed in this order; `single` knows those that have one."""
         super().__init__(layers=[])
@@ -37,7 +39,7 @@ class MixedBatch(Cache):  # type: ignore[misc] # transformers has no types
             sessions = self._singles if single is not None and count == 1 else self._chunks
             sessions.append((StepSession(cache, count), start, start + count))
             start += count
-        self._places = torch.tensor([place for _, place, _ in self._singles], device=device)
+        self._places = upload([place for _, place, _ in self._singles])
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_args: object, **_kwargs: object

@@ -24,7 +24,7 @@ class PaddedView(View):
 
     def run(self, inputs: Tensor, positions: Tensor, batch: PackedBatch) -> Tensor:  # type: ignore[override] # it needs the caches
         """As `View.run`: packed rows go in and come out, whatever they are inside."""
-        self._slot.bitwise = batch.bitwise
+        self._slot.begin(batch)
         groups: dict[int, list[int]] = {}
         for session, count in enumerate(batch.counts):
             groups.setdefault(count, []).append(session)

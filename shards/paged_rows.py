@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
 from molink.shards.attention import Rules, layer_number
+from molink.shards.device import Device
 from molink.shards.kv_cache import SequenceCache
 from molink.shards.kv_memory import LayerLayout
 from molink.shards.kv_pool import KvPool
@@ -33,7 +34,7 @@ class PagedRows:
         layouts: Sequence[LayerLayout],
         rows: int,
         context_length: int,
-        device: torch.device,
+        device: Device,
     ) -> None:
         tables = pool.tables_for(span, layouts, context_length)
         self.windows = [table.window for table in tables]
@@ -57,7 +58,8 @@ class PagedRows:
         """
         numbers = [list(token_ids), [cache.length for cache in caches]]
         for index, window in enumerate(self.windows):
-            seen = [self._seen(row, index, cache, window) for row, cache in enumerate(caches)]
+            self._send_blocks(index, caches)
+            seen = [self._seen(index, cache, window) for cache in caches]
             numbers += [[start for start, _ in seen], [stop for _, stop in seen]]
         host = self._numbers.host()
         host.zero_()
@@ -65,14 +67,20 @@ class PagedRows:
             line[: len(values)] = torch.tensor(values, dtype=torch.long)
         self._numbers.send()
 
-    def _seen(self, row: int, index: int, cache: SequenceCache, window: int | None) -> tuple[int, int]:
-        """The tokens of its table that a session's next one sees. Its blocks are on the device afterwards."""
-        table = cache.tables[index]
-        places = self._pool.places(table)
-        if self._sent[index][row] is not places:
-            self._blocks[index].send_row(row, places.view(-1))
-            self._sent[index][row] = places
-        stop = cache.length + 1 - table.first * KV_BLOCK_TOKENS
+    def _send_blocks(self, index: int, caches: Sequence[SequenceCache]) -> None:
+        """The blocks of rows whose blocks are not what they were go to the device."""
+        sent, moved = self._sent[index], list[tuple[int, Tensor]]()
+        for row, cache in enumerate(caches):
+            places = self._pool.places(cache.tables[index])
+            if sent[row] is not places:
+                sent[row] = places
+                moved.append((row, places.view(-1)))
+        if moved:
+            self._blocks[index].send_rows(moved)
+
+    def _seen(self, index: int, cache: SequenceCache, window: int | None) -> tuple[int, int]:
+        """The tokens of its table that a session's next one sees."""
+        stop = cache.length + 1 - cache.tables[index].first * KV_BLOCK_TOKENS
         return (0 if window is None else max(0, stop - window)), stop
 
     def token_ids(self, rows: int) -> Tensor:

@@ -11,23 +11,27 @@ import triton.language as tl
 from torch import Tensor
 
 from molink.shards.paged import Places
+from molink.shards.paged_rows import NotPaged
+from molink.shards.paged_tiles import LEAST_SHARED_BYTES, query_rows, tile_for
 from molink.shards.spec import KV_BLOCK_TOKENS
 
-_TILE_TOKENS = 64
-"""Keys looked at together; splits are multiples of it."""
-_LEAST_QUERIES = 16
-"""Rows of the smallest matrix product that the tensor cores make."""
 _MOST_SPLITS = 32
 _PROGRAMS_PER_PROCESSOR = 2
 _TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 
+def shared_bytes_of(device: int) -> int:
+    """Shared memory that a program may have on the CUDA device of this number: what Triton itself holds kernels to."""
+    return int(triton.runtime.driver.active.utils.get_device_properties(device)["max_shared_mem"])
+
+
 class TritonAttention:
     """`paged.PagedAttention` on a CUDA device."""
 
-    def __init__(self, processors: int) -> None:
-        """`processors`: the device's streaming multiprocessors."""
+    def __init__(self, processors: int, shared_bytes: int = LEAST_SHARED_BYTES) -> None:
+        """`processors`: the device's streaming multiprocessors; `shared_bytes`: what it gives one program at most."""
         self._processors = processors
+        self._shared_bytes = shared_bytes
 
     def store(self, keys: Tensor, values: Tensor, places: Places, slot: int) -> None:
         _, heads, rows, dim = keys.shape
@@ -41,6 +45,12 @@ class TritonAttention:
 
     def attend(self, query: Tensor, places: Places, slot: int, key_heads: int, scaling: float) -> Tensor:
         _, heads, rows, dim = query.shape
+        group = heads // key_heads
+        tile = tile_for(dim, group, query.itemsize, self._shared_bytes)
+        if tile is None:
+            raise NotPaged(
+                f"heads of {dim} in {query.dtype} do not fit the card's {self._shared_bytes} bytes of shared memory"
+            )
         splits = self._splits(rows * key_heads)
         out = query.new_empty(rows, heads, dim)
         parts = query.new_empty((rows, heads, splits, dim), dtype=torch.float32) if splits > 1 else out
@@ -49,10 +59,9 @@ class TritonAttention:
         _attend[(rows, key_heads, splits)](
             query, parts, weights, places.blocks, places.bounds, slot, scaling,
             query.stride(2), query.stride(1), places.blocks.stride(0), places.bounds.stride(0),
-            HEADS=key_heads, GROUP=heads // key_heads,
-            QUERIES=max(_LEAST_QUERIES, triton.next_power_of_2(heads // key_heads)),
-            DIM=dim, PADDED_DIM=padded, BLOCK=KV_BLOCK_TOKENS, TILE=_TILE_TOKENS, SPLITS=splits,
-            TYPE=_TYPES[query.dtype], num_warps=4,
+            HEADS=key_heads, GROUP=group, QUERIES=query_rows(group),
+            DIM=dim, PADDED_DIM=padded, BLOCK=KV_BLOCK_TOKENS, TILE=tile.tokens, SPLITS=splits,
+            TYPE=_TYPES[query.dtype], num_warps=4, num_stages=tile.stages,
         )  # fmt: skip
         if splits > 1:
             _merge[(rows, heads)](parts, weights, out, DIM=dim, PADDED_DIM=padded, SPLITS=splits, num_warps=2)

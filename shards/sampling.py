@@ -3,16 +3,19 @@ alone."""
 
 import hashlib
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 from torch import Tensor
 
+from molink.shards.drawing import CANDIDATES, Pick, draw, most_told, on_device
 from molink.shards.spec import SamplingParams
+from molink.shards.weights import weighing_dtype
 
-_NUCLEUS_CANDIDATES = 1024
-"""Most likely tokens looked at before the whole vocabulary is sorted for top_p."""
+_WHOLE_ROWS = 8
+"""Rows whose whole vocabulary is put in order at a time."""
 
 
 class BrokenLogits(ValueError):
@@ -62,35 +65,36 @@ def sample(logits: Tensor, requests: Sequence[SampleRequest]) -> list[Sampled]:
     return drawn
 
 
-def sample_each(logits: Tensor, requests: Sequence[SampleRequest]) -> list[Sampled | Exception]:
+def sample_each(
+    logits: Tensor, requests: Sequence[SampleRequest], dtype: torch.dtype | None = None
+) -> list[Sampled | Exception]:
     """For each row of float32 logits [rows, vocabulary] one token, or why there is none.
 
-    A row's result does not depend on the other rows: BrokenLogits where it holds NaN or nothing finite, ValueError
-    where its request is not of this vocabulary. Greedy takes the lowest id among equals. Raises ValueError where rows
-    and requests differ in number.
+    All rows are drawn together, and the device is waited for once; a second time if rows need more of their
+    vocabulary's order than its likeliest tokens (top_p over a flat distribution). A row's result does not depend on the
+    other rows: BrokenLogits where it holds NaN or nothing finite, ValueError where its request is not of this
+    vocabulary. Greedy takes the lowest id among equals. Probabilities are computed in `dtype`, by default as exactly as
+    the device can. Raises ValueError where rows and requests differ in number.
     """
     if logits.ndim != 2 or logits.shape[0] != len(requests):
         raise ValueError(f"{len(requests)} requests need as many rows of logits, got {tuple(logits.shape)}")
     if not requests:
         return []
-    biased, unknown = _with_bias(logits, requests)
-    best = biased.argmax(-1, keepdim=True)
-    found = torch.cat(
-        [best.double(), biased.gather(-1, best).double()], -1
-    ).tolist()  # a device is waited for once
-    drawn: list[Sampled | Exception] = []
-    for row, (request, (token, peak)) in enumerate(zip(requests, found, strict=True)):
-        if row in unknown:
-            drawn.append(unknown[row])
-        elif not -float("inf") < peak < float("inf"):  # argmax takes NaN for the largest
-            drawn.append(BrokenLogits(row))
-        else:
-            greedy = int(token) if request.params.temperature == 0 else None
-            try:
-                drawn.append(_finish(biased[row], request, greedy))
-            except Exception as error:  # noqa: BLE001 - a session's boundary: the other rows are not its
-                drawn.append(error)
-    return drawn
+    dtype = dtype or weighing_dtype(logits.device)
+    vocabulary = logits.shape[1]
+    wanted = [_pick(request, vocabulary) for request in requests]
+    picks = [one if isinstance(one, Pick) else Pick() for one in wanted]
+    refused = {row: one for row, one in enumerate(wanted) if not isinstance(one, Pick)}
+    large = [row for row, pick in enumerate(picks) if CANDIDATES < pick.top_k < vocabulary]
+    others = sorted(set(range(len(picks))) - set(large))
+    biased = _with_bias(logits, requests, refused)
+    candidates = [_Part(others, CANDIDATES)] if others else []
+    read = _read(biased, picks, candidates + _whole(large, vocabulary), dtype)
+    unsettled = [row for row, outcome in read.items() if outcome is None]
+    if unsettled:
+        read |= _read(biased, picks, _whole(unsettled, vocabulary), dtype)
+    outcomes = {row: outcome for row, outcome in read.items() if outcome is not None} | refused
+    return [outcomes[row] for row in range(len(picks))]
 
 
 def uniform(seed: int, position: int) -> float:
@@ -101,82 +105,76 @@ def uniform(seed: int, position: int) -> float:
     return float(int.from_bytes(digest, "little") >> 11) * 2.0**-53
 
 
-def _with_bias(logits: Tensor, requests: Sequence[SampleRequest]) -> tuple[Tensor, Mapping[int, ValueError]]:
-    """The logits that each row draws from, and the rows whose bias names tokens that there are not."""
-    unknown: dict[int, ValueError] = {}
-    if not any(request.params.logit_bias for request in requests):
-        return logits, unknown
-    biased = logits.clone()
-    for row, request in enumerate(requests):
-        for token, bias in request.params.logit_bias:
-            if 0 <= token < logits.shape[1]:
-                biased[row, token] += bias
-            else:
-                unknown[row] = ValueError(
-                    f"logit_bias names token {token}, but the vocabulary has {logits.shape[1]} tokens"
-                )
-    return biased, unknown
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Rows that are drawn together, with so many candidates put in order."""
+
+    rows: Sequence[int]
+    candidates: int
 
 
-def _finish(logits: Tensor, request: SampleRequest, greedy: int | None) -> Sampled:
+def _whole(rows: Sequence[int], vocabulary: int) -> list[_Part]:
+    """In which parts these are drawn if all of the vocabulary is put in order; that takes some memory."""
+    firsts = range(0, len(rows), _WHOLE_ROWS)
+    return [_Part(rows[first : first + _WHOLE_ROWS], vocabulary) for first in firsts]
+
+
+def _pick(request: SampleRequest, vocabulary: int) -> Pick | Exception:
+    """How the row is drawn, or why it cannot be."""
     params = request.params
-    token = _draw(logits, params, uniform(request.seed, request.position)) if greedy is None else greedy
-    if params.logprobs is None:
-        return Sampled(token, None, ())
-    logprobs = torch.log_softmax(logits.double(), -1)
-    ids = _most_likely(logits, params.logprobs)
-    top = tuple(zip(ids.tolist(), logprobs[ids].tolist(), strict=True))
-    return Sampled(token, float(logprobs[token]), top)
+    for token, _ in params.logit_bias:
+        if not 0 <= token < vocabulary:
+            return ValueError(f"logit_bias names token {token}, but the vocabulary has {vocabulary} tokens")
+    if params.temperature == 0:
+        return Pick(logprobs=params.logprobs)
+    try:
+        number = uniform(request.seed, request.position)
+    except Exception as error:  # noqa: BLE001 - a session's boundary: the other rows are not its
+        return error
+    return Pick(params.temperature, params.top_k, params.top_p, params.logprobs, number)
 
 
-def _most_likely(logits: Tensor, count: int) -> Tensor:
-    """Ids of the `count` largest logits, largest first, the lowest id first among equals."""
-    if count >= logits.shape[0]:
-        return torch.sort(logits, descending=True, stable=True).indices
-    if count == 0:
-        return torch.empty(0, dtype=torch.long, device=logits.device)
-    smallest = torch.topk(logits, count, sorted=False).values.min()
-    candidates = (logits >= smallest).nonzero()[:, 0]
-    order = torch.sort(logits[candidates], descending=True, stable=True).indices
-    return candidates[order[:count]]
+def _with_bias(logits: Tensor, requests: Sequence[SampleRequest], without: Container[int]) -> Tensor:
+    """The logits that each row draws from; rows in `without` stay as they are."""
+    biases = [
+        (row, token, bias)
+        for row, request in enumerate(requests)
+        if row not in without
+        for token, bias in request.params.logit_bias
+    ]
+    if not biases:
+        return logits
+    rows, tokens, added = zip(*biases, strict=True)
+    at = on_device((rows, tokens), torch.long, logits)
+    (values,) = on_device((added,), logits.dtype, logits)
+    return logits.index_put(at, values, accumulate=True)
 
 
-def _draw(logits: Tensor, params: SamplingParams, number: float) -> int:
-    """Inverse transform sampling in float64, over the tokens that top_k and top_p leave, in an order that
-    depends on the logits alone."""
-    vocabulary = logits.shape[0]
-    ids: Tensor | None = _most_likely(logits, params.top_k) if 0 < params.top_k < vocabulary else None
-    if params.top_p < 1.0:
-        ids = _nucleus(logits, params, ids)
-    weights = _weights(logits if ids is None else logits[ids], params.temperature)
-    cumulative = weights.cumsum(0)
-    index = int(torch.searchsorted(cumulative, number * cumulative[-1], right=True))
-    if index >= weights.shape[0]:  # rounding of the product may reach the total
-        index = int(weights.nonzero()[-1, 0])
-    return index if ids is None else int(ids[index])
-
-
-def _weights(logits: Tensor, temperature: float) -> Tensor:
-    """Unnormalised float64 probabilities; subtracting first keeps tiny temperatures finite."""
-    exact = logits.double()
-    return torch.exp((exact - exact.max()) / temperature)
-
-
-def _nucleus(logits: Tensor, params: SamplingParams, ids: Tensor | None) -> Tensor:
-    """The smallest set of most likely tokens whose probability, among `ids` or all, reaches top_p (Holtzman
-    et al. 2020, The Curious Case of Neural Text Degeneration, section 3.1)."""
-    if ids is not None:
-        weights = _weights(logits[ids], params.temperature)
-        return ids[: _reaching(weights.cumsum(0), params.top_p * float(weights.sum()))]
-    total = float(_weights(logits, params.temperature).sum())
-    ids = _most_likely(logits, _NUCLEUS_CANDIDATES)
-    cumulative = _weights(logits[ids], params.temperature).cumsum(0)
-    if float(cumulative[-1]) < params.top_p * total:
-        ids = _most_likely(logits, logits.shape[0])
-        cumulative = _weights(logits[ids], params.temperature).cumsum(0)
-    return ids[: _reaching(cumulative, params.top_p * total)]
-
-
-def _reaching(cumulative: Tensor, target: float) -> int:
-    """How many entries it takes to reach the target; at least one, at most all."""
-    return min(int(torch.searchsorted(cumulative, target)) + 1, cumulative.shape[0])
+def _read(
+    logits: Tensor, picks: Sequence[Pick], parts: Sequence[_Part], dtype: torch.dtype
+) -> dict[int, Sampled | Exception | None]:
+    """Draws all parts and reads them at once: by row what came of it, None where its candidates were not enough."""
+    drawn = []
+    for part in parts:
+        among = logits
+        if len(part.rows) < len(logits):
+            among = logits.index_select(0, *on_device((part.rows,), torch.long, logits))
+        drawn.append(draw(among, [picks[row] for row in part.rows], part.candidates, dtype).packed(dtype))
+    read: dict[int, Sampled | Exception | None] = {}
+    numbers = iter(torch.cat(drawn).tolist())  # the device is waited for here and nowhere else
+    for part in parts:
+        most = most_told((picks[row] for row in part.rows), logits.shape[1])
+        tokens, peaks, unsettled = ([*islice(numbers, len(part.rows))] for _ in range(3))
+        for row, token, peak, again in zip(part.rows, tokens, peaks, unsettled, strict=True):
+            count = picks[row].logprobs
+            told = [] if count is None else [*islice(numbers, 1 + 2 * most)]
+            if not -float("inf") < peak < float("inf"):  # argmax takes NaN for the largest
+                read[row] = BrokenLogits(row)
+            elif again:
+                read[row] = None
+            elif count is None:
+                read[row] = Sampled(int(token), None, ())
+            else:
+                top = zip(map(int, told[1 : 1 + most]), told[1 + most :], strict=True)
+                read[row] = Sampled(int(token), told[0], tuple(islice(top, count)))
+    return read

@@ -6,14 +6,19 @@ can read. So each is tried before it is served, with the flags of the model in q
 
 import copy
 import functools
+import hashlib
 import itertools
+import json
 import math
+import platform
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 import torch
+import transformers
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
@@ -27,6 +32,7 @@ from molink.shards.lazy_tensors import CountedTensor, LoadCounter
 from molink.shards.probe import other_layers
 from molink.shards.spec import ModelSpec, Span
 from molink.shards.stage import Batching, StageFacts
+from molink.shards.store_notes import replace_file
 from molink.shards.text_part import decoder_name, generative_class, keep_text, text_config
 from molink.shards.tiny_config import tiny_config
 
@@ -70,15 +76,44 @@ class _Flags:
     config: PreTrainedConfig = field(compare=False)
 
 
-def self_check(config: PreTrainedConfig) -> Verdict:
-    """How models with the flags of `config` can be served exactly. A few hundred milliseconds the first time in a
-    process, for each architecture and set of flags."""
+def self_check(config: PreTrainedConfig, memory: Path | None = None) -> Verdict:
+    """How models with the flags of `config` can be served exactly. A few hundred milliseconds the first time, for each
+    architecture and set of flags: in a process, or with the same software if the folder `memory` remembers it."""
     try:
         with quiet_transformers():
             tiny = tiny_config(config)
     except TROUBLE as error:
         return Verdict(None, f"no tiny model of its kind could be made to check it: {_said(error)}")
-    return _check(_Flags(tiny.to_json_string(use_diff=False), tiny))
+    flags = _Flags(tiny.to_json_string(use_diff=False), tiny)
+    if memory is None:
+        return _check(flags)
+    path = memory / f"self-check-{hashlib.sha256((flags.text + _software()).encode()).hexdigest()}.json"
+    verdict = _remembered(path)
+    if verdict is None:
+        verdict = _check(flags)
+        batching = None if verdict.batching is None else verdict.batching.value
+        with suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(path, json.dumps({"batching": batching, "reason": verdict.reason}).encode())
+    return verdict
+
+
+def _remembered(path: Path) -> Verdict | None:
+    """What was found out before; None if nothing was, or nothing readable."""
+    try:
+        content = json.loads(path.read_bytes())
+        batching, reason = content["batching"], content["reason"]
+        return Verdict(None if batching is None else Batching(batching), str(reason))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+@functools.cache
+def _software() -> str:
+    """What a verdict depends on beside the flags: the versions of the libraries, and this package's own files."""
+    own = sorted(Path(__file__).parent.glob("*.py"))
+    states = [(path.name, stat.st_size, stat.st_mtime_ns) for path in own for stat in [path.stat()]]
+    return json.dumps([torch.__version__, transformers.__version__, platform.machine(), states])
 
 
 @functools.lru_cache(maxsize=64)
@@ -192,12 +227,9 @@ def _engine(
     config: PreTrainedConfig, span: Span, tensors: Mapping[str, Tensor], batching: Batching
 ) -> tuple[Engine, Span]:
     counter = LoadCounter(None, 4)
-    parts = {
-        name: CountedTensor(name, _InMemory(tensor), counter, tensor.dtype, None)
-        for name, tensor in tensors.items()
-    }
+    parts = {name: CountedTensor(name, _InMemory(tensor), counter, None) for name, tensor in tensors.items()}
     own = copy.deepcopy(config)
-    recipe = Recipe(torch.float32, batching)
+    recipe = Recipe(torch.float32, batching, exact=True)
     model = assemble(_NOWHERE, own, span, parts, [], counter, recipe)
     stage = make_stage(_NOWHERE, model, own, span, torch.device("cpu"), recipe)
     engine = Engine(_spec_of(stage.facts), "cpu")
@@ -212,7 +244,7 @@ class _InMemory:
         self._tensor = tensor
 
     def __getitem__(self, index: object) -> Tensor:
-        return self._tensor[index]  # type: ignore[index] # a slice or an ellipsis
+        return self._tensor[index].clone()  # type: ignore[index] # a slice or an ellipsis
 
     def get_shape(self) -> list[int]:
         return list(self._tensor.shape)

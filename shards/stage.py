@@ -100,6 +100,11 @@ class View:
         """Whether the architecture's forward has the parameters that a span needs."""
         return self._cache != "" and "inputs_embeds" in inspect.signature(self._forward).parameters
 
+    @property
+    def exact(self) -> bool:
+        """Whether steps of one session equal transformers' bit for bit."""
+        return self._slot.exact
+
     def run(self, inputs: Tensor, positions: Tensor, batch: AttendingBatch) -> Tensor:
         """Token ids [1, tokens] (where the span starts the model) or hidden states [1, tokens, hidden]
         through all layers of the span and, where it ends the model, the final norm. Returns [1, tokens,
@@ -113,7 +118,7 @@ class View:
 
     def _attended(self, inputs: Tensor, positions: Tensor, batch: AttendingBatch) -> Tensor:
         self._slot.batch = batch
-        self._slot.bitwise = batch.bitwise
+        self._slot.begin(batch)
         try:
             return self._through(inputs, positions, batch, None)
         finally:

@@ -5,6 +5,7 @@ all weights and all keys and values before it; cut between layers as well it doe
 2025), and decode steps of other sessions run between the pieces.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -25,6 +26,21 @@ class Rows:
     """As many ids, where the span starts the model; None elsewhere."""
     want_logits: bool
     """Where the span ends the model: whether logits follow the last of these rows."""
+
+
+def check_rows(span: Span, rows: Sequence[Rows]) -> None:
+    """Raises ValueError where these cannot be the rows of one step on the span."""
+    if not rows:
+        raise ValueError("a step needs the rows of at least one session")
+    if len({id(row.cache) for row in rows}) != len(rows):
+        raise ValueError("a session may be in a step only once: one of the caches is there twice")
+    for row in rows:
+        if row.cache.span != span:
+            raise ValueError(f"the cache of a session on {row.cache.span} cannot be used for span {span}")
+        if row.count < 1:
+            raise ValueError(f"a session contributes at least one token to a step, got {row.count}")
+        if row.cache.tables[0].released:
+            raise ValueError("a session that has ended cannot be in a step")
 
 
 @dataclass(slots=True, eq=False)

@@ -1,7 +1,7 @@
 """Whether the tensors that were loaded are those that the model's manifest names, found out while they are loaded."""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -34,21 +34,38 @@ class Fingerprints:
         if list(tensor.shape) == list(part.get_shape()):
             self._entries[name] = _entry(name, part, tensor)
 
+    def trust(self, name: str, part: StoredPart, sha256: str) -> None:
+        """Notes a tensor whose SHA-256 is remembered."""
+        self._entries[name] = name, part.get_dtype(), tuple(part.get_shape()), sha256
+
+    @property
+    def names(self) -> set[str]:
+        """The tensors that were noted."""
+        return set(self._entries)
+
     def check(
-        self, folder: Path, parts: Mapping[str, StoredPart], span: Span, layers: int, manifest: Manifest
+        self,
+        folder: Path,
+        parts: Mapping[str, StoredPart],
+        span: Span,
+        layers: int,
+        manifest: Manifest,
+        held: Collection[int] = (),
     ) -> None:
-        """Compares the groups of `span`, of a model of so many `layers`, with the manifest.
+        """Compares the groups of `span`, of a model of so many `layers`, with the manifest; but for layers that are
+        `held` in another form, which was verified when it was made.
 
         What belongs to them and was not read, such as buffers that models recompute, is read now.
 
         Raises:
             WeightsError: the files are not the manifest's.
         """
-        for group, names, expected in groups_of(span, parts, layers, manifest):
+        unread: dict[str, tuple[str, str, tuple[int, ...], str]] = {}
+        for group, names, expected in groups_of(span, parts, layers, manifest, held):
             for name in names:
-                if name not in self._entries:
-                    self._entries[name] = _entry(name, parts[name], parts[name][...])
-            if group_digest([self._entries[name] for name in names]) != expected.sha256:
+                if name not in self._entries and name not in unread:
+                    unread[name] = _entry(name, parts[name], parts[name][...])
+            if group_digest([self._entries.get(name) or unread[name] for name in names]) != expected.sha256:
                 raise WeightsError(
                     folder,
                     f"the weights of {group} are not those of the model that is served: a file was altered. "
@@ -63,13 +80,14 @@ def _entry(name: str, part: StoredPart, whole: torch.Tensor) -> tuple[str, str, 
 
 
 def groups_of(
-    span: Span, names: Iterable[str], layers: int, manifest: Manifest
+    span: Span, names: Iterable[str], layers: int, manifest: Manifest, held: Collection[int] = ()
 ) -> Iterator[tuple[str, tuple[str, ...], TensorGroup]]:
-    """What `span` holds: how it is called, its tensors' names, and what the manifest says of it."""
+    """What `span` holds: how it is called, its tensors' names, and what the manifest says of it.
+    Not of the layers that are `held` in another form."""
     groups = group_names(names, manifest.configuration)
     if span.start == 0:
         yield "the embeddings", groups.embed, manifest.embed
-    for layer in span:
+    for layer in (layer for layer in span if layer not in held):
         yield f"layer {layer}", groups.layers.get(layer, ()), manifest.layers[layer]
     if span.stop == layers:
         yield "the head", groups.head, manifest.head

@@ -1,18 +1,23 @@
 """Generations through engines in one process: what a circuit of peers computes, without the network."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import EllipsisType
 
 import torch
 
-from molink.shards.decode import Decoding
+from molink.shards.decode import Decoding, decoding_on
 from molink.shards.engine import Engine, Rows
 from molink.shards.kv_cache import SequenceCache
 from molink.shards.loader import load_stage
 from molink.shards.prefix import block_names
 from molink.shards.spec import KV_BLOCK_TOKENS, ModelSpec, Span
 from molink.shards.stage import Stage
+
+DEVICE = os.environ.get("MOLINK_TEST_DEVICE", "cpu")
+"""Where engines of tests compute, as torch names it. What they are compared with is computed on the processor."""
 
 
 def spec_for(stage: Stage, dtype: str = "float32") -> ModelSpec:
@@ -42,11 +47,17 @@ def engine_with(
     *spans: tuple[int, int],
     dtype: str = "float32",
     quantization: str = "none",
-    decoding: Decoding | None = None,
+    decoding: Decoding | EllipsisType | None = ...,
+    exact: bool = True,
+    device: str = DEVICE,
 ) -> Engine:
-    """An engine that holds these spans, each loaded on its own."""
-    stages = [load_stage(folder, Span(*span), dtype=dtype, quantization=quantization) for span in spans]
-    engine = Engine(spec_for(stages[0], dtype), "cpu", decoding=decoding)
+    """An engine that holds these spans, each loaded on its own; without `decoding` it decodes as peers do there."""
+    stages = [
+        load_stage(folder, Span(*span), dtype=dtype, quantization=quantization, exact=exact, device=device)
+        for span in spans
+    ]
+    chosen = decoding_on(device) if isinstance(decoding, EllipsisType) else decoding
+    engine = Engine(spec_for(stages[0], dtype), device, decoding=chosen)
     for stage in stages:
         engine.attach(stage)
     return engine
@@ -96,7 +107,7 @@ def step_runs(circuit: Circuit, runs: list[Run]) -> None:
         ]
         hidden = engine.step(span, rows, hidden)
     assert hidden is not None
-    logits = iter(hidden)
+    logits = iter(hidden.cpu())
     for run, new, want in zip(runs, ids, wants, strict=True):
         run.fed += len(new)
         if want:

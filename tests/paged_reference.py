@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from molink.shards.attention import Rules, attend_sequence
-from molink.shards.decode import Decoding
+from molink.shards.decode import BATCH_SIZES, Decoding
 from molink.shards.paged import Places
 from molink.shards.spec import KV_BLOCK_TOKENS
 
@@ -155,7 +155,9 @@ class Tapes:
         return replay
 
 
-def decoding_here(*, records: bool = True) -> tuple[Decoding, WrittenOut, Tapes]:
+def decoding_here(
+    *, records: bool = True, sizes: tuple[int, ...] = BATCH_SIZES
+) -> tuple[Decoding, WrittenOut, Tapes]:
     """How a CPU decodes as a GPU would, and what watches it."""
     attention, tapes = WrittenOut(), Tapes()
-    return Decoding(attention, tapes if records else None), attention, tapes
+    return Decoding(attention, tapes if records else None, sizes), attention, tapes

@@ -35,6 +35,7 @@ class RankThreads:
                 quantization=spec.quantization,
                 manifest=manifest,
                 shard=Shard(rank, ranks, self._all_reduce(rank)),
+                exact=True,
             )
             for rank in range(ranks)
         ]

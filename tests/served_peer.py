@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from circuit_runs import DEVICE
 from data_plane import DEADLINE_S, End, describe, facts_at, hop_of
 from tiny_models import make_tiny_model
 
@@ -125,7 +126,7 @@ async def served(
         identity,
         None,
         certificate,
-        DeviceBackend(model, "cpu"),
+        DeviceBackend(model, DEVICE),
         Handout.of(model),
         leases,
         ("127.0.0.1", 0),

@@ -66,7 +66,7 @@ def test_every_package_is_typed_and_has_an_init(folder: str) -> None:
 def test_test_folders_are_no_packages_and_their_files_have_names_of_their_own() -> None:
     files = list((ROOT / "tests").rglob("*.py"))
     assert not [path for path in files if path.name == "__init__.py"]
-    names = [path.name for path in files if path.name != "conftest.py"]
+    names = [path.name for path in files if path.name not in ("conftest.py", "__main__.py")]
     assert sorted(names) == sorted(set(names))
 
 

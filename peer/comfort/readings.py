@@ -7,18 +7,13 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable
 
 import psutil
 
+from molink.peer.comfort.gpus import GpuUse
 from molink.peer.comfort.rules import Readings
 
-if TYPE_CHECKING:
-    from types import ModuleType
-
-WINDOW_S = 5.0
-"""GPU use is averaged over about so long."""
 PROPERTY_TIMEOUT_S = 1.0
 FULL_SCREEN_STATES = frozenset({2, 3, 4})
 """Of SHQueryUserNotificationState: QUNS_BUSY (a full-screen program), QUNS_RUNNING_D3D_FULL_SCREEN and
@@ -27,12 +22,6 @@ QUNS_PRESENTATION_MODE."""
 _WINDOW = re.compile(r"0x[0-9a-f]+")
 
 ReadMachine = Callable[[], Readings]
-
-
-class GpuUse(Protocol):
-    """Of one GPU: the share of its time that programs other than this one have lately used."""
-
-    def share_of_others(self) -> float | None: ...
 
 
 class MachineReader:
@@ -53,67 +42,6 @@ class MachineReader:
             on_battery=None if battery is None or battery[0] is None else not battery[0],
             battery_percent=None if battery is None else battery[1],
         )
-
-
-class NvidiaGpu:
-    """A GPU as NVML sees it. Where it cannot tell processes apart, as in containers, nothing is known."""
-
-    def __init__(self, nvml: "ModuleType", handle: object) -> None:
-        self._nvml = nvml
-        self._handle = handle
-        self._seen: list[tuple[float, float]] = []
-
-    @classmethod
-    def of(cls, device: str) -> "NvidiaGpu | None":
-        """The GPU that torch calls `device`; None if it is none of NVIDIA's, or NVML does not work here."""
-        if not device.startswith("cuda"):
-            return None
-        import torch
-
-        try:
-            import pynvml
-
-            pynvml.nvmlInit()
-            uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-            return cls(pynvml, pynvml.nvmlDeviceGetHandleByUUID(uuid.encode()))
-        except (ImportError, AttributeError, OSError):
-            return None
-        except pynvml.NVMLError:
-            return None
-
-    def share_of_others(self) -> float | None:
-        """The mean over the last WINDOW_S, as far as it was asked."""
-        now_s = time.monotonic()
-        try:
-            share = self._share_now()
-        except self._nvml.NVMLError:
-            return None
-        if share is None:
-            return None
-        self._seen = [*((at_s, one) for at_s, one in self._seen if now_s - at_s < WINDOW_S), (now_s, share)]
-        return sum(one for _, one in self._seen) / len(self._seen)
-
-    def _share_now(self) -> float | None:
-        """Raises NVMLError where the driver cannot tell."""
-        nvml, own = self._nvml, os.getpid()
-        running = {process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)}
-        if own not in running:  # it names processes by other numbers than we do
-            return None
-        since_us = int((time.time() - WINDOW_S) * 1e6)
-        try:
-            samples = nvml.nvmlDeviceGetProcessUtilization(self._handle, since_us)
-        except nvml.NVMLError_NotFound:  # nobody has used it
-            return 0.0
-        return share_of(((sample.pid, sample.smUtil) for sample in samples), own)
-
-
-def share_of(samples: Iterable[tuple[int, int]], own: int) -> float:
-    """Of (process id, percent) samples: the share of all processes but `own`, each counted with its largest."""
-    largest: dict[int, int] = {}
-    for pid, percent in samples:
-        if pid != own:
-            largest[pid] = max(largest.get(pid, 0), percent)
-    return min(1.0, sum(largest.values()) / 100)
 
 
 def is_full_screen() -> bool | None:

@@ -1,11 +1,15 @@
 """Which model a peer serves, and in which numbers: what it was told, else what the swarm that it joins needs."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TypeVar
+from types import MappingProxyType
+from typing import Final, TypeVar
 
 from molink.dht.records import PeerView
 from molink.peer.memory import format_bytes
@@ -13,15 +17,19 @@ from molink.peer.models.choosing import choose_numbers
 from molink.peer.models.hub import HubAccess, open_hub_model, outline, progress_bar
 from molink.shards import catalog, store
 from molink.shards.blob_part import BlobPart, StandIn
+from molink.shards.blobs import BlobStore
 from molink.shards.errors import QuantizationUnavailable, WeightsError
 from molink.shards.hub_weights import HubWeights
 from molink.shards.loader import load_stage
+from molink.shards.packed_layers import PackedLayers, PackedUnusable
 from molink.shards.spec import ModelSpec, Span
 from molink.shards.stage import Stage
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 Progress = Callable[[int, int], None]
 """Bytes done, bytes in all."""
+_NONE_HELD: Final[Mapping[int, Path]] = MappingProxyType({})
 
 
 def _say_nothing(_: str) -> None:
@@ -46,6 +54,12 @@ class LocalModel:
     """Is told, in sentences, how far fetching is."""
     outlined: Mapping[str, StandIn] | None = None
     """Random tensors in the place of all weights, if it is only to be measured."""
+    exact: bool = False
+    """Whether one session's steps equal transformers' bit for bit; else each goes the fastest way."""
+    digests: Path | None = None
+    """Where it is remembered what the folder's files hold."""
+    store: BlobStore | None = None
+    """Where layers are kept packed if they are quantized, open."""
 
     def load(self, span: Span, device: str, progress: Progress = _show_nothing) -> Stage:
         """The layers of `span` on the device, fetched before if they come from a hub. It blocks.
@@ -56,7 +70,12 @@ class LocalModel:
             WeightsError, OSError, MemoryError, RuntimeError, ValueError: they cannot be fetched or loaded.
         """
 
-        def load(parts: Mapping[str, BlobPart] | None, progress: Progress) -> Stage:
+        quantized = self.spec.quantization != "none" and self.outlined is None
+        packed = PackedLayers(self.store, self.spec) if self.store is not None and quantized else None
+
+        def load(
+            parts: Mapping[str, BlobPart] | None, progress: Progress, held: Mapping[int, Path] = _NONE_HELD
+        ) -> Stage:
             return load_stage(
                 self.folder,
                 span,
@@ -66,15 +85,32 @@ class LocalModel:
                 progress=progress,
                 manifest=self.manifest if self.outlined is None else None,
                 parts=parts if self.outlined is None else self.outlined,
+                exact=self.exact,
+                digests=self.digests,
+                packed=packed,
+                held=held,
             )
 
-        return self.with_parts(span, progress, load)
+        if packed is None:
+            return self.with_parts(span, progress, load)
+        while True:
+            packed.clear_unfinished()
+            with packed.ready(span) as held:
+                try:
+                    return self.with_parts(span, progress, partial(load, held=held), held)
+                except PackedUnusable as error:  # once for each layer at most: its file is not there any more
+                    packed.drop(error.layer)
 
     def with_parts(
-        self, span: Span, progress: Progress, load: Callable[[Mapping[str, BlobPart] | None, Progress], T]
+        self,
+        span: Span,
+        progress: Progress,
+        load: Callable[[Mapping[str, BlobPart] | None, Progress], T],
+        held: Collection[int] = (),
     ) -> T:
         """What `load` makes of the tensors of `span`, which are fetched before if they come from a hub; None for those
-        of the folder. If the disk has spoiled them, they are fetched again, once.
+        of the folder. If the disk has spoiled them, they are fetched again, once. Those of layers that are `held` in
+        another form are not needed.
 
         Raises:
             WeightsError, OSError: they cannot be fetched; and whatever `load` raises.
@@ -82,11 +118,11 @@ class LocalModel:
         if self.hub is None:
             return load(None, progress)
         try:
-            return self._fetch_and_load(self.hub, span, progress, load)
+            return self._fetch_and_load(self.hub, span, progress, load, held)
         except WeightsError:
             if not self.hub.drop_damaged(span, self.manifest):
                 raise
-            return self._fetch_and_load(self.hub, span, progress, load)
+            return self._fetch_and_load(self.hub, span, progress, load, held)
 
     def stand_ins(self) -> Mapping[str, StandIn] | None:
         """Random tensors in the place of a hub's, so that measuring fetches nothing; None: the folder has them all."""
@@ -100,6 +136,7 @@ class LocalModel:
         span: Span,
         progress: Progress,
         load: Callable[[Mapping[str, BlobPart] | None, Progress], T],
+        held: Collection[int],
     ) -> T:
         fetched = 0
 
@@ -109,7 +146,7 @@ class LocalModel:
             progress(done, total + self.spec.weight_bytes(span))
             self.report(f"Fetching layers {span} of {self.spec.name}: {progress_bar(done, total)}")
 
-        with hub.ready(span, self.manifest, fetching) as parts:
+        with hub.ready(span, self.manifest, fetching, held) as parts:
             return load(parts, lambda done, total: progress(fetched + done, fetched + total))
 
 
@@ -150,7 +187,20 @@ async def open_model(
     if numbers.quantization != "none" and find_spec("bitsandbytes") is None:
         raise QuantizationUnavailable(numbers.quantization)
     spec = store.describe(manifest, numbers.dtype, numbers.quantization, name=identifier)
-    return LocalModel(folder, manifest, spec, hub, report, outlined)
+    return LocalModel(folder, manifest, spec, hub, report, outlined, digests=digests)
+
+
+def keeping_packed(
+    model: LocalModel, folder: Path, limit_bytes: int | None, stack: AsyncExitStack
+) -> LocalModel:
+    """A folder's model; if it is quantized here, with the store that keeps what is made of it, open on `stack`."""
+    if model.spec.quantization == "none":
+        return model
+    try:
+        return replace(model, store=stack.enter_context(BlobStore(folder, limit_bytes)))
+    except OSError as error:
+        _log.warning("quantized layers are not kept for the next start: %s cannot be used: %s", folder, error)
+        return model
 
 
 async def _open_files(

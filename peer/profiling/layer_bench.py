@@ -1,7 +1,7 @@
 """Layers on the bench: a span in the real engine, and how long its steps take."""
 
 import gc
-import statistics
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,15 +10,31 @@ import torch
 
 from molink.dht.records import LayerLatency, PrefillLatency
 from molink.peer.backend import Backend
-from molink.peer.profiling.profile import PieceLatency, at_most_the_next, plausible_pieces
-from molink.peer.profiling.profile_json import FLOOR_MS
+from molink.peer.profiling.profile import (
+    FLOOR_MS,
+    WARMING,
+    PieceLatency,
+    at_most_the_next,
+    plausible_pieces,
+    separated,
+    still_warming,
+)
 from molink.peer.profiling.threads import use_fastest
 from molink.routing.cost import PROFILED_CONTEXT_TOKENS
 from molink.shards.engine import Engine, Rows
 from molink.shards.kv_cache import SequenceCache
 from molink.shards.spec import ModelSpec, Span
 
-BATCH_SIZES = (1, 2, 4, 8, 16, 32)
+BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
+FIRST_SIZES = (1, 8, 64)
+"""Measured before the others, and also through several layers."""
+MOST_LAYERS = 8
+SEVERAL_BYTES = 512 << 20
+"""Several layers are so many as take no more than this, at most MOST_LAYERS; two if two take more."""
+WARM_STEPS = 6
+"""Most steps at a batch size before it is measured; they count against no budget, but see WARM_BUDGET_S."""
+WARM_BUDGET_S = 30.0
+"""After so long in steps that are not measured, nothing further is warmed up."""
 PREFILL_TOKENS = (16, 32, 64, 128, 256, 512)
 STEPS = 20
 """Most steps measured at one batch size."""
@@ -45,11 +61,12 @@ PIECE_BUDGET_S = 0.5
 
 @contextmanager
 def on_bench(
-    backend: Backend, spec: ModelSpec, device: str, span: Span, deadline_s: float
+    backend: Backend, spec: ModelSpec, device: str, span: Span, deadline_s: float, several: int = 1
 ) -> "Iterator[LayerBench]":
     """The span on the device; its memory is free again afterwards. After `deadline_s` (`time.perf_counter`) as little
-    is measured as can be."""
-    bench = LayerBench(backend, spec, device, span, deadline_s)
+    is measured as can be. Of a single layer and those behind it, `several` in all, steps through all are measured
+    too."""
+    bench = LayerBench(backend, spec, device, span, deadline_s, several)
     try:
         yield bench
     finally:
@@ -59,33 +76,57 @@ def on_bench(
 class LayerBench:
     """One loaded span, and sequences that step through it."""
 
-    def __init__(self, backend: Backend, spec: ModelSpec, device: str, span: Span, deadline_s: float) -> None:
+    def __init__(
+        self, backend: Backend, spec: ModelSpec, device: str, span: Span, deadline_s: float, several: int
+    ) -> None:
         started_s = time.perf_counter()
-        self._deadline_s = deadline_s
+        self.deadline_s = deadline_s
+        """Put off by what warming up takes."""
+        self.steady = True
+        """Whether all that was measured had warmed up before."""
+        self._warming_s = 0.0
         self._spec = spec
         self._device = device
         self._span = span
+        self._held = Span(span.start, span.start + max(several, len(span)))
         self._engine = backend.engine
-        backend.load(span, lambda _done, _total: None)()
+        backend.load(self._held, lambda _done, _total: None)()
         self._context = min(PROFILED_CONTEXT_TOKENS, max(1, spec.context_length // 2))
-        self._capacity = min(spec.context_length, self._context + (len(BATCH_SIZES) + 2) * (STEPS + 1))
-        self._steps = min(STEPS, max(1, (self._capacity - self._context) // (len(BATCH_SIZES) + 2) - 1))
-        self._caches = [self._filled()]  # a first pass, which also reads what was only mapped
+        series = len(BATCH_SIZES) + 3
+        self._capacity = min(spec.context_length, self._context + series * (STEPS + WARM_STEPS))
+        share = max(1, (self._capacity - self._context) // series)
+        self._warm_steps = min(WARM_STEPS, share // 2)
+        self._steps = min(STEPS, share - self._warm_steps)
+        self._caches: dict[Span, list[SequenceCache]] = {
+            one: [self._filled(one, computed=True)]  # a first pass, which also reads what was only mapped
+            for one in dict.fromkeys((self._span, self._held))
+        }
         elapsed_s = max(time.perf_counter() - started_s, 1e-6)
-        self.load_bytes_per_s = max(1.0, spec.weight_bytes(span) / elapsed_s)
-        self.opened_s = elapsed_s
-        """How long it took until the first step was done."""
+        self.load_bytes_per_s = max(1.0, spec.weight_bytes(self._held) / elapsed_s)
+        self.opened_s = elapsed_s * spec.weight_bytes(span) / spec.weight_bytes(self._held)
+        """How long it took until the first step of the span was done."""
 
-    def layer_latencies(self) -> tuple[LayerLatency, ...]:
-        """Medians by batch size, until the time is up; none above that of a larger batch."""
-        started_s = time.perf_counter()
-        measured: list[LayerLatency] = []
-        for batch_size in BATCH_SIZES:
-            if measured and (self._late or time.perf_counter() - started_s > TOTAL_BUDGET_S):
+    def layer_latencies(self) -> tuple[tuple[LayerLatency, ...], float]:
+        """By batch size, until the time is up, none above that of a larger batch; and what a step takes beside its
+        layers, 0 where there is only one layer. Of the fastest steps: a difference of others is what the machine did
+        besides."""
+        one: dict[int, float] = {}
+        several: dict[int, float] = {}
+        spent_s = 0.0
+        for size in sorted(BATCH_SIZES, key=lambda size: (size not in FIRST_SIZES, size)):
+            if one and (self._late or spent_s > TOTAL_BUDGET_S):
                 break
-            times_ms = self.step_times_ms(batch_size, want_logits=False)
-            measured.append(LayerLatency(batch_size, max(FLOOR_MS, statistics.median(times_ms))))
-        return at_most_the_next(measured)
+            spans = [self._span]
+            if size in FIRST_SIZES and self._held != self._span and not self._late:
+                spans.append(self._held)
+            series = self._series(size, spans, want_logits=False)
+            spent_s += sum(map(sum, series)) / 1000
+            one[size] = max(FLOOR_MS, min(series[0]))
+            if len(series) > 1:
+                several[size] = min(series[1])
+        layer_ms, step_ms = separated(one, several, len(self._held))
+        measured = [LayerLatency(size, layer_ms[size]) for size in sorted(layer_ms)]
+        return at_most_the_next(measured), step_ms
 
     def use_fastest_threads(self, counts: Sequence[int]) -> int:
         """For one row, as a decode step has, or else for part of a prompt."""
@@ -144,24 +185,50 @@ class LayerBench:
 
     def step_times_ms(self, batch_size: int, *, want_logits: bool) -> list[float]:
         """The times of some decode steps of `batch_size` sequences, at least MIN_STEPS if the context has room."""
-        while len(self._caches) < batch_size:
-            self._caches.append(self._filled())
-        caches = self._caches[:batch_size]
-        if not self._late:
-            self._step(caches, 1, want_logits)  # warms up what this batch size needs
-        times_ms: list[float] = []
-        while len(times_ms) < self._steps:
-            started_s = time.perf_counter()
-            self._step(caches, 1, want_logits)
-            times_ms.append((time.perf_counter() - started_s) * 1000)
-            if self._late or (len(times_ms) >= MIN_STEPS and sum(times_ms) > SIZE_BUDGET_S * 1000):
+        return self._series(batch_size, [self._span], want_logits=want_logits)[0]
+
+    def _series(self, batch_size: int, spans: Sequence[Span], *, want_logits: bool) -> list[list[float]]:
+        """The same through each of the spans, in turns, so that a busy moment meets all of them."""
+        for span in spans:
+            caches = self._caches[span]
+            while len(caches) < batch_size:
+                caches.append(self._filled(span, computed=False))
+            self._warm_up(span, batch_size, want_logits)
+        series: list[list[float]] = [[] for _ in spans]
+        while len(series[0]) < self._steps:
+            for times_ms, span in zip(series, spans, strict=True):
+                times_ms.append(self._step_ms(span, batch_size, want_logits))
+            enough = sum(map(sum, series)) > SIZE_BUDGET_S * 1000 * len(spans)
+            if self._late or (len(series[0]) >= MIN_STEPS and enough):
                 break
-        return times_ms
+        self.steady &= not any(map(still_warming, series))
+        return series
+
+    def _warm_up(self, span: Span, batch_size: int, want_logits: bool) -> None:
+        """Steps until one takes about as long as the one before: kernels are compiled, recordings made, weights read.
+        Counts against no budget."""
+        previous_ms, started_s = math.inf, time.perf_counter()
+        for _ in range(self._warm_steps):
+            if self._late or self._warming_s + time.perf_counter() - started_s > WARM_BUDGET_S:
+                break
+            taken_ms = self._step_ms(span, batch_size, want_logits)
+            if previous_ms <= WARMING * taken_ms:
+                break
+            previous_ms = taken_ms
+        taken_s = time.perf_counter() - started_s
+        self._warming_s += taken_s
+        self.deadline_s += taken_s
+
+    def _step_ms(self, span: Span, batch_size: int, want_logits: bool) -> float:
+        caches = self._caches[span][:batch_size]
+        started_s = time.perf_counter()
+        self._step(span, caches, 1, want_logits)
+        return (time.perf_counter() - started_s) * 1000
 
     def release(self) -> None:
         """Gives the memory back; nothing can be measured afterwards."""
         self._caches.clear()
-        self._engine.detach(self._span)
+        self._engine.detach(self._held)
         del self._engine
         gc.collect()
         if self._device.startswith("cuda"):
@@ -195,29 +262,36 @@ class LayerBench:
         """A sequence of so many tokens, and memory for more."""
         cache = self._engine.new_cache(self._span, context + room)
         for _ in range(0, context, CONTEXT_ROWS):
-            self._step([cache], CONTEXT_ROWS, want_logits=False)
+            self._step(self._span, [cache], CONTEXT_ROWS, want_logits=False)
         return cache
 
     @property
     def _late(self) -> bool:
-        return time.perf_counter() > self._deadline_s
+        return time.perf_counter() > self.deadline_s
 
     def _prefill_ms(self, tokens: int) -> float:
         return self._timed_ms(self._engine.new_cache(self._span, tokens), tokens)
 
     def _timed_ms(self, cache: SequenceCache, tokens: int) -> float:
         started_s = time.perf_counter()
-        self._step([cache], tokens, want_logits=False)
+        self._step(self._span, [cache], tokens, want_logits=False)
         return (time.perf_counter() - started_s) * 1000
 
-    def _filled(self) -> SequenceCache:
-        cache = self._engine.new_cache(self._span, self._capacity)
-        self._step([cache], self._context, want_logits=False)
+    def _filled(self, span: Span, *, computed: bool) -> SequenceCache:
+        """A sequence of PROFILED_CONTEXT_TOKENS. Unless they are to be `computed`, it holds whatever its memory held:
+        how long that takes to read does not depend on it."""
+        cache = self._engine.new_cache(span, self._capacity)
+        states = not isinstance(self._engine, Engine) or any(layout.states for layout in cache.layouts)
+        if not (computed or states):
+            cache.require(self._context)
+            cache.advance(self._context)
+        else:
+            self._step(span, [cache], self._context, want_logits=False)
         return cache
 
-    def _step(self, caches: Sequence[SequenceCache], count: int, want_logits: bool) -> None:
+    def _step(self, span: Span, caches: Sequence[SequenceCache], count: int, want_logits: bool) -> None:
         rows, hidden = self._rows(caches, count, want_logits=want_logits)
-        self._engine.step(self._span, rows, hidden)
+        self._engine.step(span, rows, hidden)
         self._synchronize()
 
     def _rows(

@@ -1,7 +1,8 @@
 """What one device does with one model, as a value, and what it predicts of a step. Pure."""
 
 import math
-from collections.abc import Sequence
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from molink.dht.records import LayerLatency, PrefillLatency
@@ -14,6 +15,12 @@ from molink.routing.cost import (
 )
 
 _COST = CostModel()
+FLOOR_MS = 1e-4
+"""No measurement is below this, so that nobody divides by zero."""
+WARMING = 2.0
+"""A step that takes so many times as long as the next one was not yet warm."""
+_COMPILED = 4.0, 100.0
+"""A first step of so many times the others' and so many milliseconds more was, or read, what the others found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +56,10 @@ class Profile:
     """In order of tokens; none where steps are not computed in pieces."""
     threads: int = 1
     """With so many all of it was measured, and the peer computes."""
+    step_ms: float = 0.0
+    """What a step takes however many layers it goes through; 0 where the model has too few to tell it apart."""
+    steady: bool = True
+    """Whether steps had stopped getting faster when they were measured: before that they compile, or read weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +89,39 @@ def predicted_ms(profile: Profile, work: StepWork) -> float:
         layer_ms = layer_ms_at(profile.layer_latencies, work.rows)
     layer_ms += sum(decode_context_ms(profile.decode_context_ms, one) for one in work.decode_contexts)
     layer_ms += sum(prefill_context_ms(profile.prefill_context_ms, *one) for one in work.prefills)
-    ends_ms = (profile.embed_ms if work.starts else 0.0) + (profile.head_ms if work.ends else 0.0)
-    return work.layers * layer_ms + ends_ms
+    ends_ms = profile.embed_ms if work.starts else 0.0
+    if work.ends:
+        sessions = len(work.decode_contexts) + len(work.prefills)
+        ends_ms += profile.head_ms * _growth(profile.layer_latencies, sessions)
+    return profile.step_ms + work.layers * layer_ms + ends_ms
+
+
+def _growth(latencies: Sequence[LayerLatency], rows: int) -> float:
+    """How many times as long so many rows take as one: in the head, a product as a layer's are, as in a layer."""
+    return max(1.0, layer_ms_at(latencies, rows) / layer_ms_at(latencies, 1))
+
+
+def separated(
+    one: Mapping[int, float], several: Mapping[int, float], layers: int
+) -> tuple[dict[int, float], float]:
+    """What one layer takes by batch size, and what a step takes beside its layers.
+
+    `one` are the times of steps through one layer by batch size, that of 1 among them; `several` those through `layers`
+    layers, more than one, for some of these sizes. A layer is what each further one adds; at least FLOOR_MS. What
+    remains of the step of one session is not the layer's, and as much is taken off where only one layer was measured.
+    """
+    added = {size: (several[size] - one[size]) / (layers - 1) for size in several}
+    step_ms = max(0.0, one[1] - max(FLOOR_MS, added[1])) if 1 in added else 0.0
+    rest = {size: taken_ms - step_ms for size, taken_ms in one.items()}
+    return {size: max(FLOOR_MS, (rest | added)[size]) for size in one}, step_ms
+
+
+def still_warming(times_ms: Sequence[float]) -> bool:
+    """Whether the first step took what nothing but compiling, or reading weights, explains."""
+    if len(times_ms) < 2:
+        return False
+    usual_ms, (times, more_ms) = statistics.median(times_ms[1:]), _COMPILED
+    return times_ms[0] > max(times * usual_ms, usual_ms + more_ms)
 
 
 def piece_layer_ms(measured: Sequence[PieceLatency], tokens: int, context_tokens: int) -> float:

@@ -1,10 +1,7 @@
 """Profiles as JSON values, in which a peer remembers them."""
 
 from molink.dht.records import LayerLatency, PrefillLatency
-from molink.peer.profiling.profile import PieceLatency, Profile
-
-FLOOR_MS = 1e-4
-"""No measurement is below this, so that nobody divides by zero."""
+from molink.peer.profiling.profile import FLOOR_MS, PieceLatency, Profile
 
 
 def to_json(profile: Profile) -> dict[str, object]:
@@ -14,6 +11,7 @@ def to_json(profile: Profile) -> dict[str, object]:
         "prefill_layer_ms": {str(latency.tokens): latency.layer_ms for latency in profile.prefill_latencies},
         "embed_ms": profile.embed_ms,
         "head_ms": profile.head_ms,
+        "step_ms": profile.step_ms,
         "load_bytes_per_s": profile.load_bytes_per_s,
         "decode_context_ms": profile.decode_context_ms,
         "prefill_context_ms": profile.prefill_context_ms,
@@ -34,7 +32,7 @@ def from_json(content: object) -> Profile | None:
         embed_ms, head_ms, load = (
             float(content[name]) for name in ("embed_ms", "head_ms", "load_bytes_per_s")
         )
-        threads = int(content["threads"])
+        threads, step_ms = int(content["threads"]), float(content.get("step_ms", 0.0))
         contexts_ms = (float(content["decode_context_ms"]), float(content["prefill_context_ms"]))
         pieces = tuple(
             PieceLatency(int(tokens), float(layer_ms), float(context_ms))
@@ -45,10 +43,10 @@ def from_json(content: object) -> Profile | None:
     values = (*layer_ms.values(), *prefill_ms.values(), embed_ms, head_ms, load)
     if min(layer_ms, default=0) != 1 or not all(value >= FLOOR_MS for value in values):
         return None
-    if not all(value >= 0 for value in (*contexts_ms, *(one.context_ms for one in pieces))):
+    if not all(value >= 0 for value in (step_ms, *contexts_ms, *(one.context_ms for one in pieces))):
         return None
     if threads < 1 or not all(one.tokens > 0 and one.layer_ms >= FLOOR_MS for one in pieces):
         return None
     prefills = tuple(PrefillLatency(*pair) for pair in sorted(prefill_ms.items()))
     latencies = tuple(LayerLatency(*pair) for pair in sorted(layer_ms.items()))
-    return Profile(latencies, embed_ms, head_ms, load, prefills, *contexts_ms, pieces, threads)
+    return Profile(latencies, embed_ms, head_ms, load, prefills, *contexts_ms, pieces, threads, step_ms)

@@ -8,6 +8,7 @@ enough for a large model. Remembered, because a volunteer restarts more often th
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -15,17 +16,20 @@ import torch
 
 from molink.peer.backend import Backend, MeasuredDevice
 from molink.peer.device import describe_device
-from molink.peer.profiling.layer_bench import on_bench
-from molink.peer.profiling.profile import Profile
-from molink.peer.profiling.profile_json import FLOOR_MS, from_json, to_json
+from molink.peer.profiling.layer_bench import MOST_LAYERS, SEVERAL_BYTES, on_bench
+from molink.peer.profiling.profile import FLOOR_MS, Profile
+from molink.peer.profiling.profile_json import from_json, to_json
 from molink.peer.profiling.thread_choice import share_of_others, stays_the_best
 from molink.peer.profiling.threads import processor_times
 from molink.peer.state_dir import read_json, write_json
 from molink.shards.spec import ModelSpec, Span
 from molink.shards.verification import StoredPart
+from molink.shards.ways import Way
 
 PROFILE_BUDGET_S = 12.0
 """After this long nothing more is begun, and what is missing is extrapolated: slow machines too are ready soon."""
+MEASURED = "steps apart from layers"
+"""What is measured; profiles that were measured otherwise are not looked at."""
 REMEMBERED = 32
 """Profiles kept in the cache, the newest."""
 
@@ -42,6 +46,7 @@ def cached_or_measured(
     ranks: Backend | None = None,
     rank_count: int = 1,
     threads: Sequence[int] = (),
+    way: Way = Way.RECORDED,
 ) -> Profile:
     """The profile that the file `cache` remembers for this model, device and software, else a new one.
 
@@ -56,17 +61,21 @@ def cached_or_measured(
             describe_device(device).name,
             f"threads {' '.join(map(str, counts))}",
             f"torch {torch.__version__}",
-            f"molink {version('molink')}",
+            f"molink {version('molink')}, {MEASURED}",
             *([f"ranks {rank_count}"] if ranks else []),
+            *([way.name.lower()] if way is not Way.RECORDED and device != "cpu" else []),
         )
     )
     known = read_json(cache)
     profile = from_json(known.pop(key, None))
     if profile is None:
         before = processor_times()
-        profile = measure(folder, spec, device, progress, parts, ranks, counts)
+        profile = measure(folder, spec, device, progress, parts, ranks, counts, way)
         others_share = share_of_others(before, processor_times())
-        if len(counts) == 1 or stays_the_best(others_share):
+        if not profile.steady:
+            if progress is not None:
+                progress("Steps were still getting faster: measured again at the next start")
+        elif len(counts) == 1 or stays_the_best(others_share):
             newest = dict(list(known.items())[-(REMEMBERED - 1) :])
             write_json(cache, {**newest, key: to_json(profile)})
         elif progress is not None:
@@ -85,6 +94,7 @@ def measure(
     parts: Mapping[str, StoredPart] | None = None,
     ranks: Backend | None = None,
     threads: Sequence[int] = (),
+    way: Way = Way.RECORDED,
 ) -> Profile:
     """Loads single layers of the model in `folder` onto `device`, or onto all of `ranks`, and times decode steps.
 
@@ -96,7 +106,7 @@ def measure(
         WeightsError: the layers cannot be loaded.
     """
     say = progress or (lambda _: None)
-    backend = ranks or MeasuredDevice(folder, spec, device, parts)
+    backend = ranks or MeasuredDevice(folder, spec, device, parts, way)
     counts = threads or (torch.get_num_threads(),)
     device = "cpu" if ranks else device  # what goes in and comes out of ranks is there
     deadline_s = time.perf_counter() + PROFILE_BUDGET_S
@@ -105,15 +115,20 @@ def measure(
         middle = Span(0, 1)  # neither layer is without an end, and embedding a token costs less than the head
     first, last = Span(0, 1), Span(spec.layers - 1, spec.layers)
     say(f"Measuring layer {middle.start} of {spec.name} on {device}")
-    with on_bench(backend, spec, device, middle, deadline_s) as bench:
+    with on_bench(backend, spec, device, middle, deadline_s, several_layers(spec, middle.start)) as bench:
         count = bench.use_fastest_threads(counts)
-        latencies = bench.layer_latencies()
-        prefills = bench.prefill_latencies()
+        latencies, step_ms = bench.layer_latencies()
+        prefills = tuple(
+            replace(one, layer_ms=max(FLOOR_MS, one.layer_ms - step_ms)) for one in bench.prefill_latencies()
+        )
         contexts_ms = bench.context_costs_ms()
         pieces = bench.piece_latencies()
         plain_ms = bench.step_times_ms(1, want_logits=False)
         rates = [bench.load_bytes_per_s]
-        deadline_s -= bench.opened_s  # the other layers take as long before anything is known of them
+        steady = bench.steady
+        deadline_s = (
+            bench.deadline_s - bench.opened_s
+        )  # the other layers take as long before anything is known of them
     layer_ms = latencies[0].layer_ms
     embed_ms = FLOOR_MS
     if first != middle and time.perf_counter() < deadline_s:
@@ -122,15 +137,28 @@ def measure(
             embedding_ms = added_ms(bench.step_times_ms(1, want_logits=False), plain_ms)
             embed_ms = min(embedding_ms, layer_ms)  # one row of a table is less than a layer
             rates.append(bench.load_bytes_per_s)
+            steady &= bench.steady
+            deadline_s = bench.deadline_s
     if time.perf_counter() < deadline_s:
         say(f"Measuring the head of {spec.name} on {device}")
         with on_bench(backend, spec, device, last, deadline_s) as bench:
             without_ms = bench.step_times_ms(1, want_logits=False)
             head_ms = added_ms(bench.step_times_ms(1, want_logits=True), without_ms)
             rates.append(bench.load_bytes_per_s)
+            steady &= bench.steady
     else:  # assumed: a decode step reads its weights once, whatever they are
         head_ms = max(FLOOR_MS, layer_ms * spec.head_bytes / spec.layer_bytes[middle.start])
-    return Profile(latencies, embed_ms, head_ms, max(rates), prefills, *contexts_ms, pieces, count)
+    return Profile(
+        latencies, embed_ms, head_ms, max(rates), prefills, *contexts_ms, pieces, count, step_ms, steady
+    )
+
+
+def several_layers(spec: ModelSpec, first: int) -> int:
+    """How many layers from `first` on, the last of the model left out, are measured beside that layer alone: 1 where
+    there is no further one."""
+    there = max(1, spec.layers - 1 - first)
+    fitting = SEVERAL_BYTES // max(1, spec.layer_bytes[first])
+    return min(there, MOST_LAYERS, max(2, fitting))
 
 
 def decode_layer_ms(

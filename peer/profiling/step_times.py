@@ -95,6 +95,7 @@ class StepTimes:
             ),
             embed_ms=self.profile.embed_ms * single,
             head_ms=self.profile.head_ms * single,
+            step_ms=self.profile.step_ms * single,
         )
 
     def _ratio(self, prefill: bool, rows: int, least_steps: int) -> float:

@@ -21,6 +21,7 @@ from molink.shards.engine import Rows
 from molink.shards.errors import WeightsError
 from molink.shards.kv_cache import CacheFull, SequenceCache
 from molink.shards.spec import ModelSpec, Span
+from molink.shards.ways import Way
 
 Ask = Callable[..., list[Any]]
 
@@ -174,6 +175,14 @@ class RankedEngine:
         header, content = answers[0]
         return _tensor(content, header["shape"], dtype_of(self.spec.dtype))
 
+    def to_host(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """What `step` gives came through pipes."""
+        return list(tensors)
+
+    def record_next(self) -> bool:
+        """Ranks talk to each other in the middle of a step, which is not recorded."""
+        return False
+
     def _drop_caches(self) -> None:
         numbers = []
         while self._dropped:
@@ -191,7 +200,7 @@ class RankedEngine:
 class RankedBackend:
     """Computes a model with several devices between `__aenter__` and `__aexit__`."""
 
-    def __init__(self, model: LocalModel, devices: Sequence[str]) -> None:
+    def __init__(self, model: LocalModel, devices: Sequence[str], way: Way = Way.RECORDED) -> None:
         """`devices` are those of `choose_devices`, at least two."""
         spec = model.spec
         opening = {
@@ -200,6 +209,8 @@ class RankedBackend:
             "dtype": spec.dtype,
             "quantization": spec.quantization,
             "name": spec.name,
+            "exact": model.exact,
+            "way": way.name,
         }
         self.ranks = Ranks(devices, opening)
         self.engine = RankedEngine(spec, self.ranks)
@@ -262,6 +273,11 @@ class RankedBackend:
             raise _as_engine_error(refused) from refused
         progress(1, 1)
         return lambda: self.engine.attach(number)
+
+    def cap_memory(self, cap_bytes: int) -> None:
+        """No rank allocates more of its GPU than its share of `cap_bytes`, and the embedding, which each has whole."""
+        others_bytes = (self._count - 1) * self._model.spec.embed_bytes
+        self.ranks.ask("cap", {"bytes": -(-(cap_bytes + others_bytes) // self._count)})
 
     def all_reduce_s(self, payload_bytes: int) -> float:
         """Seconds of an all-reduce of so many bytes on the slowest rank: the fastest of a few."""

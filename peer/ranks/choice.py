@@ -13,6 +13,7 @@ from molink.routing.layout_prediction import Choice, DeviceLink, DeviceRates, ch
 from molink.routing.parallelism import Layout, Lengths
 from molink.shards.loader import folder_refusal
 from molink.shards.spec import DTYPE_BYTES, ModelSpec, Span
+from molink.shards.ways import Way
 
 REQUEST = Lengths(prefill_tokens=512, decode_tokens=128)
 """What layouts are compared by, unless somebody says otherwise: a question, and an answer of some length."""
@@ -28,10 +29,12 @@ async def open_ranks(
     alone: Profile,
     memory_bytes: int,
     say: Callable[[str], None],
+    way: Way = Way.RECORDED,
 ) -> RankedBackend | None:
     """The ranks that share the model's layers, to be closed with `stack`; None if one device alone is better.
 
-    `alone` is what the first device does; `memory_bytes` is that of one device, for weights and caches.
+    `alone` is what the first device does; `memory_bytes` is that of one device, for weights and caches;
+    `way` is how each rank attends.
 
     Raises:
         SettingsError: the model's layers cannot be shared.
@@ -44,7 +47,7 @@ async def open_ranks(
             "start one peer for each, each with a --state-dir of its own"
         )
     async with AsyncExitStack() as opening:
-        backend = await opening.enter_async_context(RankedBackend(model, devices))
+        backend = await opening.enter_async_context(RankedBackend(model, devices, way))
         link = measured_link(backend, len(devices))
         choice = compare(model.spec, span, len(devices), alone, link, memory_bytes)
         for reason in choice.reasons:

@@ -15,11 +15,11 @@ from typing import Any, BinaryIO
 
 import torch
 
+from molink.peer.device import cap_gpu_memory
 from molink.peer.ranks.messages import PipeError, read_message, write_message
 from molink.peer.ranks.parts import exported_sizes, part_of, parts_of
 from molink.shards.codec import dtype_of
 from molink.shards.collectives import RankGroup
-from molink.shards.decode import decoding_on
 from molink.shards.engine import Engine, Rows
 from molink.shards.kv_cache import SequenceCache
 from molink.shards.loader import load_stage
@@ -28,6 +28,7 @@ from molink.shards.spec import Span
 from molink.shards.stage import Stage
 from molink.shards.store import describe
 from molink.shards.tensor_parallel import Shard
+from molink.shards.ways import Way, decoding_in
 
 Order = dict[str, Any]
 PROGRESS_BYTES = 64 * 2**20
@@ -43,12 +44,14 @@ class Rank:
         self._manifest = Manifest.model_validate_json(opening["manifest"])
         self._device: str = opening["device"]
         self._index: int = opening["rank"]
+        self._exact: bool = opening["exact"]
         self._ranks: int = opening["ranks"]
         self._spec = describe(self._manifest, opening["dtype"], opening["quantization"], name=opening["name"])
         rendezvous = Path(opening["rendezvous"])
         self._group = RankGroup(self._index, opening["ranks"], self._device, rendezvous, opening["timeout_s"])
         self._shard = Shard(self._index, opening["ranks"], self._group.all_reduce)
-        self._engine = Engine(self._spec, self._device, decoding=decoding_on(self._device, records=False))
+        decoding = decoding_in(Way[opening["way"]], self._device, records=False)
+        self._engine = Engine(self._spec, self._device, decoding=decoding)
         self._loaded: dict[int, Stage] = {}
         self._caches: dict[int, SequenceCache] = {}
 
@@ -75,8 +78,8 @@ class Rank:
                 cache = self._engine.new_cache(Span(*order["span"]), order["capacity"])
                 self._caches[order["cache"]] = cache
                 self._answer(order, bytes=cache.nbytes)
-            case "limit":
-                self._answer(order, fits=self._engine.limit_kv(order["bytes"]))
+            case "limit" | "cap":
+                self._limit(order)
             case "drop":
                 for number in order["caches"]:
                     self._caches.pop(number, None)
@@ -89,6 +92,14 @@ class Rank:
                 self._tell(order)
             case unknown:
                 raise PipeError(f"there is no order {unknown!r}")
+
+    def _limit(self, order: Order) -> None:
+        """How much the KV cache may take from now on, or all that this rank allocates."""
+        if order["do"] == "cap":
+            cap_gpu_memory(self._device, order["bytes"])
+            self._answer(order)
+        else:
+            self._answer(order, fits=self._engine.limit_kv(order["bytes"]))
 
     def _copy(self, order: Order, payload: bytearray) -> None:
         """Tokens of a cache to the peer, or from it."""
@@ -129,6 +140,7 @@ class Rank:
                 manifest=None if order["measured"] else self._manifest,
                 parts=None if order["parts"] is None else parts_of(order["parts"]),
                 shard=self._shard,
+                exact=self._exact,
             )
         except Exception as error:  # noqa: BLE001 - the thread's boundary: who asked is told
             self._answer(order, **describe_error(error))

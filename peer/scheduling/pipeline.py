@@ -59,16 +59,17 @@ class PipelineStage:
 
     def decode_ms(self, rows: int) -> float:
         """The computation of one decode step of so many sessions."""
-        layer_ms = layer_ms_at(self.facts.layer_latencies, rows)
-        layer_ms += rows * decode_context_ms(self.facts.decode_context_ms, self.context_tokens)
-        return self.layers * layer_ms + self.ends_ms
+        facts = self.facts
+        layer_ms = layer_ms_at(facts.layer_latencies, rows)
+        layer_ms += rows * decode_context_ms(facts.decode_context_ms, self.context_tokens)
+        return facts.step_ms + self.layers * layer_ms + self.ends_ms
 
     def prefill_ms(self, tokens: int, context_tokens: float = 0.0) -> float:
         """The computation of so many tokens of one prompt in one step, when so many came before them."""
         facts = self.facts
         layer_ms = prefill_layer_ms(facts.layer_latencies, tokens, _COST, facts.prefill_latencies)
         layer_ms += prefill_context_ms(facts.prefill_context_ms, tokens, context_tokens)
-        return self.layers * layer_ms + self.ends_ms
+        return facts.step_ms + self.layers * layer_ms + self.ends_ms
 
     def transfer_ms(self, rows: int) -> float:
         """How long so many rows occupy the uplink."""

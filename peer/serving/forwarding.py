@@ -6,10 +6,8 @@ that found the link full and the one that the engine had begun by then.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-
-import torch
 
 from molink.peer.leases import LeaseKey
 from molink.peer.link.link import Link
@@ -18,9 +16,15 @@ from molink.peer.metrics import PeerMetrics
 from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.scheduling.prefill_window import ReceivedPrefill, SentPrefill
 from molink.peer.serving.sessions import HopSession, SessionTable
-from molink.peer.serving.steps import StepInput, StepOutput, row_header, split_by_next, token_message
+from molink.peer.serving.steps import (
+    OutgoingRows,
+    StepInput,
+    StepOutput,
+    row_header,
+    rows_by_frame,
+    token_message,
+)
 from molink.peer.transmission.classes import TrafficClass
-from molink.shards import codec
 from molink.shards.spec import ModelSpec
 
 Lost = Callable[[Sequence[StepInput], str, str], None]
@@ -128,35 +132,23 @@ class Forwarder:
 
     # -- activations
 
-    def activations(self, output: StepOutput, hidden: torch.Tensor) -> None:
-        """To each next hop its rows in order: a frame of decode rows and one of prefill rows, for each encoding.
+    def activations(self, output: StepOutput) -> None:
+        """To each next hop its rows in order. Where prompts go as they are due, each has a frame of its own."""
+        frames: Iterable[OutgoingRows] = output.frames
+        if output.hidden is not None:
+            apart = self._links.heeds_due
+            frames = rows_by_frame(output.inputs, output.hidden, prompts_apart=apart)
+        for frame in frames:
+            self._forward(frame.peer_id, self._frame(frame, output))
 
-        In one frame they would be decode traffic, and a chunk of a prompt would overtake the chunk before it. Where
-        prompts go as they are due, each has a frame of its own.
-        """
-        for (peer_id, encoding), parts in split_by_next(output, hidden).items():
-            decode = [part for part in parts if not part[0].prefill]
-            prefill = [part for part in parts if part[0].prefill]
-            if decode:
-                self._forward(peer_id, self._frame(encoding, decode, output, TrafficClass.DECODE))
-            for together in [[part] for part in prefill] if self._links.heeds_due else [prefill]:
-                if together:
-                    self._forward(peer_id, self._frame(encoding, together, output, TrafficClass.PREFILL))
-
-    def _frame(
-        self,
-        encoding: str,
-        parts: Sequence[tuple[StepInput, torch.Tensor]],
-        output: StepOutput,
-        traffic_class: TrafficClass,
-    ) -> _Frame:
-        header = pb.Activations(hidden_size=self._spec.hidden_size, dtype=encoding)
-        header.rows.extend(row_header(one, self._timings(one, output)) for one, _ in parts)
-        tensor = parts[0][1] if len(parts) == 1 else torch.cat([part for _, part in parts])
-        payload = codec.encode(tensor, encoding)
-        self._metrics.sent_activations(encoding, payload.nbytes)
-        due_s = parts[0][0].session.due_s if traffic_class is TrafficClass.PREFILL else 0.0
-        return _Frame(tuple(one for one, _ in parts), header, payload, traffic_class, due_s)
+    def _frame(self, outgoing: OutgoingRows, output: StepOutput) -> _Frame:
+        header = pb.Activations(hidden_size=self._spec.hidden_size, dtype=outgoing.encoding)
+        header.rows.extend(row_header(one, self._timings(one, output)) for one in outgoing.inputs)
+        payload = outgoing.payload
+        self._metrics.sent_activations(outgoing.encoding, payload.nbytes)
+        traffic_class = TrafficClass.PREFILL if outgoing.prefill else TrafficClass.DECODE
+        due_s = outgoing.inputs[0].session.due_s if outgoing.prefill else 0.0
+        return _Frame(outgoing.inputs, header, payload, traffic_class, due_s)
 
     def _forward(self, peer_id: str, frame: _Frame) -> None:
         prefill = frame.traffic_class is TrafficClass.PREFILL

@@ -83,6 +83,7 @@ class LayerLoader:
             self._leases.drop(*spans)
             # in one turn with the book: the engine lets go of them before it makes a cache for any later grant
             await self._engine_thread.call(self._detach, spans)
+            await self._record()
         self._on_change()
 
     def forget_promises(self) -> None:
@@ -110,6 +111,7 @@ class LayerLoader:
                 await self._engine_thread.call(self._limit_kv)
                 attach = await asyncio.to_thread(self._backend.load, span, progress)
             await self._engine_thread.call(attach)
+            await self._record()
         except (WeightsError, OSError, MemoryError, RuntimeError, ValueError) as error:
             _log.error("loading %s failed: %s", span, error)
             self._fail(span)
@@ -120,6 +122,11 @@ class LayerLoader:
         finally:
             del self._loads[span]
             self._on_change()
+
+    async def _record(self) -> None:
+        """Decode steps on new layers are recorded before sessions make any; steps on others go in between."""
+        while await self._engine_thread.call(self._backend.engine.record_next):
+            continue
 
     def _fail(self, span: Span) -> None:
         self._leases.load_failed(span)

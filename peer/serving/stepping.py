@@ -271,9 +271,9 @@ class Stepper:
         for one in inputs:
             if one.prefill and one.session.is_head:
                 self._add_chunk(one.session)
-        if output.hidden is not None:
+        if output.hidden is not None or output.frames:
             self._pump()
-            self._forwarder.activations(output, output.hidden)
+            self._forwarder.activations(output)
         else:
             self._advance(self._forwarder.tokens(output))
             self._pump()

@@ -5,7 +5,7 @@ without it.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -49,11 +49,11 @@ class StepInput:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepOutput:
-    """What the engine made of a micro-batch."""
+    """What the engine made of a micro-batch. All of it is on the host."""
 
     inputs: tuple[StepInput, ...]
     hidden: torch.Tensor | None
-    """Where the span does not end the model: [sum of counts, hidden_size], in order."""
+    """Where the span does not end the model and nothing is in `frames`: [sum of counts, hidden_size], in order."""
     sampled: tuple[Sampled, ...]
     """At the tail: one for each input that asked, in order."""
     positions: tuple[int, ...]
@@ -64,6 +64,27 @@ class StepOutput:
     """None: nothing was computed, for every session had ended, or not at once."""
     failures: "tuple[StepFailure, ...]" = ()
     """Those of the micro-batch that are not among `inputs` because they failed, alone."""
+    frames: "tuple[OutgoingRows, ...]" = ()
+    """Instead of `hidden`, where that was on a device: encoded there."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OutgoingRows:
+    """What goes to a peer in one frame."""
+
+    peer_id: str
+    encoding: str
+    inputs: tuple[StepInput, ...]
+    """Whose rows these are, in order."""
+    prefill: bool
+    rows: torch.Tensor
+    """[sum of counts, hidden_size], or what `codec.encoded` made of it."""
+    is_encoded: bool = False
+
+    @property
+    def payload(self) -> memoryview:
+        """The bytes of the rows, encoded now if they are not."""
+        return codec.bytes_of(self.rows) if self.is_encoded else codec.encode(self.rows, self.encoding)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,7 +112,7 @@ def compute(engine: StageEngine, inputs: tuple[StepInput, ...]) -> StepOutput:
     stepped, result = _step(engine, span, inputs, failures)
     if result is None:
         return StepOutput((), None, (), (), started_s, 0.0, None, tuple(failures))
-    output = drawn(engine.spec, stepped, result, started_s)
+    output = drawn(engine, stepped, result, started_s)
     return replace(
         output,
         compute_s=time.perf_counter() - started_s,
@@ -101,12 +122,18 @@ def compute(engine: StageEngine, inputs: tuple[StepInput, ...]) -> StepOutput:
 
 
 def drawn(
-    spec: ModelSpec, inputs: tuple[StepInput, ...], result: torch.Tensor, started_s: float
+    engine: StageEngine, inputs: tuple[StepInput, ...], result: torch.Tensor, started_s: float
 ) -> StepOutput:
-    """What the engine gave for these, and tokens where that is logits."""
-    if inputs[0].session.span.stop < spec.layers:
-        return StepOutput(inputs, result, (), (), started_s, 0.0, None)
+    """What the engine gave for these, on the host, and tokens where that is logits: when it returns, the step is over
+    on the device too."""
+    if inputs[0].session.span.stop < engine.spec.layers:
+        if result.is_cpu:
+            return StepOutput(inputs, result, (), (), started_s, 0.0, None)
+        frames = _encoded(engine, inputs, result)
+        return StepOutput(inputs, None, (), (), started_s, 0.0, None, frames=frames)
     asked = [one for one in inputs if one.sample and one.session.cache]
+    if not asked:
+        engine.to_host(())
     positions = [one.session.cache.length for one in asked if one.session.cache]
     requests = [
         SampleRequest(one.session.plan.params, one.session.plan.seed, position)
@@ -249,17 +276,39 @@ def is_sound(hidden: torch.Tensor) -> bool:
     return float(least) >= -MOST_ACTIVATION and float(greatest) <= MOST_ACTIVATION
 
 
-def split_by_next(
-    output: StepOutput, hidden: torch.Tensor
-) -> dict[tuple[str, str], list[tuple[StepInput, torch.Tensor]]]:
-    """A step's rows by the peer that they go to and the encoding that they go in, in order."""
-    parts: dict[tuple[str, str], list[tuple[StepInput, torch.Tensor]]] = {}
+def rows_by_frame(
+    inputs: Sequence[StepInput], hidden: torch.Tensor, *, prompts_apart: bool
+) -> Iterator[OutgoingRows]:
+    """A step's rows by the peer that they go to and the encoding that they go in, in order: decode rows in one frame,
+    and those of prompts in another, or in one for each.
+
+    In one frame they would be decode traffic, and a chunk of a prompt would overtake the chunk before it.
+    """
+    ways: dict[tuple[str, str], list[tuple[StepInput, torch.Tensor]]] = {}
     first = 0
-    for one in output.inputs:
+    for one in inputs:
         way = one.session.next_peer_id, one.session.sends_in
-        parts.setdefault(way, []).append((one, hidden[first : first + one.count]))
+        ways.setdefault(way, []).append((one, hidden[first : first + one.count]))
         first += one.count
-    return parts
+    for (peer_id, encoding), parts in ways.items():
+        decode = [part for part in parts if not part[0].prefill]
+        prefill = [part for part in parts if part[0].prefill]
+        for together in (decode, *([part] for part in prefill)) if prompts_apart else (decode, prefill):
+            if together:
+                rows = together[0][1] if len(together) == 1 else torch.cat([part for _, part in together])
+                whose = tuple(one for one, _ in together)
+                yield OutgoingRows(peer_id, encoding, whose, whose[0].prefill, rows)
+
+
+def _encoded(
+    engine: StageEngine, inputs: tuple[StepInput, ...], hidden: torch.Tensor
+) -> tuple[OutgoingRows, ...]:
+    """Rows on a device as they go out, on the host, so that nobody else has to touch it."""
+    frames = list(rows_by_frame(inputs, hidden, prompts_apart=True))
+    there = engine.to_host([codec.encoded(frame.rows, frame.encoding) for frame in frames])
+    return tuple(
+        replace(frame, rows=rows, is_encoded=True) for frame, rows in zip(frames, there, strict=True)
+    )
 
 
 def row_header(one: StepInput, timings: Sequence[pb.HopTiming]) -> pb.ActivationRow:

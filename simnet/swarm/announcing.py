@@ -226,6 +226,7 @@ class Announcing:
             ),
             embed_ms=measured(facts.embed_ms),
             head_ms=measured(facts.head_ms),
+            step_ms=measured(facts.step_ms),
             load_bytes_per_s=measured(facts.load_bytes_per_s),
             decode_context_ms=measured(facts.decode_context_ms),
             prefill_context_ms=measured(facts.prefill_context_ms),

@@ -133,6 +133,7 @@ class Member:
             layer_latencies=facts.layer_latencies,
             embed_ms=facts.embed_ms,
             head_ms=facts.head_ms,
+            step_ms=facts.step_ms,
             load_bytes_per_s=facts.load_bytes_per_s,
             fetch_bytes_per_s=self.volunteer.fetch_bytes_per_s,
             coordinate=facts.coordinate,

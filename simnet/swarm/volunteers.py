@@ -81,6 +81,7 @@ def plain_facts(identity: Identity, spec: ModelSpec, name: str, kind: Kind) -> P
         layer_latencies=profile.layer_latencies,
         embed_ms=profile.embed_ms,
         head_ms=profile.head_ms,
+        step_ms=profile.step_ms,
         load_bytes_per_s=profile.load_bytes_per_s,
         prefill_latencies=profile.prefill_latencies,
         decode_context_ms=profile.decode_context_ms,

@@ -4,15 +4,21 @@ import asyncio
 from contextlib import AsyncExitStack
 
 import pytest
-from data_plane import DEADLINE_S, End, asynchronous, soon, until
+from data_plane import End, asynchronous
 from served_peer import model, served
 from test_leases_held import ask
 
 from molink.peer.link.link import Link, LinkError
+from molink.peer.link.message_memory import MessageMemory
+from molink.peer.link.requests import MAX_REQUESTS_IN_FLIGHT, MAX_TURNED_AWAY, Requests
+from molink.peer.link.shared_uplink import SharedUplink
+from molink.peer.link.traffic import Traffic
 from molink.peer.models.model import LocalModel
 from molink.peer.protocol import molink_pb2 as pb
+from molink.peer.protocol.frames import ProtocolError
 from molink.peer.serving import service
 from molink.peer.serving.budgets import Rate, Rates
+from molink.peer.transmission.classes import TrafficClass
 
 __all__ = ["model"]
 
@@ -48,11 +54,26 @@ async def test_a_stranger_that_asks_without_end_is_read_as_often_as_it_may_be(
 
 
 @asynchronous
-async def test_requests_that_outrun_their_answers_end_the_link(model: LocalModel) -> None:
-    async with served(model) as peer, AsyncExitStack() as stack:
-        stranger = await stack.enter_async_context(End(is_client=True))
-        link = await stranger.links.to(peer.facts)
-        asked = [asyncio.create_task(ask(link, peer.alone(session % 250 + 1))) for session in range(900)]
-        await soon(until(lambda: link.closed_because is not None))
-        answers = await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), DEADLINE_S)
-        assert any(isinstance(answer, LinkError) for answer in answers)
+async def test_requests_that_outrun_their_answers_end_the_link() -> None:
+    never = asyncio.Event()
+    sent: list[pb.Response] = []
+
+    async def serve(_: pb.Request) -> tuple[pb.Response, bytes]:
+        await never.wait()
+        return pb.Response(), b""
+
+    def send(response: pb.Response, _: bytes, __: TrafficClass) -> bool:
+        sent.append(response)
+        return True
+
+    holder = MessageMemory().open("stranger")
+    traffic = Traffic(SharedUplink(), lambda: None, lambda: None, 0.0, holder)
+    requests = Requests(send, serve, traffic, holder)
+    asked = pb.Request(get_manifest=pb.GetManifest(model_hash="unknown"))
+    for _ in range(MAX_REQUESTS_IN_FLIGHT + MAX_TURNED_AWAY):
+        requests.asked(asked, 100)
+    assert len(sent) == MAX_TURNED_AWAY
+    with pytest.raises(ProtocolError):
+        requests.asked(asked, 100)
+    never.set()
+    await asyncio.gather(*requests.serving)

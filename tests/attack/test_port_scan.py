@@ -120,6 +120,7 @@ async def test_refused_reset_silent_and_not_allowed_read_the_same_and_take_as_lo
         assert all(taken_s >= neighbours.UNREACHED_AFTER_S for _, taken_s in told)
 
 
+@pytest.mark.attack
 @asynchronous
 async def test_a_door_that_many_identities_claim_is_knocked_at_a_few_times_only(model: LocalModel) -> None:
     async with served(model, kv_tokens=4000) as peer, door() as victim:

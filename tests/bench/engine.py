@@ -22,6 +22,7 @@ import torch
 from circuit_runs import Circuit, Run, engine_with, start_run, start_sharing, step_runs
 from engine_memory import report_memory
 from engine_mixing import report_mixing
+from engine_products import report_products
 from engine_quantization import report_quantization
 from tables import Table
 from this_machine import processor
@@ -168,6 +169,11 @@ def quantization(bench: Bench, table: Table) -> None:
     report_quantization(table, bench.in_turns, least_s)
 
 
+def products(bench: Bench, table: Table) -> None:
+    """Steps at real widths, over bfloat16 and over the memory's speed."""
+    report_products(table, bench.in_turns, least_s)
+
+
 CASES = {
     "overhead": overhead,
     "batches": batches,
@@ -176,6 +182,7 @@ CASES = {
     "padded": padded,
     "memory": memory,
     "quantization": quantization,
+    "products": products,
 }
 
 

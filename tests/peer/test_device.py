@@ -9,14 +9,19 @@ import torch
 from molink.dht.configuration import SettingsError
 from molink.peer import device
 from molink.peer.device import (
+    cap_gpu_memory,
     check_memory,
     choose_device,
     choose_devices,
     default_memory_bytes,
     describe_device,
     free_memory_bytes,
+    keep_gpu_memory_whole,
     processor_count,
+    why_not_others,
 )
+from molink.peer.graphics_cards import Card
+from molink.peer.torch_builds import TorchBuild
 
 
 def test_the_processor_can_always_be_chosen() -> None:
@@ -40,10 +45,14 @@ def test_auto_on_this_machine_can_hold_a_tensor() -> None:
 
 def test_what_is_not_there_is_refused_with_what_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "_available", lambda: ("cpu", "cuda:0"))
+    monkeypatch.setattr(device.platform, "system", lambda: "Linux")
     assert choose_device("cuda") == "cuda:0"
-    with pytest.raises(SettingsError, match=r"--device cuda:3 is not there: this machine has cpu, cuda:0"):
+    with pytest.raises(
+        SettingsError,
+        match=r"cuda:3 is not there: this machine has cpu and cuda:0; type --device cuda:0",
+    ):
         choose_device("cuda:3")
-    with pytest.raises(SettingsError, match="--device mps is not there"):
+    with pytest.raises(SettingsError, match="--device mps is not there: mps is the GPU of a Mac"):
         choose_device("mps")
 
 
@@ -71,10 +80,47 @@ def test_gpus_that_cannot_work_together_are_refused_with_the_reason(monkeypatch:
 
 def test_a_torch_without_gpu_support_is_named_as_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "_available", lambda: ("cpu",))
+    monkeypatch.setattr(device, "seen_cards", lambda: (Card("NVIDIA", "NVIDIA GeForce RTX 3060", (8, 6)),))
+    monkeypatch.setattr(device, "hidden_cards", lambda: None)
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setattr(torch.version, "hip", None, raising=False)
-    with pytest.raises(SettingsError, match="has no GPU support: install a build that has it"):
+    with pytest.raises(
+        SettingsError, match=r"is a build without CUDA: install another build with `pip install"
+    ):
         choose_device("cuda:0")
+    said = why_not_others("auto", choose_device("auto"))
+    assert said is not None
+    assert said.startswith(
+        "Computing on the processor: the NVIDIA GeForce RTX 3060 is not used, because torch"
+    )
+    assert why_not_others("cpu", "cpu") is None, "who asks for the processor is told nothing"
+
+
+def test_a_card_that_torch_has_no_kernels_for_is_passed_over_and_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    build = TorchBuild(
+        "2.13.0+cu130",
+        "13.0",
+        None,
+        ("sm_75", "sm_80"),
+        ((6, 1), (8, 6)),
+        ("GTX 1080", "RTX 3060"),
+        mps=False,
+    )
+    monkeypatch.setattr(device, "_torch_build", lambda: build)
+    monkeypatch.setattr(device, "_available", lambda: ("cpu", "cuda:0", "cuda:1"))
+    assert choose_device("auto") == "cuda:1"
+    said = why_not_others("auto", "cuda:1")
+    assert said is not None
+    assert "Computing on cuda:1: torch 2.13.0+cu130 has no kernels for the GTX 1080" in said
+    with pytest.raises(SettingsError, match=r"whl/cu126`; until then type --device cpu$"):
+        choose_device("cuda:0")
+
+
+def test_without_any_card_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "seen_cards", tuple)
+    assert why_not_others("auto", "cpu") is None
 
 
 def test_the_description_is_of_this_machine() -> None:
@@ -134,3 +180,51 @@ def test_more_memory_than_the_machine_has_is_refused_with_what_it_has(
     check_memory(("cuda:0", "cuda:1"), 20 * 1000**3)
     with pytest.raises(SettingsError, match=r"20\.0 GB: give less, or leave it out for 18\.0 GB"):
         check_memory(("cuda:0", "cuda:1"), 21 * 1000**3)
+
+
+def test_a_gpus_cap_is_a_part_of_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    caps: list[tuple[object, ...]] = []
+    monkeypatch.setattr(device, "_total_bytes", lambda _: 10 * 1000**3)
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *cap: caps.append(cap))
+    cap_gpu_memory("cuda:1", 4 * 1000**3)
+    cap_gpu_memory("cpu", 4 * 1000**3)
+    assert caps == [(0.4, "cuda:1")]
+
+
+@pytest.mark.parametrize(("cap_bytes", "part"), [(6 * 1000**3, 0.5), (64 * 1000**3, 1.0), (1, 0.01)])
+def test_apples_cap_is_a_part_of_what_metal_gives_and_never_none(
+    cap_bytes: int, part: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caps: list[float] = []
+    monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: 12 * 1000**3)
+    monkeypatch.setattr(torch.mps, "set_per_process_memory_fraction", caps.append)
+    cap_gpu_memory("mps", cap_bytes)
+    assert caps == [part]
+
+
+@pytest.mark.parametrize(
+    ("system", "before", "after"),
+    [
+        (
+            "Linux",
+            {},
+            {
+                "PYTORCH_ALLOC_CONF": "expandable_segments:True",
+                "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+            },
+        ),
+        (
+            "Linux",
+            {"PYTORCH_CUDA_ALLOC_CONF": "backend:native"},
+            {"PYTORCH_CUDA_ALLOC_CONF": "backend:native"},
+        ),
+        ("Windows", {}, {}),
+        ("Darwin", {}, {}),
+    ],
+)
+def test_segments_grow_where_torch_can_unless_the_owner_says_otherwise(
+    system: str, before: dict[str, str], after: dict[str, str]
+) -> None:
+    environment = dict(before)
+    keep_gpu_memory_whole(system, environment)
+    assert environment == after

@@ -1,22 +1,29 @@
 """How a memory cap is divided, and how sizes are read and written."""
 
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from molink.peer import memory
 from molink.peer.memory import (
+    LIBRARY_BYTES,
     MIN_KV_TOKENS,
+    SCORES_BYTES,
     MemoryPlan,
     format_bytes,
+    gpu_reserve_bytes,
     most_kv_bytes,
     parse_bytes,
     plan_memory,
     spare_pool_bytes,
     workspace_bytes,
 )
-from molink.shards.spec import ModelSpec, Span
+from molink.shards import attention
+from molink.shards.decode import BATCH_SIZES
+from molink.shards.spec import KV_BLOCK_TOKENS, ModelSpec, Span
 
 
 def make_spec(layers: int = 4, layer_bytes: int = 50_000_000, quantization: str = "none") -> ModelSpec:
@@ -238,3 +245,30 @@ def test_what_is_swapped_out_never_exceeds_the_swap_space(
             resident.pop(0)
         resident.append(session)
         assert sum(sizes) - sum(sizes[one] for one in resident) <= swap
+
+
+def test_what_a_gpu_holds_beside_the_plan_is_counted_as_the_engine_makes_it() -> None:
+    assert sum(BATCH_SIZES) == memory.RECORDED_ROWS, "each recorded step has its own result"
+    assert BATCH_SIZES[-1] == memory.TABLE_ROWS
+    assert memory.TABLE_TOKEN_BYTES == memory.TABLE_ROWS * 2 * 8 // KV_BLOCK_TOKENS
+    assert SCORES_BYTES == 4 * attention.SCORES_BYTES
+
+
+def test_a_gpus_reserve_grows_with_context_vocabulary_libraries_and_memory() -> None:
+    spec, total = make_spec(), 8 * 10**9
+    reserve = gpu_reserve_bytes(spec, total)
+    longer = replace(spec, context_length=spec.context_length + 1000)
+    assert gpu_reserve_bytes(longer, total) - reserve == 2 * 64 * 1000
+    wider = replace(spec, vocabulary_size=spec.vocabulary_size + 1000)
+    assert gpu_reserve_bytes(wider, total) - reserve == 1000 * 4 * (199 + 2 * 64)
+    assert gpu_reserve_bytes(spec, total, 2 * LIBRARY_BYTES) - reserve == 2 * LIBRARY_BYTES
+    assert gpu_reserve_bytes(spec, 2 * total) - reserve == total // 100
+
+
+@given(total=st.integers(2 * 10**9, 80 * 10**9), context=st.sampled_from((2048, 32768, 131072)))
+def test_reserve_work_space_weights_and_kv_cache_never_exceed_the_total(total: int, context: int) -> None:
+    spec = replace(make_spec(), context_length=context)
+    reserve = gpu_reserve_bytes(spec, total)
+    plan = plan_memory(spec, total, 512, reserve_bytes=reserve)
+    assert plan.workspace_bytes == workspace_bytes(spec, 512) + reserve
+    assert plan.workspace_bytes + plan.weight_limit_bytes <= total

@@ -13,6 +13,7 @@ from molink.dht.records import PeerView
 from molink.peer.models.model import LocalModel, open_model
 from molink.shards.catalog import BUNDLED, resolve
 from molink.shards.errors import QuantizationUnavailable
+from molink.shards.spec import Span
 from molink.shards.store import StoreError, describe
 
 
@@ -76,6 +77,13 @@ def test_the_quantization_of_the_swarm_is_taken_unless_the_owner_says_another(fo
     assert opened(folder, *others, quantization="none").spec.quantization == "none"
     assert opened(folder, others[0], dtype="bfloat16").spec.quantization == "none"  # nobody has it so
     assert opened(folder).spec.quantization == "none"
+
+
+def test_a_model_is_loaded_as_exact_as_its_owner_wants(folder: Path) -> None:
+    model = opened(folder)
+    for exact in (False, True):
+        stage = replace(model, exact=exact).load(Span(0, 2), "cpu")
+        assert stage.view(Span(0, 1)).exact is exact
 
 
 def test_a_quantization_that_this_machine_lacks_is_named(

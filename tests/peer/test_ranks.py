@@ -78,7 +78,7 @@ def test_two_rank_processes_generate_the_tokens_of_transformers(running: Running
     assert generate(running, PROMPT, TOKENS) == greedy_reference(running.model.folder, PROMPT, TOKENS)
 
 
-@pytest.mark.parametrize("quantization", ["int8", "nf4"])
+@pytest.mark.parametrize("quantization", ["int8", pytest.param("nf4", marks=pytest.mark.full)])
 def test_two_rank_processes_generate_the_tokens_of_the_quantized_whole(
     quantization: str, tmp_path: Path
 ) -> None:
@@ -107,6 +107,21 @@ def test_sessions_step_together_through_two_spans_as_alone(running: Running) -> 
         with torch.inference_mode():
             expected = reference(torch.tensor([ids])).logits[0, -1]
         assert torch.allclose(row, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_ranks_take_a_cap_on_their_memory_and_go_on(running: Running) -> None:
+    ranks, asked = running.backend.ranks, []
+    ask = ranks.ask
+    ranks.ask = lambda what, order, *rest, **more: (
+        asked.append((what, order)) or ask(what, order, *rest, **more)
+    )  # type: ignore[method-assign, func-returns-value, assignment]
+    try:
+        running.backend.cap_memory(10**9)
+    finally:
+        ranks.ask = ask  # type: ignore[method-assign]
+    share = -(-(10**9 + running.model.spec.embed_bytes) // 2)
+    assert asked == [("cap", {"bytes": share})], "each has the embedding whole"
+    assert generate(running, PROMPT, 2) == greedy_reference(running.model.folder, PROMPT, 2)
 
 
 def test_nobody_wanting_logits_gets_none(running: Running) -> None:

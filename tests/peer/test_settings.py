@@ -164,6 +164,14 @@ def test_quantization_needs_its_package(
         load(environment, quantization=quantization)
 
 
+def test_it_is_exact_only_when_told(environment: dict[str, str]) -> None:
+    assert load(environment).exact is False
+    assert load(environment, 'exact = "on"').exact is True
+    assert load(environment, 'exact = "on"', exact="off").exact is False
+    with pytest.raises(SettingsError, match="exact"):
+        load(environment, 'exact = "yes"')
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

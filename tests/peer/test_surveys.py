@@ -16,6 +16,9 @@ from molink.dht.discovery import Discovery
 from molink.dht.identity import Identity
 from molink.dht.records import PROTOCOL_VERSION, Device, LayerLatency, PeerFacts, PeerState, ServedModel
 from molink.dht.swarm_key import SwarmKey
+from molink.peer import device
+from molink.peer.graphics_cards import Card
+from molink.peer.overview import print_machine
 from molink.peer.surveys import measure_machine
 from molink.shards.spec import Span
 
@@ -122,6 +125,7 @@ def test_a_swarm_that_nobody_answers_for_is_a_failure_with_one_line(tmp_path: Pa
     assert err.count("\n") == 1
 
 
+@pytest.mark.full
 def test_a_layer_is_timed_in_every_dtype_unless_one_is_asked_for(tmp_path: Path) -> None:
     folder = str(write_model("llama", tmp_path / "llama"))
     lines: list[str] = []
@@ -135,3 +139,20 @@ def test_a_layer_is_timed_in_every_dtype_unless_one_is_asked_for(tmp_path: Path)
     asked = measure_machine(folder, "cpu", "bfloat16", torch.get_num_threads(), tmp_path, lines.append)
     assert asked["dtype"] == "bfloat16"
     assert not {"decode_layer_ms_by_dtype", "fastest_dtype"} & set(asked)
+
+
+def test_a_card_that_the_installed_torch_cannot_use_is_named_with_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    card = Card("NVIDIA", "NVIDIA GeForce RTX 4070", (8, 9), "580.95.05", (13, 0))
+    monkeypatch.setattr(device, "seen_cards", lambda: (card,))
+    monkeypatch.setattr(device, "hidden_cards", lambda: None)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(torch.version, "hip", None, raising=False)
+    told: list[str] = []
+    machine = measure_machine("molink/tiny-shakespeare", "auto", "float32", 1, tmp_path, told.append)
+    remedy = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu130"
+    assert sum(remedy in line for line in told) == 1
+    assert machine["unused_gpu"] in told
+    print_machine(machine)
+    assert remedy in capsys.readouterr().out.replace("\n", "")

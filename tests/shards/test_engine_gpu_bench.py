@@ -40,6 +40,7 @@ def test_compiled_parts_and_unrecorded_steps_agree_too() -> None:
     assert "missed: none" in done.stdout
 
 
+@pytest.mark.full
 def test_without_a_gpu_it_says_so_and_measures_nothing() -> None:
     done = run()
     assert done.returncode == 2, done.stderr

@@ -10,12 +10,13 @@ from circuit_runs import Circuit, Run, engine_with, finish, start_run, start_sha
 from paged_reference import decoding_here
 from tiny_models import VOCABULARY
 
-from molink.shards.decode import BATCH_SIZES
+from molink.shards.decode import Decoding
 from molink.shards.engine import Rows
 from molink.shards.spec import KV_BLOCK_TOKENS, Span
 
 TinyModel = Callable[[str], Path]
 
+SIZES = (1, 2, 4, 8)
 BY_ADDRESS = ("llama", "qwen2_sliding", "mixtral", "gemma3")
 ALSO_BY_ADDRESS = ("mistral", "gpt2", "qwen3")
 BY_SESSION = ("gemma2", "gpt_oss", "deepseek_v3", "falcon")
@@ -30,9 +31,9 @@ def prompts(count: int, seed: int = 5) -> list[tuple[int, ...]]:
     ]
 
 
-def split(folder: Path, **keywords: object) -> Circuit:
+def split(folder: Path, decoding: Decoding | None = None) -> Circuit:
     """Two hops: one that starts the model, one that takes hidden states and ends it."""
-    engine = engine_with(folder, (0, 6), **keywords)  # type: ignore[arg-type]
+    engine = engine_with(folder, (0, 6), decoding=decoding)
     return [(engine, Span(0, 2)), (engine, Span(2, 6))]
 
 
@@ -59,11 +60,11 @@ def assert_same(ours: list[Run], theirs: list[Run]) -> None:
 def test_ragged_batches_by_address_are_those_session_by_session(
     tiny_model: TinyModel, architecture: str
 ) -> None:
-    decoding, attention, tapes = decoding_here()
+    decoding, attention, tapes = decoding_here(sizes=SIZES)
     folder = tiny_model(architecture)
     ours = joining(split(folder, decoding=decoding), prompts(7), 24)
     assert_same(ours, joining(split(folder), prompts(7), 24))
-    assert set(tapes.sizes) == {1, 2, 4, 8}
+    assert tapes.sizes == [*SIZES, *SIZES], "all sizes of both spans, before the first step"
     assert tapes.replays > 20
     assert {3, 5} & set(attention.rows), "rows beside prompts attend together too"
 
@@ -72,7 +73,7 @@ def test_ragged_batches_by_address_are_those_session_by_session(
 def test_layers_with_rules_of_their_own_attend_session_by_session(
     tiny_model: TinyModel, architecture: str
 ) -> None:
-    decoding, _, tapes = decoding_here()
+    decoding, _, tapes = decoding_here(sizes=SIZES)
     folder = tiny_model(architecture)
     ours = joining(split(folder, decoding=decoding), prompts(4), 12)
     assert_same(ours, joining(split(folder), prompts(4), 12))
@@ -89,7 +90,7 @@ def test_rows_attend_together_where_steps_cannot_be_recorded(tiny_model: TinyMod
 
 @pytest.mark.parametrize("sessions", [1, 2, 8])
 def test_a_full_recorded_step_is_equal_bit_for_bit(tiny_model: TinyModel, sessions: int) -> None:
-    decoding, _, tapes = decoding_here()
+    decoding, _, tapes = decoding_here(sizes=(sessions,))
     results = []
     for circuit in (split(tiny_model("llama"), decoding=decoding), split(tiny_model("llama"))):
         runs = [start_run(circuit, text, 12) for text in prompts(sessions)]
@@ -100,8 +101,8 @@ def test_a_full_recorded_step_is_equal_bit_for_bit(tiny_model: TinyModel, sessio
 
 
 def test_more_sessions_than_the_largest_recorded_step_run_without_it(tiny_model: TinyModel) -> None:
-    decoding, _, tapes = decoding_here()
-    many = [(token,) for token in range(BATCH_SIZES[-1] + 1)]
+    decoding, _, tapes = decoding_here(sizes=SIZES)
+    many = [(token,) for token in range(SIZES[-1] + 1)]
     results = []
     for circuit in (split(tiny_model("llama"), decoding=decoding), split(tiny_model("llama"))):
         runs = [start_run(circuit, text, 2) for text in many]
@@ -116,7 +117,7 @@ def test_sessions_that_share_a_prefix_attend_to_the_same_blocks(
     tiny_model: TinyModel, architecture: str
 ) -> None:
     prefix = tuple(range(50, 50 + 3 * KV_BLOCK_TOKENS))
-    decoding, _, tapes = decoding_here()
+    decoding, _, tapes = decoding_here(sizes=SIZES)
     results = []
     for circuit in (split(tiny_model(architecture), decoding=decoding), split(tiny_model(architecture))):
         runs = []
@@ -134,7 +135,7 @@ def test_sessions_that_share_a_prefix_attend_to_the_same_blocks(
 
 def test_blocks_may_move_between_recorded_steps(tiny_model: TinyModel) -> None:
     """Sessions grow, are suspended to the host's memory and come back at other places."""
-    decoding, _, tapes = decoding_here()
+    decoding, _, tapes = decoding_here(sizes=SIZES)
     results = []
     for circuit in (split(tiny_model("llama"), decoding=decoding), split(tiny_model("llama"))):
         texts = prompts(4)
@@ -155,7 +156,7 @@ def test_blocks_may_move_between_recorded_steps(tiny_model: TinyModel) -> None:
 
 
 def test_a_failed_step_leaves_the_caches_as_they_were(tiny_model: TinyModel) -> None:
-    decoding, _, tapes = decoding_here()
+    decoding, _, tapes = decoding_here(sizes=SIZES)
     engine = engine_with(tiny_model("llama"), (0, 6), decoding=decoding)
     span = Span(0, 6)
     cache = engine.new_cache(span, 32)
@@ -170,7 +171,7 @@ def test_a_failed_step_leaves_the_caches_as_they_were(tiny_model: TinyModel) -> 
 
 
 def test_logits_come_only_for_the_sessions_that_want_them(tiny_model: TinyModel) -> None:
-    decoding, _, tapes = decoding_here()
+    decoding, _, tapes = decoding_here(sizes=SIZES)
     span = Span(0, 6)
     engine = engine_with(tiny_model("llama"), (0, 6), decoding=decoding)
     caches = [engine.new_cache(span, 8) for _ in range(3)]
@@ -190,12 +191,38 @@ def test_logits_come_only_for_the_sessions_that_want_them(tiny_model: TinyModel)
     assert tapes.replays == 2
 
 
-def test_steps_of_a_span_are_recorded_anew_when_other_layers_are_held(tiny_model: TinyModel) -> None:
-    decoding, _, tapes = decoding_here()
+def test_steps_are_recorded_when_layers_come_and_not_in_a_step(tiny_model: TinyModel) -> None:
+    decoding, _, tapes = decoding_here(sizes=SIZES)
     engine = engine_with(tiny_model("llama"), (0, 3), (3, 6), decoding=decoding)
-    span = Span(0, 3)
-    cache = engine.new_cache(span, 8)
-    engine.step(span, [Rows(cache, 1, (7,), want_logits=False)], None)
+    recorded = 0
+    while engine.record_next():
+        recorded += 1
+    assert recorded == len(tapes.sizes) == 2 * len(SIZES)
+    caches = {span: engine.new_cache(span, 8) for span in (Span(0, 3), Span(0, 6))}
+    assert len(tapes.sizes) == 3 * len(SIZES), "a session opens on a span that is no stage's"
+    for span, cache in caches.items():
+        engine.step(span, [Rows(cache, 1, (7,), want_logits=False)], None)
+    assert len(tapes.sizes) == 3 * len(SIZES)
+    assert tapes.replays == 2
+
+
+def test_recordings_outlive_other_layers_and_not_their_own(tiny_model: TinyModel) -> None:
+    decoding, _, tapes = decoding_here(sizes=(1,))
+    engine = engine_with(tiny_model("llama"), (0, 3), (3, 6), decoding=decoding)
+    span, kept = Span(0, 3), Span(0, 2)
+    cache, other = engine.new_cache(span, 8), engine.new_cache(kept, 8)
+    first = engine.step(kept, [Rows(other, 1, (7,), want_logits=False)], None)
+    while engine.record_next():
+        continue
+    assert tapes.sizes == [1, 1, 1]
     engine.detach(Span(3, 6))
     engine.step(span, [Rows(cache, 1, (7,), want_logits=False)], None)
-    assert tapes.sizes == [1, 1]
+    assert not engine.record_next()
+    del cache
+    engine.detach(Span(2, 3))
+    assert engine.record_next(), "another stage holds these layers now"
+    other.truncate(0)
+    again = engine.step(kept, [Rows(other, 1, (7,), want_logits=False)], None)
+    assert torch.equal(first, again)
+    assert tapes.sizes == [1, 1, 1, 1]
+    assert tapes.replays == 3

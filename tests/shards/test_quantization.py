@@ -21,14 +21,9 @@ from molink.shards.dimensions import is_quantizable, matrix_size
 from molink.shards.engine import Engine, Rows
 from molink.shards.errors import QuantizationUnavailable, WeightsError
 from molink.shards.loader import load_stage
-from molink.shards.quantize import (
-    BLOCK,
-    Int8Matrices,
-    Nf4Matrices,
-    QuantizedLinear,
-    QuantizedMatrices,
-    StreamingQuantizer,
-)
+from molink.shards.nf4_products import BLOCK
+from molink.shards.quantize import QuantizedLinear, StreamingQuantizer
+from molink.shards.quantized_matrices import Int8Matrices, Nf4Matrices, QuantizedMatrices
 from molink.shards.spec import QUANTIZATIONS, Span
 from molink.shards.store import describe, read_manifest
 
@@ -39,7 +34,7 @@ KINDS = ("llama", "gpt2", "phi3", "mixtral", "qwen2_moe", "deepseek_v3", "gpt_os
 
 
 def engine_of(folder: Path, quantization: str, *spans: Span, dtype: str = "float32") -> Engine:
-    stages = [load_stage(folder, span, dtype=dtype, quantization=quantization) for span in spans]
+    stages = [load_stage(folder, span, dtype=dtype, quantization=quantization, exact=True) for span in spans]
     engine = Engine(spec_for(stages[0], dtype), "cpu")
     for stage in stages:
         engine.attach(stage)
@@ -128,7 +123,7 @@ def test_matrices_come_back_within_the_rounding_of_their_scale(
     values = torch.randn(stack, rows, columns, generator=torch.Generator().manual_seed(rows * columns))
     matrices = kind.of(values)
     for index in range(stack):
-        error = (matrices[index] - values[index]).abs()
+        error = (matrices.unpacked(index) - values[index]).abs()
         if kind is Int8Matrices:
             assert bool((error <= values[index].abs().amax(-1, keepdim=True) * 0.51 / 127).all())
         else:  # the widest gap between two numbers of the format is 0.304 of the block's largest
@@ -213,7 +208,8 @@ def test_without_bitsandbytes_it_is_said_what_to_install(
 
 def live_tensor_bytes() -> int:
     found = (one for one in gc.get_objects() if type(one) in (torch.Tensor, torch.nn.Parameter))
-    storages = {one.untyped_storage().data_ptr(): one.untyped_storage() for one in found if one.is_cpu}
+    plain = [one for one in found if one.is_cpu and not one.is_mkldnn]
+    storages = {one.untyped_storage().data_ptr(): one.untyped_storage() for one in plain}
     return sum(storage.nbytes() for storage in storages.values())
 
 
@@ -224,7 +220,8 @@ def live_tensor_bytes() -> int:
 def test_all_tensors_that_a_stage_keeps_after_steps_take_what_is_announced(
     kind: str, dtype: str, quantization: str, tiny_model: TinyModel
 ) -> None:
-    """Whatever it keeps besides its weights, such as copies that are packed for a product, would count."""
+    """Whatever it keeps besides its weights, such as copies that are packed for a product, would count. Of a quantized
+    model one matrix may be there unpacked: that is work space, which is announced apart."""
     folder, span = tiny_model(kind), Span(1, 5)
     gc.collect()
     before = live_tensor_bytes()
@@ -239,7 +236,9 @@ def test_all_tensors_that_a_stage_keeps_after_steps_take_what_is_announced(
     gc.collect()
     held = live_tensor_bytes() - before
     announced = describe(folder, dtype, quantization).weight_bytes(span)
-    assert 0.98 * held <= announced <= 1.05 * held
+    unpacked = 96 * 64 * torch.finfo(getattr(torch, dtype)).bits // 8
+    scratch = 0 if quantization == "none" else unpacked * (2 if kind == "mixtral" else 1)
+    assert 0.98 * (held - scratch) <= announced <= 1.05 * held
 
 
 @pytest.mark.parametrize("quantization", ["int8", "nf4"])

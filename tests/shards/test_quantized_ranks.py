@@ -15,7 +15,7 @@ from molink.shards.engine import Engine, Rows
 from molink.shards.errors import WeightsError
 from molink.shards.loader import load_stage
 from molink.shards.manifest import Manifest
-from molink.shards.quantize import Int8Matrices, Nf4Matrices, QuantizedMatrices
+from molink.shards.quantized_matrices import Int8Matrices, Nf4Matrices, QuantizedMatrices
 from molink.shards.spec import ModelSpec
 from molink.shards.tensor_parallel import Division, Shard
 

@@ -1,0 +1,58 @@
+"""How many keys the paged attention kernel looks at together, so that it fits a card's shared memory. Pure."""
+
+from dataclasses import dataclass
+
+LEAST_SHARED_BYTES = 64 * 1024
+"""What one program of the smallest card that is served may use: Turing, and every card of AMD's."""
+LEAST_QUERIES = 16
+"""Rows of the smallest matrix product that tensor cores make."""
+_FLOAT32_BYTES = 4
+_ENTRY_BYTES = 16
+"""Of a token's block in a table: an address, and the tokens of its extent."""
+_BARRIER_BYTES = 64
+_WARP_GROUP_ROWS = 64
+"""From so many rows on Hopper's products read what is loaded ahead from buffers of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Keys that are looked at together."""
+
+    tokens: int
+    stages: int
+    """Iterations of the kernel's loop whose loads are on their way at the same time."""
+
+
+TILES = (Tile(64, 3), Tile(32, 3), Tile(16, 3), Tile(16, 1))
+"""The largest that fits is the fastest: it waits least often."""
+
+
+def query_rows(group: int) -> int:
+    """Rows of the product for `group` query heads that share a key head: a power of two."""
+    return max(LEAST_QUERIES, 1 << (group - 1).bit_length())
+
+
+def shared_bytes(tile: Tile, head_dim: int, group: int, element_bytes: int) -> int:
+    """The most shared memory that the kernel takes with this tile, on any card.
+
+    Queries lie there (twice where the tensor cores want them in another order), a tile of keys and one of values, the
+    weights in float32, and what is read ahead of the block table. As compiled by Triton 3.6 for compute capability 7.5
+    to 12.0 it takes 0.5 to 1 of this. In float32, without reading ahead, keys and values take turns.
+    """
+    vector_bytes = (1 << (head_dim - 1).bit_length()) * element_bytes
+    rows = query_rows(group)
+    copies = 1 if tile.stages == 1 and element_bytes == _FLOAT32_BYTES else 2
+    vectors = copies * (rows + tile.tokens)
+    if rows >= _WARP_GROUP_ROWS and tile.stages > 1:
+        vectors = max(vectors, rows + 2 * (tile.stages - 1) * tile.tokens)
+    weights = rows * tile.tokens * _FLOAT32_BYTES
+    entries = tile.tokens * _ENTRY_BYTES + _BARRIER_BYTES
+    return vectors * vector_bytes + weights + entries
+
+
+def tile_for(head_dim: int, group: int, element_bytes: int, limit_bytes: int) -> Tile | None:
+    """The largest tile whose kernel fits `limit_bytes` of shared memory, what a card gives one program; None where
+    none does."""
+    return next(
+        (tile for tile in TILES if shared_bytes(tile, head_dim, group, element_bytes) <= limit_bytes), None
+    )

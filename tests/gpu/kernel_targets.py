@@ -1,0 +1,209 @@
+"""What the Triton kernels take of each card, compiled here for cards that are elsewhere: `python kernel_targets.py`.
+
+Launches are those that `TritonAttention` makes, with the tiles that it chooses for the card. Prints one JSON line: what
+each kernel takes at most on each card, and every limit that one is beyond.
+"""
+
+import argparse
+import itertools
+import json
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from kernel_shapes import HEAD_DIMS
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from molink.shards import paged_triton
+from molink.shards.paged import Places
+
+KERNELS = ("_store", "_attend", "_merge")
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What one program may have (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability")."""
+
+    capability: int
+    shared_bytes: int
+    registers: int = 255
+    """Of each thread; what does not fit is spilled to memory."""
+
+
+CARDS = (
+    Card(75, 64 << 10),
+    Card(80, 163 << 10),
+    Card(86, 99 << 10),
+    Card(89, 99 << 10),
+    Card(90, 227 << 10),
+    Card(120, 99 << 10),
+)
+"""Turing (RTX 20), A100, RTX 30, RTX 40, H100 and H200, RTX 50."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A kernel, its arguments by name, and how it is compiled."""
+
+    kernel: str
+    arguments: Mapping[str, Any]
+    options: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What a compiled kernel takes."""
+
+    kernel: str
+    case: str
+    capability: int
+    shared_bytes: int
+    registers: int
+    spilled_bytes: int
+
+    def beyond(self, card: Card) -> list[str]:
+        """The limits that it does not keep."""
+        name = f"{self.kernel} of {self.case} for compute capability {self.capability / 10:.1f}"
+        wrong = []
+        if self.shared_bytes > card.shared_bytes:
+            wrong.append(f"{name}: {self.shared_bytes} bytes of shared memory, at most {card.shared_bytes}")
+        if self.registers > card.registers:
+            wrong.append(f"{name}: {self.registers} registers, at most {card.registers}")
+        return wrong
+
+
+@contextmanager
+def launches() -> Iterator[list[Launch]]:
+    """What would be launched meanwhile, in its place."""
+    kept = {name: getattr(paged_triton, name) for name in KERNELS}
+    found: list[Launch] = []
+    try:
+        for name, kernel in kept.items():
+            setattr(paged_triton, name, _Noting(name, kernel, found))
+        yield found
+    finally:
+        for name, kernel in kept.items():
+            setattr(paged_triton, name, kernel)
+
+
+class _Noting:
+    def __init__(self, name: str, kernel: Any, found: list[Launch]) -> None:  # noqa: ANN401 - Triton has no types
+        self._name = name
+        self._kernel = kernel
+        self._found = found
+
+    def __getitem__(self, grid: object) -> Callable[..., None]:
+        def launch(*arguments: object, **keywords: object) -> None:
+            names = self._kernel.arg_names
+            given = dict(zip(names, arguments, strict=False))
+            options = {name: value for name, value in keywords.items() if name not in names}
+            given |= {name: value for name, value in keywords.items() if name in names}
+            self._found.append(Launch(self._name, given, options))  # type: ignore[arg-type]
+
+        return launch
+
+
+def compiled(launch: Launch, kernel: Any, card: Card, case: str) -> Taken:  # noqa: ANN401 - as above
+    """Compiles the launch for a card. Raises what Triton raises."""
+    signature, constants, divisible = {}, {}, {}
+    for place, name in enumerate(kernel.arg_names):
+        value = launch.arguments[name]
+        if kernel.params[place].is_constexpr:
+            signature[name] = "constexpr"
+            constants[(place,)] = value
+        elif isinstance(value, torch.Tensor):
+            signature[name] = "*" + _TYPE_NAMES[value.dtype]
+            divisible[(place,)] = [["tt.divisibility", 16]]
+        else:
+            signature[name] = "fp32" if isinstance(value, float) else "i32"
+            if isinstance(value, int) and value % 16 == 0 and not kernel.params[place].do_not_specialize:
+                divisible[(place,)] = [["tt.divisibility", 16]]
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=divisible)
+    target = GPUTarget("cuda", card.capability, 32)
+    made = triton.compile(source, target=target, options=dict(launch.options))
+    registers, spilled_bytes = _resources(made.asm["cubin"])
+    return Taken(launch.kernel, case, card.capability, int(made.metadata.shared), registers, spilled_bytes)
+
+
+_TYPE_NAMES = {
+    torch.float32: "fp32",
+    torch.float16: "fp16",
+    torch.bfloat16: "bf16",
+    torch.int64: "i64",
+}
+
+
+def _resources(cubin: bytes) -> tuple[int, int]:
+    """Registers of a thread and bytes that it spills, as the disassembler that Triton brings along says."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "kernel.cubin")
+        path.write_bytes(cubin)
+        tool = triton.knobs.nvidia.cuobjdump.path
+        told = subprocess.run(
+            [tool, "-res-usage", str(path)], capture_output=True, text=True, check=True, timeout=60
+        ).stdout
+    registers, stack, local = (
+        int(re.findall(rf"{name}:(\d+)", told)[-1]) for name in ("REG", "STACK", "LOCAL")
+    )
+    return registers, stack + local
+
+
+def launched(card: Card, head_dim: int, dtype: torch.dtype, group: int, processors: int) -> list[Launch]:
+    """What a step of one row launches there."""
+    attention = paged_triton.TritonAttention(processors, card.shared_bytes)
+    states = torch.zeros(1, 2, 1, head_dim, dtype=dtype)
+    places = Places(torch.zeros(1, 32, dtype=torch.long), torch.zeros(2, 1, dtype=torch.long))
+    with launches() as found:
+        attention.store(states, states, places, 2)
+        attention.attend(states.repeat(1, group, 1, 1), places, 2, 2, head_dim**-0.5)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--head-dims", type=int, nargs="+", default=HEAD_DIMS)
+    parser.add_argument("--groups", type=int, nargs="+", default=(1, 8))
+    parser.add_argument("--dtypes", nargs="+", default=[str(dtype)[6:] for dtype in DTYPES])
+    parser.add_argument("--capabilities", type=int, nargs="+", default=[card.capability for card in CARDS])
+    options = parser.parse_args()
+    kernels = {name: getattr(paged_triton, name) for name in KERNELS}
+    taken: list[Taken] = []
+    faults: list[str] = []
+    cards = [card for card in CARDS if card.capability in options.capabilities]
+    for card, head_dim, dtype, group in itertools.product(
+        cards, options.head_dims, options.dtypes, options.groups
+    ):
+        case = f"{dtype}, heads of {head_dim}, {group} to a key"
+        for launch in launched(card, head_dim, getattr(torch, dtype), group, processors=108):
+            found = compiled(launch, kernels[launch.kernel], card, case)
+            taken.append(found)
+            faults += found.beyond(card)
+    summary: list[dict[str, object]] = []
+    for card, kernel in itertools.product(cards, KERNELS):
+        of_both = [one for one in taken if (one.capability, one.kernel) == (card.capability, kernel)]
+        summary.append(
+            {
+                "capability": card.capability,
+                "kernel": kernel,
+                "compiled": len(of_both),
+                **{
+                    name: max(getattr(one, name) for one in of_both)
+                    for name in ("shared_bytes", "registers", "spilled_bytes")
+                },
+            }
+        )
+    spilling = [asdict(one) for one in taken if one.spilled_bytes]
+    print(json.dumps({"compiled": len(taken), "faults": faults, "most": summary, "spilling": spilling}))
+
+
+if __name__ == "__main__":
+    main()
