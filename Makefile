@@ -49,14 +49,14 @@ test-e2e: setup
 	@$(BIN)/python -m pytest -m 'e2e and not full and not attack and not fuzz and not triton' 2>&1 | sed -u 's/^/peers     | /'
 
 test-units: setup
-	@$(BIN)/python -m pytest -m 'not e2e and not full and not attack and not fuzz and not triton' $(DECISIONS:%=--ignore=%) --ignore=tests/dht --ignore=tests/attack 2>&1 \
+	@$(BIN)/python -m pytest -m 'not e2e and not full and not attack and not fuzz and not triton' $(DECISIONS:%=--ignore=%) --ignore=tests/dht --ignore=tests/attack --ignore=tests/client 2>&1 \
 	  | sed -u 's/^/units     | /'
 
 test-decisions: setup
 	@$(BIN)/python -m pytest -m 'not e2e and not full and not attack and not fuzz and not triton' $(DECISIONS) 2>&1 | sed -u 's/^/decisions | /'
 
 test-discovery: setup
-	@$(BIN)/python -m pytest -m 'not e2e and not full and not attack and not fuzz and not triton' tests/dht tests/attack 2>&1 | sed -u 's/^/discovery | /'
+	@$(BIN)/python -m pytest -m 'not e2e and not full and not attack and not fuzz and not triton' tests/dht tests/attack tests/client 2>&1 | sed -u 's/^/discovery | /'
 
 # The kernels of a GPU, without one. Triton is large, and what sees it installed loads it: it has a folder of its own.
 TRITON := 3.7.1

@@ -65,7 +65,9 @@ def check(profile: Profile) -> None:
     assert profile.load_bytes_per_s > 0
 
 
-@pytest.mark.parametrize("layers", [1, 2, 3, 6])
+@pytest.mark.parametrize(
+    "layers", [1, 2, pytest.param(3, marks=pytest.mark.full), pytest.param(6, marks=pytest.mark.full)]
+)
 def test_models_of_any_depth_are_measured(tmp_path: Path, layers: int) -> None:
     folder, spec = save_model(tmp_path, layers)
     check(measure(folder, spec, "cpu"))

@@ -215,7 +215,12 @@ def live_tensor_bytes() -> int:
 
 @pytest.mark.parametrize("quantization", QUANTIZATIONS)
 @pytest.mark.parametrize(
-    ("kind", "dtype"), [("llama", "float32"), ("llama", "bfloat16"), ("mixtral", "bfloat16")]
+    ("kind", "dtype"),
+    [
+        pytest.param("llama", "float32", marks=pytest.mark.full),
+        ("llama", "bfloat16"),
+        pytest.param("mixtral", "bfloat16", marks=pytest.mark.full),
+    ],
 )
 def test_all_tensors_that_a_stage_keeps_after_steps_take_what_is_announced(
     kind: str, dtype: str, quantization: str, tiny_model: TinyModel
