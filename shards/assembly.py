@@ -62,6 +62,10 @@ _VIEWS: Final[Mapping[Batching, type[View]]] = MappingProxyType(
 
 _HOST: Final = torch.device("cpu")
 
+# transformers would set aside a span's memory on a GPU in one piece, of which what is left over fits nothing
+# afterwards, and has no setting for it.
+modeling_utils.caching_allocator_warmup = lambda *_: None
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recipe:
@@ -195,9 +199,6 @@ def _carved_class(
             held[index], layers[index] = layers[index], Absent()
 
     quantizer = recipe.quantizer
-
-    # It would set aside the whole span's memory in one piece, of which what is left over fits nothing afterwards.
-    modeling_utils.caching_allocator_warmup = lambda *_: None
 
     def load(model: PreTrainedModel, state: object, files: object, load_config: Any) -> Any:  # noqa: ANN401 - transformers has no types
         settings = load_config if quantizer is None else replace(load_config, hf_quantizer=quantizer)
