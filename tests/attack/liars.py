@@ -97,8 +97,11 @@ def claim(
     name: str = "liar",
     model: ServedModel | None = None,
     layer_ms: float = 0.001,
+    near: Iterable[str] = (),
 ) -> tuple[bytes, bytes, bytes]:
-    """Facts, state and goodbye of a peer that says that it serves a span at that address, faster than anybody."""
+    """Facts, state and goodbye of a peer that says that it serves a span at that address, faster than anybody, and that
+    it is next to those that are `near` and to those that `like` has measured."""
+    neighbours = dict.fromkeys((*near, *(one.peer_id for one in like.facts.links)))
     sequence = round(time.time() * 1000)
     host, _, port = address.rpartition(":")
     facts = replace(
@@ -116,7 +119,8 @@ def claim(
         layer_latencies=(LayerLatency(1, layer_ms),),
         embed_ms=layer_ms,
         head_ms=layer_ms,
-        links=tuple(LinkMeasurement(one.peer_id, 0.01) for one in like.facts.links),
+        step_ms=0.0,
+        links=tuple(LinkMeasurement(peer_id, 0.01) for peer_id in neighbours),
     )
     state = replace(
         like.state,
