@@ -36,11 +36,11 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-# Two at a time: the tests of real peers wait more than they compute. Decisions have a process of their own, in which
+# Two at a time, the longest first: the tests of real peers wait more than they compute. Decisions have a process of their own, in which
 # no thread of a peer runs beside them; discovery, attacks on single parts and the client have one to even out the two
 # halves. Each line says whose it is.
 test: setup
-	@$(MAKE) --no-print-directory -k -j2 test-e2e check test-units test-decisions test-discovery
+	@$(MAKE) --no-print-directory -k -j2 test-e2e test-units test-discovery test-decisions check
 
 DECISIONS := $(wildcard tests/routing tests/simnet)
 test-e2e test-units test-decisions test-discovery: SHELL := bash
