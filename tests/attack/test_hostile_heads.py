@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
 PROMPT = "ROMEO:"
 FRONT = Span(0, 6)
 DEADLINE_S = 30.0
+"""For a liar or two. A circuit that stands still does not say who holds it up: each costs two circuits at most."""
 FLOOD = 20_000
 FULL_FLOOD = 417_200
 LIARS = 4
@@ -101,7 +102,7 @@ async def generate_beside(attacked: LocalSwarm, lie: AnswerStart, liars: int = 1
             ]
             async with announced(attacked.addresses, claims):
                 await until_known(client, [head.peer_id for head in heads])
-                async with asyncio.timeout(DEADLINE_S):
+                async with asyncio.timeout(DEADLINE_S * max(1, liars / 2)):
                     generation = await generate(client, PROMPT, TOKENS)
         finally:
             for head in heads:

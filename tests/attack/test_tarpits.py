@@ -30,14 +30,20 @@ class Tarpit:
     def __init__(self) -> None:
         self.connections = 0
         self._held: list[asyncio.StreamWriter] = []
+        self._closed = False
 
     def take(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
         self._held.append(writer)
+        if self._closed:  # accepted before the listener closed
+            writer.transport.abort()
 
-    def let_go(self) -> None:
+    async def let_go(self) -> None:
+        """Ends every connection, and those that are still being taken."""
+        self._closed = True
         for writer in self._held:
             writer.transport.abort()
+        await asyncio.gather(*(writer.wait_closed() for writer in self._held), return_exceptions=True)
 
 
 @asynccontextmanager
@@ -52,9 +58,8 @@ async def tarpits(count: int) -> AsyncIterator[list[tuple[str, Tarpit]]]:
         ]
     finally:
         for pit, server in zip(pits, servers, strict=True):
-            pit.let_go()
             server.close()
-            await server.wait_closed()
+            await pit.let_go()
 
 
 @pytest.mark.e2e
