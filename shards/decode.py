@@ -44,9 +44,11 @@ class Decoding:
     """None: steps are launched from Python each time."""
     sizes: tuple[int, ...] = BATCH_SIZES
     """Of the steps that are recorded, ascending; the largest is the most rows that attend together."""
+    fuses: bool = False
+    """Whether layers go by fused kernels where they have some (`kernels/fused.py`)."""
 
 
-def decoding_on(device: str, *, records: bool = True) -> Decoding | None:
+def decoding_on(device: str, *, records: bool = True, fuses: bool = False) -> Decoding | None:
     """On CUDA devices, where torch brings Triton along; None elsewhere, and where `Engine` steps session by session.
 
     Without `records` steps may do on the way what cannot be recorded, such as talk to other processes.
@@ -57,7 +59,7 @@ def decoding_on(device: str, *, records: bool = True) -> Decoding | None:
 
     processors = torch.cuda.get_device_properties(device).multi_processor_count
     attention = TritonAttention(processors, shared_bytes_of(torch.device(device).index or 0))
-    return Decoding(attention, CudaGraphs(Device(device)) if records else None)
+    return Decoding(attention, CudaGraphs(Device(device)) if records else None, fuses=fuses)
 
 
 class PagedSpan:
@@ -79,6 +81,7 @@ class PagedSpan:
         self._attention = decoding.attention
         self._recorder = decoding.recorder
         self._sizes = decoding.sizes
+        self._fuses = decoding.fuses
         self._hidden = hidden
         self._ends = ends
         self._replays: dict[int, Callable[[], Tensor]] = {}
@@ -131,9 +134,10 @@ class PagedSpan:
         """Of any step, for the model to run."""
         singles = [cache for cache, count in zip(caches, counts, strict=True) if count == 1]
         if not 0 < len(singles) <= self._sizes[-1]:
-            return MixedBatch(caches, counts, None, upload)
+            return MixedBatch(caches, counts, None, upload, fuses=self._fuses)
         self._rows.fill(singles)
-        return MixedBatch(caches, counts, PagedBatch(self._attention, self._rows, len(singles)), upload)
+        single = PagedBatch(self._attention, self._rows, len(singles))
+        return MixedBatch(caches, counts, single, upload, fuses=self._fuses)
 
     def _send(self, staging: Staging, hidden: Tensor) -> None:
         if hidden.device == staging.on_device.device:
@@ -144,7 +148,7 @@ class PagedSpan:
 
     def _step_of(self, size: int) -> Callable[[], Tensor]:
         """Rows of nobody do what all rows will do, and leave no trace."""
-        batch = PagedBatch(self._attention, self._rows, size)
+        batch = PagedBatch(self._attention, self._rows, size, fuses=self._fuses)
         inputs = self._rows.token_ids(size) if self._hidden is None else self._hidden.on_device[None, :size]
         positions = self._rows.positions(size)
 

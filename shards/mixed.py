@@ -27,9 +27,12 @@ class MixedBatch(Cache):  # type: ignore[misc] # transformers has no types
         counts: Sequence[int],
         single: PagedBatch | None,
         upload: Upload,
+        *,
+        fuses: bool = False,
     ) -> None:
         """`counts` are the new tokens of each session, packed in this order; `single` knows those that have one."""
         super().__init__(layers=[])
+        self.fuses = fuses
         self._first_layer = caches[0].span.start
         self._single = single
         self._chunks: list[tuple[StepSession, int, int]] = []

@@ -25,14 +25,41 @@ class Places(NamedTuple):
     row of nobody has stop 0."""
 
 
+class Logits(NamedTuple):
+    """How a layer makes logits of products of queries and keys."""
+
+    scaling: float
+    softcap: float | None = None
+    """Logits l become softcap * tanh(l / softcap)."""
+    sinks: Tensor | None = None
+    """[heads] logits of a position that takes weight and gives nothing."""
+
+
+class Turned(NamedTuple):
+    """By how much positions turn queries and keys (Su et al., "RoFormer", 2021): each number x with the one y half a
+    vector on becomes x cos - y sin, and y becomes y cos + x sin. Products are rounded before they are added."""
+
+    query: Tensor
+    """[1, heads, rows, dim]"""
+    cos: Tensor
+    """[1, rows, dim]"""
+    sin: Tensor
+
+
 class PagedAttention(Protocol):
-    """Attends for rows of one new token each. Neither call waits for the device."""
+    """Attends for rows of one new token each. No call waits for the device."""
 
     def store(self, keys: Tensor, values: Tensor, places: Places, slot: int) -> None:
         """Writes the keys [1, key heads, rows, dim] to `slot` and the values to the next, at each row's last token."""
         ...
 
-    def attend(self, query: Tensor, places: Places, slot: int, key_heads: int, scaling: float) -> Tensor:
+    def rotate_and_store(
+        self, turned: Turned, keys: Tensor, values: Tensor, places: Places, slot: int
+    ) -> None:
+        """As `store`, of the keys as their positions turn them; the queries are turned where they lie."""
+        ...
+
+    def attend(self, query: Tensor, places: Places, slot: int, key_heads: int, logits: Logits) -> Tensor:
         """Queries [1, heads, rows, dim] over what each row sees in `slot` and the next; as many come back. A row of
         nobody gets zeros."""
         ...

@@ -11,7 +11,7 @@ from molink.shards.device import Device
 from molink.shards.kv_cache import SequenceCache
 from molink.shards.kv_memory import LayerLayout
 from molink.shards.kv_pool import KvPool
-from molink.shards.paged import PagedAttention, Places
+from molink.shards.paged import Logits, PagedAttention, Places, Turned
 from molink.shards.spec import KV_BLOCK_TOKENS, Span
 from molink.shards.transfers import Staging
 
@@ -105,8 +105,13 @@ class PagedBatch(Cache):  # type: ignore[misc] # transformers has no types
 
     bitwise = True
 
-    def __init__(self, attention: PagedAttention, rows: PagedRows, count: int) -> None:
+    def __init__(
+        self, attention: PagedAttention, rows: PagedRows, count: int, *, fuses: bool = False
+    ) -> None:
         super().__init__(layers=[])
+        self.fuses = fuses
+        self._turned: tuple[Turned, Tensor] | None = None
+        """Of the layer that is under way, and its keys."""
         self._attention = attention
         self._slots = rows.slots
         self._windows = rows.windows
@@ -117,8 +122,20 @@ class PagedBatch(Cache):  # type: ignore[misc] # transformers has no types
     ) -> tuple[Tensor, Tensor]:
         """Stores the fresh keys and values [1, heads, rows, dim] of one layer, and returns them."""
         table, slot = self._slots[layer_idx]
-        self._attention.store(key_states, value_states, self._places[table], slot)
+        waiting, self._turned = self._turned, None
+        if waiting is None:
+            self._attention.store(key_states, value_states, self._places[table], slot)
+            return key_states, value_states
+        turned, keys = waiting
+        if keys is not key_states:
+            raise NotPaged(f"layer {layer_idx} changes keys between their rotation and the cache")
+        self._attention.rotate_and_store(turned, keys, value_states, self._places[table], slot)
         return key_states, value_states
+
+    def rotate_when_stored(self, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> None:
+        """Queries and keys [1, heads, rows, dim], not turned yet, are turned by [1, rows, dim] when the next `update`
+        stores these keys."""
+        self._turned = Turned(query, cos, sin), key
 
     def attend(
         self,
@@ -133,12 +150,13 @@ class PagedBatch(Cache):  # type: ignore[misc] # transformers has no types
         if not self.knows(module, rules):
             raise NotPaged(f"layer {layer_number(module)} attends in a way of its own")
         scaling = query.shape[3] ** -0.5 if rules.scaling is None else rules.scaling
-        return self._attention.attend(query, self._places[table], slot, key.shape[1], scaling)
+        logits = Logits(scaling, rules.softcap, rules.sinks)
+        return self._attention.attend(query, self._places[table], slot, key.shape[1], logits)
 
     def knows(self, module: nn.Module, rules: Rules) -> bool:
-        """Whether the layer attends as paged attention does: no capped logits, sinks or biases."""
+        """Whether the layer attends as paged attention does: without biases, in its table's window."""
         table, _ = self._slots[layer_number(module)]
-        return rules.plain and (rules.sliding_window or None) == self._windows[table]
+        return rules.slopes is None and (rules.sliding_window or None) == self._windows[table]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002 - transformers' signature
         return 0

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from molink.shards import nf4_products, products
 from molink.shards.attention import BatchSlot
+from molink.shards.kernels.by_bytes import ByteProducts, gpu_product
 from molink.shards.nf4_products import BLOCK, kernel_product, kernel_takes, unpack_into
 from molink.shards.tensor_parallel import Division
 
@@ -192,6 +193,8 @@ _PRODUCTS = (torch.matmul, Tensor.matmul, Tensor.__matmul__)
 class Int8Matrices(QuantizedMatrices):
     """One byte for each number, [..., rows, columns]; `scales` [..., rows] are what a step of it is worth."""
 
+    by_bytes: ByteProducts | None = None
+
     @classmethod
     def of(cls, values: Tensor) -> "Int8Matrices":
         rows, columns = values.shape[-2:]
@@ -227,7 +230,7 @@ class Int8Matrices(QuantizedMatrices):
         return Int8Matrices(packed, scales, (packed.shape[-2], packed.shape[-1]), self.dtype)
 
     def multiply_on_gpu(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
-        return nn.functional.linear(inputs, self.unpacked(), bias)
+        return gpu_product(self.by_bytes, inputs, (self.weight, self.scales), self.dtype, bias)
 
     def multiply_unmeasured(self, index: Index, inputs: Tensor) -> Tensor:
         rows = inputs.reshape(-1, inputs.shape[-1])

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_map
 
 from molink.shards.attention import Rules, attend_sequence
 from molink.shards.decode import BATCH_SIZES, Decoding
-from molink.shards.paged import Places
+from molink.shards.paged import Logits, Places, Turned
 from molink.shards.spec import KV_BLOCK_TOKENS
 
 
@@ -52,7 +52,14 @@ def _store(keys: Tensor, values: Tensor, blocks: Tensor, bounds: Tensor, slot: i
 
 @torch.library.custom_op("molink_tests::attend", mutates_args=())
 def _attend(
-    query: Tensor, blocks: Tensor, bounds: Tensor, slot: int, key_heads: int, scaling: float
+    query: Tensor,
+    blocks: Tensor,
+    bounds: Tensor,
+    slot: int,
+    key_heads: int,
+    scaling: float,
+    softcap: float | None,
+    sinks: Tensor | None,
 ) -> Tensor:
     _, _, rows, dim = query.shape
     attended = torch.zeros_like(query)
@@ -71,7 +78,7 @@ def _attend(
             )[:, :, start - first * KV_BLOCK_TOKENS : stop - first * KV_BLOCK_TOKENS]
             for part in (0, 1)
         )
-        rules = Rules(scaling, None, None, None)
+        rules = Rules(scaling, None, softcap, sinks)
         attended[:, :, row : row + 1] = attend_sequence(query[:, :, row : row + 1], keys, values, rules)
     return attended
 
@@ -82,13 +89,28 @@ class WrittenOut:
     def __init__(self) -> None:
         self.rows: list[int] = []
         """Of each call of `attend`."""
+        self.rotations = 0
+        """Calls of `rotate_and_store`."""
 
     def store(self, keys: Tensor, values: Tensor, places: Places, slot: int) -> None:
         _store(keys, values, *places, slot)
 
-    def attend(self, query: Tensor, places: Places, slot: int, key_heads: int, scaling: float) -> Tensor:
+    def rotate_and_store(
+        self, turned: Turned, keys: Tensor, values: Tensor, places: Places, slot: int
+    ) -> None:
+        self.rotations += 1
+        cos, sin = turned.cos[:, None], turned.sin[:, None]
+        half = keys.shape[3] // 2
+        query, key = (
+            states * cos + torch.cat((-states[..., half:], states[..., :half]), -1) * sin
+            for states in (turned.query, keys)
+        )
+        turned.query.copy_(query)
+        _store(key.contiguous(), values, *places, slot)
+
+    def attend(self, query: Tensor, places: Places, slot: int, key_heads: int, logits: Logits) -> Tensor:
         self.rows.append(query.shape[2])
-        return _attend(query, *places, slot, key_heads, scaling)
+        return _attend(query, *places, slot, key_heads, *logits)
 
 
 WAITING = (
@@ -156,8 +178,8 @@ class Tapes:
 
 
 def decoding_here(
-    *, records: bool = True, sizes: tuple[int, ...] = BATCH_SIZES
+    *, records: bool = True, sizes: tuple[int, ...] = BATCH_SIZES, fuses: bool = False
 ) -> tuple[Decoding, WrittenOut, Tapes]:
     """How a CPU decodes as a GPU would, and what watches it."""
     attention, tapes = WrittenOut(), Tapes()
-    return Decoding(attention, tapes if records else None, sizes), attention, tapes
+    return Decoding(attention, tapes if records else None, sizes, fuses), attention, tapes

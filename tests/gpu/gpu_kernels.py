@@ -45,9 +45,9 @@ def kernels(context: Context, findings: Findings) -> None:
 
 
 def _interpreted() -> PagedAttention:
-    from kernel_interpreter import multiply_bfloat16
+    from kernel_interpreter import compute_bfloat16
 
-    multiply_bfloat16()
+    compute_bfloat16()
     from molink.shards.paged_triton import TritonAttention
 
     return TritonAttention(108)

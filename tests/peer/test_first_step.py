@@ -17,7 +17,7 @@ from molink.peer.backend import DeviceBackend
 from molink.peer.first_step import Proof, prove
 from molink.peer.models.model import LocalModel
 from molink.shards.decode import Decoding
-from molink.shards.paged import Places
+from molink.shards.paged import Logits, Places
 from molink.shards.paged_rows import NotPaged
 from molink.shards.store import describe, read_manifest
 from molink.shards.ways import Way
@@ -49,10 +49,10 @@ class Failing(WrittenOut):
         super().__init__()
         self.failure = failure
 
-    def attend(self, query: Tensor, places: Places, slot: int, key_heads: int, scaling: float) -> Tensor:
+    def attend(self, query: Tensor, places: Places, slot: int, key_heads: int, logits: Logits) -> Tensor:
         if self.failure is not None:
             raise self.failure
-        return super().attend(query, places, slot, key_heads, scaling) * 1.5
+        return super().attend(query, places, slot, key_heads, logits) * 1.5
 
 
 class NotRecording(Tapes):
