@@ -72,6 +72,11 @@ class Engine:
         shared = {id(weight): weight.nbytes for stage in self._stages for weight in stage.parameters()}
         return sum(shared.values())
 
+    @property
+    def paged_failure(self) -> Exception | None:
+        """As `PagedSpans.failure`."""
+        return self._paged.failure
+
     def attach(self, stage: Stage) -> None:
         """Adds a loaded stage to what is held. Raises ValueError where it is of another model or overlaps.
 

@@ -24,7 +24,8 @@ class Tile:
 
 
 TILES = (Tile(64, 3), Tile(32, 3), Tile(16, 3), Tile(16, 1))
-"""The largest that fits is the fastest: it waits least often."""
+"""The largest that fits is the fastest: it waits least often. On Turing the compiler multiplies without tensor cores, out
+of registers, and the two largest would spill them."""
 
 
 def query_rows(group: int) -> int:
@@ -51,8 +52,9 @@ def shared_bytes(tile: Tile, head_dim: int, group: int, element_bytes: int) -> i
 
 
 def tile_for(head_dim: int, group: int, element_bytes: int, limit_bytes: int) -> Tile | None:
-    """The largest tile whose kernel fits `limit_bytes` of shared memory, what a card gives one program; None where
-    none does."""
+    """The largest tile whose kernel fits `limit_bytes` of shared memory, what a card gives one program, and its
+    registers; None where none does."""
+    tiles = TILES if limit_bytes > LEAST_SHARED_BYTES else TILES[-2:]
     return next(
-        (tile for tile in TILES if shared_bytes(tile, head_dim, group, element_bytes) <= limit_bytes), None
+        (tile for tile in tiles if shared_bytes(tile, head_dim, group, element_bytes) <= limit_bytes), None
     )
