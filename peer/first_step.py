@@ -23,8 +23,7 @@ from molink.shards.decode import Decoding, Recorder
 from molink.shards.engine import Engine, Rows
 from molink.shards.errors import QuantizationUnavailable, WeightsError
 from molink.shards.loader import load_stage
-from molink.shards.paged import Logits, PagedAttention, Places, Turned
-from molink.shards.paged_rows import NotPaged
+from molink.shards.paged import Logits, NotPaged, PagedAttention, Places, Turned
 from molink.shards.spec import ModelSpec, Span
 from molink.shards.stage import Stage
 from molink.shards.store import describe

@@ -15,7 +15,6 @@ from molink.shards.kv_memory import LayerLayout
 from molink.shards.kv_pool import KvPool
 from molink.shards.mixed import MixedBatch
 from molink.shards.packed import PackedBatch
-from molink.shards.paged import pages
 from molink.shards.paged_rows import PagedRows
 from molink.shards.paged_spans import PagedSpans, overlap
 from molink.shards.spec import ModelSpec, Span, merge_spans, missing_spans
@@ -248,7 +247,11 @@ class Engine:
     def _open_paged(self, span: Span) -> PagedSpan | None:
         """Where the sessions of a step on the span can attend together, what does so."""
         route, layouts = self._route(span), self._layouts(span)
-        if self._decoding is None or not pages(layouts) or not all(view.packs for view in route):
+        if (
+            self._decoding is None
+            or not self._decoding.pages(layouts)
+            or not all(view.packs for view in route)
+        ):
             return None
         most, facts = self._decoding.sizes[-1], self._stages[0].facts
         rows = PagedRows(self.pool, span, layouts, most, self.spec.context_length, self._device)

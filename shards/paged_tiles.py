@@ -58,3 +58,30 @@ def tile_for(head_dim: int, group: int, element_bytes: int, limit_bytes: int) ->
     return next(
         (tile for tile in tiles if shared_bytes(tile, head_dim, group, element_bytes) <= limit_bytes), None
     )
+
+
+_LATENT_TILES = (Tile(64, 2), Tile(32, 2), Tile(16, 2), Tile(16, 1))
+
+
+def latent_shared_bytes(tile: Tile, rank: int, dim: int, element_bytes: int) -> int:
+    """As `shared_bytes`, of the kernel for latents of `rank` and keys of `dim` numbers: latents are both keys and
+    values, and lie there once."""
+    vector_bytes = ((1 << (rank - 1).bit_length()) + (1 << (dim - 1).bit_length())) * element_bytes
+    loaded = (tile.stages - 1) * tile.tokens
+    weights = LEAST_QUERIES * tile.tokens * _FLOAT32_BYTES
+    entries = 2 * tile.tokens * _ENTRY_BYTES + _BARRIER_BYTES
+    return (LEAST_QUERIES + tile.tokens + loaded) * vector_bytes + weights + entries
+
+
+def latent_tile_for(rank: int, dim: int, element_bytes: int, limit_bytes: int) -> Tile | None:
+    """As `tile_for`, for latents. None on Turing: without tensor cores the kernel would spill its registers."""
+    if limit_bytes <= LEAST_SHARED_BYTES:
+        return None
+    return next(
+        (
+            tile
+            for tile in _LATENT_TILES
+            if latent_shared_bytes(tile, rank, dim, element_bytes) <= limit_bytes
+        ),
+        None,
+    )

@@ -12,21 +12,25 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from molink.shards.paged import Logits, Places, Turned
-from molink.shards.paged_rows import NotPaged
+from molink.shards.paged import Logits, NotPaged, Places, Turned
 from molink.shards.paged_tiles import LEAST_SHARED_BYTES, query_rows, tile_for
 from molink.shards.spec import KV_BLOCK_TOKENS
 
-_PROGRAMS_PER_PROCESSOR = 2
+PROGRAMS_PER_PROCESSOR = 2
 _LEAST_ROWS = 64
 """Lengths that are looked at together: as many rows as are recorded at most, so that kernels are compiled once."""
-_MERGED_TOGETHER = 16
-_TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
+MERGED_TOGETHER = 16
+TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 
 def shared_bytes_of(device: int) -> int:
     """Shared memory that a program may have on the CUDA device of this number: what Triton itself holds kernels to."""
     return int(triton.runtime.driver.active.utils.get_device_properties(device)["max_shared_mem"])
+
+
+def counted(rows: int) -> int:
+    """How many lengths are looked at together: a power of two."""
+    return max(_LEAST_ROWS, int(triton.next_power_of_2(rows)))
 
 
 class TritonAttention:
@@ -44,7 +48,7 @@ class TritonAttention:
             keys.stride(2), keys.stride(1), values.stride(2), values.stride(1),
             places.blocks.stride(0), places.bounds.stride(0),
             HEADS=heads, DIM=dim, PADDED_DIM=triton.next_power_of_2(dim), BLOCK=KV_BLOCK_TOKENS,
-            TYPE=_TYPES[keys.dtype], num_warps=1,
+            TYPE=TYPES[keys.dtype], num_warps=1,
         )  # fmt: skip
 
     def rotate_and_store(
@@ -58,7 +62,7 @@ class TritonAttention:
             query.stride(2), query.stride(1), keys.stride(2), keys.stride(1), values.stride(2), values.stride(1),
             cos.stride(1), sin.stride(1), places.blocks.stride(0), places.bounds.stride(0),
             QUERY_HEADS=query.shape[1], HEADS=heads, DIM=dim, HALF=half, PADDED_HALF=triton.next_power_of_2(half),
-            BLOCK=KV_BLOCK_TOKENS, TYPE=_TYPES[keys.dtype], num_warps=1, enable_fp_fusion=False,
+            BLOCK=KV_BLOCK_TOKENS, TYPE=TYPES[keys.dtype], num_warps=1, enable_fp_fusion=False,
         )  # fmt: skip
 
     def attend(self, query: Tensor, places: Places, slot: int, key_heads: int, logits: Logits) -> Tensor:
@@ -74,26 +78,26 @@ class TritonAttention:
         out = query.new_empty(rows, heads, dim)
         parts = query.new_empty((splits, heads, dim), dtype=torch.float32)
         weights = query.new_empty((splits, heads), dtype=torch.float32)
-        padded, counted = triton.next_power_of_2(dim), max(_LEAST_ROWS, triton.next_power_of_2(rows))
+        padded = triton.next_power_of_2(dim)
         _attend[(splits, key_heads)](
             query, out, parts, weights, places.blocks, places.bounds,
             query if logits.sinks is None else logits.sinks, slot, rows, wanted, logits.scaling, logits.softcap or 0.0,
             query.stride(2), query.stride(1), places.blocks.stride(0), places.bounds.stride(0),
             HEADS=key_heads, GROUP=group, QUERIES=query_rows(group),
-            DIM=dim, PADDED_DIM=padded, BLOCK=KV_BLOCK_TOKENS, TILE=tile.tokens, ROWS=counted,
+            DIM=dim, PADDED_DIM=padded, BLOCK=KV_BLOCK_TOKENS, TILE=tile.tokens, ROWS=counted(rows),
             SINKS=logits.sinks is not None, CAPPED=logits.softcap is not None,
-            TYPE=_TYPES[query.dtype], num_warps=4, num_stages=tile.stages,
+            TYPE=TYPES[query.dtype], num_warps=4, num_stages=tile.stages,
         )  # fmt: skip
         _merge[(rows, heads)](
             out, parts, weights, places.bounds, rows, wanted, places.bounds.stride(0),
-            DIM=dim, PADDED_DIM=padded, TILE=tile.tokens, ROWS=counted, PARTS=_MERGED_TOGETHER, num_warps=2,
+            DIM=dim, PADDED_DIM=padded, TILE=tile.tokens, ROWS=counted(rows), PARTS=MERGED_TOGETHER, num_warps=2,
         )  # fmt: skip
         return out.transpose(0, 1)[None]
 
     def _wanted(self, rows: int, key_heads: int) -> int:
         """Into how many splits all keys of one head would be cut, if rows did not end: so many that the device is full,
         and that no program has more than the average row."""
-        return max(1, rows, self._processors * _PROGRAMS_PER_PROCESSOR // key_heads)
+        return max(1, rows, self._processors * PROGRAMS_PER_PROCESSOR // key_heads)
 
 
 @triton.jit
@@ -113,9 +117,11 @@ def _cut(bounds, columns, rows, wanted, TILE: tl.constexpr, ROWS: tl.constexpr):
 def _vectors(
     blocks, row, width, slot, head, tokens, seen,
     HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, TYPE: tl.constexpr,
+    ENTRIES: tl.constexpr = 2, FIRST: tl.constexpr = 0,
 ):  # fmt: skip
-    """For each of a table's `tokens` where its key (or, in an odd slot, its value) of one head begins."""
-    entries = blocks + (row * width + tokens // BLOCK * 2)
+    """For each of a table's `tokens` where its key (or, in an odd slot, its value) of one head begins. A block has so
+    many ENTRIES in the table, of which those from FIRST on say it."""
+    entries = blocks + (row * width + tokens // BLOCK * ENTRIES + FIRST)
     addresses = tl.load(entries, mask=seen, other=0)
     extent_tokens = tl.load(entries + 1, mask=seen, other=0)
     origin = blocks.to(tl.pointer_type(TYPE), bitcast=True)

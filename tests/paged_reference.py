@@ -113,6 +113,64 @@ class WrittenOut:
         return _attend(query, *places, slot, key_heads, *logits)
 
 
+def _of_latents(blocks: Tensor, row: int, part: int) -> list[tuple[int, int]]:
+    """Address and extent's tokens of each block of a row: of latents, or of the keys beside them."""
+    return [tuple(entry) for entry in blocks[row].view(-1, 4)[:, 2 * part : 2 * part + 2].tolist()]
+
+
+@torch.library.custom_op("molink_tests::store_latents", mutates_args=())
+def _store_latents(latents: Tensor, keys: Tensor, blocks: Tensor, bounds: Tensor, slot: int) -> None:
+    for row in range(latents.shape[2]):
+        token = int(bounds[1, row]) - 1
+        if token < 0:
+            continue
+        for part, states in enumerate((latents, keys)):
+            address, extent_tokens = _of_latents(blocks, row, part)[token // KV_BLOCK_TOKENS]
+            vector = slot * extent_tokens + token % KV_BLOCK_TOKENS
+            dim = states.shape[3]
+            memory_at(address + vector * dim * states.itemsize, (dim,), states.dtype).copy_(states[0, 0, row])
+
+
+@torch.library.custom_op("molink_tests::attend_latents", mutates_args=())
+def _attend_latents(
+    query: Tensor, turned: Tensor, blocks: Tensor, bounds: Tensor, slot: int, scaling: float
+) -> Tensor:
+    attended = torch.zeros_like(query)
+    for row in range(query.shape[1]):
+        start, stop = bounds[:, row].tolist()
+        if stop == 0:
+            continue
+        latents, keys = (
+            torch.cat(
+                [
+                    memory_at(
+                        address + slot * tokens * dim * query.itemsize, (KV_BLOCK_TOKENS, dim), query.dtype
+                    )
+                    for address, tokens in _of_latents(blocks, row, part)[: -(-stop // KV_BLOCK_TOKENS)]
+                ]
+            )[start:stop]
+            for part, dim in enumerate((query.shape[2], turned.shape[2]))
+        )
+        logits = (query[:, row] @ latents.T + turned[:, row] @ keys.T) * scaling
+        attended[:, row] = torch.softmax(logits, -1) @ latents
+    return attended
+
+
+class WrittenLatents:
+    """`paged.LatentAttention` on a CPU, one row and block after the other."""
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+        """Of each call of `attend`."""
+
+    def store(self, latents: Tensor, keys: Tensor, places: Places, slot: int) -> None:
+        _store_latents(latents, keys, *places, slot)
+
+    def attend(self, query: Tensor, turned: Tensor, places: Places, slot: int, scaling: float) -> Tensor:
+        self.rows.append(query.shape[1])
+        return _attend_latents(query, turned, *places, slot, scaling)
+
+
 WAITING = (
     torch.ops.aten._local_scalar_dense.default,
     torch.ops.aten.nonzero.default,
@@ -182,4 +240,5 @@ def decoding_here(
 ) -> tuple[Decoding, WrittenOut, Tapes]:
     """How a CPU decodes as a GPU would, and what watches it."""
     attention, tapes = WrittenOut(), Tapes()
-    return Decoding(attention, tapes if records else None, sizes, fuses), attention, tapes
+    decoding = Decoding(attention, tapes if records else None, sizes, fuses, WrittenLatents())
+    return decoding, attention, tapes

@@ -209,7 +209,7 @@ def _gate_forward(
     module: Any,
     slot: BatchSlot,
     kernels: LayerKernels,
-    activation: Activation,  # noqa: ANN401 - a module with these parts
+    activation: Activation,
 ) -> Callable[..., Tensor]:
     own = module.forward
 

@@ -7,7 +7,8 @@ import argparse
 import json
 
 import torch
-from kernel_shapes import HEAD_DIMS, compared, shapes
+from kernel_shapes import HEAD_DIMS, TOLERANCES, compared, shapes
+from latent_shapes import latent_cases
 from layer_shapes import byte_cases, layer_cases
 
 LONGEST = 700
@@ -60,11 +61,15 @@ def main() -> None:
 
 def _layers(*, small: bool) -> dict[str, object]:
     from molink.shards.kernels.triton_bytes import TritonBytes
+    from molink.shards.kernels.triton_latents import TritonLatents
     from molink.shards.kernels.triton_layers import TritonLayers
 
     cases = [*layer_cases(TritonLayers(), "cpu", small=small)]
     for processors in (1, 132):
         cases += byte_cases(TritonBytes(processors, 64 << 10), "cpu", small=small)
+        cases += latent_cases(
+            TritonLatents(processors, 227 << 10), "cpu", 40 if small else 300, (*TOLERANCES,)
+        )
     most: dict[str, float] = {}
     faults: list[str] = []
     for case in cases:

@@ -16,7 +16,7 @@ TOLERANCES = {"float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}
 the weights and the result are rounded to it."""
 HEAD_DIMS = (64, 80, 96, 128, 192, 256)
 GROUPS = (1, 2, 3, 4, 5, 6, 7, 8)
-_SLOT = 2
+SLOT = 2
 """Of the keys, so that what is before and behind them must stay as it is."""
 _SLOTS = 6
 
@@ -86,12 +86,12 @@ class Compared:
 
 def compared(attention: PagedAttention, shape: Shape, device: str, seed: int = 0) -> Compared:
     """One step's `store` and `attend` beside the definition."""
-    made = _Made(shape, device, seed)
+    made = Made(shape, device, seed)
     before = made.memory.clone()
     with poisoned():
         made.store_with(attention)
         logits = Logits(made.scaling, shape.softcap, made.sinks)
-        attended = attention.attend(made.query, made.places, _SLOT, shape.key_heads, logits)
+        attended = attention.attend(made.query, made.places, SLOT, shape.key_heads, logits)
     expected = made.by_definition()
     apart = (attended[0].transpose(0, 1).double() - expected).abs().amax((1, 2))
     relative = apart / expected.abs().amax((1, 2)).clamp(min=1e-30)
@@ -112,7 +112,7 @@ def poisoned() -> Iterator[None]:
         torch.use_deterministic_algorithms(mode=deterministic)
 
 
-class _Made:
+class Made:
     """Rows, and keys and values that they see, in two extents and out of order."""
 
     def __init__(self, shape: Shape, device: str, seed: int) -> None:
@@ -159,7 +159,7 @@ class _Made:
     def store_with(self, attention: PagedAttention) -> None:
         """What is stored and asked is what the definition has: turned, if the shape says so, by the kernel."""
         if not self.shape.rotates:
-            attention.store(self.fresh[0], self.fresh[1], self.places, _SLOT)
+            attention.store(self.fresh[0], self.fresh[1], self.places, SLOT)
             return
         angles = torch.arange(len(self.shape.lengths), device=self.query.device)[:, None] * 0.3
         angles = angles * torch.linspace(1, 0.01, self.shape.head_dim // 2, device=self.query.device)
@@ -172,7 +172,7 @@ class _Made:
             if seen is not None:
                 seen[0][:, -1] = key[0, :, row]
         self.fresh = key, self.fresh[1]
-        attention.rotate_and_store(Turned(plain[0], cos, sin), plain[1], self.fresh[1], self.places, _SLOT)
+        attention.rotate_and_store(Turned(plain[0], cos, sin), plain[1], self.fresh[1], self.places, SLOT)
         self.turned_exactly = _same(plain[0], turned)
         self.query = plain[0]
 
@@ -186,7 +186,7 @@ class _Made:
             stop = min(states.shape[1], (index + 1) * KV_BLOCK_TOKENS)
             if first < stop:
                 to = place * KV_BLOCK_TOKENS - index * KV_BLOCK_TOKENS
-                self.memory[_SLOT + part, :, first + to : stop + to] = states[:, first:stop]
+                self.memory[SLOT + part, :, first + to : stop + to] = states[:, first:stop]
 
     def store_into(self, memory: Tensor) -> None:
         """What `store` has to do."""
@@ -195,7 +195,7 @@ class _Made:
                 place = self._at[row][(length - 1) // KV_BLOCK_TOKENS] * KV_BLOCK_TOKENS
                 for part in (0, 1):
                     token = place + (length - 1) % KV_BLOCK_TOKENS
-                    memory[_SLOT + part, :, token] = self.fresh[part][0, :, row]
+                    memory[SLOT + part, :, token] = self.fresh[part][0, :, row]
 
     def by_definition(self) -> Tensor:
         """[rows, heads, dim] in float64: softmax of scaled products, capped and beside a sink where the shape says so."""

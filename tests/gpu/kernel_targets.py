@@ -11,7 +11,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,19 +23,24 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from molink.shards import paged_triton
-from molink.shards.kernels import triton_bytes, triton_layers
+from molink.shards.kernels import triton_bytes, triton_latents, triton_layers
 from molink.shards.kernels.fused import Activation, NormKind
-from molink.shards.paged import Logits, Places, Turned
+from molink.shards.paged import Logits, NotPaged, Places, Turned
 
 KERNELS = {
-    "_store": paged_triton,
-    "_rotate_and_store": paged_triton,
-    "_attend": paged_triton,
-    "_merge": paged_triton,
-    "_norm": triton_layers,
-    "_gate": triton_layers,
-    "_multiply": triton_bytes,
+    "_store": (paged_triton,),
+    "_rotate_and_store": (paged_triton,),
+    "_attend": (paged_triton,),
+    "_merge": (paged_triton, triton_latents),
+    "_store_latents": (triton_latents,),
+    "_attend_latents": (triton_latents,),
+    "_norm": (triton_layers,),
+    "_gate": (triton_layers,),
+    "_multiply": (triton_bytes,),
 }
+"""The modules that launch each by this name."""
+LATENTS = (512, 64)
+"""DeepSeek's, V2 and V3: numbers of a latent, and of the key beside it."""
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -94,15 +99,17 @@ class Taken:
 @contextmanager
 def launches() -> Iterator[list[Launch]]:
     """What would be launched meanwhile, in its place."""
-    kept = {name: getattr(module, name) for name, module in KERNELS.items()}
+    kept = {name: getattr(modules[0], name) for name, modules in KERNELS.items()}
     found: list[Launch] = []
     try:
         for name, kernel in kept.items():
-            setattr(KERNELS[name], name, _Noting(name, kernel, found))
+            for module in KERNELS[name]:
+                setattr(module, name, _Noting(name, kernel, found))
         yield found
     finally:
         for name, kernel in kept.items():
-            setattr(KERNELS[name], name, kernel)
+            for module in KERNELS[name]:
+                setattr(module, name, kernel)
 
 
 class _Noting:
@@ -185,6 +192,19 @@ def attention_launches(
     return found
 
 
+def latent_launches(card: Card, dtype: torch.dtype, heads: int, processors: int) -> list[Launch]:
+    """What a step of one row launches there; nothing where sessions attend one after the other."""
+    rank, dim = LATENTS
+    attention = triton_latents.TritonLatents(processors, card.shared_bytes)
+    latents, keys = torch.zeros(1, 1, 1, rank, dtype=dtype), torch.zeros(1, 1, 1, dim, dtype=dtype)
+    places = Places(torch.zeros(1, 64, dtype=torch.long), torch.zeros(2, 1, dtype=torch.long))
+    with launches() as found:
+        attention.store(latents, keys, places, 1)
+        with suppress(NotPaged):
+            attention.attend(latents[0].repeat(heads, 1, 1), keys[0].repeat(heads, 1, 1), places, 1, 0.1)
+    return found
+
+
 def layer_launches(card: Card, dtype: torch.dtype, dim: int, processors: int) -> list[Launch]:
     """Norms and gates of this width, and products with bytes of few rows and of many."""
     layers = triton_layers.TritonLayers()
@@ -205,6 +225,8 @@ def _cases(options: argparse.Namespace, card: Card) -> Iterator[tuple[str, list[
     for head_dim, dtype, group in itertools.product(options.head_dims, options.dtypes, options.groups):
         case = f"{dtype}, heads of {head_dim}, {group} to a key"
         yield case, attention_launches(card, head_dim, getattr(torch, dtype), group, processors=108)
+    for dtype in options.dtypes:
+        yield f"{dtype}, latents", latent_launches(card, getattr(torch, dtype), 128, processors=108)
     for dim, dtype in itertools.product(options.dims, options.dtypes):
         yield f"{dtype}, rows of {dim}", layer_launches(card, getattr(torch, dtype), dim, processors=108)
 
@@ -217,7 +239,7 @@ def main() -> None:
     parser.add_argument("--dtypes", nargs="+", default=[str(dtype)[6:] for dtype in DTYPES])
     parser.add_argument("--capabilities", type=int, nargs="+", default=[card.capability for card in CARDS])
     options = parser.parse_args()
-    kernels = {name: getattr(module, name) for name, module in KERNELS.items()}
+    kernels = {name: getattr(modules[0], name) for name, modules in KERNELS.items()}
     taken: list[Taken] = []
     faults: list[str] = []
     cards = [card for card in CARDS if card.capability in options.capabilities]

@@ -20,8 +20,7 @@ from molink.peer.models.model import LocalModel
 from molink.shards import assembly
 from molink.shards.decode import Decoding
 from molink.shards.kernels.fused import Activation, FusedKernels
-from molink.shards.paged import Logits, Places
-from molink.shards.paged_rows import NotPaged
+from molink.shards.paged import Logits, NotPaged, Places
 from molink.shards.store import describe, read_manifest
 from molink.shards.ways import Way
 
@@ -130,7 +129,7 @@ def test_where_all_works_steps_are_recorded_and_nothing_is_said(
 @pytest.mark.parametrize("wrong", [False, True], ids=["raises", "computes something else"])
 def test_where_fused_kernels_fail_steps_are_recorded_without_them(
     model: LocalModel,
-    wrong: bool,  # noqa: FBT001 - a parameter of the test
+    wrong: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     kernels = LateFailing(wrong=wrong)
@@ -143,7 +142,9 @@ def test_where_fused_kernels_fail_steps_are_recorded_without_them(
     proof = proved(model, decodings)
     assert proof.way is Way.RECORDED
     assert proof.sentence is not None
-    assert "computes with Triton's kernels in recorded steps, because the fused ones fail here" in proof.sentence
+    assert (
+        "computes with Triton's kernels in recorded steps, because the fused ones fail here" in proof.sentence
+    )
     assert ("off by" if wrong else "illegal instruction") in proof.sentence
     serves_as_without(model, proof.way, monkeypatch)
 

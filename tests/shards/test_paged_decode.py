@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from circuit_runs import Circuit, Run, engine_with, finish, start_run, start_sharing, step_runs
-from paged_reference import decoding_here
+from paged_reference import WrittenLatents, decoding_here
 from tiny_models import VOCABULARY
 
 from molink.shards.decode import Decoding
@@ -19,8 +19,9 @@ TinyModel = Callable[[str], Path]
 SIZES = (1, 2, 4, 8)
 BY_ADDRESS = ("llama", "qwen2_sliding", "gemma2", "gpt_oss")
 ALSO_BY_ADDRESS = ("mistral", "mixtral", "gemma3", "gpt2", "qwen3")
-BY_SESSION = ("deepseek_v3", "falcon")
-"""Caches that layers expand, and attention of the model's own."""
+BY_LATENTS = ("deepseek_v3", "deepseek_v2")
+BY_SESSION = ("bloom", "falcon")
+"""Linear biases, and attention of the model's own."""
 
 
 def prompts(count: int, seed: int = 5) -> list[tuple[int, ...]]:
@@ -67,6 +68,21 @@ def test_ragged_batches_by_address_are_those_session_by_session(
     assert tapes.sizes == [*SIZES, *SIZES], "all sizes of both spans, before the first step"
     assert tapes.replays > 20
     assert {3, 5} & set(attention.rows), "rows beside prompts attend together too"
+
+
+@pytest.mark.parametrize(
+    "architecture", [BY_LATENTS[0], *(pytest.param(name, marks=pytest.mark.full) for name in BY_LATENTS[1:])]
+)
+def test_ragged_batches_attend_to_latents_as_sessions_do_to_what_these_expand_to(
+    tiny_model: TinyModel, architecture: str
+) -> None:
+    decoding, _, tapes = decoding_here(sizes=SIZES)
+    folder = tiny_model(architecture)
+    ours = joining(split(folder, decoding=decoding), prompts(7), 24)
+    assert_same(ours, joining(split(folder), prompts(7), 24))
+    assert isinstance(decoding.latents, WrittenLatents)
+    assert {3, 5} & set(decoding.latents.rows), "rows beside prompts attend together too"
+    assert tapes.replays > 20
 
 
 @pytest.mark.parametrize("architecture", BY_SESSION)
