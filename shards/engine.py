@@ -246,17 +246,13 @@ class Engine:
 
     def _open_paged(self, span: Span) -> PagedSpan | None:
         """Where the sessions of a step on the span can attend together, what does so."""
-        route, layouts = self._route(span), self._layouts(span)
-        if (
-            self._decoding is None
-            or not self._decoding.pages(layouts)
-            or not all(view.packs for view in route)
-        ):
+        route, layouts, decoding = self._route(span), self._layouts(span), self._decoding
+        if decoding is None or not decoding.pages(layouts) or not all(view.packs for view in route):
             return None
-        most, facts = self._decoding.sizes[-1], self._stages[0].facts
+        most, facts = decoding.sizes[-1], self._stages[0].facts
         rows = PagedRows(self.pool, span, layouts, most, self.spec.context_length, self._device)
         hidden = Staging((most, facts.hidden_size), facts.dtype, self._device) if span.start else None
-        return PagedSpan(route, rows, self._decoding, hidden, ends=span.stop == self.spec.layers)
+        return PagedSpan(route, rows, decoding, hidden, ends=span.stop == self.spec.layers)
 
     @torch.inference_mode()
     def begin(self, span: Span, row: Rows, hidden: Tensor | None) -> UnfinishedStep:

@@ -81,7 +81,7 @@ class KvMemory:
 
     def places(self, start: int, count: int, tokens: int) -> Tensor:
         """[count, 2 * shapes] int64: for each `tokens` tokens from `start` on, and each shape that slots have, the
-        address of the first one's vector in the first such slot and its head 0, and how many tokens there are in all."""
+        address of the first one's vector in the first such slot and head, and how many tokens there are in all."""
         entries = []
         for buffer in self.buffers:
             vector_bytes = buffer.shape[4] * buffer.itemsize

@@ -1,5 +1,5 @@
-"""Multi-head latent attention without expanding what is kept: the matrix that would expand latents to keys multiplies
-queries instead, and the one that would expand them to values multiplies the result (DeepSeek-V2, 2024, section 2.1.2)."""
+"""Multi-head latent attention to latents as they are kept: the matrix that would expand them to keys multiplies queries
+instead, and the one that would expand them to values multiplies the result (DeepSeek-V2, 2024, section 2.1.2)."""
 
 from typing import Any
 
@@ -12,11 +12,11 @@ from molink.shards.quantized_matrices import QuantizedMatrices
 
 def attend_latents(
     attention: LatentAttention,
-    module: Any,
+    module: Any,  # noqa: ANN401 - an architecture's attention
     query: Tensor,
     places: Places,
     slot: int,
-    scaling: float,  # noqa: ANN401 - an architecture's attention
+    scaling: float,
 ) -> Tensor:
     """Queries [1, heads, rows, dim], of which the last numbers are turned by their positions, as `module` made them;
     [1, heads, rows, value dim] as it would get them of its expanded keys and values. Raises NotPaged."""

@@ -24,8 +24,8 @@ class Tile:
 
 
 TILES = (Tile(64, 3), Tile(32, 3), Tile(16, 3), Tile(16, 1))
-"""The largest that fits is the fastest: it waits least often. On Turing the compiler multiplies without tensor cores, out
-of registers, and the two largest would spill them."""
+"""The largest that fits is the fastest: it waits least often. On Turing the compiler multiplies without tensor cores,
+out of registers, and the two largest would spill them."""
 
 
 def query_rows(group: int) -> int:

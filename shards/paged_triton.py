@@ -236,9 +236,9 @@ def _attend(
     highest = tl.full([QUERIES], float("-inf"), tl.float32)
     total = tl.zeros([QUERIES], tl.float32)
     if SINKS:
-        if split == 0:
-            highest = tl.load(sinks + heads, mask=wanted_heads, other=0.0).to(tl.float32)
-            total = tl.full([QUERIES], 1.0, tl.float32)
+        sink = tl.load(sinks + heads, mask=wanted_heads, other=0.0).to(tl.float32)
+        highest = tl.where(split == 0, sink, highest)
+        total = tl.where(split == 0, 1.0, total)
     attended = tl.zeros([QUERIES, PADDED_DIM], tl.float32)
     for begin in range(first, last, TILE):
         tokens = begin + tl.arange(0, TILE)

@@ -204,9 +204,7 @@ class Int8Matrices(QuantizedMatrices):
         step = max(1, CHUNK_ELEMENTS // columns)
         for start in range(0, len(flat), step):
             part = slice(start, start + step)
-            values_there = flat[
-                part
-            ].float()  # bitsandbytes' kernel for CUDA takes float16 alone; this is the same
+            values_there = flat[part].float()  # bitsandbytes' kernel takes float16 alone; this is the same
             largest = values_there.abs().amax(dim=1)
             packed[part] = torch.round(values_there * (127.0 / largest.unsqueeze(-1)))
             scales[part] = largest / 127
@@ -334,8 +332,7 @@ class Nf4Matrices(QuantizedMatrices):
             return nn.functional.linear(inputs, self.unpacked(), bias)
         from bitsandbytes import matmul_4bit
 
-        product: Tensor = matmul_4bit(inputs, self.weight, self._state(self.scales, self.shape), bias=bias)
-        return product
+        return matmul_4bit(inputs, self.weight, self._state(self.scales, self.shape), bias=bias)  # type: ignore[no-any-return]
 
     @property
     def is_stack(self) -> bool:

@@ -1,4 +1,4 @@
-"""A GPU's fused kernels written out for a CPU: what `molink.shards.kernels` must do, and what counts how often it did."""
+"""A GPU's fused kernels written out for a CPU: what `molink.shards.kernels` must do, and who counts it."""
 
 from collections import Counter
 

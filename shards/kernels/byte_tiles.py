@@ -1,4 +1,4 @@
-"""How much of a matrix of bytes one program multiplies, so that it fits a card's shared memory and fills the card. Pure."""
+"""How much of a matrix of bytes one program multiplies, so that it fits a card and fills it. Pure."""
 
 from dataclasses import dataclass
 

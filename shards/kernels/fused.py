@@ -24,7 +24,7 @@ from molink.shards.kernels.rotations import install_rotations
 from molink.shards.quantized_matrices import Int8Matrices, QuantizedMatrices
 
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
-"""Largest difference from the module's own result, relative to its largest number: about two units in the last place."""
+"""Largest difference from the module's own result, relative to its largest number: two units in the last place."""
 _ROWS = 3
 _log = logging.getLogger(__name__)
 
@@ -92,8 +92,8 @@ def fused_on(device: torch.device) -> FusedKernels | None:
 
 @torch.inference_mode()
 def install_fused(model: nn.Module, slot: BatchSlot, kernels: FusedKernels | None) -> None:
-    """Lets modules of a loaded model compute by `kernels` in steps that fuse. Whatever a kernel raises, or a result that
-    is not the module's own, leaves the module as it was."""
+    """Lets modules of a loaded model compute by `kernels` in steps that fuse. Whatever a kernel raises, or a result
+    that is not the module's own, leaves the module as it was."""
     if kernels is None:
         return
     try:
@@ -206,7 +206,7 @@ def _multiplies_by_gate(module: nn.Module, kernels: LayerKernels, activation: Ac
 
 
 def _gate_forward(
-    module: Any,
+    module: Any,  # noqa: ANN401 - a module with these parts
     slot: BatchSlot,
     kernels: LayerKernels,
     activation: Activation,

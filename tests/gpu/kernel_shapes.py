@@ -198,7 +198,7 @@ class Made:
                     memory[SLOT + part, :, token] = self.fresh[part][0, :, row]
 
     def by_definition(self) -> Tensor:
-        """[rows, heads, dim] in float64: softmax of scaled products, capped and beside a sink where the shape says so."""
+        """[rows, heads, dim] in float64: softmax of scaled products, capped and beside a sink if the shape says so."""
         queries = self.query[0].transpose(0, 1).double()
         results = []
         for row, seen in enumerate(self._seen):
