@@ -22,10 +22,10 @@ def attend_latents(
     [1, heads, rows, value dim] as it would get them of its expanded keys and values. Raises NotPaged."""
     matrix = _expanding(module)
     heads, plain = query.shape[1], module.qk_nope_head_dim
-    to_keys, to_values = matrix.view(heads, -1, matrix.shape[1]).split([plain, module.v_head_dim], 1)
-    asked = torch.matmul(query[0, :, :, :plain], to_keys)
+    of_heads = matrix.view(heads, -1, matrix.shape[1])
+    asked = torch.matmul(query[0, :, :, :plain], of_heads[:, :plain])
     attended = attention.attend(asked, query[0, :, :, plain:], places, slot, scaling)
-    return torch.matmul(attended, to_values.transpose(1, 2))[None]
+    return torch.matmul(attended, of_heads[:, plain:].transpose(1, 2))[None]
 
 
 def _expanding(module: Any) -> Tensor:  # noqa: ANN401 - an architecture's attention

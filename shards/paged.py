@@ -6,11 +6,15 @@ tensors of the pool but a table of addresses, which is written anew before each 
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
+import torch
 from torch import Tensor
 
 from molink.shards.kv_memory import LayerLayout
+
+Shape: TypeAlias = tuple[int, int, torch.dtype]
+"""Heads, numbers of a vector, and their dtype."""
 
 
 class NotPaged(ValueError):
@@ -99,7 +103,7 @@ def keeps_latents(layouts: Sequence[LayerLayout]) -> bool:
     return single and len(keys) == len(values) == 1 and keys != values and not _keep_more(layouts)
 
 
-def _shapes(layouts: Sequence[LayerLayout]) -> tuple[set[tuple[object, ...]], set[tuple[object, ...]]]:
+def _shapes(layouts: Sequence[LayerLayout]) -> tuple[set[Shape], set[Shape]]:
     """Of keys, and of values."""
     keys = {(layout.key_heads, layout.key_dim, layout.dtype) for layout in layouts}
     values = {(layout.value_heads, layout.value_dim, layout.dtype) for layout in layouts}

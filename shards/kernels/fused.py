@@ -159,7 +159,7 @@ def _norm_forward(
     def forward(states: Tensor, *others: object, **named: object) -> Tensor:
         if not slot.fuses or others or named or states.dtype is not weight.dtype:
             return own(states, *others, **named)  # type: ignore[no-any-return]
-        return kernels.norm(states, None, weight, norm.epsilon, norm.kind)[0]  # type: ignore[arg-type]
+        return kernels.norm(states, None, weight, norm.epsilon, norm.kind)[0]
 
     return forward
 

@@ -46,7 +46,7 @@ def compiled(*arguments: str) -> dict[str, object]:
 def test_interpreted_kernels_are_float64_up_to_rounding_and_read_nothing_poisoned() -> None:
     found = compared("--head-dims", "64", "--processors", "132", "--longest", "300")
     assert found["faults"] == []
-    assert found["compared"] == 3 * 13
+    assert found["compared"] == 3 * 12
 
 
 def test_interpreted_norms_gates_products_with_bytes_and_latents_are_float64_up_to_rounding() -> None:
