@@ -31,7 +31,7 @@ def decoding_of(device: str, *, records: bool) -> Decoding:
     """As the device decodes, or as the tests' reference does on a processor."""
     if device == "cpu":
         return Decoding(WrittenOut(), Tapes() if records else None)
-    decoding = decoding_on(device, records=records)
+    decoding = decoding_on(device, records=records, fuses=True)
     assert decoding is not None
     return decoding
 
