@@ -48,11 +48,12 @@ def test_every_head_has_a_tile_that_fits_the_card(capability: int, element_bytes
         (256, 2, 75, 16),
         (128, 2, 86, 64),
         (256, 2, 89, 64),
-        (192, 4, 86, 32),
-        (256, 4, 120, 32),
+        (192, 4, 86, 16),
+        (256, 4, 120, 16),
         (256, 4, 75, 16),
-        (256, 4, 90, 64),
-        (128, 4, 89, 64),
+        (256, 4, 90, 16),
+        (128, 4, 89, 32),
+        (64, 4, 89, 64),
     ],
 )
 def test_only_where_large_tiles_do_not_fit_memory_or_registers_they_are_smaller(
