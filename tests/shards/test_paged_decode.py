@@ -242,3 +242,34 @@ def test_recordings_outlive_other_layers_and_not_their_own(tiny_model: TinyModel
     assert torch.equal(first, again)
     assert tapes.sizes == [1, 1, 1, 1]
     assert tapes.replays == 3
+
+
+@pytest.mark.parametrize("architecture", ["llama", "deepseek_v3"])
+def test_parts_of_prompts_go_through_some_layers_after_the_others(
+    tiny_model: TinyModel, architecture: str
+) -> None:
+    """As pieces do: a batch of its own for each group of layers, of two prompts, behind what they have already."""
+    decoding, _, _ = decoding_here(sizes=SIZES)
+    engine, span = engine_with(tiny_model(architecture), (0, 6), decoding=decoding), Span(0, 6)
+    both = [[engine.new_cache(span, 64) for _ in range(2)] for _ in range(2)]
+    counts, first = (1, 9), tuple(range(20))
+    for caches in both:
+        engine.step(span, [Rows(cache, 20, first, want_logits=False) for cache in caches], None)
+    ids = [tuple(range(40, 40 + count)) for count in counts]
+    rows = [Rows(cache, len(own), own, want_logits=True) for cache, own in zip(both[0], ids, strict=True)]
+    expected = engine.step(span, rows, None)
+    paged, caches = engine._paged.get(span), both[1]
+    assert paged is not None
+    hidden = torch.tensor([[token for own in ids for token in own]])
+    positions = torch.tensor([[20, *range(20, 29)]])
+    with torch.inference_mode():
+        for cache, count in zip(caches, counts, strict=True):
+            cache.require(count)
+        for part in (Span(0, 2), Span(2, 6)):
+            batch = paged.batch(caches, counts, lambda numbers: torch.tensor(numbers, dtype=torch.long))
+            for view in engine._route(part):
+                hidden = view.run(hidden, positions, batch)
+        batch.commit()
+        logits = engine._route(span)[-1].logits(hidden[:, [0, 9]])
+    torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-5)
+    assert [cache.length for cache in caches] == [21, 29]
