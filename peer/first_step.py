@@ -23,8 +23,7 @@ from molink.shards.decode import Decoding, Recorder
 from molink.shards.engine import Engine, Rows
 from molink.shards.errors import QuantizationUnavailable, WeightsError
 from molink.shards.loader import load_stage
-from molink.shards.paged import PagedAttention, Places
-from molink.shards.paged_rows import NotPaged
+from molink.shards.paged import Logits, NotPaged, PagedAttention, Places, Turned
 from molink.shards.spec import ModelSpec, Span
 from molink.shards.stage import Stage
 from molink.shards.store import describe
@@ -38,6 +37,7 @@ TOLERANCES = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 5e-2}
 """Largest difference between two ways, relative to the largest number. Rounding gives a tenth of it, a wrong kernel
 much more."""
 _SAID_MOST = 160
+_LOST = {Way.RECORDED: "the fused ones fail here", Way.LAUNCHED: "steps cannot be recorded"}
 _log = logging.getLogger(__name__)
 
 Decodings = Callable[[Way, str], Decoding | None]
@@ -85,9 +85,18 @@ class _WatchedAttention:
             self.failure = error
             raise
 
-    def attend(self, query: Tensor, places: Places, slot: int, key_heads: int, scaling: float) -> Tensor:
+    def rotate_and_store(
+        self, turned: Turned, keys: Tensor, values: Tensor, places: Places, slot: int
+    ) -> None:
         try:
-            return self.attention.attend(query, places, slot, key_heads, scaling)
+            self.attention.rotate_and_store(turned, keys, values, places, slot)
+        except Exception as error:
+            self.failure = error
+            raise
+
+    def attend(self, query: Tensor, places: Places, slot: int, key_heads: int, logits: Logits) -> Tensor:
+        try:
+            return self.attention.attend(query, places, slot, key_heads, logits)
         except Exception as error:
             self.failure = error
             raise
@@ -193,6 +202,8 @@ def _steps(stage: Stage, spec: ModelSpec, device: str, decoding: Decoding | None
             if span.start:
                 hidden = torch.randn(sum(step), spec.hidden_size, generator=generator).to(stage.facts.dtype)
             results.append(engine.step(span, rows, hidden).float().cpu())
+        if engine.paged_failure is not None and not isinstance(engine.paged_failure, NotPaged):
+            raise engine.paged_failure
         return torch.cat(results)
 
 
@@ -209,7 +220,7 @@ def _sentence(way: Way, device: str, failure: Exception | None) -> str:
     if failure is None:
         extra = ' (`pip install "molink[windows]"`)' if platform.system() == "Windows" else ""
         return f"Note: {device} computes with {way.value}, because Triton is not there{extra}; many sessions are slower"
-    lost = "steps cannot be recorded" if way is Way.LAUNCHED else "Triton's kernels fail here"
+    lost = _LOST.get(way, "Triton's kernels fail here")
     remedy = ""
     if "c compiler" in str(failure).lower():
         remedy = "; install one, such as gcc, and start again"

@@ -19,6 +19,7 @@ from molink.shards.attention import IMPLEMENTATION, BatchSlot, alibi_slopes
 from molink.shards.carving import carve, layers_path, without_absent
 from molink.shards.conversions import ALIBI
 from molink.shards.errors import UnsupportedArchitecture, WeightsError, name_some
+from molink.shards.kernels.fused import fused_on, install_fused
 from molink.shards.lazy_tensors import LoadCounter
 from molink.shards.linear import install_products
 from molink.shards.packed_layers import put_together
@@ -251,6 +252,7 @@ def make_stage(
     layers = model.get_submodule(layers_path(model))
     slot.install(layers)
     install_products(model, slot)
+    install_fused(model, slot, fused_on(device))
     shorten_lookups(layers)
     facts = StageFacts(
         architecture=config.model_type,

@@ -66,7 +66,7 @@ class BatchSlot:
     stage's slot.
     """
 
-    __slots__ = ("batch", "bitwise", "exact", "slopes")
+    __slots__ = ("batch", "bitwise", "exact", "fuses", "slopes")
 
     def __init__(self, slopes: Tensor | None, *, exact: bool = True) -> None:
         """`exact`: steps of one session equal transformers' bit for bit; else all go the fastest way."""
@@ -74,12 +74,15 @@ class BatchSlot:
         self.batch: AttendingBatch | None = None
         self.bitwise = exact
         """Whether the step that runs is to equal transformers' bit for bit, not only up to rounding."""
+        self.fuses = False
+        """Whether the step that runs goes by a GPU's fused kernels, where modules have some (`kernels/fused.py`)."""
         self.slopes = slopes
         """As in `Rules`, for models whose own code does not say."""
 
     def begin(self, batch: "AttendingBatch") -> None:
         """A step of this batch runs from now on."""
         self.bitwise = self.exact and batch.bitwise
+        self.fuses = getattr(batch, "fuses", False)
 
     def install(self, layers: Iterable[nn.Module]) -> None:
         """Lets every module inside `layers` find this slot."""

@@ -13,9 +13,10 @@ from torch import Tensor
 from molink.shards.cuda_graphs import CudaGraphs
 from molink.shards.device import Device
 from molink.shards.kv_cache import SequenceCache
+from molink.shards.kv_memory import LayerLayout
 from molink.shards.mixed import MixedBatch, Upload
-from molink.shards.paged import PagedAttention
-from molink.shards.paged_rows import NotPaged, PagedBatch, PagedRows
+from molink.shards.paged import LatentAttention, NotPaged, PagedAttention, keeps_latents, pages
+from molink.shards.paged_rows import PagedBatch, PagedRows
 from molink.shards.stage import View
 from molink.shards.transfers import Staging
 from molink.shards.waiting import WaitsForDevice, refusing_waits
@@ -44,20 +45,34 @@ class Decoding:
     """None: steps are launched from Python each time."""
     sizes: tuple[int, ...] = BATCH_SIZES
     """Of the steps that are recorded, ascending; the largest is the most rows that attend together."""
+    fuses: bool = False
+    """Whether layers go by fused kernels where they have some (`kernels/fused.py`)."""
+    latents: LatentAttention | None = None
+    """None: where layers expand latents, sessions attend one after the other."""
+
+    def pages(self, layouts: Sequence[LayerLayout]) -> bool:
+        """Whether rows on such layers attend together."""
+        return pages(layouts) or (self.latents is not None and keeps_latents(layouts))
 
 
-def decoding_on(device: str, *, records: bool = True) -> Decoding | None:
+def decoding_on(device: str, *, records: bool = True, fuses: bool = False) -> Decoding | None:
     """On CUDA devices, where torch brings Triton along; None elsewhere, and where `Engine` steps session by session.
 
     Without `records` steps may do on the way what cannot be recorded, such as talk to other processes.
     """
     if torch.device(device).type != "cuda" or importlib.util.find_spec("triton") is None:
         return None
+    from molink.shards.kernels.triton_latents import TritonLatents
     from molink.shards.paged_triton import TritonAttention, shared_bytes_of
 
     processors = torch.cuda.get_device_properties(device).multi_processor_count
-    attention = TritonAttention(processors, shared_bytes_of(torch.device(device).index or 0))
-    return Decoding(attention, CudaGraphs(Device(device)) if records else None)
+    limit_bytes = shared_bytes_of(torch.device(device).index or 0)
+    return Decoding(
+        TritonAttention(processors, limit_bytes),
+        CudaGraphs(Device(device)) if records else None,
+        fuses=fuses,
+        latents=TritonLatents(processors, limit_bytes),
+    )
 
 
 class PagedSpan:
@@ -76,7 +91,7 @@ class PagedSpan:
         ends it."""
         self._route = tuple(route)
         self._rows = rows
-        self._attention = decoding.attention
+        self._decoding = decoding
         self._recorder = decoding.recorder
         self._sizes = decoding.sizes
         self._hidden = hidden
@@ -131,9 +146,16 @@ class PagedSpan:
         """Of any step, for the model to run."""
         singles = [cache for cache, count in zip(caches, counts, strict=True) if count == 1]
         if not 0 < len(singles) <= self._sizes[-1]:
-            return MixedBatch(caches, counts, None, upload)
+            return MixedBatch(caches, counts, None, upload, fuses=self._decoding.fuses)
         self._rows.fill(singles)
-        return MixedBatch(caches, counts, PagedBatch(self._attention, self._rows, len(singles)), upload)
+        single = self._batch(len(singles))
+        return MixedBatch(caches, counts, single, upload, fuses=self._decoding.fuses)
+
+    def _batch(self, rows: int) -> PagedBatch:
+        decoding = self._decoding
+        return PagedBatch(
+            decoding.attention, self._rows, rows, latents=decoding.latents, fuses=decoding.fuses
+        )
 
     def _send(self, staging: Staging, hidden: Tensor) -> None:
         if hidden.device == staging.on_device.device:
@@ -144,7 +166,7 @@ class PagedSpan:
 
     def _step_of(self, size: int) -> Callable[[], Tensor]:
         """Rows of nobody do what all rows will do, and leave no trace."""
-        batch = PagedBatch(self._attention, self._rows, size)
+        batch = self._batch(size)
         inputs = self._rows.token_ids(size) if self._hidden is None else self._hidden.on_device[None, :size]
         positions = self._rows.positions(size)
 

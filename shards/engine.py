@@ -15,7 +15,6 @@ from molink.shards.kv_memory import LayerLayout
 from molink.shards.kv_pool import KvPool
 from molink.shards.mixed import MixedBatch
 from molink.shards.packed import PackedBatch
-from molink.shards.paged import pages
 from molink.shards.paged_rows import PagedRows
 from molink.shards.paged_spans import PagedSpans, overlap
 from molink.shards.spec import ModelSpec, Span, merge_spans, missing_spans
@@ -71,6 +70,11 @@ class Engine:
         """Memory of all weights held, what stages share counted once."""
         shared = {id(weight): weight.nbytes for stage in self._stages for weight in stage.parameters()}
         return sum(shared.values())
+
+    @property
+    def paged_failure(self) -> Exception | None:
+        """As `PagedSpans.failure`."""
+        return self._paged.failure
 
     def attach(self, stage: Stage) -> None:
         """Adds a loaded stage to what is held. Raises ValueError where it is of another model or overlaps.
@@ -242,13 +246,13 @@ class Engine:
 
     def _open_paged(self, span: Span) -> PagedSpan | None:
         """Where the sessions of a step on the span can attend together, what does so."""
-        route, layouts = self._route(span), self._layouts(span)
-        if self._decoding is None or not pages(layouts) or not all(view.packs for view in route):
+        route, layouts, decoding = self._route(span), self._layouts(span), self._decoding
+        if decoding is None or not decoding.pages(layouts) or not all(view.packs for view in route):
             return None
-        most, facts = self._decoding.sizes[-1], self._stages[0].facts
+        most, facts = decoding.sizes[-1], self._stages[0].facts
         rows = PagedRows(self.pool, span, layouts, most, self.spec.context_length, self._device)
         hidden = Staging((most, facts.hidden_size), facts.dtype, self._device) if span.start else None
-        return PagedSpan(route, rows, self._decoding, hidden, ends=span.stop == self.spec.layers)
+        return PagedSpan(route, rows, decoding, hidden, ends=span.stop == self.spec.layers)
 
     @torch.inference_mode()
     def begin(self, span: Span, row: Rows, hidden: Tensor | None) -> UnfinishedStep:

@@ -80,13 +80,15 @@ class KvMemory:
         return views
 
     def places(self, start: int, count: int, tokens: int) -> Tensor:
-        """[count, 2] int64: for each `tokens` tokens from `start` on the address of the first one's key in slot 0 and
-        head 0, and how many tokens there are in all. Only where all slots have one shape."""
-        (buffer,) = self.buffers
-        vector_bytes = buffer.shape[4] * buffer.itemsize
-        first = buffer.data_ptr() + start * vector_bytes
-        addresses = first + tokens * vector_bytes * torch.arange(count)
-        return torch.stack([addresses, torch.full_like(addresses, buffer.shape[3])], 1)
+        """[count, 2 * shapes] int64: for each `tokens` tokens from `start` on, and each shape that slots have, the
+        address of the first one's vector in the first such slot and head, and how many tokens there are in all."""
+        entries = []
+        for buffer in self.buffers:
+            vector_bytes = buffer.shape[4] * buffer.itemsize
+            first = buffer.data_ptr() + start * vector_bytes
+            addresses = first + tokens * vector_bytes * torch.arange(count)
+            entries += [addresses, torch.full_like(addresses, buffer.shape[3])]
+        return torch.stack(entries, 1)
 
     def copy_from(self, source: "KvMemory", source_start: int, start: int, tokens: int) -> None:
         """Takes over tokens of memory of the same layouts."""

@@ -250,8 +250,8 @@ class KvPool:
         return views
 
     def places(self, table: BlockTable) -> Tensor:
-        """[blocks, 2] int64 on the host: the address of each block's first key and the tokens of the extent that it is
-        in, for layers whose keys and values are all alike. The same tensor as long as the blocks are the same."""
+        """As `KvMemory.places`, [blocks, 2 * shapes] int64 on the host. The same tensor as long as the blocks are the
+        same."""
         runs = self._runs(table)
         if runs.places is None:
             parts = [

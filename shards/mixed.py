@@ -27,9 +27,12 @@ class MixedBatch(Cache):  # type: ignore[misc] # transformers has no types
         counts: Sequence[int],
         single: PagedBatch | None,
         upload: Upload,
+        *,
+        fuses: bool = False,
     ) -> None:
         """`counts` are the new tokens of each session, packed in this order; `single` knows those that have one."""
         super().__init__(layers=[])
+        self.fuses = fuses
         self._first_layer = caches[0].span.start
         self._single = single
         self._chunks: list[tuple[StepSession, int, int]] = []
@@ -56,18 +59,25 @@ class MixedBatch(Cache):  # type: ignore[misc] # transformers has no types
 
     def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, rules: Rules) -> Tensor:
         """As `packed.PackedBatch.attend`."""
-        attended = query.new_empty(query.shape)
+        singles = None
         chunks = self._chunks
         if self._single is not None and self._single.knows(module, rules):
             rows = query[:, :, self._places]
-            attended[:, :, self._places] = self._single.attend(module, rows, key, value, rules)
+            singles = self._single.attend(module, rows, key, value, rules)
         else:
             chunks = chunks + self._singles
         slot = 2 * (layer_number(module) - self._first_layer)
+        parts = []
         for session, start, stop in chunks:
-            attended[:, :, start:stop] = attend_chunk(
-                query[:, :, start:stop], session.read(slot), session.read(slot + 1), rules
-            )
+            keys, values = session.read(slot), session.read(slot + 1)
+            if session.cache.layouts[slot // 2].expands:
+                keys, values = module.expand_kv(keys, values)  # type: ignore[operator] # as `PagedBatch` found it
+            parts.append((start, stop, attend_chunk(query[:, :, start:stop], keys, values, rules)))
+        attended = query.new_empty(*query.shape[:3], (parts[0][2] if singles is None else singles).shape[3])
+        for start, stop, part in parts:
+            attended[:, :, start:stop] = part
+        if singles is not None:
+            attended[:, :, self._places] = singles
         return attended
 
     def commit(self) -> None:
@@ -86,7 +96,8 @@ def attend_chunk(query: Tensor, key: Tensor, value: Tensor, rules: Rules) -> Ten
     """As `attention.attend_sequence`; behind a past by the fused kernel that knows such masks without being given
     one."""
     queries, keys = query.shape[2], key.shape[2]
-    if not 1 < queries < keys or rules.sliding_window or not rules.plain:
+    alike = key.shape[3] == value.shape[3]
+    if not 1 < queries < keys or rules.sliding_window or not rules.plain or not alike:
         return attend_sequence(query, key, value, rules)
     attended: Tensor = functional.scaled_dot_product_attention(
         query, key, value,

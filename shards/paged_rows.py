@@ -11,13 +11,18 @@ from molink.shards.device import Device
 from molink.shards.kv_cache import SequenceCache
 from molink.shards.kv_memory import LayerLayout
 from molink.shards.kv_pool import KvPool
-from molink.shards.paged import PagedAttention, Places
+from molink.shards.latents import attend_latents
+from molink.shards.paged import (
+    LatentAttention,
+    Logits,
+    NotPaged,
+    PagedAttention,
+    Places,
+    Turned,
+    keeps_latents,
+)
 from molink.shards.spec import KV_BLOCK_TOKENS, Span
 from molink.shards.transfers import Staging
-
-
-class NotPaged(ValueError):
-    """A layer attends by rules that paged attention does not know."""
 
 
 class PagedRows:
@@ -39,8 +44,10 @@ class PagedRows:
         tables = pool.tables_for(span, layouts, context_length)
         self.windows = [table.window for table in tables]
         """Of the tables that a session has."""
+        self.latent = keeps_latents(layouts)
+        """Whether layers keep latents: keys and values then have slots of their own."""
         self.slots = {
-            layer: (index, 2 * place)
+            layer: (index, place if self.latent else 2 * place)
             for index, table in enumerate(tables)
             for place, layer in enumerate(table.kind.layers)
         }
@@ -48,7 +55,8 @@ class PagedRows:
         self._pool = pool
         self._numbers = Staging((2 + 2 * len(tables), rows), torch.long, device)
         width = -(-context_length // KV_BLOCK_TOKENS)
-        self._blocks = [Staging((rows, 2 * width), torch.long, device) for _ in tables]
+        entries = 4 if self.latent else 2
+        self._blocks = [Staging((rows, entries * width), torch.long, device) for _ in tables]
         self._sent: list[list[Tensor | None]] = [[None] * rows for _ in tables]
 
     def fill(self, caches: Sequence[SequenceCache], token_ids: Sequence[int] = ()) -> None:
@@ -105,8 +113,20 @@ class PagedBatch(Cache):  # type: ignore[misc] # transformers has no types
 
     bitwise = True
 
-    def __init__(self, attention: PagedAttention, rows: PagedRows, count: int) -> None:
+    def __init__(
+        self,
+        attention: PagedAttention,
+        rows: PagedRows,
+        count: int,
+        *,
+        latents: LatentAttention | None = None,
+        fuses: bool = False,
+    ) -> None:
         super().__init__(layers=[])
+        self.fuses = fuses
+        self._latents = latents if rows.latent else None
+        self._turned: tuple[Turned, Tensor] | None = None
+        """Of the layer that is under way, and its keys."""
         self._attention = attention
         self._slots = rows.slots
         self._windows = rows.windows
@@ -117,8 +137,23 @@ class PagedBatch(Cache):  # type: ignore[misc] # transformers has no types
     ) -> tuple[Tensor, Tensor]:
         """Stores the fresh keys and values [1, heads, rows, dim] of one layer, and returns them."""
         table, slot = self._slots[layer_idx]
-        self._attention.store(key_states, value_states, self._places[table], slot)
+        if self._latents is not None:
+            self._latents.store(key_states, value_states, self._places[table], slot)
+            return key_states, value_states
+        waiting, self._turned = self._turned, None
+        if waiting is None:
+            self._attention.store(key_states, value_states, self._places[table], slot)
+            return key_states, value_states
+        turned, keys = waiting
+        if keys is not key_states:
+            raise NotPaged(f"layer {layer_idx} changes keys between their rotation and the cache")
+        self._attention.rotate_and_store(turned, keys, value_states, self._places[table], slot)
         return key_states, value_states
+
+    def rotate_when_stored(self, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> None:
+        """Queries and keys [1, heads, rows, dim], not turned yet, are turned by [1, rows, dim] when the next `update`
+        stores these keys."""
+        self._turned = Turned(query, cos, sin), key
 
     def attend(
         self,
@@ -133,12 +168,18 @@ class PagedBatch(Cache):  # type: ignore[misc] # transformers has no types
         if not self.knows(module, rules):
             raise NotPaged(f"layer {layer_number(module)} attends in a way of its own")
         scaling = query.shape[3] ** -0.5 if rules.scaling is None else rules.scaling
-        return self._attention.attend(query, self._places[table], slot, key.shape[1], scaling)
+        if self._latents is not None:
+            return attend_latents(self._latents, module, query, self._places[table], slot, scaling)
+        logits = Logits(scaling, rules.softcap, rules.sinks)
+        return self._attention.attend(query, self._places[table], slot, key.shape[1], logits)
 
     def knows(self, module: nn.Module, rules: Rules) -> bool:
-        """Whether the layer attends as paged attention does: no capped logits, sinks or biases."""
+        """Whether the layer attends as paged attention does: without biases, in its table's window; to latents, in no
+        other way than by scaled products."""
         table, _ = self._slots[layer_number(module)]
-        return rules.plain and (rules.sliding_window or None) == self._windows[table]
+        if self._latents is not None and not rules.plain:
+            return False
+        return rules.slopes is None and (rules.sliding_window or None) == self._windows[table]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002 - transformers' signature
         return 0

@@ -20,6 +20,8 @@ class PagedSpans:
         self._spans: dict[Span, PagedSpan | None] = {}
         self._unrecorded: list[Span] = []
         """Those of which steps are to be recorded before sessions step."""
+        self.failure: Exception | None = None
+        """Why sessions on some span attend one after the other, though they were meant to attend together."""
 
     def get(self, span: Span) -> PagedSpan | None:
         """None: sessions attend one after the other."""
@@ -56,6 +58,7 @@ class PagedSpans:
     def attend_apart(self, span: Span, error: Exception) -> None:
         """Sessions on the span attend one after the other from now on, since together they cannot."""
         self._spans[span] = None
+        self.failure = error
         reason = " ".join(str(error).split())[:300]
         _log.warning(
             "sessions on layers %s attend one after the other: together they end with %s: %s",

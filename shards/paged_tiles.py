@@ -10,6 +10,8 @@ _FLOAT32_BYTES = 4
 _ENTRY_BYTES = 16
 """Of a token's block in a table: an address, and the tokens of its extent."""
 _BARRIER_BYTES = 64
+_REGISTER_NUMBERS = 4096
+"""Of a tile's keys in float32, which tensor cores do not multiply: more would spill registers."""
 _WARP_GROUP_ROWS = 64
 """From so many rows on Hopper's products read what is loaded ahead from buffers of its own."""
 
@@ -24,7 +26,8 @@ class Tile:
 
 
 TILES = (Tile(64, 3), Tile(32, 3), Tile(16, 3), Tile(16, 1))
-"""The largest that fits is the fastest: it waits least often."""
+"""The largest that fits is the fastest: it waits least often. On Turing the compiler multiplies without tensor cores,
+out of registers, and the two largest would spill them."""
 
 
 def query_rows(group: int) -> int:
@@ -51,8 +54,39 @@ def shared_bytes(tile: Tile, head_dim: int, group: int, element_bytes: int) -> i
 
 
 def tile_for(head_dim: int, group: int, element_bytes: int, limit_bytes: int) -> Tile | None:
-    """The largest tile whose kernel fits `limit_bytes` of shared memory, what a card gives one program; None where
-    none does."""
+    """The largest tile whose kernel fits `limit_bytes` of shared memory, what a card gives one program, and its
+    registers; None where none does."""
+    most = TILES[0].tokens
+    if limit_bytes <= LEAST_SHARED_BYTES:
+        most = LEAST_QUERIES
+    elif element_bytes == _FLOAT32_BYTES:
+        most = max(LEAST_QUERIES, _REGISTER_NUMBERS >> (head_dim - 1).bit_length())
+    fitting = (tile for tile in TILES if shared_bytes(tile, head_dim, group, element_bytes) <= limit_bytes)
+    return next((tile for tile in fitting if tile.tokens <= most), None)
+
+
+_LATENT_TILES = (Tile(64, 2), Tile(32, 2), Tile(16, 2), Tile(16, 1))
+
+
+def latent_shared_bytes(tile: Tile, rank: int, dim: int, element_bytes: int) -> int:
+    """As `shared_bytes`, of the kernel for latents of `rank` and keys of `dim` numbers: latents are both keys and
+    values, and lie there once."""
+    vector_bytes = ((1 << (rank - 1).bit_length()) + (1 << (dim - 1).bit_length())) * element_bytes
+    loaded = (tile.stages - 1) * tile.tokens
+    weights = LEAST_QUERIES * tile.tokens * _FLOAT32_BYTES
+    entries = 2 * tile.tokens * _ENTRY_BYTES + _BARRIER_BYTES
+    return (LEAST_QUERIES + tile.tokens + loaded) * vector_bytes + weights + entries
+
+
+def latent_tile_for(rank: int, dim: int, element_bytes: int, limit_bytes: int) -> Tile | None:
+    """As `tile_for`, for latents. None on Turing: without tensor cores the kernel would spill its registers."""
+    if limit_bytes <= LEAST_SHARED_BYTES:
+        return None
     return next(
-        (tile for tile in TILES if shared_bytes(tile, head_dim, group, element_bytes) <= limit_bytes), None
+        (
+            tile
+            for tile in _LATENT_TILES
+            if latent_shared_bytes(tile, rank, dim, element_bytes) <= limit_bytes
+        ),
+        None,
     )

@@ -11,6 +11,7 @@ from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache, LinearAttentionLayer
 
 from molink.shards.attention import Rules, attend_sequence, layer_number
+from molink.shards.kernels.rotations import Rotation
 from molink.shards.kv_memory import LayerLayout
 from molink.shards.session_state import layouts_in
 from molink.shards.spec import Span
@@ -101,6 +102,7 @@ class ProbeBatch(Cache):  # type: ignore[misc] # transformers has no types
         self._stored: dict[int, list[tuple[Tensor, Tensor]]] = {}
         self._index_dims: dict[int, int] = {}
         self._attended: dict[int, list[tuple[Rules, bool, bool]]] = {}
+        self._rotated: dict[int, tuple[tuple[Tensor, Tensor], Rotation]] = {}
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_args: object, **_kwargs: object
@@ -112,9 +114,16 @@ class ProbeBatch(Cache):  # type: ignore[misc] # transformers has no types
         self._index_dims[layer_idx] = indexer_key_states.shape[2] if self._keeps_states else 0
         return indexer_key_states
 
+    def rotated(self, layer: int, turned: tuple[Tensor, Tensor], rotation: Rotation) -> None:
+        """The layer has turned queries and keys by their positions."""
+        self._rotated[layer] = turned, rotation
+
     def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, rules: Rules) -> Tensor:
         layer = layer_number(module)
         stored = self._stored.get(layer, [])
+        if layer in self._rotated:
+            turned, rotation = self._rotated.pop(layer)
+            rotation.hands_on = query is turned[0] and key is turned[1] and stored[-1][0] is key
         same = bool(stored) and stored[-1][0] is key and stored[-1][1] is value
         causal = getattr(module, "is_causal", True)
         self._attended.setdefault(layer, []).append((rules, same, causal))

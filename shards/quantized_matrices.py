@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from molink.shards import nf4_products, products
 from molink.shards.attention import BatchSlot
+from molink.shards.kernels.by_bytes import ByteProducts, gpu_product
 from molink.shards.nf4_products import BLOCK, kernel_product, kernel_takes, unpack_into
 from molink.shards.tensor_parallel import Division
 
@@ -192,6 +193,8 @@ _PRODUCTS = (torch.matmul, Tensor.matmul, Tensor.__matmul__)
 class Int8Matrices(QuantizedMatrices):
     """One byte for each number, [..., rows, columns]; `scales` [..., rows] are what a step of it is worth."""
 
+    by_bytes: ByteProducts | None = None
+
     @classmethod
     def of(cls, values: Tensor) -> "Int8Matrices":
         rows, columns = values.shape[-2:]
@@ -201,9 +204,7 @@ class Int8Matrices(QuantizedMatrices):
         step = max(1, CHUNK_ELEMENTS // columns)
         for start in range(0, len(flat), step):
             part = slice(start, start + step)
-            values_there = flat[
-                part
-            ].float()  # bitsandbytes' kernel for CUDA takes float16 alone; this is the same
+            values_there = flat[part].float()  # bitsandbytes' kernel takes float16 alone; this is the same
             largest = values_there.abs().amax(dim=1)
             packed[part] = torch.round(values_there * (127.0 / largest.unsqueeze(-1)))
             scales[part] = largest / 127
@@ -227,7 +228,7 @@ class Int8Matrices(QuantizedMatrices):
         return Int8Matrices(packed, scales, (packed.shape[-2], packed.shape[-1]), self.dtype)
 
     def multiply_on_gpu(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
-        return nn.functional.linear(inputs, self.unpacked(), bias)
+        return gpu_product(self.by_bytes, inputs, (self.weight, self.scales), self.dtype, bias)
 
     def multiply_unmeasured(self, index: Index, inputs: Tensor) -> Tensor:
         rows = inputs.reshape(-1, inputs.shape[-1])
@@ -331,8 +332,7 @@ class Nf4Matrices(QuantizedMatrices):
             return nn.functional.linear(inputs, self.unpacked(), bias)
         from bitsandbytes import matmul_4bit
 
-        product: Tensor = matmul_4bit(inputs, self.weight, self._state(self.scales, self.shape), bias=bias)
-        return product
+        return matmul_4bit(inputs, self.weight, self._state(self.scales, self.shape), bias=bias)  # type: ignore[no-any-return]
 
     @property
     def is_stack(self) -> bool:

@@ -8,6 +8,7 @@ from molink.shards.decode import Decoding, decoding_on
 class Way(Enum):
     """How steps of many sessions are computed; each works where those before it may not."""
 
+    FUSED = "Triton's kernels in recorded steps, fused ones among them"
     RECORDED = "Triton's kernels in recorded steps"
     LAUNCHED = "Triton's kernels, launched step by step"
     TORCH = "torch's own attention, session by session"
@@ -17,4 +18,4 @@ def decoding_in(way: Way, device: str, *, records: bool = True) -> Decoding | No
     """What `Engine` takes as its `decoding`, on a device of any kind: None where sessions attend one by one."""
     if way is Way.TORCH:
         return None
-    return decoding_on(device, records=records and way is Way.RECORDED)
+    return decoding_on(device, records=records and way is not Way.LAUNCHED, fuses=way is Way.FUSED)

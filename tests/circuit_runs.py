@@ -56,7 +56,7 @@ def engine_with(
         load_stage(folder, Span(*span), dtype=dtype, quantization=quantization, exact=exact, device=device)
         for span in spans
     ]
-    chosen = decoding_on(device) if isinstance(decoding, EllipsisType) else decoding
+    chosen = decoding_on(device, fuses=True) if isinstance(decoding, EllipsisType) else decoding
     engine = Engine(spec_for(stages[0], dtype), device, decoding=chosen)
     for stage in stages:
         engine.attach(stage)

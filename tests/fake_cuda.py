@@ -20,7 +20,7 @@ from torch.nn.attention.bias import CausalBias
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from molink.shards.paged import Places
+from molink.shards.paged import Logits, Places, Turned
 
 Value = Any
 """Whatever functions of torch take and give."""
@@ -308,9 +308,14 @@ class Kernels(WrittenOut):
     def store(self, keys: Tensor, values: Tensor, places: Places, slot: int) -> None:
         self._fake.kernel(lambda: super(Kernels, self).store(keys, values, places, slot))
 
-    def attend(self, query: Tensor, places: Places, slot: int, key_heads: int, scaling: float) -> Tensor:
+    def rotate_and_store(
+        self, turned: Turned, keys: Tensor, values: Tensor, places: Places, slot: int
+    ) -> None:
+        self._fake.kernel(lambda: super(Kernels, self).rotate_and_store(turned, keys, values, places, slot))
+
+    def attend(self, query: Tensor, places: Places, slot: int, key_heads: int, logits: Logits) -> Tensor:
         attended = self._fake.kernel(
-            lambda: super(Kernels, self).attend(query, places, slot, key_heads, scaling)
+            lambda: super(Kernels, self).attend(query, places, slot, key_heads, logits)
         )
         assert isinstance(attended, Tensor)
         return attended

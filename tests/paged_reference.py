@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_map
 
 from molink.shards.attention import Rules, attend_sequence
 from molink.shards.decode import BATCH_SIZES, Decoding
-from molink.shards.paged import Places
+from molink.shards.paged import Logits, Places, Turned
 from molink.shards.spec import KV_BLOCK_TOKENS
 
 
@@ -52,7 +52,14 @@ def _store(keys: Tensor, values: Tensor, blocks: Tensor, bounds: Tensor, slot: i
 
 @torch.library.custom_op("molink_tests::attend", mutates_args=())
 def _attend(
-    query: Tensor, blocks: Tensor, bounds: Tensor, slot: int, key_heads: int, scaling: float
+    query: Tensor,
+    blocks: Tensor,
+    bounds: Tensor,
+    slot: int,
+    key_heads: int,
+    scaling: float,
+    softcap: float | None,
+    sinks: Tensor | None,
 ) -> Tensor:
     _, _, rows, dim = query.shape
     attended = torch.zeros_like(query)
@@ -71,7 +78,7 @@ def _attend(
             )[:, :, start - first * KV_BLOCK_TOKENS : stop - first * KV_BLOCK_TOKENS]
             for part in (0, 1)
         )
-        rules = Rules(scaling, None, None, None)
+        rules = Rules(scaling, None, softcap, sinks)
         attended[:, :, row : row + 1] = attend_sequence(query[:, :, row : row + 1], keys, values, rules)
     return attended
 
@@ -82,13 +89,86 @@ class WrittenOut:
     def __init__(self) -> None:
         self.rows: list[int] = []
         """Of each call of `attend`."""
+        self.rotations = 0
+        """Calls of `rotate_and_store`."""
 
     def store(self, keys: Tensor, values: Tensor, places: Places, slot: int) -> None:
         _store(keys, values, *places, slot)
 
-    def attend(self, query: Tensor, places: Places, slot: int, key_heads: int, scaling: float) -> Tensor:
+    def rotate_and_store(
+        self, turned: Turned, keys: Tensor, values: Tensor, places: Places, slot: int
+    ) -> None:
+        self.rotations += 1
+        cos, sin = turned.cos[:, None], turned.sin[:, None]
+        half = keys.shape[3] // 2
+        query, key = (
+            states * cos + torch.cat((-states[..., half:], states[..., :half]), -1) * sin
+            for states in (turned.query, keys)
+        )
+        turned.query.copy_(query)
+        _store(key.contiguous(), values, *places, slot)
+
+    def attend(self, query: Tensor, places: Places, slot: int, key_heads: int, logits: Logits) -> Tensor:
         self.rows.append(query.shape[2])
-        return _attend(query, *places, slot, key_heads, scaling)
+        return _attend(query, *places, slot, key_heads, *logits)
+
+
+def _of_latents(blocks: Tensor, row: int, part: int) -> list[tuple[int, int]]:
+    """Address and extent's tokens of each block of a row: of latents, or of the keys beside them."""
+    return [tuple(entry) for entry in blocks[row].view(-1, 4)[:, 2 * part : 2 * part + 2].tolist()]
+
+
+@torch.library.custom_op("molink_tests::store_latents", mutates_args=())
+def _store_latents(latents: Tensor, keys: Tensor, blocks: Tensor, bounds: Tensor, slot: int) -> None:
+    for row in range(latents.shape[2]):
+        token = int(bounds[1, row]) - 1
+        if token < 0:
+            continue
+        for part, states in enumerate((latents, keys)):
+            address, extent_tokens = _of_latents(blocks, row, part)[token // KV_BLOCK_TOKENS]
+            vector = slot * extent_tokens + token % KV_BLOCK_TOKENS
+            dim = states.shape[3]
+            memory_at(address + vector * dim * states.itemsize, (dim,), states.dtype).copy_(states[0, 0, row])
+
+
+@torch.library.custom_op("molink_tests::attend_latents", mutates_args=())
+def _attend_latents(
+    query: Tensor, turned: Tensor, blocks: Tensor, bounds: Tensor, slot: int, scaling: float
+) -> Tensor:
+    attended = torch.zeros_like(query)
+    for row in range(query.shape[1]):
+        start, stop = bounds[:, row].tolist()
+        if stop == 0:
+            continue
+        latents, keys = (
+            torch.cat(
+                [
+                    memory_at(
+                        address + slot * tokens * dim * query.itemsize, (KV_BLOCK_TOKENS, dim), query.dtype
+                    )
+                    for address, tokens in _of_latents(blocks, row, part)[: -(-stop // KV_BLOCK_TOKENS)]
+                ]
+            )[start:stop]
+            for part, dim in enumerate((query.shape[2], turned.shape[2]))
+        )
+        logits = (query[:, row] @ latents.T + turned[:, row] @ keys.T) * scaling
+        attended[:, row] = torch.softmax(logits, -1) @ latents
+    return attended
+
+
+class WrittenLatents:
+    """`paged.LatentAttention` on a CPU, one row and block after the other."""
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+        """Of each call of `attend`."""
+
+    def store(self, latents: Tensor, keys: Tensor, places: Places, slot: int) -> None:
+        _store_latents(latents, keys, *places, slot)
+
+    def attend(self, query: Tensor, turned: Tensor, places: Places, slot: int, scaling: float) -> Tensor:
+        self.rows.append(query.shape[1])
+        return _attend_latents(query, turned, *places, slot, scaling)
 
 
 WAITING = (
@@ -156,8 +236,9 @@ class Tapes:
 
 
 def decoding_here(
-    *, records: bool = True, sizes: tuple[int, ...] = BATCH_SIZES
+    *, records: bool = True, sizes: tuple[int, ...] = BATCH_SIZES, fuses: bool = False
 ) -> tuple[Decoding, WrittenOut, Tapes]:
     """How a CPU decodes as a GPU would, and what watches it."""
     attention, tapes = WrittenOut(), Tapes()
-    return Decoding(attention, tapes if records else None, sizes), attention, tapes
+    decoding = Decoding(attention, tapes if records else None, sizes, fuses, WrittenLatents())
+    return decoding, attention, tapes

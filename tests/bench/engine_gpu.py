@@ -317,7 +317,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         bench = Bench(TINY, "cpu", decoding_here(records=records)[0])
         machine = "a processor, as a test: no figure means anything"
     else:
-        bench = Bench(FULL, "cuda:0", decoding_on("cuda:0", records=records))
+        bench = Bench(FULL, "cuda:0", decoding_on("cuda:0", records=records, fuses=True))
         machine = f"{torch.cuda.get_device_name(0)}, torch {torch.__version__}"
     print(f"{machine}\npython tests/bench/engine_gpu.py {' '.join(arguments or sys.argv[1:])}", flush=True)
     if bench.decoding is None:

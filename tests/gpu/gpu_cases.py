@@ -33,7 +33,7 @@ class Case:
 CASES = (
     Case(
         "kernels",
-        "paged attention is that of float64, whatever its memory held before",
+        "attention, norms, gates, rotations and products with bytes are those of float64",
         "gpu_kernels:kernels",
         150,
         alone=False,
@@ -111,6 +111,15 @@ CASES = (
         "gpu_speed:decode",
         90,
         alone=True,
+        speed=True,
+    ),
+    Case(
+        "kernel-speed",
+        "each kernel beside the operations that it stands for",
+        "gpu_kernels:kernel_speed",
+        60,
+        alone=True,
+        needs=(),
         speed=True,
     ),
     Case(

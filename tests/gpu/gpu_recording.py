@@ -14,7 +14,7 @@ from tiny_models import VOCABULARY, make_tiny_model
 from torch import Tensor
 
 from molink.shards.decode import BATCH_SIZES, Decoding, decoding_on
-from molink.shards.paged import PagedAttention, Places
+from molink.shards.paged import Logits, PagedAttention, Places, Turned
 from molink.shards.spec import Span
 
 ARCHITECTURES = ("llama", "qwen2_sliding", "gemma3", "mistral", "gpt2", "qwen3")
@@ -31,7 +31,7 @@ def decoding_of(device: str, *, records: bool) -> Decoding:
     """As the device decodes, or as the tests' reference does on a processor."""
     if device == "cpu":
         return Decoding(WrittenOut(), Tapes() if records else None)
-    decoding = decoding_on(device, records=records)
+    decoding = decoding_on(device, records=records, fuses=True)
     assert decoding is not None
     return decoding
 
@@ -91,13 +91,18 @@ class FailingAttention:
     def store(self, keys: Tensor, values: Tensor, places: Places, slot: int) -> None:
         self._attention.store(keys, values, places, slot)
 
-    def attend(self, query: Tensor, places: Places, slot: int, key_heads: int, scaling: float) -> Tensor:
+    def rotate_and_store(
+        self, turned: Turned, keys: Tensor, values: Tensor, places: Places, slot: int
+    ) -> None:
+        self._attention.rotate_and_store(turned, keys, values, places, slot)
+
+    def attend(self, query: Tensor, places: Places, slot: int, key_heads: int, logits: Logits) -> Tensor:
         if recording(query.device):
             self._left -= 1
             if self._left < 0:
                 self.broken += 1
                 self._breaks(query)
-        return self._attention.attend(query, places, slot, key_heads, scaling)
+        return self._attention.attend(query, places, slot, key_heads, logits)
 
 
 def recording(device: torch.device) -> bool:

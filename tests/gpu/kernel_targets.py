@@ -1,7 +1,7 @@
 """What the Triton kernels take of each card, compiled here for cards that are elsewhere: `python kernel_targets.py`.
 
-Launches are those that `TritonAttention` makes, with the tiles that it chooses for the card. Prints one JSON line: what
-each kernel takes at most on each card, and every limit that one is beyond.
+Launches are those that the project makes, with the tiles that it chooses for the card. Prints one JSON line: what each
+kernel takes at most on each card, and every limit that one is beyond.
 """
 
 import argparse
@@ -11,7 +11,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,24 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from molink.shards import paged_triton
-from molink.shards.paged import Places
+from molink.shards.kernels import triton_bytes, triton_latents, triton_layers
+from molink.shards.kernels.fused import Activation, NormKind
+from molink.shards.paged import Logits, NotPaged, Places, Turned
 
-KERNELS = ("_store", "_attend", "_merge")
+KERNELS = {
+    "_store": (paged_triton,),
+    "_rotate_and_store": (paged_triton,),
+    "_attend": (paged_triton,),
+    "_merge": (paged_triton, triton_latents),
+    "_store_latents": (triton_latents,),
+    "_attend_latents": (triton_latents,),
+    "_norm": (triton_layers,),
+    "_gate": (triton_layers,),
+    "_multiply": (triton_bytes,),
+}
+"""The modules that launch each by this name."""
+LATENTS = (512, 64)
+"""DeepSeek's, V2 and V3: numbers of a latent, and of the key beside it."""
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -84,15 +99,17 @@ class Taken:
 @contextmanager
 def launches() -> Iterator[list[Launch]]:
     """What would be launched meanwhile, in its place."""
-    kept = {name: getattr(paged_triton, name) for name in KERNELS}
+    kept = {name: getattr(modules[0], name) for name, modules in KERNELS.items()}
     found: list[Launch] = []
     try:
         for name, kernel in kept.items():
-            setattr(paged_triton, name, _Noting(name, kernel, found))
+            for module in KERNELS[name]:
+                setattr(module, name, _Noting(name, kernel, found))
         yield found
     finally:
         for name, kernel in kept.items():
-            setattr(paged_triton, name, kernel)
+            for module in KERNELS[name]:
+                setattr(module, name, kernel)
 
 
 class _Noting:
@@ -139,6 +156,7 @@ _TYPE_NAMES = {
     torch.float16: "fp16",
     torch.bfloat16: "bf16",
     torch.int64: "i64",
+    torch.int8: "i8",
 }
 
 
@@ -157,50 +175,91 @@ def _resources(cubin: bytes) -> tuple[int, int]:
     return registers, stack + local
 
 
-def launched(card: Card, head_dim: int, dtype: torch.dtype, group: int, processors: int) -> list[Launch]:
-    """What a step of one row launches there."""
+def attention_launches(
+    card: Card, head_dim: int, dtype: torch.dtype, group: int, processors: int
+) -> list[Launch]:
+    """What a step of one row launches there, with plain logits and with others."""
     attention = paged_triton.TritonAttention(processors, card.shared_bytes)
     states = torch.zeros(1, 2, 1, head_dim, dtype=dtype)
+    query = states.repeat(1, group, 1, 1)
     places = Places(torch.zeros(1, 32, dtype=torch.long), torch.zeros(2, 1, dtype=torch.long))
+    plain = Logits(head_dim**-0.5)
     with launches() as found:
         attention.store(states, states, places, 2)
-        attention.attend(states.repeat(1, group, 1, 1), places, 2, 2, head_dim**-0.5)
+        attention.rotate_and_store(Turned(query, states[:, 0], states[:, 0]), states, states, places, 2)
+        for logits in (plain, plain._replace(softcap=50.0), plain._replace(sinks=query[0, :, 0, 0])):
+            attention.attend(query, places, 2, 2, logits)
     return found
+
+
+def latent_launches(card: Card, dtype: torch.dtype, heads: int, processors: int) -> list[Launch]:
+    """What a step of one row launches there; nothing where sessions attend one after the other."""
+    rank, dim = LATENTS
+    attention = triton_latents.TritonLatents(processors, card.shared_bytes)
+    latents, keys = torch.zeros(1, 1, 1, rank, dtype=dtype), torch.zeros(1, 1, 1, dim, dtype=dtype)
+    places = Places(torch.zeros(1, 64, dtype=torch.long), torch.zeros(2, 1, dtype=torch.long))
+    with launches() as found:
+        attention.store(latents, keys, places, 1)
+        with suppress(NotPaged):
+            attention.attend(latents[0].repeat(heads, 1, 1), keys[0].repeat(heads, 1, 1), places, 1, 0.1)
+    return found
+
+
+def layer_launches(card: Card, dtype: torch.dtype, dim: int, processors: int) -> list[Launch]:
+    """Norms and gates of this width, and products with bytes of few rows and of many."""
+    layers = triton_layers.TritonLayers()
+    bytes_ = triton_bytes.TritonBytes(processors, card.shared_bytes)
+    states, weight = torch.zeros(3, dim, dtype=dtype), torch.zeros(dim, dtype=dtype)
+    with launches() as found:
+        for kind, added in itertools.product(NormKind, (None, states)):
+            layers.norm(states, added, weight, 1e-6, kind)
+        for activation in Activation:
+            layers.gate(states, states, activation)
+        for rows, columns in itertools.product((1, 17, 64), (512, 16384)):
+            matrix = torch.zeros(columns, dim, dtype=torch.int8)
+            bytes_.multiply(weight.expand(rows, dim).contiguous(), matrix, torch.zeros(columns), None)
+    return found
+
+
+def _cases(options: argparse.Namespace, card: Card) -> Iterator[tuple[str, list[Launch]]]:
+    for head_dim, dtype, group in itertools.product(options.head_dims, options.dtypes, options.groups):
+        case = f"{dtype}, heads of {head_dim}, {group} to a key"
+        yield case, attention_launches(card, head_dim, getattr(torch, dtype), group, processors=108)
+    for dtype in options.dtypes:
+        yield f"{dtype}, latents", latent_launches(card, getattr(torch, dtype), 128, processors=108)
+    for dim, dtype in itertools.product(options.dims, options.dtypes):
+        yield f"{dtype}, rows of {dim}", layer_launches(card, getattr(torch, dtype), dim, processors=108)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--head-dims", type=int, nargs="+", default=HEAD_DIMS)
+    parser.add_argument("--head-dims", type=int, nargs="*", default=HEAD_DIMS)
     parser.add_argument("--groups", type=int, nargs="+", default=(1, 8))
+    parser.add_argument("--dims", type=int, nargs="*", default=(128, 2048, 8192), help="widths of layers")
     parser.add_argument("--dtypes", nargs="+", default=[str(dtype)[6:] for dtype in DTYPES])
     parser.add_argument("--capabilities", type=int, nargs="+", default=[card.capability for card in CARDS])
     options = parser.parse_args()
-    kernels = {name: getattr(paged_triton, name) for name in KERNELS}
+    kernels = {name: getattr(modules[0], name) for name, modules in KERNELS.items()}
     taken: list[Taken] = []
     faults: list[str] = []
     cards = [card for card in CARDS if card.capability in options.capabilities]
-    for card, head_dim, dtype, group in itertools.product(
-        cards, options.head_dims, options.dtypes, options.groups
-    ):
-        case = f"{dtype}, heads of {head_dim}, {group} to a key"
-        for launch in launched(card, head_dim, getattr(torch, dtype), group, processors=108):
-            found = compiled(launch, kernels[launch.kernel], card, case)
-            taken.append(found)
-            faults += found.beyond(card)
+    for card in cards:
+        for case, found in _cases(options, card):
+            for launch in found:
+                one = compiled(launch, kernels[launch.kernel], card, case)
+                taken.append(one)
+                faults += one.beyond(card)
     summary: list[dict[str, object]] = []
     for card, kernel in itertools.product(cards, KERNELS):
         of_both = [one for one in taken if (one.capability, one.kernel) == (card.capability, kernel)]
-        summary.append(
-            {
-                "capability": card.capability,
-                "kernel": kernel,
-                "compiled": len(of_both),
-                **{
-                    name: max(getattr(one, name) for one in of_both)
-                    for name in ("shared_bytes", "registers", "spilled_bytes")
-                },
+        if of_both:
+            most = {
+                name: max(getattr(one, name) for one in of_both)
+                for name in ("shared_bytes", "registers", "spilled_bytes")
             }
-        )
+            summary.append(
+                {"capability": card.capability, "kernel": kernel, "compiled": len(of_both), **most}
+            )
     spilling = [asdict(one) for one in taken if one.spilled_bytes]
     print(json.dumps({"compiled": len(taken), "faults": faults, "most": summary, "spilling": spilling}))
 

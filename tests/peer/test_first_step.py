@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from circuit_runs import start_run, step_runs
+from fused_reference import WrittenKernels
 from paged_reference import Tapes, WrittenOut, decoding_here
 from tiny_models import make_tiny_model
 from torch import Tensor
@@ -16,9 +17,10 @@ from molink.peer import first_step
 from molink.peer.backend import DeviceBackend
 from molink.peer.first_step import Proof, prove
 from molink.peer.models.model import LocalModel
+from molink.shards import assembly
 from molink.shards.decode import Decoding
-from molink.shards.paged import Places
-from molink.shards.paged_rows import NotPaged
+from molink.shards.kernels.fused import Activation, FusedKernels
+from molink.shards.paged import Logits, NotPaged, Places
 from molink.shards.store import describe, read_manifest
 from molink.shards.ways import Way
 
@@ -49,10 +51,24 @@ class Failing(WrittenOut):
         super().__init__()
         self.failure = failure
 
-    def attend(self, query: Tensor, places: Places, slot: int, key_heads: int, scaling: float) -> Tensor:
+    def attend(self, query: Tensor, places: Places, slot: int, key_heads: int, logits: Logits) -> Tensor:
         if self.failure is not None:
             raise self.failure
-        return super().attend(query, places, slot, key_heads, scaling) * 1.5
+        return super().attend(query, places, slot, key_heads, logits) * 1.5
+
+
+class LateFailing(WrittenKernels):
+    """Fused kernels that are right while layers are loaded, and later, when they are to, fail or compute nonsense."""
+
+    def __init__(self, *, wrong: bool) -> None:
+        super().__init__()
+        self._wrong = wrong
+        self.fails = False
+
+    def gate(self, gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
+        if self.fails and not self._wrong:
+            raise RuntimeError("an illegal instruction was encountered")
+        return super().gate(gate, up, activation) * (3 if self.fails else 1)
 
 
 class NotRecording(Tapes):
@@ -96,7 +112,7 @@ def serves_as_without(model: LocalModel, way: Way, monkeypatch: pytest.MonkeyPat
                 break
         return [run.tokens for run in runs]
 
-    decoding, _, _ = decoding_here(records=way is Way.RECORDED)
+    decoding, _, _ = decoding_here(records=way is not Way.LAUNCHED, fuses=way is Way.FUSED)
     assert tokens(None if way is Way.TORCH else decoding) == tokens(None)
 
 
@@ -104,10 +120,33 @@ def test_where_all_works_steps_are_recorded_and_nothing_is_said(
     model: LocalModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoding, attention, tapes = decoding_here()
-    assert proved(model, lambda _way, _device: decoding) == Proof(Way.RECORDED, None)
+    assert proved(model, lambda _way, _device: decoding) == Proof(Way.FUSED, None)
     assert tapes.replays > 0, "the recorded step was played"
     assert 1 in attention.rows, "a row beside a prompt attended too"
-    serves_as_without(model, Way.RECORDED, monkeypatch)
+    serves_as_without(model, Way.FUSED, monkeypatch)
+
+
+@pytest.mark.parametrize("wrong", [False, True], ids=["raises", "computes something else"])
+def test_where_fused_kernels_fail_steps_are_recorded_without_them(
+    model: LocalModel,
+    wrong: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kernels = LateFailing(wrong=wrong)
+    monkeypatch.setattr(assembly, "fused_on", lambda _device: FusedKernels(kernels, kernels))
+
+    def decodings(way: Way, _device: str) -> Decoding:
+        kernels.fails = way is Way.FUSED
+        return Decoding(WrittenOut(), Tapes(), fuses=way is Way.FUSED)
+
+    proof = proved(model, decodings)
+    assert proof.way is Way.RECORDED
+    assert proof.sentence is not None
+    assert (
+        "computes with Triton's kernels in recorded steps, because the fused ones fail here" in proof.sentence
+    )
+    assert ("off by" if wrong else "illegal instruction") in proof.sentence
+    serves_as_without(model, proof.way, monkeypatch)
 
 
 @pytest.mark.parametrize("failure", FAILURES, ids=lambda failure: type(failure).__name__)
@@ -115,7 +154,7 @@ def test_whatever_a_kernel_raises_torch_attends(
     model: LocalModel, failure: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     proof = proved(
-        model, lambda way, _device: Decoding(Failing(failure), Tapes() if way is Way.RECORDED else None)
+        model, lambda way, _device: Decoding(Failing(failure), Tapes() if way is not Way.LAUNCHED else None)
     )
     assert proof.way is Way.TORCH
     assert proof.sentence is not None
@@ -146,7 +185,7 @@ def test_where_recording_fails_kernels_are_launched(
     model: LocalModel, failure: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def decodings(way: Way, _device: str) -> Decoding:
-        return Decoding(WrittenOut(), NotRecording(failure) if way is Way.RECORDED else None)
+        return Decoding(WrittenOut(), NotRecording(failure) if way is not Way.LAUNCHED else None)
 
     proof = proved(model, decodings)
     assert proof.way is Way.LAUNCHED
@@ -167,9 +206,9 @@ def test_kernels_that_cannot_even_be_imported_are_a_way_that_fails(model: LocalM
 
 
 def test_layers_that_are_never_recorded_are_no_failure(tmp_path: Path) -> None:
-    model = made("gpt_oss", tmp_path)
+    model = made("bloom", tmp_path)
     decoding, _, tapes = decoding_here()
-    assert proved(model, lambda _way, _device: decoding) == Proof(Way.RECORDED, None)
+    assert proved(model, lambda _way, _device: decoding) == Proof(Way.FUSED, None)
     assert tapes.replays == 0
 
 

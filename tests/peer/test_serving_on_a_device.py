@@ -43,8 +43,8 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
     """A second card, on which the engines of served peers are, with the clock of what it computes."""
     with fake_cuda(1) as fake:
 
-        def decoding_on(device: str, *, records: bool) -> Decoding:
-            return Decoding(Kernels(fake), CudaGraphs(Device(device)) if records else None, (1, 2, 4))
+        def decoding_on(device: str, *, records: bool, fuses: bool) -> Decoding:
+            return Decoding(Kernels(fake), CudaGraphs(Device(device)) if records else None, (1, 2, 4), fuses)
 
         monkeypatch.setattr(ways, "decoding_on", decoding_on)
         monkeypatch.setattr(served_peer, "DeviceBackend", lambda model, _: DeviceBackend(model, "cuda:1"))

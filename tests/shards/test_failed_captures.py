@@ -18,7 +18,7 @@ from molink.shards.decode import Decoding
 from molink.shards.device import Device
 from molink.shards.engine import Engine
 from molink.shards.loader import load_stage
-from molink.shards.paged import Places
+from molink.shards.paged import Logits, Places
 from molink.shards.spec import Span
 from molink.shards.waiting import WaitsForDevice, refusing_waits
 
@@ -126,11 +126,11 @@ class Fails(Kernels):
         super().__init__(fake)
         self._left = after
 
-    def attend(self, query: Tensor, places: Places, slot: int, key_heads: int, scaling: float) -> Tensor:
+    def attend(self, query: Tensor, places: Places, slot: int, key_heads: int, logits: Logits) -> Tensor:
         self._left -= 1
         if self._left < 0:
             raise OutOfResources("out of resource: shared memory, Required: 155648, Hardware limit: 101376")
-        return super().attend(query, places, slot, key_heads, scaling)
+        return super().attend(query, places, slot, key_heads, logits)
 
 
 @pytest.mark.parametrize("after", [0, 10, 20])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from circuit_runs import Circuit, Run, engine_with, finish, start_run, start_sharing, step_runs
-from paged_reference import decoding_here
+from paged_reference import WrittenLatents, decoding_here
 from tiny_models import VOCABULARY
 
 from molink.shards.decode import Decoding
@@ -17,10 +17,11 @@ from molink.shards.spec import KV_BLOCK_TOKENS, Span
 TinyModel = Callable[[str], Path]
 
 SIZES = (1, 2, 4, 8)
-BY_ADDRESS = ("llama", "qwen2_sliding", "mixtral", "gemma3")
-ALSO_BY_ADDRESS = ("mistral", "gpt2", "qwen3")
-BY_SESSION = ("gemma2", "gpt_oss", "deepseek_v3", "falcon")
-"""Capped logits, sinks, caches that layers expand, and attention of the model's own."""
+BY_ADDRESS = ("llama", "qwen2_sliding", "gemma2", "gpt_oss")
+ALSO_BY_ADDRESS = ("mistral", "mixtral", "gemma3", "gpt2", "qwen3")
+BY_LATENTS = ("deepseek_v3", "deepseek_v2")
+BY_SESSION = ("bloom", "falcon")
+"""Linear biases, and attention of the model's own."""
 
 
 def prompts(count: int, seed: int = 5) -> list[tuple[int, ...]]:
@@ -67,6 +68,21 @@ def test_ragged_batches_by_address_are_those_session_by_session(
     assert tapes.sizes == [*SIZES, *SIZES], "all sizes of both spans, before the first step"
     assert tapes.replays > 20
     assert {3, 5} & set(attention.rows), "rows beside prompts attend together too"
+
+
+@pytest.mark.parametrize(
+    "architecture", [BY_LATENTS[0], *(pytest.param(name, marks=pytest.mark.full) for name in BY_LATENTS[1:])]
+)
+def test_ragged_batches_attend_to_latents_as_sessions_do_to_what_these_expand_to(
+    tiny_model: TinyModel, architecture: str
+) -> None:
+    decoding, _, tapes = decoding_here(sizes=SIZES)
+    folder = tiny_model(architecture)
+    ours = joining(split(folder, decoding=decoding), prompts(7), 24)
+    assert_same(ours, joining(split(folder), prompts(7), 24))
+    assert isinstance(decoding.latents, WrittenLatents)
+    assert {3, 5} & set(decoding.latents.rows), "rows beside prompts attend together too"
+    assert tapes.replays > 20
 
 
 @pytest.mark.parametrize("architecture", BY_SESSION)
@@ -226,3 +242,34 @@ def test_recordings_outlive_other_layers_and_not_their_own(tiny_model: TinyModel
     assert torch.equal(first, again)
     assert tapes.sizes == [1, 1, 1, 1]
     assert tapes.replays == 3
+
+
+@pytest.mark.parametrize("architecture", ["llama", "deepseek_v3"])
+def test_parts_of_prompts_go_through_some_layers_after_the_others(
+    tiny_model: TinyModel, architecture: str
+) -> None:
+    """As pieces do: a batch of its own for each group of layers, of two prompts, behind what they have already."""
+    decoding, _, _ = decoding_here(sizes=SIZES)
+    engine, span = engine_with(tiny_model(architecture), (0, 6), decoding=decoding), Span(0, 6)
+    both = [[engine.new_cache(span, 64) for _ in range(2)] for _ in range(2)]
+    counts, first = (1, 9), tuple(range(20))
+    for caches in both:
+        engine.step(span, [Rows(cache, 20, first, want_logits=False) for cache in caches], None)
+    ids = [tuple(range(40, 40 + count)) for count in counts]
+    rows = [Rows(cache, len(own), own, want_logits=True) for cache, own in zip(both[0], ids, strict=True)]
+    expected = engine.step(span, rows, None)
+    paged, caches = engine._paged.get(span), both[1]
+    assert paged is not None
+    hidden = torch.tensor([[token for own in ids for token in own]])
+    positions = torch.tensor([[20, *range(20, 29)]])
+    with torch.inference_mode():
+        for cache, count in zip(caches, counts, strict=True):
+            cache.require(count)
+        for part in (Span(0, 2), Span(2, 6)):
+            batch = paged.batch(caches, counts, lambda numbers: torch.tensor(numbers, dtype=torch.long))
+            for view in engine._route(part):
+                hidden = view.run(hidden, positions, batch)
+        batch.commit()
+        logits = engine._route(span)[-1].logits(hidden[:, [0, 9]])
+    torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-5)
+    assert [cache.length for cache in caches] == [21, 29]

@@ -1,0 +1,55 @@
+"""How much of a matrix of bytes one program multiplies, so that it fits a card and fills it. Pure."""
+
+from dataclasses import dataclass
+
+from molink.shards.paged_tiles import LEAST_SHARED_BYTES
+
+MOST_ROWS = 64
+"""More rows are bound by products, not by the bytes of the matrix: they are left to the card's own library."""
+_LEAST = 16
+"""Rows and columns of the smallest matrix product that tensor cores make."""
+_COLUMNS = (64, 32, 16)
+_STEP = 128
+_STAGES = (4, 3, 2, 1)
+_FLOAT32_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ByteTile:
+    """What one program of the kernel has at a time."""
+
+    rows: int
+    columns: int
+    """Of the product: rows of the matrix."""
+    step: int
+    """Numbers of each row that are multiplied at a time."""
+    stages: int
+    """Steps whose loads are on their way at the same time."""
+
+
+def shared_bytes(tile: ByteTile, element_bytes: int) -> int:
+    """The most shared memory that the kernel takes with this tile, on any card: rows and bytes that are on their way,
+    and both as numbers where the product reads them from there."""
+    rows, matrix = tile.rows * tile.step, tile.columns * tile.step
+    loaded = max(1, tile.stages - 1) * (rows * element_bytes + matrix)
+    multiplied = (rows + matrix) * element_bytes
+    return loaded + multiplied
+
+
+def tile_for(
+    rows: int, columns: int, processors: int, element_bytes: int, limit_bytes: int
+) -> ByteTile | None:
+    """The tile for so many rows and a product of so many columns: as wide as leaves work for all processors, with as
+    many loads on their way as fit `limit_bytes` of shared memory. None where there are too many rows, or none fits.
+
+    In float32, and on Turing in all dtypes, the compiler multiplies without tensor cores, out of registers: there they
+    are the limit.
+    """
+    if rows > MOST_ROWS:
+        return None
+    padded = max(_LEAST, 1 << (rows - 1).bit_length())
+    wide = next((width for width in _COLUMNS if columns >= width * processors), _LEAST)
+    if limit_bytes <= LEAST_SHARED_BYTES or element_bytes == _FLOAT32_BYTES:
+        return ByteTile(padded, min(wide, 2 * _LEAST), 2 * _LEAST, 2)
+    tiles = (ByteTile(padded, wide, step, stages) for step in (_STEP, _STEP // 2) for stages in _STAGES)
+    return next((tile for tile in tiles if shared_bytes(tile, element_bytes) <= limit_bytes), None)
