@@ -2,9 +2,9 @@
 
 The description says of each peer what it holds, what is free, where it is, what its line carries, and what routers
 count with: how long a layer takes it by batch size and by tokens of a prompt, what a step takes whatever its layers,
-what contexts and the model's ends add, how fast it loads. Of the round trips count first those under `links`, as a gateway's overview has them, then what
-coordinates predict. What a document leaves out, as those of older versions do, is assumed as a router assumes what
-nobody has measured.
+what contexts and the model's ends add, how fast it loads. Of the round trips count first those under `links`, as a
+gateway's overview has them, then what coordinates predict. What a document leaves out, as those of older versions do,
+is assumed as a router assumes what nobody has measured.
 """
 
 import json

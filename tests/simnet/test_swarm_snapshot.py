@@ -39,8 +39,8 @@ ROUNDED = 1e-5
 TRACE = (TraceRequest(0.0, 400, 20), TraceRequest(1.0, 400, 20))
 MODEL = replace(QWEN2_7B, layers=8).spec()
 SETTINGS = SwarmSettings(peers=2, duration_s=20.0, gateways=1, rate_rps=0.2)
-MEASURED = ("layer_latencies", "prefill_latencies", "embed_ms", "head_ms", "step_ms", "load_bytes_per_s", "decode_context_ms",
-            "prefill_context_ms", "span_limit", "coordinate", "uplink_mbps")  # fmt: skip
+MEASURED = ("layer_latencies", "prefill_latencies", "embed_ms", "head_ms", "step_ms", "load_bytes_per_s",
+            "decode_context_ms", "prefill_context_ms", "span_limit", "coordinate", "uplink_mbps")  # fmt: skip
 """Facts that a router counts with, beside the links and the device's processors."""
 NEW_KEYS = {"processors", "span_limit", "layer_ms_by_batch_size", "prefill_layer_ms", "decode_context_ms",
             "prefill_context_ms", "step_ms", "embed_ms", "head_ms", "load_bytes_per_s", "coordinate"}  # fmt: skip
