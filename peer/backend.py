@@ -10,9 +10,13 @@ from molink.peer.models.model import LocalModel, Progress
 from molink.shards.engine import Engine, Rows
 from molink.shards.kv_cache import SequenceCache
 from molink.shards.loader import load_stage
+from molink.shards.sampling import Outcome
 from molink.shards.spec import ModelSpec, Span
 from molink.shards.verification import StoredPart
 from molink.shards.ways import Way, decoding_in
+
+StepResult = Tensor | list[Outcome]
+"""Hidden states; where the span ends the model, logits, or what came of drawing from them where they lie."""
 
 
 class StageEngine(Protocol):
@@ -30,7 +34,7 @@ class StageEngine(Protocol):
 
     def begin_behind(self, cache: SequenceCache, tokens: int) -> None: ...
 
-    def step(self, span: Span, rows: Sequence[Rows], hidden: Tensor | None) -> Tensor: ...
+    def step(self, span: Span, rows: Sequence[Rows], hidden: Tensor | None) -> StepResult: ...
 
     def to_host(self, tensors: Sequence[Tensor]) -> list[Tensor]: ...
 

@@ -44,8 +44,6 @@ class CudaGraphs:
             graph.replay()
             return result
 
-        replay()
-        self._device.wait()
         return replay
 
     def _captured(self, step: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:

@@ -31,7 +31,7 @@ class Recorder(Protocol):
     """Makes a function that does again what `step` does, on the same memory."""
 
     def record(self, step: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """`step` is called at least once, and what comes back has run once. Raises whatever goes wrong; then
+        """`step` is called at least once; what comes back has not run yet. Raises whatever goes wrong; then
         the device is as it was before."""
         ...
 
@@ -56,10 +56,7 @@ class Decoding:
 
 
 def decoding_on(device: str, *, records: bool = True, fuses: bool = False) -> Decoding | None:
-    """On CUDA devices, where torch brings Triton along; None elsewhere, and where `Engine` steps session by session.
-
-    Without `records` steps may do on the way what cannot be recorded, such as talk to other processes.
-    """
+    """On CUDA devices, where torch brings Triton along; None elsewhere, and where `Engine` steps session by session."""
     if torch.device(device).type != "cuda" or importlib.util.find_spec("triton") is None:
         return None
     from molink.shards.kernels.triton_latents import TritonLatents
@@ -110,17 +107,29 @@ class PagedSpan:
         except WaitsForDevice as reason:
             step()
             if self._recorder is not None:
-                self._give_up(reason)
+                self.give_up(reason)
 
+    @property
+    def next_size(self) -> int | None:
+        """The smallest step that is not recorded; None: there is none, or it cannot be."""
+        if self._recorder is None:
+            return None
+        return next((size for size in self._sizes if size not in self._replays), None)
+
+    @torch.inference_mode()
     def record_next(self) -> bool:
         """Records the smallest step that is not recorded; whether there was one. Not while a step is under way."""
-        size = next((size for size in self._sizes if size not in self._replays), None)
+        size = self.next_size
         if size is None or self._recorder is None:
             return False
         try:
-            self._replays[size] = self._recorder.record(self._step_of(size))
+            replay = self._recorder.record(self._step_of(size))
+            replay()
+            self._rows.wait()
         except Exception as error:  # noqa: BLE001 - drivers and compilers raise what they like: the next way needs neither
-            self._give_up(error)
+            self.give_up(error)
+        else:
+            self._replays[size] = replay
         return True
 
     def replay(
@@ -139,7 +148,7 @@ class PagedSpan:
             return replay()[: len(caches)].clone()
         except Exception as error:  # noqa: BLE001 - as above; what it has stored already, the next way stores again
             self._replays.clear()
-            self._give_up(error)
+            self.give_up(error)
             return None
 
     def batch(self, caches: Sequence[SequenceCache], counts: Sequence[int], upload: Upload) -> MixedBatch:
@@ -179,7 +188,7 @@ class PagedSpan:
         self._rows.fill(())
         return step
 
-    def _give_up(self, reason: Exception) -> None:
+    def give_up(self, reason: Exception) -> None:
         """No further steps are recorded; what has been recorded stays."""
         self._recorder = None
         span = f"layers {self._route[0].span.start} to {self._route[-1].span.stop}"

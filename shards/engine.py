@@ -118,8 +118,13 @@ class Engine:
     def record_next(self) -> bool:
         """Records decode steps of one more size on layers that were attached since; whether there was one to record.
         Sessions may step in between, unrecorded where they would be of that size."""
+        paged = self.to_record()
+        return paged is not None and paged.record_next()
+
+    def to_record(self, span: Span | None = None) -> PagedSpan | None:
+        """Of what steps are to be recorded next: of `span`, or of layers that were attached since. None: of nothing."""
         self._device.enter()
-        return self._paged.record_next(self.held)
+        return self._paged.to_record(self.held, span)
 
     def new_cache(
         self, span: Span, capacity_tokens: int, prefix: Sequence[bytes] = (), *, reserve: bool = True

@@ -103,7 +103,8 @@ class PackedLayers:
     ) -> None:
         size = sum(tensor.nbytes for tensor in tensors.values()) + _HEADER_BYTES
         self.store.reserve({unfinished: size}, in_use)
-        save_file(tensors, unfinished, {"format": str(FORMAT), "matrices": json.dumps(matrices)})
+        # under one name: of several safetensors writes one or another first, and equal layers would be other files
+        save_file(tensors, unfinished, {"matrices": json.dumps(matrices)})
         sha256, size = hash_file(unfinished), unfinished.stat().st_size
         self.store.adopt({unfinished: sha256}, in_use)
         note = json.dumps({"sha256": sha256, "bytes": size}).encode()

@@ -53,6 +53,7 @@ class PagedRows:
         }
         """For each layer its table, and the slot of its keys there."""
         self._pool = pool
+        self._device = device
         self._numbers = Staging((2 + 2 * len(tables), rows), torch.long, device)
         width = -(-context_length // KV_BLOCK_TOKENS)
         entries = 4 if self.latent else 2
@@ -90,6 +91,10 @@ class PagedRows:
         """The tokens of its table that a session's next one sees."""
         stop = cache.length + 1 - cache.tables[index].first * KV_BLOCK_TOKENS
         return (0 if window is None else max(0, stop - window)), stop
+
+    def wait(self) -> None:
+        """Until what was launched for them is done."""
+        self._device.wait()
 
     def token_ids(self, rows: int) -> Tensor:
         """[1, rows] of the first rows, in memory that stays."""

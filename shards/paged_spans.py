@@ -39,20 +39,22 @@ class PagedSpans:
             if self._spans.pop(span) is not None and not missing_spans(span, tuple(held)):
                 self._unrecorded.append(span)
 
-    def record_next(self, held: Sequence[Span]) -> bool:
-        """Records one more size on what was added or changed; whether there was one to record."""
+    def to_record(self, held: Sequence[Span], span: Span | None = None) -> PagedSpan | None:
+        """What has steps that are to be recorded: `span`, or what was added or changed. None: nothing, or it is not
+        among what is held."""
+        if span is not None:
+            return self._unfinished(held, span)
         while self._unrecorded:
-            span = self._unrecorded[-1]
-            paged = None if missing_spans(span, tuple(held)) else self.get(span)
-            if paged is not None and _record_next(paged):
-                return True
+            paged = self._unfinished(held, self._unrecorded[-1])
+            if paged is not None:
+                return paged
             self._unrecorded.pop()
-        return False
+        return None
 
     def record(self, span: Span) -> None:
         """Records all sizes that are left of one span."""
         paged = self.get(span)
-        while paged is not None and _record_next(paged):
+        while paged is not None and paged.record_next():
             continue
 
     def attend_apart(self, span: Span, error: Exception) -> None:
@@ -67,6 +69,10 @@ class PagedSpans:
             reason,
         )
 
+    def _unfinished(self, held: Sequence[Span], span: Span) -> PagedSpan | None:
+        paged = None if missing_spans(span, tuple(held)) else self.get(span)
+        return None if paged is None or paged.next_size is None else paged
+
     def _proven(self, span: Span) -> PagedSpan | None:
         try:
             with torch.inference_mode():
@@ -77,11 +83,6 @@ class PagedSpans:
             self.attend_apart(span, error)
             return None
         return paged
-
-
-@torch.inference_mode()
-def _record_next(paged: PagedSpan) -> bool:
-    return paged.record_next()
 
 
 def overlap(one: Span, other: Span) -> bool:

@@ -52,6 +52,10 @@ class Sampled:
     """(token id, log-probability) of the most likely tokens, as many as requested, in order."""
 
 
+Outcome = Sampled | Exception
+"""What came of drawing a row: its token, or why there is none."""
+
+
 def sample(logits: Tensor, requests: Sequence[SampleRequest]) -> list[Sampled]:
     """One token for each row of float32 logits [rows, vocabulary], if all rows are sound.
 
@@ -67,7 +71,7 @@ def sample(logits: Tensor, requests: Sequence[SampleRequest]) -> list[Sampled]:
 
 def sample_each(
     logits: Tensor, requests: Sequence[SampleRequest], dtype: torch.dtype | None = None
-) -> list[Sampled | Exception]:
+) -> list[Outcome]:
     """For each row of float32 logits [rows, vocabulary] one token, or why there is none.
 
     All rows are drawn together, and the device is waited for once; a second time if rows need more of their

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from molink.shards.kv_cache import SequenceCache
 from molink.shards.packed import PackedBatch
+from molink.shards.sampling import SampleRequest
 from molink.shards.spec import Span
 
 
@@ -26,6 +27,8 @@ class Rows:
     """As many ids, where the span starts the model; None elsewhere."""
     want_logits: bool
     """Where the span ends the model: whether logits follow the last of these rows."""
+    request: SampleRequest | None = None
+    """How the token after the last of these rows is chosen, for engines that choose it themselves."""
 
 
 def check_rows(span: Span, rows: Sequence[Rows]) -> None:

@@ -14,8 +14,8 @@ class Way(Enum):
     TORCH = "torch's own attention, session by session"
 
 
-def decoding_in(way: Way, device: str, *, records: bool = True) -> Decoding | None:
+def decoding_in(way: Way, device: str) -> Decoding | None:
     """What `Engine` takes as its `decoding`, on a device of any kind: None where sessions attend one by one."""
     if way is Way.TORCH:
         return None
-    return decoding_on(device, records=records and way is not Way.LAUNCHED, fuses=way is Way.FUSED)
+    return decoding_on(device, records=way is not Way.LAUNCHED, fuses=way is Way.FUSED)

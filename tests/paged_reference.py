@@ -221,12 +221,14 @@ class Tapes:
         self.sizes: list[int] = []
         """Rows of each step that was recorded."""
         self.replays = 0
+        """Of all recordings, but for the first of each, which is part of recording."""
 
     def record(self, step: Callable[[], Tensor]) -> Callable[[], Tensor]:
         step()
         with Tape() as tape:
             result = step()
         self.sizes.append(len(result))
+        self.replays -= 1
 
         def replay() -> Tensor:
             self.replays += 1

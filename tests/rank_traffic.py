@@ -1,17 +1,16 @@
 """What our own ranks of one peer move, as equations (4) and (6) count it.
 
-The embedding is whole on every rank, so that equation (4) holds without its extra term. Hidden states and logits go
-through pipes between the peer and its ranks: a copy of what comes in to each, what goes out from one; logits, in
-float32, from each its part of the vocabulary.
+The embedding is whole on every rank, so that equation (4) holds without its extra term. Hidden states go through pipes
+between the peer and its ranks: a copy of what comes in to each, what goes out from one. Of logits nothing does: the
+first rank draws from what it gathers of the others.
 """
 
 from dataclasses import dataclass
 
 from molink.routing.parallelism import Layout, Lengths
 from molink.routing.volumes import all_reduce_factor, all_reduce_volume
-from molink.shards.spec import DTYPE_BYTES, ModelSpec, Span
+from molink.shards.spec import ModelSpec, Span
 
-LOGIT_BYTES = DTYPE_BYTES["float32"]
 REDUCTIONS_PER_LAYER = 2
 """After attention and after the MLP or its experts."""
 
@@ -26,17 +25,15 @@ class RankTraffic:
     """Payload of the pipes of all ranks, both ways."""
 
 
-def step_traffic(spec: ModelSpec, span: Span, ranks: int, rows: int, logits_rows: int) -> RankTraffic:
-    """One step of `rows` tokens through `span`, after which `logits_rows` of them want logits."""
+def step_traffic(spec: ModelSpec, span: Span, ranks: int, rows: int) -> RankTraffic:
+    """One step of `rows` tokens through `span`."""
     rows_bytes = rows * spec.activation_bytes
     reduced = REDUCTIONS_PER_LAYER * len(span) * rows_bytes * all_reduce_factor(ranks)
     into = ranks * rows_bytes if span.start > 0 else 0
-    ends = span.stop == spec.layers
-    out = logits_rows * spec.vocabulary_size * LOGIT_BYTES if ends else rows_bytes
+    out = 0 if span.stop == spec.layers else rows_bytes
     return RankTraffic(reduced, into + out)
 
 
 def request_traffic(spec: ModelSpec, ranks: int, lengths: Lengths) -> RankTraffic:
-    """One request through the whole model: equation (4) with one stage, and (6) in float32 of all ranks."""
-    reduced = all_reduce_volume(spec, Layout(tensor=ranks), lengths).bytes
-    return RankTraffic(reduced, lengths.decode_tokens * spec.vocabulary_size * LOGIT_BYTES)
+    """One request through the whole model: equation (4) with one stage."""
+    return RankTraffic(all_reduce_volume(spec, Layout(tensor=ranks), lengths).bytes, 0)

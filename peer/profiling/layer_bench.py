@@ -27,10 +27,11 @@ from molink.shards.spec import ModelSpec, Span
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
 FIRST_SIZES = (1, 8, 64)
-"""Measured before the others, and also through several layers."""
-MOST_LAYERS = 8
+"""Measured before the others, and also through one layer alone."""
+MOST_LAYERS = 32
 SEVERAL_BYTES = 512 << 20
-"""Several layers are so many as take no more than this, at most MOST_LAYERS; two if two take more."""
+"""Several layers are so many as take no more than this, at most MOST_LAYERS; two if two take more. They are more
+than caches hold, as a span's are: a layer that is still there from the step before would seem twice as fast."""
 WARM_STEPS = 6
 """Most steps at a batch size before it is measured; they count against no budget, but see WARM_BUDGET_S."""
 WARM_BUDGET_S = 30.0
@@ -61,12 +62,12 @@ PIECE_BUDGET_S = 0.5
 
 @contextmanager
 def on_bench(
-    backend: Backend, spec: ModelSpec, device: str, span: Span, deadline_s: float, several: int = 1
+    backend: Backend, spec: ModelSpec, device: str, span: Span, deadline_s: float, held: Span | None = None
 ) -> "Iterator[LayerBench]":
     """The span on the device; its memory is free again afterwards. After `deadline_s` (`time.perf_counter`) as little
-    is measured as can be. Of a single layer and those behind it, `several` in all, steps through all are measured
-    too."""
-    bench = LayerBench(backend, spec, device, span, deadline_s, several)
+    is measured as can be. `held` are several layers with that one in their middle: steps through all are measured too,
+    and neither finds in the processor's caches what the other has left there."""
+    bench = LayerBench(backend, spec, device, span, deadline_s, held or span)
     try:
         yield bench
     finally:
@@ -77,7 +78,7 @@ class LayerBench:
     """One loaded span, and sequences that step through it."""
 
     def __init__(
-        self, backend: Backend, spec: ModelSpec, device: str, span: Span, deadline_s: float, several: int
+        self, backend: Backend, spec: ModelSpec, device: str, span: Span, deadline_s: float, held: Span
     ) -> None:
         started_s = time.perf_counter()
         self.deadline_s = deadline_s
@@ -88,7 +89,7 @@ class LayerBench:
         self._spec = spec
         self._device = device
         self._span = span
-        self._held = Span(span.start, span.start + max(several, len(span)))
+        self._held = held
         self._engine = backend.engine
         backend.load(self._held, lambda _done, _total: None)()
         self._context = min(PROFILED_CONTEXT_TOKENS, max(1, spec.context_length // 2))
@@ -114,16 +115,16 @@ class LayerBench:
         several: dict[int, float] = {}
         spent_s = 0.0
         for size in sorted(BATCH_SIZES, key=lambda size: (size not in FIRST_SIZES, size)):
-            if one and (self._late or spent_s > TOTAL_BUDGET_S):
+            if several and (self._late or spent_s > TOTAL_BUDGET_S):
                 break
-            spans = [self._span]
+            spans = [self._held]
             if size in FIRST_SIZES and self._held != self._span and not self._late:
-                spans.append(self._held)
+                spans.append(self._span)
             series = self._series(size, spans, want_logits=False)
             spent_s += sum(map(sum, series)) / 1000
-            one[size] = max(FLOOR_MS, min(series[0]))
+            several[size] = max(FLOOR_MS, min(series[0]))
             if len(series) > 1:
-                several[size] = min(series[1])
+                one[size] = min(series[1])
         layer_ms, step_ms = separated(one, several, len(self._held))
         measured = [LayerLatency(size, layer_ms[size]) for size in sorted(layer_ms)]
         return at_most_the_next(measured), step_ms

@@ -106,14 +106,15 @@ def separated(
 ) -> tuple[dict[int, float], float]:
     """What one layer takes by batch size, and what a step takes beside its layers.
 
-    `one` are the times of steps through one layer by batch size, that of 1 among them; `several` those through `layers`
-    layers, more than one, for some of these sizes. A layer is what each further one adds; at least FLOOR_MS. What
-    remains of the step of one session is not the layer's, and as much is taken off where only one layer was measured.
+    `several` are the times of steps through `layers` layers by batch size, that of 1 among them; `one` those through
+    one of them, for some of these sizes, or for none where that is all there is. A layer is what each further one adds;
+    at least FLOOR_MS. What remains of the step of one session is not the layer's, and as much is taken off where only
+    steps through several were measured.
     """
-    added = {size: (several[size] - one[size]) / (layers - 1) for size in several}
+    added = {size: (several[size] - taken_ms) / (layers - 1) for size, taken_ms in one.items()}
     step_ms = max(0.0, one[1] - max(FLOOR_MS, added[1])) if 1 in added else 0.0
-    rest = {size: taken_ms - step_ms for size, taken_ms in one.items()}
-    return {size: max(FLOOR_MS, (rest | added)[size]) for size in one}, step_ms
+    rest = {size: (taken_ms - step_ms) / layers for size, taken_ms in several.items()}
+    return {size: max(FLOOR_MS, (rest | added)[size]) for size in several}, step_ms
 
 
 def still_warming(times_ms: Sequence[float]) -> bool:

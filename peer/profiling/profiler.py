@@ -28,7 +28,7 @@ from molink.shards.ways import Way
 
 PROFILE_BUDGET_S = 12.0
 """After this long nothing more is begun, and what is missing is extrapolated: slow machines too are ready soon."""
-MEASURED = "steps apart from layers"
+MEASURED = "steps apart from layers that no cache holds"
 """What is measured; profiles that were measured otherwise are not looked at."""
 REMEMBERED = 32
 """Profiles kept in the cache, the newest."""
@@ -115,7 +115,7 @@ def measure(
         middle = Span(0, 1)  # neither layer is without an end, and embedding a token costs less than the head
     first, last = Span(0, 1), Span(spec.layers - 1, spec.layers)
     say(f"Measuring layer {middle.start} of {spec.name} on {device}")
-    with on_bench(backend, spec, device, middle, deadline_s, several_layers(spec, middle.start)) as bench:
+    with on_bench(backend, spec, device, middle, deadline_s, several_layers(spec, middle)) as bench:
         count = bench.use_fastest_threads(counts)
         latencies, step_ms = bench.layer_latencies()
         prefills = tuple(
@@ -153,12 +153,14 @@ def measure(
     )
 
 
-def several_layers(spec: ModelSpec, first: int) -> int:
-    """How many layers from `first` on, the last of the model left out, are measured beside that layer alone: 1 where
-    there is no further one."""
-    there = max(1, spec.layers - 1 - first)
-    fitting = SEVERAL_BYTES // max(1, spec.layer_bytes[first])
-    return min(there, MOST_LAYERS, max(2, fitting))
+def several_layers(spec: ModelSpec, middle: Span) -> Span:
+    """The layers around `middle`, both ends of the model left out, that are measured beside that layer alone; `middle`
+    where there are no others."""
+    fitting = SEVERAL_BYTES // max(1, spec.layer_bytes[middle.start])
+    count = min(MOST_LAYERS, max(2, fitting))
+    before = min(middle.start - 1, (count - 1) // 2)
+    behind = min(spec.layers - 1 - middle.stop, count - 1 - before)
+    return Span(middle.start - max(0, before), middle.stop + max(0, behind))
 
 
 def decode_layer_ms(

@@ -11,19 +11,23 @@ from typing import Any, NoReturn, Self
 import torch
 from torch import Tensor
 
+from molink.peer.backend import StepResult
 from molink.peer.models.model import LocalModel, Progress
+from molink.peer.ranks.drawn import described_request, outcome_of
 from molink.peer.ranks.messages import MAX_PAYLOAD_BYTES
-from molink.peer.ranks.parts import described, joined
+from molink.peer.ranks.parts import described, joined, raw_of
 from molink.peer.ranks.processes import LOAD_SILENCE_S, RankRefused, Ranks, RanksLost
 from molink.shards.blob_part import BlobPart, StandIn
 from molink.shards.codec import dtype_of
 from molink.shards.engine import Rows
 from molink.shards.errors import WeightsError
 from molink.shards.kv_cache import CacheFull, SequenceCache
-from molink.shards.spec import ModelSpec, Span
+from molink.shards.sampling import SampleRequest
+from molink.shards.spec import ModelSpec, SamplingParams, Span
 from molink.shards.ways import Way
 
 Ask = Callable[..., list[Any]]
+_GREEDY = SampleRequest(SamplingParams(), 0, 0)
 
 
 class RankedCache(SequenceCache):
@@ -100,14 +104,18 @@ class RankedEngine:
         self._ranks = ranks
         self._dropped: deque[int] = deque()
         """Caches that nobody has any more; appended to wherever the interpreter finds that out."""
+        self._recorded: set[Span] = set()
+        """Spans of sessions of whose steps nothing is left to record."""
 
     def attach(self, load: int) -> None:
         """Adds what every rank has loaded as `load`. Raises ValueError where it overlaps what is held."""
+        self._recorded.clear()
         self._ask("attach", {"load": load})
 
     def detach(self, span: Span) -> None:
         """Frees the layers of `span`; parts of stages outside it stay. Raises ValueError where some are not held."""
         self._drop_caches()
+        self._recorded.clear()
         self._ask("detach", {"span": [span.start, span.stop]})
 
     def limit_kv(self, limit_bytes: int) -> bool:
@@ -126,6 +134,10 @@ class RankedEngine:
     ) -> SequenceCache:
         """Memory for one session on every rank, allocated now. As `Engine.new_cache`, but sessions share no prefix."""
         self._drop_caches()
+        if span not in self._recorded:
+            while self._record(span):
+                continue
+            self._recorded.add(span)
         number = self._ranks.new_number()
         order = {"cache": number, "span": [span.start, span.stop], "capacity": capacity_tokens}
         try:
@@ -143,45 +155,50 @@ class RankedEngine:
         """As `Engine.begin_behind`."""
         cache.truncate(tokens, same_tokens=True)
 
-    def step(self, span: Span, rows: Sequence[Rows], hidden: Tensor | None) -> Tensor:
-        """One step of all ranks. As `Engine.step`; the result is on the processor.
+    def step(self, span: Span, rows: Sequence[Rows], hidden: Tensor | None) -> StepResult:
+        """One step of all ranks. As `Engine.step`; hidden states are on the processor, and where the span ends the
+        model the first rank draws: for each row that wants logits by its request, or greedily, as `sample_each`.
 
         Raises:
-            RanksLost: a rank failed while the others computed.
+            RanksLost: a rank failed while the others computed, or they did not compute the same.
         """
         self._drop_caches()
-        described = []
+        described, ends = [], span.stop == self.spec.layers
         for row in rows:
             if not isinstance(row.cache, RankedCache):
                 raise TypeError("a cache of another engine")
             row.cache.require(row.count)
             ids = None if row.token_ids is None else list(row.token_ids)
-            described.append([row.cache.number, row.cache.length, row.count, ids, row.want_logits])
+            request = described_request(row.request or _GREEDY) if row.want_logits and ends else None
+            described.append([row.cache.number, row.cache.length, row.count, ids, request])
         payload: bytes | memoryview = b""
         if hidden is not None:
             if hidden.ndim != 2 or hidden.shape[1] != self.spec.hidden_size:
                 raise ValueError(
                     f"hidden states have {self.spec.hidden_size} columns, got {tuple(hidden.shape)}"
                 )
-            payload = _raw(hidden.to("cpu", dtype_of(self.spec.dtype)))
+            payload = raw_of(hidden.to("cpu", dtype_of(self.spec.dtype)))
         answers = self._ask("step", {"span": [span.start, span.stop], "rows": described}, payload)
+        if len({header["sums"] for header, _ in answers}) > 1:
+            raise self._ranks.end("ranks went different ways through a step")
         for row in rows:
             row.cache.advance(row.count)
-        if span.stop == self.spec.layers:
-            parts = [_tensor(content, header["shape"], torch.float32) for header, content in answers]
-            if not len(parts[0]):
-                return torch.empty(0, self.spec.vocabulary_size)
-            return torch.cat(parts, 1)
         header, content = answers[0]
-        return _tensor(content, header["shape"], dtype_of(self.spec.dtype))
+        if ends:
+            return [outcome_of(one) for one in header["drawn"]]
+        return torch.frombuffer(content, dtype=dtype_of(self.spec.dtype)).view(-1, self.spec.hidden_size)
 
     def to_host(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """What `step` gives came through pipes."""
         return list(tensors)
 
     def record_next(self) -> bool:
-        """Ranks talk to each other in the middle of a step, which is not recorded."""
-        return False
+        """As `Engine.record_next`: all ranks record, or none."""
+        return self._record(None)
+
+    def _record(self, span: Span | None) -> bool:
+        order: dict[str, object] = {"span": None if span is None else [span.start, span.stop]}
+        return all(header["recorded"] for header, _ in self._ask("record", order))
 
     def _drop_caches(self) -> None:
         numbers = []
@@ -333,13 +350,3 @@ def _as_engine_error(refused: RankRefused) -> Exception:
         case "ValueError" | "NotHeld" | "CacheFull" | "PoolFull" | "WeightsError" | "UnsupportedArchitecture":
             return ValueError(str(refused))
     return RuntimeError(f"{refused.kind}: {refused}")
-
-
-def _raw(tensor: Tensor) -> memoryview:
-    return memoryview(tensor.contiguous().view(torch.uint8).numpy().reshape(-1).data)
-
-
-def _tensor(content: bytearray, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    return (
-        torch.frombuffer(content, dtype=dtype).view(*shape) if content else torch.empty(*shape, dtype=dtype)
-    )

@@ -3,6 +3,9 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from molink.shards.blob_part import BlobPart, StandIn
 from molink.shards.kv_cache import SequenceCache
 from molink.shards.safetensors_header import StoredTensor
@@ -10,6 +13,11 @@ from molink.shards.spec import KV_BLOCK_TOKENS
 from molink.shards.verification import StoredPart
 
 Bytes = bytes | bytearray | memoryview
+
+
+def raw_of(tensor: Tensor) -> memoryview:
+    """The bytes of a tensor on the host, in order."""
+    return memoryview(tensor.contiguous().view(torch.uint8).numpy().reshape(-1).data)
 
 
 def exported_sizes(cache: SequenceCache, start: int, stop: int) -> list[int]:

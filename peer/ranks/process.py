@@ -4,33 +4,42 @@ It does what it is told, one order after the other, since all ranks have to take
 order; only loading goes on beside them. Orders come through stdin, answers go through stdout, and it ends with stdin.
 """
 
+import logging
 import os
 import queue
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
+from torch import Tensor
 
 from molink.peer.device import cap_gpu_memory
+from molink.peer.ranks.drawn import described_outcome, request_of
 from molink.peer.ranks.messages import PipeError, read_message, write_message
-from molink.peer.ranks.parts import exported_sizes, part_of, parts_of
+from molink.peer.ranks.parts import exported_sizes, part_of, parts_of, raw_of
 from molink.shards.codec import dtype_of
-from molink.shards.collectives import RankGroup
+from molink.shards.collectives import NotOnAllRanks, RankGroup, RankRecorder
+from molink.shards.decode import Decoding
 from molink.shards.engine import Engine, Rows
 from molink.shards.kv_cache import SequenceCache
 from molink.shards.loader import load_stage
 from molink.shards.manifest import Manifest
+from molink.shards.sampling import sample_each
 from molink.shards.spec import Span
 from molink.shards.stage import Stage
 from molink.shards.store import describe
-from molink.shards.tensor_parallel import Shard
+from molink.shards.tensor_parallel import Shard, vocabulary_part
 from molink.shards.ways import Way, decoding_in
 
 Order = dict[str, Any]
+NO_ORDER = -1
+"""The id of what is told without having been asked for."""
 PROGRESS_BYTES = 64 * 2**20
 """Loading tells no more often than after so many bytes."""
 
@@ -50,10 +59,14 @@ class Rank:
         rendezvous = Path(opening["rendezvous"])
         self._group = RankGroup(self._index, opening["ranks"], self._device, rendezvous, opening["timeout_s"])
         self._shard = Shard(self._index, opening["ranks"], self._group.all_reduce)
-        decoding = decoding_in(Way[opening["way"]], self._device, records=False)
-        self._engine = Engine(self._spec, self._device, decoding=decoding)
+        decoding = decoding_in(Way[opening["way"]], self._device)
+        self._engine = Engine(self._spec, self._device, decoding=decoding and self._together(decoding))
         self._loaded: dict[int, Stage] = {}
         self._caches: dict[int, SequenceCache] = {}
+        parts = [
+            vocabulary_part(self._spec.vocabulary_size, rank, self._ranks) for rank in range(self._ranks)
+        ]
+        self._vocabulary_widths = [stop - start for start, stop in parts]
 
     def open(self) -> None:
         """Meets the other ranks."""
@@ -68,22 +81,18 @@ class Rank:
             case "attach":
                 self._engine.attach(self._loaded.pop(order["load"]))
                 self._answer(order)
+            case "record":
+                self._answer(order, recorded=self._record_next(order["span"]))
             case "forget":
                 self._loaded.pop(order["load"], None)
                 self._answer(order)
             case "detach":
                 self._engine.detach(Span(*order["span"]))
                 self._answer(order)
-            case "cache":
-                cache = self._engine.new_cache(Span(*order["span"]), order["capacity"])
-                self._caches[order["cache"]] = cache
-                self._answer(order, bytes=cache.nbytes)
+            case "cache" | "drop":
+                self._keep(order)
             case "limit" | "cap":
                 self._limit(order)
-            case "drop":
-                for number in order["caches"]:
-                    self._caches.pop(number, None)
-                self._answer(order)
             case "export" | "restore":
                 self._copy(order, payload)
             case "step":
@@ -92,6 +101,32 @@ class Rank:
                 self._tell(order)
             case unknown:
                 raise PipeError(f"there is no order {unknown!r}")
+
+    def _together(self, decoding: Decoding) -> Decoding:
+        """The same, recorded where all ranks can record."""
+        recorder = decoding.recorder
+        return replace(decoding, recorder=recorder and RankRecorder(recorder, self._group))
+
+    def _record_next(self, span: Sequence[int] | None) -> bool:
+        """As `Engine.record_next`, or of that span. All ranks or none: who replays sums pads them as others do not."""
+        paged = self._engine.to_record(None if span is None else Span(*span))
+        with self._group.stepping():
+            if self._group.agree(is_so=paged is not None) and paged is not None:
+                return paged.record_next()
+        if paged is not None:
+            paged.give_up(NotOnAllRanks("another rank cannot record its steps"))
+        return False
+
+    def _keep(self, order: Order) -> None:
+        """One more cache, or some no longer."""
+        if order["do"] == "drop":
+            for number in order["caches"]:
+                self._caches.pop(number, None)
+            self._answer(order)
+            return
+        cache = self._engine.new_cache(Span(*order["span"]), order["capacity"])
+        self._caches[order["cache"]] = cache
+        self._answer(order, bytes=cache.nbytes)
 
     def _limit(self, order: Order) -> None:
         """How much the KV cache may take from now on, or all that this rank allocates."""
@@ -155,25 +190,47 @@ class Rank:
         return cache
 
     def _step(self, order: Order, payload: bytearray) -> None:
+        """Every rank has the same hidden states, of which the first hands over its own; each has the logits of its
+        part of the vocabulary, from all of which the first draws."""
         span = Span(*order["span"])
-        rows = []
-        for number, length, count, token_ids, want_logits in order["rows"]:
+        rows, requests = [], []
+        for number, length, count, token_ids, request in order["rows"]:
             cache = self._cache(number, length)
-            rows.append(Rows(cache, count, None if token_ids is None else tuple(token_ids), want_logits))
+            ids = None if token_ids is None else tuple(token_ids)
+            rows.append(Rows(cache, count, ids, want_logits=request is not None))
+            requests += [] if request is None else [request_of(request)]
         hidden = None
         if payload:
             hidden = torch.frombuffer(payload, dtype=dtype_of(self._spec.dtype)).view(
                 -1, self._spec.hidden_size
             )
+        before = self._group.reductions
+        logits: Tensor | None = None
         with self._group.stepping():
             result = self._engine.step(span, rows, hidden)
-        ends = span.stop == self._spec.layers
-        if ends or self._index == 0:
-            sent = result.to("cpu").contiguous()
-            raw = sent.view(torch.uint8).numpy().reshape(-1).data if sent.numel() else b""
-            self._answer(order, raw, shape=list(sent.shape))
+            if requests:
+                logits = self._group.gather(result, self._vocabulary_widths)
+        sums = self._group.reductions - before
+        if self._index:
+            self._answer(order, sums=sums)
+        elif span.stop == self._spec.layers:
+            outcomes = [] if logits is None else sample_each(logits, requests)
+            self._answer(order, sums=sums, drawn=[described_outcome(one) for one in outcomes])
         else:
-            self._answer(order)  # every rank has the same hidden states
+            (sent,) = self._engine.to_host([result])
+            self._answer(order, raw_of(sent), sums=sums)
+
+
+class _Warnings(logging.Handler):
+    """What the peer's owner should know goes to the peer, which has a log that somebody reads."""
+
+    def __init__(self, answer: Callable[..., None]) -> None:
+        super().__init__(logging.WARNING)
+        self._answer = answer
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with suppress(OSError):  # nobody listens any more: this process is about to end
+            self._answer({"id": NO_ORDER}, warning=record.getMessage())
 
 
 def describe_error(error: Exception) -> dict[str, Any]:
@@ -196,6 +253,7 @@ def main() -> None:
         with writing:
             write_message(answers, {"id": order["id"], **content}, payload)
 
+    logging.getLogger("molink").addHandler(_Warnings(answer))
     order, payload = orders.get()
     try:
         torch.set_num_threads(order["threads"])

@@ -6,6 +6,7 @@ the process; so it is the ranks that end, and the peer stays able to say why.
 
 import contextlib
 import itertools
+import logging
 import os
 import queue
 import subprocess
@@ -29,8 +30,12 @@ LOAD_SILENCE_S = 600.0
 """Loading may take long, but not without progress."""
 GRACE_S = 10.0
 """When one rank has failed, the others answer within this time or never."""
+TOGETHER = frozenset({"step", "record"})
+"""Orders in which ranks wait for each other: one that fails alone leaves the others waiting."""
 CHECK_S = 0.5
 LAST_WORDS_BYTES = 2000
+
+_log = logging.getLogger(__name__)
 
 Answer = tuple[dict[str, Any], bytearray]
 
@@ -71,6 +76,8 @@ class _Waiting:
     what: str
     silence_s: float
     deadline_s: float
+    failure: str = ""
+    """Of the first rank that has failed, if one has."""
     answers: "queue.SimpleQueue[tuple[int, Answer] | None]" = field(default_factory=queue.SimpleQueue)
 
 
@@ -180,6 +187,11 @@ class Ranks:
         finally:
             del self._waiting[number]
 
+    def end(self, reason: str) -> RanksLost:
+        """Ends them for that reason, unless they have been ended for another; an error that says why, to be raised."""
+        self._lose(reason)
+        return RanksLost(self.lost or reason)
+
     def new_number(self) -> int:
         """A number for an order or for something that it makes."""
         return next(self._numbers)
@@ -198,16 +210,14 @@ class Ranks:
                 continue
             answers[index] = answer
             if "error" in answer[0]:
+                waiting.failure = waiting.failure or self._failure_of(index, answer[0])
                 waiting.deadline_s = min(waiting.deadline_s, time.monotonic() + GRACE_S)
         failed = {index: answer[0] for index, answer in answers.items() if "error" in answer[0]}
         if failed:
             index, first = min(failed.items())
             unanimous = len(failed) == len(answers) and all(one["refused"] for one in failed.values())
-            if waiting.what == "step" and not unanimous:
-                self._lose(
-                    f"rank {index} on {self._devices[index]} failed: {first['error']}: {first['detail']}"
-                )
-                raise RanksLost(self.lost or "")
+            if waiting.what in TOGETHER and not unanimous:
+                raise self.end(self._failure_of(index, first))
             raise RankRefused(first["error"], first["detail"])
         return [answers[index] for index in range(len(self._processes))]
 
@@ -231,6 +241,8 @@ class Ranks:
         """Hands a rank's answers to whoever waits for them, until it ends."""
         try:
             while (answer := read_message(rank.process.stdout)) is not None:  # type: ignore[arg-type] # it is a pipe
+                if "warning" in answer[0]:
+                    _log.warning("rank %d on %s: %s", index, rank.device, answer[0]["warning"])
                 waiting = self._waiting.get(answer[0].get("id", -1))
                 if waiting is not None:
                     waiting.answers.put((index, answer))
@@ -245,7 +257,10 @@ class Ranks:
             now_s = time.monotonic()
             for waiting in list(self._waiting.values()):
                 if now_s > waiting.deadline_s:
-                    self._lose(f"a rank did not answer to {waiting.what!r} in time")
+                    self._lose(waiting.failure or f"a rank did not answer to {waiting.what!r} in time")
+
+    def _failure_of(self, index: int, header: Mapping[str, Any]) -> str:
+        return f"rank {index} on {self._devices[index]} failed: {header['error']}: {header['detail']}"
 
     def _death_of(self, index: int) -> str:
         rank = self._processes[index]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from molink.peer.backend import StageEngine
+from molink.peer.backend import StageEngine, StepResult
 from molink.peer.profiling.profile import StepWork
 from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.protocol.frames import ProtocolError
@@ -122,11 +122,11 @@ def compute(engine: StageEngine, inputs: tuple[StepInput, ...]) -> StepOutput:
 
 
 def drawn(
-    engine: StageEngine, inputs: tuple[StepInput, ...], result: torch.Tensor, started_s: float
+    engine: StageEngine, inputs: tuple[StepInput, ...], result: StepResult, started_s: float
 ) -> StepOutput:
     """What the engine gave for these, on the host, and tokens where that is logits: when it returns, the step is over
     on the device too."""
-    if inputs[0].session.span.stop < engine.spec.layers:
+    if isinstance(result, torch.Tensor) and inputs[0].session.span.stop < engine.spec.layers:
         if result.is_cpu:
             return StepOutput(inputs, result, (), (), started_s, 0.0, None)
         frames = _encoded(engine, inputs, result)
@@ -135,11 +135,10 @@ def drawn(
     if not asked:
         engine.to_host(())
     positions = [one.session.cache.length for one in asked if one.session.cache]
-    requests = [
-        SampleRequest(one.session.plan.params, one.session.plan.seed, position)
-        for one, position in zip(asked, positions, strict=True)
-    ]
-    outcomes = sample_each(result, requests)
+    if isinstance(result, torch.Tensor):
+        outcomes = sample_each(result, [_request(*one) for one in zip(asked, positions, strict=True)])
+    else:
+        outcomes = result
     failures = tuple(
         StepFailure(one, outcome)
         for one, outcome in zip(asked, outcomes, strict=True)
@@ -171,14 +170,20 @@ def _begun(
 
 def _step(
     engine: StageEngine, span: Span, inputs: tuple[StepInput, ...], failures: list[StepFailure]
-) -> tuple[tuple[StepInput, ...], torch.Tensor | None]:
+) -> tuple[tuple[StepInput, ...], StepResult | None]:
     """Who has been stepped, and the result; None where that is nobody.
 
     All rows together if that can be, else one half after the other: the KV cache may have no room for all at once, and
     what is wrong with one session is found so. A step that fails leaves caches as they were, or they are cut back.
     """
     rows = [
-        Rows(cache, one.count, one.token_ids, one.sample)
+        Rows(
+            cache,
+            one.count,
+            one.token_ids,
+            one.sample,
+            _request(one, cache.length + one.count) if one.sample else None,
+        )
         for one in inputs
         if (cache := one.session.cache) is not None
     ]
@@ -208,7 +213,18 @@ def _step(
     others, behind = _step(engine, span, inputs[half:], failures)
     if result is None or behind is None:
         return stepped + others, behind if result is None else result
-    return stepped + others, torch.cat([result, behind])
+    return stepped + others, _joined(result, behind)
+
+
+def _request(one: StepInput, position: int) -> SampleRequest:
+    """How the session's token at that position is chosen."""
+    return SampleRequest(one.session.plan.params, one.session.plan.seed, position)
+
+
+def _joined(first: StepResult, behind: StepResult) -> StepResult:
+    if isinstance(first, torch.Tensor) and isinstance(behind, torch.Tensor):
+        return torch.cat([first, behind])
+    return [*first, *behind]
 
 
 def _cut_back(

@@ -1,10 +1,10 @@
 """A live swarm as `molink-peer status --json` describes it, as the volunteers of a simulated one.
 
 The description says of each peer what it holds, what is free, where it is, what its line carries, and what routers
-count with: how long a layer takes it by batch size and by tokens of a prompt, what contexts and the model's ends add,
-how fast it loads. Of the round trips count first those under `links`, as a gateway's overview has them, then what
-coordinates predict. What a document leaves out, as those of older versions do, is assumed as a router assumes what
-nobody has measured.
+count with: how long a layer takes it by batch size and by tokens of a prompt, what a step takes whatever its layers,
+what contexts and the model's ends add, how fast it loads. Of the round trips count first those under `links`, as a
+gateway's overview has them, then what coordinates predict. What a document leaves out, as those of older versions do,
+is assumed as a router assumes what nobody has measured.
 """
 
 import json
@@ -132,9 +132,9 @@ def _volunteer(peer: Mapping[str, object], spec: ModelSpec, where: str) -> Volun
 def _profile(peer: Mapping[str, object], where: str) -> Profile:
     single_ms = values.number(peer, "layer_ms", where, least=0, most=values.MOST_MS)
     by_batch_size = values.times_ms(peer, "layer_ms_by_batch_size", where) or [(1, single_ms)]
-    embed_ms, head_ms, decode_context_ms, prefill_context_ms = (
+    embed_ms, head_ms, step_ms, decode_context_ms, prefill_context_ms = (
         values.number_or(peer, key, where, 0.0)
-        for key in ("embed_ms", "head_ms", "decode_context_ms", "prefill_context_ms")
+        for key in ("embed_ms", "head_ms", "step_ms", "decode_context_ms", "prefill_context_ms")
     )
     return Profile(
         layer_latencies=tuple(LayerLatency(*one) for one in by_batch_size),
@@ -146,6 +146,7 @@ def _profile(peer: Mapping[str, object], where: str) -> Profile:
         ),
         decode_context_ms=decode_context_ms,
         prefill_context_ms=prefill_context_ms,
+        step_ms=step_ms,
     )
 
 

@@ -51,10 +51,11 @@ class Load:
 
 
 def own_ms(hop: Hop, facts: PeerFacts, model: ModelSpec, demand: Demand) -> float:
-    """Of one decode step of a session on a hop, all in the TPOT that does not depend on others: its context, the link
-    onwards, the activation on the uplink, and what the ends of the model take."""
+    """Of one decode step of a session on a hop, all in the TPOT that does not depend on others: what the step takes
+    whatever its layers, its context, the link onwards, the activation on the uplink, and what the ends of the model
+    take."""
     context_ms = decode_context_ms(facts.decode_context_ms, (demand.prompt_tokens + demand.tokens) / 2)
-    total = len(hop.span) * context_ms + hop.link_ms
+    total = facts.step_ms + len(hop.span) * context_ms + hop.link_ms
     if hop.span.start == 0:
         total += facts.embed_ms + COST.head_service_ms / max(1, facts.device.processors)
     if hop.span.stop == model.layers:

@@ -61,11 +61,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         print(f"{named}, {cores} processors; {len(cases)} cases", flush=True)
         began_s = time.monotonic()
+        apart = [] if options.only else [case for case in cases if case.cards > _cards(device, case.cards)]
+        asked = [case for case in cases if case not in apart]
         results = asyncio.run(
-            run_cases(machine, cases, lambda case: processes_for(case, cores, memory_bytes), _tell)
+            run_cases(machine, asked, lambda case: processes_for(case, cores, memory_bytes), _tell)
         )
         took_s = time.monotonic() - began_s
     held = all(result.held for result in results)
+    for case in apart:
+        reason = f"it needs {case.cards} cards in one machine, and there is {_cards(device, case.cards)}"
+        results.append(Result(case.name, "not run", 0.0, reason))
+        _tell(results[-1])
     summary = {
         "device": named,
         "system": platform.platform(),
@@ -130,6 +136,15 @@ def _card_bytes(device: str) -> int | None:
     import torch
 
     return int(torch.cuda.get_device_properties(device).total_memory)
+
+
+def _cards(device: str, wanted: int) -> int:
+    """How many cards a case can have; a processor plays any number."""
+    if device == "cpu":
+        return wanted
+    import torch
+
+    return int(torch.cuda.device_count())
 
 
 def _tell(result: Result) -> None:

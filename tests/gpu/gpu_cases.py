@@ -28,6 +28,8 @@ class Case:
     """How many can share its work at most."""
     speed: bool = False
     """Whether its bars are an H100's or H200's: on another card they are told, and do not decide."""
+    cards: int = 1
+    """Of one machine. Where there are fewer it is told as not run, and does not decide unless it was asked for."""
 
 
 CASES = (
@@ -96,6 +98,15 @@ CASES = (
         120,
         alone=False,
         needs=NETWORK,
+    ),
+    Case(
+        "ranks",
+        "a peer on two cards generates transformers' tokens, its steps and their sums recorded",
+        "gpu_ranks:two_cards",
+        120,
+        alone=False,
+        needs=NETWORK,
+        cards=2,
     ),
     Case(
         "profile",

@@ -15,7 +15,7 @@ from hub_models import hub_side
 from rank_traffic import request_traffic, step_traffic
 from tiny_models import greedy_reference, load_reference, make_tiny_model
 
-from molink.peer.backend import Backend, DeviceBackend
+from molink.peer.backend import Backend, DeviceBackend, StepResult
 from molink.peer.models.model import LocalModel
 from molink.peer.ranks.backend import RankedBackend
 from molink.peer.ranks.processes import RanksLost
@@ -24,12 +24,14 @@ from molink.shards import store
 from molink.shards.engine import Engine, Rows
 from molink.shards.errors import WeightsError
 from molink.shards.kv_cache import CacheFull
-from molink.shards.spec import Span
+from molink.shards.sampling import BrokenLogits, Sampled, SampleRequest, sample
+from molink.shards.spec import SamplingParams, Span
 
 PROMPT = [5, 6, 7, 9, 11, 200, 3]
 TOKENS = 24
 WIRED_RANK = Path(__file__).parent.parent / "wired_rank.py"
 TIMEOUT_S = 200.0
+GREEDY = SampleRequest(SamplingParams(), 0, 0)
 
 
 def open_local(folder: Path, quantization: str = "none") -> LocalModel:
@@ -68,10 +70,15 @@ def drawn_by(backend: Backend, whole: Span, prompt: list[int], tokens: int) -> l
     drawn: list[int] = []
     while len(drawn) < tokens:
         new = tuple(drawn[-1:] or prompt)
-        drawn.append(
-            int(engine.step(whole, [Rows(cache, len(new), new, want_logits=True)], None)[0].argmax())
-        )
+        drawn.append(drawn_greedily(engine.step(whole, [Rows(cache, len(new), new, want_logits=True)], None)))
     return drawn
+
+
+def drawn_greedily(result: StepResult) -> int:
+    """Of one row."""
+    (one,) = sample(result, [GREEDY]) if isinstance(result, torch.Tensor) else result
+    assert isinstance(one, Sampled)
+    return one.token_id
 
 
 def test_two_rank_processes_generate_the_tokens_of_transformers(running: Running) -> None:
@@ -99,14 +106,19 @@ def test_sessions_step_together_through_two_spans_as_alone(running: Running) -> 
     tails = [engine.new_cache(second, 32) for _ in prompts]
     rows = [Rows(cache, len(ids), tuple(ids), False) for cache, ids in zip(heads, prompts, strict=True)]
     hidden = engine.step(first, rows, None)
+    assert isinstance(hidden, torch.Tensor)
     assert hidden.shape == (sum(map(len, prompts)), spec.hidden_size)
-    wanted = [Rows(cache, len(ids), None, True) for cache, ids in zip(tails, prompts, strict=True)]
-    logits = engine.step(second, wanted, hidden)
+    request = SampleRequest(SamplingParams(logprobs=20), 0, 0)
+    wanted = [Rows(cache, len(ids), None, True, request) for cache, ids in zip(tails, prompts, strict=True)]
+    drawn = engine.step(second, wanted, hidden)
     reference = load_reference(running.model.folder)
-    for ids, row in zip(prompts, logits, strict=True):
+    for ids, one in zip(prompts, drawn, strict=True):
+        assert isinstance(one, Sampled)
         with torch.inference_mode():
-            expected = reference(torch.tensor([ids])).logits[0, -1]
-        assert torch.allclose(row, expected, rtol=1e-4, atol=1e-4)
+            expected = reference(torch.tensor([ids])).logits[0, -1].log_softmax(-1)
+        top = expected.topk(20)
+        assert [token for token, _ in one.top] == top.indices.tolist()
+        assert [its for _, its in one.top] == pytest.approx(top.values.tolist(), abs=1e-4)
 
 
 def test_ranks_take_a_cap_on_their_memory_and_go_on(running: Running) -> None:
@@ -127,9 +139,67 @@ def test_ranks_take_a_cap_on_their_memory_and_go_on(running: Running) -> None:
 def test_nobody_wanting_logits_gets_none(running: Running) -> None:
     whole = running.model.spec.whole
     cache = running.backend.engine.new_cache(whole, 8)
-    logits = running.backend.engine.step(whole, [Rows(cache, 2, (1, 2), want_logits=False)], None)
-    assert logits.shape == (0, running.model.spec.vocabulary_size)
+    assert running.backend.engine.step(whole, [Rows(cache, 2, (1, 2), want_logits=False)], None) == []
     assert cache.length == 2
+
+
+DRAWS = [
+    SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, logprobs=logprobs, logit_bias=bias)
+    for temperature, top_k, top_p, logprobs, bias in [
+        (0.0, 0, 1.0, None, ()),
+        (1.0, 0, 1.0, None, ()),
+        (0.7, 40, 1.0, 3, ()),
+        (1.3, 0, 0.9, 20, ((7, -100.0), (383, 4.5))),
+        (2.0, 5, 0.3, None, ((0, 100.0),)),
+    ]
+]
+
+
+def test_ranks_draw_the_tokens_of_one_device_and_no_logits_leave_them(running: Running) -> None:
+    """Whatever is asked for, and beside rows that ask for nothing; the same seeds and positions."""
+    ranked, whole = running.backend.engine, running.model.spec.whole
+    alone = Engine(running.model.spec, "cpu")
+    alone.attach(running.model.load(whole, "cpu"))
+    prompts = [[position + 3 * index for position in range(2 + index)] for index in range(len(DRAWS) + 1)]
+    piped = running.backend.ranks.payload_bytes
+    for seed in (0, 7, 2**64 - 1):
+        requests = [SampleRequest(params, seed, 5 + at) for at, params in enumerate(DRAWS)]
+        rows = [
+            [
+                Rows(cache, len(ids), tuple(ids), request is not None, request)
+                for ids, request in zip(prompts, [*requests, None], strict=True)
+                for cache in [engine.new_cache(whole, 16)]
+            ]
+            for engine in (ranked, alone)
+        ]
+        expected = sample(alone.step(whole, rows[1], None), requests)
+        for ours, theirs in zip(ranked.step(whole, rows[0], None), expected, strict=True):
+            assert isinstance(ours, Sampled)
+            assert ours.token_id == theirs.token_id
+            assert ours.logprob == (
+                None if theirs.logprob is None else pytest.approx(theirs.logprob, abs=1e-4)
+            )
+            assert [token for token, _ in ours.top] == [token for token, _ in theirs.top]
+    assert running.backend.ranks.payload_bytes == piped
+
+
+def test_a_row_that_cannot_be_drawn_fails_alone(running: Running) -> None:
+    engine, spec, span = running.backend.engine, running.model.spec, Span(3, 6)
+    hidden = torch.randn(4, spec.hidden_size, generator=torch.Generator().manual_seed(1))
+    hidden[1] = float("nan")
+    biased = SamplingParams(logit_bias=((spec.vocabulary_size, 1.0),))
+    requests = [SampleRequest(params, 1, 2) for params in (DRAWS[1], DRAWS[1], biased, DRAWS[2])]
+    rows = [Rows(engine.new_cache(span, 4), 1, None, True, request) for request in requests]
+    first, broken, refused, last = engine.step(span, rows, hidden)
+    assert isinstance(broken, BrokenLogits)
+    assert broken.row == 1
+    assert isinstance(refused, ValueError)
+    assert "logit_bias names token" in str(refused)
+    rows = [Rows(engine.new_cache(span, 4), 1, None, True, requests[at]) for at in (0, 3)]
+    for one, beside in zip(engine.step(span, rows, hidden[[0, 3]]), (first, last), strict=True):
+        assert isinstance(one, Sampled)
+        assert isinstance(beside, Sampled)
+        assert one.token_id == beside.token_id
 
 
 def test_what_a_request_moves_is_what_the_formula_says(running: Running) -> None:
@@ -151,7 +221,7 @@ def test_what_a_step_through_some_layers_moves_is_what_the_formula_says(running:
     cache = running.backend.engine.new_cache(span, 16)
     before, piped = ranks.ask("count", {})[1][0]["bytes"], ranks.payload_bytes
     running.backend.engine.step(span, [Rows(cache, 9, None, False)], torch.ones(9, spec.hidden_size))
-    traffic = step_traffic(spec, span, 2, 9, 0)
+    traffic = step_traffic(spec, span, 2, 9)
     assert ranks.ask("count", {})[1][0]["bytes"] - before == traffic.reduced_bytes
     assert ranks.payload_bytes - piped == traffic.pipe_bytes
 
@@ -172,8 +242,8 @@ def test_a_session_goes_on_between_several_devices_and_one(running: Running) -> 
         assert second.length == len(PROMPT)
         drawn = list(expected[:1])
         while len(drawn) < len(expected):
-            logits = target.step(whole, [Rows(second, 1, (drawn[-1],), want_logits=True)], None)
-            drawn.append(int(logits[0].argmax()))
+            result = target.step(whole, [Rows(second, 1, (drawn[-1],), want_logits=True)], None)
+            drawn.append(drawn_greedily(result))
         assert drawn == expected
         second.truncate(4)
         assert second.export(0, 4) == exported[:size]

@@ -51,8 +51,8 @@ def test_layers_and_step_are_found_from_steps_through_one_layer_and_through_seve
     layer_ms: dict[int, float], step_ms: float, layers: int
 ) -> None:
     layer_ms.setdefault(1, 1.0)
-    one = {size: step_ms + taken_ms for size, taken_ms in layer_ms.items()}
-    several = {size: step_ms + layers * taken_ms for size, taken_ms in layer_ms.items() if size != 2}
+    one = {size: step_ms + taken_ms for size, taken_ms in layer_ms.items() if size != 2}
+    several = {size: step_ms + layers * taken_ms for size, taken_ms in layer_ms.items()}
     found, rest_ms = separated(one, several, layers)
     assert rest_ms == pytest.approx(step_ms, abs=1e-9)
     assert found == pytest.approx(layer_ms)
@@ -62,13 +62,13 @@ def test_layers_and_step_are_found_from_steps_through_one_layer_and_through_seve
 def test_whatever_was_measured_neither_a_layer_nor_a_step_is_less_than_nothing(
     one_ms: float, several_ms: float, layers: int
 ) -> None:
-    found, step_ms = separated({1: one_ms, 2: one_ms}, {1: several_ms}, layers)
+    found, step_ms = separated({1: one_ms}, {1: several_ms, 2: several_ms}, layers)
     assert min(found.values()) >= FLOOR_MS
     assert 0 <= step_ms <= one_ms
 
 
 def test_where_only_one_layer_was_measured_all_of_it_is_the_layers() -> None:
-    assert separated({1: 2.0, 8: 3.0}, {}, 1) == ({1: 2.0, 8: 3.0}, 0.0)
+    assert separated({}, {1: 2.0, 8: 3.0}, 1) == ({1: 2.0, 8: 3.0}, 0.0)
 
 
 def test_a_step_is_predicted_with_its_own_cost_once_and_the_head_grows_as_layers_do() -> None:
@@ -116,10 +116,24 @@ def test_a_first_step_that_compiled_is_told_from_a_busy_moment(times_ms: list[fl
 
 
 def test_so_many_layers_are_measured_as_there_are_and_as_memory_allows(model: tuple[Path, ModelSpec]) -> None:
-    _, spec = model
-    assert [several_layers(spec, first) for first in (0, 4, 6, 7)] == [7, 3, 1, 1]
-    heavy = replace(spec, layer_bytes=(400 << 20,) * spec.layers)
-    assert several_layers(heavy, 4) == 2
+    """Around the one that is measured alone, and without the ends of the model."""
+
+    def measured(layers: int, layer_bytes: int, middle: int | None = None) -> Span:
+        sizes, tokens = (layer_bytes,) * layers, model[1].kv_bytes_per_token[:1] * layers
+        spec = replace(model[1], layers=layers, layer_bytes=sizes, kv_bytes_per_token=tokens, kv_windows=())
+        first = layers // 2 if middle is None else middle
+        return several_layers(spec, Span(first, first + 1))
+
+    assert measured(8, 400 << 20) == Span(4, 6)
+    assert measured(32, 100 << 20) == Span(14, 19)
+    assert measured(80, 1) == Span(25, 57)
+    assert [measured(layers, 1) for layers in (3, 4, 5, 8)] == [
+        Span(1, 2),
+        Span(1, 3),
+        Span(1, 4),
+        Span(1, 7),
+    ]
+    assert [measured(layers, 1, 0) for layers in (1, 2)] == [Span(0, 1), Span(0, 1)]
 
 
 class Compiling:
@@ -151,7 +165,7 @@ def test_what_compiles_is_not_measured_and_counts_against_no_budget(
     Compiling(monkeypatch)
     backend = MeasuredDevice(folder, spec, "cpu", None)
     deadline_s = time.perf_counter() + 1000
-    with on_bench(backend, spec, "cpu", Span(4, 5), deadline_s, 2) as bench:
+    with on_bench(backend, spec, "cpu", Span(4, 5), deadline_s, Span(3, 6)) as bench:
         latencies, _ = bench.layer_latencies()
         assert [one.batch_size for one in latencies] == [1, 8, 64]
         assert max(one.layer_ms for one in latencies) < COMPILING_S * 1000

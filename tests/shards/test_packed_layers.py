@@ -10,6 +10,7 @@ from circuit_runs import greedy, spec_for
 from hub_models import HubSide
 from stored_models import copy_of, write_model
 from tiny_models import LAYERS
+from torch import nn
 
 from molink.peer.models.model import LocalModel
 from molink.shards import packed_layers
@@ -17,7 +18,8 @@ from molink.shards.blobs import BlobStore
 from molink.shards.engine import Engine
 from molink.shards.lazy_tensors import CountedTensor
 from molink.shards.packed_layers import PackedLayers
-from molink.shards.quantize import StreamingQuantizer
+from molink.shards.quantize import QuantizedLinear, StreamingQuantizer
+from molink.shards.quantized_matrices import Nf4Matrices
 from molink.shards.spec import Span
 from molink.shards.stage import Stage
 from molink.shards.store import describe, read_manifest
@@ -88,6 +90,14 @@ def test_a_layer_from_the_store_is_that_which_was_quantized_bit_for_bit(
     mine, theirs = list(made.parameters()), list(loaded.parameters())
     assert all(torch.equal(one, other) for one, other in zip(mine, theirs, strict=True))
     assert tokens_of(loaded) == tokens_of(made)
+
+
+def test_a_layer_that_is_packed_again_is_the_same_file(tmp_path: Path, store: BlobStore) -> None:
+    packed = PackedLayers(store, model_of(write_model("llama", tmp_path / "llama"), store).spec)
+    layer = nn.Sequential(*(QuantizedLinear(Nf4Matrices.of(torch.randn(64, 64)), None) for _ in range(3)))
+    for _ in range(12):
+        packed.keep(0, layer)
+    assert len(blobs_of(store)) == 1
 
 
 def test_a_move_quantizes_only_what_was_not_held_before(

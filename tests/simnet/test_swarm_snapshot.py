@@ -39,11 +39,11 @@ ROUNDED = 1e-5
 TRACE = (TraceRequest(0.0, 400, 20), TraceRequest(1.0, 400, 20))
 MODEL = replace(QWEN2_7B, layers=8).spec()
 SETTINGS = SwarmSettings(peers=2, duration_s=20.0, gateways=1, rate_rps=0.2)
-MEASURED = ("layer_latencies", "prefill_latencies", "embed_ms", "head_ms", "load_bytes_per_s", "decode_context_ms",
-            "prefill_context_ms", "span_limit", "coordinate", "uplink_mbps")  # fmt: skip
+MEASURED = ("layer_latencies", "prefill_latencies", "embed_ms", "head_ms", "step_ms", "load_bytes_per_s",
+            "decode_context_ms", "prefill_context_ms", "span_limit", "coordinate", "uplink_mbps")  # fmt: skip
 """Facts that a router counts with, beside the links and the device's processors."""
 NEW_KEYS = {"processors", "span_limit", "layer_ms_by_batch_size", "prefill_layer_ms", "decode_context_ms",
-            "prefill_context_ms", "embed_ms", "head_ms", "load_bytes_per_s", "coordinate"}  # fmt: skip
+            "prefill_context_ms", "step_ms", "embed_ms", "head_ms", "load_bytes_per_s", "coordinate"}  # fmt: skip
 
 TIMES_MS = st.floats(1e-6, 1e5)
 PLACES = st.builds(
@@ -60,7 +60,7 @@ COSTS = st.fixed_dictionaries(
         "prefill_latencies": st.dictionaries(st.integers(1, 2**20), TIMES_MS, max_size=5).map(
             lambda times: tuple(PrefillLatency(*one) for one in sorted(times.items()))
         ),
-        "embed_ms": TIMES_MS, "head_ms": TIMES_MS, "load_bytes_per_s": st.floats(1.0, 1e12),
+        "embed_ms": TIMES_MS, "head_ms": TIMES_MS, "step_ms": TIMES_MS, "load_bytes_per_s": st.floats(1.0, 1e12),
         "decode_context_ms": TIMES_MS, "prefill_context_ms": TIMES_MS,
         "span_limit": st.none() | st.integers(0, 7).map(lambda start: Span(start, 8)),
         "coordinate": st.none() | PLACES, "uplink_mbps": st.none() | st.floats(0.1, 1e4),
@@ -97,6 +97,7 @@ def well_measured(name: str, *spans: tuple[int, int], place_ms: float = 0.0) -> 
         prefill_context_ms=0.25,
         embed_ms=0.0625,
         head_ms=3.5,
+        step_ms=0.75,
         load_bytes_per_s=1.5e9,
         device=Device("cpu", "Processor", 1, 8 * 10**9, "Linux x86_64", 6),
         coordinate=Coordinate((place_ms, 0.0, 0.0, 0.0), 2.0, 0.1),
