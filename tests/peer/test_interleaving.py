@@ -18,7 +18,7 @@ from molink.peer.scheduling.prefill_chunks import equal_chunks
 from molink.peer.serving import stepping
 from molink.peer.serving.steps import StepInput, StepOutput, compute
 from molink.shards.engine import Engine
-from molink.shards.unfinished_step import UnfinishedStep
+from molink.shards.unfinished_step import Piece, UnfinishedStep
 
 __all__ = ["model"]
 
@@ -39,9 +39,11 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         seen.append("prefill" if any(one.prefill for one in inputs) else "decode")
         return compute(engine, inputs)
 
-    def advanced(engine: Engine, step: UnfinishedStep, tokens: int, layers: int) -> Tensor | None:
+    def advanced(
+        engine: Engine, piece: Piece, layers: int
+    ) -> tuple[tuple[UnfinishedStep, ...], Tensor | None]:
         seen.append("piece")
-        return advance(engine, step, tokens, layers)
+        return advance(engine, piece, layers)
 
     monkeypatch.setattr(stepping, "compute", watched)
     monkeypatch.setattr(Engine, "advance", advanced)
@@ -57,7 +59,6 @@ async def test_tokens_are_those_of_transformers_when_prompts_are_computed_in_pie
     prompts = [prompt_of(tokens) for tokens in (3, 150, 5, 90)]
     served = served_circuit(model, cuts, kv_tokens=2000, cut=equal_chunks(60), profile=SLOW)
     async with served as circuit:
-        await circuit.generate([prompt_of(3)], 3)  # it is known that somebody decodes
         tokens = await circuit.generate(prompts, 30)
     assert tokens == greedy_references(model.folder, prompts, 30)
     assert "piece" in seen
@@ -68,7 +69,6 @@ async def test_a_decode_step_comes_after_each_piece(
     model: LocalModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with served_circuit(model, (), kv_tokens=2000, cut=equal_chunks(100), profile=SLOW) as circuit:
-        await circuit.generate([prompt_of(3)], 3)  # as above
         seen = watch(monkeypatch)
         await circuit.generate([prompt_of(4), prompt_of(200)], 120)
     first, last = seen.index("decode"), len(seen) - seen[::-1].index("piece")
