@@ -71,7 +71,7 @@ class PieceSizes:
         """Their profile has to know the times of pieces."""
         self._step_times = step_times
         self._measured = step_times.profile.piece_latencies
-        self._work = StepWork(1, starts=False, ends=False, decode_contexts=(0,))
+        self._work: StepWork | None = None
         """The latest decode step."""
         self._beside_ms: float | None = None
         self._ratio = 1.0
@@ -107,8 +107,8 @@ class PieceSizes:
         """
         if not decoding:
             return PieceSize(under_way or tuple(part.tokens for part in parts), layers)
-        beside_ms = self._beside_or_idle_ms
-        most_ms = budget_ms(self._idle_ms, beside_ms)
+        idle_ms, beside_ms = self._decode_ms(layers)
+        most_ms = budget_ms(idle_ms, beside_ms)
         if under_way:
             layer_ms = together_ms(self.layer_ms, parts, under_way)
             return PieceSize(under_way, _layers(layers, most_ms, layer_ms))
@@ -123,21 +123,18 @@ class PieceSizes:
         chosen = [parts[place] for place in ending]
         tokens = [part.tokens for part in chosen]
         layer_ms = together_ms(self.layer_ms, chosen, tokens)
-        pause_ms, beside_ms = layers * layer_ms, self._beside_or_idle_ms
-        pieces = pause_ms / budget_ms(self._idle_ms, beside_ms)
-        pieces = min(pieces, layers * sum(tokens) / LEAST_TOKENS)
+        pause_ms, (idle_ms, beside_ms) = layers * layer_ms, self._decode_ms(layers)
+        pieces = min(pause_ms / budget_ms(idle_ms, beside_ms), layers * sum(tokens) / LEAST_TOKENS)
         if decoding * pause_ms >= len(ending) * pieces * beside_ms:
             return ()
         self._owed_ms = pause_ms * decoding / len(ending)
         return tuple(ending)
 
-    @property
-    def _idle_ms(self) -> float:
-        return self._step_times.predicted_ms(self._work)
-
-    @property
-    def _beside_or_idle_ms(self) -> float:
-        return self._idle_ms if self._beside_ms is None else self._beside_ms
+    def _decode_ms(self, layers: int) -> tuple[float, float]:
+        """What decode steps take alone, and what they take between pieces, as far as that is known."""
+        first = StepWork(layers, starts=True, ends=True, decode_contexts=(0,))
+        idle_ms = self._step_times.predicted_ms(self._work or first)
+        return idle_ms, idle_ms if self._beside_ms is None else self._beside_ms
 
 
 def budget_ms(idle_ms: float, beside_ms: float) -> float:
@@ -183,11 +180,13 @@ def next_piece(
     if not found:
         return PieceSize((min(first.tokens, LEAST_TOKENS),), 1)
     token_ms = min(whole_ms / tokens for _, _, whole_ms, tokens in found)
+    least_ms = min(whole_ms for _, _, whole_ms, _ in found)
 
     def waits_ms(one: tuple[tuple[int, ...], float, float, int]) -> float:
         """What all sessions wait, if the others follow as fast as any may."""
         sizes, _, whole_ms, tokens = one
-        return len(parts) * whole_ms + (len(parts) - len(sizes)) * (all_tokens - tokens) * token_ms
+        later_ms = max(least_ms, (all_tokens - tokens) * token_ms)
+        return len(parts) * whole_ms + (len(parts) - len(sizes)) * later_ms
 
     sizes, layer_ms, _, _ = min(found, key=waits_ms)
     return PieceSize(sizes, _layers(layers, most_ms, layer_ms))

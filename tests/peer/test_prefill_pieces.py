@@ -94,7 +94,10 @@ def test_pieces_shrink_as_the_context_grows() -> None:
 
 def test_short_prompts_join_one_another_and_not_a_long_one() -> None:
     short, long = PartLeft(32, 0), PartLeft(448, 1000, ends=False)
-    assert next_piece(layer_ms, LAYERS, [short] * 3, 20.0, 10.0).tokens == (32, 32, 32)
+    assert len(next_piece(layer_ms, LAYERS, [short] * 3, 20.0, 10.0).tokens) > 1
+    assert (
+        next_piece(lambda tokens, _: 1 + tokens / 1000, LAYERS, [short] * 9, 20.0, 10.0).tokens == (32,) * 9
+    )
     assert next_piece(layer_ms, LAYERS, [short, short, long], 40.0, 10.0).tokens == (32, 32)
 
 
