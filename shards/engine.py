@@ -21,7 +21,15 @@ from molink.shards.paged_spans import PagedSpans, overlap
 from molink.shards.spec import ModelSpec, Span, merge_spans, missing_spans
 from molink.shards.stage import Stage, View
 from molink.shards.transfers import Staging, Transfers
-from molink.shards.unfinished_step import Piece, Rows, UnfinishedStep, check_inputs, check_rows
+from molink.shards.unfinished_step import (
+    Piece,
+    Rows,
+    UnfinishedStep,
+    check_inputs,
+    check_rows,
+    next_piece,
+    next_rows,
+)
 
 __all__ = ["Engine", "NotHeld", "Rows"]
 
@@ -268,22 +276,11 @@ class Engine:
     def gather(self, steps: Sequence[UnfinishedStep], tokens: Sequence[int]) -> Piece:
         """The next so many tokens of each of the steps, of one span, for `advance` to compute together. None of them
         is in another piece. Raises as `step`, and ValueError where a step has not so many left."""
-        for step, count in zip(steps, tokens, strict=True):
-            if not 1 <= count <= step.left_tokens:
-                raise ValueError(f"a piece cannot have {count} tokens of a step: {step.left_tokens} are left")
-        rows = [replace(step.row, count=count) for step, count in zip(steps, tokens, strict=True)]
-        check_rows(steps[0].span, rows)
+        rows = next_rows(steps, tokens)
         self._device.enter()
         self._make_room(rows)
         positions = self._positions([(row.cache.length, row.count) for row in rows])
-        parts = [
-            step.inputs[:, step.computed_tokens : step.computed_tokens + count]
-            for step, count in zip(steps, tokens, strict=True)
-        ]
-        inputs = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
-        for step in steps:
-            step.under_way = True
-        return Piece(tuple(steps), tuple(tokens), positions, inputs, steps[0].span.start)
+        return next_piece(steps, tokens, positions)
 
     @torch.inference_mode()
     def advance(self, piece: Piece, layers: int) -> tuple[tuple[UnfinishedStep, ...], Tensor | None]:

@@ -7,7 +7,7 @@ weights once for all of them.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -134,3 +134,25 @@ def joined(pieces: Sequence[Piece]) -> Piece:
         torch.cat([piece.hidden for piece in pieces], 1),
         pieces[0].layer,
     )
+
+
+def next_rows(steps: Sequence[UnfinishedStep], tokens: Sequence[int]) -> list[Rows]:
+    """Those of the next so many tokens of each step. Raises ValueError where there are not so many, or they cannot be
+    the rows of one step."""
+    rows = []
+    for step, count in zip(steps, tokens, strict=True):
+        if not 1 <= count <= step.left_tokens:
+            raise ValueError(f"a piece cannot have {count} tokens of a step: {step.left_tokens} are left")
+        rows.append(replace(step.row, count=count))
+    check_rows(steps[0].span, rows)
+    return rows
+
+
+def next_piece(steps: Sequence[UnfinishedStep], tokens: Sequence[int], positions: Tensor) -> Piece:
+    """The next so many tokens of each step, before their first layer. They are under way from now on."""
+    parts = []
+    for step, count in zip(steps, tokens, strict=True):
+        step.under_way = True
+        parts.append(step.inputs[:, step.computed_tokens : step.computed_tokens + count])
+    inputs = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+    return Piece(tuple(steps), tuple(tokens), positions, inputs, steps[0].span.start)

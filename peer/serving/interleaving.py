@@ -37,6 +37,10 @@ class Interleaving:
         """The sessions whose parts these are."""
         return {one.session.key for one in self._parts}
 
+    def has(self, key: LeaseKey) -> bool:
+        """Whether a part of the session is here."""
+        return any(one.session.key == key for one in self._parts)
+
     # -- who decodes
 
     def came(self, key: LeaseKey) -> None:
@@ -65,8 +69,7 @@ class Interleaving:
 
     def take(self, inputs: tuple[StepInput, ...]) -> tuple[StepInput, ...]:
         """What of a micro-batch is to be computed at once; the rest is kept for pieces."""
-        keys = self.keys()
-        prompts = [one for one in inputs if one.prefill or one.session.key in keys]
+        prompts = [one for one in inputs if one.prefill or self.has(one.session.key)]
         if not prompts:
             return inputs
         at_once: Sequence[StepInput] = ()

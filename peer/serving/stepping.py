@@ -224,8 +224,7 @@ class Stepper:
         """The next micro-batch, without what of it is to be computed in pieces."""
         parts, may_prefill = self._interleaving, self._forwarder.may_prefill
         while True:
-            begun = parts.keys() if parts else ()
-            batch = self._queue.next(lambda key, begun=begun: key not in begun and may_prefill(key))
+            batch = self._queue.next(lambda key: not (parts and parts.has(key)) and may_prefill(key))
             inputs = tuple(self._inputs.pop((pending.key, pending.step)) for pending in batch)
             self._forwarder.begun(inputs)
             if parts is None or not inputs:
