@@ -20,7 +20,15 @@ from molink.shards.paged_spans import PagedSpans, overlap
 from molink.shards.spec import ModelSpec, Span, merge_spans, missing_spans
 from molink.shards.stage import Stage, View
 from molink.shards.transfers import Staging, Transfers
-from molink.shards.unfinished_step import Piece, Rows, UnfinishedStep, check_rows
+from molink.shards.unfinished_step import (
+    Piece,
+    Rows,
+    UnfinishedStep,
+    check_inputs,
+    check_rows,
+    next_piece,
+    next_rows,
+)
 
 __all__ = ["Engine", "NotHeld", "Rows"]
 
@@ -187,7 +195,7 @@ class Engine:
         """
         route = self._route(span)
         check_rows(span, rows)
-        ids = self._check_inputs(span, rows, hidden)
+        ids = check_inputs(self.spec, span, rows, hidden)
         self._device.enter()
         self._make_room(rows)
         result = self._replay(span, rows, ids, hidden)
@@ -261,65 +269,64 @@ class Engine:
 
     @torch.inference_mode()
     def begin(self, span: Span, row: Rows, hidden: Tensor | None) -> UnfinishedStep:
-        """A step of one session that `advance` computes in pieces, between other sessions' steps. As `step`.
+        """A step of one session that is computed in pieces, between other sessions' steps. As `step`.
 
         Until it is done, or nothing refers to it any more, the session must not be in another step.
         """
         self._route(span)
         check_rows(span, (row,))
-        ids = self._check_inputs(span, (row,), hidden)
+        ids = check_inputs(self.spec, span, (row,), hidden)
         self._device.enter()
         unfinished = UnfinishedStep(span, row, self._inputs(ids, hidden))
         self._unfinished.add(unfinished)
         return unfinished
 
     @torch.inference_mode()
-    def advance(self, step: UnfinishedStep, tokens: int, layers: int) -> Tensor | None:
-        """Takes the step's next `tokens` tokens, or those that are on their way, through their next `layers` layers, as
-        far as there are so many. Returns what `step` would have when all are through, else None.
-
-        Where layers keep states, tokens go through all layers at once. The cache grows by tokens that are through all.
-        Raises as `step`, and ValueError for a step that is done.
-        """
-        check_rows(step.span, (step.row,))
-        if min(step.left_tokens, tokens, layers) < 1:
-            raise ValueError(
-                f"cannot take {tokens} tokens through {layers} layers: {step.left_tokens} are left"
-            )
+    def gather(self, steps: Sequence[UnfinishedStep], tokens: Sequence[int]) -> Piece:
+        """The next so many tokens of each of the steps, of one span, for `advance` to compute together. None of them
+        is in another piece. Raises as `step`, and ValueError where a step has not so many left."""
+        rows = next_rows(steps, tokens)
         self._device.enter()
-        if step.piece is None:
-            step.piece = self._next_piece(step, min(tokens, step.left_tokens))
-        else:
-            self.pool.collect(step.row.cache.tables)
-            step.piece.batch.find_memory()
-        piece = step.piece
-        stop = min(piece.layer + layers, step.span.stop)
-        if any(layout.states for layout in step.row.cache.layouts):
-            stop = step.span.stop
+        self._make_room(rows)
+        positions = self._positions([(row.cache.length, row.count) for row in rows])
+        return next_piece(steps, tokens, positions)
+
+    @torch.inference_mode()
+    def advance(self, piece: Piece, layers: int) -> tuple[tuple[UnfinishedStep, ...], Tensor | None]:
+        """Takes the piece through its next `layers` layers, as far as there are so many. Returns the steps of which
+        all tokens are through now, and what `step` would have returned for these.
+
+        Where layers keep states, tokens go through all layers at once. Caches grow by tokens that are through all.
+        Raises as `step`, and ValueError for a piece that is through; it is then where it was.
+        """
+        span, rows = piece.steps[0].span, [step.row for step in piece.steps]
+        check_rows(span, rows)
+        if layers < 1 or piece.layer >= span.stop:
+            raise ValueError(f"a piece before layer {piece.layer} of {span} cannot take {layers} layers")
+        self._device.enter()
+        caches = [row.cache for row in rows]
+        self.pool.collect({table for cache in caches for table in cache.tables})
+        states = any(layout.states for layout in caches[0].layouts)
+        stop = span.stop if states else min(piece.layer + layers, span.stop)
+        batch, hidden = PackedBatch(caches, piece.tokens, bitwise=False), piece.hidden
         for view in self._route(Span(piece.layer, stop)):
-            piece.hidden = view.run(piece.hidden, piece.positions, piece.batch)
-        piece.layer = stop
-        if stop < step.span.stop:
-            return None
-        piece.batch.commit()
-        step.results.append(piece.hidden)
-        step.computed_tokens += piece.tokens
-        step.piece = None
-        return self._finish(step) if step.left_tokens == 0 else None
-
-    def _next_piece(self, step: UnfinishedStep, tokens: int) -> Piece:
-        cache, first = step.row.cache, step.computed_tokens
-        self._make_room((replace(step.row, count=tokens),))
-        batch = PackedBatch([cache], [tokens], bitwise=False)
-        inputs = step.inputs[:, first : first + tokens]
-        return Piece(batch, self._positions([(cache.length, tokens)]), inputs, step.span.start, tokens)
-
-    def _finish(self, step: UnfinishedStep) -> Tensor:
-        self._unfinished.discard(step)
-        if step.span.stop < self.spec.layers:
-            return torch.cat(step.results, 1)[0]
-        last = step.results[-1][:, -1:]
-        return self._logits(self._route(step.span)[-1], (replace(step.row, count=1),), last)
+            hidden = view.run(hidden, piece.positions, batch)
+        if stop < span.stop:
+            piece.hidden, piece.layer = hidden, stop
+            return (), None
+        done, ends = piece.finishing(hidden), span.stop == self.spec.layers
+        result = None
+        if done and ends:
+            rows = [replace(step.row, count=1) for step, _ in done]
+            last = torch.cat([part[:, -1:] for _, part in done], 1)
+            result = self._logits(self._route(span)[-1], rows, last)
+        elif done:
+            result = torch.cat([one for step, part in done for one in (*step.results, part)], 1)[0]
+        batch.commit()
+        piece.complete(hidden, kept=not ends)
+        through = tuple(step for step, _ in done)
+        self._unfinished -= set(through)
+        return through, result
 
     def _positions(self, parts: Sequence[tuple[int, int]]) -> Tensor:
         """[1, tokens] of the tokens that follow so many of each sequence."""
@@ -331,7 +338,7 @@ class Engine:
         self._steps += 1
         self.pool.collect({table for row in rows for table in row.cache.tables})
         kept = [row.cache for row in rows]
-        kept += [one.row.cache for one in self._unfinished if one.piece is not None]
+        kept += [one.row.cache for one in self._unfinished if one.under_way]
         for row in rows:
             row.cache.last_step = self._steps
             while True:
@@ -363,25 +370,6 @@ class Engine:
             ]
             route = self._routes[span] = tuple(stage.view(part) for stage, part in parts)
         return route
-
-    def _check_inputs(self, span: Span, rows: Sequence[Rows], hidden: Tensor | None) -> list[int]:
-        """The token ids, where the span starts the model; else none."""
-        tokens = sum(row.count for row in rows)
-        if span.start:
-            if hidden is None or hidden.shape != (tokens, self.spec.hidden_size):
-                shape = None if hidden is None else tuple(hidden.shape)
-                raise ValueError(
-                    f"span {span} takes hidden states {(tokens, self.spec.hidden_size)}, got {shape}"
-                )
-            return []
-        ids = [token for row in rows for token in row.token_ids or ()]
-        if hidden is not None or len(ids) != tokens:
-            raise ValueError(
-                f"span {span} starts the model: it takes {tokens} token ids and no hidden states"
-            )
-        if min(ids) < 0 or max(ids) >= self.spec.vocabulary_size:
-            raise ValueError(f"token ids must be in [0, {self.spec.vocabulary_size})")
-        return ids
 
     def _inputs(self, ids: Sequence[int], hidden: Tensor | None) -> Tensor:
         """Token ids [1, tokens] or hidden states [1, tokens, hidden] on the device."""

@@ -81,15 +81,7 @@ class PackedBatch(Cache):  # type: ignore[misc] # transformers has no types
         self.bitwise = bitwise and len(self.counts) == 1
         self._first_layer = caches[0].span.start
         self._layouts = caches[0].layouts
-        self._caches = caches
-        self._states: list[States] = [{} for _ in caches]
-        self.find_memory()
-
-    def find_memory(self) -> None:
-        """Looks up where the caches lie, again if blocks may have moved since."""
-        self.sessions = [
-            StepSession(*session) for session in zip(self._caches, self.counts, self._states, strict=True)
-        ]
+        self.sessions = [StepSession(*session) for session in zip(caches, counts, strict=True)]
         self._alone = (
             self.sessions[0] if len(self.sessions) == 1 and self.sessions[0].past is not None else None
         )

@@ -241,7 +241,7 @@ class LayerBench:
         rows, hidden = self._rows([cache], tokens, want_logits=False)
         step = engine.begin(self._span, rows[0], hidden)
         started_s = time.perf_counter()
-        engine.advance(step, tokens, 1)
+        engine.advance(engine.gather([step], [tokens]), 1)
         self._synchronize()
         taken_ms = (time.perf_counter() - started_s) * 1000
         cache.truncate(before)

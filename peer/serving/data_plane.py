@@ -34,12 +34,12 @@ from molink.peer.serving.stepping import Stepper
 from molink.shards.engine import Engine
 
 
-def _interleaving(backend: Backend, step_times: StepTimes | None) -> Interleaving | None:
+def _interleaving(backend: Backend, step_times: StepTimes | None, limits: BatchLimits) -> Interleaving | None:
     """For engines of one process that know how long pieces of prompts take."""
     engine = backend.engine
     if step_times is None or not isinstance(engine, Engine) or not step_times.profile.piece_latencies:
         return None
-    return Interleaving(engine, PieceSizes(step_times))
+    return Interleaving(engine, PieceSizes(step_times), limits)
 
 
 class Serving:
@@ -76,6 +76,7 @@ class Serving:
         identity."""
         sessions = SessionTable()
         spec = backend.engine.spec
+        limits = limits or batch_limits(spec)
         service = PeerService(spec, sessions, handout, activation_codecs, is_announced)
         self._engine_thread = EngineThread()
         self.links = Links(
@@ -99,12 +100,12 @@ class Serving:
             self._engine_thread,
             sessions,
             self.links,
-            limits or batch_limits(spec),
+            limits,
             metrics,
             rule,
             cut,
             DecodeForecast(self.links.expect_decode),
-            _interleaving(backend, step_times),
+            _interleaving(backend, step_times, limits),
         )
         self.loader = LayerLoader(spec, leases, backend, self._engine_thread, on_change)
         self.admission = Admission(

@@ -1,53 +1,32 @@
-"""Parts of prompts that are computed piece by piece, with decode steps in between (`prefill_pieces`)."""
+"""Parts of prompts that wait to be computed piece by piece, with decode steps in between (`prefill_pieces`)."""
 
 import time
-from collections import deque
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
 
 from molink.peer.leases import LeaseKey
 from molink.peer.profiling.profile import StepWork
-from molink.peer.scheduling.prefill_pieces import PartLeft, PieceSize, PieceSizes
-from molink.peer.serving.steps import StepInput, StepOutput, drawn
+from molink.peer.scheduling.decoding_sessions import DecodingSessions
+from molink.peer.scheduling.microbatch import BatchLimits
+from molink.peer.scheduling.prefill_pieces import PieceSizes
+from molink.peer.serving.pieces import BegunParts, Piece, PieceOutput, has_ended
+from molink.peer.serving.steps import StepFailure, StepInput, StepOutput
 from molink.shards.engine import Engine
-from molink.shards.unfinished_step import Rows, UnfinishedStep
-
-DECODING_S = 1.0
-"""So long after a decode step the next one is taken to be on its way: along its circuit, maybe."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Piece:
-    """What is computed next of a part of a prompt."""
-
-    part: StepInput
-    size: PieceSize
-    context_tokens: int
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PieceOutput:
-    """What came of a piece."""
-
-    whole: StepOutput | None
-    """Of the part, if this was its last piece."""
-    taken_s: float
 
 
 class Interleaving:
-    """Owner of the parts that have begun, or wait for one that has.
+    """Owner of the parts that wait, begun or not, and of what is known of who decodes.
 
     `compute` runs on the engine's thread, all else on the event loop.
     """
 
-    def __init__(self, engine: Engine, sizes: PieceSizes) -> None:
-        self._engine = engine
+    def __init__(self, engine: Engine, sizes: PieceSizes, limits: BatchLimits) -> None:
         self._sizes = sizes
-        self._parts: deque[StepInput] = deque()
-        self._begun: tuple[StepInput, UnfinishedStep] | None = None
-        """What the engine has of the first part."""
+        self._limits = limits
+        self._decoding = DecodingSessions()
+        self._begun = BegunParts(engine)
+        self._parts: list[StepInput] = []
+        """In the order in which they are due."""
         self._computing = False
-        self._computed_s = 0.0
-        self._decoded_s = float("-inf")
         self.is_due = False
         """Whether the next piece goes before decode steps that wait."""
 
@@ -58,77 +37,120 @@ class Interleaving:
         """The sessions whose parts these are."""
         return {one.session.key for one in self._parts}
 
-    def take(self, inputs: tuple[StepInput, ...]) -> tuple[StepInput, ...]:
-        """What of a micro-batch is to be computed at once; the rest is kept for pieces."""
+    def has(self, key: LeaseKey) -> bool:
+        """Whether a part of the session is here."""
+        return any(one.session.key == key for one in self._parts)
+
+    # -- who decodes
+
+    def came(self, key: LeaseKey) -> None:
+        """A decode step of the session waits for the engine."""
+        self._decoding.came(key)
+
+    def stepped(self, inputs: Iterable[StepInput]) -> None:
+        """These have been computed, in pieces or not."""
         now_s = time.perf_counter()
-        decodes = tuple(one for one in inputs if not one.prefill)
-        if decodes:
-            self._decoded_s = now_s
-        elif now_s - self._decoded_s > DECODING_S:
-            return inputs
-        self._parts += (one for one in inputs if one.prefill)
-        return decodes
+        for one in inputs:
+            if not one.prefill:
+                self._decoding.stepped(one.session.key, now_s)
+            elif one.sample and not (one.session.is_head and one.session.is_tail):
+                self._decoding.began(one.session.key, now_s, one.session.plan.stages)
 
     def decoded(self, work: StepWork, taken_s: float) -> None:
         """A decode step has been computed. If parts wait, a piece is due."""
         self.is_due = bool(self._parts)
         self._sizes.decoded(work, taken_s * 1000, beside=self.is_due)
 
+    def ended(self, key: LeaseKey) -> None:
+        """The session has its last token."""
+        self._decoding.forget(key)
+
+    # -- parts
+
+    def take(self, inputs: tuple[StepInput, ...]) -> tuple[StepInput, ...]:
+        """What of a micro-batch is to be computed at once; the rest is kept for pieces."""
+        prompts = [one for one in inputs if one.prefill or self.has(one.session.key)]
+        if not prompts:
+            return inputs
+        at_once: Sequence[StepInput] = ()
+        if not self._parts:
+            decoding = self._decoding.count(time.perf_counter())
+            at_once = self._at_once(prompts, decoding) if decoding else prompts
+        later = [one for one in prompts if one not in at_once]
+        self._parts = sorted([*self._parts, *later], key=_due_s)
+        return tuple(one for one in inputs if one not in later) if later else inputs
+
     def next(self) -> Piece:
-        """The first part's next piece."""
-        part = self._parts[0]
-        cache = part.session.cache
-        if self._begun is not None and self._begun[0] is part:
-            left = _left(self._begun[1])
-        else:
-            context_tokens = part.prefix_tokens if part.step == 0 or cache is None else cache.length
-            left = PartLeft(len(part.session.span), part.count, context_tokens)
+        """The next piece of what is under way, or of the parts that are due first; there are some."""
         self.is_due = False
         self._computing = True
-        return Piece(part, self._sizes.next(left), left.context_tokens)
+        decoding = self._decoding.count(time.perf_counter())
+        under_way = self._begun.tokens_under_way()
+        if under_way:
+            left = tuple(map(self._begun.left, under_way))
+            layers, tokens = self._begun.layers_under_way, tuple(under_way.values())
+            return Piece(
+                tuple(under_way), left, self._sizes.next(layers, left, decoding, tokens), begins=False
+            )
+        parts: Sequence[StepInput] = self._due_first()
+        if decoding and (at_once := self._at_once(parts, decoding)):
+            parts, decoding = at_once, 0
+        left = tuple(map(self._begun.left, parts))
+        size = self._sizes.next(len(parts[0].session.span), left, decoding)
+        joining = len(size.tokens)
+        return Piece(tuple(parts[:joining]), left[:joining], size, begins=True)
 
     def compute(self, piece: Piece) -> PieceOutput:
         """On the engine's thread."""
-        started_s = time.perf_counter()
-        part, cache = piece.part, piece.part.session.cache
-        if cache is None or cache.closed:
-            return PieceOutput(StepOutput((), None, (), (), started_s, 0.0, None), 0.0)
-        if self._begun is None or self._begun[0] is not part:
-            if part.step == 0:
-                self._engine.begin_behind(cache, part.prefix_tokens)
-            rows = Rows(cache, part.count, part.token_ids, part.sample)
-            self._begun = part, self._engine.begin(part.session.span, rows, part.hidden)
-            self._computed_s = 0.0
-        result = self._engine.advance(self._begun[1], piece.size.tokens, piece.size.layers)
-        whole = None if result is None else drawn(self._engine, (part,), result, started_s)
-        if whole is None:
-            self._engine.to_host(())  # what is learnt of a piece is its time, and not that of its launch
-        taken_s = time.perf_counter() - started_s
-        self._computed_s += taken_s
-        return PieceOutput(whole and replace(whole, compute_s=self._computed_s), taken_s)
+        return self._begun.compute(piece)
 
-    def computed(self, piece: Piece, output: PieceOutput | Exception) -> StepOutput | Exception | None:
-        """What came of the part, if it is through or has failed and its session has not ended."""
+    def computed(self, piece: Piece, output: PieceOutput | Exception) -> StepOutput | None:
+        """What came of the parts that are through, or have failed."""
         self._computing = False
-        if isinstance(output, PieceOutput):
-            self._sizes.computed(piece.size, piece.context_tokens, output.taken_s * 1000)
-        whole = output if isinstance(output, Exception) else output.whole
-        ended = not self._parts or self._parts[0] is not piece.part
-        if ended or whole is not None:
-            self._begun = None
-        if ended or whole is None:
-            return None
-        self._parts.popleft()
+        if isinstance(output, Exception):
+            failures = tuple(StepFailure(one, output) for one in piece.parts)
+            output = PieceOutput(
+                StepOutput((), None, (), (), 0.0, 0.0, None, failures), 0.0, is_complete=False
+            )
+        if output.is_complete:
+            self._sizes.computed(piece.size, piece.left, output.taken_s * 1000)
+        whole = output.whole
+        over = whole.everyone if whole is not None else ()
+        self._keep(one for one in self._parts if one not in over and not has_ended(one))
         return whole
 
     def forget(self, key: LeaseKey) -> None:
         """The session has ended."""
-        self._parts = deque(one for one in self._parts if one.session.key != key)
-        if not self._computing and self._begun is not None and self._begun[0] not in self._parts:
-            self._begun = None
+        self.ended(key)
+        self._keep(one for one in self._parts if one.session.key != key)
+
+    def _keep(self, parts: Iterable[StepInput]) -> None:
+        self._parts = list(parts)
+        if not self._computing:
+            self._begun.keep(self._parts)
+
+    def _due_first(self) -> list[StepInput]:
+        """The parts of one span that are due first, one of each session, as many as fit a micro-batch."""
+        span = self._parts[0].session.span
+        first: dict[LeaseKey, StepInput] = {}
+        for part in self._parts:
+            if part.session.span == span:
+                first.setdefault(part.session.key, part)
+        found: list[StepInput] = []
+        tokens = 0
+        for part in tuple(first.values())[: self._limits.max_sessions]:
+            tokens += self._begun.left(part).tokens
+            if found and tokens > self._limits.max_tokens:
+                break
+            found.append(part)
+        return found
+
+    def _at_once(self, parts: Sequence[StepInput], decoding: int) -> Sequence[StepInput]:
+        """Which of the parts are computed whole and now beside so many sessions that decode."""
+        left = [self._begun.left(part) for part in parts]
+        places = self._sizes.at_once(len(parts[0].session.span), left, decoding)
+        return [parts[place] for place in places]
 
 
-def _left(step: UnfinishedStep) -> PartLeft:
-    piece = step.piece
-    under_way = None if piece is None else PieceSize(piece.tokens, step.span.stop - piece.layer)
-    return PartLeft(len(step.span), step.left_tokens, step.row.cache.length, under_way)
+def _due_s(part: StepInput) -> float:
+    return part.session.due_s

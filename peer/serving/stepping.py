@@ -29,10 +29,18 @@ from molink.peer.serving.decode_reports import DecodeReports
 from molink.peer.serving.engine_thread import EngineThread
 from molink.peer.serving.forwarding import Forwarder
 from molink.peer.serving.going_on import GoingOn
-from molink.peer.serving.interleaving import Interleaving, Piece, PieceOutput
+from molink.peer.serving.interleaving import Interleaving
+from molink.peer.serving.pieces import Piece, PieceOutput
 from molink.peer.serving.prompts import Prompts
 from molink.peer.serving.sessions import HopSession, SessionTable, report_failure
-from molink.peer.serving.steps import StepFailure, StepInput, StepOutput, compute, read_activations
+from molink.peer.serving.steps import (
+    StepFailure,
+    StepInput,
+    StepOutput,
+    compute,
+    fault_of_rows,
+    read_activations,
+)
 from molink.peer.transmission.classes import TrafficClass
 from molink.shards.spec import ModelSpec
 
@@ -124,7 +132,7 @@ class Stepper:
                 continue
             if session.is_head or session.previous_peer_id != link.peer_id:
                 continue  # this peer is not that hop's next one, whatever the client told that hop
-            fault = self._fault_of(header, row, part, session)
+            fault = fault_of_rows(header, row, part, session)
             if fault is not None:
                 self._blame(session, link.peer_id, fault)
                 continue
@@ -141,24 +149,6 @@ class Stepper:
                 timings=row.timings,
             )
         self._pump()
-
-    def _fault_of(
-        self, header: pb.Activations, row: pb.ActivationRow, part: torch.Tensor | None, session: HopSession
-    ) -> str | None:
-        """What is wrong with a session's rows; None: nothing.
-
-        It may be the hop's fault or the client's, who tells each hop about the session. So it costs that session
-        alone, and not the link, which is others' too.
-        """
-        if header.dtype != session.receives_in:
-            return f"activations in {header.dtype[:16]} came where {session.receives_in} was agreed on"
-        if session.cache is None:
-            return "activations came before the lease was ready"
-        if row.prefix_tokens and (row.step or not session.can_begin_behind(row.prefix_tokens)):
-            return f"a step begins behind {row.prefix_tokens} tokens that are not here"
-        if part is None:
-            return f"the activations of step {row.step} are not numbers that a sound hop sends"
-        return None
 
     def on_tokens(self, link: Link, header: pb.Tokens) -> None:
         """The tail's tokens come back to the head."""
@@ -203,34 +193,44 @@ class Stepper:
         if self._interleaving is not None:
             self._interleaving.forget(session.key)
         self._decode_reports.forget(session.key)
-        self._going_on.leave(session.key)
-        for key in [key for key in self._inputs if key[0] == session.key]:
-            del self._inputs[key]
+        self._leave(session.key)
+        self._inputs = {key: one for key, one in self._inputs.items() if key[0] != session.key}
+
+    def _leave(self, key: LeaseKey) -> None:
+        """No further decode step of the session is to come."""
+        self._going_on.leave(key)
+        if self._interleaving is not None:
+            self._interleaving.ended(key)
 
     # -- the engine
 
     def _pump(self) -> None:
-        """Gives the engine a micro-batch or a piece of a prompt, if it has none and something waits that may be
-        stepped."""
+        """Gives the engine a micro-batch or a piece of prompts, if it has none and something may be stepped."""
         if self._busy:
             return
         parts = self._interleaving
         if parts and parts.is_due:
             self._begin_piece(parts)
-            return
-        batch = self._queue.next((lambda _: False) if parts else self._forwarder.may_prefill)
-        inputs = tuple(self._inputs.pop((pending.key, pending.step)) for pending in batch)
-        self._forwarder.begun(inputs)
-        if inputs and self._interleaving is not None:
-            inputs = self._interleaving.take(inputs)
-        if inputs:
+        elif inputs := self._next_inputs():
             self._busy = True
             self._decode_reports.begun(inputs)
             self._engine_thread.begin(
                 lambda: compute(self._engine, inputs), lambda output: self._stepped(inputs, output)
             )
-        elif self._interleaving:
-            self._begin_piece(self._interleaving)
+        elif parts:
+            self._begin_piece(parts)
+
+    def _next_inputs(self) -> tuple[StepInput, ...]:
+        """The next micro-batch, without what of it is to be computed in pieces."""
+        parts, may_prefill = self._interleaving, self._forwarder.may_prefill
+        while True:
+            batch = self._queue.next(lambda key: not (parts and parts.has(key)) and may_prefill(key))
+            inputs = tuple(self._inputs.pop((pending.key, pending.step)) for pending in batch)
+            self._forwarder.begun(inputs)
+            if parts is None or not inputs:
+                return inputs
+            if taken := parts.take(inputs):
+                return taken
 
     def _begin_piece(self, parts: Interleaving) -> None:
         self._busy = True
@@ -246,17 +246,17 @@ class Stepper:
         if whole is None:
             self._pump()
         else:
-            self._stepped((piece.part,), whole)
+            self._stepped(whole.everyone, whole)
 
     def _stepped(self, inputs: tuple[StepInput, ...], output: StepOutput | Exception) -> None:
-        """The engine is done with a micro-batch: it gets the next one before this one's output is sent.
-
-        Unless this is the tail: where it is the head too, the sessions that go on step with those that wait.
-        """
+        """The engine is done with a micro-batch: it gets the next one before this one's output is sent. Unless this is
+        the tail: where it is the head too, the sessions that go on step with those that wait."""
         self._busy = False
         self._going_on.stepped(one.session.key for one in inputs)
         self._decode_reports.stepped(inputs)
         self._forwarder.stepped(inputs)
+        if self._interleaving is not None:
+            self._interleaving.stepped(inputs)
         if isinstance(output, Exception):
             output = StepOutput(
                 (), None, (), (), 0.0, 0.0, None, tuple(StepFailure(one, output) for one in inputs)
@@ -307,17 +307,17 @@ class Stepper:
             if token.position != len(session.history):
                 continue
             if session.failed:
-                self._going_on.leave(session.key)
+                self._leave(session.key)
                 continue
             session.history.append(token.token_id)
             if session.owner.closed_because is not None:
-                self._going_on.leave(session.key)
+                self._leave(session.key)
                 continue  # the client is gone: its lease runs out
             by_client.setdefault(session.owner, []).append(token)
             if token.finish == pb.NOT_FINISHED:
                 self._going_on.returned(session, token)
             else:
-                self._going_on.leave(session.key)
+                self._leave(session.key)
         self._going_on.release()
         self._pump()
         self._engine_thread.let_begin()
@@ -375,6 +375,8 @@ class Stepper:
         prefix_tokens = session.rows if step == 0 else 0
         session.next_step = step + 1
         session.rows += count
+        if self._interleaving is not None and not prefill:
+            self._interleaving.came(session.key)
         self._inputs[session.key, step] = StepInput(
             session, step, count, token_ids, hidden, sample, prefill, now, tuple(timings), prefix_tokens
         )
@@ -392,5 +394,5 @@ class Stepper:
         self, inputs: Sequence[StepInput], detail: str, code: str = "engine", peer_id: str = ""
     ) -> None:
         for one in inputs:
-            self._going_on.leave(one.session.key)
+            self._leave(one.session.key)
             report_failure(one.session, peer_id or self._peer_id, code, detail)

@@ -67,6 +67,11 @@ class StepOutput:
     frames: "tuple[OutgoingRows, ...]" = ()
     """Instead of `hidden`, where that was on a device: encoded there."""
 
+    @property
+    def everyone(self) -> tuple[StepInput, ...]:
+        """Whose steps these were, whatever came of them."""
+        return *self.inputs, *(failure.one for failure in self.failures)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OutgoingRows:
@@ -282,6 +287,25 @@ def read_activations(
         None if not holds else part.clone() if row.prefill else part
         for row, part, holds in zip(header.rows, parts, sound, strict=True)
     ]
+
+
+def fault_of_rows(
+    header: pb.Activations, row: pb.ActivationRow, part: torch.Tensor | None, session: HopSession
+) -> str | None:
+    """What is wrong with a session's rows, of which `part` was read; None: nothing.
+
+    It may be the hop's fault or the client's, who tells each hop about the session. So it costs that session alone, and
+    not the link, which is others' too.
+    """
+    if header.dtype != session.receives_in:
+        return f"activations in {header.dtype[:16]} came where {session.receives_in} was agreed on"
+    if session.cache is None:
+        return "activations came before the lease was ready"
+    if row.prefix_tokens and (row.step or not session.can_begin_behind(row.prefix_tokens)):
+        return f"a step begins behind {row.prefix_tokens} tokens that are not here"
+    if part is None:
+        return f"the activations of step {row.step} are not numbers that a sound hop sends"
+    return None
 
 
 def is_sound(hidden: torch.Tensor) -> bool:

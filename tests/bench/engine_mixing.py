@@ -11,11 +11,12 @@ from tables import Table
 from molink.peer.profiling.profile import StepWork
 from molink.peer.profiling.profiler import measure
 from molink.peer.profiling.step_times import StepTimes
-from molink.peer.scheduling.prefill_pieces import PartLeft, PieceSize, PieceSizes
+from molink.peer.scheduling.prefill_pieces import PartLeft, PieceSizes
 from molink.routing.cost import CostModel
 from molink.shards.engine import Engine, Rows
 from molink.shards.kv_cache import SequenceCache
 from molink.shards.spec import Span
+from molink.shards.unfinished_step import Piece
 
 PROMPT_TOKENS = 8000
 CHUNK_TOKENS = CostModel().prefill_chunk_tokens
@@ -93,16 +94,19 @@ class Mixing:
     def _in_pieces(self, cache: SequenceCache, tokens: int) -> Iterator[tuple[float, float]]:
         """A decode step and a piece in turns, until the chunk is through."""
         step = self._engine.begin(self._span, self._rows(cache, tokens), None)
+        piece: Piece | None = None
         while step.left_tokens:
             decode_ms = self._decode(beside=True)
             began_s = time.perf_counter()
-            piece = step.piece
-            under_way = None if piece is None else PieceSize(piece.tokens, self._span.stop - piece.layer)
-            left = PartLeft(len(self._span), step.left_tokens, cache.length, under_way)
-            size = self._sizes.next(left)
-            self._engine.advance(step, size.tokens, size.layers)
+            left = (PartLeft(step.left_tokens, cache.length),)
+            layers = len(self._span) if piece is None else self._span.stop - piece.layer
+            under_way = () if piece is None else piece.tokens
+            size = self._sizes.next(layers, left, len(self._decoding), under_way)
+            piece = piece or self._engine.gather([step], size.tokens)
+            self._engine.advance(piece, size.layers)
+            piece = piece if piece.layer < self._span.stop else None
             piece_ms = (time.perf_counter() - began_s) * 1000
-            self._sizes.computed(size, left.context_tokens, piece_ms)
+            self._sizes.computed(size, left, piece_ms)
             yield decode_ms, piece_ms
 
     def _decode(self, *, beside: bool) -> float:

@@ -61,6 +61,7 @@ DECISIONS = [
     "molink.peer.memory",
     "molink.peer.redundancy.pair_balance",
     "molink.peer.redundancy.partners",
+    "molink.peer.scheduling.decoding_sessions",
     "molink.peer.scheduling.prompt_order",
     "molink.peer.scheduling.prompt_pieces",
     "molink.peer.redundancy.roles",

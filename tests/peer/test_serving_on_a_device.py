@@ -19,8 +19,9 @@ from molink.peer.backend import DeviceBackend
 from molink.peer.models.model import LocalModel
 from molink.peer.profiling.profile import PieceLatency, Profile
 from molink.peer.scheduling.prefill_chunks import equal_chunks
-from molink.peer.serving import interleaving, stepping, steps
-from molink.peer.serving.interleaving import Interleaving, Piece, PieceOutput
+from molink.peer.serving import interleaving, pieces, stepping, steps
+from molink.peer.serving.interleaving import Interleaving
+from molink.peer.serving.pieces import Piece, PieceOutput
 from molink.peer.serving.steps import StepInput, StepOutput, compute
 from molink.shards import codec, ways
 from molink.shards.cuda_graphs import CudaGraphs
@@ -78,7 +79,7 @@ class Watch:
             self.pieces += 1
             return output
 
-        for module in (steps, interleaving):
+        for module in (steps, pieces, interleaving):
             patch.setattr(module, "time", clock)
         patch.setattr(stepping, "compute", computed)
         patch.setattr(Interleaving, "compute", computed_piece)
@@ -113,10 +114,9 @@ async def test_a_step_of_a_hop_waits_once_and_its_time_is_the_devices(
 async def test_a_piece_of_a_prompt_is_over_when_its_time_is_taken(
     model: LocalModel, fake: FakeCuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prompts = [prompt_of(tokens) for tokens in (3, 90)]
+    prompts = [prompt_of(tokens) for tokens in (3, 300)]
     served = served_circuit(model, (3,), kv_tokens=800, cut=equal_chunks(60), profile=SLOW)
     async with served as circuit:
-        await circuit.generate([prompt_of(3)], 3)  # it is known that somebody decodes
         watch = Watch(fake, monkeypatch)
         tokens = await circuit.generate(prompts, 20)
     assert tokens == greedy_references(model.folder, prompts, 20)

@@ -97,7 +97,7 @@ def test_a_piece_of_a_prompt_ends_with_a_wait(
         engine = engine_on(tiny_model("llama"), "cuda:1")
         step = engine.begin(FIRST, Rows(engine.new_cache(FIRST, 40), 32, tuple(range(32)), True), None)
         before, began_s = len(fake.waits), fake.now_s
-        assert engine.advance(step, 16, 3) is None
+        assert engine.advance(engine.gather([step], [16]), 3) == ((), None)
         engine.to_host(())
         return len(fake.waits) - before, fake.now_s - began_s
 

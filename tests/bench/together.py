@@ -1,0 +1,148 @@
+"""Requests that come at once: `python tests/bench/together.py [--before PYTHONPATH]`.
+
+A peer that holds a random Llama, a process of its own on loopback, and a client that sends eight prompts of 32 tokens
+at the same moment. Prints tokens per second of all requests, from the first one's sending to the last one's last token,
+and when each got its first token. With --before a peer of another version of the code, found on that PYTHONPATH, takes
+turns with this one's.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+from this_machine import processor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from molink import AsyncSwarm
+from molink.client.local_swarm import LocalSwarm
+from molink.shards import catalog
+
+BUNDLED = "molink/tiny-shakespeare"
+SHAPES = {
+    "small": {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 8, "num_attention_heads": 8,
+              "num_key_value_heads": 8},
+    "1b": {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32,
+           "num_key_value_heads": 8},
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """What came of requests that were sent at once."""
+
+    tokens_per_s: float
+    first_tokens_s: tuple[float, ...]
+    """Of each request, the earliest first."""
+
+
+def make_llama(folder: Path, shape: str) -> None:
+    """A random Llama with the bundled model's tokenizer."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=1024, max_position_embeddings=1024, eos_token_id=1, bos_token_id=0, dtype="bfloat16", **SHAPES[shape]
+    )  # fmt: skip
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder, max_shard_size="500MB")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_bytes((catalog.resolve(BUNDLED) / name).read_bytes())
+
+
+async def together(
+    swarm: AsyncSwarm, requests: int, prompt_tokens: int, new_tokens: int, seed: int
+) -> Together:
+    """All requests at once; no two prompts begin alike."""
+    prompts = [
+        [2 + (31 * (one + seed) + 7 * at * (at + one + seed)) % 1000 for at in range(prompt_tokens)]
+        for one in range(requests)
+    ]
+    began_s = time.perf_counter()
+    generations = await asyncio.gather(
+        *(swarm.generate(prompt, max_new_tokens=new_tokens, ignore_eos=True) for prompt in prompts)
+    )
+    taken_s = time.perf_counter() - began_s
+    return Together(requests * new_tokens / taken_s, tuple(sorted(one.ttft_s for one in generations)))
+
+
+async def run(options: argparse.Namespace, folder: Path) -> dict[str, list[Together]]:
+    """By version of the code, its rounds; the first round is not counted."""
+    layers = json.loads((folder / "config.json").read_text())["num_hidden_layers"]
+    versions = {"before": options.before} if options.before else {}
+    versions["now"] = os.environ.get("PYTHONPATH", "")
+    how = ["--model", str(folder), "--layers", f"0:{layers}", "--dtype", options.dtype]
+    how += ["--quantization", options.quantization]
+    found: dict[str, list[Together]] = {version: [] for version in versions}
+    async with AsyncExitStack() as stack:
+        swarms = {}
+        for version, path in versions.items():
+            local = await stack.enter_async_context(
+                LocalSwarm({"OMP_NUM_THREADS": str(options.threads), "PYTHONPATH": path})
+            )
+            peer = await local.join(version, *how)
+            swarm = AsyncSwarm(str(folder), initial_peers=[peer.address])
+            swarms[version] = await stack.enter_async_context(swarm)
+        for turn in range(options.rounds + 1):
+            for version, swarm in swarms.items():
+                came = await together(
+                    swarm, options.requests, options.prompt_tokens, options.tokens, 100 * turn
+                )
+                if turn:
+                    found[version].append(came)
+                    firsts = " ".join(f"{one:.2f}" for one in came.first_tokens_s)
+                    print(
+                        f"  {version:<8}{came.tokens_per_s:7.1f} tokens/s   first tokens after {firsts} s",
+                        flush=True,
+                    )
+    return found
+
+
+def main() -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--shape", choices=SHAPES, default="small")
+    parser.add_argument(
+        "--model", type=Path, help="a folder with a model, in place of a random one of --shape"
+    )
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--quantization", default="none")
+    parser.add_argument("--requests", type=int, default=8)
+    parser.add_argument("--prompt-tokens", type=int, default=32)
+    parser.add_argument("--tokens", type=int, default=32, help="that each request asks for (32)")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2, help="of the peer (2)")
+    parser.add_argument("--before", metavar="PYTHONPATH", help="another version of the code")
+    parser.add_argument("--json", type=Path, help="writes every number there")
+    options = parser.parse_args()
+    load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
+    machine = f"{processor()}, torch {torch.__version__}, {platform.system()} {platform.release()}{load}"
+    command = f"python tests/bench/together.py {' '.join(sys.argv[1:])}"
+    print(f"{machine}\n{command}", flush=True)
+    with tempfile.TemporaryDirectory(prefix="molink-bench-") as made:
+        folder = options.model or Path(made) / "llama"
+        if options.model is None:
+            make_llama(folder, options.shape)
+        found = asyncio.run(run(options, folder))
+    for version, rounds in found.items():
+        rate = statistics.median(one.tokens_per_s for one in rounds)
+        last_s = statistics.median(one.first_tokens_s[-1] for one in rounds)
+        print(
+            f"{version}: median of {len(rounds)}: {rate:.1f} tokens/s, last first token after {last_s:.2f} s"
+        )
+    if options.json:
+        rounds = {version: [asdict(one) for one in counted] for version, counted in found.items()}
+        document = {"machine": machine, "command": command, "rounds": rounds}
+        options.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
