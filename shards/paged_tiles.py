@@ -10,8 +10,8 @@ _FLOAT32_BYTES = 4
 _ENTRY_BYTES = 16
 """Of a token's block in a table: an address, and the tokens of its extent."""
 _BARRIER_BYTES = 64
-_REGISTER_NUMBERS = 4096
-"""Of a tile's keys in float32, which tensor cores do not multiply: more would spill registers."""
+_REGISTERS_DIM = 128
+"""Longer vectors in float32, which tensor cores do not multiply, would spill registers in large tiles."""
 _WARP_GROUP_ROWS = 64
 """From so many rows on Hopper's products read what is loaded ahead from buffers of its own."""
 
@@ -56,11 +56,8 @@ def shared_bytes(tile: Tile, head_dim: int, group: int, element_bytes: int) -> i
 def tile_for(head_dim: int, group: int, element_bytes: int, limit_bytes: int) -> Tile | None:
     """The largest tile whose kernel fits `limit_bytes` of shared memory, what a card gives one program, and its
     registers; None where none does."""
-    most = TILES[0].tokens
-    if limit_bytes <= LEAST_SHARED_BYTES:
-        most = LEAST_QUERIES
-    elif element_bytes == _FLOAT32_BYTES:
-        most = max(LEAST_QUERIES, _REGISTER_NUMBERS >> (head_dim - 1).bit_length())
+    multiplied_apart = element_bytes == _FLOAT32_BYTES and head_dim > _REGISTERS_DIM
+    most = LEAST_QUERIES if limit_bytes <= LEAST_SHARED_BYTES or multiplied_apart else TILES[0].tokens
     fitting = (tile for tile in TILES if shared_bytes(tile, head_dim, group, element_bytes) <= limit_bytes)
     return next((tile for tile in fitting if tile.tokens <= most), None)
 

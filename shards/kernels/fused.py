@@ -79,15 +79,19 @@ class _Norm:
 
 
 def fused_on(device: torch.device) -> FusedKernels | None:
-    """On CUDA devices, where torch brings Triton along; None elsewhere."""
+    """On CUDA devices, where torch brings a Triton along that works; None elsewhere."""
     if device.type != "cuda" or importlib.util.find_spec("triton") is None:
         return None
-    from molink.shards.kernels.triton_bytes import TritonBytes
-    from molink.shards.kernels.triton_layers import TritonLayers
-    from molink.shards.paged_triton import shared_bytes_of
+    try:
+        from molink.shards.kernels.triton_bytes import TritonBytes
+        from molink.shards.kernels.triton_layers import TritonLayers
+        from molink.shards.paged_triton import shared_bytes_of
 
-    processors = torch.cuda.get_device_properties(device).multi_processor_count
-    return FusedKernels(TritonLayers(), TritonBytes(processors, shared_bytes_of(device.index or 0)))
+        processors = torch.cuda.get_device_properties(device).multi_processor_count
+        return FusedKernels(TritonLayers(), TritonBytes(processors, shared_bytes_of(device.index or 0)))
+    except Exception as error:  # noqa: BLE001 - of a compiler and its cards there is no list of errors
+        _log.warning("fused kernels are not used: %s", _said(error))
+        return None
 
 
 @torch.inference_mode()
@@ -104,8 +108,7 @@ def install_fused(model: nn.Module, slot: BatchSlot, kernels: FusedKernels | Non
         install_rotations(modules, slot)
         _install_bytes(modules, slot, kernels.by_bytes)
     except Exception as error:  # noqa: BLE001 - compilers of kernels raise what they like: each module has its own way
-        said = " ".join(str(error).split())[:300]
-        _log.warning("fused kernels are not used: they end with %s: %s", type(error).__name__, said)
+        _log.warning("fused kernels are not used: %s", _said(error))
 
 
 def _install_norms(
@@ -320,6 +323,10 @@ def _install_bytes(modules: Iterable[nn.Module], slot: BatchSlot, kernel: BytePr
             agreed[like] = found is not None and _difference(found, expected) <= TOLERANCES[matrices.dtype]
         if agreed[like]:
             matrices.by_bytes = ByteProducts(slot, kernel)
+
+
+def _said(error: Exception) -> str:
+    return f"they end with {type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 def _asked(forward: Callable[..., Any], stand_in: object, states: Tensor) -> Tensor | None:

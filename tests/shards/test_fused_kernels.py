@@ -1,5 +1,6 @@
 """Layers that go by fused kernels, where their own code agrees with these, give what their own code gives."""
 
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from molink.shards import assembly
 from molink.shards.attention import BatchSlot
 from molink.shards.kernels.by_bytes import ByteProducts, gpu_product
-from molink.shards.kernels.fused import FusedKernels, install_fused
+from molink.shards.kernels.fused import FusedKernels, fused_on, install_fused
 from molink.shards.quantized_matrices import Int8Matrices
 from molink.shards.spec import Span
 
@@ -108,6 +109,16 @@ def test_a_kernel_that_cannot_be_compiled_leaves_layers_their_own_way(
     monkeypatch.undo()
     theirs, _, _ = runs_of(tiny_model("llama"), decodes=True, fuses=False)
     assert [run.tokens for run in ours] == [run.tokens for run in theirs]
+
+
+def test_a_compiler_that_cannot_be_imported_leaves_layers_their_own_way(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    monkeypatch.setitem(sys.modules, "triton", None)
+    assert fused_on(torch.device("cuda:0")) is None
+    assert "fused kernels are not used: they end with ModuleNotFoundError" in caplog.text
+    assert fused_on(torch.device("cpu")) is None
 
 
 class _Scaled(nn.Module):

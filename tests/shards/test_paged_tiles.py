@@ -52,7 +52,7 @@ def test_every_head_has_a_tile_that_fits_the_card(capability: int, element_bytes
         (256, 4, 120, 16),
         (256, 4, 75, 16),
         (256, 4, 90, 16),
-        (128, 4, 89, 32),
+        (128, 4, 89, 64),
         (64, 4, 89, 64),
     ],
 )
