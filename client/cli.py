@@ -22,7 +22,6 @@ from molink.dht.commands import (
     start_logging,
     tell,
 )
-from molink.dht.configuration import configured_initial_peers
 
 if TYPE_CHECKING:
     from molink.client.generation import Explanation, Generation
@@ -216,6 +215,8 @@ def _swarm(
     activation_codec: str,
     progress: Progress,
 ) -> "AsyncSwarm":
+    from molink.dht.configuration import configured_initial_peers
+
     addresses = configured_initial_peers(initial_peers)
     if not addresses:
         raise CommandFailed(

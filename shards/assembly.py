@@ -19,6 +19,8 @@ from molink.shards.attention import IMPLEMENTATION, BatchSlot, alibi_slopes
 from molink.shards.carving import carve, layers_path, without_absent
 from molink.shards.conversions import ALIBI
 from molink.shards.errors import UnsupportedArchitecture, WeightsError, name_some
+from molink.shards.known_products import KnownProducts
+from molink.shards.later_packing import LaterPacking
 from molink.shards.lazy_tensors import LoadCounter
 from molink.shards.linear import install_products
 from molink.shards.packed_layers import put_together
@@ -81,6 +83,10 @@ class Recipe:
     """Whether steps of one session equal transformers' bit for bit; else each goes the fastest way."""
     device: torch.device = _HOST
     """Where each tensor goes as soon as it is read, and where it is quantized."""
+    known_products: KnownProducts | None = None
+    """Which products are known to be fastest; None: they are measured."""
+    packs_later: bool = False
+    """Whether weights that pay for packing are packed by `Stage.pack_next` and not at once."""
 
 
 def assemble(
@@ -250,7 +256,8 @@ def make_stage(
     slot = BatchSlot(slopes, exact=recipe.exact)
     layers = model.get_submodule(layers_path(model))
     slot.install(layers)
-    install_products(model, slot)
+    later = LaterPacking() if recipe.packs_later else None
+    install_products(model, slot, recipe.known_products, later)
     shorten_lookups(layers)
     facts = StageFacts(
         architecture=config.model_type,
@@ -260,7 +267,7 @@ def make_stage(
         context_length=_context_length(text),
         dtype=recipe.dtype,
     )
-    stage = Stage(model, span, facts, {}, slot, _VIEWS[recipe.batching])
+    stage = Stage(model, span, facts, {}, slot, _VIEWS[recipe.batching], later)
     if not stage.view(span).takes_hidden_states:
         reason = "its layers are not run by a decoder that takes hidden states and a cache"
         raise UnsupportedArchitecture(folder, facts.architecture, reason)

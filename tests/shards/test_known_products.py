@@ -1,0 +1,146 @@
+"""Which products are fastest is measured once, and packing may wait; tokens are the same before and after."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from circuit_runs import greedy, spec_for
+from tiny_models import LAYERS
+from torch import Tensor, nn
+
+from molink.shards import linear, products
+from molink.shards.engine import Engine
+from molink.shards.known_products import KnownProducts
+from molink.shards.linear import packed_for_onednn
+from molink.shards.loader import load_stage
+from molink.shards.products import Timings
+from molink.shards.spec import Span
+from molink.shards.stage import Stage
+
+TinyModel = Callable[[str], Path]
+WHOLE = Span(0, LAYERS)
+PROMPT = (5, 9, 200, 31, 7)
+MACHINE = "A processor"
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[Tensor]]:
+    """The matrices of each measurement; tiny ones are worth it, and packing pays."""
+    monkeypatch.setattr(products, "LEAST_WEIGHTS", 1)
+    monkeypatch.setattr(products, "TIMED_ROWS", (1, 8))
+    monkeypatch.setattr(Timings, "pays", lambda *_: True)
+    found: list[Sequence[Tensor]] = []
+    fastest = linear.fastest
+
+    def measuring(weights: Sequence[Tensor], *rest: object) -> object:
+        found.append(weights)
+        return fastest(weights, *rest)
+
+    monkeypatch.setattr(linear, "fastest", measuring)
+    return found
+
+
+def load(
+    folder: Path, notes: Path, *, machine: str = MACHINE, exact: bool = False, packs_later: bool = False
+) -> Stage:
+    known = KnownProducts(notes, machine)
+    stage = load_stage(
+        folder, WHOLE, dtype="float32", exact=exact, known_products=known, packs_later=packs_later
+    )
+    known.keep()
+    return stage
+
+
+def engine_of(stage: Stage) -> Engine:
+    engine = Engine(spec_for(stage, "float32"), "cpu")
+    engine.attach(stage)
+    return engine
+
+
+def packed_bytes(stage: Stage) -> int:
+    return sum(weight.nbytes for weight in stage.parameters() if weight.is_mkldnn)
+
+
+def test_a_later_load_measures_no_products(
+    tiny_model: TinyModel, tmp_path: Path, measured: list[Sequence[Tensor]]
+) -> None:
+    folder = tiny_model("llama")
+    first, later = load(folder, tmp_path), load(folder, tmp_path)
+    assert len(measured) == 1
+    assert packed_bytes(first) == packed_bytes(later)
+    assert greedy([(engine_of(later), WHOLE)], PROMPT, 6) == greedy([(engine_of(first), WHOLE)], PROMPT, 6)
+
+
+def test_another_processor_number_of_threads_or_exactness_is_measured_anew(
+    tiny_model: TinyModel, tmp_path: Path, measured: list[Sequence[Tensor]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tiny_model("llama")
+    load(folder, tmp_path)
+    load(folder, tmp_path, machine="Another processor")
+    load(folder, tmp_path, exact=True)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
+    load(folder, tmp_path)
+    assert len(measured) == 4
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"[]", b'{"choice": [[1, 99]], "packs": false}', b'{"choice": [], "packs": true}',
+     b'{"choice": [[1, 0]], "packs": 1}', b'{"choice": [[2, 0]], "packs": true}',
+     b'{"choice": [[1, true]], "packs": true}'],
+)  # fmt: skip
+def test_a_damaged_note_is_measured_anew_and_mended(
+    content: bytes, tiny_model: TinyModel, tmp_path: Path, measured: list[Sequence[Tensor]]
+) -> None:
+    folder = tiny_model("llama")
+    load(folder, tmp_path)
+    (note,) = tmp_path.glob("products-*.json")
+    note.write_bytes(content)
+    load(folder, tmp_path)
+    load(folder, tmp_path)
+    assert len(measured) == 2
+
+
+def test_a_decision_that_is_not_kept_is_not_written(
+    tiny_model: TinyModel, tmp_path: Path, measured: list[Sequence[Tensor]]
+) -> None:
+    load_stage(tiny_model("llama"), WHOLE, dtype="float32", known_products=KnownProducts(tmp_path, MACHINE))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("measured")
+def test_weights_that_are_packed_later_serve_before_between_and_after_with_the_same_tokens(
+    tiny_model: TinyModel, tmp_path: Path
+) -> None:
+    if packed_for_onednn(torch.zeros(64, 64)) is None:
+        pytest.skip("oneDNN packs nothing on this processor")
+    folder = tiny_model("llama")
+    at_once = load(folder, tmp_path)
+    expected = greedy([(engine_of(at_once), WHOLE)], PROMPT, 6)
+    stage = load(folder, tmp_path, packs_later=True)
+    total = stage.weight_bytes
+    engine = engine_of(stage)
+    assert packed_bytes(stage) == 0
+    assert greedy([(engine, WHOLE)], PROMPT, 6) == expected
+    assert engine.pack_next()
+    assert 0 < packed_bytes(stage) < packed_bytes(at_once)
+    assert greedy([(engine, WHOLE)], PROMPT, 6) == expected
+    while engine.pack_next():
+        assert stage.weight_bytes <= total, "a matrix takes the place of what it was"
+    assert packed_bytes(stage) == packed_bytes(at_once)
+    assert greedy([(engine, WHOLE)], PROMPT, 6) == expected
+    linears = [one for one in stage._model.modules() if isinstance(one, nn.Linear) and one.weight.is_mkldnn]
+    assert all(one.__dict__.get("weight", one.weight) is one._parameters["weight"] for one in linears)
+
+
+@pytest.mark.usefixtures("measured")
+def test_layers_that_were_dropped_meanwhile_are_not_packed(tiny_model: TinyModel, tmp_path: Path) -> None:
+    stage = load(tiny_model("llama"), tmp_path, packs_later=True)
+    engine = engine_of(stage)
+    del stage
+    engine.detach(Span(1, LAYERS))
+    packed = 0
+    while engine.pack_next():
+        packed += 1
+    assert 0 < packed <= 7
