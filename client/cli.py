@@ -216,6 +216,7 @@ def _swarm(
     progress: Progress,
 ) -> "AsyncSwarm":
     from molink.dht.configuration import configured_initial_peers
+    from molink.dht.lean_libp2p import load_lean_libp2p
 
     addresses = configured_initial_peers(initial_peers)
     if not addresses:
@@ -225,6 +226,7 @@ def _swarm(
         )
     progress.begin("Asking the swarm")
     with loading_modules():
+        load_lean_libp2p()
         from molink.client.swarm import AsyncSwarm
 
     return AsyncSwarm(

@@ -233,13 +233,17 @@ def _serve(given: Mapping[str, object]) -> None:
 
 def _run_peer(settings: "JoinSettings", state: "StateDir") -> None:
     """Says where the peer joins, and runs it until it has left."""
+    from molink.dht.lean_libp2p import load_lean_libp2p
     from molink.peer.running import ProgressLines, run_until_left, say
     from molink.peer.settings import where_to_join
+    from molink.shards.lean_transformers import load_lean_transformers
 
     say(where_to_join(settings).reason)
     if settings.listen not in ("127.0.0.1", "::1", "localhost"):
         say(f"Listening on {settings.listen}: other machines can reach this peer")
     with loading_modules():
+        load_lean_libp2p()
+        load_lean_transformers()
         from molink.peer.opening import PeerError
         from molink.peer.peer import Peer
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from molink.shards.store_notes import replace_file
 Decision: TypeAlias = tuple[Choice[int], bool]
 """From so many rows on, the number of the way to use; and whether weights are packed instead."""
 
+UNCERTAIN_S: Final = 24 * 3600.0
 _FORMAT: Final = 1
 """Of the notes. Whoever changes which ways there are, or their order, counts it up."""
 _OWN: Final = (Path(products.__file__), Path(products.__file__).with_name("linear.py"))
@@ -49,12 +51,15 @@ class KnownProducts:
         """Takes a decision down, to be kept if `keep` is called."""
         self._made[self._path(kind)] = decision
 
-    def keep(self) -> None:
-        """Writes down what was decided. On a full disk it is simply measured again."""
+    def keep(self, *, certain: bool) -> None:
+        """Writes down what was decided. Not `certain`: other programs kept the processors busy, and it is believed for
+        UNCERTAIN_S only. On a full disk it is simply measured again."""
+        until_s = None if certain else time.time() + UNCERTAIN_S
         for path, (choice, packs) in self._made.items():
+            note = {"choice": choice, "packs": packs, "until_s": until_s}
             with suppress(OSError):
                 path.parent.mkdir(parents=True, exist_ok=True)
-                replace_file(path, json.dumps({"choice": choice, "packs": packs}).encode())
+                replace_file(path, json.dumps(note).encode())
         self._made.clear()
 
     def _path(self, kind: Sequence[object]) -> Path:
@@ -67,7 +72,9 @@ class KnownProducts:
 def _decision(content: Any, ways: int) -> Decision:  # noqa: ANN401 - out of a file
     """Raises ValueError, KeyError or TypeError where it is none."""
     choice = tuple((rows, way) for rows, way in content["choice"])
-    packs = content["packs"]
+    packs, until_s = content["packs"], content["until_s"]
+    if until_s is not None and not time.time() < float(until_s) <= time.time() + UNCERTAIN_S:
+        raise ValueError("out of date")
     numbers = [number for pair in choice for number in pair]
     if not choice or choice[0][0] != 1 or type(packs) is not bool or {*map(type, numbers)} != {int}:
         raise ValueError("no decision")

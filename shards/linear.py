@@ -139,12 +139,12 @@ def _decided(
     timed = [layer.weight for layer in few_of(layers, lambda layer: layer.weight.nbytes)]
     kind = (str(timed[0].dtype), slot.exact, [list(weight.shape) for weight in timed])
     found = None if known is None else known.find(kind, len(ways))
-    if found is None:
-        choice, packs = fastest(timed, ways, None if slot.exact else _packed(timed))
-        found = tuple((rows, ways.index(way)) for rows, way in choice), packs
-        if known is not None:
-            known.decided(kind, found)
-    return tuple((rows, ways[way]) for rows, way in found[0]), found[1]
+    if found is not None:
+        return tuple((rows, ways[way]) for rows, way in found[0]), found[1]
+    choice, packs = fastest(timed, ways, None if slot.exact else _packed(timed))
+    if known is not None:
+        known.decided(kind, (tuple((rows, ways.index(way)) for rows, way in choice), packs))
+    return choice, packs
 
 
 def _pack(layer: nn.Linear) -> bool:

@@ -20,8 +20,9 @@ from typing import Final
 import torch
 import transformers
 from torch import Tensor
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.configuration_utils import PreTrainedConfig
 from transformers.core_model_loading import revert_weight_conversion
+from transformers.modeling_utils import PreTrainedModel
 
 from molink.shards.assembly import TROUBLE, Recipe, assemble, make_stage, quiet_transformers
 from molink.shards.carving import layers_path

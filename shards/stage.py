@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers.modeling_utils import PreTrainedModel
 
 from molink.shards.attention import AttendingBatch, BatchSlot
 from molink.shards.boundary import Boundary

@@ -100,8 +100,8 @@ class LocalModel:
                 known_products=known,
                 packs_later=packs_later,
             )
-            if known is not None and stays_the_best(share_of_others(before, processor_times())):
-                known.keep()
+            if known is not None:
+                known.keep(certain=stays_the_best(share_of_others(before, processor_times())))
             return stage
 
         if packed is None:
