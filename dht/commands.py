@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from platformdirs import user_log_dir
 
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
@@ -129,8 +130,6 @@ def _explain(program: str, error: BaseException, *, debug: bool) -> int:
 
 def _unexpected(program: str, error: BaseException, *, debug: bool) -> str:
     """What to say of an error of ours; its traceback goes to a file, or to stderr for whoever debugs."""
-    from platformdirs import user_log_dir
-
     what = f"unexpected error: {type(error).__name__}: {error}"
     if debug:
         traceback.print_exception(error)

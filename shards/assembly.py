@@ -1,9 +1,10 @@
 """From a configuration and tensors to a stage: transformers builds and fills a model that is cut to a span."""
 
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -11,7 +12,7 @@ from typing import Any, Final
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from torch import nn
+from torch import Tensor, nn
 from transformers import modeling_utils
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_utils import PreTrainedModel
@@ -24,6 +25,7 @@ from molink.shards.errors import UnsupportedArchitecture, WeightsError, name_som
 from molink.shards.known_products import KnownProducts
 from molink.shards.later_packing import LaterPacking
 from molink.shards.lazy_tensors import LoadCounter
+from molink.shards.lean_transformers import bring_in_meta_kernels
 from molink.shards.linear import install_products
 from molink.shards.packed_layers import put_together
 from molink.shards.padded import PaddedView
@@ -119,16 +121,12 @@ def assemble(
     model_class = _carved_class(stock, span, counter, gaps, recipe, held, packed)
     try:
         with quiet_transformers():
-            model, info = model_class.from_pretrained(
-                None,
-                config=config,
-                state_dict=dict(tensors),
-                dtype=recipe.dtype,
-                device_map=None if recipe.device.type == "cpu" else {"": recipe.device},
-                attn_implementation=_attention(config) if recipe.batching.attends else None,
-                ignore_mismatched_sizes=True,
-                output_loading_info=True,
-            )
+            try:
+                model, info = _filled(model_class, config, tensors, recipe)
+            except NotImplementedError:
+                if not bring_in_meta_kernels():
+                    raise
+                model, info = _filled(model_class, config, tensors, recipe)
     except WeightsError:
         raise
     except TROUBLE as error:
@@ -141,6 +139,26 @@ def assemble(
         loaded.get_submodule(layers_path(loaded))[index] = layer
         counter.add(elements)
     return loaded
+
+
+def _filled(
+    model_class: type[PreTrainedModel],
+    config: PreTrainedConfig,
+    tensors: Mapping[str, StoredPart],
+    recipe: Recipe,
+) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """A model of the class with these tensors, and what transformers found wanting. Raises one of TROUBLE."""
+    model, info = model_class.from_pretrained(
+        None,
+        config=config,
+        state_dict=dict(tensors),
+        dtype=recipe.dtype,
+        device_map=None if recipe.device.type == "cpu" else {"": recipe.device},
+        attn_implementation=_attention(config) if recipe.batching.attends else None,
+        ignore_mismatched_sizes=True,
+        output_loading_info=True,
+    )
+    return model, info
 
 
 def _attention(config: PreTrainedConfig) -> str | dict[str, str]:
@@ -194,7 +212,8 @@ def _carved_class(
     """
 
     def __init__(self: PreTrainedModel, config: PreTrainedConfig, *args: object, **kwargs: object) -> None:  # noqa: N807
-        model_class.__init__(self, config, *args, **kwargs)
+        with _nothing_drawn_on_meta():
+            model_class.__init__(self, config, *args, **kwargs)
         carve(self, span)
         _initialise_present(self)
         if recipe.shard is not None:
@@ -229,6 +248,34 @@ def _carved_class(
         "_keys_to_ignore_on_load_missing": None,
     }
     return type(model_class.__name__, (model_class,), body)
+
+
+_DRAWS: Final = (
+    "normal_",
+    "uniform_",
+    "kaiming_uniform_",
+    "kaiming_normal_",
+    "xavier_uniform_",
+    "xavier_normal_",
+)
+
+
+@contextmanager
+def _nothing_drawn_on_meta() -> Iterator[None]:
+    """Torch's modules draw random numbers when they are made. Where they have no memory that does nothing, but brings
+    in torch's compiler and sympy, for a second. Under the lock of `quiet_transformers`."""
+    drawing = {name: getattr(nn.init, name) for name in _DRAWS}
+    try:
+        for name, draw in drawing.items():
+            setattr(nn.init, name, partial(_drawn, draw))
+        yield
+    finally:
+        for name, draw in drawing.items():
+            setattr(nn.init, name, draw)
+
+
+def _drawn(draw: Callable[..., Tensor], tensor: Tensor, *values: Any, **named: Any) -> Tensor:  # noqa: ANN401 - of any of torch's functions
+    return tensor if tensor.is_meta else draw(tensor, *values, **named)
 
 
 def _initialise_present(model: PreTrainedModel) -> None:

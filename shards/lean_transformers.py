@@ -1,30 +1,31 @@
 """Transformers without what a peer never uses of it: less than a third of the time that importing all of it takes.
 
 For a process of this product alone; whoever imports `molink` into a program of their own gets transformers as it is.
-Three things are different where `load_lean_transformers` came before any other import of it:
+Four things are different where `load_lean_transformers` came before any other import of it:
 
 - Packages whose own code lists the files of some 450 architectures (`transformers`, `transformers.models`), or is
   torch's compiler (`torch._dynamo`), run it when one of its names is used, and not when a module in them is imported.
 - Transformers is told that optional parts are not there which only training, sharding by its own means and compiling
   need, and accelerate unless there is a GPU: tensors go to processors without it.
-- Functions are not marked for torch's compiler while transformers is imported. Nothing is compiled here.
+- Torch's meta kernels in Python, which compilers need, and which bring in sympy when they are used, are imported only
+  when one is missing (`bring_in_meta_kernels`): models are laid out with those in C++.
+- What marks functions for torch's compiler leaves them as they are: nothing is compiled here.
 """
 
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import version
 from types import ModuleType
 from typing import Any, Final
 
 _PACKAGES: Final = ("transformers", "transformers.models")
+_META_KERNELS: Final = "torch._meta_registrations"
 _COMPILER: Final = "torch._dynamo"
-_IMPORTED: Final = ("transformers.modeling_utils", "torch.nn.attention.bias")
-"""Which of what `molink.shards` needs marks functions."""
-_MARKS: Final = ("allow_in_graph", "assume_constant_result")
+_MARKS: Final = ("allow_in_graph", "assume_constant_result", "disable")
+"""Decorators that leave functions as they are until the compiler is loaded, which replaces them."""
 _NOT_THERE: Final = ("is_torch_distributed_available", "is_torch_flex_attn_available")
 _FOR_GPUS: Final = "is_accelerate_available"
 
@@ -63,36 +64,56 @@ def load_lean_transformers() -> None:
     """Imports torch, and transformers' models without what is never used; does nothing where it is loaded already."""
     if "transformers" in sys.modules:
         return
-    import torch
-
-    with _torch_unmarked(torch):
-        _lazy("transformers", __version__=version("transformers"))
-        utilities = importlib.import_module("transformers.utils")
-        parts = importlib.import_module("transformers.utils.import_utils")
-        has_gpu = torch.cuda.is_available() or torch.backends.mps.is_available()
-        for name in (*_NOT_THERE, *(() if has_gpu else (_FOR_GPUS,))):
-            setattr(parts, name, _no)
-            setattr(utilities, name, _no)
-        _lazy("transformers.models")
-        for name in _IMPORTED:
-            importlib.import_module(name)
-
-
-@contextmanager
-def _torch_unmarked(torch: Any) -> Iterator[None]:  # noqa: ANN401 - a module
-    """What marks functions for torch's compiler leaves them as they are."""
-    disable = torch.compiler.disable
-    torch.compiler.disable = _unmarked
+    deferred = _Deferred()
+    sys.meta_path.insert(0, deferred)  # type: ignore[arg-type] # it has a finder's method
+    try:
+        import torch
+    finally:
+        sys.meta_path.remove(deferred)  # type: ignore[arg-type] # as above
+    importlib.import_module("torch._prims.rng_prims")  # or there would be no generators of random numbers
     if _COMPILER not in sys.modules:
         _lazy(_COMPILER, **dict.fromkeys(_MARKS, _unmarked))
-    compiler = sys.modules[_COMPILER]
-    try:
-        yield
-    finally:
-        torch.compiler.disable = disable
-        for name in _MARKS:
-            if compiler.__dict__.get(name) is _unmarked:
-                delattr(compiler, name)
+    _lazy("transformers", __version__=version("transformers"))
+    utilities = importlib.import_module("transformers.utils")
+    parts = importlib.import_module("transformers.utils.import_utils")
+    has_gpu = torch.cuda.is_available() or torch.backends.mps.is_available()
+    for name in (*_NOT_THERE, *(() if has_gpu else (_FOR_GPUS,))):
+        setattr(parts, name, _no)
+        setattr(utilities, name, _no)
+    _lazy("transformers.models")
+    importlib.import_module("transformers.modeling_utils")
+
+
+def bring_in_meta_kernels() -> bool:
+    """Imports those of torch's meta kernels that were left out; whether any were."""
+    module = sys.modules.get(_META_KERNELS)
+    if not isinstance(module, _NotYet):
+        return False
+    del sys.modules[_META_KERNELS]
+    importlib.import_module(_META_KERNELS)
+    return True
+
+
+class _NotYet(ModuleType):
+    """Stands in the place of a module that is imported later, or never."""
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the module has
+        if name.startswith("__") or not bring_in_meta_kernels():
+            raise AttributeError(name)
+        return getattr(sys.modules[self.__name__], name)
+
+
+class _Deferred:
+    """Finds and loads `_NotYet` in the place of the meta kernels."""
+
+    def find_spec(self, fullname: str, _: object, __: object = None) -> ModuleSpec | None:
+        return ModuleSpec(fullname, self) if fullname == _META_KERNELS else None  # type: ignore[arg-type] # a loader
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return _NotYet(spec.name)
+
+    def exec_module(self, _: ModuleType) -> None:
+        """There is nothing in it."""
 
 
 def _lazy(name: str, **known: object) -> None:
@@ -105,7 +126,7 @@ def _lazy(name: str, **known: object) -> None:
         setattr(sys.modules[parent], last, package)
 
 
-def _unmarked(function: Callable[..., Any] | None = None, **_: object) -> Any:  # noqa: ANN401 - a decorator, with arguments or without
+def _unmarked(function: Callable[..., Any] | None = None, *_: object, **__: object) -> Any:  # noqa: ANN401 - a decorator, with arguments or without
     return _unmarked if function is None else function
 
 

@@ -30,6 +30,7 @@ from molink.shards.conversions import ALIBI
 from molink.shards.engine import Engine, Rows
 from molink.shards.errors import UnsupportedArchitecture
 from molink.shards.lazy_tensors import CountedTensor, LoadCounter
+from molink.shards.lean_transformers import bring_in_meta_kernels
 from molink.shards.probe import other_layers
 from molink.shards.spec import ModelSpec, Span
 from molink.shards.stage import Batching, StageFacts
@@ -119,6 +120,7 @@ def _software() -> str:
 
 @functools.lru_cache(maxsize=64)
 def _check(flags: _Flags) -> Verdict:
+    bring_in_meta_kernels()  # what is remembered must not depend on what this process has left out
     try:
         with quiet_transformers():
             whole = _random_model(flags.config)
