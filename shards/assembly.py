@@ -23,6 +23,8 @@ from molink.shards.carving import carve, layers_path, without_absent
 from molink.shards.conversions import ALIBI
 from molink.shards.errors import UnsupportedArchitecture, WeightsError, name_some
 from molink.shards.known_products import KnownProducts
+from molink.shards.known_trial import KnownTrial
+from molink.shards.kv_memory import LayerLayout
 from molink.shards.later_packing import LaterPacking
 from molink.shards.lazy_tensors import LoadCounter
 from molink.shards.lean_transformers import bring_in_meta_kernels
@@ -293,8 +295,9 @@ def make_stage(
     span: Span,
     device: torch.device,
     recipe: Recipe,
+    known: KnownTrial | None = None,
 ) -> Stage:
-    """A stage of an assembled model, after a trial step that shows what its layers cache.
+    """A stage of an assembled model, after a trial step that shows what its layers cache, unless that is `known`.
 
     Raises UnsupportedArchitecture where it would not be exact, and WeightsError where it computes NaN.
     """
@@ -320,7 +323,21 @@ def make_stage(
     if not stage.view(span).takes_hidden_states:
         reason = "its layers are not run by a decoder that takes hidden states and a cache"
         raise UnsupportedArchitecture(folder, facts.architecture, reason)
-    probe = ProbeBatch(text, keeps_states=recipe.batching.keeps_states)
+    layouts = None if known is None else known.find()
+    if layouts is None:
+        layouts = _tried(folder, stage, text, device, recipe)
+        if known is not None:
+            known.remember(layouts)
+    stage.layouts.update(layouts)
+    return stage
+
+
+def _tried(
+    folder: Path, stage: Stage, config: PreTrainedConfig, device: torch.device, recipe: Recipe
+) -> dict[int, LayerLayout]:
+    """What each layer of the stage caches, as a step of two tokens shows. Raises as `make_stage`."""
+    span, facts = stage.span, stage.facts
+    probe = ProbeBatch(config, keeps_states=recipe.batching.keeps_states)
     ids = torch.tensor([[0, 1]], device=device)
     inputs = ids if span.start == 0 else probe_input(facts.hidden_size, facts.dtype, device)
     try:
@@ -336,8 +353,7 @@ def make_stage(
         raise UnsupportedArchitecture(folder, facts.architecture, refusal)
     if bool(torch.isnan(hidden).any()):
         raise WeightsError(folder, f"the layers {span} compute numbers that are not numbers")
-    stage.layouts.update(probe.layouts(span))
-    return stage
+    return probe.layouts(span)
 
 
 def _context_length(config: PreTrainedConfig) -> int:

@@ -22,6 +22,7 @@ from molink.shards.dimensions import is_quantizable
 from molink.shards.errors import UnsupportedArchitecture, WeightsError
 from molink.shards.grouping import layer_of
 from molink.shards.known_products import KnownProducts
+from molink.shards.known_trial import KnownTrial
 from molink.shards.known_weights import KnownWeights
 from molink.shards.lazy_tensors import CountedTensor, LoadCounter, Progress, open_tensors
 from molink.shards.manifest import Manifest
@@ -29,7 +30,7 @@ from molink.shards.packed_layers import PackedLayers
 from molink.shards.probe import config_refusal
 from molink.shards.quantize import StreamingQuantizer, return_freed_memory
 from molink.shards.safetensors_header import StoreError
-from molink.shards.self_check import self_check
+from molink.shards.self_check import self_check, software_state
 from molink.shards.spec import Span
 from molink.shards.stage import Stage
 from molink.shards.store import read_settings
@@ -71,9 +72,9 @@ def load_stage(
     files that nobody has written to since, tensors are not hashed again, and on processors those that stay as they are
     are the mapped file. Quantized layers are read from their files in `held`; of others such a file is stored in
     `packed`. Products that are in `known_products` are not measured; with `packs_later`, weights that are faster packed
-    are packed by `Stage.pack_next`. Reads local files only and never runs code from the folder. The first time that an
-    architecture with certain flags is met, a tiny model of the kind is split and compared with the whole one; `digests`
-    remembers the outcome.
+    are packed by `Stage.pack_next`. A trial step that `digests` remembers of the same weights is not made. Reads local
+    files only and never runs code from the folder. The first time that an architecture with certain flags is met, a
+    tiny model of the kind is split and compared with the whole one; `digests` remembers the outcome.
 
     Raises PackedUnusable where a file in `held` is not what its layer needs, WeightsError where tensors are missing, of
     other shapes, unreadable or not the manifest's, its subclass UnsupportedArchitecture where the model's kind cannot
@@ -111,7 +112,11 @@ def load_stage(
         _keep_packed(packed, model, [layer for layer in span if layer not in held])
     if shard is not None:
         shard.divide_head(model)
-    stage = make_stage(folder, model, config, span, place, recipe)
+    trial = None
+    if digests is not None and manifest is not None and shard is None:
+        how = (dtype, quantization, exact, place.type, verdict.batching.value)
+        trial = KnownTrial.of(digests, span, (software_state(), manifest.content_hash, *how))
+    stage = make_stage(folder, model, config, span, place, recipe, trial)
     if quantizer is not None:  # what was read and, for the trial step, unpacked
         return_freed_memory()
     return stage

@@ -89,7 +89,7 @@ def self_check(config: PreTrainedConfig, memory: Path | None = None) -> Verdict:
     flags = _Flags(tiny.to_json_string(use_diff=False), tiny)
     if memory is None:
         return _check(flags)
-    path = memory / f"self-check-{hashlib.sha256((flags.text + _software()).encode()).hexdigest()}.json"
+    path = memory / f"self-check-{hashlib.sha256((flags.text + software_state()).encode()).hexdigest()}.json"
     verdict = _remembered(path)
     if verdict is None:
         verdict = _check(flags)
@@ -111,8 +111,8 @@ def _remembered(path: Path) -> Verdict | None:
 
 
 @functools.cache
-def _software() -> str:
-    """What a verdict depends on beside the flags: the versions of the libraries, and this package's own files."""
+def software_state() -> str:
+    """What verdicts and trials depend on beside flags and weights: the libraries, and this package's own files."""
     own = sorted(Path(__file__).parent.glob("*.py"))
     states = [(path.name, stat.st_size, stat.st_mtime_ns) for path in own for stat in [path.stat()]]
     return json.dumps([torch.__version__, transformers.__version__, platform.machine(), states])
