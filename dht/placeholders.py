@@ -73,7 +73,7 @@ class _Finder:
 def placeholders(names: Collection[str]) -> Iterator[None]:
     """Modules of these names, and all within them, are placeholders when they are imported in the block."""
     finder = _Finder(names)
-    sys.meta_path.insert(0, finder)  # type: ignore[arg-type] # it has a finder's method
+    sys.meta_path.insert(0, finder)
     try:
         yield
     finally:

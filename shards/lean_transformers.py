@@ -48,9 +48,8 @@ class LazyPackage(ModuleType):
             return importlib.import_module(inner)
         if not self._has_run:
             self._has_run = True
-            loader = self.__loader__
-            if loader is not None:
-                loader.exec_module(self)
+            if self.__spec__ is not None and self.__spec__.loader is not None:
+                self.__spec__.loader.exec_module(self)
         module = sys.modules[self.__name__]  # the package may have put another one in its own place
         if module is not self:
             return getattr(module, name)
@@ -65,11 +64,11 @@ def load_lean_transformers() -> None:
     if "transformers" in sys.modules:
         return
     deferred = _Deferred()
-    sys.meta_path.insert(0, deferred)  # type: ignore[arg-type] # it has a finder's method
+    sys.meta_path.insert(0, deferred)
     try:
         import torch
     finally:
-        sys.meta_path.remove(deferred)  # type: ignore[arg-type] # as above
+        sys.meta_path.remove(deferred)
     importlib.import_module("torch._prims.rng_prims")  # or there would be no generators of random numbers
     if _COMPILER not in sys.modules:
         _lazy(_COMPILER, **dict.fromkeys(_MARKS, _unmarked))
