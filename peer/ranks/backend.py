@@ -200,6 +200,10 @@ class RankedEngine:
         order: dict[str, object] = {"span": None if span is None else [span.start, span.stop]}
         return all(header["recorded"] for header, _ in self._ask("record", order))
 
+    def pack_next(self) -> bool:
+        """Each rank packs what it loads at once."""
+        return False
+
     def _drop_caches(self) -> None:
         numbers = []
         while self._dropped:
