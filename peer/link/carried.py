@@ -59,8 +59,10 @@ class Carried:
             self._carrier.stop_timer()
             for task in (self._reading, self._writing):
                 task.cancel()
-            await asyncio.gather(self._reading, self._writing, return_exceptions=True)
-            await self._connection.close()
+            try:
+                await asyncio.gather(self._reading, self._writing, return_exceptions=True)
+            finally:  # also where this is cancelled: gRPC keeps a call that nobody ends
+                await self._connection.close()
 
     async def _hear_the_end(self) -> None:
         if self._reading.done():

@@ -285,12 +285,27 @@ async def _first(dials: Sequence["asyncio.Task[Resumed]"], timeout_s: float | No
 
 
 async def _abandon(dials: Sequence["asyncio.Task[Resumed]"], won: Resumed | None) -> None:
-    """Ends the dials that are still under way, and closes what they opened besides the one that has won."""
+    """Ends the dials that are still under way, and closes what they opened besides the one that has won; that too if
+    this is cancelled, for then nobody gets it."""
     for dial in dials:
         dial.cancel()
-    for ended in await asyncio.gather(*dials, return_exceptions=True):
-        if isinstance(ended, Resumed) and ended is not won:
-            await ended.connection.close()
+    try:
+        await asyncio.gather(*dials, return_exceptions=True)
+    except asyncio.CancelledError:
+        won = None
+        raise
+    finally:
+        for dial in dials:
+            opened = _opened(dial)
+            if opened is not None and opened is not won:
+                await opened.connection.close()
+
+
+def _opened(dial: "asyncio.Future[Resumed]") -> Resumed | None:
+    """What an ended dial has opened."""
+    if not dial.done() or dial.cancelled() or dial.exception() is not None:
+        return None
+    return dial.result()
 
 
 async def _certificate_at(address: str) -> bytes | None:

@@ -302,6 +302,10 @@ class Link:
             await asyncio.wait(
                 (resumed, self._closing), timeout=RESUME_WAIT_S, return_when=asyncio.FIRST_COMPLETED
             )
+        except asyncio.CancelledError:
+            if resumed.done() and not resumed.cancelled() and resumed.exception() is None:
+                await resumed.result().connection.close()  # nobody else will
+            raise
         finally:
             self._suspended.clear()
             self._resumed = asyncio.get_running_loop().create_future()
