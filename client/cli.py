@@ -3,17 +3,20 @@
 import asyncio
 import json
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 from molink.client import options
+from molink.client.early_text import early_process
 from molink.client.progress import Progress
 from molink.dht import commands
 from molink.dht.commands import (
+    EXIT_FAILURE,
     EXIT_USAGE,
     CommandFailed,
     example,
@@ -22,9 +25,9 @@ from molink.dht.commands import (
     start_logging,
     tell,
 )
-from molink.dht.configuration import configured_initial_peers
 
 if TYPE_CHECKING:
+    from molink.client.early_text import EarlyProcess
     from molink.client.generation import Explanation, Generation
     from molink.client.sampling import Sampling
     from molink.client.swarm import AsyncSwarm
@@ -71,8 +74,13 @@ def generate(
     sampling = _sampling(max_new_tokens, temperature, top_k, top_p, seed, stop)
     _require_text(prompt)
     with Progress() as progress, _explained():
-        swarm = _swarm(model, initial_peers, swarm_key, activation_codec, progress)
-        asyncio.run(_generate(swarm, progress, prompt, timeout, sampling, stream=stream, as_json=as_json))
+        ask = partial(_swarm, model, initial_peers, swarm_key, activation_codec, progress)
+        is_here = model is not None and Path(model).is_dir()  # then a thread tokenizes
+        asyncio.run(
+            _generate(
+                ask, progress, prompt, timeout, sampling, is_here=is_here, stream=stream, as_json=as_json
+            )
+        )
 
 
 @app.command(epilog=example('molink chat --system "You are a poet." --temperature 0.8'))
@@ -163,21 +171,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 async def _generate(
-    swarm: "AsyncSwarm",
+    ask: "Callable[[EarlyProcess | None], AsyncSwarm]",
     progress: Progress,
     prompt: str,
     timeout_s: float,
     sampling: "Sampling",
     *,
+    is_here: bool,
     stream: bool,
     as_json: bool,
 ) -> None:
-    from molink.client.presentation import end_line, generation_json, summary, write_text
-
     at_once = stream and not as_json
     generation: Generation | None = None
     shown = ""
-    async with swarm:
+    async with AsyncExitStack() as stack:
+        early = None if is_here else await stack.enter_async_context(early_process())
+        swarm = await stack.enter_async_context(ask(early))
+        from molink.client.presentation import end_line, generation_json, summary, write_text
+
         try:
             async for piece in swarm.stream_events(prompt, timeout_s=timeout_s, **sampling):
                 if at_once and piece.text:
@@ -215,7 +226,11 @@ def _swarm(
     swarm_key: Path | None,
     activation_codec: str,
     progress: Progress,
+    early: "EarlyProcess | None" = None,
 ) -> "AsyncSwarm":
+    from molink.dht.configuration import configured_initial_peers
+    from molink.dht.lean_libp2p import load_lean_libp2p
+
     addresses = configured_initial_peers(initial_peers)
     if not addresses:
         raise CommandFailed(
@@ -224,7 +239,9 @@ def _swarm(
         )
     progress.begin("Asking the swarm")
     with loading_modules():
+        load_lean_libp2p()
         from molink.client.swarm import AsyncSwarm
+        from molink.client.text_processes import TextProcesses
 
     return AsyncSwarm(
         model,
@@ -232,6 +249,7 @@ def _swarm(
         swarm_key=swarm_key,
         activation_codec=activation_codec,
         report=progress.report,
+        text_work=None if early is None else partial(TextProcesses, early=early),
     )
 
 
@@ -267,15 +285,15 @@ def _sampling(
 @contextmanager
 def _explained() -> Iterator[None]:
     """What a swarm could not do ends the command with one sentence; the caller's own mistake with status 2."""
-    with loading_modules():
-        from molink.client.errors import InvalidRequest, SwarmError
-
     try:
         yield
-    except InvalidRequest as error:
-        raise CommandFailed(str(error), EXIT_USAGE) from error
-    except SwarmError as error:
-        raise CommandFailed(str(error)) from error
+    except Exception as error:
+        from molink.client.errors import InvalidRequest, SwarmError  # nobody who succeeds waits for them
+
+        if not isinstance(error, SwarmError):
+            raise
+        status = EXIT_USAGE if isinstance(error, InvalidRequest) else EXIT_FAILURE
+        raise CommandFailed(str(error), status) from error
 
 
 def _print_json(content: dict[str, object]) -> None:

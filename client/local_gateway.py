@@ -8,8 +8,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from molink.client.early_text import OWN_GROUP
 from molink.client.errors import SwarmUnavailable
-from molink.client.local_swarm import OWN_GROUP
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0

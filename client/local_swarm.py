@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -14,16 +13,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from molink.client.early_text import OWN_GROUP
 from molink.client.errors import SwarmUnavailable
 
 READY_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 40.0
-if sys.platform == "win32":
-    OWN_GROUP = (
-        subprocess.CREATE_NEW_PROCESS_GROUP
-    )  # there, a process can only be asked to end if it has its own
-else:
-    OWN_GROUP = 0
 _INVITATION = re.compile(r"--initial-peers (/\S+)")
 
 

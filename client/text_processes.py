@@ -9,8 +9,6 @@ import array
 import asyncio
 import hashlib
 import json
-import os
-import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -20,8 +18,8 @@ from typing import Any, Final, Self
 
 import psutil
 
+from molink.client.early_text import EarlyProcess, begin_process
 from molink.client.errors import SwarmUnavailable
-from molink.client.local_swarm import OWN_GROUP
 from molink.client.text_worker import ID_FORMAT, LENGTHS, MAX_BODY_BYTES, MAX_HEADER_BYTES
 from molink.shards.chat_template import Message
 from molink.shards.tokenizer import TokenizerError
@@ -75,10 +73,16 @@ class TextLimits:
 class TextProcesses:
     """One model's tokenizer and chat template, in processes that are started when they are first needed."""
 
-    def __init__(self, files: Mapping[str, bytes], limits: TextLimits | None = None) -> None:
-        """`files` are the tokenizer's, contents by name."""
+    def __init__(
+        self,
+        files: Mapping[str, bytes],
+        limits: TextLimits | None = None,
+        early: EarlyProcess | None = None,
+    ) -> None:
+        """`files` are the tokenizer's, contents by name. An `early` process is the first one."""
         self._files = dict(files)
         self._limits = limits or TextLimits()
+        self._early = early
         self._idle: list[_Process] = []
         self._processes: set[_Process] = set()
         self._running = 0
@@ -191,7 +195,8 @@ class TextProcesses:
     async def _start(self) -> "_Process":
         memory_bytes = self._limits.memory_for(self._files)
         try:
-            process = await _Process.start(memory_bytes)
+            begun = None if self._early is None else self._early.take()
+            process = _Process(begun or await begin_process(), memory_bytes)
         except OSError as error:  # no descriptors, no memory: it may be otherwise in a moment
             raise SwarmUnavailable(
                 f"no process could be started to turn text into tokens: {error.strerror}", busy=True
@@ -226,16 +231,6 @@ class _Process:
         self._memory_bytes = memory_bytes
         self._watched = psutil.Process(process.pid)
         self.usable = True
-
-    @classmethod
-    async def start(cls, memory_bytes: int) -> Self:
-        environment = os.environ | {"TOKENIZERS_PARALLELISM": "false", "MALLOC_ARENA_MAX": "1"}
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "molink.client.text_worker",
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
-            env=environment, creationflags=OWN_GROUP,
-        )  # fmt: skip
-        return cls(process, memory_bytes)
 
     @property
     def pid(self) -> int:

@@ -1,4 +1,7 @@
-"""What the commands of all programs have in common: options, logging, exit statuses, one line for each mistake."""
+"""What the commands of all programs have in common: options, logging, exit statuses, one line for each mistake.
+
+Whoever asks for `--help` waits for nothing that is imported at the head of this module.
+"""
 
 import gc
 import io
@@ -12,8 +15,6 @@ from typing import Annotated
 
 import typer
 from platformdirs import user_log_dir
-
-from molink.dht.configuration import SettingsError, spread_initial_peers
 
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
@@ -87,12 +88,30 @@ def run_app(app: typer.Typer, program: str, arguments: Sequence[str], *, bare: b
     return code if isinstance(code, int) else 0
 
 
+def spread_initial_peers(arguments: Sequence[str]) -> list[str]:
+    """The same command line with `--initial-peers A B` written as `--initial-peers A --initial-peers B`.
+
+    Only words that begin with a slash, as multiaddresses do, are taken for further peers.
+    """
+    spread: list[str] = []
+    follows = False
+    for position, word in enumerate(arguments):
+        if follows and word.startswith("/") and arguments[position - 1] != "--initial-peers":
+            spread.append("--initial-peers")
+        elif not (follows and word.startswith("/")):
+            follows = word == "--initial-peers" or word.startswith("--initial-peers=")
+        spread.append(word)
+    return spread
+
+
 def tell(line: str) -> None:
     """One line on stderr, flushed."""
     print(line, file=sys.stderr, flush=True)
 
 
 def _explain(program: str, error: BaseException, *, debug: bool) -> int:
+    from molink.dht.configuration import SettingsError
+
     usage = getattr(error, "format_message", None)  # an error of the command line's parser
     if isinstance(error, (KeyboardInterrupt, typer.Abort)):
         return EXIT_INTERRUPTED

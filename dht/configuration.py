@@ -221,19 +221,3 @@ def configured_http_proxy(
             f"{url!r} is not the URL of an HTTP proxy: give one such as http://127.0.0.1:3128, with its port"
         )
     return url
-
-
-def spread_initial_peers(arguments: Sequence[str]) -> list[str]:
-    """The same command line with `--initial-peers A B` written as `--initial-peers A --initial-peers B`.
-
-    Only words that begin with a slash, as multiaddresses do, are taken for further peers.
-    """
-    spread: list[str] = []
-    follows = False
-    for position, word in enumerate(arguments):
-        if follows and word.startswith("/") and arguments[position - 1] != "--initial-peers":
-            spread.append("--initial-peers")
-        elif not (follows and word.startswith("/")):
-            follows = word == "--initial-peers" or word.startswith("--initial-peers=")
-        spread.append(word)
-    return spread

@@ -36,6 +36,8 @@ class StageEngine(Protocol):
 
     def record_next(self) -> bool: ...
 
+    def pack_next(self) -> bool: ...
+
 
 class Backend(Protocol):
     """An engine, and the loader that fills it."""
@@ -64,7 +66,7 @@ class DeviceBackend:
         self._device = device
 
     def load(self, span: Span, progress: Progress) -> Callable[[], None]:
-        stage = self._model.load(span, self._device, progress)
+        stage = self._model.load(span, self._device, progress, packs_later=True)
         return lambda: self.engine.attach(stage)
 
 

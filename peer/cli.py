@@ -7,19 +7,23 @@ import platform
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from molink.dht import commands
 from molink.dht.commands import CommandFailed, example, loading_modules, run_app, start_logging, tell
-from molink.dht.configuration import check_configuration, configured_initial_peers, read_configuration
 from molink.peer import options
+
+if TYPE_CHECKING:
+    from molink.peer.settings import JoinSettings
+    from molink.peer.state_dir import StateDir
 
 CALL_TIMEOUT_S = 10.0
 LEAVE_TIMEOUT_S = 120.0
 DEFAULT_MODEL = "molink/tiny-shakespeare"
 EXAMPLE_PEER = "/ip4/203.0.113.7/tcp/4001/p2p/12D3KooW..."
+_OF_LOGGING = frozenset({"verbose", "debug"})
 
 app = typer.Typer(
     name="molink-peer",
@@ -74,42 +78,9 @@ def join(
     Serves until Ctrl-C, which drains and leaves; a second one leaves at once. Where to join: --initial-peers,
     else MOLINK_INITIAL_PEERS, else the configuration file; a new one is founded if none of them names one.
     """
-    given: dict[str, object] = {
-        "model": model,
-        "initial_peers": tuple(initial_peers) if initial_peers else None,
-        "new_swarm": new_swarm or None,
-        "swarm_key": swarm_key,
-        "memory": memory,
-        "device": device,
-        "dtype": dtype,
-        "quantization": quantization,
-        "exact": exact,
-        "listen": listen,
-        "announce": announce,
-        "port": port,
-        "grpc_port": grpc_port,
-        "name": name,
-        "layers": layers,
-        "partner": partner,
-        "state_dir": state_dir,
-        "relay": relay,
-        "activation_codec": activation_codec,
-        "micro_batches": micro_batches,
-        "http_proxy": http_proxy,
-        "metrics_port": metrics_port,
-        "transmission_policy": transmission_policy,
-        "store_dir": store_dir,
-        "store_size": store_size,
-        "swap_space": swap_space,
-        "pause_when_busy": pause_when_busy,
-        "quiet_hours": tuple(quiet_hours) if quiet_hours else None,
-        "on_battery": on_battery,
-        "threads": threads,
-        "priority": priority,
-        "wait": wait,
-    }
+    options_here = dict(locals())  # before anything else has a name here; they are called as settings are
     start_logging(verbose=verbose, debug=debug)
-    _serve({key: value for key, value in given.items() if value is not None})
+    _serve(_given(options_here))
 
 
 @app.command(epilog=example("molink-peer profile --model molink/tiny-shakespeare --json"))
@@ -128,6 +99,8 @@ def profile(
     Memory, time per layer by batch size, disk and network, with the weights of a model.
     """
     start_logging(verbose=verbose, debug=debug)
+    from molink.dht.configuration import check_configuration
+
     settings = check_configuration({"dtype": dtype, "threads": threads}, "the command line")
     from molink.peer.overview import print_machine
     from molink.peer.surveys import measure_machine
@@ -155,6 +128,7 @@ def status(
     As this machine sees it: the swarm of the initial peers, or else what the peer that runs here knows.
     """
     start_logging(verbose=verbose, debug=debug)
+    from molink.dht.configuration import configured_initial_peers, read_configuration
     from molink.peer.overview import print_local, print_swarm
 
     addresses = configured_initial_peers(initial_peers)
@@ -227,12 +201,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(run_app(app, "molink-peer", sys.argv[1:] if arguments is None else arguments))
 
 
+def _given(options_here: Mapping[str, object]) -> dict[str, object]:
+    """Those options that were given, as settings are: no flag that was left out, and lists as tuples."""
+    given: dict[str, object] = {}
+    for name, value in options_here.items():
+        if name in _OF_LOGGING or value is None or value is False or value == []:
+            continue
+        given[name] = tuple(value) if isinstance(value, list) else value
+    return given
+
+
 def _serve(given: Mapping[str, object]) -> None:
     """What `join` does once its arguments are known; the cheap checks come before torch is loaded."""
+    from molink.dht.configuration import check_configuration
     from molink.peer.device import keep_gpu_memory_whole, lower_priority
     from molink.peer.machine import raise_descriptor_limit
-    from molink.peer.running import ProgressLines, run_until_left, say
-    from molink.peer.settings import load_settings, where_to_join
+    from molink.peer.settings import load_settings
     from molink.peer.state_dir import StateDir, StateDirInUse
 
     settings = load_settings(check_configuration(given, "the command line"))
@@ -242,27 +226,39 @@ def _serve(given: Mapping[str, object]) -> None:
         lower_priority()  # now, before there are threads that would keep the priority that they began with
     try:
         with StateDir(settings.state_dir) as state:
-            say(where_to_join(settings).reason)
-            if settings.listen not in ("127.0.0.1", "::1", "localhost"):
-                say(f"Listening on {settings.listen}: other machines can reach this peer")
-            with loading_modules():
-                from molink.peer.opening import PeerError
-                from molink.peer.peer import Peer
-
-            progress = ProgressLines(say)
-            peer = Peer(settings, state, progress.report)
-            try:
-                asyncio.run(
-                    run_until_left(peer, state.path, progress, private=settings.swarm_key is not None)
-                )
-            except PeerError as error:
-                raise CommandFailed(str(error)) from error
+            _run_peer(settings, state)
     except StateDirInUse as error:
+        raise CommandFailed(str(error)) from error
+
+
+def _run_peer(settings: "JoinSettings", state: "StateDir") -> None:
+    """Says where the peer joins, and runs it until it has left."""
+    from molink.dht.lean_libp2p import load_lean_libp2p
+    from molink.peer.running import ProgressLines, run_until_left, say
+    from molink.peer.settings import where_to_join
+    from molink.shards.lean_transformers import load_lean_transformers
+
+    say(where_to_join(settings).reason)
+    if settings.listen not in ("127.0.0.1", "::1", "localhost"):
+        say(f"Listening on {settings.listen}: other machines can reach this peer")
+    with loading_modules():
+        load_lean_libp2p()
+        load_lean_transformers()
+        from molink.peer.opening import PeerError
+        from molink.peer.peer import Peer
+
+    progress = ProgressLines(say)
+    peer = Peer(settings, state, progress.report)
+    private = settings.swarm_key is not None
+    try:
+        asyncio.run(run_until_left(peer, state.path, progress, private=private))
+    except PeerError as error:
         raise CommandFailed(str(error)) from error
 
 
 def _folder(state_dir: Path | None) -> Path:
     """The state directory: that given, else the configuration file's, else the default."""
+    from molink.dht.configuration import read_configuration
     from molink.peer.settings import default_state_dir
 
     return (state_dir or read_configuration().state_dir or default_state_dir()).expanduser().absolute()

@@ -14,7 +14,7 @@ import torch
 from molink.peer.backend import Backend, DeviceBackend
 from molink.peer.codecs import opted_in
 from molink.peer.device import default_memory_bytes, describe_device, free_memory_bytes, give_back_memory
-from molink.peer.first_step import first_step
+from molink.peer.known_proofs import known_or_proven
 from molink.peer.leases import LeaseBook
 from molink.peer.memory import LIBRARY_BYTES, MemoryPlan, format_bytes, gpu_reserve_bytes, plan_memory
 from molink.peer.models.model import LocalModel
@@ -64,7 +64,7 @@ async def open_computing(
     device = devices[0]
     if device != "cpu":
         report(f"Trying a layer of {model.spec.name} on {device}")
-    proof = await asyncio.to_thread(first_step, model, device)
+    proof = await asyncio.to_thread(known_or_proven, model, device, profiles.with_name("proofs.json"))
     if proof.sentence is not None:
         say(proof.sentence)
     report(f"Measuring this machine with {model.spec.name}")

@@ -78,11 +78,11 @@ class Peer:
                 parts = self._parts = await self._opening.open(stack)
                 await parts.announcer.announce(facts_too=True)
                 self.addresses = parts.discovery.addresses
+                on_ready(self)
                 # What start-up made (half a million objects, torch's own above all) stays: a full collection that
                 # walks it would hold up a token for a tenth of a second.
                 gc.collect()
                 gc.freeze()
-                on_ready(self)
                 await self._serve(parts)
         except (
             KeyFileError,

@@ -1,9 +1,10 @@
 """From a configuration and tensors to a stage: transformers builds and fills a model that is cut to a span."""
 
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -11,15 +12,22 @@ from typing import Any, Final
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel, modeling_utils
+from torch import Tensor, nn
+from transformers import modeling_utils
+from transformers.configuration_utils import PreTrainedConfig
+from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from molink.shards.attention import IMPLEMENTATION, BatchSlot, alibi_slopes
 from molink.shards.carving import carve, layers_path, without_absent
 from molink.shards.conversions import ALIBI
 from molink.shards.errors import UnsupportedArchitecture, WeightsError, name_some
+from molink.shards.known_products import KnownProducts
+from molink.shards.known_trial import KnownTrial
+from molink.shards.kv_memory import LayerLayout
+from molink.shards.later_packing import LaterPacking
 from molink.shards.lazy_tensors import LoadCounter
+from molink.shards.lean_transformers import bring_in_meta_kernels
 from molink.shards.linear import install_products
 from molink.shards.packed_layers import put_together
 from molink.shards.padded import PaddedView
@@ -81,6 +89,10 @@ class Recipe:
     """Whether steps of one session equal transformers' bit for bit; else each goes the fastest way."""
     device: torch.device = _HOST
     """Where each tensor goes as soon as it is read, and where it is quantized."""
+    known_products: KnownProducts | None = None
+    """Which products are known to be fastest; None: they are measured."""
+    packs_later: bool = False
+    """Whether weights that pay for packing are packed by `Stage.pack_next` and not at once."""
 
 
 def assemble(
@@ -111,16 +123,12 @@ def assemble(
     model_class = _carved_class(stock, span, counter, gaps, recipe, held, packed)
     try:
         with quiet_transformers():
-            model, info = model_class.from_pretrained(
-                None,
-                config=config,
-                state_dict=dict(tensors),
-                dtype=recipe.dtype,
-                device_map=None if recipe.device.type == "cpu" else {"": recipe.device},
-                attn_implementation=_attention(config) if recipe.batching.attends else None,
-                ignore_mismatched_sizes=True,
-                output_loading_info=True,
-            )
+            try:
+                model, info = _filled(model_class, config, tensors, recipe)
+            except NotImplementedError:
+                if not bring_in_meta_kernels():
+                    raise
+                model, info = _filled(model_class, config, tensors, recipe)
     except WeightsError:
         raise
     except TROUBLE as error:
@@ -133,6 +141,26 @@ def assemble(
         loaded.get_submodule(layers_path(loaded))[index] = layer
         counter.add(elements)
     return loaded
+
+
+def _filled(
+    model_class: type[PreTrainedModel],
+    config: PreTrainedConfig,
+    tensors: Mapping[str, StoredPart],
+    recipe: Recipe,
+) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """A model of the class with these tensors, and what transformers found wanting. Raises one of TROUBLE."""
+    model, info = model_class.from_pretrained(
+        None,
+        config=config,
+        state_dict=dict(tensors),
+        dtype=recipe.dtype,
+        device_map=None if recipe.device.type == "cpu" else {"": recipe.device},
+        attn_implementation=_attention(config) if recipe.batching.attends else None,
+        ignore_mismatched_sizes=True,
+        output_loading_info=True,
+    )
+    return model, info
 
 
 def _attention(config: PreTrainedConfig) -> str | dict[str, str]:
@@ -186,7 +214,8 @@ def _carved_class(
     """
 
     def __init__(self: PreTrainedModel, config: PreTrainedConfig, *args: object, **kwargs: object) -> None:  # noqa: N807
-        model_class.__init__(self, config, *args, **kwargs)
+        with _nothing_drawn_on_meta():
+            model_class.__init__(self, config, *args, **kwargs)
         carve(self, span)
         _initialise_present(self)
         if recipe.shard is not None:
@@ -223,6 +252,34 @@ def _carved_class(
     return type(model_class.__name__, (model_class,), body)
 
 
+_DRAWS: Final = (
+    "normal_",
+    "uniform_",
+    "kaiming_uniform_",
+    "kaiming_normal_",
+    "xavier_uniform_",
+    "xavier_normal_",
+)
+
+
+@contextmanager
+def _nothing_drawn_on_meta() -> Iterator[None]:
+    """Torch's modules draw random numbers when they are made. Where they have no memory that does nothing, but brings
+    in torch's compiler and sympy, for a second. Under the lock of `quiet_transformers`."""
+    drawing = {name: getattr(nn.init, name) for name in _DRAWS}
+    try:
+        for name, draw in drawing.items():
+            setattr(nn.init, name, partial(_drawn, draw))
+        yield
+    finally:
+        for name, draw in drawing.items():
+            setattr(nn.init, name, draw)
+
+
+def _drawn(draw: Callable[..., Tensor], tensor: Tensor, *values: Any, **named: Any) -> Tensor:  # noqa: ANN401 - of any of torch's functions
+    return tensor if tensor.is_meta else draw(tensor, *values, **named)
+
+
 def _initialise_present(model: PreTrainedModel) -> None:
     """Lets the code that computes a model's constants walk through its layers, some of which are not there."""
     for part in model.modules():
@@ -238,8 +295,9 @@ def make_stage(
     span: Span,
     device: torch.device,
     recipe: Recipe,
+    known: KnownTrial | None = None,
 ) -> Stage:
-    """A stage of an assembled model, after a trial step that shows what its layers cache.
+    """A stage of an assembled model, after a trial step that shows what its layers cache, unless that is `known`.
 
     Raises UnsupportedArchitecture where it would not be exact, and WeightsError where it computes NaN.
     """
@@ -250,7 +308,8 @@ def make_stage(
     slot = BatchSlot(slopes, exact=recipe.exact)
     layers = model.get_submodule(layers_path(model))
     slot.install(layers)
-    install_products(model, slot)
+    later = LaterPacking() if recipe.packs_later else None
+    install_products(model, slot, recipe.known_products, later)
     shorten_lookups(layers)
     facts = StageFacts(
         architecture=config.model_type,
@@ -260,11 +319,25 @@ def make_stage(
         context_length=_context_length(text),
         dtype=recipe.dtype,
     )
-    stage = Stage(model, span, facts, {}, slot, _VIEWS[recipe.batching])
+    stage = Stage(model, span, facts, {}, slot, _VIEWS[recipe.batching], later)
     if not stage.view(span).takes_hidden_states:
         reason = "its layers are not run by a decoder that takes hidden states and a cache"
         raise UnsupportedArchitecture(folder, facts.architecture, reason)
-    probe = ProbeBatch(text, keeps_states=recipe.batching.keeps_states)
+    layouts = None if known is None else known.find()
+    if layouts is None:
+        layouts = _tried(folder, stage, text, device, recipe)
+        if known is not None:
+            known.remember(layouts)
+    stage.layouts.update(layouts)
+    return stage
+
+
+def _tried(
+    folder: Path, stage: Stage, config: PreTrainedConfig, device: torch.device, recipe: Recipe
+) -> dict[int, LayerLayout]:
+    """What each layer of the stage caches, as a step of two tokens shows. Raises as `make_stage`."""
+    span, facts = stage.span, stage.facts
+    probe = ProbeBatch(config, keeps_states=recipe.batching.keeps_states)
     ids = torch.tensor([[0, 1]], device=device)
     inputs = ids if span.start == 0 else probe_input(facts.hidden_size, facts.dtype, device)
     try:
@@ -280,8 +353,7 @@ def make_stage(
         raise UnsupportedArchitecture(folder, facts.architecture, refusal)
     if bool(torch.isnan(hidden).any()):
         raise WeightsError(folder, f"the layers {span} compute numbers that are not numbers")
-    stage.layouts.update(probe.layouts(span))
-    return stage
+    return probe.layouts(span)
 
 
 def _context_length(config: PreTrainedConfig) -> int:

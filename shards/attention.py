@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import AttentionInterface
+from transformers.modeling_utils import AttentionInterface
 
 from molink.shards.tiled_attention import attended_with
 

@@ -9,8 +9,9 @@ import copy
 import re
 
 from torch import Tensor, nn, zeros
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_outputs import BaseModelOutput
+from transformers.modeling_utils import PreTrainedModel
 
 from molink.shards.spec import Span
 from molink.shards.text_part import Absent, keep_text, output_embedding, text_config, with_text_config

@@ -155,7 +155,7 @@ def _plain_values(configuration: Settings) -> dict[str, Any] | None:
 
 def _transformers_values(configuration: Settings) -> dict[str, Any]:
     """The values as transformers' configuration class of this architecture understands them."""
-    from transformers import CONFIG_MAPPING
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     architecture = configuration.get("model_type")
     if not isinstance(architecture, str) or architecture not in CONFIG_MAPPING:

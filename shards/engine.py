@@ -117,6 +117,11 @@ class Engine:
         self._device.enter()
         return self._paged.record_next(self.held)
 
+    def pack_next(self) -> bool:
+        """Packs one more matrix of the stages that are held, where that was left for later; whether there was one.
+        Sessions may step in between."""
+        return any(stage.pack_next() for stage in self._stages)
+
     def new_cache(
         self, span: Span, capacity_tokens: int, prefix: Sequence[bytes] = (), *, reserve: bool = True
     ) -> SequenceCache:

@@ -17,6 +17,8 @@ from torch.nn import functional
 
 from molink.shards import products
 from molink.shards.attention import BatchSlot
+from molink.shards.known_products import KnownProducts
+from molink.shards.later_packing import LaterPacking
 from molink.shards.products import (
     Choice,
     Scratch,
@@ -85,10 +87,15 @@ def packed_for_onednn(weight: Tensor) -> Tensor | None:
     return packed
 
 
-def install_products(model: nn.Module, slot: BatchSlot) -> None:
+def install_products(
+    model: nn.Module,
+    slot: BatchSlot,
+    known: KnownProducts | None = None,
+    later: LaterPacking | None = None,
+) -> None:
     """Lets the model's large matrices on a processor multiply in the fastest way, as `slot` says: in every step, or
     only in those that need not be bitwise. Where it pays, weights are packed for it, each in the place of what it
-    was."""
+    was: now, or `later`. What is `known` is not measured."""
     scratch = Scratch()
     layers = [
         module
@@ -100,24 +107,57 @@ def install_products(model: nn.Module, slot: BatchSlot) -> None:
         and module.weight.numel() >= products.LEAST_WEIGHTS
     ]
     for dtype in {layer.weight.dtype for layer in layers}:
-        _install([layer for layer in layers if layer.weight.dtype is dtype], model, slot, scratch)
+        _install([one for one in layers if one.weight.dtype is dtype], model, slot, scratch, known, later)
     install_quantized(model, slot, scratch)
 
 
-def _install(layers: Sequence[nn.Linear], model: nn.Module, slot: BatchSlot, scratch: Scratch) -> None:
-    dtype = layers[0].weight.dtype
-    timed = [layer.weight for layer in few_of(layers, lambda layer: layer.weight.nbytes)]
-    ways = ways_for(dtype, scratch)
-    packed = None if slot.exact else _packed(timed)
-    choice, packs = fastest(timed, ways, packed)
-    del timed, packed
+def _install(
+    layers: Sequence[nn.Linear],
+    model: nn.Module,
+    slot: BatchSlot,
+    scratch: Scratch,
+    known: KnownProducts | None,
+    later: LaterPacking | None,
+) -> None:
+    ways = ways_for(layers[0].weight.dtype, scratch)
+    choice, packs = _decided(layers, slot, ways, known)
     tied = _tied(model) if packs else set()
     for layer in layers:
-        if packs and id(layer.weight) not in tied and (weight := packed_for_onednn(layer.weight)) is not None:
-            layer.weight = nn.Parameter(weight, requires_grad=False)
-            layer.__dict__["forward"] = _packed_forward(weight, layer.bias)
-        elif any(product is not functional.linear for _, product in choice):
+        packable = packs and id(layer.weight) not in tied
+        if packable and later is None and _pack(layer):
+            continue
+        if any(product is not functional.linear for _, product in choice):
             layer.__dict__["forward"] = _forward(layer, slot, choice)
+        if packable and later is not None:
+            later.add(layer, _pack)
+
+
+def _decided(
+    layers: Sequence[nn.Linear], slot: BatchSlot, ways: Sequence[Product], known: KnownProducts | None
+) -> tuple[Choice[Product], bool]:
+    """As `fastest`, remembered or measured."""
+    timed = [layer.weight for layer in few_of(layers, lambda layer: layer.weight.nbytes)]
+    kind = (str(timed[0].dtype), slot.exact, [list(weight.shape) for weight in timed])
+    found = None if known is None else known.find(kind, len(ways))
+    if found is not None:
+        return tuple((rows, ways[way]) for rows, way in found[0]), found[1]
+    choice, packs = fastest(timed, ways, None if slot.exact else _packed(timed))
+    if known is not None:
+        known.decided(kind, (tuple((rows, ways.index(way)) for rows, way in choice), packs))
+    return choice, packs
+
+
+def _pack(layer: nn.Linear) -> bool:
+    """Packs the layer's weights in the place of what they were; whether that could be done."""
+    weight = packed_for_onednn(layer.weight)
+    if weight is None:
+        return False
+    found_at_once = "weight" in layer.__dict__  # as `stage.shorten_lookups` leaves it
+    layer.weight = nn.Parameter(weight, requires_grad=False)
+    if found_at_once:
+        layer.__dict__["weight"] = layer.weight
+    layer.__dict__["forward"] = _packed_forward(weight, layer.bias)
+    return True
 
 
 def fastest(

@@ -8,7 +8,9 @@ from types import MappingProxyType
 from typing import Final
 
 import torch
-from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers.configuration_utils import PreTrainedConfig
+from transformers.modeling_utils import PreTrainedModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING, AutoConfig
 
 from molink.shards.assembly import TROUBLE, Recipe, assemble, make_stage, quiet_transformers
 from molink.shards.carving import layers_path
@@ -19,6 +21,8 @@ from molink.shards.device import Device
 from molink.shards.dimensions import is_quantizable
 from molink.shards.errors import UnsupportedArchitecture, WeightsError
 from molink.shards.grouping import layer_of
+from molink.shards.known_products import KnownProducts
+from molink.shards.known_trial import KnownTrial
 from molink.shards.known_weights import KnownWeights
 from molink.shards.lazy_tensors import CountedTensor, LoadCounter, Progress, open_tensors
 from molink.shards.manifest import Manifest
@@ -26,7 +30,7 @@ from molink.shards.packed_layers import PackedLayers
 from molink.shards.probe import config_refusal
 from molink.shards.quantize import StreamingQuantizer, return_freed_memory
 from molink.shards.safetensors_header import StoreError
-from molink.shards.self_check import self_check
+from molink.shards.self_check import self_check, software_state
 from molink.shards.spec import Span
 from molink.shards.stage import Stage
 from molink.shards.store import read_settings
@@ -55,6 +59,8 @@ def load_stage(
     digests: Path | None = None,
     packed: PackedLayers | None = None,
     held: Mapping[int, Path] = MappingProxyType({}),
+    known_products: KnownProducts | None = None,
+    packs_later: bool = False,
 ) -> Stage:
     """Loads the layers of `span`, the embedding if it starts the model, final norm and head if it ends it.
 
@@ -65,9 +71,10 @@ def load_stage(
     else each goes the fastest way. `digests` is the folder in which `tensor_digests` remembers what it has read: of
     files that nobody has written to since, tensors are not hashed again, and on processors those that stay as they are
     are the mapped file. Quantized layers are read from their files in `held`; of others such a file is stored in
-    `packed`. Reads local files only and never runs code from the folder. The first time that an architecture with
-    certain flags is met, a tiny model of the kind is split and compared with the whole one; `digests` remembers the
-    outcome.
+    `packed`. Products that are in `known_products` are not measured; with `packs_later`, weights that are faster packed
+    are packed by `Stage.pack_next`. A trial step that `digests` remembers of the same weights is not made. Reads local
+    files only and never runs code from the folder. The first time that an architecture with certain flags is met, a
+    tiny model of the kind is split and compared with the whole one; `digests` remembers the outcome.
 
     Raises PackedUnusable where a file in `held` is not what its layer needs, WeightsError where tensors are missing, of
     other shapes, unreadable or not the manifest's, its subclass UnsupportedArchitecture where the model's kind cannot
@@ -93,16 +100,23 @@ def load_stage(
         raise UnsupportedArchitecture(
             folder, config.model_type, f"several devices cannot share it: {refusal}"
         )
-    recipe = Recipe(dtype_of(dtype), verdict.batching, quantizer, shard, exact, torch.device(device))
+    place = torch.device(device)
+    recipe = Recipe(
+        dtype_of(dtype), verdict.batching, quantizer, shard, exact, place, known_products, packs_later
+    )
     known = None if digests is None or manifest is None else KnownWeights(digests)
     source = _Source(folder, parts, manifest, conversion, stored, known)
     model = _load_model(source, config, span, recipe, progress, held)
-    model.to(torch.device(device)).requires_grad_(requires_grad=False)
+    model.to(place).requires_grad_(requires_grad=False)
     if packed is not None and quantizer is not None and shard is None:
         _keep_packed(packed, model, [layer for layer in span if layer not in held])
     if shard is not None:
         shard.divide_head(model)
-    stage = make_stage(folder, model, config, span, torch.device(device), recipe)
+    trial = None
+    if digests is not None and manifest is not None and shard is None:
+        how = (dtype, quantization, exact, place.type, verdict.batching.value)
+        trial = KnownTrial.of(digests, span, (software_state(), manifest.content_hash, *how))
+    stage = make_stage(folder, model, config, span, place, recipe, trial)
     if quantizer is not None:  # what was read and, for the trial step, unpacked
         return_freed_memory()
     return stage

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache, LinearAttentionLayer
+from transformers.configuration_utils import PreTrainedConfig
 
 from molink.shards.attention import Rules, attend_sequence, layer_number
 from molink.shards.kv_memory import LayerLayout

@@ -20,8 +20,9 @@ from typing import Final
 import torch
 import transformers
 from torch import Tensor
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.configuration_utils import PreTrainedConfig
 from transformers.core_model_loading import revert_weight_conversion
+from transformers.modeling_utils import PreTrainedModel
 
 from molink.shards.assembly import TROUBLE, Recipe, assemble, make_stage, quiet_transformers
 from molink.shards.carving import layers_path
@@ -29,6 +30,7 @@ from molink.shards.conversions import ALIBI
 from molink.shards.engine import Engine, Rows
 from molink.shards.errors import UnsupportedArchitecture
 from molink.shards.lazy_tensors import CountedTensor, LoadCounter
+from molink.shards.lean_transformers import bring_in_meta_kernels
 from molink.shards.probe import other_layers
 from molink.shards.spec import ModelSpec, Span
 from molink.shards.stage import Batching, StageFacts
@@ -87,7 +89,7 @@ def self_check(config: PreTrainedConfig, memory: Path | None = None) -> Verdict:
     flags = _Flags(tiny.to_json_string(use_diff=False), tiny)
     if memory is None:
         return _check(flags)
-    path = memory / f"self-check-{hashlib.sha256((flags.text + _software()).encode()).hexdigest()}.json"
+    path = memory / f"self-check-{hashlib.sha256((flags.text + software_state()).encode()).hexdigest()}.json"
     verdict = _remembered(path)
     if verdict is None:
         verdict = _check(flags)
@@ -109,8 +111,8 @@ def _remembered(path: Path) -> Verdict | None:
 
 
 @functools.cache
-def _software() -> str:
-    """What a verdict depends on beside the flags: the versions of the libraries, and this package's own files."""
+def software_state() -> str:
+    """What verdicts and trials depend on beside flags and weights: the libraries, and this package's own files."""
     own = sorted(Path(__file__).parent.glob("*.py"))
     states = [(path.name, stat.st_size, stat.st_mtime_ns) for path in own for stat in [path.stat()]]
     return json.dumps([torch.__version__, transformers.__version__, platform.machine(), states])
@@ -118,6 +120,7 @@ def _software() -> str:
 
 @functools.lru_cache(maxsize=64)
 def _check(flags: _Flags) -> Verdict:
+    bring_in_meta_kernels()  # what is remembered must not depend on what this process has left out
     try:
         with quiet_transformers():
             whole = _random_model(flags.config)

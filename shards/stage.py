@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers.modeling_utils import PreTrainedModel
 
 from molink.shards.attention import AttendingBatch, BatchSlot
 from molink.shards.boundary import Boundary
 from molink.shards.carving import cut_view, head_of, layers_path
 from molink.shards.kv_memory import LayerLayout
+from molink.shards.later_packing import LaterPacking
 from molink.shards.probe import ProbeBatch
 from molink.shards.spec import Span
 
@@ -164,6 +165,7 @@ class Stage:
         layouts: dict[int, LayerLayout],
         slot: BatchSlot,
         view_class: type[View],
+        packing: LaterPacking | None = None,
     ) -> None:
         self.span = span
         self.facts = facts
@@ -171,6 +173,7 @@ class Stage:
         self._model = model
         self._slot = slot
         self._view_class = view_class
+        self._packing = packing
         self._views: dict[Span, View] = {}
 
     @property
@@ -204,7 +207,12 @@ class Stage:
     def keep(self, span: Span) -> "Stage":
         """A stage of a part of this one; once nothing refers to this one any more, the rest is freed."""
         layouts = {layer: self.layouts[layer] for layer in span}
-        return Stage(self._cut(span), span, self.facts, layouts, self._slot, self._view_class)
+        return Stage(self._cut(span), span, self.facts, layouts, self._slot, self._view_class, self._packing)
+
+    def pack_next(self) -> bool:
+        """Packs one more of the matrices that `load_stage` has left to be packed later; whether there was one. On the
+        thread that runs the views."""
+        return self._packing is not None and self._packing.next()
 
     def _cut(self, span: Span) -> PreTrainedModel:
         if not self.span.covers(span):

@@ -15,9 +15,10 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.configuration_utils import PreTrainedConfig
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 from transformers.core_model_loading import WeightRenaming
+from transformers.modeling_utils import PreTrainedModel
 
 from molink.shards.probe import other_layers
 from molink.shards.text_part import decoder_name, text_config

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from transformers import PreTrainedConfig
+from transformers.configuration_utils import PreTrainedConfig
 
 from molink.shards.text_part import text_config, with_text_config
 

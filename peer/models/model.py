@@ -12,14 +12,18 @@ from types import MappingProxyType
 from typing import Final, TypeVar
 
 from molink.dht.records import PeerView
+from molink.peer.device import processor_name
 from molink.peer.memory import format_bytes
 from molink.peer.models.choosing import choose_numbers
 from molink.peer.models.hub import HubAccess, open_hub_model, outline, progress_bar
+from molink.peer.profiling.thread_choice import share_of_others, stays_the_best
+from molink.peer.profiling.threads import processor_times
 from molink.shards import catalog, store
 from molink.shards.blob_part import BlobPart, StandIn
 from molink.shards.blobs import BlobStore
 from molink.shards.errors import QuantizationUnavailable, WeightsError
 from molink.shards.hub_weights import HubWeights
+from molink.shards.known_products import KnownProducts
 from molink.shards.loader import load_stage
 from molink.shards.packed_layers import PackedLayers, PackedUnusable
 from molink.shards.spec import ModelSpec, Span
@@ -61,10 +65,12 @@ class LocalModel:
     store: BlobStore | None = None
     """Where layers are kept packed if they are quantized, open."""
 
-    def load(self, span: Span, device: str, progress: Progress = _show_nothing) -> Stage:
+    def load(
+        self, span: Span, device: str, progress: Progress = _show_nothing, *, packs_later: bool = False
+    ) -> Stage:
         """The layers of `span` on the device, fetched before if they come from a hub. It blocks.
 
-        `progress` counts the bytes that are fetched and then those that are loaded.
+        `progress` counts the bytes that are fetched and then those that are loaded. `packs_later` as in `load_stage`.
 
         Raises:
             WeightsError, OSError, MemoryError, RuntimeError, ValueError: they cannot be fetched or loaded.
@@ -76,7 +82,9 @@ class LocalModel:
         def load(
             parts: Mapping[str, BlobPart] | None, progress: Progress, held: Mapping[int, Path] = _NONE_HELD
         ) -> Stage:
-            return load_stage(
+            known = None if self.digests is None else KnownProducts(self.digests, processor_name())
+            before = processor_times()
+            stage = load_stage(
                 self.folder,
                 span,
                 dtype=self.spec.dtype,
@@ -89,7 +97,12 @@ class LocalModel:
                 digests=self.digests,
                 packed=packed,
                 held=held,
+                known_products=known,
+                packs_later=packs_later,
             )
+            if known is not None:
+                known.keep(certain=stays_the_best(share_of_others(before, processor_times())))
+            return stage
 
         if packed is None:
             return self.with_parts(span, progress, load)

@@ -183,6 +183,10 @@ class RankedEngine:
         """Ranks talk to each other in the middle of a step, which is not recorded."""
         return False
 
+    def pack_next(self) -> bool:
+        """Each rank packs what it loads at once."""
+        return False
+
     def _drop_caches(self) -> None:
         numbers = []
         while self._dropped:

@@ -44,6 +44,7 @@ class LayerLoader:
         self._on_change = on_change
         self._loads: dict[Span, Load] = {}
         self._order = asyncio.Lock()
+        self._packing: asyncio.Task[None] | None = None
 
     @property
     def loaded_bytes(self) -> int:
@@ -94,8 +95,9 @@ class LayerLoader:
                 self._fail(span)
 
     async def close(self) -> None:
-        """Ends every load in progress."""
+        """Ends every load in progress, and what follows on one."""
         tasks = [load.done for load in self._loads.values()]
+        tasks += [] if self._packing is None else [self._packing]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -119,6 +121,9 @@ class LayerLoader:
         else:
             self._leases.loaded(span)
             _log.info("holds %s", span)
+            if self._packing is None or self._packing.done():
+                self._packing = asyncio.create_task(self._pack(), name="pack weights")
+                self._packing.add_done_callback(_retrieve)
         finally:
             del self._loads[span]
             self._on_change()
@@ -126,6 +131,11 @@ class LayerLoader:
     async def _record(self) -> None:
         """Decode steps on new layers are recorded before sessions make any; steps on others go in between."""
         while await self._engine_thread.call(self._backend.engine.record_next):
+            continue
+
+    async def _pack(self) -> None:
+        """Weights are packed while they serve as they lie: steps go in between."""
+        while await self._engine_thread.call(self._backend.engine.pack_next):
             continue
 
     def _fail(self, span: Span) -> None:

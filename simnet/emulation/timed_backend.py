@@ -89,6 +89,10 @@ class TimedEngine:
         """There is nothing to record."""
         return False
 
+    def pack_next(self) -> bool:
+        """There is nothing to pack."""
+        return False
+
     def _require(self, span: Span) -> None:
         if missing_spans(span, self.held):
             raise NotHeld(span, self.held)

@@ -15,7 +15,8 @@ from connection_attack import HTTP2_PREFACE, careless_tls, grpc_port, silence
 from live_swarms import BUNDLED, References, check_that_it_serves
 from raw_links import dialled, facts_of, question_of, refusal_of
 
-from molink.client.local_swarm import OWN_GROUP, LocalSwarm
+from molink.client.early_text import OWN_GROUP
+from molink.client.local_swarm import LocalSwarm
 from molink.client.swarm import AsyncSwarm
 from molink.dht.identity import Identity
 from molink.dht.records import PeerFacts

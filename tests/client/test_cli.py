@@ -141,7 +141,8 @@ def test_help_lists_the_commands_and_is_what_no_arguments_show(run: Run) -> None
 
 
 def test_help_loads_nothing_heavy() -> None:
-    heavy = ("torch", "transformers", "libp2p", "trio", "grpc", "numpy", "networkx", "httpx", "anyio")
+    heavy = ("torch", "transformers", "libp2p", "trio", "grpc", "numpy", "networkx", "httpx", "anyio", "cryptography",
+             "rich")  # fmt: skip
     program = (
         "import sys\nfrom molink.client import cli\n"
         "try:\n    cli.main(['generate', '--help'])\nexcept SystemExit:\n    pass\n"

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from molink.dht.commands import spread_initial_peers
 from molink.dht.configuration import (
     SettingsError,
     check_address,
@@ -16,7 +17,6 @@ from molink.dht.configuration import (
     is_loopback,
     read_configuration,
     split_addresses,
-    spread_initial_peers,
 )
 
 PEER = "12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"

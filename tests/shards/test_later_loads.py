@@ -9,8 +9,8 @@ from circuit_runs import greedy, spec_for
 from stored_models import alter_a_weight, copy_of
 from tiny_models import LAYERS
 
+from molink.shards import assembly, verification
 from molink.shards import self_check as checking
-from molink.shards import verification
 from molink.shards.engine import Engine
 from molink.shards.errors import WeightsError
 from molink.shards.lazy_tensors import LoadCounter
@@ -43,6 +43,14 @@ def work(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         done.append(f"inspect {name}")
         inspect(self, name, tensor)
 
+    tried = assembly._tried
+
+    def stepping(*arguments: object) -> object:
+        done.append("step")
+        return tried(*arguments)
+
+    monkeypatch.setattr(assembly, "_tried", stepping)
+
     def trying(flags: object) -> checking.Verdict:
         done.append("check")
         return check(flags)
@@ -71,7 +79,7 @@ def test_a_later_load_hashes_inspects_and_checks_nothing_and_computes_the_same(
     digests = tmp_path / "digests"
     manifest = read_manifest(folder, digests)
     first = load(folder, digests, manifest)
-    assert "check" in work
+    assert {"check", "step"} <= set(work)
     assert any(one.startswith("inspect ") for one in work)
     assert not any(one.startswith("hash ") for one in work)  # the manifest was read just before
     work.clear()
@@ -133,4 +141,34 @@ def test_a_damaged_note_of_a_check_is_made_anew(
     work.clear()
     load(folder, digests, manifest, Span(1, 2))
     assert "check" in work
+    assert note.read_bytes() == expected
+
+
+def test_other_layers_weights_or_numbers_are_tried_anew(
+    folder: Path, tmp_path: Path, work: list[str]
+) -> None:
+    digests = tmp_path / "digests"
+    load(folder, digests, read_manifest(folder, digests))
+    work.clear()
+    load(folder, digests, read_manifest(folder, digests), Span(1, 3))
+    load(folder, digests, read_manifest(folder, digests), dtype="bfloat16")
+    load_stage(folder, WHOLE, dtype="float32", manifest=read_manifest(folder), digests=digests, exact=True)
+    alter_a_weight(folder, "model.layers.3.mlp.up_proj.weight")
+    load(folder, digests, read_manifest(folder, digests))
+    assert work.count("step") == 4
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"0": {"dtype": "nn"}}', b'{"0": 1}'])
+def test_a_damaged_note_of_a_trial_is_made_anew(
+    content: bytes, folder: Path, tmp_path: Path, work: list[str]
+) -> None:
+    digests = tmp_path / "digests"
+    manifest = read_manifest(folder, digests)
+    layouts = load(folder, digests, manifest, Span(1, 2)).layouts
+    (note,) = digests.glob("trial-*")
+    expected = note.read_bytes()
+    note.write_bytes(content)
+    work.clear()
+    assert load(folder, digests, manifest, Span(1, 2)).layouts == layouts
+    assert "step" in work
     assert note.read_bytes() == expected
