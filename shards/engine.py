@@ -139,6 +139,11 @@ class Engine:
         Sessions may step in between."""
         return any(stage.pack_next() for stage in self._stages)
 
+    def pack_next(self) -> bool:
+        """Packs one more matrix of the stages that are held, where that was left for later; whether there was one.
+        Sessions may step in between."""
+        return any(stage.pack_next() for stage in self._stages)
+
     def new_cache(
         self, span: Span, capacity_tokens: int, prefix: Sequence[bytes] = (), *, reserve: bool = True
     ) -> SequenceCache:
