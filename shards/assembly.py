@@ -19,6 +19,7 @@ from molink.shards.attention import IMPLEMENTATION, BatchSlot, alibi_slopes
 from molink.shards.carving import carve, layers_path, without_absent
 from molink.shards.conversions import ALIBI
 from molink.shards.errors import UnsupportedArchitecture, WeightsError, name_some
+from molink.shards.fused_layers import fuse_layers
 from molink.shards.lazy_tensors import LoadCounter
 from molink.shards.linear import install_products
 from molink.shards.packed_layers import put_together
@@ -252,6 +253,9 @@ def make_stage(
     slot.install(layers)
     install_products(model, slot)
     shorten_lookups(layers)
+    if recipe.batching is Batching.PACKED and isinstance(layers, nn.ModuleList):
+        owner = model.get_submodule(layers_path(model).rpartition(".")[0])
+        fuse_layers(owner, layers, text, slot)
     facts = StageFacts(
         architecture=config.model_type,
         layers=text.num_hidden_layers,

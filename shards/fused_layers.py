@@ -1,0 +1,183 @@
+"""Decoder layers of the Llama family as one function each, for steps on processors that need not be bitwise.
+
+Transformers' own forward of such a layer is nine modules and some sixty operations of a few microseconds each, during
+which no weights are read. Here the same formula takes a third of them: norms are torch's, queries and keys are rotated
+together, and what a product gives is changed in its place. A layer is taken for one of the family by its class, and its
+function only if it gives what the layer's own forward gives, up to rounding; every other layer keeps its own.
+"""
+
+import copy
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import PreTrainedConfig
+
+from molink.shards.attention import BatchSlot, Rules
+from molink.shards.probe import ProbeBatch, probe_input
+
+_ATTENTIONS: Final = frozenset({"LlamaAttention", "MistralAttention", "Qwen2Attention", "Qwen3Attention"})
+_MLPS: Final = frozenset({"LlamaMLP", "MistralMLP", "Qwen2MLP", "Qwen3MLP"})
+_NORMS: Final = frozenset({"LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm"})
+_PLAIN: Final = bool | int | float | str | None
+_LEAST_ROUNDING: Final = 1e-5
+_ROUNDING_UNITS: Final = 4
+"""A layer's result may be so many units in the last place of its numbers away from its own forward's, or
+_LEAST_ROUNDING of its length: sums of thousands are rounded in another order."""
+_TRIED_POSITIONS: Final = (3, 1000)
+
+Forward = Callable[..., Tensor]
+
+
+def fuse_layers(model: nn.Module, layers: nn.ModuleList, config: PreTrainedConfig, slot: BatchSlot) -> None:
+    """Lets layers of the Llama family on a processor run as one function each, in steps that need not be bitwise.
+
+    `model` is what owns the layers, on whose rotary positions they rely; `config` is the text decoder's. One layer of
+    each kind is tried, the others are of the same code and settings.
+    """
+    rotary = getattr(model, "rotary_emb", None)
+    if slot.exact or rotary is None or slot.slopes is not None:
+        return
+    found: dict[object, Rules | None] = {}
+    for layer in layers:
+        kind = _kind(layer)
+        if kind is None:
+            continue
+        if kind not in found:
+            found[kind] = _rules_if_alike(layer, rotary, config, slot)
+        rules = found[kind]
+        if rules is not None:
+            layer.__dict__["forward"] = _fused(layer, slot, rules)
+
+
+def _kind(layer: nn.Module) -> object | None:
+    """What tells layers with different formulas apart; None: this is no layer of the family, or not on a processor."""
+    parts = dict(layer.named_children())
+    if set(parts) != {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}:
+        return None
+    attention, mlp = parts["self_attn"], parts["mlp"]
+    named = dict(attention.named_children())
+    norms = [parts["input_layernorm"], parts["post_attention_layernorm"]]
+    norms += [named[name] for name in ("q_norm", "k_norm") if name in named]
+    known = (
+        type(attention).__name__ in _ATTENTIONS
+        and type(mlp).__name__ in _MLPS
+        and all(type(norm).__name__ in _NORMS for norm in norms)
+        and set(named) - {"q_norm", "k_norm"} == {"q_proj", "k_proj", "v_proj", "o_proj"}
+        and "forward" not in layer.__dict__
+        and all(parameter.device.type == "cpu" for parameter in layer.parameters())
+    )
+    if not known:
+        return None
+    settings = tuple(
+        (type(module).__name__, *_settings(module)) for module in (layer, attention, mlp, *norms)
+    )
+    return (settings, tuple(sorted(named)))
+
+
+def _settings(module: nn.Module) -> list[tuple[str, object]]:
+    """Its plain attributes, but for the layer's number."""
+    return sorted(
+        (name, value)
+        for name, value in vars(module).items()
+        if isinstance(value, _PLAIN) and not name.startswith("_") and name != "layer_idx"
+    )
+
+
+def _rules_if_alike(
+    layer: nn.Module, rotary: nn.Module, config: PreTrainedConfig, slot: BatchSlot
+) -> Rules | None:
+    """How the layer attends, if its function gives what its own forward gives."""
+    dtype = layer.input_layernorm.weight.dtype
+    hidden = probe_input(config.hidden_size, dtype, torch.device("cpu"))
+    positions = torch.tensor([[min(at, config.max_position_embeddings - 1) for at in _TRIED_POSITIONS]])
+    with torch.inference_mode():
+        named = {"position_embeddings": rotary(hidden, positions), "position_ids": positions}
+        own, probe = _tried(layer.forward, hidden, named, config, slot)
+        rules = probe.rules_of(layer.self_attn.layer_idx)
+        if rules is None or rules.sinks is not None:
+            return None
+        try:
+            fused, other = _tried(_fused(layer, slot, rules), hidden, named, config, slot)
+        except (RuntimeError, AttributeError):  # of other shapes or parts than the family has
+            return None
+    pairs = [(own - hidden, fused - hidden)]
+    pairs += zip(probe.stored_by(layer.self_attn.layer_idx), other.stored_by(layer.self_attn.layer_idx), strict=True)
+    most = max(_LEAST_ROUNDING, _ROUNDING_UNITS * torch.finfo(dtype).eps)
+    alike = all(float((one - two).norm()) <= most * float(one.norm()) for one, two in pairs)
+    return rules if alike else None
+
+
+def _tried(
+    forward: Forward, hidden: Tensor, named: dict[str, Any], config: PreTrainedConfig, slot: BatchSlot
+) -> tuple[Tensor, ProbeBatch]:
+    """What a layer gives, and the batch that has seen what it stores and how it attends."""
+    probe = ProbeBatch(config, keeps_states=False)
+    slot.batch = probe
+    slot.begin(probe)
+    try:
+        result = forward(hidden, attention_mask=None, past_key_values=probe, use_cache=True, **named)
+    finally:
+        slot.batch = None
+    return (result[0] if isinstance(result, tuple) else result).float(), probe
+
+
+def _fused(layer: nn.Module, slot: BatchSlot, rules: Rules) -> Forward:
+    """The layer's forward for the batch in `slot`: hidden states [1, tokens, hidden] to the same."""
+    attention, mlp = layer.self_attn, layer.mlp
+    before, behind = layer.input_layernorm, layer.post_attention_layernorm
+    query_norm, key_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
+    index, dim = attention.layer_idx, attention.head_dim
+    is_silu = type(mlp.act_fn).__name__ in ("SiLU", "SiLUActivation")
+    own: Forward = copy.copy(layer).forward  # the copy's, or the layer would keep itself alive
+
+    def forward(
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        past_key_values: Any = None,  # noqa: ANN401 - a batch, as transformers' caches are
+        **named: Any,  # noqa: ANN401 - whatever else the model passes
+    ) -> Tensor:
+        batch = slot.batch
+        if batch is None or attention_mask is not None or position_embeddings is None:
+            return own(
+                hidden_states,
+                attention_mask=attention_mask,
+                position_embeddings=position_embeddings,
+                past_key_values=past_key_values,
+                **named,
+            )
+        normed = _normed(hidden_states, before)
+        query, key = attention.q_proj.forward(normed), attention.k_proj.forward(normed)
+        value = attention.v_proj.forward(normed)
+        shape = (*query.shape[:-1], -1, dim)
+        query, key = query.view(shape), key.view(shape)
+        heads = query.shape[-2]
+        if query_norm is not None:
+            query, key = _normed(query, query_norm), _normed(key, key_norm)
+        cos, sin = position_embeddings
+        rotated = _rotated(torch.cat((query, key), -2), cos.unsqueeze(2), sin.unsqueeze(2)).transpose(1, 2)
+        states = past_key_values.update(rotated[:, heads:], value.view(shape).transpose(1, 2), index)
+        attended = batch.attend(attention, rotated[:, :heads], *states, rules).transpose(1, 2)
+        hidden = attention.o_proj.forward(attended.reshape(*hidden_states.shape[:-1], -1)).add_(hidden_states)
+        normed = _normed(hidden, behind)
+        gate = mlp.gate_proj.forward(normed)
+        gate = functional.silu(gate, inplace=True) if is_silu else mlp.act_fn(gate)
+        product: Tensor = mlp.down_proj.forward(gate.mul_(mlp.up_proj.forward(normed)))
+        return product.add_(hidden)
+
+    return forward
+
+
+def _normed(states: Tensor, norm: nn.Module) -> Tensor:
+    weight: Tensor = norm.weight
+    return functional.rms_norm(states, weight.shape, weight, norm.variance_epsilon)
+
+
+def _rotated(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary positions (Su et al., "RoFormer", 2021, section 3.4) of [1, tokens, heads, dim], whose pairs are the i-th
+    numbers of both halves; angles [1, tokens, 1, dim]."""
+    left, right = heads.chunk(2, -1)
+    return torch.cat((-right, left), -1).mul_(sin).addcmul_(heads, cos)
