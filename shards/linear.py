@@ -28,7 +28,7 @@ from molink.shards.products import (
     time_ways,
     used_for,
 )
-from molink.shards.quantized_matrices import install_quantized
+from molink.shards.quantized_products import install_quantized
 
 Product: TypeAlias = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """Of rows [..., in], weights [out, in] and, if there is one, a bias [out]: [..., out]."""
