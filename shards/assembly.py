@@ -251,11 +251,11 @@ def make_stage(
     slot = BatchSlot(slopes, exact=recipe.exact)
     layers = model.get_submodule(layers_path(model))
     slot.install(layers)
-    install_products(model, slot)
-    shorten_lookups(layers)
     if recipe.batching is Batching.PACKED and isinstance(layers, nn.ModuleList):
         owner = model.get_submodule(layers_path(model).rpartition(".")[0])
         fuse_layers(owner, layers, text, slot)
+    install_products(model, slot)
+    shorten_lookups(layers)
     facts = StageFacts(
         architecture=config.model_type,
         layers=text.num_hidden_layers,

@@ -6,7 +6,6 @@ together, and what a product gives is changed in its place. A layer is taken for
 function only if it gives what the layer's own forward gives, up to rounding; every other layer keeps its own.
 """
 
-import copy
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -17,10 +16,13 @@ from transformers import PreTrainedConfig
 
 from molink.shards.attention import BatchSlot, Rules
 from molink.shards.probe import ProbeBatch, probe_input
+from molink.shards.quantize import joined
 
 _ATTENTIONS: Final = frozenset({"LlamaAttention", "MistralAttention", "Qwen2Attention", "Qwen3Attention"})
 _MLPS: Final = frozenset({"LlamaMLP", "MistralMLP", "Qwen2MLP", "Qwen3MLP"})
 _NORMS: Final = frozenset({"LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm"})
+_HEADS: Final = ("q_proj", "k_proj", "v_proj")
+_GATED: Final = ("gate_proj", "up_proj")
 _PLAIN: Final = bool | int | float | str | None
 _LEAST_ROUNDING: Final = 1e-5
 _ROUNDING_UNITS: Final = 4
@@ -35,7 +37,8 @@ def fuse_layers(model: nn.Module, layers: nn.ModuleList, config: PreTrainedConfi
     """Lets layers of the Llama family on a processor run as one function each, in steps that need not be bitwise.
 
     `model` is what owns the layers, on whose rotary positions they rely; `config` is the text decoder's. One layer of
-    each kind is tried, the others are of the same code and settings.
+    each kind is tried, the others are of the same code and settings. Quantized matrices that take the same inputs
+    become one, so products are installed afterwards.
     """
     rotary = getattr(model, "rotary_emb", None)
     if slot.exact or rotary is None or slot.slopes is not None:
@@ -49,6 +52,7 @@ def fuse_layers(model: nn.Module, layers: nn.ModuleList, config: PreTrainedConfi
             found[kind] = _rules_if_alike(layer, rotary, config, slot)
         rules = found[kind]
         if rules is not None:
+            _join(layer)
             layer.__dict__["forward"] = _fused(layer, slot, rules)
 
 
@@ -65,7 +69,7 @@ def _kind(layer: nn.Module) -> object | None:
         type(attention).__name__ in _ATTENTIONS
         and type(mlp).__name__ in _MLPS
         and all(type(norm).__name__ in _NORMS for norm in norms)
-        and set(named) - {"q_norm", "k_norm"} == {"q_proj", "k_proj", "v_proj", "o_proj"}
+        and set(named) - {"q_norm", "k_norm"} == {*_HEADS, "o_proj"}
         and "forward" not in layer.__dict__
         and all(parameter.device.type == "cpu" for parameter in layer.parameters())
     )
@@ -124,51 +128,88 @@ def _tried(
     return (result[0] if isinstance(result, tuple) else result).float(), probe
 
 
+def _join(layer: nn.Module) -> None:
+    """Makes one quantized matrix of those that take the same inputs, in their place."""
+    for owner, names, together in ((layer.self_attn, _HEADS, "qkv_proj"), (layer.mlp, _GATED, "gate_up_proj")):
+        whole = joined([getattr(owner, name) for name in names])
+        if whole is not None:
+            for name in names:
+                delattr(owner, name)
+            owner.add_module(together, whole)
+
+
 def _fused(layer: nn.Module, slot: BatchSlot, rules: Rules) -> Forward:
     """The layer's forward for the batch in `slot`: hidden states [1, tokens, hidden] to the same."""
     attention, mlp = layer.self_attn, layer.mlp
     before, behind = layer.input_layernorm, layer.post_attention_layernorm
-    query_norm, key_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
-    index, dim = attention.layer_idx, attention.head_dim
-    is_silu = type(mlp.act_fn).__name__ in ("SiLU", "SiLUActivation")
-    own: Forward = copy.copy(layer).forward  # the copy's, or the layer would keep itself alive
+    index, activation = attention.layer_idx, mlp.act_fn
+    rotates, gates = _heads(attention), _gate(mlp)
+    is_silu = type(activation).__name__ in ("SiLU", "SiLUActivation")
 
     def forward(
         hidden_states: Tensor,
         attention_mask: Tensor | None = None,
         position_embeddings: tuple[Tensor, Tensor] | None = None,
         past_key_values: Any = None,  # noqa: ANN401 - a batch, as transformers' caches are
-        **named: Any,  # noqa: ANN401 - whatever else the model passes
+        **_named: Any,  # noqa: ANN401 - whatever else the model passes
     ) -> Tensor:
         batch = slot.batch
         if batch is None or attention_mask is not None or position_embeddings is None:
-            return own(
-                hidden_states,
-                attention_mask=attention_mask,
-                position_embeddings=position_embeddings,
-                past_key_values=past_key_values,
-                **named,
-            )
-        normed = _normed(hidden_states, before)
-        query, key = attention.q_proj.forward(normed), attention.k_proj.forward(normed)
-        value = attention.v_proj.forward(normed)
-        shape = (*query.shape[:-1], -1, dim)
-        query, key = query.view(shape), key.view(shape)
-        heads = query.shape[-2]
-        if query_norm is not None:
-            query, key = _normed(query, query_norm), _normed(key, key_norm)
+            raise RuntimeError("a fused layer was run outside its stage, or with a mask")
+        heads, value = rotates(_normed(hidden_states, before))
         cos, sin = position_embeddings
-        rotated = _rotated(torch.cat((query, key), -2), cos.unsqueeze(2), sin.unsqueeze(2)).transpose(1, 2)
-        states = past_key_values.update(rotated[:, heads:], value.view(shape).transpose(1, 2), index)
-        attended = batch.attend(attention, rotated[:, :heads], *states, rules).transpose(1, 2)
+        heads = _rotated(heads, cos.unsqueeze(2), sin.unsqueeze(2)).transpose(1, 2)
+        queries = heads.shape[1] - value.shape[2]
+        states = past_key_values.update(heads[:, queries:], value.transpose(1, 2), index)
+        attended = batch.attend(attention, heads[:, :queries], *states, rules).transpose(1, 2)
         hidden = attention.o_proj.forward(attended.reshape(*hidden_states.shape[:-1], -1)).add_(hidden_states)
-        normed = _normed(hidden, behind)
-        gate = mlp.gate_proj.forward(normed)
-        gate = functional.silu(gate, inplace=True) if is_silu else mlp.act_fn(gate)
-        product: Tensor = mlp.down_proj.forward(gate.mul_(mlp.up_proj.forward(normed)))
+        gate, up = gates(_normed(hidden, behind))
+        product: Tensor = mlp.down_proj.forward((functional.silu(gate) if is_silu else activation(gate)).mul_(up))
         return product.add_(hidden)
 
     return forward
+
+
+def _heads(attention: nn.Module) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    """From hidden states [1, tokens, hidden] to queries and keys [1, tokens, heads and key heads, dim], and values
+    [1, tokens, key heads, dim]."""
+    dim = attention.head_dim
+    query_norm, key_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
+    parts = attention.num_key_value_groups + 2  # of as many heads as there are key heads, on this rank
+
+    def joined_heads(states: Tensor) -> tuple[Tensor, Tensor]:
+        every = attention.qkv_proj.forward(states)
+        every = every.view(*every.shape[:-1], -1, dim)
+        key_heads = every.shape[2] // parts
+        heads, value = every[:, :, :-key_heads], every[:, :, -key_heads:]
+        if query_norm is None:
+            return heads, value
+        query, key = heads[:, :, :-key_heads], heads[:, :, -key_heads:]
+        return torch.cat((_normed(query, query_norm), _normed(key, key_norm)), -2), value
+
+    def heads(states: Tensor) -> tuple[Tensor, Tensor]:
+        query, key = attention.q_proj.forward(states), attention.k_proj.forward(states)
+        value = attention.v_proj.forward(states)
+        shape = (*query.shape[:-1], -1, dim)
+        query, key = query.view(shape), key.view(shape)
+        if query_norm is not None:
+            query, key = _normed(query, query_norm), _normed(key, key_norm)
+        return torch.cat((query, key), -2), value.view(shape)
+
+    return joined_heads if hasattr(attention, "qkv_proj") else heads
+
+
+def _gate(mlp: nn.Module) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    """From hidden states to what goes through the activation, and what that is multiplied by."""
+
+    def joined_gate(states: Tensor) -> tuple[Tensor, Tensor]:
+        gate, up = mlp.gate_up_proj.forward(states).chunk(2, -1)
+        return gate, up
+
+    def gate(states: Tensor) -> tuple[Tensor, Tensor]:
+        return mlp.gate_proj.forward(states), mlp.up_proj.forward(states)
+
+    return joined_gate if hasattr(mlp, "gate_up_proj") else gate
 
 
 def _normed(states: Tensor, norm: nn.Module) -> Tensor:
