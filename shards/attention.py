@@ -271,8 +271,8 @@ def _weighed(
     query: Tensor, key: Tensor, value: Tensor, rules: Rules, *, causal: bool
 ) -> tuple[Tensor, Tensor]:
     """Attention [1, heads, queries, dim] over some of a sequence's keys, and the logarithm [1, heads, queries] of what
-    they weigh. `causal`: they are the queries' own, of which each sees those up to its own; else each sees all, and heads
-    that share keys go through them together."""
+    they weigh. `causal`: they are the queries' own, of which each sees those up to its own; else each sees all, and
+    heads that share keys go through them together."""
     folded = query if causal else query.reshape(1, key.shape[1], -1, query.shape[3])
     attended, weight = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(  # noqa: SLF001 - nothing public gives the weights
         folded, key, value, 0.0, causal, scale=rules.scaling

@@ -108,7 +108,9 @@ def _rules_if_alike(
         except (RuntimeError, AttributeError):  # of other shapes or parts than the family has
             return None
     pairs = [(own - hidden, fused - hidden)]
-    pairs += zip(probe.stored_by(layer.self_attn.layer_idx), other.stored_by(layer.self_attn.layer_idx), strict=True)
+    pairs += zip(
+        probe.stored_by(layer.self_attn.layer_idx), other.stored_by(layer.self_attn.layer_idx), strict=True
+    )
     most = max(_LEAST_ROUNDING, _ROUNDING_UNITS * torch.finfo(dtype).eps)
     alike = all(float((one - two).norm()) <= most * float(one.norm()) for one, two in pairs)
     return rules if alike else None
@@ -130,7 +132,10 @@ def _tried(
 
 def _join(layer: nn.Module) -> None:
     """Makes one quantized matrix of those that take the same inputs, in their place."""
-    for owner, names, together in ((layer.self_attn, _HEADS, "qkv_proj"), (layer.mlp, _GATED, "gate_up_proj")):
+    for owner, names, together in (
+        (layer.self_attn, _HEADS, "qkv_proj"),
+        (layer.mlp, _GATED, "gate_up_proj"),
+    ):
         whole = joined([getattr(owner, name) for name in names])
         if whole is not None:
             for name in names:
@@ -164,7 +169,9 @@ def _fused(layer: nn.Module, slot: BatchSlot, rules: Rules) -> Forward:
         attended = batch.attend(attention, heads[:, :queries], *states, rules).transpose(1, 2)
         hidden = attention.o_proj.forward(attended.reshape(*hidden_states.shape[:-1], -1)).add_(hidden_states)
         gate, up = gates(_normed(hidden, behind))
-        product: Tensor = mlp.down_proj.forward((functional.silu(gate) if is_silu else activation(gate)).mul_(up))
+        product: Tensor = mlp.down_proj.forward(
+            (functional.silu(gate) if is_silu else activation(gate)).mul_(up)
+        )
         return product.add_(hidden)
 
     return forward

@@ -13,6 +13,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from molink.shards.products import filled_up
+
 LARGEST: Final = 32_512
 """127 higher bytes, and the lower one rounds to at most 255 more."""
 PANEL: Final = 64
@@ -92,7 +94,9 @@ def byte_product(rows: Tensor, packed: Tensor, scales: Tensor) -> Tensor:
     step = wide.abs().amax(-1, keepdim=True).div_(LARGEST)
     numbers = wide.div_(step.clamp_min(_LEAST_STEP)).round_().to(torch.int16).add_(_CENTRES)
     halves = numbers.view(torch.uint8).view(*rows.shape, 2).permute(2, 0, 1).contiguous()
-    lower, higher = _sums(halves.view(-1, rows.shape[1]), packed, scales).chunk(2)
+    count = len(rows)
+    sums = _sums(filled_up(halves.view(2 * count, -1)), packed, scales)
+    lower, higher = sums[:count], sums[count : 2 * count]
     return lower.add_(higher, alpha=256).mul_(step).to(rows.dtype)
 
 

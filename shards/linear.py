@@ -25,6 +25,7 @@ from molink.shards.products import (
     has_onednn,
     multiply_in_parts,
     onednn_product,
+    packed_product,
     time_ways,
     used_for,
 )
@@ -131,7 +132,7 @@ def fastest(
 
     trials = [timed(way) for way in ways]
     if packed is not None:
-        trials.append(lambda at, rows: onednn_product(rows, packed[at]))
+        trials.append(lambda at, rows: packed_product(rows, packed[at]))
     timings = time_ways(trials, [weight.shape[1] for weight in weights], weights[0].dtype)
     if packed is None:
         return timings.choose(ways), False
@@ -158,7 +159,7 @@ def _tied(model: nn.Module) -> set[int]:
 
 
 def _packed_forward(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-    return lambda rows: onednn_product(rows, weight, bias)
+    return lambda rows: packed_product(rows, weight, bias)
 
 
 def _forward(layer: nn.Linear, slot: BatchSlot, choice: Choice[Product]) -> Callable[[Tensor], Tensor]:

@@ -3,6 +3,7 @@
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -42,7 +43,9 @@ def make_1b_llama(folder: Path) -> None:
         torch.set_default_dtype(default)
 
 
-def report_decoding(table: Table, in_turns: InTurns, least_s: Callable[[int, Callable[[], None]], float]) -> None:
+def report_decoding(
+    table: Table, in_turns: InTurns, least_s: Callable[[int, Callable[[], None]], float]
+) -> None:
     """Each form by itself, for all together are 8 GB: tokens a second of one session and of eight, and what part of the
     memory's speed that is, in turns with a plain read."""
     with tempfile.TemporaryDirectory() as name:
@@ -51,16 +54,14 @@ def report_decoding(table: Table, in_turns: InTurns, least_s: Callable[[int, Cal
         memory = torch.ones(READ_BYTES // 4)
         for dtype, quantization in FORMS:
             engine = engine_with(folder, (0, LAYERS), dtype=dtype, quantization=quantization, exact=False)
-            *taken_s, read_s = in_turns(
-                *(lambda sessions=sessions: step_s(engine, sessions) for sessions in SESSIONS),
-                lambda: least_s(3, memory.sum),
-            )
+            ways = [partial(step_s, engine, sessions) for sessions in SESSIONS]
+            *taken_s, read_s = in_turns(*ways, lambda: least_s(3, memory.sum))
             for sessions, one_s in zip(SESSIONS, taken_s, strict=True):
                 share = read_bytes(engine) / one_s * read_s / READ_BYTES
                 text = f"{sessions / one_s:.1f} tokens/s, {one_s * 1000:.1f} ms, {share:.2f} of the memory's speed"
                 row = f"decode of {sessions}, {dtype} {quantization}"
                 table.note(row, text, step_ms=one_s * 1000, share=share)
-            del engine
+            del engine, ways
 
 
 def read_bytes(engine: Engine) -> int:

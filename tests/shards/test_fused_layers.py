@@ -1,4 +1,4 @@
-"""Layers of the Llama family run as one function where no bit is promised, and only if it gives what their own gives."""
+"""Layers of the Llama family run as one function where no bit is promised, if it gives what their own gives."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -54,7 +54,9 @@ def test_layers_of_the_family_are_fused_and_compute_the_same_up_to_rounding(
         torch.testing.assert_close(two, one, atol=2e-4, rtol=1e-3)
 
 
-@pytest.mark.parametrize("dtype, quantization", [("bfloat16", "none"), ("bfloat16", "int8"), ("float32", "nf4")])
+@pytest.mark.parametrize(
+    ("dtype", "quantization"), [("bfloat16", "none"), ("bfloat16", "int8"), ("float32", "nf4")]
+)
 def test_they_are_fused_in_every_form_of_weights(
     dtype: str, quantization: str, tiny_model: TinyModel
 ) -> None:
