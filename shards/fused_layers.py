@@ -7,7 +7,7 @@ function only if it gives what the layer's own forward gives, up to rounding; ev
 """
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +30,9 @@ _ROUNDING_UNITS: Final = 4
 _LEAST_ROUNDING of its length: sums of thousands are rounded in another order."""
 _TRIED_POSITIONS: Final = (3, 1000)
 
-Forward = Callable[..., Tensor]
+Forward: TypeAlias = Callable[..., Tensor]
+Part: TypeAlias = Any
+"""A module; torch says of each of its parts that it may be a tensor."""
 
 
 def fuse_layers(model: nn.Module, layers: nn.ModuleList, config: PreTrainedConfig, slot: BatchSlot) -> None:
@@ -56,7 +58,7 @@ def fuse_layers(model: nn.Module, layers: nn.ModuleList, config: PreTrainedConfi
             layer.__dict__["forward"] = _fused(layer, slot, rules)
 
 
-def _kind(layer: nn.Module) -> object | None:
+def _kind(layer: Part) -> object | None:
     """What tells layers with different formulas apart; None: this is no layer of the family, or not on a processor."""
     parts = dict(layer.named_children())
     if set(parts) != {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}:
@@ -90,9 +92,7 @@ def _settings(module: nn.Module) -> list[tuple[str, object]]:
     )
 
 
-def _rules_if_alike(
-    layer: nn.Module, rotary: nn.Module, config: PreTrainedConfig, slot: BatchSlot
-) -> Rules | None:
+def _rules_if_alike(layer: Part, rotary: Part, config: PreTrainedConfig, slot: BatchSlot) -> Rules | None:
     """How the layer attends, if its function gives what its own forward gives."""
     dtype = layer.input_layernorm.weight.dtype
     hidden = probe_input(config.hidden_size, dtype, torch.device("cpu"))
@@ -130,7 +130,7 @@ def _tried(
     return (result[0] if isinstance(result, tuple) else result).float(), probe
 
 
-def _join(layer: nn.Module) -> None:
+def _join(layer: Part) -> None:
     """Makes one quantized matrix of those that take the same inputs, in their place."""
     for owner, names, together in (
         (layer.self_attn, _HEADS, "qkv_proj"),
@@ -143,7 +143,7 @@ def _join(layer: nn.Module) -> None:
             owner.add_module(together, whole)
 
 
-def _fused(layer: nn.Module, slot: BatchSlot, rules: Rules) -> Forward:
+def _fused(layer: Part, slot: BatchSlot, rules: Rules) -> Forward:
     """The layer's forward for the batch in `slot`: hidden states [1, tokens, hidden] to the same."""
     attention, mlp = layer.self_attn, layer.mlp
     before, behind = layer.input_layernorm, layer.post_attention_layernorm
@@ -177,7 +177,7 @@ def _fused(layer: nn.Module, slot: BatchSlot, rules: Rules) -> Forward:
     return forward
 
 
-def _heads(attention: nn.Module) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+def _heads(attention: Part) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
     """From hidden states [1, tokens, hidden] to queries and keys [1, tokens, heads and key heads, dim], and values
     [1, tokens, key heads, dim]."""
     dim = attention.head_dim
@@ -206,7 +206,7 @@ def _heads(attention: nn.Module) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
     return joined_heads if hasattr(attention, "qkv_proj") else heads
 
 
-def _gate(mlp: nn.Module) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+def _gate(mlp: Part) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
     """From hidden states to what goes through the activation, and what that is multiplied by."""
 
     def joined_gate(states: Tensor) -> tuple[Tensor, Tensor]:
@@ -219,7 +219,7 @@ def _gate(mlp: nn.Module) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
     return joined_gate if hasattr(mlp, "gate_up_proj") else gate
 
 
-def _normed(states: Tensor, norm: nn.Module) -> Tensor:
+def _normed(states: Tensor, norm: Part) -> Tensor:
     weight: Tensor = norm.weight
     return functional.rms_norm(states, weight.shape, weight, norm.variance_epsilon)
 
