@@ -127,7 +127,7 @@ def _tried(
         result = forward(hidden, attention_mask=None, past_key_values=probe, use_cache=True, **named)
     finally:
         slot.batch = None
-    return (result[0] if isinstance(result, tuple) else result).float(), probe
+    return result.float(), probe
 
 
 def _join(layer: Part) -> None:
@@ -165,8 +165,8 @@ def _fused(layer: Part, slot: BatchSlot, rules: Rules) -> Forward:
         cos, sin = position_embeddings
         heads = _rotated(heads, cos.unsqueeze(2), sin.unsqueeze(2)).transpose(1, 2)
         queries = heads.shape[1] - value.shape[2]
-        states = past_key_values.update(heads[:, queries:], value.transpose(1, 2), index)
-        attended = batch.attend(attention, heads[:, :queries], *states, rules).transpose(1, 2)
+        keys, values = past_key_values.update(heads[:, queries:], value.transpose(1, 2), index)
+        attended = batch.attend(attention, heads[:, :queries], keys, values, rules).transpose(1, 2)
         hidden = attention.o_proj.forward(attended.reshape(*hidden_states.shape[:-1], -1)).add_(hidden_states)
         gate, up = gates(_normed(hidden, behind))
         product: Tensor = mlp.down_proj.forward(
