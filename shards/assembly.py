@@ -22,6 +22,7 @@ from molink.shards.attention import IMPLEMENTATION, BatchSlot, alibi_slopes
 from molink.shards.carving import carve, layers_path, without_absent
 from molink.shards.conversions import ALIBI
 from molink.shards.errors import UnsupportedArchitecture, WeightsError, name_some
+from molink.shards.fused_layers import fuse_layers
 from molink.shards.kernels.fused import fused_on, install_fused
 from molink.shards.known_products import KnownProducts
 from molink.shards.known_trial import KnownTrial
@@ -309,6 +310,9 @@ def make_stage(
     slot = BatchSlot(slopes, exact=recipe.exact)
     layers = model.get_submodule(layers_path(model))
     slot.install(layers)
+    if recipe.batching is Batching.PACKED and isinstance(layers, nn.ModuleList):
+        owner = model.get_submodule(layers_path(model).rpartition(".")[0])
+        fuse_layers(owner, layers, text, slot)
     later = LaterPacking() if recipe.packs_later else None
     install_products(model, slot, recipe.known_products, later)
     install_fused(model, slot, fused_on(device))

@@ -134,13 +134,16 @@ def causal_mask(queries: int, keys: int, window: int | None, device: torch.devic
     return mask & (column > position - window) if window else mask
 
 
-def attend_sequence(query: Tensor, key: Tensor, value: Tensor, rules: Rules) -> Tensor:
+def attend_sequence(
+    query: Tensor, key: Tensor, value: Tensor, rules: Rules, *, bitwise: bool = True
+) -> Tensor:
     """Attention of a sequence's last positions over all its keys, exact.
 
     query [1, heads, queries, dim], key and value [1, key heads, keys, dim], heads a multiple of key heads:
     groups of query heads share a key head without repeating it. Returns [1, heads, queries, value dim]. Where
     transformers' `sdpa` implementation would make the same fused call, this makes it too, so that results are
-    equal bit for bit.
+    equal bit for bit; unless `bitwise` a single query's heads are folded, for on processors that call goes through keys
+    and values anew for each of the heads that share them.
     """
     queries, keys = query.shape[2], key.shape[2]
     at_once = _queries_at_once(query, keys, rules)
@@ -170,7 +173,8 @@ def attend_sequence(query: Tensor, key: Tensor, value: Tensor, rules: Rules) -> 
             mask = causal_mask(queries, keys, None, query.device)
         return _attend_by_definition(query, key, value, mask, rules)
     shared = query.shape[1] != key.shape[1]
-    if mask is None and (not shared or key.shape[3] == value.shape[3] <= _FUSED_DIM_LIMIT):
+    folds = shared and queries == 1 and not bitwise
+    if mask is None and not folds and (not shared or key.shape[3] == value.shape[3] <= _FUSED_DIM_LIMIT):
         return functional.scaled_dot_product_attention(
             query, key, value, is_causal=causal, scale=rules.scaling, enable_gqa=shared
         )
@@ -197,7 +201,7 @@ def attend_up_to_rounding(query: Tensor, key: Tensor, value: Tensor, rules: Rule
     """As `attend_sequence`, but only up to rounding: on a CPU several positions attend to most of the keys before them
     without a mask, and to their own apart."""
     if query.shape[2] == 1:
-        return attend_sequence(query, key, value, rules)
+        return attend_sequence(query, key, value, rules, bitwise=query.device.type != "cpu")
     return attend_parts(query, [key], [value], rules)
 
 
@@ -270,11 +274,13 @@ def _weighed(
     query: Tensor, key: Tensor, value: Tensor, rules: Rules, *, causal: bool
 ) -> tuple[Tensor, Tensor]:
     """Attention [1, heads, queries, dim] over some of a sequence's keys, and the logarithm [1, heads, queries] of what
-    they weigh. `causal`: they are the queries' own, of which each sees those up to its own; else each sees all."""
+    they weigh. `causal`: they are the queries' own, of which each sees those up to its own; else each sees all, and
+    heads that share keys go through them together."""
+    folded = query if causal else query.reshape(1, key.shape[1], -1, query.shape[3])
     attended, weight = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(  # noqa: SLF001 - nothing public gives the weights
-        query, key, value, 0.0, causal, scale=rules.scaling
+        folded, key, value, 0.0, causal, scale=rules.scaling
     )
-    return attended, weight
+    return attended.reshape(query.shape), weight.reshape(query.shape[:3])
 
 
 def _fold_groups(query: Tensor, key_heads: int, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:

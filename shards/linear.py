@@ -27,10 +27,11 @@ from molink.shards.products import (
     has_onednn,
     multiply_in_parts,
     onednn_product,
+    packed_product,
     time_ways,
     used_for,
 )
-from molink.shards.quantized_matrices import install_quantized
+from molink.shards.quantized_products import install_quantized
 
 Product: TypeAlias = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """Of rows [..., in], weights [out, in] and, if there is one, a bias [out]: [..., out]."""
@@ -171,7 +172,7 @@ def fastest(
 
     trials = [timed(way) for way in ways]
     if packed is not None:
-        trials.append(lambda at, rows: onednn_product(rows, packed[at]))
+        trials.append(lambda at, rows: packed_product(rows, packed[at]))
     timings = time_ways(trials, [weight.shape[1] for weight in weights], weights[0].dtype)
     if packed is None:
         return timings.choose(ways), False
@@ -198,7 +199,7 @@ def _tied(model: nn.Module) -> set[int]:
 
 
 def _packed_forward(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-    return lambda rows: onednn_product(rows, weight, bias)
+    return lambda rows: packed_product(rows, weight, bias)
 
 
 def _forward(layer: nn.Linear, slot: BatchSlot, choice: Choice[Product]) -> Callable[[Tensor], Tensor]:

@@ -135,6 +135,16 @@ class ProbeBatch(Cache):  # type: ignore[misc] # transformers has no types
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:  # noqa: ARG002 - as above
         return query_length, 0
 
+    def rules_of(self, layer: int) -> Rules | None:
+        """How the layer attended, if it did once."""
+        attended = self._attended.get(layer, [])
+        return attended[0][0] if len(attended) == 1 else None
+
+    def stored_by(self, layer: int) -> tuple[Tensor, ...]:
+        """Keys and values that the layer stored last."""
+        stored = self._stored.get(layer, [])
+        return stored[-1] if stored else ()
+
     def refusal(self, span: Span, *, attends: bool) -> str | None:
         """Why the layers that ran cannot be served, or None. `attends`: whether attention was to go through this
         batch."""

@@ -8,8 +8,10 @@ import ctypes
 import importlib
 import logging
 import sys
+from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers.modeling_utils import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
@@ -57,6 +59,28 @@ class QuantizedLinear(nn.Module):
             return self.matrix.multiply(inputs, self.bias)
         summed = self._all_reduce(self.matrix.multiply(inputs, None))
         return summed if self.bias is None else summed + self.bias
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no rank has another part of it."""
+        return self._all_reduce is None
+
+
+def joined(layers: Sequence[nn.Module]) -> QuantizedLinear | None:
+    """One layer for several that take the same inputs, its outputs one after the other; None where they are not
+    quantized, or not alike. On processors; before products are installed."""
+    own = [layer for layer in layers if isinstance(layer, QuantizedLinear) and layer.is_whole]
+    biases = [layer.bias for layer in own if layer.bias is not None]
+    matrices = [layer.matrix for layer in own]
+    kinds = {(type(one), one.dtype, one.shape[1], one.is_stack) for one in matrices}
+    if len(own) < len(layers) or len(kinds) > 1 or len(biases) not in (0, len(own)):
+        return None
+    kind, first = type(matrices[0]), matrices[0]
+    rows = sum(one.shape[0] for one in matrices)
+    weight = torch.cat([one.weight.data for one in matrices])
+    scales = torch.cat([one.scales.data for one in matrices])
+    bias = nn.Parameter(torch.cat([one.data for one in biases]), requires_grad=False) if biases else None
+    return QuantizedLinear(kind(weight, scales, (rows, first.shape[1]), first.dtype), bias)
 
 
 class StreamingQuantizer(HfQuantizer):  # type: ignore[misc] # transformers has no types

@@ -16,8 +16,9 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from molink.shards import nf4_products, products
+from molink.shards import int8_products, nf4_products, products
 from molink.shards.attention import BatchSlot
+from molink.shards.int8_products import BytePacking, byte_product
 from molink.shards.kernels.by_bytes import ByteProducts, gpu_product
 from molink.shards.nf4_products import BLOCK, kernel_product, kernel_takes, unpack_into
 from molink.shards.tensor_parallel import Division
@@ -40,6 +41,7 @@ class QuantizedWays:
     scratch: products.Scratch
     choice: "products.Choice[QuantizedWay] | None"
     """None: as where nothing was measured."""
+    packing: BytePacking
 
 
 class QuantizedMatrices(nn.Module, ABC):
@@ -51,7 +53,7 @@ class QuantizedMatrices(nn.Module, ABC):
         self.scales = nn.Parameter(scales, requires_grad=False)
         self.shape = shape
         self.dtype = dtype
-        self.ways = QuantizedWays(BatchSlot(None), products.Scratch(), None)
+        self.ways = QuantizedWays(BatchSlot(None), products.Scratch(), None, BytePacking())
         for parameter in (self.weight, self.scales):
             parameter._is_hf_initialized = True  # type: ignore[attr-defined] # noqa: SLF001 - transformers' mark
         self._is_hf_initialized = True
@@ -66,9 +68,17 @@ class QuantizedMatrices(nn.Module, ABC):
     def is_stack(self) -> bool: ...
 
     @property
+    @abstractmethod
     def has_kernel(self) -> bool:
-        """Whether there is a product that takes them in another layout."""
-        return False
+        """Whether there is a product that takes them in another layout, here."""
+
+    @abstractmethod
+    def kernel_form(self, index: Index) -> tuple[Tensor, Tensor]:
+        """Weights and scales of the matrix at `index` in that layout, in memory of their own."""
+
+    @abstractmethod
+    def multiply_form(self, form: tuple[Tensor, Tensor], rows: Tensor) -> Tensor:
+        """Rows [count, columns] times the transposed matrix in that layout."""
 
     def __getitem__(self, index: Index) -> "Tensor | MatrixOfStack":
         """[rows, columns] in the compute dtype, of a stack the one at `index`; on a processor something that is
@@ -103,8 +113,13 @@ class QuantizedMatrices(nn.Module, ABC):
     def ways_here(self) -> "tuple[QuantizedWay, ...]":
         """What there is to choose from on this processor."""
 
+    @abstractmethod
     def prepare(self) -> None:
-        """Brings the matrices into the form that the chosen ways take."""
+        """Brings the matrices into the layout of that product, if it is what was chosen."""
+
+    def uses_kernel(self) -> bool:
+        """Whether it is what was chosen."""
+        return any(way is by_kernel for _, way in self.ways.choice or ())
 
     def multiply(self, inputs: Tensor, bias: Tensor | None, index: Index = ...) -> Tensor:
         """`inputs` [..., columns] times the transposed matrix at `index`, plus `bias`."""
@@ -125,6 +140,12 @@ class QuantizedMatrices(nn.Module, ABC):
 
 QuantizedWay: TypeAlias = Callable[[QuantizedMatrices, Index, Tensor], Tensor]
 """Of matrices, the one at an index, and rows [count, columns]: [count, rows of the matrix]."""
+
+
+def by_kernel(matrices: QuantizedMatrices, index: Index, rows: Tensor) -> Tensor:
+    """Multiplies in the layout that the matrices were brought into."""
+    form = matrices.weight if index is ... else matrices.weight[index]
+    return matrices.multiply_form((form, matrices.scales[index]), rows)
 
 
 def _unpacking(dtype: torch.dtype, product: products.DenseProduct) -> QuantizedWay:
@@ -191,7 +212,10 @@ _PRODUCTS = (torch.matmul, Tensor.matmul, Tensor.__matmul__)
 
 
 class Int8Matrices(QuantizedMatrices):
-    """One byte for each number, [..., rows, columns]; `scales` [..., rows] are what a step of it is worth."""
+    """One byte for each number, [..., rows, columns]; `scales` [..., rows] are what a step of it is worth.
+
+    One that is no stack may be packed for oneDNN's integer product (see `int8_products`).
+    """
 
     by_bytes: ByteProducts | None = None
 
@@ -215,11 +239,28 @@ class Int8Matrices(QuantizedMatrices):
         return self.weight.ndim > 2
 
     def unpacked(self, index: Index = ...) -> Tensor:
-        return self.weight[index].to(self.dtype).mul_(self.scales[index].unsqueeze(-1).to(self.dtype))
+        return self._plain(index).to(self.dtype).mul_(self.scales[index].unsqueeze(-1).to(self.dtype))
 
     def unpack(self, index: Index, start: int, stop: int, into: Tensor) -> Tensor:
         scales = self.scales[index][start:stop].unsqueeze(-1)
-        return into.copy_(self.weight[index][start:stop]).mul_(scales.to(into.dtype))
+        return into.copy_(self._plain(index)[start:stop]).mul_(scales.to(into.dtype))
+
+    def _plain(self, index: Index) -> Tensor:
+        return int8_products.plain(self.weight) if self.weight.is_mkldnn else self.weight[index]
+
+    @property
+    def has_kernel(self) -> bool:
+        return not self.is_stack and self.ways.packing.takes(*self.shape, self.dtype)
+
+    def kernel_form(self, index: Index) -> tuple[Tensor, Tensor]:
+        return self.ways.packing.pack(self.weight.data), self.scales[index]
+
+    def multiply_form(self, form: tuple[Tensor, Tensor], rows: Tensor) -> Tensor:
+        return byte_product(rows, *form)
+
+    def prepare(self) -> None:
+        if self.uses_kernel() and not self.weight.is_mkldnn:
+            self.weight = nn.Parameter(self.ways.packing.pack(self.weight.data), requires_grad=False)
 
     def part(self, division: Division) -> "Int8Matrices":
         packed = division.part(self.weight)
@@ -304,10 +345,14 @@ class Nf4Matrices(QuantizedMatrices):
         nf4_products.from_panels(packed, *self.shape)
         return packed, scales.view(-1, self.shape[0]).t().float().reshape(-1)
 
+    def kernel_form(self, index: Index) -> tuple[Tensor, Tensor]:
+        return nf4_products.panels_of(self.weight.data[index], self.scales.data[index], *self.shape)
+
+    def multiply_form(self, form: tuple[Tensor, Tensor], rows: Tensor) -> Tensor:
+        return kernel_product(rows, *form, self.shape[0])
+
     def prepare(self) -> None:
-        """Brings the matrices into the layout of bitsandbytes' product, if that is what was chosen."""
-        choice = self.ways.choice
-        if self.paneled or choice is None or all(way is not _by_kernel for _, way in choice):
+        if self.paneled or not self.uses_kernel():
             return
         rows, columns = self.shape
         for one in self.weight.data.view(-1, rows * columns // 2):
@@ -351,50 +396,3 @@ class Nf4Matrices(QuantizedMatrices):
         return QuantState(
             absmax=scales, shape=torch.Size(shape), dtype=self.dtype, blocksize=BLOCK, quant_type="nf4"
         )
-
-
-def _by_kernel(matrices: QuantizedMatrices, index: Index, rows: Tensor) -> Tensor:
-    return kernel_product(rows, matrices.weight[index], matrices.scales[index], matrices.shape[0])
-
-
-def install_quantized(model: nn.Module, slot: BatchSlot, scratch: products.Scratch) -> None:
-    """Lets the model's quantized matrices on a processor multiply in the fastest way, as `slot` says, all of them in
-    memory that is kept."""
-    large: dict[tuple[object, ...], list[QuantizedMatrices]] = {}
-    for module in model.modules():
-        for matrices in module.children():
-            if not isinstance(matrices, QuantizedMatrices) or matrices.weight.device.type != "cpu":
-                continue
-            matrices.ways = QuantizedWays(slot, scratch, None)
-            rows, columns = matrices.shape
-            if rows * columns >= products.LEAST_WEIGHTS and not getattr(module, "is_transposed", False):
-                kind = (type(matrices), matrices.dtype, matrices.has_kernel)
-                large.setdefault(kind, []).append(matrices)
-    for alike in large.values():
-        timed = products.few_of(alike, lambda matrices: matrices.shape[0] * matrices.shape[1])
-        ways = QuantizedWays(slot, scratch, _fastest(timed))
-        for matrices in alike:
-            matrices.ways = ways
-            matrices.prepare()
-
-
-def _fastest(timed: list[QuantizedMatrices]) -> "products.Choice[QuantizedWay]":
-    ways = timed[0].ways_here()
-    first: list[Index] = [0 if matrices.is_stack else ... for matrices in timed]
-
-    def trial(way: QuantizedWay) -> products.Way:
-        return lambda at, rows: way(timed[at], first[at], rows)
-
-    columns, dtype = [matrices.shape[1] for matrices in timed], timed[0].dtype
-    trials = [trial(way) for way in ways]
-    if not timed[0].has_kernel or timed[0].ways.slot.exact:
-        return products.time_ways(trials, columns, dtype).choose(ways)
-    panels = [
-        nf4_products.panels_of(matrices.weight.data[index], matrices.scales.data[index], *matrices.shape)
-        for matrices, index in zip(timed, first, strict=True)
-    ]
-    trials.append(lambda at, rows: kernel_product(rows, *panels[at], timed[at].shape[0]))
-    timings = products.time_ways(trials, columns, dtype)
-    if timings.pays(len(ways)):
-        return ((1, _by_kernel),)
-    return timings.without(len(ways)).choose(ways)

@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 from circuit_runs import Circuit, Run, engine_with, start_run, start_sharing, step_runs
+from engine_decoding import report_decoding
 from engine_memory import report_memory
 from engine_mixing import report_mixing
 from engine_products import report_products
@@ -174,6 +175,11 @@ def products(bench: Bench, table: Table) -> None:
     report_products(table, bench.in_turns, least_s)
 
 
+def decoding(bench: Bench, table: Table) -> None:
+    """Whole decode steps of a Llama of 1B, one session and eight, in every form."""
+    report_decoding(table, bench.in_turns, least_s)
+
+
 CASES = {
     "overhead": overhead,
     "batches": batches,
@@ -183,6 +189,7 @@ CASES = {
     "memory": memory,
     "quantization": quantization,
     "products": products,
+    "decoding": decoding,
 }
 
 

@@ -20,7 +20,7 @@ from molink.shards.linear import (
     ways_for,
     widened_product,
 )
-from molink.shards.products import Scratch, Timings, onednn_product, time_ways, used_for
+from molink.shards.products import Scratch, Timings, packed_product, time_ways, used_for
 
 TinyModel = Callable[[str], Path]
 
@@ -53,7 +53,7 @@ def test_every_way_gives_the_product_of_torch_up_to_rounding(
     with torch.inference_mode():
         found = [product(states, weight, offset) for product in ways]
         packed = packed_for_onednn(weight)
-        found += [] if packed is None else [onednn_product(states, packed, offset)]
+        found += [] if packed is None else [packed_product(states, packed, offset)]
     for one in found:
         assert one.dtype is dtype
         assert bool(((one.double() - expected).abs() <= rounding).all())

@@ -14,6 +14,7 @@ from torch.nn.functional import linear
 
 from molink.shards import nf4_products, products, quantized_matrices
 from molink.shards.attention import BatchSlot
+from molink.shards.int8_products import LARGEST, BytePacking, byte_product, plain
 from molink.shards.linear import install_products
 from molink.shards.nf4_products import BLOCK, PANEL_ROWS, from_panels, kernel_takes, to_panels, unpack_into
 from molink.shards.products import Scratch, Timings
@@ -93,6 +94,61 @@ def test_in_panels_nf4_is_as_close_to_its_definition_as_is_promised(
             assert apart(linear(inputs, cast("Tensor", matrices[index])), expected[index]) <= NF4_ERROR
 
 
+@pytest.mark.parametrize("rows", [1, 3, 8, 40])
+def test_packed_int8_is_as_close_to_its_definition_as_rounding_its_result(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At a real width, with activations of which few are a hundred times as large as the others, and with rows of
+    zeros. Where this processor has no such product, by the way that it has."""
+    monkeypatch.setattr(products, "LEAST_WEIGHTS", 1)
+    monkeypatch.setattr(Timings, "pays", lambda *_: True)
+    layers = [QuantizedLinear(Int8Matrices.of(drawn(seed, 128, 2048).bfloat16()), None) for seed in range(2)]
+    inputs = drawn(rows, rows, 2048)
+    inputs[:, ::500] *= 100
+    inputs[rows - 1] *= rows == 1
+    inputs = inputs.bfloat16()
+    expected = [inputs.double() @ defined_int8(layer.matrix).t() for layer in layers]
+    install_products(nn.Sequential(*layers), BatchSlot(None, exact=False))
+    for layer, exact in zip(layers, expected, strict=True):
+        assert layer.matrix.weight.is_mkldnn == BytePacking().takes(128, 2048, torch.bfloat16)
+        with torch.inference_mode():
+            assert apart(layer(inputs), exact) < 2e-3
+
+
+def defined_int8(matrix: QuantizedMatrices) -> Tensor:
+    return matrix.weight.double() * matrix.scales.double().unsqueeze(-1)
+
+
+def test_a_row_of_packed_int8_does_not_depend_on_what_it_is_batched_with() -> None:
+    packing = BytePacking()
+    if not packing.takes(128, 256, torch.bfloat16):
+        assert packing.takes(128, 250, torch.bfloat16) is False
+        return
+    matrices = Int8Matrices.of(drawn(8, 128, 256).bfloat16())
+    packed, inputs = packing.pack(matrices.weight.data), drawn(9, 9, 256).bfloat16()
+    inputs[3] *= 1000
+    with torch.inference_mode():
+        together = byte_product(inputs, packed, matrices.scales)
+        for row, result in zip(inputs.split(1), together, strict=True):
+            assert torch.equal(byte_product(row, packed, matrices.scales)[0], result)
+
+
+def test_bytes_that_are_packed_one_after_the_other_come_back_and_multiply_alike() -> None:
+    """The first of a shape is packed by the library, the others here."""
+    packing = BytePacking()
+    if not packing.takes(192, 128, torch.bfloat16):
+        return
+    generator = torch.Generator().manual_seed(10)
+    for _ in range(3):
+        weight = torch.randint(-127, 128, (192, 128), dtype=torch.int8, generator=generator)
+        packed = packing.pack(weight)
+        assert torch.equal(plain(packed), weight)
+        rows = torch.randint(-LARGEST, LARGEST, (2, 128), generator=generator).bfloat16()
+        with torch.inference_mode():
+            found = byte_product(rows, packed, torch.ones(192))
+        assert apart(found, rows.double() @ weight.double().t()) < 2e-3
+
+
 @given(panels=st.integers(1, 3), blocks=st.integers(1, 3), stack=st.integers(1, 2))
 def test_panels_hold_the_same_numbers_and_come_back(panels: int, blocks: int, stack: int) -> None:
     rows, columns = panels * PANEL_ROWS, blocks * BLOCK
@@ -116,7 +172,7 @@ def test_a_matrix_in_panels_can_still_be_unpacked(monkeypatch: pytest.MonkeyPatc
     matrices = Nf4Matrices.of(drawn(3, 64, 128).bfloat16())
     before = matrices.unpacked()
     matrices.ways = quantized_matrices.QuantizedWays(
-        BatchSlot(None, exact=False), Scratch(), ((1, quantized_matrices._by_kernel),)
+        BatchSlot(None, exact=False), Scratch(), ((1, quantized_matrices.by_kernel),), BytePacking()
     )
     matrices.prepare()
     assert matrices.paneled
