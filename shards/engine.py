@@ -139,11 +139,6 @@ class Engine:
         Sessions may step in between."""
         return any(stage.pack_next() for stage in self._stages)
 
-    def pack_next(self) -> bool:
-        """Packs one more matrix of the stages that are held, where that was left for later; whether there was one.
-        Sessions may step in between."""
-        return any(stage.pack_next() for stage in self._stages)
-
     def new_cache(
         self, span: Span, capacity_tokens: int, prefix: Sequence[bytes] = (), *, reserve: bool = True
     ) -> SequenceCache:
@@ -222,37 +217,31 @@ class Engine:
         return self._transfers.to_host(tensors)
 
     def _run(self, span: Span, route: Sequence[View], rows: Sequence[Rows], inputs: Tensor) -> Tensor:
-        positions = self._positions([(row.cache.length, row.count) for row in rows])
-        caches, counts = [row.cache for row in rows], [row.count for row in rows]
-        paged = self._paged.get(span)
-        if paged is None:
-            bitwise = not self._unfinished and route[0].exact
-            return self._through(
-                span, route, rows, (inputs, positions), PackedBatch(caches, counts, bitwise=bitwise)
-            )
-        try:
-            batch = paged.batch(caches, counts, self._transfers.numbers)
-            return self._through(span, route, rows, (inputs, positions), batch)
-        except Exception as error:  # noqa: BLE001 - compilers of kernels raise what they like: the next way needs none
-            result = self._through(span, route, rows, (inputs, positions), PackedBatch(caches, counts))
-            self._paged.attend_apart(span, error)
-            return result
-
-    def _through(
-        self,
-        span: Span,
-        route: Sequence[View],
-        rows: Sequence[Rows],
-        tokens: tuple[Tensor, Tensor],
-        batch: PackedBatch | MixedBatch,
-    ) -> Tensor:
-        """What comes of `tokens`, which are inputs and positions."""
-        inputs, positions = tokens
-        for view in route:
-            inputs = view.run(inputs, positions, batch)
-        result = self._logits(route[-1], rows, inputs) if span.stop == self.spec.layers else inputs[0]
+        tokens = inputs, self._positions([(row.cache.length, row.count) for row in rows])
+        bitwise = not self._unfinished and route[0].exact
+        hidden, batch = self._attended(span, span, tokens, rows, bitwise=bitwise)
+        result = self._logits(route[-1], rows, hidden) if span.stop == self.spec.layers else hidden[0]
         batch.commit()
         return result
+
+    def _attended(
+        self, span: Span, part: Span, tokens: tuple[Tensor, Tensor], rows: Sequence[Rows], *, bitwise: bool
+    ) -> tuple[Tensor, PackedBatch | MixedBatch]:
+        """What comes of `tokens`, which are inputs and positions, behind a part of the rows' span, and the batch that
+        is still to be committed. Rows attend together where kernels for that are at hand, and do not fail."""
+        route, paged, failure = self._route(part), self._paged.get(span), None
+        caches, counts = [row.cache for row in rows], [row.count for row in rows]
+        if paged is not None:
+            try:
+                together = paged.batch(caches, counts, self._transfers.numbers)
+                return _through(route, tokens, together), together
+            except Exception as error:  # noqa: BLE001 - compilers of kernels raise what they like: the next way needs none
+                failure = error
+        batch = PackedBatch(caches, counts, bitwise=bitwise)
+        hidden = _through(route, tokens, batch)
+        if failure is not None:
+            self._paged.attend_apart(span, failure)
+        return hidden, batch
 
     def _replay(
         self, span: Span, rows: Sequence[Rows], ids: Sequence[int], hidden: Tensor | None
@@ -309,18 +298,17 @@ class Engine:
         Where layers keep states, tokens go through all layers at once. Caches grow by tokens that are through all.
         Raises as `step`, and ValueError for a piece that is through; it is then where it was.
         """
-        span, rows = piece.steps[0].span, [step.row for step in piece.steps]
+        counts = zip(piece.steps, piece.tokens, strict=True)
+        span, rows = piece.steps[0].span, [replace(step.row, count=count) for step, count in counts]
         check_rows(span, rows)
         if layers < 1 or piece.layer >= span.stop:
             raise ValueError(f"a piece before layer {piece.layer} of {span} cannot take {layers} layers")
         self._device.enter()
-        caches = [row.cache for row in rows]
-        self.pool.collect({table for cache in caches for table in cache.tables})
-        states = any(layout.states for layout in caches[0].layouts)
+        self.pool.collect({table for row in rows for table in row.cache.tables})
+        states = any(layout.states for layout in rows[0].cache.layouts)
         stop = span.stop if states else min(piece.layer + layers, span.stop)
-        batch, hidden = PackedBatch(caches, piece.tokens, bitwise=False), piece.hidden
-        for view in self._route(Span(piece.layer, stop)):
-            hidden = view.run(hidden, piece.positions, batch)
+        part, tokens = Span(piece.layer, stop), (piece.hidden, piece.positions)
+        hidden, batch = self._attended(span, part, tokens, rows, bitwise=False)
         if stop < span.stop:
             piece.hidden, piece.layer = hidden, stop
             return (), None
@@ -400,3 +388,10 @@ class Engine:
         if len(last) < stop:
             hidden = hidden[:, self._transfers.numbers(last)]
         return tail.logits(hidden)
+
+
+def _through(route: Sequence[View], tokens: tuple[Tensor, Tensor], batch: PackedBatch | MixedBatch) -> Tensor:
+    inputs, positions = tokens
+    for view in route:
+        inputs = view.run(inputs, positions, batch)
+    return inputs

@@ -204,10 +204,6 @@ class RankedEngine:
         """Each rank packs what it loads at once."""
         return False
 
-    def pack_next(self) -> bool:
-        """Each rank packs what it loads at once."""
-        return False
-
     def _drop_caches(self) -> None:
         numbers = []
         while self._dropped:
