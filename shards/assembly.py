@@ -310,12 +310,13 @@ def make_stage(
     slot = BatchSlot(slopes, exact=recipe.exact)
     layers = model.get_submodule(layers_path(model))
     slot.install(layers)
-    if recipe.batching is Batching.PACKED and isinstance(layers, nn.ModuleList):
+    kernels = fused_on(device)
+    if kernels is None and recipe.batching is Batching.PACKED and isinstance(layers, nn.ModuleList):
         owner = model.get_submodule(layers_path(model).rpartition(".")[0])
         fuse_layers(owner, layers, text, slot)
     later = LaterPacking() if recipe.packs_later else None
     install_products(model, slot, recipe.known_products, later)
-    install_fused(model, slot, fused_on(device))
+    install_fused(model, slot, kernels)
     shorten_lookups(layers)
     facts = StageFacts(
         architecture=config.model_type,

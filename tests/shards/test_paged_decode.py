@@ -107,8 +107,10 @@ def test_rows_attend_together_where_steps_cannot_be_recorded(tiny_model: TinyMod
 @pytest.mark.parametrize("sessions", [1, 2, 8])
 def test_a_full_recorded_step_is_equal_bit_for_bit(tiny_model: TinyModel, sessions: int) -> None:
     decoding, _, tapes = decoding_here(sizes=(sessions,))
+    launched, _, _ = decoding_here(sizes=(sessions,), records=False)
     results = []
-    for circuit in (split(tiny_model("llama"), decoding=decoding), split(tiny_model("llama"))):
+    for way in (decoding, launched):
+        circuit = split(tiny_model("llama"), decoding=way)
         runs = [start_run(circuit, text, 12) for text in prompts(sessions)]
         finish(circuit, runs, 12)
         results.append(torch.stack([torch.stack(run.logits[1:]) for run in runs]))
