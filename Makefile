@@ -22,7 +22,8 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@touch $@
 
 # A strict editable install is a tree of links, one for each file: it is made anew when a folder has gained or lost one.
-PACKAGES := $(patsubst %/,%,$(dir $(wildcard */__init__.py */*/__init__.py))) shards/models/tiny-shakespeare simnet/data
+TOPS := public shards dht routing peer client simnet
+PACKAGES := $(patsubst %/__init__.py,%,$(shell find $(TOPS) -name __init__.py)) shards/models/tiny-shakespeare simnet/data
 $(VENV)/.linked: $(VENV)/.installed $(PACKAGES)
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e . --config-settings editable_mode=strict
 	@touch $@
@@ -86,13 +87,13 @@ bench: setup
 	$(BIN)/python tests/bench
 
 bench-link: setup
-	$(BIN)/python tests/bench/link.py
+	$(BIN)/python tests/bench/link
 
 bench-engine: setup
-	$(BIN)/python tests/bench/engine.py
+	$(BIN)/python tests/bench/engine
 
 bench-engine-gpu: setup
-	$(BIN)/python tests/bench/engine_gpu.py
+	$(BIN)/python tests/bench/engine/engine_gpu.py
 
 proto: setup
 	$(BIN)/python tests/generate_protobuf.py --write

@@ -1,5 +1,5 @@
 """`python -m molink.client`: the same as `molink`, for where scripts are not on the path."""
 
-from molink.client.cli import main
+from molink.client.commands.cli import main
 
 main()

@@ -1,5 +1,5 @@
 """`python -m molink.peer`: the same as `molink-peer`, for where scripts are not on the path."""
 
-from molink.peer.cli import main
+from molink.peer.commands.cli import main
 
 main()

@@ -12,8 +12,8 @@ from typing import Self
 
 from filelock import FileLock, Timeout
 
-from molink.dht.bounds import MAX_SEQUENCE
-from molink.dht.configuration import SettingsError, check_address
+from molink.configuration import SettingsError, check_address
+from molink.dht.records.bounds import MAX_SEQUENCE
 
 CONTROL_FILE = "control.json"
 

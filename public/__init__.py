@@ -8,7 +8,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from molink.client.blocking import Swarm
+    from molink.client.api.blocking import Swarm
+    from molink.client.api.generation import Generation, Hop
+    from molink.client.api.swarm import AsyncSwarm
     from molink.client.errors import (
         InvalidRequest,
         ModelNotFound,
@@ -17,20 +19,18 @@ if TYPE_CHECKING:
         SwarmError,
         SwarmUnavailable,
     )
-    from molink.client.generation import Generation, Hop
-    from molink.client.swarm import AsyncSwarm
     from molink.shards.spec import SamplingParams
 
 _HOMES = {
-    "AsyncSwarm": "molink.client.swarm",
-    "Generation": "molink.client.generation",
-    "Hop": "molink.client.generation",
+    "AsyncSwarm": "molink.client.api.swarm",
+    "Generation": "molink.client.api.generation",
+    "Hop": "molink.client.api.generation",
     "InvalidRequest": "molink.client.errors",
     "ModelNotFound": "molink.client.errors",
     "NoCircuit": "molink.client.errors",
     "PeerLost": "molink.client.errors",
     "SamplingParams": "molink.shards.spec",
-    "Swarm": "molink.client.blocking",
+    "Swarm": "molink.client.api.blocking",
     "SwarmError": "molink.client.errors",
     "SwarmUnavailable": "molink.client.errors",
 }

@@ -4,15 +4,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from molink.routing.augmented import plan_augmented
-from molink.routing.balanced import plan_balanced
-from molink.routing.circuit import Circuit
-from molink.routing.greedy import plan_greedy
-from molink.routing.ilp import plan_ilp
-from molink.routing.problem import CircuitProblem
-from molink.routing.random_search import plan_random
-from molink.routing.refined import plan_refined
-from molink.routing.shortfall import unserved
+from molink.routing.baselines.balanced import plan_balanced
+from molink.routing.baselines.greedy import plan_greedy
+from molink.routing.baselines.ilp import plan_ilp
+from molink.routing.baselines.random_search import plan_random
+from molink.routing.problem.circuit import Circuit
+from molink.routing.problem.problem import CircuitProblem
+from molink.routing.problem.shortfall import unserved
+from molink.routing.search.augmented import plan_augmented
+from molink.routing.search.refined import plan_refined
 
 
 @dataclass(frozen=True, slots=True)

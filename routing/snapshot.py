@@ -6,13 +6,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from molink.dht.records import PROTOCOL_VERSION, PeerView
+from molink.dht.records.records import PROTOCOL_VERSION, PeerView
 from molink.routing.arrays import BoolArray, FloatArray
-from molink.routing.cost import CostModel
-from molink.routing.one_way import one_way_ms
-from molink.routing.problem import CircuitProblem
-from molink.routing.reliability import UNSEEN, Observed
-from molink.routing.terms import Demand, PeerCosts, peer_costs, recovery_ms
+from molink.routing.cost.cost import CostModel
+from molink.routing.cost.reliability import UNSEEN, Observed
+from molink.routing.cost.terms import Demand, PeerCosts, peer_costs, recovery_ms
+from molink.routing.latency.latency_matrix import one_way_ms
+from molink.routing.problem.problem import CircuitProblem
 from molink.shards.spec import ModelSpec, Span
 
 

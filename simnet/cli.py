@@ -5,13 +5,13 @@ from collections.abc import Sequence
 
 import typer
 
-from molink.dht.commands import example, run_app
-from molink.simnet.communication import command as communication_command
-from molink.simnet.cost import command as cost_command
-from molink.simnet.emulation import command as emulate_command
-from molink.simnet.redundancy import command as redundancy_command
-from molink.simnet.scheduling import command as schedule_command
-from molink.simnet.serving import command as serve_command
+from molink.commands import example, run_app
+from molink.simnet.emulate import command as emulate_command
+from molink.simnet.papers.communication import command as communication_command
+from molink.simnet.papers.cost import command as cost_command
+from molink.simnet.papers.redundancy import command as redundancy_command
+from molink.simnet.papers.scheduling import command as schedule_command
+from molink.simnet.serve import command as serve_command
 from molink.simnet.swarm import command as swarm_command
 
 app = typer.Typer(

@@ -19,9 +19,12 @@ from pathlib import Path
 
 import torch
 import transformers
-from architecture_table import find, known_architectures
-from exactness import SPLITS, TOLERANCE, WHOLE, shares_prefixes
-from measured_models import (
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from support.models.architecture_table import find, known_architectures
+from support.models.exactness import SPLITS, TOLERANCE, WHOLE, shares_prefixes
+from support.models.measured_models import (
     division_faults,
     in_bfloat16,
     joining_faults,
@@ -32,9 +35,9 @@ from measured_models import (
     tiny_model,
 )
 
-from molink.shards.assembly import TROUBLE
 from molink.shards.errors import WeightsError
-from molink.shards.loader import folder_refusal
+from molink.shards.loading.loader import folder_refusal
+from molink.shards.loading.stage_builder import TROUBLE
 from molink.shards.spec import QUANTIZATIONS
 
 PATH = Path(__file__).resolve().parent.parent / "docs/MODELS.md"
@@ -87,7 +90,7 @@ that join each other, and compares the logits with those of the whole model in t
 
 What a cell says was run on a CPU, all rows on one state of the code. Configurations are the defaults of each class,
 made tiny, with random weights; no real weights were loaded. Some rows have other flags than the defaults, named in
-parentheses. `tests/shards/test_exact_in_every_way.py` runs the same with the rows that are served.
+parentheses. `tests/shards/batching/test_exact_in_every_way.py` runs the same with the rows that are served.
 
 **Exact split** is `yes` where all of this held, on one hop, split in two and split in three. In float32: eight sessions
 of different lengths that join at different steps, prompts in chunks; prompts that begin alike, one after the other and
@@ -127,8 +130,8 @@ Checkpoints in AWQ (4 bits), GPTQ (2, 4, 8 bits) and block-wise fp8 are unpacked
 **Tensor parallel**: *{ranks} ranks* where so many ranks, each with its share of the heads and of every MLP, computed
 the whole model's logits (the same tolerance, as threads of one process, plain weights), and *no* where the
 architecture is refused, mostly because transformers has no plan that divides its attention and MLP. Ranks of quantized
-weights are tried with `llama`, `qwen2` and `mixtral` (`tests/shards/test_quantized_ranks.py`). It was never run on a
-GPU.
+weights are tried with `llama`, `qwen2` and `mixtral` (`tests/shards/model/test_quantized_ranks.py`). It was never run
+on a GPU.
 """
 
 
@@ -247,8 +250,8 @@ def render(rows: Mapping[str, str]) -> str:
         _CONVERTED,
         "These came with code of their own, which is never run. Their tensors get the names of a class of transformers "
         "that computes the same. They were compared with forwards written from their published descriptions "
-        "(`tests/reference_models.py`), not with the original code or weights, which were not at hand. Their own "
-        "tokenizers are code too: such a model needs a `tokenizer.json`.\n",
+        "(`tests/support/models/reference_models.py`), not with the original code or weights, which were not at hand. "
+        "Their own tokenizers are code too: such a model needs a `tokenizer.json`.\n",
         _table(f"Architecture | Computed by | {_MEASURED}", [rows[name] for name in CONVERTED]),
         "## Served\n",
         _table(f"Architecture | Class | {_MEASURED}", served),

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = {"dht": "molink/dht", "peer/protocol": "molink/peer/protocol"}
+PACKAGES = {"dht/records": "molink/dht/records", "peer/wire/protocol": "molink/peer/wire/protocol"}
 """Folder with .proto files: where it is installed, which is what import lines must say."""
 
 

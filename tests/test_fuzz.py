@@ -6,16 +6,18 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from data_plane import SPEC, describe, hop_of
 from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from swarm_examples import facts_of, state_of
+from support.links.data_plane import SPEC, describe, hop_of
+from support.swarms.swarm_examples import facts_of, state_of
 
 from molink.client.errors import InvalidRequest
 from molink.client.gateway.openai import ChatRequest, CompletionRequest
-from molink.dht.announcement import (
+from molink.dht.identity.identity import Identity
+from molink.dht.identity.swarm_key import SwarmKey
+from molink.dht.records.announcement import (
     AnnouncementError,
     known_keys,
     open_facts,
@@ -24,15 +26,13 @@ from molink.dht.announcement import (
     seal_state,
     state_tag,
 )
-from molink.dht.identity import Identity
-from molink.dht.records import Coordinate
-from molink.dht.swarm_key import SwarmKey
-from molink.peer.link.handshake import HandshakeRefused, challenge, check, prove
-from molink.peer.protocol import molink_pb2 as pb
-from molink.peer.protocol.frames import ProtocolError, decode, encode
-from molink.peer.serving.sessions import read_plan
-from molink.shards import catalog, store
-from molink.shards.manifest import canonical_json
+from molink.dht.records.records import Coordinate
+from molink.peer.engine.sessions import read_plan
+from molink.peer.wire.link.handshake import HandshakeRefused, challenge, check, prove
+from molink.peer.wire.protocol import molink_pb2 as pb
+from molink.peer.wire.protocol.frames import ProtocolError, decode, encode
+from molink.shards.checkpoint import catalog, store
+from molink.shards.checkpoint.manifest import canonical_json
 from molink.shards.spec import ModelSpec, SamplingParams, Span
 
 pytestmark = pytest.mark.fuzz

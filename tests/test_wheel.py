@@ -53,7 +53,7 @@ def test_it_holds_every_package_with_its_types(wheel: zipfile.ZipFile) -> None:
         for file in (ROOT / folder).glob("*.py"):
             assert f"{package.replace('.', '/')}/{file.name}" in names
         assert f"{package.replace('.', '/')}/py.typed" in names
-    assert "molink/peer/protocol/molink.proto" in names
+    assert "molink/peer/wire/protocol/molink.proto" in names
 
 
 def test_it_holds_the_bundled_model(wheel: zipfile.ZipFile) -> None:
@@ -87,7 +87,7 @@ def test_it_works_from_anywhere_without_the_repository(wheel: zipfile.ZipFile, t
         "import sys\n"
         f"sys.path.insert(0, {str(tmp_path / 'installed')!r})\n"
         "import molink, molink.routing\n"
-        "from molink.shards import catalog\n"
+        "from molink.shards.checkpoint import catalog\n"
         "print(molink.__file__)\n"
         "print(catalog.resolve('molink/tiny-shakespeare'))\n"
     )

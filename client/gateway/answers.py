@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from molink.client.generation import Generation, Piece, TokenLogprob
+from molink.client.api.generation import Generation, Piece, TokenLogprob
 from molink.shards.spec import ModelSpec
 
 Json = dict[str, Any]

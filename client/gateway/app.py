@@ -11,16 +11,16 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
+from molink.client.api.generation import Generation, Piece
 from molink.client.errors import InvalidRequest, ModelNotFound, SwarmError, SwarmUnavailable
 from molink.client.gateway.answers import Answer, ChatAnswer, CompletionAnswer
-from molink.client.gateway.failures import Failure, failure_of, on_error
-from molink.client.gateway.intake import Intake
+from molink.client.gateway.error_handlers import Failure, failure_of, on_error
 from molink.client.gateway.metrics import CONTENT_TYPE, Metrics
+from molink.client.gateway.middleware import Intake
 from molink.client.gateway.openai import ChatRequest, CompletionRequest, SamplingRequest
 from molink.client.gateway.shares import plain_host, user_of
 from molink.client.gateway.slots import WAITING_S, GatewayBusy, GatewayStopping, Slots
 from molink.client.gateway.streams import Choices, ClientGone, EventStream, until_gone
-from molink.client.generation import Generation, Piece
 from molink.shards.spec import ModelSpec, SamplingParams
 
 COMPLETIONS = "/v1/completions"

@@ -9,9 +9,9 @@ from typing import Annotated, Final
 
 import typer
 
-from molink.client import options
-from molink.dht import commands
-from molink.dht.commands import EXIT_USAGE, CommandFailed, example, run_app, start_logging
+from molink import commands
+from molink.client.commands import options
+from molink.commands import EXIT_USAGE, CommandFailed, example, run_app, start_logging
 
 EXAMPLE_PEER: Final = "/ip4/203.0.113.7/tcp/4001/p2p/12D3KooW..."
 _app = typer.Typer(
@@ -97,9 +97,9 @@ async def _serve(
     max_requests: int,
     hosts: Collection[str],
 ) -> None:
+    from molink.client.api.swarm import AsyncSwarm
     from molink.client.gateway.server import serve_app
-    from molink.client.swarm import AsyncSwarm
-    from molink.client.text_processes import TextProcesses
+    from molink.client.text.text_processes import TextProcesses
 
     peers = initial_peers or None
     async with AsyncSwarm(model, initial_peers=peers, swarm_key=swarm_key, text_work=TextProcesses) as swarm:

@@ -11,7 +11,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from molink.client.gateway.failures import Failure, busy
+from molink.client.gateway.error_handlers import Failure, busy
 from molink.client.gateway.shares import Shares, user_of
 from molink.dht.refusals import RefusalLog
 

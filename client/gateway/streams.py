@@ -10,7 +10,7 @@ from typing import Any, Final, Self, TypeVar
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from molink.client.generation import Piece
+from molink.client.api.generation import Piece
 
 QUEUED_PIECES: Final = 64
 T = TypeVar("T")

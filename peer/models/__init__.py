@@ -1,1 +1,4 @@
-"""Which model a peer serves, and where its description comes from."""
+"""Which model a peer serves, in which numbers, and where it gets it.
+
+Begin with `model.py`; `choosing.py` decides what its owner left open.
+"""

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from molink.dht.records import PeerView, ServedModel
-from molink.peer.profiling.thread_choice import AS_FAST
+from molink.dht.records.records import PeerView, ServedModel
+from molink.peer.device.thread_choice import AS_FAST
 from molink.shards.spec import DTYPE_BYTES, Span, missing_spans
 
 FIRST_MODEL = "molink/tiny-shakespeare"

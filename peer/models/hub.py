@@ -7,18 +7,18 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from molink.dht.records import PeerView
-from molink.peer.memory import format_bytes
-from molink.shards.blob_part import StandIn
-from molink.shards.blobs import BlobStore, StoreFull
-from molink.shards.catalog import ModelNotFound
-from molink.shards.hub import HubClient, HubError, NotGiven
-from molink.shards.hub_checkpoint import HubCheckpoint, read_checkpoint
-from molink.shards.hub_identity import identify, unread_bytes
-from molink.shards.hub_weights import HubWeights
-from molink.shards.manifest import Manifest
+from molink.dht.records.records import PeerView
+from molink.peer.memory.memory import format_bytes
+from molink.shards.checkpoint.catalog import ModelNotFound
+from molink.shards.checkpoint.manifest import Manifest
+from molink.shards.checkpoint.store import StoreError
+from molink.shards.hub.hub import HubClient, HubError, NotGiven
+from molink.shards.hub.hub_checkpoint import HubCheckpoint, read_checkpoint
+from molink.shards.hub.hub_identity import identify, unread_bytes
+from molink.shards.hub.hub_weights import HubWeights
 from molink.shards.spec import Span
-from molink.shards.store import StoreError
+from molink.shards.store.blob_part import StandIn
+from molink.shards.store.blobs import BlobStore, StoreFull
 
 BAR_WIDTH = 20
 

@@ -4,16 +4,16 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
-from molink.dht.dialable import ANYWHERE, Ranges
-from molink.dht.identity import Identity
-from molink.dht.records import PeerView
-from molink.dht.swarm_key import SwarmKey
-from molink.peer.link.link import Link, LinkError
-from molink.peer.link.links import Links
-from molink.peer.protocol import molink_pb2 as pb
-from molink.peer.protocol.frames import Frame, ProtocolError
-from molink.shards.manifest import Manifest
-from molink.shards.safetensors_header import StoreError
+from molink.dht.identity.dialable import ANYWHERE, Ranges
+from molink.dht.identity.identity import Identity
+from molink.dht.identity.swarm_key import SwarmKey
+from molink.dht.records.records import PeerView
+from molink.peer.wire.link.link import Link, LinkError
+from molink.peer.wire.link.links import Links
+from molink.peer.wire.protocol import molink_pb2 as pb
+from molink.peer.wire.protocol.frames import Frame, ProtocolError
+from molink.shards.checkpoint.manifest import Manifest
+from molink.shards.checkpoint.safetensors_header import StoreError
 
 ASKED_PEERS = 5
 """Of those that serve a model; if none of them hands out its manifest, nobody else is asked."""

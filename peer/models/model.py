@@ -11,23 +11,23 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final, TypeVar
 
-from molink.dht.records import PeerView
-from molink.peer.device import processor_name
-from molink.peer.memory import format_bytes
+from molink.dht.records.records import PeerView
+from molink.peer.device.device import processor_name
+from molink.peer.device.thread_choice import share_of_others, stays_the_best
+from molink.peer.device.threads import processor_times
+from molink.peer.memory.memory import format_bytes
 from molink.peer.models.choosing import choose_numbers
 from molink.peer.models.hub import HubAccess, open_hub_model, outline, progress_bar
-from molink.peer.profiling.thread_choice import share_of_others, stays_the_best
-from molink.peer.profiling.threads import processor_times
-from molink.shards import catalog, store
-from molink.shards.blob_part import BlobPart, StandIn
-from molink.shards.blobs import BlobStore
+from molink.shards.checkpoint import catalog, store
 from molink.shards.errors import QuantizationUnavailable, WeightsError
-from molink.shards.hub_weights import HubWeights
-from molink.shards.known_products import KnownProducts
-from molink.shards.loader import load_stage
-from molink.shards.packed_layers import PackedLayers, PackedUnusable
+from molink.shards.hub.hub_weights import HubWeights
+from molink.shards.loading.loader import load_stage
+from molink.shards.matrices.known_products import KnownProducts
+from molink.shards.matrices.packed_layers import PackedLayers, PackedUnusable
+from molink.shards.model.stage import Stage
 from molink.shards.spec import ModelSpec, Span
-from molink.shards.stage import Stage
+from molink.shards.store.blob_part import BlobPart, StandIn
+from molink.shards.store.blobs import BlobStore
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from molink.peer.models.model import LocalModel
 from molink.shards import codec
-from molink.shards.engine import Engine, Rows
+from molink.shards.batching.engine import Engine, Rows
 from molink.shards.spec import ModelSpec, Span
 
 WHOLE_MODEL_BYTES = 1 << 30

@@ -8,8 +8,9 @@ from contextlib import contextmanager
 
 import torch
 
-from molink.dht.records import LayerLatency, PrefillLatency
-from molink.peer.backend import Backend
+from molink.dht.records.records import LayerLatency, PrefillLatency
+from molink.peer.compute.backend import Backend
+from molink.peer.device.threads import use_fastest
 from molink.peer.profiling.profile import (
     FLOOR_MS,
     WARMING,
@@ -19,10 +20,9 @@ from molink.peer.profiling.profile import (
     separated,
     still_warming,
 )
-from molink.peer.profiling.threads import use_fastest
-from molink.routing.cost import PROFILED_CONTEXT_TOKENS
-from molink.shards.engine import Engine, Rows
-from molink.shards.kv_cache import SequenceCache
+from molink.routing.cost.cost import PROFILED_CONTEXT_TOKENS
+from molink.shards.batching.engine import Engine, Rows
+from molink.shards.kv.kv_cache import SequenceCache
 from molink.shards.spec import ModelSpec, Span
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)

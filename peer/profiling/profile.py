@@ -5,8 +5,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from molink.dht.records import LayerLatency, PrefillLatency
-from molink.routing.cost import (
+from molink.dht.records.records import LayerLatency, PrefillLatency
+from molink.routing.cost.cost import (
     CostModel,
     decode_context_ms,
     layer_ms_at,

@@ -1,6 +1,6 @@
 """Profiles as JSON values, in which a peer remembers them."""
 
-from molink.dht.records import LayerLatency, PrefillLatency
+from molink.dht.records.records import LayerLatency, PrefillLatency
 from molink.peer.profiling.profile import FLOOR_MS, PieceLatency, Profile
 
 

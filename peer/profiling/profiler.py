@@ -14,17 +14,17 @@ from pathlib import Path
 
 import torch
 
-from molink.peer.backend import Backend, MeasuredDevice
-from molink.peer.device import describe_device
+from molink.peer.compute.backend import Backend, MeasuredDevice
+from molink.peer.device.device import describe_device
+from molink.peer.device.thread_choice import share_of_others, stays_the_best
+from molink.peer.device.threads import processor_times
 from molink.peer.profiling.layer_bench import MOST_LAYERS, SEVERAL_BYTES, on_bench
 from molink.peer.profiling.profile import FLOOR_MS, Profile
 from molink.peer.profiling.profile_json import from_json, to_json
-from molink.peer.profiling.thread_choice import share_of_others, stays_the_best
-from molink.peer.profiling.threads import processor_times
 from molink.peer.state_dir import read_json, write_json
+from molink.shards.batching.ways import Way
+from molink.shards.checkpoint.verification import StoredPart
 from molink.shards.spec import ModelSpec, Span
-from molink.shards.verification import StoredPart
-from molink.shards.ways import Way
 
 PROFILE_BUDGET_S = 12.0
 """After this long nothing more is begun, and what is missing is extrapolated: slow machines too are ready soon."""

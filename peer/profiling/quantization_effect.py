@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from molink.peer.memory import format_bytes
+from molink.peer.memory.memory import format_bytes
 from molink.peer.models.model import LocalModel
 from molink.peer.profiling.codec_effect import SAMPLES, WHOLE_MODEL_BYTES, relative_rms, samples_for
-from molink.shards.engine import Engine, Rows
+from molink.shards.batching.engine import Engine, Rows
+from molink.shards.checkpoint.store import describe
 from molink.shards.spec import ModelSpec, Span
-from molink.shards.store import describe
 
 
 @dataclass(frozen=True, slots=True)

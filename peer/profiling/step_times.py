@@ -11,7 +11,7 @@ import statistics
 from collections import deque
 from dataclasses import dataclass, replace
 
-from molink.dht.records import LayerLatency, PrefillLatency
+from molink.dht.records.records import LayerLatency, PrefillLatency
 from molink.peer.profiling.profile import Profile, StepWork, at_most_the_next, predicted_ms
 
 WEIGHT = 0.1

@@ -11,20 +11,20 @@ from typing import Any, NoReturn, Self
 import torch
 from torch import Tensor
 
-from molink.peer.backend import StepResult
+from molink.peer.compute.backend import StepResult
 from molink.peer.models.model import LocalModel, Progress
 from molink.peer.ranks.drawn import described_request, outcome_of
 from molink.peer.ranks.messages import MAX_PAYLOAD_BYTES
 from molink.peer.ranks.parts import described, joined, raw_of
 from molink.peer.ranks.processes import LOAD_SILENCE_S, RankRefused, Ranks, RanksLost
-from molink.shards.blob_part import BlobPart, StandIn
+from molink.shards.batching.engine import Rows
+from molink.shards.batching.ways import Way
 from molink.shards.codec import dtype_of
-from molink.shards.engine import Rows
 from molink.shards.errors import WeightsError
-from molink.shards.kv_cache import CacheFull, SequenceCache
-from molink.shards.sampling import SampleRequest
+from molink.shards.kv.kv_cache import CacheFull, SequenceCache
+from molink.shards.sampling.sampling import SampleRequest
 from molink.shards.spec import ModelSpec, SamplingParams, Span
-from molink.shards.ways import Way
+from molink.shards.store.blob_part import BlobPart, StandIn
 
 Ask = Callable[..., list[Any]]
 _GREEDY = SampleRequest(SamplingParams(), 0, 0)

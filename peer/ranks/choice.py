@@ -5,15 +5,15 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Protocol
 
-from molink.dht.configuration import SettingsError
+from molink.configuration import SettingsError
 from molink.peer.models.model import LocalModel
 from molink.peer.profiling.profile import Profile
 from molink.peer.ranks.backend import RankedBackend
-from molink.routing.layout_prediction import Choice, DeviceLink, DeviceRates, choose_layout
-from molink.routing.parallelism import Layout, Lengths
-from molink.shards.loader import folder_refusal
+from molink.routing.parallelism.layout_prediction import Choice, DeviceLink, DeviceRates, choose_layout
+from molink.routing.parallelism.parallelism import Layout, Lengths
+from molink.shards.batching.ways import Way
+from molink.shards.loading.loader import folder_refusal
 from molink.shards.spec import DTYPE_BYTES, ModelSpec, Span
-from molink.shards.ways import Way
 
 REQUEST = Lengths(prefill_tokens=512, decode_tokens=128)
 """What layouts are compared by, unless somebody says otherwise: a question, and an answer of some length."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from molink.shards.sampling import BrokenLogits, Outcome, Sampled, SampleRequest
+from molink.shards.sampling.sampling import BrokenLogits, Outcome, Sampled, SampleRequest
 from molink.shards.spec import SamplingParams
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from molink.shards.blob_part import BlobPart, StandIn
-from molink.shards.kv_cache import SequenceCache
-from molink.shards.safetensors_header import StoredTensor
+from molink.shards.checkpoint.safetensors_header import StoredTensor
+from molink.shards.checkpoint.verification import StoredPart
+from molink.shards.kv.kv_cache import SequenceCache
 from molink.shards.spec import KV_BLOCK_TOKENS
-from molink.shards.verification import StoredPart
+from molink.shards.store.blob_part import BlobPart, StandIn
 
 Bytes = bytes | bytearray | memoryview
 

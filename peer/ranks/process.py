@@ -19,23 +19,23 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from molink.peer.device import cap_gpu_memory
+from molink.peer.device.device import cap_gpu_memory
 from molink.peer.ranks.drawn import described_outcome, request_of
 from molink.peer.ranks.messages import PipeError, read_message, write_message
 from molink.peer.ranks.parts import exported_sizes, part_of, parts_of, raw_of
+from molink.shards.batching.collectives import NotOnAllRanks, RankGroup, RankRecorder
+from molink.shards.batching.decode import Decoding
+from molink.shards.batching.engine import Engine, Rows
+from molink.shards.batching.ways import Way, decoding_in
+from molink.shards.checkpoint.manifest import Manifest
+from molink.shards.checkpoint.store import describe
 from molink.shards.codec import dtype_of
-from molink.shards.collectives import NotOnAllRanks, RankGroup, RankRecorder
-from molink.shards.decode import Decoding
-from molink.shards.engine import Engine, Rows
-from molink.shards.kv_cache import SequenceCache
-from molink.shards.loader import load_stage
-from molink.shards.manifest import Manifest
-from molink.shards.sampling import sample_each
+from molink.shards.kv.kv_cache import SequenceCache
+from molink.shards.loading.loader import load_stage
+from molink.shards.model.stage import Stage
+from molink.shards.model.tensor_parallel import Shard, vocabulary_part
+from molink.shards.sampling.sampling import sample_each
 from molink.shards.spec import Span
-from molink.shards.stage import Stage
-from molink.shards.store import describe
-from molink.shards.tensor_parallel import Shard, vocabulary_part
-from molink.shards.ways import Way, decoding_in
 
 Order = dict[str, Any]
 NO_ORDER = -1

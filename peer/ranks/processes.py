@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Self
 
-from molink.peer.device import processor_count
+from molink.peer.device.device import processor_count
 from molink.peer.ranks.messages import PipeError, read_message, write_message
 
 OPEN_TIMEOUT_S = 180.0

@@ -1,1 +1,4 @@
-"""Pairs of instances that hold the same keys and values. Pure decisions, the simulator's as well."""
+"""Who prefills, who decodes, and who keeps whose keys and values: the redundancy paper's decisions. Pure.
+
+Begin with `roles.py`; peers do not use them yet, simulated ones do.
+"""

@@ -1,1 +1,4 @@
-"""What runs next: batches, micro-batches, chunks and pieces of prompts. Pure decisions, the simulator's as well."""
+"""What steps together, how prompts are cut, and how much may be on its way. Pure decisions.
+
+Begin with `microbatch.py`, the queue of steps; `prefill_chunks.py` and `prefill_slices.py` cut prompts.
+"""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from molink.peer.scheduling.decode_watch import DecodeBatch
 from molink.peer.scheduling.pipeline import PipelineStage
-from molink.peer.transmission.decode_times import (
+from molink.peer.wire.transmission.decode_times import (
     Circuit,
     DecodeProfile,
     FirstBatch,

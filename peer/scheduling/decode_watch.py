@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from molink.peer.leases import LeaseKey
+from molink.peer.memory.leases import LeaseKey
 from molink.peer.scheduling.pipeline import PipelineStage
 
 

@@ -9,7 +9,7 @@ until it is here again.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from molink.peer.leases import LeaseKey
+from molink.peer.memory.leases import LeaseKey
 from molink.peer.scheduling.pipeline import STEP_OVERHEAD_MS, PipelineStage
 
 LATE = 4.0

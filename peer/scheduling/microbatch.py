@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Generic, TypeAlias, TypeVar
 
-from molink.peer.leases import LeaseKey
-from molink.peer.protocol.frames import MAX_FRAME_BYTES, MAX_HEADER_BYTES
+from molink.peer.memory.leases import LeaseKey
+from molink.peer.wire.protocol.frames import MAX_FRAME_BYTES, MAX_HEADER_BYTES
 from molink.shards.spec import MAX_STEP_TOKENS, ModelSpec, Span
 
 MayPrefill: TypeAlias = Callable[[LeaseKey], bool]

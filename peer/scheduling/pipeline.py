@@ -8,8 +8,8 @@ T_d, `link_ms` its Lat, `uplink_mbps` its Band, `sent_bytes` its act_sz, or tok_
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from molink.dht.records import PeerFacts
-from molink.routing.cost import (
+from molink.dht.records.records import PeerFacts
+from molink.routing.cost.cost import (
     CostModel,
     decode_context_ms,
     layer_ms_at,

@@ -12,7 +12,7 @@ window: a session has one step of it on its way, whose token the next one needs.
 
 from collections import deque
 
-from molink.peer.leases import LeaseKey
+from molink.peer.memory.leases import LeaseKey
 
 WINDOW_BYTES = 16 * 1024 * 1024
 """Of rows as the engine has them, whatever they travel as: what a line of 1 Gbps carries in 134 ms. The step that fills

@@ -1,1 +1,4 @@
-"""The data plane of a peer: sessions let in, steps computed, and what they give sent on."""
+"""What arrives on a peer's links and who is let in: admission, neighbours of circuits, layers, files by hash.
+
+Begin with `data_plane.py`, which puts it together; `service.py` says where each frame goes.
+"""

@@ -5,28 +5,28 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from molink.dht.records import PeerFacts
-from molink.peer.backend import Backend
-from molink.peer.leases import LeaseBook, LeaseKey, Refused
-from molink.peer.link.link import Link, LinkError
-from molink.peer.memory import common_spans
-from molink.peer.protocol import molink_pb2 as pb
-from molink.peer.serving.engine_thread import EngineThread
-from molink.peer.serving.layer_loader import LayerLoader
-from molink.peer.serving.neighbours import Neighbours
-from molink.peer.serving.prompts import MOST_WAIT_S
-from molink.peer.serving.sessions import (
+from molink.dht.records.records import PeerFacts
+from molink.peer.compute.backend import Backend
+from molink.peer.engine.engine_thread import EngineThread
+from molink.peer.engine.sessions import (
     HopSession,
     SessionPlan,
     SessionTable,
     read_further_blocks,
     report_failure,
 )
-from molink.peer.serving.stepping import Stepper
-from molink.shards.block_allocator import PoolFull
+from molink.peer.engine.stepping import Stepper
+from molink.peer.memory.leases import LeaseBook, LeaseKey, Refused
+from molink.peer.memory.memory import common_spans
+from molink.peer.scheduling.prompts import MOST_WAIT_S
+from molink.peer.serving.layer_loader import LayerLoader
+from molink.peer.serving.neighbours import Neighbours
+from molink.peer.wire.link.link import Link, LinkError
+from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.shards.errors import WeightsError
-from molink.shards.kv_cache import SequenceCache
-from molink.shards.prefix import names_of_owner
+from molink.shards.kv.block_allocator import PoolFull
+from molink.shards.kv.kv_cache import SequenceCache
+from molink.shards.kv.prefix import names_of_owner
 from molink.shards.spec import ModelSpec
 
 EXPIRY_CHECK_S = 2.0

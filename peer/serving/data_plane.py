@@ -5,33 +5,33 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
 
-from molink.dht.certificate import Certificate
-from molink.dht.dialable import ANYWHERE, Ranges
-from molink.dht.identity import Identity
-from molink.dht.swarm_key import SwarmKey
-from molink.peer.backend import Backend
-from molink.peer.leases import LeaseBook
-from molink.peer.link.acceptor import Acceptor
-from molink.peer.link.line_quality import MeasureLine
-from molink.peer.link.links import Links
-from molink.peer.link.message_memory import MessageMemory, message_limit_bytes
-from molink.peer.metrics import PeerMetrics
+from molink.dht.identity.dialable import ANYWHERE, Ranges
+from molink.dht.identity.identity import Identity
+from molink.dht.identity.swarm_key import SwarmKey
+from molink.peer.compute.backend import Backend
+from molink.peer.engine.engine_thread import EngineThread
+from molink.peer.engine.layered_prefill import Interleaving
+from molink.peer.engine.metrics import PeerMetrics
+from molink.peer.engine.sessions import SessionTable
+from molink.peer.engine.stepping import Stepper
+from molink.peer.memory.leases import LeaseBook
 from molink.peer.profiling.step_times import StepTimes
-from molink.peer.scheduling.circulation import Rule, molink
 from molink.peer.scheduling.decode_forecast import DecodeForecast
+from molink.peer.scheduling.in_flight_rules import Rule, molink
 from molink.peer.scheduling.microbatch import BatchLimits, batch_limits
 from molink.peer.scheduling.prefill_chunks import Cut, chunk_lengths
-from molink.peer.scheduling.prefill_pieces import PieceSizes
+from molink.peer.scheduling.prefill_slices import PieceSizes
 from molink.peer.serving.admission import Admission
-from molink.peer.serving.engine_thread import EngineThread
-from molink.peer.serving.handout import Handout
-from molink.peer.serving.interleaving import Interleaving
+from molink.peer.serving.artifact_server import Handout
 from molink.peer.serving.layer_loader import LayerLoader
 from molink.peer.serving.neighbours import Neighbours, NewestFacts
 from molink.peer.serving.service import PeerService
-from molink.peer.serving.sessions import SessionTable
-from molink.peer.serving.stepping import Stepper
-from molink.shards.engine import Engine
+from molink.peer.wire.link.acceptor import Acceptor
+from molink.peer.wire.link.certificate import Certificate
+from molink.peer.wire.link.links import Links
+from molink.peer.wire.transport.line_quality import MeasureLine
+from molink.peer.wire.transport.message_memory import MessageMemory, message_limit_bytes
+from molink.shards.batching.engine import Engine
 
 
 def _interleaving(backend: Backend, step_times: StepTimes | None, limits: BatchLimits) -> Interleaving | None:
@@ -72,8 +72,8 @@ class Serving:
         """`cut` is how prompts are cut whose head is here; `limits` are those of `batch_limits` if nobody says. With
         `step_times`, prompts are computed so that decode beside them keeps its pace. `is_announced`: whether an
         identity has announced itself to the swarm. Messages may take a part of the peer's `memory_bytes`. Neighbours
-        are dialled in `own_ranges` only (`dht/dialable.py`); `newest_facts` are those that the swarm knows of an
-        identity."""
+        are dialled in `own_ranges` only (`dht/identity/dialable.py`); `newest_facts` are those that the swarm knows of
+        an identity."""
         sessions = SessionTable()
         spec = backend.engine.spec
         limits = limits or batch_limits(spec)

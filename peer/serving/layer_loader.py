@@ -5,10 +5,10 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from molink.peer.backend import Backend
-from molink.peer.leases import LeaseBook
-from molink.peer.memory import common_spans
-from molink.peer.serving.engine_thread import EngineThread
+from molink.peer.compute.backend import Backend
+from molink.peer.engine.engine_thread import EngineThread
+from molink.peer.memory.leases import LeaseBook
+from molink.peer.memory.memory import common_spans
 from molink.shards.errors import WeightsError
 from molink.shards.spec import ModelSpec, Span, missing_spans
 

@@ -9,14 +9,14 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-from molink.dht.dialable import Ranges, host_of, may_dial
-from molink.dht.records import PeerFacts
+from molink.dht.identity.dialable import Ranges, host_of, may_dial
+from molink.dht.records.records import PeerFacts
 from molink.dht.refusals import RefusalLog
-from molink.peer.link.handshake import Remote
-from molink.peer.link.link import LinkError
-from molink.peer.link.links import Links
 from molink.peer.serving.budgets import Budget, Rate, Rates
 from molink.peer.serving.dials import DialBackoff
+from molink.peer.wire.link.handshake import Remote
+from molink.peer.wire.link.link import LinkError
+from molink.peer.wire.link.links import Links
 from molink.shards.address_ranges import range_of
 
 UNREACHED_AFTER_S = 5.0

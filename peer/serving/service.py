@@ -6,16 +6,16 @@ from collections.abc import Callable
 from weakref import WeakKeyDictionary, WeakSet
 
 from molink.dht.refusals import RefusalLog
-from molink.peer.leases import MIN_RETRY_S, LeaseKey
-from molink.peer.link.link import Link
-from molink.peer.link.links import Links
-from molink.peer.protocol import molink_pb2 as pb
-from molink.peer.protocol.frames import Frame, ProtocolError
+from molink.peer.engine.sessions import SessionPlan, SessionTable, read_plan, report_failure
+from molink.peer.engine.stepping import Stepper
+from molink.peer.memory.leases import MIN_RETRY_S, LeaseKey
 from molink.peer.serving.admission import Admission, RequestRefused
+from molink.peer.serving.artifact_server import Handout
 from molink.peer.serving.budgets import Budget, Rate, Rates
-from molink.peer.serving.handout import Handout
-from molink.peer.serving.sessions import SessionPlan, SessionTable, read_plan, report_failure
-from molink.peer.serving.stepping import Stepper
+from molink.peer.wire.link.link import Link
+from molink.peer.wire.link.links import Links
+from molink.peer.wire.protocol import molink_pb2 as pb
+from molink.peer.wire.protocol.frames import Frame, ProtocolError
 from molink.shards.spec import ModelSpec
 
 MAX_WAIT_S = 5.0

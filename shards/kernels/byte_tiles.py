@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from molink.shards.paged_tiles import LEAST_SHARED_BYTES
+from molink.shards.paged_attention.paged_tiles import LEAST_SHARED_BYTES
 
 MOST_ROWS = 64
 """More rows are bound by products, not by the bytes of the matrix: they are left to the card's own library."""

@@ -18,10 +18,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from molink.shards.attention import BatchSlot
-from molink.shards.kernels.by_bytes import ByteProduct, ByteProducts
-from molink.shards.kernels.rotations import install_rotations
-from molink.shards.quantized_matrices import Int8Matrices, QuantizedMatrices
+from molink.shards.attention.attention import BatchSlot
+from molink.shards.attention.rotations import install_rotations
+from molink.shards.matrices.by_bytes import ByteProduct, ByteProducts
+from molink.shards.matrices.quantized_matrices import Int8Matrices, QuantizedMatrices
 
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 """Largest difference from the module's own result, relative to its largest number: two units in the last place."""
@@ -85,7 +85,7 @@ def fused_on(device: torch.device) -> FusedKernels | None:
     try:
         from molink.shards.kernels.triton_bytes import TritonBytes
         from molink.shards.kernels.triton_layers import TritonLayers
-        from molink.shards.paged_triton import shared_bytes_of
+        from molink.shards.paged_attention.paged_triton import shared_bytes_of
 
         processors = torch.cuda.get_device_properties(device).multi_processor_count
         return FusedKernels(TritonLayers(), TritonBytes(processors, shared_bytes_of(device.index or 0)))

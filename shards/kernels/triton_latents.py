@@ -8,9 +8,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from molink.shards.paged import NotPaged, Places
-from molink.shards.paged_tiles import LEAST_QUERIES, latent_tile_for
-from molink.shards.paged_triton import (
+from molink.shards.paged_attention.paged import NotPaged, Places
+from molink.shards.paged_attention.paged_tiles import LEAST_QUERIES, latent_tile_for
+from molink.shards.paged_attention.paged_triton import (
     MERGED_TOGETHER,
     PROGRAMS_PER_PROCESSOR,
     TYPES,

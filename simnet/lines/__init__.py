@@ -1,1 +1,4 @@
-"""Emulated lines: one uplink each, of a rate and a delay, that move real bytes between real sockets."""
+"""Emulated lines on loopback, without root: rate, delay, jitter and queue, in front of real sockets.
+
+Begin with `line.py`, one direction as a pure function; `shaping.py` is the command.
+"""

@@ -1,7 +1,7 @@
 """The thread that moves bytes along emulated lines, in order of time.
 
 One thread, one selector, waits exact to a tenth of a millisecond. Python lets one thread of a process run at a time, so
-what is measured belongs in another process than this thread (`python -m molink.simnet.shaping`).
+what is measured belongs in another process than this thread (`python -m molink.simnet.lines.shaping`).
 """
 
 import contextlib

@@ -1,1 +1,4 @@
-"""Whole swarms in virtual time: thousands of volunteers that come and go, gateways, and the product's own decisions."""
+"""`molink-simnet swarm`: the whole product at scale, with churn.
+
+Begin with `world.py`, the owner of everything; `factory.py` makes it from options or a snapshot.
+"""

@@ -4,19 +4,25 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from molink.client.progress import Progress
-from molink.dht.commands import EXIT_USAGE, CommandFailed, Debug, Json, Verbose, start_logging
-from molink.simnet.matrices import bundled_matrix, read_matrix
-from molink.simnet.model_shapes import ModelShape, shape_named
-from molink.simnet.options import LatencyMatrix, Output, Trace, require_not_negative, require_positive
-from molink.simnet.results import Findings, deliver, output_folder
+from molink.commands import EXIT_USAGE, CommandFailed, Debug, Json, Verbose, start_logging
+from molink.progress import Progress
+from molink.simnet.core.matrices import bundled_matrix, read_matrix
+from molink.simnet.core.traces import TraceRequest, bundled_trace, read_trace
+from molink.simnet.devices.model_shapes import ModelShape, shape_named
+from molink.simnet.presentation.options import (
+    LatencyMatrix,
+    Output,
+    Trace,
+    require_not_negative,
+    require_positive,
+)
+from molink.simnet.presentation.results import Findings, deliver, output_folder
 from molink.simnet.swarm import options
 from molink.simnet.swarm.figures import Series, draw_swarm
+from molink.simnet.swarm.population.snapshot_file import read_snapshot
 from molink.simnet.swarm.report import SwarmRow, swarm_row, swarm_series
 from molink.simnet.swarm.settings import HOUR_S, Churn, SwarmSettings
-from molink.simnet.swarm.snapshot_file import read_snapshot
 from molink.simnet.swarm.table import swarm_table
-from molink.simnet.traces import TraceRequest, bundled_trace, read_trace
 
 if TYPE_CHECKING:
     from molink.simnet.swarm.world import Cast
@@ -53,7 +59,7 @@ def swarm(
     """
     start_logging(verbose=verbose, debug=debug)
     # a client's hosts and channels, which take a second to load
-    from molink.simnet.swarm.casting import drawn_cast
+    from molink.simnet.swarm.factory import drawn_cast
 
     try:
         require_positive("--hours", hours)
@@ -106,7 +112,7 @@ def _what_if(
     requests: tuple[TraceRequest, ...],
 ) -> "dict[str, Cast]":
     """The snapshot's swarm as it is, and, if anything is to change, as it would be."""
-    from molink.simnet.swarm.casting import live_cast
+    from molink.simnet.swarm.factory import live_cast
 
     live = read_snapshot(path, shape)
     casts = {"before": live_cast(settings, live, requests)}

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from molink.simnet.pictures import Picture, from_zero, new_figure, saved
-from molink.simnet.results import write_csv
+from molink.simnet.presentation.pictures import Picture, from_zero, new_figure, saved
+from molink.simnet.presentation.results import write_csv
+from molink.simnet.swarm.members.traffic import BUDGET_KBIT_S, KINDS
 from molink.simnet.swarm.report import SERIES
-from molink.simnet.swarm.traffic import BUDGET_KBIT_S, KINDS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

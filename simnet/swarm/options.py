@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from molink.simnet.model_shapes import MODEL_SHAPES
+from molink.simnet.devices.model_shapes import MODEL_SHAPES
 
 MOST_PEERS = 10_000
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from molink.simnet.swarm.accounts import MINUTE_S, Ended, Outcome
-from molink.simnet.swarm.traffic import BUDGET_KBIT_S, KINDS
+from molink.simnet.swarm.members.accounts import MINUTE_S, Ended, Outcome
+from molink.simnet.swarm.members.traffic import BUDGET_KBIT_S, KINDS
 
 if TYPE_CHECKING:
     from molink.simnet.swarm.world import SwarmWorld

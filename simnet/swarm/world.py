@@ -7,21 +7,21 @@ from dataclasses import dataclass, field
 from numpy.random import Generator, default_rng
 
 from molink.shards.spec import ModelSpec, Span
-from molink.simnet.request_load import Request, arrivals
-from molink.simnet.swarm.accounts import MINUTE_S, Accounts
-from molink.simnet.swarm.announcing import Announcing
-from molink.simnet.swarm.bulletin import Bulletin, Notice
-from molink.simnet.swarm.gateway import Gateway
-from molink.simnet.swarm.lifecycle import Lifecycle
-from molink.simnet.swarm.member import Member, NotConserved
-from molink.simnet.swarm.moving import Moves, Moving
-from molink.simnet.swarm.places import Places
+from molink.simnet.core.request_load import Request, arrivals
+from molink.simnet.core.timeline import Timeline
+from molink.simnet.core.traces import TraceRequest
+from molink.simnet.swarm.members.accounts import MINUTE_S, Accounts
+from molink.simnet.swarm.members.announcing import Announcing
+from molink.simnet.swarm.members.bulletin import Bulletin, Notice
+from molink.simnet.swarm.members.initial_placement import Settling
+from molink.simnet.swarm.members.member import Member, NotConserved
+from molink.simnet.swarm.members.moving import Moves, Moving
+from molink.simnet.swarm.members.traffic import ControlTraffic
+from molink.simnet.swarm.population.places import Places
+from molink.simnet.swarm.population.volunteers import Volunteer
+from molink.simnet.swarm.sessions.gateway import Gateway
+from molink.simnet.swarm.sessions.lifecycle import Lifecycle
 from molink.simnet.swarm.settings import SwarmSettings
-from molink.simnet.swarm.settling import Settling
-from molink.simnet.swarm.traffic import ControlTraffic
-from molink.simnet.swarm.volunteers import Volunteer
-from molink.simnet.traces import TraceRequest
-from molink.simnet.world.timeline import Timeline
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,28 +8,28 @@ from contextlib import AsyncExitStack
 
 import grpc.aio
 import trio
-from connection_attack import careless_tls, grpc_port, silence
-from liars import announced, claim, view_of
-from live_swarms import bundled_folder
-from lying_planes import honest as lying_plane
-from lying_planes import links_held, records_with_addresses, tell
-from memory_attack import LyingLink
-from packet_examples import tampered
-from raw_links import facts_of
-from strangers import proven_link
-from test_being_heard import UNDIALLABLE
-from test_control_plane_floods import Strangers, crowds
-from test_forged_acknowledgements import LIES, forge
-from test_leases_held import flood
-from test_poisoned_batches import poison
-from test_tarpits import SPANS, tarpits
+from attack.control_plane.test_being_heard import UNDIALLABLE
+from attack.control_plane.test_control_plane_floods import Strangers, crowds
+from attack.links.test_forged_acknowledgements import LIES, forge
+from attack.links.test_leases_held import flood
+from attack.links.test_poisoned_batches import poison
+from attack.links.test_tarpits import SPANS, tarpits
+from support.attackers.connection_attack import careless_tls, grpc_port, silence
+from support.attackers.liars import announced, claim, view_of
+from support.attackers.lying_planes import honest as lying_plane
+from support.attackers.lying_planes import links_held, records_with_addresses, tell
+from support.attackers.memory_attack import LyingLink
+from support.attackers.strangers import proven_link
+from support.links.packet_examples import tampered
+from support.links.raw_links import facts_of
+from support.swarms.live_swarms import bundled_folder
 
-from molink.client.local_swarm import LocalSwarm
-from molink.client.swarm import AsyncSwarm
+from molink.client.api.swarm import AsyncSwarm
+from molink.client.local.local_swarm import LocalSwarm
 from molink.dht.errors import BootstrapUnreachable
-from molink.dht.identity import Identity
-from molink.peer.protocol import molink_pb2 as pb
-from molink.shards import store
+from molink.dht.identity.identity import Identity
+from molink.peer.wire.protocol import molink_pb2 as pb
+from molink.shards.checkpoint import store
 
 MOST_AT_ONCE_S = 20.0
 """What one round of an attack takes at most; then it begins again."""

@@ -1,19 +1,13 @@
 """A swarm to be attacked, shared by the tests of this folder: what one attack leaves behind, the next one finds."""
 
-import sys
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
+from support.swarms.forked_peers import ForkedSwarm
+from support.swarms.live_swarms import BUNDLED, References
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "e2e"))
-sys.path.insert(0, str(Path(__file__).parent))
-
-from forked_peers import ForkedSwarm
-from live_swarms import BUNDLED, References
-
-from molink.client.local_swarm import LocalSwarm
-from molink.client.swarm import AsyncSwarm
+from molink.client.api.swarm import AsyncSwarm
+from molink.client.local.local_swarm import LocalSwarm
 
 
 @pytest.fixture(scope="session")

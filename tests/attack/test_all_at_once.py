@@ -5,13 +5,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from all_attacks import Attacks
-from bystander import RECOVERY_S, Bystander, bystander
-from forked_peers import ForkedSwarm
-from live_swarms import BUNDLED, References
+from attack.all_attacks import Attacks
+from support.attackers.bystander import RECOVERY_S, Bystander, bystander
+from support.swarms.forked_peers import ForkedSwarm
+from support.swarms.live_swarms import BUNDLED, References
 
-from molink.client.local_swarm import LocalSwarm
-from molink.client.swarm import AsyncSwarm
+from molink.client.api.swarm import AsyncSwarm
+from molink.client.local.local_swarm import LocalSwarm
 
 pytestmark = [pytest.mark.attack, pytest.mark.anyio]
 

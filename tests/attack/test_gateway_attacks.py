@@ -13,12 +13,12 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from forked_peers import ForkedSwarm
-from live_swarms import BUNDLED, References, bundled_folder
+from support.swarms.forked_peers import ForkedSwarm
+from support.swarms.live_swarms import BUNDLED, References, bundled_folder
 
 from molink.client.gateway.server import ENDS_AFTER_S, STOP_TIMEOUT_S
-from molink.client.local_gateway import LocalGateway
-from molink.client.local_swarm import LocalSwarm
+from molink.client.local.local_gateway import LocalGateway
+from molink.client.local.local_swarm import LocalSwarm
 
 pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
 

@@ -7,16 +7,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from data_plane import DEADLINE_S, asynchronous
-from served_peer import opened, served
-from tiny_models import make_tiny_model
+from support.links.data_plane import DEADLINE_S, asynchronous
+from support.models.tiny_models import make_tiny_model
+from support.swarms.served_peer import opened, served
 
-from molink.peer.protocol import molink_pb2 as pb
 from molink.peer.serving.admission import RequestRefused
-from molink.peer.serving.handout import Handout
-from molink.shards import store
-from molink.shards.model_files import own_file
-from molink.shards.safetensors_header import StoreError
+from molink.peer.serving.artifact_server import Handout
+from molink.peer.wire.protocol import molink_pb2 as pb
+from molink.shards.checkpoint import store
+from molink.shards.checkpoint.model_files import own_file
+from molink.shards.checkpoint.safetensors_header import StoreError
 
 SECRET = b"-----BEGIN OPENSSH PRIVATE KEY-----"
 LINKED = "chat_template.jinja"

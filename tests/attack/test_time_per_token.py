@@ -9,13 +9,13 @@ import statistics
 import time
 
 import pytest
-from all_attacks import Attacks
-from bystander import require_alive
-from honest_user import PROMPT, TOKENS, HonestUser
-from live_swarms import References, bundled_folder
+from attack.all_attacks import Attacks
+from support.attackers.bystander import require_alive
+from support.attackers.honest_user import PROMPT, TOKENS, HonestUser
+from support.swarms.live_swarms import References, bundled_folder
 
-from molink.client.local_swarm import LocalSwarm
-from molink.client.swarm import AsyncSwarm
+from molink.client.api.swarm import AsyncSwarm
+from molink.client.local.local_swarm import LocalSwarm
 
 pytestmark = [pytest.mark.attack, pytest.mark.anyio]
 

@@ -20,12 +20,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
-from tiny_models import load_reference
+from support.models.tiny_models import load_reference
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from molink import AsyncSwarm
-from molink.client.local_swarm import LocalSwarm
-from molink.shards import catalog
+from molink.client.local.local_swarm import LocalSwarm
+from molink.shards.checkpoint import catalog
 
 PROMPT = tuple(range(40, 72))
 TOKENS = 96

@@ -8,22 +8,26 @@ of one of the shortlist, each in a process of its own, since their memory is com
 import argparse
 import multiprocessing
 import resource
+import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 
-from this_machine import processor
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from molink.dht.records import PeerView
+from bench.this_machine import processor
+
+from molink.dht.records.records import PeerView
 from molink.routing import Criteria, Snapshot, Standing, choose_partners, keep_up, preview_join
-from molink.routing.shortlist import KnownPeers, Shortlist, keep_up_among
-from molink.routing.terms import Demand
-from molink.simnet.matrices import bundled_matrix
-from molink.simnet.model_shapes import shape_named
-from molink.simnet.swarm.casting import drawn_cast
-from molink.simnet.swarm.member import Member
+from molink.routing.cost.terms import Demand
+from molink.routing.routes.shortlist import KnownPeers, Shortlist, keep_up_among
+from molink.simnet.core.matrices import bundled_matrix
+from molink.simnet.core.traces import bundled_trace
+from molink.simnet.devices.model_shapes import shape_named
+from molink.simnet.swarm.factory import drawn_cast
+from molink.simnet.swarm.members.initial_placement import Settling
+from molink.simnet.swarm.members.member import Member
 from molink.simnet.swarm.settings import SwarmSettings
-from molink.simnet.swarm.settling import Settling
-from molink.simnet.traces import bundled_trace
 
 TOKENS, PROMPT_TOKENS = 400, 200
 PLANS = 3

@@ -16,11 +16,14 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
-from this_machine import processor
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from bench.this_machine import processor
 
 from molink.routing import ALGORITHMS, CircuitProblem, TimeLimitReached, plan_circuit, solve_compact_ilp
-from molink.simnet.scheduling import testbeds
+from molink.simnet.papers.scheduling import testbeds
 
 SEEDS = 16
 REPEATS = 3

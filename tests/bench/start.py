@@ -18,10 +18,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
-from tables import Table
 
-PEER = "from molink.peer.cli import main; main()"
-CLIENT = "from molink.client.cli import main; main()"
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from bench.tables import Table
+
+PEER = "from molink.peer.commands.cli import main; main()"
+CLIENT = "from molink.client.commands.cli import main; main()"
 PROMPT = "w11 w12 w13 w14"
 START_BAR_S, FIRST_TOKEN_BAR_S, HELP_BAR_S = 2.0, 0.8, 0.5
 LINE_TIMEOUT_S = 300.0

@@ -22,12 +22,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
-from this_machine import processor
+from bench.this_machine import processor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from molink import AsyncSwarm
-from molink.client.local_swarm import LocalSwarm
-from molink.shards import catalog
+from molink.client.local.local_swarm import LocalSwarm
+from molink.shards.checkpoint import catalog
 
 BUNDLED = "molink/tiny-shakespeare"
 SHAPES = {

@@ -4,19 +4,14 @@ Tests and fixtures run on one asyncio loop (anyio's plugin), so that a swarm tha
 """
 
 import asyncio
-import sys
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
+from support.swarms.forked_peers import ForkedSwarm
+from support.swarms.live_swarms import BUNDLED, References
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from forked_peers import ForkedSwarm
-from live_swarms import BUNDLED, References
-
-from molink.client.local_swarm import LocalSwarm
-from molink.client.swarm import AsyncSwarm
+from molink.client.api.swarm import AsyncSwarm
+from molink.client.local.local_swarm import LocalSwarm
 
 
 @pytest.fixture(scope="session")

@@ -2,8 +2,8 @@
 
 Prints a table, writes gpu.json, and exits with 0 only if every case that was asked for holds. It needs Python 3.12 or
 newer (3.11 does), torch 2.11 or newer with Triton, and what the project depends on: installed, or as a folder of wheels
-that tests/gpu/wheels.sh fetches (`--wheels DIR`). `--device cpu` runs every case in a small form, as a test of the
-suite: there the figures of speed are not judged.
+that tests/gpu/wheels/wheels.sh fetches (`--wheels DIR`). `--device cpu` runs every case in a small form, as a test of
+the suite: there the figures of speed are not judged.
 """
 
 import argparse
@@ -19,12 +19,11 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-_HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(_HERE), str(_HERE.parent / "bench")]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from gpu_cases import CASES, chosen, processes_for
-from gpu_machine import CHECKOUT, device_name, environment, link_package, missing_modules, unpack_wheels
-from gpu_run import Machine, Result, run_cases
+from gpu.gpu_cases import CASES, chosen, processes_for
+from gpu.gpu_machine import CHECKOUT, device_name, environment, link_package, missing_modules, unpack_wheels
+from gpu.gpu_run import Machine, Result, run_cases
 
 SUITE_BUDGET_S = 480.0
 _USAGE = 2
@@ -96,7 +95,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these cases alone; see --list")
     parser.add_argument("--list", action="store_true", help="the cases, one a line, and run nothing")
     parser.add_argument("--device", default="cuda:0", help="cuda:0 (the default), cuda:N, or cpu")
-    parser.add_argument("--wheels", type=_folder, help="packages to use, made by tests/gpu/wheels.sh DIR")
+    parser.add_argument(
+        "--wheels", type=_folder, help="packages to use, made by tests/gpu/wheels/wheels.sh DIR"
+    )
     parser.add_argument(
         "--json", type=Path, default=Path("gpu.json"), help="where every figure goes (gpu.json)"
     )
@@ -109,7 +110,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 def _folder(text: str) -> Path:
     path = Path(text)
     if not path.is_dir():
-        raise argparse.ArgumentTypeError(f"{text} is no folder: make it with tests/gpu/wheels.sh {text}")
+        raise argparse.ArgumentTypeError(
+            f"{text} is no folder: make it with tests/gpu/wheels/wheels.sh {text}"
+        )
     return path
 
 

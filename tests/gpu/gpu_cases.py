@@ -36,7 +36,7 @@ CASES = (
     Case(
         "kernels",
         "attention, norms, gates, rotations and products with bytes are those of float64",
-        "gpu_kernels:kernels",
+        "gpu.cases.gpu_kernels:kernels",
         150,
         alone=False,
         needs=(),
@@ -45,7 +45,7 @@ CASES = (
     Case(
         "tests",
         "the tests of paged steps, prefixes, windows, swapping, pressure and pieces pass on the device",
-        "gpu_tests:existing_tests",
+        "gpu.cases.gpu_tests:existing_tests",
         200,
         alone=False,
         needs=(*LOADER, "pytest", "pytest_timeout", "hypothesis"),
@@ -53,7 +53,7 @@ CASES = (
     Case(
         "recorded",
         "recorded steps are unrecorded ones bit for bit",
-        "gpu_recording:recorded",
+        "gpu.cases.gpu_recording:recorded",
         90,
         alone=False,
         needs=LOADER,
@@ -61,7 +61,7 @@ CASES = (
     Case(
         "failing-capture",
         "a capture that fails leaves right steps and flat memory",
-        "gpu_recording:failing_capture",
+        "gpu.cases.gpu_recording:failing_capture",
         90,
         alone=False,
         needs=LOADER,
@@ -69,7 +69,7 @@ CASES = (
     Case(
         "architectures",
         "every kind of docs/MODELS.md is exact in three batchings, float32 and bfloat16",
-        "gpu_models:architectures",
+        "gpu.cases.gpu_models:architectures",
         240,
         alone=False,
         needs=LOADER,
@@ -78,7 +78,7 @@ CASES = (
     Case(
         "quantized",
         "int8 and nf4, dense and experts, are what they are on a processor",
-        "gpu_models:quantized",
+        "gpu.cases.gpu_models:quantized",
         120,
         alone=False,
         needs=QUANTIZER,
@@ -86,7 +86,7 @@ CASES = (
     Case(
         "full-pool",
         "64 sessions in a full pool for two minutes, never out of memory",
-        "gpu_pool:full_pool",
+        "gpu.cases.gpu_pool:full_pool",
         180,
         alone=False,
         needs=LOADER,
@@ -94,7 +94,7 @@ CASES = (
     Case(
         "peers",
         "two real peers on one device generate transformers' tokens",
-        "gpu_peers:two_peers",
+        "gpu.cases.gpu_peers:two_peers",
         120,
         alone=False,
         needs=NETWORK,
@@ -102,7 +102,7 @@ CASES = (
     Case(
         "ranks",
         "a peer on two cards generates transformers' tokens, its steps and their sums recorded",
-        "gpu_ranks:two_cards",
+        "gpu.cases.gpu_ranks:two_cards",
         120,
         alone=False,
         needs=NETWORK,
@@ -111,7 +111,7 @@ CASES = (
     Case(
         "profile",
         "the profile predicts a step of the whole model",
-        "gpu_profile:prediction",
+        "gpu.cases.gpu_profile:prediction",
         90,
         alone=True,
         needs=LOADER,
@@ -119,7 +119,7 @@ CASES = (
     Case(
         "decode",
         "one session near the memory's floor, 64 well above it, rows together as apart",
-        "gpu_speed:decode",
+        "gpu.cases.gpu_speed:decode",
         90,
         alone=True,
         speed=True,
@@ -127,7 +127,7 @@ CASES = (
     Case(
         "kernel-speed",
         "each kernel beside the operations that it stands for",
-        "gpu_kernels:kernel_speed",
+        "gpu.cases.gpu_kernels:kernel_speed",
         60,
         alone=True,
         needs=(),
@@ -136,18 +136,18 @@ CASES = (
     Case(
         "prefill",
         "a long prompt near the card's own rate",
-        "gpu_speed:prefill",
+        "gpu.cases.gpu_speed:prefill",
         60,
         alone=True,
         speed=True,
     ),
     Case(
-        "sampling", "64 rows with top_p drawn at once", "gpu_speed:sampling", 45, alone=True, speed=True
+        "sampling", "64 rows with top_p drawn at once", "gpu.cases.gpu_speed:sampling", 45, alone=True, speed=True
     ),
     Case(
         "int8",
         "8-bit weights are multiplied as they are kept",
-        "gpu_speed:int8",
+        "gpu.cases.gpu_speed:int8",
         60,
         alone=True,
         needs=LOADER,
@@ -156,7 +156,7 @@ CASES = (
     Case(
         "hop",
         "a middle hop's clock is the device's, and its event loop never waits for it",
-        "gpu_hop:middle_hop",
+        "gpu.cases.gpu_hop:middle_hop",
         90,
         alone=True,
         needs=NETWORK,

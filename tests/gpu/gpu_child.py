@@ -3,14 +3,18 @@
 import argparse
 import importlib
 import json
+import sys
 import tempfile
 import traceback
 from pathlib import Path
 
 import torch
-from gpu_cases import Case, chosen
-from gpu_findings import CannotRun, Context, Findings
-from gpu_machine import missing_modules
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from gpu.gpu_cases import Case, chosen
+from gpu.gpu_findings import CannotRun, Context, Findings
+from gpu.gpu_machine import missing_modules
 
 HOPPER = ("H100", "H200")
 """In the names of the cards that the bars of speed are for."""
@@ -30,7 +34,9 @@ def outcome(name: str, context: Context) -> dict[str, object]:
     told: dict[str, object] = {"rows": findings.rows}
     missing = missing_modules(case.needs)
     if missing:
-        told["not_run"] = f"{', '.join(missing)} cannot be imported; give --wheels DIR (tests/gpu/wheels.sh)"
+        told["not_run"] = (
+            f"{', '.join(missing)} cannot be imported; give --wheels DIR (tests/gpu/wheels/wheels.sh)"
+        )
         return told
     module, _, function = case.function.partition(":")
     try:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from tables import Table
+from bench.tables import Table
 
 
 class CannotRun(Exception):

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-_OWN_FOLDERS = tuple(CHECKOUT / "tests" / name for name in ("gpu", "bench", ".", "e2e"))
+_TESTS = CHECKOUT / "tests"
 
 
 def unpack_wheels(wheels: Path, target: Path) -> tuple[str, ...]:
@@ -24,7 +24,7 @@ def unpack_wheels(wheels: Path, target: Path) -> tuple[str, ...]:
     """
     found = sorted([*wheels.glob("*.whl"), *wheels.glob("*.whl.xz")])
     if not found:
-        raise ValueError(f"{wheels} holds no wheels: fill it with tests/gpu/wheels.sh {wheels}")
+        raise ValueError(f"{wheels} holds no wheels: fill it with tests/gpu/wheels/wheels.sh {wheels}")
     for wheel in found:
         try:
             raw = wheel.read_bytes()
@@ -42,7 +42,7 @@ def link_package(target: Path) -> None:
     package = target / "molink"
     package.mkdir()
     own = (CHECKOUT / "public" / "__init__.py").read_text(encoding="utf-8")
-    start = own + f"\n__path__.append({str(CHECKOUT)!r})\n"
+    start = own + f"\n__path__ += [{str(CHECKOUT)!r}, {str(CHECKOUT / 'public')!r}]\n"
     (package / "__init__.py").write_text(start, encoding="utf-8")
     version = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
     metadata = target / f"molink-{version}.dist-info"
@@ -54,7 +54,7 @@ def environment(
     device: str, prepared: Path, inherited: Mapping[str, str], *, interpret: bool = False
 ) -> dict[str, str]:
     """Of every process that the suite starts: it finds what was prepared before what is installed."""
-    folders = [str(prepared), *map(str, _OWN_FOLDERS), *filter(None, [inherited.get("PYTHONPATH")])]
+    folders = [str(prepared), str(_TESTS), *filter(None, [inherited.get("PYTHONPATH")])]
     fixed = {
         "PYTHONPATH": os.pathsep.join(folders),
         "MOLINK_TEST_DEVICE": device,

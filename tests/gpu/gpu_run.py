@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gpu_cases import Case
+from gpu.gpu_cases import Case
 
 _LAST_LINES = 12
 _ENDING_S = 5.0
@@ -112,7 +112,7 @@ async def _run_part(machine: Machine, part: _Part, places: asyncio.Semaphore) ->
         part.began_s = time.monotonic()
         budget_s = min(part.case.budget_s, machine.deadline_s - time.monotonic())
         arguments = (
-            sys.executable, "-m", "gpu_child", part.case.name, "--device", machine.device,
+            sys.executable, "-m", "gpu.gpu_child", part.case.name, "--device", machine.device,
             "--budget-s", str(budget_s), "--part", str(part.index), "--parts", str(part.count), "--out", str(out),
         )  # fmt: skip
         with log.open("wb") as written:

@@ -35,7 +35,7 @@ def test_planning_runs_where_torch_grpc_libp2p_and_asyncio_are_barred() -> None:
 
 
 def test_no_source_file_reads_a_clock_draws_numbers_or_talks_to_anyone() -> None:
-    files = sorted(Path(molink.routing.__file__).resolve().parent.glob("*.py"))
+    files = sorted(Path(molink.routing.__file__).resolve().parent.rglob("*.py"))
     assert len(files) > 5
     for file in files:
         tree = ast.parse(file.read_text(encoding="utf-8"))

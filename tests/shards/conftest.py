@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hub_models import HubSide, hub_side
-from stored_models import write_llama
-from tiny_models import make_tiny_model
+from support.models.hub_models import HubSide, hub_side
+from support.models.stored_models import write_llama
+from support.models.tiny_models import make_tiny_model
 
 
 @pytest.fixture(scope="session")

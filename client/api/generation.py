@@ -1,0 +1,105 @@
+"""What a generation gives back, as values."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from molink.routing.cost.terms import Term
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """Layers [start, stop) on a peer."""
+
+    peer_id: str
+    start: int
+    stop: int
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CircuitReport:
+    """The circuit that served a generation, the last one if there were several."""
+
+    hops: tuple[Hop, ...]
+    predicted_tpot_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token with its log-probability, and those of the most likely tokens at its place."""
+
+    token: str
+    token_id: int
+    logprob: float
+    top: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One finished generation."""
+
+    text: str
+    """The new text only, without a stop string."""
+    token_ids: tuple[int, ...]
+    """The new tokens only, a stop token included."""
+    prompt_tokens: int
+    finish_reason: FinishReason
+    ttft_s: float
+    """Seconds from the call to the first token, forming a circuit included."""
+    tpot_s: float
+    """Mean seconds from one token to the next; 0 if there is only one."""
+    circuit: CircuitReport
+    epochs: int = 1
+    """Circuits that it took: 1, and one more for each failover."""
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a generation as it streams. The last one has `finish_reason` and `generation`."""
+
+    text: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish_reason: FinishReason | None = None
+    generation: Generation | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HopTimes:
+    """One hop, predicted and measured; medians over the decode steps, in milliseconds."""
+
+    hop: Hop
+    predicted_compute_ms: float
+    measured_compute_ms: float
+    measured_queue_ms: float
+    predicted_link_ms: float
+    """One way to the next hop."""
+    measured_link_ms: float
+    """Half the round trip that the link's own pings measure."""
+    terms: tuple[Term, ...] = ()
+    """What the router charged for this hop, in milliseconds per token; the predicted times are among them."""
+    assumed: tuple[str, ...] = ()
+    """What it had to assume, for nobody has measured it."""
+    measured: tuple[str, ...] = ()
+    """What is otherwise assumed and was measured here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Where the time of a token goes."""
+
+    generation: Generation
+    hops: tuple[HopTimes, ...] = field(default=())
+    predicted_tpot_ms: float = 0.0
+    measured_tpot_ms: float = 0.0
+    predicted_ttft_ms: float = 0.0
+    measured_ttft_ms: float = 0.0
+    """From the start of the ready circuit to the first token: without the time that the circuit took to form."""
+
+    @property
+    def objective_ms(self) -> float:
+        """What the circuit was charged in all, per token: the least among those that the router found."""
+        return sum(term.ms for times in self.hops for term in times.terms)

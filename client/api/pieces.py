@@ -1,0 +1,98 @@
+"""From the tokens of a session to text: pieces as they become certain, and the whole at the end."""
+
+import time
+from collections.abc import AsyncGenerator
+
+from molink.client.api.generation import CircuitReport, FinishReason, Generation, Hop, Piece, TokenLogprob
+from molink.client.circuit.session import ClientSession, SessionLog
+from molink.peer.wire.protocol import molink_pb2 as pb
+from molink.shards.spec import SamplingParams
+from molink.shards.text.text_stream import StopMatcher, TextStream
+from molink.shards.text.tokenizer import Tokenizer
+
+
+class Assembly:
+    """One generation's text as it grows."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, params: SamplingParams, prompt_tokens: int, started_s: float
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._text = TextStream(tokenizer)
+        self._stops = StopMatcher(params.stop)
+        self._prompt_tokens = prompt_tokens
+        self._started_s = started_s
+        self._times_s: list[float] = []
+        self._out: list[str] = []
+        self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
+
+    def push(self, token: pb.Token, now_s: float) -> Piece:
+        """The piece that the token adds. Its `finish_reason` is set if the generation ends here."""
+        self._times_s.append(now_s)
+        self._token_ids.append(token.token_id)
+        text = self._stops.push(self._text.push(token.token_id))
+        logprobs = self._logprob(token)
+        self._logprobs.extend(logprobs)
+        ended = token.finish != pb.NOT_FINISHED
+        if ended and self._stops.matched is None:
+            text += self._stops.push(self._text.finish())
+            text += self._stops.finish()
+        self._out.append(text)
+        return Piece(text, (token.token_id,), logprobs, self._finish_reason(token))
+
+    def generation(self, last: Piece, log: SessionLog) -> Generation:
+        """The whole, after the last piece."""
+        first_s, last_s = self._times_s[0], self._times_s[-1]
+        return Generation(
+            text="".join(self._out),
+            token_ids=tuple(self._token_ids),
+            prompt_tokens=self._prompt_tokens,
+            finish_reason=last.finish_reason or "length",
+            ttft_s=first_s - self._started_s,
+            tpot_s=(last_s - first_s) / (len(self._times_s) - 1) if len(self._times_s) > 1 else 0.0,
+            circuit=circuit_report(log),
+            epochs=log.epochs,
+            logprobs=tuple(self._logprobs),
+        )
+
+    def _finish_reason(self, token: pb.Token) -> FinishReason | None:
+        if self._stops.matched is not None or token.finish == pb.STOP:
+            return "stop"
+        return "length" if token.finish == pb.LENGTH else None
+
+    def _logprob(self, token: pb.Token) -> tuple[TokenLogprob, ...]:
+        if not token.HasField("logprob"):
+            return ()
+        top = tuple((self._tokenizer.token_text(one.token_id), one.logprob) for one in token.top)
+        return (TokenLogprob(self._tokenizer.token_text(token.token_id), token.token_id, token.logprob, top),)
+
+
+async def assemble(
+    session: ClientSession, tokenizer: Tokenizer, params: SamplingParams, prompt_tokens: int, timeout_s: float
+) -> AsyncGenerator[Piece, None]:
+    """The session's pieces; the last one carries the whole generation."""
+    assembly = Assembly(tokenizer, params, prompt_tokens, time.perf_counter())
+    tokens = session.tokens(timeout_s)
+    try:
+        async for token in tokens:
+            piece = assembly.push(token, time.perf_counter())
+            if piece.finish_reason is None:
+                yield piece
+                continue
+            whole = assembly.generation(piece, session.log)
+            yield Piece(piece.text, piece.token_ids, piece.logprobs, piece.finish_reason, whole)
+            return
+    finally:
+        await tokens.aclose()
+
+
+def circuit_report(log: SessionLog) -> CircuitReport:
+    """The last circuit of a session."""
+    route = log.route
+    if route is None:
+        return CircuitReport((), 0.0)
+    hops = tuple(
+        Hop(hop.peer_id, hop.span.start, hop.span.stop, log.names.get(hop.peer_id, "")) for hop in route.hops
+    )
+    return CircuitReport(hops, route.tpot_ms)

@@ -1,0 +1,208 @@
+"""A client's connection to a swarm: the verified view of it, links to peers, and who gets which frame.
+
+The view is pulled from peers now and then, and at once when one of the connections over which it came is gone: that is
+how a client hears a goodbye. If then nobody answers at all, who is in it is gone as well, except whom this client has a
+link to.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
+from types import TracebackType
+from typing import Protocol, Self
+
+from molink.client.circuit.scouting import Scouts
+from molink.client.errors import SwarmUnavailable
+from molink.dht.host.bridge import ThreadStoppedError
+from molink.dht.host.host import peer_id_in
+from molink.dht.identity.dialable import ANYWHERE, Ranges, swarm_ranges
+from molink.dht.identity.identity import Identity
+from molink.dht.identity.swarm_key import SwarmKey
+from molink.dht.node.discovery import BootstrapUnreachable, Discovery
+from molink.dht.records.records import PeerView
+from molink.peer.wire.link.link import Link
+from molink.peer.wire.link.links import Links
+from molink.peer.wire.protocol import molink_pb2 as pb
+from molink.peer.wire.protocol.frames import Frame, ProtocolError
+
+REFRESH_EVERY_S = 10.0
+LOOK_EVERY_S = 1.0
+"""Between looks at whether a connection of the control plane is gone."""
+FIRST_REFRESH_S = 3.0
+"""What a second opinion may take while a client opens: the view is there already, from the first peer that answered."""
+
+
+class FrameSink(Protocol):
+    """A session that frames are for. It knows which peers may send it what, and ignores the others: a peer of a
+    circuit that the session has left may be late without being at fault."""
+
+    def on_tokens(self, sender: str, token: pb.Token) -> None: ...
+
+    def on_failed(self, sender: str, failed: pb.Failed) -> None: ...
+
+    def on_link_closed(self, peer_id: str, reason: str) -> None: ...
+
+
+class SwarmView(Protocol):
+    """Who is in the swarm, as Discovery finds out. Open between `__aenter__` and `__aexit__`."""
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def snapshot(self, model_hash: str | None = None) -> tuple[PeerView, ...]: ...
+
+    async def refresh(self) -> None: ...
+
+    async def changed(self, timeout_s: float) -> bool: ...
+
+    async def connections(self) -> int: ...
+
+
+class Connection:
+    """Open between `__aenter__` and `__aexit__`. It is also the LinkHandler of its links."""
+
+    def __init__(
+        self,
+        initial_peers: Sequence[str],
+        swarm_key: SwarmKey | None,
+        http_proxy: str | None = None,
+        *,
+        view: SwarmView | None = None,
+    ) -> None:
+        """`view` takes the place of what is found out from `initial_peers`."""
+        identity = Identity.generate()
+        self.links = Links(
+            identity,
+            self,
+            swarm_key,
+            is_client=True,
+            http_proxy=http_proxy,
+        )
+        self.scouts = Scouts(self.links)
+        self._initial_peers = tuple(initial_peers)
+        self.initial_peer_ids = frozenset(map(peer_id_in, initial_peers))
+        """Those whom the user named."""
+        self._discovery: SwarmView = (
+            view
+            if view is not None
+            else Discovery(identity, initial_peers=initial_peers, swarm_key=swarm_key, serves=False)
+        )
+        self._sinks: dict[bytes, FrameSink] = {}
+        self._stack = AsyncExitStack()
+        self._refreshing: asyncio.Task[None] | None = None
+        self._refresh_wanted = asyncio.Event()
+        self._refreshed = asyncio.Event()
+        self._unanswered = False
+        """Whether at the last pull nobody answered."""
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            try:
+                await stack.enter_async_context(self._discovery)
+            except BootstrapUnreachable as error:
+                raise SwarmUnavailable(str(error)) from error
+            await stack.enter_async_context(self.links)
+            await stack.enter_async_context(self.scouts)
+            self.links.dial_in(await self._swarm_ranges())
+            stack.push_async_callback(self._stop_refreshing)
+            self._refresh_wanted.set()
+            self._refreshing = asyncio.create_task(self._keep_fresh(), name="refresh the view")
+            with suppress(TimeoutError):
+                async with asyncio.timeout(FIRST_REFRESH_S):
+                    await self._refreshed.wait()
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stack.aclose()
+
+    async def _stop_refreshing(self) -> None:
+        if self._refreshing is not None:
+            self._refreshing.cancel()
+            await asyncio.gather(self._refreshing, return_exceptions=True)
+
+    def snapshot(self, model_hash: str | None = None) -> tuple[PeerView, ...]:
+        """The peers that are verified and alive now."""
+        views = self._discovery.snapshot(model_hash)
+        if self._unanswered:
+            return tuple(view for view in views if self.links.find(view.peer_id) is not None)
+        return views
+
+    def measured_rtt_ms(self) -> Mapping[tuple[str, str], float]:
+        """Round trips between peers that this client has measured itself: none, it is on no hop's path."""
+        return {}
+
+    async def refresh_soon(self, wait_s: float) -> None:
+        """Pulls the peers' tables now, and waits `wait_s` at most for the view to change."""
+        self.refresh_now()
+        await self._discovery.changed(wait_s)
+
+    def refresh_now(self) -> None:
+        """Pulls the peers' tables, while the caller does something else."""
+        self._refresh_wanted.set()
+
+    def register(self, session: bytes, sink: FrameSink) -> None:
+        self._sinks[session] = sink
+
+    def unregister(self, session: bytes) -> None:
+        self._sinks.pop(session, None)
+
+    def on_frame(self, link: Link, frame: Frame) -> None:
+        header = frame.header
+        if isinstance(header, pb.Tokens):
+            for token in header.tokens:
+                sink = self._sinks.get(token.session)
+                if sink is not None:
+                    sink.on_tokens(link.peer_id, token)
+        elif isinstance(header, pb.Failed):
+            sink = self._sinks.get(header.session)
+            if sink is not None:
+                sink.on_failed(link.peer_id, header)
+        else:
+            raise ProtocolError(f"{link.peer_id} sent a client a {type(header).__name__}")
+
+    async def on_request(self, _: Link, __: pb.Request) -> tuple[pb.Response, bytes]:
+        return pb.Response(refusal=pb.Refusal(code="request", detail="a client answers no requests")), b""
+
+    def on_closed(self, link: Link, reason: str) -> None:
+        for sink in tuple(self._sinks.values()):
+            sink.on_link_closed(link.peer_id, reason)
+
+    async def _swarm_ranges(self) -> Ranges:
+        """Where the swarm is: where the user said that it is, and where the peers are that he named."""
+        if not self._initial_peers:
+            return ANYWHERE
+        named = [view.facts for view in self.snapshot() if view.peer_id in self.initial_peer_ids]
+        announced = [address for facts in named for address in facts.grpc_addresses]
+        return await swarm_ranges((*self._initial_peers, *announced))
+
+    async def _keep_fresh(self) -> None:
+        while True:
+            try:
+                await self._until_refresh_is_due()
+                self._refresh_wanted.clear()
+                await self._discovery.refresh()
+                self._unanswered = False
+            except BootstrapUnreachable:
+                self._unanswered = True  # until somebody answers the next time
+            except (TimeoutError, ThreadStoppedError):
+                await asyncio.sleep(LOOK_EVERY_S)  # whom it asked may only be slow
+            self._refreshed.set()
+
+    async def _until_refresh_is_due(self) -> None:
+        """Until it is wanted, was long ago, or a connection over which the view came is gone."""
+        clock = asyncio.get_running_loop().time
+        due_s, connections = clock() + REFRESH_EVERY_S, 0
+        while clock() < due_s and not self._refresh_wanted.is_set():
+            open_now = await self._discovery.connections()
+            if open_now < connections:
+                return
+            connections = open_now
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_EVERY_S):
+                    await self._refresh_wanted.wait()

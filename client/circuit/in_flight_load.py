@@ -1,0 +1,69 @@
+"""What a client's own sessions add to the loads that peers have announced. Pure.
+
+A peer of a small swarm says every few seconds how many sessions it has, one of ten thousand every ten minutes, and a
+client of that swarm copies the tables less often still. What it has asked of peers since then it knows without them:
+otherwise it puts one session after another on the circuit that was the best when it last looked.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from molink.dht.records.records import PeerView
+
+FORGOTTEN_S = 3600.0
+"""A session that ended so long ago is forgotten, though its peer has not spoken since."""
+SessionKey = tuple[bytes, int]
+"""A session, and its epoch."""
+
+
+@dataclass(slots=True)
+class _Stay:
+    """One session on one peer. Times are those of the caller's clock."""
+
+    since_s: float
+    until_s: float = math.inf
+
+
+@dataclass(slots=True)
+class OwnSessions:
+    """On which peers the client's sessions are and were, as far as announcements may not have told it yet."""
+
+    _stays: dict[str, dict[SessionKey, _Stay]] = field(default_factory=dict)
+    """By peer id."""
+
+    def begin(self, key: SessionKey, peer_ids: Iterable[str], now_s: float) -> None:
+        """The peers are asked for a lease each."""
+        for peer_id in peer_ids:
+            self._stays.setdefault(peer_id, {}).setdefault(key, _Stay(now_s))
+
+    def end(self, key: SessionKey, peer_ids: Iterable[str], now_s: float) -> None:
+        """The leases are given back, or were not granted. No error if they have been before."""
+        for peer_id in peer_ids:
+            stay = self._stays.get(peer_id, {}).get(key)
+            if stay is not None:
+                stay.until_s = min(stay.until_s, now_s)
+
+    def added(self, views: Sequence[PeerView], now_s: float) -> tuple[PeerView, ...]:
+        """The views, with the sessions that began after they were announced, and without those that ended since."""
+        self._forget({view.peer_id: now_s - view.age_s for view in views}, now_s)
+        return tuple(self._added(view, now_s) if view.peer_id in self._stays else view for view in views)
+
+    def _added(self, view: PeerView, now_s: float) -> PeerView:
+        announced_s, sessions = now_s - view.age_s, view.state.sessions
+        for stay in self._stays[view.peer_id].values():
+            began, ended = stay.since_s > announced_s, stay.until_s < math.inf
+            sessions += began - ended
+        if sessions == view.state.sessions:
+            return view
+        return replace(view, state=replace(view.state, sessions=max(0, sessions)))
+
+    def _forget(self, announced_s: dict[str, float], now_s: float) -> None:
+        """Leaves out what ended before its peer spoke last, or long ago."""
+        for peer_id in tuple(self._stays):
+            spoke_s = announced_s.get(peer_id, now_s - FORGOTTEN_S)
+            stays = {key: stay for key, stay in self._stays[peer_id].items() if stay.until_s > spoke_s}
+            if stays:
+                self._stays[peer_id] = stays
+            else:
+                del self._stays[peer_id]

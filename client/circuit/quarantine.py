@@ -1,0 +1,70 @@
+"""Peers that are better left out of circuits for now, and why."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from molink.dht.records.records import PeerFacts, PeerView
+
+AVOID_S = 60.0
+"""How long a peer that failed is left out, unless it announces itself anew, or nobody else can take its place."""
+SHUN_S = 2.0
+"""For so long it is left out in any case."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One peer's failure."""
+
+    since_s: float
+    shun_s: float
+    """Until when it is left out in any case."""
+    avoid_s: float
+    """Until when it is left out if others can take its place."""
+    sequence: int
+    """Of its facts when it failed."""
+    reason: str
+    """What it said when it refused; empty if it failed without a word."""
+
+
+@dataclass(slots=True)
+class Avoidance:
+    """Peers to leave out of circuits: after a failure, until they say something new or the time is over."""
+
+    entries: dict[str, Entry] = field(default_factory=dict)
+    """By peer id."""
+
+    def add(
+        self, facts: PeerFacts, now_s: float, seconds: float, reason: str = "", *, certain: bool = True
+    ) -> None:
+        """Leaves that peer out from `now_s` on. If it is not `certain` that it failed, only where others can take its
+        place."""
+        self.entries = {peer_id: entry for peer_id, entry in self.entries.items() if now_s < entry.avoid_s}
+        shun_s = now_s + min(seconds, SHUN_S) if certain else now_s
+        self.entries[facts.peer_id] = Entry(now_s, shun_s, now_s + seconds, facts.sequence, reason)
+
+    def acquit(self, peer_id: str) -> None:
+        """That peer did not fail after all."""
+        self.entries.pop(peer_id, None)
+
+    def since_s(self, peer_id: str) -> float:
+        """Since when that peer is left out; 0 if it is not."""
+        entry = self.entries.get(peer_id)
+        return 0.0 if entry is None else entry.since_s
+
+    def at(self, peers: Sequence[PeerView], now_s: float) -> tuple[frozenset[str], frozenset[str]]:
+        """Those of `peers` that are better left out at `now_s`, and those among them that must be."""
+        avoided = {
+            view.peer_id: entry
+            for view in peers
+            if (entry := self.entries.get(view.peer_id)) is not None
+            and now_s < entry.avoid_s
+            and view.facts.sequence <= entry.sequence
+        }
+        shunned = frozenset(peer_id for peer_id, entry in avoided.items() if now_s < entry.shun_s)
+        return frozenset(avoided), shunned
+
+    def last_refusal(self, among: frozenset[str]) -> tuple[str, str] | None:
+        """Which of these peers refused last, and what it said."""
+        said = {peer_id: one for peer_id, one in self.entries.items() if peer_id in among and one.reason}
+        last = max(said, key=lambda peer_id: said[peer_id].since_s, default=None)
+        return None if last is None else (last, said[last].reason)

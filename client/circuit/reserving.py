@@ -1,0 +1,200 @@
+"""Asking the hops of a route for their leases: all or none, and until each is ready."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from molink.client.errors import as_said
+from molink.dht.records.records import PeerFacts, PeerView
+from molink.peer.wire.codecs import encodings_of_circuit
+from molink.peer.wire.link.link import Link, LinkError
+from molink.peer.wire.protocol import molink_pb2 as pb
+from molink.routing import Route
+from molink.shards.spec import ModelSpec
+
+REQUEST_TIMEOUT_S = 5.0
+READY_POLL_S = 1.0
+WARM_READY_S = 10.0
+"""Within which a hop that announced all of its layers as loaded is ready: it has its neighbour to dial, no more."""
+PROGRESS_S = 20.0
+"""Within which a hop that loads layers has loaded something more."""
+MOST_RETRY_AFTER_S = 60.0
+CODES = frozenset(
+    {"memory", "busy", "draining", "span", "epoch", "model", "load", "link", "request", "internal"}
+)
+
+Report = Callable[[str], None]
+
+
+class LinksTo(Protocol):
+    """What is used of `Links`."""
+
+    async def to(self, facts: PeerFacts) -> Link: ...
+
+
+class HopRefused(Exception):
+    """A hop said no, or did not answer."""
+
+    def __init__(
+        self, peer_id: str, code: str, detail: str, retry_after_s: float = 0.0, accuser: str = ""
+    ) -> None:
+        super().__init__(f"{peer_id}: {detail}")
+        self.peer_id = peer_id
+        self.code = code
+        """One of CODES, `lost` if it could not be reached, or `slow` if it has not answered yet."""
+        self.detail = detail
+        self.retry_after_s = retry_after_s
+        self.accuser = accuser
+        """The hop that says so of this one; empty where the client knows it itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A circuit whose hops are asked."""
+
+    descriptor: pb.SessionDescriptor
+    route: Route
+    peers: Mapping[str, PeerView]
+
+
+async def reserve_all(links: LinksTo, asked: Asked, patience_s: float) -> tuple[Link, ...]:
+    """The links to all hops, each of which has granted its lease.
+
+    Raises:
+        HopRefused: the first one that did not; with the code `slow` if it has not answered within `patience_s`.
+    """
+    tasks = [
+        asyncio.create_task(_reserve(links, asked, hop, patience_s)) for hop in range(len(asked.route.hops))
+    ]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for task in done:
+            task.result()
+        return tuple(task.result() for task in tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _reserve(links: LinksTo, asked: Asked, hop: int, patience_s: float) -> Link:
+    peer_id = asked.route.hops[hop].peer_id
+    request = pb.Request(reserve=pb.Reserve(descriptor=asked.descriptor, hop=hop))
+    try:
+        async with asyncio.timeout(patience_s):
+            link = await links.to(asked.peers[peer_id].facts)
+            response, _ = await link.request(request, REQUEST_TIMEOUT_S)
+    except TimeoutError:
+        raise HopRefused(peer_id, "slow", f"it has not answered within {patience_s:g} s") from None
+    except LinkError as error:
+        raise HopRefused(peer_id, "lost", as_said(error.reason)) from error
+    _require_granted(response, peer_id, asked.descriptor)
+    return link
+
+
+async def wait_ready(
+    asked: Asked, links: tuple[Link, ...], deadline_s: float, report: Report
+) -> list[tuple[int, int]]:
+    """Of each hop how many tokens of the prompt's beginning it holds already: at least and at most, or none.
+
+    Raises:
+        HopRefused: one of them cannot be ready, or takes longer than what it announced lets expect.
+    """
+    polls = [
+        asyncio.create_task(_poll_ready(asked, hop, link, deadline_s, report))
+        for hop, link in enumerate(links)
+    ]
+    try:
+        return await asyncio.gather(*polls)
+    finally:
+        for poll in polls:
+            poll.cancel()
+        await asyncio.gather(*polls, return_exceptions=True)
+
+
+def release(link: Link, descriptor: pb.SessionDescriptor, further_blocks: bytes = b"") -> None:
+    """Gives a lease back, without waiting for the answer: the peer frees it on receipt, or when it expires.
+
+    `further_blocks` are the names of the session's blocks behind those that the descriptor names.
+    """
+    ended = pb.Release(session=descriptor.session, epoch=descriptor.epoch, further_blocks=further_blocks)
+    link.post(pb.Request(id=0, release=ended))
+
+
+async def _poll_ready(
+    asked: Asked, hop: int, link: Link, deadline_s: float, report: Report
+) -> tuple[int, int]:
+    clock, descriptor = asyncio.get_running_loop().time, asked.descriptor
+    loads = bool(asked.route.hops[hop].cold_spans)
+    loaded_bytes, stands_since_s = -1, clock()
+    while True:
+        wait_ms = round(READY_POLL_S * 1000)
+        request = pb.AwaitReady(session=descriptor.session, epoch=descriptor.epoch, wait_ms=wait_ms)
+        try:
+            response, _ = await link.request(
+                pb.Request(await_ready=request), READY_POLL_S + REQUEST_TIMEOUT_S
+            )
+        except LinkError as error:
+            raise HopRefused(link.peer_id, "lost", as_said(error.reason)) from error
+        _require_granted(response, link.peer_id, descriptor)
+        readiness = response.readiness
+        if readiness.ready:
+            held = max(readiness.prefix_tokens, readiness.window_prefix_tokens)
+            return readiness.least_prefix_tokens, min(held, descriptor.prompt_tokens - 1)
+        done, total = readiness.loaded_bytes, readiness.total_bytes
+        report(f"peer {link.peer_id[-6:]} loads its layers: {done / 1e6:.0f} of {total / 1e6:.0f} MB")
+        if loads and done > loaded_bytes:
+            loaded_bytes, stands_since_s = done, clock()
+        stands_s = clock() - stands_since_s
+        if clock() > deadline_s or stands_s > (PROGRESS_S if loads else WARM_READY_S):
+            raise HopRefused(link.peer_id, "busy", "it was not ready in time", retry_after_s=5.0)
+
+
+def describe(
+    template: pb.SessionDescriptor, route: Route, peers: Mapping[str, PeerView], spec: ModelSpec
+) -> pb.SessionDescriptor:
+    """The session that `template` describes, in its next epoch, on that route."""
+    descriptor = pb.SessionDescriptor()
+    descriptor.CopyFrom(template)
+    descriptor.epoch += 1
+    template.epoch = descriptor.epoch
+    descriptor.hops.extend(
+        pb.Hop(
+            peer_id=hop.peer_id,
+            start=hop.span.start,
+            stop=hop.span.stop,
+            quantization=spec.quantization,
+            facts=peers[hop.peer_id].facts_record,
+            predicted_compute_ms=hop.compute_ms,
+            predicted_link_ms=hop.link_ms,
+            uplink_mbps=hop.uplink_mbps or 0.0,
+        )
+        for hop in route.hops
+    )
+    return descriptor
+
+
+def report_codec(asked: Asked, spec: ModelSpec, report: Report) -> None:
+    """Where a codec was asked for: how many links have it, since not every peer takes part."""
+    codec = asked.descriptor.activation_codec
+    if not codec:
+        return
+    announced = [asked.peers[hop.peer_id].facts.activation_codecs for hop in asked.descriptor.hops]
+    links = encodings_of_circuit(codec, spec.dtype, announced)[:-1]
+    report(f"activations go as {codec} over {links.count(codec)} of {len(links)} links")
+
+
+def _require_granted(response: pb.Response, peer_id: str, descriptor: pb.SessionDescriptor) -> None:
+    """A hop may say that it or another of the circuit refuses, in one of the known ways, and nothing else."""
+    if response.WhichOneof("body") != "refusal":
+        return
+    refusal = response.refusal
+    accuses = refusal.peer_id != peer_id and any(hop.peer_id == refusal.peer_id for hop in descriptor.hops)
+    raise HopRefused(
+        refusal.peer_id if accuses else peer_id,
+        refusal.code if refusal.code in CODES else "internal",
+        as_said(refusal.detail),
+        retry_after_s=min(refusal.retry_after_ms / 1000, MOST_RETRY_AFTER_S),
+        accuser=peer_id if accuses else "",
+    )

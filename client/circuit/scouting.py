@@ -1,0 +1,104 @@
+"""Dialling many peers at once, to find out who is there, when those that seemed best are not.
+
+Whoever announces an address need not answer there, and identities cost nothing. So once a circuit could not be formed
+because a peer did not answer, many others are tried side by side, each address once, and circuits are looked for among
+those that have answered before the rest of the swarm is believed.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
+from typing import Protocol, Self
+
+from molink.dht.records.records import PeerFacts, PeerView
+from molink.peer.wire.link.link import Link, LinkError
+from molink.peer.wire.protocol import molink_pb2 as pb
+
+MOST_AT_ONCE = 64
+DIAL_S = 5.0
+ANSWER_S = 2.0
+MOST_REMEMBERED = 1024
+"""Peers that have answered before: the latest."""
+
+
+class Linked(Protocol):
+    """What is used of `Links`."""
+
+    async def to(self, facts: PeerFacts) -> Link: ...
+
+    def find(self, peer_id: str) -> Link | None: ...
+
+
+class Scouts:
+    """Who has answered this client. Open between `__aenter__` and `__aexit__`."""
+
+    def __init__(self, links: Linked) -> None:
+        self._links = links
+        self._answered: dict[str, None] = {}
+        self._under_way: dict[str, asyncio.Task[None]] = {}
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        tasks = tuple(self._under_way.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def answered(self, peer_id: str) -> None:
+        """That peer has answered a request: it is there."""
+        self._answered.pop(peer_id, None)
+        self._answered[peer_id] = None
+        while len(self._answered) > MOST_REMEMBERED:
+            del self._answered[next(iter(self._answered))]
+
+    def lost(self, peer_id: str) -> None:
+        """That peer answers no more."""
+        self._answered.pop(peer_id, None)
+
+    def proven(self, peer_ids: Iterable[str]) -> frozenset[str]:
+        """Those of them that have answered."""
+        return frozenset(peer_id for peer_id in peer_ids if peer_id in self._answered)
+
+    def send(self, views: Sequence[PeerView], unreachable: Callable[[PeerFacts], None]) -> None:
+        """Dials as many of these peers as may be dialled at once, in their order, of those that claim the same
+        addresses one. `unreachable` is called with each that is not there."""
+        claimed: set[tuple[str, ...]] = set()
+        for view in views:
+            addresses = tuple(sorted(view.facts.grpc_addresses))
+            if len(self._under_way) >= MOST_AT_ONCE:
+                return
+            if view.peer_id in self._under_way or view.peer_id in self._answered or addresses in claimed:
+                continue
+            claimed.add(addresses)
+            task = asyncio.create_task(self._try(view.facts, unreachable), name=f"try {view.peer_id}")
+            self._under_way[view.peer_id] = task
+
+    @property
+    def under_way(self) -> int:
+        """How many are being tried."""
+        return len(self._under_way)
+
+    async def wait(self, timeout_s: float) -> None:
+        """Until one more has answered or failed, `timeout_s` at most; at once if nobody is being tried."""
+        if self._under_way:
+            await asyncio.wait(
+                tuple(self._under_way.values()), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+            )
+
+    async def _try(self, facts: PeerFacts, unreachable: Callable[[PeerFacts], None]) -> None:
+        nothing = pb.AwaitReady(session=secrets.token_bytes(16), epoch=1, wait_ms=0)
+        try:
+            async with asyncio.timeout(DIAL_S):
+                link = await self._links.to(facts)
+            await link.request(pb.Request(await_ready=nothing), ANSWER_S)  # a refusal is an answer too
+        except (LinkError, TimeoutError):
+            unreachable(facts)
+        else:
+            self.answered(facts.peer_id)
+        finally:
+            self._under_way.pop(facts.peer_id, None)

@@ -1,0 +1,375 @@
+"""One generation as the client owns it: its epochs, its tokens, and what happens when a peer is lost.
+
+A session lives on one circuit at a time. When a hop fails, the session goes on in a new epoch on another circuit, which
+gets the whole history as its prefill; tokens are numbered by their position, so none repeats and none is skipped.
+"""
+
+import asyncio
+import secrets
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from molink.client.circuit import patience
+from molink.client.circuit.circuit_builder import Formed, Former
+from molink.client.circuit.connection import Connection
+from molink.client.circuit.reserving import Report, release
+from molink.client.circuit.token_rules import HeadAtFault, Intake, TokenRules
+from molink.client.errors import InvalidRequest, NoCircuit, PeerLost, SwarmError, SwarmUnavailable, as_said
+from molink.peer.wire.link.link import Link, LinkError
+from molink.peer.wire.protocol import molink_pb2 as pb
+from molink.peer.wire.protocol.frames import MAX_HEADER_BYTES
+from molink.routing.routes.planner import Route
+from molink.shards.kv.prefix import MAX_PREFIX_BLOCKS, NAME_BYTES, block_names
+from molink.shards.spec import ModelSpec, SamplingParams, Span
+
+RECOVERY_S = 9.0
+"""After the last sign of life of a peer that is lost, a new circuit has to stand within this time."""
+RENEW_EVERY_S = 8.0
+ANSWER_S = 2.0
+"""Within which a hop of a circuit that yields nothing has to say that it is there."""
+SPARE_EVENTS = 8
+"""Room for losses in the queue, beside tokens: each circuit has at most one."""
+
+
+@dataclass(frozen=True, slots=True)
+class HopLost:
+    """A hop of the present circuit has failed."""
+
+    epoch: int
+    peer_id: str
+    """Empty where it is not known which: the circuit yields nothing, and all of its hops answer."""
+    code: str
+    detail: str
+    accuser: str = ""
+    """The hop that says so of another; empty where the client knows it itself, or the hop says it of itself."""
+
+
+@dataclass(slots=True)
+class SessionLog:
+    """What became of a session, for reports."""
+
+    route: Route | None = None
+    names: dict[str, str] = field(default_factory=dict)
+    epochs: int = 0
+    losses: list[HopLost] = field(default_factory=list)
+    prefill_s: float = 0.0
+    """From the start on the latest circuit to its first token."""
+
+
+class ClientSession:
+    """Drives one generation. Also the FrameSink of its frames.
+
+    Raises:
+        InvalidRequest: prompt and new tokens together are more than a message takes.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        former: Former,
+        spec: ModelSpec,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        trace: bool = False,
+        activation_codec: str = "none",
+        report: Report = lambda _: None,
+    ) -> None:
+        self.log = SessionLog()
+        self.watch: Callable[[pb.Token], None] = lambda _: None
+        self._connection = connection
+        self._former = former
+        self._report = report
+        self._history = list(prompt)
+        self._capacity = min(len(prompt) + params.max_new_tokens, spec.context_length)
+        _require_sendable(prompt, self._capacity, spec)
+        self._template = _template(spec, prompt, params, self._capacity, trace=trace)
+        self._template.prefix_blocks = b"".join(
+            block_names(prompt[:-1], former.prefix_key)[:MAX_PREFIX_BLOCKS]
+        )
+        if activation_codec != "none":
+            self._template.activation_codec = activation_codec
+        self._events: asyncio.Queue[pb.Token | HopLost] = asyncio.Queue(
+            self._capacity - len(prompt) + SPARE_EVENTS
+        )
+        """Tokens that `Intake` lets in, so never more than were asked for, and the loss of the circuit."""
+        self._rules = TokenRules.of(self._template, spec)
+        self._circuit: Formed | None = None
+        self._intake: Intake | None = None
+        self._failed = False
+        """Whether the present circuit's loss is in the queue: nothing that comes behind it counts."""
+        self._started_s: float | None = None
+        """When the present circuit was started; None once it has yielded a token."""
+        self._step_since_s = 0.0
+        """Since when the next token is waited for, whatever became of circuits."""
+        self._fruitless = 0
+        """Circuits in a row that yielded nothing."""
+        self._stood_still: Counter[tuple[str, ...]] = Counter()
+        """How often a circuit of these peers has."""
+        self._pace = _Pace()
+
+    async def tokens(self, timeout_s: float) -> AsyncGenerator[pb.Token, None]:
+        """Every new token in order; ends after the one whose `finish` is set.
+
+        Raises:
+            NoCircuit, SwarmUnavailable: no circuit formed within `timeout_s`.
+            PeerLost: a peer was lost in mid-generation and no circuit formed again.
+        """
+        clock = asyncio.get_running_loop().time
+        self._connection.register(self._template.session, self)
+        renewing = asyncio.create_task(self._keep_leases(), name="renew leases")
+        try:
+            await self._begin(clock() + timeout_s)
+            self._step_since_s = clock()
+            while True:
+                event = await self._next_event()
+                if event.epoch != self._template.epoch:
+                    continue  # from a circuit that this session has left
+                if isinstance(event, HopLost):
+                    await self._recover(event)
+                elif event.position == len(self._history):
+                    self._history.append(event.token_id)
+                    self._fruitless = 0
+                    if self._started_s is not None:
+                        self.log.prefill_s, self._started_s = clock() - self._started_s, None
+                        self._pace = _Pace()
+                    else:
+                        self._pace.took(clock() - self._step_since_s)
+                    self.watch(event)
+                    yield event
+                    if event.finish != pb.NOT_FINISHED:
+                        return
+                    self._step_since_s = clock()
+        finally:
+            renewing.cancel()
+            self._connection.unregister(self._template.session)
+            self._release()
+
+    def on_tokens(self, sender: str, token: pb.Token) -> None:
+        """Tokens are the head's to send: what any other peer says that it drew is not the circuit's.
+
+        A head that sends what cannot be a token of this session is lost, like one that is gone.
+        """
+        circuit, intake = self._circuit, self._intake
+        if circuit is None or intake is None or sender != circuit.head.peer_id:
+            return
+        if token.epoch != self._template.epoch or self._failed:
+            return
+        try:
+            if intake.takes(token):
+                self._events.put_nowait(token)
+        except HeadAtFault as fault:
+            self._lose(HopLost(self._template.epoch, sender, "protocol", str(fault)))
+
+    def on_failed(self, sender: str, failed: pb.Failed) -> None:
+        """A hop may blame any hop of its circuit, and nobody else."""
+        if self._circuit is None or not self._circuit.has(sender):
+            return
+        at_fault = failed.peer_id if self._circuit.has(failed.peer_id) else sender
+        accuser = "" if at_fault == sender else sender
+        code = as_said(failed.code) or "lost"
+        self._lose(HopLost(failed.epoch, at_fault, code, as_said(failed.detail) or code, accuser))
+
+    def on_link_closed(self, peer_id: str, reason: str) -> None:
+        if self._circuit is not None and self._circuit.has(peer_id):
+            self._lose(HopLost(self._template.epoch, peer_id, "lost", as_said(reason)))
+
+    def _lose(self, loss: HopLost) -> None:
+        """The first loss of a circuit ends it; what is said of it later is of no use any more."""
+        if loss.epoch == self._template.epoch and not self._failed:
+            self._failed = True
+            self._events.put_nowait(loss)
+
+    async def _begin(self, deadline_s: float) -> None:
+        """A circuit for a new epoch, started on the history so far."""
+        self._circuit = self._intake = None
+        circuit = await self._former.form(self._template, deadline_s, self._report)
+        self._circuit, self._failed = circuit, False
+        self._intake = Intake(self._rules, len(self._history), len(circuit.links))
+        self.log.route = circuit.route
+        self.log.epochs += 1
+        self.log.names.update({peer_id: view.facts.name for peer_id, view in circuit.peers.items()})
+        self._started_s = asyncio.get_running_loop().time()
+        start = pb.Start(
+            session=self._template.session,
+            epoch=self._template.epoch,
+            token_ids=self._history,
+            prefix_tokens=circuit.prefix_tokens,
+        )
+        for link in circuit.links:
+            if link.closed_because is not None:
+                self._lose(HopLost(self._template.epoch, link.peer_id, "lost", as_said(link.closed_because)))
+                return
+        if not circuit.head.post(start):
+            self._lose(HopLost(self._template.epoch, circuit.head.peer_id, "lost", "the head takes no more"))
+
+    async def _next_event(self) -> pb.Token | HopLost:
+        """The next token or loss. A circuit that yields nothing for longer than it could take is lost."""
+        while True:
+            try:
+                async with asyncio.timeout(self._patience_s()):
+                    return await self._events.get()
+            except TimeoutError:
+                circuit = self._circuit
+            if circuit is None:
+                continue
+            silent = await self._silent_hop(circuit)
+            if self._events.empty():
+                detail = "it did not answer" if silent else "the circuit stood still"
+                self._lose(HopLost(self._template.epoch, silent, "stalled", detail))
+
+    def _patience_s(self) -> float:
+        """How long the next event may take."""
+        route = self.log.route
+        if route is None:
+            return patience.LEAST_FIRST_S
+        if self._started_s is None:
+            return patience.next_token_s(route.tpot_ms / 1000, self._pace.mean_s)
+        stood_still = self._stood_still[route.peer_ids]
+        return patience.first_token_s(self._predicted_first_s(route), stood_still)
+
+    def _predicted_first_s(self, route: Route) -> float:
+        """After a loss what was generated before it is part of the prompt."""
+        return route.ttft_ms / 1000 * len(self._history) / max(1, self._template.prompt_tokens)
+
+    async def _silent_hop(self, circuit: Formed) -> str:
+        """The first hop that does not answer for its lease; empty if all do, or something came meanwhile."""
+        asked = [asyncio.create_task(self._answers(circuit, link)) for link in circuit.links]
+        try:
+            answers = await asyncio.gather(*asked)
+        finally:
+            for task in asked:
+                task.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+        return next((link.peer_id for link, ok in zip(circuit.links, answers, strict=True) if not ok), "")
+
+    async def _answers(self, circuit: Formed, link: Link) -> bool:
+        """Whether that hop says that it has the session's lease."""
+        asked = pb.AwaitReady(session=self._template.session, epoch=circuit.descriptor.epoch, wait_ms=0)
+        try:
+            response, _ = await link.request(pb.Request(await_ready=asked), ANSWER_S)
+        except LinkError:
+            return False
+        return response.WhichOneof("body") == "readiness"
+
+    async def _recover(self, loss: HopLost) -> None:
+        """Goes on elsewhere, without the peer that failed.
+
+        Raises:
+            PeerLost: not within RECOVERY_S of the lost peer's last sign of life, or circuit after circuit yields
+                nothing.
+        """
+        circuit, clock = self._circuit, asyncio.get_running_loop().time
+        if circuit is None:
+            return
+        first_s = self._predicted_first_s(circuit.route)
+        left = self._former.failed(circuit, loss.peer_id, loss.accuser)
+        self.log.losses.append(replace(loss, peer_id=loss.peer_id or left))
+        self._report(f"peer {left[-6:]} is left out ({loss.detail}); looking for another circuit")
+        span = next((hop.span for hop in circuit.route.hops if hop.peer_id == left), None)
+        unheard_s = next((link.unheard_s for link in circuit.links if link.peer_id == loss.peer_id), 0.0)
+        self._release()
+        self._fruitless += self._started_s is not None
+        self._stood_still[circuit.route.peer_ids] += not loss.peer_id
+        waited_s = clock() - self._step_since_s
+        if self._fruitless >= patience.MOST_FRUITLESS or waited_s > patience.step_s(
+            patience.first_token_s(first_s)
+        ):
+            raise PeerLost(
+                left, span, f"{loss.detail}; no token within {waited_s:.0f} s on {self.log.epochs} circuits"
+            )
+        try:
+            await self._begin(clock() + max(0.0, RECOVERY_S - unheard_s))
+        except (NoCircuit, SwarmUnavailable) as error:
+            raise _lost(loss, left, span, error) from error
+
+    async def _keep_leases(self) -> None:
+        """Renews the leases however fast tokens come and however slowly they are taken, until cancelled."""
+        while True:
+            await asyncio.sleep(RENEW_EVERY_S)
+            self._renew()
+
+    def _renew(self) -> None:
+        circuit = self._circuit
+        if circuit is None:
+            return
+        asked = pb.AwaitReady(session=self._template.session, epoch=self._template.epoch, wait_ms=0)
+        for link in circuit.links:
+            link.post(pb.Request(id=0, await_ready=asked))
+
+    def _release(self) -> None:
+        circuit, self._circuit = self._circuit, None
+        if circuit is not None:
+            further = self._further_blocks()
+            for link in circuit.links:
+                release(link, circuit.descriptor, further)
+            self._former.left(circuit.descriptor)
+
+    def _further_blocks(self) -> bytes:
+        """Names of the blocks that have filled since the descriptor named the prompt's: the next prompt of a chat
+        begins with them."""
+        named = len(self._template.prefix_blocks) // NAME_BYTES
+        return b"".join(block_names(self._history, self._former.prefix_key)[named:MAX_PREFIX_BLOCKS])
+
+
+@dataclass(slots=True)
+class _Pace:
+    """How long the present circuit's tokens have taken, from one to the next."""
+
+    tokens: int = 0
+    seconds: float = 0.0
+
+    @property
+    def mean_s(self) -> float:
+        return self.seconds / self.tokens if self.tokens else 0.0
+
+    def took(self, seconds: float) -> None:
+        self.tokens += 1
+        self.seconds += seconds
+
+
+def _lost(loss: HopLost, left: str, span: Span | None, error: SwarmError) -> PeerLost:
+    return PeerLost(
+        left,
+        span,
+        f"{loss.detail}; no circuit took its place within {RECOVERY_S:g} s: {error}",
+    )
+
+
+def _require_sendable(prompt: Sequence[int], capacity: int, spec: ModelSpec) -> None:
+    """Whoever goes on after a loss gets the whole history in one message, so all of it has to fit from the start."""
+    id_bytes = max(1, -(-(spec.vocabulary_size - 1).bit_length() // 7))  # of a varint, at most
+    start = pb.Start(session=bytes(16), epoch=2**32 - 1, token_ids=prompt)
+    needed = start.ByteSize() + (capacity - len(prompt)) * id_bytes
+    if needed > MAX_HEADER_BYTES:
+        raise InvalidRequest(
+            f"a prompt of {len(prompt)} tokens and {capacity - len(prompt)} new ones take {needed} bytes, and "
+            f"{MAX_HEADER_BYTES} fit into a message: shorten the prompt, or ask for fewer tokens",
+            "prompt",
+        )
+
+
+def _template(
+    spec: ModelSpec, prompt: Sequence[int], params: SamplingParams, capacity: int, *, trace: bool
+) -> pb.SessionDescriptor:
+    stop_ids = params.stop_token_ids if params.ignore_eos else (*spec.stop_token_ids, *params.stop_token_ids)
+    sampling = pb.Sampling(
+        max_new_tokens=params.max_new_tokens,
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        seed=params.seed if params.seed is not None else secrets.randbits(64),
+        stop_token_ids=sorted(set(stop_ids)),
+        logprobs=params.logprobs,
+        logit_bias=dict(params.logit_bias),
+    )
+    return pb.SessionDescriptor(
+        session=secrets.token_bytes(16),
+        epoch=0,
+        model_hash=spec.model_hash,
+        sampling=sampling,
+        prompt_tokens=len(prompt),
+        capacity_tokens=capacity,
+        trace=trace,
+    )

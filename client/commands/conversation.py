@@ -1,0 +1,130 @@
+"""A chat in the terminal: lines in, answers out, one after the other."""
+
+import io
+import sys
+from collections.abc import Mapping
+from concurrent.futures import wait
+from dataclasses import dataclass, field
+from typing import Unpack
+
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+from molink.client.api.sampling import Sampling
+from molink.client.api.swarm import AsyncSwarm
+from molink.client.commands.presentation import end_line, write_text
+from molink.client.errors import InvalidRequest, SwarmError
+from molink.commands import plain, tell
+from molink.progress import Progress
+
+STOP_TIMEOUT_S = 5.0
+INVITATION = "You: "
+
+
+@dataclass(slots=True, eq=False)
+class Conversation:
+    """What was said so far, and how to go on. A turn that fails leaves nothing behind."""
+
+    swarm: AsyncSwarm
+    progress: Progress
+    timeout_s: float
+    sampling: Sampling
+    system: str | None = None
+    turns: list[Mapping[str, str]] = field(default_factory=list)
+    """User and assistant in turn."""
+
+    async def answer(self, said: str) -> None:
+        """Streams the model's answer to stdout. The oldest turns are forgotten when the context is full.
+
+        Raises:
+            SwarmError: there is no answer, or only a part of one.
+        """
+        while True:
+            try:
+                await self._answer(said)
+            except InvalidRequest as error:
+                if error.parameter != "prompt" or not self.turns:
+                    raise
+                del self.turns[:2]
+                tell("(the chat has grown too long for the model: its oldest turn is forgotten)")
+            else:
+                return
+
+    async def _answer(self, said: str) -> None:
+        system = [] if self.system is None else [{"role": "system", "content": self.system}]
+        asked = {"role": "user", "content": said}
+        messages = [*system, *self.turns, asked]
+        text = ""
+        self.progress.begin("Looking for a circuit")
+        try:
+            async for piece in self.swarm.stream_chat(messages, timeout_s=self.timeout_s, **self.sampling):
+                self.progress.end()
+                write_text(piece)
+                text += piece
+        finally:
+            self.progress.end()
+            if text:
+                end_line(text)
+        if not text:
+            end_line(text)
+        self.turns += [asked, {"role": "assistant", "content": text}]
+
+
+def converse(
+    swarm: AsyncSwarm,
+    progress: Progress,
+    system: str | None,
+    timeout_s: float,
+    **sampling: Unpack[Sampling],
+) -> bool:
+    """Chats until the end of the input. Returns whether anything was answered, or nothing was asked.
+
+    The swarm lives on a loop in a thread of its own, so that this one can wait for the keyboard.
+
+    Raises:
+        SwarmError: the swarm cannot be reached.
+    """
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")  # bytes that are no characters do not end a chat
+    answered, failed = 0, 0
+    progress.begin("Asking the swarm")
+    with start_blocking_portal("asyncio") as portal, portal.wrap_async_context_manager(swarm):
+        progress.end()
+        if sys.stdin.isatty():
+            tell(f"Talking with {plain(swarm.model.name)}; Ctrl-C ends it")
+        conversation = Conversation(swarm, progress, timeout_s, sampling, system)
+        while (said := _next_line()) is not None:
+            if not said.strip():
+                continue
+            try:
+                _turn(portal, conversation, said)
+                answered += 1
+            except SwarmError as error:
+                failed += 1
+                tell(f"molink: {plain(str(error))}")
+    return answered > 0 or failed == 0
+
+
+def _turn(portal: BlockingPortal, conversation: Conversation, said: str) -> None:
+    """One answer. Ctrl-C ends it before it ends the chat."""
+    turn = portal.start_task_soon(conversation.answer, said)
+    try:
+        turn.result()
+    except KeyboardInterrupt:
+        turn.cancel()
+        wait((turn,), STOP_TIMEOUT_S)
+        raise
+
+
+def _next_line() -> str | None:
+    """What the user says next, without its line break; None at the end of the input."""
+    if sys.stdin.isatty():
+        try:
+            return input(INVITATION)
+        except EOFError:
+            print()
+            return None
+        except KeyboardInterrupt:
+            print()
+            raise
+    line = sys.stdin.readline()
+    return line.rstrip("\r\n") if line else None

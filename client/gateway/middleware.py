@@ -1,0 +1,142 @@
+"""What happens to every request before its route sees it: whom it is for, bounds on its body, counting, the last
+resort.
+"""
+
+import asyncio
+from collections.abc import Collection
+from typing import Final
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from molink.client.gateway.connections import BODY_WITHIN_S
+from molink.client.gateway.error_handlers import CLOSES, Failure, busy, failure_of
+from molink.client.gateway.metrics import Metrics
+from molink.client.gateway.shares import Shares, host_is_allowed, user_of
+
+MAX_BODY_BYTES: Final = 2**20
+UNFINISHED_BYTES: Final = 2**26
+"""Of all bodies together that have not come to their end."""
+_INVALID: Final = "invalid_request_error"
+
+
+class Intake:
+    """ASGI middleware.
+
+    Bodies are read whole, so that no route meets a client that stops in the middle, and none takes a place that a whole
+    request could have.
+    """
+
+    def __init__(
+        self, app: ASGIApp, *, metrics: Metrics, allowed_hosts: Collection[str], paths: Collection[str]
+    ) -> None:
+        """`allowed_hosts` are names, beside localhost and addresses; `paths` are those that have bodies."""
+        self._app = app
+        self._metrics = metrics
+        self._allowed_hosts = frozenset(allowed_hosts)
+        self._paths = frozenset(paths)
+        self._unfinished = Shares(UNFINISHED_BYTES)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        status = 0
+
+        async def watched(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._serve(scope, receive, watched)
+        except Exception as error:  # noqa: BLE001 - the boundary of a request
+            failure = failure_of(error)
+            if not status:
+                await failure.response()(scope, receive, watched)
+        finally:
+            known = scope["path"] if scope["path"] in self._paths else "unmatched"
+            route = getattr(scope.get("route"), "path", known)
+            self._metrics.answered(str(route), scope["method"], status or 499)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body: bytes | Failure | None = _fault_of(scope, self._allowed_hosts)
+        if body is None:
+            try:
+                async with asyncio.timeout(BODY_WITHIN_S):
+                    body = await self._read(scope, receive)
+            except TimeoutError:
+                body = Failure(
+                    408, "The body took too long to come.", _INVALID, "request_timeout", headers=CLOSES
+                )
+        if body is None:
+            return
+        if isinstance(body, Failure):
+            await body.response()(scope, receive, send)
+            return
+        read = False
+
+        async def replay() -> Message:
+            nonlocal read
+            if read:
+                return await receive()
+            read = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        await self._app(scope, replay, send)
+
+    async def _read(self, scope: Scope, receive: Receive) -> bytes | Failure | None:
+        """The whole body; a failure if it or all of them together are too large, None if the client left."""
+        declared = dict(scope["headers"]).get(b"content-length", b"0")
+        if declared.isdigit() and int(declared) > MAX_BODY_BYTES:
+            return _too_large()
+        user = user_of(scope["client"][0] if scope.get("client") else None)
+        body = bytearray()
+        held = 0
+        try:
+            while True:
+                message = await receive()
+                if message["type"] != "http.request":
+                    return None
+                body += message.get("body", b"")
+                if len(body) > MAX_BODY_BYTES:
+                    return _too_large()
+                if not message.get("more_body", False):
+                    return bytes(body)
+                more = len(body) - held
+                if not self._unfinished.may_take(user, more):
+                    failure = busy("Too many requests are unfinished. Try again in a moment.", 1.0)
+                    failure.headers.update(CLOSES)
+                    return failure
+                self._unfinished.take(user, more)
+                held += more
+        finally:
+            if held:
+                self._unfinished.give(user, held)
+
+
+def _fault_of(scope: Scope, allowed_hosts: Collection[str]) -> Failure | None:
+    """What is wrong with the head of a request that is well-formed, if anything."""
+    names = [name for name, _ in scope["headers"]]
+    if b"transfer-encoding" in names and b"content-length" in names:
+        # What stands before this gateway may go by the other of the two, and so see other requests than are seen here.
+        message = "A request has Content-Length or Transfer-Encoding, not both."
+        return Failure(400, message, _INVALID, "invalid_http", headers=CLOSES)
+    hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+    if not all(host_is_allowed(host, allowed_hosts) for host in hosts):
+        message = (
+            "This gateway does not answer to the host name that was asked for. "
+            "Use its address, or have its operator allow the name with --allow-host NAME."
+        )
+        return Failure(421, message, _INVALID, "host_not_allowed", headers=CLOSES)
+    return None
+
+
+def _too_large() -> Failure:
+    return Failure(
+        413,
+        f"The body is larger than {MAX_BODY_BYTES} bytes.",
+        _INVALID,
+        "request_too_large",
+        headers=CLOSES,
+    )

@@ -1,0 +1,70 @@
+"""Turning text and chats into tokens without holding up the event loop.
+
+A model's tokenizer and chat template are programs of whoever published the model: a template can loop, a normalizer can
+take minutes or end its process. So nothing but implementations of `TextWork` runs them. Those of models that came with
+the package or lie on this machine run in a thread; those that peers handed out run in processes with limits.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Protocol, Self
+
+from molink.shards.text.chat_template import Message
+from molink.shards.text.tokenizer import Tokenizer
+
+
+class TextWork(Protocol):
+    """One model's tokenizer and chat template at work. Open between `__aenter__` and `__aexit__`.
+
+    Whoever stops waiting for an answer may: the work is then given up, or ends by itself within its limit.
+    """
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    async def encode(self, text: str) -> tuple[int, ...]:
+        """The ids of the text, with the special tokens that the model expects around it.
+
+        Raises:
+            TokenizerError: the tokenizer refuses the text, ends its process, or takes more time or memory than it may.
+            SwarmUnavailable: too much of such work waits already (`busy`).
+        """
+        ...
+
+    async def encode_chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """The ids of a chat, rendered by the model's chat template, with the beginning of an answer.
+
+        Raises:
+            TokenizerError: the model has no template, the template refuses the messages, or as for `encode`.
+            SwarmUnavailable: as for `encode`.
+        """
+        ...
+
+
+OpenTextWork = Callable[[Mapping[str, bytes]], TextWork]
+"""Makes such work of a tokenizer's files, contents by name; it is opened by whoever asks for it."""
+
+
+class TextWorkInThreads:
+    """The tokenizer of a model that this machine's user chose to have here: trusted to end."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Nothing to close: a thread ends with its text."""
+
+    async def encode(self, text: str) -> tuple[int, ...]:
+        return await asyncio.to_thread(self._tokenizer.encode, text)
+
+    async def encode_chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        return await asyncio.to_thread(self._tokenizer.apply_chat_template, messages)

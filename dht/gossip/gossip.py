@@ -1,0 +1,309 @@
+"""Announcements flood over links: a stream to each of a few neighbours, each new record passed on once.
+
+Where there is little to say, records are pushed over every link; otherwise they are offered by name, and sent to the
+neighbour that asks (`spreading.py`). A frame is a record, or `OFFER` or `ASK` and names, or empty: a sign of life.
+
+libp2p's gossipsub is not used. Its implementation in py-libp2p 0.8.1 adds a signed record of some 200 bytes
+to every message, more than the state itself, and one message that does not parse, from anybody, ends the
+whole host. Records carry their own signatures here, and the directory, which takes each once, ends the flood.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+
+import trio
+
+from molink.dht.gossip.spreading import MAX_NAMES, Spreading, names_in
+from molink.dht.gossip.traffic import Traffic
+from molink.dht.host.framing import StreamEndedError
+from molink.dht.host.packed import PackedStream
+from molink.dht.membership.directory import Accepted
+from molink.dht.membership.membership import Membership
+from molink.dht.membership.neighbours import MAX_INCOMING, Neighbour, to_make_room
+from molink.dht.membership.timing import (
+    FACTS_COST_BITS,
+    LOSS_COST_BITS,
+    NEWS_BUDGET_BITS_PER_S,
+    STATE_COST_BITS,
+    DiscoveryTiming,
+    NewsRate,
+    offer_gap_s,
+)
+from molink.dht.records.announcement import (
+    MAX_FACTS_BYTES,
+    AnnouncementError,
+    Reason,
+    is_facts,
+    is_loss,
+    is_state,
+    state_tag,
+)
+from molink.dht.refusals import RefusalLog
+
+logger = logging.getLogger(__name__)
+
+PROTOCOL = "/molink/gossip/2"
+OFFER, ASK = b"\x0f", b"\xa5"
+HEAR_OUT_S = 2.0
+"""Within which a peer that gets no link may say what it is."""
+_QUEUE = 256
+_BATCH = 64
+_MAX_RECORDS_PER_S = 100
+_MAX_STRIKES = 32
+_STRIKES = frozenset((Reason.MALFORMED, Reason.FORGED, Reason.OVERSIZED))
+
+
+class GossipLink:
+    """One neighbour, and what waits to be sent to it. A full queue loses its oldest."""
+
+    def __init__(self, stream: PackedStream, network: str, now: float, *, dialled: bool) -> None:
+        self.stream = stream
+        self.dialled = dialled
+        self.neighbour = Neighbour(stream.peer_id, network, now, now)
+        self.scope = trio.CancelScope()
+        self._queue: deque[bytes] = deque(maxlen=_QUEUE)
+        self._ready = trio.Event()
+        self._idle = trio.Event()
+        self._idle.set()
+
+    def useful(self, now: float) -> None:
+        """Something true and new has come over it."""
+        self.neighbour = replace(self.neighbour, useful_at=now)
+
+    def put(self, record: bytes) -> None:
+        self._queue.append(record)
+        if self._idle.is_set():
+            self._idle = trio.Event()
+        self._ready.set()
+
+    async def take(self, keepalive_s: float) -> list[bytes]:
+        """What waits, at most 64 records; an empty frame if nothing does for so long."""
+        with trio.move_on_after(keepalive_s):
+            await self._ready.wait()
+        batch = [self._queue.popleft() for _ in range(min(_BATCH, len(self._queue)))]
+        if not self._queue:
+            self._ready = trio.Event()
+        return batch or [b""]
+
+    def sent(self) -> None:
+        if not self._queue:
+            self._idle.set()
+
+    async def drained(self) -> None:
+        """Waits until everything put so far has been written."""
+        await self._idle.wait()
+
+
+class Gossip:
+    """The links of one peer.
+
+    `facts_wanted(peer_id, tag)`: that neighbour has spoken of a peer without known facts. `link_opened()`:
+    there is a new link, and beyond it maybe a part of the swarm that was cut off. `link_lost(peer_id)`: there is
+    none any more to that peer.
+    """
+
+    def __init__(
+        self,
+        own_peer_id: str,
+        membership: Membership,
+        timing: DiscoveryTiming,
+        traffic: Traffic,
+        refusals: RefusalLog,
+        facts_wanted: Callable[[str, int], None],
+        link_opened: Callable[[], None],
+        link_lost: Callable[[str], None],
+    ) -> None:
+        self._own_peer_id = own_peer_id
+        self._membership = membership
+        self._timing = timing
+        self._traffic = traffic
+        self._refusals = refusals
+        self._facts_wanted = facts_wanted
+        self._link_opened = link_opened
+        self._link_lost = link_lost
+        self._spreading = Spreading()
+        self._news = NewsRate(NEWS_BUDGET_BITS_PER_S / 4, 0.0)
+        self._links: dict[str, GossipLink] = {}
+        self.after_loss: Callable[[], None] = lambda: None
+
+    @property
+    def neighbours(self) -> tuple[str, ...]:
+        return tuple(self._links)
+
+    @property
+    def dialled(self) -> tuple[Neighbour, ...]:
+        """The neighbours that this peer has chosen itself."""
+        return tuple(link.neighbour for link in self._links.values() if link.dialled)
+
+    def news_bits_per_s(self) -> float:
+        """What the records of all peers have cost of late."""
+        return self._news.after(trio.current_time()).bits_per_s
+
+    def broadcast(self, record: bytes) -> None:
+        """Sends this peer's own record to every neighbour."""
+        for link in self._spreading.hand_on(record, None, push=True):
+            self._links[link].put(record)
+
+    async def run(self) -> None:
+        """Makes the offers that wait, and asks again for what has not come, until cancelled."""
+        while True:
+            await trio.sleep(min(offer_gap_s(self.news_bits_per_s()), self._timing.offer_gap_s))
+            for link, names in self._spreading.offers():
+                self._links[link].put(OFFER + b"".join(names))
+            for link, late in self._spreading.overdue(trio.current_time()).items():
+                for at in range(0, len(late), MAX_NAMES):
+                    self._links[link].put(ASK + b"".join(late[at : at + MAX_NAMES]))
+
+    async def drained(self) -> None:
+        """Waits until everything broadcast so far has been written to every link."""
+        for link in tuple(self._links.values()):
+            await link.drained()
+
+    async def run_link(self, stream: PackedStream, network: str, *, dialled: bool) -> None:
+        """Keeps a link to the stream's peer, in that network, until it ends, and resets the stream then."""
+        link = GossipLink(stream, network, trio.current_time(), dialled=dialled)
+        if not self._admit(link):
+            await self._hear_out(stream)
+            await stream.reset()
+            return
+        self._spreading.open(stream.peer_id)
+        self._membership.mark(stream.peer_id, answers=True)
+        for record in self._membership.own_records():
+            link.put(record)
+        self._link_opened()
+        try:
+            with link.scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._send, link, nursery.cancel_scope)
+                    await self._receive(link)
+                    nursery.cancel_scope.cancel()
+        finally:
+            if self._links.get(stream.peer_id) is link:
+                self._forget(link)
+                self._link_lost(stream.peer_id)
+            await stream.reset()
+
+    def _admit(self, link: GossipLink) -> bool:
+        """Both ends keep the same one of two links: the smaller id's, or one dialler's newer one."""
+        peer_id = link.stream.peer_id
+        old = self._links.get(peer_id)
+        if peer_id == self._own_peer_id or (
+            old is None and not link.dialled and not self._make_room(link.neighbour)
+        ):
+            return False
+        if old is not None:
+            dialler = self._own_peer_id if link.dialled else peer_id
+            if old.dialled != link.dialled and dialler != min(peer_id, self._own_peer_id):
+                return False
+            old.scope.cancel()
+        self._links[peer_id] = link
+        return True
+
+    def _make_room(self, newcomer: Neighbour) -> bool:
+        """Whether there is room for one more incoming link, if need be in the place of another."""
+        incoming = [link.neighbour for link in self._links.values() if not link.dialled]
+        if len(incoming) < MAX_INCOMING:
+            return True
+        leaves = to_make_room(incoming, newcomer.network, newcomer.since)
+        if leaves is None:
+            return False
+        logger.debug("%s makes room for %s", leaves.peer_id, newcomer.peer_id)
+        link = self._links[leaves.peer_id]
+        self._forget(link)
+        link.scope.cancel()
+        return True
+
+    def _forget(self, link: GossipLink) -> None:
+        del self._links[link.stream.peer_id]
+        self._spreading.close(link.stream.peer_id)
+
+    async def _hear_out(self, stream: PackedStream) -> None:
+        """Who gets no link says what it is all the same, which is what it says first: so nobody who takes all links
+        can keep a newcomer from being heard."""
+        if stream.peer_id == self._own_peer_id or stream.peer_id in self._links:
+            return
+        try:
+            with trio.move_on_after(HEAR_OUT_S):
+                for _ in ("facts", "state"):
+                    record = await stream.receive(MAX_FACTS_BYTES)
+                    if is_facts(record) or is_state(record):
+                        self._take_in_record(record, stream.peer_id)
+        except StreamEndedError as error:
+            logger.debug("%s, which got no link, said nothing: %s", stream.peer_id, error)
+
+    async def _send(self, link: GossipLink, scope: trio.CancelScope) -> None:
+        try:
+            while True:
+                batch = await link.take(self._timing.keepalive_s)
+                before = link.stream.bytes_out
+                with trio.fail_after(self._timing.silence_s):
+                    await link.stream.send(batch)
+                link.sent()
+                self._traffic.sent("gossip", link.stream.bytes_out - before, len(batch))
+        except (StreamEndedError, trio.TooSlowError) as error:
+            logger.debug("the link to %s ended: %s", link.stream.peer_id, error)
+            scope.cancel()
+
+    async def _receive(self, link: GossipLink) -> None:
+        strikes = received = counted = 0
+        since = trio.current_time()
+        try:
+            while strikes < _MAX_STRIKES:
+                with trio.fail_after(self._timing.silence_s):
+                    record = await link.stream.receive(MAX_FACTS_BYTES)
+                self._traffic.received("gossip", link.stream.bytes_in - counted)
+                counted = link.stream.bytes_in
+                strikes += bool(record) and self._take_in(record, link)
+                received += 1
+                if received == _MAX_RECORDS_PER_S:  # who floods is read at this rate, and blocks itself
+                    await trio.sleep_until(since + 1.0)
+                    received, since = 0, trio.current_time()
+            self._refusals.refused("links on which too much was untrue", link.stream.peer_id)
+        except (StreamEndedError, trio.TooSlowError) as error:
+            logger.debug("the link to %s ended: %s", link.stream.peer_id, error)
+
+    def _take_in(self, frame: bytes, link: GossipLink) -> bool:
+        """Returns whether the frame should not have been sent by an honest neighbour."""
+        if frame[:1] not in (OFFER, ASK):
+            return self._take_in_record(frame, link.stream.peer_id)
+        try:
+            names = names_in(frame[1:])
+        except ValueError:
+            return True
+        if frame[:1] == ASK:
+            for record in self._spreading.asked(names):
+                link.put(record)
+        elif ask := self._spreading.offered(link.stream.peer_id, names, trio.current_time()):
+            link.put(ASK + b"".join(ask))
+        return False
+
+    def _take_in_record(self, record: bytes, peer_id: str) -> bool:
+        self._spreading.heard(record)
+        outcome = self._membership.receive(record, source=peer_id)
+        if isinstance(outcome, Accepted):
+            pushes = self._news.after(trio.current_time()).pushes
+            self._news = self._news.after(trio.current_time(), _cost_bits(record, outcome))
+            for to in self._spreading.hand_on(record, peer_id, push=pushes):
+                self._links[to].put(record)
+            if peer_id in self._links:
+                self._links[peer_id].useful(trio.current_time())
+            if is_loss(record):
+                self.after_loss()
+        wanted = outcome.facts_wanted if isinstance(outcome, Accepted) else outcome is Reason.UNKNOWN_PEER
+        if wanted and is_state(record):
+            try:
+                self._facts_wanted(peer_id, state_tag(record))
+            except AnnouncementError:
+                return True
+        return outcome in _STRIKES
+
+
+def _cost_bits(record: bytes, accepted: Accepted) -> float:
+    """What a record costs this peer; if it brings a newcomer, with this peer's share in handing out the table."""
+    if is_loss(record):
+        return LOSS_COST_BITS
+    if is_facts(record):
+        return FACTS_COST_BITS if accepted.newcomer else FACTS_COST_BITS / 2
+    return STATE_COST_BITS

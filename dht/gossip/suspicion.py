@@ -1,0 +1,127 @@
+"""Tells the swarm of neighbours that went without a word, after trying to reach them once more."""
+
+import logging
+import random
+
+import trio
+
+from molink.dht.gossip.gossip import Gossip
+from molink.dht.gossip.table import PROTOCOL as TABLE
+from molink.dht.host.host import DialError, Host
+from molink.dht.host.neighbour_tasks import NeighbourTasks
+from molink.dht.identity.identity import Identity
+from molink.dht.membership.directory import Accepted
+from molink.dht.membership.failure_detector import WITNESSES
+from molink.dht.membership.membership import Membership, tag_of
+from molink.dht.membership.timing import DiscoveryTiming
+from molink.dht.records.announcement import seal_loss
+from molink.dht.records.records import PeerLoss
+
+logger = logging.getLogger(__name__)
+
+_MOST = 32
+"""Lost neighbours that are looked for at once."""
+_MOST_LOOKS = 12
+_AT_ONCE_S = 0.5
+"""After a link has ended: who has left, or has another link already, has said so by then."""
+
+
+class Witness:
+    """One peer's word on others that are gone."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        host: Host,
+        membership: Membership,
+        timing: DiscoveryTiming,
+        tasks: NeighbourTasks,
+    ) -> None:
+        self._identity = identity
+        self._host = host
+        self._membership = membership
+        self._timing = timing
+        self._tasks = tasks
+        self._looking: set[str] = set()
+        self.gossip: Gossip | None = None
+
+    def link_lost(self, peer_id: str) -> None:
+        """The link to a neighbour has ended: if it has not left, somebody should look for it."""
+        if peer_id not in self._looking and len(self._looking) < _MOST:
+            self._looking.add(peer_id)
+            self._tasks.start_soon(peer_id, self._look_for, peer_id)
+
+    async def _look_for(self, peer_id: str) -> None:
+        """At once for this peer itself, once more before the swarm is told, and then for as long as the swarm may take
+        to say which of the two was cut off."""
+        waits_s = random.uniform(0.1, 1.0) * self._timing.redial_before_loss_s
+        told = False
+        try:
+            await trio.sleep(min(_AT_ONCE_S, waits_s))
+            for look in range(_MOST_LOOKS):
+                if not self._is_missed(peer_id):
+                    return
+                answers = await self._answers(peer_id)
+                self._membership.mark(peer_id, answers=answers)
+                if answers and look > 0:  # the first time it may be about to end
+                    return
+                await trio.sleep(waits_s)
+                if not told and self._may_be_gone(peer_id) and not await self._answers(peer_id):
+                    self._tell(peer_id)
+                    told = True
+                waits_s = self._timing.redial_s
+        finally:
+            self._looking.discard(peer_id)
+
+    def _is_missed(self, peer_id: str) -> bool:
+        """Whether it has neither left nor come back."""
+        neighbours = self.gossip.neighbours if self.gossip else ()
+        return peer_id not in neighbours and any(
+            facts.peer_id == peer_id for facts in self._membership.living()
+        )
+
+    def _may_be_gone(self, peer_id: str) -> bool:
+        """Whether nobody knows better: it has not left or come back, and this peer is not the one that is cut off."""
+        return (
+            self.gossip is not None
+            and bool(self.gossip.neighbours)
+            and self._membership.witnesses(tag_of(peer_id)) < WITNESSES
+            and self._is_missed(peer_id)
+        )
+
+    async def _answers(self, peer_id: str) -> bool:
+        """Whether it opens a stream, over what is left of a connection or over a new one."""
+        addresses = next(
+            (facts.addresses for facts in self._membership.living() if facts.peer_id == peer_id), ()
+        )
+        if await self._opens_stream(peer_id):
+            return True
+        await self._host.hang_up(peer_id)
+        with trio.move_on_after(2 * self._timing.dial_timeout_s):
+            for address in addresses:
+                with self._tasks.at_the_risk_of(peer_id):
+                    try:
+                        await self._host.dial(address, timeout_s=self._timing.dial_timeout_s)
+                    except DialError as error:
+                        logger.debug("%s does not answer at %s: %s", peer_id, address, error)
+                    else:
+                        return await self._opens_stream(peer_id)
+        return False
+
+    async def _opens_stream(self, peer_id: str) -> bool:
+        try:
+            stream = await self._host.open_stream(peer_id, TABLE, timeout_s=self._timing.dial_timeout_s)
+        except DialError:
+            return False
+        await stream.reset()
+        return True
+
+    def _tell(self, peer_id: str) -> None:
+        tag = tag_of(peer_id)
+        if self.gossip is None or not self._may_be_gone(peer_id):
+            return
+        loss = PeerLoss(tag_of(self._identity.peer_id), tag, self._membership.sequence_of(tag))
+        record = seal_loss(loss, self._identity)
+        if isinstance(self._membership.receive(record), Accepted):
+            logger.info("%s does not answer any more", peer_id)
+            self.gossip.broadcast(record)

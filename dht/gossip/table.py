@@ -1,0 +1,237 @@
+"""The table protocol: one peer hands the other the signed records that it holds, with their ages.
+
+Who knows most of them asks for digests first, 16 bytes a peer, and then for the records that are newer than its own.
+"""
+
+import logging
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+
+import trio
+from google.protobuf.message import DecodeError
+
+from molink.dht.gossip.traffic import Traffic
+from molink.dht.host.framing import StreamEndedError
+from molink.dht.host.packed import PackedStream
+from molink.dht.membership.directory import Accepted
+from molink.dht.membership.door import Door, DoorLimits, network_of
+from molink.dht.membership.held import AgedRecord
+from molink.dht.membership.membership import Membership
+from molink.dht.records import announcement_pb2 as pb
+from molink.dht.records.announcement import (
+    MAX_FACTS_BYTES,
+    MAX_STATE_BYTES,
+    AnnouncementError,
+    Reason,
+    state_tag,
+)
+from molink.dht.records.bounds import MAX_SEQUENCE, whole
+
+logger = logging.getLogger(__name__)
+
+PROTOCOL = "/molink/table/2"
+MAX_TAGS = 256
+MAX_ENTRIES = 20_000
+_MAX_REQUEST_BYTES = MAX_TAGS * 8 + 16
+_MAX_ENTRY_BYTES = MAX_FACTS_BYTES + MAX_STATE_BYTES + 32
+_BATCH = 64
+DIGESTS = 256
+"""In one frame."""
+_MAX_DIGEST_BYTES = DIGESTS * 18 + 16
+LIMITS = DoorLimits(unproven=64, proven=32, of_network=16, of_identity=2, proof_s=2.0, idle_s=2.0)
+"""Callers who have not asked yet are unproven, those whose answer takes longer than two seconds are idle."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """What came of a pull."""
+
+    entries: int
+    news: int
+    """Records that were true and new."""
+    wanted: tuple[int, ...]
+    """Tags of peers whose facts are missing here."""
+
+
+class TableService:
+    """Answers pulls.
+
+    Who opens a stream and asks nothing takes nobody's place. Of one identity two callers are answered at a time, of one
+    network sixteen, of all thirty-two; where there is no room, one whose answer takes longer than two seconds goes, and
+    may ask another peer.
+    """
+
+    def __init__(
+        self,
+        membership: Membership,
+        traffic: Traffic,
+        *,
+        timeout_s: float,
+        host_of: Callable[[str], str],
+        is_member: Callable[[str], bool],
+    ) -> None:
+        """`host_of`: the IP address of a connected peer."""
+        self._membership = membership
+        self._traffic = traffic
+        self._timeout_s = timeout_s
+        self._host_of = host_of
+        self._door = Door(LIMITS, is_member)
+        self._callers: dict[int, trio.CancelScope] = {}
+
+    async def serve(self, stream: PackedStream) -> None:
+        entry = self._door.enter(trio.current_time(), network_of(self._host_of(stream.peer_id)))
+        self._send_away(entry.sent_away)
+        caller = entry.guest or 0
+        answered = False
+        try:
+            with trio.CancelScope() as self._callers[caller]:
+                answered = await self._answer(stream, caller)
+        finally:
+            del self._callers[caller]
+            self._door.leave(caller)
+            self._traffic.received("table", stream.bytes_in)
+            self._traffic.sent("table", stream.bytes_out)
+        await (stream.close() if answered else stream.reset())
+
+    async def _answer(self, stream: PackedStream, caller: int) -> bool:
+        """Whether all has been sent."""
+        with trio.move_on_after(LIMITS.proof_s) as asking:
+            request = pb.TableRequest.FromString(await stream.receive(_MAX_REQUEST_BYTES))
+        if asking.cancelled_caught:
+            return False
+        entry = self._door.prove(caller, trio.current_time(), stream.peer_id)
+        self._send_away(entry.sent_away)
+        if entry.guest is None:
+            return False
+        self._door.busy(caller)
+        with trio.move_on_after(self._timeout_s) as answering:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._lose_patience, caller)
+                await self._send(stream, request)
+                nursery.cancel_scope.cancel()
+        return not answering.cancelled_caught
+
+    async def _lose_patience(self, caller: int) -> None:
+        await trio.sleep(LIMITS.idle_s)
+        self._door.idle(caller, trio.current_time())
+
+    async def _send(self, stream: PackedStream, request: pb.TableRequest) -> None:
+        batch: list[bytes] = []
+        for entry in _entries(self._membership, request):
+            batch.append(entry)
+            if len(batch) == _BATCH:
+                await stream.send(batch)
+                batch.clear()
+        await stream.send([*batch, b""])
+
+    def _send_away(self, callers: tuple[int, ...]) -> None:
+        for caller in callers:
+            self._callers[caller].cancel()
+
+
+def _entries(membership: Membership, request: pb.TableRequest) -> Iterator[bytes]:
+    if request.digests:
+        digests = membership.digests()[:MAX_ENTRIES]
+        for at in range(0, len(digests), DIGESTS):
+            tags, sequences = zip(*digests[at : at + DIGESTS], strict=True)
+            yield pb.Digest(peer_tags=tags, sequences=sequences).SerializeToString()
+        return
+    for record in membership.table(tuple(request.peer_tags))[:MAX_ENTRIES]:
+        yield _encode(record, states_only=request.states_only)
+
+
+def _encode(record: AgedRecord, *, states_only: bool) -> bytes:
+    return pb.TableEntry(
+        facts=b"" if states_only else record.facts,
+        state=record.state,
+        facts_age_ms=int(1000 * record.facts_age_s),
+        state_age_ms=int(1000 * record.state_age_s),
+    ).SerializeToString()
+
+
+async def pull(
+    stream: PackedStream,
+    membership: Membership,
+    *,
+    tags: Collection[int] = (),
+    states_only: bool = False,
+    timeout_s: float,
+) -> Pulled:
+    """Copies the other side's records into `membership`, which checks every one.
+
+    Raises:
+        StreamEndedError: the other side does not answer, or not in this protocol.
+    """
+    request = pb.TableRequest(peer_tags=sorted(tags)[:MAX_TAGS], states_only=states_only)
+    entries = news = 0
+    wanted: list[int] = []
+    try:
+        with trio.fail_after(timeout_s):
+            await stream.send([request.SerializeToString()])
+            while entries < MAX_ENTRIES and (frame := await stream.receive(_MAX_ENTRY_BYTES)):
+                entries += 1
+                outcome = _take_in(frame, membership, stream.peer_id)
+                news += outcome.news
+                wanted += outcome.wanted
+    except trio.TooSlowError:
+        raise StreamEndedError(f"{stream.peer_id} did not send its table within {timeout_s:g} s") from None
+    except DecodeError:
+        raise StreamEndedError(f"{stream.peer_id} sent something else than a table") from None
+    return Pulled(entries, news, tuple(wanted))
+
+
+async def newer_tags(stream: PackedStream, membership: Membership, *, timeout_s: float) -> tuple[int, ...]:
+    """The tags of those peers of whom the other side has newer states than `membership`.
+
+    Raises:
+        StreamEndedError: the other side does not answer, or not in this protocol.
+    """
+    request = pb.TableRequest(digests=True)
+    newer: list[int] = []
+    entries = 0
+    try:
+        with trio.fail_after(timeout_s):
+            await stream.send([request.SerializeToString()])
+            while entries < MAX_ENTRIES and (frame := await stream.receive(_MAX_DIGEST_BYTES)):
+                digests = digests_in(frame)
+                entries += len(digests)
+                newer += [tag for tag, sequence in digests if sequence > membership.sequence_of(tag)]
+    except trio.TooSlowError:
+        raise StreamEndedError(f"{stream.peer_id} did not send its digests within {timeout_s:g} s") from None
+    except ValueError:
+        raise StreamEndedError(f"{stream.peer_id} sent something else than digests") from None
+    return tuple(newer)
+
+
+def digests_in(frame: bytes) -> tuple[tuple[int, int], ...]:
+    """Tag and sequence of the newest state of 1 to 256 peers. Raises ValueError if these are none."""
+    try:
+        message = pb.Digest.FromString(frame)
+    except DecodeError as error:
+        raise ValueError("the digests cannot be decoded") from error
+    if not 1 <= len(message.peer_tags) == len(message.sequences) <= DIGESTS:
+        raise ValueError(f"1 to {DIGESTS} tags and as many sequences make a frame of digests")
+    return tuple(
+        (tag, whole("sequence", sequence, MAX_SEQUENCE))
+        for tag, sequence in zip(message.peer_tags, message.sequences, strict=True)
+    )
+
+
+def _take_in(frame: bytes, membership: Membership, source: str) -> Pulled:
+    entry = pb.TableEntry.FromString(frame)
+    news = 0
+    if entry.facts:
+        told = membership.receive(entry.facts, entry.facts_age_ms / 1000, source=source)
+        news += isinstance(told, Accepted)
+    age_s = entry.state_age_ms / 1000
+    outcome = membership.receive(entry.state, age_s, source=source) if entry.state else Reason.STALE
+    if isinstance(outcome, Accepted):
+        return Pulled(1, news + 1, _tag(entry.state) if outcome.facts_wanted else ())
+    return Pulled(1, news, _tag(entry.state) if outcome is Reason.UNKNOWN_PEER else ())
+
+
+def _tag(record: bytes) -> tuple[int, ...]:
+    try:
+        return (state_tag(record),)
+    except AnnouncementError:
+        return ()

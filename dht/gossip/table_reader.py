@@ -1,0 +1,108 @@
+"""Asks other peers for the records that they hold: all of them, those that are newer, or those of certain peers."""
+
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable
+
+import trio
+
+from molink.dht.gossip.table import MAX_TAGS, PROTOCOL, Pulled, newer_tags, pull
+from molink.dht.gossip.traffic import Traffic
+from molink.dht.host.host import Host
+from molink.dht.host.neighbour_tasks import NeighbourTasks
+from molink.dht.host.packed import PackedStream
+from molink.dht.membership.membership import Membership
+from molink.dht.membership.timing import DiscoveryTiming
+
+logger = logging.getLogger(__name__)
+
+_WANTED = 64
+
+
+class TableReader:
+    """What one peer or client copies of others. Its methods raise DialError and StreamEndedError."""
+
+    def __init__(
+        self,
+        host: Host,
+        membership: Membership,
+        timing: DiscoveryTiming,
+        traffic: Traffic,
+        tasks: NeighbourTasks,
+    ) -> None:
+        self._host = host
+        self._membership = membership
+        self._timing = timing
+        self._traffic = traffic
+        self._tasks = tasks
+        self._wanted_in, self._wanted_out = trio.open_memory_channel[tuple[str, int]](_WANTED)
+        self._copying = trio.Lock()
+        self.after_pull: Callable[[], None] = lambda: None
+
+    def facts_wanted(self, peer_id: str, tag: int) -> None:
+        """Asks that neighbour soon; if too much is wanted already, the next repair will find it."""
+        try:
+            self._wanted_in.send_nowait((peer_id, tag))
+        except trio.WouldBlock:
+            logger.debug("too many facts are wanted: those of %016x wait", tag)
+
+    async def fetch_wanted(self) -> None:
+        """One question at a time, until cancelled: many states of one unknown peer arrive before its facts do."""
+        async for peer_id, first in self._wanted_out:
+            tags = {first}
+            while len(tags) < MAX_TAGS:
+                try:
+                    other, tag = self._wanted_out.receive_nowait()
+                except trio.WouldBlock:
+                    break
+                tags |= {tag} if other == peer_id else set()
+            with self._tasks.at_the_risk_of(peer_id):
+                await self.pull(peer_id, tags=tags)
+
+    async def copy_from(self, peer_id: str) -> None:
+        """All that the peer knows, unless somebody else's table is here by then: who is slow keeps nobody waiting."""
+        with trio.move_on_after(self._timing.bootstrap_timeout_s / 3) as waiting:
+            await self._copying.acquire()
+        try:
+            if self._membership.peers():
+                await self.compare_with(peer_id)
+            else:
+                await self.pull(peer_id)
+        finally:
+            if not waiting.cancelled_caught:
+                self._copying.release()
+
+    async def compare_with(self, peer_id: str) -> None:
+        """Copies what the peer knows and this one does not."""
+        async with self._stream_to(peer_id) as stream:
+            newer = await newer_tags(stream, self._membership, timeout_s=self._timing.table_timeout_s)
+        known = [tag for tag in newer if self._membership.sequence_of(tag) >= 0]
+        missing = [tag for tag in newer if self._membership.sequence_of(tag) < 0]
+        for at in range(0, len(known), MAX_TAGS):
+            pulled = await self.pull(peer_id, tags=known[at : at + MAX_TAGS], states_only=True)
+            missing += pulled.wanted
+        for at in range(0, len(missing), MAX_TAGS):
+            await self.pull(peer_id, tags=missing[at : at + MAX_TAGS])
+
+    async def pull(self, peer_id: str, *, tags: Iterable[int] = (), states_only: bool = False) -> Pulled:
+        """The peer's records, or those of `tags` only."""
+        async with self._stream_to(peer_id) as stream:
+            return await pull(
+                stream,
+                self._membership,
+                tags=tuple(tags),
+                states_only=states_only,
+                timeout_s=self._timing.table_timeout_s,
+            )
+
+    @contextlib.asynccontextmanager
+    async def _stream_to(self, peer_id: str) -> AsyncIterator[PackedStream]:
+        timeout_s = self._timing.dial_timeout_s
+        stream = PackedStream(await self._host.open_stream(peer_id, PROTOCOL, timeout_s=timeout_s))
+        try:
+            yield stream
+        finally:
+            self._traffic.received("table", stream.bytes_in)
+            self._traffic.sent("table", stream.bytes_out)
+            await stream.close()
+            self.after_pull()

@@ -1,0 +1,113 @@
+"""Who says of whom that it does not answer any more, and when that is believed. Pure.
+
+Nobody's word is enough: two witnesses have to say so, and the peer has a minute to say something newer, which every
+announcement is. So whoever can speak cannot be declared gone, and whoever lies makes it speak, no more.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from molink.dht.records.records import PeerLoss
+
+WITNESSES = 2
+"""Of a loss, before anybody begins to wait for its refutation."""
+MAX_WITNESSES = 4
+"""That are remembered of one loss; more say nothing new."""
+MAX_AHEAD_MS = 30_000
+"""How far beyond what a peer can have said by now, by its newest known state and the time since, that of a witness may
+be: what is on its way, and clocks that were set. Whoever could claim any would take a peer's numbers as far ahead."""
+MAX_LOSSES_OF_ONE = 24
+"""Losses that one witness may tell of within `WINDOW_S`: a peer has 12 links at most."""
+MAX_FALSE = 6
+"""Of these that were refuted: then it is not listened to for the rest of that time. An honest witness is wrong
+where its own line was, or where somebody plays dead."""
+LEAST_LOSSES = 96
+"""Within `WINDOW_S`, of all witnesses together: and twice as many as there are peers, as each may go and has two
+witnesses at least."""
+NETWORK_SHARE = 2
+"""One network's witnesses may tell of one in so many of these."""
+WINDOW_S = 600.0
+
+
+@dataclass(slots=True)
+class _Suspicion:
+    sequences: dict[int, int] = field(default_factory=dict)
+    """By witness, of the newest state that it knew."""
+    since: float | None = None
+    """When there were enough witnesses."""
+
+
+class Losses:
+    """The losses that are told of and neither refuted nor believed yet."""
+
+    def __init__(self, refute_s: float) -> None:
+        self._refute_s = refute_s
+        self._suspicions: dict[int, _Suspicion] = {}
+        self._told: Counter[int] = Counter()
+        self._false: Counter[int] = Counter()
+        self._of_network: Counter[str] = Counter()
+        self._window_end = 0.0
+
+    def add(self, loss: PeerLoss, now: float, network: str = "", peers: int = 0) -> bool:
+        """Takes in what a witness of that network, whose signature was checked, says. False: it is nothing new, or too
+        much, or the witness has said too much that was false. `peers`: how many are known."""
+        if now >= self._window_end:
+            for counts in (self._told, self._false, self._of_network):
+                counts.clear()
+            self._window_end = now + WINDOW_S
+        suspicion = self._suspicions.get(loss.peer_tag)
+        known = suspicion.sequences if suspicion else {}
+        if known.get(loss.witness_tag, -1) >= loss.sequence or (
+            loss.witness_tag not in known and len(known) >= MAX_WITNESSES
+        ):
+            return False
+        if not self._may_tell(loss.witness_tag, network, max(LEAST_LOSSES, 2 * peers)):
+            return False
+        self._told[loss.witness_tag] += 1
+        self._of_network[network] += 1
+        suspicion = self._suspicions.setdefault(loss.peer_tag, _Suspicion())
+        suspicion.sequences[loss.witness_tag] = loss.sequence
+        if suspicion.since is None and len(suspicion.sequences) >= WITNESSES:
+            suspicion.since = now
+        return True
+
+    def _may_tell(self, witness: int, network: str, most: int) -> bool:
+        return (
+            self._told[witness] < MAX_LOSSES_OF_ONE
+            and self._false[witness] < MAX_FALSE
+            and self._of_network[network] < most // NETWORK_SHARE
+            and self._of_network.total() < most
+        )
+
+    def witnesses(self, peer_tag: int) -> int:
+        """How many say that this peer is gone."""
+        suspicion = self._suspicions.get(peer_tag)
+        return len(suspicion.sequences) if suspicion else 0
+
+    def refute(self, peer_tag: int, sequence: int) -> None:
+        """The peer has said something of that sequence: whoever did not know it knew too little."""
+        suspicion = self._suspicions.get(peer_tag)
+        if suspicion is None:
+            return
+        for witness in [one for one, known in suspicion.sequences.items() if known < sequence]:
+            del suspicion.sequences[witness]
+            self._false[witness] += 1
+        if len(suspicion.sequences) < WITNESSES:
+            suspicion.since = None
+        if not suspicion.sequences:
+            del self._suspicions[peer_tag]
+
+    def believed(self, now: float) -> tuple[int, ...]:
+        """The tags of the peers that have not refuted their loss in time; they are forgotten here."""
+        gone = tuple(
+            tag
+            for tag, suspicion in self._suspicions.items()
+            if suspicion.since is not None and now >= suspicion.since + self._refute_s
+        )
+        for tag in gone:
+            del self._suspicions[tag]
+        return gone
+
+    def forget(self, peer_tag: int) -> None:
+        """The peer is remembered no more."""
+        self._suspicions.pop(peer_tag, None)

@@ -1,0 +1,178 @@
+"""The directory as two threads share it: the network's writes, the application's reads."""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection
+from functools import lru_cache
+
+from molink.dht.identity.identity import public_key_of
+from molink.dht.membership.directory import REFUTE_S, Accepted, Directory
+from molink.dht.membership.held import AgedRecord, Origin
+from molink.dht.records.announcement import Reason, is_facts, is_loss
+from molink.dht.records.records import PeerFacts, PeerView
+from molink.dht.records.state_codec import peer_tag
+
+
+class Membership:
+    """A directory with lock and clock; `on_change` is called in the thread that changes the view."""
+
+    def __init__(
+        self,
+        own_peer_id: str | None,
+        on_change: Callable[[], None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+        refute_s: float = REFUTE_S,
+    ) -> None:
+        self._directory = Directory(own_peer_id, refute_s=refute_s)
+        self._lock = threading.Lock()
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._settled = False
+        self._on_change = on_change
+        self._told = 0
+
+    @property
+    def version(self) -> int:
+        """Grows whenever a snapshot could have changed."""
+        return self._directory.version
+
+    @property
+    def own_sequence(self) -> int:
+        """The highest sequence of this peer's own that others hold."""
+        return self._directory.own_sequence
+
+    @property
+    def accused_sequence(self) -> int:
+        """The highest sequence of this peer's own of which another said that this peer is gone."""
+        return self._directory.accused_sequence
+
+    @property
+    def last_heard_own(self) -> int | None:
+        """The sequence of this peer's own that somebody told it last."""
+        return self._directory.last_heard_own
+
+    def forget_last_heard_own(self) -> None:
+        """From now on `last_heard_own` is what somebody tells after this."""
+        with self._lock:
+            self._directory.last_heard_own = None
+
+    @property
+    def refusals(self) -> Counter[Reason]:
+        with self._lock:
+            return self._directory.refusals.copy()
+
+    def settle(self) -> None:
+        """The swarm's table has been copied: from now on neighbours may tell of so many newcomers a minute only."""
+        self._settled = True
+
+    def receive(self, record: bytes, age_s: float = 0.0, *, source: str | None = None) -> Accepted | Reason:
+        """Takes in a signed record of any kind, or says why not. `source`: the peer that handed it on."""
+        with self._lock:
+            if is_loss(record):
+                return self._directory.accept_loss(record, self._clock())
+            accept = self._directory.accept_facts if is_facts(record) else self._directory.accept_state
+            origin = Origin(source, self._wall_clock(), self._settled)
+            outcome = accept(record, self._clock(), age_s, origin)
+        self._tell()
+        return outcome
+
+    def mark(self, peer_id: str, *, answers: bool) -> None:
+        """Whether this process can reach the peer: if not, it is shown to people only, until it speaks again."""
+        with self._lock:
+            self._directory.mark(peer_id, answers=answers)
+        self._tell()
+
+    def clock_ahead_s(self) -> float:
+        """By how much this peer's words should be ahead of its clock so that others find them new."""
+        with self._lock:
+            return self._directory.clock.ahead_to_speak_s(self._clock(), self._wall_clock())
+
+    def hold_own(self, facts: bytes, state: bytes) -> None:
+        """Takes in what this peer itself has just said."""
+        with self._lock:
+            self._directory.hold_own(facts, state, self._clock())
+        self._tell()
+
+    def own_records(self) -> tuple[bytes, ...]:
+        """What this peer has said last, facts first; nothing if it is silent."""
+        with self._lock:
+            return self._directory.own_records()
+
+    def forget_own(self) -> None:
+        """This peer leaves: it no longer shows itself or hands itself on."""
+        with self._lock:
+            self._directory.forget_own()
+        self._tell()
+
+    def expire(self) -> None:
+        with self._lock:
+            self._directory.expire(self._clock(), self._wall_clock())
+        self._tell()
+
+    def snapshot(
+        self, model_hash: str | None = None, *, other_versions: bool = False, silent: bool = False
+    ) -> tuple[PeerView, ...]:
+        with self._lock:
+            return self._directory.snapshot(
+                self._clock(), model_hash, other_versions=other_versions, silent=silent
+            )
+
+    def table(self, tags: Collection[int] = ()) -> tuple[AgedRecord, ...]:
+        """Living peers' records; with `tags`, only theirs, and the last words of those among them that are gone."""
+        wanted = frozenset(tags)
+        with self._lock:
+            records = self._directory.records(self._clock())
+            if not wanted:
+                return records
+            living = tuple(record for record in records if record.peer_tag in wanted)
+            gone = wanted - {record.peer_tag for record in living}
+            last = (self._directory.last_words(tag, self._clock()) for tag in sorted(gone))
+            return (*living, *(record for record in last if record is not None))
+
+    def digests(self) -> tuple[tuple[int, int], ...]:
+        """Of each living peer, its tag and the sequence of its newest state."""
+        with self._lock:
+            tags = [record.peer_tag for record in self._directory.records(self._clock())]
+            return tuple((tag, self._directory.sequence_of(tag)) for tag in tags)
+
+    def sequence_of(self, tag: int) -> int:
+        """Of the newest state that is or was known of the peer of that tag; -1: none."""
+        with self._lock:
+            return self._directory.sequence_of(tag)
+
+    def knows(self, peer_id: str) -> bool:
+        """Whether that peer has announced itself, and is not forgotten."""
+        return self.sequence_of(tag_of(peer_id)) >= 0
+
+    def witnesses(self, tag: int) -> int:
+        """How many call the peer of that tag gone."""
+        with self._lock:
+            return self._directory.witnesses(tag)
+
+    def living(self) -> tuple[PeerFacts, ...]:
+        """The newest facts of every living peer."""
+        with self._lock:
+            return self._directory.facts(self._clock())
+
+    def facts_of(self, peer_id: str) -> PeerFacts | None:
+        """The newest facts of a living peer, if it is known."""
+        return next((facts for facts in self.living() if facts.peer_id == peer_id), None)
+
+    def peers(self) -> int:
+        """How many living peers there are."""
+        return len(self.living())
+
+    def _tell(self) -> None:
+        version = self._directory.version
+        if version != self._told:
+            self._told = version
+            self._on_change()
+
+
+@lru_cache(maxsize=4096)
+def tag_of(peer_id: str) -> int:
+    """The tag that the state of `peer_id` carries."""
+    return peer_tag(public_key_of(peer_id))

@@ -1,0 +1,79 @@
+"""Which neighbours a peer dials and which it keeps: nobody who dials it often takes all of its links. Pure.
+
+Links that a peer has chosen itself are counted apart from those of others: it dials `DEGREE`, whatever comes in, and of
+these some in different networks where it knows such. A full set of incoming links makes room for a newcomer, in the
+network that has most of them and where least has come of use: so whoever has one network can fill the places of one.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from molink.dht.membership.door import network_of
+from molink.dht.membership.timing import DEGREE
+from molink.dht.records.records import PeerFacts
+
+MAX_LINKS = 12
+MAX_INCOMING = MAX_LINKS - DEGREE
+NETWORKS = 3
+"""Different ones that the links a peer has dialled lead to, if it knows as many. The others are chosen blindly:
+were all to go far, the few who are there would have to carry them."""
+GRACE_S = 60.0
+"""For so long a link keeps its place if the newcomer is of a network that has as many links."""
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """Somebody that there is, or could be, a link to."""
+
+    peer_id: str
+    network: str
+    since: float = 0.0
+    """When the link was opened."""
+    useful_at: float = 0.0
+    """When something true and new last came over it."""
+
+
+def to_dial(candidates: Sequence[Neighbour], dialled: Iterable[str], room: int) -> tuple[Neighbour, ...]:
+    """Whom to dial, at most `room`. `candidates`: in order of preference; `dialled`: the networks of the links, and of
+    those on their way, that this peer has dialled."""
+    networks = set(dialled)
+    left, chosen = list(candidates), list[Neighbour]()
+    while left and len(chosen) < room:
+        elsewhere = (one for one in left if one.network not in networks)
+        one = (next(elsewhere, None) if len(networks) < NETWORKS else None) or left[0]
+        left.remove(one)
+        chosen.append(one)
+        networks.add(one.network)
+    return tuple(chosen)
+
+
+def to_make_room(incoming: Sequence[Neighbour], network: str, now: float) -> Neighbour | None:
+    """Whose link ends so that somebody of `network` gets one; None: nobody's, for the time being."""
+    shares = Counter(link.network for link in incoming)
+    shares[network] += 1
+    most = max(shares.values())
+    crowd = [link for link in incoming if shares[link.network] == most]
+    if shares[network] == most:
+        crowd = [link for link in crowd if now - link.since >= GRACE_S]
+    return min(crowd, key=lambda link: (link.useful_at, link.since), default=None)
+
+
+def network_at(address: str) -> str:
+    """The network of a multiaddress; empty if that cannot be said."""
+    parts = address.split("/")
+    return network_of(parts[2]) if len(parts) > 2 else ""
+
+
+def worth_remembering(living: Sequence[PeerFacts], linked: Iterable[str], most: int) -> tuple[str, ...]:
+    """Addresses to begin from after a restart, at most `most`: neighbours' first, and those of many networks before
+    several of one."""
+    near = frozenset(linked)
+    seen: Counter[str] = Counter()
+    ranked: list[tuple[int, bool, int, str]] = []
+    for order, facts in enumerate(sorted(living, key=lambda facts: facts.peer_id not in near)):
+        for address in facts.addresses[:1]:
+            network = network_at(address)
+            ranked.append((seen[network], facts.peer_id not in near, order, address))
+            seen[network] += 1
+    return tuple(address for *_, address in sorted(ranked)[:most])

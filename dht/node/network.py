@@ -1,0 +1,123 @@
+"""The parts of the control plane put together, in trio: what runs inside the network thread."""
+
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import trio
+
+from molink.dht.gossip.gossip import PROTOCOL as GOSSIP
+from molink.dht.gossip.gossip import Gossip
+from molink.dht.gossip.publisher import Publisher
+from molink.dht.gossip.sequences import DurableState
+from molink.dht.gossip.suspicion import Witness
+from molink.dht.gossip.table import PROTOCOL as TABLE
+from molink.dht.gossip.table import TableService
+from molink.dht.gossip.table_reader import TableReader
+from molink.dht.gossip.traffic import Traffic
+from molink.dht.host.framing import FrameStream
+from molink.dht.host.host import Host, Listen, open_host
+from molink.dht.host.neighbour_tasks import NeighbourTasks
+from molink.dht.host.packed import PackedStream
+from molink.dht.identity.identity import Identity
+from molink.dht.identity.swarm_key import SwarmKey
+from molink.dht.membership.door import network_of
+from molink.dht.membership.membership import Membership
+from molink.dht.membership.timing import DiscoveryTiming
+from molink.dht.node.joining import NO_FALLBACK, Fallback, Joining
+from molink.dht.node.maintenance import Upkeep
+from molink.dht.refusals import RefusalLog
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkSettings:
+    """What a network is made of. `listen` None: a client, which accepts nobody and announces nothing."""
+
+    identity: Identity
+    listen: Listen | None
+    initial_peers: tuple[str, ...]
+    swarm_key: SwarmKey | None
+    timing: DiscoveryTiming
+    durable: DurableState | None = None
+    fallback: Fallback = NO_FALLBACK
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """A running control plane. To be used in its own thread, but for `host.addresses`."""
+
+    host: Host
+    gossip: Gossip
+    publisher: Publisher
+    upkeep: Upkeep
+    traffic: Traffic
+
+
+@contextlib.asynccontextmanager
+async def open_network(settings: NetworkSettings, membership: Membership) -> AsyncIterator[Network]:
+    """A network that has found the swarm, if it was told where.
+
+    Raises:
+        PortInUse, BootstrapUnreachable.
+    """
+    serves = settings.listen is not None
+    timing = settings.timing
+
+    async with (
+        open_host(settings.identity, settings.listen, settings.swarm_key, membership.knows) as host,
+        trio.open_nursery() as nursery,
+    ):
+        traffic, refusals = Traffic(), RefusalLog(logger)
+        tasks = NeighbourTasks(nursery, refusals)
+        reader = TableReader(host, membership, timing, traffic, tasks)
+        upkeep = Upkeep(
+            host, membership, timing, reader, tasks, settings.initial_peers, settings.durable, serves=serves
+        )
+        witness = Witness(settings.identity, host, membership, timing, tasks)
+        gossip = Gossip(
+            host.peer_id,
+            membership,
+            timing,
+            traffic,
+            refusals,
+            reader.facts_wanted,
+            upkeep.repair_soon,
+            witness.link_lost,
+        )
+        publisher = Publisher(settings.identity, host.addresses, membership, gossip, timing, settings.durable)
+        upkeep.gossip, upkeep.sequences, witness.gossip = gossip, publisher.sequences, gossip
+        reader.after_pull = gossip.after_loss = publisher.contradicted
+        if serves:
+            tables = TableService(
+                membership,
+                traffic,
+                timeout_s=timing.table_timeout_s,
+                host_of=host.host_of,
+                is_member=membership.knows,
+            )
+            _serve(host, gossip, tables)
+        await Joining(host, timing, reader, upkeep.link_to).join(settings.initial_peers, settings.fallback)
+        membership.settle()
+        nursery.start_soon(reader.fetch_wanted)
+        nursery.start_soon(upkeep.run)
+        nursery.start_soon(publisher.run)
+        nursery.start_soon(gossip.run)
+        yield Network(host, gossip, publisher, upkeep, traffic)
+        nursery.cancel_scope.cancel()
+
+
+def _serve(host: Host, gossip: Gossip, tables: TableService) -> None:
+    async def accept_link(stream: FrameStream) -> None:
+        network = network_of(host.host_of(stream.peer_id))
+        await gossip.run_link(PackedStream(stream), network, dialled=False)
+        if stream.peer_id not in gossip.neighbours:
+            await host.hang_up(stream.peer_id)
+
+    async def hand_out_table(stream: FrameStream) -> None:
+        await tables.serve(PackedStream(stream))
+
+    host.handle(GOSSIP, accept_link)
+    host.handle(TABLE, hand_out_table)

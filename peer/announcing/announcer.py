@@ -1,0 +1,231 @@
+"""What a peer says of itself, and when: at once when its load or its links change, and from time to time."""
+
+import asyncio
+import math
+from dataclasses import replace
+from importlib.metadata import version
+
+from molink.dht.identity.identity import Identity
+from molink.dht.node.discovery import Discovery
+from molink.dht.records.records import PROTOCOL_VERSION, Device, PeerFacts, PeerState, PeerView, ServedModel
+from molink.peer.announcing.prober import PROBE_EVERY_S, Prober
+from molink.peer.engine.stepping import Stepper
+from molink.peer.memory.leases import LeaseBook, announced_free_bytes
+from molink.peer.profiling.profile import Profile
+from molink.peer.profiling.step_times import StepTimes, worth_announcing
+from molink.peer.wire.link.certificate import Certificate
+from molink.peer.wire.transport.line_quality import MeasureLine, announced_mbps
+from molink.routing.placement.placement import JoiningMachine
+from molink.shards.spec import ModelSpec, Span, merge_spans, missing_spans
+
+LOOK_EVERY_S = 5.0
+"""Between looks at whether the load has changed without anybody saying so."""
+UPLINK_GAP_S = 60.0
+"""Least time between announcements of an uplink: facts are large, and each goes to the whole swarm."""
+PROFILE_GAP_S = 60.0
+"""The same for a refined profile."""
+
+
+class Announcer:
+    """Keeps the swarm informed of one serving peer."""
+
+    def __init__(
+        self,
+        discovery: Discovery,
+        facts: PeerFacts,
+        spec: ModelSpec,
+        leases: LeaseBook,
+        stepper: Stepper,
+        prober: Prober,
+        changed: asyncio.Event,
+        measure_line: MeasureLine,
+        step_times: StepTimes,
+    ) -> None:
+        self.facts = facts
+        self._discovery = discovery
+        self._spec = spec
+        self._leases = leases
+        self._stepper = stepper
+        self._prober = prober
+        self._changed = changed
+        self._measure_line = measure_line
+        self._step_times = step_times
+        self._profile = step_times.profile
+        """As others know it."""
+        self._profile_at_s = -math.inf
+        self._uplink_mbps: float | None = None
+        self._uplink_at_s = -math.inf
+        self._promised: tuple[Span, ...] = ()
+        self._withheld: tuple[Span, ...] = ()
+
+    def own_view(self) -> PeerView:
+        """This peer as it is this moment, whatever it has told others."""
+        return PeerView(replace(self._current_facts(), ttl_s=1), replace(self._state(), ttl_s=1), age_s=0.0)
+
+    async def intend(self, load: tuple[Span, ...] = (), drop: tuple[Span, ...] = ()) -> None:
+        """Tells others, until `forget_intent`, that this peer is going to load and to drop these layers.
+
+        Then nobody else loads the same, and no router plans with what may soon be gone. The lease book knows nothing
+        of it.
+        """
+        self._promised, self._withheld = load, drop
+        await self.announce(facts_too=True)
+
+    def forget_intent(self) -> None:
+        """What was intended is done, or off."""
+        if self._promised or self._withheld:
+            self._promised = self._withheld = ()
+            self._changed.set()
+
+    async def announce(self, *, facts_too: bool = False) -> None:
+        """Says how things stand now; with `facts_too` also what rarely changes, as the first time."""
+        state = self._state()
+        told = replace(
+            state,
+            spans=tuple(left for span in state.spans for left in missing_spans(span, self._withheld)),
+            loading=merge_spans((*self._leases.loading, *self._promised)),
+        )
+        await self._discovery.announce(self._current_facts() if facts_too else None, told)
+
+    async def keep_announced(self) -> None:
+        """Announces whenever something has changed, until cancelled."""
+        while True:
+            try:
+                async with asyncio.timeout(LOOK_EVERY_S):
+                    await self._changed.wait()
+            except TimeoutError:
+                pass
+            self._changed.clear()
+            changed = (self._uplink_changed(), self._profile_changed())
+            await self.announce(facts_too=any(changed))
+
+    async def keep_probing(self) -> None:
+        """Measures round trips until cancelled: at once when somebody new appears, else from time to time."""
+        clock = asyncio.get_running_loop().time
+        while True:
+            seen, known = self._discovery.version, self._peer_ids()
+            if await self._prober.probe():
+                await self.announce(facts_too=True)
+            deadline_s = clock() + PROBE_EVERY_S
+            while (left_s := deadline_s - clock()) > 0 and not self._peer_ids() - known:
+                await self._discovery.changed(left_s, since=seen)
+                seen = self._discovery.version
+
+    def _current_facts(self) -> PeerFacts:
+        return replace(
+            self.facts,
+            links=self._prober.measurements(),
+            coordinate=self._prober.coordinate,
+            uplink_mbps=self._uplink_mbps,
+            layer_latencies=self._profile.layer_latencies,
+            prefill_latencies=self._profile.prefill_latencies,
+            embed_ms=self._profile.embed_ms,
+            head_ms=self._profile.head_ms,
+            step_ms=self._profile.step_ms,
+        )
+
+    def _profile_changed(self) -> bool:
+        """Takes over what steps have taught, if the swarm should hear of it."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._profile_at_s < PROFILE_GAP_S:
+            return False
+        refined = self._step_times.refined()
+        if not worth_announcing(self._profile, refined):
+            return False
+        self._profile, self._profile_at_s = refined, now_s
+        return True
+
+    def _uplink_changed(self) -> bool:
+        """Takes over what the line was measured to carry, if the swarm should hear of it."""
+        now_s = asyncio.get_running_loop().time()
+        mbps = announced_mbps(self._uplink_mbps, self._measure_line().uplink_bytes_per_s)
+        if mbps == self._uplink_mbps or now_s - self._uplink_at_s < UPLINK_GAP_S:
+            return False
+        self._uplink_mbps, self._uplink_at_s = mbps, now_s
+        return True
+
+    def _peer_ids(self) -> set[str]:
+        return {view.peer_id for view in self._discovery.snapshot(self._spec.model_hash)}
+
+    def _state(self) -> PeerState:
+        leases = self._leases
+        free_weight_bytes, free_kv_bytes = announced_free_bytes(self._spec, self.facts.span_limit, leases)
+        return PeerState(
+            peer_id=self.facts.peer_id,
+            sequence=0,
+            ttl_s=0,
+            facts_sequence=0,
+            spans=leases.held,
+            free_weight_bytes=free_weight_bytes,
+            free_kv_bytes=free_kv_bytes,
+            sessions=len(leases.leases),
+            queued=self._stepper.queued,
+            draining=leases.draining,
+        )
+
+
+def joining_machine(
+    peer_id: str, spec: ModelSpec, leases: LeaseBook, profile: Profile, prober: Prober
+) -> JoiningMachine:
+    """This peer as placement is asked about it before it holds anything; its weights are on its disk."""
+    free_weight_bytes, free_kv_bytes = announced_free_bytes(spec, None, leases)
+    return JoiningMachine(
+        peer_id=peer_id,
+        free_weight_bytes=free_weight_bytes,
+        free_kv_bytes=free_kv_bytes,
+        layer_latencies=profile.layer_latencies,
+        embed_ms=profile.embed_ms,
+        head_ms=profile.head_ms,
+        step_ms=profile.step_ms,
+        load_bytes_per_s=profile.load_bytes_per_s,
+        rtt_ms={link.peer_id: link.rtt_ms for link in prober.measurements()},
+        coordinate=prober.coordinate,
+        held=leases.held,
+    )
+
+
+def own_facts(
+    identity: Identity,
+    name: str,
+    addresses: tuple[str, ...],
+    grpc_addresses: tuple[str, ...],
+    certificate: Certificate,
+    device: Device,
+    spec: ModelSpec,
+    span_limit: Span | None,
+    profile: Profile,
+    activation_codecs: tuple[str, ...] = (),
+) -> PeerFacts:
+    """The part of the announcement that rarely changes. Sequence and time to live are filled in when it is sent."""
+    return PeerFacts(
+        peer_id=identity.peer_id,
+        public_key=identity.public_key,
+        sequence=0,
+        ttl_s=0,
+        protocol_version=PROTOCOL_VERSION,
+        version=version("molink"),
+        name=name[:64],
+        addresses=addresses,
+        grpc_addresses=grpc_addresses,
+        certificate=certificate.der,
+        device=device,
+        model=ServedModel(
+            model_hash=spec.model_hash,
+            content_hash=spec.content_hash,
+            name=spec.name,
+            architecture=spec.architecture,
+            dtype=spec.dtype,
+            quantization=spec.quantization,
+            layers=spec.layers,
+        ),
+        span_limit=span_limit,
+        layer_latencies=profile.layer_latencies,
+        embed_ms=profile.embed_ms,
+        head_ms=profile.head_ms,
+        step_ms=profile.step_ms,
+        load_bytes_per_s=profile.load_bytes_per_s,
+        activation_codecs=activation_codecs,
+        prefill_latencies=profile.prefill_latencies,
+        decode_context_ms=profile.decode_context_ms,
+        prefill_context_ms=profile.prefill_context_ms,
+    )

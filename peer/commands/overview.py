@@ -1,0 +1,160 @@
+"""The swarm as JSON values and as tables for people: what `molink-peer status` and `profile` print."""
+
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from molink.peer.memory.memory import format_bytes
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+SHORT_ID = 8
+"""The last characters of a peer id: the first ones are the same for all."""
+PIPE_COLUMNS = 160
+
+
+def print_swarm(swarm: Mapping[str, object]) -> None:
+    """What `describe_swarm` returned, as a table, with a line for each model."""
+    from rich.table import Table
+
+    table = Table(
+        "peer", "id", "model", "layers", "free", "sessions", "layer ms", "up Mbps", "age s", title="Swarm"
+    )
+    for peer in _rows(swarm, "peers"):
+        free = sum(_number(peer.get(name)) for name in ("free_weight_bytes", "free_kv_bytes"))
+        remark = " (takes nothing new)" if peer.get("draining") else ""
+        if peer.get("same_protocol") is False:
+            remark = " (speaks another version)"
+        if peer.get("answers") is False:
+            remark = " (does not answer)"
+        cells = (
+            f"{_text(peer.get('name')) or '-'}{remark}",
+            _text(peer.get("peer_id"))[-SHORT_ID:],
+            _text(peer.get("model")),
+            _spans(peer.get("spans")) or "none yet",
+            format_bytes(max(0, int(free))),
+            f"{_number(peer.get('sessions')):g}",
+            f"{_number(peer.get('layer_ms')):.3f}",
+            "-" if peer.get("uplink_mbps") is None else f"{_number(peer.get('uplink_mbps')):g}",
+            f"{_number(peer.get('age_s')):.0f}",
+        )
+        table.add_row(*map(_plain, cells))
+    console = _console()
+    console.print(table)
+    for model in _rows(swarm, "models"):
+        missing = _spans(model.get("missing"))
+        served = f"nobody holds layers {missing}" if missing else "complete"
+        console.print(_plain(f"{_text(model.get('model'))}: {model.get('peers')} peers, {served}"))
+
+
+def print_local(status: Mapping[str, object]) -> None:
+    """What this machine's peer told of itself: a line for each value, then what it knows of the swarm."""
+    console = _console()
+    for key, value in status.items():
+        if key not in ("peers", "models", "links"):
+            shown = ", ".join(map(_text, value)) if isinstance(value, list) else _text(value)
+            if isinstance(value, bool) or (key == "paused" and value is None):
+                shown = "yes" if value else "no"
+            elif key == "spans":
+                shown = _spans(value)
+            console.print(_plain(f"{key.replace('_', ' ')}: {shown}"))
+    for link in _rows(status, "links"):
+        console.print(_plain(_link_line(link)))
+    if "peers" in status:
+        print_swarm(status)
+
+
+def print_machine(machine: Mapping[str, object]) -> None:
+    """What `molink-peer profile` measured, as a table of two columns."""
+    from rich.table import Table
+
+    table = Table("what", "measured", title="This machine")
+    device, memory, disk = (_mapping(machine.get(name)) for name in ("device", "memory", "disk"))
+    table.add_row("device", _plain(f"{device.get('name')} ({device.get('kind')}, {device.get('system')})"))
+    if machine.get("way"):
+        table.add_row("computes with", _plain(_text(machine.get("way"))))
+    table.add_row("processors", _plain(_text(device.get("processors"))))
+    if "threads" in machine:
+        table.add_row("threads", _plain(_text(machine.get("threads"))))
+    for name, label in (
+        ("free_bytes", "free memory"),
+        ("default_bytes", "taken without --memory"),
+        ("weight_limit_bytes", "of that for weights, at most"),
+    ):
+        table.add_row(label, format_bytes(int(_number(memory.get(name)))))
+    table.add_row("model", _plain(f"{machine.get('model')} in {machine.get('dtype')}"))
+    for batch_size, layer_ms in _mapping(machine.get("layer_ms")).items():
+        table.add_row(f"layer, batch of {batch_size}", f"{_number(layer_ms):.3f} ms")
+    for tokens, layer_ms in _mapping(machine.get("prefill_layer_ms")).items():
+        table.add_row(f"layer, {tokens} tokens of a prompt", f"{_number(layer_ms):.3f} ms")
+    for dtype, layer_ms in _mapping(machine.get("decode_layer_ms_by_dtype")).items():
+        remark = ", the fastest here" if dtype == machine.get("fastest_dtype") else ""
+        table.add_row(f"layer, one token in {dtype}", f"{_number(layer_ms):.3f} ms{remark}")
+    for name, label in (
+        ("decode_context_ms", "layer, 1000 tokens of context more"),
+        ("prefill_context_ms", "the same, one token of a prompt"),
+        ("step_ms", "step, whatever its layers"),
+        ("embed_ms", "embedding"),
+        ("head_ms", "head"),
+    ):
+        table.add_row(label, f"{_number(machine.get(name)):.3f} ms")
+    table.add_row("loading of weights", _rate(machine.get("load_bytes_per_s")))
+    cached = " (maybe from memory)" if disk.get("cached") else ""
+    table.add_row("disk, reading", _rate(disk.get("read_bytes_per_s")) + cached)
+    table.add_row("disk, writing", _rate(disk.get("write_bytes_per_s")))
+    for address in _rows(machine, "network"):
+        table.add_row(_plain(f"network, {address.get('interface')}"), _plain(_text(address.get("address"))))
+    console = _console()
+    console.print(table)
+    if machine.get("unused_gpu"):
+        console.print(_plain(_text(machine.get("unused_gpu"))))
+
+
+def _link_line(link: Mapping[str, object]) -> str:
+    measured = [
+        f"{_number(link.get(name)):.3g} {unit}"
+        for name, unit in (("mbps", "Mbps"), ("rtt_ms", "ms round trip"), ("queueing_ms", "ms in queues"))
+        if link.get(name) is not None
+    ]
+    return f"link to {_text(link.get('peer_id'))[-SHORT_ID:]}: {', '.join(measured)}"
+
+
+def _console() -> "Console":
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS, highlight=False)
+
+
+def _plain(text: str) -> str:
+    """Other peers choose their names: no control sequences, and no markup, reach the terminal."""
+    from rich.markup import escape
+
+    return escape("".join(character if character.isprintable() else "?" for character in text))
+
+
+def _rows(content: Mapping[str, object], key: str) -> list[Mapping[str, object]]:
+    rows = content.get(key)
+    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+
+
+def _mapping(value: object) -> Mapping[str, object]:
+    return value if isinstance(value, dict) else {}
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, (int, float)) else 0.0
+
+
+def _text(value: object) -> str:
+    return "" if value is None else str(value)
+
+
+def _rate(value: object) -> str:
+    return f"{format_bytes(int(_number(value)))}/s"
+
+
+def _spans(value: object) -> str:
+    """[[0, 4], [6, 8]] as "0:4, 6:8"."""
+    spans = value if isinstance(value, list) else []
+    return ", ".join(":".join(map(str, span)) for span in spans if isinstance(span, list))

@@ -1,0 +1,105 @@
+"""What a peer computes with, and how weights get there: the seam between serving and the device."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from torch import Tensor
+
+from molink.peer.models.model import LocalModel, Progress
+from molink.shards.batching.engine import Engine, Rows
+from molink.shards.batching.ways import Way, decoding_in
+from molink.shards.checkpoint.verification import StoredPart
+from molink.shards.kv.kv_cache import SequenceCache
+from molink.shards.loading.loader import load_stage
+from molink.shards.sampling.sampling import Outcome
+from molink.shards.spec import ModelSpec, Span
+
+StepResult = Tensor | list[Outcome]
+"""Hidden states; where the span ends the model, logits, or what came of drawing from them where they lie."""
+
+
+class StageEngine(Protocol):
+    """Steps sessions through the layers that it holds, as `molink.shards.batching.engine.Engine` does. Used from one
+    thread."""
+
+    spec: ModelSpec
+
+    def detach(self, span: Span) -> None: ...
+
+    def limit_kv(self, limit_bytes: int) -> bool: ...
+
+    def new_cache(
+        self, span: Span, capacity_tokens: int, prefix: Sequence[bytes] = (), *, reserve: bool = True
+    ) -> SequenceCache: ...
+
+    def begin_behind(self, cache: SequenceCache, tokens: int) -> None: ...
+
+    def step(self, span: Span, rows: Sequence[Rows], hidden: Tensor | None) -> StepResult: ...
+
+    def to_host(self, tensors: Sequence[Tensor]) -> list[Tensor]: ...
+
+    def record_next(self) -> bool: ...
+
+    def pack_next(self) -> bool: ...
+
+
+class Backend(Protocol):
+    """An engine, and the loader that fills it."""
+
+    @property
+    def engine(self) -> StageEngine: ...
+
+    def load(self, span: Span, progress: Progress) -> Callable[[], None]:
+        """Makes the weights of `span` ready. It blocks: call it on a thread that may wait.
+
+        Returns what has the engine hold them, to be called on the engine's thread.
+
+        Raises:
+            WeightsError, OSError, MemoryError, RuntimeError, ValueError: it cannot.
+        """
+        ...
+
+
+class DeviceBackend:
+    """Computes a model that this machine can load."""
+
+    def __init__(self, model: LocalModel, device: str, way: Way = Way.RECORDED) -> None:
+        """`device` is as `choose_device` returned it, `way` as its first step has shown."""
+        self.engine = Engine(model.spec, device, decoding=decoding_in(way, device))
+        self._model = model
+        self._device = device
+
+    def load(self, span: Span, progress: Progress) -> Callable[[], None]:
+        stage = self._model.load(span, self._device, progress, packs_later=True)
+        return lambda: self.engine.attach(stage)
+
+
+class MeasuredDevice:
+    """Computes layers of a folder without a manifest, or of `parts` in the place of its tensors: what is measured is
+    not served."""
+
+    def __init__(
+        self,
+        folder: Path,
+        spec: ModelSpec,
+        device: str,
+        parts: Mapping[str, StoredPart] | None,
+        way: Way = Way.RECORDED,
+    ) -> None:
+        self.engine = Engine(spec, device, decoding=decoding_in(way, device))
+        self._folder = folder
+        self._device = device
+        self._parts = parts
+
+    def load(self, span: Span, progress: Progress) -> Callable[[], None]:
+        stage = load_stage(
+            self._folder,
+            span,
+            dtype=self.engine.spec.dtype,
+            quantization=self.engine.spec.quantization,
+            device=self._device,
+            progress=progress,
+            parts=self._parts,
+        )
+        return lambda: self.engine.attach(stage)

@@ -1,0 +1,376 @@
+"""What a serving peer is made of, and how it is put together."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+
+from molink.dht.identity.dialable import Ranges, swarm_ranges
+from molink.dht.identity.identity import Identity
+from molink.dht.identity.swarm_key import SwarmKey
+from molink.dht.node.discovery import Discovery
+from molink.dht.records.records import PeerFacts, PeerView
+from molink.peer.announcing.announcer import Announcer, joining_machine, own_facts
+from molink.peer.announcing.placing import Placing
+from molink.peer.announcing.prober import Prober
+from molink.peer.daemon.compute_setup import Computing, lease_book, memory_of, open_computing, planned_memory
+from molink.peer.daemon.local_listener import HOST as METRICS_HOST
+from molink.peer.daemon.metrics_server import MetricsServer
+from molink.peer.daemon.running import say
+from molink.peer.daemon.settings import JoinSettings, where_to_join
+from molink.peer.device.device import (
+    cap_gpu_memory,
+    check_memory,
+    choose_devices,
+    describe_device,
+    give_back_memory,
+    why_not_others,
+)
+from molink.peer.device.machine import free_port
+from molink.peer.engine.metrics import PeerMetrics
+from molink.peer.host_policy.gpus import gpus_of, this_process
+from molink.peer.host_policy.memory_guard import MemoryGuard, own_memory_bytes
+from molink.peer.host_policy.pausing import Pausing
+from molink.peer.host_policy.readings import MachineReader, ReadMachine
+from molink.peer.memory.leases import LeaseBook, Refused
+from molink.peer.models.choosing import Numbers, choose_model, warn_of_other_numbers
+from molink.peer.models.hub import HubAccess
+from molink.peer.models.manifests import ManifestSource
+from molink.peer.models.model import LocalModel, keeping_packed, open_model
+from molink.peer.profiling.profile import Profile
+from molink.peer.profiling.step_times import StepTimes
+from molink.peer.ranks.backend import RankedBackend
+from molink.peer.serving.artifact_server import Handout
+from molink.peer.serving.data_plane import Serving
+from molink.peer.state_dir import StateDir
+from molink.peer.wire.link.certificate import Certificate, new_certificate
+from molink.routing.placement.placement import describe_preview
+from molink.shards.checkpoint.catalog import BUNDLED_CONTENT, is_from_hub
+from molink.shards.spec import ModelSpec, Span
+from molink.shards.store.blobs import BlobStore
+
+UNBOUND = ("0.0.0.0", "::")  # noqa: S104 - all of this machine's addresses say nothing of where the swarm is
+TOKENIZERS = frozenset(
+    {
+        "tokenizer.json",
+        "tokenizer.model",
+        "vocab.json",
+        "vocab.txt",
+        "sentencepiece.bpe.model",
+        "spiece.model",
+    }
+)
+"""Files of which one is enough for a tokenizer, or nearly so."""
+_log = logging.getLogger(__name__)
+
+
+class PeerError(Exception):
+    """The peer cannot serve, for a reason that its owner can mend."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Parts:
+    """What a serving peer is made of."""
+
+    discovery: Discovery
+    model: LocalModel
+    leases: LeaseBook
+    serving: Serving
+    announcer: Announcer
+    placing: Placing | None
+    """None: the owner has chosen the layers."""
+    ranks: RankedBackend | None
+    """None: it computes on one device."""
+    pausing: Pausing
+    memory_guard: MemoryGuard | None
+    """None: the device itself refuses more."""
+    step_times: StepTimes
+
+
+class Opening:
+    """Finds the swarm, knows the model, measures the machine and begins to serve. `open` it once."""
+
+    def __init__(
+        self,
+        settings: JoinSettings,
+        state: StateDir,
+        metrics: PeerMetrics,
+        changed: asyncio.Event,
+        report: Callable[[str], None],
+        read_machine: ReadMachine | None,
+    ) -> None:
+        self._settings = settings
+        self._state = state
+        self._metrics = metrics
+        self._changed = changed
+        self._report = report
+        self._read_machine = read_machine
+
+    async def open(self, stack: AsyncExitStack) -> Parts:
+        """Everything stays open on `stack`. Raises PeerError, and what `Peer.run` turns into one."""
+        settings = self._settings
+        devices = choose_devices(settings.device)
+        unused = why_not_others(settings.device, devices[0])
+        if unused is not None:
+            say(unused)
+        check_memory(devices, settings.memory_bytes)
+        identity = Identity.load_or_create(self._state.identity_key)
+        swarm_key = SwarmKey.load(settings.swarm_key) if settings.swarm_key else None
+        self._report("Looking for the swarm")
+        discovery = await stack.enter_async_context(self._discovery(identity, swarm_key))
+        # what this very peer said before it was started again binds nobody
+        others = tuple(view for view in discovery.snapshot() if view.peer_id != identity.peer_id)
+        ranges = await self._own_ranges(discovery)
+        model = replace(await self._model(others, devices, swarm_key, stack, ranges), exact=settings.exact)
+        _tell_of_other_numbers(model.spec, others)
+        _tell_of_missing_tokenizer(model.spec.name, model.manifest.files)
+        planned_memory(model, devices, settings)  # where not even a layer fits, nothing is loaded
+        computing = await open_computing(stack, model, devices, settings, self._state.profiles, self._report)
+        leases = lease_book(model, computing, settings)
+        if computing.ranks is None:
+            cap_gpu_memory(devices[0], leases.cap_bytes)
+        else:
+            await asyncio.to_thread(computing.ranks.cap_memory, leases.cap_bytes)
+        guard = self._memory_guard(devices[0], leases)
+        certificate = new_certificate(identity.peer_id)
+        step_times = StepTimes(computing.profile)
+        self._metrics.compare(step_times)
+        serving = await stack.enter_async_context(
+            self._serving(
+                identity, swarm_key, certificate, model, computing, leases, step_times, discovery, ranges
+            )
+        )
+        self._state.remember_ports(_port_of(discovery.addresses[0]), serving.port)
+        await self._open_metrics(stack, serving)
+        facts = own_facts(
+            identity,
+            settings.name or socket.gethostname(),
+            discovery.addresses,
+            (self._data_address(discovery, serving.port),),
+            certificate,
+            replace(describe_device(devices[0]), count=len(computing.devices)),
+            model.spec,
+            settings.layers,
+            computing.profile,
+            computing.activation_codecs,
+        )
+        prober = Prober(identity.peer_id, serving.links, lambda: discovery.snapshot(model.spec.model_hash))
+        announcer = self._announcer(discovery, facts, model.spec, leases, serving, prober, step_times)
+        stack.push_async_callback(discovery.leave)
+        pausing = self._pausing(computing, leases, serving, announcer)
+        parts = Parts(
+            discovery,
+            model,
+            leases,
+            serving,
+            announcer,
+            None,
+            computing.ranks,
+            pausing,
+            guard,
+            step_times,
+        )
+        if settings.layers is not None:
+            await self._preload(parts, settings.layers)
+            return parts
+        return replace(parts, placing=await self._place(parts, computing.profile, prober))
+
+    def _discovery(self, identity: Identity, swarm_key: SwarmKey | None) -> Discovery:
+        settings = self._settings
+        initial_peers = where_to_join(settings).initial_peers
+        return Discovery(
+            identity,
+            listen_host=settings.listen,
+            port=settings.port or free_port(settings.listen, self._state.ports()[0]),
+            announce_host=settings.announce,
+            initial_peers=initial_peers,
+            swarm_key=swarm_key,
+            remembered=self._state.remembered(initial_peers),
+            durable=self._state,
+            wait_s=settings.wait_s,
+            report=self._report,
+        )
+
+    def _announcer(
+        self,
+        discovery: Discovery,
+        facts: PeerFacts,
+        spec: ModelSpec,
+        leases: LeaseBook,
+        serving: Serving,
+        prober: Prober,
+        step_times: StepTimes,
+    ) -> Announcer:
+        stepper, line = serving.stepper, serving.measure_line
+        return Announcer(discovery, facts, spec, leases, stepper, prober, self._changed, line, step_times)
+
+    def _serving(
+        self,
+        identity: Identity,
+        swarm_key: SwarmKey | None,
+        certificate: Certificate,
+        model: LocalModel,
+        computing: Computing,
+        leases: LeaseBook,
+        step_times: StepTimes,
+        discovery: Discovery,
+        own_ranges: Ranges,
+    ) -> Serving:
+        settings = self._settings
+        return Serving(
+            identity,
+            swarm_key,
+            certificate,
+            computing.backend,
+            Handout.of(model),
+            leases,
+            (settings.listen, settings.grpc_port or free_port(settings.listen, self._state.ports()[1])),
+            self._metrics,
+            self._changed.set,
+            computing.activation_codecs,
+            settings.rule,
+            http_proxy=settings.http_proxy,
+            transmission_policy=settings.transmission_policy,
+            step_times=step_times,
+            is_announced=discovery.knows,
+            memory_bytes=leases.cap_bytes,
+            own_ranges=own_ranges,
+            newest_facts=discovery.facts_of,
+        )
+
+    async def _own_ranges(self, discovery: Discovery) -> Ranges:
+        """Where this peer's swarm is: at its own addresses, and where its owner told it to join."""
+        listens = () if self._settings.listen in UNBOUND else (self._settings.listen,)
+        announces = (self._settings.announce,) if self._settings.announce else ()
+        initial_peers = where_to_join(self._settings).initial_peers
+        return await swarm_ranges([*discovery.addresses, *listens, *announces, *initial_peers])
+
+    async def _open_metrics(self, stack: AsyncExitStack, serving: Serving) -> None:
+        self._metrics.watch(serving.measure_line)
+        if self._settings.metrics_port is not None:
+            served = await stack.enter_async_context(
+                MetricsServer(self._metrics.registry, self._settings.metrics_port)
+            )
+            say(f"Metrics: http://{METRICS_HOST}:{served.port}/metrics")
+
+    def _data_address(self, discovery: Discovery, port: int) -> str:
+        """Where others dial this peer's links, as HOST:PORT."""
+        host = self._settings.announce or discovery.addresses[0].split("/")[2]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    async def _model(
+        self,
+        views: tuple[PeerView, ...],
+        devices: tuple[str, ...],
+        swarm_key: SwarmKey | None,
+        stack: AsyncExitStack,
+        own_ranges: Ranges,
+    ) -> LocalModel:
+        """The store of weights, if they come from a hub, stays open on `stack`."""
+        settings = self._settings
+        identifier, dtype, quantization = settings.model, settings.dtype, settings.quantization
+        if identifier is None:
+            choice = choose_model(views, BUNDLED_CONTENT, dtype, quantization)
+            if choice.model is None:
+                raise PeerError(_ask_for_model(choice.others))
+            identifier = choice.model
+            if (
+                choice.served is not None
+            ):  # of what its owner leaves open, as those have it who need help most
+                dtype = choice.served.dtype if dtype == "auto" else dtype
+                quantization = quantization or choice.served.quantization
+            if choice.others:
+                say(f"Note: this swarm also serves {', '.join(choice.others[:3])}: choose with --model")
+            _log.info("no --model was given: serving %s", identifier)
+        asked = (identifier, dtype, quantization, views, self._state.digests, self._report)
+        if not is_from_hub(identifier):
+            return keeping_packed(await open_model(*asked), settings.store_dir, settings.store_bytes, stack)
+        try:
+            store = stack.enter_context(BlobStore(settings.store_dir, settings.store_bytes))
+        except OSError as error:
+            raise PeerError(
+                f"weights cannot be kept in {settings.store_dir} ({error.strerror or error}): "
+                "choose another folder with --store-dir"
+            ) from error
+        async with ManifestSource(swarm_key, settings.http_proxy, own_ranges) as source:
+            access = HubAccess(
+                store, source.ask, settings.layers, memory_of(devices, self._settings.memory_bytes)
+            )
+            return replace(await open_model(*asked, access), store=store)
+
+    def _memory_guard(self, device: str, leases: LeaseBook) -> MemoryGuard | None:
+        if device != "cpu":
+            return None
+        return MemoryGuard(
+            leases.cap_bytes,
+            leases,
+            self._changed.set,
+            own_memory_bytes,
+            lambda: give_back_memory(device),
+        )
+
+    def _pausing(
+        self, computing: Computing, leases: LeaseBook, serving: Serving, announcer: Announcer
+    ) -> Pausing:
+        rules, device, ranks = self._settings.comfort, computing.devices[0], computing.ranks
+        heeds_programs = rules.heeds_programs(device)
+        own = this_process if ranks is None else lambda: (*this_process(), *ranks.ranks.pids)
+        gpu = gpus_of(computing.devices, own) if heeds_programs else None
+        read = self._read_machine or MachineReader(gpu, heeds_programs=heeds_programs)
+        return Pausing(rules, device, read, leases, serving.admission, serving.loader, announcer, say)
+
+    async def _preload(self, parts: Parts, span: Span) -> None:
+        """Exactly this span, from the start. Others hear of it before, and choose other layers meanwhile."""
+        self._report(f"Loading layers {span}")
+        answer = parts.leases.preload(span, asyncio.get_running_loop().time())
+        if isinstance(answer, Refused):
+            raise PeerError(
+                f"layers {span} do not fit: {answer.detail}. Give more --memory, or fewer --layers"
+            )
+        await parts.announcer.announce(facts_too=True)
+        await parts.serving.loader.load(span)
+
+    async def _place(self, parts: Parts, profile: Profile, prober: Prober) -> Placing:
+        """Takes the layers that the swarm needs most."""
+        self._report("Measuring round trips to the swarm")
+        await prober.probe()
+        spec, leases = parts.model.spec, parts.leases
+        placing = Placing(parts.discovery, spec, leases, parts.serving.loader, parts.announcer)
+        await placing.join(
+            lambda: joining_machine(parts.announcer.facts.peer_id, spec, leases, profile, prober),
+            lambda preview: say(describe_preview(preview)),
+        )
+        return placing
+
+
+def _tell_of_other_numbers(spec: ModelSpec, views: Sequence[PeerView]) -> None:
+    served = [view.facts.model for view in views if view.facts.model.content_hash == spec.content_hash]
+    warning = warn_of_other_numbers(spec.name, Numbers(spec.dtype, spec.quantization), served)
+    if warning is not None:
+        say(f"Note: {warning}")
+
+
+def _ask_for_model(named: Sequence[str]) -> str:
+    """What the owner has to type, where nothing that comes with MoLink is served."""
+    served = f"this swarm serves {', '.join(named[:3])}" if named else "this swarm serves models of its own"
+    typed = f"--model {named[0]}" if named else "--model and its id or folder"
+    return (
+        f"{served}, and no model that comes with MoLink. What others only say is not opened unasked: if you "
+        f"know and trust it, start with {typed}"
+    )
+
+
+def _tell_of_missing_tokenizer(name: str, files: Collection[str]) -> None:
+    if not any(file in TOKENIZERS for file in files):
+        say(
+            f"Note: {name} has no tokenizer (tokenizer.json or tokenizer.model) in its folder. Peers need none, but "
+            "nobody can turn text into its tokens until a peer has one: put it there and start again"
+        )
+
+
+def _port_of(address: str) -> int:
+    """The TCP port of a libp2p multiaddress such as /ip4/127.0.0.1/tcp/4001/p2p/ID."""
+    parts = address.split("/")
+    return int(parts[parts.index("tcp") + 1])

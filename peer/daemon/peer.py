@@ -1,0 +1,172 @@
+"""A peer's life: find the swarm, know the model, measure the machine, serve, drain, leave."""
+
+import asyncio
+import gc
+import logging
+import sys
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+
+from molink.dht.errors import BootstrapUnreachable
+from molink.dht.errors import PortInUse as ControlPortInUse
+from molink.dht.host.bridge import ThreadStoppedError
+from molink.dht.identity.key_file import KeyFileError
+from molink.dht.records.description import describe_swarm
+from molink.peer.daemon.bootstrap import Opening, Parts, PeerError
+from molink.peer.daemon.settings import JoinSettings
+from molink.peer.engine.metrics import PeerMetrics, describe_line, describe_predictions
+from molink.peer.host_policy.readings import ReadMachine
+from molink.peer.ranks.processes import RanksLost
+from molink.peer.state_dir import StateDir
+from molink.peer.wire.link.acceptor import PortInUse
+from molink.shards.checkpoint.catalog import ModelNotFound
+from molink.shards.checkpoint.store import StoreError
+from molink.shards.errors import QuantizationUnavailable, WeightsError
+
+DRAIN_S = 30.0
+"""Sessions that still run may end within this time before the peer goes."""
+RETRY_S = 1.0
+SWITCH_INTERVAL_S = 0.0002
+"""The engine's thread waits at most about so long for the event loop to let go of the interpreter; Python's default of
+5 ms is longer than a whole step."""
+_log = logging.getLogger(__name__)
+
+
+async def _keep_up(duty: Callable[[], Awaitable[None]]) -> None:
+    """Begins a duty again where descriptors, threads or memory have run out, or something took too long: a peer
+    outlives that."""
+    while True:
+        try:
+            return await duty()
+        except ThreadStoppedError:
+            raise
+        except (OSError, MemoryError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and "start new thread" not in str(error):
+                raise
+            _log.warning("begins again in %g s: %s", RETRY_S, str(error) or type(error).__name__)
+        await asyncio.sleep(RETRY_S)
+
+
+class Peer:
+    """One peer, from join to leave. `run` it once."""
+
+    def __init__(
+        self,
+        settings: JoinSettings,
+        state: StateDir,
+        report: Callable[[str], None],
+        read_machine: ReadMachine | None = None,
+    ) -> None:
+        """`read_machine` tells what the volunteer does; by default it is read of this machine."""
+        self.addresses: tuple[str, ...] = ()
+        self.metrics = PeerMetrics()
+        self._leaving = asyncio.Event()
+        self._at_once = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._opening = Opening(settings, state, self.metrics, self._changed, report, read_machine)
+        self._parts: Parts | None = None
+
+    async def run(self, on_ready: Callable[["Peer"], None]) -> None:
+        """Joins, serves, and returns when it has left.
+
+        Raises:
+            PeerError: it cannot; the sentence says what to do.
+        """
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        try:
+            async with AsyncExitStack() as stack:
+                parts = self._parts = await self._opening.open(stack)
+                await parts.announcer.announce(facts_too=True)
+                self.addresses = parts.discovery.addresses
+                on_ready(self)
+                # What start-up made (half a million objects, torch's own above all) stays: a full collection that
+                # walks it would hold up a token for a tenth of a second.
+                gc.collect()
+                gc.freeze()
+                await self._serve(parts)
+        except (
+            KeyFileError,
+            ModelNotFound,
+            StoreError,
+            WeightsError,
+            QuantizationUnavailable,
+            PortInUse,
+            ControlPortInUse,
+        ) as error:
+            raise PeerError(str(error)) from error
+        except RanksLost as error:
+            raise PeerError(f"the devices cannot go on together: {error}. Start the peer again") from error
+        except BootstrapUnreachable as error:
+            raise PeerError(f"{error}. Or start a swarm of your own with --new-swarm") from error
+
+    def leave(self, *, at_once: bool = False) -> None:
+        """Drains and stops; `at_once` without draining. Call it on the loop."""
+        self._leaving.set()
+        if at_once:
+            self._at_once.set()
+
+    @property
+    def loads(self) -> bool:
+        """Whether weights are still being fetched or loaded, by a thread that nothing can interrupt."""
+        return self._parts is not None and bool(self._parts.leases.loading)
+
+    def status(self) -> dict[str, object]:
+        """This peer and the swarm as it knows it, JSON-ready."""
+        parts = self._parts
+        if parts is None:
+            return {"ready": False}
+        return {
+            "ready": True,
+            "peer_id": parts.announcer.facts.peer_id,
+            "name": parts.announcer.facts.name,
+            "model": parts.model.spec.name,
+            "model_hash": parts.model.spec.model_hash,
+            "dtype": parts.model.spec.dtype,
+            "addresses": list(self.addresses),
+            "spans": [[span.start, span.stop] for span in parts.leases.held],
+            "sessions": len(parts.leases.leases),
+            "draining": parts.leases.draining,
+            "paused": parts.pausing.paused_for,
+            "sent_activation_bytes": self.metrics.activation_bytes,
+            **describe_predictions(parts.step_times),
+            **describe_line(parts.serving.measure_line()),
+            **describe_swarm(parts.discovery.snapshot(silent=True)),
+        }
+
+    async def _serve(self, parts: Parts) -> None:
+        """Until told to leave; then the sessions may end, and the swarm hears that this peer goes."""
+        tasks = [
+            asyncio.create_task(parts.serving.run(), name="serve"),
+            asyncio.create_task(_keep_up(parts.announcer.keep_announced), name="announce"),
+            asyncio.create_task(_keep_up(parts.announcer.keep_probing), name="probe"),
+        ]
+        if parts.ranks is not None:
+            tasks.append(asyncio.create_task(parts.ranks.watch(), name="watch the ranks"))
+        tasks.append(asyncio.create_task(parts.pausing.keep_comfortable(), name="keep comfortable"))
+        if parts.memory_guard is not None:
+            tasks.append(asyncio.create_task(parts.memory_guard.keep_within(), name="keep within memory"))
+        if parts.placing is not None:
+            tasks.append(asyncio.create_task(parts.placing.keep_placed(), name="keep placed"))
+        leaving = asyncio.create_task(self._leaving.wait(), name="wait to leave")
+        try:
+            done, _ = await asyncio.wait({*tasks, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            for task in done - {leaving}:
+                task.result()  # a duty never returns: what ended it is an error
+            await self._drain(parts)
+        finally:
+            for task in (*tasks, leaving):
+                task.cancel()
+            await asyncio.gather(*tasks, leaving, return_exceptions=True)
+
+    async def _drain(self, parts: Parts) -> None:
+        parts.leases.drain()
+        await parts.announcer.announce()
+        deadline_s = asyncio.get_running_loop().time() + DRAIN_S
+        while parts.leases.leases and asyncio.get_running_loop().time() < deadline_s:
+            self._changed.clear()
+            waits = [asyncio.create_task(event.wait()) for event in (self._changed, self._at_once)]
+            await asyncio.wait(waits, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
+            for wait in waits:
+                wait.cancel()
+            if self._at_once.is_set():
+                return

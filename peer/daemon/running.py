@@ -1,0 +1,229 @@
+"""A peer in the foreground of a terminal: its lines on stdout, its control endpoint, and what Ctrl-C does."""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import Protocol, Self
+
+from molink.commands import EXIT_INTERRUPTED
+from molink.configuration import is_loopback
+from molink.peer.daemon.control import ControlEndpoint
+
+QUIET_S = 2.0
+"""Work shorter than this passes without a progress line, and lines come no more often."""
+AT_ONCE_S = 0.4
+"""How long a peer that was told to leave at once may still say so to others."""
+ENDS_AFTER_S = 0.7
+"""Then its process ends, whatever still runs: a second after the signal its memory is the volunteer's again."""
+LONGEST_WAIT_S = 0.25
+"""How long a signal may go unheeded that comes just before the event loop begins to wait."""
+KEY_PLACEHOLDER = "YOUR_COPY_OF_THE_KEY_FILE"
+
+
+class RunningPeer(Protocol):
+    """What this module needs of `molink.peer.daemon.peer.Peer`."""
+
+    @property
+    def addresses(self) -> tuple[str, ...]: ...
+
+    @property
+    def loads(self) -> bool: ...
+
+    async def run(self, on_ready: Callable[[Self], None]) -> None: ...
+
+    def leave(self, *, at_once: bool = False) -> None: ...
+
+    def status(self) -> dict[str, object]: ...
+
+
+class ProgressLines:
+    """Shows progress when work takes long: the latest line, not before QUIET_S and not more often.
+
+    `report` may be called from any thread.
+    """
+
+    def __init__(self, show: Callable[[str], None]) -> None:
+        self._show = show
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._latest: str | None = None
+
+    def report(self, line: str) -> None:
+        """The line is shown when its time comes, unless a newer one takes its place."""
+        if self._loop is not None:
+            with suppress(RuntimeError):  # the loop has ended: nobody waits for progress any more
+                self._loop.call_soon_threadsafe(self._note, line)
+
+    def start(self) -> None:
+        """Begins to watch the time; call in the loop."""
+        self._loop = asyncio.get_running_loop()
+
+    def stop(self) -> None:
+        """What has not been shown is not worth showing any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._loop = self._timer = self._latest = None
+
+    def _note(self, line: str) -> None:
+        if self._loop is None:
+            return
+        self._latest = line
+        if self._timer is None:
+            self._timer = self._loop.call_later(QUIET_S, self._due)
+
+    def _due(self) -> None:
+        self._timer = None
+        if self._latest is not None and self._loop is not None:
+            self._show(self._latest)
+            self._latest = None
+            self._timer = self._loop.call_later(QUIET_S, self._due)
+
+
+class Interrupts:
+    """Ctrl-C, SIGTERM or SIGHUP once: the peer drains and leaves. Twice: it leaves at once. Thrice: the process ends.
+
+    Of SIGHUP only the first counts: a terminal that is closed sends it, and so does the shell that was in it.
+    A peer that does not serve yet has nothing to drain: the first one is as the second. What it has fetched is kept.
+
+    Plain signal handlers, because event loops on Windows have none of their own. Python runs them in the main thread,
+    between two instructions: the loop's wait goes on if the signal came just before it, or met another thread. So
+    no wait is longer than LONGEST_WAIT_S.
+    """
+
+    def __init__(self, peer: RunningPeer) -> None:
+        self._peer = peer
+        self.serves = False
+        """Whether there may be sessions to wait for."""
+        self._count = 0
+        self._life: asyncio.Task[None] | None = None
+
+    @property
+    def at_once(self) -> bool:
+        """Whether the peer was told to leave at once."""
+        return self._count >= 2
+
+    @contextmanager
+    def caught(self, life: "asyncio.Task[None]") -> Iterator[None]:
+        """Signals come here while the context is open and end `life`; call in the loop, on the main thread.
+
+        After a signal they do so to the end of the process: the next one ends it, whatever thread still runs.
+        """
+        loop = asyncio.get_running_loop()
+        self._life = life
+
+        def note(number: int, _: FrameType | None) -> None:
+            if self._count > 0 and number == getattr(signal, "SIGHUP", None):
+                return
+            self._count += 1
+            if self._count > 2 or life.done():
+                os._exit(EXIT_INTERRUPTED)
+            loop.call_soon_threadsafe(self._act, self._count)
+
+        before = {number: signal.signal(number, note) for number in _ending_signals()}
+        self._keep_waits_short(life)
+        try:
+            yield
+        finally:
+            if self._count == 0:
+                for number, handler in before.items():
+                    signal.signal(number, handler)
+
+    def _keep_waits_short(self, life: "asyncio.Task[None]") -> None:
+        """As long as signals come here: once one has come, to the end of the loop."""
+        if self._count > 0 or not life.done():
+            asyncio.get_running_loop().call_later(LONGEST_WAIT_S, self._keep_waits_short, life)
+
+    def leave_at_once(self) -> None:
+        """As the second Ctrl-C does. Call it in the loop."""
+        self._count = max(2, self._count)
+        say("Leaving at once" if self.serves else "Leaving before anything was served")
+        self._peer.leave(at_once=True)
+        if self._life is not None:
+            asyncio.get_running_loop().call_later(AT_ONCE_S, self._life.cancel)
+        end = threading.Timer(ENDS_AFTER_S, os._exit, (EXIT_INTERRUPTED,))
+        end.daemon = True
+        end.start()
+
+    def _act(self, count: int) -> None:
+        if count > 1 or not self.serves:
+            self.leave_at_once()
+            return
+        say("Leaving when running sessions have ended; Ctrl-C again leaves at once")
+        self._peer.leave()
+
+
+def _ending_signals() -> tuple[int, ...]:
+    """The signals that end a peer, on this system. On Windows SIGBREAK is also that of a console that is closed; what
+    was started with `nohup` ignores SIGHUP, and goes on to."""
+    names = ("SIGINT", "SIGTERM", "SIGBREAK", "SIGHUP")
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    hangup = getattr(signal, "SIGHUP", None)
+    return tuple(
+        number for number in numbers if number != hangup or signal.getsignal(number) != signal.SIG_IGN
+    )
+
+
+def say(line: str) -> None:
+    """One line on stdout, unwrapped and flushed. A reader that has gone away does not stop a peer."""
+    try:
+        print(line, flush=True)
+    except OSError:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123 - it stays open to the end
+
+
+def invitation(addresses: Sequence[str], *, private: bool) -> str:
+    """The command that lets another machine join: by an address that it can reach, if there is one."""
+    reachable = [address for address in addresses if not is_loopback(address)]
+    key = f" --swarm-key {KEY_PLACEHOLDER}" if private else ""
+    return f"molink-peer join --initial-peers {(reachable or list(addresses))[0]}{key}"
+
+
+async def run_until_left(
+    peer: RunningPeer, state_dir: Path, progress: ProgressLines, *, private: bool
+) -> None:
+    """Runs the peer until it has left: by signal, by its control endpoint, or because it failed.
+
+    Ends the process right here if it was told to leave at once, or if a thread still loads weights: that must not hold
+    up the volunteer.
+    """
+
+    def on_ready(ready: RunningPeer) -> None:
+        interrupts.serves = True
+        progress.stop()
+        if ready.addresses:
+            say(f"Invite others: {invitation(ready.addresses, private=private)}")
+        say("ready")
+
+    def leave(at_once: bool) -> None:
+        if at_once or not interrupts.serves:
+            interrupts.leave_at_once()
+        else:
+            peer.leave()
+
+    progress.start()
+    interrupts = Interrupts(peer)
+    forced = False
+    try:
+        async with ControlEndpoint(state_dir, leave, peer.status):
+            life = asyncio.create_task(peer.run(on_ready), name="peer")
+            with interrupts.caught(life):
+                await life
+    except asyncio.CancelledError:
+        forced = True
+        raise
+    finally:
+        progress.stop()
+        if interrupts.at_once:
+            logging.shutdown()
+            os._exit(EXIT_INTERRUPTED if forced else 0)
+    say("Left the swarm")
+    if peer.loads:
+        logging.shutdown()
+        os._exit(0)

@@ -1,0 +1,321 @@
+"""How a peer is to join: command line, environment and configuration file made one checked value."""
+
+import os
+import re
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from ipaddress import ip_address
+from pathlib import Path
+
+from platformdirs import user_state_dir
+
+from molink.configuration import (
+    Configuration,
+    SettingsError,
+    check_address,
+    configuration_path,
+    configured_http_proxy,
+    environment_initial_peers,
+    is_loopback,
+    read_configuration,
+    split_addresses,
+)
+from molink.dht.identity.addresses import require_host, require_listen_host
+from molink.peer.host_policy.rules import ComfortRules, parse_quiet_hours
+from molink.peer.memory.memory import parse_bytes
+from molink.peer.scheduling.in_flight_rules import Rule, molink, rule_named
+from molink.peer.wire.transmission.policies import POLICIES
+from molink.shards.errors import QuantizationUnavailable
+from molink.shards.spec import Span
+from molink.shards.store.blobs import default_store_folder
+
+__all__ = [
+    "JoinSettings",
+    "SettingsError",
+    "WhereToJoin",
+    "default_state_dir",
+    "load_settings",
+    "where_to_join",
+]
+
+_DEVICE = re.compile(r"auto|cpu|mps|cuda(:[0-9]+(,[0-9]+)*)?")
+_LAYERS = re.compile(r"([0-9]{1,6}):([0-9]{1,6})")
+
+
+@dataclass(frozen=True, slots=True)
+class JoinSettings:
+    """What `molink-peer join` was asked, checked as far as it can be without a look at devices or models."""
+
+    model: str | None
+    """None: the model that the swarm needs most."""
+    initial_peers: tuple[str, ...]
+    new_swarm: bool
+    swarm_key: Path | None
+    memory_bytes: int | None
+    """Cap on weights, KV cache and work space together; None: what the device can spare."""
+    device: str
+    dtype: str
+    quantization: str | None
+    """None: as the swarm has it, or none in a new one."""
+    listen: str
+    announce: str | None
+    port: int | None
+    """None: any free one, remembered."""
+    grpc_port: int | None
+    name: str | None
+    layers: Span | None
+    """Exactly this span from the start; None: what the swarm needs."""
+    partner: str
+    state_dir: Path
+    relay: str
+    activation_codec: str
+    """Lossy encodings of activations that this peer takes part in, one of `codecs.SETTINGS`."""
+    rule: Rule
+    """How many micro-batches circulate, where this peer is the head."""
+    http_proxy: str | None
+    """Links are dialled through it; None: directly."""
+    transmission_policy: str
+    store_dir: Path
+    """Where weights are kept that come from a hub."""
+    swap_bytes: int | None
+    """Memory of the host for the KV cache of sessions that wait, beside that of a GPU; None: none."""
+    store_bytes: int | None
+    """How much they may take there; None: half of what the disk has free."""
+    metrics_port: int | None
+    """Where /metrics is served, to this machine only; 0: any free port; None: nowhere."""
+    comfort: ComfortRules
+    """When the peer steps aside for its owner."""
+    threads: int | None
+    """With which a processor computes; None: as many as are fastest."""
+    priority: str
+    """`low`: other programs go first; `normal`."""
+    wait_s: float = 0.0
+    """For how long to try again while none of the initial peers answers."""
+    exact: bool = False
+    """Whether one session's steps equal transformers' bit for bit; else each goes the fastest way."""
+
+
+@dataclass(frozen=True, slots=True)
+class WhereToJoin:
+    """The swarm that a peer goes to."""
+
+    initial_peers: tuple[str, ...]
+    """Whom to ask first; empty: a new swarm is founded."""
+    reason: str
+    """For people: what happens, and who decided it."""
+
+
+def default_state_dir() -> Path:
+    """Where a peer of this user keeps its identity unless told otherwise."""
+    return Path(user_state_dir("molink", appauthor=False)) / "peer"
+
+
+def load_settings(command_line: Configuration, environment: Mapping[str, str] | None = None) -> JoinSettings:
+    """The settings of one peer: command line before environment before configuration file before defaults.
+
+    Where to join is one decision: the first of the three that says anything about it (initial peers or a new
+    swarm) decides it alone.
+
+    Raises:
+        SettingsError: one sentence about the first thing that is wrong.
+    """
+    environment = os.environ if environment is None else environment
+    file = read_configuration(environment)
+    merged = _merge(command_line, file)
+    initial_peers, new_swarm = _decide_swarm(command_line, environment, file)
+    _refuse_what_is_missing(merged)
+    if merged.port and merged.port == merged.grpc_port:
+        raise SettingsError(f"--port and --grpc-port are both {merged.port}: each needs a port of its own")
+    return JoinSettings(
+        model=merged.model,
+        initial_peers=initial_peers,
+        new_swarm=new_swarm,
+        swarm_key=_check_key_file(merged.swarm_key),
+        memory_bytes=_parse_size(merged.memory, "--memory", "serve with"),
+        device=_check_device(merged.device or "auto"),
+        dtype=merged.dtype or "auto",
+        quantization=merged.quantization,
+        listen=_check_listen(_bare(merged.listen)) or _default_listen(initial_peers),
+        announce=_check_announce(_bare(merged.announce)),
+        port=merged.port or None,
+        grpc_port=merged.grpc_port or None,
+        name=merged.name,
+        layers=None if merged.layers is None else parse_layers(merged.layers),
+        partner=merged.partner or "auto",
+        state_dir=(merged.state_dir or default_state_dir()).expanduser().absolute(),
+        relay=merged.relay or "auto",
+        activation_codec=merged.activation_codec or "none",
+        rule=molink if merged.micro_batches is None else _rule(merged.micro_batches),
+        http_proxy=configured_http_proxy(command_line.http_proxy, environment, file),
+        transmission_policy=_check_policy(merged.transmission_policy or "molink"),
+        store_dir=(merged.store_dir or default_store_folder()).expanduser().absolute(),
+        swap_bytes=_parse_size(merged.swap_space, "--swap-space", "swap into"),
+        store_bytes=_parse_size(merged.store_size, "--store-size", "keep weights in"),
+        metrics_port=merged.metrics_port,
+        comfort=_comfort(merged),
+        threads=merged.threads,
+        priority=merged.priority or "low",
+        wait_s=merged.wait or 0.0,
+        exact=merged.exact == "on",
+    )
+
+
+def where_to_join(settings: JoinSettings) -> WhereToJoin:
+    """The swarm to go to, and a sentence about it."""
+    if settings.initial_peers:
+        count = len(settings.initial_peers)
+        known = (
+            settings.initial_peers[0] if count == 1 else f"{settings.initial_peers[0]} and {count - 1} more"
+        )
+        return WhereToJoin(settings.initial_peers, f"Joining the swarm of {known}")
+    if settings.new_swarm:
+        return WhereToJoin((), "Founding a new swarm")
+    return WhereToJoin(
+        (),
+        "Founding a new swarm, because no initial peers are configured (--initial-peers, "
+        f"MOLINK_INITIAL_PEERS or {configuration_path()})",
+    )
+
+
+def parse_layers(text: str) -> Span:
+    """The span that "A:B" means.
+
+    Raises:
+        SettingsError: it means none.
+    """
+    found = _LAYERS.fullmatch(text.strip())
+    if found is None or int(found[1]) >= int(found[2]):
+        raise SettingsError(
+            f"--layers {text!r} is not a span: give the first layer and the one after the last, such as 0:12"
+        )
+    return Span(int(found[1]), int(found[2]))
+
+
+def _merge(first: Configuration, second: Configuration) -> Configuration:
+    """What `first` gives, and what `second` gives where `first` does not."""
+    given = {name: value for name, value in first if value is not None}
+    return second.model_copy(update=given)
+
+
+def _decide_swarm(
+    command_line: Configuration, environment: Mapping[str, str], file: Configuration
+) -> tuple[tuple[str, ...], bool]:
+    sources = (
+        ("the command line", command_line.initial_peers or (), bool(command_line.new_swarm)),
+        ("MOLINK_INITIAL_PEERS", environment_initial_peers(environment), False),
+        (
+            f"the configuration file {configuration_path(environment)}",
+            file.initial_peers or (),
+            bool(file.new_swarm),
+        ),
+    )
+    for source, texts, new_swarm in sources:
+        if texts and new_swarm:
+            raise SettingsError(f"{source} asks for initial peers and for a new swarm: give one of the two")
+        if texts or new_swarm:
+            addresses = (check_address(part) for text in texts for part in split_addresses(text))
+            return tuple(dict.fromkeys(addresses)), new_swarm
+    return (), False
+
+
+def _refuse_what_is_missing(merged: Configuration) -> None:
+    """What this version or this machine cannot do is refused rather than ignored."""
+    if merged.relay == "on":
+        raise SettingsError(
+            "--relay on: relays do not exist yet in this version; leave --relay out, or open the gRPC port"
+        )
+    if merged.quantization in ("int8", "nf4") and find_spec("bitsandbytes") is None:
+        raise SettingsError(f"--quantization: {QuantizationUnavailable(merged.quantization)}")
+    if merged.partner not in (None, "auto", "off"):
+        raise SettingsError(f"--partner {merged.partner} does not exist yet in this version: use auto or off")
+
+
+def _check_key_file(path: Path | None) -> Path | None:
+    if path is None:
+        return None
+    path = path.expanduser().absolute()
+    if not path.is_file():
+        raise SettingsError(
+            f"--swarm-key {path} is not a file: copy the swarm's key file to this machine, "
+            "or make one with `molink-peer swarm-key`"
+        )
+    return path
+
+
+def _parse_size(size: str | int | None, option: str, purpose: str) -> int | None:
+    if size is None:
+        return None
+    try:
+        amount = size if isinstance(size, int) else parse_bytes(size)
+    except ValueError as error:
+        raise SettingsError(f"{option}: {error}") from error
+    if amount <= 0:
+        raise SettingsError(f"{option} {size} leaves nothing to {purpose}: give an amount such as 10GB")
+    return amount
+
+
+def _comfort(merged: Configuration) -> ComfortRules:
+    try:
+        quiet_hours = tuple(map(parse_quiet_hours, merged.quiet_hours or ()))
+    except ValueError as error:
+        raise SettingsError(f"--quiet-hours: {error}") from error
+    return ComfortRules(merged.pause_when_busy or "auto", quiet_hours, merged.on_battery or "pause")
+
+
+def _rule(micro_batches: str | int) -> Rule:
+    try:
+        return rule_named(str(micro_batches))
+    except ValueError as error:
+        raise SettingsError(f"--micro-batches: {error}") from error
+
+
+def _check_device(device: str) -> str:
+    if _DEVICE.fullmatch(device) is None:
+        raise SettingsError(f"--device {device!r} is not known: use auto, cpu, cuda:0 or mps")
+    return device
+
+
+def _check_policy(name: str) -> str:
+    if name not in POLICIES:
+        raise SettingsError(f"--transmission-policy {name!r} is not known: use one of {', '.join(POLICIES)}")
+    return name
+
+
+def _bare(host: str | None) -> str | None:
+    """An IPv6 address as sockets take it, without the brackets that it has beside a port."""
+    return host[1:-1] if host is not None and host.startswith("[") and host.endswith("]") else host
+
+
+def _check_listen(host: str | None) -> str | None:
+    """`host`, if a socket can listen there; None stays None."""
+    if host is None:
+        return None
+    host = "127.0.0.1" if host == "localhost" else host
+    try:
+        require_listen_host(host)
+    except ValueError as error:
+        raise SettingsError(f"--listen: {error}") from error
+    try:
+        if not ip_address(host).is_loopback:
+            with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+                probe.bind((host, 0))
+    except OSError as error:
+        raise SettingsError(
+            f"--listen {host} is not an address of this machine: use one that is, or 0.0.0.0 for all of them"
+        ) from error
+    return host
+
+
+def _check_announce(host: str | None) -> str | None:
+    try:
+        return None if host is None else require_host(host)
+    except ValueError as error:
+        raise SettingsError(f"--announce: {error}") from error
+
+
+def _default_listen(initial_peers: tuple[str, ...]) -> str:
+    """This machine only, unless the swarm is reachable from elsewhere."""
+    reachable = any(not is_loopback(address) for address in initial_peers)
+    return "0.0.0.0" if reachable else "127.0.0.1"  # noqa: S104 - a swarm on other machines has to reach this one

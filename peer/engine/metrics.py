@@ -1,0 +1,155 @@
+"""What a peer counts, for its own log and for Prometheus."""
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from molink.peer.profiling.profile import StepWork
+from molink.peer.profiling.step_times import StepTimes
+from molink.peer.wire.transport.line_quality import LineQuality, LinkQuality, MeasureLine
+
+MAX_LINKS = 32
+"""Links that are shown, the busiest: every peer may link to this one, and each would be a time series."""
+SHORT_ID = 8
+"""The last characters of a peer id: the first ones are the same for all."""
+
+
+class PeerMetrics:
+    """Counters of one peer in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._step_times: StepTimes | None = None
+        self.activation_bytes = 0
+        """Activations sent to other peers so far, as encoded."""
+        self._steps = Counter("molink_steps", "Micro-batches computed", registry=self.registry)
+        self._rows = Counter("molink_rows", "Token rows computed", registry=self.registry)
+        self._sessions = Histogram(
+            "molink_step_sessions",
+            "Sessions in a micro-batch",
+            buckets=(1, 2, 4, 8, 16, 32, 64),
+            registry=self.registry,
+        )
+        self._seconds = Histogram(
+            "molink_step_seconds", "Time of one micro-batch on the device", registry=self.registry
+        )
+        self._activation_bytes = Counter(
+            "molink_activation_bytes",
+            "Activations sent to other peers, by encoding",
+            ("encoding",),
+            registry=self.registry,
+        )
+
+    def watch(self, measure_line: MeasureLine) -> None:
+        """From now on each look at the registry shows what the line is measured to carry at that moment."""
+        self.registry.register(_LineCollector(measure_line))
+
+    def compare(self, step_times: StepTimes) -> None:
+        """From now on each step is compared with what was predicted of it."""
+        self._step_times = step_times
+        self.registry.register(_PredictionCollector(step_times))
+
+    def sent_activations(self, encoding: str, size_bytes: int) -> None:
+        """One frame of activations went on its way."""
+        self.activation_bytes += size_bytes
+        self._activation_bytes.labels(encoding).inc(size_bytes)
+
+    def stepped(self, compute_s: float, sessions: int, rows: int, work: StepWork | None = None) -> None:
+        """One micro-batch of `sessions` sessions and `rows` token rows took `compute_s` on the device."""
+        self._steps.inc()
+        self._rows.inc(rows)
+        self._sessions.observe(sessions)
+        self._seconds.observe(compute_s)
+        if work is not None and self._step_times is not None:
+            self._step_times.observe(work, compute_s * 1000)
+
+
+def shown_links(line: LineQuality) -> tuple[LinkQuality, ...]:
+    """The busiest links, at most MAX_LINKS, no two of the same short id."""
+    busiest = sorted(
+        line.links, key=lambda link: -1 if link.bytes_per_s is None else link.bytes_per_s, reverse=True
+    )
+    by_name = {link.peer_id[-SHORT_ID:]: link for link in reversed(busiest)}
+    return tuple(link for link in busiest if by_name[link.peer_id[-SHORT_ID:]] is link)[:MAX_LINKS]
+
+
+def describe_line(line: LineQuality) -> dict[str, object]:
+    """The line and its links, JSON-ready; what was not measured is null."""
+    return {
+        "uplink_mbps": _mbps(line.uplink_bytes_per_s),
+        "links": [
+            {
+                "peer_id": link.peer_id,
+                "mbps": _mbps(link.bytes_per_s),
+                "rtt_ms": None if link.round_trip_s is None else round(link.round_trip_s * 1000, 3),
+                "queueing_ms": round(link.queueing_s * 1000, 3),
+            }
+            for link in shown_links(line)
+        ],
+    }
+
+
+def describe_predictions(step_times: StepTimes) -> dict[str, object]:
+    """How well the times of steps were predicted of late, JSON-ready; null before the first step."""
+    return {
+        "predicted_steps": step_times.steps,
+        "prediction_error": _rounded(step_times.median_error),
+        "profile_error": _rounded(step_times.median_profile_error),
+    }
+
+
+class _PredictionCollector(Collector):
+    """Gauges of the predictions' errors, taken when they are asked for."""
+
+    def __init__(self, step_times: StepTimes) -> None:
+        self._step_times = step_times
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        for name, what, value in (
+            ("molink_step_prediction_error", "refined profile", self._step_times.median_error),
+            ("molink_step_profile_error", "profile of the start", self._step_times.median_profile_error),
+        ):
+            about = f"Median of |measured - predicted| / measured of the latest steps, by the {what}"
+            family = GaugeMetricFamily(name, about)
+            if value is not None:
+                family.add_metric((), value)
+            yield family
+
+
+class _LineCollector(Collector):
+    """Gauges of the line, measured when they are asked for. A link that was closed is gone from them at once."""
+
+    def __init__(self, measure_line: MeasureLine) -> None:
+        self._measure_line = measure_line
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        line = self._measure_line()
+        uplink = GaugeMetricFamily("molink_uplink_bytes_per_second", "What all links together carry away")
+        if line.uplink_bytes_per_s is not None:
+            uplink.add_metric((), line.uplink_bytes_per_s)
+        yield uplink
+        links = shown_links(line)
+        for name, what, values in (
+            ("molink_link_bytes_per_second", "What a link carries", [link.bytes_per_s for link in links]),
+            ("molink_link_round_trip_seconds", "Round trip of a link", [link.round_trip_s for link in links]),
+            (
+                "molink_link_queueing_seconds",
+                "Wait in queues on the way",
+                [link.queueing_s for link in links],
+            ),
+        ):
+            family = GaugeMetricFamily(name, what, labels=("peer",))
+            for link, value in zip(links, values, strict=True):
+                if value is not None:
+                    family.add_metric((link.peer_id[-SHORT_ID:],), value)
+            yield family
+
+
+def _rounded(share: float | None) -> float | None:
+    return None if share is None else round(share, 4)
+
+
+def _mbps(bytes_per_s: float | None) -> float | None:
+    return None if bytes_per_s is None else round(bytes_per_s * 8 / 1e6, 3)

@@ -1,0 +1,288 @@
+"""The session table: what this peer knows of each generation that passes through it."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from molink.dht.records.announcement import AnnouncementError, open_facts
+from molink.dht.records.records import PeerFacts
+from molink.peer.memory.leases import LeaseKey
+from molink.peer.scheduling.pipeline import Circuit, PipelineStage, stage_of
+from molink.peer.wire.codecs import encodings_of_circuit
+from molink.peer.wire.link.link import Link
+from molink.peer.wire.protocol import molink_pb2 as pb
+from molink.peer.wire.protocol.frames import ProtocolError
+from molink.shards.kv.kv_cache import SequenceCache
+from molink.shards.kv.prefix import MAX_PREFIX_BLOCKS, split_names
+from molink.shards.spec import KV_BLOCK_TOKENS, ModelSpec, SamplingParams, Span
+
+MAX_HOPS = 256
+MAX_STANDBYS = 8
+MAX_LINK_MS = 60_000.0
+MIN_UPLINK_MBPS, MAX_UPLINK_MBPS = 1e-3, 1e6
+"""What predictions take; a hop that claims more or less is refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class HopPlan:
+    """One hop of a session's circuit, checked."""
+
+    peer_id: str
+    span: Span
+    facts: PeerFacts
+
+
+@dataclass(frozen=True, slots=True)
+class SessionPlan:
+    """A session's descriptor, checked: who serves what, and how the tail samples."""
+
+    key: LeaseKey
+    hops: tuple[HopPlan, ...]
+    params: SamplingParams
+    seed: int
+    prompt_tokens: int
+    capacity_tokens: int
+    trace: bool
+    prefix: tuple[bytes, ...]
+    """Names of the prompt's leading blocks, as the client chose them."""
+    encodings: tuple[str, ...]
+    """How activations travel out of each hop (see `codecs.py`)."""
+    stages: tuple[PipelineStage, ...]
+    """The circuit for predictions."""
+
+    @property
+    def circuit(self) -> Circuit:
+        """What two sessions have in common that may travel together."""
+        return tuple((hop.peer_id, hop.span) for hop in self.hops)
+
+    def span_of(self, hop: int) -> Span:
+        return self.hops[hop].span
+
+
+@dataclass(slots=True)
+class HopSession:
+    """The state of one session at one hop. Owned by the SessionTable, on the event loop."""
+
+    plan: SessionPlan
+    hop: int
+    owner: Link
+    """The client's link."""
+    cache: SequenceCache | None = None
+    """Set when the lease is ready."""
+    prefix_tokens: int = 0
+    """Tokens of the prompt's beginning that the cache held from the start."""
+    least_prefix_tokens: int = 0
+    """The session can begin behind any number of them from this one on, or behind none."""
+    next_step: int = 0
+    """The step that is expected next; older ones are repeats."""
+    counted_step: int = 0
+    """Its `next_step` when the lease book was last told that it steps."""
+    rows: int = 0
+    """Tokens that the cache held or that have come in so far, stepped or waiting."""
+    due_s: float = 0.0
+    """When the prompt is due here (`prompt_order`), on the engine's clock; 0 where nobody heeds it."""
+    history: list[int] = field(default_factory=list)
+    """At the head: the sequence so far."""
+    failed: bool = False
+    """Whether its client has been told that this epoch is over; what still comes of it is dropped."""
+
+    def can_begin_behind(self, tokens: int) -> bool:
+        """Whether the cache holds so many tokens of the prompt's beginning."""
+        return tokens == 0 or self.least_prefix_tokens <= tokens <= self.prefix_tokens
+
+    @property
+    def key(self) -> LeaseKey:
+        return self.plan.key
+
+    @property
+    def span(self) -> Span:
+        return self.plan.hops[self.hop].span
+
+    @property
+    def is_head(self) -> bool:
+        return self.hop == 0
+
+    @property
+    def is_tail(self) -> bool:
+        return self.hop == len(self.plan.hops) - 1
+
+    @property
+    def next_peer_id(self) -> str:
+        """Where this hop's output goes: the next hop, or from the tail back to the head."""
+        return self.plan.hops[(self.hop + 1) % len(self.plan.hops)].peer_id
+
+    @property
+    def previous_peer_id(self) -> str:
+        return self.plan.hops[self.hop - 1].peer_id
+
+    @property
+    def sends_in(self) -> str:
+        """The encoding of the activations that go to the next hop."""
+        return self.plan.encodings[self.hop]
+
+    @property
+    def receives_in(self) -> str:
+        """The encoding of the activations that come from the previous hop."""
+        return self.plan.encodings[self.hop - 1]
+
+
+class SessionTable:
+    """Every session of this peer, at most one epoch of each."""
+
+    def __init__(self) -> None:
+        self._sessions: dict[bytes, HopSession] = {}
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def __iter__(self) -> Iterator[HopSession]:
+        return iter(tuple(self._sessions.values()))
+
+    def add(self, session: HopSession) -> None:
+        self._sessions[session.key.session] = session
+
+    def get(self, session: bytes, epoch: int) -> HopSession | None:
+        """The session, if it is still in that epoch: what belongs to an old one is dropped by the caller."""
+        found = self._sessions.get(session)
+        return found if found is not None and found.key.epoch == epoch else None
+
+    def remove(self, key: LeaseKey) -> HopSession | None:
+        found = self.get(key.session, key.epoch)
+        if found is not None:
+            del self._sessions[key.session]
+        return found
+
+
+def report_failure(session: HopSession, peer_id: str, code: str, detail: str) -> None:
+    """Tells the session's client who failed it; the client decides what follows, in another epoch."""
+    session.failed = True
+    span = next((hop.span for hop in session.plan.hops if hop.peer_id == peer_id), session.span)
+    session.owner.post(
+        pb.Failed(
+            session=session.key.session,
+            epoch=session.key.epoch,
+            peer_id=peer_id,
+            start=span.start,
+            stop=span.stop,
+            code=code,
+            detail=detail[:500],
+        )
+    )
+
+
+def read_plan(descriptor: pb.SessionDescriptor, spec: ModelSpec) -> SessionPlan:
+    """The descriptor as a checked value.
+
+    Raises:
+        ProtocolError: it does not describe a session that `spec` could serve.
+    """
+    if len(descriptor.session) != 16 or descriptor.epoch < 1:
+        raise ProtocolError("a session needs an id of 16 bytes and an epoch of 1 or more")
+    if descriptor.model_hash != spec.model_hash:
+        raise ProtocolError(f"this peer serves {spec.model_hash[:12]}, not {descriptor.model_hash[:12]}")
+    if not 1 <= descriptor.prompt_tokens < descriptor.capacity_tokens <= spec.context_length:
+        raise ProtocolError(
+            f"{descriptor.prompt_tokens} prompt tokens and {descriptor.capacity_tokens} in all do not fit "
+            f"the model's context of {spec.context_length}"
+        )
+    hops = _read_hops(descriptor, spec)
+    announced = [hop.facts.activation_codecs for hop in hops]
+    return SessionPlan(
+        key=LeaseKey(bytes(descriptor.session), descriptor.epoch),
+        hops=hops,
+        params=_read_params(descriptor.sampling, spec),
+        seed=descriptor.sampling.seed,
+        prompt_tokens=descriptor.prompt_tokens,
+        capacity_tokens=descriptor.capacity_tokens,
+        trace=descriptor.trace,
+        prefix=_read_prefix(descriptor),
+        encodings=encodings_of_circuit(descriptor.activation_codec, spec.dtype, announced),
+        stages=tuple(
+            _read_stage(*pair, spec, (descriptor.prompt_tokens + descriptor.capacity_tokens) / 2)
+            for pair in zip(descriptor.hops, hops, strict=True)
+        ),
+    )
+
+
+def _read_prefix(descriptor: pb.SessionDescriptor) -> tuple[bytes, ...]:
+    return _read_names(descriptor.prefix_blocks, descriptor.prompt_tokens // KV_BLOCK_TOKENS)
+
+
+def read_further_blocks(release: pb.Release, plan: SessionPlan) -> tuple[bytes, ...]:
+    """Names of the blocks behind those that the descriptor named. Raises ProtocolError."""
+    return _read_names(release.further_blocks, plan.capacity_tokens // KV_BLOCK_TOKENS, len(plan.prefix))
+
+
+def _read_names(joined: bytes, blocks: int, known: int = 0) -> tuple[bytes, ...]:
+    try:
+        return split_names(joined, max(0, min(MAX_PREFIX_BLOCKS, blocks) - known))
+    except ValueError as error:
+        raise ProtocolError(str(error)) from error
+
+
+def _read_hops(descriptor: pb.SessionDescriptor, spec: ModelSpec) -> tuple[HopPlan, ...]:
+    if not 1 <= len(descriptor.hops) <= MAX_HOPS:
+        raise ProtocolError(f"a circuit has 1 to {MAX_HOPS} hops, not {len(descriptor.hops)}")
+    hops: list[HopPlan] = []
+    start = 0
+    for hop in descriptor.hops:
+        if hop.start != start or not hop.start < hop.stop <= spec.layers:
+            raise ProtocolError(
+                f"hop [{hop.start}, {hop.stop}) does not continue the circuit at layer {start}"
+            )
+        if hop.quantization != spec.quantization:
+            raise ProtocolError(f"a hop in {hop.quantization!r} does not mix with {spec.quantization!r}")
+        if len(hop.standby_peer_ids) > MAX_STANDBYS:
+            raise ProtocolError(f"a hop has at most {MAX_STANDBYS} standbys")
+        start = hop.stop
+        hops.append(HopPlan(hop.peer_id, Span(hop.start, hop.stop), _read_facts(hop)))
+    if start != spec.layers:
+        raise ProtocolError(f"the circuit ends at layer {start} of {spec.layers}")
+    if len({hop.peer_id for hop in hops}) != len(hops):
+        raise ProtocolError("a peer appears twice in the circuit")
+    return tuple(hops)
+
+
+_opened = lru_cache(maxsize=512)(open_facts)
+"""Clients send the same facts with each session, and checking a signature takes long."""
+
+
+def _read_facts(hop: pb.Hop) -> PeerFacts:
+    try:
+        facts = _opened(hop.facts)
+    except AnnouncementError as error:
+        raise ProtocolError(f"the facts of hop {hop.peer_id}: {error}") from error
+    if facts.peer_id != hop.peer_id:
+        raise ProtocolError(f"the facts of hop {hop.peer_id} are those of {facts.peer_id}")
+    return facts
+
+
+def _read_stage(hop: pb.Hop, plan: HopPlan, spec: ModelSpec, context_tokens: float) -> PipelineStage:
+    link_ms, uplink_mbps = hop.predicted_link_ms, hop.uplink_mbps
+    if not (math.isfinite(link_ms) and 0 <= link_ms <= MAX_LINK_MS):
+        raise ProtocolError(f"a link takes 0 to {MAX_LINK_MS:g} ms, not {link_ms}")
+    if uplink_mbps != 0 and not MIN_UPLINK_MBPS <= uplink_mbps <= MAX_UPLINK_MBPS:
+        raise ProtocolError(
+            f"an uplink has {MIN_UPLINK_MBPS:g} to {MAX_UPLINK_MBPS:g} Mbps, not {uplink_mbps}"
+        )
+    return stage_of(plan.facts, plan.span, spec, link_ms, uplink_mbps or None, context_tokens)
+
+
+def _read_params(sampling: pb.Sampling, spec: ModelSpec) -> SamplingParams:
+    ids = (*sampling.stop_token_ids, *sampling.logit_bias)
+    if any(token_id >= spec.vocabulary_size for token_id in ids):
+        raise ProtocolError(f"a token id is beyond the vocabulary of {spec.vocabulary_size}")
+    try:
+        return SamplingParams(
+            max_new_tokens=sampling.max_new_tokens,
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            seed=sampling.seed,
+            stop_token_ids=tuple(sampling.stop_token_ids),
+            logprobs=sampling.logprobs if sampling.HasField("logprobs") else None,
+            logit_bias=tuple(sampling.logit_bias.items()),
+        )
+    except ValueError as error:
+        raise ProtocolError(f"sampling: {error}") from error

@@ -1,0 +1,392 @@
+"""What goes into a step and what comes out, as values, and the headers in which it travels.
+
+A session's fault is its own: whatever is wrong with one, the others of its micro-batch get what they would have got
+without it.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from molink.peer.compute.backend import StageEngine, StepResult
+from molink.peer.engine.sessions import HopSession
+from molink.peer.profiling.profile import StepWork
+from molink.peer.wire.protocol import molink_pb2 as pb
+from molink.peer.wire.protocol.frames import ProtocolError
+from molink.shards import codec
+from molink.shards.batching.engine import Rows
+from molink.shards.sampling.sampling import Sampled, SampleRequest, sample_each
+from molink.shards.spec import ModelSpec, Span
+
+MOST_ACTIVATION = 2.0**30
+"""Larger numbers than this no model makes of its own accord, and no step overflows in float32 or bfloat16 if those that
+go in are smaller."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepInput:
+    """One session's share of a step, waiting for the engine."""
+
+    session: HopSession
+    step: int
+    count: int
+    """Rows: tokens that this step adds."""
+    token_ids: tuple[int, ...] | None
+    """At the head."""
+    hidden: torch.Tensor | None
+    """Elsewhere: [count, hidden_size]."""
+    sample: bool
+    """The tail draws a token after the last row."""
+    prefill: bool
+    arrived_s: float
+    timings: tuple[pb.HopTiming, ...]
+    """What earlier hops took, if the session is traced."""
+    prefix_tokens: int = 0
+    """In step 0: what the cache holds already of the tokens before these; more that it may hold is not wanted."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepOutput:
+    """What the engine made of a micro-batch. All of it is on the host."""
+
+    inputs: tuple[StepInput, ...]
+    hidden: torch.Tensor | None
+    """Where the span does not end the model and nothing is in `frames`: [sum of counts, hidden_size], in order."""
+    sampled: tuple[Sampled, ...]
+    """At the tail: one for each input that asked, in order."""
+    positions: tuple[int, ...]
+    """Where these stand in their sequences."""
+    started_s: float
+    compute_s: float
+    work: StepWork | None
+    """None: nothing was computed, for every session had ended, or not at once."""
+    failures: "tuple[StepFailure, ...]" = ()
+    """Those of the micro-batch that are not among `inputs` because they failed, alone."""
+    frames: "tuple[OutgoingRows, ...]" = ()
+    """Instead of `hidden`, where that was on a device: encoded there."""
+
+    @property
+    def everyone(self) -> tuple[StepInput, ...]:
+        """Whose steps these were, whatever came of them."""
+        return *self.inputs, *(failure.one for failure in self.failures)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OutgoingRows:
+    """What goes to a peer in one frame."""
+
+    peer_id: str
+    encoding: str
+    inputs: tuple[StepInput, ...]
+    """Whose rows these are, in order."""
+    prefill: bool
+    rows: torch.Tensor
+    """[sum of counts, hidden_size], or what `codec.encoded` made of it."""
+    is_encoded: bool = False
+
+    @property
+    def payload(self) -> memoryview:
+        """The bytes of the rows, encoded now if they are not."""
+        return codec.bytes_of(self.rows) if self.is_encoded else codec.encode(self.rows, self.encoding)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepFailure:
+    """One session's share of a step that came to nothing."""
+
+    one: StepInput
+    error: Exception
+
+
+def compute(engine: StageEngine, inputs: tuple[StepInput, ...]) -> StepOutput:
+    """Runs a micro-batch of one span, and draws tokens where it ends the model. On the engine's thread.
+
+    A session that ended while it waited is left out.
+    """
+    started_s = time.perf_counter()
+    span = inputs[0].session.span
+    inputs = tuple(one for one in inputs if one.session.cache is not None and not one.session.cache.closed)
+    failures: list[StepFailure] = []
+    if any(one.step == 0 for one in inputs):
+        inputs = _begun(engine, inputs, failures)
+    if not inputs:
+        return StepOutput((), None, (), (), started_s, 0.0, None, tuple(failures))
+    work = _work(engine.spec, inputs)
+    stepped, result = _step(engine, span, inputs, failures)
+    if result is None:
+        return StepOutput((), None, (), (), started_s, 0.0, None, tuple(failures))
+    output = drawn(engine, stepped, result, started_s)
+    return replace(
+        output,
+        compute_s=time.perf_counter() - started_s,
+        work=None if failures else work,
+        failures=(*failures, *output.failures),
+    )
+
+
+def drawn(
+    engine: StageEngine, inputs: tuple[StepInput, ...], result: StepResult, started_s: float
+) -> StepOutput:
+    """What the engine gave for these, on the host, and tokens where that is logits: when it returns, the step is over
+    on the device too."""
+    if isinstance(result, torch.Tensor) and inputs[0].session.span.stop < engine.spec.layers:
+        if result.is_cpu:
+            return StepOutput(inputs, result, (), (), started_s, 0.0, None)
+        frames = _encoded(engine, inputs, result)
+        return StepOutput(inputs, None, (), (), started_s, 0.0, None, frames=frames)
+    asked = [one for one in inputs if one.sample and one.session.cache]
+    if not asked:
+        engine.to_host(())
+    positions = [one.session.cache.length for one in asked if one.session.cache]
+    if isinstance(result, torch.Tensor):
+        outcomes = sample_each(result, [_request(*one) for one in zip(asked, positions, strict=True)])
+    else:
+        outcomes = result
+    failures = tuple(
+        StepFailure(one, outcome)
+        for one, outcome in zip(asked, outcomes, strict=True)
+        if isinstance(outcome, Exception)
+    )
+    if failures:
+        failed = {id(failure.one) for failure in failures}
+        inputs = tuple(one for one in inputs if id(one) not in failed)
+        positions = [at for one, at in zip(asked, positions, strict=True) if id(one) not in failed]
+    sampled = tuple(outcome for outcome in outcomes if isinstance(outcome, Sampled))
+    return StepOutput(inputs, None, sampled, tuple(positions), started_s, 0.0, None, failures)
+
+
+def _begun(
+    engine: StageEngine, inputs: tuple[StepInput, ...], failures: list[StepFailure]
+) -> tuple[StepInput, ...]:
+    """Those whose cache is where their step begins."""
+    begun = []
+    for one in inputs:
+        try:
+            if one.step == 0 and one.session.cache is not None:
+                engine.begin_behind(one.session.cache, one.prefix_tokens)
+        except Exception as error:  # noqa: BLE001 - a session's boundary: the others' steps go on without it
+            failures.append(StepFailure(one, error))
+        else:
+            begun.append(one)
+    return tuple(begun)
+
+
+def _step(
+    engine: StageEngine, span: Span, inputs: tuple[StepInput, ...], failures: list[StepFailure]
+) -> tuple[tuple[StepInput, ...], StepResult | None]:
+    """Who has been stepped, and the result; None where that is nobody.
+
+    All rows together if that can be, else one half after the other: the KV cache may have no room for all at once, and
+    what is wrong with one session is found so. A step that fails leaves caches as they were, or they are cut back.
+    """
+    rows = [
+        Rows(
+            cache,
+            one.count,
+            one.token_ids,
+            one.sample,
+            _request(one, cache.length + one.count) if one.sample else None,
+        )
+        for one in inputs
+        if (cache := one.session.cache) is not None
+    ]
+    lengths = [row.cache.length for row in rows]
+    hidden = None
+    if span.start > 0:
+        parts = [one.hidden for one in inputs if one.hidden is not None]
+        hidden = parts[0] if len(parts) == 1 else torch.cat(parts)
+    try:
+        return inputs, engine.step(span, rows, hidden)
+    except Exception as error:  # noqa: BLE001 - a session's boundary: who it is, is found by trying again
+        if len(inputs) == 1:
+            failures.append(StepFailure(inputs[0], error))
+            return (), None
+    inputs = _cut_back(inputs, lengths, failures)
+    half = max(1, len(inputs) // 2)
+    later = [one.session.cache for one in inputs[half:] if one.session.cache is not None]
+    for cache in later:
+        cache.hold(held=True)
+    try:
+        stepped, result = _step(engine, span, inputs[:half], failures) if inputs else ((), None)
+    finally:
+        for cache in later:
+            cache.hold(held=False)
+    if not later:
+        return stepped, result
+    others, behind = _step(engine, span, inputs[half:], failures)
+    if result is None or behind is None:
+        return stepped + others, behind if result is None else result
+    return stepped + others, _joined(result, behind)
+
+
+def _request(one: StepInput, position: int) -> SampleRequest:
+    """How the session's token at that position is chosen."""
+    return SampleRequest(one.session.plan.params, one.session.plan.seed, position)
+
+
+def _joined(first: StepResult, behind: StepResult) -> StepResult:
+    if isinstance(first, torch.Tensor) and isinstance(behind, torch.Tensor):
+        return torch.cat([first, behind])
+    return [*first, *behind]
+
+
+def _cut_back(
+    inputs: tuple[StepInput, ...], lengths: Sequence[int], failures: list[StepFailure]
+) -> tuple[StepInput, ...]:
+    """Those whose cache is as it was before the step that failed."""
+    kept = []
+    for one, length in zip(inputs, lengths, strict=True):
+        cache = one.session.cache
+        try:
+            if cache is not None and cache.length > length:
+                cache.truncate(length, same_tokens=True)
+        except Exception as error:  # noqa: BLE001 - a session's boundary, as above
+            failures.append(StepFailure(one, error))
+        else:
+            kept.append(one)
+    return tuple(kept)
+
+
+def _work(spec: ModelSpec, inputs: Sequence[StepInput]) -> StepWork:
+    """What is about to be computed, for whoever predicts such steps."""
+    span = inputs[0].session.span
+    before = [(one, one.session.cache.length) for one in inputs if one.session.cache is not None]
+    return StepWork(
+        layers=len(span),
+        starts=span.start == 0,
+        ends=span.stop == spec.layers,
+        decode_contexts=tuple(tokens for one, tokens in before if not one.prefill),
+        prefills=tuple((one.count, tokens) for one, tokens in before if one.prefill),
+    )
+
+
+def read_activations(
+    payload: memoryview, header: pb.Activations, spec: ModelSpec
+) -> list[torch.Tensor | None]:
+    """The rows of each session that the header lists, [its rows, hidden_size]; None where they hold what no sound hop
+    sends: NaN, infinities, or numbers beyond MOST_ACTIVATION.
+
+    Raises:
+        ProtocolError: the payload is not what the header says, or of another width than the model's.
+    """
+    counts = [row.rows for row in header.rows]
+    if header.hidden_size != spec.hidden_size:
+        raise ProtocolError(f"activations of {header.hidden_size} numbers are not this model's")
+    try:
+        hidden = codec.decode(payload, sum(counts), header.hidden_size, spec.dtype, encoding=header.dtype)
+    except ValueError as error:
+        raise ProtocolError(f"activations: {error}") from error
+    parts = torch.split(hidden, counts)
+    sound = [True] * len(parts) if is_sound(hidden) else [is_sound(part) for part in parts]
+    if len(parts) == 1:
+        return [hidden if sound[0] else None]
+    # one that waits must not keep the memory of those that came with it
+    return [
+        None if not holds else part.clone() if row.prefill else part
+        for row, part, holds in zip(header.rows, parts, sound, strict=True)
+    ]
+
+
+def fault_of_rows(
+    header: pb.Activations, row: pb.ActivationRow, part: torch.Tensor | None, session: HopSession
+) -> str | None:
+    """What is wrong with a session's rows, of which `part` was read; None: nothing.
+
+    It may be the hop's fault or the client's, who tells each hop about the session. So it costs that session alone, and
+    not the link, which is others' too.
+    """
+    if header.dtype != session.receives_in:
+        return f"activations in {header.dtype[:16]} came where {session.receives_in} was agreed on"
+    if session.cache is None:
+        return "activations came before the lease was ready"
+    if row.prefix_tokens and (row.step or not session.can_begin_behind(row.prefix_tokens)):
+        return f"a step begins behind {row.prefix_tokens} tokens that are not here"
+    if part is None:
+        return f"the activations of step {row.step} are not numbers that a sound hop sends"
+    return None
+
+
+def is_sound(hidden: torch.Tensor) -> bool:
+    """Whether all numbers are finite and within MOST_ACTIVATION. One pass over them: NaN is its own extreme."""
+    if not hidden.numel():
+        return True
+    least, greatest = hidden.aminmax()
+    return float(least) >= -MOST_ACTIVATION and float(greatest) <= MOST_ACTIVATION
+
+
+def rows_by_frame(
+    inputs: Sequence[StepInput], hidden: torch.Tensor, *, prompts_apart: bool
+) -> Iterator[OutgoingRows]:
+    """A step's rows by the peer that they go to and the encoding that they go in, in order: decode rows in one frame,
+    and those of prompts in another, or in one for each.
+
+    In one frame they would be decode traffic, and a chunk of a prompt would overtake the chunk before it.
+    """
+    ways: dict[tuple[str, str], list[tuple[StepInput, torch.Tensor]]] = {}
+    first = 0
+    for one in inputs:
+        way = one.session.next_peer_id, one.session.sends_in
+        ways.setdefault(way, []).append((one, hidden[first : first + one.count]))
+        first += one.count
+    for (peer_id, encoding), parts in ways.items():
+        decode = [part for part in parts if not part[0].prefill]
+        prefill = [part for part in parts if part[0].prefill]
+        for together in (decode, *([part] for part in prefill)) if prompts_apart else (decode, prefill):
+            if together:
+                rows = together[0][1] if len(together) == 1 else torch.cat([part for _, part in together])
+                whose = tuple(one for one, _ in together)
+                yield OutgoingRows(peer_id, encoding, whose, whose[0].prefill, rows)
+
+
+def _encoded(
+    engine: StageEngine, inputs: tuple[StepInput, ...], hidden: torch.Tensor
+) -> tuple[OutgoingRows, ...]:
+    """Rows on a device as they go out, on the host, so that nobody else has to touch it."""
+    frames = list(rows_by_frame(inputs, hidden, prompts_apart=True))
+    there = engine.to_host([codec.encoded(frame.rows, frame.encoding) for frame in frames])
+    return tuple(
+        replace(frame, rows=rows, is_encoded=True) for frame, rows in zip(frames, there, strict=True)
+    )
+
+
+def row_header(one: StepInput, timings: Sequence[pb.HopTiming]) -> pb.ActivationRow:
+    """Whose rows these are."""
+    key = one.session.key
+    row = pb.ActivationRow(
+        session=key.session,
+        epoch=key.epoch,
+        step=one.step,
+        rows=one.count,
+        sample=one.sample,
+        prefill=one.prefill,
+        prefix_tokens=one.prefix_tokens,
+    )
+    row.timings.extend(timings)
+    return row
+
+
+def token_message(one: StepInput, drawn: Sampled, position: int, timings: Sequence[pb.HopTiming]) -> pb.Token:
+    """A drawn token, and whether the generation ends with it."""
+    plan = one.session.plan
+    finish = pb.NOT_FINISHED
+    if drawn.token_id in plan.params.stop_token_ids:
+        finish = pb.STOP
+    elif (
+        position + 1 - plan.prompt_tokens >= plan.params.max_new_tokens
+        or position + 1 >= plan.capacity_tokens
+    ):
+        finish = pb.LENGTH
+    token = pb.Token(
+        session=plan.key.session,
+        epoch=plan.key.epoch,
+        step=one.step,
+        position=position,
+        token_id=drawn.token_id,
+        finish=finish,
+        logprob=drawn.logprob,
+    )
+    token.top.extend(pb.TopLogprob(token_id=token_id, logprob=logprob) for token_id, logprob in drawn.top)
+    token.timings.extend(timings)
+    return token

@@ -1,0 +1,4 @@
+"""How a peer's memory is divided, and to which circuits it is promised. Pure.
+
+Begin with `leases.py`, the book of promises; `memory.py` divides the cap.
+"""

@@ -1,0 +1,251 @@
+"""All links of one process: dialled on demand, accepted from others, one in use for each remote.
+
+Two peers that dial each other at once get two links. Both ends then use the one that the smaller peer id dialled; the
+end that dialled the other closes it when nothing has travelled on it for a while.
+"""
+
+import asyncio
+import logging
+import secrets
+from types import TracebackType
+from typing import Self
+
+from molink.dht.identity.dialable import ANYWHERE, Ranges
+from molink.dht.identity.identity import Identity
+from molink.dht.identity.swarm_key import SwarmKey
+from molink.dht.records.records import PeerFacts
+from molink.peer.wire.link.connection import Connection
+from molink.peer.wire.link.dialling import DIAL_TIMEOUT_S, Dialler
+from molink.peer.wire.link.handshake import LINK_ID_BYTES, Remote
+from molink.peer.wire.link.link import Link, LinkError, LinkHandler, Pace, Resumed
+from molink.peer.wire.transport.line_quality import LineQuality
+from molink.peer.wire.transport.message_memory import MessageMemory
+from molink.peer.wire.transport.shared_uplink import SharedUplink
+
+AT_ONCE_S = 5.0
+"""Of two links that come within this time neither is older: the two ends have dialled each other."""
+SPARE_QUIET_S = 60.0
+"""A spare link on which nothing has travelled for so long is closed. Longer than the largest frame is on its way."""
+_log = logging.getLogger(__name__)
+
+
+class Links:
+    """Owner of this process's links. Dial with `to`, look up with `find`; accepted links come in through `accepted`."""
+
+    # A link in use that closes is replaced by a spare, if there is one: that may be when the other end closes what it
+    # takes for a spare, or when it has lost a link that seems open here.
+
+    def __init__(
+        self,
+        identity: Identity,
+        handler: LinkHandler,
+        swarm_key: SwarmKey | None,
+        *,
+        is_client: bool,
+        http_proxy: str | None = None,
+        transmission_policy: str = "molink",
+        memory: MessageMemory | None = None,
+        own_ranges: Ranges = ANYWHERE,
+        pace: Pace | None = None,
+    ) -> None:
+        """`http_proxy` is the URL of a proxy that links are dialled through with CONNECT. Of the environment only
+        `no_proxy` counts then: hosts that are dialled directly all the same. `memory` is for what is unfinished and
+        unacknowledged on all links together. Announced addresses are dialled in `own_ranges` only
+        (`dht/identity/dialable.py`). `pace` slows down links that others dialled.
+        """
+        self._identity = identity
+        self._handler = handler
+        self._dialler = Dialler(
+            identity, swarm_key, is_client=is_client, http_proxy=http_proxy, own_ranges=own_ranges
+        )
+        self._uplink = SharedUplink(transmission_policy)
+        self._memory = memory or MessageMemory()
+        self._pace = pace
+        self._links: dict[str, Link] = {}
+        """In use, by peer id."""
+        self._spares: list[Link] = []
+        self._opened_s: dict[Link, float] = {}
+        self._accepted: dict[tuple[str, bytes], Link] = {}
+        """Those that others dialled, by peer id and link id."""
+        self._dialled: set[Link] = set()
+        """Those that this end dialled, and closes when they are spare."""
+        self._dialling: dict[str, asyncio.Task[Link]] = {}
+        self._running: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for dialling in self._dialling.values():
+            dialling.cancel()
+        await asyncio.gather(*self._dialling.values(), return_exceptions=True)
+        await self.close()
+
+    async def close(self) -> None:
+        """Ends every link."""
+        for link in tuple(self._opened_s):
+            link.close("this end is stopping")
+        await asyncio.gather(*self._running, return_exceptions=True)
+
+    @property
+    def heeds_due(self) -> bool:
+        """Whether messages of a class leave as they are due (see `Link.post`)."""
+        return self._uplink.heeds_due
+
+    def dial_in(self, ranges: Ranges) -> None:
+        """From now on announced addresses of other ranges are not dialled."""
+        self._dialler.ranges = ranges
+
+    def cancel(self, session: bytes) -> None:
+        """Drops what waits to be sent for a session alone."""
+        self._uplink.cancel(session, asyncio.get_running_loop().time())
+
+    def expect_decode(self, peer_id: str, at_s: float) -> None:
+        """Tells the scheduler when the next decode is predicted to go to a peer, on the event loop's clock."""
+        link = self.find(peer_id)
+        if link is not None:
+            link.expect_decode(at_s)
+
+    def line_quality(self) -> LineQuality:
+        """What the links' own traffic has measured of this machine's line."""
+        return LineQuality(self._uplink.bytes_per_s, tuple(link.quality for link in self.all()))
+
+    def find(self, peer_id: str) -> Link | None:
+        """The open link to a peer or client, if there is one."""
+        link = self._links.get(peer_id)
+        if link is not None and link.closed_because is None:
+            return link
+        return next(
+            (one for one in self._spares if one.peer_id == peer_id and one.closed_because is None), None
+        )
+
+    def in_use(self, link: Link) -> bool:
+        """Whether this is the link to its remote, or was until it closed just now."""
+        return self._links.get(link.peer_id) is link
+
+    def all(self) -> tuple[Link, ...]:
+        """Every open link that is in use."""
+        return tuple(link for link in self._links.values() if link.closed_because is None)
+
+    async def to(self, facts: PeerFacts, timeout_s: float = DIAL_TIMEOUT_S) -> Link:
+        """The link to a peer: the open one, or a new one.
+
+        Raises:
+            LinkError: nobody answers there, or the one who does is not that peer.
+        """
+        link = self.find(facts.peer_id)
+        if link is not None:
+            return link
+        dialling = self._dialling.get(facts.peer_id)
+        if dialling is None:
+            dialling = asyncio.create_task(self._dial(facts), name=f"dial {facts.peer_id}")
+            self._dialling[facts.peer_id] = dialling
+            dialling.add_done_callback(lambda _: self._dialling.pop(facts.peer_id, None))
+            dialling.add_done_callback(_retrieve)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await asyncio.shield(dialling)
+        except TimeoutError:
+            raise LinkError(facts.peer_id, f"not reached within {timeout_s:g} s") from None
+
+    def accept(self, link_id: bytes, remote: Remote, connection: Connection) -> asyncio.Task[None]:
+        """Takes in a link that the other end dialled; done when it has ended."""
+        link = Link(
+            link_id, remote, connection, self._handler, self._uplink, memory=self._memory, pace=self._pace
+        )
+        self._accepted[link.peer_id, link_id] = link
+        return self._start(link)
+
+    def accepted(self, peer_id: str, link_id: bytes) -> Link | None:
+        """The link of that id that this peer dialled, if it is open."""
+        return self._accepted.get((peer_id, link_id))
+
+    def _forget(self, link: Link) -> None:
+        """The link has closed."""
+        self._opened_s.pop(link, None)
+        self._dialled.discard(link)
+        self._accepted.pop((link.peer_id, link.link_id), None)
+        if link in self._spares:
+            self._spares.remove(link)
+        if self.in_use(link):
+            del self._links[link.peer_id]
+            spare = self.find(link.peer_id)
+            if spare is not None:
+                self._spares.remove(spare)
+                self._links[spare.peer_id] = spare
+
+    def _take(self, link: Link) -> None:
+        """Puts a new link to use, or aside."""
+        self._opened_s[link] = asyncio.get_running_loop().time()
+        standing = self.find(link.peer_id)
+        if standing is not None and self._prefers(standing, link):
+            self._spares.append(link)
+            return
+        if standing is not None and standing not in self._spares:
+            self._spares.append(standing)
+        self._links[link.peer_id] = link
+
+    def _prefers(self, standing: Link, new: Link) -> bool:
+        """Whether the older of two open links stays in use: only if the two ends dialled each other at once, and then
+        by whose peer id is smaller, which both ends know. Else the other end has lost the older link."""
+        if self._opened_s[new] - self._opened_s[standing] > AT_ONCE_S:
+            return False
+        dialled, accepted = standing in self._dialled, standing not in self._dialled
+        smaller_here = self._identity.peer_id < new.peer_id
+        if (new in self._dialled) == dialled:
+            return False
+        return dialled if smaller_here else accepted
+
+    async def _dial(self, facts: PeerFacts) -> Link:
+        link_id = secrets.token_bytes(LINK_ID_BYTES)
+        connection = await self._dialler.dial(facts, link_id)
+
+        async def redial(link: Link) -> Resumed:
+            return await self._dialler.redial(facts, link_id, link.received)
+
+        link = Link(
+            link_id,
+            Remote(facts.peer_id, is_client=False),
+            connection,
+            self._handler,
+            self._uplink,
+            redial,
+            self._memory,
+        )
+        self._dialled.add(link)
+        self._start(link)
+        return link
+
+    def _start(self, link: Link) -> asyncio.Task[None]:
+        self._take(link)
+        task = asyncio.create_task(self._run(link), name=f"link {link.peer_id}")
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return task
+
+    async def _run(self, link: Link) -> None:
+        retiring = asyncio.create_task(self._retire(link), name=f"retire {link.peer_id}")
+        try:
+            reason = await link.run()
+            _log.debug("link to %s ended: %s", link.peer_id, reason)
+        finally:
+            retiring.cancel()
+            self._forget(link)
+            await asyncio.gather(retiring, return_exceptions=True)
+
+    async def _retire(self, link: Link) -> None:
+        """Closes the link once it is spare and of no use any more, if this end dialled it."""
+        while link in self._dialled:
+            quiet_s = link.quiet_s if link in self._spares else 0.0
+            if quiet_s >= SPARE_QUIET_S:
+                link.close("another link to this peer is in use")
+                return
+            await asyncio.sleep(SPARE_QUIET_S - quiet_s)
+
+
+def _retrieve(task: "asyncio.Task[Link]") -> None:
+    """Marks a failed dial's error as seen, for when all who waited for it have given up."""
+    if not task.cancelled():
+        task.exception()

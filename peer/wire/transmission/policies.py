@@ -1,0 +1,214 @@
+"""Which message leaves next, how much of it, and when: ours and its rivals, by name. Pure.
+
+- `molink`: `just_in_time.JustInTime`.
+- `paper`: Algorithm 1 of the MoLink transmission paper as printed.
+- `fixed-chunk`: the MoLink system paper: decode first, the rest in chunks of a fixed size.
+- `concurrent`: what vLLM's connections do: all sessions that wait share the link equally.
+- `fifo`: one queue in order of push.
+- `zeromq`: Helix's transport, a FIFO of whole messages. Given a socket for each link, as here, that is `fifo`; it has
+  its name because benchmarks ask for it, and because over real sockets the rival is another program.
+"""
+
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import ClassVar, Protocol
+
+from molink.peer.wire.transmission.classes import TrafficClass
+from molink.peer.wire.transmission.just_in_time import JustInTime
+from molink.peer.wire.transmission.send_queue import Queued
+from molink.peer.wire.transmission.state import LinkState, UplinkState
+from molink.peer.wire.transmission.values import MAX_CHUNK_BYTES, Send
+
+TCP_QUEUE_S = 0.100
+"""The queue that TCP keeps at a bottleneck whose buffer holds so much, as a home router's does."""
+RIVAL_CHUNK_BYTES = 64 * 1024
+FIXED_CHUNK_BYTES = 256 * 1024
+LEAST_CHUNK_BYTES = 4 * 1024
+MAX_WAITING_WEIGHT = 30
+"""N of Algorithm 1."""
+_CONTROL = TrafficClass.CONTROL
+"""Asked for at every step; by its name, an enumeration finds a member by a call."""
+
+Decided = tuple[Queued, int] | float
+"""A message and how many bytes of it to send now, or until when to wait (infinite: until something changes)."""
+
+
+class Policy(Protocol):
+    """Decides for one link at a time, knowing all. `next` is asked only while something waits on the link."""
+
+    HEEDS_DUE: ClassVar[bool]
+    """Whether messages of a class leave as they are due (`Outgoing.due_s`), not in order of push."""
+
+    def __init__(self, uplink: UplinkState, shares: Mapping[TrafficClass, float]) -> None: ...
+
+    def pushed(self, link: LinkState, queued: Queued) -> None:
+        """A message waits on a link."""
+
+    def next(self, link: LinkState, now_s: float) -> Decided:
+        """What a link does now."""
+
+    def sent(self, link: LinkState, traffic_class: TrafficClass, part: Send, now_s: float) -> None:
+        """What was decided is done."""
+
+    def window_bytes(self, link: LinkState) -> int | None:
+        """Bytes in flight up to which lower classes may send."""
+
+
+class Fifo:
+    """In order of push, as much in flight as TCP keeps."""
+
+    HEEDS_DUE: ClassVar[bool] = False
+
+    def __init__(self, uplink: UplinkState, shares: Mapping[TrafficClass, float]) -> None:  # noqa: ARG002
+        self._uplink = uplink
+
+    def pushed(self, link: LinkState, queued: Queued) -> None:
+        """Nothing to do."""
+
+    def next(self, link: LinkState, now_s: float) -> Decided:  # noqa: ARG002
+        heads = link.backlog.heads.values()
+        queued = min(heads, key=_order) if len(heads) > 1 else next(iter(heads))
+        return _within_tcp_window(link, queued, RIVAL_CHUNK_BYTES)
+
+    def sent(self, link: LinkState, traffic_class: TrafficClass, part: Send, now_s: float) -> None:
+        """Nothing to do."""
+
+    def window_bytes(self, link: LinkState) -> int | None:
+        return _tcp_window_bytes(link)
+
+
+class Concurrent(Fifo):
+    """All sessions that wait share the link equally, a chunk each in turn."""
+
+    def pushed(self, link: LinkState, queued: Queued) -> None:
+        link.turns.push(queued)
+
+    def next(self, link: LinkState, now_s: float) -> Decided:  # noqa: ARG002
+        return _within_tcp_window(link, link.turns.first(), RIVAL_CHUNK_BYTES)
+
+    def sent(self, link: LinkState, traffic_class: TrafficClass, part: Send, now_s: float) -> None:  # noqa: ARG002
+        link.turns.passed()
+
+
+class FixedChunk:
+    """Decode first; the rest in chunks of one size. A transmission occupies the uplink until it has left it at the
+    estimated rate, and nothing else begins before."""
+
+    HEEDS_DUE: ClassVar[bool] = False
+
+    def __init__(self, uplink: UplinkState, shares: Mapping[TrafficClass, float]) -> None:  # noqa: ARG002
+        self._uplink = uplink
+
+    def pushed(self, link: LinkState, queued: Queued) -> None:
+        """Nothing to do."""
+
+    def next(self, link: LinkState, now_s: float) -> Decided:
+        if now_s < self._uplink.busy_until_s:
+            link.idle()
+            return self._uplink.busy_until_s
+        committed = link.committed
+        if committed is None or not link.committed_bytes or not committed.left_bytes:
+            committed, link.committed_bytes = self._begin(link, now_s)
+            link.committed = committed
+        return _within_tcp_window(link, committed, min(link.committed_bytes, MAX_CHUNK_BYTES))
+
+    def sent(self, link: LinkState, traffic_class: TrafficClass, part: Send, now_s: float) -> None:  # noqa: ARG002
+        link.committed_bytes -= part.size_bytes
+        if link.rate.bytes_per_s is not None:
+            self._uplink.busy_until_s = now_s + part.size_bytes / link.rate.bytes_per_s
+
+    def window_bytes(self, link: LinkState) -> int | None:
+        return _tcp_window_bytes(link)
+
+    def _begin(self, link: LinkState, now_s: float) -> tuple[Queued, int]:  # noqa: ARG002
+        """The next transmission: a message, and how much of it."""
+        urgent, bulk = _two_queues(link)
+        if bulk is None or urgent is not None:
+            return _all_of(urgent)
+        return bulk, FIXED_CHUNK_BYTES
+
+
+class Paper(FixedChunk):
+    """Algorithm 1: decode first until it has gone ahead of a waiting prefill N times, then the whole remainder of that
+    prefill in one transmission; else as much of it as leaves before the next decode (section 4.2)."""
+
+    def __init__(self, uplink: UplinkState, shares: Mapping[TrafficClass, float]) -> None:
+        super().__init__(uplink, shares)
+        self._waiting_weight = 0
+
+    def _begin(self, link: LinkState, now_s: float) -> tuple[Queued, int]:
+        decode, prefill = _two_queues(link)
+        # As printed, nothing is sent when the weight is reached and the prefill is gone: it was cancelled.
+        if prefill is None or (decode is not None and self._waiting_weight < MAX_WAITING_WEIGHT):
+            self._waiting_weight += prefill is not None
+            return _all_of(decode)
+        size_bytes = prefill.left_bytes
+        if self._waiting_weight < MAX_WAITING_WEIGHT:
+            size_bytes = min(size_bytes, self._just_in_time_bytes(link, now_s))
+        self._waiting_weight = 0
+        return prefill, size_bytes
+
+    def _just_in_time_bytes(self, link: LinkState, now_s: float) -> int:
+        """T_a times the bandwidth; everything when no decode is predicted."""
+        available_s = self._uplink.next_decode_s(now_s) - now_s
+        rate = link.rate.bytes_per_s
+        if rate is None:
+            return RIVAL_CHUNK_BYTES
+        if available_s == math.inf:
+            return 1 << 62
+        return max(LEAST_CHUNK_BYTES, int(available_s * rate))
+
+
+def _all_of(queued: Queued | None) -> tuple[Queued, int]:
+    if queued is None:
+        raise AssertionError("asked while nothing waits")
+    return queued, queued.left_bytes
+
+
+def _order(queued: Queued) -> int:
+    return queued.order
+
+
+def _two_queues(link: LinkState) -> tuple[Queued | None, Queued | None]:
+    """The first message of decode or control, and the first of all others."""
+    heads = link.backlog.heads
+    if len(heads) == 1:
+        [(only, queued)] = heads.items()
+        return (queued, None) if only <= _CONTROL else (None, queued)
+    urgent = bulk = None
+    for one, queued in heads.items():
+        if one <= _CONTROL:
+            urgent = queued if urgent is None else min(urgent, queued, key=_order)
+        else:
+            bulk = queued if bulk is None else min(bulk, queued, key=_order)
+    return urgent, bulk
+
+
+def _tcp_window_bytes(link: LinkState) -> int | None:
+    """What TCP keeps in flight: what the way holds, and the queue at the bottleneck."""
+    rate = link.rate.bytes_per_s
+    return None if rate is None else int(rate * (link.delay.base_rtt_s + TCP_QUEUE_S))
+
+
+def _within_tcp_window(link: LinkState, queued: Queued, chunk_bytes: int) -> Decided:
+    left_bytes, in_flight_bytes = queued.left_bytes, link.in_flight_bytes
+    size_bytes = left_bytes if left_bytes < chunk_bytes else chunk_bytes
+    if in_flight_bytes:
+        rate = link.rate.bytes_per_s
+        window_bytes = 0 if rate is None else int(rate * (link.delay.base_rtt_s + TCP_QUEUE_S))
+        if in_flight_bytes + size_bytes > (window_bytes or link.slow_start_bytes):
+            return math.inf
+    return queued, size_bytes
+
+
+POLICIES: Mapping[str, type[Policy]] = MappingProxyType(
+    {
+        "molink": JustInTime,
+        "paper": Paper,
+        "fixed-chunk": FixedChunk,
+        "concurrent": Concurrent,
+        "fifo": Fifo,
+        "zeromq": Fifo,
+    }
+)

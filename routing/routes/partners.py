@@ -1,0 +1,221 @@
+"""Who keeps a second copy of each hop's KV cache, and takes the hop's place when its peer is lost. Pure.
+
+The copy is AcceLLM's redundant KV cache (section 4.1.2: what is computed on one instance is sent to another as it is
+computed). There instances are paired for good, and copies balance load; here a partner is chosen for each hop of a
+circuit, among peers that hold the layers anyway, and what counts is how the circuit goes on without the hop's peer.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from molink.dht.records.records import PeerFacts, PeerView
+from molink.routing.arrays import FloatArray
+from molink.routing.cost.cost import CostModel
+from molink.routing.cost.terms import Demand, PeerCosts, peer_costs
+from molink.routing.placement.coverage import layer_table
+from molink.routing.routes.assignment import assign
+from molink.routing.routes.route import Route, RouteHop
+from molink.routing.snapshot import Snapshot
+from molink.shards.spec import ModelSpec, Span
+
+COPY_SHARE = 0.5
+"""Of what decode leaves of an uplink, the part that copies may count on. Copies go after everything but weights, and
+are guaranteed a twentieth only: the other half is for what goes before them and comes in bursts, prompts above all."""
+_MBPS_BYTES = 125_000
+_SAME_HOME_MS = 1e6
+"""Worse than any predicted TPOT that is told from another."""
+_NOBODY_MS = 1e9
+"""Worse than a partner in the same home for every hop of a circuit."""
+
+
+class NoPartner(StrEnum):
+    """Why a hop gets none."""
+
+    UNKNOWN = "unknown"
+    """A peer of the circuit is not in the snapshot, or is about to leave: nobody can tell how it would go on."""
+    UPLINK = "uplink"
+    """The hop's peer could not send its KV cache as fast as it grows."""
+    SPAN = "span"
+    """No other peer holds all layers of the hop."""
+    MEMORY = "memory"
+    """None of those that do has room for the session."""
+    TAKEN = "taken"
+    """All that could are the partners of other hops: a peer has one lease of a session."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartnerChoice:
+    """The partner of one hop, or why there is none."""
+
+    peer_id: str | None
+    tpot_ms: float | None
+    """Of the circuit with the partner in the hop's place, as predicted."""
+    reason: NoPartner | None
+
+    @classmethod
+    def none(cls, reason: NoPartner) -> "PartnerChoice":
+        return cls(None, None, reason)
+
+
+def choose_partners(
+    snapshot: Snapshot,
+    route: Route,
+    demand: Demand,
+    *,
+    avoid: frozenset[str] = frozenset(),
+    hops: Sequence[int] | None = None,
+    cost: CostModel = CostModel(),  # noqa: B008 (an immutable value)
+) -> tuple[PartnerChoice, ...]:
+    """A partner for each hop of the route, or for those of the numbers `hops`, in their order.
+
+    A partner holds the whole span, has room for the KV cache of `demand`, is not on the circuit nor in `avoid`, and is
+    the partner of one hop only. As many hops as possible get one; as few as possible of these one at the address of
+    the hop's own peer, since what takes a home from the network takes both; and of all such choices it is the one
+    after whose switches, each by itself, the circuits' TPOTs are least in sum, by the router's own terms. Costs are
+    those of the snapshot, which may have counted the session on its own circuit already: that adds the same to all.
+    Links that nobody measured are guessed from what these peers measured.
+
+    A hop whose peer cannot send its lines as fast as they come gets none: half of what decode leaves of its uplink,
+    divided among its sessions, has to carry them at the route's TPOT. Equal snapshots give equal choices, in whatever
+    order their peers are listed. Takes milliseconds for some hundred peers: of a large swarm give it a shortlist.
+
+    Raises:
+        ValueError: the route has no such hop.
+    """
+    wanted = tuple(range(len(route.hops)) if hops is None else hops)
+    if any(not 0 <= at < len(route.hops) for at in wanted):
+        raise ValueError(f"the route's hops are 0 to {len(route.hops) - 1}, not {list(wanted)}")
+    own = frozenset(route.peer_ids)
+    views = snapshot.usable(avoid - own)
+    places = {view.peer_id: place for place, view in enumerate(views)}
+    if not own <= places.keys():
+        return (PartnerChoice.none(NoPartner.UNKNOWN),) * len(wanted)
+    free = np.array([view.peer_id not in own for view in views])
+    held = np.array([layer_table(snapshot.model.layers, view.state.spans) for view in views])
+    chosen: dict[int, PartnerChoice] = {}
+    able: dict[int, list[PeerView]] = {}
+    for at in sorted(set(wanted)):
+        hop = route.hops[at]
+        holding = np.flatnonzero(free & held[:, hop.span.start : hop.span.stop].all(axis=1))
+        holders = [views[place] for place in holding.tolist()]
+        found = _able(snapshot, hop, views[places[hop.peer_id]], holders, route.tpot_ms, demand, cost)
+        if isinstance(found, NoPartner):
+            chosen[at] = PartnerChoice.none(found)
+        else:
+            able[at] = found
+    if able:
+        names = {view.peer_id for roomy in able.values() for view in roomy} | own
+        ways = _Ways.among([view for view in views if view.peer_id in names], snapshot, route, demand, cost)
+        chosen |= _assigned(ways, able)
+    return tuple(chosen[at] for at in wanted)
+
+
+def copied_bytes_per_token(model: ModelSpec, span: Span) -> int:
+    """What a copy of the span's KV cache takes on the wire for each token: its lines, and, where layers have states
+    that every token changes, these anew."""
+    return sum(model.kv_bytes_per_token[span.start : span.stop]) + sum(
+        model.state_bytes[span.start : span.stop]
+    )
+
+
+def copy_bytes_per_s(uplink_mbps: float, decode_bytes_per_s: float, copies: int) -> float:
+    """What an uplink on which decode sends so much leaves for each of so many copies, by COPY_SHARE."""
+    return COPY_SHARE * max(0.0, uplink_mbps * _MBPS_BYTES - decode_bytes_per_s) / max(1, copies)
+
+
+def _able(
+    snapshot: Snapshot,
+    hop: RouteHop,
+    view: PeerView,
+    holders: list[PeerView],
+    tpot_ms: float,
+    demand: Demand,
+    cost: CostModel,
+) -> list[PeerView] | NoPartner:
+    """Those of the other peers with the hop's layers that could be its partner, at least one, or why there is none."""
+    model, sessions = snapshot.model, max(1, view.state.sessions)
+    tokens_per_s = 1000 / tpot_ms if tpot_ms > 0 else math.inf
+    uplink_mbps = snapshot.seen(view).uplink_mbps or cost.unknown_bandwidth_mbps
+    decode_bytes_per_s = sessions * model.activation_bytes * tokens_per_s
+    left_bytes_per_s = copy_bytes_per_s(uplink_mbps, decode_bytes_per_s, sessions)
+    if copied_bytes_per_token(model, hop.span) * tokens_per_s > left_bytes_per_s:
+        return NoPartner.UPLINK
+    needed_bytes = model.kv_bytes(hop.span, demand.tokens)
+    roomy = [other for other in holders if other.state.free_kv_bytes >= needed_bytes]
+    return roomy or (NoPartner.MEMORY if holders else NoPartner.SPAN)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Ways:
+    """What the circuit costs through any of some peers, its own among them."""
+
+    views: Sequence[PeerView]
+    costs: Sequence[PeerCosts]
+    latency_ms: FloatArray
+    """[views, views]"""
+    hops: Sequence[RouteHop]
+    own: Sequence[int]
+    """Of each hop, the place of its peer among the views."""
+    last_layer: int
+
+    @classmethod
+    def among(
+        cls, views: Sequence[PeerView], snapshot: Snapshot, route: Route, demand: Demand, cost: CostModel
+    ) -> "_Ways":
+        # what the loss of a peer would cost is no part of a TPOT
+        costs = [peer_costs(view, snapshot.seen(view), snapshot.model, demand, 0.0, cost) for view in views]
+        places = {view.peer_id: place for place, view in enumerate(views)}
+        own = [places[peer_id] for peer_id in route.peer_ids]
+        return cls(views, costs, snapshot.latency_ms(views, cost), route.hops, own, snapshot.model.layers)
+
+    def step_ms(self, at: int, place: int) -> float:
+        """Of hop `at`, computed there."""
+        span = self.hops[at].span
+        return self.costs[place].step_ms(len(span), first=span.start == 0, last=span.stop == self.last_layer)
+
+    def after_ms(self, at: int, places: Sequence[int]) -> FloatArray:
+        """[places]: the circuit's TPOT with each of them in place of hop `at`'s peer."""
+        count, own = len(self.hops), self.own
+        rest_ms = sum(self.step_ms(hop, own[hop]) for hop in range(count) if hop != at)
+        steps_ms: FloatArray = np.array([self.step_ms(at, place) for place in places])
+        if count == 1:
+            return steps_ms
+        onwards = [hop for hop in range(count) if hop not in (at, (at - 1) % count)]
+        rest_ms += sum(float(self.latency_ms[own[hop], own[(hop + 1) % count]]) for hop in onwards)
+        before, after = own[(at - 1) % count], own[(at + 1) % count]
+        there_ms: FloatArray = self.latency_ms[before, places] + self.latency_ms[places, after]
+        total_ms: FloatArray = rest_ms + steps_ms + there_ms
+        return total_ms
+
+
+def _assigned(ways: _Ways, able: Mapping[int, Sequence[PeerView]]) -> dict[int, PartnerChoice]:
+    """Of hops with peers that could be their partners: which becomes which one's."""
+    places = {view.peer_id: place for place, view in enumerate(ways.views)}
+    hosts = [_hosts(view.facts) for view in ways.views]
+    # a column for nobody for each hop: one goes without only if others need all its partners
+    costs = np.full((len(able), len(places) + len(able)), _NOBODY_MS)
+    after_ms = np.full_like(costs, np.inf)
+    for row, (at, others) in enumerate(able.items()):
+        columns = [places[other.peer_id] for other in others]
+        home = hosts[ways.own[at]]
+        shared = np.array([not home.isdisjoint(hosts[column]) for column in columns])
+        after_ms[row, columns] = ways.after_ms(at, columns)
+        costs[row, columns] = np.minimum(after_ms[row, columns], _SAME_HOME_MS) + _SAME_HOME_MS * shared
+    choices = {}
+    for row, (at, column) in enumerate(zip(able, assign(costs), strict=True)):
+        if costs[row, column] < _NOBODY_MS:
+            choices[at] = PartnerChoice(ways.views[column].peer_id, float(after_ms[row, column]), None)
+        else:
+            choices[at] = PartnerChoice.none(NoPartner.TAKEN)
+    return choices
+
+
+def _hosts(facts: PeerFacts) -> frozenset[str]:
+    """Where a peer can be dialled directly, without ports."""
+    hosts = {address.rpartition(":")[0] for address in facts.grpc_addresses}
+    direct = (address.split("/") for address in facts.addresses if "/p2p-circuit" not in address)
+    return frozenset(hosts | {parts[2] for parts in direct if len(parts) > 2})

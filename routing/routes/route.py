@@ -1,0 +1,159 @@
+"""A circuit in terms of peers, with what each hop is predicted to take and why."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+
+from molink.dht.records.records import PeerView
+from molink.routing.cost.cost import CostModel
+from molink.routing.cost.prefill import Stage, ttft_ms
+from molink.routing.cost.terms import Term, client_rtt_ms, prefill_chunks
+from molink.routing.problem.circuit import Hop
+from molink.routing.problem.problem import load_ms
+from molink.routing.snapshot import Posed, Snapshot
+from molink.shards.spec import Span, missing_spans
+
+
+@dataclass(frozen=True, slots=True)
+class RouteHop:
+    """A span on a peer, and the predicted milliseconds of one decode step there."""
+
+    peer_id: str
+    span: Span
+    cold_spans: tuple[Span, ...]
+    """Layers of the span that the peer must load first; with layer 0 the embedding, with the last layer the
+    head."""
+    compute_ms: float
+    """All layers of the span, with the embedding on the first hop and the head on the last."""
+    link_ms: float
+    """To the next hop, from the last one back to the first; 0 if the circuit has one hop."""
+    terms: tuple[Term, ...] = ()
+    """All that was charged for this hop when the circuit was chosen; `compute_ms` and `link_ms` are in it."""
+    assumed: tuple[str, ...] = ()
+    """What nobody has measured, each with the value that was assumed in its place."""
+    measured: tuple[str, ...] = ()
+    """What is assumed of other peers and was measured of this one, each with its value."""
+    uplink_mbps: float | None = None
+    """What the peer's line carries away from it; None if nobody has measured it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A circuit over peers: hops in order."""
+
+    hops: tuple[RouteHop, ...]
+    tpot_ms: float
+    """The sum of all terms that every token waits for."""
+    load_s: float
+    """Seconds until the slowest peer has loaded what is cold, all loading side by side; 0 if all is warm."""
+    ttft_ms: float = 0.0
+    """From the start of the ready circuit to the first token at the client."""
+
+    @property
+    def peer_ids(self) -> tuple[str, ...]:
+        return tuple(hop.peer_id for hop in self.hops)
+
+    @property
+    def warm(self) -> bool:
+        """Whether the route can serve at once."""
+        return not any(hop.cold_spans for hop in self.hops)
+
+    @property
+    def objective_ms(self) -> float:
+        """The sum of all terms: by this the circuit was chosen."""
+        return sum(term.ms for hop in self.hops for term in hop.terms)
+
+
+def route_of(posed: Posed, hops: Sequence[Hop], snapshot: Snapshot, cost: CostModel) -> Route:
+    """The route that a circuit of the problem stands for."""
+    routed = tuple(_route_hop(posed, hops, position, snapshot, cost) for position in range(len(hops)))
+    stages = [
+        Stage(posed.views[hop.machine], posed.costs[hop.machine], hop.stop - hop.start, one.link_ms)
+        for hop, one in zip(hops, routed, strict=True)
+    ]
+    head = snapshot.seen(posed.views[hops[0].machine])
+    first_ms = ttft_ms(stages, posed.demand.prompt_tokens, client_rtt_ms(head, cost), cost)
+    terms = chain.from_iterable(hop.terms for hop in routed)
+    tpot_ms = sum(term.ms for term in terms if term.in_tpot)
+    return Route(routed, tpot_ms, load_ms(posed.problem, hops) / 1000.0, first_ms)
+
+
+def _route_hop(
+    posed: Posed, hops: Sequence[Hop], position: int, snapshot: Snapshot, cost: CostModel
+) -> RouteHop:
+    hop, following = hops[position], hops[(position + 1) % len(hops)]
+    problem, view, costs = posed.problem, posed.views[hop.machine], posed.costs[hop.machine]
+    first, last = hop.start == 0, hop.stop == problem.layers
+    link_ms = _link_ms(posed, hop, following) if len(hops) > 1 else 0.0
+    layers = hop.stop - hop.start
+    compute = [
+        Term("layers", layers * costs.layer_ms, in_tpot=True),
+        Term("batching", layers * (costs.batched_layer_ms - costs.layer_ms), in_tpot=True),
+        Term("step", costs.fixed_ms, in_tpot=True),
+    ]
+    compute += [Term("embedding", costs.embed_ms, in_tpot=True)] if first else []
+    compute += [Term("head", costs.head_ms, in_tpot=True)] if last else []
+    terms = [
+        *compute,
+        Term("queue", costs.queue_ms, in_tpot=True),
+        Term("link", link_ms, in_tpot=True),
+        # the tail returns a token, not an activation: it is charged for what it does not send
+        Term("transfer", costs.transfer_ms, in_tpot=not last),
+        Term("prefill", costs.prefill_ms, in_tpot=False),
+        Term("loading", _loading_ms(posed, hop) * problem.load_weight, in_tpot=False),
+        Term("reliability", costs.reliability_ms, in_tpot=False),
+    ]
+    if first:
+        terms += [
+            Term("service", costs.service_ms, in_tpot=True),
+            Term("client link", costs.client_link_ms, in_tpot=False),
+        ]
+    uplink_mbps = snapshot.seen(view).uplink_mbps
+    after = posed.views[following.machine] if len(hops) > 1 else None
+    return RouteHop(
+        peer_id=view.peer_id,
+        span=hop.span,
+        cold_spans=missing_spans(hop.span, view.state.spans),
+        compute_ms=sum(term.ms for term in compute),
+        link_ms=link_ms,
+        terms=tuple(term for term in terms if term.ms != 0.0),
+        assumed=_assumed(posed, hop, snapshot, cost, None if after is None else (after, link_ms)),
+        measured=() if uplink_mbps is None else (f"an uplink of {uplink_mbps:g} Mbps",),
+        uplink_mbps=snapshot.seen(view).uplink_mbps,
+    )
+
+
+def _link_ms(posed: Posed, hop: Hop, following: Hop) -> float:
+    pair = posed.problem.links.pairs(np.array([hop.machine]), np.array([following.machine]))
+    return float(pair[0])
+
+
+def _loading_ms(posed: Posed, hop: Hop) -> float:
+    """Milliseconds that the hop's peer loads, whatever the others do."""
+    return load_ms(posed.problem, (hop,))
+
+
+def _assumed(
+    posed: Posed, hop: Hop, snapshot: Snapshot, cost: CostModel, link: tuple[PeerView, float] | None
+) -> tuple[str, ...]:
+    view = posed.views[hop.machine]
+    seen = snapshot.seen(view)
+    said = []
+    if link is not None and not snapshot.measured(view, link[0]):
+        said.append(f"a round trip of {2 * (link[1] - cost.hop_overhead_ms):.0f} ms to the next hop")
+    if seen.uplink_mbps is None:
+        said.append(f"an uplink of {cost.unknown_bandwidth_mbps:g} Mbps")
+    if seen.uptime_s == 0 and seen.losses == 0:
+        said.append(f"that it stays for {cost.mean_lifetime_s / 3600:g} h on average")
+    if hop.start == 0 and seen.client_rtt_ms is None:
+        said.append(f"a round trip of {cost.unknown_rtt_ms:g} ms to the client")
+    facts = view.facts
+    largest = max(latency.batch_size for latency in facts.layer_latencies)
+    _, rows = prefill_chunks(posed.demand.prompt_tokens, cost)
+    if rows > largest and not facts.prefill_latencies:
+        said.append(f"the time of {rows} rows from batches of {largest} at most")
+    if hop.start == 0 and posed.demand.prompt_assumed:
+        said.append(f"a prompt of {posed.demand.prompt_tokens} tokens")
+    return tuple(said)

@@ -1,0 +1,397 @@
+"""Steps of ragged batches over whatever layers are held. Owns the device, and is used from one thread."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from weakref import WeakSet
+
+import torch
+from torch import Tensor
+
+from molink.shards.batching.decode import Decoding, PagedSpan
+from molink.shards.batching.mixed import MixedBatch
+from molink.shards.batching.packed import PackedBatch
+from molink.shards.batching.paged_spans import PagedSpans, overlap
+from molink.shards.batching.partial_step import (
+    Piece,
+    Rows,
+    UnfinishedStep,
+    check_inputs,
+    check_rows,
+    next_piece,
+    next_rows,
+)
+from molink.shards.device.device import Device
+from molink.shards.device.transfers import Staging, Transfers
+from molink.shards.kv.block_allocator import PoolFull
+from molink.shards.kv.kv_cache import SequenceCache, open_cache
+from molink.shards.kv.kv_memory import LayerLayout
+from molink.shards.kv.kv_pool import KvPool
+from molink.shards.model.stage import Stage, View
+from molink.shards.paged_attention.paged_rows import PagedRows
+from molink.shards.spec import ModelSpec, Span, merge_spans, missing_spans
+
+__all__ = ["Engine", "NotHeld", "Rows"]
+
+
+class NotHeld(ValueError):
+    """Layers are asked for that this engine does not hold."""
+
+    def __init__(self, wanted: Span, held: tuple[Span, ...]) -> None:
+        missing = ", ".join(str(span) for span in missing_spans(wanted, held))
+        super().__init__(f"span {wanted} cannot run here: layers {missing} are not loaded")
+        self.wanted = wanted
+        self.held = held
+
+
+class Engine:
+    """Holds stages of one model on one device and steps sessions through spans of them."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        device: str,
+        kv_limit_bytes: int | None = None,
+        *,
+        decoding: Decoding | None = None,
+    ) -> None:
+        """The KV cache takes at most `kv_limit_bytes`, or what it needs where that is None. Without `decoding` the
+        sessions of a step attend one after the other."""
+        self.spec = spec
+        self._device = Device(device)
+        self._decoding = decoding
+        self._transfers = Transfers(self._device)
+        self.pool = KvPool(self._device.place, kv_limit_bytes)
+        self._growing: WeakSet[SequenceCache] = WeakSet()
+        self._unfinished: WeakSet[UnfinishedStep] = WeakSet()
+        self._steps = 0
+        self._stages: list[Stage] = []
+        self._routes: dict[Span, tuple[View, ...]] = {}
+        self._paged = PagedSpans(self._open_paged)
+
+    @property
+    def held(self) -> tuple[Span, ...]:
+        """The layers that can run now, in as few spans as possible."""
+        return merge_spans(tuple(stage.span for stage in self._stages))
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory of all weights held, what stages share counted once."""
+        shared = {id(weight): weight.nbytes for stage in self._stages for weight in stage.parameters()}
+        return sum(shared.values())
+
+    @property
+    def paged_failure(self) -> Exception | None:
+        """As `PagedSpans.failure`."""
+        return self._paged.failure
+
+    def attach(self, stage: Stage) -> None:
+        """Adds a loaded stage to what is held. Raises ValueError where it is of another model or overlaps.
+
+        Decode steps through it are recorded by `record_next`, or when the first session opens.
+        """
+        self._device.enter()
+        facts = stage.facts
+        ours = (self.spec.layers, self.spec.hidden_size, self.spec.dtype)
+        theirs = (facts.layers, facts.hidden_size, str(facts.dtype).removeprefix("torch."))
+        if ours != theirs:
+            raise ValueError(
+                f"the stage is of a model with (layers, hidden size, dtype) {theirs}, not {ours}"
+            )
+        for other in self._stages:
+            if overlap(other.span, stage.span):
+                raise ValueError(f"span {stage.span} overlaps {other.span}, which is held already")
+        for other in self._stages:
+            stage.share_embedding(other)
+        self._stages.append(stage)
+        self._stages.sort(key=lambda held: held.span)
+        self._routes.clear()
+        self._paged.added(stage.span)
+
+    def detach(self, span: Span) -> None:
+        """Frees the layers of `span`; parts of stages outside it stay. Raises NotHeld where some are not
+        held."""
+        if missing_spans(span, self.held):
+            raise NotHeld(span, self.held)
+        self._device.enter()
+        remaining: list[Stage] = []
+        for stage in self._stages:
+            keeps = missing_spans(stage.span, (span,))
+            remaining += [stage] if keeps == (stage.span,) else [stage.keep(part) for part in keeps]
+        changed = [stage.span for stage in self._stages if stage not in remaining]
+        self._stages = remaining
+        self._routes.clear()
+        self._paged.changed(changed, self.held)
+        self.pool.forget(span)
+
+    def record_next(self) -> bool:
+        """Records decode steps of one more size on layers that were attached since; whether there was one to record.
+        Sessions may step in between, unrecorded where they would be of that size."""
+        paged = self.to_record()
+        return paged is not None and paged.record_next()
+
+    def to_record(self, span: Span | None = None) -> PagedSpan | None:
+        """Of what steps are to be recorded next: of `span`, or of layers that were attached since. None: of nothing."""
+        self._device.enter()
+        return self._paged.to_record(self.held, span)
+
+    def pack_next(self) -> bool:
+        """Packs one more matrix of the stages that are held, where that was left for later; whether there was one.
+        Sessions may step in between."""
+        return any(stage.pack_next() for stage in self._stages)
+
+    def new_cache(
+        self, span: Span, capacity_tokens: int, prefix: Sequence[bytes] = (), *, reserve: bool = True
+    ) -> SequenceCache:
+        """Memory for one session of at most `capacity_tokens` tokens on `span`, reserved now.
+
+        `prefix` are hashes of the session's tokens up to the end of each full block (see `prefix.py`). What the pool
+        has of them is in the cache already: its `length` says how many tokens, always fewer than the capacity; the
+        others are shared when they are full. Without `reserve` the cache takes blocks as it grows, and a step may
+        move those of sessions that it does not step to the host's memory.
+
+        Raises NotHeld, PoolFull, and ValueError where the model cannot have so long a sequence.
+        """
+        self._route(span)
+        limit = min(self.spec.context_length, *(stage.facts.context_length for stage in self._stages))
+        if capacity_tokens > limit:
+            raise ValueError(f"a sequence of this model has at most {limit} tokens, not {capacity_tokens}")
+        self._device.enter()
+        self._paged.record(span)
+        cache = open_cache(self.pool, span, self._layouts(span), capacity_tokens, prefix, reserve=reserve)
+        if not reserve:
+            self._growing.add(cache)
+        return cache
+
+    def _layouts(self, span: Span) -> list[LayerLayout]:
+        layouts: dict[int, LayerLayout] = {}
+        for stage in self._stages:
+            layouts.update(stage.layouts)
+        return [layouts[layer] for layer in span]
+
+    def limit_kv(self, limit_bytes: int) -> bool:
+        """The KV cache may take so much from now on; whether what sessions have reserved fits. Prefixes that no
+        session uses go first, and then what may be moved to the host's memory."""
+        self._device.enter()
+        fits = self.pool.limit(limit_bytes)
+        while not fits and self._suspend_one(()):
+            fits = self.pool.limit(limit_bytes)
+        return fits
+
+    def begin_behind(self, cache: SequenceCache, tokens: int) -> None:
+        """What the cache holds beyond so many tokens will be computed again. Raises as `SequenceCache.truncate`."""
+        self._device.enter()
+        while True:
+            try:
+                cache.truncate(tokens, same_tokens=True)
+                return
+            except PoolFull:
+                if not self._suspend_one((cache,)):
+                    raise
+
+    @torch.inference_mode()
+    def step(self, span: Span, rows: Sequence[Rows], hidden: Tensor | None) -> Tensor:
+        """Runs the new tokens of all `rows` through `span` in one pass.
+
+        `hidden` is [sum of counts, hidden_size] in the order of rows where the span starts after layer 0,
+        else None. Returns [sum of counts, hidden_size], or, where the span ends the model, float32 logits
+        [rows with want_logits, vocabulary]. Caches grow only when the whole step has succeeded. Raises
+        NotHeld, CacheFull, PoolFull, and ValueError where rows and hidden do not fit each other, all before anything
+        is computed.
+        """
+        route = self._route(span)
+        check_rows(span, rows)
+        ids = check_inputs(self.spec, span, rows, hidden)
+        self._device.enter()
+        self._make_room(rows)
+        result = self._replay(span, rows, ids, hidden)
+        if result is None:
+            return self._run(span, route, rows, self._inputs(ids, hidden))
+        for row in rows:
+            row.cache.advance(row.count)
+        return result
+
+    def to_host(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """What steps gave, on the host and complete: the one wait of a step. Without tensors the wait alone, after
+        which the time that the step took is over."""
+        self._device.enter()
+        return self._transfers.to_host(tensors)
+
+    def _run(self, span: Span, route: Sequence[View], rows: Sequence[Rows], inputs: Tensor) -> Tensor:
+        tokens = inputs, self._positions([(row.cache.length, row.count) for row in rows])
+        bitwise = not self._unfinished and route[0].exact
+        hidden, batch = self._attended(span, span, tokens, rows, bitwise=bitwise)
+        result = self._logits(route[-1], rows, hidden) if span.stop == self.spec.layers else hidden[0]
+        batch.commit()
+        return result
+
+    def _attended(
+        self, span: Span, part: Span, tokens: tuple[Tensor, Tensor], rows: Sequence[Rows], *, bitwise: bool
+    ) -> tuple[Tensor, PackedBatch | MixedBatch]:
+        """What comes of `tokens`, which are inputs and positions, behind a part of the rows' span, and the batch that
+        is still to be committed. Rows attend together where kernels for that are at hand, and do not fail."""
+        route, paged, failure = self._route(part), self._paged.get(span), None
+        caches, counts = [row.cache for row in rows], [row.count for row in rows]
+        if paged is not None:
+            try:
+                together = paged.batch(caches, counts, self._transfers.numbers)
+                return _through(route, tokens, together), together
+            except Exception as error:  # noqa: BLE001 - compilers of kernels raise what they like: the next way needs none
+                failure = error
+        batch = PackedBatch(caches, counts, bitwise=bitwise)
+        hidden = _through(route, tokens, batch)
+        if failure is not None:
+            self._paged.attend_apart(span, failure)
+        return hidden, batch
+
+    def _replay(
+        self, span: Span, rows: Sequence[Rows], ids: Sequence[int], hidden: Tensor | None
+    ) -> Tensor | None:
+        """The result of a step of one token for each session that has been recorded, if it can be."""
+        paged = self._paged.get(span)
+        if paged is None or any(row.count > 1 for row in rows):
+            return None
+        result = paged.replay([row.cache for row in rows], ids, hidden)
+        if result is None or span.stop < self.spec.layers or all(row.want_logits for row in rows):
+            return result
+        wanted = [index for index, row in enumerate(rows) if row.want_logits]
+        return result[self._transfers.numbers(wanted)]
+
+    def _open_paged(self, span: Span) -> PagedSpan | None:
+        """Where the sessions of a step on the span can attend together, what does so."""
+        route, layouts, decoding = self._route(span), self._layouts(span), self._decoding
+        if decoding is None or not decoding.pages(layouts) or not all(view.packs for view in route):
+            return None
+        most, facts = decoding.sizes[-1], self._stages[0].facts
+        rows = PagedRows(self.pool, span, layouts, most, self.spec.context_length, self._device)
+        hidden = Staging((most, facts.hidden_size), facts.dtype, self._device) if span.start else None
+        return PagedSpan(route, rows, decoding, hidden, ends=span.stop == self.spec.layers)
+
+    @torch.inference_mode()
+    def begin(self, span: Span, row: Rows, hidden: Tensor | None) -> UnfinishedStep:
+        """A step of one session that is computed in pieces, between other sessions' steps. As `step`.
+
+        Until it is done, or nothing refers to it any more, the session must not be in another step.
+        """
+        self._route(span)
+        check_rows(span, (row,))
+        ids = check_inputs(self.spec, span, (row,), hidden)
+        self._device.enter()
+        unfinished = UnfinishedStep(span, row, self._inputs(ids, hidden))
+        self._unfinished.add(unfinished)
+        return unfinished
+
+    @torch.inference_mode()
+    def gather(self, steps: Sequence[UnfinishedStep], tokens: Sequence[int]) -> Piece:
+        """The next so many tokens of each of the steps, of one span, for `advance` to compute together. None of them
+        is in another piece. Raises as `step`, and ValueError where a step has not so many left."""
+        rows = next_rows(steps, tokens)
+        self._device.enter()
+        self._make_room(rows)
+        positions = self._positions([(row.cache.length, row.count) for row in rows])
+        return next_piece(steps, tokens, positions)
+
+    @torch.inference_mode()
+    def advance(self, piece: Piece, layers: int) -> tuple[tuple[UnfinishedStep, ...], Tensor | None]:
+        """Takes the piece through its next `layers` layers, as far as there are so many. Returns the steps of which
+        all tokens are through now, and what `step` would have returned for these.
+
+        Where layers keep states, tokens go through all layers at once. Caches grow by tokens that are through all.
+        Raises as `step`, and ValueError for a piece that is through; it is then where it was.
+        """
+        counts = zip(piece.steps, piece.tokens, strict=True)
+        span, rows = piece.steps[0].span, [replace(step.row, count=count) for step, count in counts]
+        check_rows(span, rows)
+        if layers < 1 or piece.layer >= span.stop:
+            raise ValueError(f"a piece before layer {piece.layer} of {span} cannot take {layers} layers")
+        self._device.enter()
+        self.pool.collect({table for row in rows for table in row.cache.tables})
+        states = any(layout.states for layout in rows[0].cache.layouts)
+        stop = span.stop if states else min(piece.layer + layers, span.stop)
+        part, tokens = Span(piece.layer, stop), (piece.hidden, piece.positions)
+        hidden, batch = self._attended(span, part, tokens, rows, bitwise=False)
+        if stop < span.stop:
+            piece.hidden, piece.layer = hidden, stop
+            return (), None
+        done, ends = piece.finishing(hidden), span.stop == self.spec.layers
+        result = None
+        if done and ends:
+            rows = [replace(step.row, count=1) for step, _ in done]
+            last = torch.cat([part[:, -1:] for _, part in done], 1)
+            result = self._logits(self._route(span)[-1], rows, last)
+        elif done:
+            result = torch.cat([one for step, part in done for one in (*step.results, part)], 1)[0]
+        batch.commit()
+        piece.complete(hidden, kept=not ends)
+        through = tuple(step for step, _ in done)
+        self._unfinished -= set(through)
+        return through, result
+
+    def _positions(self, parts: Sequence[tuple[int, int]]) -> Tensor:
+        """[1, tokens] of the tokens that follow so many of each sequence."""
+        places = [at for length, count in parts for at in range(length, length + count)]
+        return self._transfers.numbers(places)[None]
+
+    def _make_room(self, rows: Sequence[Rows]) -> None:
+        """Every cache has blocks for its new tokens, if need be those of sessions that are not in this step."""
+        self._steps += 1
+        self.pool.collect({table for row in rows for table in row.cache.tables})
+        kept = [row.cache for row in rows]
+        kept += [one.row.cache for one in self._unfinished if one.under_way]
+        for row in rows:
+            row.cache.last_step = self._steps
+            while True:
+                try:
+                    row.cache.require(row.count)
+                    break
+                except PoolFull:
+                    if not self._suspend_one(kept):
+                        raise
+
+    def _suspend_one(self, kept: Sequence[SequenceCache]) -> bool:
+        """Moves the blocks of the session that has not stepped for longest to the host's memory, if there is one."""
+        ours = set(map(id, kept))
+        others = [one for one in self._growing if id(one) not in ours and one.holds_blocks]
+        if others:
+            min(others, key=lambda one: one.last_step).suspend()
+        return bool(others)
+
+    def _route(self, span: Span) -> tuple[View, ...]:
+        """Views of the stages that together are the span, in order."""
+        route = self._routes.get(span)
+        if route is None:
+            if missing_spans(span, self.held):
+                raise NotHeld(span, self.held)
+            parts = [
+                (stage, Span(max(stage.span.start, span.start), min(stage.span.stop, span.stop)))
+                for stage in self._stages
+                if stage.span.start < span.stop and span.start < stage.span.stop
+            ]
+            route = self._routes[span] = tuple(stage.view(part) for stage, part in parts)
+        return route
+
+    def _inputs(self, ids: Sequence[int], hidden: Tensor | None) -> Tensor:
+        """Token ids [1, tokens] or hidden states [1, tokens, hidden] on the device."""
+        if hidden is None:
+            return self._transfers.numbers(ids)[None]
+        return self._transfers.to_device(hidden, self._stages[0].facts.dtype)[None]
+
+    def _logits(self, tail: View, rows: Sequence[Rows], hidden: Tensor) -> Tensor:
+        """Logits of the last row of each session that wants them; `hidden` is [1, tokens, hidden]."""
+        last: list[int] = []
+        stop = 0
+        for row in rows:
+            stop += row.count
+            if row.want_logits:
+                last.append(stop - 1)
+        if not last:
+            return torch.empty(0, self.spec.vocabulary_size, device=self._device.place)
+        if len(last) < stop:
+            hidden = hidden[:, self._transfers.numbers(last)]
+        return tail.logits(hidden)
+
+
+def _through(route: Sequence[View], tokens: tuple[Tensor, Tensor], batch: PackedBatch | MixedBatch) -> Tensor:
+    inputs, positions = tokens
+    for view in route:
+        inputs = view.run(inputs, positions, batch)
+    return inputs

@@ -1,0 +1,211 @@
+"""Linear layers that multiply in the fastest way that was measured for their matrices.
+
+Torch's linear layers are not always the fastest. On a processor that is not Intel's, MKL takes half again to three
+times as long as it has to for one to eight rows of float32. Weights as they lie give oneDNN half of the memory's speed;
+those that it has packed, nearly all of it. And a processor that cannot multiply bfloat16 takes three times as long for
+many rows of it as for float32. Where a stage is `exact`, steps of one session keep to torch's product, so that their
+numbers are those of transformers bit for bit.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from molink.shards.attention.attention import BatchSlot
+from molink.shards.matrices import products
+from molink.shards.matrices.known_products import KnownProducts
+from molink.shards.matrices.products import (
+    Choice,
+    Scratch,
+    dense_products,
+    few_of,
+    has_onednn,
+    multiply_in_parts,
+    onednn_product,
+    packed_product,
+    time_ways,
+    used_for,
+)
+from molink.shards.matrices.quantized_products import install_quantized
+from molink.shards.model.later_packing import LaterPacking
+
+Product: TypeAlias = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+"""Of rows [..., in], weights [out, in] and, if there is one, a bias [out]: [..., out]."""
+
+
+def divided_product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """As `torch.nn.functional.linear`, up to rounding: weights times rows instead of rows times weights, a part of the
+    weights for each thread. Where they cannot be divided, one row counts twice, for a product with a single column is
+    made in another way, which is slow."""
+    flat = rows.reshape(-1, rows.shape[-1])
+    parts = math.gcd(torch.get_num_threads(), len(weight))
+    columns = (flat if parts > 1 or len(flat) > 1 else torch.cat((flat, flat))).t()
+    divided = torch.bmm(weight.reshape(parts, -1, weight.shape[1]), columns.expand(parts, -1, -1))
+    product = divided.view(len(weight), -1).t()[: len(flat)].contiguous()
+    if bias is not None:
+        product += bias
+    return product.view(*rows.shape[:-1], -1)
+
+
+def widened_product(scratch: Scratch) -> Product:
+    """As `torch.nn.functional.linear`, computed in float32, a part of the weights after the other."""
+    multiply = dense_products()[-1]
+
+    def product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        def widen(start: int, stop: int) -> Tensor:
+            part = scratch.take((stop - start, weight.shape[1]), torch.float32)
+            return part.copy_(weight[start:stop])
+
+        flat = rows.reshape(-1, rows.shape[-1])
+        result = multiply_in_parts(flat, len(weight), torch.float32, widen, multiply)
+        if bias is not None:
+            result += bias
+        return result.to(rows.dtype).view(*rows.shape[:-1], -1)
+
+    return product
+
+
+def ways_for(dtype: torch.dtype, scratch: Scratch) -> tuple[Product, ...]:
+    """What there is to choose from, torch's own first."""
+    if dtype is not torch.float32:
+        return (functional.linear, widened_product(scratch))
+    return (functional.linear, *((onednn_product,) if has_onednn() else ()), divided_product)
+
+
+def packed_for_onednn(weight: Tensor) -> Tensor | None:
+    """The weights as oneDNN likes them best, in as many bytes; None where it does not multiply such here."""
+    if not has_onednn() or not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
+        return None
+    try:
+        packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None)  # noqa: SLF001 - what torch's own compiler calls
+        onednn_product(torch.zeros(1, weight.shape[1], dtype=weight.dtype), packed)
+    except RuntimeError:  # a processor that cannot multiply such numbers
+        return None
+    return packed
+
+
+def install_products(
+    model: nn.Module,
+    slot: BatchSlot,
+    known: KnownProducts | None = None,
+    later: LaterPacking | None = None,
+) -> None:
+    """Lets the model's large matrices on a processor multiply in the fastest way, as `slot` says: in every step, or
+    only in those that need not be bitwise. Where it pays, weights are packed for it, each in the place of what it
+    was: now, or `later`. What is `known` is not measured."""
+    scratch = Scratch()
+    layers = [
+        module
+        for module in model.modules()
+        if type(module) is nn.Linear
+        and "forward" not in module.__dict__
+        and module.weight.device.type == "cpu"
+        and module.weight.is_floating_point()
+        and module.weight.numel() >= products.LEAST_WEIGHTS
+    ]
+    for dtype in {layer.weight.dtype for layer in layers}:
+        _install([one for one in layers if one.weight.dtype is dtype], model, slot, scratch, known, later)
+    install_quantized(model, slot, scratch)
+
+
+def _install(
+    layers: Sequence[nn.Linear],
+    model: nn.Module,
+    slot: BatchSlot,
+    scratch: Scratch,
+    known: KnownProducts | None,
+    later: LaterPacking | None,
+) -> None:
+    ways = ways_for(layers[0].weight.dtype, scratch)
+    choice, packs = _decided(layers, slot, ways, known)
+    tied = _tied(model) if packs else set()
+    for layer in layers:
+        packable = packs and id(layer.weight) not in tied
+        if packable and later is None and _pack(layer):
+            continue
+        if any(product is not functional.linear for _, product in choice):
+            layer.__dict__["forward"] = _forward(layer, slot, choice)
+        if packable and later is not None:
+            later.add(layer, _pack)
+
+
+def _decided(
+    layers: Sequence[nn.Linear], slot: BatchSlot, ways: Sequence[Product], known: KnownProducts | None
+) -> tuple[Choice[Product], bool]:
+    """As `fastest`, remembered or measured."""
+    timed = [layer.weight for layer in few_of(layers, lambda layer: layer.weight.nbytes)]
+    kind = (str(timed[0].dtype), slot.exact, [list(weight.shape) for weight in timed])
+    found = None if known is None else known.find(kind, len(ways))
+    if found is not None:
+        return tuple((rows, ways[way]) for rows, way in found[0]), found[1]
+    choice, packs = fastest(timed, ways, None if slot.exact else _packed(timed))
+    if known is not None:
+        known.decided(kind, (tuple((rows, ways.index(way)) for rows, way in choice), packs))
+    return choice, packs
+
+
+def _pack(layer: nn.Linear) -> bool:
+    """Packs the layer's weights in the place of what they were; whether that could be done."""
+    weight = packed_for_onednn(layer.weight)
+    if weight is None:
+        return False
+    found_at_once = "weight" in layer.__dict__  # as `stage.shorten_lookups` leaves it
+    layer.weight = nn.Parameter(weight, requires_grad=False)
+    if found_at_once:
+        layer.__dict__["weight"] = layer.weight
+    layer.__dict__["forward"] = _packed_forward(weight, layer.bias)
+    return True
+
+
+def fastest(
+    weights: Sequence[Tensor], ways: Sequence[Product], packed: Sequence[Tensor] | None
+) -> tuple[Choice[Product], bool]:
+    """Which way multiplies rows by such matrices fastest, and whether `packed` ones, used for any number of rows, are
+    faster still."""
+
+    def timed(way: Product) -> products.Way:
+        return lambda at, rows: way(rows, weights[at], None)
+
+    trials = [timed(way) for way in ways]
+    if packed is not None:
+        trials.append(lambda at, rows: packed_product(rows, packed[at]))
+    timings = time_ways(trials, [weight.shape[1] for weight in weights], weights[0].dtype)
+    if packed is None:
+        return timings.choose(ways), False
+    return timings.without(len(ways)).choose(ways), timings.pays(len(ways))
+
+
+def _packed(weights: Sequence[Tensor]) -> list[Tensor] | None:
+    packed = [packed_for_onednn(weight) for weight in weights]
+    found = [weight for weight in packed if weight is not None]
+    return found if len(found) == len(weights) else None
+
+
+def _tied(model: nn.Module) -> set[int]:
+    """Weights that another module looks up, here or at the circuit's other end."""
+    uses: dict[int, int] = {}
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            uses[id(parameter)] = uses.get(id(parameter), 0) + 1
+    tied = {parameter for parameter, count in uses.items() if count > 1}
+    if getattr(getattr(model, "config", None), "tie_word_embeddings", False):
+        head: nn.Module | None = model.get_output_embeddings()  # type: ignore[operator] # a transformers' model has it
+        tied |= {id(parameter) for parameter in head.parameters()} if head is not None else set()
+    return tied
+
+
+def _packed_forward(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+    return lambda rows: packed_product(rows, weight, bias)
+
+
+def _forward(layer: nn.Linear, slot: BatchSlot, choice: Choice[Product]) -> Callable[[Tensor], Tensor]:
+    def forward(rows: Tensor) -> Tensor:
+        if slot.bitwise:
+            return functional.linear(rows, layer.weight, layer.bias)
+        return used_for(choice, rows.numel() // rows.shape[-1])(rows, layer.weight, layer.bias)
+
+    return forward

@@ -1,0 +1,398 @@
+"""Matrices in 8 or 4 bits, and the products with them.
+
+`nf4` is the NormalFloat of Dettmers et al., "QLoRA" (2023), section 3: 4 bits for each number and a float32 scale for
+each BLOCK numbers, without double quantization. `int8` keeps the vector-wise absolute-maximum quantization of Dettmers
+et al., "LLM.int8()" (2022), section 2.1, for the weights: 8 bits for each number and a float32 scale for each row.
+bitsandbytes makes both. Activations are never quantized, so that a row's result does not depend on what it is batched
+with: LLM.int8() would look for outliers over all rows of a batch.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import EllipsisType
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from molink.shards.attention.attention import BatchSlot
+from molink.shards.matrices import int8_products, nf4_products, products
+from molink.shards.matrices.by_bytes import ByteProducts, gpu_product
+from molink.shards.matrices.int8_products import BytePacking, byte_product
+from molink.shards.matrices.nf4_products import BLOCK, kernel_product, kernel_takes, unpack_into
+from molink.shards.model.tensor_parallel import Division
+
+CHUNK_ELEMENTS = 1 << 22
+"""Numbers that are quantized at a time: bitsandbytes needs three times as much room as they take in float32."""
+PACKED_ROWS = {torch.bfloat16: 4, torch.float32: 2}
+"""Where nothing was measured, so many rows at most are multiplied by bytes as they are kept, more by unpacked ones."""
+PACKED_COLUMNS = 64
+"""torch's product with packed bytes reads beyond rows that are not multiples of this."""
+
+Index = int | Tensor | EllipsisType
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QuantizedWays:
+    """How one stage's matrices are multiplied on a processor."""
+
+    slot: BatchSlot
+    scratch: products.Scratch
+    choice: "products.Choice[QuantizedWay] | None"
+    """None: as where nothing was measured."""
+    packing: BytePacking
+
+
+class QuantizedMatrices(nn.Module, ABC):
+    """Matrices [..., rows, columns] in fewer bits, to be had one at a time in the compute dtype."""
+
+    def __init__(self, packed: Tensor, scales: Tensor, shape: tuple[int, int], dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(packed, requires_grad=False)
+        self.scales = nn.Parameter(scales, requires_grad=False)
+        self.shape = shape
+        self.dtype = dtype
+        self.ways = QuantizedWays(BatchSlot(None), products.Scratch(), None, BytePacking())
+        for parameter in (self.weight, self.scales):
+            parameter._is_hf_initialized = True  # type: ignore[attr-defined] # noqa: SLF001 - transformers' mark
+        self._is_hf_initialized = True
+
+    @classmethod
+    @abstractmethod
+    def of(cls, values: Tensor) -> "QuantizedMatrices":
+        """Quantizes [..., rows, columns]."""
+
+    @property
+    @abstractmethod
+    def is_stack(self) -> bool: ...
+
+    @property
+    @abstractmethod
+    def has_kernel(self) -> bool:
+        """Whether there is a product that takes them in another layout, here."""
+
+    @abstractmethod
+    def kernel_form(self, index: Index) -> tuple[Tensor, Tensor]:
+        """Weights and scales of the matrix at `index` in that layout, in memory of their own."""
+
+    @abstractmethod
+    def multiply_form(self, form: tuple[Tensor, Tensor], rows: Tensor) -> Tensor:
+        """Rows [count, columns] times the transposed matrix in that layout."""
+
+    def __getitem__(self, index: Index) -> "Tensor | MatrixOfStack":
+        """[rows, columns] in the compute dtype, of a stack the one at `index`; on a processor something that is
+        multiplied without being unpacked whole."""
+        if index is ... or self.weight.device.type != "cpu":
+            return self.unpacked(index)
+        return MatrixOfStack(self, index)
+
+    def unpacked(self, index: Index = ...) -> Tensor:
+        """[rows, columns] in the compute dtype, of a stack the one at `index`, in memory of its own."""
+        return self.unpack(index, 0, self.shape[0], torch.empty(self.shape, dtype=self.dtype))
+
+    @abstractmethod
+    def unpack(self, index: Index, start: int, stop: int, into: Tensor) -> Tensor:
+        """`into`, filled with the rows from `start` up to, not including, `stop` of the matrix at `index`. On
+        processors."""
+
+    @abstractmethod
+    def part(self, division: Division) -> "QuantizedMatrices":
+        """What one rank holds of them, each number as in the whole."""
+
+    @abstractmethod
+    def multiply_unmeasured(self, index: Index, inputs: Tensor) -> Tensor:
+        """`inputs` [..., columns] times the transposed matrix at `index`, on processors: the same bits for the same
+        inputs, however long what took."""
+
+    @abstractmethod
+    def multiply_on_gpu(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
+        """As `multiply`."""
+
+    @abstractmethod
+    def ways_here(self) -> "tuple[QuantizedWay, ...]":
+        """What there is to choose from on this processor."""
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Brings the matrices into the layout of that product, if it is what was chosen."""
+
+    def uses_kernel(self) -> bool:
+        """Whether it is what was chosen."""
+        return any(way is by_kernel for _, way in self.ways.choice or ())
+
+    def multiply(self, inputs: Tensor, bias: Tensor | None, index: Index = ...) -> Tensor:
+        """`inputs` [..., columns] times the transposed matrix at `index`, plus `bias`."""
+        if inputs.device.type != "cpu":
+            return self.multiply_on_gpu(inputs, bias)
+        choice = self.ways.choice
+        if choice is None or self.ways.slot.bitwise:
+            product = self.multiply_unmeasured(index, inputs)
+        else:
+            rows = inputs.reshape(-1, inputs.shape[-1])
+            product = products.used_for(choice, len(rows))(self, index, rows).view(*inputs.shape[:-1], -1)
+        return product if bias is None else product.add_(bias)
+
+    def in_scratch(self, index: Index) -> Tensor:
+        """The matrix at `index`, until the next product."""
+        return self.unpack(index, 0, self.shape[0], self.ways.scratch.take(self.shape, self.dtype))
+
+
+QuantizedWay: TypeAlias = Callable[[QuantizedMatrices, Index, Tensor], Tensor]
+"""Of matrices, the one at an index, and rows [count, columns]: [count, rows of the matrix]."""
+
+
+def by_kernel(matrices: QuantizedMatrices, index: Index, rows: Tensor) -> Tensor:
+    """Multiplies in the layout that the matrices were brought into."""
+    form = matrices.weight if index is ... else matrices.weight[index]
+    return matrices.multiply_form((form, matrices.scales[index]), rows)
+
+
+def _unpacking(dtype: torch.dtype, product: products.DenseProduct) -> QuantizedWay:
+    """Unpacks in parts, to this dtype, and multiplies by each while it is in the processor's caches."""
+
+    def multiply(matrices: QuantizedMatrices, index: Index, rows: Tensor) -> Tensor:
+        def unpack(start: int, stop: int) -> Tensor:
+            into = matrices.ways.scratch.take((stop - start, matrices.shape[1]), dtype)
+            return matrices.unpack(index, start, stop, into)
+
+        result = products.multiply_in_parts(rows, matrices.shape[0], dtype, unpack, product)
+        return result.to(matrices.dtype)
+
+    return multiply
+
+
+def _unpacking_ways(dtype: torch.dtype) -> tuple[QuantizedWay, ...]:
+    widened = tuple(_unpacking(torch.float32, product) for product in products.dense_products())
+    return widened if dtype is torch.float32 else (_unpacking(dtype, nn.functional.linear), widened[-1])
+
+
+class MatrixOfStack:
+    """One matrix of a stack, as models multiply by it; whatever else they do with it unpacks it."""
+
+    __slots__ = ("index", "stack")
+
+    def __init__(self, stack: QuantizedMatrices, index: Index) -> None:
+        self.stack = stack
+        self.index = index
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        function: Callable[..., Any],
+        _types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401 - what any of torch's functions returns
+        named = dict(kwargs or {})
+        if function is nn.functional.linear and isinstance(args[-1], cls) and len(args) == 2 and not named:
+            inputs, matrix = args
+            return matrix.stack.multiply(inputs, None, matrix.index)
+        if function in _PRODUCTS and isinstance(args[-1], cls) and isinstance(args[0], Tensor) and not named:
+            inputs, matrix = args
+            return inputs @ matrix.stack.in_scratch(matrix.index)
+        plain = (cls._plain(one) for one in args)
+        return function(*plain, **{name: cls._plain(one) for name, one in named.items()})
+
+    @classmethod
+    def _plain(cls, argument: Any) -> Any:  # noqa: ANN401 - of any of torch's functions
+        if isinstance(argument, list | tuple):
+            return [cls._plain(one) for one in argument]
+        return argument.unpacked() if isinstance(argument, cls) else argument
+
+    def unpacked(self) -> Tensor:
+        """[rows, columns] in the compute dtype, in memory of its own."""
+        return self.stack.unpacked(self.index)
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever a tensor has
+        return getattr(self.unpacked(), name)
+
+
+_PRODUCTS = (torch.matmul, Tensor.matmul, Tensor.__matmul__)
+
+
+class Int8Matrices(QuantizedMatrices):
+    """One byte for each number, [..., rows, columns]; `scales` [..., rows] are what a step of it is worth.
+
+    One that is no stack may be packed for oneDNN's integer product (see `int8_products`).
+    """
+
+    by_bytes: ByteProducts | None = None
+
+    @classmethod
+    def of(cls, values: Tensor) -> "Int8Matrices":
+        rows, columns = values.shape[-2:]
+        flat = values.reshape(-1, columns)
+        packed = torch.empty(flat.shape, dtype=torch.int8, device=values.device)
+        scales = torch.empty(len(flat), device=values.device)
+        step = max(1, CHUNK_ELEMENTS // columns)
+        for start in range(0, len(flat), step):
+            part = slice(start, start + step)
+            values_there = flat[part].float()  # bitsandbytes' kernel takes float16 alone; this is the same
+            largest = values_there.abs().amax(dim=1)
+            packed[part] = torch.round(values_there * (127.0 / largest.unsqueeze(-1)))
+            scales[part] = largest / 127
+        return cls(packed.view(values.shape), scales.view(values.shape[:-1]), (rows, columns), values.dtype)
+
+    @property
+    def is_stack(self) -> bool:
+        return self.weight.ndim > 2
+
+    def unpacked(self, index: Index = ...) -> Tensor:
+        return self._plain(index).to(self.dtype).mul_(self.scales[index].unsqueeze(-1).to(self.dtype))
+
+    def unpack(self, index: Index, start: int, stop: int, into: Tensor) -> Tensor:
+        scales = self.scales[index][start:stop].unsqueeze(-1)
+        return into.copy_(self._plain(index)[start:stop]).mul_(scales.to(into.dtype))
+
+    def _plain(self, index: Index) -> Tensor:
+        return int8_products.plain(self.weight) if self.weight.is_mkldnn else self.weight[index]
+
+    @property
+    def has_kernel(self) -> bool:
+        return not self.is_stack and self.ways.packing.takes(*self.shape, self.dtype)
+
+    def kernel_form(self, index: Index) -> tuple[Tensor, Tensor]:
+        return self.ways.packing.pack(self.weight.data), self.scales[index]
+
+    def multiply_form(self, form: tuple[Tensor, Tensor], rows: Tensor) -> Tensor:
+        return byte_product(rows, *form)
+
+    def prepare(self) -> None:
+        if self.uses_kernel() and not self.weight.is_mkldnn:
+            self.weight = nn.Parameter(self.ways.packing.pack(self.weight.data), requires_grad=False)
+
+    def part(self, division: Division) -> "Int8Matrices":
+        packed = division.part(self.weight)
+        by_rows = division.dimension == packed.ndim - 2
+        scales = division.part(self.scales) if by_rows else self.scales.data
+        return Int8Matrices(packed, scales, (packed.shape[-2], packed.shape[-1]), self.dtype)
+
+    def multiply_on_gpu(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
+        return gpu_product(self.by_bytes, inputs, (self.weight, self.scales), self.dtype, bias)
+
+    def multiply_unmeasured(self, index: Index, inputs: Tensor) -> Tensor:
+        rows = inputs.reshape(-1, inputs.shape[-1])
+        if len(rows) <= PACKED_ROWS.get(self.dtype, 0) and self._has_whole_columns and not self.is_stack:
+            return _by_bytes(self, index, rows).view(*inputs.shape[:-1], self.shape[0])
+        if self.dtype is torch.bfloat16 and not self.is_stack:
+            # whole numbers to 127 are exact in it, and sums of them do not overflow
+            whole = self.ways.scratch.take(self.shape, self.dtype).copy_(self.weight)
+            return nn.functional.linear(inputs, whole).mul_(self.scales)
+        return nn.functional.linear(inputs, self.in_scratch(index))
+
+    @property
+    def _has_whole_columns(self) -> bool:
+        return self.shape[1] % PACKED_COLUMNS == 0
+
+    def ways_here(self) -> tuple[QuantizedWay, ...]:
+        # in float32 torch has no fast product with bytes
+        by_bytes = (_by_bytes,) if self._has_whole_columns and self.dtype is torch.bfloat16 else ()
+        return (*_unpacking_ways(self.dtype), *by_bytes)
+
+
+def _by_bytes(matrices: QuantizedMatrices, index: Index, rows: Tensor) -> Tensor:
+    """Multiplies by bytes as they are kept."""
+    weight, scales = matrices.weight[index], matrices.scales[index].to(matrices.dtype)
+    product: Tensor = torch.ops.aten._weight_int8pack_mm(rows.contiguous(), weight, scales)  # noqa: SLF001 - torch's own name
+    return product
+
+
+class Nf4Matrices(QuantizedMatrices):
+    """Two numbers in a byte, [..., rows * columns / 2]; `scales` [..., rows * columns / BLOCK].
+
+    Where `paneled`, both are in the layout that bitsandbytes' product takes (see `nf4_products`).
+    """
+
+    paneled = False
+
+    @classmethod
+    def of(cls, values: Tensor) -> "Nf4Matrices":
+        from bitsandbytes.functional import quantize_4bit
+
+        rows, columns = values.shape[-2:]
+        flat = values.reshape(-1)
+        packed = torch.empty(len(flat) // 2, dtype=torch.uint8, device=values.device)
+        scales = torch.empty(len(flat) // BLOCK, device=values.device)
+        for start in range(0, len(flat), CHUNK_ELEMENTS):
+            stop = min(start + CHUNK_ELEMENTS, len(flat))
+            part, state = quantize_4bit(flat[start:stop], blocksize=BLOCK, quant_type="nf4")
+            packed[start // 2 : stop // 2] = part.view(-1)
+            scales[start // BLOCK : stop // BLOCK] = state.absmax
+        stack = values.shape[:-2]
+        return cls(packed.view(*stack, -1), scales.view(*stack, -1), (rows, columns), values.dtype)
+
+    def unpacked(self, index: Index = ...) -> Tensor:
+        from bitsandbytes.functional import dequantize_4bit
+
+        packed, scales = self._plain(index)
+        # A row for each block: on CPUs, bitsandbytes gets blocks wrong that reach from one row into the next.
+        blocks: Tensor = dequantize_4bit(packed.view(-1, 1), self._state(scales, (len(scales), BLOCK)))
+        return blocks.view(self.shape)
+
+    def unpack(self, index: Index, start: int, stop: int, into: Tensor) -> Tensor:
+        columns = self.shape[1]
+        packed, scales = self._plain(index)
+        part = packed[start * columns // 2 : stop * columns // 2]
+        return unpack_into(into, part, scales[start * columns // BLOCK : stop * columns // BLOCK])
+
+    def _plain(self, index: Index) -> tuple[Tensor, Tensor]:
+        """Bytes and scales of one matrix as the quantizer makes them."""
+        packed, scales = self.weight[index], self.scales[index]
+        if not self.paneled:
+            return packed, scales
+        packed = packed.clone()
+        nf4_products.from_panels(packed, *self.shape)
+        return packed, scales.view(-1, self.shape[0]).t().float().reshape(-1)
+
+    def kernel_form(self, index: Index) -> tuple[Tensor, Tensor]:
+        return nf4_products.panels_of(self.weight.data[index], self.scales.data[index], *self.shape)
+
+    def multiply_form(self, form: tuple[Tensor, Tensor], rows: Tensor) -> Tensor:
+        return kernel_product(rows, *form, self.shape[0])
+
+    def prepare(self) -> None:
+        if self.paneled or not self.uses_kernel():
+            return
+        rows, columns = self.shape
+        for one in self.weight.data.view(-1, rows * columns // 2):
+            nf4_products.to_panels(one, rows, columns)
+        scales = nf4_products.panel_scales(self.scales.data, rows)
+        self.scales = nn.Parameter(scales, requires_grad=False)
+        self.paneled = True
+
+    def part(self, division: Division) -> "Nf4Matrices":
+        """The parts' rows, like the whole's, have to be whole blocks (`refuse_parts`)."""
+        stack, rows = self.weight.shape[:-1], self.shape[0]
+        packed = division.part(self.weight.view(*stack, rows, -1))
+        scales = division.part(self.scales.view(*stack, rows, -1))
+        shape = (packed.shape[-2], 2 * packed.shape[-1])
+        return Nf4Matrices(packed.view(*stack, -1), scales.view(*stack, -1), shape, self.dtype)
+
+    def multiply_unmeasured(self, index: Index, inputs: Tensor) -> Tensor:
+        return nn.functional.linear(inputs, self.in_scratch(index))
+
+    def multiply_on_gpu(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
+        if not inputs.is_cuda or self.shape[-1] % BLOCK:
+            return nn.functional.linear(inputs, self.unpacked(), bias)
+        from bitsandbytes import matmul_4bit
+
+        return matmul_4bit(inputs, self.weight, self._state(self.scales, self.shape), bias=bias)  # type: ignore[no-any-return]
+
+    @property
+    def is_stack(self) -> bool:
+        return self.weight.ndim > 1
+
+    @property
+    def has_kernel(self) -> bool:
+        return kernel_takes(*self.shape, self.dtype)
+
+    def ways_here(self) -> tuple[QuantizedWay, ...]:
+        return _unpacking_ways(self.dtype)
+
+    def _state(self, scales: Tensor, shape: tuple[int, int]) -> Any:  # noqa: ANN401 - bitsandbytes' own
+        from bitsandbytes.functional import QuantState
+
+        return QuantState(
+            absmax=scales, shape=torch.Size(shape), dtype=self.dtype, blocksize=BLOCK, quant_type="nf4"
+        )

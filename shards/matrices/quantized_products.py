@@ -1,0 +1,56 @@
+"""Which product each quantized matrix of a model on a processor is multiplied by: measured when the span is loaded."""
+
+from torch import nn
+
+from molink.shards.attention.attention import BatchSlot
+from molink.shards.matrices import products
+from molink.shards.matrices.int8_products import BytePacking
+from molink.shards.matrices.quantized_matrices import (
+    Index,
+    QuantizedMatrices,
+    QuantizedWay,
+    QuantizedWays,
+    by_kernel,
+)
+
+
+def install_quantized(model: nn.Module, slot: BatchSlot, scratch: products.Scratch) -> None:
+    """Lets the model's quantized matrices on a processor multiply in the fastest way, as `slot` says, all of them in
+    memory that is kept."""
+    large: dict[tuple[object, ...], list[QuantizedMatrices]] = {}
+    packing = BytePacking()
+    for module in model.modules():
+        for matrices in module.children():
+            if not isinstance(matrices, QuantizedMatrices) or matrices.weight.device.type != "cpu":
+                continue
+            matrices.ways = QuantizedWays(slot, scratch, None, packing)
+            rows, columns = matrices.shape
+            if rows * columns >= products.LEAST_WEIGHTS and not getattr(module, "is_transposed", False):
+                kind = (type(matrices), matrices.dtype, matrices.has_kernel)
+                large.setdefault(kind, []).append(matrices)
+    for alike in large.values():
+        timed = products.few_of(alike, lambda matrices: matrices.shape[0] * matrices.shape[1])
+        ways = QuantizedWays(slot, scratch, _fastest(timed), packing)
+        for matrices in alike:
+            matrices.ways = ways
+            matrices.prepare()
+    packing.forget()
+
+
+def _fastest(timed: list[QuantizedMatrices]) -> products.Choice[QuantizedWay]:
+    ways = timed[0].ways_here()
+    first: list[Index] = [0 if matrices.is_stack else ... for matrices in timed]
+
+    def trial(way: QuantizedWay) -> products.Way:
+        return lambda at, rows: way(timed[at], first[at], rows)
+
+    columns, dtype = [matrices.shape[1] for matrices in timed], timed[0].dtype
+    trials = [trial(way) for way in ways]
+    if not timed[0].has_kernel or timed[0].ways.slot.exact:
+        return products.time_ways(trials, columns, dtype).choose(ways)
+    forms = [matrices.kernel_form(index) for matrices, index in zip(timed, first, strict=True)]
+    trials.append(lambda at, rows: timed[at].multiply_form(forms[at], rows))
+    timings = products.time_ways(trials, columns, dtype)
+    if timings.pays(len(ways)):
+        return ((1, by_kernel),)
+    return timings.without(len(ways)).choose(ways)

@@ -1,0 +1,250 @@
+"""The next token of many rows of logits at once, in a number of operations that does not depend on how many they are.
+Nothing here waits for the device: the results lie there until somebody reads them.
+
+Rows that need the order of their vocabulary get their likeliest tokens in order. Where these turn out not to be enough,
+the result says so, and the row is to be drawn again from all.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import torch
+from torch import Tensor
+
+from molink.shards.sampling.weights import Weights
+
+CANDIDATES = 1024
+"""Likeliest tokens that are put in order for top_k and top_p, before all are."""
+_TOLD_CANDIDATES = 32
+"""The same where they are only told, or cut to few by top_k: SamplingParams tells 20."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """How one row's token is chosen; the fields are those of `SamplingParams`."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    logprobs: int | None = None
+    number: float = 0.0
+    """Random, in [0, 1)."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Drawn:
+    """What was chosen, on the device."""
+
+    tokens: Tensor
+    """[rows, 1]."""
+    peaks: Tensor
+    """[rows, 1]: the largest logit; NaN or an infinity says that the row is broken."""
+    unsettled: Tensor
+    """[rows, 1]: whether the candidates were not enough, so that the row's other numbers mean nothing."""
+    told: Tensor | None
+    """[picks that want log-probabilities, 1 + 2 * most]: the token's, the ids of the likeliest tokens, and theirs;
+    `most` are those of the pick that wants most."""
+
+    def packed(self, dtype: torch.dtype) -> Tensor:
+        """All as one vector, in the order of the fields; ids below 2**24 are exact in float32."""
+        parts = [self.tokens, self.peaks, self.unsettled, *([] if self.told is None else [self.told])]
+        return torch.cat([part.to(dtype).flatten() for part in parts])
+
+
+def most_told(picks: Iterable[Pick], vocabulary: int) -> int:
+    """Of how many tokens the pick that wants most wants log-probabilities; there are no more than the vocabulary."""
+    return min(vocabulary, max((pick.logprobs or 0 for pick in picks), default=0))
+
+
+def on_device(lists: Sequence[Sequence[float]], dtype: torch.dtype, like: Tensor) -> tuple[Tensor, ...]:
+    """Each list on the device of that tensor, in one copy that waits for nothing."""
+    host = torch.tensor([*chain.from_iterable(lists)], dtype=dtype)
+    if like.is_cuda:
+        host = host.pin_memory()  # what is not pinned waits for all that the device has been given
+    return torch.split(host.to(like.device, non_blocking=True), [len(one) for one in lists])
+
+
+def draw(logits: Tensor, picks: Sequence[Pick], candidates: int, dtype: torch.dtype) -> Drawn:
+    """One token for each row of float32 logits [rows, vocabulary]; weights are computed in `dtype`.
+
+    Where order is needed so many candidates are put in order, or all; top_k is at most as large, or at least the
+    vocabulary.
+    """
+    tokens = logits.argmax(-1, keepdim=True)
+    peaks = logits.gather(1, tokens)
+    unsettled = torch.zeros_like(tokens, dtype=torch.bool)
+    told = None
+    kinds = _Kinds.of(picks, logits.shape[1])
+    if kinds.weighed or kinds.ordered:
+        rows = _Rows.sent(kinds, picks, logits, peaks, dtype)
+        whole = Weights.of(logits, rows.weighed, rows.peaks[rows.weighed], rows.weighed_at)
+        plain, opens = len(kinds.plain), len(kinds.open)
+        if plain:
+            among = whole.part(0, plain)
+            tokens[rows.plain] = among.beyond(rows.number[rows.plain] * among.total)
+        if kinds.ordered:
+            if not kinds.open and candidates < logits.shape[1]:
+                most = max((picks[row].top_k for row in kinds.limited), default=0)
+                candidates = min(candidates, max(_TOLD_CANDIDATES, 2 * most))
+            whole_batch = kinds.ordered == list(range(len(picks)))
+            order = _Order.of(logits, rows.ordered, candidates, whole=whole_batch)
+        if kinds.cut:
+            totals = whole.part(plain, plain + opens).total
+            tokens[rows.cut], unsettled[rows.cut] = _drawn_from(
+                order.part(slice(len(kinds.cut))), rows, totals
+            )
+        if kinds.told:
+            totals = whole.part(plain + opens, len(kinds.weighed)).total
+            told, short = _told(logits, order, rows, tokens, totals, most_told(picks, logits.shape[1]))
+            unsettled[rows.told] |= short
+    return Drawn(tokens, peaks, unsettled, told)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kinds:
+    """Which rows are treated how."""
+
+    plain: list[int]
+    """Draw from the whole vocabulary, in order of ids."""
+    open: list[int]
+    """Draw from what top_p leaves of all."""
+    limited: list[int]
+    """Draw from what top_p leaves of top_k."""
+    told: list[int]
+    """Want log-probabilities."""
+
+    @classmethod
+    def of(cls, picks: Sequence[Pick], vocabulary: int) -> "_Kinds":
+        kinds = cls([], [], [], [])
+        for row, pick in enumerate(picks):
+            if pick.temperature > 0:
+                limited = 0 < pick.top_k < vocabulary
+                (kinds.limited if limited else kinds.open if pick.top_p < 1 else kinds.plain).append(row)
+            if pick.logprobs is not None:
+                kinds.told.append(row)
+        return kinds
+
+    @property
+    def cut(self) -> list[int]:
+        return self.open + self.limited
+
+    @property
+    def weighed(self) -> list[int]:
+        """Those whose whole vocabulary is weighed."""
+        return self.plain + self.open + self.told
+
+    @property
+    def ordered(self) -> list[int]:
+        """Those whose likeliest tokens are put in order: first those that are cut."""
+        return list(dict.fromkeys(self.cut + self.told))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Rows:
+    """The same on the device, and what was asked for all rows, as columns [rows, 1]."""
+
+    plain: Tensor
+    cut: Tensor
+    told: Tensor
+    weighed: Tensor
+    ordered: Tensor
+    told_places: Tensor
+    """Where those told are among those ordered."""
+    weighed_at: Tensor
+    """[weighed, 1]: temperatures; those told are weighed at 1."""
+    peaks: Tensor
+    temperature: Tensor
+    top_p: Tensor
+    number: Tensor
+    top_k: Tensor
+    wanted: Tensor
+    """How many of the likeliest tokens."""
+
+    @classmethod
+    def sent(
+        cls, kinds: _Kinds, picks: Sequence[Pick], logits: Tensor, peaks: Tensor, dtype: torch.dtype
+    ) -> "_Rows":
+        """Two copies to the device."""
+        places = {row: at for at, row in enumerate(kinds.ordered)}
+        lists = kinds.plain, kinds.cut, kinds.told, kinds.ordered, [places[row] for row in kinds.told]
+        counts = [pick.top_k or logits.shape[1] for pick in picks], [pick.logprobs or 0 for pick in picks]
+        plain, cut, told, ordered, told_places, top_k, wanted = on_device(
+            (*lists, *counts), torch.long, logits
+        )
+        least = torch.finfo(dtype).tiny  # in float32 smaller ones would be 0
+        settings = [max(pick.temperature, least) for pick in picks], [pick.top_p for pick in picks]
+        temperature, top_p, number = on_device((*settings, [pick.number for pick in picks]), dtype, logits)
+        drawing = torch.cat([plain, cut[: len(kinds.open)]])
+        ones = torch.ones_like(told, dtype=dtype)
+        return cls(
+            plain, cut, told, torch.cat([drawing, told]), ordered, told_places,
+            torch.cat([temperature[drawing], ones])[:, None], peaks.to(dtype), temperature[:, None],
+            top_p[:, None], number[:, None], top_k[:, None], wanted[:, None],
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Order:
+    """The likeliest tokens of some rows, likeliest first, the lowest id first among equals."""
+
+    logits: Tensor
+    """[rows, candidates]."""
+    ids: Tensor
+    """[rows, candidates]."""
+    tied: Tensor
+    """[rows, 1]: whether others are as likely as the last, so that those as likely as it may be the wrong ones."""
+    partial: bool
+    """Whether there are others at all."""
+
+    @classmethod
+    def of(cls, logits: Tensor, rows: Tensor, candidates: int, *, whole: bool) -> "_Order":
+        """Of these rows, which may be known to be the `whole` of the logits in order."""
+        among = logits if whole else logits.index_select(0, rows)
+        if candidates >= logits.shape[1]:
+            likely = among.sort(dim=-1, descending=True, stable=True)
+            return cls(
+                likely.values, likely.indices, torch.zeros_like(rows, dtype=torch.bool)[:, None], False
+            )
+        ids = among.topk(candidates + 1, sorted=False).indices.sort(-1).values
+        likely = among.gather(1, ids).sort(dim=-1, descending=True, stable=True)
+        values, ids = likely.values, ids.gather(1, likely.indices)
+        tied = values[:, -2:-1] == values[:, -1:]
+        return cls(values[:, :-1], ids[:, :-1], tied, True)
+
+    def part(self, rows: Tensor | slice) -> "_Order":
+        """That of some of the rows."""
+        return _Order(self.logits[rows], self.ids[rows], self.tied[rows], self.partial)
+
+    def short(self, last: Tensor) -> Tensor:
+        """[rows, 1]: whether the order up to place `last` [rows, 1] is not certain."""
+        return self.tied & (self.logits.gather(1, last) == self.logits[:, -1:])
+
+
+def _drawn_from(order: _Order, rows: _Rows, totals: Tensor) -> tuple[Tensor, Tensor]:
+    """Tokens [cut, 1] of the rows that draw from a part of the vocabulary, and whether their candidates were too few.
+
+    The part is the smallest set of most likely tokens whose probability, among top_k or all, reaches top_p (Holtzman et
+    al. 2020, The Curious Case of Neural Text Degeneration, section 3.1). `totals` are the whole weights of the open.
+    """
+    places = torch.arange(order.ids.shape[1], device=order.ids.device)
+    kept = order.logits.masked_fill(places >= rows.top_k[rows.cut], -torch.inf)
+    among = torch.arange(len(kept), device=kept.device)
+    weights = Weights.of(kept, among, rows.peaks[rows.cut], rows.temperature[rows.cut])
+    target = rows.top_p[rows.cut] * torch.cat([totals, weights.total[len(totals) :]])
+    last, through = weights.reaching(target)
+    place = torch.minimum(last, weights.beyond(rows.number[rows.cut] * through))
+    short = order.short(last) | (order.partial & (weights.total < target))
+    return order.ids.gather(1, place), short
+
+
+def _told(
+    logits: Tensor, order: _Order, rows: _Rows, tokens: Tensor, totals: Tensor, most: int
+) -> tuple[Tensor, Tensor]:
+    """`Drawn.told`, and of which rows [told, 1] the order is not certain. `totals` are weights at temperature 1."""
+    own = order.part(rows.told_places)
+    last = (rows.wanted[rows.told] - 1).clamp(0, own.ids.shape[1] - 1)
+    chosen = torch.cat([logits[rows.told].gather(1, tokens[rows.told]), own.logits[:, :most]], 1)
+    logprobs = chosen - rows.peaks[rows.told] - totals.log()
+    told = torch.cat([logprobs[:, :1], own.ids[:, :most].to(logprobs.dtype), logprobs[:, 1:]], 1)
+    return told, own.short(last)

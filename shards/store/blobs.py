@@ -1,0 +1,246 @@
+"""Tensors on disk by their contents, for all processes of a user: within a size, the least recently used first out.
+
+blobs/AB/ABCD...       a tensor's bytes; the name is their SHA-256
+unfinished/...         tensors on their way, as long as they will be: room for them is taken from the start
+notes/KIND/KEY         what is remembered beside: headers, lists of files, which tensor has which contents
+users/ID.lock, .json   a process that uses the store, and what may not be removed under it
+lock                   held for moments, by whoever changes what is there or in use
+"""
+
+import hashlib
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from filelock import FileLock, Timeout
+from platformdirs import user_cache_dir
+
+from molink.shards.store.store_notes import Notes, checked_name
+from molink.shards.store.store_users import StoreUsers
+
+LOCK_TIMEOUT_S: Final = 60.0
+"""Nobody holds the store's lock for longer than it takes to remove some files."""
+FETCH_TIMEOUT_S: Final = 1800.0
+"""For another process that fetches the same tensors."""
+DISK_RESERVE_BYTES: Final = 2**29
+"""Left free on the disk, for everybody else."""
+_READ_BYTES: Final = 2**22
+
+
+class StoreFull(Exception):
+    """There is no room for what is wanted; the sentence says how much there would have to be."""
+
+
+def default_store_folder() -> Path:
+    """Where the user's processes keep weights unless told otherwise."""
+    return Path(user_cache_dir("molink", appauthor=False)) / "weights"
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    path: Path
+    size_bytes: int
+    used_ns: int
+
+
+class BlobStore:
+    """The store, open between `__enter__` and `__exit__`. Several processes may have it open; threads may share it."""
+
+    def __init__(self, folder: Path, limit_bytes: int | None = None) -> None:
+        """`limit_bytes` caps blobs and what is unfinished; None: half of what the disk would have without them."""
+        self.folder = folder
+        self._limit_bytes = limit_bytes
+        self.notes = Notes(folder / "notes", self._locked)
+        self._users = StoreUsers(folder / "users")
+
+    def __enter__(self) -> Self:
+        for name in ("blobs", "unfinished", "notes", "users", "fetching"):
+            (self.folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+        with self._locked():  # nobody takes it for one that a dead process has left
+            self._users.enter()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._users.leave()
+
+    def blob(self, sha256: str) -> Path:
+        """Where a tensor's bytes are, if they are there."""
+        return self.folder / "blobs" / sha256[:2] / sha256
+
+    def unfinished(self, name: str) -> Path:
+        """Where a tensor lies while it is on its way."""
+        return self.folder / "unfinished" / checked_name(name)
+
+    @contextmanager
+    def fetching(self, name: str) -> Iterator[None]:
+        """Only one process at a time fetches what has this name.
+
+        Raises:
+            StoreFull: another one still does after FETCH_TIMEOUT_S.
+        """
+        lock = FileLock(self.folder / "fetching" / f"{checked_name(name)}.lock", timeout=FETCH_TIMEOUT_S)
+        try:
+            lock.acquire()
+        except Timeout:
+            raise StoreFull(
+                f"another process has been fetching the same weights into {self.folder} for {FETCH_TIMEOUT_S:g} s"
+            ) from None
+        try:
+            yield
+        finally:
+            lock.release()
+
+    @contextmanager
+    def using(self) -> Iterator["InUse"]:
+        """What is marked within stays until the context ends."""
+        mark = InUse(self.folder, self._users)
+        try:
+            yield mark
+        finally:
+            with self._locked():
+                self._users.let_go(mark.names)
+
+    def reserve(self, sizes: Mapping[Path, int], in_use: "InUse") -> None:
+        """Makes files of these sizes, empty where they are new, and marks them; first makes room for them.
+
+        Raises:
+            StoreFull: even without all that nobody uses, there would be too little room.
+            OSError: the disk refuses.
+        """
+        with self._locked():
+            in_use.mark(sizes)
+            new = {path: size for path, size in sizes.items() if not _has_size(path, size)}
+            self._make_room(sum(new.values()))
+            for path, size in new.items():
+                with path.open("wb") as file:
+                    file.truncate(size)
+
+    def adopt(self, arrived: Mapping[Path, str], in_use: "InUse") -> None:
+        """Makes files in `unfinished`, of which the SHA-256 is known, blobs in use."""
+        with self._locked():
+            in_use.mark(self.blob(sha256) for sha256 in arrived.values())
+            for path, sha256 in arrived.items():
+                blob = self.blob(sha256)
+                blob.parent.mkdir(mode=0o700, exist_ok=True)
+                if _has_size(blob, path.stat().st_size):
+                    path.unlink()
+                else:
+                    path.replace(blob)
+
+    def take(self, sizes: Mapping[str, int], in_use: "InUse") -> frozenset[str]:
+        """Those of the blobs that are there and have their size; they are in use now, and used last."""
+        with self._locked():
+            there = frozenset(sha256 for sha256, size in sizes.items() if _has_size(self.blob(sha256), size))
+            in_use.mark(map(self.blob, there))
+        for sha256 in there:
+            with suppress(OSError):
+                os.utime(self.blob(sha256))
+        return there
+
+    def drop_damaged(self, sha256s: Iterable[str]) -> int:
+        """Removes those of the blobs that are not what their name says; how many."""
+        damaged = [
+            path for path in map(self.blob, sha256s) if path.is_file() and hash_file(path) != path.name
+        ]
+        for path in damaged:
+            path.unlink(missing_ok=True)
+        return len(damaged)
+
+    def drop_unfinished(self, prefix: str) -> None:
+        """Removes unfinished files with such names that no living process uses."""
+        with self._locked():
+            in_use = self._users.everybodys()
+            for path in (self.folder / "unfinished").glob(f"{prefix}*"):
+                if self._key(path) not in in_use:
+                    path.unlink(missing_ok=True)
+
+    def room_bytes(self) -> int:
+        """How much could be added, if all that nobody uses were removed."""
+        with self._locked():
+            in_use = self._users.everybodys()
+            return self._limit() - sum(
+                stored.size_bytes for stored in self._stored() if self._key(stored.path) in in_use
+            )
+
+    def _key(self, path: Path) -> str:
+        return path.relative_to(self.folder).as_posix()
+
+    def _locked(self) -> FileLock:
+        return FileLock(self.folder / "lock", timeout=LOCK_TIMEOUT_S)
+
+    def _stored(self) -> list[_Stored]:
+        found = []
+        for path in (*(self.folder / "blobs").glob("*/*"), *(self.folder / "unfinished").iterdir()):
+            with suppress(OSError):
+                stat = path.stat()
+                found.append(_Stored(path, stat.st_size, stat.st_mtime_ns))
+        return found
+
+    def _limit(self) -> int:
+        if self._limit_bytes is not None:
+            return self._limit_bytes
+        held = sum(stored.size_bytes for stored in self._stored())
+        return (shutil.disk_usage(self.folder).free + held) // 2
+
+    def _make_room(self, wanted_bytes: int) -> None:
+        """Removes what was used least recently. Call it with the lock held."""
+        if not wanted_bytes:
+            return
+        stored, limit_bytes = self._stored(), self._limit()
+        free_bytes = shutil.disk_usage(self.folder).free - DISK_RESERVE_BYTES
+        over_bytes = max(
+            sum(one.size_bytes for one in stored) + wanted_bytes - limit_bytes, wanted_bytes - free_bytes
+        )
+        in_use = self._users.everybodys()
+        going = []
+        for one in sorted(stored, key=lambda one: one.used_ns):
+            if over_bytes > 0 and self._key(one.path) not in in_use:
+                going.append(one.path)
+                over_bytes -= one.size_bytes
+        if over_bytes > 0:
+            raise StoreFull(
+                f"weights of {wanted_bytes:,} bytes do not fit into {self.folder}: {over_bytes:,} bytes too many for "
+                f"its size of {limit_bytes:,} bytes or the room on its disk. Give more --store-size, make room, or "
+                "hold fewer layers"
+            )
+        for path in going:
+            with suppress(PermissionError):  # somebody reads it, on a system where that keeps it
+                path.unlink(missing_ok=True)
+
+
+class InUse:
+    """Files of the store that one task uses. `BlobStore` marks them, with its lock held."""
+
+    def __init__(self, folder: Path, users: StoreUsers) -> None:
+        self._folder = folder
+        self._users = users
+        self.names: list[str] = []
+
+    def mark(self, paths: Iterable[Path]) -> None:
+        names = [path.relative_to(self._folder).as_posix() for path in paths]
+        self.names += names
+        self._users.use(names)
+
+
+def hash_file(path: Path) -> str:
+    """SHA-256 of a file of any size."""
+    digest = hashlib.sha256()
+    buffer = memoryview(bytearray(_READ_BYTES))
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            digest.update(buffer[:count])
+    return digest.hexdigest()
+
+
+def _has_size(path: Path, size: int) -> bool:
+    try:
+        return path.stat().st_size == size
+    except OSError:
+        return False

@@ -1,0 +1,26 @@
+"""A generation in the simulated world."""
+
+from dataclasses import dataclass
+
+from molink.peer.memory.leases import LeaseKey
+from molink.peer.scheduling.pipeline import PipelineStage
+from molink.peer.wire.transmission.decode_times import Circuit
+from molink.simnet.core.request_load import Request
+
+
+@dataclass(slots=True)
+class SimulatedSession:
+    """What its client and the peers of its circuit know of it."""
+
+    key: LeaseKey
+    request: Request
+    stages: tuple[PipelineStage, ...]
+    """The circuit as predicted, as its descriptor has it."""
+    circuit: Circuit
+    """The same, as the transmission paper's prediction takes it."""
+    rows: list[int]
+    """At each peer: tokens in its KV cache, those of the step that runs included."""
+    due_s: list[float]
+    """At each peer: when the prompt is due, on the virtual clock; 0 where nobody heeds it."""
+    next_step: int = 0
+    """At the head."""

@@ -1,1 +1,0 @@
-"""Cost-profit margins of the MoLink system paper, and of anyone's swarm."""

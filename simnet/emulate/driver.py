@@ -1,0 +1,134 @@
+"""The client of an emulation: sends requests when they come, and writes down when their tokens do."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from molink.client.circuit.circuit_builder import Former
+from molink.client.circuit.connection import Connection
+from molink.client.circuit.session import ClientSession
+from molink.client.errors import SwarmError
+from molink.peer.wire.protocol import molink_pb2 as pb
+from molink.shards.spec import ModelSpec, SamplingParams
+from molink.simnet.core.outcomes import Outcome
+from molink.simnet.core.request_load import Request
+from molink.simnet.core.room import Room, reserved_tokens
+
+FORMATION_TIMEOUT_S = 30.0
+TRACED_EVERY = 4
+"""One request in so many carries the hops' times, from which the links' follow."""
+AFTERMATH_S = 1800.0
+"""So long after the last measured arrival, what has not ended has failed."""
+
+
+class RequestDriver:
+    """Sends requests over one connection, as if many clients stood beside the head."""
+
+    def __init__(self, connection: Connection, spec: ModelSpec, room: Room, hops: int, seed: int) -> None:
+        self._connection = connection
+        self._former = Former(connection, spec)
+        self._spec = spec
+        self._room = room
+        self._hops = hops
+        self._seed = seed
+        self.running = 0
+        """Requests that have come and not ended."""
+        self.tokens = 0
+        """That all requests have got so far."""
+
+    async def drive(
+        self,
+        requests: Iterator[Request],
+        start_s: float,
+        window_s: tuple[float, float],
+        report: Callable[[], None],
+    ) -> list[Outcome]:
+        """Sends every request at its time from `start_s` (the loop's clock) on. Returns what became of those that came
+        within `window_s`, in their order; the load stays up until the last of these has ended.
+
+        Raises:
+            EmulationError, SwarmError: what no request can be blamed for.
+        """
+        measured: list[asyncio.Task[Outcome]] = []
+        others: list[asyncio.Task[Outcome]] = []
+        arriving = asyncio.create_task(
+            self._arrive(requests, start_s, window_s, measured, others), name="arrivals"
+        )
+        clock = asyncio.get_running_loop().time
+        try:
+            await _sleep_until(start_s + window_s[1])
+            deadline_s = clock() + AFTERMATH_S
+            while clock() < deadline_s and (running := [task for task in measured if not task.done()]):
+                await asyncio.wait((*running, arriving), timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
+                if arriving.done():
+                    arriving.result()
+                report()
+        finally:
+            for task in (arriving, *measured, *others):
+                task.cancel()
+            await asyncio.gather(arriving, *measured, *others, return_exceptions=True)
+        return [task.result() for task in measured]
+
+    async def _arrive(
+        self,
+        requests: Iterator[Request],
+        start_s: float,
+        window_s: tuple[float, float],
+        measured: list[asyncio.Task[Outcome]],
+        others: list[asyncio.Task[Outcome]],
+    ) -> None:
+        for request in requests:
+            await _sleep_until(start_s + request.arrival_s)
+            kind = measured if window_s[0] <= request.arrival_s < window_s[1] else others
+            kind.append(asyncio.create_task(self._serve(request, start_s), name=f"request {request.number}"))
+
+    async def _serve(self, request: Request, start_s: float) -> Outcome:
+        """One request from its arrival to its last token. Never raises: an error is its outcome, and so is the end of
+        the run."""
+        clock = asyncio.get_running_loop().time
+        token_ids: list[int] = []
+        token_s: list[float] = []
+        one_way_s: list[float] = []
+        error = None
+        self.running += 1
+        try:
+            async with self._room.taken(reserved_tokens(request.prompt_tokens + request.new_tokens)):
+                session = ClientSession(
+                    self._connection,
+                    self._former,
+                    self._spec,
+                    self._prompt(request),
+                    SamplingParams(max_new_tokens=request.new_tokens, ignore_eos=True),
+                    trace=request.number % TRACED_EVERY == 0,
+                )
+                async for token in session.tokens(FORMATION_TIMEOUT_S):
+                    self.tokens += 1
+                    token_ids.append(token.token_id)
+                    token_s.append(clock() - start_s)
+                    if len(token_s) > 1 and token.timings:
+                        one_way_s.append(_one_way_s(token, token_s[-1] - token_s[-2], self._hops))
+            if len(token_ids) != request.new_tokens:
+                error = f"it got {len(token_ids)} of {request.new_tokens} tokens"
+        except (SwarmError, ValueError) as problem:
+            error = str(problem)
+        except asyncio.CancelledError:
+            error = "it had not ended when the run did"
+        finally:
+            self.running -= 1
+        return Outcome(request, tuple(token_ids), tuple(token_s), tuple(one_way_s), error)
+
+    def _prompt(self, request: Request) -> list[int]:
+        """Made up: the same for the same seed and request."""
+        rng = np.random.default_rng((self._seed, request.number))
+        return [int(token) for token in rng.integers(self._spec.vocabulary_size, size=request.prompt_tokens)]
+
+
+def _one_way_s(token: pb.Token, since_last_s: float, hops: int) -> float:
+    """What of the time since the last token the hops do not account for, for each of the links between them."""
+    at_hops_s = sum(timing.queue_us + timing.compute_us for timing in token.timings) / 1e6
+    return (since_last_s - at_hops_s) / hops
+
+
+async def _sleep_until(at_s: float) -> None:
+    await asyncio.sleep(max(0.0, at_s - asyncio.get_running_loop().time()))

@@ -1,0 +1,110 @@
+"""A backend that computes nothing and takes as long as a device would: for emulating machines that nobody has here."""
+
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from molink.peer.models.model import Progress
+from molink.shards.batching.engine import NotHeld, Rows
+from molink.shards.kv.kv_cache import SequenceCache, open_cache
+from molink.shards.kv.kv_memory import LayerLayout
+from molink.shards.kv.kv_pool import KvPool
+from molink.shards.spec import Span, merge_spans, missing_spans
+from molink.simnet.devices.devices import Chunk, DeviceProfile
+from molink.simnet.devices.model_shapes import ModelShape
+
+_NOISE_ROWS = 4096
+"""At least the rows of one micro-batch."""
+
+
+class TimedEngine:
+    """Steps like `molink.shards.batching.engine.Engine`, but its results are noise, and its time is a profile's."""
+
+    def __init__(self, shape: ModelShape, device: DeviceProfile) -> None:
+        self.spec = shape.spec()
+        self.held: tuple[Span, ...] = ()
+        self._shape = shape
+        self._device = device
+        dtype = getattr(torch, shape.dtype)
+        self._layout = LayerLayout(0, shape.head_dim, 0, shape.head_dim, dtype, expands=False)
+        self._pool = KvPool(torch.device("cpu"))
+        generator = torch.Generator().manual_seed(0)
+        # noise, not zeros: what compresses better than activations do would not load the links as they do
+        self._noise = torch.randn(_NOISE_ROWS, shape.boundary_size, generator=generator).to(dtype)
+
+    def attach(self, span: Span) -> None:
+        """The layers can be stepped from now on."""
+        self.held = merge_spans((*self.held, span))
+
+    def detach(self, span: Span) -> None:
+        """Raises NotHeld where some of them are not held."""
+        self._require(span)
+        self.held = tuple(left for held in self.held for left in missing_spans(held, (span,)))
+
+    def limit_kv(self, limit_bytes: int) -> bool:  # noqa: ARG002 - as Engine's
+        """Whatever the limit, caches that keep nothing fit."""
+        return True
+
+    def new_cache(
+        self, span: Span, capacity_tokens: int, prefix: Sequence[bytes] = (), *, reserve: bool = True
+    ) -> SequenceCache:
+        """A cache that counts tokens and keeps none, but remembers which prefixes it would have. Raises NotHeld."""
+        self._require(span)
+        layouts = [self._layout] * len(span)
+        return open_cache(self._pool, span, layouts, capacity_tokens, prefix, reserve=reserve)
+
+    def begin_behind(self, cache: SequenceCache, tokens: int) -> None:
+        """As `Engine.begin_behind`."""
+        cache.truncate(tokens, same_tokens=True)
+
+    def step(self, span: Span, rows: Sequence[Rows], hidden: Tensor | None) -> Tensor:
+        """Waits as long as the device would compute. Returns noise [sum of counts, hidden_size], or, where the span
+        ends the model, logits [rows with want_logits, 1], of which everybody draws token 0.
+
+        Raises NotHeld and CacheFull, and ValueError where rows and hidden do not fit each other.
+        """
+        began_s = time.perf_counter()
+        self._require(span)
+        count = sum(row.count for row in rows)
+        if hidden is not None and hidden.shape != (count, self.spec.hidden_size):
+            raise ValueError(f"{count} rows came with hidden states {tuple(hidden.shape)}")
+        for row in rows:
+            row.cache.require(row.count)
+        chunks = [Chunk(row.count, row.cache.length) for row in rows]
+        sampled = sum(row.want_logits for row in rows)
+        compute_s = self._device.compute_s(self._shape, span, chunks, sampled)
+        result = torch.zeros(sampled, 1) if span.stop == self.spec.layers else self._noise[:count]
+        time.sleep(max(0.0, began_s + compute_s - time.perf_counter()))
+        for row in rows:
+            row.cache.advance(row.count)
+        return result
+
+    def to_host(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """What `step` gives is there already."""
+        return list(tensors)
+
+    def record_next(self) -> bool:
+        """There is nothing to record."""
+        return False
+
+    def pack_next(self) -> bool:
+        """There is nothing to pack."""
+        return False
+
+    def _require(self, span: Span) -> None:
+        if missing_spans(span, self.held):
+            raise NotHeld(span, self.held)
+
+
+class TimedBackend:
+    """A TimedEngine, whose layers are there as soon as they are asked for."""
+
+    def __init__(self, shape: ModelShape, device: DeviceProfile) -> None:
+        self.engine = TimedEngine(shape, device)
+
+    def load(self, span: Span, progress: Progress) -> Callable[[], None]:
+        total = self.engine.spec.weight_bytes(span)
+        progress(total, total)
+        return lambda: self.engine.attach(span)

@@ -1,1 +1,0 @@
-"""Real peer processes behind emulated lines, computing as long as another device would."""

@@ -1,0 +1,151 @@
+"""`molink-simnet redundancy`: the figures of the redundancy paper (AcceLLM), in virtual time."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from itertools import product
+from types import MappingProxyType
+
+from molink.commands import EXIT_USAGE, CommandFailed, Debug, Json, Verbose, start_logging
+from molink.simnet.papers.redundancy import options
+from molink.simnet.papers.redundancy.claims import claims
+from molink.simnet.papers.redundancy.cluster.instances import LOCAL_CONNECTIONS, SEQUENCE_MS, instance_profile
+from molink.simnet.papers.redundancy.cluster.workloads import ARRIVALS, WORKLOADS
+from molink.simnet.papers.redundancy.figures import draw_redundancy
+from molink.simnet.papers.redundancy.rows import PAIR_POLICIES, redundancy_rows
+from molink.simnet.papers.redundancy.run import POLICIES, Cell, simulate
+from molink.simnet.papers.redundancy.tables import claims_table, redundancy_table
+from molink.simnet.presentation.options import (
+    Jobs,
+    Output,
+    WarmUp,
+    parse_counts,
+    parse_names,
+    parse_numbers,
+    require_not_negative,
+    require_positive,
+)
+from molink.simnet.presentation.parallel_runs import run_all
+from molink.simnet.presentation.results import Findings, deliver, output_folder
+
+EXAMPLE = "molink-simnet redundancy --device h100 --workload mixed --instances 4 --output results"
+INSTANCES = (4, 8, 16)
+"""As the paper has them: multiples of four, of which two pairs are one group while memory is short."""
+LEAST_REQUESTS = 10
+RATES: Mapping[tuple[str, str], tuple[float, ...]] = MappingProxyType(
+    {
+        ("h100", "light"): (2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0),
+        ("h100", "mixed"): (1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0),
+        ("h100", "heavy"): (0.5, 1.0, 1.5, 2.0, 2.5, 3.0),
+        ("910b2", "light"): (1.0, 2.0, 3.0, 4.0, 5.0, 6.0),
+        ("910b2", "mixed"): (0.5, 1.0, 1.5, 2.0, 2.5, 3.0),
+        ("910b2", "heavy"): (0.25, 0.5, 0.75, 1.0, 1.5, 2.0),
+    }
+)
+"""Requests a second for each instance, up to more than any policy serves."""
+
+
+def redundancy(
+    device: options.Device = "h100",
+    workload: options.WorkloadName = "mixed",
+    instances: options.Instances = "4",
+    policies: options.Policies = "vllm,splitwise,accellm,molink",
+    rates: options.Rates = None,
+    interconnect_gbps: options.Interconnect = None,
+    arrivals: options.Arrivals = "burst",
+    sequence_ms: options.SequenceMs = SEQUENCE_MS,
+    duration: options.Duration = 60.0,
+    warm_up: WarmUp = 20.0,
+    seed: options.Seed = 0,
+    jobs: Jobs = None,
+    output: Output = None,
+    as_json: Json = False,
+    verbose: Verbose = False,
+    debug: Debug = False,
+) -> None:
+    """Serve with keys and values held twice.
+
+    Llama-2-70B on instances that hold them twice, and on those that do not, as in the redundancy paper. Who prefills,
+    who decodes what and which copy is made next are the decisions of `molink.peer`; time is virtual. Shows cost
+    efficiency (tokens a second and instance), times to the first token (TTFT), between tokens (TBT) and of the whole
+    request (JCT) and memory, and beside them what the paper's text says.
+    """
+    start_logging(verbose=verbose, debug=debug)
+    try:
+        require_positive("--duration", duration)
+        require_not_negative("--warm-up", warm_up)
+        require_not_negative("--sequence-ms", sequence_ms)
+        profile = instance_profile(device, sequence_ms)
+        gbps = LOCAL_CONNECTIONS[device].bytes_per_s * 8 / 1e9
+        one = Cell("", device, workload, 4, 1.0, gbps, warm_up, duration, arrivals, sequence_ms, seed)
+        chosen = parse_names("--policies", policies, POLICIES)
+        cells = _cells(one, _instances(instances), chosen, rates, interconnect_gbps)
+    except ValueError as error:
+        raise CommandFailed(str(error), EXIT_USAGE) from error
+    folder = output_folder(output)
+    runs = run_all(simulate, cells, jobs or os.cpu_count() or 1, weight=_weight, name="redundancy")
+    rows = redundancy_rows(runs)
+    agreed = claims(rows)
+    found = Findings(
+        "redundancy",
+        f"Llama-2-70B on instances of 4 x {device}, {workload} workload: redundant KV caches",
+        _parameters(cells),
+        [asdict(row) for row in rows],
+        [redundancy_table(rows), claims_table(agreed)],
+        more={"claims": [asdict(one) for one in agreed]},
+    )
+    deliver(found, as_json=as_json, folder=folder, draw=lambda where: draw_redundancy(rows, profile, where))
+
+
+def _cells(
+    one: Cell, instances: Sequence[int], policies: Sequence[str], rates: str | None, lines: str | None
+) -> list[Cell]:
+    """Those of a table, which are like `one` but for these."""
+    for option, given, known in (
+        ("--workload", one.workload, WORKLOADS),
+        ("--arrivals", one.arrivals, ARRIVALS),
+    ):
+        if given not in known:
+            raise ValueError(f"{option} must be one of {', '.join(known)}, got {given!r}")
+    chosen = None if rates is None else parse_numbers("--rates", rates)
+    lines_gbps = (one.interconnect_gbps,) if lines is None else parse_numbers("--interconnect-gbps", lines)
+    cells = [
+        replace(one, policy=policy, instances=number, rate_rps=rate, interconnect_gbps=gbps)
+        for number in instances
+        for rate, gbps, policy in product(
+            chosen or [each * number for each in RATES[one.device, one.workload]], lines_gbps, policies
+        )
+    ]
+    if min(cell.rate_rps for cell in cells) * one.duration_s < LEAST_REQUESTS:
+        raise ValueError(f"--rates and --duration must let {LEAST_REQUESTS} requests come to be averaged")
+    return cells
+
+
+def _instances(text: str) -> tuple[int, ...]:
+    chosen = parse_counts("--instances", text)
+    if not set(chosen) <= set(INSTANCES):
+        raise ValueError(f"--instances must be 4, 8 or 16, several with commas between them, got {text!r}")
+    return chosen
+
+
+def _weight(cell: Cell) -> float:
+    """Whoever keeps copies takes longest."""
+    return cell.rate_rps * (10.0 if cell.policy in PAIR_POLICIES else 1.0)
+
+
+def _parameters(cells: Sequence[Cell]) -> dict[str, object]:
+    """What it takes to run the same again."""
+    first = cells[0]
+    return {
+        "device": first.device,
+        "workload": first.workload,
+        "instances": list(dict.fromkeys(cell.instances for cell in cells)),
+        "policies": list(dict.fromkeys(cell.policy for cell in cells)),
+        "rates_rps": list(dict.fromkeys(cell.rate_rps for cell in cells)),
+        "interconnect_gbps": list(dict.fromkeys(cell.interconnect_gbps for cell in cells)),
+        "arrivals": first.arrivals,
+        "sequence_ms": first.sequence_ms,
+        "warm_up_s": first.warm_up_s,
+        "duration_s": first.duration_s,
+        "seed": first.seed,
+    }

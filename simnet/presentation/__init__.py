@@ -1,0 +1,4 @@
+"""What all commands print and write: options, tables, figures, reports.
+
+Begin with `results.py`; `report.py` makes the page.
+"""

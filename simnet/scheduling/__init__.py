@@ -1,1 +1,0 @@
-"""Circuit searches side by side on the scheduling paper's testbeds and on swarms of any size."""

@@ -1,0 +1,51 @@
+"""Cells of a serving table as simulated circuits."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from molink.simnet.devices.model_shapes import shape_named
+from molink.simnet.devices.named_devices import device_named
+from molink.simnet.devices.spans import even_spans
+from molink.simnet.serve.presets import Preset, PresetCell
+from molink.simnet.serve.scenario import Scenario, Stage, circuit_plan
+from molink.simnet.serve.simulated import Load, SimulatedRun, simulate_serving
+
+
+@dataclass(frozen=True, slots=True)
+class Circuits:
+    """Of a table. Can be pickled: cells run in processes of their own."""
+
+    by_peers: Mapping[int, Scenario]
+    """Circuits of so many peers; lines are those of the first cell."""
+    load: Load
+    """At any rate."""
+
+    def scenario(self, cell: PresetCell) -> Scenario:
+        """The cell's circuit with the cell's lines."""
+        lines = cell.setting
+        circuit = self.by_peers[cell.peers]
+        return replace(circuit, bandwidth_mbps=lines.bandwidth_mbps, delay_ms=lines.delay_ms)
+
+    def run(self, cell: PresetCell) -> SimulatedRun:
+        """Serves the load at the cell's rate."""
+        load = replace(self.load, rate_rps=cell.setting.rate_rps)
+        return simulate_serving(self.scenario(cell), cell.policy, cell.served_as, load)
+
+
+def circuits_of(table: Preset, load: Load, software_ms: float, seed: int) -> Circuits:
+    """What the cells of a table run on.
+
+    Raises:
+        ValueError: the model does not fit, or does not split; one sentence.
+    """
+    shape = replace(shape_named(table.model), tensors_per_boundary=table.tensors_per_boundary)
+    device = device_named(table.device)
+    by_peers = {}
+    for cell in table.cells:
+        if cell.peers not in by_peers:
+            stages = tuple(Stage(device, span) for span in even_spans(shape.layers, cell.peers))
+            lines = cell.setting
+            scenario = Scenario(shape, stages, lines.bandwidth_mbps, lines.delay_ms, software_ms, seed=seed)
+            circuit_plan(scenario, cell.policy, cell.served_as)
+            by_peers[cell.peers] = scenario
+    return Circuits(by_peers, load)

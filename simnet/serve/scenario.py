@@ -1,0 +1,142 @@
+"""A circuit that serves, as a scenario says: the same one that `emulate` starts as processes. Pure."""
+
+from dataclasses import dataclass
+from functools import lru_cache, partial
+
+from molink.dht.records.records import Device, PeerFacts, ServedModel
+from molink.peer.memory.memory import plan_memory
+from molink.peer.scheduling.in_flight_rules import rule_named
+from molink.peer.scheduling.microbatch import BatchLimits, batch_limits
+from molink.peer.scheduling.pipeline import PipelineStage, stage_of
+from molink.peer.scheduling.prefill_chunks import chunk_lengths, equal_chunks
+from molink.shards.spec import ModelSpec, Span
+from molink.simnet.core.request_load import Request
+from molink.simnet.core.room import fitting_tokens
+from molink.simnet.core.serving_world import CircuitPlan
+from molink.simnet.core.stage_peer import ComputeS
+from molink.simnet.devices.devices import USABLE_MEMORY, DeviceProfile, Work
+from molink.simnet.devices.model_shapes import ModelShape
+from molink.simnet.devices.timed_profile import timed_profile
+from molink.simnet.serve.served_as import ServedAs
+
+MOST_SESSIONS = 256
+"""On a peer, as servers of one model commonly allow."""
+SOFTWARE_MS = 2.5
+"""Handing a step's output to the link and taking it in at the other end, half of it each, as emulated peers were seen
+to need: the one constant of the machine that emulates. Profiles of devices know nothing of it."""
+STEPS_REMEMBERED = 4096
+"""By their rows and how many draw a token: what matrices take is the same each time."""
+OPENING_MESSAGES = 5
+"""One after the other before a prompt is at the head: every hop is asked for memory and answers, is asked whether it is
+ready and answers, and the prompt goes to the head (`client/circuit/circuit_builder.py`). Clients are beside the head,
+on no line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A machine of the circuit."""
+
+    device: DeviceProfile
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A circuit and its lines; what differs by policy is not here."""
+
+    shape: ModelShape
+    stages: tuple[Stage, ...]
+    bandwidth_mbps: float
+    """Of every uplink."""
+    delay_ms: float
+    """From any machine to any other, one way."""
+    software_ms: float
+    """What a message costs the machine that takes it, beside the step: frames, queues, Python."""
+    jitter_ms: float = 0.0
+    seed: int = 0
+
+
+def circuit_plan(scenario: Scenario, policy: str, served_as: ServedAs) -> CircuitPlan:
+    """The scenario under one policy.
+
+    Raises:
+        ValueError: the model does not fit the machines, or no policy or rule has that name.
+    """
+    shape, chunk_tokens = scenario.shape, served_as.prefill_chunk_tokens
+    spec = shape.spec()
+    spans = tuple(stage.span for stage in scenario.stages)
+    usual = BatchLimits()
+    limits = batch_limits(spec)
+    if chunk_tokens is not None:
+        wanted = BatchLimits(chunk_tokens + usual.max_sessions, usual.max_sessions, usual.prefill_patience_s)
+        limits = batch_limits(spec, wanted)
+    facts = [simulated_facts(spec, shape, stage, hop) for hop, stage in enumerate(scenario.stages)]
+
+    def stages_of(request: Request) -> tuple[PipelineStage, ...]:
+        context_tokens = request.prompt_tokens + request.new_tokens / 2
+        return tuple(
+            stage_of(one, span, spec, scenario.delay_ms, scenario.bandwidth_mbps, context_tokens)
+            for one, span in zip(facts, spans, strict=True)
+        )
+
+    hops, software_s = len(spans), scenario.software_ms / 1000
+    delay_s = scenario.delay_ms / 1000 + software_s / 2
+    return CircuitPlan(
+        spec=spec,
+        spans=spans,
+        compute_s=tuple(_compute(shape, stage) for stage in scenario.stages),
+        uplink_mbps=(scenario.bandwidth_mbps,) * hops,
+        delay_s=((delay_s,) * hops,) * hops,
+        kv_tokens=min(_kv_tokens(spec, stage, limits) for stage in scenario.stages),
+        most_sessions=MOST_SESSIONS,
+        policy=policy,
+        rule=rule_named(served_as.micro_batches),
+        cut=chunk_lengths if chunk_tokens is None else equal_chunks(chunk_tokens),
+        limits=limits,
+        stages_of=stages_of,
+        opening_s=OPENING_MESSAGES * software_s,
+        hand_on_s=software_s / 2,
+        to_client_s=software_s,
+        jitter_ms=scenario.jitter_ms,
+        seed=scenario.seed,
+    )
+
+
+def simulated_facts(spec: ModelSpec, shape: ModelShape, stage: Stage, number: int) -> PeerFacts:
+    """What a peer on that machine would announce, as far as decisions depend on it."""
+    profile, device = timed_profile(shape, stage.device), stage.device
+    return PeerFacts(
+        peer_id=f"{number}", public_key=b"", sequence=1, ttl_s=3600, protocol_version=0, version="", name=f"{number}",
+        addresses=(), grpc_addresses=(f"10.0.{number // 256}.{number % 256}:1",), certificate=b"",
+        device=Device("cuda", device.name, 1, device.memory_bytes, "", 1),
+        model=ServedModel(
+            spec.model_hash, spec.content_hash, spec.name, spec.architecture, spec.dtype, spec.quantization, spec.layers
+        ),
+        span_limit=stage.span,
+        layer_latencies=profile.layer_latencies,
+        embed_ms=profile.embed_ms,
+        head_ms=profile.head_ms,
+        step_ms=profile.step_ms,
+        load_bytes_per_s=profile.load_bytes_per_s,
+        prefill_latencies=profile.prefill_latencies,
+        decode_context_ms=profile.decode_context_ms,
+        prefill_context_ms=profile.prefill_context_ms,
+    )  # fmt: skip
+
+
+def _compute(shape: ModelShape, stage: Stage) -> ComputeS:
+    device, span = stage.device, stage.span
+    parts = lru_cache(STEPS_REMEMBERED)(partial(device.without_contexts, shape, span))
+
+    def compute_s(work: Work, sampled: int) -> float:
+        return device.parts_s(parts(work.rows, sampled), work)
+
+    return compute_s
+
+
+def _kv_tokens(spec: ModelSpec, stage: Stage, limits: BatchLimits) -> int:
+    memory = plan_memory(spec, int(USABLE_MEMORY * stage.device.memory_bytes), limits.max_tokens)
+    free_bytes = memory.total_bytes - memory.workspace_bytes - spec.weight_bytes(stage.span)
+    if free_bytes <= 0:
+        raise ValueError(f"layers {stage.span} of {spec.name} do not fit {stage.device.name}")
+    return fitting_tokens(spec, stage.span, free_bytes)

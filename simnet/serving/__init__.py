@@ -1,1 +1,0 @@
-"""The serving tables and figures of the MoLink papers in virtual time."""

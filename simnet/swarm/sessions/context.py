@@ -1,0 +1,51 @@
+"""What sessions live among: the swarm as those that drive them see it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from molink.routing import Route
+from molink.shards.spec import ModelSpec
+from molink.simnet.core.timeline import Timeline
+from molink.simnet.swarm.members.accounts import Accounts
+from molink.simnet.swarm.members.member import Member
+from molink.simnet.swarm.population.places import Places
+from molink.simnet.swarm.sessions.generation import Generation
+from molink.simnet.swarm.sessions.step_cost import Hop, link_ms
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scene:
+    """Shared by the parts of a session's life; each of its things has its own owner."""
+
+    timeline: Timeline
+    model: ModelSpec
+    members: dict[str, Member]
+    """All that have ever been there, by peer id."""
+    places: Places
+    accounts: Accounts
+    changed: Callable[[Member], None]
+    """Hears whose load is another now."""
+    running: dict[int, Generation] = field(default_factory=dict)
+    """Sessions that have not ended, by number."""
+
+    @property
+    def now_s(self) -> float:
+        return self.timeline.now_s
+
+    def members_of(self, one: Generation) -> list[Member]:
+        """The peers of its circuit, in order."""
+        return [self.members[hop.peer_id] for hop in one.hops]
+
+    def hops_of(self, route: Route) -> tuple[Hop, ...]:
+        """The route's hops with the true ways between them."""
+        count = len(route.hops)
+        following = (*route.hops[1:], route.hops[0])
+        return tuple(
+            Hop(
+                hop.peer_id,
+                hop.span,
+                link_ms(self.places.rtt_ms(hop.peer_id, after.peer_id)) if count > 1 else 0.0,
+                self.members[hop.peer_id].volunteer.uplink_mbps,
+            )
+            for hop, after in zip(route.hops, following, strict=True)
+        )

@@ -1,0 +1,112 @@
+"""Second copies of KV caches on their way, behind what is computed.
+
+Lines are copied from the first token on: prompts' activations go before copies, and leave them little while there are
+any. From then on the peer's copies have `COPY_SHARE` of what decode leaves of its uplink. Those that have caught up get
+what their sessions' tokens take, at most as much as the others, which have equal parts of the rest. That is worked out
+when a copy begins or ends there, and holds until the next does. Nothing waits for a copy: it goes after everything but
+weights.
+"""
+
+import math
+from dataclasses import dataclass
+
+from molink.routing.routes.partners import copied_bytes_per_token, copy_bytes_per_s
+from molink.shards.spec import ModelSpec
+from molink.simnet.swarm.sessions.context import Scene
+from molink.simnet.swarm.sessions.generation import Generation
+from molink.simnet.swarm.sessions.step_cost import COST
+
+
+@dataclass(slots=True, eq=False)
+class Copy:
+    """Of one hop's KV cache of one session."""
+
+    one: Generation
+    at: int
+    """The hop's number."""
+    source: str
+    partner: str
+    tpot_ms: float
+    """Of the circuit with the partner in the hop's place, as predicted."""
+    kv_bytes: int
+    """That the partner has leased."""
+    line_bytes: int
+    """Of one token, on the wire."""
+    lines: float = 0.0
+    """Tokens of which the partner has the lines."""
+    lines_per_s: float = 0.0
+    advanced_s: float = 0.0
+
+    @classmethod
+    def of(cls, one: Generation, at: int, partner: str, tpot_ms: float, model: ModelSpec) -> "Copy":
+        """Nothing is copied yet."""
+        span = one.hops[at].span
+        sizes = (model.kv_bytes(span, one.demand.tokens), copied_bytes_per_token(model, span))
+        return cls(one, at, one.hops[at].peer_id, partner, tpot_ms, *sizes)
+
+    def advance(self, now_s: float) -> float:
+        """Counts the lines since the last look, never more than were computed; returns the bytes of them."""
+        self.one.advance(now_s)
+        before = self.lines
+        sent = self.lines + (now_s - self.advanced_s) * self.lines_per_s
+        self.lines = max(before, min(float(self.one.history), sent))
+        self.advanced_s = now_s
+        return (self.lines - before) * self.line_bytes
+
+    def wanted_bytes_per_s(self) -> float:
+        """What would keep it up with its session, as of the last look; without limit, if it is a token
+        or more behind."""
+        if self.lines <= self.one.history - 1 or self.one.tpot_ms <= 0:
+            return math.inf
+        return 1000 * self.line_bytes / self.one.tpot_ms
+
+
+class Copying:
+    """Which copies each peer sends, and how fast."""
+
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+        self._sent: dict[str, dict[int, Copy]] = {}
+        """By the sender's id and the session's number: a peer has one hop of a session."""
+
+    def begin(self, copy: Copy) -> None:
+        """It is sent from now on, if it was not."""
+        sent = self._sent.setdefault(copy.source, {})
+        if sent.get(copy.one.number) is not copy:
+            copy.advanced_s = self._scene.now_s
+            sent[copy.one.number] = copy
+            self._share(copy.source)
+
+    def end(self, copy: Copy) -> None:
+        """It is sent no longer, if it was."""
+        sent = self._sent.get(copy.source, {})
+        if sent.get(copy.one.number) is copy:
+            self._advance(copy)
+            copy.lines_per_s = 0.0
+            del sent[copy.one.number]
+            self._share(copy.source)
+
+    def end_all(self, source: str) -> None:
+        """Their sender is gone: what has arrived by now is all that there is."""
+        for copy in self._sent.pop(source, {}).values():
+            self._advance(copy)
+            copy.lines_per_s = 0.0
+
+    def _advance(self, copy: Copy) -> None:
+        self._scene.accounts.partners.copied_bytes += copy.advance(self._scene.now_s)
+
+    def _share(self, source: str) -> None:
+        sent = self._sent[source]
+        for copy in sent.values():
+            self._advance(copy)
+        uplink_mbps = self._scene.members[source].volunteer.uplink_mbps or COST.unknown_bandwidth_mbps
+        left = copy_bytes_per_s(uplink_mbps, self._decode_bytes_per_s(source), 1)
+        for place, copy in enumerate(sorted(sent.values(), key=Copy.wanted_bytes_per_s)):
+            given = min(copy.wanted_bytes_per_s(), left / (len(sent) - place))
+            copy.lines_per_s = given / copy.line_bytes
+            left -= given
+
+    def _decode_bytes_per_s(self, source: str) -> float:
+        running = self._scene.running
+        tpots_ms = [running[number].tpot_ms for number in self._scene.members[source].decoding]
+        return sum(1000 * self._scene.model.activation_bytes / tpot_ms for tpot_ms in tpots_ms if tpot_ms > 0)

@@ -1,0 +1,164 @@
+"""One session in virtual time: a circuit is planned, leased and computed on; when a peer goes away, another one is.
+
+Nothing is simulated token by token: a session advances at the rate of its circuit as it is loaded now, and the rate
+changes when somebody joins or leaves one of its peers.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from molink.client.circuit.circuit_builder import FIRST_BACKOFF_S, LONGEST_BACKOFF_S
+from molink.client.circuit.session import RECOVERY_S
+from molink.peer.memory.leases import LeaseKey
+from molink.peer.wire.link.dialling import DIAL_TIMEOUT_S
+from molink.peer.wire.transport.keepalive import BUSY_LOST_AFTER_S, TICK_S
+from molink.routing import Route
+from molink.routing.cost.terms import Demand
+from molink.simnet.core.request_load import Request
+from molink.simnet.swarm.members.accounts import Ended, Outcome
+from molink.simnet.swarm.sessions.gateway import Gateway
+from molink.simnet.swarm.sessions.step_cost import Hop, Load
+
+NOTICED_S = BUSY_LOST_AFTER_S + TICK_S
+"""After the last sign of life of a peer that a session uses, its loss is known."""
+DIALS_RTT = 3.0
+"""Round trips until a new link stands: TCP, TLS, and both ends' greeting."""
+UNREACHABLE_S = DIAL_TIMEOUT_S
+"""How long a peer that is gone is waited for."""
+
+
+class Phase(Enum):
+    """What a session is doing."""
+
+    FORMING = "forming"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    STALLED = "stalled"
+    """A peer is gone, and nobody has noticed yet."""
+    ENDED = "ended"
+
+
+@dataclass(slots=True, eq=False)
+class Generation:
+    """The state of one session. Its life is `molink.simnet.swarm.sessions.lifecycle`'s."""
+
+    request: Request
+    gateway: Gateway
+    demand: Demand
+    phase: Phase = Phase.FORMING
+    epoch: int = 0
+    turn: int = 0
+    """Grows with each circuit and each loss: what was to happen before that does not."""
+    deadline_s: float = 0.0
+    backoff_s: float = FIRST_BACKOFF_S
+    route: Route | None = None
+    """As it was planned; `hops` are the same with the true ways between them."""
+    hops: tuple[Hop, ...] = ()
+    own_ms: list[float] = field(default_factory=list)
+    """Of each hop, what does not depend on others."""
+    hop_ms: list[float] = field(default_factory=list)
+    """Of each hop, at the present loads; `tpot_ms` is their sum."""
+    tpot_ms: float = 0.0
+    tokens: float = 0.0
+    """So far; the first comes with the end of the prefill."""
+    advanced_s: float = 0.0
+    """When `tokens` was counted."""
+    due_s: float = 0.0
+    """When it ends at the present rate."""
+    rings_s: float = float("inf")
+    """When it looks at that next."""
+    first_token_s: float | None = None
+    computed: int = 0
+    """Tokens of whose history all hops have the lines, as of the beginning of the present prefill or stall."""
+    stalled_s: float = 0.0
+    lost_s: float | None = None
+    """When it lost a peer, until its next token."""
+    attempts: int = 0
+    losses: int = 0
+    recomputed_tokens: int = 0
+    lost_before: bool = False
+    """Whether it is recovering: what fails now is its end by a lost peer."""
+
+    @property
+    def number(self) -> int:
+        return self.request.number
+
+    @property
+    def key(self) -> LeaseKey:
+        """Of the present epoch."""
+        return LeaseKey(self.request.number.to_bytes(16, "big"), self.epoch)
+
+    def planned(self, route: Route, hops: tuple[Hop, ...]) -> None:
+        """Another circuit is to be tried."""
+        self.epoch += 1
+        self.turn += 1
+        self.computed = 0
+        self.route, self.hops = route, hops
+
+    def waits_for(self, phase: Phase, turn: int) -> bool:
+        """Whether it is still doing that, and in that turn."""
+        return self.phase is phase and self.turn == turn
+
+    def stall(self, now_s: float) -> None:
+        """A peer is gone: tokens that were not complete are lost."""
+        self.advance(now_s)
+        self.tokens = float(int(self.tokens))
+        if self.phase is Phase.DECODE:
+            self.computed = self.history
+        self.phase, self.stalled_s = Phase.STALLED, now_s
+        self.lost_s = now_s if self.lost_s is None else self.lost_s
+        self.turn += 1
+
+    def reload(self, at: int, load: Load) -> None:
+        """The hop's peer is loaded otherwise from now on."""
+        self.hop_ms[at] = load.hop_ms(len(self.hops[at].span), self.own_ms[at])
+        self.tpot_ms = sum(self.hop_ms)
+
+    @property
+    def history(self) -> int:
+        """Tokens that a new circuit has to compute first."""
+        return self.request.prompt_tokens + int(self.tokens)
+
+    def advance(self, now_s: float) -> None:
+        """Counts the tokens since the last look, at the rate that held; whole ones when it ends."""
+        if self.phase is Phase.DECODE and self.tpot_ms > 0:
+            made = (now_s - self.advanced_s) * 1000 / self.tpot_ms
+            self.tokens = min(float(self.request.new_tokens), self.tokens + made)
+        self.advanced_s = now_s
+
+    def finish_s(self) -> float:
+        """When the last token will be there at the present rate."""
+        left = self.request.new_tokens - self.tokens
+        return self.advanced_s + max(0.0, left) * self.tpot_ms / 1000
+
+    def recovery_deadline_s(self, now_s: float) -> float:
+        """By when another circuit has to stand after a loss that is noticed now."""
+        return now_s + max(0.0, RECOVERY_S - (now_s - self.stalled_s))
+
+    def next_wait_s(self, share: float, *, nothing_found: bool) -> float:
+        """Until the next attempt, `share` being drawn from 0.5 to 1.5; the next but one waits twice as long."""
+        wait_s = self.backoff_s * share
+        self.backoff_s = min(self.backoff_s * 2, LONGEST_BACKOFF_S)
+        return max(wait_s, 0.2) if nothing_found else wait_s
+
+    def ended(self, outcome: Outcome, now_s: float) -> Ended:
+        """What is to be told of it."""
+        tokens = int(self.tokens + 1e-6)
+        tpot_ms = None
+        if self.first_token_s is not None and tokens > 1 and outcome is Outcome.COMPLETED:
+            tpot_ms = 1000 * (now_s - self.first_token_s) / (tokens - 1)
+        arrival_s = self.request.arrival_s
+        return Ended(
+            number=self.number,
+            outcome=outcome,
+            arrival_s=arrival_s,
+            end_s=now_s,
+            prompt_tokens=self.request.prompt_tokens,
+            tokens=tokens,
+            ttft_ms=None if self.first_token_s is None else 1000 * (self.first_token_s - arrival_s),
+            tpot_ms=tpot_ms,
+            hops=len(self.hops),
+            attempts=self.attempts,
+            losses=self.losses,
+            recomputed_tokens=self.recomputed_tokens,
+        )

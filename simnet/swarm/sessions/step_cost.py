@@ -1,0 +1,75 @@
+"""What a token takes on a circuit as things are, by the terms with which the product predicts it. Pure.
+
+The router predicts from announcements, which are old; the same functions say here what happens, from the peers' loads
+of this moment and the true round trips.
+"""
+
+from dataclasses import dataclass
+
+from molink.dht.records.records import PeerFacts, PeerView
+from molink.routing.cost.cost import CostModel, decode_context_ms, layer_ms_at
+from molink.routing.cost.prefill import Stage, ttft_ms
+from molink.routing.cost.reliability import Observed
+from molink.routing.cost.terms import Demand, batch_size, peer_costs, queue_ms, transmission_ms
+from molink.shards.spec import ModelSpec, Span
+
+COST = CostModel()
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """A span on a peer, and the true way onwards."""
+
+    peer_id: str
+    span: Span
+    link_ms: float
+    """One way to the next hop, with what taking in a message costs; 0 if the circuit has one hop."""
+    uplink_mbps: float | None
+
+
+def link_ms(rtt_ms: float) -> float:
+    """One way over a link, as `one_way_ms` counts it."""
+    return rtt_ms / 2 + COST.hop_overhead_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a peer takes for a session's step because of those that step beside it: the same for all of them."""
+
+    layer_ms: float
+    """One layer, at the batch size that they make together."""
+    queue_ms: float
+
+    @classmethod
+    def of(cls, view: PeerView) -> "Load":
+        """`view` is the peer as one of its sessions meets it: with the others that step there."""
+        return cls(layer_ms_at(view.facts.layer_latencies, batch_size(view)), queue_ms(view, COST))
+
+    def hop_ms(self, layers: int, own_ms: float) -> float:
+        """Milliseconds of one decode step through so many layers, with what `own_ms` says of the session."""
+        return layers * self.layer_ms + self.queue_ms + own_ms
+
+
+def own_ms(hop: Hop, facts: PeerFacts, model: ModelSpec, demand: Demand) -> float:
+    """Of one decode step of a session on a hop, all in the TPOT that does not depend on others: what the step takes
+    whatever its layers, its context, the link onwards, the activation on the uplink, and what the ends of the model
+    take."""
+    context_ms = decode_context_ms(facts.decode_context_ms, (demand.prompt_tokens + demand.tokens) / 2)
+    total = facts.step_ms + len(hop.span) * context_ms + hop.link_ms
+    if hop.span.start == 0:
+        total += facts.embed_ms + COST.head_service_ms / max(1, facts.device.processors)
+    if hop.span.stop == model.layers:
+        return total + facts.head_ms
+    return total + transmission_ms(model.activation_bytes, Observed(uplink_mbps=hop.uplink_mbps), COST)
+
+
+def first_token_ms(
+    hops: tuple[Hop, ...], views: tuple[PeerView, ...], model: ModelSpec, demand: Demand, client_rtt_ms: float
+) -> float:
+    """Milliseconds from the start of the ready circuit to its first token at the client."""
+    stages = []
+    for hop, view in zip(hops, views, strict=True):
+        seen = Observed(uplink_mbps=hop.uplink_mbps)
+        costs = peer_costs(view, seen, model, demand, 0.0, COST)
+        stages.append(Stage(view, costs, len(hop.span), hop.link_ms))
+    return ttft_ms(stages, demand.prompt_tokens, client_rtt_ms, COST)

@@ -1,0 +1,193 @@
+"""A receiver that lies about what it has received, and when, slows down its own link and nobody's prompts."""
+
+import asyncio
+import itertools
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from support.attackers.bystander import bystander
+from support.links.raw_links import dialled, facts_of, question_of
+from support.swarms.live_swarms import References, bundled_folder, generate
+
+from molink.client.api.swarm import AsyncSwarm
+from molink.client.local.local_swarm import LocalPeer, LocalSwarm
+from molink.dht.identity.identity import Identity
+from molink.dht.records.records import PeerFacts
+from molink.peer.daemon.control import call_peer
+from molink.peer.wire.link.handshake import prove
+from molink.peer.wire.protocol import molink_pb2 as pb
+from molink.peer.wire.protocol import packets
+from molink.peer.wire.protocol.frames import decode, encode, expect
+from molink.peer.wire.transmission.classes import TrafficClass
+from molink.shards.checkpoint import store
+
+WORDS = (
+    "before",
+    "we",
+    "proceed",
+    "any",
+    "further",
+    "hear",
+    "me",
+    "speak",
+    "resolved",
+    "rather",
+    "to",
+    "die",
+    "than",
+)
+PROMPT_WORDS = 400
+LEAST_PROMPT_TOKENS = 500
+ASKED_AT_ONCE = 24
+"""Files that are asked for and have not come: bulk waits on the link all the while."""
+BETWEEN_ACKS_S = 0.013
+"""300 acknowledgements in 4 s."""
+LEAST_PART = 0.1
+"""Of the uplink as it was known before: no less is announced. Forged acknowledgements took it to a thousandth."""
+PROMPT_TAKES_S = 10.0
+"""An honest prompt takes tenths of a second. Beside forged acknowledgements it took up to a minute."""
+
+Stamp = Callable[[int, float], int]
+"""What an acknowledgement says of the forger's clock, in microseconds: of its number and the true time."""
+
+_random = random.Random(7)
+LIES: dict[str, Stamp] = {
+    "stamps that run away": lambda number, now_s: round((now_s + 0.4 * number) * 1e6),
+    "stamps that stand still": lambda number, now_s: 10**12 + number,  # noqa: ARG005
+    "stamps that jump": lambda number, now_s: round((now_s + _random.uniform(0.0, 3600.0)) * 1e6),  # noqa: ARG005
+}
+
+
+async def forge(facts: PeerFacts, stamp: Stamp, seconds: float) -> int:
+    """Asks a peer for files all the while and acknowledges them late, one by one, with false stamps; how often."""
+    manifest = store.read_manifest(bundled_folder())
+    sha256 = manifest.files["tokenizer.json"]
+    clock = asyncio.get_running_loop().time
+    requests, forged = itertools.count(1), 0
+
+    async with dialled(facts) as call:
+        question = await question_of(call)
+        proof = prove(
+            question, Identity.generate(), facts.certificate, None, link_id=bytes(16), is_client=True
+        )
+        await call.write(encode(proof))
+        welcome = await call.read()
+        assert isinstance(welcome, bytes)
+        expect(decode(welcome), pb.Welcome)
+
+        writing = asyncio.Lock()
+
+        async def write(data: bytes) -> None:
+            async with writing:
+                await call.write(data)
+
+        async def ask() -> None:
+            number = next(requests)
+            wanted = pb.GetFile(model_hash=facts.model.model_hash, sha256=sha256)
+            content = encode(pb.Request(id=number, get_file=wanted))
+            await write(
+                packets.encode_data(
+                    TrafficClass.CONTROL, number, len(content), 0, number, memoryview(content)
+                )
+            )
+
+        arrived: asyncio.Queue[packets.Data] = asyncio.Queue()
+
+        async def read() -> None:
+            while isinstance(data := await call.read(), bytes):
+                packet = packets.decode(data)
+                if isinstance(packet, packets.Ping):
+                    await write(packets.encode_pong(packet.number))
+                elif isinstance(packet, packets.Close):
+                    pytest.fail(f"the peer has closed the forger's link: {packet.reason}")
+                elif isinstance(packet, packets.Data):
+                    arrived.put_nowait(packet)
+
+        reading = asyncio.create_task(read(), name="forger reads")
+        try:
+            for _ in range(ASKED_AT_ONCE):
+                await ask()
+            until_s = clock() + seconds
+            while clock() < until_s:
+                async with asyncio.timeout(PROMPT_TAKES_S):
+                    packet = await arrived.get()
+                forged += 1
+                await write(
+                    packets.encode_ack(
+                        packets.Ack(packet.sequence, stamp(forged, clock()), ((packet.sequence, 0),))
+                    )
+                )
+                if packet.offset + len(packet.payload) == packet.message_bytes:
+                    await ask()
+                await asyncio.sleep(BETWEEN_ACKS_S)
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+    return forged
+
+
+@asynccontextmanager
+async def forging(facts: PeerFacts, stamp: Stamp, seconds: float) -> AsyncIterator["asyncio.Task[int]"]:
+    """A forger at work for as long as the block runs, `seconds` at least."""
+    task = asyncio.create_task(forge(facts, stamp, seconds), name="forger")
+    try:
+        yield task
+        await task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def prompt(client: AsyncSwarm, references: References) -> None:
+    """An honest prompt, like none before it: its token must come in time and be transformers'."""
+    words = " ".join(_random.choices(WORDS, k=PROMPT_WORDS))
+    ids = references.ids(bundled_folder(), words)
+    assert len(ids) >= LEAST_PROMPT_TOKENS
+    async with asyncio.timeout(PROMPT_TAKES_S):
+        generation = await generate(client, words, 1)
+    assert generation.token_ids == references.greedy(bundled_folder(), ids, 1)
+
+
+async def uplink_mbps(peer: LocalPeer) -> float:
+    """What the peer takes its uplink to carry, and announces."""
+    status = await call_peer(peer.state_dir, "status", PROMPT_TAKES_S)
+    mbps = status["uplink_mbps"]
+    assert isinstance(mbps, float | int)
+    return float(mbps)
+
+
+async def withstands(
+    swarm: LocalSwarm, client: AsyncSwarm, references: References, lies: dict[str, Stamp], seconds: float
+) -> None:
+    front = next(peer for peer in swarm.peers if peer.name == "front")
+    for _ in range(3):
+        await prompt(client, references)
+    before_mbps = await uplink_mbps(front)
+    async with bystander(swarm, client, references):
+        for stamp in lies.values():
+            async with forging(facts_of(client, "front"), stamp, seconds) as forger:
+                while not forger.done():
+                    await prompt(client, references)
+            # once strangers have asked for as many files as they may, refusals are all that comes to be acknowledged
+            assert forger.result() >= seconds
+            assert await uplink_mbps(front) >= LEAST_PART * before_mbps
+    await prompt(client, references)
+
+
+@pytest.mark.anyio
+@pytest.mark.e2e
+async def test_forged_acknowledgements_leave_prompts_and_the_announced_uplink_as_they_were(
+    attacked: LocalSwarm, client: AsyncSwarm, references: References
+) -> None:
+    lies = {name: LIES[name] for name in ("stamps that run away",)}
+    await withstands(attacked, client, references, lies, 4.0)
+
+
+@pytest.mark.anyio
+@pytest.mark.attack
+async def test_forged_acknowledgements_of_every_kind_leave_prompts_and_the_announced_uplink_as_they_were(
+    attacked: LocalSwarm, client: AsyncSwarm, references: References
+) -> None:
+    await withstands(attacked, client, references, LIES, 15.0)

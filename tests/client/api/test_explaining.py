@@ -1,0 +1,83 @@
+"""An explanation shows what a circuit was charged, beside what it took, and what was assumed."""
+
+import json
+from dataclasses import replace
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from molink.client.api.generation import CircuitReport, Explanation, Generation, Hop, HopTimes
+from molink.client.commands.presentation import explanation_json, print_explanation
+from molink.routing import Term
+
+HOPS = (Hop("12D3KooWattic", 0, 1, "attic"), Hop("12D3KooWcellar", 1, 3, "cellar[red]"))
+TERMS = (
+    (
+        Term("layers", 4.0, in_tpot=True),
+        Term("transfer", 0.5, in_tpot=True),
+        Term("loading", 2.0, in_tpot=False),
+    ),
+    (Term("layers", 8.0, in_tpot=True), Term("transfer", 0.25, in_tpot=False)),
+)
+ASSUMED = (("an uplink of 20 Mbps", "a round trip of 100 ms to the client"), ("an uplink of 20 Mbps",))
+
+
+@pytest.fixture
+def explanation() -> Explanation:
+    generation = Generation("But soft", (1, 2), 3, "length", 0.5, 0.02, CircuitReport(HOPS, 12.5))
+    hops = tuple(
+        HopTimes(hop, 1.0, 2.0, 0.5, 3.0, 4.0, terms, assumed, ("an uplink of 95 Mbps",))
+        for hop, terms, assumed in zip(HOPS, TERMS, ASSUMED, strict=True)
+    )
+    return Explanation(generation, hops, 12.5, 20.0, 130.0, 145.0)
+
+
+def shown(explanation: Explanation) -> str:
+    out = StringIO()
+    print_explanation(explanation, Console(file=out, width=120))
+    return out.getvalue()
+
+
+def rows(text: str) -> dict[str, list[str]]:
+    """The cells of table rows by their first one."""
+    cells = [
+        [cell.strip() for cell in line.strip("│").split("│")] for line in text.splitlines() if "│" in line
+    ]
+    return {row[0]: row[1:] for row in cells}
+
+
+def test_every_term_of_every_hop_is_shown_and_summed(explanation: Explanation) -> None:
+    table = rows(shown(explanation))
+    assert table["layers"] == ["4.00", "8.00", "12.00"]
+    assert table["transfer"] == ["0.50", "(0.25)", "0.75"]
+    assert table["loading"] == ["(2.00)", "", "2.00"]
+    assert table["together"] == ["6.50", "8.25", "14.75"]
+    assert explanation.objective_ms == 14.75
+
+
+def test_predictions_stand_beside_measurements_and_assumptions_are_said(explanation: Explanation) -> None:
+    text = shown(explanation)
+    assert "A token: predicted 12.50 ms, measured 20.00 ms" in text
+    assert "The first token: predicted 130.00 ms from a ready circuit, measured 145.00 ms" in text
+    assert "Assumed of hops 1, 2: an uplink of 20 Mbps\n" in text
+    assert "Measured of hops 1, 2: an uplink of 95 Mbps\n" in text
+    assert "Assumed of hop 1: a round trip of 100 ms to the client\n" in text
+    assert "cellar[red]" in text
+
+
+def test_terms_and_assumptions_are_in_the_json_document(explanation: Explanation) -> None:
+    document = json.loads(json.dumps(explanation_json("x", "molink/example", explanation)))
+    assert document["hops"][1]["terms"][1] == {"name": "transfer", "ms": 0.25, "in_tpot": False}
+    assert document["hops"][0]["assumed"] == list(ASSUMED[0])
+    assert document["objective_ms"] == 14.75
+    assert document["predicted_ttft_ms"] == 130.0
+    assert document["measured_ttft_ms"] == 145.0
+    assert document["predicted_tpot_ms"] == 12.5
+
+
+def test_a_circuit_without_terms_is_shown_without_them(explanation: Explanation) -> None:
+    bare = tuple(replace(times, terms=(), assumed=()) for times in explanation.hops)
+    text = shown(replace(explanation, hops=bare))
+    assert "Why this circuit" not in text
+    assert "Assumed" not in text

@@ -1,0 +1,164 @@
+"""A client keeps to its circuits unless another is really better, and learns whom to rely on."""
+
+from dataclasses import replace
+from typing import cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.links.data_plane import SPEC, asynchronous
+from support.swarms.swarm_of_fakes import FakeConnection, FakePeer, template
+
+from molink.client.circuit.connection import Connection
+from molink.client.circuit.peer_history import REMEMBERED_LOST, Observations
+from molink.client.circuit.route_selector import Chooser
+from molink.dht.records.records import LayerLatency
+from molink.routing import NoCircuit, Observed, Route
+
+NOBODY = frozenset[str]()
+
+
+class Choosing:
+    """One client's choices over fakes."""
+
+    def __init__(self, *peers: FakePeer) -> None:
+        self.connection = FakeConnection(*peers)
+        self.chooser = Chooser(cast("Connection", self.connection), SPEC)
+
+    async def choose(self, avoid: frozenset[str] = NOBODY, *, epoch: int = 0) -> Route:
+        session = template()
+        session.epoch = epoch
+        return await self.chooser.choose(self.connection.snapshot(), session, avoid)
+
+
+def takes(peer: FakePeer, layer_ms: float) -> None:
+    """The peer announces another speed."""
+    latencies = (LayerLatency(1, layer_ms),)
+    peer.view = replace(peer.view, facts=replace(peer.view.facts, layer_latencies=latencies))
+
+
+@asynchronous
+async def test_the_circuit_stays_for_noise_and_changes_for_a_real_gain() -> None:
+    first, second = FakePeer(SPEC.whole, layer_ms=5.0), FakePeer(SPEC.whole, layer_ms=5.2)
+    choosing = Choosing(first, second)
+    assert (await choosing.choose()).peer_ids == (first.peer_id,)
+    takes(second, 4.8)
+    assert (await choosing.choose()).peer_ids == (first.peer_id,)
+    assert (await Choosing(first, second).choose()).peer_ids == (second.peer_id,)
+    takes(second, 2.0)
+    assert (await choosing.choose()).peer_ids == (second.peer_id,)
+
+
+@asynchronous
+async def test_sessions_of_other_lengths_have_circuits_of_their_own() -> None:
+    first, second = FakePeer(SPEC.whole, layer_ms=5.0), FakePeer(SPEC.whole, layer_ms=5.2)
+    choosing = Choosing(first, second)
+    await choosing.choose()
+    takes(second, 4.8)
+    long = template()
+    long.capacity_tokens *= 4
+    chosen = await choosing.chooser.choose(choosing.connection.snapshot(), long, NOBODY)
+    assert chosen.peer_ids == (second.peer_id,)
+    assert (await choosing.choose()).peer_ids == (first.peer_id,)
+
+
+@pytest.mark.parametrize("epoch", [0, 1])
+@asynchronous
+async def test_who_is_avoided_is_left_though_the_circuit_stood(epoch: int) -> None:
+    first, second = FakePeer(SPEC.whole, layer_ms=1.0), FakePeer(SPEC.whole, layer_ms=5.0)
+    choosing = Choosing(first, second)
+    await choosing.choose()
+    avoid = frozenset({first.peer_id})
+    assert (await choosing.choose(avoid, epoch=epoch)).peer_ids == (second.peer_id,)
+    with pytest.raises(NoCircuit):
+        await choosing.choose(avoid | {second.peer_id}, epoch=epoch)
+
+
+@asynchronous
+async def test_of_equals_the_one_that_was_lost_is_second() -> None:
+    peers = (FakePeer(SPEC.whole), FakePeer(SPEC.whole))
+    first = (await Choosing(*peers).choose()).peer_ids[0]
+    (other,) = {peer.peer_id for peer in peers} - {first}
+    choosing = Choosing(*peers)
+    choosing.chooser.lost(first)
+    assert (await choosing.choose()).peer_ids == (other,)
+
+
+@asynchronous
+async def test_the_clients_own_round_trips_count() -> None:
+    peers = (FakePeer(SPEC.whole), FakePeer(SPEC.whole))
+    first = (await Choosing(*peers).choose()).peer_ids[0]
+    (other,) = (peer for peer in peers if peer.peer_id != first)
+    other.rtt_ms = 2.0
+    route = await Choosing(*peers).choose()
+    assert route.peer_ids == (other.peer_id,)
+    assert not any("to the client" in sentence for sentence in route.hops[0].assumed)
+
+
+@asynchronous
+async def test_the_clients_own_sessions_count_before_any_peer_has_announced_them() -> None:
+    peers = (FakePeer(SPEC.whole), FakePeer(SPEC.whole))
+    for peer in peers:
+        slow = (LayerLatency(1, 10.0), LayerLatency(2, 20.0))
+        facts = replace(peer.view.facts, layer_latencies=slow)
+        peer.view = replace(peer.view, facts=facts, age_s=600.0)
+    choosing = Choosing(*peers)
+    first = (await choosing.choose()).peer_ids
+    descriptor = template()
+    descriptor.hops.add(peer_id=first[0])
+    choosing.chooser.asks(descriptor)
+    second = (await choosing.choose()).peer_ids
+    assert second != first
+    choosing.chooser.gives_back(descriptor)
+    descriptor.hops[0].peer_id = second[0]
+    choosing.chooser.asks(descriptor)
+    assert (await choosing.choose()).peer_ids == first
+
+
+# -- observations
+
+
+def unmeasured(_: str) -> None:
+    return None
+
+
+def test_uptime_counts_between_looks_at_which_the_peer_was_there() -> None:
+    seen = Observations()
+    for now_s, alive in ((10.0, "ab"), (15.0, "ab"), (20.0, "b"), (30.0, "ab"), (31.0, "ab")):
+        seen.look(alive, now_s)
+    assert seen.of("abc", unmeasured) == {"a": Observed(1.0), "b": Observed(21.0), "c": Observed()}
+
+
+def test_losses_are_remembered_when_the_peer_comes_back() -> None:
+    seen = Observations()
+    seen.look("a", 0.0)
+    seen.look("a", 8.0)
+    seen.lost("a")
+    seen.look("", 9.0)
+    seen.look("a", 20.0)
+    assert seen.of("a", {"a": 5.0}.get) == {"a": Observed(8.0, 1, 5.0)}
+
+
+def test_only_the_latest_of_the_lost_are_remembered() -> None:
+    seen = Observations()
+    names = [f"peer {number}" for number in range(REMEMBERED_LOST + 1)]
+    for name in names:
+        seen.lost(name)
+    seen.look((), 0.0)
+    known = seen.of(names, unmeasured)
+    assert [known[name].losses for name in (names[0], names[1], names[-1])] == [0, 1, 1]
+
+
+@given(st.lists(st.tuples(st.floats(0, 100), st.sets(st.sampled_from("ab")), st.booleans())))
+def test_nobody_is_seen_for_longer_than_the_client_looked(
+    looks: list[tuple[float, set[str], bool]],
+) -> None:
+    seen, now_s = Observations(), 0.0
+    for wait_s, alive, lost in looks:
+        now_s += wait_s
+        seen.look(alive, now_s)
+        if lost:
+            seen.lost("a")
+    known = seen.of("ab", unmeasured)
+    assert all(0 <= one.uptime_s <= now_s + 1e-6 for one in known.values())
+    assert known["b"].losses == 0

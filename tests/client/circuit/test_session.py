@@ -1,0 +1,383 @@
+"""A generation as its client owns it: every token once and in order, whatever becomes of circuits."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
+from typing import cast
+
+import pytest
+from support.links.data_plane import SPEC, asynchronous, soon, until
+from support.swarms.swarm_of_fakes import FakeConnection, FakePeer
+
+from molink.client.circuit import patience
+from molink.client.circuit import session as session_module
+from molink.client.circuit.circuit_builder import Former
+from molink.client.circuit.connection import Connection
+from molink.client.circuit.session import ClientSession
+from molink.client.errors import InvalidRequest, NoCircuit, PeerLost, SwarmUnavailable
+from molink.peer.wire.protocol import molink_pb2 as pb
+from molink.peer.wire.protocol.frames import encode
+from molink.shards.spec import SamplingParams, Span
+
+PROMPT = [5, 6, 7]
+LOW, HIGH = Span(0, 3), Span(3, 6)
+
+
+class Generating:
+    """A session over fakes: `low` and `high` are its first circuit, `spare` could replace `high`."""
+
+    def __init__(self, *, spare: bool = False, **params: object) -> None:
+        self.low, self.high = FakePeer(LOW), FakePeer(HIGH)
+        self.spare = FakePeer(HIGH, layer_ms=5.0)
+        self.connection = FakeConnection(self.low, self.high, *([self.spare] if spare else []))
+        connection = cast("Connection", self.connection)
+        self.session = ClientSession(
+            connection,
+            Former(connection, SPEC),
+            SPEC,
+            PROMPT,
+            SamplingParams(**{"max_new_tokens": 8, **params}),  # type: ignore[arg-type]
+        )
+
+    @property
+    def epoch(self) -> int:
+        return self.low.starts[-1].epoch
+
+    def token(
+        self,
+        position: int,
+        token_id: int,
+        *,
+        finish: int = 0,
+        epoch: int | None = None,
+        sender: FakePeer | None = None,
+    ) -> None:
+        """A token comes from the head, `low` unless another is named."""
+        self.session.on_tokens(
+            (sender or self.low).peer_id,
+            pb.Token(
+                position=position,
+                token_id=token_id,
+                finish=finish,  # type: ignore[arg-type]
+                epoch=self.epoch if epoch is None else epoch,
+            ),
+        )
+
+    def lose(
+        self, peer: FakePeer, *, epoch: int | None = None, code: str = "lost", sender: FakePeer | None = None
+    ) -> None:
+        """The head, or another peer, says that a hop is lost."""
+        epoch = self.epoch if epoch is None else epoch
+        failed = pb.Failed(epoch=epoch, peer_id=peer.peer_id, code=code, detail="it is gone")
+        self.session.on_failed((sender or self.low).peer_id, failed)
+
+    async def started(self, times: int = 1) -> None:
+        await until(lambda: len(self.low.starts) == times)
+
+
+async def rest(tokens: AsyncGenerator[pb.Token, None]) -> list[int]:
+    return [token.token_id async for token in tokens]
+
+
+@asynchronous
+async def test_tokens_come_in_order_until_the_last_and_then_all_is_given_back() -> None:
+    run = Generating()
+    got = asyncio.create_task(rest(run.session.tokens(5.0)))
+    await run.started()
+    assert list(run.low.starts[0].token_ids) == PROMPT
+    assert run.high.starts == []
+    for position, token_id in ((3, 30), (4, 40)):
+        run.token(position, token_id)
+    run.token(5, 1, finish=pb.STOP)
+    assert await soon(got) == [30, 40, 1]
+    assert len(run.low.released) == len(run.high.released) == 1
+    assert run.connection.sinks == {}
+    assert run.session.log.epochs == 1
+    assert run.session.log.prefill_s > 0
+
+
+@asynchronous
+async def test_repeats_gaps_and_tokens_of_other_epochs_are_ignored() -> None:
+    run = Generating()
+    got = asyncio.create_task(rest(run.session.tokens(5.0)))
+    await run.started()
+    run.token(3, 99, epoch=run.epoch + 1)
+    run.token(3, 99, epoch=0)
+    run.token(4, 99)
+    run.token(2, 99)
+    run.token(3, 30)
+    run.token(3, 99)
+    run.token(5, 99, finish=pb.STOP)
+    run.token(4, 1, finish=pb.STOP)
+    assert await soon(got) == [30, 1]
+
+
+@asynchronous
+async def test_only_the_head_gives_tokens() -> None:
+    run = Generating(spare=True)
+    got = asyncio.create_task(rest(run.session.tokens(5.0)))
+    await run.started()
+    run.token(3, 99, sender=run.spare)  # no hop of the circuit, linked though it is
+    run.token(3, 99, sender=run.high)  # a hop, but not its head
+    run.token(3, 30)
+    run.token(4, 1, finish=pb.STOP, sender=run.spare)
+    run.token(4, 1, finish=pb.STOP)
+    assert await soon(got) == [30, 1]
+
+
+@asynchronous
+async def test_only_hops_report_losses_and_only_of_hops() -> None:
+    run = Generating(spare=True)
+    got = asyncio.create_task(rest(run.session.tokens(5.0)))
+    await run.started()
+    run.lose(run.low, sender=run.spare)
+    run.token(3, 30)
+    run.lose(run.spare, sender=run.high)
+    await run.started(2)
+    run.token(4, 1, finish=pb.STOP)
+    assert await soon(got) == [30, 1]
+    assert [loss.peer_id for loss in run.session.log.losses] == [run.high.peer_id]
+
+
+@asynchronous
+async def test_a_loss_goes_on_elsewhere_with_the_whole_history() -> None:
+    run = Generating(spare=True)
+    got = asyncio.create_task(rest(run.session.tokens(5.0)))
+    await run.started()
+    first = run.epoch
+    run.token(3, 30)
+    run.lose(run.high)
+    run.token(4, 99)  # of the circuit that is left: too late
+    await run.started(2)
+    assert run.epoch > first
+    assert list(run.low.starts[1].token_ids) == [*PROMPT, 30]
+    assert run.spare.reserved[0].epoch == run.epoch
+    assert (run.session._template.session, first) in run.high.released
+    run.token(4, 1, finish=pb.STOP)
+    assert await soon(got) == [30, 1]
+    assert run.session.log.epochs == 2
+    assert [loss.peer_id for loss in run.session.log.losses] == [run.high.peer_id]
+    assert run.session.log.route is not None
+    assert run.session.log.route.peer_ids == (run.low.peer_id, run.spare.peer_id)
+
+
+@asynchronous
+async def test_a_loss_in_an_epoch_that_is_over_changes_nothing() -> None:
+    run = Generating(spare=True)
+    got = asyncio.create_task(rest(run.session.tokens(5.0)))
+    await run.started()
+    run.lose(run.high, epoch=0)
+    run.lose(run.high, epoch=run.epoch + 1)
+    run.token(3, 1, finish=pb.STOP)
+    assert await soon(got) == [1]
+    assert run.session.log.losses == []
+    assert len(run.low.starts) == 1
+
+
+@asynchronous
+async def test_two_reports_of_one_loss_are_one_loss() -> None:
+    run = Generating(spare=True)
+    got = asyncio.create_task(rest(run.session.tokens(5.0)))
+    await run.started()
+    run.lose(run.high)
+    run.session.on_link_closed(run.high.peer_id, "reset")
+    await run.started(2)
+    run.token(3, 1, finish=pb.STOP)
+    assert await soon(got) == [1]
+    assert len(run.session.log.losses) == 1
+
+
+@asynchronous
+async def test_a_closed_link_counts_only_on_the_circuit() -> None:
+    run = Generating(spare=True)
+    got = asyncio.create_task(rest(run.session.tokens(5.0)))
+    await run.started()
+    run.session.on_link_closed(run.spare.peer_id, "idle")
+    run.token(3, 30)
+    run.session.on_link_closed(run.high.peer_id, "reset by peer")
+    await run.started(2)
+    run.token(4, 1, finish=pb.STOP)
+    assert await soon(got) == [30, 1]
+    assert [(loss.peer_id, loss.detail) for loss in run.session.log.losses] == [
+        (run.high.peer_id, "reset by peer")
+    ]
+
+
+@asynchronous
+async def test_a_loss_that_nobody_can_make_good_is_peer_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_module, "RECOVERY_S", 0.5)
+    run = Generating()
+    got = asyncio.create_task(rest(run.session.tokens(5.0)))
+    await run.started()
+    run.token(3, 30)
+    run.high.reachable = False
+    run.lose(run.high)
+    with pytest.raises(PeerLost) as caught:
+        await soon(got)
+    assert caught.value.peer_id == run.high.peer_id
+    assert caught.value.span == HIGH
+    assert "it is gone" in caught.value.reason
+    assert isinstance(caught.value.__cause__, (NoCircuit, SwarmUnavailable))
+    assert run.connection.sinks == {}
+    assert len(run.low.released) >= 1
+
+
+@asynchronous
+async def test_without_a_first_circuit_the_reason_is_raised_as_it_is() -> None:
+    run = Generating()
+    run.connection.peers.remove(run.high)
+    with pytest.raises(NoCircuit):
+        await rest(run.session.tokens(0.1))
+    assert run.connection.sinks == {}
+
+
+@asynchronous
+async def test_a_hop_that_went_while_the_circuit_formed_is_a_loss() -> None:
+    run = Generating(spare=True)
+    run.high.closed_because = "reset by peer"
+    got = asyncio.create_task(rest(run.session.tokens(5.0)))
+    await run.started()
+    assert run.low.starts[0].epoch == 2
+    run.token(3, 1, finish=pb.STOP)
+    assert await soon(got) == [1]
+
+
+@asynchronous
+async def test_a_head_that_takes_no_start_is_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_module, "RECOVERY_S", 0.5)
+    run = Generating()
+    run.low.takes = False
+    with pytest.raises(PeerLost) as caught:
+        await rest(run.session.tokens(5.0))
+    assert caught.value.peer_id == run.low.peer_id
+
+
+@asynchronous
+async def test_a_caller_that_leaves_early_leaves_nothing_behind() -> None:
+    run = Generating()
+    async with aclosing(run.session.tokens(5.0)) as tokens:
+        first = asyncio.ensure_future(anext(tokens))
+        await run.started()
+        run.token(3, 30)
+        assert (await soon(first)).token_id == 30
+    assert len(run.low.released) == len(run.high.released) == 1
+    assert run.connection.sinks == {}
+
+
+@asynchronous
+async def test_leases_are_renewed_however_slowly_tokens_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_module, "RENEW_EVERY_S", 0.01)
+    run = Generating()
+    async with aclosing(run.session.tokens(5.0)) as tokens:
+        first = asyncio.ensure_future(anext(tokens))
+        await run.started()
+        run.token(3, 30)
+        await soon(first)
+        before = run.high.renewed
+        await until(lambda: run.high.renewed >= before + 3)  # the caller is busy with its first token
+        assert run.low.renewed >= 3
+
+
+@asynchronous
+async def test_leases_are_renewed_however_fast_tokens_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_module, "RENEW_EVERY_S", 0.05)
+    run = Generating(max_new_tokens=900)
+    got = asyncio.create_task(rest(run.session.tokens(5.0)))
+    await run.started()
+    position = 3
+    while run.high.renewed < 2:
+        assert position < 890
+        run.token(position, 30)
+        position += 1
+        await asyncio.sleep(0.002)
+    run.token(position, 1, finish=pb.STOP)
+    assert len(await soon(got)) == position - 2
+
+
+@asynchronous
+async def test_a_circuit_that_yields_nothing_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "LEAST_FIRST_S", 0.05)
+    run = Generating()
+    run.connection.newcomer = FakePeer(LOW, layer_ms=9.0)
+    other = run.connection.newcomer
+
+    def once(_: str) -> None:
+        if run.session.log.losses:
+            monkeypatch.setattr(patience, "LEAST_FIRST_S", 60.0)
+
+    run.session._report = once
+    run.connection.refresh_now()
+    got = asyncio.create_task(rest(run.session.tokens(5.0)))
+    await run.started()
+    await until(lambda: bool(run.session.log.losses))
+    loss = run.session.log.losses[0]
+    assert (loss.peer_id, loss.code) == (run.low.peer_id, "stalled")
+    await until(lambda: bool(other.starts))
+    run.token(3, 1, finish=pb.STOP, epoch=other.starts[-1].epoch, sender=other)
+    assert await soon(got) == [1]
+
+
+@asynchronous
+async def test_of_a_circuit_that_yields_nothing_the_hop_that_does_not_answer_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(patience, "LEAST_FIRST_S", 0.05)
+    run = Generating(spare=True)
+    got = asyncio.create_task(rest(run.session.tokens(5.0)))
+    await run.started()
+    run.high.silent.add("await_ready")
+    monkeypatch.setattr(patience, "LEAST_FIRST_S", 60.0)
+    await run.started(2)
+    assert [(loss.peer_id, loss.code) for loss in run.session.log.losses] == [(run.high.peer_id, "stalled")]
+    run.token(3, 1, finish=pb.STOP)
+    assert await soon(got) == [1]
+
+
+def test_a_history_that_would_not_fit_a_message_is_an_invalid_request() -> None:
+    """With a context of a million tokens of three bytes each, a message of 1 MiB is the lower limit."""
+    spec = replace(SPEC, context_length=10**6, vocabulary_size=150_000)
+    connection = cast("Connection", FakeConnection())
+
+    def session(prompt_tokens: int, max_new_tokens: int) -> ClientSession:
+        params = SamplingParams(max_new_tokens=max_new_tokens)
+        return ClientSession(connection, Former(connection, spec), spec, [149_999] * prompt_tokens, params)
+
+    whole = session(300_000, 40_000)
+    start = pb.Start(session=bytes(16), epoch=2**32 - 1, token_ids=[149_999] * 340_000)
+    assert len(encode(start)) > 1_000_000
+    assert whole._template.capacity_tokens == 340_000
+    for prompt_tokens, max_new_tokens in ((360_000, 1), (300_000, 60_000), (10, 400_000)):
+        with pytest.raises(InvalidRequest, match=f"{prompt_tokens} tokens .* shorten the prompt") as caught:
+            session(prompt_tokens, max_new_tokens)
+        assert caught.value.parameter == "prompt"
+
+
+def test_what_is_asked_of_the_hops_is_what_the_caller_asked() -> None:
+    run = Generating(
+        max_new_tokens=2000,
+        temperature=0.5,
+        top_k=4,
+        top_p=0.5,
+        seed=9,
+        stop_token_ids=(8,),
+        logprobs=2,
+        logit_bias=((5, -1.5),),
+    )
+    asked = run.session._template
+    assert asked.capacity_tokens == SPEC.context_length
+    assert asked.prompt_tokens == 3
+    assert asked.sampling == pb.Sampling(
+        max_new_tokens=2000,
+        temperature=0.5,
+        top_k=4,
+        top_p=0.5,
+        seed=9,
+        stop_token_ids=[1, 8],
+        logprobs=2,
+        logit_bias={5: -1.5},
+    )
+    assert len(asked.session) == 16
+    assert list(Generating(ignore_eos=True).session._template.sampling.stop_token_ids) == []
+    seeds = {Generating().session._template.sampling.seed for _ in range(3)}
+    assert len(seeds) == 3

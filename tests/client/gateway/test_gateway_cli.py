@@ -1,0 +1,191 @@
+"""The gateway as a command, in a process of its own, with a scripted swarm in the place of a real one."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from support.swarms.fake_swarm import CHAT, TEXT
+
+DEADLINE_S = 60.0
+PROGRAM = """
+import sys, types
+sys.path.insert(0, sys.argv.pop(1))
+from support.swarms.fake_swarm import FakeSwarm
+from molink.client.errors import SwarmUnavailable
+
+class AsyncSwarm(FakeSwarm):
+    def __init__(self, model=None, **options):
+        super().__init__()
+        self.hangs_at = 1 if model == "hanging" else None
+        self.state = {"ready": True, "model": model, **{key: str(value) for key, value in options.items()}}
+
+    async def __aenter__(self):
+        if self.state["model"] == "nowhere":
+            raise SwarmUnavailable("no peer of this swarm can be reached")
+        return self
+
+    async def __aexit__(self, *_):
+        print("left", flush=True)
+
+sys.modules["molink.client.api.swarm"] = types.SimpleNamespace(AsyncSwarm=AsyncSwarm)
+from molink.client.gateway.cli import main
+main()
+"""
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-c", PROGRAM, str(Path(__file__).parents[2]), *arguments]
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*arguments), capture_output=True, text=True, timeout=DEADLINE_S, check=False
+    )
+
+
+@contextmanager
+def running(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """(process, what it printed first)."""
+    group = subprocess.CREATE_NEW_PROCESS_GROUP if sys.platform == "win32" else 0
+    with subprocess.Popen(
+        command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, creationflags=group
+    ) as process:
+        assert process.stdout is not None
+        try:
+            yield process, process.stdout.readline()
+        finally:
+            process.kill()
+
+
+def test_it_says_where_it_listens_serves_and_stops_on_a_signal(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text("secret")
+    peers = ("--initial-peers", "/ip4/192.0.2.1/tcp/1/p2p/a", "--initial-peers", "/ip4/192.0.2.2/tcp/2/p2p/b")
+    with running("--port", "0", "--model", "some/model", "--swarm-key", str(key), *peers) as (process, line):
+        assert line.startswith("Listening on http://127.0.0.1:")
+        state = httpx.get(f"{line.split()[-1]}/v1/swarm", timeout=DEADLINE_S).json()
+        process.send_signal(signal.CTRL_BREAK_EVENT if sys.platform == "win32" else signal.SIGTERM)
+        out, err = process.communicate(timeout=DEADLINE_S)
+
+    assert state["model"] == "some/model"
+    assert state["initial_peers"] == str([peers[1], peers[3]])
+    assert state["swarm_key"] == str(key)
+    assert (process.returncode, out, err) == (0, "left\n", "")
+
+
+def test_it_answers_to_the_names_that_its_operator_allows() -> None:
+    with running("--port", "0", "--allow-host", "gpu.lan", "--allow-host", "ml.example") as (_, line):
+        url = f"{line.split()[-1]}/healthz"
+        asked = ("GPU.lan:8000", "ml.example", "localhost", "10.0.0.7:80", "evil.example")
+        answers = [httpx.get(url, headers={"Host": host}, timeout=DEADLINE_S) for host in asked]
+    assert [answer.status_code for answer in answers] == [200, 200, 200, 200, 421]
+
+
+def test_ctrl_c_is_no_failure() -> None:
+    with running("--port", "0") as (process, line):
+        assert line.startswith("Listening on")
+        process.send_signal(signal.CTRL_BREAK_EVENT if sys.platform == "win32" else signal.SIGINT)
+        assert process.communicate(timeout=DEADLINE_S) == ("left\n", "")
+    assert process.returncode == 0
+
+
+STOPS = [name for name in ("SIGTERM", "SIGINT", "SIGHUP", "CTRL_BREAK_EVENT") if hasattr(signal, name)]
+if sys.platform == "win32":
+    STOPS = ["CTRL_BREAK_EVENT"]
+
+
+@pytest.mark.parametrize("stop", STOPS)
+def test_a_second_signal_ends_what_runs_and_everybody_is_told(stop: str) -> None:
+    with (
+        running("--port", "0", "--model", "hanging", "--max-requests", "2") as (process, line),
+        httpx.Client(base_url=line.split()[-1], timeout=DEADLINE_S) as http,
+        ThreadPoolExecutor() as others,
+    ):
+        with http.stream("POST", "/v1/completions", json=TEXT | {"stream": True}) as streamed:
+            events = streamed.iter_lines()
+            assert next(events).startswith("data: ")
+            whole = others.submit(http.post, "/v1/completions", json=TEXT)
+            while "active_requests 2.0" not in http.get("/metrics").text:
+                pass
+            waiting = others.submit(http.post, "/v1/chat/completions", json=CHAT)
+            while "waiting_requests 1.0" not in http.get("/metrics").text:
+                pass
+            process.send_signal(getattr(signal, stop))
+            refused = waiting.result(DEADLINE_S)
+            assert not whole.done()
+            process.send_signal(getattr(signal, stop))
+            ended = whole.result(DEADLINE_S)
+            last = [event for event in events if event][-1]
+        out, err = process.communicate(timeout=DEADLINE_S)
+
+    for answer in (refused, ended):
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "stopping")
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "stopping"
+    assert (process.returncode, out, err) == (0, "left\n", "")
+
+
+def test_a_port_in_use_is_one_sentence() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        done = run("--port", port)
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"molink-gateway: cannot listen on 127.0.0.1:{port}: ")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("host", ["no-such-host.invalid", "192.0.2.99"])
+def test_an_address_that_is_not_ours_is_one_sentence(host: str) -> None:
+    done = run("--host", host)
+
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"molink-gateway: cannot listen on {host}:8000: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_swarm_that_cannot_be_joined_is_one_sentence() -> None:
+    done = run("--port", "0", "--model", "nowhere")
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "molink-gateway: the swarm cannot be joined: no peer of this swarm can be reached\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("--port", "x"), ("--port", "65536"), ("--nonsense",), ("--swarm-key", "/gone"), ("--database", "x")],
+)
+def test_wrong_arguments_exit_with_2(arguments: tuple[str, ...]) -> None:
+    done = run(*arguments)
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert arguments[0] in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_several_addresses_may_follow_one_option() -> None:
+    peers = ("/ip4/192.0.2.1/tcp/1/p2p/a", "/ip4/192.0.2.2/tcp/2/p2p/b")
+    with running("--port", "0", "--initial-peers", *peers) as (process, line):
+        state = httpx.get(f"{line.split()[-1]}/v1/swarm", timeout=DEADLINE_S).json()
+        process.kill()
+    assert state["initial_peers"] == str(list(peers))
+
+
+def test_help_shows_an_example() -> None:
+    done = subprocess.run(
+        command("--help"),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=True,
+        env=os.environ | {"COLUMNS": "200", "NO_COLOR": "1"},
+    )
+    assert "Example:\n    molink-gateway" in done.stdout

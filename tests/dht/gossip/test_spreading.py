@@ -1,0 +1,107 @@
+"""Records reach every peer once, over links that only offer them."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from molink.dht.gossip.spreading import ASK_TIMEOUT_S, MAX_NAMES, NAME_BYTES, Spreading, name_of, names_in
+
+
+class Net:
+    """Peers whose links deliver at once; each record that is carried counts."""
+
+    def __init__(self, links: set[tuple[int, int]], peers: int) -> None:
+        self.peers = [Spreading() for _ in range(peers)]
+        self.held: list[set[bytes]] = [set() for _ in range(peers)]
+        self.carried = 0
+        for one, other in links:
+            self.peers[one].open(str(other))
+            self.peers[other].open(str(one))
+
+    def say(self, at: int, record: bytes) -> None:
+        self.held[at].add(record)
+        for to in self.peers[at].hand_on(record, None, push=True):
+            self._arrive(int(to), at, record)
+
+    def tick(self) -> None:
+        for at, peer in enumerate(self.peers):
+            for to, names in list(peer.offers()):
+                asked = self.peers[int(to)].offered(str(at), names, 0.0)
+                for record in peer.asked(asked):
+                    self._arrive(int(to), at, record)
+
+    def _arrive(self, to: int, source: int, record: bytes) -> None:
+        self.carried += 1
+        self.peers[to].heard(record)
+        if record not in self.held[to]:
+            self.held[to].add(record)
+            self.peers[to].hand_on(record, str(source), push=False)
+
+
+@given(st.integers(3, 40), st.integers(0, 2**32))
+def test_every_peer_of_a_connected_swarm_gets_every_record_and_those_beyond_the_first_hop_once(
+    peers: int, seed: int
+) -> None:
+    chance = random.Random(seed)
+    links = {(chance.randrange(at), at) for at in range(1, peers)}
+    links |= {(a, b) for a, b in (sorted(chance.sample(range(peers), 2)) for _ in range(2 * peers))}
+    net = Net(links, peers)
+    net.say(0, b"one")
+    net.say(peers - 1, b"two")
+    pushed = net.carried
+    for _ in range(peers):
+        net.tick()
+    assert all(held == {b"one", b"two"} for held in net.held)
+    assert net.carried - pushed <= 2 * peers
+
+
+def test_what_a_neighbour_does_not_send_another_is_asked_for() -> None:
+    peer = Spreading()
+    for link in ("slow", "other"):
+        peer.open(link)
+    name = name_of(b"record")
+    assert peer.offered("slow", [name], 0.0) == (name,)
+    assert peer.offered("other", [name], 1.0) == ()
+    assert peer.overdue(ASK_TIMEOUT_S - 1) == {}
+    assert peer.overdue(ASK_TIMEOUT_S) == {"other": [name]}
+    peer.heard(b"record")
+    assert peer.overdue(10 * ASK_TIMEOUT_S) == {}
+    assert peer.offered("slow", [name], 0.0) == ()
+
+
+def test_what_only_a_lost_neighbour_had_may_be_offered_again() -> None:
+    peer = Spreading()
+    peer.open("gone")
+    peer.offered("gone", [b"12345678"], 0.0)
+    peer.close("gone")
+    assert peer.overdue(0.0) == {}
+    peer.open("new")
+    assert peer.offered("new", [b"12345678"], 0.0) == (b"12345678",)
+
+
+def test_a_neighbour_that_offers_without_end_is_asked_for_a_bounded_number() -> None:
+    peer = Spreading()
+    peer.open("liar")
+    asked = sum(
+        len(peer.offered("liar", [at.to_bytes(8) for at in range(first, first + 128)], 0.0))
+        for first in range(0, 128 * 100, 128)
+    )
+    assert asked == 512
+
+
+def test_nothing_is_handed_out_that_was_not_taken_in() -> None:
+    peer = Spreading()
+    peer.heard(b"false")
+    peer.hand_on(b"true", None, push=False)
+    assert peer.asked([name_of(b"false"), name_of(b"true"), b"whatever"]) == (b"true",)
+
+
+@given(st.binary(max_size=MAX_NAMES * NAME_BYTES + 16))
+def test_names_are_parsed_or_refused(body: bytes) -> None:
+    if body and len(body) % NAME_BYTES == 0 and len(body) <= MAX_NAMES * NAME_BYTES:
+        assert b"".join(names_in(body)) == body
+    else:
+        with pytest.raises(ValueError, match="names"):
+            names_in(body)

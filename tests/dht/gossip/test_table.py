@@ -1,0 +1,56 @@
+"""Digests of a table: what is newer is asked for, and nothing that is no digest is taken for one."""
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.swarms.swarm_examples import facts_of, state_of
+
+from molink.dht.gossip.table import DIGESTS, digests_in
+from molink.dht.identity.identity import Identity
+from molink.dht.membership.membership import Membership, tag_of
+from molink.dht.records import announcement_pb2 as pb
+from molink.dht.records.announcement import seal_facts, seal_state
+from molink.dht.records.bounds import MAX_SEQUENCE
+
+ADA, BOB = Identity.generate(), Identity.generate()
+digests = st.lists(st.tuples(st.integers(0, 2**64 - 1), st.integers(0, MAX_SEQUENCE)), max_size=DIGESTS + 3)
+
+
+def frame_of(pairs: list[tuple[int, int]]) -> bytes:
+    return pb.Digest(
+        peer_tags=[tag for tag, _ in pairs], sequences=[sequence for _, sequence in pairs]
+    ).SerializeToString()
+
+
+@given(digests)
+def test_digests_come_out_as_they_went_in_or_are_too_many(pairs: list[tuple[int, int]]) -> None:
+    if 1 <= len(pairs) <= DIGESTS:
+        assert list(digests_in(frame_of(pairs))) == pairs
+    else:
+        with pytest.raises(ValueError, match="digests"):
+            digests_in(frame_of(pairs))
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_digests_within_bounds_or_refused(body: bytes) -> None:
+    with contextlib.suppress(ValueError):
+        pairs = digests_in(body)
+        assert 1 <= len(pairs) <= DIGESTS
+        assert all(0 <= sequence <= MAX_SEQUENCE for _, sequence in pairs)
+
+
+def test_tags_without_sequences_are_refused() -> None:
+    with pytest.raises(ValueError, match="as many"):
+        digests_in(pb.Digest(peer_tags=[1, 2], sequences=[3]).SerializeToString())
+
+
+def test_a_membership_tells_of_its_living_peers_and_of_the_newest_that_it_knows() -> None:
+    membership = Membership(None, lambda: None, clock=lambda: 0.0)
+    membership.receive(seal_facts(facts_of(ADA), ADA))
+    membership.receive(seal_state(state_of(ADA, sequence=7), ADA))
+    membership.receive(seal_facts(facts_of(BOB), BOB))
+    assert membership.digests() == ((tag_of(ADA.peer_id), 7),)
+    assert membership.sequence_of(tag_of(BOB.peer_id)) == -1
+    assert membership.sequence_of(12345) == -1

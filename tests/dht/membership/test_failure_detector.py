@@ -1,0 +1,257 @@
+"""Nobody is gone on one other's word, nor while it can speak; who is, is forgotten soon."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.swarms.swarm_examples import facts_of, state_of
+
+from molink.dht.identity.identity import Identity
+from molink.dht.membership.directory import REFUTE_S, Accepted, Directory
+from molink.dht.membership.failure_detector import (
+    LEAST_LOSSES,
+    MAX_AHEAD_MS,
+    MAX_FALSE,
+    MAX_LOSSES_OF_ONE,
+    MAX_WITNESSES,
+    NETWORK_SHARE,
+    WINDOW_S,
+    Losses,
+)
+from molink.dht.membership.held import Origin
+from molink.dht.membership.membership import Membership
+from molink.dht.records.announcement import (
+    MAX_LOSS_BYTES,
+    AnnouncementError,
+    Reason,
+    known_keys,
+    open_loss,
+    seal_facts,
+    seal_loss,
+    seal_state,
+)
+from molink.dht.records.bounds import MAX_SEQUENCE
+from molink.dht.records.records import PeerLoss
+from molink.dht.records.state_codec import peer_tag
+
+ADA, BOB, EVE, MALLORY = (Identity.generate() for _ in range(4))
+TTL_S = 10_000
+
+
+def tag(identity: Identity) -> int:
+    return peer_tag(identity.public_key)
+
+
+def loss(witness: Identity, lost: Identity = ADA, sequence: int = 2) -> bytes:
+    return seal_loss(PeerLoss(tag(witness), tag(lost), sequence), witness)
+
+
+def said(directory: Directory, identity: Identity, sequence: int, now: float) -> Accepted | Reason:
+    state = state_of(identity, sequence=sequence, ttl_s=TTL_S)
+    return directory.accept_state(seal_state(state, identity), now)
+
+
+def of_four(own: Identity | None = None) -> Directory:
+    directory = Directory(own.peer_id if own else None)
+    for identity in (ADA, BOB, EVE, MALLORY):
+        facts = seal_facts(facts_of(identity, ttl_s=TTL_S), identity)
+        if identity is own:
+            state = seal_state(state_of(identity, ttl_s=TTL_S), identity)
+            directory.hold_own(facts, state, 0.0)
+        else:
+            directory.accept_facts(facts, 0.0)
+            said(directory, identity, 2, 0.0)
+    return directory
+
+
+def sees_ada(directory: Directory, now: float) -> bool:
+    directory.expire(now)
+    return ADA.peer_id in {view.peer_id for view in directory.snapshot(now)}
+
+
+def test_whom_two_call_gone_is_forgotten_after_a_minute_and_not_before() -> None:
+    directory = of_four()
+    assert directory.accept_loss(loss(BOB), 10.0) == Accepted(ADA.peer_id)
+    assert directory.accept_loss(loss(EVE), 20.0) == Accepted(ADA.peer_id)
+    assert sees_ada(directory, 20.0 + REFUTE_S - 0.1)
+    assert not sees_ada(directory, 20.0 + REFUTE_S)
+
+
+@pytest.mark.parametrize("times", [1, 50])
+def test_one_peers_word_is_not_enough_however_often_it_is_said(times: int) -> None:
+    directory = of_four()
+    for at in range(times):
+        directory.accept_loss(loss(MALLORY, sequence=2 + at), float(at))
+    assert sees_ada(directory, TTL_S - 1.0)
+
+
+def test_who_says_something_newer_is_not_gone() -> None:
+    directory = of_four()
+    for witness in (BOB, EVE):
+        directory.accept_loss(loss(witness), 10.0)
+    assert isinstance(said(directory, ADA, 3, 30.0), Accepted)
+    assert directory.accept_loss(loss(MALLORY), 31.0) is Reason.STALE
+    assert sees_ada(directory, TTL_S - 1.0)
+
+
+def test_a_lost_peers_old_words_do_not_bring_it_back_and_new_ones_do() -> None:
+    directory = of_four()
+    for witness in (BOB, EVE):
+        directory.accept_loss(loss(witness), 0.0)
+    directory.expire(REFUTE_S)
+    facts = seal_facts(facts_of(ADA, ttl_s=TTL_S), ADA)
+    for now in (REFUTE_S + 1, 5000.0):
+        directory.expire(now)
+        directory.accept_facts(facts, now)
+        assert said(directory, ADA, 2, now) is Reason.STALE
+        assert not sees_ada(directory, now)
+    assert isinstance(said(directory, ADA, 3, 5001.0), Accepted)
+    assert sees_ada(directory, 5001.0)
+
+
+def test_strangers_the_silent_and_the_lost_peer_itself_are_no_witnesses() -> None:
+    directory = of_four()
+    stranger = Identity.generate()
+    assert directory.accept_loss(loss(stranger), 1.0) is Reason.UNKNOWN_PEER
+    goodbye = seal_state(replace(state_of(BOB, sequence=9, ttl_s=0), spans=()), BOB)
+    directory.accept_state(goodbye, 1.0)
+    assert directory.accept_loss(loss(BOB), 2.0) is Reason.UNKNOWN_PEER
+    assert directory.accept_loss(loss(ADA), 3.0) is Reason.MALFORMED
+    assert directory.accept_loss(loss(EVE, lost=stranger), 4.0) is Reason.UNKNOWN_PEER
+    assert sees_ada(directory, TTL_S - 1.0)
+
+
+def test_a_peer_hears_that_it_is_called_gone_and_does_not_believe_it() -> None:
+    directory = of_four(own=ADA)
+    for witness in (BOB, EVE):
+        directory.accept_loss(loss(witness), 0.0)
+    assert directory.accused_sequence == 2
+    assert sees_ada(directory, 10 * REFUTE_S)
+
+
+@given(st.lists(st.tuples(st.sampled_from([BOB, EVE, MALLORY]), st.integers(2, MAX_SEQUENCE)), max_size=12))
+def test_whatever_liars_claim_to_have_heard_the_peer_can_go_beyond(lies: list[tuple[Identity, int]]) -> None:
+    elsewhere, own = of_four(), of_four(own=ADA)
+    for witness, sequence in lies:
+        believed = elsewhere.accept_loss(loss(witness, sequence=sequence), 1.0)
+        assert own.accept_loss(loss(witness, sequence=sequence), 1.0) == believed
+    beyond = max(own.accused_sequence, 2) + 1
+    assert beyond <= 3 + 1000 + MAX_AHEAD_MS
+    assert isinstance(said(elsewhere, ADA, beyond, 2.0), Accepted)
+    assert sees_ada(elsewhere, TTL_S - 1.0)
+
+
+def test_a_witness_may_tell_of_as_many_as_it_could_have_known() -> None:
+    losses = Losses(REFUTE_S)
+    heard = [losses.add(PeerLoss(1, peer, 5), 0.0) for peer in range(2, 2 + 2 * MAX_LOSSES_OF_ONE)]
+    assert sum(heard) == MAX_LOSSES_OF_ONE
+    assert losses.add(PeerLoss(1, 10_000, 5), WINDOW_S)
+
+
+def test_whoever_told_too_much_that_was_false_is_not_listened_to_for_a_time() -> None:
+    losses = Losses(REFUTE_S)
+    for peer in range(2, 2 + MAX_FALSE):
+        assert losses.add(PeerLoss(1, peer, 5), 0.0)
+        losses.refute(peer, 6)
+    assert not losses.add(PeerLoss(1, 100, 5), 1.0)
+    assert losses.add(PeerLoss(2, 100, 5), 1.0)
+    assert losses.add(PeerLoss(1, 100, 5), WINDOW_S)
+
+
+@pytest.mark.parametrize("peers", [10, 1_000])
+def test_a_network_of_accusers_leaves_others_their_voice_and_all_together_are_bounded(peers: int) -> None:
+    losses, most = Losses(REFUTE_S), max(LEAST_LOSSES, 2 * peers)
+
+    def accepted(network: str, first: int) -> int:
+        told = (PeerLoss(first + at // 20, 1_000_000 * first + at, 5) for at in range(3 * most))
+        return sum(losses.add(loss, 0.0, network, peers) for loss in told)
+
+    assert accepted("crowd", 1) == most // NETWORK_SHARE
+    assert accepted("elsewhere", 5_000) == most - most // NETWORK_SHARE
+    assert accepted("third", 7_000) == 0
+
+
+def test_forty_liars_and_1404_false_losses_hide_nobody_who_speaks() -> None:
+    directory = of_four()
+    sybils = [Identity.generate() for _ in range(40)]
+    for sybil in sybils:
+        directory.accept_facts(seal_facts(facts_of(sybil, ttl_s=TTL_S), sybil), 0.0)
+        said(directory, sybil, 2, 0.0)
+    now, sequence = 0.0, 2
+    for told in range(1404):
+        now += 0.2
+        directory.accept_loss(loss(sybils[told % 40], sequence=sequence), now)
+        if told % 85 == 84:  # it speaks every 17 s
+            sequence += 1
+            assert isinstance(said(directory, ADA, sequence, now), Accepted)
+        assert sees_ada(directory, now)
+
+
+def test_the_last_words_of_the_gone_are_kept_for_them() -> None:
+    membership = Membership(None, lambda: None, clock=lambda: 100.0)
+    membership.receive(seal_facts(facts_of(ADA), ADA))
+    membership.receive(seal_state(state_of(ADA), ADA))
+    goodbye = seal_state(replace(state_of(ADA, sequence=9, ttl_s=0), spans=()), ADA)
+    membership.receive(goodbye)
+    assert membership.table() == ()
+    assert [record.state for record in membership.table((tag(ADA), tag(BOB)))] == [goodbye]
+    own = Membership(ADA.peer_id, lambda: None)
+    own.receive(goodbye, 0.0, source=BOB.peer_id)
+    assert (own.own_sequence, own.last_heard_own) == (9, 9)
+
+
+def test_a_peer_notices_that_others_hold_just_what_it_said() -> None:
+    directory = of_four(own=ADA)
+    assert directory.last_heard_own is None
+    (_, newest) = directory.own_records()
+    assert directory.accept_state(newest, 1.0, 0.0, Origin(BOB.peer_id)) is Reason.STALE
+    assert directory.last_heard_own == 2
+    assert directory.own_sequence == -1
+
+
+def test_who_does_not_answer_is_shown_to_people_only_until_it_speaks() -> None:
+    directory = of_four()
+    directory.mark(ADA.peer_id, answers=False)
+    assert not sees_ada(directory, 1.0)
+    assert tag(ADA) not in {record.peer_tag for record in directory.records(1.0)}
+    (shown,) = (view for view in directory.snapshot(1.0, silent=True) if view.peer_id == ADA.peer_id)
+    assert not shown.answers
+    said(directory, ADA, 3, 2.0)
+    assert sees_ada(directory, 2.0)
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 5)), max_size=30), st.integers(0, 6))
+def test_only_two_who_knew_the_newest_words_count(told: list[tuple[int, int]], newest: int) -> None:
+    losses = Losses(REFUTE_S)
+    for witness, sequence in told:
+        losses.add(PeerLoss(witness, 100, sequence), 0.0)
+        assert losses.witnesses(100) <= MAX_WITNESSES
+    losses.refute(100, newest)
+    believed = losses.believed(REFUTE_S) == (100,)
+    assert not believed or len({witness for witness, sequence in told if sequence >= newest}) >= 2
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, MAX_SEQUENCE))
+def test_a_loss_comes_out_as_it_went_in(lost: int, sequence: int) -> None:
+    told = PeerLoss(tag(BOB), lost, sequence)
+    record = seal_loss(told, BOB)
+    assert len(record) <= MAX_LOSS_BYTES
+    assert open_loss(record, known_keys([BOB.public_key])) == told
+
+
+def test_a_loss_cannot_be_altered_or_signed_for_another() -> None:
+    record, keys = loss(BOB), known_keys([BOB.public_key, EVE.public_key])
+    for position in range(len(record)):
+        altered = bytearray(record)
+        altered[position] ^= 0x01
+        with pytest.raises(AnnouncementError):
+            open_loss(bytes(altered), keys)
+    with pytest.raises(AnnouncementError, match="another witnessed"):
+        seal_loss(PeerLoss(tag(EVE), tag(ADA), 1), BOB)
+
+
+@given(st.binary(max_size=MAX_LOSS_BYTES + 8))
+def test_whatever_bytes_come_are_no_loss_or_refused(body: bytes) -> None:
+    with pytest.raises(AnnouncementError):
+        open_loss(b"\x60" + body, known_keys([BOB.public_key]))

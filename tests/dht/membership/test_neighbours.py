@@ -1,0 +1,99 @@
+"""Whom a peer dials, and who makes room for whom: no network takes all links."""
+
+from collections import Counter
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+from support.swarms.swarm_examples import facts_of
+
+from molink.dht.identity.identity import Identity
+from molink.dht.membership.neighbours import (
+    GRACE_S,
+    MAX_INCOMING,
+    NETWORKS,
+    Neighbour,
+    network_at,
+    to_dial,
+    to_make_room,
+    worth_remembering,
+)
+
+networks = st.sampled_from(["a", "b", "c", "d"])
+candidates = st.lists(networks, max_size=12).map(
+    lambda found: [Neighbour(f"peer {number}", network) for number, network in enumerate(found)]
+)
+incoming = st.lists(st.tuples(networks, st.floats(0.0, 500.0), st.floats(0.0, 500.0)), max_size=12).map(
+    lambda found: [Neighbour(f"peer {number}", *link) for number, link in enumerate(found)]
+)
+
+
+@given(candidates, st.lists(networks, max_size=3), st.integers(0, 4))
+def test_as_many_are_dialled_as_there_is_room_for_each_once(
+    known: list[Neighbour], dialled: list[str], room: int
+) -> None:
+    chosen = to_dial(known, dialled, room)
+    assert len(chosen) == min(room, len(known)) == len(set(chosen))
+    assert set(chosen) <= set(known)
+
+
+@given(candidates, st.integers(1, 4))
+def test_links_lead_to_several_networks_where_several_are_known(known: list[Neighbour], room: int) -> None:
+    reached = {one.network for one in to_dial(known, (), room)}
+    assert len(reached) >= min(NETWORKS, room, len({one.network for one in known}))
+
+
+@given(incoming, networks)
+def test_who_makes_room_is_of_a_network_that_has_most(links: list[Neighbour], network: str) -> None:
+    leaves = to_make_room(links, network, 500.0)
+    if leaves is None:
+        assert all(500.0 - link.since < GRACE_S for link in links if link.network == network)
+        return
+    shares = Counter(link.network for link in links)
+    shares[network] += 1
+    assert shares[leaves.network] == max(shares.values())
+
+
+def test_a_newcomer_of_another_network_gets_in_at_once_and_one_of_the_same_after_a_minute() -> None:
+    crowd = [Neighbour(str(number), "crowd", 100.0, 100.0 + number) for number in range(MAX_INCOMING)]
+    leaves = to_make_room(crowd, "elsewhere", 100.0)
+    assert leaves is not None
+    assert leaves.peer_id == "0"
+    assert to_make_room(crowd, "crowd", 100.0 + GRACE_S - 1) is None
+    assert to_make_room(crowd, "crowd", 100.0 + GRACE_S) == leaves
+
+
+@given(st.integers(0, MAX_INCOMING - 1), st.integers(1, 300))
+def test_whoever_has_one_network_fills_its_places_only(honest: int, dials: int) -> None:
+    links = [Neighbour(f"honest {number}", f"home {number}", 0.0, 0.0) for number in range(honest)]
+    for number in range(dials):
+        now = float(number)
+        newcomer = Neighbour(f"attacker {number}", "attacker", now, now)
+        if len(links) == MAX_INCOMING:
+            leaves = to_make_room(links, newcomer.network, now)
+            if leaves is None:
+                continue
+            links.remove(leaves)
+        links.append(newcomer)
+    assert sum(link.network != "attacker" for link in links) == honest
+
+
+def test_the_network_of_an_address_is_that_of_its_host() -> None:
+    assert network_at("/ip4/203.0.113.7/tcp/1/p2p/x") == network_at("/ip4/203.0.113.99/tcp/2/p2p/y")
+    assert network_at("/ip4/203.0.113.7/tcp/1/p2p/x") != network_at("/ip4/203.0.114.7/tcp/1/p2p/x")
+    assert network_at("/dns4/peer.example.org/tcp/1") == "peer.example.org"
+    assert [network_at(text) for text in ("", "/foo", "/ip4//tcp")] == ["", "", ""]
+
+
+def test_neighbours_and_many_networks_are_remembered_first() -> None:
+    living = [
+        replace(facts_of(Identity.generate()), addresses=(f"/ip4/198.51.{network}.{host}/tcp/1/p2p/x",))
+        for network in range(40)
+        for host in (1, 2)
+    ]
+    near = living[79]
+    chosen = worth_remembering(living, (near.peer_id,), 32)
+    assert len(chosen) == 32
+    assert chosen[0] == near.addresses[0]
+    assert len({network_at(address) for address in chosen}) == 32
+    assert worth_remembering([replace(living[0], addresses=())], (), 32) == ()

@@ -1,0 +1,59 @@
+"""What was said before is not computed again."""
+
+import asyncio
+import urllib.request
+from collections.abc import Sequence
+
+import pytest
+from support.swarms.forked_peers import ForkedSwarm
+from support.swarms.live_swarms import BUNDLED, References, bundled_folder, free_ports, generate
+
+from molink.client.api.swarm import AsyncSwarm
+
+pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
+
+ANSWER_TOKENS = 40
+BLOCK_TOKENS = 16
+
+
+def rows_at(port: int) -> int:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
+        lines = response.read().decode().splitlines()
+    (value,) = (line.split()[1] for line in lines if line.startswith("molink_rows_total "))
+    return int(float(value))
+
+
+async def rows_computed(ports: Sequence[int]) -> list[int]:
+    """By each peer so far."""
+    return list(await asyncio.gather(*(asyncio.to_thread(rows_at, port) for port in ports)))
+
+
+async def until_rows(ports: Sequence[int], wanted: Sequence[int]) -> None:
+    """A step is counted when what it gave is on its way; more rows than wanted are seen too."""
+    async with asyncio.timeout(30):
+        while any(now < want for now, want in zip(await rows_computed(ports), wanted, strict=True)):  # noqa: ASYNC110 - other processes count
+            await asyncio.sleep(0.05)
+    assert await rows_computed(ports) == list(wanted)
+
+
+async def test_the_second_turn_of_a_chat_computes_its_new_tokens_alone(references: References) -> None:
+    ports = free_ports(2)
+    folder = bundled_folder()
+    chat = references.ids(folder, "ROMEO:\nBut, soft! what light through yonder window breaks?\n\nJULIET:\n")
+    question = references.ids(folder, "\n\nROMEO:\nAnd what says she of me?\n\nJULIET:\n")
+    async with ForkedSwarm() as swarm:
+        for name, span, port in (("front", "0:6", ports[0]), ("back", "6:12", ports[1])):
+            await swarm.join(name, "--model", BUNDLED, "--layers", span, "--metrics-port", str(port))
+        async with AsyncSwarm(BUNDLED, initial_peers=swarm.addresses) as client:
+            known = 0
+            for _ in range(3):
+                before = await rows_computed(ports)
+                generation = await generate(client, chat, ANSWER_TOKENS)
+                assert len(generation.circuit.hops) == 2
+                answer = generation.token_ids
+                assert answer == references.greedy(folder, chat, ANSWER_TOKENS)
+                # the last token is drawn and never stepped
+                stepped = len(chat) + len(answer) - 1
+                await until_rows(ports, [rows + stepped - known for rows in before])
+                known = stepped // BLOCK_TOKENS * BLOCK_TOKENS
+                chat = (*chat, *answer, *question)

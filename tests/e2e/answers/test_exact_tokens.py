@@ -1,0 +1,81 @@
+"""Whatever the circuit, the tokens are those of transformers."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+from support.swarms.live_swarms import References, bundled_folder, circuit_of, generate
+
+from molink.client.api.swarm import AsyncSwarm
+from molink.client.local.local_swarm import LocalPeer, LocalSwarm
+
+pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
+
+NEW_TOKENS = 24
+LENGTHS = (1, 2, 3, 5, 7, 8, 12, 16, 17, 31, 32, 33, 63, 64, 100, 129, 300, 513, 700, 1000)
+"""In tokens; the longest prompts go through the circuit in chunks."""
+SOME = (1, 2, 5, 16, 33, 129, 513, 1000)
+SPEECH = """ROMEO:
+But, soft! what light through yonder window breaks?
+It is the east, and Juliet is the sun.
+Arise, fair sun, and kill the envious moon,
+Who is already sick and pale with grief,
+That thou her maid art far more fair than she.
+
+JULIET:
+O gentle lady, do not put me to't, for I am nothing if not critical.
+
+KING RICHARD III:
+Now is the winter of our discontent made glorious summer by this sun of York.
+"""
+CIRCUITS = {
+    1: {"whole": (0, 12)},
+    2: {"front": (0, 6), "back": (6, 12)},
+    3: {"front": (0, 4), "middle": (4, 8), "back": (8, 12)},
+    4: {"front": (0, 3), "middle": (3, 6), "whole": (6, 9), "back": (9, 12)},
+}
+
+
+def make_prompts(references: References, lengths: Sequence[int]) -> list[tuple[int, ...]]:
+    speech = references.ids(bundled_folder(), SPEECH * 8)
+    return [speech[7 * number : 7 * number + length] for number, length in enumerate(lengths)]
+
+
+def spans_by_peer(swarm: LocalSwarm, hops: int) -> dict[LocalPeer, tuple[int, int]]:
+    peers = {peer.name: peer for peer in swarm.peers}
+    return {peers[name]: span for name, span in CIRCUITS[hops].items()}
+
+
+@pytest.mark.parametrize("hops", CIRCUITS)
+@pytest.mark.parametrize(
+    "lengths", [pytest.param(SOME, id="8"), pytest.param(LENGTHS, id="20", marks=pytest.mark.full)]
+)
+async def test_prompts_of_any_length_give_the_tokens_of_transformers(
+    lengths: Sequence[int],
+    hops: int,
+    wide_swarm: LocalSwarm,
+    wide_client: AsyncSwarm,
+    references: References,
+) -> None:
+    prompts = make_prompts(references, lengths)
+    assert [len(prompt) for prompt in prompts] == list(lengths)
+    with circuit_of(wide_client, spans_by_peer(wide_swarm, hops)):
+        for prompt in prompts:
+            generation = await generate(wide_client, prompt, NEW_TOKENS)
+            assert len(generation.circuit.hops) == hops
+            assert generation.token_ids == references.greedy(bundled_folder(), prompt, NEW_TOKENS), len(
+                prompt
+            )
+
+
+@pytest.mark.parametrize("hops", CIRCUITS)
+async def test_8_generations_at_once_give_the_tokens_of_transformers(
+    hops: int, wide_swarm: LocalSwarm, wide_client: AsyncSwarm, references: References
+) -> None:
+    prompts = make_prompts(references, LENGTHS)[2:18:2]
+    with circuit_of(wide_client, spans_by_peer(wide_swarm, hops)):
+        generations = await asyncio.gather(*(generate(wide_client, prompt, NEW_TOKENS) for prompt in prompts))
+    assert [len(generation.circuit.hops) for generation in generations] == [hops] * 8
+    assert [generation.token_ids for generation in generations] == [
+        references.greedy(bundled_folder(), prompt, NEW_TOKENS) for prompt in prompts
+    ]

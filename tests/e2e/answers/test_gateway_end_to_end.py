@@ -1,0 +1,159 @@
+"""The official OpenAI client against a gateway process and a swarm of peers."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+from support.swarms.forked_peers import ForkedSwarm
+from support.swarms.live_swarms import BUNDLED, References, bundled_folder
+
+from molink.client.local.local_gateway import LocalGateway
+from molink.client.local.local_swarm import LocalSwarm
+from molink.simnet.core.traces import TraceRequest
+from molink.simnet.devices.model_shapes import QWEN2_7B
+from molink.simnet.swarm.factory import live_cast
+from molink.simnet.swarm.members.accounts import Outcome
+from molink.simnet.swarm.population.snapshot_file import parse_snapshot
+from molink.simnet.swarm.settings import SwarmSettings
+from molink.simnet.swarm.world import SwarmWorld
+
+pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
+
+STARTED_WITHIN_S = 120.0
+GOODBYE_HEARD_S = 5.0
+PROMPT = "ROMEO:"
+NEW_TOKENS = 24
+MESSAGES = [{"role": "user", "content": "What light through yonder window breaks?"}]
+
+
+@pytest.fixture(scope="module")
+async def client(wide_swarm: LocalSwarm) -> AsyncIterator[openai.AsyncOpenAI]:
+    """Peers, one `molink-gateway`, and whoever knows nothing but its address."""
+    gateway = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", "from molink.client.gateway.cli import main; main()",
+        "--port", "0", "--initial-peers", wide_swarm.addresses[0],
+        stdout=asyncio.subprocess.PIPE, env=os.environ | {"OMP_NUM_THREADS": "1"},
+        creationflags=subprocess.CREATE_NEW_PROCESS_GROUP if sys.platform == "win32" else 0,
+    )  # fmt: skip
+    assert gateway.stdout is not None
+    try:
+        async with asyncio.timeout(STARTED_WITHIN_S):
+            line = (await gateway.stdout.readline()).decode()
+        assert line.startswith("Listening on http://127.0.0.1:"), line
+        async with openai.AsyncOpenAI(
+            base_url=f"{line.split()[-1]}/v1", api_key="any", max_retries=0, timeout=STARTED_WITHIN_S
+        ) as client:
+            yield client
+        gateway.send_signal(signal.CTRL_BREAK_EVENT if sys.platform == "win32" else signal.SIGINT)
+        async with asyncio.timeout(STARTED_WITHIN_S):
+            assert await gateway.wait() == 0
+    finally:
+        if gateway.returncode is None:
+            gateway.kill()
+            await gateway.wait()
+
+
+def expected_text(references: References, prompt: tuple[int, ...], tokens: int) -> str:
+    return references.text(bundled_folder(), references.greedy(bundled_folder(), prompt, tokens))
+
+
+async def test_the_model_is_listed(client: openai.AsyncOpenAI) -> None:
+    assert [model.id async for model in await client.models.list()] == [BUNDLED]
+
+
+async def test_a_completion_is_the_text_of_transformers(
+    client: openai.AsyncOpenAI, references: References
+) -> None:
+    prompt = references.ids(bundled_folder(), PROMPT)
+    answer = await client.completions.create(
+        model=BUNDLED, prompt=PROMPT, max_tokens=NEW_TOKENS, temperature=0
+    )
+    assert answer.choices[0].text == expected_text(references, prompt, NEW_TOKENS)
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(prompt), NEW_TOKENS)
+
+
+async def test_a_streamed_completion_is_the_same_text(
+    client: openai.AsyncOpenAI, references: References
+) -> None:
+    pieces = [
+        chunk.choices[0].text
+        async for chunk in await client.completions.create(
+            model=BUNDLED, prompt=PROMPT, max_tokens=NEW_TOKENS, temperature=0, stream=True
+        )
+        if chunk.choices
+    ]
+    prompt = references.ids(bundled_folder(), PROMPT)
+    assert "".join(pieces) == expected_text(references, prompt, NEW_TOKENS)
+    assert len(pieces) > 3
+
+
+async def test_a_chat_streams_what_it_answers_at_once(
+    client: openai.AsyncOpenAI, references: References
+) -> None:
+    whole = await client.chat.completions.create(
+        model=BUNDLED, messages=MESSAGES, max_tokens=NEW_TOKENS, temperature=0
+    )
+    pieces = [
+        chunk.choices[0].delta.content or ""
+        async for chunk in await client.chat.completions.create(
+            model=BUNDLED, messages=MESSAGES, max_tokens=NEW_TOKENS, temperature=0, stream=True
+        )
+        if chunk.choices
+    ]
+    prompt = references.chat_ids(bundled_folder(), MESSAGES)
+    assert whole.choices[0].message.content == expected_text(references, prompt, NEW_TOKENS)
+    assert "".join(pieces) == whole.choices[0].message.content
+    assert whole.choices[0].finish_reason in ("stop", "length")
+
+
+async def test_a_wrong_request_is_an_error_of_the_client_library(client: openai.AsyncOpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="1023 at most"):
+        await client.completions.create(model=BUNDLED, prompt="word " * 5000, max_tokens=4)
+    with pytest.raises(openai.NotFoundError):
+        await client.completions.create(model="nobody/nothing", prompt="a", max_tokens=4)
+
+
+async def test_what_the_gateway_tells_of_the_swarm_can_be_simulated(
+    client: openai.AsyncOpenAI, wide_swarm: LocalSwarm
+) -> None:
+    document = await client.get("/swarm", cast_to=httpx.Response)
+    live = parse_snapshot(document.text, "overview", QWEN2_7B)
+    assert {name.split("\n")[1] for name in live.names.values()} == {one.peer_id for one in wide_swarm.peers}
+    for one in live.volunteers:
+        assert len(one.facts.layer_latencies) > 1
+        assert one.facts.prefill_latencies
+        assert one.facts.coordinate is not None
+    settings = SwarmSettings(len(live.volunteers), duration_s=10.0, gateways=1)
+    world = SwarmWorld(live_cast(settings, live, (TraceRequest(0.0, 20, 10),)), settings)
+    world.run()
+    assert world.accounts.ended
+    assert all(one.outcome is Outcome.COMPLETED for one in world.accounts.ended)
+
+
+async def test_the_last_peers_goodbye_is_known_within_seconds(tmp_path: Path) -> None:
+    async with ForkedSwarm() as swarm:
+        last = await swarm.join("last", "--model", BUNDLED, "--memory", "600MB")
+        async with (
+            LocalGateway(swarm.addresses, tmp_path / "log") as gateway,
+            httpx.AsyncClient(base_url=gateway.url, timeout=STARTED_WITHIN_S) as http,
+        ):
+            assert (await http.get("/readyz")).status_code == 200
+            await swarm.stop(last)
+            async with asyncio.timeout(GOODBYE_HEARD_S):
+                while (await http.get("/readyz")).status_code == 200:
+                    pass
+            state = (await http.get("/v1/swarm")).json()
+            assert (state["ready"], state["circuits"]) == (False, [])
+            async with asyncio.timeout(GOODBYE_HEARD_S):
+                answer = await http.post("/v1/completions", json={"model": BUNDLED, "prompt": PROMPT})
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "swarm_unavailable")
+            assert last.peer_id not in answer.text
+            assert "127.0.0.1" not in answer.text

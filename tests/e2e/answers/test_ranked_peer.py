@@ -1,0 +1,70 @@
+"""A peer on two devices serves as any other, and ends clearly when one of them does."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from support.swarms.live_swarms import (
+    BUNDLED,
+    FORMATION_TIMEOUT_S,
+    PROGRAM_TIMEOUT_S,
+    References,
+    bundled_folder,
+)
+
+from molink import AsyncSwarm
+
+pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
+
+PROGRAM = Path(__file__).parents[2] / "support" / "devices" / "ranked_peer.py"
+PROMPT = "ROMEO: But soft"
+TOKENS = 24
+
+
+async def test_a_peer_on_two_devices_serves_exact_tokens_and_ends_with_a_sentence_when_one_is_lost(
+    references: References, tmp_path: Path
+) -> None:
+    arguments = ["join", "--new-swarm", "--model", BUNDLED, "--dtype", "float32", "--layers", "0:12"]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(PROGRAM),
+        *arguments,
+        "--state-dir",
+        str(tmp_path / "state"),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    try:
+        said: list[str] = []
+        async with asyncio.timeout(PROGRAM_TIMEOUT_S):
+            while "ready" not in said:
+                line = await process.stdout.readline()
+                assert line, (said, await process.communicate())
+                said.append(line.decode().strip())
+        assert any(line.startswith("Predicted for") and "TP=2 PP=1" in line for line in said)
+        address = next(line for line in said if line.startswith("Invite others")).split()[-1]
+        async with AsyncSwarm(BUNDLED, initial_peers=[address]) as swarm:
+            result = await swarm.generate(PROMPT, max_new_tokens=TOKENS, timeout_s=FORMATION_TIMEOUT_S)
+        folder = bundled_folder()
+        assert result.token_ids == references.greedy(folder, references.ids(folder, PROMPT), TOKENS)
+        ranks = [
+            child
+            for child in psutil.Process(process.pid).children()
+            if "molink.peer.ranks.process" in child.cmdline()
+        ]
+        assert len(ranks) == 2
+        ranks[1].kill()
+        async with asyncio.timeout(PROGRAM_TIMEOUT_S):
+            _, errors = await process.communicate()
+        assert process.returncode == 1
+        assert "the devices cannot go on together: rank" in errors.decode()
+        assert "Traceback" not in errors.decode()
+        _, alive = psutil.wait_procs(ranks, timeout=30)
+        assert not alive
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()

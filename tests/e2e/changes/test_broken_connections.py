@@ -1,0 +1,110 @@
+"""Connections between peers, and to their clients, break again and again: the tokens are the same, in one epoch, and no
+row is computed twice."""
+
+import asyncio
+import random
+import re
+import urllib.request
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from support.links.cutting_proxy import CuttingProxy
+from support.swarms.forked_peers import ForkedSwarm
+from support.swarms.live_swarms import BUNDLED, References, bundled_folder, circuit_of, free_ports, generate
+
+from molink.client.api.swarm import AsyncSwarm
+from molink.client.local.local_swarm import LocalSwarm
+from molink.peer.wire.transmission.policies import POLICIES
+
+pytestmark = [pytest.mark.e2e, pytest.mark.full, pytest.mark.anyio]
+
+THIRDS = ((0, 4), (4, 8), (8, 12))
+PROMPT = "KING RICHARD III:\nNow is the winter of our discontent"
+NEW_TOKENS = 60
+GENERATIONS = 20
+CUTS = 50
+COUNTED_WITHIN_S = 10.0
+
+
+@asynccontextmanager
+async def thirds(
+    *options: str, metrics_ports: tuple[int, ...] = (0, 0, 0)
+) -> AsyncIterator[tuple[LocalSwarm, AsyncSwarm]]:
+    """Three peers with a third of the layers each, and a client whose circuit they are. 0: any metrics port."""
+    async with ForkedSwarm() as swarm:
+        spans = {}
+        for number, ((start, stop), port) in enumerate(zip(THIRDS, metrics_ports, strict=True)):
+            own = ("--layers", f"{start}:{stop}", "--metrics-port", str(port))
+            peer = await swarm.join(f"third-{number}", "--model", BUNDLED, *own, *options)
+            spans[peer] = (start, stop)
+        async with AsyncSwarm(BUNDLED, initial_peers=swarm.addresses) as client:
+            with circuit_of(client, spans):
+                yield swarm, client
+
+
+def numbered(number: int) -> str:
+    """A prompt that begins like no other, so that no peer has computed a part of it before."""
+    return f"{number}: {PROMPT}"
+
+
+def rows_computed(port: int) -> int:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+        counted = re.search(r"^molink_rows_total (\S+)$", answer.read().decode(), re.MULTILINE)
+    assert counted is not None
+    return int(float(counted[1]))
+
+
+async def rows_once_counted(ports: tuple[int, ...], least: int) -> list[int]:
+    """What each peer has computed, once all have counted `least` rows: they count after they have sent."""
+    async with asyncio.timeout(COUNTED_WITHIN_S):
+        while min(rows := [await asyncio.to_thread(rows_computed, port) for port in ports]) < least:  # noqa: ASYNC110 - other processes count
+            await asyncio.sleep(0.05)
+    return rows
+
+
+@pytest.mark.timeout(400)
+async def test_generations_go_on_as_if_nothing_had_broken(
+    anyio_backend: str, references: References, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = random.Random(3)
+    ports = free_ports(len(THIRDS))
+    made = []
+    async with CuttingProxy() as proxy:
+        monkeypatch.setenv("MOLINK_HTTP_PROXY", proxy.url)
+        async with thirds(metrics_ports=ports) as (_, client):
+            cuts = 0
+
+            async def cut() -> None:
+                nonlocal cuts
+                while True:
+                    await asyncio.sleep(rng.uniform(0.0, 0.1))
+                    cuts += proxy.cut() > 0
+
+            while len(made) < GENERATIONS or cuts < CUTS:
+                cutting = asyncio.create_task(cut())
+                try:
+                    made.append(await generate(client, numbered(len(made)), NEW_TOKENS))
+                finally:
+                    cutting.cancel()
+                    await asyncio.gather(cutting, return_exceptions=True)
+            folder = bundled_folder()
+            prompts = [references.ids(folder, numbered(number)) for number in range(len(made))]
+            expected = [references.greedy(folder, prompt, NEW_TOKENS) for prompt in prompts]
+            # the last token of each generation is drawn and never stepped
+            rows = sum(len(prompt) + len(new) - 1 for prompt, new in zip(prompts, expected, strict=True))
+            counted = await rows_once_counted(ports, rows)
+    assert [(one.token_ids, one.epochs) for one in made] == [(new, 1) for new in expected]
+    assert counted == [rows] * len(ports)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+async def test_every_policy_of_transmission_gives_the_same_tokens(
+    policy: str, anyio_backend: str, references: References
+) -> None:
+    folder = bundled_folder()
+    prompts = [PROMPT, "ROMEO:", "What say you, my lord?\n" * 30]
+    expected = [references.greedy(folder, references.ids(folder, prompt), 12) for prompt in prompts]
+    async with thirds("--transmission-policy", policy) as (_, client):
+        made = await asyncio.gather(*(generate(client, prompt, 12) for prompt in prompts))
+    assert [one.token_ids for one in made] == expected

@@ -1,0 +1,252 @@
+"""Command line before environment before file before defaults; what cannot be done is refused."""
+
+from pathlib import Path
+
+import pytest
+
+from molink.configuration import Configuration
+from molink.peer.daemon import settings as settings_module
+from molink.peer.daemon.settings import (
+    JoinSettings,
+    SettingsError,
+    load_settings,
+    parse_layers,
+    where_to_join,
+)
+from molink.peer.host_policy.rules import ComfortRules, parse_quiet_hours
+from molink.peer.scheduling.in_flight_rules import molink
+from molink.shards.spec import Span
+
+PEER = "12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
+LOCAL = f"/ip4/127.0.0.1/tcp/4001/p2p/{PEER}"
+REMOTE = f"/ip4/203.0.113.7/tcp/4001/p2p/{PEER}"
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    path = tmp_path / "config.toml"
+    path.write_text("")
+    return {"MOLINK_CONFIG": str(path)}
+
+
+def load(environment: dict[str, str], file: str = "", **command_line: object) -> JoinSettings:
+    Path(environment["MOLINK_CONFIG"]).write_text(file)
+    return load_settings(Configuration.model_validate(command_line), environment)
+
+
+def test_without_anything_the_defaults_hold(environment: dict[str, str]) -> None:
+    settings = load(environment)
+    assert settings.model is None
+    assert settings.initial_peers == ()
+    assert settings.new_swarm is False
+    assert settings.memory_bytes is None
+    assert (settings.device, settings.dtype, settings.quantization) == ("auto", "auto", None)
+    assert settings.listen == "127.0.0.1"
+    assert (settings.port, settings.grpc_port, settings.layers) == (None, None, None)
+    assert (settings.partner, settings.relay) == ("auto", "auto")
+    assert settings.rule is molink
+    assert settings.activation_codec == "none", "nobody loses exactness unasked"
+    assert settings.http_proxy is None
+    assert settings.metrics_port is None, "nobody is listened to unasked"
+    assert settings.transmission_policy == "molink"
+    assert settings.state_dir.is_absolute()
+    assert settings.state_dir.name == "peer"
+    assert settings.store_dir.is_absolute()
+    assert settings.store_dir != settings.state_dir, "peers of one user share it"
+    assert settings.store_bytes is None
+    assert settings.swap_bytes is None
+
+
+def test_the_command_line_comes_before_the_file_and_each_setting_for_itself(
+    environment: dict[str, str],
+) -> None:
+    file = (
+        'name = "from the file"\nmemory = "2GB"\nport = 4001\nactivation_codec = "int8"\nstore_size = "3GB"\n'
+    )
+    settings = load(environment, file, name="mine", layers="2:6")
+    assert settings.name == "mine"
+    assert settings.memory_bytes == 2_000_000_000
+    assert settings.store_bytes == 3_000_000_000
+    assert settings.port == 4001
+    assert settings.activation_codec == "int8"
+    assert settings.layers == Span(2, 6)
+
+
+def test_the_volunteers_comfort_is_on_unless_told_otherwise(environment: dict[str, str]) -> None:
+    settings = load(environment)
+    assert settings.comfort == ComfortRules("auto", (), "pause")
+    assert settings.priority == "low"
+    file = 'pause_when_busy = "on"\nquiet_hours = ["22:00-07:00", "12:00-13:00"]\npriority = "normal"\n'
+    settings = load(environment, file, on_battery="serve")
+    night, noon = parse_quiet_hours("22:00-07:00"), parse_quiet_hours("12:00-13:00")
+    assert settings.comfort == ComfortRules("on", (night, noon), "serve")
+    assert settings.priority == "normal"
+    assert load(environment, 'quiet_hours = "22:00-07:00"\n').comfort.quiet_hours == (night,)
+    with pytest.raises(SettingsError, match=r"--quiet-hours: '22-7' is not a part of the day"):
+        load(environment, quiet_hours=("22-7",))
+
+
+def test_where_to_join_is_decided_by_the_first_source_that_says_anything(environment: dict[str, str]) -> None:
+    file = f'initial_peers = ["{REMOTE}"]\n'
+    assert load(environment, file).initial_peers == (REMOTE,)
+    environment["MOLINK_INITIAL_PEERS"] = f"{LOCAL} {REMOTE}"
+    assert load(environment, file).initial_peers == (LOCAL, REMOTE)
+    assert load(environment, file, initial_peers=[REMOTE]).initial_peers == (REMOTE,)
+    founded = load(environment, file, new_swarm=True)
+    assert (founded.initial_peers, founded.new_swarm) == ((), True)
+    assert load(environment, "new_swarm = true\n").initial_peers == (LOCAL, REMOTE)
+
+
+def test_a_source_that_wants_both_to_join_and_to_found_is_refused(environment: dict[str, str]) -> None:
+    with pytest.raises(SettingsError, match="the command line asks for initial peers and for a new swarm"):
+        load(environment, new_swarm=True, initial_peers=[LOCAL])
+    with pytest.raises(
+        SettingsError, match=r"the configuration file .* asks for initial peers and for a new swarm"
+    ):
+        load(environment, f'new_swarm = true\ninitial_peers = "{LOCAL}"\n')
+
+
+def test_founding_because_nothing_is_configured_is_said(environment: dict[str, str]) -> None:
+    where = where_to_join(load(environment))
+    assert where.initial_peers == ()
+    assert "no initial peers are configured" in where.reason
+    assert where_to_join(load(environment, new_swarm=True)).reason == "Founding a new swarm"
+    joined = where_to_join(load(environment, initial_peers=[LOCAL, REMOTE]))
+    assert joined.initial_peers == (LOCAL, REMOTE)
+    assert LOCAL in joined.reason
+
+
+def test_a_peer_listens_beyond_this_machine_only_when_the_swarm_is_beyond_it(
+    environment: dict[str, str],
+) -> None:
+    assert load(environment, initial_peers=[LOCAL]).listen == "127.0.0.1"
+    assert load(environment, initial_peers=[LOCAL, REMOTE]).listen == "0.0.0.0"  # noqa: S104 - what is tested
+    assert load(environment, initial_peers=[REMOTE], listen="127.0.0.1").listen == "127.0.0.1"
+
+
+@pytest.mark.parametrize("option", ["listen", "announce"])
+@pytest.mark.parametrize("written", ["::1", "[::1]"])
+def test_an_ipv6_address_may_have_the_brackets_that_it_has_beside_a_port(
+    environment: dict[str, str], option: str, written: str
+) -> None:
+    assert getattr(load(environment, **{option: written}), option) == "::1"
+
+
+def test_a_host_is_announced_by_its_name_or_address(environment: dict[str, str]) -> None:
+    assert load(environment, announce="peer.example.org").announce == "peer.example.org"
+    assert load(environment, announce="203.0.113.7").announce == "203.0.113.7"
+    assert load(environment, listen="localhost").listen == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("announce", "not a host!", "--announce: 'not a host!' is neither an IP address nor a host name"),
+        ("announce", "1.2.3", "--announce: .* neither an IP address nor a host name"),
+        ("announce", "", "--announce: .* neither an IP address nor a host name"),
+        ("listen", "nonsense", "--listen: 'nonsense' is not an IP address"),
+        ("listen", "203.0.113.9", r"--listen 203\.0\.113\.9 is not an address of this machine"),
+    ],
+)
+def test_a_host_that_is_none_is_refused_at_once(
+    environment: dict[str, str], option: str, value: str, message: str
+) -> None:
+    with pytest.raises(SettingsError, match=message):
+        load(environment, **{option: value})
+
+
+def test_port_zero_means_any_free_one(environment: dict[str, str]) -> None:
+    settings = load(environment, port=0, grpc_port=0)
+    assert (settings.port, settings.grpc_port) == (None, None)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "nf4"])
+def test_quantization_needs_its_package(
+    quantization: str, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert load(environment, quantization=quantization).quantization == quantization
+    monkeypatch.setattr(settings_module, "find_spec", lambda _: None)
+    with pytest.raises(SettingsError, match=r"--quantization: .* pip install 'molink\[quantization\]'"):
+        load(environment, quantization=quantization)
+
+
+def test_it_is_exact_only_when_told(environment: dict[str, str]) -> None:
+    assert load(environment).exact is False
+    assert load(environment, 'exact = "on"').exact is True
+    assert load(environment, 'exact = "on"', exact="off").exact is False
+    with pytest.raises(SettingsError, match="exact"):
+        load(environment, 'exact = "yes"')
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"memory": "lots"}, r"--memory: .*not a size"),
+        ({"memory": -1}, "--memory"),
+        ({"swap_space": 0}, "--swap-space 0 leaves nothing to swap into"),
+        ({"store_size": "much"}, r"--store-size: .*not a size"),
+        ({"store_size": 0}, "--store-size 0 leaves nothing to keep weights in"),
+        ({"layers": "6:2"}, r"--layers '6:2' is not a span"),
+        ({"layers": "3"}, r"such as 0:12"),
+        ({"layers": "a:b"}, "not a span"),
+        ({"initial_peers": ["localhost:4001"]}, "not a peer's multiaddress"),
+        (
+            {"relay": "on"},
+            "relays do not exist yet in this version; leave --relay out, or open the gRPC port",
+        ),
+        ({"partner": PEER}, f"--partner {PEER} does not exist yet in this version"),
+        ({"device": "gpu"}, "--device 'gpu' is not known"),
+        ({"device": "cuda:x"}, "not known"),
+        ({"swarm_key": "/no/such/file"}, "is not a file"),
+        ({"transmission_policy": "best"}, "--transmission-policy 'best' is not known: use one of molink"),
+        ({"http_proxy": "127.0.0.1:3128"}, "'127.0.0.1:3128' is not the URL of an HTTP proxy"),
+        ({"http_proxy": "http://127.0.0.1"}, "with its port"),
+        ({"http_proxy": "http://127.0.0.1:65536"}, "with its port"),
+        ({"http_proxy": "http:// :1"}, "with its port"),
+        ({"port": 5000, "grpc_port": 5000}, "--port and --grpc-port are both 5000"),
+        ({"micro_batches": "all"}, "--micro-batches: 'all' is neither a number nor one of molink"),
+        ({"micro_batches": 0}, "--micro-batches: 1 to 64 micro-batches can circulate, not 0"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_in_one_sentence(
+    environment: dict[str, str], given: dict[str, object], message: str
+) -> None:
+    with pytest.raises(SettingsError, match=message) as raised:
+        load(environment, **given)
+    assert "\n" not in str(raised.value)
+
+
+def test_the_proxy_of_the_command_line_comes_before_that_of_the_environment_and_the_file(
+    environment: dict[str, str],
+) -> None:
+    file = 'http_proxy = "http://file.example:1"\n'
+    assert load(environment, file).http_proxy == "http://file.example:1"
+    environment["MOLINK_HTTP_PROXY"] = "http://[::1]:2"
+    assert load(environment, file).http_proxy == "http://[::1]:2"
+    assert load(environment, file, http_proxy="http://user:word@127.0.0.1:3/").http_proxy == (
+        "http://user:word@127.0.0.1:3/"
+    )
+
+
+def test_the_environment_is_checked_like_the_command_line(environment: dict[str, str]) -> None:
+    environment["MOLINK_INITIAL_PEERS"] = "nowhere"
+    with pytest.raises(SettingsError, match="'nowhere' is not a peer's multiaddress"):
+        load(environment)
+
+
+def test_layers_are_the_first_and_the_one_after_the_last() -> None:
+    assert parse_layers("0:12") == Span(0, 12)
+    assert parse_layers(" 3:4 ") == Span(3, 4)
+
+
+@pytest.mark.parametrize("device", ["auto", "cpu", "mps", "cuda", "cuda:0", "cuda:0,1"])
+def test_device_names_of_the_documentation_are_known(environment: dict[str, str], device: str) -> None:
+    assert load(environment, device=device).device == device
+
+
+def test_a_key_file_is_taken_by_its_absolute_path(
+    environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "swarm.key").write_text("content is checked where it is used")
+    monkeypatch.chdir(tmp_path)
+    assert load(environment, swarm_key=Path("swarm.key")).swarm_key == tmp_path / "swarm.key"

@@ -1,0 +1,128 @@
+"""Sessions that want more KV cache than a peer's device has, with swap space in the host's memory."""
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from support.links.data_plane import DEADLINE_S, asynchronous, describe, soon, until
+from support.models.tiny_models import greedy_references, make_tiny_model
+from support.swarms.served_circuit import ServedCircuit, served_circuit
+from support.swarms.served_peer import Served, model, opened, served
+
+from molink.peer.models.model import LocalModel
+from molink.peer.wire.protocol import molink_pb2 as pb
+from molink.shards.batching.engine import Engine
+from molink.shards.kv.prefix import block_names
+
+__all__ = ["model"]
+
+SESSIONS = 24
+NEW_TOKENS = 24
+KEY = b"client"
+
+
+def engine_of(peer: Served) -> Engine:
+    engine = peer.serving.admission._backend.engine
+    assert isinstance(engine, Engine)
+    return engine
+
+
+def swapped_bytes(engine: Engine) -> int:
+    """KV cache that is in the host's memory."""
+    return sum(states.nbytes for cache in engine._growing for states in cache._stored or ())
+
+
+def watch(peer: Served) -> list[tuple[int, int]]:
+    """What the pool and the swap space held after each step."""
+    engine, seen = engine_of(peer), []
+    step = engine.step
+
+    def watched(*args: object) -> torch.Tensor:
+        result: torch.Tensor = step(*args)  # type: ignore[arg-type]
+        engine.pool.check_integrity()
+        seen.append((engine.pool.used_bytes, swapped_bytes(engine)))
+        return result
+
+    engine.step = watched  # type: ignore[method-assign]
+    return seen
+
+
+async def release(circuit: ServedCircuit, session: bytes) -> None:
+    asked = pb.Request(release=pb.Release(session=session, epoch=1))
+    await asyncio.gather(*(link.request(asked, DEADLINE_S) for link in circuit.links))
+
+
+async def serve_all(
+    circuit: ServedCircuit, prompts: list[list[int]], draw: random.Random
+) -> dict[bytes, list[int]]:
+    """All start together; some are cancelled somewhere. Their tokens."""
+    started: dict[bytes, list[int]] = {}
+    for number, prompt in enumerate(prompts, 1):
+        names = b"".join(block_names(prompt[:-1], KEY)) if number % 2 else b""
+        descriptor = await circuit.reserve(number, len(prompt), NEW_TOKENS, names)
+        begins = min(circuit.held[number])
+        start = pb.Start(session=descriptor.session, epoch=1, token_ids=prompt, prefix_tokens=begins)
+        assert circuit.links[0].post(start)
+        started[descriptor.session] = []
+    left = set(started)
+    while left:
+        _, frame = await soon(circuit.peers[0].client.handler.frames.get())
+        for token in frame.header.tokens:
+            started[token.session].append(token.token_id)
+            ends = len(started[token.session]) == NEW_TOKENS or draw.random() < 0.015
+            if ends and token.session in left:
+                left.remove(token.session)
+                await release(circuit, token.session)
+    return started
+
+
+@pytest.mark.parametrize("architecture", [pytest.param("llama", marks=pytest.mark.full), "gemma3"])
+def test_all_sessions_finish_in_a_tenth_of_the_memory_that_they_want(
+    architecture: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = make_tiny_model(architecture, tmp_path_factory.mktemp("swapping"))
+    draw = random.Random(11)
+    texts = [[draw.randrange(60) for _ in range(draw.randint(20, 80))] for _ in range(8)]
+    prompts = [texts[draw.randrange(8)][: draw.randint(15, 80)] for _ in range(SESSIONS)]
+    expected = greedy_references(folder, prompts, NEW_TOKENS)
+    run_all(folder, prompts, expected, draw)
+
+
+@asynchronous
+async def run_all(
+    folder: Path, prompts: list[list[int]], expected: list[list[int]], draw: random.Random
+) -> None:
+    wanted = sum(len(prompt) + NEW_TOKENS for prompt in prompts)
+    async with served_circuit(opened(folder), (3,), kv_tokens=wanted // 10, swap_bytes=1 << 23) as circuit:
+        seen = [watch(peer) for peer in circuit.peers]
+        found = await serve_all(circuit, prompts, draw)
+        for number, (tokens, whole) in enumerate(zip(found.values(), expected, strict=True)):
+            assert tokens == whole[: len(tokens)], number
+        assert sum(len(tokens) == NEW_TOKENS for tokens in found.values()) > SESSIONS // 2
+        for peer, states in zip(circuit.peers, seen, strict=True):
+            engine = engine_of(peer)
+            await until(lambda: not peer.serving.stepper.queued)  # noqa: B023 - it ends in this turn
+            assert max(used for used, _ in states) <= peer.leases.kv_limit_bytes
+            assert 0 < max(swapped for _, swapped in states) <= peer.leases.swap_bytes
+            assert (engine.pool.tables, swapped_bytes(engine)) == (0, 0)
+            engine.pool.check_integrity()
+            engine.pool.forget(peer.spec.whole)
+            engine.pool.forget(engine.held[0])
+            assert engine.pool.used_bytes == 0
+
+
+@asynchronous
+async def test_what_neither_memory_nor_swap_space_takes_is_refused_for_a_while(model: LocalModel) -> None:
+    async with served(model, kv_tokens=160, swap_bytes=model.spec.kv_bytes(model.spec.whole, 160)) as peer:
+        answers = []
+        for session in range(1, 5):
+            asked = describe([peer.hop(model.spec.whole)], session=session, spec=peer.spec)
+            asked.prompt_tokens, asked.capacity_tokens = 60, 96
+            answers.append(await peer.reserve(asked))
+        assert [answer.WhichOneof("body") for answer in answers] == ["reserved"] * 2 + ["refusal"] * 2
+        assert answers[-1].refusal.code == "memory"
+        assert answers[-1].refusal.retry_after_ms > 0
+        asked.capacity_tokens = 170
+        assert (await peer.reserve(asked)).refusal.code == "memory"

@@ -1,0 +1,176 @@
+"""The memory cap holds against what a process really takes, and freed weights go back to the system."""
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support.models import tiny_models
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from molink.peer.compute.backend import DeviceBackend
+from molink.peer.device.device import give_back_memory
+from molink.peer.host_policy.memory_guard import (
+    GIVE_BACK_EVERY,
+    LOOK_EVERY_S,
+    MemoryGuard,
+    own_memory_bytes,
+)
+from molink.peer.memory.leases import Granted, LeaseBook, LeaseKey, Refused
+from molink.peer.memory.memory import CAP_HEADROOM_BYTES, MemoryPlan, is_over_cap
+from molink.peer.models.model import LocalModel
+from molink.shards.batching.engine import Rows
+from molink.shards.checkpoint import store
+from molink.shards.spec import ModelSpec, Span
+
+GB = 1000**3
+SPEC = ModelSpec(
+    "0" * 64, "1" * 64, "test/model", "llama", 1, 8, 16, 200, "float32", "none", (100,), 30, 40, (1,), (0,)
+)
+
+
+def book() -> LeaseBook:
+    """Room for all weights and some KV caches."""
+    return LeaseBook(SPEC, MemoryPlan(2000, 10, SPEC.weight_bytes(SPEC.whole)))
+
+
+def ask(leases: LeaseBook, session: int) -> Granted | Refused:
+    return leases.request(LeaseKey(bytes([session]) * 16, 1), Span(0, 1), 10, "alice", 0.0)
+
+
+@given(st.integers(0, 2**45), st.integers(1, 2**44))
+def test_within_the_cap_nobody_is_over_it_and_who_is_over_stays_so_for_longer(taken: int, cap: int) -> None:
+    if taken <= cap:
+        assert not is_over_cap(taken, cap, was_over=True)
+    if is_over_cap(taken, cap, was_over=False):
+        assert is_over_cap(taken, cap, was_over=True)
+        assert taken > cap + CAP_HEADROOM_BYTES
+
+
+def test_a_process_that_takes_too_much_refuses_leases_until_it_has_given_back() -> None:
+    leases, taken, changes = book(), [5 * GB], []
+    guard = MemoryGuard(GB, leases, lambda: changes.append(1), lambda: taken[0])
+    taken[0] += GB
+    guard.look()
+    assert not leases.draining
+    first = ask(leases, 1)
+    assert isinstance(first, Granted)
+    taken[0] += GB
+    guard.look()
+    assert leases.draining
+    assert leases.free_kv_bytes == 0
+    answer = ask(leases, 2)
+    assert isinstance(answer, Refused)
+    assert answer.code == "memory"
+    assert "2.0 GB are taken and --memory allows 1.0 GB" in answer.detail
+    assert answer.retry_after_s > 0
+    assert leases.leases == (first.lease,)
+    taken[0] -= GB
+    guard.look()
+    assert isinstance(ask(leases, 2), Granted)
+    assert len(changes) == 2
+
+
+def test_memory_that_only_allocators_keep_is_given_back_before_anybody_is_refused_and_within_ten_seconds() -> (
+    None
+):
+    leases, taken, kept = book(), [0], [3 * GB]
+
+    def give_back() -> None:
+        kept[0] = 0
+
+    guard = MemoryGuard(GB, leases, lambda: None, lambda: taken[0] + kept[0], give_back)
+    guard._least_bytes = 0
+    guard.look()
+    assert isinstance(ask(leases, 1), Granted)
+    taken[0] = 3 * GB
+    guard.look()
+    assert isinstance(ask(leases, 2), Refused)
+    taken[0], kept[0] = 0, 3 * GB
+    for _ in range(GIVE_BACK_EVERY):
+        guard.look()
+    assert isinstance(ask(leases, 2), Granted)
+    assert GIVE_BACK_EVERY * LOOK_EVERY_S <= 10.0
+
+
+@pytest.mark.parametrize("error", [OSError(24, "Too many open files"), psutil.AccessDenied()])
+def test_a_reading_that_fails_changes_nothing(error: Exception) -> None:
+    leases, fails = book(), [False]
+
+    def read() -> int:
+        if fails[0]:
+            raise error
+        return 0
+
+    guard = MemoryGuard(GB, leases, lambda: None, read)
+    fails[0] = True
+    guard.look()
+    assert isinstance(ask(leases, 1), Granted)
+
+
+def test_a_peer_that_leaves_stays_closed_when_its_memory_is_free_again() -> None:
+    leases, taken = book(), [0]
+    guard = MemoryGuard(GB, leases, lambda: None, lambda: taken[0])
+    taken[0] = 3 * GB
+    guard.look()
+    leases.drain()
+    taken[0] = 0
+    guard.look()
+    answer = ask(leases, 1)
+    assert isinstance(answer, Refused)
+    assert answer.code == "draining"
+
+
+@pytest.fixture
+def _frozen_afterwards() -> Iterator[None]:
+    """Freezing is the process's: other tests find it as it was."""
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("_frozen_afterwards")
+def test_layers_that_are_dropped_leave_the_memory_that_they_took(tmp_path: Path) -> None:
+    model_type, changes = tiny_models.ARCHITECTURES["llama"]
+    large = {"num_hidden_layers": 2, "hidden_size": 1024, "intermediate_size": 8192}
+    config = AutoConfig.for_model(model_type, **{**changes, **large})
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(tmp_path)
+    manifest = store.read_manifest(tmp_path)
+    spec = store.describe(manifest, "float32", "none", name="test/large")
+    backend = DeviceBackend(LocalModel(tmp_path, manifest, spec), "cpu")
+    give_back_memory("cpu")
+    before = psutil.Process().memory_info().rss
+    backend.load(spec.whole, lambda *_: None)()
+    backend.engine.step(
+        spec.whole, [Rows(backend.engine.new_cache(spec.whole, 8), 4, (1, 2, 3, 4), True)], None
+    )
+    gc.freeze()
+    held = psutil.Process().memory_info().rss
+    weights = spec.weight_bytes(spec.whole)
+    assert weights > 150 * 1024**2
+    assert held - before > weights * 0.8
+    backend.engine.detach(spec.whole)
+    give_back_memory("cpu")
+    assert held - psutil.Process().memory_info().rss > weights * 0.8
+
+
+@pytest.mark.usefixtures("_frozen_afterwards")
+def test_weights_in_cycles_that_were_frozen_go_back_to_the_system() -> None:
+    class Layer:
+        def __init__(self) -> None:
+            self.weights = [torch.ones(256 * 1024) for _ in range(128)]
+            self.itself = self
+
+    give_back_memory("cpu")
+    before = own_memory_bytes()
+    layer = Layer()
+    gc.freeze()
+    held = own_memory_bytes()
+    assert held - before > 100 * 1024**2
+    del layer
+    give_back_memory("cpu")
+    assert own_memory_bytes() < held - 100 * 1024**2
+    assert psutil.Process().memory_info().rss >= own_memory_bytes()

@@ -1,0 +1,292 @@
+"""Partners of hops: who may be one, who is the best one, and when there is none."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from support.circuits.circuit_cases import MODEL, peer, snapshot_of
+from support.circuits.route_cases import changed
+
+from molink.dht.records.records import Coordinate, LayerLatency, PeerView
+from molink.routing import NoCircuit, NoPartner, Route, Snapshot, choose_partners, plan
+from molink.routing.cost.cost import CostModel
+from molink.routing.cost.terms import Demand
+from molink.routing.problem.circuit import Hop
+from molink.routing.routes.assignment import assign
+from molink.routing.routes.partners import COPY_SHARE, copied_bytes_per_token, copy_bytes_per_s
+from molink.routing.routes.route import route_of
+from molink.shards.spec import Span, missing_spans
+
+DEMAND = Demand.of(100, 50)
+ROOM = MODEL.kv_bytes(Span(0, 4), DEMAND.tokens)
+FAST = 1000.0
+"""Megabits per second: enough for any copy here."""
+SPANS = ((0, 4), (4, 8), (0, 8), (2, 6), (0, 5), (3, 8))
+
+
+def holder(peer_id: str, *spans: tuple[int, int], host: str = "", **changes: Any) -> PeerView:  # noqa: ANN401 (fields of several types)
+    """A peer at a home of its own, with a line that carries any copy."""
+    coordinate = changes.pop("coordinate", Coordinate((0.0, 0.0, 0.0, 0.0), 5.0, 0.1))
+    uplink_mbps = changes.pop("uplink_mbps", FAST)
+    view = peer(peer_id, *spans, coordinate=coordinate, **changes)
+    return replace(
+        view,
+        facts=replace(view.facts, uplink_mbps=uplink_mbps, grpc_addresses=(f"{host or peer_id}.example:1",)),
+    )
+
+
+def at(x_ms: float) -> Coordinate:
+    return Coordinate((x_ms, 0.0, 0.0, 0.0), 1.0, 0.1)
+
+
+def route_through(*peer_ids: str, snapshot: Snapshot) -> Route:
+    """The circuit over these peers, layers divided evenly."""
+    posed = snapshot.pose(DEMAND)
+    machines = {peer_id: machine for machine, peer_id in enumerate(posed.peer_ids)}
+    each = MODEL.layers // len(peer_ids)
+    hops = [Hop(machines[one], place * each, (place + 1) * each) for place, one in enumerate(peer_ids)]
+    return route_of(posed, hops, snapshot, CostModel())
+
+
+def pair(*others: PeerView, **changes: Any) -> tuple[Snapshot, Route]:  # noqa: ANN401 (fields of several types)
+    """A circuit of two hops, `a` and `b`, among others."""
+    snapshot = snapshot_of(holder("a", (0, 4), **changes), holder("b", (4, 8)), *others)
+    return snapshot, route_through("a", "b", snapshot=snapshot)
+
+
+@st.composite
+def swarms(draw: st.DrawFn) -> tuple[Snapshot, Route]:
+    """A snapshot in which everybody knows where he is, and the circuit that a client would take."""
+    views = []
+    for number in range(draw(st.integers(2, 7))):
+        view = holder(
+            f"p{number}",
+            draw(st.sampled_from(SPANS)),
+            host=draw(st.sampled_from(("here", "there", ""))),
+            coordinate=at(draw(st.floats(0.0, 200.0))),
+            layer_latencies=(LayerLatency(1, draw(st.floats(0.1, 9.0))), LayerLatency(8, 20.0)),
+            head_ms=draw(st.floats(0.0, 3.0)),
+            sessions=draw(st.integers(0, 6)),
+            queued=draw(st.integers(0, 3)),
+            draining=draw(st.integers(0, 9)) == 0,
+            free_kv_bytes=draw(st.sampled_from((0, ROOM, 2 * ROOM, 10**9))),
+            uplink_mbps=draw(st.sampled_from((0.1, 2.0, FAST))),
+        )
+        views.append(view)
+    snapshot = snapshot_of(*views)
+    try:
+        return snapshot, plan(snapshot, DEMAND.tokens, prompt_tokens=DEMAND.prompt_tokens)
+    except NoCircuit:
+        assume(False)
+        raise
+
+
+def able(snapshot: Snapshot, route: Route, hop: int) -> list[str]:
+    """Who could be the hop's partner, by the rules one after another."""
+    span = route.hops[hop].span
+    return [
+        view.peer_id
+        for view in snapshot.usable()
+        if view.peer_id not in route.peer_ids
+        and not missing_spans(span, view.state.spans)
+        and view.state.free_kv_bytes >= MODEL.kv_bytes(span, DEMAND.tokens)
+    ]
+
+
+def keeps_up(snapshot: Snapshot, route: Route, hop: int) -> bool:
+    view = next(view for view in snapshot.peers if view.peer_id == route.hops[hop].peer_id)
+    tokens_per_s, sessions = 1000 / route.tpot_ms, max(1, view.state.sessions)
+    assert view.facts.uplink_mbps is not None
+    line_bytes = view.facts.uplink_mbps * 1e6 / 8
+    decode_bytes = sessions * MODEL.activation_bytes * tokens_per_s
+    copy_bytes = sum(MODEL.kv_bytes_per_token[layer] for layer in route.hops[hop].span) * tokens_per_s
+    return copy_bytes * sessions <= COPY_SHARE * max(0.0, line_bytes - decode_bytes)
+
+
+def switched_ms(snapshot: Snapshot, route: Route, hop: int, peer_id: str) -> float:
+    """The router's own prediction for the circuit after the switch."""
+    posed = snapshot.pose(DEMAND)
+    names = [*route.peer_ids]
+    names[hop] = peer_id
+    hops = [
+        Hop(posed.peer_ids.index(name), one.span.start, one.span.stop)
+        for name, one in zip(names, route.hops, strict=True)
+    ]
+    return route_of(posed, hops, snapshot, CostModel()).tpot_ms
+
+
+def same_home(snapshot: Snapshot, one: str, other: str) -> bool:
+    hosts = {view.peer_id: view.facts.grpc_addresses for view in snapshot.peers}
+    return hosts[one] == hosts[other]
+
+
+def every_choice(snapshot: Snapshot, route: Route) -> Iterator[tuple[str | None, ...]]:
+    options = [
+        [None, *(able(snapshot, route, hop) if keeps_up(snapshot, route, hop) else [])]
+        for hop in range(len(route.hops))
+    ]
+    for names in product(*options):
+        some = [name for name in names if name is not None]
+        if len(set(some)) == len(some):
+            yield names
+
+
+@given(swarms())
+def test_a_partner_holds_the_span_has_the_room_and_is_on_no_hop_nor_another_hops_partner(
+    swarm: tuple[Snapshot, Route],
+) -> None:
+    snapshot, route = swarm
+    chosen = choose_partners(snapshot, route, DEMAND)
+    assert len(chosen) == len(route.hops)
+    named = [one.peer_id for one in chosen if one.peer_id is not None]
+    assert len(set(named)) == len(named)
+    for hop, one in enumerate(chosen):
+        assert (one.peer_id is None) == (one.tpot_ms is None) == (one.reason is not None)
+        if one.peer_id is not None:
+            assert one.peer_id in able(snapshot, route, hop)
+            assert keeps_up(snapshot, route, hop)
+
+
+@given(swarms())
+def test_no_choice_gives_more_hops_a_partner_nor_more_of_them_another_home_nor_a_lower_tpot(
+    swarm: tuple[Snapshot, Route],
+) -> None:
+    snapshot, route = swarm
+
+    def rank(names: tuple[str | None, ...]) -> tuple[int, int, float]:
+        given_ = [(hop, name) for hop, name in enumerate(names) if name is not None]
+        shared = sum(same_home(snapshot, route.hops[hop].peer_id, name) for hop, name in given_)
+        return -len(given_), shared, sum(switched_ms(snapshot, route, hop, name) for hop, name in given_)
+
+    chosen = choose_partners(snapshot, route, DEMAND)
+    best = min(map(rank, every_choice(snapshot, route)))
+    assert rank(tuple(one.peer_id for one in chosen)) == pytest.approx(best)
+    for hop, one in enumerate(chosen):
+        if one.peer_id is not None:
+            assert one.tpot_ms == pytest.approx(switched_ms(snapshot, route, hop, one.peer_id))
+
+
+@given(swarms())
+def test_a_hop_without_a_partner_is_told_why(swarm: tuple[Snapshot, Route]) -> None:
+    snapshot, route = swarm
+    for hop, one in enumerate(choose_partners(snapshot, route, DEMAND)):
+        if one.reason is NoPartner.UPLINK:
+            assert not keeps_up(snapshot, route, hop)
+        elif one.reason is not None:
+            assert (one.reason is NoPartner.TAKEN) == bool(able(snapshot, route, hop))
+
+
+@given(swarms(), st.randoms(use_true_random=False))
+def test_the_order_of_peers_does_not_matter(swarm: tuple[Snapshot, Route], order: Any) -> None:  # noqa: ANN401 (a generator of hypothesis)
+    snapshot, route = swarm
+    shuffled = list(snapshot.peers)
+    order.shuffle(shuffled)
+    again = choose_partners(replace(snapshot, peers=tuple(shuffled)), route, DEMAND)
+    assert again == choose_partners(snapshot, route, DEMAND)
+
+
+@given(swarms(), st.data())
+def test_one_hop_alone_gets_the_best_of_all_that_are_not_to_be_avoided(
+    swarm: tuple[Snapshot, Route], data: st.DataObject
+) -> None:
+    snapshot, route = swarm
+    hop = data.draw(st.integers(0, len(route.hops) - 1))
+    avoid = frozenset(data.draw(st.sets(st.sampled_from([view.peer_id for view in snapshot.peers]))))
+    (one,) = choose_partners(snapshot, route, DEMAND, hops=(hop,), avoid=avoid)
+    left = [name for name in able(snapshot, route, hop) if name not in avoid]
+    if one.peer_id is None:
+        assert not left or not keeps_up(snapshot, route, hop)
+        return
+    own = route.hops[hop].peer_id
+    assert one.peer_id in left
+    assert one.tpot_ms == pytest.approx(
+        min(
+            switched_ms(snapshot, route, hop, name)
+            for name in left
+            if same_home(snapshot, own, name) == same_home(snapshot, own, one.peer_id)
+        )
+    )
+
+
+def test_the_nearer_of_two_equals_is_the_partner_and_the_faster_of_two_as_near() -> None:
+    far, near = holder("far", (0, 4), coordinate=at(90.0)), holder("near", (0, 5), coordinate=at(5.0))
+    assert choose_partners(*pair(far, near), DEMAND)[0].peer_id == "near"
+    slow = holder("slow", (0, 4), layer_latencies=(LayerLatency(1, 9.0),))
+    quick = holder("quick", (0, 4), layer_latencies=(LayerLatency(1, 1.0),))
+    assert choose_partners(*pair(slow, quick), DEMAND)[0].peer_id == "quick"
+
+
+def test_who_is_at_the_address_of_the_hops_peer_is_its_partner_only_if_nobody_else_is() -> None:
+    beside = holder("beside", (0, 4), host="a")
+    elsewhere = holder("elsewhere", (0, 4), coordinate=at(150.0))
+    assert choose_partners(*pair(beside, elsewhere), DEMAND)[0].peer_id == "elsewhere"
+    assert choose_partners(*pair(beside), DEMAND)[0].peer_id == "beside"
+
+
+@pytest.mark.parametrize(
+    ("others", "reason"),
+    [
+        ((), NoPartner.SPAN),
+        ((holder("c", (0, 3)),), NoPartner.SPAN),
+        ((holder("c", (0, 4), free_kv_bytes=ROOM - 1),), NoPartner.MEMORY),
+        ((holder("c", (0, 4), draining=True),), NoPartner.SPAN),
+    ],
+)
+def test_without_anybody_suitable_there_is_no_partner(
+    others: tuple[PeerView, ...], reason: NoPartner
+) -> None:
+    chosen = choose_partners(*pair(*others), DEMAND)
+    assert [one.reason for one in chosen] == [reason, NoPartner.SPAN]
+
+
+def test_one_peer_is_not_the_partner_of_two_hops() -> None:
+    chosen = choose_partners(*pair(holder("both", (0, 8))), DEMAND)
+    assert sorted(one.peer_id or "" for one in chosen) == ["", "both"]
+    assert {one.reason for one in chosen} == {None, NoPartner.TAKEN}
+
+
+def test_a_line_that_is_too_thin_or_shared_by_too_many_sessions_carries_no_copy() -> None:
+    other = holder("other", (0, 4))
+    assert choose_partners(*pair(other, uplink_mbps=0.5), DEMAND)[0].reason is NoPartner.UPLINK
+    assert choose_partners(*pair(other, uplink_mbps=8.0), DEMAND)[0].peer_id == "other"
+    busy = choose_partners(*pair(other, uplink_mbps=8.0, sessions=60), DEMAND)[0]
+    assert busy.reason is NoPartner.UPLINK
+
+
+def test_a_circuit_that_the_snapshot_does_not_know_whole_gets_no_partners() -> None:
+    snapshot, route = pair(holder("other", (0, 4)))
+    leaving = replace(
+        snapshot, peers=tuple(changed(view, draining=view.peer_id == "b") for view in snapshot.peers)
+    )
+    assert [one.reason for one in choose_partners(leaving, route, DEMAND)] == [NoPartner.UNKNOWN] * 2
+    with pytest.raises(ValueError, match="hops are 0 to 1"):
+        choose_partners(snapshot, route, DEMAND, hops=(2,))
+
+
+def test_states_are_sent_anew_with_every_token_and_copies_share_what_decode_leaves() -> None:
+    recurrent = replace(MODEL, state_bytes=(1000,) * 8)
+    assert copied_bytes_per_token(MODEL, Span(2, 5)) == 3 * 512
+    assert copied_bytes_per_token(recurrent, Span(2, 5)) == 3 * 1512
+    assert copy_bytes_per_s(8.0, 200_000.0, 4) == COPY_SHARE * 800_000 / 4
+    assert copy_bytes_per_s(8.0, 2_000_000.0, 0) == 0.0
+
+
+@given(st.integers(1, 4), st.integers(0, 3), st.integers(0, 2**32 - 1))
+def test_an_assignment_is_as_cheap_as_the_cheapest_of_all(rows: int, more: int, seed: int) -> None:
+    cost = np.random.default_rng(seed).integers(0, 20, (rows, rows + more)).astype(float)
+    columns = assign(cost)
+    assert len(set(columns)) == rows
+    ways = [way for way in product(range(rows + more), repeat=rows) if len(set(way)) == rows]
+    assert cost[range(rows), list(columns)].sum() == min(cost[range(rows), list(way)].sum() for way in ways)
+
+
+def test_an_assignment_without_a_column_for_each_row_or_with_a_cost_that_is_none_is_refused() -> None:
+    with pytest.raises(ValueError, match="2 rows"):
+        assign(np.ones((2, 1)))
+    with pytest.raises(ValueError, match="finite"):
+        assign(np.array([[np.nan]]))

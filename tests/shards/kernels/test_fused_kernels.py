@@ -1,0 +1,162 @@
+"""Layers that go by fused kernels, where their own code agrees with these, give what their own code gives."""
+
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from support.devices.fused_reference import WrittenKernels, fused_here
+from support.devices.paged_reference import decoding_here
+from support.models.circuit_runs import Circuit, Run, engine_with, finish, start_run
+from torch import Tensor, nn
+
+from molink.shards.attention.attention import BatchSlot
+from molink.shards.kernels.fused import FusedKernels, fused_on, install_fused
+from molink.shards.loading import stage_builder
+from molink.shards.matrices.by_bytes import ByteProducts, gpu_product
+from molink.shards.matrices.quantized_matrices import Int8Matrices
+from molink.shards.spec import Span
+
+TinyModel = Callable[[str], Path]
+PROMPTS = ((5, 6, 7), (8,) * 20, (9, 10))
+TOKENS = 6
+FUSED = {
+    "llama": {"norm", "norm of a sum", "silu", "rotation"},
+    "qwen3": {"norm", "norm of a sum", "silu", "rotation"},
+    "gemma2": {"norm", "norm of a sum", "gelu_tanh", "rotation"},
+    "gemma3": {"norm", "norm of a sum", "gelu_tanh", "rotation"},
+    "mixtral": {"norm", "norm of a sum", "rotation"},
+    "gpt_oss": {"norm"},
+    "gpt2": set(),
+    "falcon": set(),
+}
+"""What of an architecture goes by kernels. Experts, half-wide rotations and layer norms keep their own way."""
+IN_FULL_RUNS = ("gemma3", "mixtral", "falcon", "qwen3")
+
+
+def runs_of(folder: Path, *, decodes: bool, fuses: bool) -> tuple[list[Run], int, int]:
+    """Sessions that step together on two hops; how many steps were played, and rotations left to the store."""
+    decoding, attention, tapes = decoding_here(sizes=(4,), fuses=fuses)
+    engine = engine_with(folder, (0, 6), decoding=decoding if decodes else None)
+    circuit: Circuit = [(engine, Span(0, 2)), (engine, Span(2, 6))]
+    runs = [start_run(circuit, text, TOKENS) for text in PROMPTS]
+    finish(circuit, runs, TOKENS)
+    return runs, tapes.replays, attention.rotations
+
+
+def put_in(monkeypatch: pytest.MonkeyPatch, kernels: FusedKernels) -> None:
+    monkeypatch.setattr(stage_builder, "fused_on", lambda _device: kernels)
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    [pytest.param(name, marks=pytest.mark.full if name in IN_FULL_RUNS else ()) for name in FUSED],
+)
+def test_fused_steps_are_unfused_ones_bit_for_bit(
+    tiny_model: TinyModel, architecture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tiny_model(architecture)
+    theirs, _, _ = runs_of(folder, decodes=True, fuses=False)
+    kernels, written = fused_here()
+    put_in(monkeypatch, kernels)
+    ours, replays, rotations = runs_of(folder, decodes=True, fuses=True)
+    used = {name for name, count in written.calls.items() if count > 20}
+    assert used | ({"rotation"} if rotations else set()) == FUSED[architecture]
+    assert replays > 0 or architecture in ("mixtral", "gpt_oss", "falcon")
+    for one, other in zip(ours, theirs, strict=True):
+        assert torch.equal(torch.stack(one.logits), torch.stack(other.logits))
+
+
+def test_steps_that_do_not_fuse_never_ask_a_kernel(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels, written = fused_here()
+    put_in(monkeypatch, kernels)
+    before: Counter[str] | None = None
+    for decodes in (True, False):
+        _, _, rotations = runs_of(tiny_model("llama"), decodes=decodes, fuses=False)
+        assert rotations == 0
+        before = before or Counter(written.calls)
+    assert sum(written.calls.values()) < 2 * sum(before.values()) + 1, (
+        "kernels are tried when layers are loaded"
+    )
+    assert written.calls["norm of a sum"] == 0
+
+
+def test_a_kernel_that_computes_something_else_is_not_used(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels, written = fused_here(wrong=True)
+    put_in(monkeypatch, kernels)
+    runs_of(tiny_model("llama"), decodes=True, fuses=True)
+    assert written.calls["norm of a sum"] == 0
+    assert written.calls["silu"] > 20, "each kernel is judged by itself"
+
+
+def test_a_kernel_that_cannot_be_compiled_leaves_layers_their_own_way(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Failing(WrittenKernels):
+        def norm(self, *_arguments: object) -> tuple[Tensor, Tensor]:
+            raise RuntimeError("no such card")
+
+    failing = Failing()
+    put_in(monkeypatch, FusedKernels(failing, failing))
+    ours, _, _ = runs_of(tiny_model("llama"), decodes=True, fuses=True)
+    assert "fused kernels are not used: they end with RuntimeError: no such card" in caplog.text
+    monkeypatch.undo()
+    theirs, _, _ = runs_of(tiny_model("llama"), decodes=True, fuses=False)
+    assert [run.tokens for run in ours] == [run.tokens for run in theirs]
+
+
+def test_a_compiler_that_cannot_be_imported_leaves_layers_their_own_way(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    monkeypatch.setitem(sys.modules, "triton", None)
+    assert fused_on(torch.device("cuda:0")) is None
+    assert "fused kernels are not used: they end with ModuleNotFoundError" in caplog.text
+    assert fused_on(torch.device("cpu")) is None
+
+
+class _Scaled(nn.Module):
+    """A layer of the same parts, which adds only half of what its attention gives."""
+
+    def __init__(self, norm: type[nn.Module]) -> None:
+        super().__init__()
+        self.input_layernorm, self.post_attention_layernorm = norm(8), norm(8)
+        self.self_attn, self.mlp = nn.Identity(), nn.Identity()
+
+    def forward(self, hidden_states: Tensor, **named: object) -> Tensor:
+        attended, _ = self.self_attn(hidden_states=self.input_layernorm(hidden_states), **named)
+        hidden_states = hidden_states + 0.5 * attended
+        return hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))  # type: ignore[no-any-return]
+
+
+def test_a_layer_that_is_put_together_otherwise_keeps_its_own_way() -> None:
+    from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+    layer = _Scaled(LlamaRMSNorm)
+    install_fused(layer, BatchSlot(None), fused_here()[0])
+    assert "forward" not in layer.__dict__
+    assert "forward" in layer.input_layernorm.__dict__
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("rows", [3, 100])
+def test_products_with_bytes_are_those_with_unpacked_numbers(dtype: torch.dtype, rows: int) -> None:
+    generator = torch.Generator().manual_seed(1)
+    matrices = Int8Matrices.of(torch.randn(48, 128, generator=generator).to(dtype))
+    inputs, bias = (torch.randn(shape, generator=generator).to(dtype) for shape in ((1, rows, 128), (48,)))
+    slot, (kernels, written) = BatchSlot(None), fused_here()
+    slot.fuses = True
+    exact = matrices.weight.double() * matrices.scales.double()[:, None]
+    expected = inputs.double() @ exact.T + bias.double()
+    packed = matrices.weight, matrices.scales
+    for by_bytes in (None, ByteProducts(slot, kernels.by_bytes)):
+        product = gpu_product(by_bytes, inputs, packed, dtype, bias)
+        apart = float((product.double() - expected).abs().max() / expected.abs().max())
+        assert apart <= 8 * torch.finfo(dtype).eps
+    assert written.calls["bytes"] == (1 if rows == 3 else 0)

@@ -1,0 +1,97 @@
+"""Layers of the Llama family run as one function where no bit is promised, if it gives what their own gives."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from support.models.circuit_runs import engine_with, start_run, step_runs
+from torch import nn
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+
+from molink.shards.batching.engine import Engine
+from molink.shards.kernels import fused_layers
+from molink.shards.spec import Span
+
+TinyModel = Callable[[str], Path]
+
+WHOLE = (0, 6)
+PROMPTS = ((5, 9, 200, 31, 7), tuple(range(40, 70)), (3,))
+FAMILY = ("llama", "mistral", "qwen2_sliding", "qwen3")
+OTHERS = ("gpt2", "granite", "smollm3")
+
+
+def layers_of(engine: Engine) -> list[nn.Module]:
+    (stage,) = engine._stages
+    base = stage._model
+    return list(base.get_submodule("transformer.h" if hasattr(base, "transformer") else "model.layers"))
+
+
+def is_fused(layer: nn.Module) -> bool:
+    return "forward" in layer.__dict__
+
+
+def logits_of(engine: Engine, steps: int) -> list[torch.Tensor]:
+    """Of prompts together, then of single tokens, with one session alone at the end."""
+    circuit = [(engine, Span(*WHOLE))]
+    runs = [start_run(circuit, prompt, steps + 1) for prompt in PROMPTS]
+    for _ in range(steps):
+        step_runs(circuit, runs)
+    step_runs(circuit, runs[:1])
+    return [logits for run in runs for logits in run.logits]
+
+
+@pytest.mark.parametrize("kind", FAMILY)
+def test_layers_of_the_family_are_fused_and_compute_the_same_up_to_rounding(
+    kind: str, tiny_model: TinyModel
+) -> None:
+    """Windows, biases, norms of heads: prompts longer than the window, batches and single sessions."""
+    folder = tiny_model(kind)
+    own, fused = engine_with(folder, WHOLE), engine_with(folder, WHOLE, exact=False)
+    assert not any(map(is_fused, layers_of(own)))
+    assert all(map(is_fused, layers_of(fused)))
+    for one, two in zip(logits_of(own, 4), logits_of(fused, 4), strict=True):
+        torch.testing.assert_close(two, one, atol=2e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "quantization"), [("bfloat16", "none"), ("bfloat16", "int8"), ("float32", "nf4")]
+)
+def test_they_are_fused_in_every_form_of_weights(
+    dtype: str, quantization: str, tiny_model: TinyModel
+) -> None:
+    engine = engine_with(tiny_model("llama"), WHOLE, dtype=dtype, quantization=quantization, exact=False)
+    assert all(map(is_fused, layers_of(engine)))
+    assert all(bool(torch.isfinite(logits).all()) for logits in logits_of(engine, 2))
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_layers_of_other_formulas_keep_their_own(kind: str, tiny_model: TinyModel) -> None:
+    engine = engine_with(tiny_model(kind), WHOLE, exact=False)
+    assert not any(map(is_fused, layers_of(engine)))
+
+
+def test_a_layer_of_the_family_that_computes_something_else_keeps_its_own(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a later release of transformers might."""
+    own = LlamaDecoderLayer.forward
+
+    def forward(layer: nn.Module, hidden_states: torch.Tensor, **named: object) -> torch.Tensor:
+        return own(layer, hidden_states, **named) * 1.001
+
+    monkeypatch.setattr(LlamaDecoderLayer, "forward", forward)
+    engine = engine_with(tiny_model("llama"), WHOLE, exact=False)
+    assert not any(map(is_fused, layers_of(engine)))
+
+
+def test_a_layer_whose_function_fails_keeps_its_own(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rotated(*_: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("shapes do not fit")
+
+    monkeypatch.setattr(fused_layers, "_rotated", rotated)
+    engine = engine_with(tiny_model("llama"), WHOLE, exact=False)
+    assert not any(map(is_fused, layers_of(engine)))
+    assert len(logits_of(engine, 1)) == len(PROMPTS) + 1

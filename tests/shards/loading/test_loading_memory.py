@@ -1,0 +1,68 @@
+"""A host with less memory than a model has loads it onto a device that has enough."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from molink.shards.checkpoint.safetensors_header import read_header
+
+LOAD_WITHIN = """
+import resource, sys
+from pathlib import Path
+import psutil
+from molink.shards.loading import loader
+from molink.shards.spec import Span
+
+folder, device, quantization, bytes_left = Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])
+if device == "meta":  # a device with memory of its own, on which nothing can be tried out
+    loader.make_stage = lambda folder, model, *rest: model
+from molink.shards.checkpoint.store import read_manifest
+manifest = read_manifest(folder)
+load = lambda span: loader.load_stage(
+    folder, span, dtype="bfloat16", quantization=quantization, device=device, manifest=manifest
+)
+load(Span(0, 1))  # what the libraries load once
+taken = int(next(line for line in open("/proc/self/status") if line.startswith("VmData")).split()[1]) * 1024
+resource.setrlimit(resource.RLIMIT_DATA, (taken + bytes_left, taken + bytes_left))
+model = load(Span(0, 12))
+print(sum(parameter.numel() for parameter in model.parameters()))
+"""
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of 190 MB, in tensors of 4 MB at most."""
+    config = LlamaConfig(
+        vocab_size=256, hidden_size=768, intermediate_size=1280, num_hidden_layers=12, num_attention_heads=12,
+        num_key_value_heads=4, max_position_embeddings=512, dtype="float32", tie_word_embeddings=False,
+    )  # fmt: skip
+    folder = tmp_path_factory.mktemp("large") / "llama"
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config)
+    model.to_empty(device="cpu")
+    for parameter in model.parameters():
+        torch.nn.init.constant_(parameter, 0.01)
+    model.save_pretrained(folder, max_shard_size="40MB")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("device", "quantization"),
+    [("meta", "none"), pytest.param("cpu", "nf4", marks=pytest.mark.full)],
+)
+def test_a_model_of_twice_the_free_memory_loads(large: Path, device: str, quantization: str) -> None:
+    tensors = [tensor for path in large.glob("*.safetensors") for tensor in read_header(path)]
+    size = sum(tensor.stop - tensor.start for tensor in tensors)
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD_WITHIN, str(large), device, quantization, str(size // 2)],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert int(done.stdout) > 0

@@ -1,0 +1,113 @@
+"""Control planes that lie: records that honest software would not sign, links that say nothing, tables of the dead."""
+
+import contextlib
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+
+import trio
+from support.swarms.swarm_examples import MODEL, QUICK, facts_of, state_of
+
+from molink.dht.gossip.gossip import PROTOCOL as GOSSIP
+from molink.dht.host.bridge import TrioThread
+from molink.dht.host.framing import StreamEndedError
+from molink.dht.host.host import DialError, open_host
+from molink.dht.host.packed import PackedStream
+from molink.dht.identity.identity import Identity
+from molink.dht.node.discovery import Discovery
+from molink.dht.records import announcement
+from molink.dht.records.announcement import seal_state
+from molink.dht.records.facts_codec import facts_to_message
+from molink.dht.records.records import ServedModel
+
+
+def now_ms() -> int:
+    return int(1000 * time.time())
+
+
+def records_with_addresses(
+    identity: Identity, addresses: Sequence[str], model: ServedModel = MODEL
+) -> tuple[bytes, bytes]:
+    """Facts and state of a peer that says it is at `addresses`, whatever these are."""
+    sequence = now_ms()
+    message = facts_to_message(replace(facts_of(identity, sequence=sequence), model=model, span_limit=None))
+    message.addresses[:] = addresses
+    facts = announcement._seal(announcement._FACTS, message, identity)
+    return facts, seal_state(state_of(identity, sequence=sequence + 1, facts_sequence=sequence), identity)
+
+
+async def tell(liar: Discovery, *records: bytes) -> None:
+    """Pushes records over every link of the liar's."""
+
+    async def push() -> None:
+        for record in records:
+            liar._thread.service.gossip.broadcast(record)
+
+    await liar._thread.call(push, timeout_s=30)
+
+
+@contextlib.asynccontextmanager
+async def honest(
+    *initial: str, identity: Identity | None = None, model: ServedModel = MODEL, **options: object
+) -> AsyncIterator[Discovery]:
+    """A peer that has announced itself."""
+    identity = identity or Identity.generate()
+    facts = replace(facts_of(identity), addresses=(), model=model, span_limit=None)
+    async with Discovery(
+        identity,
+        initial_peers=initial,
+        timing=QUICK,
+        **options,  # type: ignore[arg-type]
+    ) as discovery:
+        await discovery.announce(facts, state_of(identity))
+        yield discovery
+
+
+async def hold_links(addresses: Sequence[str], count: int, held: trio.Event) -> None:
+    """Keeps `count` links of free identities to each address, dialling again whenever one ends, until cancelled."""
+    opened = 0
+
+    async def hold(address: str) -> None:
+        nonlocal opened
+        async with open_host(Identity.generate(), None, None) as host:
+            first = True
+            while True:
+                try:
+                    peer_id = await host.dial(address, timeout_s=5.0)
+                    link = PackedStream(await host.open_stream(peer_id, GOSSIP, timeout_s=5.0))
+                    while True:
+                        await link.send([b""])
+                        if first:
+                            first, opened = False, opened + 1
+                            if opened == count * len(addresses):
+                                held.set()
+                        await trio.sleep(0.2)
+                except (DialError, StreamEndedError):
+                    if first:
+                        first, opened = False, opened + 1
+                    if opened == count * len(addresses):
+                        held.set()
+                    await trio.sleep(0.1)
+
+    async with trio.open_nursery() as nursery:
+        for address in addresses:
+            for _ in range(count):
+                nursery.start_soon(hold, address)
+
+
+@contextlib.asynccontextmanager
+async def links_held(addresses: Sequence[str], count: int) -> AsyncIterator[None]:
+    """The same in a thread of its own, while the block runs; each link has been tried once when it begins."""
+
+    @contextlib.asynccontextmanager
+    async def attack() -> AsyncIterator[None]:
+        held = trio.Event()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(hold_links, addresses, count, held)
+            with trio.fail_after(60.0):
+                await held.wait()
+            yield
+            nursery.cancel_scope.cancel()
+
+    async with TrioThread(attack, name="attacker"):
+        yield

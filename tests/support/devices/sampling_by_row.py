@@ -1,0 +1,94 @@
+"""Tokens drawn row by row, as the definition reads: what drawing all rows at once is compared with."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from molink.shards.sampling.sampling import BrokenLogits, Sampled, SampleRequest, uniform
+from molink.shards.spec import SamplingParams
+
+_NUCLEUS_CANDIDATES = 1024
+"""Most likely tokens looked at before the whole vocabulary is sorted for top_p."""
+
+
+def sample_by_row(logits: Tensor, requests: Sequence[SampleRequest]) -> list[Sampled | Exception]:
+    """As `sample_each`, one row after the other."""
+    return [_sample_row(logits, row, request) for row, request in enumerate(requests)]
+
+
+def _sample_row(logits: Tensor, row: int, request: SampleRequest) -> Sampled | Exception:
+    biased = logits[row].clone() if request.params.logit_bias else logits[row]
+    for token, bias in request.params.logit_bias:
+        if not 0 <= token < len(biased):
+            return ValueError(f"logit_bias names token {token}")
+        biased[token] += bias
+    best = int(biased.argmax())
+    if not math.isfinite(float(biased[best])):
+        return BrokenLogits(row)
+    return _finish(biased, request, best if request.params.temperature == 0 else None)
+
+
+def _finish(logits: Tensor, request: SampleRequest, greedy: int | None) -> Sampled:
+    params = request.params
+    token = _draw(logits, params, uniform(request.seed, request.position)) if greedy is None else greedy
+    if params.logprobs is None:
+        return Sampled(token, None, ())
+    logprobs = torch.log_softmax(logits.double(), -1)
+    ids = _most_likely(logits, params.logprobs)
+    top = tuple(zip(ids.tolist(), logprobs[ids].tolist(), strict=True))
+    return Sampled(token, float(logprobs[token]), top)
+
+
+def _most_likely(logits: Tensor, count: int) -> Tensor:
+    """Ids of the `count` largest logits, largest first, the lowest id first among equals."""
+    if count >= logits.shape[0]:
+        return torch.sort(logits, descending=True, stable=True).indices
+    if count == 0:
+        return torch.empty(0, dtype=torch.long, device=logits.device)
+    smallest = torch.topk(logits, count, sorted=False).values.min()
+    candidates = (logits >= smallest).nonzero()[:, 0]
+    order = torch.sort(logits[candidates], descending=True, stable=True).indices
+    return candidates[order[:count]]
+
+
+def _draw(logits: Tensor, params: SamplingParams, number: float) -> int:
+    """Inverse transform sampling in float64, over the tokens that top_k and top_p leave, in an order that
+    depends on the logits alone."""
+    vocabulary = logits.shape[0]
+    ids: Tensor | None = _most_likely(logits, params.top_k) if 0 < params.top_k < vocabulary else None
+    if params.top_p < 1.0:
+        ids = _nucleus(logits, params, ids)
+    weights = _weights(logits if ids is None else logits[ids], params.temperature)
+    cumulative = weights.cumsum(0)
+    index = int(torch.searchsorted(cumulative, number * cumulative[-1], right=True))
+    if index >= weights.shape[0]:  # rounding of the product may reach the total
+        index = int(weights.nonzero()[-1, 0])
+    return index if ids is None else int(ids[index])
+
+
+def _weights(logits: Tensor, temperature: float) -> Tensor:
+    """Unnormalised float64 probabilities; subtracting first keeps tiny temperatures finite."""
+    exact = logits.double()
+    return torch.exp((exact - exact.max()) / temperature)
+
+
+def _nucleus(logits: Tensor, params: SamplingParams, ids: Tensor | None) -> Tensor:
+    """The smallest set of most likely tokens whose probability, among `ids` or all, reaches top_p (Holtzman
+    et al. 2020, The Curious Case of Neural Text Degeneration, section 3.1)."""
+    if ids is not None:
+        weights = _weights(logits[ids], params.temperature)
+        return ids[: _reaching(weights.cumsum(0), params.top_p * float(weights.sum()))]
+    total = float(_weights(logits, params.temperature).sum())
+    ids = _most_likely(logits, _NUCLEUS_CANDIDATES)
+    cumulative = _weights(logits[ids], params.temperature).cumsum(0)
+    if float(cumulative[-1]) < params.top_p * total:
+        ids = _most_likely(logits, logits.shape[0])
+        cumulative = _weights(logits[ids], params.temperature).cumsum(0)
+    return ids[: _reaching(cumulative, params.top_p * total)]
+
+
+def _reaching(cumulative: Tensor, target: float) -> int:
+    """How many entries it takes to reach the target; at least one, at most all."""
+    return min(int(torch.searchsorted(cumulative, target)) + 1, cumulative.shape[0])

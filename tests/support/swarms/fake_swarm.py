@@ -1,0 +1,188 @@
+"""A swarm that says what a test tells it to, and the gateway over it on a real socket."""
+
+import asyncio
+import socket
+import threading
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import uvicorn
+from fastapi import FastAPI
+
+from molink.client.api.generation import CircuitReport, Generation, Hop, Piece, TokenLogprob
+from molink.client.gateway.app import create_app
+from molink.client.gateway.connections import Connections
+from molink.client.gateway.server import Server, server_config
+from molink.shards.spec import ModelSpec, SamplingParams
+
+DEADLINE_S = 60.0
+PRIVATE_WORD = "xyzzy"
+"""A word of prompts that nobody may quote."""
+MODEL = "molink/tiny-shakespeare"
+CHAT: dict[str, Any] = {
+    "model": MODEL,
+    "messages": [{"role": "user", "content": f"the secret word is {PRIVATE_WORD}"}],
+}
+TEXT: dict[str, Any] = {"model": MODEL, "prompt": f"the secret word is {PRIVATE_WORD}"}
+SPEC = ModelSpec(
+    model_hash="ab" * 32,
+    content_hash="cd" * 32,
+    name=MODEL,
+    architecture="llama",
+    layers=2,
+    hidden_size=8,
+    vocabulary_size=16,
+    context_length=1024,
+    dtype="float32",
+    quantization="none",
+    layer_bytes=(64, 64),
+    embed_bytes=512,
+    head_bytes=512,
+    kv_bytes_per_token=(32, 32),
+    stop_token_ids=(1,),
+)
+
+
+@dataclass(slots=True)
+class FakeSwarm:
+    """Every generation yields `words`, one token each, and then stops, or raises `error` before the word
+    `fails_at`.
+
+    `hangs_at` is the word before which a generation waits until it is cancelled.
+    """
+
+    words: Sequence[str] = ("But", " soft", "!")
+    error: Exception | None = None
+    fails_at: int = 0
+    hangs_at: int | None = None
+    state: dict[str, Any] = field(default_factory=lambda: {"ready": True, "peers": [{"peer_id": "12D3"}]})
+    calls: list[tuple[object, SamplingParams]] = field(default_factory=list)
+    hanging: threading.Event = field(default_factory=threading.Event)
+    ended: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    """Released once for each generation that was given up before its end."""
+    model: ModelSpec = SPEC
+    is_served: bool = True
+
+    async def models(self) -> tuple[ModelSpec, ...]:
+        return (self.model,)
+
+    async def snapshot(self) -> dict[str, Any]:
+        return self.state
+
+    def stream_events(
+        self, prompt: str | Sequence[int], *, params: SamplingParams | None = None, timeout_s: float = 30.0
+    ) -> AsyncIterator[Piece]:
+        return self._pieces(prompt, params or SamplingParams(), timeout_s)
+
+    def stream_chat_events(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        params: SamplingParams | None = None,
+        timeout_s: float = 30.0,
+    ) -> AsyncIterator[Piece]:
+        return self._pieces(messages, params or SamplingParams(), timeout_s)
+
+    async def _pieces(self, asked: object, params: SamplingParams, timeout_s: float) -> AsyncIterator[Piece]:
+        assert timeout_s > 0
+        self.calls.append((asked, params))
+        scored = []
+        for at, word in enumerate(self.words):
+            if at == self.hangs_at:
+                try:
+                    self.hanging.set()
+                    await asyncio.sleep(DEADLINE_S * 10)
+                finally:
+                    self.ended.release()
+            if self.error is not None and at == self.fails_at:
+                raise self.error
+            top = tuple((f"{word}{rank}", -1.0 - rank) for rank in range(params.logprobs or 0))
+            if params.logprobs is not None:
+                scored.append(TokenLogprob(word, at, -0.5, top))
+            last = at == len(self.words) - 1
+            yield Piece(
+                text=word,
+                token_ids=(at,),
+                logprobs=tuple(scored[-1:]),
+                finish_reason="stop" if last else None,
+                generation=self._generation(scored) if last else None,
+            )
+
+    def _generation(self, scored: Sequence[TokenLogprob]) -> Generation:
+        return Generation(
+            text="".join(self.words),
+            token_ids=tuple(range(len(self.words))),
+            prompt_tokens=5,
+            finish_reason="stop",
+            ttft_s=0.1,
+            tpot_s=0.02,
+            circuit=CircuitReport((Hop("12D3", 0, 2),), 20.0),
+            logprobs=tuple(scored),
+        )
+
+
+class _Announcing(Server):
+    """Says when it listens, and stops at once."""
+
+    def __init__(self, config: uvicorn.Config, app: FastAPI, connections: Connections) -> None:
+        super().__init__(config, app.state.gateway, connections)
+        self.listening = threading.Event()
+        self._stop = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.listening.set()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield  # signals belong to the main thread, which this is not
+
+    async def main_loop(self) -> None:
+        counter = 0
+        while not self._stop.is_set():
+            await self.on_tick(counter)
+            counter += 1
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0.1):
+                    await self._stop.wait()
+
+    def stop(self) -> None:
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._stop.set)
+            self._loop.call_soon_threadsafe(self._at_once.set)
+
+
+@contextmanager
+def gateway(
+    swarm: FakeSwarm,
+    *,
+    max_requests: int = 64,
+    waiting_s: float = 0.1,
+    connections: Connections | None = None,
+) -> Iterator[str]:
+    """The URL of a gateway that serves `swarm`."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        app = create_app(swarm, max_requests=max_requests, waiting_s=waiting_s)
+        known = connections or Connections()
+        server = _Announcing(server_config(app, known), app, known)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            assert server.listening.wait(DEADLINE_S)
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.stop()
+            thread.join(DEADLINE_S)
+
+
+def error_of(response: httpx.Response) -> dict[str, Any]:
+    """The error object of a response in OpenAI's shape, which never quotes the request."""
+    body = response.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    assert body["error"]["message"]
+    assert PRIVATE_WORD not in body["error"]["message"]
+    return dict(body["error"])

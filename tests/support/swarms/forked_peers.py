@@ -1,0 +1,103 @@
+"""Peers that are forked from a process which has loaded their modules already.
+
+Loading them takes a processor several times as long as what most peers of the tests do afterwards. A forked peer is a
+process like any other in all that follows: it has a memory and sockets of its own, is signalled, frozen and killed.
+Only tests where the start of the program matters, or all of its environment, start it as its users do.
+"""
+
+import asyncio
+import json
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import ClassVar
+
+from molink.client.local.local_swarm import LocalPeer, LocalSwarm
+
+PRELOADED = ("molink.peer.commands.cli", "molink.peer.daemon.peer")
+
+
+class ForkedProcess:
+    """What a swarm uses of an `asyncio.subprocess.Process`, of one that was forked."""
+
+    def __init__(self, process: ForkServerProcess, stdout: asyncio.StreamReader) -> None:
+        loop = asyncio.get_running_loop()
+        self._process = process
+        self._ended: asyncio.Future[None] = loop.create_future()
+        self.stdout = stdout
+        self.returncode: int | None = None
+        loop.add_reader(process.sentinel, self._end)
+
+    def _end(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._process.sentinel)
+        self._process.join()
+        self.returncode = self._process.exitcode
+        self._ended.set_result(None)
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid
+
+    async def wait(self) -> int | None:
+        await asyncio.shield(self._ended)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.returncode is None and self.pid is not None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+class ForkedSwarm(LocalSwarm):
+    """A swarm whose peers are forked, where processes can be, and measure this machine only with models with which no
+    peer of this kind has measured it before."""
+
+    profiles: ClassVar[dict[str, object]] = {}
+    """What all such peers have measured in this run."""
+
+    async def join(self, name: str, *options: str, initial_peers: Sequence[str] | None = None) -> LocalPeer:
+        remembered = self.folder / name / "profiles.json"
+        remembered.parent.mkdir(mode=0o700, exist_ok=True)
+        remembered.write_text(json.dumps(self.profiles), encoding="utf-8")
+        peer = await super().join(name, *options, initial_peers=initial_peers)
+        self.profiles.update(json.loads(remembered.read_text(encoding="utf-8")))
+        return peer
+
+    async def _start(self, arguments: Sequence[str], log: Path) -> asyncio.subprocess.Process:
+        if sys.platform != "linux":
+            return await super()._start(arguments, log)
+        return await fork_peer(arguments, self.environment, log)  # type: ignore[return-value]
+
+
+async def fork_peer(arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> ForkedProcess:
+    """Like `molink-peer ARGUMENTS`."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(PRELOADED))
+    said, saying = context.Pipe(duplex=False)
+    process = context.Process(target=run_peer, args=(arguments, environment, log, saying), daemon=True)
+    with said, saying:
+        process.start()
+        pipe = os.fdopen(os.dup(said.fileno()), "rb", buffering=0)
+    stdout = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stdout), pipe)
+    return ForkedProcess(process, stdout)
+
+
+def run_peer(arguments: Sequence[str], environment: Mapping[str, str], log: Path, saying: Connection) -> None:
+    """What the forked process does."""
+    from molink.peer.commands import cli
+
+    os.environ.clear()
+    os.environ.update(environment)
+    with saying, log.open("ab") as errors:
+        os.dup2(saying.fileno(), 1)
+        os.dup2(errors.fileno(), 2)
+    sys.stdout, sys.stderr = os.fdopen(1, "w", encoding="utf-8"), os.fdopen(2, "w", 1, encoding="utf-8")
+    cli.main(arguments)

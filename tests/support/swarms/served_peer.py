@@ -1,0 +1,150 @@
+"""A serving peer in this process, on a real engine behind real links, and a client that is linked to it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from support.links.data_plane import DEADLINE_S, End, describe, facts_at, hop_of
+from support.models.circuit_runs import DEVICE
+from support.models.tiny_models import make_tiny_model
+
+from molink.dht.identity.identity import Identity
+from molink.dht.records.records import PeerFacts
+from molink.peer.compute.backend import DeviceBackend
+from molink.peer.engine.metrics import PeerMetrics
+from molink.peer.memory.leases import LeaseBook
+from molink.peer.memory.memory import MemoryPlan
+from molink.peer.models.model import LocalModel
+from molink.peer.profiling.step_times import StepTimes
+from molink.peer.scheduling.in_flight_rules import Rule, molink
+from molink.peer.scheduling.prefill_chunks import Cut, chunk_lengths
+from molink.peer.serving.artifact_server import Handout
+from molink.peer.serving.data_plane import Serving
+from molink.peer.wire.link.certificate import new_certificate
+from molink.peer.wire.link.link import Link
+from molink.peer.wire.protocol import molink_pb2 as pb
+from molink.peer.wire.protocol.frames import Frame
+from molink.shards.checkpoint import store
+from molink.shards.spec import ModelSpec, Span
+
+LOW, HIGH = Span(0, 3), Span(3, 6)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> LocalModel:
+    return opened(make_tiny_model("llama", tmp_path_factory.mktemp("admission")))
+
+
+def opened(folder: Path) -> LocalModel:
+    manifest = store.read_manifest(folder)
+    return LocalModel(folder, manifest, store.describe(manifest, "float32", "none", name="test/llama"))
+
+
+@dataclass(slots=True)
+class Served:
+    """A peer and a client that has a link to it."""
+
+    identity: Identity
+    serving: Serving
+    leases: LeaseBook
+    spec: ModelSpec
+    facts: PeerFacts
+    client: End
+    link: Link
+
+    def hop(self, span: Span) -> pb.Hop:
+        return hop_of(self.identity, span, self.facts)
+
+    def alone(self, session: int = 1, epoch: int = 1) -> pb.SessionDescriptor:
+        """A circuit of this peer only."""
+        return describe([self.hop(self.spec.whole)], session=session, epoch=epoch, spec=self.spec)
+
+    def with_neighbour(self, other: Identity, facts: PeerFacts, *, epoch: int = 1) -> pb.SessionDescriptor:
+        """This peer's first layers and another's last."""
+        hops = [self.hop(LOW), hop_of(other, HIGH, facts)]
+        return describe(hops, epoch=epoch, spec=self.spec)
+
+    async def reserve(self, descriptor: pb.SessionDescriptor, hop: int = 0) -> pb.Response:
+        return await self._ask(pb.Request(reserve=pb.Reserve(descriptor=descriptor, hop=hop)))
+
+    async def ready(self, descriptor: pb.SessionDescriptor, wait_ms: int = 5000) -> pb.Response:
+        key = {"session": descriptor.session, "epoch": descriptor.epoch}
+        return await self._ask(pb.Request(await_ready=pb.AwaitReady(**key, wait_ms=wait_ms)))
+
+    async def release(self, descriptor: pb.SessionDescriptor) -> None:
+        key = {"session": descriptor.session, "epoch": descriptor.epoch}
+        assert (await self._ask(pb.Request(release=pb.Release(**key)))).HasField("released")
+
+    def cache_tokens(self, descriptor: pb.SessionDescriptor) -> int | None:
+        """The KV cache's room of a session that is here, 0 before it is ready, None where there is none."""
+        session = self.serving.admission._sessions.get(descriptor.session, descriptor.epoch)
+        if session is None:
+            return None
+        return session.cache.capacity_tokens if session.cache is not None else 0
+
+    async def _ask(self, request: pb.Request) -> pb.Response:
+        return (await self.link.request(request, DEADLINE_S))[0]
+
+
+def failures_told(peer: Served) -> asyncio.Queue[pb.Failed]:
+    """What the client hears of failed sessions, from now on; nothing else reaches it any more."""
+    failures: asyncio.Queue[pb.Failed] = asyncio.Queue()
+
+    def on_frame(_: Link, frame: Frame) -> None:
+        if isinstance(frame.header, pb.Failed):
+            failures.put_nowait(frame.header)
+
+    peer.client.handler.on_frame = on_frame  # type: ignore[method-assign]
+    return failures
+
+
+@asynccontextmanager
+async def served(
+    model: LocalModel,
+    *,
+    kv_tokens: int = 200,
+    swap_bytes: int = 0,
+    span: Span | None = None,
+    activation_codecs: tuple[str, ...] = (),
+    rule: Rule = molink,
+    cut: Cut = chunk_lengths,
+    step_times: StepTimes | None = None,
+) -> AsyncIterator[Served]:
+    """A peer with room for the weights of the span (None: all) and the KV cache of `kv_tokens` tokens in it, and swap
+    space; and its client."""
+    spec = model.spec
+    span = span if span is not None else spec.whole
+    weights = spec.weight_bytes(span)
+    kv_bytes = spec.kv_bytes(span, kv_tokens)
+    leases = LeaseBook(spec, MemoryPlan(weights + kv_bytes, 0, weights, swap_bytes))
+    identity = Identity.generate()
+    certificate = new_certificate(identity.peer_id)
+    serving = Serving(
+        identity,
+        None,
+        certificate,
+        DeviceBackend(model, DEVICE),
+        Handout.of(model),
+        leases,
+        ("127.0.0.1", 0),
+        PeerMetrics(),
+        lambda: None,
+        activation_codecs,
+        rule,
+        cut=cut,
+        step_times=step_times,
+    )
+    async with serving, End(is_client=True) as client:
+        facts = replace(
+            facts_at(identity, certificate, f"127.0.0.1:{serving.port}"), activation_codecs=activation_codecs
+        )
+        link = await client.links.to(facts)
+        running = asyncio.create_task(serving.admission.run())
+        try:
+            yield Served(identity, serving, leases, spec, facts, client, link)
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
