@@ -1,6 +1,7 @@
 """A head that sends what nobody asked for, or blames who did nothing, is left; the generation has the right tokens."""
 
 import asyncio
+import sys
 
 import pytest
 from support.attackers.bystander import TOKENS
@@ -141,7 +142,7 @@ async def test_one_liar_after_the_other_is_left(
     lie: AnswerStart, attacked: LocalSwarm, references: References, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(patience, "LEAST_FIRST_S", 4.0)
-    monkeypatch.setattr("attack.links.test_hostile_heads.FLOOD", FULL_FLOOD)
+    monkeypatch.setattr(sys.modules[__name__], "FLOOD", FULL_FLOOD)
     generation, starts = await generate_beside(attacked, lie, LIARS)
     require_right(generation, references)
     assert starts >= 1

@@ -23,7 +23,7 @@ ASKED = 700
 UNFINISHED_BYTES = 62 * MIB
 
 
-@pytest.mark.parametrize("identities", [1, LINKS])
+@pytest.mark.parametrize("identities", [1, pytest.param(LINKS, marks=pytest.mark.attack)])
 async def test_links_of_62_mib_of_unfinished_messages_leave_memory_and_users_as_they_were(
     identities: int, attacked: LocalSwarm, client: AsyncSwarm, references: References
 ) -> None:
