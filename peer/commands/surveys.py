@@ -47,7 +47,7 @@ def measure_machine(
         free_memory_bytes,
         why_not_others,
     )
-    from molink.peer.device.machine import measure_disk, network_addresses
+    from molink.peer.device.machine import network_addresses
     from molink.peer.device.threads import counts_to_try
     from molink.peer.models.model import open_model
     from molink.peer.profiling.profile_json import to_json
@@ -77,15 +77,6 @@ def measure_machine(
         dtypes = _compared(local, device, memory["default_bytes"], progress) if dtype == "auto" else {}
     except (ModelNotFound, StoreError, WeightsError) as error:
         raise CommandFailed(str(error)) from error
-    progress(f"Measuring the disk of {folder}")
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        disk = measure_disk(folder)
-    except OSError as error:
-        raise CommandFailed(
-            f"the disk of {folder} cannot be measured ({error.strerror or error}): "
-            "make room, or name another folder with --state-dir"
-        ) from error
     return {
         "device": asdict(describe_device(device)),
         "way": proof.way.value,
@@ -96,9 +87,24 @@ def measure_machine(
         "dtype": spec.dtype,
         **to_json(profile),
         **dtypes,
-        "disk": asdict(disk),
+        "disk": _disk_of(folder, progress),
         "network": [asdict(address) for address in network_addresses()],
     }
+
+
+def _disk_of(folder: Path, progress: Callable[[str], None]) -> dict[str, object]:
+    """How fast the folder's disk is. Raises CommandFailed where it cannot be written."""
+    from molink.peer.device.machine import measure_disk
+
+    progress(f"Measuring the disk of {folder}")
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return asdict(measure_disk(folder))
+    except OSError as error:
+        raise CommandFailed(
+            f"the disk of {folder} cannot be measured ({error.strerror or error}): "
+            "make room, or name another folder with --state-dir"
+        ) from error
 
 
 def _compared(

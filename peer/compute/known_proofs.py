@@ -86,5 +86,5 @@ def _own_files() -> list[tuple[str, int, int]]:
     """Name, size and time of change of the modules that compute: an edited one counts as another version."""
     spec = find_spec("molink.shards")
     folders = [Path(place) for place in (spec.submodule_search_locations or ())] if spec is not None else []
-    own = [*(path for folder in folders for path in sorted(folder.glob("*.py"))), Path(__file__)]
+    own = [*(path for folder in folders for path in sorted(folder.rglob("*.py"))), Path(__file__)]
     return [(path.name, stat.st_size, stat.st_mtime_ns) for path in own for stat in [path.stat()]]

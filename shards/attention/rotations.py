@@ -59,7 +59,7 @@ def install_rotations(modules: Iterable[nn.Module], slot: BatchSlot) -> None:
             module.__dict__["forward"] = _naming(forward, {_ROTARY: rotation}).__get__(module)
 
 
-def _rotates(own: Callable[..., tuple[Tensor, Tensor]]) -> bool:
+def _rotates(own: Callable[..., object]) -> bool:
     """Whether the function turns each number with the one half a vector away (Su et al., "RoFormer", 2021)."""
     generator = torch.Generator().manual_seed(0)
     query, key, cos, sin = (
@@ -68,6 +68,8 @@ def _rotates(own: Callable[..., tuple[Tensor, Tensor]]) -> bool:
     try:
         turned = own(query, key, cos, sin)
     except Exception:  # noqa: BLE001 - it takes something else
+        return False
+    if not isinstance(turned, tuple) or len(turned) != 2:
         return False
     expected = [
         states * cos[:, None] + torch.cat((-states[..., 4:], states[..., :4]), -1) * sin[:, None]

@@ -114,6 +114,18 @@ def until_line(process: subprocess.Popen[bytes], wanted: str) -> list[str]:
     raise RuntimeError(f"no {wanted!r} came: {lines} {said}")
 
 
+def until_idle(process: subprocess.Popen[bytes]) -> None:
+    """Packing, and what else goes on after `ready`, is over: half a second takes the process a tenth of it at most."""
+    deadline_s = time.perf_counter() + LINE_TIMEOUT_S
+    used_s = processor_s(process.pid)
+    while time.perf_counter() < deadline_s:
+        time.sleep(0.5)
+        before_s, used_s = used_s, processor_s(process.pid)
+        if used_s - before_s < 0.05:
+            return
+    raise RuntimeError("the peer goes on computing for nobody")
+
+
 def join(tree: Tree, model: str) -> list[str]:
     """Threads are given: with a choice of them a busy machine is measured at each start."""
     options = ["--memory", "6GB", "--threads", "2", "--state-dir", str(tree.state_dir)]
@@ -157,7 +169,7 @@ def measure(trees: Sequence[Tree], model: str, rounds: int, *, only_client: bool
     with running(trees[0], PEER, join(trees[0], model)) as (process, _):
         (invitation,) = [line for line in until_line(process, "ready") if line.startswith("Invite")]
         address = invitation.split("--initial-peers ")[1].split()[0]
-        time.sleep(5.0)  # packing, and what else goes on after `ready`
+        until_idle(process)
         for _ in range(rounds):
             for tree in trees:
                 tree.note("generate", first_token(tree, address))

@@ -67,6 +67,18 @@ def test_another_model_card_driver_library_or_edited_module_is_proven_again(
     assert proving.times == 6, "what was proven first is remembered still"
 
 
+def test_a_proof_depends_on_all_modules_that_compute() -> None:
+    named = {name for name, _, _ in known_proofs._own_files()}
+    assert named >= {
+        "spec.py",
+        "engine.py",
+        "decode.py",
+        "triton_layers.py",
+        "quantized_matrices.py",
+        "known_proofs.py",
+    }
+
+
 def test_what_did_not_work_is_tried_again_at_each_start(model: LocalModel, tmp_path: Path) -> None:
     proving = Proving(Proof(Way.TORCH, "Note: cuda:0 computes with torch's attention, because ..."))
     for _ in range(2):
