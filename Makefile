@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test test-e2e test-units test-decisions test-discovery test-triton test-full check fuzz attack bench bench-link bench-engine bench-engine-gpu gpu-suite proto clean setup
+.PHONY: demo test test-e2e test-shards test-units test-decisions test-discovery test-triton test-full check fuzz attack bench bench-link bench-engine bench-engine-gpu gpu-suite proto clean setup
 
 setup: $(VENV)/.linked
 
@@ -37,28 +37,37 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-# Two at a time, the longest first: the tests of real peers wait more than they compute. Decisions have a process of their own, in which
-# no thread of a peer runs beside them; discovery, attacks on single parts and the client have one to even out the two
-# halves. Each line says whose it is.
+# Three at a time on two cores: the tests of real peers wait about as much as they compute. The rest is divided so that the
+# parts end together; decisions have a process of their own, in which no thread of a peer runs beside them. `test-units`
+# runs whatever the other parts leave. Each line says whose it is.
 test: setup
-	@$(MAKE) --no-print-directory -k -j2 test-e2e test-units test-discovery test-decisions check
+	@$(MAKE) --no-print-directory -k -j3 test-e2e test-shards test-units test-decisions test-discovery check
 
-DECISIONS := $(wildcard tests/routing tests/simnet)
-test-e2e test-units test-decisions test-discovery: SHELL := bash
-test-e2e test-units test-decisions test-discovery: .SHELLFLAGS := -o pipefail -c
+PEERS := tests/attack tests/dht/node tests/e2e tests/simnet/emulate
+SHARDS := tests/shards
+DECISIONS := tests/routing tests/simnet
+DISCOVERY := tests/dht tests/attack tests/client
+PARTS := test-e2e test-shards test-units test-decisions test-discovery
+USUAL := not full and not attack and not fuzz and not triton
+PYTEST := $(BIN)/python -m pytest
+$(PARTS): SHELL := bash
+$(PARTS): .SHELLFLAGS := -o pipefail -c
 
 test-e2e: setup
-	@$(BIN)/python -m pytest -m 'e2e and not full and not attack and not fuzz and not triton' 2>&1 | sed -u 's/^/peers     | /'
+	@$(PYTEST) -m 'e2e and $(USUAL)' $(PEERS) 2>&1 | sed -u 's/^/peers     | /'
+
+test-shards: setup
+	@$(PYTEST) -m 'not e2e and $(USUAL)' $(SHARDS) 2>&1 | sed -u 's/^/shards    | /'
 
 test-units: setup
-	@$(BIN)/python -m pytest -m 'not e2e and not full and not attack and not fuzz and not triton' $(DECISIONS:%=--ignore=%) --ignore=tests/dht --ignore=tests/attack --ignore=tests/client 2>&1 \
+	@$(PYTEST) -m 'not e2e and $(USUAL)' $(SHARDS:%=--ignore=%) $(DECISIONS:%=--ignore=%) $(DISCOVERY:%=--ignore=%) 2>&1 \
 	  | sed -u 's/^/units     | /'
 
 test-decisions: setup
-	@$(BIN)/python -m pytest -m 'not e2e and not full and not attack and not fuzz and not triton' $(DECISIONS) 2>&1 | sed -u 's/^/decisions | /'
+	@$(PYTEST) -m 'not e2e and $(USUAL)' $(DECISIONS) 2>&1 | sed -u 's/^/decisions | /'
 
 test-discovery: setup
-	@$(BIN)/python -m pytest -m 'not e2e and not full and not attack and not fuzz and not triton' tests/dht tests/attack tests/client 2>&1 | sed -u 's/^/discovery | /'
+	@$(PYTEST) -m 'not e2e and $(USUAL)' $(DISCOVERY) 2>&1 | sed -u 's/^/discovery | /'
 
 # The kernels of a GPU, without one. Triton is large, and what sees it installed loads it: it has a folder of its own.
 TRITON := 3.7.1

@@ -82,7 +82,8 @@ class NoCircuit(SwarmError, NoCircuitFound):
         self.refusal = refusal
 
     def __str__(self) -> str:
-        found = f"{self.model}, {self.peers} peers alive: {NoCircuitFound.__str__(self)}"
+        peers = "1 peer" if self.peers == 1 else f"{self.peers} peers"
+        found = f"{self.model}, {peers} alive: {NoCircuitFound.__str__(self)}"
         if self.refused_by is None:
             return found
         return f"{found}; peer {self.refused_by} is left out for now: {self.refusal}"

@@ -5,6 +5,7 @@ libp2p or grpc.
 """
 
 from importlib import import_module
+from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
         SwarmUnavailable,
     )
     from molink.shards.spec import SamplingParams
+
+    __version__: str
 
 _HOMES = {
     "AsyncSwarm": "molink.client.api.swarm",
@@ -51,6 +54,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
+    if name == "__version__":
+        return version("molink")
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'molink' has no attribute {name!r}")

@@ -3,13 +3,19 @@
 Whoever asks for `--help` waits for nothing that is imported at the head of this module.
 """
 
+import errno
 import gc
+import importlib.util
 import io
 import logging
+import os
+import signal
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +25,20 @@ from platformdirs import user_log_dir
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
+_FULL = frozenset({errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)})
+ENDS_WITH_STDIN = "MOLINK_ENDS_WITH_STDIN"
+"""Variable of a process that is to end with its parent: its stdin is a pipe, whose other end the parent holds. However
+the parent ends, the system closes that."""
+LEAVES_WITHIN_S = 10.0
+"""A process whose parent is gone may still say goodbye for so long."""
+EXTRAS = {
+    "fastapi": "gateway",
+    "starlette": "gateway",
+    "uvicorn": "gateway",
+    "highspy": "simnet",
+    "matplotlib": "simnet",
+}
+"""Packages that only some commands need, and which extra of ours brings them."""
 
 InitialPeers = Annotated[
     list[str] | None,
@@ -28,6 +48,20 @@ KeyFile = Annotated[Path | None, typer.Option(metavar="FILE", help="Key file of 
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens, on stderr.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Log everything, and show an error's traceback.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
+
+
+def _print_version(context: typer.Context, asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        print(f"{context.find_root().info_name} {version('molink')}")
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool,
+    typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True),
+]
 
 
 class CommandFailed(Exception):
@@ -70,22 +104,63 @@ def plain(text: str) -> str:
     return "".join(character if character.isprintable() else "?" for character in " ".join(text.split()))
 
 
+def missing_extra(package: str) -> str | None:
+    """What to type if the package is not installed and one of `EXTRAS` brings it; None for any other."""
+    package = package.partition(".")[0]
+    if package not in EXTRAS or importlib.util.find_spec(package) is not None:
+        return None
+    return f"this needs {package}, which is not installed: pip install 'molink[{EXTRAS[package]}]'"
+
+
 def run_app(app: typer.Typer, program: str, arguments: Sequence[str], *, bare: bool = False) -> int:
     """Runs one command line of `program` and returns its exit status: 0 done, 1 failed, 2 bad arguments.
 
     A user's mistake gives one line on stderr, never a traceback; an error of ours names the file that has it.
     `bare`: the program does something without any argument; otherwise that is a mistake and shows the help.
     """
-    if not arguments and not bare:
+    if not arguments and not bare and not _completes(program):
         run_app(app, program, ["--help"])
         return EXIT_USAGE
+    if os.environ.pop(ENDS_WITH_STDIN, ""):  # its own children are not told
+        threading.Thread(target=_end_with_stdin, name="parent", daemon=True).start()
+    if "--debug" not in arguments:  # its own log names addresses; what fails is told by ours
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    os.environ.setdefault(
+        "PYDANTIC_DISABLE_PLUGINS", "__all__"
+    )  # they are looked for in all installed packages
     if isinstance(sys.stdout, io.TextIOWrapper):  # a model may write what this terminal's encoding lacks
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code = app(spread_initial_peers(arguments), prog_name=program, standalone_mode=False)
+        sys.stdout.flush()  # what cannot be written is a failure, and told here
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - process boundary
         return _explain(program, error, debug="--debug" in arguments)
+    finally:
+        _give_up_stdout()
     return code if isinstance(code, int) else 0
+
+
+def _end_with_stdin() -> None:
+    """Reads the descriptor, not `sys.stdin`, whose lock would hold up the interpreter's end."""
+    with suppress(OSError):
+        while os.read(0, 4096):
+            pass
+    signal.raise_signal(signal.SIGINT)  # as Ctrl-C: a goodbye, and temporary files are removed
+    time.sleep(LEAVES_WITHIN_S)
+    os._exit(EXIT_FAILURE)
+
+
+def _completes(program: str) -> bool:
+    """Whether a shell asks what the words so far may go on with."""
+    return f"_{program}_COMPLETE".replace("-", "_").upper() in os.environ
+
+
+def _give_up_stdout() -> None:
+    """What stdout would not take is not tried again by the interpreter when it ends."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123 - it stays open to the end
 
 
 def spread_initial_peers(arguments: Sequence[str]) -> list[str]:
@@ -115,10 +190,18 @@ def _explain(program: str, error: BaseException, *, debug: bool) -> int:
     usage = getattr(error, "format_message", None)  # an error of the command line's parser
     if isinstance(error, (KeyboardInterrupt, typer.Abort)):
         return EXIT_INTERRUPTED
-    if isinstance(error, CommandFailed):
+    lacking = missing_extra(error.name or "") if isinstance(error, ModuleNotFoundError) else None
+    if lacking is not None:
+        message, code = lacking, EXIT_FAILURE
+    elif isinstance(error, CommandFailed):
         message, code = str(error), error.status
     elif isinstance(error, SettingsError):
         message, code = str(error), EXIT_USAGE
+    elif isinstance(error, BrokenPipeError):
+        message, code = "whoever read the output has gone away, so the rest is not written", EXIT_FAILURE
+    elif isinstance(error, OSError) and error.errno in _FULL:
+        where = f" for {error.filename}" if error.filename else ""
+        message, code = f"there is no room left{where} on the disk: make room, and try again", EXIT_FAILURE
     elif usage is not None:
         command = getattr(getattr(error, "ctx", None), "command_path", program)
         message, code = f"{usage()} (`{command} --help` lists what there is)", EXIT_USAGE

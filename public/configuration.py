@@ -74,6 +74,9 @@ class Configuration(BaseModel):
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     priority: Literal["normal", "low"] | None = None
     wait: Annotated[float, Field(ge=0, le=604_800)] | None = None
+    model_name: Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\s\x00-\x1f]+$")] | None = (
+        None
+    )
 
 
 def configuration_path(environment: Mapping[str, str] | None = None) -> Path:
@@ -110,6 +113,21 @@ def read_configuration(environment: Mapping[str, str] | None = None) -> Configur
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"the configuration file {path} is not valid TOML: {error}") from error
     return check_configuration(content, f"the configuration file {path}")
+
+
+def environment_configuration(environment: Mapping[str, str] | None = None) -> Configuration:
+    """What the environment gives: MOLINK_MEMORY and so on. The swarm's initial peers are looked at apart.
+
+    Raises:
+        SettingsError: a variable has a value of the wrong kind.
+    """
+    environment = os.environ if environment is None else environment
+    content = {
+        name: environment[variable]
+        for name in Configuration.model_fields
+        if name != "initial_peers" and environment.get(variable := f"MOLINK_{name.upper()}")
+    }
+    return check_configuration(content, "the environment's MOLINK_ variables")
 
 
 def check_configuration(content: Mapping[str, object], source: str) -> Configuration:

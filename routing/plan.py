@@ -16,8 +16,8 @@ from molink.routing.search.refined import plan_refined
 
 
 @dataclass(frozen=True, slots=True)
-class Effort:
-    """How hard an algorithm searches; each takes from it what it knows."""
+class SearchEffort:
+    """Search effort of an algorithm; each takes from it what it knows."""
 
     time_limit_s: float | None = None
     """None: the algorithm's own end."""
@@ -33,7 +33,7 @@ class Effort:
                 raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
 
 
-Algorithm = Callable[[CircuitProblem, Effort], Circuit]
+Algorithm = Callable[[CircuitProblem, SearchEffort], Circuit]
 """Raises NoCircuit if the problem has no circuit."""
 
 ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
@@ -69,7 +69,7 @@ def plan_circuit(
     chosen = ALGORITHMS.get(algorithm)
     if chosen is None:
         raise ValueError(f"algorithm must be one of {', '.join(sorted(ALGORITHMS))}, got {algorithm!r}")
-    effort = Effort(time_limit_s, seed, samples)
+    effort = SearchEffort(time_limit_s, seed, samples)
     if (error := unserved(problem)) is not None:  # clients ask again and again: no search for what cannot be
         raise error
     return chosen(problem, effort)

@@ -9,9 +9,9 @@ import numpy as np
 from molink.dht.records.records import PROTOCOL_VERSION, PeerView
 from molink.routing.arrays import BoolArray, FloatArray
 from molink.routing.cost.cost import CostModel
-from molink.routing.cost.reliability import UNSEEN, Observed
+from molink.routing.cost.reliability import UNSEEN, PeerObservation
 from molink.routing.cost.terms import Demand, PeerCosts, peer_costs, recovery_ms
-from molink.routing.latency.latency_matrix import one_way_ms
+from molink.routing.latency.latency_matrix import latency_matrix_ms
 from molink.routing.problem.problem import CircuitProblem
 from molink.shards.spec import ModelSpec, Span
 
@@ -25,7 +25,7 @@ class Snapshot:
     measured_rtt_ms: Mapping[tuple[str, str], float] = field(default_factory=dict)
     """The router's own measurements between two peers (from, to), in milliseconds; they go before announced
     ones."""
-    observed: Mapping[str, Observed] = field(default_factory=dict)
+    observed: Mapping[str, PeerObservation] = field(default_factory=dict)
     """What the router has seen of peers, by peer id. Nothing, of peers that are not in it."""
 
     def usable(self, avoid: frozenset[str] = frozenset()) -> tuple[PeerView, ...]:
@@ -63,7 +63,7 @@ class Snapshot:
         avoid: frozenset[str] = frozenset(),
         warm_only: bool = False,
         cost: CostModel = CostModel(),  # noqa: B008 (an immutable value)
-    ) -> "Posed":
+    ) -> "PosedProblem":
         """The problem of a circuit for one session, with the costs that it was made of.
 
         A layer's time is the announced one at the batch size that this session would make of those that the
@@ -103,15 +103,15 @@ class Snapshot:
             load_weight=1.0 / cost.load_amortisation_tokens,
             hop_penalty_ms=np.array([each.hop_ms for each in costs], dtype=np.float64),
         )
-        return Posed(problem, views, costs, demand)
+        return PosedProblem(problem, views, costs, demand)
 
     def latency_ms(self, views: Sequence[PeerView], cost: CostModel) -> FloatArray:
-        """[views, views]: one-way milliseconds between peers, as `one_way_ms` finds them; what is guessed, from these
-        peers' measurements."""
+        """[views, views]: one-way milliseconds between peers, as `latency_matrix_ms` finds them; what is guessed, from
+        these peers' measurements."""
         names = tuple(view.peer_id for view in views)
-        return one_way_ms(names, self._rtt_ms(views), [view.facts.coordinate for view in views], cost)
+        return latency_matrix_ms(names, self._rtt_ms(views), [view.facts.coordinate for view in views], cost)
 
-    def seen(self, view: PeerView) -> Observed:
+    def seen(self, view: PeerView) -> PeerObservation:
         """What the router has seen of a peer; of its uplink, where that is nothing, what the peer itself measured."""
         seen = self.observed.get(view.peer_id, UNSEEN)
         announced = view.facts.uplink_mbps
@@ -121,7 +121,7 @@ class Snapshot:
             or not (math.isfinite(announced) and announced > 0)
         ):
             return seen
-        return Observed(seen.uptime_s, seen.losses, seen.client_rtt_ms, announced)
+        return PeerObservation(seen.uptime_s, seen.losses, seen.client_rtt_ms, announced)
 
     def measured(self, one: PeerView, other: PeerView) -> bool:
         """Whether anybody has measured the round trip between two peers."""
@@ -144,8 +144,8 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Posed:
-    """A problem, and what its machines are."""
+class PosedProblem:
+    """Posed problem: a circuit problem, and the peers that its machines are."""
 
     problem: CircuitProblem
     views: tuple[PeerView, ...]

@@ -1,4 +1,4 @@
-"""Why weights cannot be served. Each is a `ValueError` with fields, not only prose."""
+"""Why weights cannot be served: each is a `ValueError` with fields, not only prose. And how errors are told."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,6 +11,13 @@ def name_some(names: Iterable[str]) -> str:
     ordered = sorted(names)
     rest = len(ordered) - _NAMED
     return ", ".join(ordered[:_NAMED]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def in_one_line(error: Exception, most: int = 300) -> str:
+    """The error's class and words, no more characters of these than `most`."""
+    words = " ".join(str(error).split())
+    words = words if len(words) <= most else f"{words[:most]}..."
+    return f"{type(error).__name__}: {words}" if words else type(error).__name__
 
 
 class WeightsError(ValueError):

@@ -5,34 +5,35 @@ from collections.abc import Sequence
 
 import typer
 
+from molink import commands
 from molink.commands import example, run_app
-from molink.simnet.emulate import command as emulate_command
-from molink.simnet.papers.communication import command as communication_command
-from molink.simnet.papers.cost import command as cost_command
-from molink.simnet.papers.redundancy import command as redundancy_command
-from molink.simnet.papers.scheduling import command as schedule_command
-from molink.simnet.serve import command as serve_command
-from molink.simnet.swarm import command as swarm_command
+from molink.simnet.emulate import command as emulate
+from molink.simnet.papers.communication import command as communication
+from molink.simnet.papers.cost import command as cost
+from molink.simnet.papers.redundancy import command as redundancy
+from molink.simnet.papers.scheduling import command as schedule
+from molink.simnet.presentation.experiments import add_experiment
+from molink.simnet.serve import command as serve
+from molink.simnet.swarm import command as swarm
 
 app = typer.Typer(
     name="molink-simnet",
     epilog=example("molink-simnet schedule --testbed 1"),
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["--help", "-h"]},
 )
-app.command(epilog=example(schedule_command.EXAMPLE))(schedule_command.schedule)
-app.command(epilog=example(serve_command.EXAMPLE))(serve_command.serve)
-app.command(epilog=example(redundancy_command.EXAMPLE))(redundancy_command.redundancy)
-app.command(epilog=example(swarm_command.EXAMPLE))(swarm_command.swarm)
-app.command(epilog=example(cost_command.EXAMPLE))(cost_command.cost)
-app.command(epilog=example(communication_command.EXAMPLE))(communication_command.communication)
-app.command("emulate", epilog=example(emulate_command.EXAMPLE))(emulate_command.emulate_serving)
+add_experiment(app, schedule.schedule, "schedule", schedule.EXAMPLE)
+add_experiment(app, serve.serve, "serve", serve.EXAMPLE)
+add_experiment(app, redundancy.redundancy, "redundancy", redundancy.EXAMPLE)
+add_experiment(app, swarm.swarm, "swarm", swarm.EXAMPLE)
+add_experiment(app, cost.cost, "cost", cost.EXAMPLE)
+add_experiment(app, communication.communication, "communication", communication.EXAMPLE)
+add_experiment(app, emulate.emulate_serving, "emulate", emulate.EXAMPLE)
 
 
 @app.callback()
-def simnet() -> None:
+def simnet(_version: commands.Version = False) -> None:
     """Simulate swarms with the product's own decisions."""
 
 

@@ -1,5 +1,9 @@
 """Hypothesis profiles: the same cases in every run by default, many and new ones for `make fuzz`.
 
+Hypothesis takes some of the numbers and texts that it tries from the source of whatever modules are loaded, so that
+cases would depend on which tests ran before. It has no setting for that: where cases are to be the same, it is shown no
+module. `make fuzz` keeps them.
+
 A machine that is slow or busy is no failure in either. Its cores are shared, and the tiny matrices of the tests gain
 nothing from a second one: torch heeds the variable when it is loaded, in this process and in those that it starts.
 """
@@ -7,6 +11,8 @@ nothing from a second one: torch heeds the variable when it is loaded, in this p
 import os
 
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
+from hypothesis.internal.constants_ast import Constants
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -25,3 +31,12 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("default")
+
+constants_of_loaded_modules = providers._get_local_constants
+
+
+def constants() -> Constants:
+    return Constants() if settings().derandomize else constants_of_loaded_modules()
+
+
+providers._get_local_constants = constants

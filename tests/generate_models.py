@@ -83,55 +83,68 @@ _INTRODUCTION = """# Models
 
 Made by `python tests/generate_models.py --write` with transformers {version}; a test keeps it current. Do not edit it.
 
-A peer serves every architecture that it can serve exactly, and refuses the others with the reason below. Which is
-which is found out, not listed: before a peer loads a model, it makes a tiny random model with the flags of that
-model's configuration (kinds of layers, windows, norms, caps, tied embeddings), runs it split in three with sessions
-that join each other, and compares the logits with those of the whole model in transformers.
+A peer serves every architecture that it can serve exactly, and refuses the others with the reason below. No list
+decides. Before a peer loads a model, it makes a tiny random model with the same flags (kinds of layers, windows, norms,
+caps, tied embeddings), runs it split in three, and compares the logits with those of the whole model in transformers.
 
-What a cell says was run on a CPU, all rows on one state of the code. Configurations are the defaults of each class,
-made tiny, with random weights; no real weights were loaded. Some rows have other flags than the defaults, named in
-parentheses. `tests/shards/batching/test_exact_in_every_way.py` runs the same with the rows that are served.
+The tables say what was run on a CPU with tiny random models; no real weights were loaded. Most rows have the defaults
+of their class; other flags stand in parentheses. [How it was measured](#how-it-was-measured) is at the end.
 
-**Exact split** is `yes` where all of this held, on one hop, split in two and split in three. In float32: eight sessions
-of different lengths that join at different steps, prompts in chunks; prompts that begin alike, one after the other and
-together, with what they have in common computed once; and fourteen sessions in a pool with room for two, so that on
-every hop sessions were moved to the host's memory and back at least fourteen times. Logits differ from the whole
-model's by at most {tolerance:.0e} of the largest one, which is rounding, and all generated tokens are the same. In
-bfloat16, split in three, the same ways: tokens are the same wherever the best two logits of the whole model lie further
-apart than twice the measured difference of logits, and that difference is on average no larger than what rounding to
-bfloat16 does to the whole model. So far apart they are at no less than half of the positions, or at as many as where
-that rounding is the difference: `baichuan 2 (7B)` alone, with the near logits of its large vocabulary, has 88 of 208.
-Where a tiny random model makes more of rounding, the row says to how much of the largest logit it is exact; with every
-number in float64, such a model split in three differed by less than 1e-12 when sessions joined.
+| Column | Meaning |
+| --- | --- |
+| Exact split | *yes*: whole, split in two, and split in three give the tokens of transformers. *yes, to 1e-03*: a \
+tiny random model of this kind amplifies rounding so much |
+| Batching: *packed* | all sessions' new tokens go as one row through every matrix, with our own attention |
+| *left-padded* | equally many new tokens side by side, with the architecture's attention; copies cached keys and \
+values each step |
+| *rows* | the same for layers that keep a state (linear attention, state spaces, convolutions), with our attention \
+and without that copy |
+| *token by token* | later chunks of a prompt go one token after the other: transformers continues such a state no \
+other way |
+| *one by one* | each session alone, with the architecture's own attention |
+| Shared prefixes | *yes*: a common beginning is computed once. *no*: layers keep states, and nobody has kept the one \
+behind that beginning |
+| Quantization | what `--quantization` may be, beside none |
+| Tensor parallel | *2 ranks*: two ranks gave the whole model's logits. *no*: refused, mostly because transformers has \
+no plan that divides it |
 
-**More than text**: of models that take images or sound as well, the text part is served, and what is no text is
-refused. Of their checkpoints only the tensors of the text part are read or fetched. They were compared with the whole
-class, towers and all, given text, and loaded from files with the names under which that class is published.
+Models that also take images or sound: the text part is served, and only its tensors are read or fetched. What is no
+text is refused. Checkpoints in AWQ (4 bits), GPTQ (2, 4, 8 bits), and block-wise fp8 are unpacked while they are read.
+Nothing here was run on a GPU.
+"""
+_MEASUREMENT = """## How it was measured
 
-**Batching**: *packed* runs the new tokens of all sessions as one row through every matrix, with attention of our own.
-*Left-padded* runs sessions with equally many new tokens as rows beside each other, with the architecture's own
-attention; it costs a copy of the cached keys and values each step. *Rows* does so for layers that keep a state of a
-session beside keys and values (linear attention, state spaces, convolutions), with our attention and without that copy.
-*Token by token* says that a later chunk of a prompt goes through one token after the other, since transformers
-continues from such a state no other way. *One by one* runs each session by itself with the architecture's own
-attention.
+All rows were run on one state of the code. `tests/shards/batching/test_exact_in_every_way.py` runs the same with the
+rows that are served.
 
-`nemotron_h` is compared with transformers where time steps are bounded as the checkpoints say (`time_step_limit`), not
-by `time_step_min`, as transformers does for prompts and does not for single tokens.
+**Exact split, float32**, on one hop, split in two, and split in three:
 
-**Shared prefixes**: *yes* where a beginning that sessions have in common is computed once, and *no* where layers keep
-states: what a state was behind that beginning, nobody has kept. Each such session computes its whole prompt.
+- Eight sessions of different lengths join at different steps, with prompts in chunks.
+- Prompts that begin alike run one after the other and together; what they have in common is computed once.
+- Fourteen sessions share a pool with room for two, so that on every hop sessions moved to the host's memory and back at
+  least fourteen times.
 
-**Quantization**: what weights can be kept in, beside plain ones (`--quantization`). Their matrices took the size that
-is announced, and the logits of a model split in three were those of the quantized whole, bit for bit, in float32; *no*
-where quantized weights are refused, or take no less memory (`dbrx`).
-Checkpoints in AWQ (4 bits), GPTQ (2, 4, 8 bits) and block-wise fp8 are unpacked while they are read.
+Logits differ from the whole model's by at most {tolerance:.0e} of the largest one, which is rounding, and all generated
+tokens are the same. Where a tiny random model makes more of rounding, the row says to how much of the largest logit it
+is exact; with every number in float64, such a model split in three differed by less than 1e-12 when sessions joined.
 
-**Tensor parallel**: *{ranks} ranks* where so many ranks, each with its share of the heads and of every MLP, computed
-the whole model's logits (the same tolerance, as threads of one process, plain weights), and *no* where the
-architecture is refused, mostly because transformers has no plan that divides its attention and MLP. Ranks of quantized
-weights are tried with `llama`, `qwen2` and `mixtral` (`tests/shards/model/test_quantized_ranks.py`). It was never run
-on a GPU.
+**Exact split, bfloat16**, split in three, the same ways: tokens are the same wherever the best two logits of the whole
+model lie further apart than twice the measured difference of logits. That difference is on average no larger than what
+rounding to bfloat16 does to the whole model. At least half of the positions are so clear, or as many as where that
+rounding is the difference: `baichuan 2 (7B)` alone, with the near logits of its large vocabulary, has 88 of 208.
+
+**More than text**: these models were compared with the whole class, towers and all, given text, and loaded from files
+with the names under which that class is published.
+
+**`nemotron_h`** is compared with transformers where time steps are bounded as the checkpoints say (`time_step_limit`),
+not by `time_step_min`, as transformers does for prompts and does not for single tokens.
+
+**Quantization**: matrices took the size that is announced, and the logits of a model split in three were those of the
+quantized whole, bit for bit, in float32. *no* where quantized weights are refused, or take no less memory (`dbrx`).
+
+**Tensor parallel**: {ranks} ranks, each with its share of the heads and of every MLP, computed the whole model's logits
+to the same tolerance, as threads of one process, with plain weights. Ranks of quantized weights are tried with `llama`,
+`qwen2`, and `mixtral` (`tests/shards/model/test_quantized_ranks.py`).
 """
 
 
@@ -240,13 +253,10 @@ def render(rows: Mapping[str, str]) -> str:
     refused = [line for line in ordered if not _is_served(line)]
     packed, padded = (sum(f"| {kind} |" in line for line in served) for kind in ("packed", "left-padded"))
     sections = [
-        _INTRODUCTION.format(version=transformers.__version__, tolerance=TOLERANCE, ranks=_RANKS),
+        _INTRODUCTION.format(version=transformers.__version__),
         f"Of {len(ordered)} kinds, {packed} are exact in packed batches, {padded} in left-padded ones, "
         f"{len(served) - packed - padded} as rows or one by one, and {len(refused)} are refused. "
         f"{len(CONVERTED)} more kinds are converted.\n",
-        "## The paper's architectures\n",
-        "Table 1 of the MoLink system paper, and Llama.\n",
-        _table("Class | Architecture here", [f"| `{name}` | {here} |" for name, here in TABLE_1.items()]),
         _CONVERTED,
         "These came with code of their own, which is never run. Their tensors get the names of a class of transformers "
         "that computes the same. They were compared with forwards written from their published descriptions "
@@ -257,6 +267,10 @@ def render(rows: Mapping[str, str]) -> str:
         _table(f"Architecture | Class | {_MEASURED}", served),
         "## Refused\n",
         _table("Architecture | Reason", refused),
+        "## The paper's architectures\n",
+        "Table 1 of the MoLink system paper, and Llama.\n",
+        _table("Class | Architecture here", [f"| `{name}` | {here} |" for name, here in TABLE_1.items()]),
+        _MEASUREMENT.format(tolerance=TOLERANCE, ranks=_RANKS),
     ]
     return "\n".join(sections)
 

@@ -20,11 +20,11 @@ from molink.dht.identity.swarm_key import SwarmKey
 from molink.dht.records.announcement import (
     AnnouncementError,
     known_keys,
-    open_facts,
-    open_state,
-    seal_facts,
-    seal_state,
+    sign_facts,
+    sign_state,
     state_tag,
+    verify_facts,
+    verify_state,
 )
 from molink.dht.records.records import Coordinate
 from molink.peer.engine.sessions import read_plan
@@ -40,8 +40,8 @@ pytestmark = pytest.mark.fuzz
 IDENTITY = Identity.generate()
 KEYS = known_keys([IDENTITY.public_key])
 COORDINATE = Coordinate((12.5, -40.0, 0.0, 3.25), 7.5, 0.25)
-FACTS = seal_facts(replace(facts_of(IDENTITY, links=4), coordinate=COORDINATE), IDENTITY)
-STATE = seal_state(state_of(IDENTITY), IDENTITY)
+FACTS = sign_facts(replace(facts_of(IDENTITY, links=4), coordinate=COORDINATE), IDENTITY)
+STATE = sign_state(state_of(IDENTITY), IDENTITY)
 SIGNED_FROM = 65
 """What precedes a record's body: its kind and the signature."""
 DESCRIPTOR = describe([hop_of(IDENTITY, Span(0, 3)), hop_of(Identity.generate(), Span(3, 6))])
@@ -100,7 +100,7 @@ def test_any_proof_is_refused_or_that_of_its_key(data: bytes) -> None:
 
 @pytest.mark.parametrize(
     "read",
-    [open_facts, lambda record: open_state(record, KEYS), state_tag],
+    [verify_facts, lambda record: verify_state(record, KEYS), state_tag],
     ids=["facts", "state", "tag"],
 )
 @given(record=any_bytes(FACTS, STATE))
@@ -125,9 +125,9 @@ def test_whatever_a_peer_signs_is_an_announcement_or_an_announcement_error(
     record = record[:1] + signature + body
     try:
         if kind == "facts":
-            assert open_facts(record).peer_id == IDENTITY.peer_id
+            assert verify_facts(record).peer_id == IDENTITY.peer_id
         else:
-            assert open_state(record, KEYS).peer_id == IDENTITY.peer_id
+            assert verify_state(record, KEYS).peer_id == IDENTITY.peer_id
     except AnnouncementError as error:
         assert error.reason  # noqa: PT017 - as above
 

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -127,6 +128,18 @@ def test_every_package_says_what_is_in_it(folder: str) -> None:
     said = ast.get_docstring(ast.parse((ROOT / folder / "__init__.py").read_text(encoding="utf-8")))
     assert said
     assert said.count(".") >= 2
+
+
+def test_real_peers_are_tested_where_make_looks_for_them() -> None:
+    (named,) = re.findall(r"^PEERS := (.+)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    peers = [ROOT / folder for folder in named.split()]
+    marked = [
+        path
+        for path in (ROOT / "tests").rglob("test_*.py")
+        if re.search(r"pytest\.mark\.e2e", path.read_text("utf-8"))
+    ]
+    assert len(marked) > 20
+    assert [path for path in marked if not any(folder in path.parents for folder in peers)] == []
 
 
 def test_files_stay_small_enough_to_read() -> None:

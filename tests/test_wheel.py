@@ -1,12 +1,16 @@
 """The wheel: it holds what a user needs and nothing else, and works without the repository."""
 
+import re
 import subprocess
 import sys
 import tomllib
 import zipfile
+from email import message_from_bytes
 from pathlib import Path
 
 import pytest
+
+from molink.commands import EXTRAS
 
 ROOT = Path(__file__).parents[1]
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -54,6 +58,7 @@ def test_it_holds_every_package_with_its_types(wheel: zipfile.ZipFile) -> None:
             assert f"{package.replace('.', '/')}/{file.name}" in names
         assert f"{package.replace('.', '/')}/py.typed" in names
     assert "molink/peer/wire/protocol/molink.proto" in names
+    assert {"molink/shards/native/one_row.c", "molink/shards/native/products.h"} <= names
 
 
 def test_it_holds_the_bundled_model(wheel: zipfile.ZipFile) -> None:
@@ -79,6 +84,17 @@ def test_it_declares_its_commands(wheel: zipfile.ZipFile) -> None:
     declared = wheel.read(name).decode()
     for command, target in SETTINGS["project"]["scripts"].items():
         assert f"{command} = {target}" in declared
+
+
+def test_a_volunteer_installs_neither_what_draws_nor_what_serves_http_nor_a_solver(
+    wheel: zipfile.ZipFile,
+) -> None:
+    (name,) = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
+    needed = message_from_bytes(wheel.read(name)).get_all("Requires-Dist", [])
+    for package, extra in EXTRAS.items():
+        own = [line for line in needed if re.match(rf"{package}\b", line)]
+        assert all(f'extra == "{extra}"' in line for line in own)
+        assert own or package == "starlette"  # FastAPI's own
 
 
 def test_it_works_from_anywhere_without_the_repository(wheel: zipfile.ZipFile, tmp_path: Path) -> None:

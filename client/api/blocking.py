@@ -9,7 +9,7 @@ from typing import Self, Unpack
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from molink.client.api.generation import Explanation, Generation, Piece
+from molink.client.api.generation import Explanation, Generation, TextPiece
 from molink.client.api.sampling import Sampling
 from molink.client.api.swarm import AsyncSwarm, Messages, Prompt
 from molink.dht.records.records import ServedModel
@@ -125,7 +125,7 @@ class Swarm:
         params: SamplingParams | None = None,
         timeout_s: float = 30.0,
         **sampling: Unpack[Sampling],
-    ) -> Iterator[Piece]:
+    ) -> Iterator[TextPiece]:
         """As `stream`, with token ids; the last piece carries the whole generation."""
         return self._iterate(
             lambda: self._swarm.stream_events(prompt, params=params, timeout_s=timeout_s, **sampling)
@@ -138,7 +138,7 @@ class Swarm:
         params: SamplingParams | None = None,
         timeout_s: float = 30.0,
         **sampling: Unpack[Sampling],
-    ) -> Iterator[Piece]:
+    ) -> Iterator[TextPiece]:
         """As `stream_events`, for a chat."""
         return self._iterate(
             lambda: self._swarm.stream_chat_events(messages, params=params, timeout_s=timeout_s, **sampling)
@@ -154,7 +154,7 @@ class Swarm:
         """Peers, spans, links and whether a circuit can be formed now; JSON-ready."""
         return self._open().call(self._swarm.snapshot)
 
-    def _iterate(self, begin: Callable[[], AsyncGenerator[Piece, None]]) -> Iterator[Piece]:
+    def _iterate(self, begin: Callable[[], AsyncGenerator[TextPiece, None]]) -> Iterator[TextPiece]:
         """Steps an asynchronous generator from this thread; leaving the loop early ends the generation."""
         portal = self._open()
         pieces = portal.call(begin)
@@ -170,7 +170,7 @@ class Swarm:
         return self._portal
 
 
-def _await(coming: "Future[Piece | None]") -> Piece | None:
+def _await(coming: "Future[TextPiece | None]") -> TextPiece | None:
     """The next piece. Ctrl-C while waiting ends the wait on the loop's side too, or the generator could not close."""
     try:
         return coming.result()
@@ -180,11 +180,11 @@ def _await(coming: "Future[Piece | None]") -> Piece | None:
         raise
 
 
-async def _next(pieces: AsyncGenerator[Piece, None]) -> Piece | None:
+async def _next(pieces: AsyncGenerator[TextPiece, None]) -> TextPiece | None:
     return await anext(pieces, None)
 
 
-def _texts(pieces: Iterator[Piece]) -> Iterator[str]:
+def _texts(pieces: Iterator[TextPiece]) -> Iterator[str]:
     for piece in pieces:
         if piece.text:
             yield piece.text

@@ -57,7 +57,7 @@ class Generation:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TextPiece:
     """A part of a generation as it streams. The last one has `finish_reason` and `generation`."""
 
     text: str

@@ -1,9 +1,9 @@
-"""From the tokens of a session to text: pieces as they become certain, and the whole at the end."""
+"""Generation assembler: text from the tokens of a session, piece by piece as it becomes certain, then the whole."""
 
 import time
 from collections.abc import AsyncGenerator
 
-from molink.client.api.generation import CircuitReport, FinishReason, Generation, Hop, Piece, TokenLogprob
+from molink.client.api.generation import CircuitReport, FinishReason, Generation, Hop, TextPiece, TokenLogprob
 from molink.client.circuit.session import ClientSession, SessionLog
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.shards.spec import SamplingParams
@@ -11,8 +11,8 @@ from molink.shards.text.text_stream import StopMatcher, TextStream
 from molink.shards.text.tokenizer import Tokenizer
 
 
-class Assembly:
-    """One generation's text as it grows."""
+class GenerationAssembler:
+    """Generation assembler: one generation's text as it grows."""
 
     def __init__(
         self, tokenizer: Tokenizer, params: SamplingParams, prompt_tokens: int, started_s: float
@@ -27,7 +27,7 @@ class Assembly:
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []
 
-    def push(self, token: pb.Token, now_s: float) -> Piece:
+    def push(self, token: pb.Token, now_s: float) -> TextPiece:
         """The piece that the token adds. Its `finish_reason` is set if the generation ends here."""
         self._times_s.append(now_s)
         self._token_ids.append(token.token_id)
@@ -39,9 +39,9 @@ class Assembly:
             text += self._stops.push(self._text.finish())
             text += self._stops.finish()
         self._out.append(text)
-        return Piece(text, (token.token_id,), logprobs, self._finish_reason(token))
+        return TextPiece(text, (token.token_id,), logprobs, self._finish_reason(token))
 
-    def generation(self, last: Piece, log: SessionLog) -> Generation:
+    def generation(self, last: TextPiece, log: SessionLog) -> Generation:
         """The whole, after the last piece."""
         first_s, last_s = self._times_s[0], self._times_s[-1]
         return Generation(
@@ -70,9 +70,9 @@ class Assembly:
 
 async def assemble(
     session: ClientSession, tokenizer: Tokenizer, params: SamplingParams, prompt_tokens: int, timeout_s: float
-) -> AsyncGenerator[Piece, None]:
+) -> AsyncGenerator[TextPiece, None]:
     """The session's pieces; the last one carries the whole generation."""
-    assembly = Assembly(tokenizer, params, prompt_tokens, time.perf_counter())
+    assembly = GenerationAssembler(tokenizer, params, prompt_tokens, time.perf_counter())
     tokens = session.tokens(timeout_s)
     try:
         async for token in tokens:
@@ -81,7 +81,7 @@ async def assemble(
                 yield piece
                 continue
             whole = assembly.generation(piece, session.log)
-            yield Piece(piece.text, piece.token_ids, piece.logprobs, piece.finish_reason, whole)
+            yield TextPiece(piece.text, piece.token_ids, piece.logprobs, piece.finish_reason, whole)
             return
     finally:
         await tokens.aclose()

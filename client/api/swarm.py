@@ -9,15 +9,15 @@ from types import TracebackType
 from typing import Any, Self, Unpack
 
 from molink.client.api.explain import Tracer
-from molink.client.api.generation import Explanation, Generation, Piece
+from molink.client.api.generation import Explanation, Generation, TextPiece
 from molink.client.api.overview import overview
 from molink.client.api.pieces import assemble
 from molink.client.api.sampling import Sampling, checked_params
-from molink.client.circuit.circuit_builder import Former
-from molink.client.circuit.connection import Connection
+from molink.client.circuit.circuit_builder import CircuitBuilder
+from molink.client.circuit.connection import SwarmConnection
 from molink.client.circuit.session import ClientSession
 from molink.client.errors import InvalidRequest, SwarmUnavailable
-from molink.client.models.model_resolver import ModelAccess, load_tokenizer, open_model
+from molink.client.models.model_resolver import ResolvedModel, load_tokenizer, open_model
 from molink.client.text.text_processes import TextProcesses
 from molink.client.text.text_work import OpenTextWork, TextWork, TextWorkInThreads
 from molink.configuration import (
@@ -78,9 +78,9 @@ class AsyncSwarm:
         self._report = report or _no_report
         self._own_text_work = text_work
         self._stack = AsyncExitStack()
-        self._connection: Connection | None = None
-        self._access: ModelAccess | None = None
-        self._former: Former | None = None
+        self._connection: SwarmConnection | None = None
+        self._access: ResolvedModel | None = None
+        self._circuit_builder: CircuitBuilder | None = None
         self._text: TextWork | None = None
         self._tokenizer: Tokenizer | None = None
 
@@ -95,7 +95,7 @@ class AsyncSwarm:
                 f"activation_codec must be one of {', '.join(ACTIVATION_CODECS)}, got {self._activation_codec!r}",
                 "activation_codec",
             )
-        connection = Connection(self._addresses(), self._key(), self._http_proxy())
+        connection = SwarmConnection(self._addresses(), self._key(), self._http_proxy())
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(connection)
             access = await open_model(
@@ -104,13 +104,13 @@ class AsyncSwarm:
             text, tokenizer = await self._open_tokenizer(access, stack)
             self._stack = stack.pop_all()
         self._connection, self._access, self._text, self._tokenizer = connection, access, text, tokenizer
-        self._former = Former(connection, access.spec)
+        self._circuit_builder = CircuitBuilder(connection, access.spec)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._connection = self._access = self._former = self._text = self._tokenizer = None
+        self._connection = self._access = self._circuit_builder = self._text = self._tokenizer = None
         await self._stack.aclose()
 
     @property
@@ -194,7 +194,7 @@ class AsyncSwarm:
         params: SamplingParams | None = None,
         timeout_s: float = 30.0,
         **sampling: Unpack[Sampling],
-    ) -> AsyncGenerator[Piece, None]:
+    ) -> AsyncGenerator[TextPiece, None]:
         """As `stream`, with token ids and log-probabilities; the last piece carries the whole generation."""
         self._open()
         return self._events(lambda: self._encoded(prompt), checked_params(params, sampling), timeout_s)
@@ -206,7 +206,7 @@ class AsyncSwarm:
         params: SamplingParams | None = None,
         timeout_s: float = 30.0,
         **sampling: Unpack[Sampling],
-    ) -> AsyncGenerator[Piece, None]:
+    ) -> AsyncGenerator[TextPiece, None]:
         """As `stream_events`, for a chat."""
         if not all(isinstance(message, Mapping) for message in messages):
             raise InvalidRequest(
@@ -239,7 +239,7 @@ class AsyncSwarm:
 
     async def _events(
         self, encoded: Callable[[], Awaitable[tuple[int, ...]]], params: SamplingParams, timeout_s: float
-    ) -> AsyncGenerator[Piece, None]:
+    ) -> AsyncGenerator[TextPiece, None]:
         access = self._open()[1]
         _check_timeout(timeout_s)
         ids = await encoded()
@@ -276,25 +276,34 @@ class AsyncSwarm:
             raise InvalidRequest(f"the messages cannot be turned into tokens: {error}", "messages") from error
 
     def _session(self, ids: tuple[int, ...], params: SamplingParams, *, trace: bool = False) -> ClientSession:
-        connection, access, former = self._open()
+        connection, access, circuit_builder = self._open()
         codec, report = self._activation_codec, self._report
         return ClientSession(
-            connection, former, access.spec, ids, params, trace=trace, activation_codec=codec, report=report
+            connection,
+            circuit_builder,
+            access.spec,
+            ids,
+            params,
+            trace=trace,
+            activation_codec=codec,
+            report=report,
         )
 
-    def _open(self) -> tuple[Connection, ModelAccess, Former]:
-        if self._connection is None or self._access is None or self._former is None:
+    def _open(self) -> tuple[SwarmConnection, ResolvedModel, CircuitBuilder]:
+        if self._connection is None or self._access is None or self._circuit_builder is None:
             raise RuntimeError(
                 "the swarm is not open: use it inside `with Swarm(...)` or `async with AsyncSwarm(...)`"
             )
-        return self._connection, self._access, self._former
+        return self._connection, self._access, self._circuit_builder
 
     def _open_text(self) -> tuple[TextWork, Tokenizer]:
         if self._text is None or self._tokenizer is None:
             raise RuntimeError("the swarm was closed while a generation began")
         return self._text, self._tokenizer
 
-    async def _open_tokenizer(self, access: ModelAccess, stack: AsyncExitStack) -> tuple[TextWork, Tokenizer]:
+    async def _open_tokenizer(
+        self, access: ResolvedModel, stack: AsyncExitStack
+    ) -> tuple[TextWork, Tokenizer]:
         """What makes tokens of text, open on `stack`, and what makes text of tokens."""
         if self._own_text_work is None and not access.from_peers:
             tokenizer = await load_tokenizer(access, None)
@@ -348,14 +357,14 @@ def _check_timeout(timeout_s: float) -> None:
         raise InvalidRequest(f"timeout_s must be 0 or more, got {timeout_s}", "timeout_s")
 
 
-async def _whole(pieces: AsyncIterator[Piece]) -> Generation:
+async def _whole(pieces: AsyncIterator[TextPiece]) -> Generation:
     async for piece in pieces:
         if piece.generation is not None:
             return piece.generation
     raise RuntimeError("a generation ended without its last piece")
 
 
-async def _texts(pieces: AsyncGenerator[Piece, None]) -> AsyncGenerator[str, None]:
+async def _texts(pieces: AsyncGenerator[TextPiece, None]) -> AsyncGenerator[str, None]:
     try:
         async for piece in pieces:
             if piece.text:

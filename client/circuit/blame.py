@@ -1,4 +1,4 @@
-"""Who is to be left out after a circuit has failed, where nobody knows for sure. Pure.
+"""Blame ledger: whom to leave out after a circuit has failed, where nobody knows for sure. Pure.
 
 What a client sees itself (a link that closes, a token that cannot be) is evidence. What one hop says of another is not:
 an accusation weighs on both. Whoever is part of more that went wrong than the other is left out, so that a hop which
@@ -9,9 +9,13 @@ still weighs on all of its hops; what they have in common goes next.
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
+from molink.client.circuit.quarantine import Quarantine
+
 REMEMBERED_S = 180.0
 """How long a failure weighs on those who were part of it."""
 MOST_REMEMBERED = 256
+MOST_TAKEN_BACK = 8
+"""Peers that are left out of which each is tried alone, before all of them are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +37,7 @@ class Standstill:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What follows from a failure."""
+    """Verdict on a failure: whom to leave out."""
 
     leave: str
     """The peer to leave out."""
@@ -43,7 +47,7 @@ class Verdict:
 
 @dataclass(slots=True)
 class BlameLedger:
-    """Failures that nobody could be convicted of. Times are those of any one clock."""
+    """Blame ledger of failures whose cause is not known. Times are seconds of any one clock."""
 
     accusations: list[Accusation] = field(default_factory=list)
     standstills: list[Standstill] = field(default_factory=list)
@@ -77,11 +81,11 @@ class BlameLedger:
         return made + len(accusers) + sum(peer_id in one.hops for one in self.standstills)
 
     def accusers_of(self, peer_ids: frozenset[str]) -> frozenset[str]:
-        """Who accused any of these: of each such pair one is at fault."""
+        """Returns who accused any of these peers: of each such pair one is at fault."""
         return frozenset(one.accuser for one in self.accusations if one.accused in peer_ids)
 
     def accused(self) -> frozenset[str]:
-        """Whom others have accused."""
+        """Returns the peers that others have accused."""
         return frozenset(one.accused for one in self.accusations)
 
     def _blamed_alone_by(self, accuser: str) -> frozenset[str]:
@@ -93,3 +97,21 @@ class BlameLedger:
         since_s = now_s - REMEMBERED_S
         self.accusations = [one for one in self.accusations if one.at_s > since_s][-MOST_REMEMBERED:]
         self.standstills = [one for one in self.standstills if one.at_s > since_s][-MOST_REMEMBERED:]
+
+
+def second_choices(
+    avoided: frozenset[str], shunned: frozenset[str], blame: BlameLedger, quarantine: Quarantine
+) -> tuple[frozenset[str], ...]:
+    """Whom to leave out instead, one set after the other, where there is no circuit without all who are `avoided`;
+    those who are `shunned` are left out in any case."""
+    # Of two, one of which accuses the other, one is at fault: without the accuser it may do.
+    accusers = blame.accusers_of(avoided)
+    # Who was only slow comes back before who was part of what went wrong.
+    doubts = {peer_id: (blame.weight(peer_id), -quarantine.since_s(peer_id)) for peer_id in sorted(avoided)}
+    taken_back = sorted(sorted(avoided - shunned), key=doubts.__getitem__)[:MOST_TAKEN_BACK]
+    sets = (
+        (avoided - blame.accused()) | accusers | shunned,
+        *(avoided - {peer_id} for peer_id in taken_back),
+        shunned,
+    )
+    return tuple(avoid for avoid in dict.fromkeys(sets) if avoid != avoided)

@@ -1,4 +1,4 @@
-"""Forming a circuit: plan, reserve every hop or none, wait until each is ready; if not, again with what was learnt."""
+"""Forming a circuit as `CircuitCore` says: plan, reserve every hop or none, wait until each is ready."""
 
 import asyncio
 import random
@@ -6,22 +6,23 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from molink.client.circuit.blame import BlameLedger, Verdict
-from molink.client.circuit.connection import Connection
-from molink.client.circuit.quarantine import AVOID_S, Avoidance
+from molink.client.circuit import circuit_core as core
+from molink.client.circuit.blame import BlameLedger, Verdict, second_choices
+from molink.client.circuit.connection import SwarmConnection
+from molink.client.circuit.quarantine import AVOID_S, Quarantine
 from molink.client.circuit.reserving import (
     REQUEST_TIMEOUT_S,
-    Asked,
     HopRefused,
     Report,
+    ReservationRequest,
     describe,
     release,
     report_codec,
     reserve_all,
     wait_ready,
 )
-from molink.client.circuit.route_selector import Chooser
-from molink.client.errors import InvalidRequest, NoCircuit, SwarmUnavailable
+from molink.client.circuit.route_selector import RouteSelector
+from molink.client.errors import InvalidRequest, NoCircuit, SwarmError, SwarmUnavailable
 from molink.dht.records.records import PeerFacts, PeerView, ServedModel
 from molink.peer.wire.link.link import Link
 from molink.peer.wire.protocol import molink_pb2 as pb
@@ -31,23 +32,17 @@ from molink.routing import Route
 from molink.shards.kv.prefix import common_prefix
 from molink.shards.spec import ModelSpec
 
-FIRST_BACKOFF_S = 0.05
-LONGEST_BACKOFF_S = 1.0
 REQUEST_BYTES = 64
 """What a request's header holds beside its descriptor, at most."""
 PATIENCE_S = 2.0
 """What a hop's answer may take while there may be others that answer sooner. A dial that takes longer goes on."""
-SLOW_S = 10.0
-"""A hop that has taken longer is left out for so long, if others can take its place."""
-MOST_TAKEN_BACK = 8
-"""Peers that are left out of which each is tried alone, before all of them are."""
 NEAR = 1.25
 """A circuit of peers that have answered before is preferred if it is charged no more than so many times as much."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Formed:
-    """A circuit whose every hop has granted its lease and is ready."""
+class ActiveCircuit:
+    """Active circuit: every hop has granted its lease and is ready."""
 
     route: Route
     descriptor: pb.SessionDescriptor
@@ -65,28 +60,28 @@ class Formed:
         return any(link.peer_id == peer_id for link in self.links)
 
 
-class Former:
-    """Forms circuits for one model over one connection; remembers who failed."""
+class CircuitBuilder:
+    """Circuit builder for one model over one connection; remembers who failed."""
 
-    def __init__(self, connection: Connection, spec: ModelSpec) -> None:
+    def __init__(self, connection: SwarmConnection, spec: ModelSpec) -> None:
         self._connection = connection
         self._spec = spec
-        self._avoidance = Avoidance()
+        self._quarantine = Quarantine()
         self._blame = BlameLedger()
-        self._chooser = Chooser(connection, spec)
+        self._route_selector = RouteSelector(connection, spec)
         self.prefix_key = secrets.token_bytes(32)
         """With which this client names the blocks of its prompts: peers tell from the names which of its prompts begin
         alike, as they do from activations, and cannot try whether a text that they guess is one of them."""
 
-    def failed(self, circuit: Formed, at_fault: str, accuser: str = "") -> str:
-        """A hop of the circuit has failed, as the client saw itself or as `accuser`, another hop, says. Without
+    def report_failure(self, circuit: ActiveCircuit, at_fault: str, accuser: str = "") -> str:
+        """Records the failure of a hop, as the client saw itself or as `accuser`, another hop, says. Without
         `at_fault` the circuit stood still, and all of its hops answered.
 
         Returns the peer that is left out of circuits from now on.
         """
         now_s = asyncio.get_running_loop().time()
         if not at_fault:
-            avoided, _ = self._avoidance.at(tuple(circuit.peers.values()), now_s)
+            avoided, _ = self._quarantine.excluded_peers(tuple(circuit.peers.values()), now_s)
             verdict = self._blame.stand_still([link.peer_id for link in circuit.links], now_s, avoided)
             if (
                 verdict.leave != circuit.head.peer_id
@@ -95,8 +90,8 @@ class Former:
         elif accuser:
             verdict = self._blame.accuse(accuser, at_fault, now_s, self._is_gone)
         else:
-            self._chooser.lost(at_fault)
-            self._connection.scouts.lost(at_fault)
+            self._route_selector.record_loss(at_fault)
+            self._connection.probes.record_loss(at_fault)
             self.avoid(circuit.peers[at_fault].facts)
             return at_fault
         self._follow(verdict, circuit.peers)
@@ -105,15 +100,15 @@ class Former:
     def _follow(self, verdict: Verdict, peers: Mapping[str, PeerView], reason: str = "") -> None:
         """Leaves out whom nobody could convict, if others can take its place, and takes back whom it blamed alone."""
         for peer_id in verdict.acquitted:
-            self._avoidance.acquit(peer_id)
+            self._quarantine.release_peer(peer_id)
         certain = self._is_gone(verdict.leave)
         if certain:
-            self._chooser.lost(verdict.leave)
+            self._route_selector.record_loss(verdict.leave)
         self.avoid(peers[verdict.leave].facts, reason=reason, certain=certain)
 
-    def left(self, descriptor: pb.SessionDescriptor) -> None:
-        """A session has left the circuit that was formed for it, and has given its leases back."""
-        self._chooser.gives_back(descriptor)
+    def end_session(self, descriptor: pb.SessionDescriptor) -> None:
+        """Records that a session has left its circuit, and has given its leases back."""
+        self._route_selector.end_session(descriptor)
 
     def avoid(
         self, facts: PeerFacts, seconds: float = AVOID_S, reason: str = "", *, certain: bool = True
@@ -121,73 +116,108 @@ class Former:
         """Leaves a peer out of circuits until it announces new facts, at most for `seconds`; if it is not `certain`
         that it failed, only while others can take its place."""
         now_s = asyncio.get_running_loop().time()
-        self._avoidance.add(facts, now_s, seconds, reason, certain=certain)
+        self._quarantine.quarantine_peer(facts, now_s, seconds, reason, certain=certain)
 
     def _is_gone(self, peer_id: str) -> bool:
         """Whether the client itself has no link to that peer any more."""
         return self._connection.links.find(peer_id) is None
 
-    async def form(self, template: pb.SessionDescriptor, deadline_s: float, report: Report) -> Formed:
-        """A ready circuit for the session that `template` describes (its hops are filled in here).
+    async def build(
+        self, circuit: core.CircuitCore, asked: core.Effect, template: pb.SessionDescriptor, report: Report
+    ) -> ActiveCircuit:
+        """A ready circuit for the session that `template` describes (its hops are filled in here), as `circuit` goes
+        on from what it has `asked` for.
 
         Raises:
             InvalidRequest: a hop says that no peer could serve such a request.
-            NoCircuit: until `deadline_s` (the loop's clock) the peers alive did not cover the model.
+            NoCircuit: until the deadline (the loop's clock) the peers alive did not cover the model.
             SwarmUnavailable: nobody is there, or all refused until then.
         """
         clock = asyncio.get_running_loop().time
-        backoff_s = FIRST_BACKOFF_S
-        doubtful = False  # somebody did not answer: others are tried side by side
-        invalid: InvalidRequest | None = None
+        effect = asked
+        formed: ActiveCircuit | None = None
+        problems: dict[core.Problem, SwarmError] = {}
         while True:
-            error: NoCircuit | SwarmUnavailable
-            wait_s = backoff_s * random.uniform(0.5, 1.5)
-            try:
-                route, peers = await self._plan(template, doubtful=doubtful)
-                report(f"circuit of {len(route.hops)} peers found; reserving memory")
-                async with asyncio.timeout_at(deadline_s):
-                    return await self._settle(route, peers, template, deadline_s, report)
-            except TimeoutError:
-                names = ", ".join(peers[hop.peer_id].facts.name for hop in route.hops)
-                raise SwarmUnavailable(f"the circuit over {names} was not ready in time") from None
-            except (NoCircuit, SwarmUnavailable) as problem:
-                if invalid is not None:
-                    raise invalid from None
-                error = problem
-                report(str(problem))
-                wait_s = max(wait_s, 0.2)
-            except HopRefused as refusal:
-                report(str(refusal))
-                if refusal.code == "request":
-                    if invalid is not None:  # two say so
-                        raise invalid from refusal
-                    invalid = InvalidRequest(f"peer {refusal}")
-                    continue
-                busy = refusal.code in ("memory", "busy")
-                error = SwarmUnavailable(
-                    str(refusal), busy=busy, retry_after_s=max(1.0, refusal.retry_after_s)
-                )
-                doubtful = doubtful or refusal.code in ("lost", "slow")
-            if clock() + wait_s >= deadline_s:
-                raise error
-            if doubtful:
-                self._scout()
-            if self._connection.scouts.under_way:
-                self._connection.refresh_now()
-                await self._connection.scouts.wait(wait_s)
-            else:
-                await self._connection.refresh_soon(wait_s)
-            backoff_s = min(backoff_s * 2, LONGEST_BACKOFF_S)
+            match effect:
+                case core.Plan(doubtful):
+                    try:
+                        route, peers = await self._plan(template, doubtful=doubtful)
+                    except (NoCircuit, SwarmUnavailable) as problem:
+                        report(str(problem))
+                        problems[core.Problem.NO_ROUTE] = problem
+                        event: core.Event = core.NoRoute(_draw())
+                    else:
+                        report(f"circuit found, hops: {len(route.hops)}; reserving memory")
+                        event = core.Planned(route.peer_ids)
+                case core.Reserve(epoch):
+                    hops = ReservationRequest(
+                        describe(template, route, peers, self._spec, epoch), route, peers
+                    )
+                    event, formed = await self._reserved(circuit, hops, report, problems)
+                case core.Wait(wait_s, scout):
+                    await self._wait(wait_s, scout=scout)
+                    event = core.Waited()
+                case core.Start() if formed is not None:
+                    return formed
+                case core.GiveUp(cause):
+                    raise problems[cause]
+            *released, effect = circuit.handle(event, clock())
+            if released:
+                self._give_back(hops.descriptor)
 
-    def _scout(self) -> None:
+    async def _reserved(
+        self,
+        circuit: core.CircuitCore,
+        asked: ReservationRequest,
+        report: Report,
+        problems: dict[core.Problem, SwarmError],
+    ) -> tuple[core.Event, ActiveCircuit | None]:
+        """What the hops answer; an error that may follow from it is noted in `problems`."""
+        self._require_sendable(asked.descriptor)
+        try:
+            async with asyncio.timeout_at(circuit.deadline_s):
+                return core.Ready(), await self._settle(asked, circuit.deadline_s, report)
+        except TimeoutError:
+            names = ", ".join(asked.peers[hop.peer_id].facts.name for hop in asked.route.hops)
+            problems[core.Problem.NOT_READY] = SwarmUnavailable(
+                f"the circuit over {names} was not ready in time"
+            )
+            return core.Overdue(), None
+        except HopRefused as refused:
+            report(str(refused))
+            refusal = core.Refusal(refused.code, refused.retry_after_s)
+            self._learn(refused, refusal, asked.peers)
+            if refusal.code == "request":
+                problems.setdefault(core.Problem.INVALID, InvalidRequest(f"peer {refused}"))
+            else:
+                problems[core.Problem.REFUSED] = SwarmUnavailable(
+                    str(refused), busy=refusal.busy, retry_after_s=max(1.0, refusal.retry_after_s)
+                )
+            return core.Refused(refusal, _draw()), None
+        except BaseException:
+            circuit.handle(core.End(), asyncio.get_running_loop().time())
+            self._give_back(asked.descriptor)
+            raise
+
+    async def _wait(self, wait_s: float, *, scout: bool) -> None:
+        """For news of the swarm, so long at most."""
+        if scout:
+            self._probe_others()
+        if self._connection.probes.under_way:
+            self._connection.refresh_now()
+            await self._connection.probes.wait_any(wait_s)
+        else:
+            await self._connection.refresh_soon(wait_s)
+
+    def _probe_others(self) -> None:
         """Tries peers of the model that have not answered yet and are not left out, in any order."""
         views = self._connection.snapshot(self._spec.model_hash)
-        avoided, _ = self._avoidance.at(views, asyncio.get_running_loop().time())
+        avoided, _ = self._quarantine.excluded_peers(views, asyncio.get_running_loop().time())
         untried = [view for view in views if view.peer_id not in avoided]
-        self._connection.scouts.send(random.sample(untried, len(untried)), self._unreachable)
+        self._connection.probes.probe_peers(random.sample(untried, len(untried)), self._unreachable)
 
     def _unreachable(self, facts: PeerFacts) -> None:
-        self._connection.scouts.lost(facts.peer_id)
+        self._connection.probes.record_loss(facts.peer_id)
         self.avoid(facts, reason="it cannot be reached")
 
     async def _plan(
@@ -197,16 +227,16 @@ class Former:
         views = self._connection.snapshot(self._spec.model_hash)
         if not views:
             raise SwarmUnavailable(self._nobody())
-        avoided, shunned = self._avoidance.at(views, asyncio.get_running_loop().time())
+        avoided, shunned = self._quarantine.excluded_peers(views, asyncio.get_running_loop().time())
         peers = {view.peer_id: view for view in views}
-        proven = self._connection.scouts.proven(peers)
+        proven = self._connection.probes.reachable(peers)
         unproven = frozenset(peers) - proven
         try:
             if doubtful:
                 route = await self._proven_route(views, template, avoided | unproven)
                 if route is not None:
                     return route, peers
-            route = await self._chooser.choose(views, template, avoided)
+            route = await self._route_selector.choose(views, template, avoided)
             if doubtful or not proven or unproven.isdisjoint(route.peer_ids):
                 return route, peers
             known = await self._proven_route(views, template, avoided | unproven)
@@ -214,23 +244,12 @@ class Former:
             return (known if known is not None and near else route), peers
         except NoCircuitFound as cause:
             first = cause
-        # Of two, one of which accuses the other, one is at fault: without the accuser it may do.
-        accusers = self._blame.accusers_of(avoided) & peers.keys()
-        # Who was only slow comes back before who was part of what went wrong.
-        doubts = {
-            peer_id: (self._blame.weight(peer_id), -self._avoidance.since_s(peer_id)) for peer_id in avoided
-        }
-        taken_back = sorted(avoided - shunned, key=doubts.__getitem__)[:MOST_TAKEN_BACK]
-        for avoid in (
-            (avoided - self._blame.accused()) | accusers | shunned,
-            *(avoided - {peer_id} for peer_id in taken_back),
-            shunned,
-        ):
+        for avoid in second_choices(avoided, shunned, self._blame, self._quarantine):
             try:
-                return await self._chooser.choose(views, template, avoid), peers
+                return await self._route_selector.choose(views, template, avoid), peers
             except NoCircuitFound:
                 continue
-        by, said = self._avoidance.last_refusal(avoided) or (None, None)
+        by, said = self._quarantine.last_refusal(avoided) or (None, None)
         left = len(views) - len(avoided)
         raise NoCircuit(self._spec.name, left, first, refused_by=by, refusal=said) from first
 
@@ -238,7 +257,7 @@ class Former:
         self, views: Sequence[PeerView], template: pb.SessionDescriptor, avoid: frozenset[str]
     ) -> Route | None:
         try:
-            return await self._chooser.choose(views, template, avoid)
+            return await self._route_selector.choose(views, template, avoid)
         except NoCircuitFound:
             return None
 
@@ -249,35 +268,22 @@ class Former:
         wanted = f"no peer that serves {_identity(self._spec)} is known yet"
         return f"{wanted}; the swarm serves {names}" if others else wanted
 
-    async def _settle(
-        self,
-        route: Route,
-        peers: Mapping[str, PeerView],
-        template: pb.SessionDescriptor,
-        deadline_s: float,
-        report: Report,
-    ) -> Formed:
-        """Reserves every hop of the route, all or none, and sees them ready."""
-        descriptor = describe(template, route, peers, self._spec)
+    def _require_sendable(self, descriptor: pb.SessionDescriptor) -> None:
         if descriptor.ByteSize() + REQUEST_BYTES > MAX_HEADER_BYTES:
             raise InvalidRequest(
-                f"the request and the {len(route.hops)} hops of its circuit take {descriptor.ByteSize()} bytes, and "
-                f"{MAX_HEADER_BYTES} fit into a message: leave out logit_bias and stop_token_ids"
+                f"the request and the {len(descriptor.hops)} hops of its circuit take {descriptor.ByteSize()} bytes, "
+                f"and {MAX_HEADER_BYTES} fit into a message: leave out logit_bias and stop_token_ids"
             )
-        asked = Asked(descriptor, route, peers)
-        self._chooser.asks(descriptor)
-        try:
-            links = await reserve_all(self._connection.links, asked, self._patience_s(peers))
-            for link in links:
-                self._connection.scouts.answered(link.peer_id)
-            held = await wait_ready(asked, links, deadline_s, report)
-            report_codec(asked, self._spec, report)
-        except BaseException as error:
-            self._give_back(descriptor)
-            if isinstance(error, HopRefused):
-                self._learn(error, peers)
-            raise
-        return Formed(route, descriptor, links, peers, common_prefix(held))
+
+    async def _settle(self, asked: ReservationRequest, deadline_s: float, report: Report) -> ActiveCircuit:
+        """Reserves every hop of the route, and sees them ready."""
+        self._route_selector.begin_session(asked.descriptor)
+        links = await reserve_all(self._connection.links, asked, self._patience_s(asked.peers))
+        for link in links:
+            self._connection.probes.record_answer(link.peer_id)
+        held = await wait_ready(asked, links, deadline_s, report)
+        report_codec(asked, self._spec, report)
+        return ActiveCircuit(asked.route, asked.descriptor, links, asked.peers, common_prefix(held))
 
     def _patience_s(self, peers: Mapping[str, PeerView]) -> float:
         """Who has nobody else to turn to waits as long as a dial and a request take at most."""
@@ -285,36 +291,37 @@ class Former:
 
     def _give_back(self, descriptor: pb.SessionDescriptor) -> None:
         """Releases every hop that may have granted, those included whose answer did not come."""
-        self._chooser.gives_back(descriptor)
+        self._route_selector.end_session(descriptor)
         for hop in descriptor.hops:
             link = self._connection.links.find(hop.peer_id)
             if link is not None:
                 release(link, descriptor)
 
-    def _learn(self, refusal: HopRefused, peers: Mapping[str, PeerView]) -> None:
+    def _learn(self, refused: HopRefused, refusal: core.Refusal, peers: Mapping[str, PeerView]) -> None:
         """Who said no is left out: briefly if it only has no room now, longer if it cannot be reached."""
-        view = peers.get(refusal.peer_id)
+        view = peers.get(refused.peer_id)
         if view is None:
             return
-        if refusal.accuser:
+        if refused.accuser:
             verdict = self._blame.accuse(
-                refusal.accuser, refusal.peer_id, asyncio.get_running_loop().time(), self._is_gone
+                refused.accuser, refused.peer_id, asyncio.get_running_loop().time(), self._is_gone
             )
-            self._follow(verdict, peers, refusal.detail)
+            self._follow(verdict, peers, refused.detail)
             return
         if refusal.code not in ("slow", "lost"):
-            self._connection.scouts.answered(refusal.peer_id)
-        transient = refusal.code in ("memory", "busy", "epoch")
-        seconds = max(0.3, refusal.retry_after_s) if transient else AVOID_S
-        if transient and len(peers) == 1:
-            return  # there is no other to turn to
-        if refusal.code == "slow":
-            self.avoid(view.facts, SLOW_S, refusal.detail, certain=False)
-            return
+            self._connection.probes.record_answer(refused.peer_id)
         if refusal.code == "lost":
-            self._chooser.lost(refusal.peer_id)
-            self._connection.scouts.lost(refusal.peer_id)
-        self.avoid(view.facts, seconds, refusal.detail or refusal.code)
+            self._route_selector.record_loss(refused.peer_id)
+            self._connection.probes.record_loss(refused.peer_id)
+        seconds = refusal.left_out_s(len(peers))
+        if seconds:
+            reason = refused.detail or refusal.code
+            self.avoid(view.facts, seconds, reason, certain=refusal.code != "slow")
+
+
+def _draw() -> float:
+    """Evenly from 0.5 to 1.5: clients do not come again in unison."""
+    return random.uniform(0.5, 1.5)
 
 
 def _identity(model: ModelSpec | ServedModel) -> str:

@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, suppress
 from types import TracebackType
 from typing import Protocol, Self
 
-from molink.client.circuit.scouting import Scouts
+from molink.client.circuit.scouting import ReachabilityProbes
 from molink.client.errors import SwarmUnavailable
 from molink.dht.host.bridge import ThreadStoppedError
 from molink.dht.host.host import peer_id_in
@@ -61,7 +61,7 @@ class SwarmView(Protocol):
     async def connections(self) -> int: ...
 
 
-class Connection:
+class SwarmConnection:
     """Open between `__aenter__` and `__aexit__`. It is also the LinkHandler of its links."""
 
     def __init__(
@@ -81,7 +81,7 @@ class Connection:
             is_client=True,
             http_proxy=http_proxy,
         )
-        self.scouts = Scouts(self.links)
+        self.probes = ReachabilityProbes(self.links)
         self._initial_peers = tuple(initial_peers)
         self.initial_peer_ids = frozenset(map(peer_id_in, initial_peers))
         """Those whom the user named."""
@@ -105,14 +105,15 @@ class Connection:
             except BootstrapUnreachable as error:
                 raise SwarmUnavailable(str(error)) from error
             await stack.enter_async_context(self.links)
-            await stack.enter_async_context(self.scouts)
+            await stack.enter_async_context(self.probes)
             self.links.dial_in(await self._swarm_ranges())
             stack.push_async_callback(self._stop_refreshing)
             self._refresh_wanted.set()
             self._refreshing = asyncio.create_task(self._keep_fresh(), name="refresh the view")
-            with suppress(TimeoutError):
-                async with asyncio.timeout(FIRST_REFRESH_S):
-                    await self._refreshed.wait()
+            if self._others_to_ask():
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(FIRST_REFRESH_S):
+                        await self._refreshed.wait()
             self._stack = stack.pop_all()
         return self
 
@@ -120,6 +121,12 @@ class Connection:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._stack.aclose()
+
+    def _others_to_ask(self) -> bool:
+        """Whether there is a second opinion to be had: somebody beside the one peer that has answered."""
+        return len(self.initial_peer_ids) != 1 or any(
+            view.peer_id not in self.initial_peer_ids for view in self.snapshot()
+        )
 
     async def _stop_refreshing(self) -> None:
         if self._refreshing is not None:

@@ -1,4 +1,4 @@
-"""What a client's own sessions add to the loads that peers have announced. Pure.
+"""In-flight load: what a client's own sessions add to the loads that peers have announced. Pure.
 
 A peer of a small swarm says every few seconds how many sessions it has, one of ten thousand every ten minutes, and a
 client of that swarm copies the tables less often still. What it has asked of peers since then it knows without them:
@@ -26,30 +26,32 @@ class _Stay:
 
 
 @dataclass(slots=True)
-class OwnSessions:
-    """On which peers the client's sessions are and were, as far as announcements may not have told it yet."""
+class InFlightLoad:
+    """In-flight load of one client: its sessions by peer, as far as announcements may not count them yet."""
 
     _stays: dict[str, dict[SessionKey, _Stay]] = field(default_factory=dict)
     """By peer id."""
 
-    def begin(self, key: SessionKey, peer_ids: Iterable[str], now_s: float) -> None:
-        """The peers are asked for a lease each."""
+    def begin_session(self, key: SessionKey, peer_ids: Iterable[str], now_s: float) -> None:
+        """Begins a session on each of the peers: they are asked for a lease."""
         for peer_id in peer_ids:
             self._stays.setdefault(peer_id, {}).setdefault(key, _Stay(now_s))
 
-    def end(self, key: SessionKey, peer_ids: Iterable[str], now_s: float) -> None:
-        """The leases are given back, or were not granted. No error if they have been before."""
+    def end_session(self, key: SessionKey, peer_ids: Iterable[str], now_s: float) -> None:
+        """Ends a session on the peers: leases are given back, or were not granted. No error if it has ended before."""
         for peer_id in peer_ids:
             stay = self._stays.get(peer_id, {}).get(key)
             if stay is not None:
                 stay.until_s = min(stay.until_s, now_s)
 
-    def added(self, views: Sequence[PeerView], now_s: float) -> tuple[PeerView, ...]:
-        """The views, with the sessions that began after they were announced, and without those that ended since."""
+    def add_to_views(self, views: Sequence[PeerView], now_s: float) -> tuple[PeerView, ...]:
+        """Returns the views with the sessions that began after they were announced, without those that ended since."""
         self._forget({view.peer_id: now_s - view.age_s for view in views}, now_s)
-        return tuple(self._added(view, now_s) if view.peer_id in self._stays else view for view in views)
+        return tuple(
+            self._add_to_view(view, now_s) if view.peer_id in self._stays else view for view in views
+        )
 
-    def _added(self, view: PeerView, now_s: float) -> PeerView:
+    def _add_to_view(self, view: PeerView, now_s: float) -> PeerView:
         announced_s, sessions = now_s - view.age_s, view.state.sessions
         for stay in self._stays[view.peer_id].values():
             began, ended = stay.since_s > announced_s, stay.until_s < math.inf

@@ -1,4 +1,4 @@
-"""How long a client waits for the next token before it looks for who holds it up. Pure.
+"""Token timeouts: how long a client waits for the next token before it looks for who holds it up. Pure.
 
 What is predicted of a circuit is announced by strangers and may be wrong in either direction. So there is a margin over
 it, a least that no honest machine needs, a most that no prediction can exceed by much, and where a circuit has yielded

@@ -1,4 +1,4 @@
-"""Peers that are better left out of circuits for now, and why."""
+"""Quarantine of peers that failed: they are left out of circuits for a while. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,8 +12,8 @@ SHUN_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """One peer's failure."""
+class QuarantineEntry:
+    """Quarantine of one peer, and why. Times are seconds of the caller's clock."""
 
     since_s: float
     shun_s: float
@@ -27,23 +27,25 @@ class Entry:
 
 
 @dataclass(slots=True)
-class Avoidance:
-    """Peers to leave out of circuits: after a failure, until they say something new or the time is over."""
+class Quarantine:
+    """Quarantine: peers to leave out of circuits after a failure, until new facts come or the time is over."""
 
-    entries: dict[str, Entry] = field(default_factory=dict)
+    entries: dict[str, QuarantineEntry] = field(default_factory=dict)
     """By peer id."""
 
-    def add(
+    def quarantine_peer(
         self, facts: PeerFacts, now_s: float, seconds: float, reason: str = "", *, certain: bool = True
     ) -> None:
-        """Leaves that peer out from `now_s` on. If it is not `certain` that it failed, only where others can take its
-        place."""
+        """Puts a peer into quarantine for `seconds` from `now_s` on.
+
+        If it is not `certain` that it failed, it is left out only where others can take its place.
+        """
         self.entries = {peer_id: entry for peer_id, entry in self.entries.items() if now_s < entry.avoid_s}
         shun_s = now_s + min(seconds, SHUN_S) if certain else now_s
-        self.entries[facts.peer_id] = Entry(now_s, shun_s, now_s + seconds, facts.sequence, reason)
+        self.entries[facts.peer_id] = QuarantineEntry(now_s, shun_s, now_s + seconds, facts.sequence, reason)
 
-    def acquit(self, peer_id: str) -> None:
-        """That peer did not fail after all."""
+    def release_peer(self, peer_id: str) -> None:
+        """Releases a peer that did not fail after all."""
         self.entries.pop(peer_id, None)
 
     def since_s(self, peer_id: str) -> float:
@@ -51,8 +53,10 @@ class Avoidance:
         entry = self.entries.get(peer_id)
         return 0.0 if entry is None else entry.since_s
 
-    def at(self, peers: Sequence[PeerView], now_s: float) -> tuple[frozenset[str], frozenset[str]]:
-        """Those of `peers` that are better left out at `now_s`, and those among them that must be."""
+    def excluded_peers(
+        self, peers: Sequence[PeerView], now_s: float
+    ) -> tuple[frozenset[str], frozenset[str]]:
+        """Returns those of `peers` that are better left out at `now_s`, and those among them that must be."""
         avoided = {
             view.peer_id: entry
             for view in peers

@@ -1,4 +1,4 @@
-"""Asking the hops of a route for their leases: all or none, and until each is ready."""
+"""Reservation of a route: leases of all hops or of none, and waiting until each is ready."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -27,7 +27,7 @@ CODES = frozenset(
 Report = Callable[[str], None]
 
 
-class LinksTo(Protocol):
+class LinkSource(Protocol):
     """What is used of `Links`."""
 
     async def to(self, facts: PeerFacts) -> Link: ...
@@ -50,15 +50,15 @@ class HopRefused(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A circuit whose hops are asked."""
+class ReservationRequest:
+    """Reservation request: a circuit whose hops are asked for leases."""
 
     descriptor: pb.SessionDescriptor
     route: Route
     peers: Mapping[str, PeerView]
 
 
-async def reserve_all(links: LinksTo, asked: Asked, patience_s: float) -> tuple[Link, ...]:
+async def reserve_all(links: LinkSource, asked: ReservationRequest, patience_s: float) -> tuple[Link, ...]:
     """The links to all hops, each of which has granted its lease.
 
     Raises:
@@ -78,7 +78,7 @@ async def reserve_all(links: LinksTo, asked: Asked, patience_s: float) -> tuple[
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _reserve(links: LinksTo, asked: Asked, hop: int, patience_s: float) -> Link:
+async def _reserve(links: LinkSource, asked: ReservationRequest, hop: int, patience_s: float) -> Link:
     peer_id = asked.route.hops[hop].peer_id
     request = pb.Request(reserve=pb.Reserve(descriptor=asked.descriptor, hop=hop))
     try:
@@ -94,7 +94,7 @@ async def _reserve(links: LinksTo, asked: Asked, hop: int, patience_s: float) ->
 
 
 async def wait_ready(
-    asked: Asked, links: tuple[Link, ...], deadline_s: float, report: Report
+    asked: ReservationRequest, links: tuple[Link, ...], deadline_s: float, report: Report
 ) -> list[tuple[int, int]]:
     """Of each hop how many tokens of the prompt's beginning it holds already: at least and at most, or none.
 
@@ -123,7 +123,7 @@ def release(link: Link, descriptor: pb.SessionDescriptor, further_blocks: bytes 
 
 
 async def _poll_ready(
-    asked: Asked, hop: int, link: Link, deadline_s: float, report: Report
+    asked: ReservationRequest, hop: int, link: Link, deadline_s: float, report: Report
 ) -> tuple[int, int]:
     clock, descriptor = asyncio.get_running_loop().time, asked.descriptor
     loads = bool(asked.route.hops[hop].cold_spans)
@@ -143,7 +143,7 @@ async def _poll_ready(
             held = max(readiness.prefix_tokens, readiness.window_prefix_tokens)
             return readiness.least_prefix_tokens, min(held, descriptor.prompt_tokens - 1)
         done, total = readiness.loaded_bytes, readiness.total_bytes
-        report(f"peer {link.peer_id[-6:]} loads its layers: {done / 1e6:.0f} of {total / 1e6:.0f} MB")
+        report(f"peer {link.peer_id[-8:]} loads its layers: {done / 1e6:.0f} of {total / 1e6:.0f} MB")
         if loads and done > loaded_bytes:
             loaded_bytes, stands_since_s = done, clock()
         stands_s = clock() - stands_since_s
@@ -152,13 +152,12 @@ async def _poll_ready(
 
 
 def describe(
-    template: pb.SessionDescriptor, route: Route, peers: Mapping[str, PeerView], spec: ModelSpec
+    template: pb.SessionDescriptor, route: Route, peers: Mapping[str, PeerView], spec: ModelSpec, epoch: int
 ) -> pb.SessionDescriptor:
-    """The session that `template` describes, in its next epoch, on that route."""
+    """The session that `template` describes, in that epoch, which it then is in, on that route."""
     descriptor = pb.SessionDescriptor()
+    template.epoch = epoch
     descriptor.CopyFrom(template)
-    descriptor.epoch += 1
-    template.epoch = descriptor.epoch
     descriptor.hops.extend(
         pb.Hop(
             peer_id=hop.peer_id,
@@ -175,7 +174,7 @@ def describe(
     return descriptor
 
 
-def report_codec(asked: Asked, spec: ModelSpec, report: Report) -> None:
+def report_codec(asked: ReservationRequest, spec: ModelSpec, report: Report) -> None:
     """Where a codec was asked for: how many links have it, since not every peer takes part."""
     codec = asked.descriptor.activation_codec
     if not codec:

@@ -1,4 +1,4 @@
-"""Dialling many peers at once, to find out who is there, when those that seemed best are not.
+"""Reachability probes: dials many peers at once, to find out who is there, when those that seemed best are not.
 
 Whoever announces an address need not answer there, and identities cost nothing. So once a circuit could not be formed
 because a peer did not answer, many others are tried side by side, each address once, and circuits are looked for among
@@ -22,7 +22,7 @@ MOST_REMEMBERED = 1024
 """Peers that have answered before: the latest."""
 
 
-class Linked(Protocol):
+class LinkLookup(Protocol):
     """What is used of `Links`."""
 
     async def to(self, facts: PeerFacts) -> Link: ...
@@ -30,10 +30,10 @@ class Linked(Protocol):
     def find(self, peer_id: str) -> Link | None: ...
 
 
-class Scouts:
-    """Who has answered this client. Open between `__aenter__` and `__aexit__`."""
+class ReachabilityProbes:
+    """Reachability probes of one client, and who has answered it. Open between `__aenter__` and `__aexit__`."""
 
-    def __init__(self, links: Linked) -> None:
+    def __init__(self, links: LinkLookup) -> None:
         self._links = links
         self._answered: dict[str, None] = {}
         self._under_way: dict[str, asyncio.Task[None]] = {}
@@ -49,22 +49,22 @@ class Scouts:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def answered(self, peer_id: str) -> None:
-        """That peer has answered a request: it is there."""
+    def record_answer(self, peer_id: str) -> None:
+        """Records that a peer has answered a request: it is reachable."""
         self._answered.pop(peer_id, None)
         self._answered[peer_id] = None
         while len(self._answered) > MOST_REMEMBERED:
             del self._answered[next(iter(self._answered))]
 
-    def lost(self, peer_id: str) -> None:
-        """That peer answers no more."""
+    def record_loss(self, peer_id: str) -> None:
+        """Records that a peer answers no more."""
         self._answered.pop(peer_id, None)
 
-    def proven(self, peer_ids: Iterable[str]) -> frozenset[str]:
-        """Those of them that have answered."""
+    def reachable(self, peer_ids: Iterable[str]) -> frozenset[str]:
+        """Returns those of the peers that have answered."""
         return frozenset(peer_id for peer_id in peer_ids if peer_id in self._answered)
 
-    def send(self, views: Sequence[PeerView], unreachable: Callable[[PeerFacts], None]) -> None:
+    def probe_peers(self, views: Sequence[PeerView], unreachable: Callable[[PeerFacts], None]) -> None:
         """Dials as many of these peers as may be dialled at once, in their order, of those that claim the same
         addresses one. `unreachable` is called with each that is not there."""
         claimed: set[tuple[str, ...]] = set()
@@ -83,8 +83,8 @@ class Scouts:
         """How many are being tried."""
         return len(self._under_way)
 
-    async def wait(self, timeout_s: float) -> None:
-        """Until one more has answered or failed, `timeout_s` at most; at once if nobody is being tried."""
+    async def wait_any(self, timeout_s: float) -> None:
+        """Waits until one more has answered or failed, `timeout_s` at most; not at all if no probe is under way."""
         if self._under_way:
             await asyncio.wait(
                 tuple(self._under_way.values()), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
@@ -99,6 +99,6 @@ class Scouts:
         except (LinkError, TimeoutError):
             unreachable(facts)
         else:
-            self.answered(facts.peer_id)
+            self.record_answer(facts.peer_id)
         finally:
             self._under_way.pop(facts.peer_id, None)

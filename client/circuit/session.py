@@ -6,15 +6,15 @@ gets the whole history as its prefill; tokens are numbered by their position, so
 
 import asyncio
 import secrets
-from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from molink.client.circuit import circuit_core as core
 from molink.client.circuit import patience
-from molink.client.circuit.circuit_builder import Formed, Former
-from molink.client.circuit.connection import Connection
+from molink.client.circuit.circuit_builder import ActiveCircuit, CircuitBuilder
+from molink.client.circuit.connection import SwarmConnection
 from molink.client.circuit.reserving import Report, release
-from molink.client.circuit.token_rules import HeadAtFault, Intake, TokenRules
+from molink.client.circuit.token_rules import HeadAtFault, TokenRules, TokenStream
 from molink.client.errors import InvalidRequest, NoCircuit, PeerLost, SwarmError, SwarmUnavailable, as_said
 from molink.peer.wire.link.link import Link, LinkError
 from molink.peer.wire.protocol import molink_pb2 as pb
@@ -23,8 +23,6 @@ from molink.routing.routes.planner import Route
 from molink.shards.kv.prefix import MAX_PREFIX_BLOCKS, NAME_BYTES, block_names
 from molink.shards.spec import ModelSpec, SamplingParams, Span
 
-RECOVERY_S = 9.0
-"""After the last sign of life of a peer that is lost, a new circuit has to stand within this time."""
 RENEW_EVERY_S = 8.0
 ANSWER_S = 2.0
 """Within which a hop of a circuit that yields nothing has to say that it is there."""
@@ -47,7 +45,7 @@ class HopLost:
 
 @dataclass(slots=True)
 class SessionLog:
-    """What became of a session, for reports."""
+    """Session log: what became of a session, for reports."""
 
     route: Route | None = None
     names: dict[str, str] = field(default_factory=dict)
@@ -58,7 +56,7 @@ class SessionLog:
 
 
 class ClientSession:
-    """Drives one generation. Also the FrameSink of its frames.
+    """Client session: drives one generation. Also the FrameSink of its frames.
 
     Raises:
         InvalidRequest: prompt and new tokens together are more than a message takes.
@@ -66,8 +64,8 @@ class ClientSession:
 
     def __init__(
         self,
-        connection: Connection,
-        former: Former,
+        connection: SwarmConnection,
+        circuit_builder: CircuitBuilder,
         spec: ModelSpec,
         prompt: Sequence[int],
         params: SamplingParams,
@@ -79,35 +77,27 @@ class ClientSession:
         self.log = SessionLog()
         self.watch: Callable[[pb.Token], None] = lambda _: None
         self._connection = connection
-        self._former = former
+        self._circuit_builder = circuit_builder
         self._report = report
         self._history = list(prompt)
         self._capacity = min(len(prompt) + params.max_new_tokens, spec.context_length)
         _require_sendable(prompt, self._capacity, spec)
         self._template = _template(spec, prompt, params, self._capacity, trace=trace)
         self._template.prefix_blocks = b"".join(
-            block_names(prompt[:-1], former.prefix_key)[:MAX_PREFIX_BLOCKS]
+            block_names(prompt[:-1], circuit_builder.prefix_key)[:MAX_PREFIX_BLOCKS]
         )
         if activation_codec != "none":
             self._template.activation_codec = activation_codec
         self._events: asyncio.Queue[pb.Token | HopLost] = asyncio.Queue(
             self._capacity - len(prompt) + SPARE_EVENTS
         )
-        """Tokens that `Intake` lets in, so never more than were asked for, and the loss of the circuit."""
+        """Tokens that `TokenStream` lets in, so never more than were asked for, and the loss of the circuit."""
         self._rules = TokenRules.of(self._template, spec)
-        self._circuit: Formed | None = None
-        self._intake: Intake | None = None
+        self._circuit: ActiveCircuit | None = None
+        self._intake: TokenStream | None = None
         self._failed = False
         """Whether the present circuit's loss is in the queue: nothing that comes behind it counts."""
-        self._started_s: float | None = None
-        """When the present circuit was started; None once it has yielded a token."""
-        self._step_since_s = 0.0
-        """Since when the next token is waited for, whatever became of circuits."""
-        self._fruitless = 0
-        """Circuits in a row that yielded nothing."""
-        self._stood_still: Counter[tuple[str, ...]] = Counter()
-        """How often a circuit of these peers has."""
-        self._pace = _Pace()
+        self._circuits = core.CircuitCore()
 
     async def tokens(self, timeout_s: float) -> AsyncGenerator[pb.Token, None]:
         """Every new token in order; ends after the one whose `finish` is set.
@@ -120,8 +110,8 @@ class ClientSession:
         self._connection.register(self._template.session, self)
         renewing = asyncio.create_task(self._keep_leases(), name="renew leases")
         try:
-            await self._begin(clock() + timeout_s)
-            self._step_since_s = clock()
+            begin = core.Begin(clock() + timeout_s)
+            await self._begin(self._circuits.handle(begin, clock())[-1])
             while True:
                 event = await self._next_event()
                 if event.epoch != self._template.epoch:
@@ -130,20 +120,18 @@ class ClientSession:
                     await self._recover(event)
                 elif event.position == len(self._history):
                     self._history.append(event.token_id)
-                    self._fruitless = 0
-                    if self._started_s is not None:
-                        self.log.prefill_s, self._started_s = clock() - self._started_s, None
-                        self._pace = _Pace()
-                    else:
-                        self._pace.took(clock() - self._step_since_s)
+                    if (started_s := self._circuits.first_token_since_s) is not None:
+                        self.log.prefill_s = clock() - started_s
+                    self._circuits.handle(core.Yielded(), clock())
                     self.watch(event)
                     yield event
                     if event.finish != pb.NOT_FINISHED:
                         return
-                    self._step_since_s = clock()
+                    self._circuits.handle(core.Taken(), clock())
         finally:
             renewing.cancel()
             self._connection.unregister(self._template.session)
+            self._circuits.handle(core.End(), clock())
             self._release()
 
     def on_tokens(self, sender: str, token: pb.Token) -> None:
@@ -181,16 +169,15 @@ class ClientSession:
             self._failed = True
             self._events.put_nowait(loss)
 
-    async def _begin(self, deadline_s: float) -> None:
+    async def _begin(self, asked: core.Effect) -> None:
         """A circuit for a new epoch, started on the history so far."""
         self._circuit = self._intake = None
-        circuit = await self._former.form(self._template, deadline_s, self._report)
+        circuit = await self._circuit_builder.build(self._circuits, asked, self._template, self._report)
         self._circuit, self._failed = circuit, False
-        self._intake = Intake(self._rules, len(self._history), len(circuit.links))
+        self._intake = TokenStream(self._rules, len(self._history), len(circuit.links))
         self.log.route = circuit.route
-        self.log.epochs += 1
+        self.log.epochs = self._circuits.runs
         self.log.names.update({peer_id: view.facts.name for peer_id, view in circuit.peers.items()})
-        self._started_s = asyncio.get_running_loop().time()
         start = pb.Start(
             session=self._template.session,
             epoch=self._template.epoch,
@@ -224,16 +211,13 @@ class ClientSession:
         route = self.log.route
         if route is None:
             return patience.LEAST_FIRST_S
-        if self._started_s is None:
-            return patience.next_token_s(route.tpot_ms / 1000, self._pace.mean_s)
-        stood_still = self._stood_still[route.peer_ids]
-        return patience.first_token_s(self._predicted_first_s(route), stood_still)
+        return self._circuits.patience_s(self._predicted_first_s(route), route.tpot_ms / 1000)
 
     def _predicted_first_s(self, route: Route) -> float:
         """After a loss what was generated before it is part of the prompt."""
         return route.ttft_ms / 1000 * len(self._history) / max(1, self._template.prompt_tokens)
 
-    async def _silent_hop(self, circuit: Formed) -> str:
+    async def _silent_hop(self, circuit: ActiveCircuit) -> str:
         """The first hop that does not answer for its lease; empty if all do, or something came meanwhile."""
         asked = [asyncio.create_task(self._answers(circuit, link)) for link in circuit.links]
         try:
@@ -244,7 +228,7 @@ class ClientSession:
             await asyncio.gather(*asked, return_exceptions=True)
         return next((link.peer_id for link, ok in zip(circuit.links, answers, strict=True) if not ok), "")
 
-    async def _answers(self, circuit: Formed, link: Link) -> bool:
+    async def _answers(self, circuit: ActiveCircuit, link: Link) -> bool:
         """Whether that hop says that it has the session's lease."""
         asked = pb.AwaitReady(session=self._template.session, epoch=circuit.descriptor.epoch, wait_ms=0)
         try:
@@ -263,24 +247,23 @@ class ClientSession:
         circuit, clock = self._circuit, asyncio.get_running_loop().time
         if circuit is None:
             return
-        first_s = self._predicted_first_s(circuit.route)
-        left = self._former.failed(circuit, loss.peer_id, loss.accuser)
+        left = self._circuit_builder.report_failure(circuit, loss.peer_id, loss.accuser)
         self.log.losses.append(replace(loss, peer_id=loss.peer_id or left))
-        self._report(f"peer {left[-6:]} is left out ({loss.detail}); looking for another circuit")
+        self._report(f"peer {left[-8:]} is left out ({loss.detail}); looking for another circuit")
         span = next((hop.span for hop in circuit.route.hops if hop.peer_id == left), None)
         unheard_s = next((link.unheard_s for link in circuit.links if link.peer_id == loss.peer_id), 0.0)
+        waited_s = clock() - self._circuits.step_since_s
+        first_s = self._predicted_first_s(circuit.route)
+        *_, asked = self._circuits.handle(
+            core.Lost(unheard_s, first_s, stood_still=not loss.peer_id), clock()
+        )
         self._release()
-        self._fruitless += self._started_s is not None
-        self._stood_still[circuit.route.peer_ids] += not loss.peer_id
-        waited_s = clock() - self._step_since_s
-        if self._fruitless >= patience.MOST_FRUITLESS or waited_s > patience.step_s(
-            patience.first_token_s(first_s)
-        ):
+        if isinstance(asked, core.GiveUp):
             raise PeerLost(
                 left, span, f"{loss.detail}; no token within {waited_s:.0f} s on {self.log.epochs} circuits"
             )
         try:
-            await self._begin(clock() + max(0.0, RECOVERY_S - unheard_s))
+            await self._begin(asked)
         except (NoCircuit, SwarmUnavailable) as error:
             raise _lost(loss, left, span, error) from error
 
@@ -304,36 +287,20 @@ class ClientSession:
             further = self._further_blocks()
             for link in circuit.links:
                 release(link, circuit.descriptor, further)
-            self._former.left(circuit.descriptor)
+            self._circuit_builder.end_session(circuit.descriptor)
 
     def _further_blocks(self) -> bytes:
         """Names of the blocks that have filled since the descriptor named the prompt's: the next prompt of a chat
         begins with them."""
         named = len(self._template.prefix_blocks) // NAME_BYTES
-        return b"".join(block_names(self._history, self._former.prefix_key)[named:MAX_PREFIX_BLOCKS])
-
-
-@dataclass(slots=True)
-class _Pace:
-    """How long the present circuit's tokens have taken, from one to the next."""
-
-    tokens: int = 0
-    seconds: float = 0.0
-
-    @property
-    def mean_s(self) -> float:
-        return self.seconds / self.tokens if self.tokens else 0.0
-
-    def took(self, seconds: float) -> None:
-        self.tokens += 1
-        self.seconds += seconds
+        return b"".join(block_names(self._history, self._circuit_builder.prefix_key)[named:MAX_PREFIX_BLOCKS])
 
 
 def _lost(loss: HopLost, left: str, span: Span | None, error: SwarmError) -> PeerLost:
     return PeerLost(
         left,
         span,
-        f"{loss.detail}; no circuit took its place within {RECOVERY_S:g} s: {error}",
+        f"{loss.detail}; no circuit took its place within {core.RECOVERY_S:g} s: {error}",
     )
 
 

@@ -1,4 +1,4 @@
-"""What the head of a circuit may send: the tokens that were asked for, one by one. Pure.
+"""Token validation: the head of a circuit may send the tokens that were asked for, one by one. Pure.
 
 A head is a stranger. Whatever it sends is held against the session's own descriptor before anything is done with it, by
 the rules by which an honest tail makes tokens (`peer/engine/steps.py`).
@@ -26,7 +26,7 @@ class HeadAtFault(Exception):
 
 @dataclass(frozen=True, slots=True)
 class TokenRules:
-    """What is known of every token of a session before it comes."""
+    """Token rules of a session: what is known of every token before it comes."""
 
     last_position: int
     """Of the last token that was asked for and has room."""
@@ -37,7 +37,7 @@ class TokenRules:
 
     @classmethod
     def of(cls, descriptor: pb.SessionDescriptor, spec: ModelSpec) -> Self:
-        """Those of the session that the descriptor asks for."""
+        """Returns the token rules of the session that the descriptor asks for."""
         sampling = descriptor.sampling
         asked = descriptor.prompt_tokens + sampling.max_new_tokens
         return cls(
@@ -75,8 +75,8 @@ class TokenRules:
 
 
 @dataclass(slots=True)
-class Intake:
-    """The tokens of one circuit as they come."""
+class TokenStream:
+    """Token stream of one circuit: checks order and content of the tokens as they come."""
 
     rules: TokenRules
     expected: int

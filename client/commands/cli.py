@@ -39,11 +39,15 @@ app = typer.Typer(
     name="molink",
     help="Generate text with a swarm of peers.",
     epilog=example(f'molink generate "ROMEO:" --initial-peers {EXAMPLE_PEER}'),
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["--help", "-h"]},
 )
+
+
+@app.callback()
+def _common(_version: commands.Version = False) -> None:
+    """Generate text with a swarm of peers."""
 
 
 @app.command(epilog=example(f'molink generate "ROMEO:" --initial-peers {EXAMPLE_PEER} --max-new-tokens 64'))
@@ -67,12 +71,12 @@ def generate(
 ) -> None:
     """Go on from a text.
 
-    Prints the new text only. Where the swarm is: --initial-peers, else MOLINK_INITIAL_PEERS, else the
-    configuration file.
+    Prints the new text only; `molink generate - < FILE` goes on from a file. Where the swarm is: --initial-peers, else
+    MOLINK_INITIAL_PEERS, else the configuration file.
     """
     start_logging(verbose=verbose, debug=debug)
     sampling = _sampling(max_new_tokens, temperature, top_k, top_p, seed, stop)
-    _require_text(prompt)
+    prompt = _prompt(prompt)
     with Progress() as progress, _explained():
         ask = partial(_swarm, model, initial_peers, swarm_key, activation_codec, progress)
         is_here = model is not None and Path(model).is_dir()  # then a thread tokenizes
@@ -102,8 +106,8 @@ def chat(
 ) -> None:
     """Talk with the model.
 
-    Reads a line at a time, from the keyboard or a pipe, and prints the answers. The end of the input
-    (Ctrl-D; on Windows Ctrl-Z and Enter) or Ctrl-C ends it.
+    Reads a line at a time, from the keyboard or a pipe, and prints the answers. Ctrl-C stops an answer. /bye, the
+    end of the input (Ctrl-D; on Windows Ctrl-Z and Enter) or Ctrl-C in place of a question ends the chat.
     """
     start_logging(verbose=verbose, debug=debug)
     sampling = _sampling(max_new_tokens, temperature, top_k, top_p, seed, stop)
@@ -138,7 +142,7 @@ def explain(
     """
     start_logging(verbose=verbose, debug=debug)
     sampling = _sampling(max_new_tokens, temperature, top_k, top_p, seed, None)
-    _require_text(prompt)
+    prompt = _prompt(prompt)
     with Progress() as progress, _explained():
         swarm = _swarm(model, initial_peers, swarm_key, activation_codec, progress)
         name, explanation = asyncio.run(_explain(swarm, progress, prompt, timeout, sampling))
@@ -228,8 +232,9 @@ def _swarm(
     progress: Progress,
     early: "EarlyProcess | None" = None,
 ) -> "AsyncSwarm":
-    from molink.configuration import configured_initial_peers
-    from molink.dht.host.lean_libp2p import load_lean_libp2p
+    with loading_modules():
+        from molink.configuration import configured_initial_peers
+        from molink.dht.host.lean_libp2p import load_lean_libp2p
 
     addresses = configured_initial_peers(initial_peers)
     if not addresses:
@@ -253,15 +258,18 @@ def _swarm(
     )
 
 
-def _require_text(prompt: str) -> None:
-    """Bytes of a command line that are no text arrive as halves of characters, which no tokenizer takes."""
+def _prompt(given: str) -> str:
+    """The prompt; of `-`, what stdin holds. Bytes of a command line that are no text arrive as halves of characters,
+    which no tokenizer takes."""
     try:
+        prompt = sys.stdin.read() if given == "-" else given
         prompt.encode()
-    except UnicodeEncodeError:
+    except (UnicodeEncodeError, UnicodeDecodeError):
         raise CommandFailed(
             "PROMPT is not valid text: it holds bytes that are no characters in this terminal's encoding",
             EXIT_USAGE,
         ) from None
+    return prompt
 
 
 def _sampling(

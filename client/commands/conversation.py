@@ -1,10 +1,16 @@
 """A chat in the terminal: lines in, answers out, one after the other."""
 
+import asyncio
+import importlib.util
 import io
+import re
+import signal
 import sys
+import threading
 from collections.abc import Mapping
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Unpack
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
@@ -17,7 +23,13 @@ from molink.commands import plain, tell
 from molink.progress import Progress
 
 STOP_TIMEOUT_S = 5.0
+LONGEST_WAIT_S = 0.25
+"""How long Ctrl-C may go unheeded where waiting for a thread cannot be interrupted."""
 INVITATION = "You: "
+_GOODBYES = frozenset({"exit", "quit", "/bye", "/exit", "/quit"})
+_HELP = (
+    "/clear forgets what was said, /bye ends the chat; Ctrl-C stops an answer, and between answers the chat"
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -60,6 +72,10 @@ class Conversation:
                 self.progress.end()
                 write_text(piece)
                 text += piece
+        except asyncio.CancelledError:  # what was said up to here was said
+            if text:
+                self.turns += [asked, {"role": "assistant", "content": text}]
+            raise
         finally:
             self.progress.end()
             if text:
@@ -90,29 +106,71 @@ def converse(
     with start_blocking_portal("asyncio") as portal, portal.wrap_async_context_manager(swarm):
         progress.end()
         if sys.stdin.isatty():
-            tell(f"Talking with {plain(swarm.model.name)}; Ctrl-C ends it")
+            if importlib.util.find_spec("readline") is not None:
+                import readline  # noqa: F401 - with it `input` has arrow keys and a history
+            tell(f"Talking with {plain(swarm.model.name)}; /bye ends it, /help says what else there is")
         conversation = Conversation(swarm, progress, timeout_s, sampling, system)
         while (said := _next_line()) is not None:
-            if not said.strip():
+            word = said.strip()
+            if not word or (sys.stdin.isatty() and _is_command(word, conversation)):
                 continue
+            if sys.stdin.isatty() and word.lower() in _GOODBYES:
+                break
             try:
-                _turn(portal, conversation, said)
-                answered += 1
+                answered += _turn(portal, conversation, said)
             except SwarmError as error:
                 failed += 1
                 tell(f"molink: {plain(str(error))}")
     return answered > 0 or failed == 0
 
 
-def _turn(portal: BlockingPortal, conversation: Conversation, said: str) -> None:
-    """One answer. Ctrl-C ends it before it ends the chat."""
-    turn = portal.start_task_soon(conversation.answer, said)
+def _is_command(word: str, conversation: Conversation) -> bool:
+    """Does what a line such as /help asks for, if it does. One that ends the chat is none of these."""
+    if word.lower() in _GOODBYES or re.fullmatch(r"/[a-z?]+", word) is None:
+        return False
+    if word == "/clear":
+        conversation.turns.clear()
+        tell("(what was said is forgotten)")
+    else:
+        tell(_HELP if word in ("/help", "/?") else f"{word} is no command here: {_HELP}")
+    return True
+
+
+def _turn(portal: BlockingPortal, conversation: Conversation, said: str) -> bool:
+    """One answer: whether it came. At the keyboard Ctrl-C ends the answer alone, and else the chat after it."""
+    ended = threading.Event()
+    stopped = False
+    turn: Future[None] | None = None
+
+    async def answer() -> None:
+        try:
+            await conversation.answer(said)
+        finally:
+            ended.set()
+
+    def stop(_: int, __: FrameType | None) -> None:
+        nonlocal stopped
+        stopped = True
+        if turn is not None:
+            turn.cancel()
+
+    before = signal.signal(signal.SIGINT, stop)
     try:
-        turn.result()
-    except KeyboardInterrupt:
-        turn.cancel()
-        wait((turn,), STOP_TIMEOUT_S)
-        raise
+        turn = portal.start_task_soon(answer)
+        if stopped:
+            turn.cancel()
+        while not turn.done():
+            wait((turn,), LONGEST_WAIT_S)
+        if not turn.cancelled():
+            turn.result()
+            return True
+        ended.wait(STOP_TIMEOUT_S)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if not sys.stdin.isatty():
+        raise KeyboardInterrupt
+    tell("(stopped; Ctrl-C again ends the chat)")
+    return False
 
 
 def _next_line() -> str | None:

@@ -28,7 +28,7 @@ from molink.client.commands.presentation import (
 )
 from molink.client.local.local_gateway import LocalGateway
 from molink.client.local.local_swarm import LocalPeer, LocalSwarm
-from molink.commands import CommandFailed
+from molink.commands import CommandFailed, missing_extra
 from molink.shards.checkpoint import catalog
 
 if TYPE_CHECKING:
@@ -68,6 +68,9 @@ class _Demonstration:
         self._step = 0
 
     async def run(self) -> None:
+        lacking = missing_extra("uvicorn")
+        if lacking is not None:
+            raise CommandFailed(f"the demonstration ends with a gateway: {lacking}")
         started_s = time.monotonic()
         peers = counted(len(self._spans), "peer")
         self._out.print(f"[bold]MoLink swarm[/bold]: {peers} and a gateway on this machine, with {MODEL}")

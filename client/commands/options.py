@@ -15,7 +15,12 @@ KeyFile = Annotated[
     Path | None,
     typer.Option(metavar="FILE", exists=True, dir_okay=False, help="Key file of a private swarm."),
 ]
-Prompt = Annotated[str, typer.Argument(metavar="PROMPT", help="The text to go on from.", show_default=False)]
+Prompt = Annotated[
+    str,
+    typer.Argument(
+        metavar="PROMPT", help="The text to go on from; - reads it from stdin.", show_default=False
+    ),
+]
 System = Annotated[
     str | None, typer.Option(metavar="TEXT", help="What the model is told before the chat begins.")
 ]

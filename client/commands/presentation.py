@@ -140,15 +140,17 @@ def slowest(explanation: Explanation) -> str:
 
 
 def _table(explanation: Explanation) -> "Table":
+    from rich import box
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table(title="One token's way along the circuit, in milliseconds (medians)", title_justify="left")
-    table.add_column("hop")
+    title = "One token's way along the circuit, in milliseconds (medians)"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0)  # 80 columns hold it
+    table.add_column("hop", no_wrap=True)
     table.add_column("peer", overflow="fold")
-    table.add_column("layers", justify="right")
+    table.add_column("layers", justify="right", no_wrap=True)
     for what, how in zip(_COLUMNS, _SOURCES, strict=True):
-        table.add_column(f"{what}\n{how}", justify="right")
+        table.add_column(f"{what}\n{how}", justify="right", no_wrap=True)
     hops = explanation.hops
     for number, times in enumerate(hops, start=1):
         name = escape(plain(_name(times)))
@@ -167,10 +169,10 @@ def _terms_table(explanation: Explanation) -> "Table":
 
     hops = explanation.hops
     table = Table()
-    table.add_column("term")
+    table.add_column("term", no_wrap=True)
     for number, times in enumerate(hops, start=1):
         table.add_column(f"{number}\n{escape(plain(_name(times)))}", justify="right", overflow="fold")
-    table.add_column("all\nhops", justify="right")
+    table.add_column("all\nhops", justify="right", no_wrap=True)
     names = sorted({term.name for times in hops for term in times.terms}, key=TERM_NAMES.index)
     charged = [{term.name: term for term in times.terms} for times in hops]
     for name in names:

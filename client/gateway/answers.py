@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from molink.client.api.generation import Generation, Piece, TokenLogprob
+from molink.client.api.generation import Generation, TextPiece, TokenLogprob
 from molink.shards.spec import ModelSpec
 
 Json = dict[str, Any]
@@ -34,7 +34,7 @@ class Answer(ABC):
         """Chunks that come before the first piece of a choice."""
 
     @abstractmethod
-    def chunks(self, choice: int, piece: Piece) -> list[Json]:
+    def chunks(self, choice: int, piece: TextPiece) -> list[Json]:
         """The chunks of one piece."""
 
     def usage_chunk(self, generations: Sequence[Generation]) -> Json:
@@ -74,7 +74,7 @@ class CompletionAnswer(Answer):
         echo = self._echoes[choice]
         return [self._chunk([self._choice(choice, echo, (), None)])] if echo else []
 
-    def chunks(self, choice: int, piece: Piece) -> list[Json]:
+    def chunks(self, choice: int, piece: TextPiece) -> list[Json]:
         if not piece.text and not piece.logprobs and piece.finish_reason is None:
             return []
         return [self._chunk([self._choice(choice, piece.text, piece.logprobs, piece.finish_reason)])]
@@ -118,7 +118,7 @@ class ChatAnswer(Answer):
     def opening(self, choice: int) -> list[Json]:
         return [self._delta(choice, {"role": "assistant", "content": ""}, (), None)]
 
-    def chunks(self, choice: int, piece: Piece) -> list[Json]:
+    def chunks(self, choice: int, piece: TextPiece) -> list[Json]:
         made = []
         if piece.text or piece.logprobs:
             made.append(self._delta(choice, {"content": piece.text}, piece.logprobs, None))

@@ -11,12 +11,12 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
-from molink.client.api.generation import Generation, Piece
+from molink.client.api.generation import Generation, TextPiece
 from molink.client.errors import InvalidRequest, ModelNotFound, SwarmError, SwarmUnavailable
 from molink.client.gateway.answers import Answer, ChatAnswer, CompletionAnswer
-from molink.client.gateway.error_handlers import Failure, failure_of, on_error
+from molink.client.gateway.error_handlers import ApiError, failure_of, on_error
 from molink.client.gateway.metrics import CONTENT_TYPE, Metrics
-from molink.client.gateway.middleware import Intake
+from molink.client.gateway.middleware import RequestMiddleware
 from molink.client.gateway.openai import ChatRequest, CompletionRequest, SamplingRequest
 from molink.client.gateway.shares import plain_host, user_of
 from molink.client.gateway.slots import WAITING_S, GatewayBusy, GatewayStopping, Slots
@@ -54,7 +54,7 @@ class ServingSwarm(Protocol):
         *,
         params: SamplingParams | None = None,
         timeout_s: float = FORMATION_TIMEOUT_S,
-    ) -> AsyncIterator[Piece]: ...
+    ) -> AsyncIterator[TextPiece]: ...
 
     def stream_chat_events(
         self,
@@ -62,7 +62,7 @@ class ServingSwarm(Protocol):
         *,
         params: SamplingParams | None = None,
         timeout_s: float = FORMATION_TIMEOUT_S,
-    ) -> AsyncIterator[Piece]: ...
+    ) -> AsyncIterator[TextPiece]: ...
 
     async def snapshot(self) -> dict[str, Any]: ...
 
@@ -129,7 +129,7 @@ class Gateway:
         ]
         return await self._answer(body, request, answer, streams)
 
-    async def is_ready(self) -> Failure | None:
+    async def is_ready(self) -> ApiError | None:
         """None if a circuit could be formed now, else why not."""
         try:
             snapshot = await self._swarm.snapshot()
@@ -138,7 +138,7 @@ class Gateway:
         if snapshot.get("ready", bool(snapshot.get("peers"))):
             return None
         reason = snapshot.get("reason") or "the peers that are known do not cover the model"
-        return Failure(503, f"No circuit could be formed now: {reason}.", "server_error", "not_ready")
+        return ApiError(503, f"No circuit could be formed now: {reason}.", "server_error", "not_ready")
 
     def _require_model(self, model: str) -> None:
         spec = self._swarm.model
@@ -146,7 +146,7 @@ class Gateway:
             raise ModelNotFound(model, f"this gateway serves {spec.name}")
 
     async def _answer(
-        self, body: SamplingRequest, request: Request, answer: Answer, streams: list[AsyncIterator[Piece]]
+        self, body: SamplingRequest, request: Request, answer: Answer, streams: list[AsyncIterator[TextPiece]]
     ) -> Response:
         user = user_of(request.client.host if request.client else None)
         async with AsyncExitStack() as stack:
@@ -167,7 +167,7 @@ class Gateway:
         events = self._events(kept, choices, first, answer, len(streams), usage=body.include_usage)
         return EventStream(events)
 
-    async def _first(self, choices: Choices) -> tuple[int, Piece] | None:
+    async def _first(self, choices: Choices) -> tuple[int, TextPiece] | None:
         """The first piece. Where nobody serves the model, nobody waits for a circuit."""
         clock = asyncio.get_running_loop().time
         last_served_s = clock()
@@ -195,7 +195,7 @@ class Gateway:
         self,
         kept: AsyncExitStack,
         choices: Choices,
-        first: tuple[int, Piece] | None,
+        first: tuple[int, TextPiece] | None,
         answer: Answer,
         count: int,
         *,
@@ -221,7 +221,7 @@ class Gateway:
             except Exception as error:  # noqa: BLE001 - the boundary of a stream: the client is told
                 yield failure_of(error).body()
 
-    def _note(self, generations: dict[int, Generation], choice: int, piece: Piece) -> None:
+    def _note(self, generations: dict[int, Generation], choice: int, piece: TextPiece) -> None:
         if piece.finish_reason is None:
             return
         if piece.generation is None:
@@ -252,7 +252,7 @@ def create_app(
     slots = Slots(max_requests, waiting_s=waiting_s, on_change=metrics.set_load, make_room=make_room)
     gateway = app.state.gateway = Gateway(swarm, metrics, slots)
     names = frozenset(map(plain_host, allowed_hosts))
-    app.add_middleware(Intake, metrics=metrics, allowed_hosts=names, paths=(COMPLETIONS, CHAT))
+    app.add_middleware(RequestMiddleware, metrics=metrics, allowed_hosts=names, paths=(COMPLETIONS, CHAT))
     for kind in (SwarmError, GatewayBusy, GatewayStopping, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, on_error)
     _add_api(app, gateway)

@@ -15,7 +15,6 @@ from molink.commands import EXIT_USAGE, CommandFailed, example, run_app, start_l
 
 EXAMPLE_PEER: Final = "/ip4/203.0.113.7/tcp/4001/p2p/12D3KooW..."
 _app = typer.Typer(
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["--help", "-h"]},
@@ -49,6 +48,7 @@ def serve(
     ] = None,
     verbose: commands.Verbose = False,
     debug: commands.Debug = False,
+    _version: commands.Version = False,
 ) -> None:
     """Serve a swarm's model over HTTP, to any OpenAI client.
 

@@ -11,8 +11,8 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from molink.client.gateway.error_handlers import Failure, busy
-from molink.client.gateway.shares import Shares, user_of
+from molink.client.gateway.error_handlers import ApiError, busy
+from molink.client.gateway.shares import FairShares, user_of
 from molink.dht.refusals import RefusalLog
 
 MOST_CONNECTIONS: Final = 1024
@@ -48,7 +48,7 @@ class Connections:
     """Those that are open. Ends the idle, the unfinished and the unread; `look` at them now and then."""
 
     def __init__(self, most: int = MOST_CONNECTIONS) -> None:
-        self._shares = Shares(most)
+        self._shares = FairShares(most)
         self._open: dict[GatewayConnection, str] = {}
         """In the order in which they came, with whose they are."""
         self._refusals = RefusalLog(_log)
@@ -70,7 +70,7 @@ class Connections:
         return True
 
     def forget(self, connection: "GatewayConnection") -> None:
-        """It has closed."""
+        """Forgets a connection that has closed."""
         user = self._open.pop(connection, None)
         if user is not None:
             self._shares.give(user)
@@ -189,7 +189,7 @@ class GatewayConnection(H11Protocol):
         self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:
-        failure = Failure(400, msg, "invalid_request_error", "invalid_http")
+        failure = ApiError(400, msg, "invalid_request_error", "invalid_http")
         self.transport.write(_refusal(failure))
         self.transport.close()
 
@@ -212,7 +212,7 @@ class GatewayConnection(H11Protocol):
         self.phase, self.since_s = phase, self.loop.time()
 
 
-def _refusal(failure: Failure) -> bytes:
+def _refusal(failure: ApiError) -> bytes:
     """A whole response of HTTP/1.1, for where there is no request to answer."""
     body = json.dumps(failure.body()).encode()
     reason = "Bad Request" if failure.status == 400 else "Too Many Requests"

@@ -1,4 +1,4 @@
-"""Everything that can go wrong, in the shape that OpenAI's clients understand: {"error": {...}}."""
+"""Error handlers: every failure in the shape that OpenAI's clients understand, {"error": {...}}."""
 
 import logging
 import math
@@ -37,8 +37,8 @@ _CODES = {404: "not_found", 405: "method_not_allowed", 408: "request_timeout", 4
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
-    """An HTTP status and what the error object says."""
+class ApiError:
+    """API error: an HTTP status and what the error object says."""
 
     status: int
     message: str
@@ -56,7 +56,7 @@ class Failure:
         return JSONResponse(self.body(), self.status, headers=self.headers)
 
 
-def failure_of(error: BaseException) -> Failure:
+def failure_of(error: BaseException) -> ApiError:
     """The failure that a client sees; of an unforeseen error it learns nothing but that it happened."""
     if isinstance(error, SwarmError):
         return _swarm_failure(error)
@@ -67,18 +67,18 @@ def failure_of(error: BaseException) -> Failure:
     if isinstance(error, GatewayBusy):
         return busy(str(error), 1.0)
     if isinstance(error, GatewayStopping):
-        return Failure(
+        return ApiError(
             503, "The gateway is stopping.", _SERVER, "stopping", headers=_retry_after(1.0) | CLOSES
         )
     report(error)
-    return Failure(
+    return ApiError(
         500, "The gateway failed to answer. Its log says where; please report it.", _SERVER, "internal_error"
     )
 
 
-def busy(message: str, retry_after_s: float) -> Failure:
+def busy(message: str, retry_after_s: float) -> ApiError:
     """Too much at once: come back later."""
-    return Failure(
+    return ApiError(
         429, message, "rate_limit_error", "rate_limit_exceeded", headers=_retry_after(retry_after_s)
     )
 
@@ -95,31 +95,32 @@ async def on_error(_request: Request, error: Exception) -> JSONResponse:
     return failure_of(error).response()
 
 
-def _swarm_failure(error: SwarmError) -> Failure:
+def _swarm_failure(error: SwarmError) -> ApiError:
     """What an API's user can understand and change. Whose machines failed, where they are and in what words of which
     library is for the operator's log."""
     match error:
         case InvalidRequest():
             message = plain(str(error))[:_MOST_CHARACTERS]
-            return Failure(400, message, _INVALID, None, error.parameter)
+            return ApiError(400, message, _INVALID, None, error.parameter)
         case ModelNotFound():
-            return Failure(404, plain(str(error))[:_MOST_CHARACTERS], _INVALID, "model_not_found", "model")
+            return ApiError(404, plain(str(error))[:_MOST_CHARACTERS], _INVALID, "model_not_found", "model")
         case SwarmUnavailable(busy=True):
             message = "The swarm has no room for this generation now. Try again in a moment."
             failure = busy(message, error.retry_after_s)
         case SwarmUnavailable():
             message = "No peer of the swarm could be reached in time. Try again in a moment."
             headers = _retry_after(error.retry_after_s)
-            failure = Failure(503, message, _SERVER, "swarm_unavailable", headers=headers)
+            failure = ApiError(503, message, _SERVER, "swarm_unavailable", headers=headers)
         case PeerLost():
             message = "A peer was lost in mid-generation, and no other could take over in time. Try again."
-            failure = Failure(502, message, _SERVER, "peer_lost")
+            failure = ApiError(502, message, _SERVER, "peer_lost")
         case NoCircuit():
             missing = NoCircuitFound.__str__(error)
-            message = f"The {error.peers} peers alive do not cover {error.model}: {plain(missing)}."
-            failure = Failure(503, message[:_MOST_CHARACTERS], _SERVER, "no_circuit")
+            who = "The only peer alive does" if error.peers == 1 else f"The {error.peers} peers alive do"
+            message = f"{who} not cover {error.model}: {plain(missing)}."
+            failure = ApiError(503, message[:_MOST_CHARACTERS], _SERVER, "no_circuit")
         case _:
-            failure = Failure(503, "The swarm could not serve this request.", _SERVER, "swarm_error")
+            failure = ApiError(503, "The swarm could not serve this request.", _SERVER, "swarm_error")
     logger.info("%s: %s", type(error).__name__, plain(str(error)))
     return failure
 
@@ -128,22 +129,22 @@ def _retry_after(seconds: float) -> dict[str, str]:
     return {"Retry-After": str(max(1, math.ceil(seconds)))}
 
 
-def _http_failure(error: HTTPException) -> Failure:
+def _http_failure(error: HTTPException) -> ApiError:
     type_ = _INVALID if error.status_code < 500 else _SERVER
     detail = f"{error.detail}."
     if error.status_code == 404:
         detail = "There is no such path here. The API is under /v1, for example /v1/chat/completions."
-    return Failure(
+    return ApiError(
         error.status_code, detail, type_, _CODES.get(error.status_code), headers=dict(error.headers or {})
     )
 
 
-def _validation_failure(error: RequestValidationError) -> Failure:
+def _validation_failure(error: RequestValidationError) -> ApiError:
     """The first thing that is wrong with the request, without quoting it."""
     first = error.errors()[0]
     kind, message = first["type"], first["msg"].removeprefix("Value error, ")
     if kind == "json_invalid":
-        return Failure(400, "The body is not valid JSON.", _INVALID)
+        return ApiError(400, "The body is not valid JSON.", _INVALID)
     names: list[str] = []
     for part in first["loc"][1:]:
         if isinstance(part, str) and ("[" in part or part in _TYPE_NAMES):
@@ -151,9 +152,9 @@ def _validation_failure(error: RequestValidationError) -> Failure:
         names.append(str(part))
     if kind == "value_error":  # from a check of our own, which begins with the parameter's name
         names.append(message.split()[0])
-        return Failure(400, f"{message}.", _INVALID, None, ".".join(names))
+        return ApiError(400, f"{message}.", _INVALID, None, ".".join(names))
     if not names:
         message = "The body must be a JSON object, sent with Content-Type: application/json."
-        return Failure(400, message, _INVALID)
+        return ApiError(400, message, _INVALID)
     parameter = ".".join(names)
-    return Failure(400, f"{parameter}: {message}.", _INVALID, None, parameter)
+    return ApiError(400, f"{parameter}: {message}.", _INVALID, None, parameter)

@@ -1,6 +1,4 @@
-"""What happens to every request before its route sees it: whom it is for, bounds on its body, counting, the last
-resort.
-"""
+"""Request middleware (ASGI): checks the host, bounds bodies, counts requests, and answers unforeseen errors."""
 
 import asyncio
 from collections.abc import Collection
@@ -9,9 +7,9 @@ from typing import Final
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from molink.client.gateway.connections import BODY_WITHIN_S
-from molink.client.gateway.error_handlers import CLOSES, Failure, busy, failure_of
+from molink.client.gateway.error_handlers import CLOSES, ApiError, busy, failure_of
 from molink.client.gateway.metrics import Metrics
-from molink.client.gateway.shares import Shares, host_is_allowed, user_of
+from molink.client.gateway.shares import FairShares, host_is_allowed, user_of
 
 MAX_BODY_BYTES: Final = 2**20
 UNFINISHED_BYTES: Final = 2**26
@@ -19,8 +17,8 @@ UNFINISHED_BYTES: Final = 2**26
 _INVALID: Final = "invalid_request_error"
 
 
-class Intake:
-    """ASGI middleware.
+class RequestMiddleware:
+    """Request middleware (ASGI) around all routes.
 
     Bodies are read whole, so that no route meets a client that stops in the middle, and none takes a place that a whole
     request could have.
@@ -34,7 +32,7 @@ class Intake:
         self._metrics = metrics
         self._allowed_hosts = frozenset(allowed_hosts)
         self._paths = frozenset(paths)
-        self._unfinished = Shares(UNFINISHED_BYTES)
+        self._unfinished = FairShares(UNFINISHED_BYTES)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -60,18 +58,18 @@ class Intake:
             self._metrics.answered(str(route), scope["method"], status or 499)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body: bytes | Failure | None = _fault_of(scope, self._allowed_hosts)
+        body: bytes | ApiError | None = _fault_of(scope, self._allowed_hosts)
         if body is None:
             try:
                 async with asyncio.timeout(BODY_WITHIN_S):
                     body = await self._read(scope, receive)
             except TimeoutError:
-                body = Failure(
+                body = ApiError(
                     408, "The body took too long to come.", _INVALID, "request_timeout", headers=CLOSES
                 )
         if body is None:
             return
-        if isinstance(body, Failure):
+        if isinstance(body, ApiError):
             await body.response()(scope, receive, send)
             return
         read = False
@@ -85,7 +83,7 @@ class Intake:
 
         await self._app(scope, replay, send)
 
-    async def _read(self, scope: Scope, receive: Receive) -> bytes | Failure | None:
+    async def _read(self, scope: Scope, receive: Receive) -> bytes | ApiError | None:
         """The whole body; a failure if it or all of them together are too large, None if the client left."""
         declared = dict(scope["headers"]).get(b"content-length", b"0")
         if declared.isdigit() and int(declared) > MAX_BODY_BYTES:
@@ -115,25 +113,25 @@ class Intake:
                 self._unfinished.give(user, held)
 
 
-def _fault_of(scope: Scope, allowed_hosts: Collection[str]) -> Failure | None:
+def _fault_of(scope: Scope, allowed_hosts: Collection[str]) -> ApiError | None:
     """What is wrong with the head of a request that is well-formed, if anything."""
     names = [name for name, _ in scope["headers"]]
     if b"transfer-encoding" in names and b"content-length" in names:
         # What stands before this gateway may go by the other of the two, and so see other requests than are seen here.
         message = "A request has Content-Length or Transfer-Encoding, not both."
-        return Failure(400, message, _INVALID, "invalid_http", headers=CLOSES)
+        return ApiError(400, message, _INVALID, "invalid_http", headers=CLOSES)
     hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
     if not all(host_is_allowed(host, allowed_hosts) for host in hosts):
         message = (
             "This gateway does not answer to the host name that was asked for. "
             "Use its address, or have its operator allow the name with --allow-host NAME."
         )
-        return Failure(421, message, _INVALID, "host_not_allowed", headers=CLOSES)
+        return ApiError(421, message, _INVALID, "host_not_allowed", headers=CLOSES)
     return None
 
 
-def _too_large() -> Failure:
-    return Failure(
+def _too_large() -> ApiError:
+    return ApiError(
         413,
         f"The body is larger than {MAX_BODY_BYTES} bytes.",
         _INVALID,

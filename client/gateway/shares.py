@@ -1,4 +1,4 @@
-"""How much of the gateway each of its users may take, and which hosts it answers to. Pure decisions."""
+"""Fair shares of the gateway among its users, and which hosts it answers to. Pure decisions."""
 
 import ipaddress
 from collections.abc import Collection
@@ -25,8 +25,8 @@ def user_of(address: str | None) -> str:
     return str(parsed)
 
 
-class Shares:
-    """What users hold of something of which there is so much.
+class FairShares:
+    """Fair shares of a resource of which there is `most`, in units of the caller's.
 
     A user may take all that nobody else wants but the last tenth: that is left to those who hold less than a quarter.
     This machine's own user is no stranger to it, and may take it all.

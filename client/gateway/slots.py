@@ -1,11 +1,11 @@
-"""Whose generations run now and whose wait: as many at once as the gateway was told, fairly among its users."""
+"""Admission of generations: as many at once as the gateway was told, fairly among its users."""
 
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from molink.client.gateway.shares import LOCAL, Shares
+from molink.client.gateway.shares import LOCAL, FairShares
 
 WAITING_S: Final = 5.0
 """Longest wait of a request for its turn."""
@@ -42,7 +42,7 @@ class Slots:
         make_room: Callable[[], None] = lambda: None,
     ) -> None:
         """`on_change` hears how many run and how many wait; `make_room` is called now and then while one does."""
-        self._shares = Shares(most)
+        self._shares = FairShares(most)
         self._waiting_s = waiting_s
         self._on_change = on_change
         self._make_room = make_room
@@ -86,7 +86,7 @@ class Slots:
         return generations
 
     def give(self, user: str, generations: int) -> None:
-        """They have ended."""
+        """Gives slots back: their generations have ended."""
         self._shares.give(user, generations)
         self._grant()
         self._changed()

@@ -10,7 +10,7 @@ from typing import Any, Final, Self, TypeVar
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from molink.client.api.generation import Piece
+from molink.client.api.generation import TextPiece
 
 QUEUED_PIECES: Final = 64
 T = TypeVar("T")
@@ -25,9 +25,9 @@ class Choices:
     way.
     """
 
-    def __init__(self, streams: Sequence[AsyncIterator[Piece]]) -> None:
+    def __init__(self, streams: Sequence[AsyncIterator[TextPiece]]) -> None:
         self._streams = streams
-        self._queue: asyncio.Queue[tuple[int, Piece | Exception]] = asyncio.Queue(QUEUED_PIECES)
+        self._queue: asyncio.Queue[tuple[int, TextPiece | Exception]] = asyncio.Queue(QUEUED_PIECES)
         self._tasks: list[asyncio.Task[None]] = []
         self._left = len(streams)
 
@@ -42,7 +42,7 @@ class Choices:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def next(self) -> tuple[int, Piece] | None:
+    async def next(self) -> tuple[int, TextPiece] | None:
         """The next piece and the number of its choice; None after the last.
 
         Raises whatever one of the generations raised.
@@ -64,7 +64,7 @@ class Choices:
             self._queue.get_nowait()
         self._queue.put_nowait((0, error))
 
-    async def _pump(self, choice: int, stream: AsyncIterator[Piece]) -> None:
+    async def _pump(self, choice: int, stream: AsyncIterator[TextPiece]) -> None:
         try:
             async for piece in stream:
                 await self._queue.put((choice, piece))

@@ -1,6 +1,7 @@
 """A gateway in a process of its own on this machine: for the demonstration, benchmarks and tests."""
 
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from typing import Self
 
 from molink.client.errors import SwarmUnavailable
 from molink.client.text.early_text import OWN_GROUP
+from molink.commands import ENDS_WITH_STDIN
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0
@@ -36,7 +38,8 @@ class LocalGateway:
             process = self._process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "molink.client.gateway", "--port", "0",
                 "--initial-peers", *self._initial_peers, *self._options,
-                stdout=asyncio.subprocess.PIPE, stderr=errors, creationflags=OWN_GROUP,
+                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=errors,
+                env=os.environ | {ENDS_WITH_STDIN: "1"}, creationflags=OWN_GROUP,
             )  # fmt: skip
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
@@ -67,8 +70,7 @@ class LocalGateway:
         """Waits until it has ended by itself; returns its exit status."""
         if self._process is None:
             raise RuntimeError("the gateway was not started")
-        await self._process.communicate()
-        return await self._process.wait()
+        return await _end_of(self._process)
 
     def last_words(self) -> str:
         """The last line of its log."""
@@ -86,7 +88,14 @@ class LocalGateway:
             process.send_signal(signal.SIGINT)
         try:
             async with asyncio.timeout(STOP_TIMEOUT_S):
-                await process.communicate()  # reads on, so that it cannot block on a full pipe
+                await _end_of(process)
         except TimeoutError:
             process.kill()
             await process.wait()
+
+
+async def _end_of(process: asyncio.subprocess.Process) -> int:
+    """Its exit status once it has ended. Reads on, so that it cannot block on a full pipe; its stdin stays open."""
+    if process.stdout is not None:
+        await process.stdout.read()
+    return await process.wait()

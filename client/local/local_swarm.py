@@ -15,6 +15,7 @@ from typing import Self
 
 from molink.client.errors import SwarmUnavailable
 from molink.client.text.early_text import OWN_GROUP
+from molink.commands import ENDS_WITH_STDIN
 
 READY_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 40.0
@@ -45,7 +46,8 @@ class LocalPeer:
 
 
 class LocalSwarm:
-    """Starts peers and ends them. Everything lives in one temporary folder, removed at the end."""
+    """Starts peers and ends them; they end with this process, however that ends. Everything lives in one temporary
+    folder, removed at the end."""
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
         """`environment` is added to this process's own. Peers compute with one thread each unless it says otherwise:
@@ -123,7 +125,8 @@ class LocalSwarm:
         with log.open("ab") as errors:
             return await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "molink.peer", *arguments,
-                stdout=asyncio.subprocess.PIPE, stderr=errors, env=self._environment, creationflags=OWN_GROUP,
+                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=errors,
+                env=self._environment | {ENDS_WITH_STDIN: "1"}, creationflags=OWN_GROUP,
             )  # fmt: skip
 
     async def stop(self, peer: LocalPeer) -> int:

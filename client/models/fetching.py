@@ -1,4 +1,4 @@
-"""Files from peers: from several in turn and side by side, each within a deadline, and only what its hash says.
+"""Artifact download from peers: several in turn and side by side, each with a deadline, checked by its hash.
 
 Who hands out a file may drip it, or never begin. So a peer that brings less than LEAST_BYTES_PER_S is cut, and if after
 HEDGE_S nobody brings enough, the next one is asked beside it. The first whole file that is what was asked for counts.
@@ -27,7 +27,7 @@ MOST_NAMED = 3
 Content = TypeVar("Content")
 
 
-class LinksTo(Protocol):
+class LinkSource(Protocol):
     """What is used of `Links`."""
 
     async def to(self, facts: PeerFacts) -> Link: ...
@@ -38,8 +38,8 @@ class NotFetched(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted(Generic[Content]):
-    """What is to be fetched."""
+class ArtifactRequest(Generic[Content]):
+    """Artifact request: what is to be fetched, and how it is checked."""
 
     request: Callable[[int], pb.Request]
     """Asks for it from an offset on."""
@@ -49,8 +49,8 @@ class Wanted(Generic[Content]):
 
 
 @dataclass(slots=True)
-class Progress:
-    """What one peer has brought. Times are the loop's."""
+class FetchProgress:
+    """Download progress of one peer. Times are seconds of the loop's clock."""
 
     since_s: float
     received: int = 0
@@ -67,7 +67,7 @@ class Progress:
 
 
 async def fetch(
-    links: LinksTo, views: Sequence[PeerView], wanted: Wanted[Content]
+    links: LinkSource, views: Sequence[PeerView], wanted: ArtifactRequest[Content]
 ) -> tuple[Content, PeerView]:
     """What is wanted and who handed it out: the first of these peers that does so whole; they are asked in their order.
 
@@ -76,13 +76,13 @@ async def fetch(
     """
     clock = asyncio.get_running_loop().time
     left = list(reversed(views[:MOST_ASKED]))
-    under_way: dict[asyncio.Task[Content], tuple[PeerView, Progress]] = {}
+    under_way: dict[asyncio.Task[Content], tuple[PeerView, FetchProgress]] = {}
     reasons: list[str] = []
     hedged = True
     try:
         while True:
             if left and len(under_way) < MOST_AT_ONCE and (hedged or not under_way):
-                view, progress = left.pop(), Progress(clock())
+                view, progress = left.pop(), FetchProgress(clock())
                 task = asyncio.create_task(_from_peer(links, view.facts, wanted, progress))
                 under_way[task] = view, progress
             if not under_way:
@@ -106,7 +106,7 @@ async def fetch(
 
 
 async def _from_peer(
-    links: LinksTo, facts: PeerFacts, wanted: Wanted[Content], progress: Progress
+    links: LinkSource, facts: PeerFacts, wanted: ArtifactRequest[Content], progress: FetchProgress
 ) -> Content:
     """All of it from one peer, part by part. Raises LinkError and ValueError."""
     clock = asyncio.get_running_loop().time

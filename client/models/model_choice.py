@@ -1,4 +1,4 @@
-"""Which of the models that a swarm serves is meant, from what its peers announce. Pure.
+"""Model choice: which of the models that a swarm's peers announce is meant by a name. Pure.
 
 Identities cost nothing, so it counts how many networks serve a model rather than how many peers say that they do; and
 whom the user named as the way into the swarm counts before strangers.
@@ -15,7 +15,7 @@ from molink.shards.spec import Span
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class ModelCandidate:
     """A model, and the peers that say that they serve it."""
 
     served: ServedModel
@@ -33,7 +33,7 @@ class Candidate:
         return self.complete, self.named, self.networks, len(self.views)
 
 
-def candidates(views: Iterable[PeerView], named: Collection[str]) -> tuple[Candidate, ...]:
+def candidates(views: Iterable[PeerView], named: Collection[str]) -> tuple[ModelCandidate, ...]:
     """The models that these peers serve, the likeliest first; of equals the smallest hash, so that clients agree.
 
     `named` are the ids of the peers that the user named.
@@ -62,9 +62,9 @@ def asked_in_order(
     return tuple(order)
 
 
-def _candidate(views: Sequence[PeerView], named: Collection[str]) -> Candidate:
+def _candidate(views: Sequence[PeerView], named: Collection[str]) -> ModelCandidate:
     served = views[0].facts.model
-    return Candidate(
+    return ModelCandidate(
         served,
         tuple(views),
         complete=_covers({span for view in views for span in view.state.spans}, served.layers),

@@ -1,4 +1,4 @@
-"""From what a user calls a model to its description and tokenizer: this machine's copy, or the peers' by hash.
+"""Model resolver: a model's name to its description and tokenizer, from this machine or from peers by hash.
 
 What peers hand out is somebody else's work. Its tokenizer is loaded in a process with limits first, so one that loads
 without end, fills the memory or ends its process does so there; only then is it loaded here, to make text of tokens,
@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from molink.client.circuit.connection import Connection
+from molink.client.circuit.connection import SwarmConnection
 from molink.client.errors import ModelNotFound, SwarmUnavailable, as_said
-from molink.client.models.fetching import NotFetched, Wanted, fetch
-from molink.client.models.model_choice import Candidate, asked_in_order, candidates
+from molink.client.models.fetching import ArtifactRequest, NotFetched, fetch
+from molink.client.models.model_choice import ModelCandidate, asked_in_order, candidates
 from molink.client.text.text_work import TextWork
 from molink.dht.records.records import ServedModel
 from molink.peer.wire.protocol import molink_pb2 as pb
@@ -48,8 +48,8 @@ _TOKENIZER_FILES = frozenset(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ModelAccess:
-    """A model that can be asked for tokens, and what makes text of them."""
+class ResolvedModel:
+    """Resolved model: its description, and the tokenizer that makes text of its tokens."""
 
     spec: ModelSpec
     tokenizer_files: Mapping[str, bytes]
@@ -59,13 +59,13 @@ class ModelAccess:
 
 
 async def open_model(
-    connection: Connection,
+    connection: SwarmConnection,
     model: str | None,
     dtype: str | None,
     quantization: str | None,
     *,
     report: Callable[[str], None] = lambda _: None,
-) -> ModelAccess:
+) -> ResolvedModel:
     """Finds the model and its tokenizer.
 
     `model` is a bundled name, a local folder, the name under which peers serve it, or at least 8 digits of its hash.
@@ -96,11 +96,12 @@ async def open_model(
     others = {one.served.name for one in found if one.complete} - {spec.name}
     if model is None and others:
         report(f"the swarm serves {', '.join(sorted(others))} too; {spec.name} is asked, --model chooses")
-    return ModelAccess(spec, files, from_peers=True)
+    return ResolvedModel(spec, files, from_peers=True)
 
 
-async def load_tokenizer(access: ModelAccess, tried: TextWork | None) -> Tokenizer:
-    """The tokenizer, in this process: to make text of tokens. Work of strangers has to load in `tried` before.
+async def load_tokenizer(access: ResolvedModel, tried: TextWork | None) -> Tokenizer:
+    """The tokenizer, in this process: to make text of tokens. Work of strangers has to load in `tried` before, which
+    alone has its chat template.
 
     Raises:
         SwarmUnavailable: it cannot be used.
@@ -110,7 +111,8 @@ async def load_tokenizer(access: ModelAccess, tried: TextWork | None) -> Tokeniz
             require_plain_decoder(access.tokenizer_files)
             if tried is not None:
                 await tried.encode("a")
-        return await asyncio.to_thread(Tokenizer.from_files, access.tokenizer_files)
+        load = partial(Tokenizer.from_files, with_template=tried is None)
+        return await asyncio.to_thread(load, access.tokenizer_files)
     except TokenizerError as error:
         if not access.from_peers:
             raise ModelNotFound(access.spec.name, str(error)) from error
@@ -127,8 +129,8 @@ def _local_folder(model: str) -> Path | None:
 
 
 async def _open_local(
-    connection: Connection, folder: Path, name: str, dtype: str | None, quantization: str | None
-) -> ModelAccess:
+    connection: SwarmConnection, folder: Path, name: str, dtype: str | None, quantization: str | None
+) -> ResolvedModel:
     """A copy on this machine says what the model is; the swarm says in which numbers it is served."""
     views = connection.snapshot()
     try:
@@ -155,7 +157,7 @@ async def _open_local(
         files = await asyncio.to_thread(read_files, folder)
     except TokenizerError as error:
         raise ModelNotFound(name, str(error)) from error
-    return ModelAccess(spec, files, from_peers=False)
+    return ResolvedModel(spec, files, from_peers=False)
 
 
 def _matches(served: ServedModel, model: str | None, dtype: str | None, quantization: str | None) -> bool:
@@ -167,7 +169,7 @@ def _matches(served: ServedModel, model: str | None, dtype: str | None, quantiza
 
 
 async def _first_fetched(
-    connection: Connection, found: Sequence[Candidate]
+    connection: SwarmConnection, found: Sequence[ModelCandidate]
 ) -> tuple[ModelSpec, Mapping[str, bytes]]:
     """The likeliest model that is really handed out: who only claims to have one keeps nobody waiting for it.
 
@@ -216,14 +218,16 @@ def _before_first_success(
     return []
 
 
-async def _fetch_model(connection: Connection, one: Candidate) -> tuple[ModelSpec, Mapping[str, bytes]]:
+async def _fetch_model(
+    connection: SwarmConnection, one: ModelCandidate
+) -> tuple[ModelSpec, Mapping[str, bytes]]:
     """Nothing but peers knows it: their word is checked against the hash. Raises NotFetched."""
     served = one.served
     views = asked_in_order(one.views, connection.initial_peer_ids, random.Random())
     manifest, first = await fetch(
         connection.links,
         views,
-        Wanted(
+        ArtifactRequest(
             lambda _: pb.Request(get_manifest=pb.GetManifest(model_hash=served.model_hash)),
             MAX_MANIFEST_BYTES,
             partial(_manifest, served),
@@ -252,13 +256,13 @@ def _manifest(served: ServedModel, data: bytes) -> store.Manifest:
     return manifest
 
 
-def _wanted_file(model_hash: str, sha256: str) -> Wanted[bytes]:
+def _wanted_file(model_hash: str, sha256: str) -> ArtifactRequest[bytes]:
     def checked(data: bytes) -> bytes:
         if hashlib.sha256(data).hexdigest() != sha256:
             raise ValueError(f"the file {sha256[:12]} does not have its hash")
         return data
 
-    return Wanted(
+    return ArtifactRequest(
         lambda offset: pb.Request(get_file=pb.GetFile(model_hash=model_hash, sha256=sha256, offset=offset)),
         MAX_FILE_BYTES,
         checked,

@@ -14,15 +14,17 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import psutil
 
 from molink.client.errors import SwarmUnavailable
 from molink.client.text.early_text import EarlyProcess, begin_process
 from molink.client.text.text_worker import ID_FORMAT, LENGTHS, MAX_BODY_BYTES, MAX_HEADER_BYTES
-from molink.shards.text.chat_template import Message
 from molink.shards.text.tokenizer import TokenizerError
+
+if TYPE_CHECKING:
+    from molink.shards.text.chat_template import Message
 
 WATCHED_EVERY_S: Final = 0.1
 """Between looks at how large a process has grown that works on one job for longer."""
@@ -114,7 +116,7 @@ class TextProcesses:
     async def encode(self, text: str) -> tuple[int, ...]:
         return await self._done("encode", _utf8(text))
 
-    async def encode_chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
+    async def encode_chat(self, messages: "Sequence[Message]") -> tuple[int, ...]:
         try:
             plain = json.dumps([dict(message) for message in messages], ensure_ascii=False)
         except (TypeError, ValueError, RecursionError) as error:

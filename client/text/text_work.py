@@ -8,10 +8,12 @@ the package or lie on this machine run in a thread; those that peers handed out 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
-from molink.shards.text.chat_template import Message
 from molink.shards.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from molink.shards.text.chat_template import Message
 
 
 class TextWork(Protocol):
@@ -35,7 +37,7 @@ class TextWork(Protocol):
         """
         ...
 
-    async def encode_chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
+    async def encode_chat(self, messages: "Sequence[Message]") -> tuple[int, ...]:
         """The ids of a chat, rendered by the model's chat template, with the beginning of an answer.
 
         Raises:
@@ -66,5 +68,5 @@ class TextWorkInThreads:
     async def encode(self, text: str) -> tuple[int, ...]:
         return await asyncio.to_thread(self._tokenizer.encode, text)
 
-    async def encode_chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
+    async def encode_chat(self, messages: "Sequence[Message]") -> tuple[int, ...]:
         return await asyncio.to_thread(self._tokenizer.apply_chat_template, messages)

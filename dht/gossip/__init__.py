@@ -1,4 +1,4 @@
-"""How announcements spread: pushed or offered over links, compared in tables, repeated as often as there is room.
+"""Gossip of announcements: eager and lazy push over links, and anti-entropy between tables.
 
 Begin with `gossip.py`; `spreading.py` decides what goes over which link, `suspicion.py` tells of who has gone.
 """

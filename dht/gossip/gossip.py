@@ -1,7 +1,8 @@
-"""Announcements flood over links: a stream to each of a few neighbours, each new record passed on once.
+"""Gossip of announcements: a stream to each of a few neighbours, each new record forwarded once.
 
-Where there is little to say, records are pushed over every link; otherwise they are offered by name, and sent to the
-neighbour that asks (`spreading.py`). A frame is a record, or `OFFER` or `ASK` and names, or empty: a sign of life.
+Where there is little to say, records are pushed over every link; otherwise their ids are announced, and they are
+sent to the neighbour that asks (`spreading.py`). A frame is a record, or `IHAVE` or `IWANT` and ids, or empty: a sign
+of life.
 
 libp2p's gossipsub is not used. Its implementation in py-libp2p 0.8.1 adds a signed record of some 200 bytes
 to every message, more than the state itself, and one message that does not parse, from anybody, ends the
@@ -15,10 +16,10 @@ from dataclasses import replace
 
 import trio
 
-from molink.dht.gossip.spreading import MAX_NAMES, Spreading, names_in
-from molink.dht.gossip.traffic import Traffic
+from molink.dht.gossip.spreading import MAX_RECORD_IDS, LazyPush, parse_record_ids
+from molink.dht.gossip.traffic import TrafficCounters
 from molink.dht.host.framing import StreamEndedError
-from molink.dht.host.packed import PackedStream
+from molink.dht.host.packed import CompressedStream
 from molink.dht.membership.directory import Accepted
 from molink.dht.membership.membership import Membership
 from molink.dht.membership.neighbours import MAX_INCOMING, Neighbour, to_make_room
@@ -29,7 +30,7 @@ from molink.dht.membership.timing import (
     STATE_COST_BITS,
     DiscoveryTiming,
     NewsRate,
-    offer_gap_s,
+    ihave_interval_s,
 )
 from molink.dht.records.announcement import (
     MAX_FACTS_BYTES,
@@ -45,7 +46,7 @@ from molink.dht.refusals import RefusalLog
 logger = logging.getLogger(__name__)
 
 PROTOCOL = "/molink/gossip/2"
-OFFER, ASK = b"\x0f", b"\xa5"
+IHAVE, IWANT = b"\x0f", b"\xa5"
 HEAR_OUT_S = 2.0
 """Within which a peer that gets no link may say what it is."""
 _QUEUE = 256
@@ -56,9 +57,9 @@ _STRIKES = frozenset((Reason.MALFORMED, Reason.FORGED, Reason.OVERSIZED))
 
 
 class GossipLink:
-    """One neighbour, and what waits to be sent to it. A full queue loses its oldest."""
+    """Gossip link to one neighbour, and its bounded queue: a full one loses its oldest record."""
 
-    def __init__(self, stream: PackedStream, network: str, now: float, *, dialled: bool) -> None:
+    def __init__(self, stream: CompressedStream, network: str, now: float, *, dialled: bool) -> None:
         self.stream = stream
         self.dialled = dialled
         self.neighbour = Neighbour(stream.peer_id, network, now, now)
@@ -68,18 +69,18 @@ class GossipLink:
         self._idle = trio.Event()
         self._idle.set()
 
-    def useful(self, now: float) -> None:
-        """Something true and new has come over it."""
+    def mark_useful(self, now: float) -> None:
+        """Marks the link as useful: something true and new has come over it."""
         self.neighbour = replace(self.neighbour, useful_at=now)
 
-    def put(self, record: bytes) -> None:
+    def enqueue(self, record: bytes) -> None:
         self._queue.append(record)
         if self._idle.is_set():
             self._idle = trio.Event()
         self._ready.set()
 
-    async def take(self, keepalive_s: float) -> list[bytes]:
-        """What waits, at most 64 records; an empty frame if nothing does for so long."""
+    async def next_batch(self, keepalive_s: float) -> list[bytes]:
+        """Takes the next batch, at most 64 records; an empty frame if nothing waits for `keepalive_s`."""
         with trio.move_on_after(keepalive_s):
             await self._ready.wait()
         batch = [self._queue.popleft() for _ in range(min(_BATCH, len(self._queue)))]
@@ -87,7 +88,7 @@ class GossipLink:
             self._ready = trio.Event()
         return batch or [b""]
 
-    def sent(self) -> None:
+    def mark_sent(self) -> None:
         if not self._queue:
             self._idle.set()
 
@@ -97,7 +98,7 @@ class GossipLink:
 
 
 class Gossip:
-    """The links of one peer.
+    """Gossip of one peer over its links.
 
     `facts_wanted(peer_id, tag)`: that neighbour has spoken of a peer without known facts. `link_opened()`:
     there is a new link, and beyond it maybe a part of the swarm that was cut off. `link_lost(peer_id)`: there is
@@ -109,7 +110,7 @@ class Gossip:
         own_peer_id: str,
         membership: Membership,
         timing: DiscoveryTiming,
-        traffic: Traffic,
+        traffic: TrafficCounters,
         refusals: RefusalLog,
         facts_wanted: Callable[[str, int], None],
         link_opened: Callable[[], None],
@@ -123,7 +124,7 @@ class Gossip:
         self._facts_wanted = facts_wanted
         self._link_opened = link_opened
         self._link_lost = link_lost
-        self._spreading = Spreading()
+        self._lazy_push = LazyPush()
         self._news = NewsRate(NEWS_BUDGET_BITS_PER_S / 4, 0.0)
         self._links: dict[str, GossipLink] = {}
         self.after_loss: Callable[[], None] = lambda: None
@@ -138,40 +139,40 @@ class Gossip:
         return tuple(link.neighbour for link in self._links.values() if link.dialled)
 
     def news_bits_per_s(self) -> float:
-        """What the records of all peers have cost of late."""
+        """Returns the recent rate of all peers' records, in bits per second."""
         return self._news.after(trio.current_time()).bits_per_s
 
     def broadcast(self, record: bytes) -> None:
         """Sends this peer's own record to every neighbour."""
-        for link in self._spreading.hand_on(record, None, push=True):
-            self._links[link].put(record)
+        for link in self._lazy_push.forward(record, None, push=True):
+            self._links[link].enqueue(record)
 
     async def run(self) -> None:
-        """Makes the offers that wait, and asks again for what has not come, until cancelled."""
+        """Announces the ids that wait, and asks again for what has not come, until cancelled."""
         while True:
-            await trio.sleep(min(offer_gap_s(self.news_bits_per_s()), self._timing.offer_gap_s))
-            for link, names in self._spreading.offers():
-                self._links[link].put(OFFER + b"".join(names))
-            for link, late in self._spreading.overdue(trio.current_time()).items():
-                for at in range(0, len(late), MAX_NAMES):
-                    self._links[link].put(ASK + b"".join(late[at : at + MAX_NAMES]))
+            await trio.sleep(min(ihave_interval_s(self.news_bits_per_s()), self._timing.ihave_interval_s))
+            for link, names in self._lazy_push.take_ihaves():
+                self._links[link].enqueue(IHAVE + b"".join(names))
+            for link, late in self._lazy_push.retry_iwants(trio.current_time()).items():
+                for at in range(0, len(late), MAX_RECORD_IDS):
+                    self._links[link].enqueue(IWANT + b"".join(late[at : at + MAX_RECORD_IDS]))
 
     async def drained(self) -> None:
         """Waits until everything broadcast so far has been written to every link."""
         for link in tuple(self._links.values()):
             await link.drained()
 
-    async def run_link(self, stream: PackedStream, network: str, *, dialled: bool) -> None:
+    async def run_link(self, stream: CompressedStream, network: str, *, dialled: bool) -> None:
         """Keeps a link to the stream's peer, in that network, until it ends, and resets the stream then."""
         link = GossipLink(stream, network, trio.current_time(), dialled=dialled)
         if not self._admit(link):
             await self._hear_out(stream)
             await stream.reset()
             return
-        self._spreading.open(stream.peer_id)
+        self._lazy_push.open_link(stream.peer_id)
         self._membership.mark(stream.peer_id, answers=True)
         for record in self._membership.own_records():
-            link.put(record)
+            link.enqueue(record)
         self._link_opened()
         try:
             with link.scope:
@@ -217,9 +218,9 @@ class Gossip:
 
     def _forget(self, link: GossipLink) -> None:
         del self._links[link.stream.peer_id]
-        self._spreading.close(link.stream.peer_id)
+        self._lazy_push.close_link(link.stream.peer_id)
 
-    async def _hear_out(self, stream: PackedStream) -> None:
+    async def _hear_out(self, stream: CompressedStream) -> None:
         """Who gets no link says what it is all the same, which is what it says first: so nobody who takes all links
         can keep a newcomer from being heard."""
         if stream.peer_id == self._own_peer_id or stream.peer_id in self._links:
@@ -236,12 +237,12 @@ class Gossip:
     async def _send(self, link: GossipLink, scope: trio.CancelScope) -> None:
         try:
             while True:
-                batch = await link.take(self._timing.keepalive_s)
+                batch = await link.next_batch(self._timing.keepalive_s)
                 before = link.stream.bytes_out
                 with trio.fail_after(self._timing.silence_s):
                     await link.stream.send(batch)
-                link.sent()
-                self._traffic.sent("gossip", link.stream.bytes_out - before, len(batch))
+                link.mark_sent()
+                self._traffic.count_sent("gossip", link.stream.bytes_out - before, len(batch))
         except (StreamEndedError, trio.TooSlowError) as error:
             logger.debug("the link to %s ended: %s", link.stream.peer_id, error)
             scope.cancel()
@@ -253,7 +254,7 @@ class Gossip:
             while strikes < _MAX_STRIKES:
                 with trio.fail_after(self._timing.silence_s):
                     record = await link.stream.receive(MAX_FACTS_BYTES)
-                self._traffic.received("gossip", link.stream.bytes_in - counted)
+                self._traffic.count_received("gossip", link.stream.bytes_in - counted)
                 counted = link.stream.bytes_in
                 strikes += bool(record) and self._take_in(record, link)
                 received += 1
@@ -266,29 +267,29 @@ class Gossip:
 
     def _take_in(self, frame: bytes, link: GossipLink) -> bool:
         """Returns whether the frame should not have been sent by an honest neighbour."""
-        if frame[:1] not in (OFFER, ASK):
+        if frame[:1] not in (IHAVE, IWANT):
             return self._take_in_record(frame, link.stream.peer_id)
         try:
-            names = names_in(frame[1:])
+            names = parse_record_ids(frame[1:])
         except ValueError:
             return True
-        if frame[:1] == ASK:
-            for record in self._spreading.asked(names):
-                link.put(record)
-        elif ask := self._spreading.offered(link.stream.peer_id, names, trio.current_time()):
-            link.put(ASK + b"".join(ask))
+        if frame[:1] == IWANT:
+            for record in self._lazy_push.receive_iwant(names):
+                link.enqueue(record)
+        elif ask := self._lazy_push.receive_ihave(link.stream.peer_id, names, trio.current_time()):
+            link.enqueue(IWANT + b"".join(ask))
         return False
 
     def _take_in_record(self, record: bytes, peer_id: str) -> bool:
-        self._spreading.heard(record)
+        self._lazy_push.record_seen(record)
         outcome = self._membership.receive(record, source=peer_id)
         if isinstance(outcome, Accepted):
             pushes = self._news.after(trio.current_time()).pushes
             self._news = self._news.after(trio.current_time(), _cost_bits(record, outcome))
-            for to in self._spreading.hand_on(record, peer_id, push=pushes):
-                self._links[to].put(record)
+            for to in self._lazy_push.forward(record, peer_id, push=pushes):
+                self._links[to].enqueue(record)
             if peer_id in self._links:
-                self._links[peer_id].useful(trio.current_time())
+                self._links[peer_id].mark_useful(trio.current_time())
             if is_loss(record):
                 self.after_loss()
         wanted = outcome.facts_wanted if isinstance(outcome, Accepted) else outcome is Reason.UNKNOWN_PEER

@@ -1,4 +1,4 @@
-"""The numbers that a peer's announcements carry: each higher than all before, over restarts and wrong clocks too.
+"""Sequence numbers of a peer's announcements: each higher than all before, over restarts and wrong clocks too.
 
 Others take only what is newer than what they know of a peer. So numbers are set aside in the state directory before
 they are used, a few minutes' worth at a time, and a peer that starts again begins beyond them, whatever its clock says
@@ -22,7 +22,7 @@ _MARGIN = 1_000
 
 
 class DurableState(Protocol):
-    """What outlives a peer's process."""
+    """Durable state: what outlives a peer's process."""
 
     def set_aside(self) -> int:
         """Up to where sequence numbers may have been used; -1: none."""
@@ -52,7 +52,7 @@ def set_aside_up_to(sequence: int, clock_ms: int) -> int:
 
 
 class Sequences:
-    """One peer's numbers."""
+    """Sequence numbers of one peer."""
 
     def __init__(
         self, durable: DurableState | None, clock_ms: Callable[[], int], others_know: Callable[[], int]

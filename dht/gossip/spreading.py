@@ -1,7 +1,9 @@
-"""Which records pass over which link: pushed whole, or offered by name and sent to whoever asks. Pure.
+"""Lazy-push gossip: records are pushed whole, or announced by id (IHAVE) and sent to whoever asks (IWANT). Pure.
 
-A flood that pushes brings each record once over every link, 8 times to a peer that needs it once. An offer is 8
-bytes. It costs a round trip and the wait until it leaves, so pushes remain where there is little to say.
+As in Plumtree (Leitao, Pereira and Rodrigues, 2007, section 3) and gossipsub.
+
+A flood that pushes brings each record once over every link, 8 times to a peer that needs it once. An id is 8
+bytes. Announcing it costs a round trip and the wait until it leaves, so pushes remain where there is little to say.
 """
 
 import hashlib
@@ -9,65 +11,67 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
-NAME_BYTES = 8
-MAX_NAMES = 128
+RECORD_ID_BYTES = 8
+MAX_RECORD_IDS = 128
 """In one frame."""
-ASK_TIMEOUT_S = 10.0
-"""After so long another neighbour that offered the record is asked."""
+IWANT_TIMEOUT_S = 10.0
+"""After so long another neighbour that announced the record is asked."""
 _MAX_RECORDS = 4096
 _MAX_SEEN = 65_536
-_MAX_ASKED = 4096
-_MAX_ASKED_OF_ONE = 512
+_MAX_IWANT = 4096
+_MAX_IWANT_OF_ONE = 512
 _MAX_WAITING = 4096
 
 _Value = TypeVar("_Value")
 
 
-def name_of(record: bytes) -> bytes:
-    """What a record is offered by. Whoever gets another record by it than was meant learns it from the next repair."""
-    return hashlib.sha256(record).digest()[:NAME_BYTES]
+def record_id(record: bytes) -> bytes:
+    """The id of a record: 8 bytes of its SHA-256. If two records share one, anti-entropy brings the other."""
+    return hashlib.sha256(record).digest()[:RECORD_ID_BYTES]
 
 
-def names_in(body: bytes) -> tuple[bytes, ...]:
-    """The names in an offer or an ask. Raises ValueError if these are not 1 to 128 of them."""
-    if not body or len(body) % NAME_BYTES or len(body) > MAX_NAMES * NAME_BYTES:
-        raise ValueError(f"1 to {MAX_NAMES} names of {NAME_BYTES} bytes, these are {len(body)} bytes")
-    return tuple(body[at : at + NAME_BYTES] for at in range(0, len(body), NAME_BYTES))
+def parse_record_ids(body: bytes) -> tuple[bytes, ...]:
+    """The record ids in an IHAVE or IWANT. Raises ValueError if these are not 1 to 128 of them."""
+    if not body or len(body) % RECORD_ID_BYTES or len(body) > MAX_RECORD_IDS * RECORD_ID_BYTES:
+        raise ValueError(
+            f"1 to {MAX_RECORD_IDS} names of {RECORD_ID_BYTES} bytes, these are {len(body)} bytes"
+        )
+    return tuple(body[at : at + RECORD_ID_BYTES] for at in range(0, len(body), RECORD_ID_BYTES))
 
 
-class Spreading:
-    """What one peer has lately heard, to hand on, and what its neighbours have offered. Every memory is bounded."""
+class LazyPush:
+    """Lazy push of one peer: records heard lately, and ids that neighbours have announced. All of it is bounded."""
 
     def __init__(self) -> None:
         self._records: OrderedDict[bytes, bytes] = OrderedDict()
         self._seen: OrderedDict[bytes, None] = OrderedDict()
-        self._asked: dict[bytes, tuple[str, float, list[str]]] = {}
+        self._iwant: dict[bytes, tuple[str, float, list[str]]] = {}
         """By name: who was asked, when that is overdue, and who else has it."""
         self._waiting: dict[str, dict[bytes, None]] = {}
-        """By link, the names to be offered there next."""
+        """By link, the ids to be announced there next."""
 
-    def open(self, link: str) -> None:
-        """There is a link to that peer."""
+    def open_link(self, link: str) -> None:
+        """Begins with a link to that peer."""
         self._waiting[link] = {}
 
-    def close(self, link: str) -> None:
-        """There is none any more: what it was asked for is overdue."""
+    def close_link(self, link: str) -> None:
+        """Ends with a link: what its peer was asked for is overdue."""
         self._waiting.pop(link, None)
-        for name, (asked, _, others) in list(self._asked.items()):
+        for name, (asked, _, others) in list(self._iwant.items()):
             if asked == link:
-                self._asked[name] = (asked, 0.0, others)
+                self._iwant[name] = (asked, 0.0, others)
 
-    def heard(self, record: bytes) -> None:
-        """A record has arrived, true or not: nobody needs to be asked for it."""
-        name = name_of(record)
-        self._asked.pop(name, None)
+    def record_seen(self, record: bytes) -> None:
+        """Records that a record has arrived, true or not: nobody needs to be asked for it."""
+        name = record_id(record)
+        self._iwant.pop(name, None)
         _remember(self._seen, name, None, _MAX_SEEN)
 
-    def hand_on(self, record: bytes, source: str | None, *, push: bool) -> tuple[str, ...]:
-        """Takes in a true and new record that came from `source`. Returns the links to push it to; without `push` it
-        will be offered to them instead."""
-        self.heard(record)
-        name = name_of(record)
+    def forward(self, record: bytes, source: str | None, *, push: bool) -> tuple[str, ...]:
+        """Forwards a true and new record that came from `source`. Returns the links to push it to; without `push` its
+        id will be announced to them instead."""
+        self.record_seen(record)
+        name = record_id(record)
         _remember(self._records, name, record, _MAX_RECORDS)
         to = tuple(link for link in self._waiting if link != source)
         if push:
@@ -77,46 +81,46 @@ class Spreading:
                 self._waiting[link][name] = None
         return ()
 
-    def offers(self) -> Iterator[tuple[str, tuple[bytes, ...]]]:
-        """What is to be offered now, by link, at most 128 names each time; it does not wait any more then."""
+    def take_ihaves(self) -> Iterator[tuple[str, tuple[bytes, ...]]]:
+        """Takes the ids to be announced now (IHAVE), by link, at most 128 each time."""
         for link, waiting in self._waiting.items():
             names = list(waiting)
             waiting.clear()
-            for at in range(0, len(names), MAX_NAMES):
-                yield link, tuple(names[at : at + MAX_NAMES])
+            for at in range(0, len(names), MAX_RECORD_IDS):
+                yield link, tuple(names[at : at + MAX_RECORD_IDS])
 
-    def offered(self, link: str, names: Iterable[bytes], now: float) -> tuple[bytes, ...]:
-        """A neighbour offers records. Returns those to ask it for."""
+    def receive_ihave(self, link: str, names: Iterable[bytes], now: float) -> tuple[bytes, ...]:
+        """A neighbour announces records (IHAVE). Returns the ids to ask it for (IWANT)."""
         ask: list[bytes] = []
-        outstanding = sum(asked == link for asked, _, _ in self._asked.values())
+        outstanding = sum(asked == link for asked, _, _ in self._iwant.values())
         for name in names:
             self._waiting.get(link, {}).pop(name, None)  # it has that
             if name in self._seen:
                 continue
-            if name in self._asked:
-                others = self._asked[name][2]
-                if link not in others and link != self._asked[name][0] and len(others) < len(self._waiting):
+            if name in self._iwant:
+                others = self._iwant[name][2]
+                if link not in others and link != self._iwant[name][0] and len(others) < len(self._waiting):
                     others.append(link)
-            elif len(self._asked) < _MAX_ASKED and outstanding + len(ask) < _MAX_ASKED_OF_ONE:
-                self._asked[name] = (link, now + ASK_TIMEOUT_S, [])
+            elif len(self._iwant) < _MAX_IWANT and outstanding + len(ask) < _MAX_IWANT_OF_ONE:
+                self._iwant[name] = (link, now + IWANT_TIMEOUT_S, [])
                 ask.append(name)
         return tuple(ask)
 
-    def asked(self, names: Sequence[bytes]) -> tuple[bytes, ...]:
-        """A neighbour asks for records: those that are still here."""
+    def receive_iwant(self, names: Sequence[bytes]) -> tuple[bytes, ...]:
+        """A neighbour asks for records (IWANT). Returns those that are still here."""
         return tuple(self._records[name] for name in names if name in self._records)
 
-    def overdue(self, now: float) -> dict[str, list[bytes]]:
-        """What neighbours have not sent in time, by whom to ask instead. What nobody else has is forgotten."""
+    def retry_iwants(self, now: float) -> dict[str, list[bytes]]:
+        """Retries what neighbours have not sent in time, by whom to ask instead. What nobody else has is forgotten."""
         again: dict[str, list[bytes]] = {}
-        for name, (_, due, others) in list(self._asked.items()):
+        for name, (_, due, others) in list(self._iwant.items()):
             if now < due:
                 continue
             living = [link for link in others if link in self._waiting]
             if not living:
-                del self._asked[name]
+                del self._iwant[name]
                 continue
-            self._asked[name] = (living[0], now + ASK_TIMEOUT_S, living[1:])
+            self._iwant[name] = (living[0], now + IWANT_TIMEOUT_S, living[1:])
             again.setdefault(living[0], []).append(name)
         return again
 

@@ -1,4 +1,7 @@
-"""Tells the swarm of neighbours that went without a word, after trying to reach them once more."""
+"""Neighbour prober: redials neighbours whose links ended, and gossips a suspicion of those that do not answer.
+
+The probe and suspect steps of SWIM (Das, Gupta and Motivala, 2002); `failure_detector.py` confirms or refutes.
+"""
 
 import logging
 import random
@@ -14,7 +17,7 @@ from molink.dht.membership.directory import Accepted
 from molink.dht.membership.failure_detector import WITNESSES
 from molink.dht.membership.membership import Membership, tag_of
 from molink.dht.membership.timing import DiscoveryTiming
-from molink.dht.records.announcement import seal_loss
+from molink.dht.records.announcement import sign_loss
 from molink.dht.records.records import PeerLoss
 
 logger = logging.getLogger(__name__)
@@ -26,8 +29,8 @@ _AT_ONCE_S = 0.5
 """After a link has ended: who has left, or has another link already, has said so by then."""
 
 
-class Witness:
-    """One peer's word on others that are gone."""
+class NeighbourProber:
+    """Neighbour prober of one peer."""
 
     def __init__(
         self,
@@ -46,7 +49,7 @@ class Witness:
         self.gossip: Gossip | None = None
 
     def link_lost(self, peer_id: str) -> None:
-        """The link to a neighbour has ended: if it has not left, somebody should look for it."""
+        """Starts to probe a neighbour whose link has ended, unless it has left."""
         if peer_id not in self._looking and len(self._looking) < _MOST:
             self._looking.add(peer_id)
             self._tasks.start_soon(peer_id, self._look_for, peer_id)
@@ -121,7 +124,7 @@ class Witness:
         if self.gossip is None or not self._may_be_gone(peer_id):
             return
         loss = PeerLoss(tag_of(self._identity.peer_id), tag, self._membership.sequence_of(tag))
-        record = seal_loss(loss, self._identity)
+        record = sign_loss(loss, self._identity)
         if isinstance(self._membership.receive(record), Accepted):
             logger.info("%s does not answer any more", peer_id)
             self.gossip.broadcast(record)

@@ -1,4 +1,6 @@
-"""The table protocol: one peer hands the other the signed records that it holds, with their ages.
+"""Anti-entropy: one peer hands the other the signed records that it holds, with their ages.
+
+Pull anti-entropy (Demers et al., "Epidemic algorithms for replicated database maintenance", 1987, section 1.3).
 
 Who knows most of them asks for digests first, 16 bytes a peer, and then for the records that are newer than its own.
 """
@@ -10,11 +12,11 @@ from dataclasses import dataclass
 import trio
 from google.protobuf.message import DecodeError
 
-from molink.dht.gossip.traffic import Traffic
+from molink.dht.gossip.traffic import TrafficCounters
 from molink.dht.host.framing import StreamEndedError
-from molink.dht.host.packed import PackedStream
+from molink.dht.host.packed import CompressedStream
 from molink.dht.membership.directory import Accepted
-from molink.dht.membership.door import Door, DoorLimits, network_of
+from molink.dht.membership.door import ConnectionLimiter, ConnectionLimits, network_of
 from molink.dht.membership.held import AgedRecord
 from molink.dht.membership.membership import Membership
 from molink.dht.records import announcement_pb2 as pb
@@ -38,13 +40,13 @@ _BATCH = 64
 DIGESTS = 256
 """In one frame."""
 _MAX_DIGEST_BYTES = DIGESTS * 18 + 16
-LIMITS = DoorLimits(unproven=64, proven=32, of_network=16, of_identity=2, proof_s=2.0, idle_s=2.0)
+LIMITS = ConnectionLimits(unproven=64, proven=32, of_network=16, of_identity=2, proof_s=2.0, idle_s=2.0)
 """Callers who have not asked yet are unproven, those whose answer takes longer than two seconds are idle."""
 
 
 @dataclass(frozen=True, slots=True)
-class Pulled:
-    """What came of a pull."""
+class PullResult:
+    """Result of a pull."""
 
     entries: int
     news: int
@@ -54,7 +56,7 @@ class Pulled:
 
 
 class TableService:
-    """Answers pulls.
+    """Anti-entropy server: answers pulls.
 
     Who opens a stream and asks nothing takes nobody's place. Of one identity two callers are answered at a time, of one
     network sixteen, of all thirty-two; where there is no room, one whose answer takes longer than two seconds goes, and
@@ -64,7 +66,7 @@ class TableService:
     def __init__(
         self,
         membership: Membership,
-        traffic: Traffic,
+        traffic: TrafficCounters,
         *,
         timeout_s: float,
         host_of: Callable[[str], str],
@@ -75,11 +77,11 @@ class TableService:
         self._traffic = traffic
         self._timeout_s = timeout_s
         self._host_of = host_of
-        self._door = Door(LIMITS, is_member)
+        self._limiter = ConnectionLimiter(LIMITS, is_member)
         self._callers: dict[int, trio.CancelScope] = {}
 
-    async def serve(self, stream: PackedStream) -> None:
-        entry = self._door.enter(trio.current_time(), network_of(self._host_of(stream.peer_id)))
+    async def serve(self, stream: CompressedStream) -> None:
+        entry = self._limiter.admit(trio.current_time(), network_of(self._host_of(stream.peer_id)))
         self._send_away(entry.sent_away)
         caller = entry.guest or 0
         answered = False
@@ -88,22 +90,22 @@ class TableService:
                 answered = await self._answer(stream, caller)
         finally:
             del self._callers[caller]
-            self._door.leave(caller)
-            self._traffic.received("table", stream.bytes_in)
-            self._traffic.sent("table", stream.bytes_out)
+            self._limiter.remove_guest(caller)
+            self._traffic.count_received("table", stream.bytes_in)
+            self._traffic.count_sent("table", stream.bytes_out)
         await (stream.close() if answered else stream.reset())
 
-    async def _answer(self, stream: PackedStream, caller: int) -> bool:
+    async def _answer(self, stream: CompressedStream, caller: int) -> bool:
         """Whether all has been sent."""
         with trio.move_on_after(LIMITS.proof_s) as asking:
             request = pb.TableRequest.FromString(await stream.receive(_MAX_REQUEST_BYTES))
         if asking.cancelled_caught:
             return False
-        entry = self._door.prove(caller, trio.current_time(), stream.peer_id)
+        entry = self._limiter.prove(caller, trio.current_time(), stream.peer_id)
         self._send_away(entry.sent_away)
         if entry.guest is None:
             return False
-        self._door.busy(caller)
+        self._limiter.mark_busy(caller)
         with trio.move_on_after(self._timeout_s) as answering:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._lose_patience, caller)
@@ -113,9 +115,9 @@ class TableService:
 
     async def _lose_patience(self, caller: int) -> None:
         await trio.sleep(LIMITS.idle_s)
-        self._door.idle(caller, trio.current_time())
+        self._limiter.mark_idle(caller, trio.current_time())
 
-    async def _send(self, stream: PackedStream, request: pb.TableRequest) -> None:
+    async def _send(self, stream: CompressedStream, request: pb.TableRequest) -> None:
         batch: list[bytes] = []
         for entry in _entries(self._membership, request):
             batch.append(entry)
@@ -150,13 +152,13 @@ def _encode(record: AgedRecord, *, states_only: bool) -> bytes:
 
 
 async def pull(
-    stream: PackedStream,
+    stream: CompressedStream,
     membership: Membership,
     *,
     tags: Collection[int] = (),
     states_only: bool = False,
     timeout_s: float,
-) -> Pulled:
+) -> PullResult:
     """Copies the other side's records into `membership`, which checks every one.
 
     Raises:
@@ -177,10 +179,12 @@ async def pull(
         raise StreamEndedError(f"{stream.peer_id} did not send its table within {timeout_s:g} s") from None
     except DecodeError:
         raise StreamEndedError(f"{stream.peer_id} sent something else than a table") from None
-    return Pulled(entries, news, tuple(wanted))
+    return PullResult(entries, news, tuple(wanted))
 
 
-async def newer_tags(stream: PackedStream, membership: Membership, *, timeout_s: float) -> tuple[int, ...]:
+async def newer_tags(
+    stream: CompressedStream, membership: Membership, *, timeout_s: float
+) -> tuple[int, ...]:
     """The tags of those peers of whom the other side has newer states than `membership`.
 
     Raises:
@@ -217,7 +221,7 @@ def digests_in(frame: bytes) -> tuple[tuple[int, int], ...]:
     )
 
 
-def _take_in(frame: bytes, membership: Membership, source: str) -> Pulled:
+def _take_in(frame: bytes, membership: Membership, source: str) -> PullResult:
     entry = pb.TableEntry.FromString(frame)
     news = 0
     if entry.facts:
@@ -226,8 +230,8 @@ def _take_in(frame: bytes, membership: Membership, source: str) -> Pulled:
     age_s = entry.state_age_ms / 1000
     outcome = membership.receive(entry.state, age_s, source=source) if entry.state else Reason.STALE
     if isinstance(outcome, Accepted):
-        return Pulled(1, news + 1, _tag(entry.state) if outcome.facts_wanted else ())
-    return Pulled(1, news, _tag(entry.state) if outcome is Reason.UNKNOWN_PEER else ())
+        return PullResult(1, news + 1, _tag(entry.state) if outcome.facts_wanted else ())
+    return PullResult(1, news, _tag(entry.state) if outcome is Reason.UNKNOWN_PEER else ())
 
 
 def _tag(record: bytes) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Asks other peers for the records that they hold: all of them, those that are newer, or those of certain peers."""
+"""Anti-entropy client: pulls records from other peers, all of them, those that are newer, or those of some peers."""
 
 import contextlib
 import logging
@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator, Callable, Iterable
 
 import trio
 
-from molink.dht.gossip.table import MAX_TAGS, PROTOCOL, Pulled, newer_tags, pull
-from molink.dht.gossip.traffic import Traffic
+from molink.dht.gossip.table import MAX_TAGS, PROTOCOL, PullResult, newer_tags, pull
+from molink.dht.gossip.traffic import TrafficCounters
 from molink.dht.host.host import Host
 from molink.dht.host.neighbour_tasks import NeighbourTasks
-from molink.dht.host.packed import PackedStream
+from molink.dht.host.packed import CompressedStream
 from molink.dht.membership.membership import Membership
 from molink.dht.membership.timing import DiscoveryTiming
 
@@ -20,14 +20,14 @@ _WANTED = 64
 
 
 class TableReader:
-    """What one peer or client copies of others. Its methods raise DialError and StreamEndedError."""
+    """Anti-entropy client of one peer or client. Its methods raise DialError and StreamEndedError."""
 
     def __init__(
         self,
         host: Host,
         membership: Membership,
         timing: DiscoveryTiming,
-        traffic: Traffic,
+        traffic: TrafficCounters,
         tasks: NeighbourTasks,
     ) -> None:
         self._host = host
@@ -40,7 +40,7 @@ class TableReader:
         self.after_pull: Callable[[], None] = lambda: None
 
     def facts_wanted(self, peer_id: str, tag: int) -> None:
-        """Asks that neighbour soon; if too much is wanted already, the next repair will find it."""
+        """Asks that neighbour soon; if too much is wanted already, the next anti-entropy will find it."""
         try:
             self._wanted_in.send_nowait((peer_id, tag))
         except trio.WouldBlock:
@@ -84,7 +84,7 @@ class TableReader:
         for at in range(0, len(missing), MAX_TAGS):
             await self.pull(peer_id, tags=missing[at : at + MAX_TAGS])
 
-    async def pull(self, peer_id: str, *, tags: Iterable[int] = (), states_only: bool = False) -> Pulled:
+    async def pull(self, peer_id: str, *, tags: Iterable[int] = (), states_only: bool = False) -> PullResult:
         """The peer's records, or those of `tags` only."""
         async with self._stream_to(peer_id) as stream:
             return await pull(
@@ -96,13 +96,13 @@ class TableReader:
             )
 
     @contextlib.asynccontextmanager
-    async def _stream_to(self, peer_id: str) -> AsyncIterator[PackedStream]:
+    async def _stream_to(self, peer_id: str) -> AsyncIterator[CompressedStream]:
         timeout_s = self._timing.dial_timeout_s
-        stream = PackedStream(await self._host.open_stream(peer_id, PROTOCOL, timeout_s=timeout_s))
+        stream = CompressedStream(await self._host.open_stream(peer_id, PROTOCOL, timeout_s=timeout_s))
         try:
             yield stream
         finally:
-            self._traffic.received("table", stream.bytes_in)
-            self._traffic.sent("table", stream.bytes_out)
+            self._traffic.count_received("table", stream.bytes_in)
+            self._traffic.count_sent("table", stream.bytes_out)
             await stream.close()
             self.after_pull()

@@ -1,4 +1,4 @@
-"""Counts of what the control plane has sent and received."""
+"""Traffic counters of the control plane."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ Kind = Literal["gossip", "table"]
 
 
 @dataclass(slots=True)
-class Traffic:
+class TrafficCounters:
     """Counters by kind, of the application's bytes: frames, without what yamux, noise and TCP add."""
 
     messages_in: Counter[str] = field(default_factory=Counter)
@@ -16,10 +16,10 @@ class Traffic:
     bytes_in: Counter[str] = field(default_factory=Counter)
     bytes_out: Counter[str] = field(default_factory=Counter)
 
-    def received(self, kind: Kind, size_bytes: int, messages: int = 1) -> None:
+    def count_received(self, kind: Kind, size_bytes: int, messages: int = 1) -> None:
         self.messages_in[kind] += messages
         self.bytes_in[kind] += size_bytes
 
-    def sent(self, kind: Kind, size_bytes: int, messages: int = 1) -> None:
+    def count_sent(self, kind: Kind, size_bytes: int, messages: int = 1) -> None:
         self.messages_out[kind] += messages
         self.bytes_out[kind] += size_bytes

@@ -1,4 +1,4 @@
-"""Trio beside asyncio: one thread that runs trio, and calls into it from the asyncio thread."""
+"""Bridge from asyncio to trio: a thread that runs trio, and calls into it from the asyncio thread."""
 
 import asyncio
 import concurrent.futures

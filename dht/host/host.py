@@ -30,7 +30,7 @@ from molink.dht.host.libp2p_hardening import (
     resource_manager,
 )
 from molink.dht.host.libp2p_limits import YAMUX, BoundedYamux, SoundNoise
-from molink.dht.host.listener import Doorway
+from molink.dht.host.listener import GuardedListener
 from molink.dht.identity.addresses import PeerAddress, multiaddress
 from molink.dht.identity.identity import Identity, public_key_of
 from molink.dht.identity.swarm_key import SwarmKey
@@ -63,11 +63,11 @@ class Host:
     """One peer's or client's libp2p connections."""
 
     def __init__(
-        self, host: IHost, sockets: DialledSockets, doorway: Doorway, addresses: tuple[str, ...]
+        self, host: IHost, sockets: DialledSockets, guarded: GuardedListener, addresses: tuple[str, ...]
     ) -> None:
         self._host = host
         self._sockets = sockets
-        self._doorway = doorway
+        self._guarded = guarded
         self._network = host.get_network()
         self._lookups = trio.CapacityLimiter(_LOOKUPS)
         self.peer_id = str(host.get_id())
@@ -77,7 +77,7 @@ class Host:
         """Serves `protocol`; whatever `handler` raises ends its stream only."""
 
         async def serve(stream: INetStream) -> None:
-            with self._doorway.serving(stream.muxed_conn.secured_conn):
+            with self._guarded.serving(stream.muxed_conn.secured_conn):
                 await handler(FrameStream(stream, str(stream.muxed_conn.peer_id)))
 
         self._host.set_stream_handler(protocol, serve)
@@ -211,10 +211,10 @@ async def open_host(
     if listen is not None:
         require_free(listen.host, listen.port)
     key_pair = create_new_key_pair(identity.private_bytes())
-    doorway = Doorway(is_member or _nobody, RefusalLog(logger))
+    guarded = GuardedListener(is_member or _nobody, RefusalLog(logger))
     host = new_host(
         key_pair=key_pair,
-        sec_opt={NOISE: SoundNoise(key_pair, doorway.turn)},
+        sec_opt={NOISE: SoundNoise(key_pair, guarded.turn)},
         muxer_opt={YAMUX: BoundedYamux},
         connection_config=connection_config(),
         resource_manager=resource_manager(),
@@ -223,11 +223,11 @@ async def open_host(
     )
     harden(host)
     sockets = DialledSockets(host.get_network())
-    doorway.guard(host.get_network())
+    guarded.guard(host.get_network())
     at = [Multiaddr(f"{multiaddress(listen.host, 1)[:-1]}{listen.port}")] if listen is not None else []
     async with host.run(listen_addrs=at), trio.open_nursery() as nursery:
-        running = Host(host, sockets, doorway, _announced(host, listen, identity.peer_id))
-        nursery.start_soon(doorway.run)
+        running = Host(host, sockets, guarded, _announced(host, listen, identity.peer_id))
+        nursery.start_soon(guarded.run)
         try:
             yield running
         finally:

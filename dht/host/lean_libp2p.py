@@ -15,7 +15,7 @@ _UNUSED: Final = (
     "trio_websocket",
     "libp2p.transport.websocket",
     "libp2p.security.secio",
-    "libp2p.security.tls.autotls",  # certificates from the web
+    "libp2p.security.tls",
     "requests",
     "httpx",
     "Crypto",  # keys of other kinds

@@ -1,4 +1,4 @@
-"""Where others connect to this host: accepting goes on whatever happens, and a `Door` decides who stays.
+"""Guarded listener: accepting goes on whatever happens, and a `ConnectionLimiter` decides who stays.
 
 libp2p's own listener shares its port with any other process, and what `accept` may raise besides running out of file
 descriptors ends the whole host.
@@ -22,12 +22,12 @@ from libp2p.transport.exceptions import OpenConnectionError, SecurityUpgradeFail
 from multiaddr import Multiaddr
 
 from molink.dht.identity.addresses import PeerAddress, multiaddress
-from molink.dht.membership.door import Door, DoorLimits, network_of
+from molink.dht.membership.door import ConnectionLimiter, ConnectionLimits, network_of
 from molink.dht.refusals import RefusalLog
 
 logger = logging.getLogger(__name__)
 
-LIMITS = DoorLimits(unproven=64, proven=256, of_network=128, of_identity=4, proof_s=8.0, idle_s=60.0)
+LIMITS = ConnectionLimits(unproven=64, proven=256, of_network=128, of_identity=4, proof_s=8.0, idle_s=60.0)
 _BACKLOG = 128
 _PAUSE_S = 0.2
 """After an accept that failed."""
@@ -39,8 +39,8 @@ _TURNS_AT_ONCE = 50
 _TURNS_PER_S = 25.0
 
 
-class Turns:
-    """Who may begin a handshake, which costs the whole process 10 ms: after the first fifty, 25 a second.
+class HandshakeQueue:
+    """Rate limiter of handshakes, which cost the process 10 ms each: a token bucket of fifty, 25 a second.
 
     Each network has a turn in its turn: whoever floods a peer with new identities waits behind itself.
     """
@@ -51,8 +51,8 @@ class Turns:
         self._waiting: dict[str, dict[int, trio.Event]] = {}
         self._wanted = trio.Event()
 
-    async def take(self, guest: int, network: str) -> None:
-        """Waits for this guest's turn, or until `give_up`."""
+    async def wait_turn(self, guest: int, network: str) -> None:
+        """Waits for this guest's turn, or until `release`."""
         now = trio.current_time()
         self._saved = min(float(_TURNS_AT_ONCE), self._saved + (now - self._saved_at) * _TURNS_PER_S)
         self._saved_at = now
@@ -65,10 +65,10 @@ class Turns:
         try:
             await turn.wait()
         finally:
-            self.give_up(guest, network)
+            self.release(guest, network)
 
-    def give_up(self, guest: int, network: str) -> None:
-        """The guest is gone: it waits no more, nor does anybody behind it."""
+    def release(self, guest: int, network: str) -> None:
+        """Releases a guest that waits for its turn: it goes on, or is gone."""
         others = self._waiting.get(network, {})
         turn = others.pop(guest, None)
         if turn is not None:
@@ -83,18 +83,18 @@ class Turns:
             while self._waiting:
                 await trio.sleep(1.0 / _TURNS_PER_S)
                 for network, others in tuple(self._waiting.items())[:1]:
-                    self.give_up(next(iter(others)), network)
+                    self.release(next(iter(others)), network)
                     if others:
                         self._waiting[network] = self._waiting.pop(network)
             self._wanted = trio.Event()
 
 
-class Doorway:
-    """The connections that others have opened to one host. To be used in its trio thread."""
+class GuardedListener:
+    """Guarded listener of one host: the connections that others have opened. To be used in its trio thread."""
 
     def __init__(self, is_member: Callable[[str], bool], refusals: RefusalLog) -> None:
-        self._door = Door(LIMITS, is_member)
-        self._turns = Turns()
+        self._limiter = ConnectionLimiter(LIMITS, is_member)
+        self._handshakes = HandshakeQueue()
         self._refusals = refusals
         self._sockets: dict[int, tuple[trio.socket.SocketType, str]] = {}
         self._sessions: weakref.WeakKeyDictionary[ISecureConn, int] = weakref.WeakKeyDictionary()
@@ -103,7 +103,7 @@ class Doorway:
         self._of_this_task = contextvars.ContextVar("guest_of_this_task", default=None)
 
     def guard(self, network: INetworkService) -> None:
-        """From here on `network` listens at this door. To be called before it listens."""
+        """From here on `network` listens through this guard. To be called before it listens."""
         for transport in network.transport_manager.get_transports():
             transport.create_listener = lambda handler: _Listener(handler, self)
         upgrade = network.upgrader.upgrade_security
@@ -122,17 +122,17 @@ class Doorway:
     async def turn(self) -> None:
         """Waits until the guest for whom this task works may begin its handshake."""
         guest = self._of_this_task.get() or 0
-        await self._turns.take(guest, network_of(self._host_of(guest)))
+        await self._handshakes.wait_turn(guest, network_of(self._host_of(guest)))
         if guest not in self._sockets:
             raise SecurityUpgradeFailure("the connection had to make room for others")
 
     async def run(self) -> None:
         """Gives turns and sends away who does nothing, until cancelled."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._turns.run)
+            nursery.start_soon(self._handshakes.run)
             while True:
                 await trio.sleep(_SWEEP_S)
-                for guest in self._door.overdue(trio.current_time()):
+                for guest in self._limiter.evict_overdue(trio.current_time()):
                     self._close(guest)
 
     @contextlib.contextmanager
@@ -143,18 +143,18 @@ class Doorway:
             yield
             return
         self._services[guest] += 1
-        self._door.busy(guest)
+        self._limiter.mark_busy(guest)
         try:
             yield
         finally:
             self._services[guest] -= 1
             if not self._services[guest]:
                 del self._services[guest]
-                self._door.idle(guest, trio.current_time())
+                self._limiter.mark_idle(guest, trio.current_time())
 
     def enter(self, connection: trio.socket.SocketType, host: str) -> int:
         """The number of a guest that has just connected."""
-        entry = self._door.enter(trio.current_time(), network_of(host))
+        entry = self._limiter.admit(trio.current_time(), network_of(host))
         self._send_away(entry.sent_away, "unproven connections")
         guest = entry.guest or 0
         self._sockets[guest] = connection, host
@@ -162,21 +162,21 @@ class Doorway:
 
     @contextlib.contextmanager
     def inside(self, guest: int) -> Iterator[None]:
-        """What this task does, it does for this guest, who leaves at the end of the block."""
+        """Works for this guest within the block; the guest leaves at its end."""
         token = self._of_this_task.set(guest)
         try:
             yield
         finally:
             self._of_this_task.reset(token)
-            self._door.leave(guest)
+            self._limiter.remove_guest(guest)
             self._close(guest)
 
     def make_room(self) -> None:
         """Closes connections, because the process can hold no more."""
-        self._send_away(self._door.make_room(_ROOM), "connections for want of file descriptors or memory")
+        self._send_away(self._limiter.make_room(_ROOM), "connections for want of file descriptors or memory")
 
     def _prove(self, guest: int, session: ISecureConn) -> None:
-        entry = self._door.prove(guest, trio.current_time(), str(session.get_remote_peer()))
+        entry = self._limiter.prove(guest, trio.current_time(), str(session.get_remote_peer()))
         self._send_away(entry.sent_away, "idle connections")
         if entry.guest is None:
             self._refusals.refused("connections", self._host_of(guest))
@@ -195,7 +195,7 @@ class Doorway:
         """At once: what reads or writes is woken, and cleans up behind itself."""
         connection, host = self._sockets.pop(guest, (None, ""))
         if connection is not None:
-            self._turns.give_up(guest, network_of(host))
+            self._handshakes.release(guest, network_of(host))
             connection.close()
 
 
@@ -205,9 +205,9 @@ class _Listener(IListener):  # type: ignore[misc]
     background_nursery: trio.Nursery
     """Given by the network before it listens."""
 
-    def __init__(self, handler: Callable[[TrioTCPStream], Awaitable[None]], doorway: Doorway) -> None:
+    def __init__(self, handler: Callable[[TrioTCPStream], Awaitable[None]], guarded: GuardedListener) -> None:
         self._handler = handler
-        self._doorway = doorway
+        self._guarded = guarded
         self._socket: trio.socket.SocketType | None = None
         self._scope = trio.CancelScope()
 
@@ -248,15 +248,15 @@ class _Listener(IListener):  # type: ignore[misc]
                     except OSError as error:  # no reason to accept nobody ever after
                         logger.debug("a connection could not be accepted: %s", error)
                         if error.errno in _NO_ROOM:
-                            self._doorway.make_room()
+                            self._guarded.make_room()
                         await trio.sleep(_PAUSE_S)
                     else:
                         host = host.partition("%")[0]
-                        guest = self._doorway.enter(connection, host)
+                        guest = self._guarded.enter(connection, host)
                         nursery.start_soon(self._serve, connection, (host, port), guest)
 
     async def _serve(self, connection: trio.socket.SocketType, address: tuple[str, int], guest: int) -> None:
-        with self._doorway.inside(guest):
+        with self._guarded.inside(guest):
             try:
                 stream = TrioTCPStream(trio.SocketStream(connection))
                 stream._cached_remote_address = address  # noqa: SLF001 it would find none of IPv6

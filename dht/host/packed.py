@@ -1,4 +1,4 @@
-"""Frames on a libp2p stream, deflated: what one record has said, later ones of the same direction need not repeat.
+"""Compressed stream: frames on a libp2p stream, deflated, one dictionary for each direction.
 
 Records of one swarm are much alike: a model's hash, names, the frame of a certificate. Each direction is one deflate
 stream (RFC 1951), flushed after each batch, in frames of the stream beneath; what comes out are frames again.
@@ -16,7 +16,7 @@ _LEVEL = 6
 
 
 class Deflater:
-    """One direction's frames, packed. Not for several streams."""
+    """Deflater of one direction's frames. Not for several streams."""
 
     def __init__(self) -> None:
         self._deflate = zlib.compressobj(_LEVEL, zlib.DEFLATED, _WINDOW_BITS)
@@ -29,7 +29,10 @@ class Deflater:
 
 
 class Inflater:
-    """What the other side packed. Holds the piece that it was fed last and one frame, however much it inflates to."""
+    """Inflater of what the other side deflated.
+
+    Holds the piece that it was fed last and one frame, however much it inflates to.
+    """
 
     def __init__(self) -> None:
         self._inflate = zlib.decompressobj(_WINDOW_BITS)
@@ -73,7 +76,7 @@ class Inflater:
         return True
 
 
-class PackedStream:
+class CompressedStream:
     """A stream to one peer, as frames that are deflated on their way. One task may read and another one write."""
 
     def __init__(self, stream: FrameStream) -> None:

@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.serialization import (
 from molink.dht.identity.key_file import KeyFileError, read_key_file, write_key_file
 
 PUBLIC_KEY_BYTES = 32
+_PEM = b"-----BEGIN "
 SIGNATURE_BYTES = 64
 
 _BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
@@ -54,14 +55,14 @@ class Identity:
             OSError: it cannot be read or made.
         """
         try:
-            return cls._from_pem(read_key_file(path), path)
+            return cls._from_pem(read_key_file(path, _PEM), path)
         except FileNotFoundError:
             key = Ed25519PrivateKey.generate()
         pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
         try:
             write_key_file(path, pem)
         except FileExistsError:  # another process was first: its key counts
-            return cls._from_pem(read_key_file(path), path)
+            return cls._from_pem(read_key_file(path, _PEM), path)
         return cls(key)
 
     def sign(self, data: bytes) -> bytes:

@@ -35,8 +35,8 @@ def write_key_file(path: Path, content: bytes) -> None:
         draft.unlink(missing_ok=True)
 
 
-def read_key_file(path: Path) -> bytes:
-    """The content of a key file.
+def read_key_file(path: Path, begins_with: bytes) -> bytes:
+    """The content of a key file, which should begin with these bytes.
 
     Raises:
         FileNotFoundError: there is none.
@@ -45,9 +45,11 @@ def read_key_file(path: Path) -> bytes:
     with path.open("rb") as file:
         status = os.fstat(file.fileno())
         if os.name != "nt" and status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            if file.read(len(begins_with)) != begins_with:  # whose mode is none of our business
+                raise KeyFileError(f"{path} is not a key of MoLink: check the path, and name the right file")
             raise KeyFileError(
                 f"the key file {path} can be read or written by others (mode {status.st_mode & 0o777:o}), so "
-                f"its key may be known to them: run `chmod 600 {path}`, or delete it to get a new key"
+                f"its key may be known to them: run `chmod 600 {path}`, or make a new key in its place"
             )
         content = file.read(MAX_KEY_FILE_BYTES + 1)
     if len(content) > MAX_KEY_FILE_BYTES:

@@ -48,7 +48,7 @@ class SwarmKey:
             KeyFileError: it is readable by others, or not a swarm key.
         """
         try:
-            line = _LINE.fullmatch(read_key_file(path).decode("ascii"))
+            line = _LINE.fullmatch(read_key_file(path, _PREFIX.encode()).decode("ascii"))
         except UnicodeDecodeError:
             line = None
         if line is None:

@@ -1,4 +1,4 @@
-"""What is verified and alive: the records of a swarm as one peer or client knows them. Pure."""
+"""Directory of a swarm's peers: the records that are verified and alive, as one peer or client has them. Pure."""
 
 import math
 from collections import Counter
@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from molink.dht.identity.identity import peer_id_of, public_key_of
-from molink.dht.membership.failure_detector import MAX_AHEAD_MS, Losses
-from molink.dht.membership.held import LOCAL, AgedRecord, Arrival, Entry, Held, Origin
+from molink.dht.membership.failure_detector import MAX_AHEAD_MS, FailureDetector
+from molink.dht.membership.held import LOCAL, AgedRecord, Origin, PeerEntry, RecordReceipt, VerifiedRecord
 from molink.dht.membership.neighbours import network_at
-from molink.dht.membership.places import NewcomerBudget, Places
+from molink.dht.membership.places import EvictionOrder, NewcomerBudget
 from molink.dht.membership.swarm_clock import SwarmClock
-from molink.dht.records.announcement import AnnouncementError, Reason, open_facts, open_loss, open_state
+from molink.dht.records.announcement import AnnouncementError, Reason, verify_facts, verify_loss, verify_state
 from molink.dht.records.records import PROTOCOL_VERSION, PeerFacts, PeerState, PeerView
 from molink.dht.records.state_codec import peer_tag
 
@@ -24,7 +24,7 @@ REFUTE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """A record is true and new."""
+    """Accepted record: it is true and new."""
 
     peer_id: str
     facts_wanted: bool = False
@@ -34,7 +34,7 @@ class Accepted:
 
 
 class Directory:
-    """The peers that a router may use. Nothing unverified gets in, and nothing expired is shown."""
+    """Directory of the peers that a router may use. Nothing unverified gets in, and nothing expired is shown."""
 
     def __init__(
         self, own_peer_id: str | None = None, *, capacity: int = 20_000, refute_s: float = REFUTE_S
@@ -43,13 +43,13 @@ class Directory:
         `capacity`: most peers remembered; see `places.py` for who goes first.
         `refute_s`: how long a peer has to refute its loss."""
         self._own_peer_id = own_peer_id
-        self._entries: dict[str, Entry] = {}  # in order of when they were heard
-        self._places = Places(capacity)
+        self._entries: dict[str, PeerEntry] = {}  # in order of when they were heard
+        self._eviction = EvictionOrder(capacity)
         self._budget = NewcomerBudget()
         self.clock = SwarmClock()
         self._keys: dict[int, bytes] = {}
         self._held: set[bytes] = set()
-        self._losses = Losses(refute_s)
+        self._failure_detector = FailureDetector(refute_s)
         if own_peer_id is not None:
             own_key = public_key_of(own_peer_id)
             self._keys[peer_tag(own_key)] = own_key
@@ -77,14 +77,14 @@ class Directory:
         self, record: bytes, now: float, age_s: float = 0.0, origin: Origin = LOCAL
     ) -> Accepted | Reason:
         """Takes in signed facts that are `age_s` seconds old, or says why not."""
-        arrival = Arrival(now, age_s, origin)
+        arrival = RecordReceipt(now, age_s, origin)
         return self._counted(lambda: self._accept_facts(record, arrival, own=False))
 
     def accept_state(
         self, record: bytes, now: float, age_s: float = 0.0, origin: Origin = LOCAL
     ) -> Accepted | Reason:
         """Takes in a signed state that is `age_s` seconds old, or says why not."""
-        arrival = Arrival(now, age_s, origin)
+        arrival = RecordReceipt(now, age_s, origin)
         return self._counted(lambda: self._accept_state(record, arrival, own=False))
 
     def accept_loss(self, record: bytes, now: float) -> Accepted | Reason:
@@ -92,11 +92,11 @@ class Directory:
         return self._counted(lambda: self._accept_loss(record, now))
 
     def witnesses(self, tag: int) -> int:
-        """How many others call the peer of that tag gone."""
-        return self._losses.witnesses(tag)
+        """Counts the witnesses that call the peer of that tag gone."""
+        return self._failure_detector.count_witnesses(tag)
 
     def sequence_of(self, tag: int) -> int:
-        """Of the newest state that is or was known of the peer of that tag; -1: none."""
+        """Returns the sequence of the newest state that is or was known of the peer of that tag; -1: none."""
         entry = self._entry_of(tag)
         return entry.sequence if entry is not None else -1
 
@@ -106,8 +106,8 @@ class Directory:
         Raises AnnouncementError if it is not newer than what this peer said before.
         """
         if facts not in self._held:
-            self._accept_facts(facts, Arrival(now), own=True)
-        self._accept_state(state, Arrival(now), own=True)
+            self._accept_facts(facts, RecordReceipt(now), own=True)
+        self._accept_state(state, RecordReceipt(now), own=True)
 
     def own_records(self) -> tuple[bytes, ...]:
         """The records that `hold_own` took in last, facts first."""
@@ -127,10 +127,10 @@ class Directory:
             self.refusals[error.reason] += 1
             return error.reason
 
-    def _accept_facts(self, record: bytes, arrival: Arrival, *, own: bool) -> Accepted:
+    def _accept_facts(self, record: bytes, arrival: RecordReceipt, *, own: bool) -> Accepted:
         if record in self._held:
             raise _stale("these facts are known")
-        facts = open_facts(record)
+        facts = verify_facts(record)
         if facts.peer_id == self._own_peer_id and not own:
             raise self._heard_own(facts.sequence)
         age_s = self._age_s(facts, arrival)
@@ -143,14 +143,14 @@ class Directory:
         if facts.ttl_s == 0:
             return self._leave(entry, facts.sequence, record)
         self._hold(record, entry.newest_facts)
-        entry.newest_facts = Held(facts, record, arrival.now - age_s, facts.ttl_s)
+        entry.newest_facts = VerifiedRecord(facts, record, arrival.now - age_s, facts.ttl_s)
         self._pair(entry)
         return Accepted(facts.peer_id, newcomer=newcomer)
 
-    def _accept_state(self, record: bytes, arrival: Arrival, *, own: bool) -> Accepted:
+    def _accept_state(self, record: bytes, arrival: RecordReceipt, *, own: bool) -> Accepted:
         if record in self._held:
             raise self._heard_again(record)
-        state = open_state(record, self._keys)
+        state = verify_state(record, self._keys)
         if state.peer_id == self._own_peer_id and not own:
             raise self._heard_own(state.sequence)
         entry = self._entries.get(state.peer_id)
@@ -163,20 +163,20 @@ class Directory:
         now, tag = arrival.now, peer_tag(entry.public_key)
         self._entries[state.peer_id] = self._entries.pop(state.peer_id)
         entry.heard, entry.answers = now, True
-        self._places.back(state.peer_id)
+        self._eviction.mark_alive(state.peer_id)
         if arrival.origin.source == state.peer_id:
-            self._places.met(state.peer_id)
-            self.clock.heard(tag, state.sequence, now, arrival.age_s)
-        self._losses.refute(tag, state.sequence)
+            self._eviction.record_contact(state.peer_id)
+            self.clock.record_sequence(tag, state.sequence, now, arrival.age_s)
+        self._failure_detector.refute(tag, state.sequence)
         if state.ttl_s == 0:
             return self._leave(entry, state.sequence, record)
         self._hold(record, entry.newest_state)
-        entry.newest_state = Held(state, record, now - age_s, state.ttl_s)
+        entry.newest_state = VerifiedRecord(state, record, now - age_s, state.ttl_s)
         entry.sequence, entry.last_words = state.sequence, record
         self._pair(entry)
         return Accepted(state.peer_id, facts_wanted=not entry.has_facts(state.facts_sequence, now))
 
-    def _age_s(self, said: PeerFacts | PeerState, arrival: Arrival) -> float:
+    def _age_s(self, said: PeerFacts | PeerState, arrival: RecordReceipt) -> float:
         """How old it is: as claimed, or, if it was handed on by another, as old as its sequence says."""
         source, wall_s = arrival.origin.source, arrival.origin.wall_s
         if wall_s is None or source is None or self._is_first_hand(source, said.peer_id):
@@ -185,10 +185,10 @@ class Directory:
 
     def _is_first_hand(self, source: str | None, peer_id: str) -> bool:
         """Whether the peer's words come from itself, or did before: then its own clock is known."""
-        return peer_id in (source, self._own_peer_id) or self._places.is_met(peer_id)
+        return peer_id in (source, self._own_peer_id) or self._eviction.was_contacted(peer_id)
 
     def _accept_loss(self, record: bytes, now: float) -> Accepted:
-        loss = open_loss(record, self._keys)
+        loss = verify_loss(record, self._keys)
         if loss.witness_tag == loss.peer_tag:
             raise AnnouncementError(Reason.MALFORMED, "nobody is the witness of its own loss")
         witness, entry = self._entry_of(loss.witness_tag), self._entry_of(loss.peer_tag)
@@ -203,7 +203,7 @@ class Directory:
             )
         addresses = witness.newest_facts.value.addresses if witness.newest_facts is not None else ()
         network = network_at(addresses[0]) if addresses else ""
-        if not self._losses.add(loss, now, network, len(self._entries)):
+        if not self._failure_detector.record_suspicion(loss, now, network, len(self._entries)):
             raise _stale("the loss is known, or too many are told")
         if entry.peer_id == self._own_peer_id:
             self.accused_sequence = max(self.accused_sequence, loss.sequence)
@@ -273,7 +273,7 @@ class Directory:
     def expire(self, now: float, wall_s: float | None = None) -> None:
         """Forgets what is over: the dead, the lost and what turns out to be old at once, their sequence numbers
         later."""
-        for tag in self._losses.believed(now):
+        for tag in self._failure_detector.take_confirmed(now):
             lost = self._entry_of(tag)
             if lost is not None and lost.peer_id != self._own_peer_id:
                 self._clear(lost)
@@ -292,38 +292,38 @@ class Directory:
                 entry.newest_facts = entry.facts = None
                 self.version += 1
             if entry.newest_state is None:
-                self._places.gone(peer_id)
+                self._eviction.mark_gone(peer_id)
                 if now > max(entry.heard + REMEMBER_GONE_S, entry.last_alive):
                     self._drop(peer_id)
 
-    def _entry_of(self, tag: int) -> Entry | None:
+    def _entry_of(self, tag: int) -> PeerEntry | None:
         key = self._keys.get(tag)
         return self._entries.get(peer_id_of(key)) if key is not None else None
 
-    def _heard(self, facts: PeerFacts, arrival: Arrival) -> Entry:
+    def _heard(self, facts: PeerFacts, arrival: RecordReceipt) -> PeerEntry:
         tag, now = peer_tag(facts.public_key), arrival.now
         if self._keys.get(tag, facts.public_key) != facts.public_key:
             raise AnnouncementError(Reason.FORGED, f"{facts.peer_id} imitates the tag of another peer")
         entry = self._entries.pop(facts.peer_id, None)
         if entry is None:
-            entry = Entry(facts.public_key)
+            entry = PeerEntry(facts.public_key)
             if facts.peer_id != self._own_peer_id:
                 self._make_room(facts.peer_id, arrival)
-                self._places.add(facts.peer_id)
+                self._eviction.add_peer(facts.peer_id)
         if facts.peer_id == arrival.origin.source:
-            self._places.met(facts.peer_id)
+            self._eviction.record_contact(facts.peer_id)
         self._keys[tag] = facts.public_key
         self._entries[facts.peer_id] = entry
         entry.heard = now
         return entry
 
-    def _make_room(self, newcomer: str, arrival: Arrival) -> None:
+    def _make_room(self, newcomer: str, arrival: RecordReceipt) -> None:
         """For a newcomer, who speaks itself or is told of by a neighbour that has not told of too many."""
         source = arrival.origin.source if arrival.origin.settled else None
         if source not in (None, newcomer) and not self._budget.spend(source, arrival.now, len(self._entries)):
             raise AnnouncementError(Reason.CROWDED, f"{source} tells of too many newcomers")
-        if self._places.full:
-            leaves = self._places.first_to_go()
+        if self._eviction.full:
+            leaves = self._eviction.first_to_go()
             if leaves is None:
                 raise AnnouncementError(Reason.CROWDED, "no more peers can be remembered")
             self._drop(leaves)
@@ -341,13 +341,13 @@ class Directory:
 
     def _drop(self, peer_id: str) -> None:
         entry = self._entries.pop(peer_id)
-        self._places.remove(peer_id)
+        self._eviction.remove_peer(peer_id)
         self._clear(entry)
-        self._losses.forget(peer_tag(entry.public_key))
+        self._failure_detector.forget_peer(peer_tag(entry.public_key))
         if peer_id != self._own_peer_id:
             self._keys.pop(peer_tag(entry.public_key), None)
 
-    def _leave(self, entry: Entry, sequence: int, record: bytes) -> Accepted:
+    def _leave(self, entry: PeerEntry, sequence: int, record: bytes) -> Accepted:
         if sequence <= entry.sequence:
             raise _stale("the peer has spoken since it left")
         entry.sequence = entry.left_sequence = sequence
@@ -355,7 +355,7 @@ class Directory:
         self._clear(entry)
         return Accepted(entry.peer_id)
 
-    def _clear(self, entry: Entry, *, keep_facts: bool = False) -> None:
+    def _clear(self, entry: PeerEntry, *, keep_facts: bool = False) -> None:
         if entry.newest_state is not None:
             entry.last_alive = entry.newest_state.received + entry.newest_state.ttl_s
             self._held.discard(entry.newest_state.record)
@@ -365,20 +365,20 @@ class Directory:
         if entry.newest_facts is not None:
             self._held.discard(entry.newest_facts.record)
         entry.newest_facts = entry.facts = entry.state = None
-        self._places.gone(entry.peer_id)
+        self._eviction.mark_gone(entry.peer_id)
         self.version += 1
 
-    def _clear_hearsay(self, entry: Entry) -> None:
+    def _clear_hearsay(self, entry: PeerEntry) -> None:
         """Its newest state turns out to be older than was said."""
         if not self._is_first_hand(None, entry.peer_id):
             self._clear(entry)
 
-    def _hold(self, record: bytes, before: Held[object] | None) -> None:
+    def _hold(self, record: bytes, before: VerifiedRecord[object] | None) -> None:
         if before is not None:
             self._held.discard(before.record)
         self._held.add(record)
 
-    def _pair(self, entry: Entry) -> None:
+    def _pair(self, entry: PeerEntry) -> None:
         if entry.pair():
             self.version += 1
 

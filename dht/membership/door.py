@@ -1,4 +1,4 @@
-"""Who may stay connected: how many strangers, of one network and of one identity, and who goes where there is no room.
+"""Connection limiter: how many strangers of one network and identity may stay, and who is evicted. Pure.
 
 A guest comes in unproven, proves its identity, and is then busy (something of use is going on) or idle. Nobody who is
 busy is sent away. Where a limit is reached, an idle guest within that limit makes room, and only if there is none
@@ -18,8 +18,8 @@ _RESERVED = 10
 
 
 @dataclass(frozen=True, slots=True)
-class DoorLimits:
-    """How many guests there may be, and for how long they may do nothing."""
+class ConnectionLimits:
+    """Connection limits: how many guests there may be, and for how long they may do nothing."""
 
     unproven: int
     """That have not proven who they are."""
@@ -36,8 +36,8 @@ class DoorLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """What was decided at the door."""
+class Admission:
+    """Decision about a guest."""
 
     guest: int | None
     """The guest's number; None: it is refused."""
@@ -54,10 +54,10 @@ class _Guest:
     busy: bool = False
 
 
-class Door:
-    """The guests of one listener. Times are those of any clock that does not go back."""
+class ConnectionLimiter:
+    """Connection limiter of one listener; its connections are guests. Times are of one clock that never goes back."""
 
-    def __init__(self, limits: DoorLimits, is_member: Callable[[str], bool]) -> None:
+    def __init__(self, limits: ConnectionLimits, is_member: Callable[[str], bool]) -> None:
         """`is_member`: whether an identity is known to belong to the swarm."""
         self._limits = limits
         self._is_member = is_member
@@ -75,20 +75,20 @@ class Door:
         """How many have not proven who they are."""
         return sum(guest.identity is None for guest in self._guests.values())
 
-    def enter(self, now: float, network: str) -> Entry:
-        """Somebody has connected. If too many are unproven already, the one that has waited longest goes, of the
+    def admit(self, now: float, network: str) -> Admission:
+        """Admits a new connection. If too many are unproven already, the one that has waited longest goes, of the
         network that has most of them."""
         unproven = [number for number, guest in self._guests.items() if guest.identity is None]
         sent_away = self._send_away(unproven, 1 + len(unproven) - self._limits.unproven, coming=network)
         self._last += 1
         self._guests[self._last] = _Guest(network, now)
-        return Entry(self._last, sent_away)
+        return Admission(self._last, sent_away)
 
-    def prove(self, guest: int, now: float, identity: str) -> Entry:
-        """The guest has proven who it is; refused, it is forgotten. It is idle, for the time being."""
+    def prove(self, guest: int, now: float, identity: str) -> Admission:
+        """Records that a guest has proven who it is; refused, it is forgotten. It is idle, for the time being."""
         known = self._guests.pop(guest, None)
         if known is None:
-            return Entry(None)
+            return Admission(None)
         proven = {number: other for number, other in self._guests.items() if other.identity is not None}
         limits, sent_away = self._limits, list[int]()
         groups = [
@@ -114,26 +114,26 @@ class Door:
             )
             sent_away += gone
             if len(gone) < excess:
-                return Entry(None, tuple(sent_away))
+                return Admission(None, tuple(sent_away))
         self._guests[guest] = replace(known, identity=identity, since=now)
-        return Entry(guest, tuple(sent_away))
+        return Admission(guest, tuple(sent_away))
 
-    def busy(self, guest: int) -> None:
-        """Something of use is going on with a proven guest: it stays until `idle`."""
+    def mark_busy(self, guest: int) -> None:
+        """Marks a proven guest as busy: it stays until `mark_idle`."""
         if guest in self._guests:
             self._guests[guest] = replace(self._guests[guest], busy=True)
 
-    def idle(self, guest: int, now: float) -> None:
-        """Nothing of use is going on with the guest any more."""
+    def mark_idle(self, guest: int, now: float) -> None:
+        """Marks a guest as idle: it may be evicted."""
         if guest in self._guests:
             self._guests[guest] = replace(self._guests[guest], busy=False, since=now)
 
-    def leave(self, guest: int) -> None:
-        """The guest is gone; it may have been sent away before."""
+    def remove_guest(self, guest: int) -> None:
+        """Removes a guest; it may have been sent away before."""
         self._guests.pop(guest, None)
 
-    def overdue(self, now: float) -> tuple[int, ...]:
-        """Sends away who has not proven itself in time, or has been idle for too long."""
+    def evict_overdue(self, now: float) -> tuple[int, ...]:
+        """Evicts guests that have not proven themselves in time, or have been idle for too long; returns them."""
         gone = tuple(
             number
             for number, guest in self._guests.items()
@@ -175,7 +175,7 @@ class Door:
 
 
 def network_of(host: str) -> str:
-    """What addresses probably belong to one person: /24 of IPv4, /56 of IPv6.
+    """Network of an address, which probably belongs to one person: /24 of IPv4, /56 of IPv6.
 
     On loopback, in private networks and behind a carrier's NAT each address is one: a home or a test is no crowd. What
     is no IP address is a network of its own.

@@ -1,4 +1,6 @@
-"""Who says of whom that it does not answer any more, and when that is believed. Pure.
+"""Failure detector: suspicions of peers that others gossip, and when they are confirmed. Pure.
+
+After SWIM (Das, Gupta and Motivala, 2002, section 4.2: suspect, refute, confirm), with strangers among the witnesses.
 
 Nobody's word is enough: two witnesses have to say so, and the peer has a minute to say something newer, which every
 announcement is. So whoever can speak cannot be declared gone, and whoever lies makes it speak, no more.
@@ -37,8 +39,8 @@ class _Suspicion:
     """When there were enough witnesses."""
 
 
-class Losses:
-    """The losses that are told of and neither refuted nor believed yet."""
+class FailureDetector:
+    """Failure detector: the suspicions that are neither refuted nor confirmed yet."""
 
     def __init__(self, refute_s: float) -> None:
         self._refute_s = refute_s
@@ -48,7 +50,7 @@ class Losses:
         self._of_network: Counter[str] = Counter()
         self._window_end = 0.0
 
-    def add(self, loss: PeerLoss, now: float, network: str = "", peers: int = 0) -> bool:
+    def record_suspicion(self, loss: PeerLoss, now: float, network: str = "", peers: int = 0) -> bool:
         """Takes in what a witness of that network, whose signature was checked, says. False: it is nothing new, or too
         much, or the witness has said too much that was false. `peers`: how many are known."""
         if now >= self._window_end:
@@ -79,13 +81,13 @@ class Losses:
             and self._of_network.total() < most
         )
 
-    def witnesses(self, peer_tag: int) -> int:
-        """How many say that this peer is gone."""
+    def count_witnesses(self, peer_tag: int) -> int:
+        """Counts the witnesses that say that this peer is gone."""
         suspicion = self._suspicions.get(peer_tag)
         return len(suspicion.sequences) if suspicion else 0
 
     def refute(self, peer_tag: int, sequence: int) -> None:
-        """The peer has said something of that sequence: whoever did not know it knew too little."""
+        """Refutes suspicions: the peer has said something of that sequence, and who knew less was wrong."""
         suspicion = self._suspicions.get(peer_tag)
         if suspicion is None:
             return
@@ -97,8 +99,8 @@ class Losses:
         if not suspicion.sequences:
             del self._suspicions[peer_tag]
 
-    def believed(self, now: float) -> tuple[int, ...]:
-        """The tags of the peers that have not refuted their loss in time; they are forgotten here."""
+    def take_confirmed(self, now: float) -> tuple[int, ...]:
+        """Takes the tags of the peers that have not refuted their loss in time; they are forgotten here."""
         gone = tuple(
             tag
             for tag, suspicion in self._suspicions.items()
@@ -108,6 +110,6 @@ class Losses:
             del self._suspicions[tag]
         return gone
 
-    def forget(self, peer_tag: int) -> None:
-        """The peer is remembered no more."""
+    def forget_peer(self, peer_tag: int) -> None:
+        """Forgets all suspicions of a peer."""
         self._suspicions.pop(peer_tag, None)

@@ -1,4 +1,4 @@
-"""What a directory holds of one peer, and how it came."""
+"""Directory entries: the verified records of one peer, and how they came."""
 
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -25,8 +25,8 @@ LOCAL = Origin()
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
-    """How a record came: when, how old as whoever handed it on claims, and from where."""
+class RecordReceipt:
+    """Receipt of a record: when it came, how old whoever forwarded it says that it is, and from where."""
 
     now: float
     age_s: float = 0.0
@@ -45,8 +45,8 @@ class AgedRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Held(Generic[Value_co]):
-    """A verified value, with the record it came from."""
+class VerifiedRecord(Generic[Value_co]):
+    """Verified value, with the record that it came from."""
 
     value: Value_co
     record: bytes
@@ -59,15 +59,15 @@ class Held(Generic[Value_co]):
 
 
 @dataclass(slots=True)
-class Entry:
-    """A peer. The pair in use changes only to one that fits, so that a restart is never half seen."""
+class PeerEntry:
+    """Directory entry of one peer. Facts and state in use change together, so that a restart is never half seen."""
 
     public_key: bytes
-    newest_facts: Held[PeerFacts] | None = None
-    newest_state: Held[PeerState] | None = None
-    facts: Held[PeerFacts] | None = None
+    newest_facts: VerifiedRecord[PeerFacts] | None = None
+    newest_state: VerifiedRecord[PeerState] | None = None
+    facts: VerifiedRecord[PeerFacts] | None = None
     """With `state`: the pair in use."""
-    state: Held[PeerState] | None = None
+    state: VerifiedRecord[PeerState] | None = None
     sequence: int = -1
     """Of its newest state or leave, kept after these are forgotten."""
     left_sequence: int = -1

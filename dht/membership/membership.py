@@ -1,4 +1,4 @@
-"""The directory as two threads share it: the network's writes, the application's reads."""
+"""Membership: the directory as two threads share it, the network's writes, the application's reads."""
 
 import threading
 import time
@@ -15,7 +15,7 @@ from molink.dht.records.state_codec import peer_tag
 
 
 class Membership:
-    """A directory with lock and clock; `on_change` is called in the thread that changes the view."""
+    """Membership: a directory with lock and clock; `on_change` is called in the thread that changes the view."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Membership:
             return self._directory.refusals.copy()
 
     def settle(self) -> None:
-        """The swarm's table has been copied: from now on neighbours may tell of so many newcomers a minute only."""
+        """Ends the bootstrap: from now on neighbours may tell of so many newcomers a minute only."""
         self._settled = True
 
     def receive(self, record: bytes, age_s: float = 0.0, *, source: str | None = None) -> Accepted | Reason:
@@ -97,12 +97,12 @@ class Membership:
         self._tell()
 
     def own_records(self) -> tuple[bytes, ...]:
-        """What this peer has said last, facts first; nothing if it is silent."""
+        """Returns the records that this peer has announced last, facts first; none if it is silent."""
         with self._lock:
             return self._directory.own_records()
 
     def forget_own(self) -> None:
-        """This peer leaves: it no longer shows itself or hands itself on."""
+        """Forgets this peer's own records: it leaves, and forwards itself no more."""
         with self._lock:
             self._directory.forget_own()
         self._tell()
@@ -133,13 +133,13 @@ class Membership:
             return (*living, *(record for record in last if record is not None))
 
     def digests(self) -> tuple[tuple[int, int], ...]:
-        """Of each living peer, its tag and the sequence of its newest state."""
+        """Digests for anti-entropy: of each living peer, its tag and the sequence of its newest state."""
         with self._lock:
             tags = [record.peer_tag for record in self._directory.records(self._clock())]
             return tuple((tag, self._directory.sequence_of(tag)) for tag in tags)
 
     def sequence_of(self, tag: int) -> int:
-        """Of the newest state that is or was known of the peer of that tag; -1: none."""
+        """Returns the sequence of the newest state that is or was known of the peer of that tag; -1: none."""
         with self._lock:
             return self._directory.sequence_of(tag)
 
@@ -148,7 +148,7 @@ class Membership:
         return self.sequence_of(tag_of(peer_id)) >= 0
 
     def witnesses(self, tag: int) -> int:
-        """How many call the peer of that tag gone."""
+        """Counts the witnesses that call the peer of that tag gone."""
         with self._lock:
             return self._directory.witnesses(tag)
 

@@ -1,4 +1,4 @@
-"""Which neighbours a peer dials and which it keeps: nobody who dials it often takes all of its links. Pure.
+"""Neighbour selection: whom a peer dials and whom it keeps, so that nobody takes all of its links. Pure.
 
 Links that a peer has chosen itself are counted apart from those of others: it dials `DEGREE`, whatever comes in, and of
 these some in different networks where it knows such. A full set of incoming links makes room for a newcomer, in the
@@ -24,7 +24,7 @@ GRACE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Neighbour:
-    """Somebody that there is, or could be, a link to."""
+    """Neighbour: a peer that there is, or could be, a link to."""
 
     peer_id: str
     network: str

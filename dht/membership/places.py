@@ -1,4 +1,4 @@
-"""Who is remembered when not all can be, and how many newcomers one neighbour may tell of. Pure.
+"""Eviction order of a full directory, and how many newcomers one neighbour may tell of. Pure.
 
 Names cost nothing: whoever makes many of them, and talks, must not push out whom a peer knows. So the newest strangers
 go first. Who has been heard itself, over a connection of its own, is no stranger.
@@ -12,8 +12,8 @@ NEWCOMERS_PER_MINUTE = 300
 _MOST_SOURCES = 64
 
 
-class Places:
-    """The order in which entries make room."""
+class EvictionOrder:
+    """Eviction order: which peer makes room for a newcomer."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -28,33 +28,33 @@ class Places:
     def full(self) -> bool:
         return len(self._known) >= self._capacity
 
-    def add(self, peer_id: str) -> None:
-        """Somebody new is heard of."""
+    def add_peer(self, peer_id: str) -> None:
+        """Adds a peer that was heard of."""
         self._known[peer_id] = None
 
-    def met(self, peer_id: str) -> None:
-        """A known peer is heard itself."""
+    def record_contact(self, peer_id: str) -> None:
+        """Records that a known peer was heard itself: it is not evicted."""
         self._gone.pop(peer_id, None)
         self._met.pop(peer_id, None)
         self._met[peer_id] = None
         if len(self._met) > MOST_MET:
             del self._met[next(iter(self._met))]
 
-    def is_met(self, peer_id: str) -> bool:
+    def was_contacted(self, peer_id: str) -> bool:
         """Whether the peer was heard itself."""
         return peer_id in self._met
 
-    def gone(self, peer_id: str) -> None:
-        """It is remembered by its sequence only."""
+    def mark_gone(self, peer_id: str) -> None:
+        """Marks a peer of which only the sequence is remembered: it goes first."""
         if peer_id in self._known:
             self._gone.setdefault(peer_id)
 
-    def back(self, peer_id: str) -> None:
-        """It has spoken again."""
+    def mark_alive(self, peer_id: str) -> None:
+        """Marks a peer that has spoken again."""
         self._gone.pop(peer_id, None)
 
-    def remove(self, peer_id: str) -> None:
-        """It is remembered no more."""
+    def remove_peer(self, peer_id: str) -> None:
+        """Removes a peer."""
         for places in (self._known, self._met, self._gone):
             places.pop(peer_id, None)
 
@@ -66,7 +66,7 @@ class Places:
 
 
 class NewcomerBudget:
-    """Newcomers that each neighbour may still tell of: a bucket for each, filled by the minute."""
+    """Token bucket for each neighbour, of newcomers that it may still tell of."""
 
     def __init__(self) -> None:
         self._left: dict[str, tuple[float, float]] = {}

@@ -1,4 +1,4 @@
-"""What time it is in the swarm, as sequences count it: how old a record must be at least, whatever is claimed. Pure.
+"""Swarm clock: the median of peers' clocks, which says how old a record must be at least, whatever is claimed. Pure.
 
 A sequence is the author's clock in milliseconds when it spoke, or more. Home clocks are wrong, this machine's maybe,
 so sequences are held against those of peers that are heard themselves, over connections that prove who they are: such
@@ -18,7 +18,7 @@ _MOST = 32
 
 
 class SwarmClock:
-    """Clocks of peers that this one has heard themselves."""
+    """Swarm clock from the clocks of peers that this one has heard themselves."""
 
     def __init__(self) -> None:
         self._ahead_s: dict[int, float] = {}
@@ -26,8 +26,8 @@ class SwarmClock:
         self._sorted_s: list[float] = []
         """The same, in order of size."""
 
-    def heard(self, tag: int, sequence: int, now: float, age_s: float = 0.0) -> None:
-        """The peer of that tag has itself said something of that sequence `age_s` ago."""
+    def record_sequence(self, tag: int, sequence: int, now: float, age_s: float = 0.0) -> None:
+        """Records that the peer of that tag has itself said something of that sequence `age_s` seconds ago."""
         if tag in self._ahead_s:
             self._forget(tag)
         elif len(self._ahead_s) == _MOST:
@@ -44,7 +44,7 @@ class SwarmClock:
         return min(MOST_AHEAD_S, max(0.0, self._ranked((len(self._sorted_s) + 1) // 2, wall_s - now)))
 
     def least_age_s(self, sequence: int, now: float, wall_s: float) -> float:
-        """How old what was said with that sequence must be; below 0: it may be new."""
+        """Returns the least age of what was said with that sequence, in seconds; below 0: it may be new."""
         return self.forgiving_s(now, wall_s) - sequence / 1000
 
     def forgiving_s(self, now: float, wall_s: float) -> float:

@@ -1,6 +1,6 @@
-"""How often a peer speaks: everything that it sends stays within 32 kbit/s, however many come and go.
+"""Announcement intervals: everything that a peer sends stays within 32 kbit/s, however many come and go.
 
-What a record costs the average peer, in each direction: its content once, deflated, its name offered over the mean of 8
+What a record costs the average peer, in each direction: its content once, deflated, its id announced over the mean of 8
 links, in one direction or the other, an ask for it, and its share of what frames cost (yamux 12, noise 18, TCP and
 IP 40, half an acknowledgement 26). `docs/decisions/0011` has the numbers.
 """
@@ -18,14 +18,14 @@ FACTS_COST_BITS = 8 * (600 + 600)
 CHANGED_FACTS_BITS_PER_S = 2_000
 LOSS_COST_BITS = STATE_COST_BITS
 NEWS_BUDGET_BITS_PER_S = 24_600
-"""Records of all peers together. The rest of 32 kbit/s is the frames', the repair's and what varies."""
+"""Records of all peers together. The rest of 32 kbit/s is for frames, anti-entropy and what varies."""
 LEAST_STATES_BITS_PER_S = 2_500
 """Left to states that have not changed, whatever else there is to tell."""
 PUSH_BITS_PER_S = 1_600
 """Of news, as counted above, up to which each record is pushed over all links, which costs ten times as much."""
-REPAIR_COST_BITS = 16 * 8
+ANTI_ENTROPY_COST_BITS = 16 * 8
 """A tag and a sequence."""
-REPAIR_BUDGET_BITS_PER_S = 1_000
+ANTI_ENTROPY_BUDGET_BITS_PER_S = 1_000
 NEWS_AVERAGED_S = 120.0
 MEASURED_LINKS_UP_TO = 512
 """Peers up to which all measured links are announced; in larger swarms coordinates say as much."""
@@ -45,12 +45,12 @@ class DiscoveryTiming:
     """Changes announced at that gap before the long-term rate holds."""
     facts_interval_s: float = 1200.0
     """Between announcements of unchanged facts in a small swarm."""
-    repair_interval_s: float = 60.0
+    anti_entropy_interval_s: float = 60.0
     """Between comparisons of the whole table with a neighbour's in a small swarm."""
     refresh_interval_s: float = 10.0
     """Between a client's pulls of the table in a small swarm."""
-    offer_gap_s: float = 5.0
-    """Most between two offers of records to a neighbour."""
+    ihave_interval_s: float = 5.0
+    """Most between two announcements of record ids (IHAVE) to a neighbour."""
     keepalive_s: float = 10.0
     """A link that carries nothing for so long gets an empty frame."""
     silence_s: float = 30.0
@@ -75,7 +75,7 @@ class DiscoveryTiming:
 
 @dataclass(frozen=True, slots=True)
 class NewsRate:
-    """What all peers' records cost a peer, in bits per second: a mean that forgets within minutes."""
+    """Rate of all peers' records, in bits per second: an exponentially weighted mean over minutes."""
 
     bits_per_s: float
     at: float
@@ -88,7 +88,7 @@ class NewsRate:
 
     @property
     def pushes(self) -> bool:
-        """Whether there is so little that records are pushed instead of offered."""
+        """Whether there is so little that records are pushed instead of announced by id."""
         return self.bits_per_s <= PUSH_BITS_PER_S
 
 
@@ -108,8 +108,8 @@ def announcement_interval_s(
     return max(small_swarm_s, peers * STATE_COST_BITS / left)
 
 
-def offer_gap_s(news_bits_per_s: float) -> float:
-    """Seconds between two offers to the same neighbour: 1 where there is little to say, 5 where the budget is used."""
+def ihave_interval_s(news_bits_per_s: float) -> float:
+    """Seconds between two IHAVEs to the same neighbour: 1 where there is little to say, 5 where the budget is used."""
     return 1.0 + 4.0 * min(1.0, news_bits_per_s / NEWS_BUDGET_BITS_PER_S)
 
 
@@ -135,34 +135,34 @@ def facts_spacing_s(peers: int) -> float:
 
 
 def facts_ttl_s(interval_s: float) -> int:
-    """Enough for two lost announcements, which the repair of tables makes unlikely."""
+    """Enough for two lost announcements, which anti-entropy makes unlikely."""
     return math.ceil(3 * interval_s) + 1
 
 
-def repair_interval_s(peers: int, small_swarm_s: float = 60.0) -> float:
+def anti_entropy_interval_s(peers: int, small_swarm_s: float = 60.0) -> float:
     """Seconds between comparisons of tables: 16 bytes a peer, within 1 kbit/s."""
-    return max(small_swarm_s, peers * REPAIR_COST_BITS / REPAIR_BUDGET_BITS_PER_S)
+    return max(small_swarm_s, peers * ANTI_ENTROPY_COST_BITS / ANTI_ENTROPY_BUDGET_BITS_PER_S)
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
-    """How many announcements may be made at once: a bucket that fills by one each long-term interval."""
+class TokenBucket:
+    """Token bucket of announcements: it gains one token each long-term interval."""
 
     tokens: float
     at: float
     """When `tokens` was counted."""
 
-    def after(self, now: float, timing: DiscoveryTiming, spacing_s: float, most: int) -> "Pace":
-        """The bucket filled up to `now`; it holds `most`."""
+    def refilled(self, now: float, timing: DiscoveryTiming, spacing_s: float, most: int) -> "TokenBucket":
+        """Returns the bucket refilled up to `now`; it holds `most` tokens."""
         gained = (now - self.at) / max(spacing_s, timing.change_gap_s)
-        return Pace(min(float(most), self.tokens + gained), now)
+        return TokenBucket(min(float(most), self.tokens + gained), now)
 
     def wait_s(self, timing: DiscoveryTiming, spacing_s: float) -> float:
-        """How long until the next announcement may be made."""
+        """Returns the seconds until the next announcement may be made."""
         return 0.0 if self.tokens >= 1.0 else (1.0 - self.tokens) * max(spacing_s, timing.change_gap_s)
 
-    def spent(self) -> "Pace":
-        return Pace(max(0.0, self.tokens - 1.0), self.at)
+    def spend(self) -> "TokenBucket":
+        return TokenBucket(max(0.0, self.tokens - 1.0), self.at)
 
 
 def change_spacing_s(peers: int, interval_s: float, small_swarm_s: float = 17.0) -> float:

@@ -1,4 +1,4 @@
-"""Who is in the swarm: the asyncio side of the control plane, for peers and clients."""
+"""Discovery: the asyncio side of the control plane, for peers and clients."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -139,7 +139,7 @@ class Discovery:
 
         async def leave() -> None:
             await self._network.publisher.leave()
-            await self._network.upkeep.remember()
+            await self._network.maintenance.remember()
 
         try:
             await self._thread.call(leave, timeout_s=self._timing.leave_timeout_s)
@@ -155,7 +155,7 @@ class Discovery:
         """
 
         async def refresh() -> None:
-            await self._network.upkeep.refresh()
+            await self._network.maintenance.refresh()
 
         await self._thread.call(refresh, timeout_s=2 * self._timing.bootstrap_timeout_s)
 

@@ -1,4 +1,4 @@
-"""Whether others hear what this peer says, by what they hold of it, and what to tell its owner if they do not. Pure.
+"""Visibility monitor: whether other peers hold this peer's records, and what to tell its owner if not. Pure.
 
 A peer that nobody shows looks like one that serves: it is ready, and gets no work. That has reasons which only its
 owner can mend, such as a clock, or a line that lets nothing through.
@@ -13,8 +13,8 @@ _NOTABLE_S = 60.0
 """A difference of clocks that is worth a word."""
 
 
-class Echo(Enum):
-    """What another peer holds of this one."""
+class Visibility(Enum):
+    """Visibility of this peer's records at another peer."""
 
     HEARD = auto()
     """Something that it has said since it started."""
@@ -26,35 +26,37 @@ class Echo(Enum):
     """The other did not answer."""
 
 
-def echo(first: int, last: int, held: int | None) -> Echo:
+def visibility_of(first: int, last: int, held: int | None) -> Visibility:
     """`first`, `last`: of the numbers that this peer has used since it started; `held`: the one that another told it;
     None: none."""
     if held is None or held < first:
-        return Echo.OLD
-    return Echo.HEARD if held <= last else Echo.AHEAD
+        return Visibility.OLD
+    return Visibility.HEARD if held <= last else Visibility.AHEAD
 
 
 @dataclass(slots=True)
-class Hearing:
-    """What others have answered so far, and whether the owner has been told."""
+class VisibilityMonitor:
+    """Visibility monitor: what others have answered so far, and whether the owner has been told."""
 
     unheard: int = 0
     """Answers in a row that were not `HEARD`."""
     told: bool = False
     told_ahead: bool = False
 
-    def answered(self, outcome: Echo, whom: str, clock_ahead_s: float, ahead_s: float) -> str | None:
+    def record_answer(
+        self, outcome: Visibility, whom: str, clock_ahead_s: float, ahead_s: float
+    ) -> str | None:
         """Takes in what `whom` holds of this peer. Returns a line that the owner should read.
 
         `clock_ahead_s`: by how much others' clocks are ahead of this machine's; `ahead_s`: of `AHEAD`, by how much the
         number is.
         """
-        if outcome is Echo.HEARD:
+        if outcome is Visibility.HEARD:
             self.unheard = 0
             told, self.told = self.told, False
             return "other peers show this one now" if told else None
         self.unheard += 1
-        if outcome is Echo.AHEAD:
+        if outcome is Visibility.AHEAD:
             told, self.told_ahead = self.told_ahead, True
             return None if told else _ahead(ahead_s)
         if self.told or self.unheard < ASKED:
@@ -75,10 +77,10 @@ def _ahead(ahead_s: float) -> str:
     )
 
 
-def _reason(outcome: Echo, whom: str, clock_ahead_s: float) -> str:
+def _reason(outcome: Visibility, whom: str, clock_ahead_s: float) -> str:
     if clock_ahead_s > _NOTABLE_S:
         return f"this machine's clock is {clock_ahead_s:.0f} s behind other peers': set it right"
-    if outcome is Echo.SILENT:
+    if outcome is Visibility.SILENT:
         return (
             f"those asked, {whom} last, do not answer: check that this machine's line is up. It tries again"
         )

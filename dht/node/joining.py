@@ -1,4 +1,4 @@
-"""How a peer or client finds the swarm: by the initial peers, or, if none of them answers, by whom it knew before."""
+"""Bootstrap: a peer or client finds the swarm by its initial peers, or else by peers that it knew before."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ _RETRY_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Fallback:
-    """What to do if none of the initial peers answers."""
+    """Fallback of the bootstrap, if none of the initial peers answers."""
 
     remembered: tuple[str, ...] = ()
     """Multiaddresses of members that were known before, to be asked in their place."""
@@ -35,7 +35,7 @@ NO_FALLBACK = Fallback()
 
 
 class Joining:
-    """The first words with a swarm."""
+    """Bootstrap of one peer or client."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Keeps a peer or client in touch with the swarm: whom to dial, what to ask for, what to forget and what to note."""
+"""Maintenance of membership: dials neighbours, runs anti-entropy, expires records, and remembers addresses."""
 
 import logging
 import math
@@ -15,11 +15,11 @@ from molink.dht.gossip.table_reader import TableReader
 from molink.dht.host.framing import StreamEndedError
 from molink.dht.host.host import DialError, Host, peer_id_in
 from molink.dht.host.neighbour_tasks import NeighbourTasks
-from molink.dht.host.packed import PackedStream
+from molink.dht.host.packed import CompressedStream
 from molink.dht.membership.membership import Membership, tag_of
 from molink.dht.membership.neighbours import Neighbour, network_at, to_dial, worth_remembering
-from molink.dht.membership.timing import DEGREE, DiscoveryTiming, repair_interval_s
-from molink.dht.node.hearing import Echo, Hearing, echo
+from molink.dht.membership.timing import DEGREE, DiscoveryTiming, anti_entropy_interval_s
+from molink.dht.node.hearing import Visibility, VisibilityMonitor, visibility_of
 from molink.dht.node.joining import SOURCES
 
 logger = logging.getLogger(__name__)
@@ -31,8 +31,8 @@ STAGGER_S = 0.25
 """Between the dials of one peer's addresses (RFC 8305, section 5)."""
 
 
-class Upkeep:
-    """Connections and comparisons of one peer (`serves`) or client."""
+class Maintenance:
+    """Maintenance loop of one peer (`serves`) or client."""
 
     def __init__(
         self,
@@ -59,18 +59,18 @@ class Upkeep:
         self._not_before: dict[str, float] = {}
         self._linking: dict[str, str] = {}
         """Peers that are being dialled, or whose link was dialled from here, and the networks of these."""
-        self._hearing = Hearing()
+        self._visibility = VisibilityMonitor()
         now = trio.current_time()
-        self._repair_due = now + self._jittered(timing.repair_interval_s)
+        self._anti_entropy_due = now + self._jittered(timing.anti_entropy_interval_s)
         self._ask_due = now
         self._remember_due = now + self._jittered(timing.remember_s) / 10
         self.gossip: Gossip | None = None
         self.sequences: Sequences | None = None
 
-    def repair_soon(self) -> None:
-        """Compares tables with a neighbour within a few seconds."""
-        soon = trio.current_time() + self._jittered(min(2.0, self._timing.repair_interval_s))
-        self._repair_due = min(self._repair_due, soon)
+    def schedule_anti_entropy(self) -> None:
+        """Schedules anti-entropy with a neighbour within a few seconds."""
+        soon = trio.current_time() + self._jittered(min(2.0, self._timing.anti_entropy_interval_s))
+        self._anti_entropy_due = min(self._anti_entropy_due, soon)
 
     async def refresh(self) -> None:
         """Copies what is new from two living peers, or from as many as answer.
@@ -134,13 +134,15 @@ class Upkeep:
                 if self._is_due(self._remember_due):
                     self._remember_due = trio.current_time() + self._jittered(self._timing.remember_s)
                     await self.remember()
-            if self._is_due(self._repair_due):
-                floor_s = self._timing.repair_interval_s if self._serves else self._timing.refresh_interval_s
-                self._repair_due = trio.current_time() + self._jittered(
-                    repair_interval_s(self._membership.peers(), floor_s)
+            if self._is_due(self._anti_entropy_due):
+                floor_s = (
+                    self._timing.anti_entropy_interval_s if self._serves else self._timing.refresh_interval_s
+                )
+                self._anti_entropy_due = trio.current_time() + self._jittered(
+                    anti_entropy_interval_s(self._membership.peers(), floor_s)
                 )
                 self._look_for_lost_initial_peers()
-                await self._repair()
+                await self._run_anti_entropy()
 
     async def remember(self) -> None:
         """Notes addresses of living members in the state directory, to begin from if the initial peers are gone."""
@@ -154,7 +156,7 @@ class Upkeep:
         except OSError as error:
             logger.warning("the addresses of other peers cannot be noted: %s", error.strerror or error)
 
-    async def _repair(self) -> None:
+    async def _run_anti_entropy(self) -> None:
         neighbours = self.gossip.neighbours if self.gossip is not None else ()
         if neighbours:
             peer_id = random.choice(neighbours)
@@ -183,21 +185,21 @@ class Upkeep:
     async def _ask_whether_heard(
         self, peer_id: str, addresses: tuple[str, ...], sequences: Sequences
     ) -> None:
-        outcome = Echo.SILENT
+        outcome = Visibility.SILENT
         try:
             await self._connect(peer_id, addresses)
             held = await self._held_of_this(peer_id)
-            outcome = echo(sequences.first or 0, sequences.last, held)
+            outcome = visibility_of(sequences.first or 0, sequences.last, held)
         except (DialError, StreamEndedError) as error:
             logger.debug("%s does not say what it holds of this peer: %s", peer_id, error)
         finally:
             self._ask_due = trio.current_time() + self._jittered(self._timing.heard_s)
         ahead_s = (self._membership.own_sequence - sequences.last) / 1000
-        line = self._hearing.answered(outcome, peer_id, self._membership.clock_ahead_s(), ahead_s)
+        line = self._visibility.record_answer(outcome, peer_id, self._membership.clock_ahead_s(), ahead_s)
         if line is not None:
             logger.warning("%s", line)
-        if self._hearing.heard:
-            self._ask_due = trio.current_time() + self._jittered(self._timing.repair_interval_s)
+        if self._visibility.heard:
+            self._ask_due = trio.current_time() + self._jittered(self._timing.anti_entropy_interval_s)
 
     async def _held_of_this(self, peer_id: str) -> int | None:
         self._membership.forget_last_heard_own()
@@ -249,7 +251,7 @@ class Upkeep:
                 self._link_to(peer_id_in(address), (address,))
 
     def link_to(self, peer_id: str) -> None:
-        """A link to a peer that is connected already."""
+        """Opens a link to a peer that is connected already."""
         self._link_to(peer_id, ())
 
     def _link_to(self, peer_id: str, addresses: tuple[str, ...]) -> None:
@@ -267,7 +269,7 @@ class Upkeep:
             logger.debug("no link to %s: %s", peer_id, error)
         else:
             if self.gossip is not None:
-                await self.gossip.run_link(PackedStream(stream), network, dialled=True)
+                await self.gossip.run_link(CompressedStream(stream), network, dialled=True)
         finally:
             self._linking.pop(peer_id, None)
             self._not_before[peer_id] = trio.current_time() + self._jittered(self._timing.redial_s)

@@ -1,4 +1,4 @@
-"""The parts of the control plane put together, in trio: what runs inside the network thread."""
+"""Network of the control plane: its parts put together, in trio, inside the network thread."""
 
 import contextlib
 import logging
@@ -11,22 +11,22 @@ from molink.dht.gossip.gossip import PROTOCOL as GOSSIP
 from molink.dht.gossip.gossip import Gossip
 from molink.dht.gossip.publisher import Publisher
 from molink.dht.gossip.sequences import DurableState
-from molink.dht.gossip.suspicion import Witness
+from molink.dht.gossip.suspicion import NeighbourProber
 from molink.dht.gossip.table import PROTOCOL as TABLE
 from molink.dht.gossip.table import TableService
 from molink.dht.gossip.table_reader import TableReader
-from molink.dht.gossip.traffic import Traffic
+from molink.dht.gossip.traffic import TrafficCounters
 from molink.dht.host.framing import FrameStream
 from molink.dht.host.host import Host, Listen, open_host
 from molink.dht.host.neighbour_tasks import NeighbourTasks
-from molink.dht.host.packed import PackedStream
+from molink.dht.host.packed import CompressedStream
 from molink.dht.identity.identity import Identity
 from molink.dht.identity.swarm_key import SwarmKey
 from molink.dht.membership.door import network_of
 from molink.dht.membership.membership import Membership
 from molink.dht.membership.timing import DiscoveryTiming
 from molink.dht.node.joining import NO_FALLBACK, Fallback, Joining
-from molink.dht.node.maintenance import Upkeep
+from molink.dht.node.maintenance import Maintenance
 from molink.dht.refusals import RefusalLog
 
 logger = logging.getLogger(__name__)
@@ -52,8 +52,8 @@ class Network:
     host: Host
     gossip: Gossip
     publisher: Publisher
-    upkeep: Upkeep
-    traffic: Traffic
+    maintenance: Maintenance
+    traffic: TrafficCounters
 
 
 @contextlib.asynccontextmanager
@@ -70,13 +70,13 @@ async def open_network(settings: NetworkSettings, membership: Membership) -> Asy
         open_host(settings.identity, settings.listen, settings.swarm_key, membership.knows) as host,
         trio.open_nursery() as nursery,
     ):
-        traffic, refusals = Traffic(), RefusalLog(logger)
+        traffic, refusals = TrafficCounters(), RefusalLog(logger)
         tasks = NeighbourTasks(nursery, refusals)
         reader = TableReader(host, membership, timing, traffic, tasks)
-        upkeep = Upkeep(
+        maintenance = Maintenance(
             host, membership, timing, reader, tasks, settings.initial_peers, settings.durable, serves=serves
         )
-        witness = Witness(settings.identity, host, membership, timing, tasks)
+        prober = NeighbourProber(settings.identity, host, membership, timing, tasks)
         gossip = Gossip(
             host.peer_id,
             membership,
@@ -84,11 +84,11 @@ async def open_network(settings: NetworkSettings, membership: Membership) -> Asy
             traffic,
             refusals,
             reader.facts_wanted,
-            upkeep.repair_soon,
-            witness.link_lost,
+            maintenance.schedule_anti_entropy,
+            prober.link_lost,
         )
         publisher = Publisher(settings.identity, host.addresses, membership, gossip, timing, settings.durable)
-        upkeep.gossip, upkeep.sequences, witness.gossip = gossip, publisher.sequences, gossip
+        maintenance.gossip, maintenance.sequences, prober.gossip = gossip, publisher.sequences, gossip
         reader.after_pull = gossip.after_loss = publisher.contradicted
         if serves:
             tables = TableService(
@@ -99,25 +99,27 @@ async def open_network(settings: NetworkSettings, membership: Membership) -> Asy
                 is_member=membership.knows,
             )
             _serve(host, gossip, tables)
-        await Joining(host, timing, reader, upkeep.link_to).join(settings.initial_peers, settings.fallback)
+        await Joining(host, timing, reader, maintenance.link_to).join(
+            settings.initial_peers, settings.fallback
+        )
         membership.settle()
         nursery.start_soon(reader.fetch_wanted)
-        nursery.start_soon(upkeep.run)
+        nursery.start_soon(maintenance.run)
         nursery.start_soon(publisher.run)
         nursery.start_soon(gossip.run)
-        yield Network(host, gossip, publisher, upkeep, traffic)
+        yield Network(host, gossip, publisher, maintenance, traffic)
         nursery.cancel_scope.cancel()
 
 
 def _serve(host: Host, gossip: Gossip, tables: TableService) -> None:
     async def accept_link(stream: FrameStream) -> None:
         network = network_of(host.host_of(stream.peer_id))
-        await gossip.run_link(PackedStream(stream), network, dialled=False)
+        await gossip.run_link(CompressedStream(stream), network, dialled=False)
         if stream.peer_id not in gossip.neighbours:
             await host.hang_up(stream.peer_id)
 
     async def hand_out_table(stream: FrameStream) -> None:
-        await tables.serve(PackedStream(stream))
+        await tables.serve(CompressedStream(stream))
 
     host.handle(GOSSIP, accept_link)
     host.handle(TABLE, hand_out_table)

@@ -31,7 +31,7 @@ _HEAD_BYTES = 1 + SIGNATURE_BYTES
 
 
 class Reason(StrEnum):
-    """Why a record is refused."""
+    """Reason why a record is refused."""
 
     MALFORMED = "malformed"
     """Not an announcement, or a value is out of bounds."""
@@ -57,8 +57,8 @@ class AnnouncementError(ValueError):
         self.reason = reason
 
 
-def seal_facts(facts: PeerFacts, identity: Identity) -> bytes:
-    """The signed record of `facts`, at most 4096 bytes. Of more than 32 links, the nearest are announced.
+def sign_facts(facts: PeerFacts, identity: Identity) -> bytes:
+    """Signs `facts`: a record of at most 4096 bytes. Of more than 32 links, the nearest are announced.
 
     Raises:
         AnnouncementError: a value is out of the bounds that receivers check, or the facts are another's.
@@ -66,18 +66,18 @@ def seal_facts(facts: PeerFacts, identity: Identity) -> bytes:
     if (facts.peer_id, facts.public_key) != (identity.peer_id, identity.public_key):
         raise AnnouncementError(Reason.FORGED, f"{identity.peer_id} cannot sign facts of {facts.peer_id}")
     message = _checked(lambda: facts_to_message(facts))
-    record = _seal(_FACTS, message, identity)
+    record = _sign(_FACTS, message, identity)
     if len(record) > MAX_FACTS_BYTES:
         raise AnnouncementError(
             Reason.OVERSIZED,
             f"the facts take {len(record)} bytes, more than {MAX_FACTS_BYTES}: announce fewer links",
         )
-    open_facts(record)
+    verify_facts(record)
     return record
 
 
-def open_facts(record: bytes) -> PeerFacts:
-    """The facts in a record whose signature is that of the peer it names.
+def verify_facts(record: bytes) -> PeerFacts:
+    """Verifies a record of facts: its signature is that of the peer that it names.
 
     Raises:
         AnnouncementError: oversized, malformed or forged.
@@ -94,8 +94,8 @@ def open_facts(record: bytes) -> PeerFacts:
     return _checked(lambda: facts_from_message(message))
 
 
-def seal_state(state: PeerState, identity: Identity) -> bytes:
-    """The signed record of `state`, at most 150 bytes.
+def sign_state(state: PeerState, identity: Identity) -> bytes:
+    """Signs `state`: a record of at most 150 bytes.
 
     Free memory is rounded down to 8 significant bits, adjacent spans are joined, and of more than 8 spans
     the longest are announced, of those that load the longest one.
@@ -105,7 +105,7 @@ def seal_state(state: PeerState, identity: Identity) -> bytes:
     """
     if state.peer_id != identity.peer_id:
         raise AnnouncementError(Reason.FORGED, f"{identity.peer_id} cannot sign the state of {state.peer_id}")
-    record = _seal(_STATE, _checked(lambda: state_to_message(state, identity.public_key)), identity)
+    record = _sign(_STATE, _checked(lambda: state_to_message(state, identity.public_key)), identity)
     if len(record) > MAX_STATE_BYTES:
         raise AnnouncementError(
             Reason.OVERSIZED, f"the state takes {len(record)} bytes, more than {MAX_STATE_BYTES}"
@@ -113,8 +113,8 @@ def seal_state(state: PeerState, identity: Identity) -> bytes:
     return record
 
 
-def open_state(record: bytes, known_public_keys: Mapping[int, bytes]) -> PeerState:
-    """The state in a record; its author's key is looked up by `peer_tag` in `known_public_keys`.
+def verify_state(record: bytes, known_public_keys: Mapping[int, bytes]) -> PeerState:
+    """Verifies a record of state; its author's key is looked up by `peer_tag` in `known_public_keys`.
 
     Raises:
         AnnouncementError: oversized, malformed, forged, or unknown_peer.
@@ -136,8 +136,8 @@ def state_tag(record: bytes) -> int:
     return message.peer_tag
 
 
-def seal_loss(loss: PeerLoss, identity: Identity) -> bytes:
-    """The signed record of `loss`, at most 96 bytes.
+def sign_loss(loss: PeerLoss, identity: Identity) -> bytes:
+    """Signs `loss`: a record of at most 96 bytes.
 
     Raises:
         AnnouncementError: a value is out of bounds, or the witness is another.
@@ -146,11 +146,11 @@ def seal_loss(loss: PeerLoss, identity: Identity) -> bytes:
         raise AnnouncementError(Reason.FORGED, f"{identity.peer_id} cannot sign what another witnessed")
     sequence = _checked(lambda: whole("sequence", loss.sequence, MAX_SEQUENCE))
     message = pb.Loss(peer_tag=loss.peer_tag, sequence=sequence, witness_tag=loss.witness_tag)
-    return _seal(_LOSS, message, identity)
+    return _sign(_LOSS, message, identity)
 
 
-def open_loss(record: bytes, known_public_keys: Mapping[int, bytes]) -> PeerLoss:
-    """The loss in a record; its witness's key is looked up in `known_public_keys`.
+def verify_loss(record: bytes, known_public_keys: Mapping[int, bytes]) -> PeerLoss:
+    """Verifies a record of a loss; its witness's key is looked up in `known_public_keys`.
 
     Raises:
         AnnouncementError: oversized, malformed, forged, or unknown_peer.
@@ -178,11 +178,11 @@ def is_facts(record: bytes) -> bool:
 
 
 def known_keys(public_keys: Iterable[bytes]) -> dict[int, bytes]:
-    """Keys by tag, as `open_state` looks them up."""
+    """Keys by tag, as `verify_state` looks them up."""
     return {peer_tag(key): key for key in public_keys}
 
 
-def _seal(kind: int, message: Message, identity: Identity) -> bytes:
+def _sign(kind: int, message: Message, identity: Identity) -> bytes:
     body = message.SerializeToString(deterministic=True)
     head = bytes((kind,))
     return head + identity.sign(_DOMAIN + head + body) + body

@@ -236,6 +236,7 @@ class Facts(_message.Message):
     DECODE_CONTEXT_MS_FIELD_NUMBER: _builtins.int
     PREFILL_CONTEXT_MS_FIELD_NUMBER: _builtins.int
     STEP_MS_FIELD_NUMBER: _builtins.int
+    STEP_TOKENS_FIELD_NUMBER: _builtins.int
     public_key: _builtins.bytes
     sequence: _builtins.int
     ttl_s: _builtins.int
@@ -254,6 +255,8 @@ class Facts(_message.Message):
     """for each 1000 tokens of context, one token of a prompt, one layer"""
     step_ms: _builtins.float
     """of each step of this peer, however many layers it goes through; 0: not measured"""
+    step_tokens: _builtins.int
+    """most tokens of one session in a step; 0: 512"""
     @_builtins.property
     def addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """without /p2p/ID at the end"""
@@ -309,10 +312,11 @@ class Facts(_message.Message):
         decode_context_ms: _builtins.float = ...,
         prefill_context_ms: _builtins.float = ...,
         step_ms: _builtins.float = ...,
+        step_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["coordinate", b"coordinate", "device", b"device", "model", b"model", "span_limit", b"span_limit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_codecs", b"activation_codecs", "addresses", b"addresses", "certificate", b"certificate", "coordinate", b"coordinate", "decode_context_ms", b"decode_context_ms", "device", b"device", "embed_ms", b"embed_ms", "grpc_addresses", b"grpc_addresses", "head_ms", b"head_ms", "layer_latencies", b"layer_latencies", "links", b"links", "load_bytes_per_s", b"load_bytes_per_s", "model", b"model", "name", b"name", "prefill_context_ms", b"prefill_context_ms", "prefill_latencies", b"prefill_latencies", "protocol_version", b"protocol_version", "public_key", b"public_key", "sequence", b"sequence", "span_limit", b"span_limit", "step_ms", b"step_ms", "ttl_s", b"ttl_s", "uplink_mbps", b"uplink_mbps", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_codecs", b"activation_codecs", "addresses", b"addresses", "certificate", b"certificate", "coordinate", b"coordinate", "decode_context_ms", b"decode_context_ms", "device", b"device", "embed_ms", b"embed_ms", "grpc_addresses", b"grpc_addresses", "head_ms", b"head_ms", "layer_latencies", b"layer_latencies", "links", b"links", "load_bytes_per_s", b"load_bytes_per_s", "model", b"model", "name", b"name", "prefill_context_ms", b"prefill_context_ms", "prefill_latencies", b"prefill_latencies", "protocol_version", b"protocol_version", "public_key", b"public_key", "sequence", b"sequence", "span_limit", b"span_limit", "step_ms", b"step_ms", "step_tokens", b"step_tokens", "ttl_s", b"ttl_s", "uplink_mbps", b"uplink_mbps", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -61,6 +61,7 @@ def _describe_costs(facts: PeerFacts) -> dict[str, object]:
         "decode_context_ms": _short(facts.decode_context_ms),
         "prefill_context_ms": _short(facts.prefill_context_ms),
         "step_ms": _short(facts.step_ms),
+        "step_tokens": facts.step_tokens,
         "embed_ms": _short(facts.embed_ms),
         "head_ms": _short(facts.head_ms),
         "load_bytes_per_s": _short(facts.load_bytes_per_s),

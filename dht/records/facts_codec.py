@@ -18,7 +18,7 @@ from molink.dht.records.records import (
     PrefillLatency,
     ServedModel,
 )
-from molink.shards.spec import Span
+from molink.shards.spec import MAX_STEP_TOKENS, Span
 
 MAX_ADDRESSES = 8
 MAX_LINKS = 32
@@ -28,6 +28,7 @@ MAX_CERTIFICATE_BYTES = 1024
 
 MAX_UPLINK_MBPS = 1e7
 MAX_ACTIVATION_CODECS = 8
+MOST_STEP_TOKENS = 2**20
 
 _SIGNIFICANT_BITS = 12
 _MAX_MS = 1e9
@@ -58,6 +59,8 @@ def facts_to_message(facts: PeerFacts) -> pb.Facts:
         prefill_context_ms=_rounded(real("prefill_context_ms", facts.prefill_context_ms, _MAX_MS)),
         step_ms=_rounded(real("step_ms", facts.step_ms, _MAX_MS)),
     )
+    if facts.step_tokens != MAX_STEP_TOKENS:
+        message.step_tokens = whole("step_tokens", facts.step_tokens, MOST_STEP_TOKENS, least=1)
     if facts.uplink_mbps is not None:
         message.uplink_mbps = real("uplink_mbps", facts.uplink_mbps, MAX_UPLINK_MBPS, zero=False)
     if facts.span_limit is not None:
@@ -123,6 +126,7 @@ def facts_from_message(message: pb.Facts) -> PeerFacts:
         decode_context_ms=real("decode_context_ms", message.decode_context_ms, _MAX_MS),
         prefill_context_ms=real("prefill_context_ms", message.prefill_context_ms, _MAX_MS),
         step_ms=real("step_ms", message.step_ms, _MAX_MS),
+        step_tokens=whole("step_tokens", message.step_tokens, MOST_STEP_TOKENS) or MAX_STEP_TOKENS,
     )
 
 

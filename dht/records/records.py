@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from molink.shards.spec import Span
+from molink.shards.spec import MAX_STEP_TOKENS, Span
 
 PROTOCOL_VERSION = 3
 """Raised when old and new peers could misunderstand each other; other versions are left out of circuits."""
@@ -144,6 +144,8 @@ class PeerFacts:
     step_ms: float = 0.0
     """What a step takes however many layers it goes through, and of however many sessions; 0: not measured. On the wire
     in single precision."""
+    step_tokens: int = MAX_STEP_TOKENS
+    """Most new tokens of one session that a step may have here. Peers that do not say take MAX_STEP_TOKENS."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from importlib.metadata import version
 from molink.dht.identity.identity import Identity
 from molink.dht.node.discovery import Discovery
 from molink.dht.records.records import PROTOCOL_VERSION, Device, PeerFacts, PeerState, PeerView, ServedModel
+from molink.peer.announcing.placement_core import Claim, claimed
 from molink.peer.announcing.prober import PROBE_EVERY_S, Prober
 from molink.peer.engine.stepping import Stepper
 from molink.peer.memory.leases import LeaseBook, announced_free_bytes
@@ -16,7 +17,7 @@ from molink.peer.profiling.step_times import StepTimes, worth_announcing
 from molink.peer.wire.link.certificate import Certificate
 from molink.peer.wire.transport.line_quality import MeasureLine, announced_mbps
 from molink.routing.placement.placement import JoiningMachine
-from molink.shards.spec import ModelSpec, Span, merge_spans, missing_spans
+from molink.shards.spec import MAX_STEP_TOKENS, ModelSpec, Span, merge_spans
 
 LOOK_EVERY_S = 5.0
 """Between looks at whether the load has changed without anybody saying so."""
@@ -55,36 +56,24 @@ class Announcer:
         self._profile_at_s = -math.inf
         self._uplink_mbps: float | None = None
         self._uplink_at_s = -math.inf
-        self._promised: tuple[Span, ...] = ()
-        self._withheld: tuple[Span, ...] = ()
+        self._claim = Claim()
 
     def own_view(self) -> PeerView:
         """This peer as it is this moment, whatever it has told others."""
         return PeerView(replace(self._current_facts(), ttl_s=1), replace(self._state(), ttl_s=1), age_s=0.0)
 
-    async def intend(self, load: tuple[Span, ...] = (), drop: tuple[Span, ...] = ()) -> None:
-        """Tells others, until `forget_intent`, that this peer is going to load and to drop these layers.
-
-        Then nobody else loads the same, and no router plans with what may soon be gone. The lease book knows nothing
-        of it.
-        """
-        self._promised, self._withheld = load, drop
-        await self.announce(facts_too=True)
-
-    def forget_intent(self) -> None:
-        """What was intended is done, or off."""
-        if self._promised or self._withheld:
-            self._promised = self._withheld = ()
+    async def claim(self, claim: Claim) -> None:
+        """Tells others what this peer is going to load and to drop, until something else is claimed; of nothing they
+        hear when they next hear of it. The lease book knows nothing of it."""
+        before, self._claim = self._claim, claim
+        if claim != Claim():
+            await self.announce(facts_too=True)
+        elif before != claim:
             self._changed.set()
 
     async def announce(self, *, facts_too: bool = False) -> None:
         """Says how things stand now; with `facts_too` also what rarely changes, as the first time."""
-        state = self._state()
-        told = replace(
-            state,
-            spans=tuple(left for span in state.spans for left in missing_spans(span, self._withheld)),
-            loading=merge_spans((*self._leases.loading, *self._promised)),
-        )
+        told = claimed(replace(self._state(), loading=merge_spans(self._leases.loading)), self._claim)
         await self._discovery.announce(self._current_facts() if facts_too else None, told)
 
     async def keep_announced(self) -> None:
@@ -195,6 +184,7 @@ def own_facts(
     span_limit: Span | None,
     profile: Profile,
     activation_codecs: tuple[str, ...] = (),
+    step_tokens: int = MAX_STEP_TOKENS,
 ) -> PeerFacts:
     """The part of the announcement that rarely changes. Sequence and time to live are filled in when it is sent."""
     return PeerFacts(
@@ -228,4 +218,5 @@ def own_facts(
         prefill_latencies=profile.prefill_latencies,
         decode_context_ms=profile.decode_context_ms,
         prefill_context_ms=profile.prefill_context_ms,
+        step_tokens=step_tokens,
     )

@@ -1,9 +1,4 @@
-"""Which layers this peer holds of its own accord: those that help most when it joins, and others when that pays.
-
-Peers that choose at the same moment would choose the same. So each says first what it is going to load, waits until
-the others' word has come, and acts only if it would still choose so; of two whose words cross, the one of smaller id
-goes ahead.
-"""
+"""Drives `PlacementCore` with asyncio: which layers this peer holds of its own accord."""
 
 import asyncio
 import logging
@@ -15,21 +10,20 @@ from contextlib import suppress
 from molink.dht.errors import BootstrapUnreachable
 from molink.dht.node.discovery import Discovery
 from molink.dht.records.records import PeerView
+from molink.peer.announcing import placement_core as core
 from molink.peer.announcing.announcer import Announcer
 from molink.peer.memory.leases import LeaseBook, Refused
 from molink.peer.serving.layer_loader import LayerLoader
 from molink.routing.placement.placement import JoiningMachine, JoinPreview, preview_join
-from molink.routing.placement.rebalancing import LOOK_EVERY_S, SETTLE_S, Move, next_move, without_late_claims
+from molink.routing.placement.rebalancing import LOOK_EVERY_S, Move, next_move
 from molink.routing.snapshot import Snapshot
 from molink.shards.errors import WeightsError
 from molink.shards.spec import ModelSpec, Span
 
-CHOICES = 5
-"""Times that a joining peer chooses, at most. If the swarm still changes then, a later move makes up for it."""
 _log = logging.getLogger(__name__)
 
 
-class Placing:
+class PlacementDriver:
     """Chooses a peer's layers and has them loaded. Only for a peer whose owner has not chosen."""
 
     def __init__(
@@ -45,6 +39,7 @@ class Placing:
         self._leases = leases
         self._loader = loader
         self._announcer = announcer
+        self._core = core.PlacementCore(announcer.facts.peer_id, held_since_s=time.time())
 
     async def join(
         self, machine: Callable[[], JoiningMachine], choosing: Callable[[JoinPreview], None]
@@ -54,77 +49,83 @@ class Placing:
         Raises:
             WeightsError: the weights are missing, damaged or not this model's.
         """
-        views = self._others()
-        preview = await self._preview(views, machine())
-        for _ in range(CHOICES):
-            if preview.span is None:
-                break
-            views = await self._claim(views, load=(preview.span,))
-            span, preview = preview.span, await self._preview(views, machine())
-            if preview.span == span:
-                break
-        choosing(preview)
-        if preview.span is not None:
-            await self._load((preview.span,))
-        self._announcer.forget_intent()
+        previews: list[JoinPreview] = []
+        effect = await self._begin(core.Join(self._others()))
+        while not isinstance(effect, core.Rest):
+            if isinstance(effect, core.FindSpan):
+                previews.append(await self._preview(effect.others, machine()))
+                answer: core.Event = core.SpanFound(previews[-1].span)
+            else:
+                answer = await self._answered(effect)
+            effect = await self._begin(answer, chosen=lambda: choosing(previews[-1]))
 
     async def keep_placed(self) -> None:
         """Moves whenever that pays, until cancelled."""
-        held_since_s = time.time()
+        effect: core.Effect = core.Rest(core.PlacementOutcome.STAYED)
         while True:
-            await asyncio.sleep(random.uniform(*LOOK_EVERY_S))
-            if self._leases.draining or self._leases.loading:
-                continue
             try:
-                if await self._move_if_it_pays(held_since_s):
-                    held_since_s = time.time()
+                effect = await self._begin(await self._answered(effect))
             except (WeightsError, OSError, MemoryError, RuntimeError, ValueError) as error:
-                held_since_s = time.time()
                 _log.error("the layers of a move could not be loaded: %s", error)
-            finally:
-                self._announcer.forget_intent()
+                effect = await self._begin(core.Failed())
 
-    async def _move_if_it_pays(self, held_since_s: float) -> bool:
-        now_s = time.time()
-        views = self._others()
-        move = await self._next_move(views, held_since_s, now_s)
-        if move is None:
-            return False
-        views = await self._claim(views, move.load, move.drop)
-        again = await self._next_move(views, held_since_s, now_s)
-        # while something loads, dropping would have to wait, and by then be decided anew
-        if again is None or self._leases.loading or (again.load, again.drop) != (move.load, move.drop):
+    async def _begin(self, event: core.Event, chosen: Callable[[], None] = lambda: None) -> core.Effect:
+        """Does what follows from the event up to the effect that is to be answered, and returns that one."""
+        *told, effect = self._core.handle(event, time.time())
+        for one in told:
+            if isinstance(one, core.Choose):
+                chosen()
+            elif isinstance(one, core.Claim):
+                await self._announcer.claim(one)
+        if effect == core.Rest(core.PlacementOutcome.CALLED_OFF):
             _log.info("stays as it is: the swarm has changed, or a session has come")
-            return False
+        return effect
+
+    async def _answered(self, effect: core.Effect) -> core.Event:
+        match effect:
+            case core.Rest():
+                await asyncio.sleep(random.uniform(*LOOK_EVERY_S))
+                return core.ConsiderMove(
+                    self._others(), busy=self._leases.draining or bool(self._leases.loading)
+                )
+            case core.FindMove(others, held_since_s, looked_s):
+                move = await self._next_move(others, held_since_s, looked_s)
+                return core.MoveFound(move, loading=bool(self._leases.loading))
+            case core.AwaitViews(wait_s):
+                await self._await_views(wait_s)
+                return core.ViewsAwaited(self._others())
+            case core.DropSpans(spans):
+                return core.SpansDropped(await self._drop(spans))
+            case core.LoadSpan(span):
+                await self._load(span)
+                return core.SpanLoaded()
+        raise TypeError(f"nobody answers {effect}")
+
+    async def _await_views(self, wait_s: float) -> None:
+        """Until what others say meanwhile is here, as a rule."""
+        if wait_s > 0:
+            await asyncio.sleep(wait_s)
+            with suppress(BootstrapUnreachable, TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._discovery.refresh()
+
+    async def _drop(self, spans: tuple[Span, ...]) -> bool:
         try:
-            await self._loader.drop(move.drop)
+            await self._loader.drop(spans)
         except ValueError as error:  # a session has come in the last moment
-            _log.info("stays as it is: %s", error)
+            _log.info("%s stays: %s", _text(spans), error)
             return False
-        _log.info("moves: drops %s, loads %s", _text(move.drop), _text(move.load))
-        await self._load(move.load)
+        _log.info("moves: drops %s", _text(spans))
         return True
 
-    async def _claim(
-        self, seen: Sequence[PeerView], load: tuple[Span, ...], drop: tuple[Span, ...] = ()
-    ) -> tuple[PeerView, ...]:
-        """Says what this peer is going to do, and returns the others as they are when they have heard it."""
-        await self._announcer.intend(load, drop)
-        if seen:
-            await asyncio.sleep(SETTLE_S)
-            with suppress(BootstrapUnreachable, TimeoutError):
-                async with asyncio.timeout(SETTLE_S):
-                    await self._discovery.refresh()
-        return without_late_claims(self._others(), seen, self._announcer.facts.peer_id)
-
-    async def _load(self, spans: tuple[Span, ...]) -> None:
+    async def _load(self, span: Span) -> None:
         """Unless sessions have taken the memory meanwhile."""
-        for span in spans:
-            answer = self._leases.preload(span, asyncio.get_running_loop().time())
-            if isinstance(answer, Refused):
-                _log.warning("layers %s are not loaded: %s", span, answer.detail)
-            else:
-                await self._loader.load(span)
+        answer = self._leases.preload(span, asyncio.get_running_loop().time())
+        if isinstance(answer, Refused):
+            _log.warning("layers %s are not loaded: %s", span, answer.detail)
+        else:
+            _log.info("loads %s of its own accord", span)
+            await self._loader.load(span)
 
     async def _preview(self, others: Sequence[PeerView], machine: JoiningMachine) -> JoinPreview:
         return await asyncio.to_thread(preview_join, Snapshot(tuple(others), self._spec), machine)

@@ -5,7 +5,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +14,7 @@ import typer
 from molink import commands
 from molink.commands import CommandFailed, example, loading_modules, run_app, start_logging, tell
 from molink.peer.commands import options
+from molink.progress import Progress
 
 if TYPE_CHECKING:
     from molink.peer.daemon.settings import JoinSettings
@@ -29,16 +30,21 @@ app = typer.Typer(
     name="molink-peer",
     help="Serve a few layers of a language model to a swarm.",
     epilog=example("molink-peer join --new-swarm"),
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["--help", "-h"]},
 )
 
 
+@app.callback()
+def _common(_version: commands.Version = False) -> None:
+    """Serve a few layers of a language model to a swarm."""
+
+
 @app.command(epilog=example(f"molink-peer join --initial-peers {EXAMPLE_PEER} --memory 10GB"))
 def join(
     model: options.Model = None,
+    model_name: options.ModelName = None,
     initial_peers: commands.InitialPeers = None,
     new_swarm: options.NewSwarm = False,
     swarm_key: commands.KeyFile = None,
@@ -105,9 +111,17 @@ def profile(
     from molink.peer.commands.overview import print_machine
     from molink.peer.commands.surveys import measure_machine
 
-    machine = measure_machine(
-        model, device or "auto", settings.dtype or "auto", settings.threads, _folder(state_dir), tell
-    )
+    with Progress() as progress:
+        progress.begin(f"Measuring with {model}")
+        machine = measure_machine(
+            model,
+            device or "auto",
+            settings.dtype or "auto",
+            settings.threads,
+            _folder(state_dir),
+            progress.report,
+            tell,
+        )
     if as_json:
         _print_json(machine)
     else:
@@ -125,28 +139,32 @@ def status(
 ) -> None:
     """Show the swarm.
 
-    As this machine sees it: the swarm of the initial peers, or else what the peer that runs here knows.
+    What the peer that runs here knows; where --initial-peers names others, or none runs here and the environment or
+    the configuration file names them, their swarm as it is seen from outside.
     """
     start_logging(verbose=verbose, debug=debug)
-    from molink.configuration import configured_initial_peers, read_configuration
+    from molink.configuration import configured_initial_peers, environment_configuration, read_configuration
     from molink.peer.commands.overview import print_local, print_swarm
 
     addresses = configured_initial_peers(initial_peers)
-    if addresses:
+    folder = _folder(state_dir)
+    print_it: Callable[[Mapping[str, object]], None]
+    if not initial_peers and (not addresses or state_dir is not None or _is_running(folder)):
+        content, print_it = _call("status", folder), print_local
+    else:
         from molink.peer.commands.surveys import view_swarm
 
-        content = asyncio.run(view_swarm(addresses, swarm_key or read_configuration().swarm_key))
-    else:
-        content = _call("status", _folder(state_dir))
+        key = swarm_key or environment_configuration().swarm_key or read_configuration().swarm_key
+        content, print_it = asyncio.run(view_swarm(addresses, key)), print_swarm
+        if not initial_peers and not as_json:
+            print(f"No peer runs here with {folder}. Seen from outside, by the configured {addresses[0]}:")
     if as_json:
         _print_json(content)
-    elif addresses:
-        print_swarm(content)
     else:
-        print_local(content)
+        print_it(content)
 
 
-@app.command(epilog=example("molink-peer leave --state-dir ./second-peer"))
+@app.command(epilog=example("molink-peer leave --state-dir ~/second-peer"))
 def leave(
     state_dir: options.StateFolder = None,
     now: options.LeaveNow = False,
@@ -183,6 +201,11 @@ def swarm_key(
     start_logging(verbose=verbose, debug=debug)
     from molink.dht.identity.swarm_key import SwarmKey
 
+    folder = file.absolute().parent
+    if not folder.is_dir():
+        raise CommandFailed(
+            f"{file} cannot be written: there is no folder {folder}; make it, or choose another"
+        )
     try:
         SwarmKey.write_new(file)
     except OSError as error:
@@ -212,14 +235,21 @@ def _given(options_here: Mapping[str, object]) -> dict[str, object]:
 
 
 def _serve(given: Mapping[str, object]) -> None:
-    """What `join` does once its arguments are known; the cheap checks come before torch is loaded."""
-    from molink.configuration import check_configuration
-    from molink.peer.daemon.settings import load_settings
-    from molink.peer.device.device import keep_gpu_memory_whole, lower_priority
-    from molink.peer.device.machine import raise_descriptor_limit
-    from molink.peer.state_dir import StateDir, StateDirInUse
+    """What `join` does once its arguments are known; the cheap checks come before torch is imported."""
+    with loading_modules():
+        from molink.configuration import check_configuration
+        from molink.peer.daemon.settings import load_settings
+        from molink.peer.device.device import keep_gpu_memory_whole, lower_priority
+        from molink.peer.device.machine import raise_descriptor_limit
+        from molink.peer.state_dir import StateDir, StateDirInUse
+        from molink.shards.checkpoint import catalog
 
     settings = load_settings(check_configuration(given, "the command line"))
+    if settings.model is not None:
+        try:
+            catalog.check_identifier(settings.model)
+        except catalog.ModelNotFound as error:
+            raise CommandFailed(str(error)) from error
     raise_descriptor_limit()
     keep_gpu_memory_whole(platform.system(), os.environ)
     if settings.priority == "low":
@@ -233,6 +263,9 @@ def _serve(given: Mapping[str, object]) -> None:
 
 def _run_peer(settings: "JoinSettings", state: "StateDir") -> None:
     """Says where the peer joins, and runs it until it has left."""
+    from molink.shards.loading.early_libraries import begin_loading_torch
+
+    begin_loading_torch()  # priority and environment are as they should be; the next second is imports
     from molink.dht.host.lean_libp2p import load_lean_libp2p
     from molink.peer.daemon.running import ProgressLines, run_until_left, say
     from molink.peer.daemon.settings import where_to_join
@@ -257,11 +290,23 @@ def _run_peer(settings: "JoinSettings", state: "StateDir") -> None:
 
 
 def _folder(state_dir: Path | None) -> Path:
-    """The state directory: that given, else the configuration file's, else the default."""
-    from molink.configuration import read_configuration
+    """The state directory: that given, else the environment's, the configuration file's, or the default."""
+    from molink.configuration import environment_configuration, read_configuration
     from molink.peer.daemon.settings import default_state_dir
 
-    return (state_dir or read_configuration().state_dir or default_state_dir()).expanduser().absolute()
+    named = state_dir or environment_configuration().state_dir or read_configuration().state_dir
+    return (named or default_state_dir()).expanduser().absolute()
+
+
+def _is_running(folder: Path) -> bool:
+    """Whether a peer of that state directory answers."""
+    from molink.peer.daemon.control import ControlError, NoPeerRunning, call_peer
+
+    try:
+        asyncio.run(call_peer(folder, "status", CALL_TIMEOUT_S))
+    except ControlError as error:
+        return not isinstance(error, NoPeerRunning)
+    return True
 
 
 def _call(command: str, folder: Path) -> dict[str, object]:

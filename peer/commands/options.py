@@ -13,10 +13,20 @@ Model = Annotated[
     str | None,
     typer.Option(metavar="ID_OR_PATH", help="Model to serve: without it, the one that the swarm needs most."),
 ]
+ModelName = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", help="What the swarm is to call the model: without it, what --model says, a path too."
+    ),
+]
 MeasuredModel = Annotated[str, typer.Option("--model", metavar="ID_OR_PATH", help="Model to measure with.")]
 NewSwarm = Annotated[bool, typer.Option("--new-swarm", help="Found a new swarm.")]
 Memory = Annotated[
-    str | None, typer.Option(metavar="10GB", help="Cap on weights, KV cache and work space together.")
+    str | None,
+    typer.Option(
+        metavar="10GB",
+        help="Cap on weights, KV cache and work space together; the program itself takes some 0.6 GB more.",
+    ),
 ]
 DeviceName = Annotated[
     str | None,

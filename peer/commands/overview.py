@@ -12,15 +12,18 @@ if TYPE_CHECKING:
 SHORT_ID = 8
 """The last characters of a peer id: the first ones are the same for all."""
 PIPE_COLUMNS = 160
+_LONG = ("peer", "model", "layers")
+"""Columns that go on in the next line where a terminal is narrow."""
 
 
 def print_swarm(swarm: Mapping[str, object]) -> None:
     """What `describe_swarm` returned, as a table, with a line for each model."""
+    from rich import box
     from rich.table import Table
 
-    table = Table(
-        "peer", "id", "model", "layers", "free", "sessions", "layer ms", "up Mbps", "age s", title="Swarm"
-    )
+    table = Table(title="Swarm", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for heading in ("peer", "id", "model", "layers", "free", "sessions", "layer\nms", "up\nMbps", "age\ns"):
+        table.add_column(heading, overflow="fold", no_wrap=heading not in _LONG)
     for peer in _rows(swarm, "peers"):
         free = sum(_number(peer.get(name)) for name in ("free_weight_bytes", "free_kv_bytes"))
         remark = " (takes nothing new)" if peer.get("draining") else ""
@@ -45,7 +48,7 @@ def print_swarm(swarm: Mapping[str, object]) -> None:
     for model in _rows(swarm, "models"):
         missing = _spans(model.get("missing"))
         served = f"nobody holds layers {missing}" if missing else "complete"
-        console.print(_plain(f"{_text(model.get('model'))}: {model.get('peers')} peers, {served}"))
+        console.print(_plain(f"{_text(model.get('model'))}: {_counted(model.get('peers'))}, {served}"))
 
 
 def print_local(status: Mapping[str, object]) -> None:
@@ -148,6 +151,10 @@ def _number(value: object) -> float:
 
 def _text(value: object) -> str:
     return "" if value is None else str(value)
+
+
+def _counted(peers: object) -> str:
+    return "1 peer" if peers == 1 else f"{peers} peers"
 
 
 def _rate(value: object) -> str:

@@ -15,6 +15,7 @@ from molink.dht.records.description import describe_swarm
 
 if TYPE_CHECKING:
     from molink.peer.models.model import LocalModel
+    from molink.peer.profiling.profile import Profile
     from molink.shards.spec import ModelSpec
 
 SWARM_TIMEOUT_S = 30.0
@@ -29,11 +30,13 @@ def measure_machine(
     threads: int | None,
     folder: Path,
     progress: Callable[[str], None],
+    say: Callable[[str], None],
 ) -> dict[str, object]:
     """Measures the device with the model, the disk of `folder`, and lists the network's addresses.
 
     Of a hub's model no weights are fetched: random ones take as long to compute with. Its hash stays unknown. With
-    dtype `auto`, the model's own is measured, and a layer's decode step in others too.
+    dtype `auto`, the model's own is measured, and a layer's decode step in others too. `progress` is told what is being
+    done, `say` what the owner should know.
 
     Raises:
         CommandFailed: the model cannot be found or loaded, or the folder cannot be written.
@@ -59,7 +62,7 @@ def measure_machine(
     device = choose_device(device_name)
     unused = why_not_others(device_name, device)
     if unused is not None:
-        progress(unused)
+        say(unused)
     try:
         progress(f"Looking for {model}")
         with tempfile.TemporaryDirectory(prefix="molink-profile-") as digests:
@@ -69,11 +72,11 @@ def measure_machine(
             progress(f"Trying a layer of {model} on {device}")
         proof = first_step(local, device)
         if proof.sentence is not None:
-            progress(proof.sentence)
+            say(proof.sentence)
         memory = {"free_bytes": free_memory_bytes(device), "default_bytes": default_memory_bytes(device)}
-        memory |= _divided(spec, memory["default_bytes"], device, proof.library_bytes)
         counts = counts_to_try(device, threads)
         profile = measure(local.folder, spec, device, progress, local.stand_ins(), None, counts, proof.way)
+        memory |= _divided(spec, memory["default_bytes"], device, proof.library_bytes, profile)
         dtypes = _compared(local, device, memory["default_bytes"], progress) if dtype == "auto" else {}
     except (ModelNotFound, StoreError, WeightsError) as error:
         raise CommandFailed(str(error)) from error
@@ -128,15 +131,17 @@ def _compared(
     return {"decode_layer_ms_by_dtype": decode_ms, "fastest_dtype": fastest_dtype(decode_ms, own)}
 
 
-def _divided(spec: "ModelSpec", total_bytes: int, device: str, library_bytes: int | None) -> dict[str, int]:
+def _divided(
+    spec: "ModelSpec", total_bytes: int, device: str, library_bytes: int | None, profile: "Profile"
+) -> dict[str, int]:
     """What of the memory that a peer takes by default is for weights, and for a step's work space."""
-    from molink.peer.daemon.compute_setup import reserve_of
+    from molink.peer.daemon.compute_setup import limits_on, reserve_of
     from molink.peer.memory.memory import plan_memory
-    from molink.peer.scheduling.microbatch import batch_limits
 
     try:
         reserve = reserve_of(spec, (device,), total_bytes, library_bytes)
-        plan = plan_memory(spec, total_bytes, batch_limits(spec).max_tokens, reserve_bytes=reserve)
+        limits = limits_on((device,), spec, profile, total_bytes)
+        plan = plan_memory(spec, total_bytes, limits.max_tokens, reserve_bytes=reserve)
     except ValueError as error:
         raise CommandFailed(str(error)) from error
     return {"weight_limit_bytes": plan.weight_limit_bytes, "workspace_bytes": plan.workspace_bytes}

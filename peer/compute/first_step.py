@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,14 +21,14 @@ from molink.configuration import SettingsError
 from molink.peer.device.device import free_memory_bytes, give_back_memory
 from molink.peer.memory.memory import format_bytes
 from molink.peer.models.model import LocalModel
-from molink.shards.batching.decode import Decoding, Recorder
+from molink.shards.batching.decode import Decoding
 from molink.shards.batching.engine import Engine, Rows
 from molink.shards.batching.ways import Way, decoding_in
 from molink.shards.checkpoint.store import describe
-from molink.shards.errors import QuantizationUnavailable, WeightsError
+from molink.shards.errors import QuantizationUnavailable, WeightsError, in_one_line
 from molink.shards.loading.loader import load_stage
 from molink.shards.model.stage import Stage
-from molink.shards.paged_attention.paged import Logits, NotPaged, PagedAttention, Places, Turned
+from molink.shards.paged_attention.paged import NotPaged
 from molink.shards.spec import ModelSpec, Span
 
 PROMPTS = (17, 3)
@@ -54,52 +56,23 @@ class Proof:
     """What matrix libraries have kept of a CUDA device's memory after the steps; None: it was not measured."""
 
 
-@dataclass(slots=True, eq=False)
-class _WatchedRecorder:
-    """A recorder that remembers why it could not record."""
+def _watched(made: Any, failures: list[Exception], expected: tuple[type[Exception], ...] = ()) -> Any:  # noqa: ANN401 - kernels or a recorder
+    """The same calls, of which it is noted why they failed, should an engine go on without them."""
 
-    recorder: Recorder
-    failure: Exception | None = None
+    def noting(call: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*arguments: object) -> Any:  # noqa: ANN401 - as the call
+            try:
+                return call(*arguments)
+            except expected:
+                raise
+            except Exception as error:
+                failures.append(error)
+                raise
 
-    def record(self, step: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        try:
-            return self.recorder.record(step)
-        except NotPaged:  # such a layer is never recorded
-            raise
-        except Exception as error:
-            self.failure = error
-            raise
+        return noted
 
-
-@dataclass(slots=True, eq=False)
-class _WatchedAttention:
-    """Attention that remembers why it failed, should an engine go on without it."""
-
-    attention: PagedAttention
-    failure: Exception | None = None
-
-    def store(self, keys: Tensor, values: Tensor, places: Places, slot: int) -> None:
-        try:
-            self.attention.store(keys, values, places, slot)
-        except Exception as error:
-            self.failure = error
-            raise
-
-    def rotate_and_store(
-        self, turned: Turned, keys: Tensor, values: Tensor, places: Places, slot: int
-    ) -> None:
-        try:
-            self.attention.rotate_and_store(turned, keys, values, places, slot)
-        except Exception as error:
-            self.failure = error
-            raise
-
-    def attend(self, query: Tensor, places: Places, slot: int, key_heads: int, logits: Logits) -> Tensor:
-        try:
-            return self.attention.attend(query, places, slot, key_heads, logits)
-        except Exception as error:
-            self.failure = error
-            raise
+    calls = ("store", "rotate_and_store", "attend", "record")
+    return SimpleNamespace(**{name: noting(getattr(made, name)) for name in calls if hasattr(made, name)})
 
 
 def first_step(model: LocalModel, device: str) -> Proof:
@@ -146,23 +119,26 @@ def _first_that_works(
     for way in ways:
         if way is Way.TORCH:
             break
-        recorder = None
+        attending, recording = list[Exception](), list[Exception]()
         try:
             decoding = decodings(way, device)
             if decoding is None:
                 break
-            attention = _WatchedAttention(decoding.attention)
-            recorder = None if decoding.recorder is None else _WatchedRecorder(decoding.recorder)
-            watched = replace(decoding, attention=attention, recorder=recorder)
+            watched = replace(
+                decoding,
+                attention=_watched(decoding.attention, attending),
+                latents=decoding.latents and _watched(decoding.latents, attending),
+                recorder=decoding.recorder and _watched(decoding.recorder, recording, (NotPaged,)),
+            )
             _compare(_steps(stage, spec, device, watched), expected, spec.dtype)
-            if attention.failure is not None:
-                raise attention.failure
+            if attending:
+                raise attending[-1]
         except Exception as error:  # noqa: BLE001 - of a compiler and its cards there is no list of errors
             _log.debug("%s: the first step failed", way.value, exc_info=error)
             failure = error
             continue
-        if recorder is not None and recorder.failure is not None:
-            return Proof(Way.LAUNCHED, _sentence(Way.LAUNCHED, device, recorder.failure))
+        if recording:
+            return Proof(Way.LAUNCHED, _sentence(Way.LAUNCHED, device, recording[-1]))
         return Proof(way, None if failure is None else _sentence(way, device, failure))
     if failure is None and not (device.startswith("cuda") and Way.RECORDED in ways):
         return Proof(Way.TORCH, None)
@@ -226,7 +202,7 @@ def _sentence(way: Way, device: str, failure: Exception | None) -> str:
         remedy = "; install one, such as gcc, and start again"
     elif way is Way.TORCH and importlib.util.find_spec("triton") is None:
         remedy = "; install Triton, and start again"
-    return f"Note: {device} computes with {way.value}, because {lost} ({_said(failure)}){remedy}"
+    return f"Note: {device} computes with {way.value}, because {lost} ({in_one_line(failure, _SAID_MOST)}){remedy}"
 
 
 def _refusal(model: LocalModel, device: str, error: Exception) -> str:
@@ -241,7 +217,8 @@ def _refusal(model: LocalModel, device: str, error: Exception) -> str:
             f"{format_bytes(free_memory_bytes(device))} of its memory are free: choose a smaller model"
             f"{', --quantization nf4' if spec.quantization == 'none' else ''}, or --device cpu"
         )
-    return f"--device {device} cannot compute {named} in {spec.dtype} ({_said(error)}): {_what_helps(model, device)}"
+    said = in_one_line(error, _SAID_MOST)
+    return f"--device {device} cannot compute {named} in {spec.dtype} ({said}): {_what_helps(model, device)}"
 
 
 def _what_helps(model: LocalModel, device: str) -> str:
@@ -262,10 +239,3 @@ def _what_helps(model: LocalModel, device: str) -> str:
         except Exception as error:  # noqa: BLE001 - as above
             _log.debug("%s does not help", typed, exc_info=error)
     return "type --device cpu"
-
-
-def _said(error: Exception) -> str:
-    """In one line, and no longer than one reads."""
-    words = " ".join(str(error).split())
-    words = words if len(words) <= _SAID_MOST else f"{words[:_SAID_MOST]}..."
-    return f"{type(error).__name__}: {words}" if words else type(error).__name__

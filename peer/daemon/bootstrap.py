@@ -1,4 +1,4 @@
-"""What a serving peer is made of, and how it is put together."""
+"""Bootstraps a serving peer: builds its parts in order, and opens them."""
 
 import asyncio
 import logging
@@ -6,6 +6,7 @@ import socket
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from molink.dht.identity.dialable import Ranges, swarm_ranges
 from molink.dht.identity.identity import Identity
@@ -13,9 +14,15 @@ from molink.dht.identity.swarm_key import SwarmKey
 from molink.dht.node.discovery import Discovery
 from molink.dht.records.records import PeerFacts, PeerView
 from molink.peer.announcing.announcer import Announcer, joining_machine, own_facts
-from molink.peer.announcing.placing import Placing
+from molink.peer.announcing.placing import PlacementDriver
 from molink.peer.announcing.prober import Prober
-from molink.peer.daemon.compute_setup import Computing, lease_book, memory_of, open_computing, planned_memory
+from molink.peer.daemon.compute_setup import (
+    ComputeSetup,
+    lease_book,
+    memory_of,
+    open_compute_setup,
+    planned_memory,
+)
 from molink.peer.daemon.local_listener import HOST as METRICS_HOST
 from molink.peer.daemon.metrics_server import MetricsServer
 from molink.peer.daemon.running import say
@@ -42,8 +49,8 @@ from molink.peer.models.model import LocalModel, keeping_packed, open_model
 from molink.peer.profiling.profile import Profile
 from molink.peer.profiling.step_times import StepTimes
 from molink.peer.ranks.backend import RankedBackend
-from molink.peer.serving.artifact_server import Handout
-from molink.peer.serving.data_plane import Serving
+from molink.peer.serving.artifact_server import ArtifactServer
+from molink.peer.serving.data_plane import DataPlane
 from molink.peer.state_dir import StateDir
 from molink.peer.wire.link.certificate import Certificate, new_certificate
 from molink.routing.placement.placement import describe_preview
@@ -71,15 +78,15 @@ class PeerError(Exception):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Parts:
-    """What a serving peer is made of."""
+class PeerParts:
+    """The parts of a serving peer."""
 
     discovery: Discovery
     model: LocalModel
     leases: LeaseBook
-    serving: Serving
+    serving: DataPlane
     announcer: Announcer
-    placing: Placing | None
+    placing: PlacementDriver | None
     """None: the owner has chosen the layers."""
     ranks: RankedBackend | None
     """None: it computes on one device."""
@@ -89,8 +96,8 @@ class Parts:
     step_times: StepTimes
 
 
-class Opening:
-    """Finds the swarm, knows the model, measures the machine and begins to serve. `open` it once."""
+class Bootstrap:
+    """Bootstraps a peer: finds the swarm and the model, measures the machine, begins to serve. `open` it once."""
 
     def __init__(
         self,
@@ -108,7 +115,7 @@ class Opening:
         self._report = report
         self._read_machine = read_machine
 
-    async def open(self, stack: AsyncExitStack) -> Parts:
+    async def open(self, stack: AsyncExitStack) -> PeerParts:
         """Everything stays open on `stack`. Raises PeerError, and what `Peer.run` turns into one."""
         settings = self._settings
         devices = choose_devices(settings.device)
@@ -126,8 +133,11 @@ class Opening:
         model = replace(await self._model(others, devices, swarm_key, stack, ranges), exact=settings.exact)
         _tell_of_other_numbers(model.spec, others)
         _tell_of_missing_tokenizer(model.spec.name, model.manifest.files)
+        _tell_of_path(model.spec.name)
         planned_memory(model, devices, settings)  # where not even a layer fits, nothing is loaded
-        computing = await open_computing(stack, model, devices, settings, self._state.profiles, self._report)
+        computing = await open_compute_setup(
+            stack, model, devices, settings, self._state.profiles, self._report
+        )
         leases = lease_book(model, computing, settings)
         if computing.ranks is None:
             cap_gpu_memory(devices[0], leases.cap_bytes)
@@ -155,12 +165,13 @@ class Opening:
             settings.layers,
             computing.profile,
             computing.activation_codecs,
+            computing.limits.max_tokens,
         )
         prober = Prober(identity.peer_id, serving.links, lambda: discovery.snapshot(model.spec.model_hash))
         announcer = self._announcer(discovery, facts, model.spec, leases, serving, prober, step_times)
         stack.push_async_callback(discovery.leave)
         pausing = self._pausing(computing, leases, serving, announcer)
-        parts = Parts(
+        parts = PeerParts(
             discovery,
             model,
             leases,
@@ -175,7 +186,7 @@ class Opening:
         if settings.layers is not None:
             await self._preload(parts, settings.layers)
             return parts
-        return replace(parts, placing=await self._place(parts, computing.profile, prober))
+        return replace(parts, placing=await self._place_layers(parts, computing.profile, prober))
 
     def _discovery(self, identity: Identity, swarm_key: SwarmKey | None) -> Discovery:
         settings = self._settings
@@ -199,7 +210,7 @@ class Opening:
         facts: PeerFacts,
         spec: ModelSpec,
         leases: LeaseBook,
-        serving: Serving,
+        serving: DataPlane,
         prober: Prober,
         step_times: StepTimes,
     ) -> Announcer:
@@ -212,25 +223,26 @@ class Opening:
         swarm_key: SwarmKey | None,
         certificate: Certificate,
         model: LocalModel,
-        computing: Computing,
+        computing: ComputeSetup,
         leases: LeaseBook,
         step_times: StepTimes,
         discovery: Discovery,
         own_ranges: Ranges,
-    ) -> Serving:
+    ) -> DataPlane:
         settings = self._settings
-        return Serving(
+        return DataPlane(
             identity,
             swarm_key,
             certificate,
             computing.backend,
-            Handout.of(model),
+            ArtifactServer.of(model),
             leases,
             (settings.listen, settings.grpc_port or free_port(settings.listen, self._state.ports()[1])),
             self._metrics,
             self._changed.set,
             computing.activation_codecs,
             settings.rule,
+            limits=computing.limits,
             http_proxy=settings.http_proxy,
             transmission_policy=settings.transmission_policy,
             step_times=step_times,
@@ -247,7 +259,7 @@ class Opening:
         initial_peers = where_to_join(self._settings).initial_peers
         return await swarm_ranges([*discovery.addresses, *listens, *announces, *initial_peers])
 
-    async def _open_metrics(self, stack: AsyncExitStack, serving: Serving) -> None:
+    async def _open_metrics(self, stack: AsyncExitStack, serving: DataPlane) -> None:
         self._metrics.watch(serving.measure_line)
         if self._settings.metrics_port is not None:
             served = await stack.enter_async_context(
@@ -286,7 +298,12 @@ class Opening:
             _log.info("no --model was given: serving %s", identifier)
         asked = (identifier, dtype, quantization, views, self._state.digests, self._report)
         if not is_from_hub(identifier):
-            return keeping_packed(await open_model(*asked), settings.store_dir, settings.store_bytes, stack)
+            return keeping_packed(
+                await open_model(*asked, name=settings.model_name),
+                settings.store_dir,
+                settings.store_bytes,
+                stack,
+            )
         try:
             store = stack.enter_context(BlobStore(settings.store_dir, settings.store_bytes))
         except OSError as error:
@@ -298,7 +315,7 @@ class Opening:
             access = HubAccess(
                 store, source.ask, settings.layers, memory_of(devices, self._settings.memory_bytes)
             )
-            return replace(await open_model(*asked, access), store=store)
+            return replace(await open_model(*asked, access, settings.model_name), store=store)
 
     def _memory_guard(self, device: str, leases: LeaseBook) -> MemoryGuard | None:
         if device != "cpu":
@@ -312,16 +329,16 @@ class Opening:
         )
 
     def _pausing(
-        self, computing: Computing, leases: LeaseBook, serving: Serving, announcer: Announcer
+        self, computing: ComputeSetup, leases: LeaseBook, serving: DataPlane, announcer: Announcer
     ) -> Pausing:
-        rules, device, ranks = self._settings.comfort, computing.devices[0], computing.ranks
+        rules, device, ranks = self._settings.host_policy, computing.devices[0], computing.ranks
         heeds_programs = rules.heeds_programs(device)
         own = this_process if ranks is None else lambda: (*this_process(), *ranks.ranks.pids)
         gpu = gpus_of(computing.devices, own) if heeds_programs else None
         read = self._read_machine or MachineReader(gpu, heeds_programs=heeds_programs)
         return Pausing(rules, device, read, leases, serving.admission, serving.loader, announcer, say)
 
-    async def _preload(self, parts: Parts, span: Span) -> None:
+    async def _preload(self, parts: PeerParts, span: Span) -> None:
         """Exactly this span, from the start. Others hear of it before, and choose other layers meanwhile."""
         self._report(f"Loading layers {span}")
         answer = parts.leases.preload(span, asyncio.get_running_loop().time())
@@ -332,12 +349,12 @@ class Opening:
         await parts.announcer.announce(facts_too=True)
         await parts.serving.loader.load(span)
 
-    async def _place(self, parts: Parts, profile: Profile, prober: Prober) -> Placing:
+    async def _place_layers(self, parts: PeerParts, profile: Profile, prober: Prober) -> PlacementDriver:
         """Takes the layers that the swarm needs most."""
         self._report("Measuring round trips to the swarm")
         await prober.probe()
         spec, leases = parts.model.spec, parts.leases
-        placing = Placing(parts.discovery, spec, leases, parts.serving.loader, parts.announcer)
+        placing = PlacementDriver(parts.discovery, spec, leases, parts.serving.loader, parts.announcer)
         await placing.join(
             lambda: joining_machine(parts.announcer.facts.peer_id, spec, leases, profile, prober),
             lambda preview: say(describe_preview(preview)),
@@ -367,6 +384,13 @@ def _tell_of_missing_tokenizer(name: str, files: Collection[str]) -> None:
         say(
             f"Note: {name} has no tokenizer (tokenizer.json or tokenizer.model) in its folder. Peers need none, but "
             "nobody can turn text into its tokens until a peer has one: put it there and start again"
+        )
+
+
+def _tell_of_path(name: str) -> None:
+    if Path(name).expanduser().is_absolute():
+        say(
+            f"Note: the whole swarm sees this model's path as its name, {name}: choose another with --model-name"
         )
 
 

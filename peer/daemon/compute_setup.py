@@ -1,5 +1,5 @@
-"""With what a peer computes: one device or several together, how fast they were measured to be, how their memory is
-divided, and in which encodings activations may travel."""
+"""Sets up what a peer computes with: one device or several together, how fast they were measured to be, how
+their memory is divided, and in which encodings activations may travel."""
 
 import asyncio
 from collections.abc import Callable
@@ -31,15 +31,16 @@ from molink.peer.profiling.profiler import REMEMBERED, cached_or_measured
 from molink.peer.profiling.quantization_effect import measure_quantization
 from molink.peer.ranks.backend import RankedBackend
 from molink.peer.ranks.choice import open_ranks
-from molink.peer.scheduling.microbatch import batch_limits
+from molink.peer.scheduling.microbatch import BatchLimits, batch_limits
+from molink.peer.scheduling.step_limit import longest_step
 from molink.peer.state_dir import read_json, write_json
 from molink.peer.wire.codecs import opted_in
 from molink.shards.spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Computing:
-    """What a peer computes with."""
+class ComputeSetup:
+    """The devices that a peer computes with, their profile, and the limits of a step."""
 
     backend: Backend
     ranks: RankedBackend | None
@@ -48,18 +49,20 @@ class Computing:
     """Those that share every layer; mostly one."""
     profile: Profile
     activation_codecs: tuple[str, ...]
+    limits: BatchLimits
+    """How much steps together, which is what its memory is set aside for and what it announces."""
     library_bytes: int | None
     """As in `first_step.Proof`."""
 
 
-async def open_computing(
+async def open_compute_setup(
     stack: AsyncExitStack,
     model: LocalModel,
     devices: tuple[str, ...],
     settings: JoinSettings,
     profiles: Path,
     report: Callable[[str], None],
-) -> Computing:
+) -> ComputeSetup:
     """One device, or several that share every layer if that is predicted to be faster; they stay open on `stack`.
     What works of it is tried first, and said where it is less than could be expected.
 
@@ -100,7 +103,16 @@ async def open_computing(
             )
         )
     backend = DeviceBackend(model, device, proof.way) if ranks is None else ranks
-    return Computing(backend, ranks, devices, profile, codecs, proof.library_bytes)
+    limits = limits_on(devices, model.spec, profile, memory_of(devices, settings.memory_bytes))
+    return ComputeSetup(backend, ranks, devices, profile, codecs, limits, proof.library_bytes)
+
+
+def limits_on(devices: tuple[str, ...], spec: ModelSpec, profile: Profile, memory_bytes: int) -> BatchLimits:
+    """How much steps together on devices of so much memory: more on a GPU alone, where it pays."""
+    if len(devices) > 1 or not devices[0].startswith("cuda"):
+        return batch_limits(spec)
+    longest = longest_step(spec, profile.prefill_latencies, profile.step_ms, memory_bytes)
+    return batch_limits(spec, BatchLimits(max_tokens=longest))
 
 
 def _remembered(
@@ -129,9 +141,13 @@ def memory_of(devices: tuple[str, ...], wanted_bytes: int | None) -> int:
 
 
 def planned_memory(
-    model: LocalModel, devices: tuple[str, ...], settings: JoinSettings, library_bytes: int | None = None
+    model: LocalModel,
+    devices: tuple[str, ...],
+    settings: JoinSettings,
+    library_bytes: int | None = None,
+    limits: BatchLimits | None = None,
 ) -> MemoryPlan:
-    """How the devices' memory is divided.
+    """How the devices' memory is divided, with work space for steps of these limits, or of those that all peers keep.
 
     Raises:
         SettingsError: it is too little for one layer; it says what to type instead.
@@ -140,13 +156,14 @@ def planned_memory(
     total -= (len(devices) - 1) * spec.embed_bytes  # every rank has the whole embedding
     reserve = reserve_of(spec, devices, total, library_bytes)
     try:
-        plan = plan_memory(spec, total, batch_limits(spec).max_tokens, reserve_bytes=reserve)
+        most_tokens = (limits or batch_limits(spec)).max_tokens
+        plan = plan_memory(spec, total, most_tokens, reserve_bytes=reserve)
     except ValueError as error:
         raise SettingsError(f"{error}, or type --device cpu" if reserve else str(error)) from error
     return replace(plan, swap_bytes=_swap_bytes(devices, settings))
 
 
-def lease_book(model: LocalModel, computing: Computing, settings: JoinSettings) -> LeaseBook:
+def lease_book(model: LocalModel, computing: ComputeSetup, settings: JoinSettings) -> LeaseBook:
     """Who may use which part of the memory that is there once the devices are open and measured.
 
     Raises:
@@ -159,7 +176,7 @@ def lease_book(model: LocalModel, computing: Computing, settings: JoinSettings) 
         )
     if device.startswith("cuda"):
         give_back_memory(device)  # what measuring took is free
-    memory = planned_memory(model, computing.devices, settings, computing.library_bytes)
+    memory = planned_memory(model, computing.devices, settings, computing.library_bytes, computing.limits)
     wanted_bytes = settings.memory_bytes
     if wanted_bytes is not None and memory.total_bytes < wanted_bytes and len(computing.devices) == 1:
         say(

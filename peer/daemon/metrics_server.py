@@ -9,8 +9,8 @@ from typing import Self
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
+from molink.dht.errors import PortInUse
 from molink.peer.daemon.local_listener import HOST, LocalListener
-from molink.peer.wire.link.acceptor import PortInUse
 
 PATH = "/metrics"
 REQUEST_BYTES = 16 * 1024

@@ -7,18 +7,16 @@ import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 
-from molink.dht.errors import BootstrapUnreachable
-from molink.dht.errors import PortInUse as ControlPortInUse
+from molink.dht.errors import BootstrapUnreachable, PortInUse
 from molink.dht.host.bridge import ThreadStoppedError
 from molink.dht.identity.key_file import KeyFileError
 from molink.dht.records.description import describe_swarm
-from molink.peer.daemon.bootstrap import Opening, Parts, PeerError
+from molink.peer.daemon.bootstrap import Bootstrap, PeerError, PeerParts
 from molink.peer.daemon.settings import JoinSettings
 from molink.peer.engine.metrics import PeerMetrics, describe_line, describe_predictions
 from molink.peer.host_policy.readings import ReadMachine
 from molink.peer.ranks.processes import RanksLost
 from molink.peer.state_dir import StateDir
-from molink.peer.wire.link.acceptor import PortInUse
 from molink.shards.checkpoint.catalog import ModelNotFound
 from molink.shards.checkpoint.store import StoreError
 from molink.shards.errors import QuantizationUnavailable, WeightsError
@@ -63,8 +61,8 @@ class Peer:
         self._leaving = asyncio.Event()
         self._at_once = asyncio.Event()
         self._changed = asyncio.Event()
-        self._opening = Opening(settings, state, self.metrics, self._changed, report, read_machine)
-        self._parts: Parts | None = None
+        self._bootstrap = Bootstrap(settings, state, self.metrics, self._changed, report, read_machine)
+        self._parts: PeerParts | None = None
 
     async def run(self, on_ready: Callable[["Peer"], None]) -> None:
         """Joins, serves, and returns when it has left.
@@ -75,7 +73,7 @@ class Peer:
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         try:
             async with AsyncExitStack() as stack:
-                parts = self._parts = await self._opening.open(stack)
+                parts = self._parts = await self._bootstrap.open(stack)
                 await parts.announcer.announce(facts_too=True)
                 self.addresses = parts.discovery.addresses
                 on_ready(self)
@@ -91,7 +89,6 @@ class Peer:
             WeightsError,
             QuantizationUnavailable,
             PortInUse,
-            ControlPortInUse,
         ) as error:
             raise PeerError(str(error)) from error
         except RanksLost as error:
@@ -133,7 +130,7 @@ class Peer:
             **describe_swarm(parts.discovery.snapshot(silent=True)),
         }
 
-    async def _serve(self, parts: Parts) -> None:
+    async def _serve(self, parts: PeerParts) -> None:
         """Until told to leave; then the sessions may end, and the swarm hears that this peer goes."""
         tasks = [
             asyncio.create_task(parts.serving.run(), name="serve"),
@@ -142,7 +139,7 @@ class Peer:
         ]
         if parts.ranks is not None:
             tasks.append(asyncio.create_task(parts.ranks.watch(), name="watch the ranks"))
-        tasks.append(asyncio.create_task(parts.pausing.keep_comfortable(), name="keep comfortable"))
+        tasks.append(asyncio.create_task(parts.pausing.enforce(), name="keep comfortable"))
         if parts.memory_guard is not None:
             tasks.append(asyncio.create_task(parts.memory_guard.keep_within(), name="keep within memory"))
         if parts.placing is not None:
@@ -158,7 +155,7 @@ class Peer:
                 task.cancel()
             await asyncio.gather(*tasks, leaving, return_exceptions=True)
 
-    async def _drain(self, parts: Parts) -> None:
+    async def _drain(self, parts: PeerParts) -> None:
         parts.leases.drain()
         await parts.announcer.announce()
         deadline_s = asyncio.get_running_loop().time() + DRAIN_S

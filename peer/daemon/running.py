@@ -181,8 +181,13 @@ def say(line: str) -> None:
 def invitation(addresses: Sequence[str], *, private: bool) -> str:
     """The command that lets another machine join: by an address that it can reach, if there is one."""
     reachable = [address for address in addresses if not is_loopback(address)]
-    key = f" --swarm-key {KEY_PLACEHOLDER}" if private else ""
-    return f"molink-peer join --initial-peers {(reachable or list(addresses))[0]}{key}"
+    return (
+        f"molink-peer join --initial-peers {(reachable or list(addresses))[0]}{_key_option(private=private)}"
+    )
+
+
+def _key_option(*, private: bool) -> str:
+    return f" --swarm-key {KEY_PLACEHOLDER}" if private else ""
 
 
 async def run_until_left(
@@ -199,6 +204,7 @@ async def run_until_left(
         progress.stop()
         if ready.addresses:
             say(f"Invite others: {invitation(ready.addresses, private=private)}")
+            say(f"Ask it: molink chat --initial-peers {ready.addresses[0]}{_key_option(private=private)}")
         say("ready")
 
     def leave(at_once: bool) -> None:

@@ -17,13 +17,14 @@ from molink.configuration import (
     check_address,
     configuration_path,
     configured_http_proxy,
+    environment_configuration,
     environment_initial_peers,
     is_loopback,
     read_configuration,
     split_addresses,
 )
 from molink.dht.identity.addresses import require_host, require_listen_host
-from molink.peer.host_policy.rules import ComfortRules, parse_quiet_hours
+from molink.peer.host_policy.rules import HostPolicy, parse_quiet_hours
 from molink.peer.memory.memory import parse_bytes
 from molink.peer.scheduling.in_flight_rules import Rule, molink, rule_named
 from molink.peer.wire.transmission.policies import POLICIES
@@ -85,7 +86,7 @@ class JoinSettings:
     """How much they may take there; None: half of what the disk has free."""
     metrics_port: int | None
     """Where /metrics is served, to this machine only; 0: any free port; None: nowhere."""
-    comfort: ComfortRules
+    host_policy: HostPolicy
     """When the peer steps aside for its owner."""
     threads: int | None
     """With which a processor computes; None: as many as are fastest."""
@@ -95,6 +96,8 @@ class JoinSettings:
     """For how long to try again while none of the initial peers answers."""
     exact: bool = False
     """Whether one session's steps equal transformers' bit for bit; else each goes the fastest way."""
+    model_name: str | None = None
+    """What the swarm is to call the model; None: as `model` does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +126,9 @@ def load_settings(command_line: Configuration, environment: Mapping[str, str] | 
     """
     environment = os.environ if environment is None else environment
     file = read_configuration(environment)
-    merged = _merge(command_line, file)
-    initial_peers, new_swarm = _decide_swarm(command_line, environment, file)
+    named = environment_configuration(environment)
+    merged = _merge(command_line, _merge(named, file))
+    initial_peers, new_swarm = _decide_swarm(command_line, environment, file, founds=bool(named.new_swarm))
     _refuse_what_is_missing(merged)
     if merged.port and merged.port == merged.grpc_port:
         raise SettingsError(f"--port and --grpc-port are both {merged.port}: each needs a port of its own")
@@ -154,11 +158,12 @@ def load_settings(command_line: Configuration, environment: Mapping[str, str] | 
         swap_bytes=_parse_size(merged.swap_space, "--swap-space", "swap into"),
         store_bytes=_parse_size(merged.store_size, "--store-size", "keep weights in"),
         metrics_port=merged.metrics_port,
-        comfort=_comfort(merged),
+        host_policy=_host_policy(merged),
         threads=merged.threads,
         priority=merged.priority or "low",
         wait_s=merged.wait or 0.0,
         exact=merged.exact == "on",
+        model_name=merged.model_name,
     )
 
 
@@ -200,11 +205,11 @@ def _merge(first: Configuration, second: Configuration) -> Configuration:
 
 
 def _decide_swarm(
-    command_line: Configuration, environment: Mapping[str, str], file: Configuration
+    command_line: Configuration, environment: Mapping[str, str], file: Configuration, *, founds: bool
 ) -> tuple[tuple[str, ...], bool]:
     sources = (
         ("the command line", command_line.initial_peers or (), bool(command_line.new_swarm)),
-        ("MOLINK_INITIAL_PEERS", environment_initial_peers(environment), False),
+        ("the environment", environment_initial_peers(environment), founds),
         (
             f"the configuration file {configuration_path(environment)}",
             file.initial_peers or (),
@@ -256,12 +261,12 @@ def _parse_size(size: str | int | None, option: str, purpose: str) -> int | None
     return amount
 
 
-def _comfort(merged: Configuration) -> ComfortRules:
+def _host_policy(merged: Configuration) -> HostPolicy:
     try:
         quiet_hours = tuple(map(parse_quiet_hours, merged.quiet_hours or ()))
     except ValueError as error:
         raise SettingsError(f"--quiet-hours: {error}") from error
-    return ComfortRules(merged.pause_when_busy or "auto", quiet_hours, merged.on_battery or "pause")
+    return HostPolicy(merged.pause_when_busy or "auto", quiet_hours, merged.on_battery or "pause")
 
 
 def _rule(micro_batches: str | int) -> Rule:

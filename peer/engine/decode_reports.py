@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from molink.peer.engine.steps import StepInput
 from molink.peer.memory.leases import LeaseKey
-from molink.peer.scheduling.decode_watch import DecodeBatch, DecodeWatch, Iterations
+from molink.peer.scheduling.decode_watch import DecodeBatch, DecodeWatch, IterationDetector
 
 
 class DecodeReports:
@@ -14,18 +14,18 @@ class DecodeReports:
 
     def __init__(self, watch: DecodeWatch) -> None:
         self._watch = watch
-        self._iterations = Iterations()
+        self._iterations = IterationDetector()
         self._computing: DecodeBatch | None = None
         self._first: DecodeBatch | None = None
         """Those that were first in the latest iteration."""
 
-    def begun(self, inputs: Sequence[StepInput]) -> None:
+    def record_begun(self, inputs: Sequence[StepInput]) -> None:
         """The engine computes these."""
         self._computing = _decode_batch(inputs)
         if self._computing is not None:
             self._tell_soon()
 
-    def stepped(self, inputs: Sequence[StepInput]) -> None:
+    def record_computed(self, inputs: Sequence[StepInput]) -> None:
         """It has computed them."""
         self._computing = None
         stepped = _decode_batch(inputs)
@@ -34,9 +34,9 @@ class DecodeReports:
                 self._first = stepped
             self._tell_soon()
 
-    def forget(self, key: LeaseKey) -> None:
+    def forget_session(self, key: LeaseKey) -> None:
         """The session has ended."""
-        self._iterations.forget(key)
+        self._iterations.forget_session(key)
 
     def _tell_soon(self) -> None:
         """Once this step's output is on its way: what is predicted then is the one after it."""

@@ -1,4 +1,4 @@
-"""Frames out: what a step gives goes to the next hops, tokens to the heads, and word of stepped prefill back.
+"""Frames out: what a step gives goes to the next hops, tokens to the heads, window updates back.
 
 Prefill waits for two things before it is stepped: for the session's window at the next hop (`prefill_window`), and for
 the frames to that hop that its link had no room for. Such frames wait here, at most those of two micro-batches: the one
@@ -20,7 +20,7 @@ from molink.peer.engine.steps import (
     token_message,
 )
 from molink.peer.memory.leases import LeaseKey
-from molink.peer.scheduling.prefill_window import ReceivedPrefill, SentPrefill
+from molink.peer.scheduling.prefill_window import ReceiveWindow, SendWindow
 from molink.peer.wire.link.link import Link
 from molink.peer.wire.link.links import Links
 from molink.peer.wire.protocol import molink_pb2 as pb
@@ -47,7 +47,7 @@ class _Frame:
 
 
 class Forwarder:
-    """Owner of the prefill windows and of frames that their link had no room for."""
+    """Owns the prefill windows and the frames that their link had no room for."""
 
     def __init__(
         self,
@@ -65,11 +65,11 @@ class Forwarder:
         self._metrics = metrics
         self._lost = lost
         self._opened = opened
-        self._sent = SentPrefill()
-        self._received = ReceivedPrefill()
-        self._held: dict[str, deque[_Frame]] = {}
+        self._send_window = SendWindow()
+        self._receive_window = ReceiveWindow()
+        self._held_frames: dict[str, deque[_Frame]] = {}
         """By peer id, in order, where some wait."""
-        self._awaited: set[str] = set()
+        self._awaited_links: set[str] = set()
         """Peers whose link says when it has room."""
 
     # -- prefill windows
@@ -79,23 +79,25 @@ class Forwarder:
         session = self._sessions.get(key.session, key.epoch)
         if session is None or session.is_tail:
             return True
-        return session.next_peer_id not in self._held and self._sent.is_open(key)
+        return session.next_peer_id not in self._held_frames and self._send_window.is_open(key)
 
-    def arrived(self, session: HopSession, step: int, count: int) -> bool:
+    def admit_prefill(self, session: HopSession, step: int, count: int) -> bool:
         """A step of `count` rows of prefill has come from the previous hop; False: it does not keep to the window."""
-        return self._received.take(session.key, step, count * self._spec.activation_bytes)
+        return self._receive_window.admit(session.key, step, count * self._spec.activation_bytes)
 
-    def begun(self, inputs: Sequence[StepInput]) -> None:
+    def record_begun(self, inputs: Sequence[StepInput]) -> None:
         """The engine has these."""
         for one in inputs:
             if one.prefill and not one.session.is_tail:
-                self._sent.sent(one.session.key, one.step, one.count * self._spec.activation_bytes)
+                self._send_window.record_sent(
+                    one.session.key, one.step, one.count * self._spec.activation_bytes
+                )
 
-    def stepped(self, inputs: Sequence[StepInput]) -> None:
+    def send_window_updates(self, inputs: Sequence[StepInput]) -> None:
         """The engine has computed these: previous hops may send more, and are told when that is worth a frame."""
         told: dict[str, list[StepInput]] = {}
         for one in inputs:
-            if one.prefill and self._received.stepped(one.session.key, one.step):
+            if one.prefill and self._receive_window.record_computed(one.session.key, one.step):
                 told.setdefault(one.session.previous_peer_id, []).append(one)
         for peer_id, stepped in told.items():
             steps = [
@@ -107,36 +109,36 @@ class Forwarder:
             if link is None or not link.post(pb.Stepped(sessions=steps), sessions=sessions):
                 self._lost(stepped, peer_id, "no open link to the previous hop")
 
-    def on_stepped(self, link: Link, header: pb.Stepped) -> None:
+    def on_window_update(self, link: Link, header: pb.Stepped) -> None:
         """A next hop has computed prefill that went there."""
         for one in header.sessions:
             session = self._sessions.get(one.session, one.epoch)
             if session is not None and not session.is_tail and session.next_peer_id == link.peer_id:
-                self._sent.stepped(session.key, one.step)
+                self._send_window.apply_window_update(session.key, one.step)
         self._opened()
 
-    def forget(self, key: LeaseKey) -> None:
+    def forget_session(self, key: LeaseKey) -> None:
         """The session has ended: a frame that waits for it alone is dropped."""
         self._links.cancel(key.session)
-        self._sent.forget(key)
-        self._received.forget(key)
-        for peer_id, frames in tuple(self._held.items()):
+        self._send_window.forget_session(key)
+        self._receive_window.forget_session(key)
+        for peer_id, frames in tuple(self._held_frames.items()):
             left = deque(frame for frame in frames if any(map(self._is_alive, frame.inputs)))
             if left:
-                self._held[peer_id] = left
+                self._held_frames[peer_id] = left
             else:
-                del self._held[peer_id]
+                del self._held_frames[peer_id]
 
     def _is_alive(self, one: StepInput) -> bool:
         return self._sessions.get(one.session.key.session, one.session.key.epoch) is not None
 
     # -- activations
 
-    def activations(self, output: StepOutput) -> None:
+    def forward_activations(self, output: StepOutput) -> None:
         """To each next hop its rows in order. Where prompts go as they are due, each has a frame of its own."""
         frames: Iterable[OutgoingRows] = output.frames
         if output.hidden is not None:
-            apart = self._links.heeds_due
+            apart = self._links.uses_deadlines
             frames = rows_by_frame(output.inputs, output.hidden, prompts_apart=apart)
         for frame in frames:
             self._forward(frame.peer_id, self._frame(frame, output))
@@ -152,29 +154,29 @@ class Forwarder:
 
     def _forward(self, peer_id: str, frame: _Frame) -> None:
         prefill = frame.traffic_class is TrafficClass.PREFILL
-        if prefill and peer_id in self._held:
-            self._held[peer_id].append(frame)
+        if prefill and peer_id in self._held_frames:
+            self._held_frames[peer_id].append(frame)
             return
         link = self._links.find(peer_id)
         if link is None:
             self._lost(frame.inputs, peer_id, "no open link to the next hop")
         elif not frame.post(link):
             if prefill:
-                self._held[peer_id] = deque((frame,))
+                self._held_frames[peer_id] = deque((frame,))
                 self._await_room(peer_id, link)
             else:
                 # decode has room of its own, and of each session only one step is on its way
                 self._lost(frame.inputs, peer_id, "the link to the next hop is full of decode")
 
     def _await_room(self, peer_id: str, link: Link) -> None:
-        if peer_id not in self._awaited:
-            self._awaited.add(peer_id)
+        if peer_id not in self._awaited_links:
+            self._awaited_links.add(peer_id)
             link.when_room(lambda: self._has_room(peer_id))
 
     def _has_room(self, peer_id: str) -> None:
         """Something has left the link to that peer, or it is gone."""
-        self._awaited.discard(peer_id)
-        frames = self._held.get(peer_id, deque())
+        self._awaited_links.discard(peer_id)
+        frames = self._held_frames.get(peer_id, deque())
         while frames:
             link = self._links.find(peer_id)
             if link is not None and not frames[0].post(link):
@@ -183,12 +185,12 @@ class Forwarder:
             frame = frames.popleft()
             if link is None:
                 self._lost(frame.inputs, peer_id, "no open link to the next hop")
-        self._held.pop(peer_id, None)
+        self._held_frames.pop(peer_id, None)
         self._opened()
 
     # -- tokens
 
-    def tokens(self, output: StepOutput) -> list[tuple[HopSession, pb.Token]]:
+    def forward_tokens(self, output: StepOutput) -> list[tuple[HopSession, pb.Token]]:
         """One frame to each head elsewhere; returns the tokens whose head is here."""
         asked = [one for one in output.inputs if one.sample]
         by_head: dict[str, list[tuple[StepInput, pb.Token]]] = {}

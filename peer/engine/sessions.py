@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from molink.dht.records.announcement import AnnouncementError, open_facts
+from molink.dht.records.announcement import AnnouncementError, verify_facts
 from molink.dht.records.records import PeerFacts
 from molink.peer.memory.leases import LeaseKey
 from molink.peer.scheduling.pipeline import Circuit, PipelineStage, stage_of
@@ -90,6 +90,17 @@ class HopSession:
     def can_begin_behind(self, tokens: int) -> bool:
         """Whether the cache holds so many tokens of the prompt's beginning."""
         return tokens == 0 or self.least_prefix_tokens <= tokens <= self.prefix_tokens
+
+    def fault_of_token(self, token: pb.Token, spec: ModelSpec, *, is_sent: bool) -> str | None:
+        """At the head: what is wrong with a token that the tail says it has drawn; None: nothing. `is_sent`: whether
+        the whole prompt has left."""
+        if token.token_id >= spec.vocabulary_size:
+            return f"token {token.token_id} is beyond the vocabulary"
+        if not is_sent:
+            return "a token came before the whole prompt was sent"
+        if token.position == len(self.history) and token.step != self.next_step - 1:
+            return f"a token of step {token.step} came after step {self.next_step - 1}"
+        return None
 
     @property
     def key(self) -> LeaseKey:
@@ -244,7 +255,7 @@ def _read_hops(descriptor: pb.SessionDescriptor, spec: ModelSpec) -> tuple[HopPl
     return tuple(hops)
 
 
-_opened = lru_cache(maxsize=512)(open_facts)
+_opened = lru_cache(maxsize=512)(verify_facts)
 """Clients send the same facts with each session, and checking a signature takes long."""
 
 

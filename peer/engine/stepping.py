@@ -16,11 +16,12 @@ from molink.peer.compute.backend import StageEngine
 from molink.peer.engine.decode_reports import DecodeReports
 from molink.peer.engine.engine_thread import EngineThread
 from molink.peer.engine.forwarding import Forwarder
-from molink.peer.engine.in_flight_microbatches import GoingOn
-from molink.peer.engine.layered_prefill import Interleaving
+from molink.peer.engine.in_flight_microbatches import InFlightMicroBatches
+from molink.peer.engine.layered_prefill import LayeredPrefill
 from molink.peer.engine.metrics import PeerMetrics
-from molink.peer.engine.pieces import Piece, PieceOutput
 from molink.peer.engine.sessions import HopSession, SessionTable, report_failure
+from molink.peer.engine.slice_executor import PrefillSlice, SliceOutput
+from molink.peer.engine.starts import Starts
 from molink.peer.engine.steps import (
     StepFailure,
     StepInput,
@@ -35,8 +36,9 @@ from molink.peer.scheduling.decode_watch import DecodeWatch
 from molink.peer.scheduling.in_flight_rules import Rule
 from molink.peer.scheduling.microbatch import BatchLimits, MicroBatchQueue, PendingStep
 from molink.peer.scheduling.prefill_chunks import Cut
+from molink.peer.scheduling.prompt_gathering import PromptGathering
 from molink.peer.scheduling.prompt_order import due_s
-from molink.peer.scheduling.prompts import Prompts
+from molink.peer.scheduling.prompts import PromptQueue
 from molink.peer.wire.link.link import Link
 from molink.peer.wire.link.links import Links
 from molink.peer.wire.protocol import molink_pb2 as pb
@@ -65,9 +67,11 @@ class Stepper:
         rule: Rule,
         cut: Cut,
         watch: DecodeWatch,
-        interleaving: Interleaving | None = None,
+        layered_prefill: LayeredPrefill | None = None,
+        gathering: PromptGathering | None = None,
     ) -> None:
-        """Without `interleaving` prompts are computed in whole chunks, whoever decodes meanwhile."""
+        """Without `layered_prefill` prompts are computed in whole chunks, whoever decodes meanwhile; without
+        `gathering` none waits for another."""
         self._peer_id = peer_id
         self._spec = spec
         self._engine = engine
@@ -78,9 +82,11 @@ class Stepper:
         self._queue: MicroBatchQueue[PendingStep] = MicroBatchQueue(limits)
         self._inputs: dict[tuple[LeaseKey, int], StepInput] = {}
         self._busy = False
-        self._interleaving = interleaving
-        self._going_on = GoingOn(rule, limits.max_sessions, self._begin, self._pump)
-        self._prompts = Prompts(cut, limits)
+        self._layered_prefill = layered_prefill
+        self._in_flight = InFlightMicroBatches(rule, limits.max_sessions, self._begin, self._pump)
+        self._prompts = PromptQueue(cut, limits)
+        self._most_step_tokens = min(spec.most_step_tokens, limits.max_tokens)
+        self.starts = Starts(gathering, self._add_chunk, self._pump)
         self._decode_reports = DecodeReports(watch)
         self._refusals = RefusalLog(_log)
         self._told: set[str] = set()
@@ -89,7 +95,7 @@ class Stepper:
 
     @property
     def queued(self) -> int:
-        return len(self._queue) + len(self._prompts) + len(self._interleaving or ())
+        return len(self._queue) + len(self._prompts) + len(self._layered_prefill or ())
 
     @property
     def prompt_wait_s(self) -> float:
@@ -117,8 +123,8 @@ class Stepper:
             )
         session.history = list(tokens)
         session.rows = start.prefix_tokens
-        self._prompts.add(session.key, session.plan.stages, tokens[start.prefix_tokens :])
-        self._add_chunk(session)
+        self._prompts.add_prompt(session.key, session.plan.stages, tokens[start.prefix_tokens :])
+        self.starts.add_prompt(session, len(tokens) - start.prefix_tokens)
         self._pump()
 
     def on_activations(self, link: Link, frame: Frame, header: pb.Activations) -> None:
@@ -159,48 +165,39 @@ class Stepper:
                 continue
             if not session.is_head or session.previous_peer_id != link.peer_id:
                 continue  # not the session's tail, whatever the client told it
-            fault = self._fault_of_token(token, session)
+            fault = session.fault_of_token(token, self._spec, is_sent=session.key not in self._prompts)
             if fault is None:
                 drawn.append((session, token))
             else:
                 self._blame(session, link.peer_id, fault)
         self._advance(drawn)
 
-    def _fault_of_token(self, token: pb.Token, session: HopSession) -> str | None:
-        """What is wrong with a token that the tail says it has drawn; None: nothing."""
-        if token.token_id >= self._spec.vocabulary_size:
-            return f"token {token.token_id} is beyond the vocabulary"
-        if session.key in self._prompts:
-            return "a token came before the whole prompt was sent"
-        if token.position == len(session.history) and token.step != session.next_step - 1:
-            return f"a token of step {token.step} came after step {session.next_step - 1}"
-        return None
-
-    def on_stepped(self, link: Link, header: pb.Stepped) -> None:
+    def on_window_update(self, link: Link, header: pb.Stepped) -> None:
         """A next hop has computed prefill that went there."""
-        self._forwarder.on_stepped(link, header)
+        self._forwarder.on_window_update(link, header)
 
     def sessions_waiting(self) -> set[LeaseKey]:
         """Those that wait for this peer, and not it for them."""
         waiting = {key for key, _ in self._inputs} | self._prompts.keys()
-        return waiting if self._interleaving is None else waiting | self._interleaving.keys()
+        return waiting if self._layered_prefill is None else waiting | self._layered_prefill.keys()
 
-    def discard(self, session: HopSession) -> None:
+    def forget_session(self, session: HopSession) -> None:
         """The session has ended: what waits of it is dropped."""
-        self._forwarder.forget(session.key)
-        self._queue.discard(session.key)
-        self._prompts.forget(session.key)
-        if self._interleaving is not None:
-            self._interleaving.forget(session.key)
-        self._decode_reports.forget(session.key)
+        self._forwarder.forget_session(session.key)
+        self._queue.forget_session(session.key)
+        self._prompts.forget_session(session.key)
+        self.starts.forget_session(session.key)
+        if self._layered_prefill is not None:
+            self._layered_prefill.forget_session(session.key)
+        self._decode_reports.forget_session(session.key)
         self._leave(session.key)
         self._inputs = {key: one for key, one in self._inputs.items() if key[0] != session.key}
 
     def _leave(self, key: LeaseKey) -> None:
         """No further decode step of the session is to come."""
-        self._going_on.leave(key)
-        if self._interleaving is not None:
-            self._interleaving.ended(key)
+        self._in_flight.forget_session(key)
+        if self._layered_prefill is not None:
+            self._layered_prefill.forget_decoder(key)
 
     # -- the engine
 
@@ -208,41 +205,44 @@ class Stepper:
         """Gives the engine a micro-batch or a piece of prompts, if it has none and something may be stepped."""
         if self._busy:
             return
-        parts = self._interleaving
+        self.starts.release_ready()
+        parts = self._layered_prefill
         if parts and parts.is_due:
-            self._begin_piece(parts)
+            self._begin_slice(parts)
         elif inputs := self._next_inputs():
             self._busy = True
-            self._decode_reports.begun(inputs)
+            self._decode_reports.record_begun(inputs)
             self._engine_thread.begin(
                 lambda: compute(self._engine, inputs), lambda output: self._stepped(inputs, output)
             )
         elif parts:
-            self._begin_piece(parts)
+            self._begin_slice(parts)
 
     def _next_inputs(self) -> tuple[StepInput, ...]:
         """The next micro-batch, without what of it is to be computed in pieces."""
-        parts, may_prefill = self._interleaving, self._forwarder.may_prefill
+        parts, may_prefill = self._layered_prefill, self._forwarder.may_prefill
         while True:
-            batch = self._queue.next(lambda key: not (parts and parts.has(key)) and may_prefill(key))
+            batch = self._queue.next_batch(lambda key: not (parts and parts.has(key)) and may_prefill(key))
             inputs = tuple(self._inputs.pop((pending.key, pending.step)) for pending in batch)
-            self._forwarder.begun(inputs)
+            self._forwarder.record_begun(inputs)
             if parts is None or not inputs:
                 return inputs
-            if taken := parts.take(inputs):
+            if taken := parts.take_prompts(inputs):
                 return taken
 
-    def _begin_piece(self, parts: Interleaving) -> None:
+    def _begin_slice(self, parts: LayeredPrefill) -> None:
         self._busy = True
-        piece = parts.next()
+        slice_ = parts.next_slice()
         self._engine_thread.begin(
-            lambda: parts.compute(piece), lambda output: self._piece_stepped(parts, piece, output)
+            lambda: parts.compute(slice_), lambda output: self._slice_computed(parts, slice_, output)
         )
 
-    def _piece_stepped(self, parts: Interleaving, piece: Piece, output: PieceOutput | Exception) -> None:
+    def _slice_computed(
+        self, parts: LayeredPrefill, slice_: PrefillSlice, output: SliceOutput | Exception
+    ) -> None:
         """The engine is done with a piece. With the last one of a part it is as if all had been one step."""
         self._busy = False
-        whole = parts.computed(piece, output)
+        whole = parts.record_slice(slice_, output)
         if whole is None:
             self._pump()
         else:
@@ -252,11 +252,11 @@ class Stepper:
         """The engine is done with a micro-batch: it gets the next one before this one's output is sent. Unless this is
         the tail: where it is the head too, the sessions that go on step with those that wait."""
         self._busy = False
-        self._going_on.stepped(one.session.key for one in inputs)
-        self._decode_reports.stepped(inputs)
-        self._forwarder.stepped(inputs)
-        if self._interleaving is not None:
-            self._interleaving.stepped(inputs)
+        self._in_flight.record_computed(one.session.key for one in inputs)
+        self._decode_reports.record_computed(inputs)
+        self._forwarder.send_window_updates(inputs)
+        if self._layered_prefill is not None:
+            self._layered_prefill.record_computed(inputs)
         if isinstance(output, Exception):
             output = StepOutput(
                 (), None, (), (), 0.0, 0.0, None, tuple(StepFailure(one, output) for one in inputs)
@@ -273,9 +273,9 @@ class Stepper:
                 self._add_chunk(one.session)
         if output.hidden is not None or output.frames:
             self._pump()
-            self._forwarder.activations(output)
+            self._forwarder.forward_activations(output)
         else:
-            self._advance(self._forwarder.tokens(output))
+            self._advance(self._forwarder.forward_tokens(output))
             self._pump()
         # counted once what was delivered is on its way
         rows = sum(one.count for one in inputs)
@@ -290,15 +290,15 @@ class Stepper:
                 self._told.add(kind)
                 _log.error("a session's step failed; others like it are counted only", exc_info=error)
             self._refusals.refused(f"steps that the engine cannot make ({kind})", session.owner.peer_id)
-            self.discard(session)
+            self.forget_session(session)
             self._fail([failure.one], f"{kind}: {error}")
 
     def _observed(self, inputs: Sequence[StepInput], output: StepOutput) -> StepWork | None:
         """What the step's time says something of: not of decode steps between pieces, which need not be bitwise."""
-        if self._interleaving is None or output.work is None or any(one.prefill for one in inputs):
+        if self._layered_prefill is None or output.work is None or any(one.prefill for one in inputs):
             return output.work
-        self._interleaving.decoded(output.work, output.compute_s)
-        return None if self._interleaving else output.work
+        self._layered_prefill.record_decode(output.work, output.compute_s)
+        return None if self._layered_prefill else output.work
 
     def _advance(self, drawn: Sequence[tuple[HopSession, pb.Token]]) -> None:
         """At the head: tokens are there. Start the next steps, together, and stream the tokens to the clients."""
@@ -315,10 +315,10 @@ class Stepper:
                 continue  # the client is gone: its lease runs out
             by_client.setdefault(session.owner, []).append(token)
             if token.finish == pb.NOT_FINISHED:
-                self._going_on.returned(session, token)
+                self._in_flight.record_return(session, token)
             else:
                 self._leave(session.key)
-        self._going_on.release()
+        self._in_flight.release_ready()
         self._pump()
         self._engine_thread.let_begin()
         for owner, tokens in by_client.items():
@@ -327,7 +327,7 @@ class Stepper:
 
     def _add_chunk(self, session: HopSession) -> None:
         """Queues the next chunk of a prompt, if there is one."""
-        chunk = self._prompts.take(session.key)
+        chunk = self._prompts.take_chunk(session.key)
         if chunk:
             last = session.key not in self._prompts
             step = session.next_step
@@ -351,7 +351,7 @@ class Stepper:
     ) -> None:
         if step < session.next_step:
             return  # executed or waiting already: a repeat has no effect
-        if step > session.next_step or not 1 <= count <= self._spec.most_step_tokens:
+        if step > session.next_step or not 1 <= count <= self._most_step_tokens:
             detail = f"step {step} of {count} rows came when step {session.next_step} was expected"
             self._blame(session, session.previous_peer_id, detail)
             return
@@ -359,24 +359,24 @@ class Stepper:
             detail = f"step {step} goes beyond the {session.plan.capacity_tokens} tokens that were reserved"
             self._blame(session, session.previous_peer_id, detail)
             return
-        if prefill and hidden is not None and not self._forwarder.arrived(session, step, count):
+        if prefill and hidden is not None and not self._forwarder.admit_prefill(session, step, count):
             detail = f"step {step} came while as much prefill waited here as may"
             self._blame(session, session.previous_peer_id, detail)
             return
         now = time.perf_counter()
-        if prefill and step == 0 and self._links.heeds_due:
+        if prefill and step == 0 and self._links.uses_deadlines:
             tokens = max(len(session.history), session.plan.prompt_tokens) - session.rows
             session.due_s = due_s(session.plan.stages, max(count, tokens), now)
         pending = PendingStep(session.key, step, session.span, count, now, prefill, session.due_s)
-        if not self._queue.add(pending):
+        if not self._queue.push(pending):
             one = StepInput(session, step, count, None, None, sample, prefill, now, ())
             self._fail([one], "more steps wait here than this peer takes", code="busy")
             return
         prefix_tokens = session.rows if step == 0 else 0
         session.next_step = step + 1
         session.rows += count
-        if self._interleaving is not None and not prefill:
-            self._interleaving.came(session.key)
+        if self._layered_prefill is not None and not prefill:
+            self._layered_prefill.record_waiting(session.key)
         self._inputs[session.key, step] = StepInput(
             session, step, count, token_ids, hidden, sample, prefill, now, tuple(timings), prefix_tokens
         )
@@ -384,7 +384,7 @@ class Stepper:
     def _blame(self, session: HopSession, peer_id: str, detail: str) -> None:
         """Ends the session's epoch here for what came from a neighbour."""
         self._refusals.refused("steps of sessions that break the protocol", peer_id)
-        self.discard(session)
+        self.forget_session(session)
         report_failure(session, peer_id, "protocol", detail)
 
     def _lost(self, inputs: Sequence[StepInput], peer_id: str, detail: str) -> None:

@@ -1,4 +1,4 @@
-"""Steps aside for the volunteer and comes back: what the comfort rules decide is done here."""
+"""Steps aside for the volunteer and comes back: what the host policy decides is done here."""
 
 import asyncio
 import logging
@@ -9,7 +9,7 @@ import psutil
 from molink.peer.announcing.announcer import Announcer
 from molink.peer.device.device import give_back_memory
 from molink.peer.host_policy.readings import ReadMachine
-from molink.peer.host_policy.rules import RESUME_AFTER_S, Comfort, ComfortRules, Readings, next_comfort
+from molink.peer.host_policy.rules import RESUME_AFTER_S, HostPolicy, PauseState, Readings, next_pause_state
 from molink.peer.memory.leases import LeaseBook, Refused
 from molink.peer.serving.admission import Admission
 from molink.peer.serving.layer_loader import LayerLoader
@@ -28,7 +28,7 @@ class Pausing:
 
     def __init__(
         self,
-        rules: ComfortRules,
+        rules: HostPolicy,
         device: str,
         read: ReadMachine,
         leases: LeaseBook,
@@ -45,7 +45,7 @@ class Pausing:
         self._loader = loader
         self._announcer = announcer
         self._say = say
-        self._comfort = Comfort()
+        self._state = PauseState()
         self._held: tuple[Span, ...] = ()
         """What it held when it paused, to be loaded again."""
         self._resuming: asyncio.Task[None] | None = None
@@ -53,9 +53,9 @@ class Pausing:
     @property
     def paused_for(self) -> str | None:
         """Why the peer is paused; None: it is not."""
-        return self._comfort.paused_for
+        return self._state.paused_for
 
-    async def keep_comfortable(self) -> None:
+    async def enforce(self) -> None:
         """Pauses and resumes as the rules say, until cancelled."""
         clock = asyncio.get_running_loop().time
         try:
@@ -65,7 +65,7 @@ class Pausing:
                     await asyncio.sleep(LOOK_EVERY_S)
                     continue
                 before = self.paused_for
-                self._comfort = next_comfort(self._comfort, readings, self._rules, self._device, clock())
+                self._state = next_pause_state(self._state, readings, self._rules, self._device, clock())
                 if self.paused_for is None and before is not None:
                     self._say("Resumes: no reason to pause is left")
                     self._resuming = asyncio.create_task(self._resume(), name="resume")

@@ -25,7 +25,7 @@ ReadMachine = Callable[[], Readings]
 
 
 class MachineReader:
-    """Reads everything that the comfort rules look at. Blocks for some milliseconds: call it on a thread."""
+    """Reads everything that the host policy looks at. Blocks for some milliseconds: call it on a thread."""
 
     def __init__(self, gpu: GpuUse | None, *, heeds_programs: bool) -> None:
         """Unless it heeds programs, nobody asks for windows and GPUs."""

@@ -1,4 +1,4 @@
-"""When a peer steps aside for its owner: pure decisions on what is read of the machine, the time an argument.
+"""Host policy, when a peer pauses for its owner: pure decisions on what is read of the machine, the time an argument.
 
 A reason to pause has to stand for PAUSE_AFTER_S, and all of them to be gone for RESUME_AFTER_S, so that a game's
 loading screen or a loose plug does not make the peer come and go. What cannot be read is no reason to pause.
@@ -56,8 +56,8 @@ def parse_quiet_hours(text: str) -> QuietHours:
 
 
 @dataclass(frozen=True, slots=True)
-class ComfortRules:
-    """What the owner wants."""
+class HostPolicy:
+    """The host policy: what the owner wants a peer to pause for."""
 
     pause_when_busy: PauseWhenBusy = "auto"
     """For full-screen and GPU-heavy programs. `auto`: if the peer computes on a GPU; on a processor it only takes what
@@ -85,7 +85,7 @@ class Readings:
 
 
 @dataclass(frozen=True, slots=True)
-class Comfort:
+class PauseState:
     """Whether the peer serves, and what it has seen on the way to the next change."""
 
     paused_for: str | None = None
@@ -94,17 +94,19 @@ class Comfort:
     """Since when the readings speak for the other state; None: they do not."""
 
 
-def next_comfort(now: Comfort, readings: Readings, rules: ComfortRules, device: str, at_s: float) -> Comfort:
+def next_pause_state(
+    now: PauseState, readings: Readings, rules: HostPolicy, device: str, at_s: float
+) -> PauseState:
     """What becomes of `now` with these readings, taken at `at_s` (seconds, any clock that never goes back)."""
     reason = reason_to_pause(readings, rules, device, paused=now.paused_for is not None)
     if (reason is None) == (now.paused_for is None):
-        return Comfort(reason)
+        return PauseState(reason)
     since_s = at_s if now.since_s is None else now.since_s
     wait_s = PAUSE_AFTER_S if reason is not None else RESUME_AFTER_S
-    return Comfort(reason) if at_s - since_s >= wait_s else Comfort(now.paused_for, since_s)
+    return PauseState(reason) if at_s - since_s >= wait_s else PauseState(now.paused_for, since_s)
 
 
-def reason_to_pause(readings: Readings, rules: ComfortRules, device: str, *, paused: bool) -> str | None:
+def reason_to_pause(readings: Readings, rules: HostPolicy, device: str, *, paused: bool) -> str | None:
     """The first reason that these readings hold; None if there is none. For a peer that is paused less is enough."""
     for hours in rules.quiet_hours:
         if readings.minute_of_day in hours:

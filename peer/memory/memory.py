@@ -20,11 +20,9 @@ MATRIX_ROWS = 6
 
 TABLE_ROWS = 64
 """Sessions whose decode rows attend together, each with a row in the tables of blocks."""
-TABLES = 2
-"""Of layers that see everything, and of those that see a window."""
-TABLE_TOKEN_BYTES = 64
-"""Of a table, for each token of context: an address and a length of 8 bytes for each block of 16 tokens, TABLE_ROWS
-times."""
+TABLE_TOKEN_BYTES = 128
+"""Of a table, for each token of context: for each block of 16 tokens two addresses and two lengths of 8 bytes, as
+latents have them (keys and values have one of each), TABLE_ROWS times."""
 RECORDED_ROWS = 199
 """Of the results of all recorded steps together: 1, 2, 4, 8, 16, 24, 32, 48 and 64 (`shards/batching/decode.py`)."""
 LIBRARY_STREAMS = 2
@@ -95,7 +93,7 @@ def gpu_reserve_bytes(spec: ModelSpec, total_bytes: int, library_bytes: int = LI
     """What a GPU of `total_bytes` holds beside weights, KV cache and a step's work space: tables of blocks, results and
     work space of recorded steps, what matrix libraries take for themselves (`library_bytes` on each stream, as
     measured), partial results, scores of attention, and what fragmentation costs."""
-    tables = TABLES * TABLE_TOKEN_BYTES * spec.context_length
+    tables = len(set(spec.kv_windows or (None,))) * TABLE_TOKEN_BYTES * spec.context_length
     recorded = RECORDED_ROWS * max(spec.hidden_size, spec.vocabulary_size) * _FLOAT32_BYTES
     recorded += workspace_bytes(spec, TABLE_ROWS)
     partial = PARTIAL_VECTORS * spec.hidden_size * _FLOAT32_BYTES

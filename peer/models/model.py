@@ -171,10 +171,13 @@ async def open_model(
     digests: Path,
     report: Callable[[str], None],
     access: HubAccess | None = None,
+    name: str | None = None,
 ) -> LocalModel:
     """Finds the model's files and what they are.
 
     With dtype `auto` and quantization None, it is computed as the swarm computes it already; what is given is kept to.
+
+    The swarm is to know it by `name`, if one is given.
 
     Of a hub's model only what is needed is fetched, when it is needed; without `access` to it none of its weights: it
     can be measured then, with random ones, but not served.
@@ -194,12 +197,12 @@ async def open_model(
         manifest, hub = await open_hub_model(identifier, folder, views, access, report)
     content_hash = manifest.content_hash
     served_models = [(view.facts.model.name, view.facts.model.content_hash) for view in views]
-    catalog.require_identity(identifier, folder, content_hash, served_models)
+    catalog.require_identity(name or identifier, folder, content_hash, served_models)
     served = [view.facts.model for view in views if view.facts.model.content_hash == content_hash]
     numbers = choose_numbers(dtype, quantization, served)
     if numbers.quantization != "none" and find_spec("bitsandbytes") is None:
         raise QuantizationUnavailable(numbers.quantization)
-    spec = store.describe(manifest, numbers.dtype, numbers.quantization, name=identifier)
+    spec = store.describe(manifest, numbers.dtype, numbers.quantization, name=name or identifier)
     return LocalModel(folder, manifest, spec, hub, report, outlined, digests=digests)
 
 

@@ -13,10 +13,11 @@ from molink.peer.compute.backend import Backend
 from molink.peer.device.threads import use_fastest
 from molink.peer.profiling.profile import (
     FLOOR_MS,
+    PIECE_TOKENS,
     WARMING,
-    PieceLatency,
+    SliceLatency,
     at_most_the_next,
-    plausible_pieces,
+    plausible_slices,
     separated,
     still_warming,
 )
@@ -37,6 +38,8 @@ WARM_STEPS = 6
 WARM_BUDGET_S = 30.0
 """After so long in steps that are not measured, nothing further is warmed up."""
 PREFILL_TOKENS = (16, 32, 64, 128, 256, 512)
+LONGER_PREFILL_TOKENS = (1024, 2048)
+"""Measured on GPUs, whose steps may be longer where that pays (`scheduling/step_limit.py`)."""
 STEPS = 20
 """Most steps measured at one batch size."""
 SIZE_BUDGET_S = 0.1
@@ -53,7 +56,6 @@ CONTEXTS_TOKENS = (1024, 512, 256)
 CONTEXT_BUDGET_S = 1.0
 CONTEXT_ROWS = 64
 """Tokens of a prompt that are timed with and without a context before them."""
-PIECE_TOKENS = (16, 32, 64, 128, 256, 512)
 PIECE_STEPS = 3
 """At each number of tokens, of which the fastest counts."""
 PIECE_BUDGET_S = 0.5
@@ -137,11 +139,17 @@ class LayerBench:
         """By tokens, as far as context and budget go; none above that of more tokens."""
         measured: list[LayerLatency] = []
         started_s, next_s = time.perf_counter(), 0.0
-        for tokens in PREFILL_TOKENS:
+        longer = self._device.startswith("cuda") and not any(self._spec.kv_windows)
+        for tokens in PREFILL_TOKENS + LONGER_PREFILL_TOKENS * longer:
             spent_s = time.perf_counter() - started_s
             if self._late or tokens > self._spec.context_length or spent_s + next_s > PREFILL_BUDGET_S:
                 break
-            layer_ms = min([self._prefill_ms(tokens) for _ in range(PREFILL_STEPS)][1:])
+            try:
+                layer_ms = min([self._prefill_ms(tokens) for _ in range(PREFILL_STEPS)][1:])
+            except torch.OutOfMemoryError:
+                if tokens not in LONGER_PREFILL_TOKENS:
+                    raise
+                break  # steps need not be so long
             measured.append(LayerLatency(tokens, max(FLOOR_MS, layer_ms)))
             next_s = PREFILL_STEPS * 2 * layer_ms / 1000
         return tuple(PrefillLatency(one.batch_size, one.layer_ms) for one in at_most_the_next(measured))
@@ -162,14 +170,14 @@ class LayerBench:
             max(0.0, prefill_ms - alone_ms) * 1000 / (CONTEXT_ROWS * context),
         )
 
-    def piece_latencies(self) -> tuple[PieceLatency, ...]:
+    def slice_latencies(self) -> tuple[SliceLatency, ...]:
         """By tokens, as far as context and budget go; none where the engine computes no steps in pieces, or where the
-        context's part would take too long to find out."""
+        context's part would take too long to find out. What is not measured is found from other times (`slices_of`)."""
         engine = self._engine
         context = self._long_context(PIECE_TOKENS[0])
         if not isinstance(engine, Engine) or context is None:
             return ()
-        measured: list[PieceLatency] = []
+        measured: list[SliceLatency] = []
         most = min(PIECE_TOKENS[-1], self._spec.context_length - context)
         alone, behind = engine.new_cache(self._span, most), self._filled_to(context, most)
         deadline_s = time.perf_counter() + 2 * PIECE_BUDGET_S
@@ -177,12 +185,12 @@ class LayerBench:
             if self._late or tokens > most or time.perf_counter() > deadline_s:
                 break
             alone_ms, behind_ms = (
-                min(self._piece_ms(engine, cache, tokens) for _ in range(PIECE_STEPS))
+                min(self._slice_ms(engine, cache, tokens) for _ in range(PIECE_STEPS))
                 for cache in (alone, behind)
             )
             context_ms = max(0.0, behind_ms - alone_ms) * 1000 / context
-            measured.append(PieceLatency(tokens, max(FLOOR_MS, alone_ms), context_ms))
-        return plausible_pieces(measured)
+            measured.append(SliceLatency(tokens, max(FLOOR_MS, alone_ms), context_ms))
+        return plausible_slices(measured)
 
     def step_times_ms(self, batch_size: int, *, want_logits: bool) -> list[float]:
         """The times of some decode steps of `batch_size` sequences, at least MIN_STEPS if the context has room."""
@@ -235,13 +243,13 @@ class LayerBench:
         if self._device.startswith("cuda"):
             torch.cuda.empty_cache()
 
-    def _piece_ms(self, engine: Engine, cache: SequenceCache, tokens: int) -> float:
+    def _slice_ms(self, engine: Engine, cache: SequenceCache, tokens: int) -> float:
         """The time of a piece; the cache is afterwards as it was."""
         before = cache.length
         rows, hidden = self._rows([cache], tokens, want_logits=False)
-        step = engine.begin(self._span, rows[0], hidden)
+        step = engine.begin_partial(self._span, rows[0], hidden)
         started_s = time.perf_counter()
-        engine.advance(engine.gather([step], [tokens]), 1)
+        engine.advance_slice(engine.gather_slice([step], [tokens]), 1)
         self._synchronize()
         taken_ms = (time.perf_counter() - started_s) * 1000
         cache.truncate(before)

@@ -19,13 +19,15 @@ FLOOR_MS = 1e-4
 """No measurement is below this, so that nobody divides by zero."""
 WARMING = 2.0
 """A step that takes so many times as long as the next one was not yet warm."""
+PIECE_TOKENS = (16, 32, 64, 128, 256, 512)
+"""Tokens of the pieces whose time is measured, or found from that of parts of prompts."""
 _COMPILED = 4.0, 100.0
 """A first step of so many times the others' and so many milliseconds more was, or read, what the others found."""
 
 
 @dataclass(frozen=True, slots=True)
-class PieceLatency:
-    """One layer for so many tokens of a prompt, in a step that is computed in pieces."""
+class SliceLatency:
+    """One layer for so many tokens of a prompt, in a step that is computed in slices."""
 
     tokens: int
     layer_ms: float
@@ -52,8 +54,8 @@ class Profile:
     """What 1000 further tokens of context add to the decode step of one sequence through one layer."""
     prefill_context_ms: float = 0.0
     """What 1000 tokens of context add to one token of a prompt through one layer."""
-    piece_latencies: tuple[PieceLatency, ...] = ()
-    """In order of tokens; none where steps are not computed in pieces."""
+    slice_latencies: tuple[SliceLatency, ...] = ()
+    """As measured, in order of tokens; none where there was no time for it, or steps are not computed in pieces."""
     threads: int = 1
     """With so many all of it was measured, and the peer computes."""
     step_ms: float = 0.0
@@ -125,7 +127,23 @@ def still_warming(times_ms: Sequence[float]) -> bool:
     return times_ms[0] > max(times * usual_ms, usual_ms + more_ms)
 
 
-def piece_layer_ms(measured: Sequence[PieceLatency], tokens: int, context_tokens: int) -> float:
+def slices_of(profile: Profile) -> tuple[SliceLatency, ...]:
+    """The times of pieces, in order of tokens: as measured, or where none was, those of steps of one layer with as many
+    rows of a prompt. What pieces take when they are computed corrects either."""
+    if profile.slice_latencies:
+        return profile.slice_latencies
+    return tuple(
+        SliceLatency(
+            tokens,
+            profile.step_ms
+            + prefill_layer_ms(profile.layer_latencies, tokens, _COST, profile.prefill_latencies),
+            prefill_context_ms(profile.prefill_context_ms, tokens, 1000),
+        )
+        for tokens in PIECE_TOKENS
+    )
+
+
+def slice_layer_ms(measured: Sequence[SliceLatency], tokens: int, context_tokens: int) -> float:
     """One layer for so many tokens behind that context: in between the measured numbers of tokens, of which there is at
     least one, and in proportion to the largest beyond."""
     largest = measured[-1]
@@ -136,7 +154,7 @@ def piece_layer_ms(measured: Sequence[PieceLatency], tokens: int, context_tokens
         low, high, scale = measured[max(0, above - 1)], measured[above], 1.0
         share = max(0, tokens - low.tokens) / (high.tokens - low.tokens) if high is not low else 0.0
 
-    def at(one: PieceLatency) -> float:
+    def at(one: SliceLatency) -> float:
         return one.layer_ms + one.context_ms * context_tokens / 1000
 
     return scale * (at(low) + share * (at(high) - at(low)))
@@ -152,10 +170,10 @@ def at_most_the_next(measured: Sequence[LayerLatency]) -> tuple[LayerLatency, ..
     return tuple(reversed(cleaned))
 
 
-def plausible_pieces(measured: Sequence[PieceLatency]) -> tuple[PieceLatency, ...]:
+def plausible_slices(measured: Sequence[SliceLatency]) -> tuple[SliceLatency, ...]:
     """The same, in order of tokens, without what only a busy moment explains: fewer tokens take no longer than more,
     and each of them no less. Of two that disagree the one with more tokens is believed: it took longest to measure."""
-    cleaned: list[PieceLatency] = []
+    cleaned: list[SliceLatency] = []
     for one in reversed(measured):
         if cleaned:
             more = cleaned[-1]
@@ -163,7 +181,7 @@ def plausible_pieces(measured: Sequence[PieceLatency]) -> tuple[PieceLatency, ..
                 max(high_ms * one.tokens / more.tokens, min(low_ms, high_ms))
                 for low_ms, high_ms in ((one.layer_ms, more.layer_ms), (one.context_ms, more.context_ms))
             )
-            cleaned.append(PieceLatency(one.tokens, layer_ms, context_ms))
+            cleaned.append(SliceLatency(one.tokens, layer_ms, context_ms))
         else:
             cleaned.append(one)
     return tuple(reversed(cleaned))

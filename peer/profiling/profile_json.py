@@ -1,7 +1,7 @@
 """Profiles as JSON values, in which a peer remembers them."""
 
 from molink.dht.records.records import LayerLatency, PrefillLatency
-from molink.peer.profiling.profile import FLOOR_MS, PieceLatency, Profile
+from molink.peer.profiling.profile import FLOOR_MS, Profile, SliceLatency
 
 
 def to_json(profile: Profile) -> dict[str, object]:
@@ -16,7 +16,7 @@ def to_json(profile: Profile) -> dict[str, object]:
         "decode_context_ms": profile.decode_context_ms,
         "prefill_context_ms": profile.prefill_context_ms,
         "threads": profile.threads,
-        "pieces": [[one.tokens, one.layer_ms, one.context_ms] for one in profile.piece_latencies],
+        "pieces": [[one.tokens, one.layer_ms, one.context_ms] for one in profile.slice_latencies],
     }
 
 
@@ -35,7 +35,7 @@ def from_json(content: object) -> Profile | None:
         threads, step_ms = int(content["threads"]), float(content.get("step_ms", 0.0))
         contexts_ms = (float(content["decode_context_ms"]), float(content["prefill_context_ms"]))
         pieces = tuple(
-            PieceLatency(int(tokens), float(layer_ms), float(context_ms))
+            SliceLatency(int(tokens), float(layer_ms), float(context_ms))
             for tokens, layer_ms, context_ms in content["pieces"]
         )
     except (KeyError, TypeError, ValueError, AttributeError):

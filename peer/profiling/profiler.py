@@ -121,14 +121,14 @@ def measure(
         prefills = tuple(
             replace(one, layer_ms=max(FLOOR_MS, one.layer_ms - step_ms)) for one in bench.prefill_latencies()
         )
+        # Before what a peer can do without: slices decide how prompts pause decode.
+        slices = bench.slice_latencies()
         contexts_ms = bench.context_costs_ms()
-        pieces = bench.piece_latencies()
         plain_ms = bench.step_times_ms(1, want_logits=False)
         rates = [bench.load_bytes_per_s]
         steady = bench.steady
-        deadline_s = (
-            bench.deadline_s - bench.opened_s
-        )  # the other layers take as long before anything is known of them
+        # The other layers take as long before anything is known of them.
+        deadline_s = bench.deadline_s - bench.opened_s
     layer_ms = latencies[0].layer_ms
     embed_ms = FLOOR_MS
     if first != middle and time.perf_counter() < deadline_s:
@@ -149,7 +149,7 @@ def measure(
     else:  # assumed: a decode step reads its weights once, whatever they are
         head_ms = max(FLOOR_MS, layer_ms * spec.head_bytes / spec.layer_bytes[middle.start])
     return Profile(
-        latencies, embed_ms, head_ms, max(rates), prefills, *contexts_ms, pieces, count, step_ms, steady
+        latencies, embed_ms, head_ms, max(rates), prefills, *contexts_ms, slices, count, step_ms, steady
     )
 
 

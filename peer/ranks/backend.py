@@ -16,7 +16,7 @@ from molink.peer.models.model import LocalModel, Progress
 from molink.peer.ranks.drawn import described_request, outcome_of
 from molink.peer.ranks.messages import MAX_PAYLOAD_BYTES
 from molink.peer.ranks.parts import described, joined, raw_of
-from molink.peer.ranks.processes import LOAD_SILENCE_S, RankRefused, Ranks, RanksLost
+from molink.peer.ranks.processes import LOAD_SILENCE_S, RankProcesses, RankRefused, RanksLost
 from molink.shards.batching.engine import Rows
 from molink.shards.batching.ways import Way
 from molink.shards.codec import dtype_of
@@ -99,7 +99,7 @@ class RankedCache(SequenceCache):
 class RankedEngine:
     """Has all ranks make each step. Used from one thread, as any engine."""
 
-    def __init__(self, spec: ModelSpec, ranks: Ranks) -> None:
+    def __init__(self, spec: ModelSpec, ranks: RankProcesses) -> None:
         self.spec = spec
         self._ranks = ranks
         self._dropped: deque[int] = deque()
@@ -233,7 +233,7 @@ class RankedBackend:
             "exact": model.exact,
             "way": way.name,
         }
-        self.ranks = Ranks(devices, opening)
+        self.ranks = RankProcesses(devices, opening)
         self.engine = RankedEngine(spec, self.ranks)
         self._model = model
         self._count = len(devices)

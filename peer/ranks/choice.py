@@ -61,13 +61,13 @@ async def open_ranks(
         return backend
 
 
-class TimesSums(Protocol):
+class TimesAllReduce(Protocol):
     """What a link is measured with."""
 
     def all_reduce_s(self, payload_bytes: int) -> float: ...
 
 
-def measured_link(backend: TimesSums, ranks: int) -> DeviceLink:
+def measured_link(backend: TimesAllReduce, ranks: int) -> DeviceLink:
     """From the times of a small and of a large all-reduce: 2(t-1) messages, 2(t-1)/t of the payload."""
     small_s, large_s = backend.all_reduce_s(SMALL_BYTES), backend.all_reduce_s(LARGE_BYTES)
     sent_bytes = 2 * (ranks - 1) / ranks * LARGE_BYTES

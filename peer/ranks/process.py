@@ -1,4 +1,4 @@
-"""`python -m molink.peer.ranks.process`: one rank of a peer on several devices, started by `ranks.py`.
+"""One rank of a peer on several devices: `python -m molink.peer.ranks`, started by `processes.py`.
 
 It does what it is told, one order after the other, since all ranks have to take part in the same steps in the same
 order; only loading goes on beside them. Orders come through stdin, answers go through stdout, and it ends with stdin.
@@ -277,7 +277,3 @@ def _read_orders(stream: BinaryIO, orders: "queue.Queue[tuple[Order, bytearray]]
             orders.put(message)
     finally:
         os._exit(0)  # nobody gives orders any more: a step that waits for other ranks would wait on
-
-
-if __name__ == "__main__":
-    main()

@@ -54,7 +54,7 @@ class RankRefused(Exception):
 
 
 @dataclass(slots=True, eq=False)
-class _Process:
+class _RankProcess:
     """One rank."""
 
     device: str
@@ -70,7 +70,7 @@ class _Process:
 
 
 @dataclass(slots=True, eq=False)
-class _Waiting:
+class _PendingOrder:
     """An order on its way."""
 
     what: str
@@ -81,7 +81,7 @@ class _Waiting:
     answers: "queue.SimpleQueue[tuple[int, Answer] | None]" = field(default_factory=queue.SimpleQueue)
 
 
-class Ranks:
+class RankProcesses:
     """One process for each device between `__enter__` and `__exit__`. `ask` from any thread."""
 
     def __init__(self, devices: Sequence[str], opening: Mapping[str, object]) -> None:
@@ -91,9 +91,9 @@ class Ranks:
         """Of all messages to and from ranks, without headers."""
         self._devices = tuple(devices)
         self._opening = dict(opening)
-        self._processes: list[_Process] = []
+        self._processes: list[_RankProcess] = []
         self._numbers = itertools.count()
-        self._waiting: dict[int, _Waiting] = {}
+        self._waiting: dict[int, _PendingOrder] = {}
         self._ended = threading.Event()
         self._failing = threading.Lock()
         self._stack = contextlib.ExitStack()
@@ -169,7 +169,7 @@ class Ranks:
             RanksLost: they cannot go on.
         """
         number = self.new_number() if number is None else number
-        waiting = _Waiting(what, silence_s, time.monotonic() + silence_s)
+        waiting = _PendingOrder(what, silence_s, time.monotonic() + silence_s)
         self._waiting[number] = waiting
         try:
             if self._ended.is_set():
@@ -196,7 +196,9 @@ class Ranks:
         """A number for an order or for something that it makes."""
         return next(self._numbers)
 
-    def _collect(self, waiting: _Waiting, progress: Callable[[int, int, int], None] | None) -> list[Answer]:
+    def _collect(
+        self, waiting: _PendingOrder, progress: Callable[[int, int, int], None] | None
+    ) -> list[Answer]:
         answers: dict[int, Answer] = {}
         while len(answers) < len(self._processes):
             arrived = waiting.answers.get()  # `_watch` ends this wait at the deadline
@@ -221,7 +223,7 @@ class Ranks:
             raise RankRefused(first["error"], first["detail"])
         return [answers[index] for index in range(len(self._processes))]
 
-    def _start(self, device: str, stack: contextlib.ExitStack) -> _Process:
+    def _start(self, device: str, stack: contextlib.ExitStack) -> _RankProcess:
         log = stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - closed with the stack
         environment = {**os.environ}
         if device.startswith("cuda"):
@@ -229,15 +231,15 @@ class Ranks:
                 "NCCL_SOCKET_IFNAME", "lo"
             )  # ranks are of one machine: nobody else may reach them
         process = subprocess.Popen(
-            [sys.executable, "-m", "molink.peer.ranks.process"],
+            [sys.executable, "-m", "molink.peer.ranks"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
             env=environment,
         )
-        return _Process(device, process, log)
+        return _RankProcess(device, process, log)
 
-    def _listen(self, index: int, rank: _Process) -> None:
+    def _listen(self, index: int, rank: _RankProcess) -> None:
         """Hands a rank's answers to whoever waits for them, until it ends."""
         try:
             while (answer := read_message(rank.process.stdout)) is not None:  # type: ignore[arg-type] # it is a pipe

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from molink.peer.scheduling.decode_watch import DecodeBatch
 from molink.peer.scheduling.pipeline import PipelineStage
 from molink.peer.wire.transmission.decode_times import (
-    Circuit,
+    DecodePipeline,
     DecodeProfile,
     FirstBatch,
-    Hop,
+    PipelineLink,
     RunningBatch,
     decode_finish_s,
 )
@@ -26,7 +26,7 @@ class DecodeForecast:
     def __init__(self, expect: Callable[[str, float], None]) -> None:
         self._expect = expect
         self._stages: tuple[PipelineStage, ...] = ()
-        self._circuit: Circuit | None = None
+        self._circuit: DecodePipeline | None = None
 
     def computing(self, batch: DecodeBatch) -> None:
         """Cases 1 and 2: the step that runs is sent when it is computed."""
@@ -43,18 +43,18 @@ class DecodeForecast:
             for peer_id in batch.next_peer_ids:
                 self._expect(peer_id, finish_s)
 
-    def _circuit_of(self, stages: tuple[PipelineStage, ...]) -> Circuit:
+    def _circuit_of(self, stages: tuple[PipelineStage, ...]) -> DecodePipeline:
         if self._circuit is None or stages is not self._stages:
             self._stages, self._circuit = stages, circuit_of(stages)
         return self._circuit
 
 
-def circuit_of(stages: tuple[PipelineStage, ...]) -> Circuit:
+def circuit_of(stages: tuple[PipelineStage, ...]) -> DecodePipeline:
     """The stages as the predictor takes them. A bandwidth that nobody has measured takes no time."""
-    return Circuit(
+    return DecodePipeline(
         profiles=tuple(_profile(stage) for stage in stages),
         hops=tuple(
-            Hop(
+            PipelineLink(
                 stage.link_ms / 1000,
                 math.inf if stage.uplink_mbps is None else stage.uplink_mbps * 1e6 / 8,
             )

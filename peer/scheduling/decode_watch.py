@@ -37,13 +37,13 @@ class DecodeWatch(Protocol):
         """It computes none: the next is the one that was first in the latest iteration, on its way round."""
 
 
-class Iterations:
-    """Tells the first decode micro-batch of each iteration: a new one begins with a session that has had its step."""
+class IterationDetector:
+    """Detects the first decode micro-batch of each iteration: a new one begins with a session that has had its step."""
 
     def __init__(self) -> None:
         self._stepped: set[LeaseKey] = set()
 
-    def forget(self, key: LeaseKey) -> None:
+    def forget_session(self, key: LeaseKey) -> None:
         """The session has ended."""
         self._stepped.discard(key)
 

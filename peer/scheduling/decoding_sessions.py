@@ -1,4 +1,4 @@
-"""Which sessions have decoded here and are about to decode again: those for whom prompts are computed in pieces. Pure.
+"""Predicts which sessions are about to decode here again: those for whom prompts are computed in slices. Pure.
 
 A session's next decode step comes when the one before it has been round the circuit. A peer does not know what the
 others do meanwhile, but how long that took so far, or, for the first, what the circuit is predicted to take. Who has
@@ -31,23 +31,23 @@ class _Session:
 
 
 class DecodingSessions:
-    """Owner of what is known of the decode steps of a peer's sessions. Times are on one clock."""
+    """Owns what is known of the decode steps of a peer's sessions. Times are on one clock."""
 
     def __init__(self) -> None:
         self._sessions: dict[LeaseKey, _Session] = {}
 
-    def came(self, key: LeaseKey) -> None:
+    def record_waiting(self, key: LeaseKey) -> None:
         """A decode step of the session waits here."""
         self._sessions.setdefault(key, _Session()).waits = True
 
-    def began(self, key: LeaseKey, now_s: float, stages: Sequence[PipelineStage]) -> None:
+    def record_first_token(self, key: LeaseKey, now_s: float, stages: Sequence[PipelineStage]) -> None:
         """The session's prompt has been computed; its steps go round this circuit."""
         round_ms = sum(
             stage.decode_ms(1) + STEP_OVERHEAD_MS + stage.transfer_ms(1) + stage.link_ms for stage in stages
         )
         self._sessions[key] = _Session(stepped_s=now_s, predicted_s=round_ms / 1000)
 
-    def stepped(self, key: LeaseKey, now_s: float) -> None:
+    def record_decode(self, key: LeaseKey, now_s: float) -> None:
         """A decode step of the session has been computed."""
         session = self._sessions.setdefault(key, _Session())
         if session.stepped_s is not None:
@@ -56,7 +56,7 @@ class DecodingSessions:
             session.interval_s = usual_s + RECENT * (latest_s - usual_s)
         session.waits, session.stepped_s = False, now_s
 
-    def forget(self, key: LeaseKey) -> None:
+    def forget_session(self, key: LeaseKey) -> None:
         """The session has ended."""
         self._sessions.pop(key, None)
 

@@ -1,4 +1,4 @@
-"""Which of the head's sessions take their next step now, and with whom: the rule of `in_flight_rules.py` kept. Pure.
+"""Limits the micro-batches in flight on each circuit as `in_flight_rules.py` says: who takes the next step now. Pure.
 
 A session whose token has come back is ready. It goes on at once if fewer micro-batches of its circuit are on their way
 than the rule allows, and otherwise with the next that comes back; all that are ready go together, up to the rule's
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from molink.peer.memory.leases import LeaseKey
-from molink.peer.scheduling.in_flight_rules import Circulation, Rule
+from molink.peer.scheduling.in_flight_rules import InFlightPlan, Rule
 from molink.peer.scheduling.pipeline import Circuit, PipelineStage
 
 MOST_HELD_S = 1.0
@@ -24,119 +24,119 @@ class _MicroBatch:
     """Sessions that took a step together, those whose token has not come back."""
 
     begun_s: float
-    out: set[LeaseKey]
+    awaited: set[LeaseKey]
 
 
 @dataclass(slots=True)
-class _Round:
-    """The sessions that decode along one circuit."""
+class _CircuitState:
+    """Holds the sessions that decode along one circuit."""
 
     circuit: Circuit
     stages: Sequence[PipelineStage]
     sessions: set[LeaseKey] = field(default_factory=set)
     ready: dict[LeaseKey, float] = field(default_factory=dict)
     """Since when, longest first."""
-    travelling: list[_MicroBatch] = field(default_factory=list)
+    in_flight: list[_MicroBatch] = field(default_factory=list)
     at_head: set[LeaseKey] = field(default_factory=set)
     """Of the micro-batch that was let go last, until the head has computed it."""
-    decided: Circulation | None = None
+    plan: InFlightPlan | None = None
     """For as many sessions as there are now."""
     iteration_s: float = 0.0
     """Of the micro-batch that came back last."""
 
 
-class CirculationLimit:
-    """What circulates, circuit by circuit, of the sessions whose head is here."""
+class InFlightLimit:
+    """Limits how many micro-batches of the sessions whose head is here are in flight, circuit by circuit."""
 
     def __init__(self, rule: Rule, max_sessions: int) -> None:
         self._rule = rule
         self._max_sessions = max_sessions
-        self._rounds: dict[Circuit, _Round] = {}
-        self._round_of: dict[LeaseKey, _Round] = {}
+        self._states: dict[Circuit, _CircuitState] = {}
+        self._state_of: dict[LeaseKey, _CircuitState] = {}
 
     def __contains__(self, key: LeaseKey) -> bool:
         """Whether the session decodes along a circuit, as far as is known here."""
-        return key in self._round_of
+        return key in self._state_of
 
-    def join(self, key: LeaseKey, circuit: Circuit, stages: Sequence[PipelineStage]) -> None:
+    def add_session(self, key: LeaseKey, circuit: Circuit, stages: Sequence[PipelineStage]) -> None:
         """A session decodes along that circuit from now on."""
-        round_ = self._rounds.setdefault(circuit, _Round(circuit, stages))
-        round_.stages = stages
-        round_.sessions.add(key)
-        round_.decided = None
-        self._round_of[key] = round_
+        state = self._states.setdefault(circuit, _CircuitState(circuit, stages))
+        state.stages = stages
+        state.sessions.add(key)
+        state.plan = None
+        self._state_of[key] = state
 
-    def returned(self, key: LeaseKey, now_s: float) -> None:
-        """The token of a session that has joined is back, and there is a next step. It is due at the next `release`."""
-        round_ = self._round_of[key]
-        if (done := _take_out(round_, key)) is not None:
-            round_.iteration_s = now_s - done.begun_s
-        round_.ready.setdefault(key, now_s)
+    def record_return(self, key: LeaseKey, now_s: float) -> None:
+        """The token of a session that was added is back, and there is a next step: due at the next `release_ready`."""
+        state = self._state_of[key]
+        if (done := _remove(state, key)) is not None:
+            state.iteration_s = now_s - done.begun_s
+        state.ready.setdefault(key, now_s)
 
-    def stepped(self, keys: Iterable[LeaseKey]) -> None:
+    def record_computed(self, keys: Iterable[LeaseKey]) -> None:
         """The head has computed steps of these sessions, known here or not."""
         for key in keys:
-            if (round_ := self._round_of.get(key)) is not None:
-                round_.at_head.discard(key)
+            if (state := self._state_of.get(key)) is not None:
+                state.at_head.discard(key)
 
-    def leave(self, key: LeaseKey) -> None:
+    def forget_session(self, key: LeaseKey) -> None:
         """The session has ended, wherever its step is. No error if it never joined."""
-        round_ = self._round_of.pop(key, None)
-        if round_ is None:
+        state = self._state_of.pop(key, None)
+        if state is None:
             return
-        _take_out(round_, key)
-        round_.ready.pop(key, None)
-        round_.sessions.discard(key)
-        round_.decided = None
-        if not round_.sessions:
-            del self._rounds[round_.circuit]
+        _remove(state, key)
+        state.ready.pop(key, None)
+        state.sessions.discard(key)
+        state.plan = None
+        if not state.sessions:
+            del self._states[state.circuit]
 
-    def release(self, now_s: float) -> tuple[LeaseKey, ...]:
+    def release_ready(self, now_s: float) -> tuple[LeaseKey, ...]:
         """The sessions that take their next step now; those of one circuit together."""
         released: list[LeaseKey] = []
-        for round_ in self._rounds.values():
-            if round_.ready and not round_.at_head and self._may_go(round_, now_s):
-                batch = list(round_.ready)[: self._decided(round_).max_sessions]
+        for state in self._states.values():
+            if state.ready and not state.at_head and self._may_release(state, now_s):
+                batch = list(state.ready)[: self._plan_of(state).max_sessions]
                 for key in batch:
-                    del round_.ready[key]
-                round_.travelling.append(_MicroBatch(now_s, set(batch)))
-                round_.at_head = set(batch)
+                    del state.ready[key]
+                state.in_flight.append(_MicroBatch(now_s, set(batch)))
+                state.at_head = set(batch)
                 released += batch
         return tuple(released)
 
     def due_s(self) -> float | None:
         """When somebody will have waited long enough, even if nothing comes back; None: nobody waits for that."""
-        waiting = [round_ for round_ in self._rounds.values() if round_.ready and not round_.at_head]
+        waiting = [state for state in self._states.values() if state.ready and not state.at_head]
         return min(map(self._patience_ends_s, waiting), default=None)
 
-    def _may_go(self, round_: _Round, now_s: float) -> bool:
-        if now_s >= self._patience_ends_s(round_):
+    def _may_release(self, state: _CircuitState, now_s: float) -> bool:
+        if now_s >= self._patience_ends_s(state):
             return True
         # what has been away for so much longer is lost, and ends when its sessions do
-        lost_s = now_s - 2 * max(self._iteration_s(round_), MOST_HELD_S)
-        counted = sum(batch.begun_s > lost_s for batch in round_.travelling)
-        return counted < self._decided(round_).micro_batches
+        lost_s = now_s - 2 * max(self._iteration_s(state), MOST_HELD_S)
+        counted = sum(batch.begun_s > lost_s for batch in state.in_flight)
+        return counted < self._plan_of(state).micro_batches
 
-    def _patience_ends_s(self, round_: _Round) -> float:
-        return next(iter(round_.ready.values())) + min(self._iteration_s(round_), MOST_HELD_S)
+    def _patience_ends_s(self, state: _CircuitState) -> float:
+        return next(iter(state.ready.values())) + min(self._iteration_s(state), MOST_HELD_S)
 
-    def _iteration_s(self, round_: _Round) -> float:
-        return max(self._decided(round_).iteration_ms / 1000, round_.iteration_s)
+    def _iteration_s(self, state: _CircuitState) -> float:
+        return max(self._plan_of(state).iteration_ms / 1000, state.iteration_s)
 
-    def _decided(self, round_: _Round) -> Circulation:
-        if round_.decided is None:
-            round_.decided = self._rule(round_.stages, len(round_.sessions), self._max_sessions)
-        return round_.decided
+    def _plan_of(self, state: _CircuitState) -> InFlightPlan:
+        if state.plan is None:
+            state.plan = self._rule(state.stages, len(state.sessions), self._max_sessions)
+        return state.plan
 
 
-def _take_out(round_: _Round, key: LeaseKey) -> _MicroBatch | None:
+def _remove(state: _CircuitState, key: LeaseKey) -> _MicroBatch | None:
     """The session travels no more. The micro-batch that is no more either, if all of it have come back or ended."""
-    round_.at_head.discard(key)
-    for batch in round_.travelling:
-        if key in batch.out:
-            batch.out.discard(key)
-            if batch.out:
+    state.at_head.discard(key)
+    for batch in state.in_flight:
+        if key in batch.awaited:
+            batch.awaited.discard(key)
+            if batch.awaited:
                 return None
-            round_.travelling.remove(batch)
+            state.in_flight.remove(batch)
             return batch
     return None

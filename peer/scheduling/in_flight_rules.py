@@ -1,4 +1,4 @@
-"""How many micro-batches circulate in a circuit, and how large they may be. Pure.
+"""Chooses how many micro-batches of a circuit are in flight, and how large they may be. Pure.
 
 Decode goes round: a session's next step begins at the head when its token has come back from the tail. Sessions that
 travel together are a micro-batch, and several of them keep several stages busy. Too few, and stages wait for links and
@@ -24,7 +24,7 @@ stages that other circuits and prefills could use, or that share their processor
 
 
 @dataclass(frozen=True, slots=True)
-class Circulation:
+class InFlightPlan:
     """What a rule decides."""
 
     micro_batches: int
@@ -35,7 +35,7 @@ class Circulation:
     """Predicted: from one token of a session to its next."""
 
 
-Rule: TypeAlias = Callable[[Sequence[PipelineStage], int, int], Circulation]
+Rule: TypeAlias = Callable[[Sequence[PipelineStage], int, int], InFlightPlan]
 """Of the stages of a circuit, the sessions that decode along it (1 or more), and the most that step together."""
 
 
@@ -58,19 +58,19 @@ def iteration_ms(stages: Sequence[PipelineStage], sessions: int, micro_batches: 
     return max(through_ms, pace_ms)
 
 
-def molink(stages: Sequence[PipelineStage], sessions: int, max_sessions: int) -> Circulation:
+def molink(stages: Sequence[PipelineStage], sessions: int, max_sessions: int) -> InFlightPlan:
     """The smallest number that is predicted to give each session its next token as soon as any, but for 5 %.
 
     The sessions are given, so that is the highest throughput too. All numbers are predicted, not only those up to the
     first that gets worse: measured profiles have steps.
     """
     counts = range(_fewest(sessions, max_sessions), _most(sessions, max_sessions) + 1)
-    predicted = [_circulation(stages, sessions, count) for count in counts]
+    predicted = [_plan(stages, sessions, count) for count in counts]
     limit_ms = min(one.iteration_ms for one in predicted) * ALIKE
     return next(one for one in predicted if one.iteration_ms <= limit_ms)
 
 
-def system(stages: Sequence[PipelineStage], sessions: int, max_sessions: int) -> Circulation:
+def system(stages: Sequence[PipelineStage], sessions: int, max_sessions: int) -> InFlightPlan:
     """From one micro-batch upward, as long as one more fits into the bubble that is left.
 
     As we read it: with N micro-batches the busiest stage computes N times in an iteration, and idles until the first
@@ -84,14 +84,14 @@ def system(stages: Sequence[PipelineStage], sessions: int, max_sessions: int) ->
         if (count + 1) * max(steps_ms) > through_ms:
             break
         count += 1
-    return _circulation(stages, sessions, count)
+    return _plan(stages, sessions, count)
 
 
-def transmission(stages: Sequence[PipelineStage], sessions: int, max_sessions: int) -> Circulation:
+def transmission(stages: Sequence[PipelineStage], sessions: int, max_sessions: int) -> InFlightPlan:
     """The best of N to 2 N for N stages, or as many as there are sessions if these are fewer."""
     fewest, most = _fewest(sessions, max_sessions), _most(sessions, max_sessions)
     counts = {min(max(fewest, count), most) for count in range(len(stages), 2 * len(stages) + 1)}
-    predicted = [_circulation(stages, sessions, count) for count in sorted(counts)]
+    predicted = [_plan(stages, sessions, count) for count in sorted(counts)]
     return min(predicted, key=lambda one: one.iteration_ms)
 
 
@@ -100,9 +100,9 @@ def fixed(micro_batches: int) -> Rule:
     if not 1 <= micro_batches <= MOST_MICRO_BATCHES:
         raise ValueError(f"1 to {MOST_MICRO_BATCHES} micro-batches can circulate, not {micro_batches}")
 
-    def rule(stages: Sequence[PipelineStage], sessions: int, max_sessions: int) -> Circulation:
+    def rule(stages: Sequence[PipelineStage], sessions: int, max_sessions: int) -> InFlightPlan:
         count = max(_fewest(sessions, max_sessions), min(micro_batches, _most(sessions, max_sessions)))
-        return _circulation(stages, sessions, count)
+        return _plan(stages, sessions, count)
 
     return rule
 
@@ -121,9 +121,9 @@ def rule_named(name: str) -> Rule:
     return fixed(int(name))
 
 
-def _circulation(stages: Sequence[PipelineStage], sessions: int, micro_batches: int) -> Circulation:
+def _plan(stages: Sequence[PipelineStage], sessions: int, micro_batches: int) -> InFlightPlan:
     predicted_ms = iteration_ms(stages, sessions, micro_batches)
-    return Circulation(micro_batches, -(-sessions // micro_batches), predicted_ms)
+    return InFlightPlan(micro_batches, -(-sessions // micro_batches), predicted_ms)
 
 
 def _fewest(sessions: int, max_sessions: int) -> int:

@@ -96,7 +96,7 @@ class _Group(Generic[Step]):
 class MicroBatchQueue(Generic[Step]):
     """Steps that wait for the engine, at most `capacity`.
 
-    `next` is called when the micro-batch before it has run. Time, as the queue sees it, is the latest
+    `next_batch` is called when the micro-batch before it has run. Time, as the queue sees it, is the latest
     arrival, and never goes back.
     """
 
@@ -115,7 +115,7 @@ class MicroBatchQueue(Generic[Step]):
     def __len__(self) -> int:
         return self._size
 
-    def add(self, pending: Step) -> bool:
+    def push(self, pending: Step) -> bool:
         """Queues a step behind those of the same session. False, and nothing queued, when the queue is full:
         pressure goes back to the sender.
 
@@ -137,7 +137,7 @@ class MicroBatchQueue(Generic[Step]):
             self._enter(pending)
         return True
 
-    def discard(self, key: LeaseKey) -> None:
+    def forget_session(self, key: LeaseKey) -> None:
         """Drops all steps of a session that has ended. No error if there are none."""
         self._size -= len(self._later.pop(key, ()))
         if key in self._running:
@@ -149,7 +149,7 @@ class MicroBatchQueue(Generic[Step]):
             self._size -= 1
             self._drop_if_empty(group)
 
-    def next(self, may_prefill: MayPrefill = lambda _: True) -> tuple[Step, ...]:
+    def next_batch(self, may_prefill: MayPrefill = lambda _: True) -> tuple[Step, ...]:
         """Removes and returns what steps together now; () when nothing may.
 
         All of one span, every session at most once and its steps in the order they were added, decode before

@@ -1,4 +1,4 @@
-"""How much of prompts is computed between two decode steps of other sessions. Pure.
+"""Chooses the prefill slice that is computed between two decode steps of other sessions. Pure.
 
 A part of a prompt takes many times as long as a decode step, and who waits for a token waits for both. So parts are
 computed in pieces: so many tokens through so many layers, with a decode step after each. Fewer tokens alone would not
@@ -13,7 +13,7 @@ it.
 
 Pieces cost those who wait for their first token a decode step each, and save those who decode one long pause. Where
 more sessions wait for a first token than for a next one, and pieces would make them wait longer in all than the pause
-makes the others, the parts are computed at once (`PieceSizes.at_once`). Whoever decodes is owed for such a pause: until
+makes the others, the parts are computed at once (`SliceSizer.at_once`). Whoever decodes is owed for such a pause: until
 it has had its share of the time again, there is no other.
 """
 
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TypeAlias
 
-from molink.peer.profiling.profile import StepWork, piece_layer_ms
+from molink.peer.profiling.profile import StepWork, slice_layer_ms, slices_of
 from molink.peer.profiling.step_times import StepTimes
 
 MOST_SLOWDOWN = 1.9
@@ -44,8 +44,8 @@ LayerTime: TypeAlias = Callable[[int, int], float]
 
 
 @dataclass(frozen=True, slots=True)
-class PartLeft:
-    """What there is to compute of a part of a prompt."""
+class RemainingPrefill:
+    """What is left to compute of a part of a prompt."""
 
     tokens: int
     """Those that are not through the span; 1 or more."""
@@ -56,21 +56,20 @@ class PartLeft:
 
 
 @dataclass(frozen=True, slots=True)
-class PieceSize:
-    """What is computed at once."""
+class SliceSize:
+    """The size of a slice."""
 
     tokens: tuple[int, ...]
     """Of the first parts in order."""
     layers: int
 
 
-class PieceSizes:
-    """Chooses the pieces of a peer, and remembers how long decode steps and pieces take that follow each other."""
+class SliceSizer:
+    """Chooses the slices of a peer, and remembers how long decode steps and pieces take that follow each other."""
 
     def __init__(self, step_times: StepTimes) -> None:
-        """Their profile has to know the times of pieces."""
         self._step_times = step_times
-        self._measured = step_times.profile.piece_latencies
+        self._measured = slices_of(step_times.profile)
         self._work: StepWork | None = None
         """The latest decode step."""
         self._beside_ms: float | None = None
@@ -79,7 +78,7 @@ class PieceSizes:
         self._owed_ms = 0.0
         """Decode steps that have to be computed before there is another pause."""
 
-    def decoded(self, work: StepWork, taken_ms: float, *, beside: bool) -> None:
+    def record_decode(self, work: StepWork, taken_ms: float, *, beside: bool) -> None:
         """A decode step took so long, `beside` pieces or with nothing else to do."""
         self._work = work
         self._owed_ms = max(0.0, self._owed_ms - taken_ms)
@@ -87,7 +86,7 @@ class PieceSizes:
             last_ms = taken_ms if self._beside_ms is None else self._beside_ms
             self._beside_ms = last_ms + RECENT * (taken_ms - last_ms)
 
-    def computed(self, size: PieceSize, parts: Sequence[PartLeft], taken_ms: float) -> None:
+    def record_slice(self, size: SliceSize, parts: Sequence[RemainingPrefill], taken_ms: float) -> None:
         """A piece of these parts took so long."""
         surprise = taken_ms / (size.layers * together_ms(self.layer_ms, parts, size.tokens))
         if math.isfinite(surprise) and surprise > 0:
@@ -95,26 +94,26 @@ class PieceSizes:
 
     def layer_ms(self, tokens: int, context_tokens: int) -> float:
         """What a layer of a piece takes."""
-        return self._ratio * piece_layer_ms(self._measured, tokens, context_tokens)
+        return self._ratio * slice_layer_ms(self._measured, tokens, context_tokens)
 
-    def next(
-        self, layers: int, parts: Sequence[PartLeft], decoding: int, under_way: tuple[int, ...] = ()
-    ) -> PieceSize:
+    def next_slice(
+        self, layers: int, parts: Sequence[RemainingPrefill], decoding: int, under_way: tuple[int, ...] = ()
+    ) -> SliceSize:
         """The piece that comes next of parts, in the order in which they are due, with so many layers before them.
 
         Or of the tokens of each that are `under_way`, between layers, with so many left. Where nobody decodes, that
         is all there is.
         """
         if not decoding:
-            return PieceSize(under_way or tuple(part.tokens for part in parts), layers)
+            return SliceSize(under_way or tuple(part.tokens for part in parts), layers)
         idle_ms, beside_ms = self._decode_ms(layers)
         most_ms = budget_ms(idle_ms, beside_ms)
         if under_way:
             layer_ms = together_ms(self.layer_ms, parts, under_way)
-            return PieceSize(under_way, _layers(layers, most_ms, layer_ms))
-        return next_piece(self.layer_ms, layers, parts, most_ms, beside_ms)
+            return SliceSize(under_way, _layers(layers, most_ms, layer_ms))
+        return next_slice(self.layer_ms, layers, parts, most_ms, beside_ms)
 
-    def at_once(self, layers: int, parts: Sequence[PartLeft], decoding: int) -> tuple[int, ...]:
+    def at_once(self, layers: int, parts: Sequence[RemainingPrefill], decoding: int) -> tuple[int, ...]:
         """Which of the parts, by their places, are computed whole and now while so many sessions decode: all that end
         a prompt, or none. What decode is owed for the pause is remembered."""
         ending = [place for place, part in enumerate(parts) if part.ends]
@@ -142,15 +141,15 @@ def budget_ms(idle_ms: float, beside_ms: float) -> float:
     return max(MOST_SLOWDOWN * idle_ms - beside_ms, beside_ms * LEAST_SHARE / (1 - LEAST_SHARE))
 
 
-def together_ms(layer_time: LayerTime, parts: Sequence[PartLeft], tokens: Sequence[int]) -> float:
+def together_ms(layer_time: LayerTime, parts: Sequence[RemainingPrefill], tokens: Sequence[int]) -> float:
     """One layer of so many tokens of each of the parts: each attends to its own sequence only."""
     own_ms = (_attention_ms(layer_time, part, count) for part, count in zip(parts, tokens, strict=True))
     return layer_time(sum(tokens), 0) + sum(own_ms)
 
 
-def next_piece(
-    layer_time: LayerTime, layers: int, parts: Sequence[PartLeft], most_ms: float, beside_ms: float
-) -> PieceSize:
+def next_slice(
+    layer_time: LayerTime, layers: int, parts: Sequence[RemainingPrefill], most_ms: float, beside_ms: float
+) -> SliceSize:
     """The piece that comes next, of at most `most_ms` where that can be, with decode steps of `beside_ms` around it."""
 
     def through_ms(layer_ms: float) -> float:
@@ -178,7 +177,7 @@ def next_piece(
         if joined > 1 and layer_ms <= most_ms:
             found.append((counts[:joined], layer_ms, through_ms(layer_ms), tokens))
     if not found:
-        return PieceSize((min(first.tokens, LEAST_TOKENS),), 1)
+        return SliceSize((min(first.tokens, LEAST_TOKENS),), 1)
     token_ms = min(whole_ms / tokens for _, _, whole_ms, tokens in found)
     least_ms = min(whole_ms for _, _, whole_ms, _ in found)
 
@@ -189,10 +188,10 @@ def next_piece(
         return len(parts) * whole_ms + (len(parts) - len(sizes)) * later_ms
 
     sizes, layer_ms, _, _ = min(found, key=waits_ms)
-    return PieceSize(sizes, _layers(layers, most_ms, layer_ms))
+    return SliceSize(sizes, _layers(layers, most_ms, layer_ms))
 
 
-def _attention_ms(layer_time: LayerTime, part: PartLeft, tokens: int) -> float:
+def _attention_ms(layer_time: LayerTime, part: RemainingPrefill, tokens: int) -> float:
     """What a layer takes longer for so many tokens of the part than without what comes before them."""
     if not part.context_tokens:
         return 0.0

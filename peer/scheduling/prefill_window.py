@@ -1,4 +1,4 @@
-"""How much prefill of a session may be on its way to a hop or wait there: pressure goes back, hop by hop. Pure.
+"""Flow control of prefill between two hops by windows, with window updates that go back (as in HTTP/2). Pure.
 
 An engine computes prefill faster than a line carries it, and a later hop may be slower than an earlier one. So every
 session has a window between each two hops that follow each other: the sender steps no more of its prompt while a
@@ -20,8 +20,8 @@ it may go beyond it."""
 WINDOW_STEPS = 32
 
 
-class _Steps:
-    """Steps of one session that have not been stepped, in order."""
+class _UncreditedSteps:
+    """Holds the steps of one session that have not been credited, in order."""
 
     __slots__ = ("queued_bytes", "steps")
 
@@ -29,11 +29,11 @@ class _Steps:
         self.steps: deque[tuple[int, int]] = deque()
         self.queued_bytes = 0
 
-    def add(self, step: int, size_bytes: int) -> None:
+    def push(self, step: int, size_bytes: int) -> None:
         self.steps.append((step, size_bytes))
         self.queued_bytes += size_bytes
 
-    def stepped(self, step: int) -> int:
+    def pop_up_to(self, step: int) -> int:
         """Takes out all up to `step`; their bytes."""
         freed_bytes = 0
         while self.steps and self.steps[0][0] <= step:
@@ -42,69 +42,69 @@ class _Steps:
         return freed_bytes
 
 
-class SentPrefill:
-    """The sender's side: what next hops have not said to have stepped."""
+class SendWindow:
+    """The sender's window: prefill that next hops have not credited."""
 
     def __init__(self, window_bytes: int = WINDOW_BYTES, window_steps: int = WINDOW_STEPS) -> None:
         self._window = window_bytes, window_steps
-        self._sessions: dict[LeaseKey, _Steps] = {}
+        self._sessions: dict[LeaseKey, _UncreditedSteps] = {}
 
     def is_open(self, key: LeaseKey) -> bool:
         """Whether another step may be sent."""
         sent = self._sessions.get(key)
         return sent is None or _is_open(sent, *self._window)
 
-    def sent(self, key: LeaseKey, step: int, size_bytes: int) -> None:
+    def record_sent(self, key: LeaseKey, step: int, size_bytes: int) -> None:
         """A step goes to the next hop; later ones have higher numbers."""
-        self._sessions.setdefault(key, _Steps()).add(step, size_bytes)
+        self._sessions.setdefault(key, _UncreditedSteps()).push(step, size_bytes)
 
-    def stepped(self, key: LeaseKey, step: int) -> None:
+    def apply_window_update(self, key: LeaseKey, step: int) -> None:
         """The next hop has stepped all up to `step`. What it says of others is no matter."""
         sent = self._sessions.get(key)
         if sent is not None:
-            sent.stepped(step)
+            sent.pop_up_to(step)
 
-    def forget(self, key: LeaseKey) -> None:
+    def forget_session(self, key: LeaseKey) -> None:
         """The session has ended."""
         self._sessions.pop(key, None)
 
 
-class ReceivedPrefill:
-    """The receiver's side: what waits here, and when the previous hop is told that it does not any more."""
+class ReceiveWindow:
+    """The receiver's window: prefill that waits here, and when a window update credits the previous hop."""
 
     def __init__(self, window_bytes: int = WINDOW_BYTES, window_steps: int = WINDOW_STEPS) -> None:
         self._window = window_bytes, window_steps
-        self._sessions: dict[LeaseKey, _Steps] = {}
-        self._untold: dict[LeaseKey, tuple[int, int]] = {}
+        self._sessions: dict[LeaseKey, _UncreditedSteps] = {}
+        self._unannounced: dict[LeaseKey, tuple[int, int]] = {}
         """Bytes and steps that were stepped and that the previous hop was not told of."""
 
-    def take(self, key: LeaseKey, step: int, size_bytes: int) -> bool:
+    def admit(self, key: LeaseKey, step: int, size_bytes: int) -> bool:
         """A step has come. False, and it is not counted, if the window was full: its sender does not keep to it."""
-        waiting = self._sessions.setdefault(key, _Steps())
+        waiting = self._sessions.setdefault(key, _UncreditedSteps())
         if not _is_open(waiting, *self._window):
             return False
-        waiting.add(step, size_bytes)
+        waiting.push(step, size_bytes)
         return True
 
-    def stepped(self, key: LeaseKey, step: int) -> bool:
+    def record_computed(self, key: LeaseKey, step: int) -> bool:
         """All up to `step` were stepped. Whether the previous hop is to be told now."""
         waiting = self._sessions.get(key)
         if waiting is None:
             return False
         before = len(waiting.steps)
-        untold_bytes, untold_steps = self._untold.get(key, (0, 0))
-        untold_bytes += waiting.stepped(step)
-        untold_steps += before - len(waiting.steps)
+        unannounced_bytes, unannounced_steps = self._unannounced.get(key, (0, 0))
+        unannounced_bytes += waiting.pop_up_to(step)
+        unannounced_steps += before - len(waiting.steps)
         window_bytes, window_steps = self._window
-        tell = 2 * untold_bytes >= window_bytes or 2 * untold_steps >= window_steps
-        self._untold[key] = (0, 0) if tell else (untold_bytes, untold_steps)
+        tell = 2 * unannounced_bytes >= window_bytes or 2 * unannounced_steps >= window_steps
+        self._unannounced[key] = (0, 0) if tell else (unannounced_bytes, unannounced_steps)
         return tell
 
-    def forget(self, key: LeaseKey) -> None:
+    def forget_session(self, key: LeaseKey) -> None:
         """The session has ended."""
         self._sessions.pop(key, None)
-        self._untold.pop(key, None)
+        self._unannounced.pop(key, None)
 
 
-def _is_open(steps: _Steps, window_bytes: int, window_steps: int) -> bool:
+def _is_open(steps: _UncreditedSteps, window_bytes: int, window_steps: int) -> bool:
     return steps.queued_bytes < window_bytes and len(steps.steps) < window_steps

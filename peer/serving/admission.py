@@ -20,7 +20,7 @@ from molink.peer.memory.leases import LeaseBook, LeaseKey, Refused
 from molink.peer.memory.memory import common_spans
 from molink.peer.scheduling.prompts import MOST_WAIT_S
 from molink.peer.serving.layer_loader import LayerLoader
-from molink.peer.serving.neighbours import Neighbours
+from molink.peer.serving.neighbours import NeighbourLinks
 from molink.peer.wire.link.link import Link, LinkError
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.shards.errors import WeightsError
@@ -51,8 +51,8 @@ class RequestRefused(Exception):
 
 
 @dataclass(slots=True)
-class _Forming:
-    """A lease on its way to ready."""
+class _PendingLease:
+    """A lease that is being made ready."""
 
     ready: asyncio.Future[None]
     task: asyncio.Task[None] | None = None
@@ -75,7 +75,7 @@ class Admission:
         backend: Backend,
         engine_thread: EngineThread,
         loader: LayerLoader,
-        neighbours: Neighbours,
+        neighbours: NeighbourLinks,
         stepper: Stepper,
         on_change: Callable[[], None],
     ) -> None:
@@ -89,7 +89,7 @@ class Admission:
         self._neighbours = neighbours
         self._stepper = stepper
         self._on_change = on_change
-        self._forming: dict[LeaseKey, _Forming] = {}
+        self._forming: dict[LeaseKey, _PendingLease] = {}
 
     def reserve(self, link: Link, plan: SessionPlan, hop: int) -> int:
         """Grants a lease; returns the bytes that have to be loaded for it.
@@ -118,10 +118,12 @@ class Admission:
             self._take_back(idle.key)
         if plan.key not in self._forming:
             self._replace(plan)
-            self._sessions.add(HopSession(plan, hop, link))
-            forming = _Forming(asyncio.get_running_loop().create_future())
+            session = HopSession(plan, hop, link)
+            self._sessions.add(session)
+            forming = _PendingLease(asyncio.get_running_loop().create_future())
             forming.ready.add_done_callback(_retrieve)
             self._forming[plan.key] = forming
+            self._stepper.starts.expect_prompt(session)
             self._on_change()
         return sum(map(self._spec.weight_bytes, common_spans(self._leases.loading, span)))
 
@@ -251,7 +253,7 @@ class Admission:
         for key in [key for key in self._forming if key.session == plan.key.session and key != plan.key]:
             self._let_go(key)
 
-    async def _form(self, session: HopSession, forming: _Forming) -> None:
+    async def _form(self, session: HopSession, forming: _PendingLease) -> None:
         """Loads, links, allocates; then the lease is ready."""
         span, tokens = session.span, session.plan.capacity_tokens
         loads = self._loader.begin(span)
@@ -275,6 +277,7 @@ class Admission:
             refusal = RequestRefused("memory", f"no memory for {span} and {tokens} tokens: {error}")
         else:
             forming.ready.set_result(None)
+            self._stepper.starts.expect_prompt(session)
             return
         finally:
             for neighbour in neighbours:
@@ -306,7 +309,7 @@ class Admission:
             forming.task.cancel()
         session = self._sessions.remove(key)
         if session is not None:
-            self._stepper.discard(session)
+            self._stepper.forget_session(session)
             if session.cache is not None:
                 session.cache.close()
         self._loader.forget_promises()

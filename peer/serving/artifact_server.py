@@ -1,4 +1,4 @@
-"""Handing out configuration, tokenizer and chat template by hash, so that a client needs no copy of the model."""
+"""Serves configuration, tokenizer and chat template by hash, so that a client needs no copy of the model."""
 
 import hashlib
 import os
@@ -16,8 +16,8 @@ from molink.shards.checkpoint.store import MAX_TOKENIZER_BYTES
 PART_BYTES = 1024 * 1024
 
 
-class Handout:
-    """A model's manifest and small files, as peers give them to whoever asks. Usable from several threads.
+class ArtifactServer:
+    """Serves a model's manifest and small files to whoever asks. Usable from several threads.
 
     What is handed out is what the manifest names: a file that has changed since is read again, and refused if it is
     not that any more.
@@ -48,7 +48,7 @@ class Handout:
         self._require(model_hash)
         return self._manifest, len(self._manifest)
 
-    def part(self, model_hash: str, sha256: str, offset: int) -> tuple[bytes, int]:
+    def read_part(self, model_hash: str, sha256: str, offset: int) -> tuple[bytes, int]:
         """Up to PART_BYTES of a file from `offset` on, and the file's whole size. Reads from disk.
 
         Raises:

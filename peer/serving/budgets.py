@@ -14,7 +14,7 @@ soon will be."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rate:
+class RequestRate:
     """How much may be asked."""
 
     per_s: float
@@ -22,12 +22,12 @@ class Rate:
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
+class RequestRates:
     """How much may be asked by one identity, by one network, and by all."""
 
-    identity: Rate
-    network: Rate
-    everybody: Rate
+    identity: RequestRate
+    network: RequestRate
+    everybody: RequestRate
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +37,11 @@ class Bucket:
     left: float
     at_s: float
 
-    def filled(self, rate: Rate, now: float) -> "Bucket":
+    def filled(self, rate: RequestRate, now: float) -> "Bucket":
         """What is left now. A clock that goes back adds nothing."""
         return Bucket(min(rate.at_once, self.left + max(0.0, now - self.at_s) * rate.per_s), now)
 
-    def wait_s(self, amount: float, rate: Rate, kept: float = 0.0) -> float:
+    def wait_s(self, amount: float, rate: RequestRate, kept: float = 0.0) -> float:
         """How long until so much is left above `kept`; 0 if it is now."""
         return max(0.0, min(amount, rate.at_once - kept) + kept - self.left) / rate.per_s
 
@@ -52,7 +52,7 @@ class Bucket:
 class Budget:
     """Owner of the buckets for one kind of request."""
 
-    def __init__(self, rates: Rates) -> None:
+    def __init__(self, rates: RequestRates) -> None:
         self._rates = rates
         self._identities: OrderedDict[str, Bucket] = OrderedDict()
         self._networks: OrderedDict[str, Bucket] = OrderedDict()
@@ -82,7 +82,7 @@ class Budget:
         return 0.0
 
 
-def _bucket(buckets: OrderedDict[str, Bucket], name: str, rate: Rate, now: float) -> Bucket:
+def _bucket(buckets: OrderedDict[str, Bucket], name: str, rate: RequestRate, now: float) -> Bucket:
     """The bucket of that name as it is now."""
     bucket = buckets.get(name, Bucket(rate.at_once, now)).filled(rate, now)
     buckets[name] = bucket

@@ -8,9 +8,9 @@ from typing import Self
 from molink.dht.identity.dialable import ANYWHERE, Ranges
 from molink.dht.identity.identity import Identity
 from molink.dht.identity.swarm_key import SwarmKey
-from molink.peer.compute.backend import Backend
+from molink.peer.compute.backend import Backend, StageEngine
 from molink.peer.engine.engine_thread import EngineThread
-from molink.peer.engine.layered_prefill import Interleaving
+from molink.peer.engine.layered_prefill import LayeredPrefill
 from molink.peer.engine.metrics import PeerMetrics
 from molink.peer.engine.sessions import SessionTable
 from molink.peer.engine.stepping import Stepper
@@ -20,11 +20,12 @@ from molink.peer.scheduling.decode_forecast import DecodeForecast
 from molink.peer.scheduling.in_flight_rules import Rule, molink
 from molink.peer.scheduling.microbatch import BatchLimits, batch_limits
 from molink.peer.scheduling.prefill_chunks import Cut, chunk_lengths
-from molink.peer.scheduling.prefill_slices import PieceSizes
+from molink.peer.scheduling.prefill_slices import SliceSizer
+from molink.peer.scheduling.prompt_gathering import PromptGathering
 from molink.peer.serving.admission import Admission
-from molink.peer.serving.artifact_server import Handout
+from molink.peer.serving.artifact_server import ArtifactServer
 from molink.peer.serving.layer_loader import LayerLoader
-from molink.peer.serving.neighbours import Neighbours, NewestFacts
+from molink.peer.serving.neighbours import NeighbourLinks, NewestFacts
 from molink.peer.serving.service import PeerService
 from molink.peer.wire.link.acceptor import Acceptor
 from molink.peer.wire.link.certificate import Certificate
@@ -34,16 +35,13 @@ from molink.peer.wire.transport.message_memory import MessageMemory, message_lim
 from molink.shards.batching.engine import Engine
 
 
-def _interleaving(backend: Backend, step_times: StepTimes | None, limits: BatchLimits) -> Interleaving | None:
-    """For engines of one process that know how long pieces of prompts take."""
-    engine = backend.engine
-    if step_times is None or not isinstance(engine, Engine) or not step_times.profile.piece_latencies:
-        return None
-    return Interleaving(engine, PieceSizes(step_times), limits)
+def _slice_sizer(engine: StageEngine, step_times: StepTimes | None) -> SliceSizer | None:
+    """For engines of one process that have been measured."""
+    return SliceSizer(step_times) if step_times and isinstance(engine, Engine) else None
 
 
-class Serving:
-    """Serves sessions of one model between `__aenter__` and `__aexit__`; `run` it meanwhile."""
+class DataPlane:
+    """One peer's data plane: serves sessions of a model between `__aenter__` and `__aexit__`; `run` it meanwhile."""
 
     def __init__(
         self,
@@ -51,7 +49,7 @@ class Serving:
         swarm_key: SwarmKey | None,
         certificate: Certificate,
         backend: Backend,
-        handout: Handout,
+        artifacts: ArtifactServer,
         leases: LeaseBook,
         listen: tuple[str, int],
         metrics: PeerMetrics,
@@ -77,7 +75,7 @@ class Serving:
         sessions = SessionTable()
         spec = backend.engine.spec
         limits = limits or batch_limits(spec)
-        service = PeerService(spec, sessions, handout, activation_codecs, is_announced)
+        service = PeerService(spec, sessions, artifacts, activation_codecs, is_announced)
         self._engine_thread = EngineThread()
         self.links = Links(
             identity,
@@ -93,6 +91,10 @@ class Serving:
             own_ranges=own_ranges,
             pace=service.pace,
         )
+        sizes, engine = _slice_sizer(backend.engine, step_times), backend.engine
+        layered_prefill = (
+            LayeredPrefill(engine, sizes, limits) if sizes and isinstance(engine, Engine) else None
+        )
         self.stepper = Stepper(
             identity.peer_id,
             spec,
@@ -105,7 +107,8 @@ class Serving:
             rule,
             cut,
             DecodeForecast(self.links.expect_decode),
-            _interleaving(backend, step_times, limits),
+            layered_prefill,
+            PromptGathering(step_times.predicted_ms, limits.max_tokens) if step_times else None,
         )
         self.loader = LayerLoader(spec, leases, backend, self._engine_thread, on_change)
         self.admission = Admission(
@@ -116,7 +119,7 @@ class Serving:
             backend,
             self._engine_thread,
             self.loader,
-            Neighbours(self.links, own_ranges, newest_facts),
+            NeighbourLinks(self.links, own_ranges, newest_facts),
             self.stepper,
             on_change,
         )

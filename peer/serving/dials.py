@@ -19,41 +19,41 @@ MOST_REMEMBERED = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Failures:
+class DialFailures:
     """Of dials to one target since one last went well."""
 
     count: int = 0
     not_before_s: float = 0.0
 
-    def and_one(self, now: float) -> "Failures":
+    def and_one(self, now: float) -> "DialFailures":
         wait_s = min(FIRST_BACKOFF_S * 2.0**self.count, LONGEST_BACKOFF_S)
-        return Failures(min(self.count + 1, 16), now + wait_s)
+        return DialFailures(min(self.count + 1, 16), now + wait_s)
 
 
 class DialBackoff:
     """What is known of targets: of each identity at its addresses, and of each address, whoever claims it."""
 
     def __init__(self) -> None:
-        self._claims: OrderedDict[tuple[str, str], Failures] = OrderedDict()
-        self._addresses: OrderedDict[str, Failures] = OrderedDict()
+        self._claims: OrderedDict[tuple[str, str], DialFailures] = OrderedDict()
+        self._addresses: OrderedDict[str, DialFailures] = OrderedDict()
         self._proven: OrderedDict[tuple[str, str], None] = OrderedDict()
         """Identities that have answered at an address."""
 
     def may_dial(self, peer_id: str, address: str, now: float) -> bool:
         """Whether an identity is worth a try at an address."""
-        if now < self._claims.get((peer_id, address), Failures()).not_before_s:
+        if now < self._claims.get((peer_id, address), DialFailures()).not_before_s:
             return False
         if (peer_id, address) in self._proven:
             return True
-        shared = self._addresses.get(address, Failures())
+        shared = self._addresses.get(address, DialFailures())
         return shared.count < SHARED_FAILURES or now >= shared.not_before_s
 
     def failed(self, peer_id: str, address: str, now: float) -> None:
         """Nobody answered there, or not that identity."""
         claim = peer_id, address
-        _remember(self._claims, claim, self._claims.get(claim, Failures()).and_one(now))
+        _remember(self._claims, claim, self._claims.get(claim, DialFailures()).and_one(now))
         if claim not in self._proven:
-            _remember(self._addresses, address, self._addresses.get(address, Failures()).and_one(now))
+            _remember(self._addresses, address, self._addresses.get(address, DialFailures()).and_one(now))
 
     def answered(self, peer_id: str, address: str) -> None:
         """The identity has proven itself there."""

@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Load:
+class LayerLoad:
     """A span on its way into the engine; `done` ends when it is held, or as what went wrong."""
 
     span: Span
@@ -42,7 +42,7 @@ class LayerLoader:
         self._backend = backend
         self._engine_thread = engine_thread
         self._on_change = on_change
-        self._loads: dict[Span, Load] = {}
+        self._loads: dict[Span, LayerLoad] = {}
         self._order = asyncio.Lock()
         self._packing: asyncio.Task[None] | None = None
 
@@ -56,13 +56,13 @@ class LayerLoader:
         """Of all loads under way, when they have ended."""
         return sum(load.total_bytes for load in self._loads.values())
 
-    def begin(self, span: Span) -> list[Load]:
+    def begin(self, span: Span) -> list[LayerLoad]:
         """The loads that `span` waits for: those under way, and new ones for what was only promised so far."""
         for promised in common_spans(self._leases.loading, span):
             for part in missing_spans(promised, tuple(self._loads)):
                 task = asyncio.create_task(self._load(part), name=f"load {part}")
                 task.add_done_callback(_retrieve)
-                self._loads[part] = Load(part, task, 0, self._spec.weight_bytes(part))
+                self._loads[part] = LayerLoad(part, task, 0, self._spec.weight_bytes(part))
         return [load for load in self._loads.values() if common_spans((load.span,), span)]
 
     async def load(self, span: Span) -> None:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from molink.dht.identity.dialable import Ranges, host_of, may_dial
 from molink.dht.records.records import PeerFacts
 from molink.dht.refusals import RefusalLog
-from molink.peer.serving.budgets import Budget, Rate, Rates
+from molink.peer.serving.budgets import Budget, RequestRate, RequestRates
 from molink.peer.serving.dials import DialBackoff
 from molink.peer.wire.link.handshake import Remote
 from molink.peer.wire.link.link import LinkError
@@ -23,7 +23,7 @@ UNREACHED_AFTER_S = 5.0
 """A neighbour that is not reached is given up after so long, however soon that was clear."""
 SILENT_AFTER_S = 10.0
 """One that announces no address has so long to dial this peer."""
-DIALS = Rates(Rate(0.5, 32.0), Rate(1.0, 64.0), Rate(4.0, 128.0))
+DIALS = RequestRates(RequestRate(0.5, 32.0), RequestRate(1.0, 64.0), RequestRate(4.0, 128.0))
 """For clients, to identities that the swarm does not know at the address that they give."""
 LOOK_EVERY_S = 0.1
 NewestFacts = Callable[[str], PeerFacts | None]
@@ -31,8 +31,8 @@ NewestFacts = Callable[[str], PeerFacts | None]
 _log = logging.getLogger(__name__)
 
 
-class Neighbours:
-    """Owner of what is known of doors that stay shut."""
+class NeighbourLinks:
+    """Opens links to neighbours, and owns what is known of addresses that do not answer."""
 
     def __init__(self, links: Links, own_ranges: Ranges, newest_facts: NewestFacts) -> None:
         self._links = links

@@ -10,8 +10,8 @@ from molink.peer.engine.sessions import SessionPlan, SessionTable, read_plan, re
 from molink.peer.engine.stepping import Stepper
 from molink.peer.memory.leases import MIN_RETRY_S, LeaseKey
 from molink.peer.serving.admission import Admission, RequestRefused
-from molink.peer.serving.artifact_server import Handout
-from molink.peer.serving.budgets import Budget, Rate, Rates
+from molink.peer.serving.artifact_server import ArtifactServer
+from molink.peer.serving.budgets import Budget, RequestRate, RequestRates
 from molink.peer.wire.link.link import Link
 from molink.peer.wire.link.links import Links
 from molink.peer.wire.protocol import molink_pb2 as pb
@@ -19,14 +19,14 @@ from molink.peer.wire.protocol.frames import Frame, ProtocolError
 from molink.shards.spec import ModelSpec
 
 MAX_WAIT_S = 5.0
-RESERVATIONS = Rates(Rate(40.0, 128.0), Rate(80.0, 256.0), Rate(120.0, 320.0))
+RESERVATIONS = RequestRates(RequestRate(40.0, 128.0), RequestRate(80.0, 256.0), RequestRate(120.0, 320.0))
 """A session asks once. Checking a descriptor takes about a millisecond, beside which decode steps wait."""
-PACKETS = Rates(Rate(200.0, 2000.0), Rate(400.0, 4000.0), Rate(1000.0, 8000.0))
+PACKETS = RequestRates(RequestRate(200.0, 2000.0), RequestRate(400.0, 4000.0), RequestRate(1000.0, 8000.0))
 """Of who is not known, such as questions and signs of life, not what acknowledges something. To take one in takes a
 quarter of a millisecond, gRPC's part included."""
 REFUSAL_S = 0.25
 """What asks beyond the rate waits so long for its refusal, and what the link asks next waits behind it."""
-FILE_PARTS = Rates(Rate(2.0, 256.0), Rate(8.0, 512.0), Rate(32.0, 1024.0))
+FILE_PARTS = RequestRates(RequestRate(2.0, 256.0), RequestRate(8.0, 512.0), RequestRate(32.0, 1024.0))
 """Of a MiB. All that a client needs of a model is a few of them, once."""
 _log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class PeerService:
         self,
         spec: ModelSpec,
         sessions: SessionTable,
-        handout: Handout,
+        artifacts: ArtifactServer,
         activation_codecs: tuple[str, ...],
         is_announced: Callable[[str], bool] = lambda _: False,
     ) -> None:
@@ -46,7 +46,7 @@ class PeerService:
         self._spec = spec
         self._encodings = (spec.dtype, *activation_codecs)
         self._sessions = sessions
-        self._handout = handout
+        self._artifacts = artifacts
         self._stepper: Stepper | None = None
         self._admission: Admission | None = None
         self._links: Links | None = None
@@ -91,7 +91,7 @@ class PeerService:
         elif isinstance(header, pb.Tokens):
             stepper.on_tokens(link, header)
         elif isinstance(header, pb.Stepped):
-            stepper.on_stepped(link, header)
+            stepper.on_window_update(link, header)
         elif isinstance(header, pb.Start):
             stepper.on_start(link, header)
         else:
@@ -168,13 +168,13 @@ class PeerService:
             return pb.Response(released=pb.Released()), b""
         if body == "get_manifest":
             await self._spend(self._file_parts, link, "requests for files")
-            payload, total = self._handout.manifest(request.get_manifest.model_hash)
+            payload, total = self._artifacts.manifest(request.get_manifest.model_hash)
             return pb.Response(content=pb.Content(total_bytes=total)), payload
         if body == "get_file":
             await self._spend(self._file_parts, link, "requests for files")
             wanted = request.get_file
             payload, total = await asyncio.to_thread(
-                self._handout.part, wanted.model_hash, wanted.sha256, wanted.offset
+                self._artifacts.read_part, wanted.model_hash, wanted.sha256, wanted.offset
             )
             return pb.Response(content=pb.Content(total_bytes=total)), payload
         raise RequestRefused(

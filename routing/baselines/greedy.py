@@ -24,7 +24,7 @@ import numpy.typing as npt
 from molink.routing.arrays import FloatArray, IntArray
 from molink.routing.problem.circuit import Circuit, Hop
 from molink.routing.problem.problem import CircuitProblem
-from molink.routing.problem.span_options import Fills, remaining_ms, servable_layers
+from molink.routing.problem.span_options import SpanOptions, remaining_ms, servable_layers
 from molink.routing.search.augmented import circuit_of, plan_augmented
 from molink.routing.search.labels import machine_keys
 
@@ -138,7 +138,7 @@ class _Block:
 
 class _Search:
     def __init__(self, problem: CircuitProblem, remaining: FloatArray) -> None:
-        self.problem, self.fills = problem, Fills(problem)
+        self.problem, self.span_options = problem, SpanOptions(problem)
         self.labels = _SEVERAL_LABELS if problem.machines <= _SMALL_SWARM else 1
         self.latency_ms = problem.dense_latency_ms
         self.remaining_ms, self.back_ms = remaining, _least_ways(self.latency_ms)
@@ -159,7 +159,7 @@ class _Search:
                 self._extend(block.part(some), layer, slots[some], costs[some])
 
     def _begin(self, block: _Block) -> None:
-        options = self.fills.at(0)
+        options = self.span_options.options_at(0)
         for machine, stop, cost in zip(options.machine, options.stop, options.cost, strict=True):
             if stop == self.problem.layers:
                 if cost < self.cost and machine in block.starts:
@@ -188,7 +188,7 @@ class _Search:
     def _extend(self, block: _Block, layer: int, slots: IntArray, costs: FloatArray) -> None:
         """Put every option at the layer after every label; each start keeps its best arrivals at each
         machine."""
-        options, problem = self.fills.at(layer), self.problem
+        options, problem = self.span_options.options_at(layer), self.problem
         if not options.machine.size:
             return
         machines, column = np.unique(options.machine, return_inverse=True)
@@ -232,7 +232,7 @@ class _Search:
     def _close(self, block: _Block, layer: int, slots: IntArray, place: IntArray, cost: FloatArray) -> None:
         """Take the best circuit whose last hop is one of the layer's options that end the model, if it beats
         what is known; `place` and `cost` are of the best arrivals there, [starts, such options]."""
-        options = self.fills.at(layer)
+        options = self.span_options.options_at(layer)
         last = np.flatnonzero(options.stop == self.problem.layers)
         machine = options.machine[last]
         total = cost + options.cost[last] + self.latency_ms[machine[None, :], block.starts[:, None]]

@@ -69,8 +69,13 @@ class Program:
 
     def solve(self, time_limit_s: float | None, seed: int = 0) -> Solution:
         """To proven optimality or until the time limit."""
-        import highspy
-
+        try:
+            import highspy
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                "integer programs need highspy, which is not installed: pip install 'molink[simnet]'",
+                name="highspy",
+            ) from error
         solver = highspy.Highs()
         solver.setOptionValue("output_flag", False)
         solver.setOptionValue("random_seed", seed % 2**31)

@@ -17,7 +17,7 @@ import numpy as np
 
 from molink.routing.arrays import IntArray
 from molink.routing.baselines.flow import check_objective, throughput_bound
-from molink.routing.circuits.disjoint_circuits import Covering, find_among
+from molink.routing.circuits.disjoint_circuits import DisjointCircuits, find_among
 from molink.routing.plan import plan_circuit
 from molink.routing.problem.circuit import Circuit, Hop
 from molink.routing.problem.problem import CircuitProblem
@@ -68,17 +68,17 @@ def plan_circuits(
     check_objective(objective, max_tpot_ms)
     bound = throughput_bound(problem, objective, max_tpot_ms)
     limit = float("inf") if max_tpot_ms is None else max_tpot_ms
-    covering = Covering(problem, objective == "throughput", limit, _SEARCHES)
+    disjoint = DisjointCircuits(problem, objective == "throughput", limit, _SEARCHES)
     everyone = range(problem.machines)
-    begun = [covering.pack(everyone)]
+    begun = [disjoint.pack(everyone)]
     if problem.machines <= _SMALL:
-        begun += [covering.pack(everyone, outermost_first=True)]
-    best = max(begun, key=covering.rate)
+        begun += [disjoint.pack(everyone, outermost_first=True)]
+    best = max(begun, key=disjoint.rate)
     if not best:
         best = _single(problem, limit)
-    covering.searches = _SEARCHES
-    circuits = sorted(covering.improve(best), key=lambda one: (one.tpot_ms, one.hops[0].machine))
-    return CircuitPlan(tuple(circuits), objective, covering.rate(circuits), bound)
+    disjoint.searches = _SEARCHES
+    circuits = sorted(disjoint.improve(best), key=lambda one: (one.tpot_ms, one.hops[0].machine))
+    return CircuitPlan(tuple(circuits), objective, disjoint.rate(circuits), bound)
 
 
 def alternatives(problem: CircuitProblem, circuit: Circuit, k: int) -> tuple[Circuit, ...]:

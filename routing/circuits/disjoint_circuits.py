@@ -1,4 +1,4 @@
-"""Covering machines with disjoint circuits: repeated search among what is left, then cutting pairs of circuits anew.
+"""Disjoint circuits over many machines: repeated search among what is left, then pairs of circuits are cut anew.
 
 A heuristic: the problem contains bin packing. How far it may be from the optimum is for `flow.py` to bound.
 """
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from molink.routing.arrays import FloatArray, IntArray
-from molink.routing.circuits.balancing import Stages
+from molink.routing.circuits.balancing import PipelineStages
 from molink.routing.plan import plan_circuit
 from molink.routing.problem.circuit import Circuit, Hop, NoCircuit
 from molink.routing.problem.problem import CircuitProblem, load_ms, tpot_ms
@@ -36,21 +36,24 @@ def find_among(problem: CircuitProblem, machines: Sequence[int] | IntArray) -> C
 
 
 @dataclass(slots=True, eq=False)
-class Covering:
-    """Looks for disjoint circuits of a high total rate. `searches` bounds how often `improve` searches."""
+class DisjointCircuits:
+    """Disjoint circuits of a high total rate: a greedy packing, then local search.
+
+    `searches` bounds how often `improve` searches.
+    """
 
     problem: CircuitProblem
     pipelined: bool
     """Whether a circuit's rate is that of its slowest hop; else one token at a time goes around."""
     max_tpot_ms: float
     searches: int
-    _stages: Stages = field(init=False)
+    _stages: PipelineStages = field(init=False)
     _most: IntArray = field(init=False)
     _links: FloatArray = field(init=False)
     _apart: FloatArray = field(init=False)
 
     def __post_init__(self) -> None:
-        self._stages = Stages(self.problem)
+        self._stages = PipelineStages(self.problem)
         self._most = most_layers(self.problem)
         self._links = self.problem.dense_latency_ms
         self._apart = self._links + self._links.T

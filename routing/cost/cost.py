@@ -1,4 +1,4 @@
-"""What a router assumes where nobody has measured, and how announcements become milliseconds."""
+"""Cost model: what a router assumes where nobody has measured, and how announcements become milliseconds."""
 
 import math
 from bisect import bisect_right

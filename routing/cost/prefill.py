@@ -1,4 +1,4 @@
-"""The time to the first token: chunks of the prompt that follow each other through the hops."""
+"""Time to first token: chunks of the prompt pass through the hops as through a pipeline."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from molink.routing.cost.terms import PeerCosts, prefill_chunks
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class PrefillStage:
     """One hop of a circuit as a prompt passes through it."""
 
     view: PeerView
@@ -19,7 +19,9 @@ class Stage:
     """One way to the next hop, from the last one back to the first; 0 if there is one hop."""
 
 
-def ttft_ms(stages: Sequence[Stage], prompt_tokens: int, client_rtt_ms: float, cost: CostModel) -> float:
+def ttft_ms(
+    stages: Sequence[PrefillStage], prompt_tokens: int, client_rtt_ms: float, cost: CostModel
+) -> float:
     """Milliseconds from the client's start of a ready circuit to the first token at the client.
 
     The first chunk goes through every hop: waiting, computation, uplink, link. The others follow at the pace

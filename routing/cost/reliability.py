@@ -1,4 +1,4 @@
-"""How likely a peer is lost, from how long it has been seen.
+"""Reliability estimate: how likely a peer is lost, from how long it has been seen.
 
 Lifetimes are taken as exponential, with a Gamma prior on the rate of loss: after `losses` losses in
 `uptime_s` seconds of being seen alive, the posterior mean of the rate is (1 + losses) / (mean_lifetime_s +
@@ -13,7 +13,7 @@ from molink.routing.cost.cost import CostModel
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
+class PeerObservation:
     """What a router has itself seen of a peer. The defaults say that it has seen nothing."""
 
     uptime_s: float = 0.0
@@ -38,7 +38,7 @@ class Observed:
             raise ValueError(f"uplink_mbps must be finite and above 0, got {self.uplink_mbps}")
 
 
-UNSEEN = Observed()
+UNSEEN = PeerObservation()
 
 
 def loss_rate_per_s(uptime_s: float, losses: int = 0, cost: CostModel = CostModel()) -> float:  # noqa: B008

@@ -9,7 +9,7 @@ from statistics import median
 
 from molink.dht.records.records import PeerView
 from molink.routing.cost.cost import CostModel, decode_context_ms, layer_ms_at, prefill_layer_ms
-from molink.routing.cost.reliability import Observed, loss_probability, loss_rate_per_s
+from molink.routing.cost.reliability import PeerObservation, loss_probability, loss_rate_per_s
 from molink.shards.spec import ModelSpec
 
 TERM_NAMES = (
@@ -34,7 +34,7 @@ activations on the uplink. reliability: what losing the peer would cost, times h
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """One reason why a hop costs what it does."""
+    """Cost term: one reason why a hop costs what it does."""
 
     name: str
     """One of TERM_NAMES."""
@@ -46,7 +46,7 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """How long a session is."""
+    """Demand of a session: its lengths in tokens."""
 
     tokens: int
     """Most tokens that it may have, prompt and generation."""
@@ -114,7 +114,12 @@ class PeerCosts:
 
 
 def peer_costs(
-    view: PeerView, seen: Observed, model: ModelSpec, demand: Demand, recovery_ms: float, cost: CostModel
+    view: PeerView,
+    seen: PeerObservation,
+    model: ModelSpec,
+    demand: Demand,
+    recovery_ms: float,
+    cost: CostModel,
 ) -> PeerCosts:
     """The costs of a peer; `recovery_ms` is what its loss would cost the session (see `recovery_ms`)."""
     facts, new_tokens = view.facts, demand.new_tokens
@@ -166,12 +171,12 @@ def queue_ms(view: PeerView, cost: CostModel) -> float:
     return together_ms * (busy / 2 + max(0, state.queued) // cost.steps_per_batch)
 
 
-def transmission_ms(size_bytes: int, seen: Observed, cost: CostModel) -> float:
+def transmission_ms(size_bytes: int, seen: PeerObservation, cost: CostModel) -> float:
     """Milliseconds that so many bytes take on the peer's uplink."""
     return size_bytes * 8 / (1000 * (seen.uplink_mbps or cost.unknown_bandwidth_mbps))
 
 
-def client_rtt_ms(seen: Observed, cost: CostModel) -> float:
+def client_rtt_ms(seen: PeerObservation, cost: CostModel) -> float:
     """The round trip between client and peer."""
     return cost.unknown_rtt_ms if seen.client_rtt_ms is None else seen.client_rtt_ms
 
@@ -188,7 +193,7 @@ def recovery_ms(views: Sequence[PeerView], model: ModelSpec, demand: Demand, cos
     layer_ms = (
         median(prefill_layer_ms(steps, rows, cost, prefills) for steps, prefills in measured) if views else 0
     )
-    sent_ms = transmission_ms(history * model.activation_bytes, Observed(), cost)
+    sent_ms = transmission_ms(history * model.activation_bytes, PeerObservation(), cost)
     return cost.recovery_ms + chunks * model.layers * layer_ms + sent_ms
 
 

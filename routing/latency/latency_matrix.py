@@ -1,4 +1,4 @@
-"""Milliseconds between peers: what was measured, what coordinates predict, and what is assumed of the rest."""
+"""Latency matrix of peers in one-way milliseconds: measured, predicted from coordinates, or assumed."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +15,7 @@ CONTRADICTED = 2.0
 """Two ends that measure one round trip differ by less: one of them lies, and to seem near is what pays."""
 
 
-def one_way_ms(
+def latency_matrix_ms(
     peer_ids: Sequence[str],
     rtt_ms: Mapping[tuple[str, str], float],
     coordinates: Sequence[Coordinate | None],

@@ -1,8 +1,9 @@
-"""What a placement of layers is worth: how much each layer can be computed, and the TPOT of the best circuit.
+"""Coverage: what a placement of layers is worth, by the rate of each layer and the TPOT of the best circuit.
 
 Placements are asked about one peer at a time: what if it held these layers, all others staying as they are?
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -16,6 +17,7 @@ from molink.routing.placement.neighbourhood import neighbours
 from molink.routing.plan import plan_circuit
 from molink.routing.problem.circuit import Hop, NoCircuit
 from molink.routing.problem.problem import CircuitProblem
+from molink.routing.search.augmented import plan_below
 from molink.routing.snapshot import Snapshot
 from molink.shards.spec import ModelSpec, Span, merge_spans
 
@@ -74,12 +76,14 @@ def as_promised(view: PeerView) -> PeerView:
 
 
 @dataclass(frozen=True, slots=True)
-class Best:
+class BestCircuit:
     """The best circuit of a placement."""
 
     tpot_ms: float
     own_hop: Hop | None
     """What the peer in question does in it."""
+    stops: tuple[int, ...]
+    """Where its hops end."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -139,12 +143,13 @@ class Placement:
             rates[table] += peer_rate(self.view, table)
         return rates
 
-    def without(self) -> Best | None:
+    def without(self) -> BestCircuit | None:
         """The best circuit of the others; None without one."""
         return _best(self.problem.subset(np.delete(np.arange(self.problem.machines), self.row)), None)
 
-    def holding(self, table: BoolArray) -> Best | None:
-        """The best circuit if the peer held these layers and loaded others into the memory that is left."""
+    def holding(self, table: BoolArray, below_ms: float = math.inf) -> BestCircuit | None:
+        """The best circuit if the peer held these layers and loaded others into the memory that is left; None if its
+        TPOT is not found to be below so much."""
         problem, row = self.problem, self.row
         size = (problem.machines, problem.layers)
         resident = np.zeros(size, dtype=np.bool_) if problem.resident is None else np.array(problem.resident)
@@ -161,7 +166,7 @@ class Placement:
             embed_resident=resident[:, 0],
             head_resident=resident[:, -1],
         )
-        return _best(held, row)
+        return _best(held, row, below_ms)
 
     def longest(self, start: int, kept: BoolArray) -> int:
         """Where the longest span from `start` ends that fits beside the layers kept; `start` if none does."""
@@ -193,10 +198,12 @@ def thinness(rates: FloatArray) -> tuple[float, ...]:
     return tuple(np.sort(np.round(rates, 6)).tolist())
 
 
-def _best(problem: CircuitProblem, row: int | None) -> Best | None:
+def _best(problem: CircuitProblem, row: int | None, below_ms: float = math.inf) -> BestCircuit | None:
     try:
-        circuit = plan_circuit(problem)
+        circuit = plan_circuit(problem) if below_ms == math.inf else plan_below(problem, below_ms)
     except NoCircuit:
         return None
+    if circuit is None:
+        return None
     own = next((hop for hop in circuit.hops if hop.machine == row), None)
-    return Best(circuit.tpot_ms, own)
+    return BestCircuit(circuit.tpot_ms, own, tuple(hop.stop for hop in circuit.hops))

@@ -1,4 +1,4 @@
-"""Which layers a machine should hold when it joins, and what that changes. Advice: the peer decides."""
+"""Placement: which layers a machine should hold when it joins, and what that changes. Advice: the peer decides."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from molink.dht.records.records import (
 from molink.routing.arrays import BoolArray, FloatArray
 from molink.routing.cost.cost import CostModel
 from molink.routing.placement.coverage import (
-    Best,
+    BestCircuit,
     Placement,
     layer_table,
     spans_of,
@@ -114,24 +114,25 @@ def preview_join(
     placement = Placement.of(snapshot, _as_peer(machine, snapshot.model), tokens, cost)
     held = layer_table(snapshot.model.layers, machine.held)
     candidates = placement.candidates(held)
-    before = placement.without()
     if not candidates:
+        before = placement.without()
         reason = "Not a single layer with its KV cache fits"
         return _preview(placement, machine, None, before, before, reason)
     if not placement.other_rates.any():
         span = candidates[0]
         return _preview(
-            placement, machine, span, before, placement.holding(held | layer_table(len(held), (span,))),
+            placement, machine, span, placement.without(),
+            placement.holding(held | layer_table(len(held), (span,))),
             "Nobody holds a layer yet: as many as fit, from the first one on",
         )  # fmt: skip
-    span, after = _choose(placement, candidates, held, before)
+    span, before, after = _choose(placement, candidates, held)
     return _preview(placement, machine, span, before, after, "")
 
 
 def _choose(
-    placement: Placement, candidates: Sequence[Span], held: BoolArray, before: Best | None
-) -> tuple[Span, Best | None]:
-    """The best candidate and the best circuit with it."""
+    placement: Placement, candidates: Sequence[Span], held: BoolArray
+) -> tuple[Span, BestCircuit | None, BestCircuit | None]:
+    """The best candidate, the best circuit of the others, and the best one with the candidate."""
     layers = placement.model.layers
 
     def with_span(span: Span) -> BoolArray:
@@ -142,32 +143,51 @@ def _choose(
         return (thinness(placement.rates(table)), -weight_bytes(placement.model, table), -span.start)
 
     by_merit = sorted(candidates, key=merit, reverse=True)
-    possible = placement.holding(held)
-    if possible is None or (before is not None and possible.tpot_ms >= before.tpot_ms * (1 - NOTICEABLE)):
-        return by_merit[0], before
-    searched = by_merit[:_SEARCHED]
+    most = by_merit[0]
+    after = before = placement.holding(with_span(most))
+    if after is None or after.own_hop is not None or most.start in after.stops:
+        before = (
+            placement.without()
+        )  # else it is the same: without the machine, and nobody stops where it begins
+    before_ms = math.inf if before is None else before.tpot_ms
+    found = [] if after is None else [(most, after)]
+    below_ms = min([before_ms, *(best.tpot_ms * (1 + NOTICEABLE) for _, best in found)])
+    for span in _searched(placement, by_merit, held, below_ms):
+        # The circuit of the others remains, and what is not as good as another span is not chosen.
+        best = placement.holding(with_span(span), below_ms)
+        if best is not None:
+            found.append((span, best))
+            below_ms = min(below_ms, best.tpot_ms * (1 + NOTICEABLE))
+    as_quick_ms = min((best.tpot_ms for _, best in found), default=math.inf) * (1 + NOTICEABLE)
+    if not found or before_ms <= as_quick_ms:
+        return most, before, after
+    span, after = max((one for one in found if one[1].tpot_ms <= as_quick_ms), key=lambda one: merit(one[0]))
+    return span, before, after
+
+
+def _searched(placement: Placement, by_merit: Sequence[Span], held: BoolArray, below_ms: float) -> list[Span]:
+    """The candidates whose TPOT is worked out beside that of the first one.
+
+    Those that suit the best circuit that there would be if the machine loaded what is wanted, and none if that is not
+    noticeably below `below_ms`. Where the search tries all spans, one of them is proven to be as good as any.
+    """
+    possible = placement.holding(held, below_ms * (1 - NOTICEABLE))
+    if possible is None:
+        return []
+    searched = list(by_merit[1:_SEARCHED])
     if possible.own_hop is not None:
         hop = possible.own_hop.span
-        touching = [span for span in candidates if span.covers(hop)]
-        searched += [span for span in (touching[0], touching[-1]) if span not in searched] if touching else []
-    found = [(span, placement.holding(with_span(span))) for span in searched]
-    reached = [(span, best) for span, best in found if best is not None]
-    if not reached:
-        return by_merit[0], before
-    quickest = min(best.tpot_ms for _, best in reached)
-    span, after = max(
-        (one for one in reached if one[1].tpot_ms <= quickest * (1 + NOTICEABLE)),
-        key=lambda one: merit(one[0]),
-    )
-    return span, after
+        touching = sorted((span for span in by_merit if span.covers(hop)), key=lambda span: span.start)
+        searched += [span for span in touching[:1] + touching[-1:] if span not in searched]
+    return [span for span in dict.fromkeys(searched) if span != by_merit[0]]
 
 
 def _preview(
     placement: Placement,
     machine: JoiningMachine,
     span: Span | None,
-    before: Best | None,
-    after: Best | None,
+    before: BestCircuit | None,
+    after: BestCircuit | None,
     reason: str,
 ) -> JoinPreview:
     model = placement.model
@@ -190,7 +210,9 @@ def _preview(
     )
 
 
-def _why(old_rates: FloatArray, rates: FloatArray, before: Best | None, after: Best | None) -> str:
+def _why(
+    old_rates: FloatArray, rates: FloatArray, before: BestCircuit | None, after: BestCircuit | None
+) -> str:
     covered = ", ".join(map(str, spans_of((old_rates == 0) & (rates > 0))))
     if before is None and after is not None:
         return "It makes a circuit possible" + (f": nobody held layers {covered}" if covered else "")

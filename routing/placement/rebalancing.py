@@ -1,4 +1,4 @@
-"""Whether a peer should hold other layers than it does: rarely, one peer at a time, and only if it pays."""
+"""Rebalancing: whether a peer should hold other layers than it does, one peer at a time, and only if it pays."""
 
 import hashlib
 import math
@@ -10,7 +10,14 @@ import numpy as np
 from molink.dht.records.records import PeerView
 from molink.routing.arrays import BoolArray
 from molink.routing.cost.cost import CostModel
-from molink.routing.placement.coverage import Best, Placement, layer_table, spans_of, thinness, weight_bytes
+from molink.routing.placement.coverage import (
+    BestCircuit,
+    Placement,
+    layer_table,
+    spans_of,
+    thinness,
+    weight_bytes,
+)
 from molink.routing.placement.placement import SESSION_TOKENS
 from molink.routing.snapshot import Snapshot
 from molink.shards.spec import ModelSpec, Span
@@ -235,7 +242,7 @@ def _options(placement: Placement, held: BoolArray, kept: BoolArray) -> list[_Op
     return sorted(options.values(), key=lambda one: thinness(placement.rates(one.table)), reverse=True)
 
 
-def _shortlist(options: list[_Option], ideal: Best | None) -> list[_Option]:
+def _shortlist(options: list[_Option], ideal: BestCircuit | None) -> list[_Option]:
     """Options worth a search: those of most capacity, and those that suit the best circuit there could be."""
     chosen = options[:_SEARCHED]
     if ideal is not None and ideal.own_hop is not None:
@@ -245,7 +252,7 @@ def _shortlist(options: list[_Option], ideal: Best | None) -> list[_Option]:
     return chosen
 
 
-def _pays(option: _Option, before: Best | None, after: Best | None, policy: MovePolicy) -> bool:
+def _pays(option: _Option, before: BestCircuit | None, after: BestCircuit | None, policy: MovePolicy) -> bool:
     if option.load_s >= policy.horizon_s or option.covered[1] < option.covered[0]:
         return False
     if before is None:
@@ -270,7 +277,11 @@ def _load_bytes(placement: Placement, table: BoolArray, held: BoolArray) -> int:
 
 
 def _move(
-    placement: Placement, held: BoolArray, option: _Option, before: Best | None, after: Best | None
+    placement: Placement,
+    held: BoolArray,
+    option: _Option,
+    before: BestCircuit | None,
+    after: BestCircuit | None,
 ) -> Move:
     return Move(
         load=spans_of(option.table & ~held),

@@ -1,4 +1,4 @@
-"""Why there is no circuit, and what it would take."""
+"""Shortfall of an infeasible problem: why there is no circuit, and what it would take."""
 
 import numpy as np
 

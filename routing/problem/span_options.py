@@ -1,4 +1,4 @@
-"""Which spans a machine may take from a given layer on: the greedy fill and the few stops beside it.
+"""Span options: which spans a machine may take from a given layer on, the greedy fill and a few stops beside it.
 
 The greedy fill (decentralized-scheduling paper, section 4.3) runs as many consecutive layers as a machine has
 memory, KV memory and willingness for. Where layers are resident two further stops are offered: the end of the
@@ -22,8 +22,8 @@ fill's share."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Options:
-    """Spans that can start at one layer, as parallel arrays [options]."""
+class LayerOptions:
+    """Span options at one layer, as parallel arrays [options]."""
 
     machine: IntArray
     stop: IntArray
@@ -31,8 +31,8 @@ class Options:
     """Milliseconds: computation, embedding and head where they apply, weighted loading, and the hop's penalty."""
 
 
-class Fills:
-    """The options of a problem by starting layer, computed when first asked for and kept."""
+class SpanOptions:
+    """Span options of a problem by starting layer, computed when first asked for and kept."""
 
     def __init__(self, problem: CircuitProblem) -> None:
         self.machines, self.layers = problem.machines, problem.layers
@@ -50,9 +50,9 @@ class Fills:
         self._willing_stop = None if problem.allowed is None else _run_stops(problem.allowed)
         self._resident_stop = None if problem.resident is None else _run_stops(problem.resident)
         self.joins = _joins(problem.resident)
-        self._options: dict[int, Options] = {}
+        self._options: dict[int, LayerOptions] = {}
 
-    def at(self, layer: int) -> Options:
+    def options_at(self, layer: int) -> LayerOptions:
         """The spans that can start at the layer; at layer 0 with the embedding's memory and time."""
         if layer not in self._options:
             self._options[layer] = self._compute(layer)
@@ -113,7 +113,7 @@ class Fills:
         waste: FloatArray = np.minimum((self._free[machine] - taken) / average, 1.0)
         return waste
 
-    def _compute(self, layer: int) -> Options:
+    def _compute(self, layer: int) -> LayerOptions:
         greedy = self.greedy_stops(layer)
         machine = np.flatnonzero(greedy > layer)
         machines, stops = [machine], [greedy[machine]]
@@ -131,7 +131,7 @@ class Fills:
         if layer == 0:
             cost = cost + self._embed_cost[chosen]
         cost = cost + np.where(stop == self.layers, self._head_cost[chosen], 0.0)
-        return Options(chosen, stop, np.maximum(cost, 0.0))
+        return LayerOptions(chosen, stop, np.maximum(cost, 0.0))
 
 
 def remaining_ms(problem: CircuitProblem) -> FloatArray:

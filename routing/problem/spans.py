@@ -1,7 +1,7 @@
 """The spans that a search may choose, as tables over layers: one row answers for every machine at once.
 
-The same offers as `fills.Fills`, laid out for a search that extends partial circuits at different layers in one
-step. Each column is a machine with one way of choosing where its span ends.
+The same offers as `span_options.SpanOptions`, laid out for a search that extends partial circuits at different layers
+in one step. Each column is a machine with one way of choosing where its span ends.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,10 @@ import numpy as np
 
 from molink.routing.arrays import FloatArray, IntArray
 from molink.routing.problem.problem import CircuitProblem
-from molink.routing.problem.span_options import Fills
+from molink.routing.problem.span_options import SpanOptions
+
+EVERY_SPAN = 144
+"""Machines times layers up to which all spans are tried."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,12 +36,15 @@ class SpanTable:
 
 
 def span_table(problem: CircuitProblem, costs: "SpanCosts") -> SpanTable:
-    """Greedy fills, and where layers are resident the stops beside them."""
-    if problem.resident is None:
+    """Greedy fills, and where layers are resident the stops beside them: in a small swarm all of them,
+    so that no circuit of the others is found or missed for where a newcomer's layers begin."""
+    if costs.options is not None and problem.machines * problem.layers <= EVERY_SPAN:
+        return every_span_table(problem, costs)
+    if costs.options is None:
         machine = np.arange(problem.machines)
         stop = costs.greedy_stop[: problem.layers]
         return SpanTable(machine, stop, costs.of(machine, stop))
-    return _joining_table(problem, costs)
+    return _joining_table(problem, costs, costs.options)
 
 
 def every_span_table(problem: CircuitProblem, costs: "SpanCosts") -> SpanTable:
@@ -70,8 +76,12 @@ class SpanCosts:
         self.penalty: FloatArray = penalty
         self.embed = weight * load_embed + (nothing if problem.embed_ms is None else problem.embed_ms)
         self.head = weight * load_head + (nothing if problem.head_ms is None else problem.head_ms)
-        self.greedy_stop = _greedy_stops(problem)
-        """[layers, machines]: `Fills.every_greedy_stop`."""
+        self.options = None if problem.resident is None else SpanOptions(problem)
+        """Where layers are resident."""
+        self.greedy_stop = (
+            _greedy_stops(problem) if self.options is None else self.options.every_greedy_stop()
+        )
+        """[layers, machines]: `SpanOptions.every_greedy_stop`."""
 
     def of(self, machine: IntArray, stop: IntArray) -> FloatArray:
         """[layers, columns]: the cost of a column's span from each layer; infinite where the span is empty."""
@@ -88,8 +98,8 @@ class SpanCosts:
 
 def _greedy_stops(problem: CircuitProblem) -> IntArray:
     layers = problem.layers
-    if problem.resident is not None or problem.allowed is not None or not problem.machines:
-        return Fills(problem).every_greedy_stop()
+    if problem.allowed is not None or not problem.machines:
+        return SpanOptions(problem).every_greedy_stop()
     held = np.concatenate(([0], np.cumsum(problem.layer_bytes)))
     budget = np.broadcast_to(problem.free_bytes, (layers, problem.machines)).copy()
     head = np.broadcast_to(problem.cold_head_bytes(), budget.shape).copy()
@@ -105,15 +115,13 @@ def _greedy_stops(problem: CircuitProblem) -> IntArray:
     return np.maximum(stop, np.arange(layers)[:, None])
 
 
-def _joining_table(problem: CircuitProblem, costs: SpanCosts) -> SpanTable:
+def _joining_table(problem: CircuitProblem, costs: SpanCosts, span_options: SpanOptions) -> SpanTable:
     """A column for each machine's greedy fill, one for the end of its resident run, one for each join."""
-    assert problem.resident is not None  # noqa: S101 (the caller asks)
-    fills = Fills(problem)
     layers, every = problem.layers, np.arange(problem.machines)
     layer = np.arange(layers)[:, None]
-    greedy, warm = costs.greedy_stop, fills.resident_stops().T
+    greedy, warm = costs.greedy_stop, span_options.resident_stops().T
     stops = [greedy]
-    for beside in (warm, *(np.full_like(greedy, join) for join in fills.joins)):
+    for beside in (warm, *(np.full_like(greedy, join) for join in span_options.joins)):
         offered = (layer < beside) & (beside < greedy)
         if beside is not warm:
             offered &= beside != warm

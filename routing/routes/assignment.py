@@ -1,4 +1,4 @@
-"""Rows that each get a column of their own, at the least cost. Pure."""
+"""Assignment problem: each row gets a column of its own at the least total cost. Pure."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Who keeps a second copy of each hop's KV cache, and takes the hop's place when its peer is lost. Pure.
+"""Partner choice: who keeps a second copy of each hop's KV cache, and takes its place when it is lost. Pure.
 
 The copy is AcceLLM's redundant KV cache (section 4.1.2: what is computed on one instance is sent to another as it is
 computed). There instances are paired for good, and copies balance load; here a partner is chosen for each hop of a
@@ -33,7 +33,7 @@ _NOBODY_MS = 1e9
 
 
 class NoPartner(StrEnum):
-    """Why a hop gets none."""
+    """Reason why a hop gets no partner."""
 
     UNKNOWN = "unknown"
     """A peer of the circuit is not in the snapshot, or is about to leave: nobody can tell how it would go on."""

@@ -1,4 +1,4 @@
-"""From a snapshot to a route: which peers, which layers."""
+"""Route planner: from a snapshot to the peers of a circuit and their layers."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -13,7 +13,7 @@ from molink.routing.problem.circuit import Circuit, NoCircuit
 from molink.routing.problem.problem import CircuitProblem, objective_ms
 from molink.routing.problem.span_options import servable_layers
 from molink.routing.routes.route import Route, RouteHop, route_of
-from molink.routing.snapshot import Posed, Snapshot
+from molink.routing.snapshot import PosedProblem, Snapshot
 
 __all__ = ["Criteria", "Route", "RouteHop", "plan", "search_route"]
 
@@ -23,7 +23,7 @@ MOST_ATTEMPTS = 8
 
 @dataclass(frozen=True, slots=True)
 class Criteria:
-    """By what a circuit is chosen, and how hard it is looked for."""
+    """Criteria of a plan: by what a circuit is chosen, and how hard it is searched for."""
 
     avoid: frozenset[str] = frozenset()
     """Peers that it must not have."""
@@ -70,7 +70,7 @@ def plan(
     return search_route(posed, snapshot, criteria)
 
 
-def search_route(posed: Posed, snapshot: Snapshot, criteria: Criteria) -> Route:
+def search_route(posed: PosedProblem, snapshot: Snapshot, criteria: Criteria) -> Route:
     """As `plan`, for a problem that the snapshot has posed."""
     try:
         circuit = _find(posed, criteria)
@@ -80,7 +80,7 @@ def search_route(posed: Posed, snapshot: Snapshot, criteria: Criteria) -> Route:
     return route_of(posed, circuit.hops, snapshot, criteria.cost)
 
 
-def _find(posed: Posed, criteria: Criteria) -> Circuit:
+def _find(posed: PosedProblem, criteria: Criteria) -> Circuit:
     """The best circuit that is found with every required peer.
 
     A peer is made indispensable by leaving it alone with a layer: no other may serve that one. Of several such

@@ -1,4 +1,4 @@
-"""Keeping up with announcements: the circuit that stands is kept unless another is really better.
+"""Replanning with hysteresis: the incumbent route is kept unless another is really better.
 
 A search is run only where its outcome could matter. Between the snapshot of the last search and the present
 one, no circuit can have become better by more than `possible_gain_ms`: each layer is computed once, and each
@@ -17,12 +17,12 @@ from molink.routing.problem.circuit import Hop, NoCircuit
 from molink.routing.problem.problem import CircuitProblem
 from molink.routing.routes.planner import Criteria, search_route
 from molink.routing.routes.route import Route, route_of
-from molink.routing.snapshot import Posed, Snapshot
+from molink.routing.snapshot import PosedProblem, Snapshot
 
 
 @dataclass(frozen=True, slots=True)
 class Hysteresis:
-    """How much better another circuit must be: by more than both."""
+    """Hysteresis: another circuit must be better by more than both."""
 
     relative: float = 0.1
     """As a part of what the standing circuit costs. Round trips are announced anew when they change by a
@@ -41,12 +41,12 @@ class Hysteresis:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Standing:
-    """The circuit in use, and what the last search was about."""
+class IncumbentRoute:
+    """Incumbent route: the circuit in use, and the problem that the last search solved."""
 
     route: Route
     """With its costs as of the last look."""
-    searched: Posed
+    searched: PosedProblem
     best_ms: float
     """The objective of the best circuit that the last search found."""
 
@@ -72,8 +72,8 @@ def replan(
     return _searched(kept, posed, snapshot, criteria, hysteresis).route
 
 
-def keep_up(
-    standing: Standing | None,
+def replan_incumbent(
+    standing: IncumbentRoute | None,
     snapshot: Snapshot,
     tokens: int,
     *,
@@ -81,8 +81,8 @@ def keep_up(
     leased: frozenset[str] = frozenset(),
     criteria: Criteria = Criteria(),  # noqa: B008 (an immutable value)
     hysteresis: Hysteresis = Hysteresis(),
-) -> Standing:
-    """As `replan`, without a search where none can find a reason to leave the standing circuit.
+) -> IncumbentRoute:
+    """Replans as `replan` does, without a search where none can find a reason to leave the incumbent route.
 
     To be called with what it last returned, None at first. What changes by little is summed up until it
     matters: the comparison is always with the snapshot of the last search.
@@ -94,11 +94,11 @@ def keep_up(
         if kept is not None:
             lowest_ms = standing.best_ms - possible_gain_ms(standing.searched, posed)
             if not hysteresis.real(kept.objective_ms, lowest_ms):
-                return Standing(kept, standing.searched, standing.best_ms)
+                return IncumbentRoute(kept, standing.searched, standing.best_ms)
     return _searched(kept, posed, snapshot, criteria, hysteresis)
 
 
-def possible_gain_ms(before: Posed, after: Posed) -> float:
+def possible_gain_ms(before: PosedProblem, after: PosedProblem) -> float:
     """An upper bound on how much less the best circuit can cost after than before; infinite if circuits may
     be possible that were not, or cost less to load, or links are known by coordinates only."""
     places = {peer_id: machine for machine, peer_id in enumerate(before.peer_ids)}
@@ -121,22 +121,22 @@ def possible_gain_ms(before: Posed, after: Posed) -> float:
 
 
 def _searched(
-    kept: Route | None, posed: Posed, snapshot: Snapshot, criteria: Criteria, hysteresis: Hysteresis
-) -> Standing:
+    kept: Route | None, posed: PosedProblem, snapshot: Snapshot, criteria: Criteria, hysteresis: Hysteresis
+) -> IncumbentRoute:
     """The outcome of a search, unless what is kept is as good or there is nothing else."""
     try:
         best = search_route(posed, snapshot, criteria)
     except NoCircuit:
         if kept is None:
             raise
-        return Standing(kept, posed, kept.objective_ms)
+        return IncumbentRoute(kept, posed, kept.objective_ms)
     if kept is not None and not hysteresis.real(kept.objective_ms, best.objective_ms):
-        return Standing(kept, posed, min(kept.objective_ms, best.objective_ms))
-    return Standing(best, posed, best.objective_ms)
+        return IncumbentRoute(kept, posed, min(kept.objective_ms, best.objective_ms))
+    return IncumbentRoute(best, posed, best.objective_ms)
 
 
 def _costed_anew(
-    route: Route, posed: Posed, snapshot: Snapshot, leased: frozenset[str], criteria: Criteria
+    route: Route, posed: PosedProblem, snapshot: Snapshot, leased: frozenset[str], criteria: Criteria
 ) -> Route | None:
     """The route under a new problem; None if it cannot be used any more."""
     machines = {peer_id: machine for machine, peer_id in enumerate(posed.peer_ids)}

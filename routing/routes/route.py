@@ -8,11 +8,11 @@ import numpy as np
 
 from molink.dht.records.records import PeerView
 from molink.routing.cost.cost import CostModel
-from molink.routing.cost.prefill import Stage, ttft_ms
+from molink.routing.cost.prefill import PrefillStage, ttft_ms
 from molink.routing.cost.terms import Term, client_rtt_ms, prefill_chunks
 from molink.routing.problem.circuit import Hop
 from molink.routing.problem.problem import load_ms
-from molink.routing.snapshot import Posed, Snapshot
+from molink.routing.snapshot import PosedProblem, Snapshot
 from molink.shards.spec import Span, missing_spans
 
 
@@ -66,11 +66,11 @@ class Route:
         return sum(term.ms for hop in self.hops for term in hop.terms)
 
 
-def route_of(posed: Posed, hops: Sequence[Hop], snapshot: Snapshot, cost: CostModel) -> Route:
+def route_of(posed: PosedProblem, hops: Sequence[Hop], snapshot: Snapshot, cost: CostModel) -> Route:
     """The route that a circuit of the problem stands for."""
     routed = tuple(_route_hop(posed, hops, position, snapshot, cost) for position in range(len(hops)))
     stages = [
-        Stage(posed.views[hop.machine], posed.costs[hop.machine], hop.stop - hop.start, one.link_ms)
+        PrefillStage(posed.views[hop.machine], posed.costs[hop.machine], hop.stop - hop.start, one.link_ms)
         for hop, one in zip(hops, routed, strict=True)
     ]
     head = snapshot.seen(posed.views[hops[0].machine])
@@ -81,7 +81,7 @@ def route_of(posed: Posed, hops: Sequence[Hop], snapshot: Snapshot, cost: CostMo
 
 
 def _route_hop(
-    posed: Posed, hops: Sequence[Hop], position: int, snapshot: Snapshot, cost: CostModel
+    posed: PosedProblem, hops: Sequence[Hop], position: int, snapshot: Snapshot, cost: CostModel
 ) -> RouteHop:
     hop, following = hops[position], hops[(position + 1) % len(hops)]
     problem, view, costs = posed.problem, posed.views[hop.machine], posed.costs[hop.machine]
@@ -125,18 +125,18 @@ def _route_hop(
     )
 
 
-def _link_ms(posed: Posed, hop: Hop, following: Hop) -> float:
+def _link_ms(posed: PosedProblem, hop: Hop, following: Hop) -> float:
     pair = posed.problem.links.pairs(np.array([hop.machine]), np.array([following.machine]))
     return float(pair[0])
 
 
-def _loading_ms(posed: Posed, hop: Hop) -> float:
+def _loading_ms(posed: PosedProblem, hop: Hop) -> float:
     """Milliseconds that the hop's peer loads, whatever the others do."""
     return load_ms(posed.problem, (hop,))
 
 
 def _assumed(
-    posed: Posed, hop: Hop, snapshot: Snapshot, cost: CostModel, link: tuple[PeerView, float] | None
+    posed: PosedProblem, hop: Hop, snapshot: Snapshot, cost: CostModel, link: tuple[PeerView, float] | None
 ) -> tuple[str, ...]:
     view = posed.views[hop.machine]
     seen = snapshot.seen(view)

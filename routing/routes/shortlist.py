@@ -1,4 +1,4 @@
-"""Among which peers of a large swarm a circuit is looked for. Pure.
+"""Shortlist: the peers of a large swarm among which a circuit is looked for. Pure.
 
 `Snapshot.pose` works out a matrix of all its peers, 800 MB for 10,000, and the searches of `plan_circuit` look at a
 pool of a few hundred machines anyway. So pools (`pool`, over network coordinates) are drawn before a problem is posed:
@@ -19,7 +19,7 @@ from molink.routing.placement.coverage import layer_table
 from molink.routing.problem.circuit import NoCircuit
 from molink.routing.problem.problem import CircuitProblem
 from molink.routing.routes.planner import Criteria
-from molink.routing.routes.replanning import Standing, keep_up
+from molink.routing.routes.replanning import IncumbentRoute, replan_incumbent
 from molink.routing.search.pool import pool
 from molink.routing.snapshot import Snapshot
 from molink.shards.spec import ModelSpec, Span
@@ -90,8 +90,8 @@ class Shortlist:
         return replace(self, posed=posed, posed_s=now_s)
 
 
-def keep_up_among(
-    standing: Standing | None,
+def replan_incumbent_among(
+    standing: IncumbentRoute | None,
     shortlist: Shortlist | None,
     known: Known,
     tokens: int,
@@ -99,8 +99,8 @@ def keep_up_among(
     prompt_tokens: int,
     now_s: float,
     criteria: Criteria = Criteria(),  # noqa: B008 (an immutable value)
-) -> tuple[Standing, Shortlist | None]:
-    """As `keep_up`, in a swarm of any size; and the shortlist to be called with the next time, None at first.
+) -> tuple[IncumbentRoute, Shortlist | None]:
+    """As `replan_incumbent`, in a swarm of any size; and the shortlist to be called with the next time, None at first.
 
     The circuit that stands is looked at wherever its peers are. Where none is found among the shortlist, that is drawn
     again, without the peers to avoid.
@@ -109,9 +109,9 @@ def keep_up_among(
         NoCircuit: there is none among these either.
     """
 
-    def chosen(names: Collection[str] | None) -> Standing:
+    def chosen(names: Collection[str] | None) -> IncumbentRoute:
         snapshot = known.snapshot(names)
-        return keep_up(standing, snapshot, tokens, prompt_tokens=prompt_tokens, criteria=criteria)
+        return replan_incumbent(standing, snapshot, tokens, prompt_tokens=prompt_tokens, criteria=criteria)
 
     if known.count <= MOST_POSED:
         return chosen(None), None

@@ -31,7 +31,7 @@ from molink.routing.arrays import BoolArray, IntArray
 from molink.routing.problem.circuit import Circuit, Hop
 from molink.routing.problem.problem import CircuitProblem, load_ms, tpot_ms
 from molink.routing.problem.shortfall import shortfall
-from molink.routing.problem.span_options import Fills, servable_layers
+from molink.routing.problem.span_options import SpanOptions, servable_layers
 from molink.routing.problem.spans import SpanCosts, SpanTable, span_table
 from molink.routing.search.bounds import Bounds, bounds_of
 from molink.routing.search.pool import pool
@@ -53,6 +53,14 @@ def plan_augmented(problem: CircuitProblem) -> Circuit:
     return circuit_of(problem, find_augmented(problem, pool(problem, _POOL)))
 
 
+def plan_below(problem: CircuitProblem, below_ms: float) -> Circuit | None:
+    """As `plan_augmented`, if the objective of what it finds is below so much; None otherwise. What is not is dropped
+    early, so that the search is short where there is no such circuit."""
+    machines = pool(problem, _POOL)
+    hops = _found(problem, machines, below_ms)
+    return circuit_of(problem, hops) if hops else None
+
+
 def circuit_of(problem: CircuitProblem, hops: tuple[Hop, ...]) -> Circuit:
     """The hops with what they take."""
     return Circuit(hops, tpot_ms(problem, hops), load_ms(problem, hops))
@@ -60,12 +68,14 @@ def circuit_of(problem: CircuitProblem, hops: tuple[Hop, ...]) -> Circuit:
 
 def find_augmented(problem: CircuitProblem, machines: IntArray) -> tuple[Hop, ...]:
     """The search on some of the machines, and if that finds nothing on all; raises NoCircuit."""
+    return _found(problem, machines) or _rescue(problem)
+
+
+def _found(problem: CircuitProblem, machines: IntArray, below_ms: float = float("inf")) -> tuple[Hop, ...]:
     chosen = problem if len(machines) == problem.machines else problem.subset(machines)
     graph = graph_of(chosen, SpanCosts(chosen))
-    found = search_graph(graph) if graph.bounds.feasible else Outcome()
-    if found.hops:
-        return tuple(Hop(int(machines[hop.machine]), hop.start, hop.stop) for hop in found.hops)
-    return _rescue(problem)
+    found = search_graph(graph, below_ms=below_ms) if graph.bounds.feasible else Outcome()
+    return tuple(Hop(int(machines[hop.machine]), hop.start, hop.stop) for hop in found.hops)
 
 
 def graph_of(problem: CircuitProblem, costs: SpanCosts) -> Graph:
@@ -75,9 +85,14 @@ def graph_of(problem: CircuitProblem, costs: SpanCosts) -> Graph:
     return Graph(problem.layers, span_table(problem, costs), latency_ms, bounds)
 
 
-def search_graph(graph: Graph, *, width: int = _WIDTH, gather: int = 0) -> Outcome:
-    """A quick search first: what it finds lets the other drop most of what it would look at."""
-    quick = search(graph, _QUICK)
+def search_graph(
+    graph: Graph, *, width: int = _WIDTH, gather: int = 0, below_ms: float = float("inf")
+) -> Outcome:
+    """The cheapest circuit of cost below `below_ms`. A quick search first: what it finds lets the other drop most of
+    what it would look at, or is proven to be the best, and then there is no other."""
+    quick = search(graph, _QUICK, below_ms)
+    if quick.complete and not gather:
+        return quick
     width = max(64, min(width, _ELEMENTS // max(1, len(graph.spans.machine))))
     best = search(graph, Beam(width, gather=gather), below=quick.cost)
     if not best.hops:
@@ -98,7 +113,13 @@ def _rescue(problem: CircuitProblem) -> tuple[Hop, ...]:
     layers, machines = chosen.layers, chosen.machines
     left = np.arange(layers, -1, -1, dtype=np.float64)[None]
     nothing = np.zeros(machines)
-    graph = Graph(layers, price, np.zeros((machines, machines)), Bounds(left, nothing, nothing), linked=False)
+    graph = Graph(
+        layers,
+        price,
+        np.zeros((machines, machines)),
+        Bounds(left, nothing, nothing, left[0], nothing),
+        linked=False,
+    )
     possible = servable.any(axis=0).all() and bounds_of(chosen, costs, graph.latency_ms).feasible
     elements = _RESCUE_ELEMENTS if possible else _PROVEN_ELEMENTS
     found = search(graph, Beam(max(8, elements // len(spans.machine)), rest_weight=1.0, back_weight=0.0))
@@ -119,6 +140,6 @@ def _scarcity(problem: CircuitProblem, spans: SpanTable, servable: BoolArray) ->
     needed_later = np.zeros((problem.layers + 1, problem.machines))
     needed_later[:-1] = np.cumsum(share[:, ::-1], axis=1)[:, ::-1].T
     price = needed_later[spans.stop, spans.machine]
-    price += Fills(problem).wasted_layers(spans.machine, spans.stop)
+    price += SpanOptions(problem).wasted_layers(spans.machine, spans.stop)
     price[~np.isfinite(spans.cost)] = np.inf
     return SpanTable(spans.machine, spans.stop, price)

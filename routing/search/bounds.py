@@ -1,4 +1,4 @@
-"""Lower bounds on what a partial circuit still has to pay, to drop early what cannot win.
+"""Lower bounds on what a partial circuit still has to pay (branch and bound), to drop early what cannot win.
 
 Every further machine is entered by one link and left by another. Half of the cheapest such pair belongs to the
 machine, whatever its neighbours turn out to be; the other halves belong to them. So a machine that takes up to n
@@ -32,6 +32,11 @@ class Bounds:
     """[machines]: half the least link that leaves it."""
     enter_ms: FloatArray
     """[machines]: half the least link that arrives."""
+    alone_ms: FloatArray
+    """[layers + 1]: the layers from each one on, on one machine and without links."""
+    pair_ms: FloatArray
+    """[machines]: the cheapest way to another machine and back from there: the links of a circuit of two, whose
+    machines are each other's neighbour on both sides, which `rest_ms` leaves out."""
     feasible: bool = True
     """False: no circuit exists, for memory can never do."""
 
@@ -63,9 +68,17 @@ def bounds_of(problem: CircuitProblem, costs: SpanCosts, latency_ms: FloatArray)
             others[0][place + 1 :] -= count[place]
             others[1][place + 1 :] -= count[place] * price[place]
             rest[machine] = np.interp(left, *others, right=np.inf)
+    unit, penalty = costs.layer_ms[able].min(axis=1), costs.penalty[able]
+    whole = unit[:, None] * left + penalty[:, None]
+    alone = np.where(count[:, None] >= left, whole, np.inf).min(axis=0, initial=np.inf)
     if machines:
         rest[:, :-1] += costs.head.min()
-    return Bounds(rest * _ROUNDING, leave * _ROUNDING, enter * _ROUNDING, bool(held[-1] >= layers))
+        alone[:-1] += costs.head.min()
+    both = latency_ms + latency_ms.T
+    np.fill_diagonal(both, np.inf)
+    pair = both.min(axis=1, initial=np.inf)
+    rest, leave, enter, alone, pair = (each * _ROUNDING for each in (rest, leave, enter, alone, pair))
+    return Bounds(rest, leave, enter, alone, pair, bool(held[-1] >= layers))
 
 
 def _least_links(latency_ms: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:

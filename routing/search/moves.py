@@ -1,4 +1,4 @@
-"""Neighbours of an order of machines: what one change can make of a circuit."""
+"""Neighbourhood of local search: the orders of machines that one change makes."""
 
 from functools import lru_cache
 

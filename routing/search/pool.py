@@ -1,4 +1,4 @@
-"""Which machines of a large swarm a search need look at.
+"""Candidate pool: which machines of a large swarm a search need look at.
 
 A circuit that is worth having is made of machines that are fast, have room, and are near each other. A machine
 near an anchor costs, for each layer that it takes, its layer time and the share of a link between it and the

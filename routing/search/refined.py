@@ -1,4 +1,4 @@
-"""The best circuit that can be found in a given time: a wider search, then changes to what it found.
+"""Refined search within a given time: a wider beam search, then local search from what it found.
 
 The beam search of `augmented` reports several circuits that differ. From each, the best change of its order of
 machines is taken until none helps: turn, exchange, reverse, move, replace, insert or drop. Every change is
@@ -20,7 +20,7 @@ from numpy.random import PCG64, Generator
 from molink.routing.arrays import IntArray
 from molink.routing.problem.circuit import Circuit, Hop
 from molink.routing.problem.problem import CircuitProblem, objective_ms
-from molink.routing.problem.spans import SpanCosts, every_span_table
+from molink.routing.problem.spans import EVERY_SPAN, SpanCosts, every_span_table
 from molink.routing.search.augmented import circuit_of, find_augmented, graph_of, search_graph
 from molink.routing.search.moves import neighbours
 from molink.routing.search.pool import pool
@@ -40,8 +40,6 @@ _OUTSIDE = 48
 """Machines that may be brought in at each step, the ones nearest to the circuit."""
 _FRUITLESS = 1
 """Disturbances without success after which the circuit counts as the best."""
-_EVERY_SPAN = 144
-"""Machines times layers up to which all spans are tried."""
 _EVERY_SPAN_WIDTH = 4096
 
 
@@ -78,7 +76,7 @@ def _starts(problem: CircuitProblem, costs: SpanCosts, graph: Graph) -> list[tup
     """Circuits to begin with, the best first, no two of the same machines."""
     found = search_graph(graph, width=_WIDTH, gather=_GATHER)
     circuits = [(found.cost, found.hops), *found.others] if found.hops else []
-    if problem.machines * problem.layers <= _EVERY_SPAN:
+    if problem.machines * problem.layers <= EVERY_SPAN:
         every = Graph(graph.layers, every_span_table(problem, costs), graph.latency_ms, graph.bounds)
         best = search(every, Beam(_EVERY_SPAN_WIDTH), below=found.cost)
         if best.hops:

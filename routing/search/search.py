@@ -20,7 +20,7 @@ _ELEMENTS = 2**18
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Graph:
-    """What a search runs on."""
+    """Search graph: what a search runs on."""
 
     layers: int
     spans: SpanTable
@@ -33,7 +33,7 @@ class Graph:
 
 @dataclass(frozen=True, slots=True)
 class Beam:
-    """How many labels a search keeps, and how it ranks them. What it drops beyond them is all it can miss."""
+    """Beam of a search: how many labels it keeps, and how it ranks them. It can miss what it drops, nothing else."""
 
     width: int
     """Labels of one level."""
@@ -49,7 +49,7 @@ class Beam:
 
 @dataclass(slots=True)
 class Outcome:
-    """What a search found."""
+    """Outcome of a search."""
 
     hops: tuple[Hop, ...] = ()
     """Empty: nothing."""
@@ -99,7 +99,8 @@ class _Run:
         self.outcome.reached = max(self.outcome.reached, int(stop.max()))
         bounds = self.graph.bounds
         rest = bounds.rest(machine, stop)
-        lowest = cost + rest + (bounds.leave_ms + bounds.enter_ms)[machine]
+        of_two = cost + bounds.alone_ms[stop] + bounds.pair_ms[machine]
+        lowest = np.minimum(of_two, cost + rest + (bounds.leave_ms + bounds.enter_ms)[machine])
         pending = np.flatnonzero(~whole & (lowest < self.outcome.cost))
         rank = cost[pending] + self.beam.rest_weight * rest[pending]
         return labels.take(pending[self._best(rank)])

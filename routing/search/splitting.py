@@ -1,4 +1,4 @@
-"""What orders of machines are worth: estimated for many at once, and exactly, with the best split of the layers.
+"""Layer split for given orders of machines: estimated for many at once, and exact by dynamic programming.
 
 For a fixed order the best split is a dynamic programme over layer boundaries: the cheapest way to have the first
 k machines do the layers before a boundary. A machine's span may begin anywhere from the layer where its fill

@@ -30,7 +30,7 @@ TILED_QUERIES = 24
 """From so many on, they attend to what comes before all of them in tiles."""
 
 
-class Rules(NamedTuple):
+class AttentionRules(NamedTuple):
     """How one layer attends, as the model passes it to its attention function. A tuple, since one is made per
     call."""
 
@@ -55,7 +55,7 @@ class AttendingBatch(Protocol):
     """As in `BatchSlot`."""
 
     def attend(
-        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, rules: Rules
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, rules: AttentionRules
     ) -> Tensor: ...
 
 
@@ -77,7 +77,7 @@ class BatchSlot:
         self.fuses = False
         """Whether the step that runs goes by a GPU's fused kernels, where modules have some (`kernels/fused.py`)."""
         self.slopes = slopes
-        """As in `Rules`, for models whose own code does not say."""
+        """As in `AttentionRules`, for models whose own code does not say."""
 
     def begin(self, batch: "AttendingBatch") -> None:
         """A step of this batch runs from now on."""
@@ -112,7 +112,7 @@ def packed_attention(
     if slot.batch is None:
         raise RuntimeError("a model was run outside its stage")
     attended = slot.batch.attend(
-        module, query, key, value, Rules(scaling, sliding_window, softcap, s_aux, slot.slopes)
+        module, query, key, value, AttentionRules(scaling, sliding_window, softcap, s_aux, slot.slopes)
     )
     return attended.transpose(1, 2).contiguous(), None
 
@@ -135,7 +135,7 @@ def causal_mask(queries: int, keys: int, window: int | None, device: torch.devic
 
 
 def attend_sequence(
-    query: Tensor, key: Tensor, value: Tensor, rules: Rules, *, bitwise: bool = True
+    query: Tensor, key: Tensor, value: Tensor, rules: AttentionRules, *, bitwise: bool = True
 ) -> Tensor:
     """Attention of a sequence's last positions over all its keys, exact.
 
@@ -187,7 +187,7 @@ def attend_sequence(
     return attended.reshape(1, query.shape[1], queries, value.shape[3])
 
 
-def _queries_at_once(query: Tensor, keys: int, rules: Rules) -> int:
+def _queries_at_once(query: Tensor, keys: int, rules: AttentionRules) -> int:
     """As many as have no more than SCORES_BYTES of scores, where these are written out: by definition, and by all
     attention on Apple's GPUs."""
     heads, queries = query.shape[1], query.shape[2]
@@ -197,7 +197,7 @@ def _queries_at_once(query: Tensor, keys: int, rules: Rules) -> int:
     return max(1, min(queries, most_bytes // (_FLOAT32_BYTES * heads * keys)))
 
 
-def attend_up_to_rounding(query: Tensor, key: Tensor, value: Tensor, rules: Rules) -> Tensor:
+def attend_up_to_rounding(query: Tensor, key: Tensor, value: Tensor, rules: AttentionRules) -> Tensor:
     """As `attend_sequence`, but only up to rounding: on a CPU several positions attend to most of the keys before them
     without a mask, and to their own apart."""
     if query.shape[2] == 1:
@@ -205,7 +205,7 @@ def attend_up_to_rounding(query: Tensor, key: Tensor, value: Tensor, rules: Rule
     return attend_parts(query, [key], [value], rules)
 
 
-def _merges(query: Tensor, key: Tensor, value: Tensor, rules: Rules) -> bool:
+def _merges(query: Tensor, key: Tensor, value: Tensor, rules: AttentionRules) -> bool:
     """Whether attention over some keys and over others can be merged by what they weigh."""
     return (
         query.device.type == "cpu"
@@ -217,7 +217,9 @@ def _merges(query: Tensor, key: Tensor, value: Tensor, rules: Rules) -> bool:
     )
 
 
-def attend_parts(query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], rules: Rules) -> Tensor:
+def attend_parts(
+    query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], rules: AttentionRules
+) -> Tensor:
     """As `attend_sequence`, over keys and values that lie in several pieces, in order.
 
     Each piece is attended to where it lies and the results are merged by their log-sum-exp, which is exact (Dao et
@@ -271,7 +273,7 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
 
 
 def _weighed(
-    query: Tensor, key: Tensor, value: Tensor, rules: Rules, *, causal: bool
+    query: Tensor, key: Tensor, value: Tensor, rules: AttentionRules, *, causal: bool
 ) -> tuple[Tensor, Tensor]:
     """Attention [1, heads, queries, dim] over some of a sequence's keys, and the logarithm [1, heads, queries] of what
     they weigh. `causal`: they are the queries' own, of which each sees those up to its own; else each sees all, and
@@ -316,7 +318,7 @@ def _attend_with_biases(
 
 
 def _attend_by_definition(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, rules: Rules
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, rules: AttentionRules
 ) -> Tensor:
     """Softmax attention written out, for what the fused kernels lack: capped logits and sinks."""
     heads, queries, key_heads = query.shape[1], query.shape[2], key.shape[1]

@@ -12,13 +12,13 @@ from molink.shards.batching.mixed import MixedBatch
 from molink.shards.batching.packed import PackedBatch
 from molink.shards.batching.paged_spans import PagedSpans, overlap
 from molink.shards.batching.partial_step import (
-    Piece,
+    PartialStep,
     Rows,
-    UnfinishedStep,
+    SliceBatch,
     check_inputs,
     check_rows,
-    next_piece,
     next_rows,
+    next_slice_batch,
 )
 from molink.shards.device.device import Device
 from molink.shards.device.transfers import Staging, Transfers
@@ -26,7 +26,7 @@ from molink.shards.kv.block_allocator import PoolFull
 from molink.shards.kv.kv_cache import SequenceCache, open_cache
 from molink.shards.kv.kv_memory import LayerLayout
 from molink.shards.kv.kv_pool import KvPool
-from molink.shards.model.stage import Stage, View
+from molink.shards.model.stage import Stage, View, free_dropped
 from molink.shards.paged_attention.paged_rows import PagedRows
 from molink.shards.spec import ModelSpec, Span, merge_spans, missing_spans
 
@@ -62,7 +62,7 @@ class Engine:
         self._transfers = Transfers(self._device)
         self.pool = KvPool(self._device.place, kv_limit_bytes)
         self._growing: WeakSet[SequenceCache] = WeakSet()
-        self._unfinished: WeakSet[UnfinishedStep] = WeakSet()
+        self._unfinished: WeakSet[PartialStep] = WeakSet()
         self._steps = 0
         self._stages: list[Stage] = []
         self._routes: dict[Span, tuple[View, ...]] = {}
@@ -113,15 +113,18 @@ class Engine:
         if missing_spans(span, self.held):
             raise NotHeld(span, self.held)
         self._device.enter()
-        remaining: list[Stage] = []
-        for stage in self._stages:
-            keeps = missing_spans(stage.span, (span,))
-            remaining += [stage] if keeps == (stage.span,) else [stage.keep(part) for part in keeps]
-        changed = [stage.span for stage in self._stages if stage not in remaining]
-        self._stages = remaining
         self._routes.clear()
-        self._paged.changed(changed, self.held)
+        self._paged.changed(self._drop(span), self.held)
         self.pool.forget(span)
+        free_dropped()
+
+    def _drop(self, span: Span) -> list[Span]:
+        """The spans of stages that were changed."""
+        parts = [(stage, missing_spans(stage.span, (span,))) for stage in self._stages]
+        self._stages = [
+            stage if part == stage.span else stage.keep(part) for stage, keeps in parts for part in keeps
+        ]
+        return [stage.span for stage, keeps in parts if keeps != (stage.span,)]
 
     def record_next(self) -> bool:
         """Records decode steps of one more size on layers that were attached since; whether there was one to record.
@@ -267,7 +270,7 @@ class Engine:
         return PagedSpan(route, rows, decoding, hidden, ends=span.stop == self.spec.layers)
 
     @torch.inference_mode()
-    def begin(self, span: Span, row: Rows, hidden: Tensor | None) -> UnfinishedStep:
+    def begin_partial(self, span: Span, row: Rows, hidden: Tensor | None) -> PartialStep:
         """A step of one session that is computed in pieces, between other sessions' steps. As `step`.
 
         Until it is done, or nothing refers to it any more, the session must not be in another step.
@@ -276,43 +279,43 @@ class Engine:
         check_rows(span, (row,))
         ids = check_inputs(self.spec, span, (row,), hidden)
         self._device.enter()
-        unfinished = UnfinishedStep(span, row, self._inputs(ids, hidden))
+        unfinished = PartialStep(span, row, self._inputs(ids, hidden))
         self._unfinished.add(unfinished)
         return unfinished
 
     @torch.inference_mode()
-    def gather(self, steps: Sequence[UnfinishedStep], tokens: Sequence[int]) -> Piece:
-        """The next so many tokens of each of the steps, of one span, for `advance` to compute together. None of them
-        is in another piece. Raises as `step`, and ValueError where a step has not so many left."""
+    def gather_slice(self, steps: Sequence[PartialStep], tokens: Sequence[int]) -> SliceBatch:
+        """The next so many tokens of each of the steps, of one span, for `advance_slice` to compute together. None of
+        them is in another slice. Raises as `step`, and ValueError where a step has not so many left."""
         rows = next_rows(steps, tokens)
         self._device.enter()
         self._make_room(rows)
         positions = self._positions([(row.cache.length, row.count) for row in rows])
-        return next_piece(steps, tokens, positions)
+        return next_slice_batch(steps, tokens, positions)
 
     @torch.inference_mode()
-    def advance(self, piece: Piece, layers: int) -> tuple[tuple[UnfinishedStep, ...], Tensor | None]:
+    def advance_slice(self, slice_: SliceBatch, layers: int) -> tuple[tuple[PartialStep, ...], Tensor | None]:
         """Takes the piece through its next `layers` layers, as far as there are so many. Returns the steps of which
         all tokens are through now, and what `step` would have returned for these.
 
         Where layers keep states, tokens go through all layers at once. Caches grow by tokens that are through all.
         Raises as `step`, and ValueError for a piece that is through; it is then where it was.
         """
-        counts = zip(piece.steps, piece.tokens, strict=True)
-        span, rows = piece.steps[0].span, [replace(step.row, count=count) for step, count in counts]
+        counts = zip(slice_.steps, slice_.tokens, strict=True)
+        span, rows = slice_.steps[0].span, [replace(step.row, count=count) for step, count in counts]
         check_rows(span, rows)
-        if layers < 1 or piece.layer >= span.stop:
-            raise ValueError(f"a piece before layer {piece.layer} of {span} cannot take {layers} layers")
+        if layers < 1 or slice_.layer >= span.stop:
+            raise ValueError(f"a piece before layer {slice_.layer} of {span} cannot take {layers} layers")
         self._device.enter()
         self.pool.collect({table for row in rows for table in row.cache.tables})
         states = any(layout.states for layout in rows[0].cache.layouts)
-        stop = span.stop if states else min(piece.layer + layers, span.stop)
-        part, tokens = Span(piece.layer, stop), (piece.hidden, piece.positions)
+        stop = span.stop if states else min(slice_.layer + layers, span.stop)
+        part, tokens = Span(slice_.layer, stop), (slice_.hidden, slice_.positions)
         hidden, batch = self._attended(span, part, tokens, rows, bitwise=False)
         if stop < span.stop:
-            piece.hidden, piece.layer = hidden, stop
+            slice_.hidden, slice_.layer = hidden, stop
             return (), None
-        done, ends = piece.finishing(hidden), span.stop == self.spec.layers
+        done, ends = slice_.finishing(hidden), span.stop == self.spec.layers
         result = None
         if done and ends:
             rows = [replace(step.row, count=1) for step, _ in done]
@@ -321,7 +324,7 @@ class Engine:
         elif done:
             result = torch.cat([one for step, part in done for one in (*step.results, part)], 1)[0]
         batch.commit()
-        piece.complete(hidden, kept=not ends)
+        slice_.complete(hidden, kept=not ends)
         through = tuple(step for step, _ in done)
         self._unfinished -= set(through)
         return through, result

@@ -7,7 +7,7 @@ from torch.nn import functional
 from torch.nn.attention.bias import causal_lower_right
 from transformers.cache_utils import Cache
 
-from molink.shards.attention.attention import Rules, attend_sequence, layer_number
+from molink.shards.attention.attention import AttentionRules, attend_sequence, layer_number
 from molink.shards.batching.packed import StepSession
 from molink.shards.kv.kv_cache import SequenceCache
 from molink.shards.paged_attention.paged_rows import PagedBatch
@@ -57,7 +57,9 @@ class MixedBatch(Cache):  # type: ignore[misc] # transformers has no types
             session.write(slot + 1, value_states[:, :, start:stop])
         return key_states, value_states
 
-    def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, rules: Rules) -> Tensor:
+    def attend(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, rules: AttentionRules
+    ) -> Tensor:
         """As `packed.PackedBatch.attend`."""
         singles = None
         chunks = self._chunks
@@ -92,7 +94,7 @@ class MixedBatch(Cache):  # type: ignore[misc] # transformers has no types
         return query_length, 0
 
 
-def attend_chunk(query: Tensor, key: Tensor, value: Tensor, rules: Rules) -> Tensor:
+def attend_chunk(query: Tensor, key: Tensor, value: Tensor, rules: AttentionRules) -> Tensor:
     """As `attention.attend_sequence`; behind a past by the fused kernel that knows such masks without being given
     one."""
     queries, keys = query.shape[2], key.shape[2]

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
 from molink.shards.attention.attention import (
-    Rules,
+    AttentionRules,
     attend_parts,
     attend_sequence,
     attend_up_to_rounding,
@@ -116,7 +116,16 @@ class PackedBatch(Cache):  # type: ignore[misc] # transformers has no types
             )
         return key_states, value_states
 
-    def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, rules: Rules) -> Tensor:
+    def lone_context(self, layer: int) -> tuple[Tensor, Tensor] | None:
+        """Keys and values [1, heads, tokens, dim] of the step's only session, if they lie in one run: those of its new
+        tokens, which are the last ones, are to be written there, as `update` would."""
+        slot = 2 * (layer - self._first_layer)
+        past = None if self._alone is None else self._alone.past
+        return None if past is None else (past[slot], past[slot + 1])
+
+    def attend(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, rules: AttentionRules
+    ) -> Tensor:
         """Each session's queries over its own keys and values; shapes as in `attend_sequence`, tokens
         packed."""
         if self._alone is not None:
@@ -151,7 +160,7 @@ class PackedBatch(Cache):  # type: ignore[misc] # transformers has no types
         return query_length, 0
 
 
-def attend_session(session: StepSession, slot: int, query: Tensor, rules: Rules) -> Tensor:
+def attend_session(session: StepSession, slot: int, query: Tensor, rules: AttentionRules) -> Tensor:
     if session.past is not None:
         return attend_up_to_rounding(query, session.past[slot], session.past[slot + 1], rules)
     return attend_parts(query, session.past_parts[slot], session.past_parts[slot + 1], rules)

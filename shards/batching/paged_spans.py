@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from molink.shards.batching.decode import PagedSpan
+from molink.shards.errors import in_one_line
 from molink.shards.spec import Span, missing_spans
 
 _log = logging.getLogger(__name__)
@@ -61,12 +62,10 @@ class PagedSpans:
         """Sessions on the span attend one after the other from now on, since together they cannot."""
         self._spans[span] = None
         self.failure = error
-        reason = " ".join(str(error).split())[:300]
         _log.warning(
-            "sessions on layers %s attend one after the other: together they end with %s: %s",
+            "sessions on layers %s attend one after the other: together they end with %s",
             span,
-            type(error).__name__,
-            reason,
+            in_one_line(error),
         )
 
     def _unfinished(self, held: Sequence[Span], span: Span) -> PagedSpan | None:

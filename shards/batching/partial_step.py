@@ -1,4 +1,4 @@
-"""Parts of prompts that are computed piece by piece: some tokens of one or several through some layers at a time.
+"""Partial steps for layered prefill: some tokens of one or several prompts through some layers at a time.
 
 A prompt's step takes many times as long as a decode step. Cut into fewer tokens it wastes time, for each piece reads
 all weights and all keys and values before it; cut between layers as well it does not ("layered prefill", Lee et al.
@@ -65,8 +65,8 @@ def check_inputs(spec: ModelSpec, span: Span, rows: Sequence[Rows], hidden: Tens
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
-class UnfinishedStep:
-    """The rows of one session, of which some have been computed. Made by `Engine.begin`."""
+class PartialStep:
+    """A partial step: the rows of one session, of which some have been computed. Made by `Engine.begin_partial`."""
 
     span: Span
     row: Rows
@@ -86,10 +86,10 @@ class UnfinishedStep:
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
-class Piece:
-    """Tokens of one or several steps on their way through a span together. Made by `Engine.gather`."""
+class SliceBatch:
+    """A batch of tokens of partial steps on their way through a span together. Made by `Engine.gather_slice`."""
 
-    steps: tuple[UnfinishedStep, ...]
+    steps: tuple[PartialStep, ...]
     tokens: tuple[int, ...]
     """The next ones of each step."""
     positions: Tensor
@@ -99,7 +99,7 @@ class Piece:
     layer: int
     """The next one."""
 
-    def finishing(self, hidden: Tensor) -> list[tuple[UnfinishedStep, Tensor]]:
+    def finishing(self, hidden: Tensor) -> list[tuple[PartialStep, Tensor]]:
         """The steps that have no tokens left behind this piece, with what has come of these out of the last layer."""
         parts = zip(self.steps, self.tokens, hidden.split_with_sizes(self.tokens, 1), strict=True)
         return [(step, part) for step, count, part in parts if step.left_tokens == count]
@@ -114,10 +114,10 @@ class Piece:
             if kept:
                 step.results.append(part)
 
-    def of(self, kept: Sequence[int]) -> "Piece":
+    def of(self, kept: Sequence[int]) -> "SliceBatch":
         """The same of some of the steps, by their places."""
         hidden, positions = (part.split_with_sizes(self.tokens, 1) for part in (self.hidden, self.positions))
-        return Piece(
+        return SliceBatch(
             tuple(self.steps[one] for one in kept),
             tuple(self.tokens[one] for one in kept),
             torch.cat([positions[one] for one in kept], 1),
@@ -126,20 +126,20 @@ class Piece:
         )
 
 
-def joined(pieces: Sequence[Piece]) -> Piece:
+def join_slice_batches(pieces: Sequence[SliceBatch]) -> SliceBatch:
     """The same tokens in one piece. All are before the same layer of one span."""
     if len(pieces) == 1:
         return pieces[0]
-    return Piece(
-        tuple(step for piece in pieces for step in piece.steps),
-        tuple(count for piece in pieces for count in piece.tokens),
-        torch.cat([piece.positions for piece in pieces], 1),
-        torch.cat([piece.hidden for piece in pieces], 1),
+    return SliceBatch(
+        tuple(step for slice_ in pieces for step in slice_.steps),
+        tuple(count for slice_ in pieces for count in slice_.tokens),
+        torch.cat([slice_.positions for slice_ in pieces], 1),
+        torch.cat([slice_.hidden for slice_ in pieces], 1),
         pieces[0].layer,
     )
 
 
-def next_rows(steps: Sequence[UnfinishedStep], tokens: Sequence[int]) -> list[Rows]:
+def next_rows(steps: Sequence[PartialStep], tokens: Sequence[int]) -> list[Rows]:
     """Those of the next so many tokens of each step. Raises ValueError where there are not so many, or they cannot be
     the rows of one step."""
     rows = []
@@ -151,11 +151,11 @@ def next_rows(steps: Sequence[UnfinishedStep], tokens: Sequence[int]) -> list[Ro
     return rows
 
 
-def next_piece(steps: Sequence[UnfinishedStep], tokens: Sequence[int], positions: Tensor) -> Piece:
+def next_slice_batch(steps: Sequence[PartialStep], tokens: Sequence[int], positions: Tensor) -> SliceBatch:
     """The next so many tokens of each step, before their first layer. They are under way from now on."""
     parts = []
     for step, count in zip(steps, tokens, strict=True):
         step.under_way = True
         parts.append(step.inputs[:, step.computed_tokens : step.computed_tokens + count])
     inputs = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
-    return Piece(tuple(steps), tuple(tokens), positions, inputs, steps[0].span.start)
+    return SliceBatch(tuple(steps), tuple(tokens), positions, inputs, steps[0].span.start)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, DummyLayer, LinearAttentionLayer
 
-from molink.shards.attention.attention import Rules, attend_sequence, layer_number
+from molink.shards.attention.attention import AttentionRules, attend_sequence, layer_number
 from molink.shards.batching.packed import PackedBatch, StepSession, attend_session
 from molink.shards.kv.session_state import filled_layer, states_in
 from molink.shards.model.stage import View
@@ -162,7 +162,9 @@ class RowsCache(Cache):  # type: ignore[misc] # transformers has no types
             row[:, :length] = session.read(slot)[0]
         return padded
 
-    def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, rules: Rules) -> Tensor:
+    def attend(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, rules: AttentionRules
+    ) -> Tensor:
         """Each session's queries [sessions, heads, count, dim] over its own keys and values."""
         if len(self._sessions) == 1:
             return attend_sequence(query, key, value, rules)

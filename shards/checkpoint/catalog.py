@@ -38,12 +38,25 @@ def resolve(identifier: str, cache_dir: Path | None = None) -> Path:
     Raises:
         ModelNotFound: there is no such model, or it cannot be reached.
     """
+    check_identifier(identifier)
     if identifier in BUNDLED:
         return _bundled(identifier)
     local = Path(identifier).expanduser()
+    return local.resolve() if local.is_dir() else _download(identifier, cache_dir)
+
+
+def check_identifier(identifier: str) -> None:
+    """Refuses what cannot be a model, by its form and this machine's folders alone.
+
+    Raises:
+        ModelNotFound: it is neither bundled, nor a folder with a configuration, nor of the form of a hub's id.
+    """
+    local = Path(identifier).expanduser()
+    if identifier in BUNDLED:
+        return
     if local.is_dir():
         if (local / "config.json").is_file():
-            return local.resolve()
+            return
         raise ModelNotFound(
             identifier, f"{local.resolve()} has no config.json, so it is no model in Hugging Face format."
         )
@@ -53,7 +66,6 @@ def resolve(identifier: str, cache_dir: Path | None = None) -> Path:
             "there is no such directory, and this is not the form of a Hugging Face hub id, such as "
             f"Qwen/Qwen3-0.6B. Bundled with MoLink: {', '.join(BUNDLED)}.",
         )
-    return _download(identifier, cache_dir)
 
 
 def require_identity(

@@ -23,8 +23,8 @@ _CHATGLM_2_AND_3_VOCABULARY: Final = 65_024
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """A tensor of ours, made of rows of one of theirs."""
+class SourceRows:
+    """The rows of one of their tensors that make one of ours."""
 
     name: str
     rows: tuple[int, int] | None = None
@@ -38,7 +38,7 @@ class Conversion:
     """Settings for transformers, and what becomes of each tensor."""
 
     settings: dict[str, Any]
-    pieces: Callable[[str], tuple[Piece, ...]]
+    pieces: Callable[[str], tuple[SourceRows, ...]]
 
 
 def conversion_of(configuration: Settings) -> Conversion | None:
@@ -74,10 +74,12 @@ def _baichuan(theirs: Settings) -> Conversion:
         settings |= {ALIBI: True, "no_rope_layers": [0] * settings["num_hidden_layers"]}
     unit_rows = settings["vocab_size"] == _UNIT_ROWS_VOCABULARY
 
-    def pieces(name: str) -> tuple[Piece, ...]:
+    def pieces(name: str) -> tuple[SourceRows, ...]:
         if name.endswith(".self_attn.W_pack.weight"):
             return _split(name, "W_pack", {"q_proj": hidden, "k_proj": hidden, "v_proj": hidden})
-        return (Piece(name, step="unit rows" if unit_rows and name == "lm_head.weight" else "as stored"),)
+        return (
+            SourceRows(name, step="unit rows" if unit_rows and name == "lm_head.weight" else "as stored"),
+        )
 
     return Conversion(settings, pieces)
 
@@ -119,9 +121,9 @@ def _chatglm(theirs: Settings) -> Conversion:
     }
     sizes = {"q_proj": heads * head_dim, "k_proj": key_heads * head_dim, "v_proj": key_heads * head_dim}
 
-    def pieces(name: str) -> tuple[Piece, ...]:
+    def pieces(name: str) -> tuple[SourceRows, ...]:
         ours = _renamed(name, _CHATGLM_NAMES)
-        return _split(ours, "query_key_value", sizes) if ".query_key_value." in ours else (Piece(ours),)
+        return _split(ours, "query_key_value", sizes) if ".query_key_value." in ours else (SourceRows(ours),)
 
     return Conversion(settings, pieces)
 
@@ -160,9 +162,9 @@ def _qwen(theirs: Settings) -> Conversion:
         raise StoreError("its attention heads together are not as wide as its hidden states")
     sizes = dict.fromkeys(("q_proj", "k_proj", "v_proj"), hidden)
 
-    def pieces(name: str) -> tuple[Piece, ...]:
+    def pieces(name: str) -> tuple[SourceRows, ...]:
         ours = _renamed(name, _QWEN_NAMES)
-        return _split(ours, "c_attn", sizes) if ".c_attn." in ours else (Piece(ours),)
+        return _split(ours, "c_attn", sizes) if ".c_attn." in ours else (SourceRows(ours),)
 
     return Conversion(settings, pieces)
 
@@ -208,14 +210,14 @@ def _deepseek(theirs: Settings) -> Conversion:
     return Conversion(settings, _deepseek_pieces)
 
 
-def _deepseek_pieces(name: str) -> tuple[Piece, ...]:
+def _deepseek_pieces(name: str) -> tuple[SourceRows, ...]:
     """The shared experts of Qwen2-MoE pass a gate, a sigmoid: with a gate of zeros it halves them, and doubled
     weights undo that without any rounding."""
     if ".mlp.shared_experts.down_proj." in name:
-        return (Piece(name.replace("shared_experts", "shared_expert"), step="doubled"),)
+        return (SourceRows(name.replace("shared_experts", "shared_expert"), step="doubled"),)
     if ".mlp.gate.weight" in name:
-        return (Piece(name), Piece(name.replace(".gate.", ".shared_expert_gate."), step="zero row"))
-    return (Piece(name.replace(".mlp.shared_experts.", ".mlp.shared_expert.")),)
+        return (SourceRows(name), SourceRows(name.replace(".gate.", ".shared_expert_gate."), step="zero row"))
+    return (SourceRows(name.replace(".mlp.shared_experts.", ".mlp.shared_expert.")),)
 
 
 _CONVERSIONS: Final[Mapping[str, Callable[[Settings], Conversion]]] = {
@@ -259,11 +261,11 @@ def _require(theirs: Settings, stated: Mapping[str, object], unless: Mapping[str
                 )
 
 
-def _split(name: str, fused: str, sizes: Mapping[str, int]) -> tuple[Piece, ...]:
+def _split(name: str, fused: str, sizes: Mapping[str, int]) -> tuple[SourceRows, ...]:
     """A fused projection as its parts, one below the other."""
     pieces, start = [], 0
     for part, size in sizes.items():
-        pieces.append(Piece(name.replace(f".{fused}.", f".{part}."), (start, start + size)))
+        pieces.append(SourceRows(name.replace(f".{fused}.", f".{part}."), (start, start + size)))
         start += size
     return tuple(pieces)
 

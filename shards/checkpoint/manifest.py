@@ -16,6 +16,7 @@ from pydantic import (
     model_validator,
 )
 
+from molink.shards.checkpoint.model_files import TOKENIZER_FILES
 from molink.shards.checkpoint.safetensors_header import DTYPE_BITS, StoreError, parse_json
 from molink.shards.spec import DTYPE_BYTES, QUANTIZATIONS
 
@@ -23,20 +24,6 @@ MAX_MANIFEST_BYTES: Final = 2**20
 MAX_LAYERS: Final = 1024
 MAX_ELEMENTS: Final = 2**48
 CONFIGURATION_FILES: Final = ("config.json", "generation_config.json")
-TOKENIZER_FILES: Final = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    "tokenizer.model",
-    "sentencepiece.bpe.model",
-    "spiece.model",
-)
-"""The names under which tokenizers and chat templates are stored; nothing else is handed out as one."""
 
 Sha256 = Annotated[str, StringConstraints(pattern="^[0-9a-f]{64}$")]
 Elements = Annotated[int, Field(ge=0, le=MAX_ELEMENTS)]

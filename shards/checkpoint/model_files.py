@@ -12,6 +12,20 @@ from typing import BinaryIO, Final
 
 from molink.shards.checkpoint.safetensors_header import StoreError
 
+TOKENIZER_FILES: Final = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "tokenizer.model",
+    "sentencepiece.bpe.model",
+    "spiece.model",
+)
+"""The names under which tokenizers and chat templates are stored; nothing else is handed out as one."""
 # as far as the system knows them; a pipe that takes the place of a file must not hold anyone up
 _READ_FLAGS: Final = os.O_RDONLY | sum(
     getattr(os, flag, 0) for flag in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY")

@@ -22,7 +22,6 @@ from molink.shards.checkpoint.grouping import group_names, layer_of
 from molink.shards.checkpoint.manifest import (
     CONFIGURATION_FILES,
     MAX_LAYERS,
-    TOKENIZER_FILES,
     Manifest,
     Settings,
     TensorGroup,
@@ -30,7 +29,7 @@ from molink.shards.checkpoint.manifest import (
     group_digest,
     model_hash,
 )
-from molink.shards.checkpoint.model_files import own_file
+from molink.shards.checkpoint.model_files import TOKENIZER_FILES, own_file
 from molink.shards.checkpoint.safetensors_header import StoredTensor, StoreError, parse_json, weight_files
 from molink.shards.checkpoint.stored_quantization import UnsupportedStorage, plain_shapes
 from molink.shards.spec import DTYPE_BYTES, ModelSpec

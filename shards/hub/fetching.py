@@ -6,8 +6,8 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Final
 
 from molink.shards.hub.hub import HubClient, HubFile
-from molink.shards.hub.ranges import Piece, RangeRequest, plan_requests
-from molink.shards.hub.unfinished import Unfinished
+from molink.shards.hub.partial_download import PartialDownload
+from molink.shards.hub.ranges import ByteRange, RangeRequest, plan_requests
 
 CONNECTIONS: Final = 8
 """To the hub at once."""
@@ -54,14 +54,14 @@ def run_all(jobs: Sequence[Job]) -> None:
 
 
 def fetch_missing(
-    client: HubClient, arriving: Iterable[tuple[HubFile, Unfinished]], counter: ByteCounter
+    client: HubClient, arriving: Iterable[tuple[HubFile, PartialDownload]], counter: ByteCounter
 ) -> None:
     """Fetches what is missing of the tensors, in parallel range requests.
 
     Raises:
         HubError, OSError: it cannot be had or written. What has arrived is marked as there.
     """
-    homes: dict[HubFile, dict[Piece, Unfinished]] = {}
+    homes: dict[HubFile, dict[ByteRange, PartialDownload]] = {}
     for file, tensor in arriving:
         missing = tensor.missing()
         homes.setdefault(file, {}).update(dict.fromkeys(missing, tensor))
@@ -83,7 +83,7 @@ def _fetch(
     client: HubClient,
     file: HubFile,
     request: RangeRequest,
-    homes: dict[Piece, Unfinished],
+    homes: dict[ByteRange, PartialDownload],
     counter: ByteCounter,
     stop: threading.Event,
 ) -> None:

@@ -10,13 +10,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 from urllib.parse import quote
-
-import httpx
 
 from molink.shards.address_ranges import AddressRange, range_of
 from molink.shards.checkpoint.safetensors_header import StoredTensor, is_unsafe_name
+
+if TYPE_CHECKING:  # peers whose models are here do not wait for it
+    import httpx
 
 SLOWEST_BYTES_PER_S: Final = 16 * 1024
 """A request that comes more slowly is given up and made again."""
@@ -78,8 +79,8 @@ class RemoteTensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
-    """How long a hub is waited for."""
+class RetryPolicy:
+    """Retry policy: how often and how long a hub is waited for."""
 
     attempts: int = 6
     """In a row that bring next to nothing; then it is given up."""
@@ -109,7 +110,7 @@ class HubClient:
         commit: str,
         *,
         endpoint: str | None = None,
-        patience: Patience = Patience(),
+        patience: RetryPolicy = RetryPolicy(),
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         """`endpoint` is the hub's address, by default that of `HF_ENDPOINT`."""
@@ -165,6 +166,8 @@ class HubClient:
         self, attempt: Callable[[int], Iterator[bytes]], what: str, size_bytes: int | None = None
     ) -> Iterator[bytes]:
         """What attempts bring, each from where the one before it ended; to `size_bytes`, or to the first good end."""
+        import httpx
+
         at = failures = 0
         while size_bytes is None or at < size_bytes:
             before = at
@@ -213,7 +216,7 @@ class HubClient:
                 if not left:
                     return
 
-    def _skipped(self, response: httpx.Response, file: HubFile, start: int) -> int:
+    def _skipped(self, response: "httpx.Response", file: HubFile, start: int) -> int:
         """How many bytes come before the first one that was asked for."""
         if response.headers.get("content-encoding", "identity") != "identity":
             raise _Broken("it came compressed")
@@ -231,7 +234,7 @@ class HubClient:
             )
         return start
 
-    def _refuse(self, response: httpx.Response, what: str) -> None:
+    def _refuse(self, response: "httpx.Response", what: str) -> None:
         """Raises unless the answer is the content that was asked for."""
         status = response.status_code
         if status in (200, 206):
@@ -252,8 +255,9 @@ class HubClient:
             f"the hub does not have {what} of {self.model} at commit {self.commit[:12]} ({status})"
         )
 
-    def _open(self) -> httpx.Client:
+    def _open(self) -> "httpx.Client":
         """Connections, made when they are first needed: often everything is there already."""
+        import httpx
         from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
         with self._opening:
@@ -266,8 +270,9 @@ class HubClient:
                 )
             return self._client
 
-    def _refuse_own_network(self, request: httpx.Request) -> None:
+    def _refuse_own_network(self, request: "httpx.Request") -> None:
         """Before each request, redirected ones too: nobody but the owner sends this machine to its own network."""
+        import httpx
         from huggingface_hub import constants
 
         hub = httpx.URL(self._endpoint or constants.ENDPOINT).host

@@ -15,7 +15,7 @@ from molink.shards.checkpoint.safetensors_header import StoredTensor
 from molink.shards.hub.fetching import ByteCounter, Job, Progress, run_all
 from molink.shards.hub.hub import HubClient, HubError, HubFile
 from molink.shards.hub.hub_checkpoint import HubCheckpoint
-from molink.shards.hub.unfinished import Unfinished
+from molink.shards.hub.partial_download import PartialDownload
 from molink.shards.store.blobs import BlobStore, InUse
 
 TIMES: Final = 2
@@ -49,10 +49,10 @@ def identify(
     kept = [remote for name, remote in checkpoint.tensors.items() if name in keep and remote.file in files]
     with ExitStack() as stack:
         in_use = stack.enter_context(store.using())
-        arriving: dict[HubFile, dict[StoredTensor, Unfinished]] = {file: {} for file in files}
+        arriving: dict[HubFile, dict[StoredTensor, PartialDownload]] = {file: {} for file in files}
         if sum(remote.size_bytes for remote in kept) <= store.room_bytes():
             for remote in kept:
-                arriving[remote.file][remote.tensor] = Unfinished.of(store, remote)
+                arriving[remote.file][remote.tensor] = PartialDownload.of(store, remote)
             store.reserve(
                 {one.path: one.file_bytes for own in arriving.values() for one in own.values()}, in_use
             )
@@ -86,7 +86,7 @@ class _Reading:
         self,
         file: HubFile,
         tensors: list[StoredTensor],
-        arriving: dict[StoredTensor, Unfinished],
+        arriving: dict[StoredTensor, PartialDownload],
         store: BlobStore,
         in_use: InUse,
     ) -> None:

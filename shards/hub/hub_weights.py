@@ -13,7 +13,7 @@ from molink.shards.errors import WeightsError
 from molink.shards.hub.fetching import ByteCounter, Progress, fetch_missing
 from molink.shards.hub.hub import HubClient, HubError, RemoteTensor
 from molink.shards.hub.hub_checkpoint import HubCheckpoint
-from molink.shards.hub.unfinished import Unfinished
+from molink.shards.hub.partial_download import PartialDownload
 from molink.shards.spec import Span
 from molink.shards.store.blob_part import BlobPart
 from molink.shards.store.blobs import BlobStore, InUse, StoreFull, hash_file
@@ -121,7 +121,7 @@ class HubWeights:
         """Fetches tensors; their SHA-256 by name."""
         if not wanted:
             return {}
-        arriving = {name: Unfinished.of(self._store, it) for name, it in wanted.items()}
+        arriving = {name: PartialDownload.of(self._store, it) for name, it in wanted.items()}
         self._store.reserve({one.path: one.file_bytes for one in arriving.values()}, task.in_use)
         fetch_missing(task.client, [(wanted[name].file, one) for name, one in arriving.items()], task.counter)
         digests = {name: hash_file(one.finish()) for name, one in arriving.items()}

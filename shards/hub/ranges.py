@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Piece:
+class ByteRange:
     """Bytes [start, stop) of a file that are wanted and arrive together. Never empty."""
 
     start: int
@@ -22,18 +22,20 @@ class RangeRequest:
 
     start: int
     stop: int
-    pieces: tuple[Piece, ...]
+    pieces: tuple[ByteRange, ...]
     """In order, disjoint; the first begins at `start`, the last ends at `stop`."""
 
 
-def cut(start: int, stop: int, piece_bytes: int) -> tuple[Piece, ...]:
+def cut(start: int, stop: int, piece_bytes: int) -> tuple[ByteRange, ...]:
     """[start, stop) in pieces of at most `piece_bytes`, on a grid that begins at `start`; none if it is empty."""
     if piece_bytes < 1:
         raise ValueError(f"pieces have at least one byte, not {piece_bytes}")
-    return tuple(Piece(at, min(at + piece_bytes, stop)) for at in range(start, stop, piece_bytes))
+    return tuple(ByteRange(at, min(at + piece_bytes, stop)) for at in range(start, stop, piece_bytes))
 
 
-def plan_requests(pieces: Iterable[Piece], *, gap_bytes: int, request_bytes: int) -> tuple[RangeRequest, ...]:
+def plan_requests(
+    pieces: Iterable[ByteRange], *, gap_bytes: int, request_bytes: int
+) -> tuple[RangeRequest, ...]:
     """As few requests as cover the pieces: neighbours are joined over gaps of at most `gap_bytes`.
 
     A request spans at most `request_bytes`, unless a single piece is larger. In order of the file.
@@ -42,7 +44,7 @@ def plan_requests(pieces: Iterable[Piece], *, gap_bytes: int, request_bytes: int
         ValueError: pieces overlap.
     """
     requests: list[RangeRequest] = []
-    together: list[Piece] = []
+    together: list[ByteRange] = []
     for piece in sorted(pieces):
         if together and piece.start < together[-1].stop:
             raise ValueError(f"{piece} overlaps {together[-1]}")
@@ -57,5 +59,5 @@ def plan_requests(pieces: Iterable[Piece], *, gap_bytes: int, request_bytes: int
     return tuple(requests)
 
 
-def _joined(pieces: list[Piece]) -> RangeRequest:
+def _joined(pieces: list[ByteRange]) -> RangeRequest:
     return RangeRequest(pieces[0].start, pieces[-1].stop, tuple(pieces))

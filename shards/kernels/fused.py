@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from molink.shards.attention.attention import BatchSlot
 from molink.shards.attention.rotations import install_rotations
+from molink.shards.errors import in_one_line
 from molink.shards.matrices.by_bytes import ByteProduct, ByteProducts
 from molink.shards.matrices.quantized_matrices import Int8Matrices, QuantizedMatrices
 
@@ -90,7 +91,7 @@ def fused_on(device: torch.device) -> FusedKernels | None:
         processors = torch.cuda.get_device_properties(device).multi_processor_count
         return FusedKernels(TritonLayers(), TritonBytes(processors, shared_bytes_of(device.index or 0)))
     except Exception as error:  # noqa: BLE001 - of a compiler and its cards there is no list of errors
-        _log.warning("fused kernels are not used: %s", _said(error))
+        _log.warning("fused kernels are not used: they end with %s", in_one_line(error))
         return None
 
 
@@ -108,7 +109,7 @@ def install_fused(model: nn.Module, slot: BatchSlot, kernels: FusedKernels | Non
         install_rotations(modules, slot)
         _install_bytes(modules, slot, kernels.by_bytes)
     except Exception as error:  # noqa: BLE001 - compilers of kernels raise what they like: each module has its own way
-        _log.warning("fused kernels are not used: %s", _said(error))
+        _log.warning("fused kernels are not used: they end with %s", in_one_line(error))
 
 
 def _install_norms(
@@ -311,22 +312,18 @@ def _layer_forward(
 def _install_bytes(modules: Iterable[nn.Module], slot: BatchSlot, kernel: ByteProduct) -> None:
     agreed: dict[tuple[object, ...], bool] = {}
     for matrices in modules:
-        if not isinstance(matrices, Int8Matrices) or matrices.is_stack:
+        if not isinstance(matrices, Int8Matrices):
             continue
         like = (matrices.shape, matrices.dtype)
         if like not in agreed:
             rows = _random((_ROWS, matrices.shape[1]), matrices.weight, matrices.dtype)
-            expected = matrices.multiply_on_gpu(rows, None)
-            found = (
-                kernel.multiply(rows, matrices.weight, matrices.scales, None) if kernel.takes(rows) else None
-            )
+            first = 0 if matrices.is_stack else ...
+            expected = matrices.multiply_on_gpu(rows, None, first)
+            packed = matrices.weight[first], matrices.scales[first]
+            found = kernel.multiply(rows, *packed, None) if kernel.takes(rows) else None
             agreed[like] = found is not None and _difference(found, expected) <= TOLERANCES[matrices.dtype]
         if agreed[like]:
             matrices.by_bytes = ByteProducts(slot, kernel)
-
-
-def _said(error: Exception) -> str:
-    return f"they end with {type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 def _asked(forward: Callable[..., Any], stand_in: object, states: Tensor) -> Tensor | None:

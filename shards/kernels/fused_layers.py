@@ -12,11 +12,13 @@ from typing import Any, Final, TypeAlias
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import PreTrainedConfig
+from transformers.configuration_utils import PreTrainedConfig
 
-from molink.shards.attention.attention import BatchSlot, Rules
+from molink.shards.attention.attention import AttentionRules, BatchSlot
+from molink.shards.kernels.one_row_layers import OneRowLayer, OneRowSteps
 from molink.shards.matrices.quantize import joined
 from molink.shards.model.probe import ProbeBatch, probe_input
+from molink.shards.native.one_row import OneRow
 
 _ATTENTIONS: Final = frozenset({"LlamaAttention", "MistralAttention", "Qwen2Attention", "Qwen3Attention"})
 _MLPS: Final = frozenset({"LlamaMLP", "MistralMLP", "Qwen2MLP", "Qwen3MLP"})
@@ -35,17 +37,24 @@ Part: TypeAlias = Any
 """A module; torch says of each of its parts that it may be a tensor."""
 
 
-def fuse_layers(model: nn.Module, layers: nn.ModuleList, config: PreTrainedConfig, slot: BatchSlot) -> None:
+def fuse_layers(
+    model: nn.Module,
+    layers: nn.ModuleList,
+    config: PreTrainedConfig,
+    slot: BatchSlot,
+    one_row: OneRow | None = None,
+) -> None:
     """Lets layers of the Llama family on a processor run as one function each, in steps that need not be bitwise.
 
     `model` is what owns the layers, on whose rotary positions they rely; `config` is the text decoder's. One layer of
     each kind is tried, the others are of the same code and settings. Quantized matrices that take the same inputs
-    become one, so products are installed afterwards.
+    become one, so products are installed afterwards. With `one_row`, steps of one token are one call a layer.
     """
     rotary = getattr(model, "rotary_emb", None)
     if slot.exact or rotary is None or slot.slopes is not None:
         return
-    found: dict[object, Rules | None] = {}
+    found: dict[object, AttentionRules | None] = {}
+    steps = None if one_row is None else OneRowSteps(one_row)
     for layer in layers:
         kind = _kind(layer)
         if kind is None:
@@ -55,7 +64,8 @@ def fuse_layers(model: nn.Module, layers: nn.ModuleList, config: PreTrainedConfi
         rules = found[kind]
         if rules is not None:
             _join(layer)
-            layer.__dict__["forward"] = _fused(layer, slot, rules)
+            lone = None if steps is None or not _is_silu(layer) else OneRowLayer(layer, kind, rules, steps)
+            layer.__dict__["forward"] = _fused(layer, slot, rules, lone)
 
 
 def _kind(layer: Part) -> object | None:
@@ -92,7 +102,9 @@ def _settings(module: nn.Module) -> list[tuple[str, object]]:
     )
 
 
-def _rules_if_alike(layer: Part, rotary: Part, config: PreTrainedConfig, slot: BatchSlot) -> Rules | None:
+def _rules_if_alike(
+    layer: Part, rotary: Part, config: PreTrainedConfig, slot: BatchSlot
+) -> AttentionRules | None:
     """How the layer attends, if its function gives what its own forward gives."""
     dtype = layer.input_layernorm.weight.dtype
     hidden = probe_input(config.hidden_size, dtype, torch.device("cpu"))
@@ -143,13 +155,31 @@ def _join(layer: Part) -> None:
             owner.add_module(together, whole)
 
 
-def _fused(layer: Part, slot: BatchSlot, rules: Rules) -> Forward:
+def _is_silu(layer: Part) -> bool:
+    return type(layer.mlp.act_fn).__name__ in ("SiLU", "SiLUActivation")
+
+
+def _fused(layer: Part, slot: BatchSlot, rules: AttentionRules, lone: OneRowLayer | None = None) -> Forward:
     """The layer's forward for the batch in `slot`: hidden states [1, tokens, hidden] to the same."""
     attention, mlp = layer.self_attn, layer.mlp
     before, behind = layer.input_layernorm, layer.post_attention_layernorm
     index, activation = attention.layer_idx, mlp.act_fn
     rotates, gates = _heads(attention), _gate(mlp)
-    is_silu = type(activation).__name__ in ("SiLU", "SiLUActivation")
+    is_silu = _is_silu(layer)
+
+    def together(hidden_states: Tensor, angles: tuple[Tensor, Tensor], batch: Any) -> Tensor:  # noqa: ANN401 - a batch, as transformers' caches are
+        heads, value = rotates(_normed(hidden_states, before))
+        cos, sin = angles
+        heads = _rotated(heads, cos.unsqueeze(2), sin.unsqueeze(2)).transpose(1, 2)
+        queries = heads.shape[1] - value.shape[2]
+        keys, values = batch.update(heads[:, queries:], value.transpose(1, 2), index)
+        attended = batch.attend(attention, heads[:, :queries], keys, values, rules).transpose(1, 2)
+        hidden = attention.o_proj.forward(attended.reshape(*hidden_states.shape[:-1], -1)).add_(hidden_states)
+        gate, up = gates(_normed(hidden, behind))
+        product: Tensor = mlp.down_proj.forward(
+            (functional.silu(gate) if is_silu else activation(gate)).mul_(up)
+        )
+        return product.add_(hidden)
 
     def forward(
         hidden_states: Tensor,
@@ -161,18 +191,9 @@ def _fused(layer: Part, slot: BatchSlot, rules: Rules) -> Forward:
         batch = slot.batch
         if batch is None or attention_mask is not None or position_embeddings is None:
             raise RuntimeError("a fused layer was run outside its stage, or with a mask")
-        heads, value = rotates(_normed(hidden_states, before))
-        cos, sin = position_embeddings
-        heads = _rotated(heads, cos.unsqueeze(2), sin.unsqueeze(2)).transpose(1, 2)
-        queries = heads.shape[1] - value.shape[2]
-        keys, values = past_key_values.update(heads[:, queries:], value.transpose(1, 2), index)
-        attended = batch.attend(attention, heads[:, :queries], keys, values, rules).transpose(1, 2)
-        hidden = attention.o_proj.forward(attended.reshape(*hidden_states.shape[:-1], -1)).add_(hidden_states)
-        gate, up = gates(_normed(hidden, behind))
-        product: Tensor = mlp.down_proj.forward(
-            (functional.silu(gate) if is_silu else activation(gate)).mul_(up)
-        )
-        return product.add_(hidden)
+        if lone is None:
+            return together(hidden_states, position_embeddings, past_key_values)
+        return lone(hidden_states, position_embeddings, past_key_values, together)
 
     return forward
 

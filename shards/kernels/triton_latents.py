@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from molink.shards.paged_attention.paged import NotPaged, Places
+from molink.shards.paged_attention.paged import BlockAddresses, NotPaged
 from molink.shards.paged_attention.paged_tiles import LEAST_QUERIES, latent_tile_for
 from molink.shards.paged_attention.paged_triton import (
     MERGED_TOGETHER,
@@ -30,7 +30,7 @@ class TritonLatents:
         self._processors = processors
         self._shared_bytes = shared_bytes
 
-    def store(self, latents: Tensor, keys: Tensor, places: Places, slot: int) -> None:
+    def store(self, latents: Tensor, keys: Tensor, places: BlockAddresses, slot: int) -> None:
         rows, rank, dim = latents.shape[2], latents.shape[3], keys.shape[3]
         _store_latents[(rows,)](
             latents, keys, places.blocks, places.bounds, slot, latents.stride(2), keys.stride(2),
@@ -39,7 +39,9 @@ class TritonLatents:
             BLOCK=KV_BLOCK_TOKENS, TYPE=TYPES[keys.dtype], num_warps=1,
         )  # fmt: skip
 
-    def attend(self, query: Tensor, turned: Tensor, places: Places, slot: int, scaling: float) -> Tensor:
+    def attend(
+        self, query: Tensor, turned: Tensor, places: BlockAddresses, slot: int, scaling: float
+    ) -> Tensor:
         heads, rows, rank = query.shape
         dim = turned.shape[2]
         tile = latent_tile_for(rank, dim, query.itemsize, self._shared_bytes)
@@ -47,7 +49,7 @@ class TritonLatents:
             raise NotPaged(
                 f"latents of {rank} in {query.dtype} do not fit the card's {self._shared_bytes} bytes of shared memory"
             )
-        parts_of_heads = triton.cdiv(heads, LEAST_QUERIES)
+        parts_of_heads = triton.cdiv(heads, tile.heads)
         wanted = max(1, rows, self._processors * PROGRAMS_PER_PROCESSOR // parts_of_heads)
         splits = rows + wanted
         out = query.new_empty(rows, heads, rank)
@@ -58,9 +60,10 @@ class TritonLatents:
             query, turned, out, parts, weights, places.blocks, places.bounds, slot, rows, wanted, scaling,
             query.stride(1), query.stride(0), turned.stride(1), turned.stride(0),
             places.blocks.stride(0), places.bounds.stride(0),
-            HEADS=heads, QUERIES=LEAST_QUERIES, RANK=rank, PADDED_RANK=padded,
-            DIM=dim, PADDED_DIM=triton.next_power_of_2(dim), BLOCK=KV_BLOCK_TOKENS, TILE=tile.tokens,
-            ROWS=counted(rows), TYPE=TYPES[query.dtype], num_warps=8, num_stages=tile.stages,
+            HEADS=heads, QUERIES=tile.heads, RANK=rank, PADDED_RANK=padded,
+            DIM=dim, PADDED_DIM=max(LEAST_QUERIES, triton.next_power_of_2(dim)), BLOCK=KV_BLOCK_TOKENS,
+            TILE=tile.tokens, ROWS=counted(rows), PIECE=min(tile.piece, padded), TYPE=TYPES[query.dtype],
+            num_warps=8, num_stages=tile.stages,
         )  # fmt: skip
         _merge[(rows, heads)](
             out, parts, weights, places.bounds, rows, wanted, places.bounds.stride(0),
@@ -96,9 +99,10 @@ def _attend_latents(
     query_row, query_head, turned_row, turned_head, width, columns,
     HEADS: tl.constexpr, QUERIES: tl.constexpr, RANK: tl.constexpr, PADDED_RANK: tl.constexpr,
     DIM: tl.constexpr, PADDED_DIM: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, ROWS: tl.constexpr,
-    TYPE: tl.constexpr,
+    PIECE: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
-    """Some heads of one row, over one split of its latents."""
+    """Some heads of one row, over one split of its latents. Products with latents are summed PIECE by PIECE where
+    they are made out of registers, which do not hold whole latents."""
     place = tl.program_id(0)
     share, splits = _cut(bounds, columns, rows, wanted, TILE, ROWS)
     ends = tl.cumsum(splits, 0)
@@ -115,8 +119,9 @@ def _attend_latents(
     heads = tl.program_id(1) * QUERIES + tl.arange(0, QUERIES)
     ours = heads < HEADS
     ranks, dims = tl.arange(0, PADDED_RANK), tl.arange(0, PADDED_DIM)
-    asked = query + row * query_row + heads[:, None] * query_head + ranks[None]
-    queries = tl.load(asked, mask=ours[:, None] & (ranks < RANK)[None], other=0.0)
+    asked_of = query + row * query_row + heads[:, None] * query_head
+    if PIECE == PADDED_RANK:
+        queries = tl.load(asked_of + ranks[None], mask=ours[:, None] & (ranks < RANK)[None], other=0.0)
     asked = turned + row * turned_row + heads[:, None] * turned_head + dims[None]
     others = tl.load(asked, mask=ours[:, None] & (dims < DIM)[None], other=0.0)
     highest = tl.full([QUERIES], float("-inf"), tl.float32)
@@ -129,8 +134,17 @@ def _attend_latents(
         keys = tl.load(there[:, None] + dims[None], mask=seen[:, None] & (dims < DIM)[None], other=0.0)
         logits = tl.dot(others, tl.trans(keys), input_precision="ieee")
         there = _vectors(blocks, row, width, slot, 0, tokens, seen, 1, RANK, BLOCK, TYPE, 4, 0)
+        if PIECE < PADDED_RANK:
+            for low in tl.static_range(0, PADDED_RANK, PIECE):
+                some = low + tl.arange(0, PIECE)
+                piece = tl.load(asked_of + some[None], mask=ours[:, None] & (some < RANK)[None], other=0.0)
+                part = tl.load(
+                    there[:, None] + some[None], mask=seen[:, None] & (some < RANK)[None], other=0.0
+                )
+                logits += tl.dot(piece, tl.trans(part), input_precision="ieee")
         latents = tl.load(there[:, None] + ranks[None], mask=seen[:, None] & (ranks < RANK)[None], other=0.0)
-        logits += tl.dot(queries, tl.trans(latents), input_precision="ieee")
+        if PIECE == PADDED_RANK:
+            logits += tl.dot(queries, tl.trans(latents), input_precision="ieee")
         logits = tl.where(seen[None], logits * scaling, float("-inf"))
         higher = tl.maximum(highest, tl.max(logits, 1))
         fading = tl.exp(highest - higher)

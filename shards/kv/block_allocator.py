@@ -31,7 +31,7 @@ class PoolFull(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class BlockKind:
     """Blocks of one kind can take each other's place."""
 
     layers: tuple[int, ...]
@@ -58,7 +58,7 @@ class Extent(Generic[M]):
 
     __slots__ = ("blocks", "free", "kind", "memory")
 
-    def __init__(self, kind: Kind, count: int, memory: M) -> None:
+    def __init__(self, kind: BlockKind, count: int, memory: M) -> None:
         self.kind = kind
         self.blocks = [Block(self, index) for index in range(count)]
         self.free = count
@@ -69,11 +69,11 @@ class Extent(Generic[M]):
 class BlockMemory(Protocol[M]):
     """Who makes and fills the memory of extents."""
 
-    def create(self, kind: Kind, count: int) -> M:
+    def create(self, kind: BlockKind, count: int) -> M:
         """Raises PoolFull where there is no such piece of memory, whatever the limit says."""
         ...
 
-    def aside(self, kind: Kind, count: int) -> M:
+    def aside(self, kind: BlockKind, count: int) -> M:
         """As `create`, of memory where blocks only wait while they move."""
         ...
 
@@ -90,11 +90,11 @@ class BlockAllocator(Generic[M]):
         self.moves = 0
         """How often blocks have moved: places that were looked up before are stale."""
         self._memory = memory
-        self._extents: dict[Kind, list[Extent[M]]] = {}
-        self._named: dict[tuple[Kind, Hashable], Block] = {}
+        self._extents: dict[BlockKind, list[Extent[M]]] = {}
+        self._named: dict[tuple[BlockKind, Hashable], Block] = {}
         self._idle: OrderedDict[Block, None] = OrderedDict()
 
-    def take(self, kind: Kind, count: int, after: Block | None = None) -> list[Block]:
+    def allocate(self, kind: BlockKind, count: int, after: Block | None = None) -> list[Block]:
         """Refers to `count` blocks that hold nothing: in one run where that can be, best right behind `after`.
 
         Raises PoolFull, and then only prefixes that nobody used are gone.
@@ -114,8 +114,8 @@ class BlockAllocator(Generic[M]):
             block.extent.free -= 1
         return blocks
 
-    def find(self, kind: Kind, name: Hashable) -> Block | None:
-        """The block of that name; it may go at the next `take` unless somebody refers to it."""
+    def find(self, kind: BlockKind, name: Hashable) -> Block | None:
+        """The block of that name; it may go at the next `allocate` unless somebody refers to it."""
         return self._named.get((kind, name))
 
     def refer(self, blocks: Iterable[Block]) -> None:
@@ -207,15 +207,15 @@ class BlockAllocator(Generic[M]):
     def _room_bytes(self) -> float:
         return float("inf") if self.limit_bytes is None else self.limit_bytes - self.used_bytes
 
-    def _free_blocks(self, kind: Kind) -> int:
+    def _free_blocks(self, kind: BlockKind) -> int:
         return sum(extent.free for extent in self._extents.get(kind, ()))
 
-    def _scattered_bytes(self, wanted: Kind | None) -> int:
+    def _scattered_bytes(self, wanted: BlockKind | None) -> int:
         """Of free blocks between others, which are of no use to another kind before those have moved together."""
         kinds = (kind for kind in self._extents if kind != wanted)
         return sum(self._free_blocks(kind) * kind.block_bytes for kind in kinds)
 
-    def _make_room(self, kind: Kind, count: int) -> None:
+    def _make_room(self, kind: BlockKind, count: int) -> None:
         """So many blocks of the kind are free or fit the limit afterwards."""
         if self.limit_bytes is None:
             return
@@ -232,7 +232,7 @@ class BlockAllocator(Generic[M]):
                 raise PoolFull(wanted_bytes, int(wanted_bytes - missing_bytes + scattered_bytes))
             self._evict()
 
-    def _pieces(self, kind: Kind, count: int, after: Block | None) -> Iterator[Block]:
+    def _pieces(self, kind: BlockKind, count: int, after: Block | None) -> Iterator[Block]:
         """As few runs as there can be, for which there is room."""
         behind = self._run_behind(kind, after)
         if len(behind) >= count:
@@ -252,7 +252,7 @@ class BlockAllocator(Generic[M]):
         if count:
             yield from self._created(kind, count)
 
-    def _created(self, kind: Kind, count: int) -> Iterator[Block]:
+    def _created(self, kind: BlockKind, count: int) -> Iterator[Block]:
         """New blocks in one run, or, where no piece of memory is so large, in smaller ones. Raises PoolFull."""
         try:
             extent = self._create(kind, count)
@@ -269,7 +269,7 @@ class BlockAllocator(Generic[M]):
             for extent in [extent for extent in extents if extent.free == len(extent.blocks)]:
                 self._remove(extent)
 
-    def _run_behind(self, kind: Kind, after: Block | None) -> list[Block]:
+    def _run_behind(self, kind: BlockKind, after: Block | None) -> list[Block]:
         if after is None or after.extent.kind != kind:
             return []
         behind: list[Block] = []
@@ -279,7 +279,7 @@ class BlockAllocator(Generic[M]):
             behind.append(block)
         return behind
 
-    def _create(self, kind: Kind, count: int) -> Extent[M]:
+    def _create(self, kind: BlockKind, count: int) -> Extent[M]:
         extent = Extent(kind, count, self._memory.create(kind, count))
         self._extents.setdefault(kind, []).append(extent)
         self.used_bytes += count * kind.block_bytes
@@ -309,7 +309,7 @@ class BlockAllocator(Generic[M]):
         self.unname(block)
         self._free(block)
 
-    def _compact(self, wanted: Kind | None) -> None:
+    def _compact(self, wanted: BlockKind | None) -> None:
         """Moves the blocks of extents that are partly free into extents of their number, but for the kind that is
         wanted, whose free blocks are of use."""
         for kind, extents in list(self._extents.items()):

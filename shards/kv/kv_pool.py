@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from molink.shards.kv.block_allocator import Block, BlockAllocator, Extent, Kind, PoolFull, runs_of
+from molink.shards.kv.block_allocator import Block, BlockAllocator, BlockKind, Extent, PoolFull, runs_of
 from molink.shards.kv.kv_memory import KvMemory, LayerLayout
 from molink.shards.kv.session_state import StateMemory
 from molink.shards.spec import KV_BLOCK_TOKENS, Span, most_kv_blocks
@@ -31,7 +31,7 @@ class Runs:
 class BlockTable:
     """Where one session's keys and values are, in layers that forget alike."""
 
-    kind: Kind
+    kind: BlockKind
     window: int | None
     most: int
     """Blocks that it holds at most, unless a step has more than MAX_STEP_TOKENS new tokens."""
@@ -71,7 +71,7 @@ class KvPool:
     def __init__(self, device: torch.device, limit_bytes: int | None = None) -> None:
         self._device = device
         self._allocator: BlockAllocator[KvMemory | StateMemory] = BlockAllocator(self, limit_bytes)
-        self._layouts: dict[Kind, tuple[LayerLayout, ...]] = {}
+        self._layouts: dict[BlockKind, tuple[LayerLayout, ...]] = {}
         self._tables: set[BlockTable] = set()
         self._returned: deque[tuple[BlockTable, Sequence[bytes]]] = deque()
 
@@ -99,7 +99,9 @@ class KvPool:
         for window, indices in groups.items():
             own = tuple(layouts[index] for index in indices)
             bytes_per_token = sum(layout.bytes_per_token for layout in own)
-            kind = Kind(tuple(span.start + index for index in indices), KV_BLOCK_TOKENS * bytes_per_token)
+            kind = BlockKind(
+                tuple(span.start + index for index in indices), KV_BLOCK_TOKENS * bytes_per_token
+            )
             self._layouts[kind] = own
             tables.append(BlockTable(kind, window, most_kv_blocks(capacity_tokens, window)))
         return tuple(tables)
@@ -109,7 +111,7 @@ class KvPool:
         own = {layer: layout for layer, layout in zip(span, layouts, strict=True) if layout.states}
         if not own:
             return None
-        kind = Kind(tuple(own), sum(layout.state_bytes for layout in own.values()), per_session=True)
+        kind = BlockKind(tuple(own), sum(layout.state_bytes for layout in own.values()), per_session=True)
         self._layouts[kind] = tuple(own.values())
         return BlockTable(kind, None, 1)
 
@@ -157,7 +159,7 @@ class KvPool:
         try:
             for table, count in zip(tables, missing, strict=True):
                 last = table.blocks[-1] if table.blocks else None
-                taken.append(self._allocator.take(table.kind, count, last) if count else [])
+                taken.append(self._allocator.allocate(table.kind, count, last) if count else [])
         except (PoolFull, MemoryError, RuntimeError):
             for got in taken:
                 self._allocator.release(got)
@@ -215,7 +217,7 @@ class KvPool:
         fresh: list[list[Block]] = []
         try:
             for table, others in zip(tables, shared, strict=True):
-                fresh.append(self._allocator.take(table.kind, len(others)) if others else [])
+                fresh.append(self._allocator.allocate(table.kind, len(others)) if others else [])
         except (PoolFull, MemoryError, RuntimeError):
             for got in fresh:
                 self._allocator.release(got)
@@ -277,7 +279,7 @@ class KvPool:
         self.collect()
         self._allocator.check_integrity([table.blocks for table in self._tables])
 
-    def create(self, kind: Kind, count: int) -> KvMemory | StateMemory:
+    def create(self, kind: BlockKind, count: int) -> KvMemory | StateMemory:
         """Memory of an extent, for the allocator.
 
         Raises PoolFull where the device has less than was planned, which some other program may have taken: sessions
@@ -288,11 +290,11 @@ class KvPool:
         except torch.OutOfMemoryError as error:
             raise PoolFull(count * kind.block_bytes, 0) from error
 
-    def aside(self, kind: Kind, count: int) -> KvMemory | StateMemory:
+    def aside(self, kind: BlockKind, count: int) -> KvMemory | StateMemory:
         """Memory of the host for blocks that wait for a place, for the allocator."""
         return self._made(kind, count, torch.device("cpu"))
 
-    def _made(self, kind: Kind, count: int, device: torch.device) -> KvMemory | StateMemory:
+    def _made(self, kind: BlockKind, count: int, device: torch.device) -> KvMemory | StateMemory:
         layouts = self._layouts[kind]
         if kind.per_session:
             states = {layer: layout.states for layer, layout in zip(kind.layers, layouts, strict=True)}

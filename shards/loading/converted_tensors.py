@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import torch
 from torch.nn import functional
 
-from molink.shards.checkpoint.conversions import Conversion, Piece
+from molink.shards.checkpoint.conversions import Conversion, SourceRows
 from molink.shards.checkpoint.verification import StoredPart
 
 
@@ -43,7 +43,7 @@ class _Source:
 class ConvertedTensor:
     """A piece in the form in which transformers takes tensors that it reads when needed."""
 
-    def __init__(self, source: _Source, piece: Piece) -> None:
+    def __init__(self, source: _Source, piece: SourceRows) -> None:
         self._source = source
         self._piece = piece
 

@@ -55,7 +55,7 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 class LoadCounter:
-    """How much of a carved model has been read. Transformers reads tensors from several threads."""
+    """How much of a partial model has been read. Transformers reads tensors from several threads."""
 
     def __init__(self, progress: Progress | None, element_bytes: int) -> None:
         self.expected_elements = 0

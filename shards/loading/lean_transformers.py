@@ -1,29 +1,45 @@
 """Transformers without what a peer never uses of it: less than a third of the time that importing all of it takes.
 
 For a process of this product alone; whoever imports `molink` into a program of their own gets transformers as it is.
-Four things are different where `load_lean_transformers` came before any other import of it:
+Six things are different where `load_lean_transformers` came before any other import of it:
 
-- Packages whose own code lists the files of some 450 architectures (`transformers`, `transformers.models`), or is
-  torch's compiler (`torch._dynamo`), run it when one of its names is used, and not when a module in them is imported.
+- Packages whose own code lists the files of some 450 architectures (`transformers`, `transformers.models`), is torch's
+  compiler (`torch._dynamo`), or what exports programs to others and traces them (`torch.export`,
+  `torch._higher_order_ops`), run it when one of its names is used, and not when a module in them is imported.
 - Transformers is told that optional parts are not there which only training, sharding by its own means and compiling
   need, and accelerate unless there is a GPU: tensors go to processors without it.
 - Torch's meta kernels in Python, which compilers need, and which bring in sympy when they are used, are imported only
   when one is missing (`bring_in_meta_kernels`): models are laid out with those in C++.
 - What marks functions for torch's compiler leaves them as they are: nothing is compiled here.
+- Who registers an operation is noted with file and line, without a search of all modules for its source.
+- The patterns of the conversions of all architectures' checkpoints are compiled when they are matched.
 """
 
 import importlib
 import importlib.util
+import inspect
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import version
-from types import ModuleType
+from types import FrameType, ModuleType, TracebackType
 from typing import Any, Final
 
 _PACKAGES: Final = ("transformers", "transformers.models")
 _META_KERNELS: Final = "torch._meta_registrations"
+_TRACING: Final[Mapping[str, tuple[str, ...]]] = {
+    "torch.export": (),
+    "torch._higher_order_ops": ("cond", "while_loop"),
+}
+"""Packages that torch imports with its first line, and the functions that it takes of them."""
+_ANNOTATIONS: Final[Mapping[str, tuple[str, ...]]] = {
+    "torch._higher_order_ops.invoke_subgraph": ("NestedCompileRegionOptions",),
+}
+"""Modules of which it takes classes that it only names in annotations."""
 _COMPILER: Final = "torch._dynamo"
+_WRAPPED: Final = "torch._dynamo._trace_wrapped_higher_order_op"
 _MARKS: Final = ("allow_in_graph", "assume_constant_result", "disable")
 """Decorators that leave functions as they are until the compiler is loaded, which replaces them."""
 _NOT_THERE: Final = ("is_torch_distributed_available", "is_torch_flex_attn_available")
@@ -36,6 +52,7 @@ class LazyPackage(ModuleType):
     def __init__(self, spec: ModuleSpec, **known: object) -> None:
         super().__init__(spec.name)
         self.__spec__, self.__loader__, self.__file__ = spec, spec.loader, spec.origin
+        self._own_loader = spec.loader
         self.__package__, self.__path__ = spec.name, list(spec.submodule_search_locations or ())
         self.__dict__.update(known)
         self._has_run = False
@@ -46,10 +63,7 @@ class LazyPackage(ModuleType):
         inner = f"{self.__name__}.{name}"
         if not self._has_run and PathFinder.find_spec(inner, self.__path__) is not None:
             return importlib.import_module(inner)
-        if not self._has_run:
-            self._has_run = True
-            if self.__spec__ is not None and self.__spec__.loader is not None:
-                self.__spec__.loader.exec_module(self)
+        self.run_own_code()
         module = sys.modules[self.__name__]  # the package may have put another one in its own place
         if module is not self:
             return getattr(module, name)
@@ -58,29 +72,48 @@ class LazyPackage(ModuleType):
         except KeyError:
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}") from None
 
+    def run_own_code(self) -> None:
+        """Runs the package's own code, once."""
+        if not self._has_run:
+            self._has_run = True
+            if self._own_loader is not None:
+                self._own_loader.exec_module(self)
+
 
 def load_lean_transformers() -> None:
     """Imports torch, and transformers' models without what is never used; does nothing where it is loaded already."""
     if "transformers" in sys.modules:
         return
+    with _no_search_for_source():
+        _load_torch()
+        _load_transformers()
+
+
+def _load_torch() -> None:
     deferred = _Deferred()
     sys.meta_path.insert(0, deferred)
     try:
-        import torch
+        importlib.import_module("torch")
     finally:
         sys.meta_path.remove(deferred)
-    importlib.import_module("torch._prims.rng_prims")  # or there would be no generators of random numbers
+    _allow_generators()
     if _COMPILER not in sys.modules:
         _lazy(_COMPILER, **dict.fromkeys(_MARKS, _unmarked))
+        _lazy(_WRAPPED, TransformGetItemToIndex=_called_later(_WRAPPED, "TransformGetItemToIndex"))
+
+
+def _load_transformers() -> None:
+    torch = sys.modules["torch"]
     _lazy("transformers", __version__=version("transformers"))
     utilities = importlib.import_module("transformers.utils")
     parts = importlib.import_module("transformers.utils.import_utils")
     has_gpu = torch.cuda.is_available() or torch.backends.mps.is_available()
-    for name in (*_NOT_THERE, *(() if has_gpu else (_FOR_GPUS,))):
-        setattr(parts, name, _no)
-        setattr(utilities, name, _no)
+    for module in (parts, utilities):
+        _put(module, **dict.fromkeys((*_NOT_THERE, *(() if has_gpu else (_FOR_GPUS,))), _no))
+        _put(module, direct_transformers_import=_this_package)
     _lazy("transformers.models")
     importlib.import_module("transformers.modeling_utils")
+    _put(importlib.import_module("transformers.core_model_loading"), re=_Patterns())
 
 
 def bring_in_meta_kernels() -> bool:
@@ -103,16 +136,78 @@ class _NotYet(ModuleType):
 
 
 class _Deferred:
-    """Finds and loads `_NotYet` in the place of the meta kernels."""
+    """Finds and loads `_NotYet` in the place of the meta kernels, and a `LazyPackage` for each of the others."""
 
     def find_spec(self, fullname: str, _: object, __: object = None) -> ModuleSpec | None:
-        return ModuleSpec(fullname, self) if fullname == _META_KERNELS else None  # type: ignore[arg-type] # a loader
+        if fullname not in (_META_KERNELS, *_TRACING, *_ANNOTATIONS):
+            return None
+        return ModuleSpec(fullname, self, is_package=fullname in _TRACING)  # type: ignore[arg-type] # a loader
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        return _NotYet(spec.name)
+        name = spec.name
+        if name == _META_KERNELS:
+            return _NotYet(name)
+        found = PathFinder.find_spec(name, sys.modules[name.rpartition(".")[0]].__path__)
+        if found is None:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        spec.submodule_search_locations, spec.origin = found.submodule_search_locations, found.origin
+        functions = {one: _called_later(name, one) for one in _TRACING.get(name, ())}
+        return LazyPackage(
+            found, **functions, **{one: type(one, (), {}) for one in _ANNOTATIONS.get(name, ())}
+        )
 
     def exec_module(self, _: ModuleType) -> None:
-        """There is nothing in it."""
+        """Nothing is run yet."""
+
+
+def _called_later(package: str, name: str) -> Callable[..., Any]:
+    """The function of that name, whose package's own code runs when it is called."""
+
+    def call(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - whatever the function takes and gives
+        module = sys.modules[package]
+        if isinstance(module, LazyPackage):
+            module.run_own_code()
+        return getattr(module, name)(*arguments, **named)
+
+    call.__name__ = name
+    return call
+
+
+@contextmanager
+def _no_search_for_source() -> Iterator[None]:
+    """`inspect` finds a frame's module and line without the lines around: for these it looks up the paths of all
+    modules."""
+    module_of, describe = inspect.getmodule, inspect.getframeinfo
+
+    def own_module_of(thing: object, filename: str | None = None) -> ModuleType | None:
+        if isinstance(thing, FrameType):
+            return sys.modules.get(thing.f_globals.get("__name__", ""))
+        return module_of(thing, filename)
+
+    def described(frame: FrameType | TracebackType, _: int = 1) -> inspect.Traceback:
+        return describe(frame, context=0)
+
+    _put(inspect, getmodule=own_module_of, getframeinfo=described)
+    try:
+        yield
+    finally:
+        _put(inspect, getmodule=module_of, getframeinfo=describe)
+
+
+def _put(module: ModuleType, **parts: object) -> None:
+    """Replaces what the module has under these names."""
+    for name, part in parts.items():
+        setattr(module, name, part)
+
+
+def _allow_generators() -> None:
+    """Generators of random numbers work once they have a metaclass for compilers. The module that sets it first defines
+    operations for compilers, which takes a tenth of a second."""
+    set_metaclass = getattr(sys.modules["torch._C"], "_set_generator_metaclass", None)
+    if set_metaclass is None:
+        importlib.import_module("torch._prims.rng_prims")
+    else:
+        set_metaclass(importlib.import_module("torch._opaque_base").OpaqueBaseMeta)
 
 
 def _lazy(name: str, **known: object) -> None:
@@ -127,6 +222,36 @@ def _lazy(name: str, **known: object) -> None:
 
 def _unmarked(function: Callable[..., Any] | None = None, *_: object, **__: object) -> Any:  # noqa: ANN401 - a decorator, with arguments or without
     return _unmarked if function is None else function
+
+
+def _this_package(*_: object, **__: object) -> ModuleType:
+    """What transformers imports anew from its own folder, to have it whole: its names are the same."""
+    return sys.modules["transformers"]
+
+
+class _Patterns:
+    """`re`, of which patterns are compiled when they are first used."""
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the module has
+        return getattr(re, name)
+
+    def compile(self, pattern: str, flags: int = 0) -> "_Pattern":
+        return _Pattern(pattern, flags)
+
+
+class _Pattern:
+    """One of them; its copies are equal."""
+
+    def __init__(self, pattern: str, flags: int) -> None:
+        self._asked = pattern, flags
+        self._compiled: re.Pattern[str] | None = None
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever a pattern has
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if self._compiled is None:
+            self._compiled = re.compile(*self._asked)
+        return getattr(self._compiled, name)
 
 
 def _no(*_: object, **__: object) -> bool:

@@ -27,14 +27,14 @@ from molink.shards.loading.converted_tensors import converted_tensors
 from molink.shards.loading.known_trial import KnownTrial
 from molink.shards.loading.lazy_tensors import CountedTensor, LoadCounter, Progress, open_tensors
 from molink.shards.loading.self_check import self_check, software_state
-from molink.shards.loading.stage_builder import TROUBLE, Recipe, assemble, make_stage, quiet_transformers
+from molink.shards.loading.stage_builder import TROUBLE, Recipe, build_model, make_stage, quiet_transformers
 from molink.shards.matrices.known_products import KnownProducts
 from molink.shards.matrices.packed_layers import PackedLayers
 from molink.shards.matrices.quantize import StreamingQuantizer, return_freed_memory
 from molink.shards.matrices.unpacking import unpacked
 from molink.shards.model.partial_model import layers_path
 from molink.shards.model.probe import config_refusal
-from molink.shards.model.stage import Stage
+from molink.shards.model.stage import Batching, Stage
 from molink.shards.model.tensor_parallel import Shard, division_refusal
 from molink.shards.model.text_backbone import generative_class, text_config
 from molink.shards.spec import Span
@@ -91,19 +91,9 @@ def load_stage(
     stored = stored_quantization(vars(config))
     if stored is not None:
         del config.quantization_config  # matrices are unpacked as they are read
-    verdict = self_check(config, digests)
-    if verdict.batching is None:
-        advice = "Choose a model of an architecture that docs/MODELS.md lists as exact"
-        raise UnsupportedArchitecture(folder, config.model_type, f"{verdict.reason}. {advice}")
-    refusal = None if shard is None else shard.refusal(text_config(config))
-    if refusal is not None:
-        raise UnsupportedArchitecture(
-            folder, config.model_type, f"several devices cannot share it: {refusal}"
-        )
+    batching = _batching(folder, config, shard, digests)
     place = torch.device(device)
-    recipe = Recipe(
-        dtype_of(dtype), verdict.batching, quantizer, shard, exact, place, known_products, packs_later
-    )
+    recipe = Recipe(dtype_of(dtype), batching, quantizer, shard, exact, place, known_products, packs_later)
     known = None if digests is None or manifest is None else KnownWeights(digests)
     source = _Source(folder, parts, manifest, conversion, stored, known)
     model = _load_model(source, config, span, recipe, progress, held)
@@ -114,12 +104,26 @@ def load_stage(
         shard.divide_head(model)
     trial = None
     if digests is not None and manifest is not None and shard is None:
-        how = (dtype, quantization, exact, place.type, verdict.batching.value)
+        how = (dtype, quantization, exact, place.type, batching.value)
         trial = KnownTrial.of(digests, span, (software_state(), manifest.content_hash, *how))
     stage = make_stage(folder, model, config, span, place, recipe, trial)
     if quantizer is not None:  # what was read and, for the trial step, unpacked
         return_freed_memory()
     return stage
+
+
+def _batching(folder: Path, config: PreTrainedConfig, shard: Shard | None, digests: Path | None) -> Batching:
+    """How sessions of such a model step together. Raises UnsupportedArchitecture where it cannot be served so."""
+    verdict = self_check(config, digests)
+    if verdict.batching is None:
+        advice = "Choose a model of an architecture that docs/MODELS.md lists as exact"
+        raise UnsupportedArchitecture(folder, config.model_type, f"{verdict.reason}. {advice}")
+    refusal = None if shard is None else shard.refusal(text_config(config))
+    if refusal is not None:
+        raise UnsupportedArchitecture(
+            folder, config.model_type, f"several devices cannot share it: {refusal}"
+        )
+    return verdict.batching
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -213,7 +217,7 @@ def _load_model(
             else recipe.shard.part_of(text_config(config), name, part)
             for name, part in tensors.items()
         }
-    model = assemble(folder, config, span, tensors, unreadable, counter, recipe, held)
+    model = build_model(folder, config, span, tensors, unreadable, counter, recipe, held)
     counter.refuse_not_numbers(folder)
     if fingerprints is not None and manifest is not None:
         layers = text_config(config).num_hidden_layers

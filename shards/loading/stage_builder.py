@@ -35,11 +35,12 @@ from molink.shards.matrices.linear import install_products
 from molink.shards.matrices.packed_layers import put_together
 from molink.shards.matrices.quantize import StreamingQuantizer
 from molink.shards.model.later_packing import LaterPacking
-from molink.shards.model.partial_model import carve, layers_path, without_absent
+from molink.shards.model.partial_model import layers_path, make_partial, without_absent
 from molink.shards.model.probe import ProbeBatch, probe_input, rope_settings
 from molink.shards.model.stage import Batching, Stage, StageFacts, View, shorten_lookups
 from molink.shards.model.tensor_parallel import Shard
-from molink.shards.model.text_backbone import Absent, generative_class, text_config, text_place
+from molink.shards.model.text_backbone import Passthrough, generative_class, text_config, text_place
+from molink.shards.native.one_row import one_row_for
 from molink.shards.spec import Span
 
 _QUIET = threading.Lock()
@@ -97,7 +98,7 @@ class Recipe:
     """Whether weights that pay for packing are packed by `Stage.pack_next` and not at once."""
 
 
-def assemble(
+def build_model(
     folder: Path,
     config: PreTrainedConfig,
     span: Span,
@@ -122,7 +123,7 @@ def assemble(
     if stock is None:
         raise WeightsError(folder, f"no class generates text from a configuration of {config.model_type}")
     held: dict[int, nn.Module] = {}
-    model_class = _carved_class(stock, span, counter, gaps, recipe, held, packed)
+    model_class = _partial_class(stock, span, counter, gaps, recipe, held, packed)
     try:
         with quiet_transformers():
             try:
@@ -137,6 +138,10 @@ def assemble(
         raise WeightsError(folder, f"the weights of {span} cannot be loaded: {error}") from error
     gaps.refuse(info["missing_keys"], info["mismatched_keys"], ())
     loaded: PreTrainedModel = model
+    for part in loaded.modules():
+        part.__dict__.pop(
+            "_init_weights", None
+        )  # views of the model copy what it has, and would keep all of it
     for index, layer in held.items():
         elements = sum(parameter.numel() for parameter in layer.parameters())
         put_together(index, layer, packed[index], recipe.device)
@@ -199,7 +204,7 @@ class _Gaps:
             raise WeightsError(self.folder, message, partial)
 
 
-def _carved_class(
+def _partial_class(
     model_class: type[PreTrainedModel],
     span: Span,
     counter: LoadCounter,
@@ -208,7 +213,7 @@ def _carved_class(
     held: dict[int, nn.Module],
     packed: Collection[int],
 ) -> type[PreTrainedModel]:
-    """A subclass that is carved as soon as it is built, which from_pretrained does without allocating.
+    """A subclass that is cut to its span as soon as it is built, which from_pretrained does without allocating.
 
     It keeps name and module: transformers looks up its conversions of checkpoints by them. Nothing is ignored
     on loading, so that a tensor which the span needs cannot go missing unnoticed, and what is missing is
@@ -218,7 +223,7 @@ def _carved_class(
     def __init__(self: PreTrainedModel, config: PreTrainedConfig, *args: object, **kwargs: object) -> None:  # noqa: N807
         with _nothing_drawn_on_meta():
             model_class.__init__(self, config, *args, **kwargs)
-        carve(self, span)
+        make_partial(self, span)
         _initialise_present(self)
         if recipe.shard is not None:
             recipe.shard.divide(self)
@@ -227,7 +232,7 @@ def _carved_class(
         counter.expected_elements = sum(parameter.numel() for parameter in self.parameters())
         layers = self.get_submodule(layers_path(self))
         for index in packed:
-            held[index], layers[index] = layers[index], Absent()
+            held[index], layers[index] = layers[index], Passthrough()
 
     quantizer = recipe.quantizer
 
@@ -311,11 +316,14 @@ def make_stage(
     layers = model.get_submodule(layers_path(model))
     slot.install(layers)
     kernels = fused_on(device)
+    plain = slot.exact or device.type != "cpu"
+    library_folder = None if recipe.known_products is None else recipe.known_products.folder
+    one_row = None if plain else one_row_for(model.parameters(), library_folder)
     if kernels is None and recipe.batching is Batching.PACKED and isinstance(layers, nn.ModuleList):
         owner = model.get_submodule(layers_path(model).rpartition(".")[0])
-        fuse_layers(owner, layers, text, slot)
+        fuse_layers(owner, layers, text, slot, one_row)
     later = LaterPacking() if recipe.packs_later else None
-    install_products(model, slot, recipe.known_products, later)
+    install_products(model, slot, recipe.known_products, later, one_row)
     install_fused(model, slot, kernels)
     shorten_lookups(layers)
     facts = StageFacts(

@@ -57,7 +57,7 @@ class BytePacking:
             return packed
         packed = first.clone()
         _words(packed, *shape).copy_(_panels(weight))
-        _raw(packed)[weight.numel() :].view(torch.int32).copy_(weight.sum(1, dtype=torch.int32).neg_())
+        memory_of(packed)[weight.numel() :].view(torch.int32).copy_(weight.sum(1, dtype=torch.int32).neg_())
         return packed
 
     def forget(self) -> None:
@@ -119,11 +119,11 @@ def _panels(weight: Tensor) -> Tensor:
 
 def _words(packed: Tensor, rows: int, columns: int) -> Tensor:
     """The packed matrix's own memory as such words."""
-    words = _raw(packed)[: rows * columns].view(torch.int32)
+    words = memory_of(packed)[: rows * columns].view(torch.int32)
     return words.view(rows // PANEL, columns // _TOGETHER, PANEL)
 
 
-def _raw(packed: Tensor) -> Tensor:
+def memory_of(packed: Tensor) -> Tensor:
     """The memory of an opaque tensor, for as long as it lives: the packed matrix, then what the centre makes of each
     row, in int32."""
     memory = ctypes.c_uint8 * int(torch.ops.mkldnn._nbytes(packed))  # noqa: SLF001 - torch has no public name

@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from molink.shards.attention.attention import BatchSlot
 from molink.shards.matrices import products
+from molink.shards.matrices.int8_products import memory_of
 from molink.shards.matrices.known_products import KnownProducts
 from molink.shards.matrices.products import (
     Choice,
@@ -32,6 +33,7 @@ from molink.shards.matrices.products import (
 )
 from molink.shards.matrices.quantized_products import install_quantized
 from molink.shards.model.later_packing import LaterPacking
+from molink.shards.native.one_row import Form, OneRow, OneRowMatrix
 
 Product: TypeAlias = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """Of rows [..., in], weights [out, in] and, if there is one, a bias [out]: [..., out]."""
@@ -93,10 +95,11 @@ def install_products(
     slot: BatchSlot,
     known: KnownProducts | None = None,
     later: LaterPacking | None = None,
+    one_row: OneRow | None = None,
 ) -> None:
     """Lets the model's large matrices on a processor multiply in the fastest way, as `slot` says: in every step, or
     only in those that need not be bitwise. Where it pays, weights are packed for it, each in the place of what it
-    was: now, or `later`. What is `known` is not measured."""
+    was: now, or `later`. What is `known` is not measured. One row is multiplied by `one_row` where it can be."""
     scratch = Scratch()
     layers = [
         module
@@ -108,8 +111,9 @@ def install_products(
         and module.weight.numel() >= products.LEAST_WEIGHTS
     ]
     for dtype in {layer.weight.dtype for layer in layers}:
-        _install([one for one in layers if one.weight.dtype is dtype], model, slot, scratch, known, later)
-    install_quantized(model, slot, scratch)
+        alike = [one for one in layers if one.weight.dtype is dtype]
+        _install(alike, model, slot, scratch, known, later, one_row)
+    install_quantized(model, slot, scratch, one_row)
 
 
 def _install(
@@ -119,18 +123,23 @@ def _install(
     scratch: Scratch,
     known: KnownProducts | None,
     later: LaterPacking | None,
+    one_row: OneRow | None,
 ) -> None:
+    def pack(layer: nn.Linear) -> bool:
+        return _pack(layer, one_row)
+
     ways = ways_for(layers[0].weight.dtype, scratch)
     choice, packs = _decided(layers, slot, ways, known)
     tied = _tied(model) if packs else set()
     for layer in layers:
         packable = packs and id(layer.weight) not in tied
-        if packable and later is None and _pack(layer):
+        if packable and later is None and pack(layer):
             continue
-        if any(product is not functional.linear for _, product in choice):
-            layer.__dict__["forward"] = _forward(layer, slot, choice)
+        alone = layer.__dict__["one_row"] = None if one_row is None else one_row.rows_of(layer.weight.data)
+        if alone is not None or any(product is not functional.linear for _, product in choice):
+            layer.__dict__["forward"] = _forward(layer, slot, choice, alone)
         if packable and later is not None:
-            later.add(layer, _pack)
+            later.add(layer, pack)
 
 
 def _decided(
@@ -148,7 +157,7 @@ def _decided(
     return choice, packs
 
 
-def _pack(layer: nn.Linear) -> bool:
+def _pack(layer: nn.Linear, one_row: OneRow | None) -> bool:
     """Packs the layer's weights in the place of what they were; whether that could be done."""
     weight = packed_for_onednn(layer.weight)
     if weight is None:
@@ -157,8 +166,23 @@ def _pack(layer: nn.Linear) -> bool:
     layer.weight = nn.Parameter(weight, requires_grad=False)
     if found_at_once:
         layer.__dict__["weight"] = layer.weight
-    layer.__dict__["forward"] = _packed_forward(weight, layer.bias)
+    alone = layer.__dict__["one_row"] = None if one_row is None else _panels_of(weight, one_row)
+    layer.__dict__["forward"] = _packed_forward(weight, layer.bias, alone)
     return True
+
+
+def _panels_of(packed: Tensor, one_row: OneRow) -> OneRowMatrix | None:
+    """The packed weights [out, in] for one row, if they lie as is expected."""
+    rows, columns = packed.shape
+    form = Form.FLOAT_PANELS if packed.dtype is torch.float32 else Form.HALF_PANELS
+    memory = memory_of(packed)
+    if (
+        packed.dtype not in (torch.float32, torch.bfloat16)
+        or memory.nbytes != packed.numel() * packed.itemsize
+    ):
+        return None
+    found = one_row.matrix(form, memory.data_ptr(), (rows, columns))
+    return one_row.alike(found, lambda row: packed_product(row, packed))
 
 
 def fastest(
@@ -198,14 +222,33 @@ def _tied(model: nn.Module) -> set[int]:
     return tied
 
 
-def _packed_forward(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-    return lambda rows: packed_product(rows, weight, bias)
+def _packed_forward(
+    weight: Tensor, bias: Tensor | None, alone: OneRowMatrix | None
+) -> Callable[[Tensor], Tensor]:
+    if alone is None:
+        return lambda rows: packed_product(rows, weight, bias)
+
+    def forward(rows: Tensor) -> Tensor:
+        if alone.takes(rows):
+            return _biased(alone.product(rows), bias)
+        return packed_product(rows, weight, bias)
+
+    return forward
 
 
-def _forward(layer: nn.Linear, slot: BatchSlot, choice: Choice[Product]) -> Callable[[Tensor], Tensor]:
+def _biased(product: Tensor, bias: Tensor | None) -> Tensor:
+    return product if bias is None else product.add_(bias)
+
+
+def _forward(
+    layer: nn.Linear, slot: BatchSlot, choice: Choice[Product], alone: OneRowMatrix | None
+) -> Callable[[Tensor], Tensor]:
     def forward(rows: Tensor) -> Tensor:
         if slot.bitwise:
             return functional.linear(rows, layer.weight, layer.bias)
+        # whoever shares the weights with another stage has put other memory in their place
+        if alone is not None and alone.takes(rows) and alone.fields.numbers == layer.weight.data_ptr():
+            return _biased(alone.product(rows), layer.bias)
         return used_for(choice, rows.numel() // rows.shape[-1])(rows, layer.weight, layer.bias)
 
     return forward

@@ -8,9 +8,8 @@ with: LLM.int8() would look for outliers over all rows of a batch.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from types import EllipsisType
 from typing import Any, TypeAlias
 
 import torch
@@ -20,8 +19,10 @@ from molink.shards.attention.attention import BatchSlot
 from molink.shards.matrices import int8_products, nf4_products, products
 from molink.shards.matrices.by_bytes import ByteProducts, gpu_product
 from molink.shards.matrices.int8_products import BytePacking, byte_product
+from molink.shards.matrices.matrix_of_stack import Index, MatrixOfStack
 from molink.shards.matrices.nf4_products import BLOCK, kernel_product, kernel_takes, unpack_into
 from molink.shards.model.tensor_parallel import Division
+from molink.shards.native.one_row import OneRowMatrix
 
 CHUNK_ELEMENTS = 1 << 22
 """Numbers that are quantized at a time: bitsandbytes needs three times as much room as they take in float32."""
@@ -29,8 +30,6 @@ PACKED_ROWS = {torch.bfloat16: 4, torch.float32: 2}
 """Where nothing was measured, so many rows at most are multiplied by bytes as they are kept, more by unpacked ones."""
 PACKED_COLUMNS = 64
 """torch's product with packed bytes reads beyond rows that are not multiples of this."""
-
-Index = int | Tensor | EllipsisType
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,6 +53,7 @@ class QuantizedMatrices(nn.Module, ABC):
         self.shape = shape
         self.dtype = dtype
         self.ways = QuantizedWays(BatchSlot(None), products.Scratch(), None, BytePacking())
+        self.one_row: OneRowMatrix | None = None
         for parameter in (self.weight, self.scales):
             parameter._is_hf_initialized = True  # type: ignore[attr-defined] # noqa: SLF001 - transformers' mark
         self._is_hf_initialized = True
@@ -76,16 +76,18 @@ class QuantizedMatrices(nn.Module, ABC):
     def kernel_form(self, index: Index) -> tuple[Tensor, Tensor]:
         """Weights and scales of the matrix at `index` in that layout, in memory of their own."""
 
+    def kept_form(self, index: Index) -> tuple[Tensor, Tensor]:
+        """The same, of matrices that were brought into that layout."""
+        return self.weight[index], self.scales[index]
+
     @abstractmethod
     def multiply_form(self, form: tuple[Tensor, Tensor], rows: Tensor) -> Tensor:
         """Rows [count, columns] times the transposed matrix in that layout."""
 
     def __getitem__(self, index: Index) -> "Tensor | MatrixOfStack":
-        """[rows, columns] in the compute dtype, of a stack the one at `index`; on a processor something that is
-        multiplied without being unpacked whole."""
-        if index is ... or self.weight.device.type != "cpu":
-            return self.unpacked(index)
-        return MatrixOfStack(self, index)
+        """[rows, columns] in the compute dtype; of a stack, what stands for the one at `index`, and is multiplied as it
+        is kept."""
+        return self.unpacked() if index is ... else MatrixOfStack(self, index)
 
     def unpacked(self, index: Index = ...) -> Tensor:
         """[rows, columns] in the compute dtype, of a stack the one at `index`, in memory of its own."""
@@ -93,8 +95,7 @@ class QuantizedMatrices(nn.Module, ABC):
 
     @abstractmethod
     def unpack(self, index: Index, start: int, stop: int, into: Tensor) -> Tensor:
-        """`into`, filled with the rows from `start` up to, not including, `stop` of the matrix at `index`. On
-        processors."""
+        """`into`, filled with the rows [start, stop) of the matrix at `index`. On processors."""
 
     @abstractmethod
     def part(self, division: Division) -> "QuantizedMatrices":
@@ -102,11 +103,10 @@ class QuantizedMatrices(nn.Module, ABC):
 
     @abstractmethod
     def multiply_unmeasured(self, index: Index, inputs: Tensor) -> Tensor:
-        """`inputs` [..., columns] times the transposed matrix at `index`, on processors: the same bits for the same
-        inputs, however long what took."""
+        """As `multiply` on processors: the same bits for the same inputs, however long what took."""
 
     @abstractmethod
-    def multiply_on_gpu(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
+    def multiply_on_gpu(self, inputs: Tensor, bias: Tensor | None, index: Index = ...) -> Tensor:
         """As `multiply`."""
 
     @abstractmethod
@@ -124,7 +124,7 @@ class QuantizedMatrices(nn.Module, ABC):
     def multiply(self, inputs: Tensor, bias: Tensor | None, index: Index = ...) -> Tensor:
         """`inputs` [..., columns] times the transposed matrix at `index`, plus `bias`."""
         if inputs.device.type != "cpu":
-            return self.multiply_on_gpu(inputs, bias)
+            return self.multiply_on_gpu(inputs, bias, index)
         choice = self.ways.choice
         if choice is None or self.ways.slot.bitwise:
             product = self.multiply_unmeasured(index, inputs)
@@ -135,6 +135,8 @@ class QuantizedMatrices(nn.Module, ABC):
 
     def in_scratch(self, index: Index) -> Tensor:
         """The matrix at `index`, until the next product."""
+        if self.weight.device.type != "cpu":
+            return self.unpacked(index)
         return self.unpack(index, 0, self.shape[0], self.ways.scratch.take(self.shape, self.dtype))
 
 
@@ -144,8 +146,9 @@ QuantizedWay: TypeAlias = Callable[[QuantizedMatrices, Index, Tensor], Tensor]
 
 def by_kernel(matrices: QuantizedMatrices, index: Index, rows: Tensor) -> Tensor:
     """Multiplies in the layout that the matrices were brought into."""
-    form = matrices.weight if index is ... else matrices.weight[index]
-    return matrices.multiply_form((form, matrices.scales[index]), rows)
+    if matrices.one_row is not None and matrices.one_row.takes(rows):
+        return matrices.one_row.product(rows)
+    return matrices.multiply_form(matrices.kept_form(index), rows)
 
 
 def _unpacking(dtype: torch.dtype, product: products.DenseProduct) -> QuantizedWay:
@@ -167,57 +170,17 @@ def _unpacking_ways(dtype: torch.dtype) -> tuple[QuantizedWay, ...]:
     return widened if dtype is torch.float32 else (_unpacking(dtype, nn.functional.linear), widened[-1])
 
 
-class MatrixOfStack:
-    """One matrix of a stack, as models multiply by it; whatever else they do with it unpacks it."""
-
-    __slots__ = ("index", "stack")
-
-    def __init__(self, stack: QuantizedMatrices, index: Index) -> None:
-        self.stack = stack
-        self.index = index
-
-    @classmethod
-    def __torch_function__(
-        cls,
-        function: Callable[..., Any],
-        _types: object,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401 - what any of torch's functions returns
-        named = dict(kwargs or {})
-        if function is nn.functional.linear and isinstance(args[-1], cls) and len(args) == 2 and not named:
-            inputs, matrix = args
-            return matrix.stack.multiply(inputs, None, matrix.index)
-        if function in _PRODUCTS and isinstance(args[-1], cls) and isinstance(args[0], Tensor) and not named:
-            inputs, matrix = args
-            return inputs @ matrix.stack.in_scratch(matrix.index)
-        plain = (cls._plain(one) for one in args)
-        return function(*plain, **{name: cls._plain(one) for name, one in named.items()})
-
-    @classmethod
-    def _plain(cls, argument: Any) -> Any:  # noqa: ANN401 - of any of torch's functions
-        if isinstance(argument, list | tuple):
-            return [cls._plain(one) for one in argument]
-        return argument.unpacked() if isinstance(argument, cls) else argument
-
-    def unpacked(self) -> Tensor:
-        """[rows, columns] in the compute dtype, in memory of its own."""
-        return self.stack.unpacked(self.index)
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever a tensor has
-        return getattr(self.unpacked(), name)
-
-
-_PRODUCTS = (torch.matmul, Tensor.matmul, Tensor.__matmul__)
-
-
 class Int8Matrices(QuantizedMatrices):
     """One byte for each number, [..., rows, columns]; `scales` [..., rows] are what a step of it is worth.
 
-    One that is no stack may be packed for oneDNN's integer product (see `int8_products`).
+    They may be packed for oneDNN's integer product (see `int8_products`), each matrix of a stack by itself, in `each`.
     """
 
     by_bytes: ByteProducts | None = None
+
+    def __init__(self, packed: Tensor, scales: Tensor, shape: tuple[int, int], dtype: torch.dtype) -> None:
+        super().__init__(packed, scales, shape, dtype)
+        self.each: nn.ParameterList | None = None
 
     @classmethod
     def of(cls, values: Tensor) -> "Int8Matrices":
@@ -236,7 +199,7 @@ class Int8Matrices(QuantizedMatrices):
 
     @property
     def is_stack(self) -> bool:
-        return self.weight.ndim > 2
+        return self.each is not None or self.weight.ndim > 2
 
     def unpacked(self, index: Index = ...) -> Tensor:
         return self._plain(index).to(self.dtype).mul_(self.scales[index].unsqueeze(-1).to(self.dtype))
@@ -246,21 +209,37 @@ class Int8Matrices(QuantizedMatrices):
         return into.copy_(self._plain(index)[start:stop]).mul_(scales.to(into.dtype))
 
     def _plain(self, index: Index) -> Tensor:
-        return int8_products.plain(self.weight) if self.weight.is_mkldnn else self.weight[index]
+        if self.each is None:
+            return int8_products.plain(self.weight) if self.weight.is_mkldnn else self.weight[index]
+        if index is ...:
+            return torch.stack([int8_products.plain(one) for one in self.each])
+        return int8_products.plain(self.each[int(index)])
 
     @property
     def has_kernel(self) -> bool:
-        return not self.is_stack and self.ways.packing.takes(*self.shape, self.dtype)
+        return self.ways.packing.takes(*self.shape, self.dtype)
 
     def kernel_form(self, index: Index) -> tuple[Tensor, Tensor]:
-        return self.ways.packing.pack(self.weight.data), self.scales[index]
+        return self.ways.packing.pack(self.weight.data[index]), self.scales[index]
+
+    def kept_form(self, index: Index) -> tuple[Tensor, Tensor]:
+        if self.each is None or index is ...:
+            return self.weight, self.scales
+        return self.each[int(index)], self.scales[index]
 
     def multiply_form(self, form: tuple[Tensor, Tensor], rows: Tensor) -> Tensor:
         return byte_product(rows, *form)
 
     def prepare(self) -> None:
-        if self.uses_kernel() and not self.weight.is_mkldnn:
-            self.weight = nn.Parameter(self.ways.packing.pack(self.weight.data), requires_grad=False)
+        if not self.uses_kernel() or self.weight.is_mkldnn or self.each is not None:
+            return
+        pack = self.ways.packing.pack
+        if self.is_stack:
+            packed = [nn.Parameter(pack(one), requires_grad=False) for one in self.weight.data]
+            self.each = nn.ParameterList(packed)
+            self.weight = nn.Parameter(self.weight.data.new_empty(0), requires_grad=False)
+        else:
+            self.weight = nn.Parameter(pack(self.weight.data), requires_grad=False)
 
     def part(self, division: Division) -> "Int8Matrices":
         packed = division.part(self.weight)
@@ -268,8 +247,8 @@ class Int8Matrices(QuantizedMatrices):
         scales = division.part(self.scales) if by_rows else self.scales.data
         return Int8Matrices(packed, scales, (packed.shape[-2], packed.shape[-1]), self.dtype)
 
-    def multiply_on_gpu(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
-        return gpu_product(self.by_bytes, inputs, (self.weight, self.scales), self.dtype, bias)
+    def multiply_on_gpu(self, inputs: Tensor, bias: Tensor | None, index: Index = ...) -> Tensor:
+        return gpu_product(self.by_bytes, inputs, (self.weight[index], self.scales[index]), self.dtype, bias)
 
     def multiply_unmeasured(self, index: Index, inputs: Tensor) -> Tensor:
         rows = inputs.reshape(-1, inputs.shape[-1])
@@ -372,12 +351,13 @@ class Nf4Matrices(QuantizedMatrices):
     def multiply_unmeasured(self, index: Index, inputs: Tensor) -> Tensor:
         return nn.functional.linear(inputs, self.in_scratch(index))
 
-    def multiply_on_gpu(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
+    def multiply_on_gpu(self, inputs: Tensor, bias: Tensor | None, index: Index = ...) -> Tensor:
         if not inputs.is_cuda or self.shape[-1] % BLOCK:
-            return nn.functional.linear(inputs, self.unpacked(), bias)
+            return nn.functional.linear(inputs, self.unpacked(index), bias)
         from bitsandbytes import matmul_4bit
 
-        return matmul_4bit(inputs, self.weight, self._state(self.scales, self.shape), bias=bias)  # type: ignore[no-any-return]
+        weight, scales = self.weight[index], self.scales[index]
+        return matmul_4bit(inputs, weight, self._state(scales, self.shape), bias=bias)  # type: ignore[no-any-return]
 
     @property
     def is_stack(self) -> bool:

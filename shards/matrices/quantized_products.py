@@ -4,19 +4,23 @@ from torch import nn
 
 from molink.shards.attention.attention import BatchSlot
 from molink.shards.matrices import products
-from molink.shards.matrices.int8_products import BytePacking
+from molink.shards.matrices.int8_products import BytePacking, memory_of
+from molink.shards.matrices.matrix_of_stack import Index
 from molink.shards.matrices.quantized_matrices import (
-    Index,
+    Int8Matrices,
     QuantizedMatrices,
     QuantizedWay,
     QuantizedWays,
     by_kernel,
 )
+from molink.shards.native.one_row import Form, OneRow
 
 
-def install_quantized(model: nn.Module, slot: BatchSlot, scratch: products.Scratch) -> None:
+def install_quantized(
+    model: nn.Module, slot: BatchSlot, scratch: products.Scratch, one_row: OneRow | None = None
+) -> None:
     """Lets the model's quantized matrices on a processor multiply in the fastest way, as `slot` says, all of them in
-    memory that is kept."""
+    memory that is kept. What their kernels' layouts hold is multiplied by one row by `one_row`."""
     large: dict[tuple[object, ...], list[QuantizedMatrices]] = {}
     packing = BytePacking()
     for module in model.modules():
@@ -34,7 +38,19 @@ def install_quantized(model: nn.Module, slot: BatchSlot, scratch: products.Scrat
         for matrices in alike:
             matrices.ways = ways
             matrices.prepare()
+            if one_row is not None and matrices.uses_kernel() and not matrices.is_stack:
+                _multiply_one_row(matrices, one_row)
     packing.forget()
+
+
+def _multiply_one_row(matrices: QuantizedMatrices, one_row: OneRow) -> None:
+    weight, scales = matrices.weight.data, matrices.scales.data
+    if isinstance(matrices, Int8Matrices):
+        form, address = Form.BYTE_PANELS, memory_of(weight).data_ptr()
+    else:
+        form, address = Form.NF4_PANELS, weight.data_ptr()
+    found = one_row.matrix(form, address, matrices.shape, scales)
+    matrices.one_row = one_row.alike(found, lambda row: matrices.multiply_form((weight, scales), row))
 
 
 def _fastest(timed: list[QuantizedMatrices]) -> products.Choice[QuantizedWay]:

@@ -14,7 +14,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from transformers.modeling_utils import PreTrainedModel
 
 from molink.shards.model.text_backbone import (
-    Absent,
+    Passthrough,
     keep_text,
     output_embedding,
     text_config,
@@ -51,7 +51,7 @@ class EmbeddedBefore(nn.Module):
         """`kept` is what stays of the modules inside `whole`, because the head uses it."""
         super().__init__()
         for name, module in whole.named_children():
-            setattr(self, name, module if module is kept else Absent())
+            setattr(self, name, module if module is kept else Passthrough())
 
     def forward(self, *_args: object, inputs_embeds: Tensor, **_kwargs: object) -> Tensor:
         return inputs_embeds
@@ -100,7 +100,7 @@ def layers_path(model: PreTrainedModel) -> str:
     return min(names, key=lambda name: name.count("."))
 
 
-def carve(model: PreTrainedModel, span: Span) -> None:
+def make_partial(model: PreTrainedModel, span: Span) -> None:
     """Replaces in place what the span does not need. What stays keeps its name, so checkpoints load as
     ever."""
     keep_text(model)
@@ -108,7 +108,7 @@ def carve(model: PreTrainedModel, span: Span) -> None:
     layers = model.get_submodule(path)
     for index in range(len(layers)):
         if index not in span:
-            layers[index] = Absent()
+            layers[index] = Passthrough()
     _trim(model, model.get_submodule(path.rpartition(".")[0]), span, len(layers))
 
 
@@ -117,19 +117,19 @@ def without_absent(module: nn.Module) -> nn.Module:
     lists = [
         (name, child)
         for name, child in module.named_children()
-        if isinstance(child, nn.ModuleList) and any(isinstance(layer, Absent) for layer in child)
+        if isinstance(child, nn.ModuleList) and any(isinstance(layer, Passthrough) for layer in child)
     ]
     if lists:
         module = _shallow(module)
         for name, child in lists:
-            setattr(module, name, Layers(layer for layer in child if not isinstance(layer, Absent)))
+            setattr(module, name, Layers(layer for layer in child if not isinstance(layer, Passthrough)))
     return module
 
 
 def cut_view(model: PreTrainedModel, held: Span, span: Span, layers: int) -> PreTrainedModel:
     """A model of the span that shares the layers of one that holds `held`, of which `span` is a part.
 
-    `model` is a carved model (its list has `layers` entries) or itself such a view (it has as many as
+    `model` is a partial model (its list has `layers` entries) or itself such a view (it has as many as
     `held`).
     """
     path = layers_path(model)
@@ -185,11 +185,11 @@ def _trim(model: PreTrainedModel, parent: nn.Module, span: Span, layers: int) ->
     if not ends:
         for name, module in list(parent.named_children()):
             if _FINAL_NORM.fullmatch(name) and next(module.parameters(), None) is not None:
-                setattr(parent, name, Absent())
+                setattr(parent, name, Passthrough())
         owner = _output_holder(model)
         for name, module in list(owner.named_children()):
             if all(part is not parent for part in module.modules()):
-                setattr(owner, name, Absent())
+                setattr(owner, name, Passthrough())
         owner.__dict__["_is_hf_initialized"] = (
             True  # or else transformers looks for the head to initialize it
         )
@@ -208,13 +208,13 @@ def _trim_start(model: PreTrainedModel, parent: nn.Module, *, keep_embedding: bo
     embedding = model.get_input_embeddings()
     for name, module in list(parent.named_children()):
         if module is embedding:
-            setattr(parent, name, module if keep_embedding else Absent())
+            setattr(parent, name, module if keep_embedding else Passthrough())
         elif any(part is embedding for part in module.modules()):
             setattr(parent, name, EmbeddedBefore(module, embedding if keep_embedding else None))
         elif _POSITIONS.fullmatch(name):
             setattr(parent, name, NoPositions())
         elif _AFTER_EMBEDDING.fullmatch(name):
-            setattr(parent, name, Absent())
+            setattr(parent, name, Passthrough())
 
 
 def _shallow(module: nn.Module) -> PreTrainedModel:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, LinearAttentionLayer
 from transformers.configuration_utils import PreTrainedConfig
 
-from molink.shards.attention.attention import Rules, attend_sequence, layer_number
+from molink.shards.attention.attention import AttentionRules, attend_sequence, layer_number
 from molink.shards.attention.rotations import Rotation
 from molink.shards.checkpoint.stored_quantization import UnsupportedStorage, stored_quantization
 from molink.shards.kv.kv_memory import LayerLayout
@@ -101,7 +101,7 @@ class ProbeBatch(Cache):  # type: ignore[misc] # transformers has no types
         self._keeps_states = keeps_states
         self._stored: dict[int, list[tuple[Tensor, Tensor]]] = {}
         self._index_dims: dict[int, int] = {}
-        self._attended: dict[int, list[tuple[Rules, bool, bool]]] = {}
+        self._attended: dict[int, list[tuple[AttentionRules, bool, bool]]] = {}
         self._rotated: dict[int, tuple[tuple[Tensor, Tensor], Rotation]] = {}
 
     def update(
@@ -118,7 +118,9 @@ class ProbeBatch(Cache):  # type: ignore[misc] # transformers has no types
         """The layer has turned queries and keys by their positions."""
         self._rotated[layer] = turned, rotation
 
-    def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, rules: Rules) -> Tensor:
+    def attend(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, rules: AttentionRules
+    ) -> Tensor:
         layer = layer_number(module)
         stored = self._stored.get(layer, [])
         if layer in self._rotated:
@@ -135,7 +137,7 @@ class ProbeBatch(Cache):  # type: ignore[misc] # transformers has no types
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:  # noqa: ARG002 - as above
         return query_length, 0
 
-    def rules_of(self, layer: int) -> Rules | None:
+    def rules_of(self, layer: int) -> AttentionRules | None:
         """How the layer attended, if it did once."""
         attended = self._attended.get(layer, [])
         return attended[0][0] if len(attended) == 1 else None

@@ -17,7 +17,7 @@ from transformers.models.auto.modeling_auto import (
 )
 
 
-class Absent(nn.Module):
+class Passthrough(nn.Module):
     """Stands where a module would be that is not needed here, and passes its input on."""
 
     device = torch.device("meta")
@@ -87,7 +87,7 @@ def keep_text(model: PreTrainedModel) -> None:
     for part in name.split(".") if name else ():
         for other, module in list(holder.named_children()):
             if other != part and module is not output:
-                setattr(holder, other, Absent())
+                setattr(holder, other, Passthrough())
         for own, _ in [*holder.named_parameters(recurse=False), *holder.named_buffers(recurse=False)]:
             setattr(holder, own, None)
         holder.__dict__["_is_hf_initialized"] = True  # or else transformers looks for what is gone

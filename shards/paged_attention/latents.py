@@ -7,14 +7,14 @@ import torch
 from torch import Tensor, nn
 
 from molink.shards.matrices.quantized_matrices import QuantizedMatrices
-from molink.shards.paged_attention.paged import LatentAttention, NotPaged, Places
+from molink.shards.paged_attention.paged import BlockAddresses, LatentAttention, NotPaged
 
 
 def attend_latents(
     attention: LatentAttention,
     module: Any,  # noqa: ANN401 - an architecture's attention
     query: Tensor,
-    places: Places,
+    places: BlockAddresses,
     slot: int,
     scaling: float,
 ) -> Tensor:

@@ -21,8 +21,8 @@ class NotPaged(ValueError):
     """A layer attends by rules that paged attention does not know."""
 
 
-class Places(NamedTuple):
-    """Where rows find the keys and values of layers that forget alike. Both tensors are on the device."""
+class BlockAddresses(NamedTuple):
+    """Block addresses of the keys and values of layers that forget alike. Both tensors are on the device."""
 
     blocks: Tensor
     """[rows, 2 * width] int64: for each block of a row the address of its first key of slot 0, head 0, and the tokens
@@ -44,9 +44,10 @@ class Logits(NamedTuple):
     """[heads] logits of a position that takes weight and gives nothing."""
 
 
-class Turned(NamedTuple):
-    """By how much positions turn queries and keys (Su et al., "RoFormer", 2021): each number x with the one y half a
-    vector on becomes x cos - y sin, and y becomes y cos + x sin. Products are rounded before they are added."""
+class RotaryAngles(NamedTuple):
+    """Rotary angles (Su et al., "RoFormer", 2021), by which positions turn queries and keys: each number x with the
+    one y half a vector on becomes x cos - y sin, and y becomes y cos + x sin. Products are
+    rounded before they are added."""
 
     query: Tensor
     """[1, heads, rows, dim]"""
@@ -58,17 +59,19 @@ class Turned(NamedTuple):
 class PagedAttention(Protocol):
     """Attends for rows of one new token each. No call waits for the device."""
 
-    def store(self, keys: Tensor, values: Tensor, places: Places, slot: int) -> None:
+    def store(self, keys: Tensor, values: Tensor, places: BlockAddresses, slot: int) -> None:
         """Writes the keys [1, key heads, rows, dim] to `slot` and the values to the next, at each row's last token."""
         ...
 
     def rotate_and_store(
-        self, turned: Turned, keys: Tensor, values: Tensor, places: Places, slot: int
+        self, turned: RotaryAngles, keys: Tensor, values: Tensor, places: BlockAddresses, slot: int
     ) -> None:
         """As `store`, of the keys as their positions turn them; the queries are turned where they lie."""
         ...
 
-    def attend(self, query: Tensor, places: Places, slot: int, key_heads: int, logits: Logits) -> Tensor:
+    def attend(
+        self, query: Tensor, places: BlockAddresses, slot: int, key_heads: int, logits: Logits
+    ) -> Tensor:
         """Queries [1, heads, rows, dim] over what each row sees in `slot` and the next; as many come back. A row of
         nobody gets zeros."""
         ...
@@ -78,11 +81,13 @@ class LatentAttention(Protocol):
     """Attends for rows of one new token each to latents: of each token one vector, which is its key and its value for
     all heads, and one further key that its position has turned (DeepSeek-V2, 2024, section 2.1). No call waits."""
 
-    def store(self, latents: Tensor, keys: Tensor, places: Places, slot: int) -> None:
+    def store(self, latents: Tensor, keys: Tensor, places: BlockAddresses, slot: int) -> None:
         """Writes latents [1, 1, rows, rank] and keys [1, 1, rows, dim] to `slot`, at each row's last token."""
         ...
 
-    def attend(self, query: Tensor, turned: Tensor, places: Places, slot: int, scaling: float) -> Tensor:
+    def attend(
+        self, query: Tensor, turned: Tensor, places: BlockAddresses, slot: int, scaling: float
+    ) -> Tensor:
         """Queries [heads, rows, rank] of latents and [heads, rows, dim] of keys, whose products are added, over what
         each row sees in `slot`: [heads, rows, rank]. A row of nobody gets zeros."""
         ...

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
-from molink.shards.attention.attention import Rules, layer_number
+from molink.shards.attention.attention import AttentionRules, layer_number
 from molink.shards.device.device import Device
 from molink.shards.device.transfers import Staging
 from molink.shards.kv.kv_cache import SequenceCache
@@ -14,12 +14,12 @@ from molink.shards.kv.kv_memory import LayerLayout
 from molink.shards.kv.kv_pool import KvPool
 from molink.shards.paged_attention.latents import attend_latents
 from molink.shards.paged_attention.paged import (
+    BlockAddresses,
     LatentAttention,
     Logits,
     NotPaged,
     PagedAttention,
-    Places,
-    Turned,
+    RotaryAngles,
     keeps_latents,
 )
 from molink.shards.spec import KV_BLOCK_TOKENS, Span
@@ -104,11 +104,11 @@ class PagedRows:
         """[1, rows] where they stand in their sequences, in memory that stays."""
         return self._numbers.on_device[1:2, :rows]
 
-    def places(self, rows: int) -> list[Places]:
+    def places(self, rows: int) -> list[BlockAddresses]:
         """For each table, in memory that stays."""
         numbers = self._numbers.on_device
         return [
-            Places(blocks.on_device[:rows], numbers[2 + 2 * index : 4 + 2 * index, :rows])
+            BlockAddresses(blocks.on_device[:rows], numbers[2 + 2 * index : 4 + 2 * index, :rows])
             for index, blocks in enumerate(self._blocks)
         ]
 
@@ -130,7 +130,7 @@ class PagedBatch(Cache):  # type: ignore[misc] # transformers has no types
         super().__init__(layers=[])
         self.fuses = fuses
         self._latents = latents if rows.latent else None
-        self._turned: tuple[Turned, Tensor] | None = None
+        self._turned: tuple[RotaryAngles, Tensor] | None = None
         """Of the layer that is under way, and its keys."""
         self._attention = attention
         self._slots = rows.slots
@@ -158,7 +158,7 @@ class PagedBatch(Cache):  # type: ignore[misc] # transformers has no types
     def rotate_when_stored(self, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> None:
         """Queries and keys [1, heads, rows, dim], not turned yet, are turned by [1, rows, dim] when the next `update`
         stores these keys."""
-        self._turned = Turned(query, cos, sin), key
+        self._turned = RotaryAngles(query, cos, sin), key
 
     def attend(
         self,
@@ -166,7 +166,7 @@ class PagedBatch(Cache):  # type: ignore[misc] # transformers has no types
         query: Tensor,
         key: Tensor,
         value: Tensor,  # noqa: ARG002 - it is in the batch's blocks
-        rules: Rules,
+        rules: AttentionRules,
     ) -> Tensor:
         """As `packed.PackedBatch.attend`. Raises NotPaged."""
         table, slot = self._slots[layer_number(module)]
@@ -178,7 +178,7 @@ class PagedBatch(Cache):  # type: ignore[misc] # transformers has no types
         logits = Logits(scaling, rules.softcap, rules.sinks)
         return self._attention.attend(query, self._places[table], slot, key.shape[1], logits)
 
-    def knows(self, module: nn.Module, rules: Rules) -> bool:
+    def knows(self, module: nn.Module, rules: AttentionRules) -> bool:
         """Whether the layer attends as paged attention does: without biases, in its table's window; to latents, in no
         other way than by scaled products."""
         table, _ = self._slots[layer_number(module)]

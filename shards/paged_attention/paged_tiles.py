@@ -62,28 +62,46 @@ def tile_for(head_dim: int, group: int, element_bytes: int, limit_bytes: int) ->
     return next((tile for tile in fitting if tile.tokens <= most), None)
 
 
-_LATENT_TILES = (Tile(64, 2), Tile(32, 2), Tile(16, 2), Tile(16, 1))
+@dataclass(frozen=True, slots=True)
+class LatentTile:
+    """As `Tile`, for latents."""
+
+    tokens: int
+    stages: int
+    heads: int
+    """That one program attends for."""
+    piece: int
+    """Numbers of a latent that are multiplied with a query at a time; WHOLE: all of them."""
 
 
-def latent_shared_bytes(tile: Tile, rank: int, dim: int, element_bytes: int) -> int:
+WHOLE = 1 << 16
+_LATENT_TILES = tuple(
+    LatentTile(tokens, stages, LEAST_QUERIES, WHOLE)
+    for tokens, stages in ((64, 2), (32, 2), (16, 2), (16, 1))
+)
+_PIECED_LATENTS = (LatentTile(16, 1, LEAST_QUERIES, 64), LatentTile(16, 1, LEAST_QUERIES // 2, 64))
+"""Where products are made out of registers, in float32 and on Turing, these do not hold whole latents: 2 to 6 KB of
+each thread would be spilled. Pieces take 51 to 70 KB of shared memory and spill nothing (DeepSeek's latents, as
+compiled by Triton 3.7.1)."""
+
+
+def latent_shared_bytes(tile: LatentTile, rank: int, dim: int, element_bytes: int) -> int:
     """As `shared_bytes`, of the kernel for latents of `rank` and keys of `dim` numbers: latents are both keys and
-    values, and lie there once."""
-    vector_bytes = ((1 << (rank - 1).bit_length()) + (1 << (dim - 1).bit_length())) * element_bytes
-    loaded = (tile.stages - 1) * tile.tokens
-    weights = LEAST_QUERIES * tile.tokens * _FLOAT32_BYTES
+    values, and lie there once. In pieces products are made of float32 numbers, whatever the dtype is."""
+    padded_rank, padded_dim = 1 << (rank - 1).bit_length(), 1 << (dim - 1).bit_length()
     entries = 2 * tile.tokens * _ENTRY_BYTES + _BARRIER_BYTES
-    return (LEAST_QUERIES + tile.tokens + loaded) * vector_bytes + weights + entries
+    weights = tile.heads * (tile.tokens + 1) * _FLOAT32_BYTES
+    if tile.piece < padded_rank:
+        rows = (tile.heads + tile.tokens) * padded_rank + tile.heads * max(tile.piece, padded_dim)
+        return rows * _FLOAT32_BYTES + weights + entries
+    loaded = (tile.stages - 1) * tile.tokens
+    vector_bytes = (padded_rank + padded_dim) * element_bytes
+    return (tile.heads + tile.tokens + loaded) * vector_bytes + weights + entries
 
 
-def latent_tile_for(rank: int, dim: int, element_bytes: int, limit_bytes: int) -> Tile | None:
-    """As `tile_for`, for latents. None on Turing: without tensor cores the kernel would spill its registers."""
-    if limit_bytes <= LEAST_SHARED_BYTES:
-        return None
-    return next(
-        (
-            tile
-            for tile in _LATENT_TILES
-            if latent_shared_bytes(tile, rank, dim, element_bytes) <= limit_bytes
-        ),
-        None,
-    )
+def latent_tile_for(rank: int, dim: int, element_bytes: int, limit_bytes: int) -> LatentTile | None:
+    """As `tile_for`, for latents."""
+    from_registers = limit_bytes <= LEAST_SHARED_BYTES or element_bytes == _FLOAT32_BYTES
+    tiles = _PIECED_LATENTS if from_registers else _LATENT_TILES
+    fitting = (tile for tile in tiles if latent_shared_bytes(tile, rank, dim, element_bytes) <= limit_bytes)
+    return next(fitting, None)

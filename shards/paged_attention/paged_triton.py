@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from molink.shards.paged_attention.paged import Logits, NotPaged, Places, Turned
+from molink.shards.paged_attention.paged import BlockAddresses, Logits, NotPaged, RotaryAngles
 from molink.shards.paged_attention.paged_tiles import LEAST_SHARED_BYTES, query_rows, tile_for
 from molink.shards.spec import KV_BLOCK_TOKENS
 
@@ -41,7 +41,7 @@ class TritonAttention:
         self._processors = processors
         self._shared_bytes = shared_bytes
 
-    def store(self, keys: Tensor, values: Tensor, places: Places, slot: int) -> None:
+    def store(self, keys: Tensor, values: Tensor, places: BlockAddresses, slot: int) -> None:
         _, heads, rows, dim = keys.shape
         _store[(rows, heads)](
             keys, values, places.blocks, places.bounds, slot,
@@ -52,7 +52,7 @@ class TritonAttention:
         )  # fmt: skip
 
     def rotate_and_store(
-        self, turned: Turned, keys: Tensor, values: Tensor, places: Places, slot: int
+        self, turned: RotaryAngles, keys: Tensor, values: Tensor, places: BlockAddresses, slot: int
     ) -> None:
         query, cos, sin = turned
         _, heads, rows, dim = keys.shape
@@ -65,7 +65,9 @@ class TritonAttention:
             BLOCK=KV_BLOCK_TOKENS, TYPE=TYPES[keys.dtype], num_warps=1, enable_fp_fusion=False,
         )  # fmt: skip
 
-    def attend(self, query: Tensor, places: Places, slot: int, key_heads: int, logits: Logits) -> Tensor:
+    def attend(
+        self, query: Tensor, places: BlockAddresses, slot: int, key_heads: int, logits: Logits
+    ) -> Tensor:
         _, heads, rows, dim = query.shape
         group = heads // key_heads
         tile = tile_for(dim, group, query.itemsize, self._shared_bytes)

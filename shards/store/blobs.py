@@ -20,7 +20,7 @@ from typing import Final, Self
 from filelock import FileLock, Timeout
 from platformdirs import user_cache_dir
 
-from molink.shards.store.store_notes import Notes, checked_name
+from molink.shards.store.store_notes import StoreNotes, checked_name
 from molink.shards.store.store_users import StoreUsers
 
 LOCK_TIMEOUT_S: Final = 60.0
@@ -55,7 +55,7 @@ class BlobStore:
         """`limit_bytes` caps blobs and what is unfinished; None: half of what the disk would have without them."""
         self.folder = folder
         self._limit_bytes = limit_bytes
-        self.notes = Notes(folder / "notes", self._locked)
+        self.notes = StoreNotes(folder / "notes", self._locked)
         self._users = StoreUsers(folder / "users")
 
     def __enter__(self) -> Self:

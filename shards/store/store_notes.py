@@ -15,7 +15,7 @@ _NAME: Final = re.compile(r"[0-9A-Za-z.-]{1,200}")
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 
-class Notes:
+class StoreNotes:
     """Notes by kind and key, in a folder. What is lost or damaged is found out anew."""
 
     def __init__(self, folder: Path, lock: Callable[[], FileLock]) -> None:

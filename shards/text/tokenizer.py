@@ -8,12 +8,11 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tokenizers import Tokenizer as Backend
 
-from molink.shards.checkpoint.manifest import TOKENIZER_FILES
-from molink.shards.text.chat_template import ChatTemplate, ChatTemplateError, Message
+from molink.shards.checkpoint.model_files import TOKENIZER_FILES
 from molink.shards.text.text_stream import StopMatcher, TextStream, clean_up_spaces
 from molink.shards.text.tokenizer_files import (
     NAMED_TOKENS,
@@ -26,6 +25,9 @@ from molink.shards.text.tokenizer_files import (
     token_content,
 )
 
+if TYPE_CHECKING:
+    from molink.shards.text.chat_template import ChatTemplate, Message
+
 __all__ = ["StopMatcher", "TextStream", "Tokenizer", "TokenizerError", "read_files"]
 
 _BYTE_TOKEN: Final = re.compile(r"<0x[0-9A-Fa-f]{2}>")
@@ -34,7 +36,9 @@ _BYTE_TOKEN: Final = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 class Tokenizer:
     """One model's tokenizer and chat template. Immutable; several threads may use it at once."""
 
-    def __init__(self, backend: Backend, settings: Mapping[str, Any], template: ChatTemplate | None) -> None:
+    def __init__(
+        self, backend: Backend, settings: Mapping[str, Any], template: "ChatTemplate | None"
+    ) -> None:
         """`settings` are those of tokenizer_config.json, special tokens as text. Use `from_folder` or
         `from_files`.
         """
@@ -53,8 +57,10 @@ class Tokenizer:
         return cls.from_files(read_files(folder))
 
     @classmethod
-    def from_files(cls, files: Mapping[str, bytes]) -> "Tokenizer":
+    def from_files(cls, files: Mapping[str, bytes], *, with_template: bool = True) -> "Tokenizer":
         """The tokenizer out of its files' contents by name, such as a peer hands them out.
+
+        `with_template` False: the chat template is not even compiled, for whoever needs it somewhere else.
 
         Raises `TokenizerError` if tokenizer.json is damaged, or if without it nothing else makes a tokenizer.
         """
@@ -66,11 +72,8 @@ class Tokenizer:
             backend = convert(files)
         backend.no_truncation()
         backend.no_padding()
-        source = template_source(files, settings)
-        try:
-            template = None if source is None else ChatTemplate(source)
-        except ChatTemplateError as error:
-            raise TokenizerError(str(error)) from error
+        source = template_source(files, settings) if with_template else None
+        template = None if source is None else _compiled(source)
         return cls(backend, {name: token_content(value) for name, value in settings.items()}, template)
 
     @property
@@ -114,7 +117,7 @@ class Tokenizer:
         return token_id in self._byte_tokens
 
     def apply_chat_template(
-        self, messages: Sequence[Message], add_generation_prompt: bool = True
+        self, messages: "Sequence[Message]", add_generation_prompt: bool = True
     ) -> tuple[int, ...]:
         """The ids of a chat in the form that the model was trained on.
 
@@ -126,11 +129,23 @@ class Tokenizer:
                 "instead, or "
                 "a model that was trained for chat."
             )
+        from molink.shards.text.chat_template import ChatTemplateError
+
         try:
             text = self._template.render(messages, self._named, add_generation_prompt=add_generation_prompt)
         except ChatTemplateError as error:
             raise TokenizerError(str(error)) from error
         return tuple(self._backend.encode(text, add_special_tokens=False).ids)
+
+
+def _compiled(source: str) -> "ChatTemplate":
+    """Jinja is imported where there is a template."""
+    from molink.shards.text.chat_template import ChatTemplate, ChatTemplateError
+
+    try:
+        return ChatTemplate(source)
+    except ChatTemplateError as error:
+        raise TokenizerError(str(error)) from error
 
 
 def read_files(folder: Path) -> dict[str, bytes]:

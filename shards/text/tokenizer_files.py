@@ -8,7 +8,7 @@ from typing import Any, Final
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
-from molink.shards.checkpoint.manifest import TOKENIZER_FILES
+from molink.shards.checkpoint.model_files import TOKENIZER_FILES
 from molink.shards.checkpoint.safetensors_header import StoreError, parse_json
 
 NAMED_TOKENS: Final = (

@@ -6,8 +6,8 @@ from functools import partial
 
 from molink.peer.wire.transmission.classes import TrafficClass
 from molink.peer.wire.transmission.uplink import Uplink
-from molink.peer.wire.transmission.values import Arrival, Outgoing, Send
-from molink.peer.wire.transport.acknowledgements import Acknowledging
+from molink.peer.wire.transmission.values import AckArrival, Outgoing, Send
+from molink.peer.wire.transport.acknowledgements import DelayedAcks
 from molink.peer.wire.transport.reassembly import MAX_PARTIAL_BYTES, MAX_PARTIAL_MESSAGES
 from molink.simnet.core.frames import ACK_BYTES, CHUNK_BYTES, Deliver, SimulatedFrame
 from molink.simnet.core.timeline import Alarm, Timeline
@@ -25,7 +25,7 @@ class _Channel:
     deliver: Deliver
     alarm: Alarm = field(init=False)
     acknowledgement: Alarm = field(init=False)
-    acknowledging: Acknowledging = field(default_factory=Acknowledging)
+    acknowledging: DelayedAcks = field(default_factory=DelayedAcks)
     sequence: int = 0
     message: int = 0
     frames: dict[int, SimulatedFrame] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class Channels:
     @property
     def heeds_due(self) -> bool:
         """Whether prompts go as they are due."""
-        return self._uplink.heeds_due
+        return self._uplink.uses_deadlines
 
     @property
     def unfinished_frames(self) -> int:
@@ -141,7 +141,7 @@ class Channels:
         now_s = self._timeline.now_s
         self.wire.received(size_bytes)
         frame, acknowledging = channel.frames[part.message], channel.acknowledging
-        acknowledging.arrived(sequence, frame.traffic_class, now_s)
+        acknowledging.record_arrival(sequence, frame.traffic_class, now_s)
         if acknowledging.due_s < channel.acknowledgement.due_s:
             channel.acknowledgement.set(acknowledging.due_s)
         if part.last:
@@ -154,7 +154,7 @@ class Channels:
     def _acknowledge(self, channel: _Channel) -> None:
         """The other end sends what is due; it takes that end's uplink and the way back."""
         sent_s = self._timeline.now_s
-        ack = channel.acknowledging.take(sent_s)
+        ack = channel.acknowledging.take_ack(sent_s)
         if ack is None:
             channel.acknowledgement.set(channel.acknowledging.due_s)
             return
@@ -162,7 +162,7 @@ class Channels:
         arrives_s = channel.back_wire.send(ACK_BYTES, channel.back_s, sent_s)
         self._timeline.call_at(arrives_s, partial(self._acked, channel, ack.sequence, arrivals))
 
-    def _acked(self, channel: _Channel, sequence: int, arrivals: list[Arrival]) -> None:
+    def _acked(self, channel: _Channel, sequence: int, arrivals: list[AckArrival]) -> None:
         channel.back_wire.received(ACK_BYTES)
         self._uplink.acked(channel.number, sequence, arrivals, self._timeline.now_s)
         self._wake()

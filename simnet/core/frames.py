@@ -26,8 +26,8 @@ ACK_BYTES = CHUNK_BYTES + 24
 class FrameKind(Enum):
     ACTIVATIONS = auto()
     TOKENS = auto()
-    STEPPED = auto()
-    """Word to the previous peer that its prefill was stepped."""
+    WINDOW_UPDATE = auto()
+    """Credits the previous peer for prefill that was computed."""
 
 
 @dataclass(slots=True)
@@ -70,8 +70,8 @@ def tokens(rows: tuple[SimulatedRow, ...]) -> SimulatedFrame:
     return SimulatedFrame(FrameKind.TOKENS, rows, TrafficClass.DECODE, FRAME_BYTES + len(rows) * TOKEN_BYTES)
 
 
-def stepped(rows: tuple[SimulatedRow, ...]) -> SimulatedFrame:
+def window_update(rows: tuple[SimulatedRow, ...]) -> SimulatedFrame:
     """Which prefill was stepped, for who sent it."""
     return SimulatedFrame(
-        FrameKind.STEPPED, rows, TrafficClass.CONTROL, FRAME_BYTES + len(rows) * TOKEN_BYTES
+        FrameKind.WINDOW_UPDATE, rows, TrafficClass.CONTROL, FRAME_BYTES + len(rows) * TOKEN_BYTES
     )

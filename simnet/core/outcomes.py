@@ -6,8 +6,8 @@ from molink.simnet.core.request_load import Request
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What became of a request. Times are seconds since the start of the run."""
+class RequestOutcome:
+    """The outcome of a request. Times are seconds since the start of the run."""
 
     request: Request
     token_ids: tuple[int, ...]

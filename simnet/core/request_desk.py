@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from molink.simnet.core.outcomes import Outcome
+from molink.simnet.core.outcomes import RequestOutcome
 from molink.simnet.core.request_load import Request
 from molink.simnet.core.room import reserved_tokens
 from molink.simnet.core.timeline import Timeline
@@ -24,7 +24,7 @@ class RequestDesk:
         self._start = start
         self._waiting: deque[Request] = deque()
         self._served: dict[int, tuple[Request, list[float]]] = {}
-        self._outcomes: dict[int, Outcome] = {}
+        self._outcomes: dict[int, RequestOutcome] = {}
         self._came = 0
         self.tokens = 0
         """That all requests have got."""
@@ -64,7 +64,7 @@ class RequestDesk:
         if len(token_s) < request.new_tokens:
             return False
         del self._served[number]
-        self._outcomes[number] = Outcome(request, (0,) * len(token_s), tuple(token_s), ())
+        self._outcomes[number] = RequestOutcome(request, (0,) * len(token_s), tuple(token_s), ())
         self._free_sessions += 1
         self._free_tokens += _tokens(request)
         return True
@@ -78,15 +78,15 @@ class RequestDesk:
             self._served[request.number] = (request, [])
             self._start(request)
 
-    def outcome(self, number: int) -> Outcome:
+    def outcome(self, number: int) -> RequestOutcome:
         """What became of a request that has come, up to now."""
         if number in self._outcomes:
             return self._outcomes[number]
         if number in self._served:
             request, token_s = self._served[number]
-            return Outcome(request, (0,) * len(token_s), tuple(token_s), (), NOT_ENDED)
+            return RequestOutcome(request, (0,) * len(token_s), tuple(token_s), (), NOT_ENDED)
         request = next(one for one in self._waiting if one.number == number)
-        return Outcome(request, (), (), (), NOT_ENDED)
+        return RequestOutcome(request, (), (), (), NOT_ENDED)
 
     def check(self) -> None:
         """Raises AssertionError where requests or memory were lost or made."""
@@ -105,7 +105,7 @@ class RequestDesk:
         if _tokens(request) > self._kv_tokens:
             tokens = request.prompt_tokens + request.new_tokens
             error = f"{tokens} tokens do not fit the circuit's KV cache of {self._kv_tokens}"
-            self._outcomes[request.number] = Outcome(request, (), (), (), error)
+            self._outcomes[request.number] = RequestOutcome(request, (), (), (), error)
             return
         self._waiting.append(request)
         self.let_in()

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from molink.simnet.core.outcomes import Outcome
+from molink.simnet.core.outcomes import RequestOutcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class ServingTimes:
 NOTHING = ServingTimes(None, None)
 
 
-def serving_times(outcomes: Sequence[Outcome], throughput_tps: float) -> ServingTimes:
+def serving_times(outcomes: Sequence[RequestOutcome], throughput_tps: float) -> ServingTimes:
     """Over the requests that got all their tokens."""
     ended = [one for one in outcomes if one.error is None]
     if not ended:
@@ -53,5 +53,5 @@ def _below(value: float | None, base: float | None) -> float | None:
     return None if value is None or not base else 1 - value / base
 
 
-def _tpot_s(outcome: Outcome) -> float:
+def _tpot_s(outcome: RequestOutcome) -> float:
     return (outcome.token_s[-1] - outcome.token_s[0]) / (len(outcome.token_s) - 1)

@@ -6,19 +6,19 @@ from dataclasses import dataclass
 
 from molink.peer.memory.leases import LeaseKey
 from molink.peer.scheduling.decode_forecast import circuit_of
-from molink.peer.scheduling.in_flight_limit import CirculationLimit
+from molink.peer.scheduling.in_flight_limit import InFlightLimit
 from molink.peer.scheduling.in_flight_rules import Rule
 from molink.peer.scheduling.microbatch import BatchLimits
 from molink.peer.scheduling.pipeline import Circuit, PipelineStage
 from molink.peer.scheduling.prefill_chunks import Cut
-from molink.peer.scheduling.prompts import Prompts
+from molink.peer.scheduling.prompts import PromptQueue
 from molink.shards.spec import ModelSpec, Span
 from molink.simnet.core.channels import Channels
 from molink.simnet.core.frames import FrameKind, SimulatedFrame, SimulatedRow
 from molink.simnet.core.request_desk import RequestDesk
 from molink.simnet.core.request_load import Request
 from molink.simnet.core.sessions import SimulatedSession
-from molink.simnet.core.stage_peer import ComputeS, Place, StagePeer
+from molink.simnet.core.simulated_peer import CircuitPosition, ComputeS, SimulatedPeer
 from molink.simnet.core.timeline import Alarm, Timeline
 from molink.simnet.core.wire import Wire
 
@@ -27,8 +27,8 @@ StagesOf = Callable[[Request], tuple[PipelineStage, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class CircuitPlan:
-    """What a simulated circuit is made of, peer by peer in its order."""
+class SimulatedCircuit:
+    """A simulated circuit, peer by peer in its order."""
 
     spec: ModelSpec
     spans: tuple[Span, ...]
@@ -60,14 +60,14 @@ class CircuitPlan:
 class ServingWorld:
     """Owner of a circuit, its sessions, and the requests that wait for room."""
 
-    def __init__(self, plan: CircuitPlan, timeline: Timeline) -> None:
+    def __init__(self, plan: SimulatedCircuit, timeline: Timeline) -> None:
         self._plan = plan
         self.timeline = timeline
         self._sessions: dict[LeaseKey, SimulatedSession] = {}
         self.desk = RequestDesk(timeline, plan.kv_tokens, plan.most_sessions, self._open_session)
         self.desk.to_client_s = plan.to_client_s
-        self._prompts = Prompts(plan.cut, plan.limits)
-        self._limit = CirculationLimit(plan.rule, plan.limits.max_sessions)
+        self._prompts = PromptQueue(plan.cut, plan.limits)
+        self._in_flight_limit = InFlightLimit(plan.rule, plan.limits.max_sessions)
         self._circuit: Circuit = tuple((f"{hop}", span) for hop, span in enumerate(plan.spans))
         self._look = Alarm(timeline, self._look_again)
         self.channels = [
@@ -76,9 +76,9 @@ class ServingWorld:
         ]
         hops = len(plan.spans)
         self.peers = [
-            StagePeer(
+            SimulatedPeer(
                 timeline,
-                Place(hop, hops, span, plan.spec.activation_bytes, plan.hand_on_s),
+                CircuitPosition(hop, hops, span, plan.spec.activation_bytes, plan.hand_on_s),
                 self._sessions,
                 self.channels[hop],
                 plan.compute_s[hop],
@@ -105,26 +105,26 @@ class ServingWorld:
         self._sessions[key] = SimulatedSession(
             key, request, stages, circuit_of(stages), [0] * hops, [0.0] * hops
         )
-        self._prompts.add(key, stages, (0,) * request.prompt_tokens)
+        self._prompts.add_prompt(key, stages, (0,) * request.prompt_tokens)
         self._add_chunk(key)
         self.peers[0].pump()
 
     def _end(self, session: SimulatedSession) -> None:
         del self._sessions[session.key]
-        self._limit.leave(session.key)
+        self._in_flight_limit.forget_session(session.key)
         for peer in self.peers:
-            peer.forget(session.key)
+            peer.forget_session(session.key)
         self.desk.let_in()
 
     # -- the head
 
     def _add_chunk(self, key: LeaseKey) -> None:
-        if chunk := self._prompts.take(key):
+        if chunk := self._prompts.take_chunk(key):
             last = key not in self._prompts
             self._add(self._sessions[key], len(chunk), sample=last, prefill=True)
 
     def _on_head_stepped(self, rows: Sequence[SimulatedRow]) -> None:
-        self._limit.stepped([row.key for row in rows])
+        self._in_flight_limit.record_computed([row.key for row in rows])
         self._release()
         for row in rows:
             if row.prefill and row.key in self._sessions:
@@ -132,7 +132,7 @@ class ServingWorld:
 
     def _on_drawn(self, rows: Sequence[SimulatedRow]) -> None:
         """Tokens are at the head, and at its clients with it."""
-        now_s, limit = self.timeline.now_s, self._limit
+        now_s, limit = self.timeline.now_s, self._in_flight_limit
         for row in rows:
             key = row.key
             session = self._sessions[key]
@@ -142,15 +142,15 @@ class ServingWorld:
                 self._next_step(session)
             else:
                 if key not in limit:
-                    limit.join(key, self._circuit, session.stages)
-                limit.returned(key, now_s)
+                    limit.add_session(key, self._circuit, session.stages)
+                limit.record_return(key, now_s)
         self._release()
         self.peers[0].pump()
 
     def _release(self) -> None:
-        for key in self._limit.release(self.timeline.now_s):
+        for key in self._in_flight_limit.release_ready(self.timeline.now_s):
             self._next_step(self._sessions[key])
-        self._look.set(due_s if (due_s := self._limit.due_s()) is not None else math.inf)
+        self._look.set(due_s if (due_s := self._in_flight_limit.due_s()) is not None else math.inf)
 
     def _look_again(self) -> None:
         self._release()
@@ -163,7 +163,7 @@ class ServingWorld:
         """The session's next step waits at the head."""
         step = session.next_step
         session.next_step = step + 1
-        self.peers[0].add(SimulatedRow(session.key, step, count, sample, prefill))
+        self.peers[0].add_step(SimulatedRow(session.key, step, count, sample, prefill))
 
     # -- links
 
@@ -176,15 +176,15 @@ class ServingWorld:
             after, before = (hop + 1) % hops, (hop - 1) % hops
             peer.next_link = self._open_link(hop, after)
             peer.previous_link = self._open_link(hop, before) if before != after else peer.next_link
-        self.peers[0].on_stepped = self._on_head_stepped
+        self.peers[0].on_computed = self._on_head_stepped
         self.peers[-1].on_drawn = self._on_drawn
 
     def _open_link(self, hop: int, other: int) -> int:
         delay_s = self._plan.delay_s
 
         def deliver(frame: SimulatedFrame) -> None:
-            if frame.kind is FrameKind.STEPPED:
-                self.peers[other].on_stepped_there(frame)
+            if frame.kind is FrameKind.WINDOW_UPDATE:
+                self.peers[other].on_window_update(frame)
             elif frame.kind is FrameKind.TOKENS:
                 self._on_drawn(frame.rows)
             else:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from molink.peer.memory.leases import LeaseKey
 from molink.peer.scheduling.pipeline import PipelineStage
-from molink.peer.wire.transmission.decode_times import Circuit
+from molink.peer.wire.transmission.decode_times import DecodePipeline
 from molink.simnet.core.request_load import Request
 
 
@@ -16,7 +16,7 @@ class SimulatedSession:
     request: Request
     stages: tuple[PipelineStage, ...]
     """The circuit as predicted, as its descriptor has it."""
-    circuit: Circuit
+    circuit: DecodePipeline
     """The same, as the transmission paper's prediction takes it."""
     rows: list[int]
     """At each peer: tokens in its KV cache, those of the step that runs included."""

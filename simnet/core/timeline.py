@@ -1,37 +1,27 @@
-"""Virtual time: what happens when. The only module that knows SimPy."""
+"""Virtual time: what happens when."""
 
 import math
 from collections.abc import Callable
 from heapq import heappop, heappush
 
-import simpy
-
 Action = Callable[[], None]
 
 
-class Timeline(simpy.Environment):
-    """Calls actions at their times, in order; those of one time in the order in which they were given.
-
-    SimPy's environment, of which an action is called as it is: nothing waits for an event here, and what SimPy does for
-    processes that wait takes longer than most actions do.
-    """
+class Timeline:
+    """A discrete-event loop: calls actions at their times, in order; those of one time in the order in which they were
+    given. Decision 0029 says why it is not SimPy's."""
 
     def __init__(self) -> None:
-        super().__init__()
+        self._queue: list[tuple[float, int, Action]] = []
         self.now_s = 0.0
         """Seconds since the world began."""
         self.events = 0
         """Actions called so far, and those that are still to be."""
 
     @property
-    def now(self) -> float:
-        """As SimPy calls it."""
-        return self.now_s
-
-    @property
     def next_s(self) -> float:
         """When the next action is due; infinite if none is."""
-        return self.peek()
+        return self._queue[0][0] if self._queue else math.inf
 
     def call(self, delay_s: float, action: Action) -> None:
         """Calls `action` in so many seconds.
@@ -42,7 +32,7 @@ class Timeline(simpy.Environment):
         if not 0.0 <= delay_s < math.inf:
             raise ValueError(f"an action happens in 0 or more seconds, not in {delay_s}")
         self.events = number = self.events + 1
-        heappush(self._queue, (self.now_s + delay_s, number, action))  # type: ignore[misc]
+        heappush(self._queue, (self.now_s + delay_s, number, action))
 
     def call_at(self, at_s: float, action: Action) -> None:
         """The same at a time, which rounding may have put a little before now."""
@@ -50,22 +40,22 @@ class Timeline(simpy.Environment):
             self.call(0.0 if at_s < self.now_s else at_s, action)
             return
         self.events = number = self.events + 1
-        heappush(self._queue, (at_s, number, action))  # type: ignore[misc]
+        heappush(self._queue, (at_s, number, action))
 
-    def run(self, until_s: float = math.inf) -> None:  # type: ignore[override]
+    def run(self, until_s: float = math.inf) -> None:
         """Until nothing is left to happen, or that time has come: what is due then has not happened yet."""
         if until_s <= self.now_s:
             return
         queue = self._queue
         while queue and queue[0][0] < until_s:
-            self.now_s, _, action = heappop(queue)  # type: ignore[misc]
+            self.now_s, _, action = heappop(queue)
             action()
         if until_s < math.inf:
             self.now_s = until_s
 
     def step(self) -> None:
         """Calls the next action; one must be due."""
-        self.now_s, _, action = heappop(self._queue)  # type: ignore[misc]
+        self.now_s, _, action = heappop(self._queue)
         action()
 
 

@@ -19,7 +19,7 @@ USABLE_MEMORY = 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class SequenceChunk:
     """What one sequence adds to a step: one row of a decode, or some of a prefill."""
 
     rows: int
@@ -41,7 +41,7 @@ class Work(NamedTuple):
     """Pairs of a row and a token that it attends to: those before it and itself."""
 
 
-def work_of(chunks: Sequence[Chunk]) -> Work:
+def work_of(chunks: Sequence[SequenceChunk]) -> Work:
     """Their sum."""
     return Work(
         sum(chunk.rows for chunk in chunks),
@@ -96,7 +96,9 @@ class DeviceProfile:
         if not (0 < self.memory_efficiency <= 1 and 0 < self.compute_efficiency <= 1):
             raise ValueError(f"efficiencies must be above 0 and at most 1: {self}")
 
-    def compute_s(self, shape: ModelShape, span: Span, chunks: Sequence[Chunk], sampled: int) -> float:
+    def compute_s(
+        self, shape: ModelShape, span: Span, chunks: Sequence[SequenceChunk], sampled: int
+    ) -> float:
         """Seconds for one step of `chunks` through `span`.
 
         `sampled` is how many sequences draw a token after it; it counts only where the span ends the model.

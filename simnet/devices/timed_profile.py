@@ -3,7 +3,7 @@
 from molink.dht.records.records import LayerLatency, PrefillLatency
 from molink.peer.profiling.profile import Profile
 from molink.shards.spec import Span
-from molink.simnet.devices.devices import Chunk, DeviceProfile
+from molink.simnet.devices.devices import DeviceProfile, SequenceChunk
 from molink.simnet.devices.model_shapes import ModelShape
 
 _LOAD_BYTES_PER_S = 2e9
@@ -17,14 +17,14 @@ def timed_profile(shape: ModelShape, device: DeviceProfile) -> Profile:
     middle = Span(1, 2) if shape.layers > 2 else Span(0, 1)
 
     def layer_ms(batch: int) -> float:
-        chunks = [Chunk(1, _PROFILED_CONTEXT)] * batch
+        chunks = [SequenceChunk(1, _PROFILED_CONTEXT)] * batch
         return 1000 * (device.compute_s(shape, middle, chunks, 0) - device.step_s)
 
     def prompt_ms(tokens: int) -> float:
-        return 1000 * (device.compute_s(shape, middle, [Chunk(tokens, 0)], 0) - device.step_s)
+        return 1000 * (device.compute_s(shape, middle, [SequenceChunk(tokens, 0)], 0) - device.step_s)
 
     last = Span(shape.layers - 1, shape.layers)
-    one = [Chunk(1, _PROFILED_CONTEXT)]
+    one = [SequenceChunk(1, _PROFILED_CONTEXT)]
     head_s = device.compute_s(shape, last, one, 1) - device.compute_s(shape, last, one, 0)
     return Profile(
         layer_latencies=tuple(LayerLatency(batch, layer_ms(batch)) for batch in _PROFILED_BATCHES),

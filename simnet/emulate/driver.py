@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from molink.client.circuit.circuit_builder import Former
-from molink.client.circuit.connection import Connection
+from molink.client.circuit.circuit_builder import CircuitBuilder
+from molink.client.circuit.connection import SwarmConnection
 from molink.client.circuit.session import ClientSession
 from molink.client.errors import SwarmError
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.shards.spec import ModelSpec, SamplingParams
-from molink.simnet.core.outcomes import Outcome
+from molink.simnet.core.outcomes import RequestOutcome
 from molink.simnet.core.request_load import Request
 from molink.simnet.core.room import Room, reserved_tokens
 
@@ -25,9 +25,11 @@ AFTERMATH_S = 1800.0
 class RequestDriver:
     """Sends requests over one connection, as if many clients stood beside the head."""
 
-    def __init__(self, connection: Connection, spec: ModelSpec, room: Room, hops: int, seed: int) -> None:
+    def __init__(
+        self, connection: SwarmConnection, spec: ModelSpec, room: Room, hops: int, seed: int
+    ) -> None:
         self._connection = connection
-        self._former = Former(connection, spec)
+        self._circuit_builder = CircuitBuilder(connection, spec)
         self._spec = spec
         self._room = room
         self._hops = hops
@@ -43,15 +45,15 @@ class RequestDriver:
         start_s: float,
         window_s: tuple[float, float],
         report: Callable[[], None],
-    ) -> list[Outcome]:
+    ) -> list[RequestOutcome]:
         """Sends every request at its time from `start_s` (the loop's clock) on. Returns what became of those that came
         within `window_s`, in their order; the load stays up until the last of these has ended.
 
         Raises:
             EmulationError, SwarmError: what no request can be blamed for.
         """
-        measured: list[asyncio.Task[Outcome]] = []
-        others: list[asyncio.Task[Outcome]] = []
+        measured: list[asyncio.Task[RequestOutcome]] = []
+        others: list[asyncio.Task[RequestOutcome]] = []
         arriving = asyncio.create_task(
             self._arrive(requests, start_s, window_s, measured, others), name="arrivals"
         )
@@ -75,15 +77,15 @@ class RequestDriver:
         requests: Iterator[Request],
         start_s: float,
         window_s: tuple[float, float],
-        measured: list[asyncio.Task[Outcome]],
-        others: list[asyncio.Task[Outcome]],
+        measured: list[asyncio.Task[RequestOutcome]],
+        others: list[asyncio.Task[RequestOutcome]],
     ) -> None:
         for request in requests:
             await _sleep_until(start_s + request.arrival_s)
             kind = measured if window_s[0] <= request.arrival_s < window_s[1] else others
             kind.append(asyncio.create_task(self._serve(request, start_s), name=f"request {request.number}"))
 
-    async def _serve(self, request: Request, start_s: float) -> Outcome:
+    async def _serve(self, request: Request, start_s: float) -> RequestOutcome:
         """One request from its arrival to its last token. Never raises: an error is its outcome, and so is the end of
         the run."""
         clock = asyncio.get_running_loop().time
@@ -96,7 +98,7 @@ class RequestDriver:
             async with self._room.taken(reserved_tokens(request.prompt_tokens + request.new_tokens)):
                 session = ClientSession(
                     self._connection,
-                    self._former,
+                    self._circuit_builder,
                     self._spec,
                     self._prompt(request),
                     SamplingParams(max_new_tokens=request.new_tokens, ignore_eos=True),
@@ -116,7 +118,7 @@ class RequestDriver:
             error = "it had not ended when the run did"
         finally:
             self.running -= 1
-        return Outcome(request, tuple(token_ids), tuple(token_s), tuple(one_way_s), error)
+        return RequestOutcome(request, tuple(token_ids), tuple(token_s), tuple(one_way_s), error)
 
     def _prompt(self, request: Request) -> list[int]:
         """Made up: the same for the same seed and request."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from molink.simnet.core.serving_times import NOTHING, ServingTimes, reduced, serving_times
 from molink.simnet.devices.model_shapes import QWEN2_7B
-from molink.simnet.emulate.run import Emulation, Run
-from molink.simnet.serve.paper import SYSTEM_OF, TABLE_2, Setting
+from molink.simnet.emulate.run import Emulation, EmulationRun
+from molink.simnet.serve.paper import SYSTEM_OF, TABLE_2, LineSetting
 
 BASELINE = "concurrent"
 """Reductions are against this policy at the same rate."""
@@ -66,7 +66,7 @@ class ServingRow:
     """Processor time of the process that moves bytes along the lines, of one core."""
 
 
-def serving_rows(emulation: Emulation, runs: Sequence[Run]) -> list[ServingRow]:
+def serving_rows(emulation: Emulation, runs: Sequence[EmulationRun]) -> list[ServingRow]:
     """A row for each run, in order."""
     times = [serving_times(run.outcomes, run.usage.tokens_per_s) for run in runs]
     bases = {
@@ -75,10 +75,10 @@ def serving_rows(emulation: Emulation, runs: Sequence[Run]) -> list[ServingRow]:
     return [_row(emulation, run, own, bases) for run, own in zip(runs, times, strict=True)]
 
 
-def differing(runs: Sequence[Run]) -> list[tuple[Run, int]]:
+def differing(runs: Sequence[EmulationRun]) -> list[tuple[EmulationRun, int]]:
     """Runs in which requests got other tokens than in the first run at the same rate, and how many requests did."""
     firsts: dict[float, Mapping[int, tuple[int, ...]]] = {}
-    found: list[tuple[Run, int]] = []
+    found: list[tuple[EmulationRun, int]] = []
     for run in runs:
         tokens = {one.request.number: one.token_ids for one in run.outcomes if one.error is None}
         first = firsts.setdefault(run.cell.rate_rps, tokens)
@@ -89,7 +89,7 @@ def differing(runs: Sequence[Run]) -> list[tuple[Run, int]]:
 
 
 def _row(
-    emulation: Emulation, run: Run, times: ServingTimes, bases: Mapping[float, ServingTimes]
+    emulation: Emulation, run: EmulationRun, times: ServingTimes, bases: Mapping[float, ServingTimes]
 ) -> ServingRow:
     cell, usage = run.cell, run.usage
     ours = reduced(times, bases.get(cell.rate_rps, NOTHING))
@@ -134,5 +134,5 @@ def _printed(emulation: Emulation, rate_rps: float, policy: str) -> ServingTimes
     machines = (emulation.spec.name, emulation.device, emulation.peers)
     if machines != (QWEN2_7B.name, PAPER_DEVICE, PAPER_PEERS):
         return NOTHING
-    setting = Setting(rate_rps, emulation.bandwidth_mbps, emulation.delay_ms)
+    setting = LineSetting(rate_rps, emulation.bandwidth_mbps, emulation.delay_ms)
     return TABLE_2.get((setting, SYSTEM_OF.get(policy, "")), NOTHING)

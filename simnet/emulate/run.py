@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from molink.client.circuit.connection import Connection
+from molink.client.circuit.connection import SwarmConnection
 from molink.shards.spec import ModelSpec, Span
-from molink.simnet.core.outcomes import Outcome
+from molink.simnet.core.outcomes import RequestOutcome
 from molink.simnet.core.request_load import arrivals
 from molink.simnet.core.room import Room, fitting_tokens
 from molink.simnet.core.traces import TraceRequest
@@ -26,7 +26,7 @@ Report = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class EmulationCell:
     """What differs between the runs of a command."""
 
     policy: str
@@ -77,15 +77,15 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class EmulationRun:
     """A finished run."""
 
-    cell: Cell
-    outcomes: tuple[Outcome, ...]
+    cell: EmulationCell
+    outcomes: tuple[RequestOutcome, ...]
     usage: Usage
 
 
-async def emulate(emulation: Emulation, cell: Cell, report: Report) -> Run:
+async def emulate(emulation: Emulation, cell: EmulationCell, report: Report) -> EmulationRun:
     """Starts everything, serves the requests, and ends everything.
 
     Raises:
@@ -99,7 +99,7 @@ async def emulate(emulation: Emulation, cell: Cell, report: Report) -> Run:
         peers = await _start_peers(emulation, cell, lines, stack)
         views = tuple(peer.view for peer in peers)
         await lines.settle([view.facts.grpc_addresses for view in views])
-        connection = await stack.enter_async_context(Connection((), None, view=KnownPeers(views)))
+        connection = await stack.enter_async_context(SwarmConnection((), None, view=KnownPeers(views)))
         room = Room(
             min(
                 fitting_tokens(emulation.spec, span, view.state.free_kv_bytes)
@@ -112,7 +112,7 @@ async def emulate(emulation: Emulation, cell: Cell, report: Report) -> Run:
 
 
 async def _start_peers(
-    emulation: Emulation, cell: Cell, lines: LinesProcess, stack: AsyncExitStack
+    emulation: Emulation, cell: EmulationCell, lines: LinesProcess, stack: AsyncExitStack
 ) -> list[PeerProcess]:
     peers = [
         PeerProcess(
@@ -158,7 +158,9 @@ class _Reading:
     tokens: int
 
 
-async def _measure(emulation: Emulation, cell: Cell, measured: _Measured, report: Report) -> Run:
+async def _measure(
+    emulation: Emulation, cell: EmulationCell, measured: _Measured, report: Report
+) -> EmulationRun:
     window_s = (emulation.warm_up_s, emulation.warm_up_s + emulation.duration_s)
     clock = asyncio.get_running_loop().time
     start_s = clock()
@@ -179,7 +181,7 @@ async def _measure(emulation: Emulation, cell: Cell, measured: _Measured, report
     finally:
         using.cancel()
         await asyncio.gather(using, return_exceptions=True)
-    return Run(cell, tuple(outcomes), usage)
+    return EmulationRun(cell, tuple(outcomes), usage)
 
 
 async def _usage(

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Literal
 
 from molink.commands import CommandFailed, tell
 from molink.peer.models.choosing import FIRST_MODEL
@@ -17,10 +18,9 @@ from molink.shards.checkpoint.store import StoreError
 from molink.shards.spec import ModelSpec
 from molink.simnet.devices.model_shapes import QWEN2_7B, shape_named
 from molink.simnet.devices.named_devices import device_named
-from molink.simnet.emulate.options import Compute
 from molink.simnet.emulate.processes.child_process import EmulationError
 from molink.simnet.emulate.rows import differing, serving_rows
-from molink.simnet.emulate.run import Cell, Emulation, Run, emulate
+from molink.simnet.emulate.run import Emulation, EmulationCell, EmulationRun, emulate
 from molink.simnet.presentation.options import parse_micro_batches, parse_names, parse_numbers
 from molink.simnet.presentation.results import result_document, write_json
 from molink.simnet.serve.served_as import usual
@@ -31,10 +31,10 @@ BUSY = 0.8
 
 def cells_of(
     policies: str, rates: str, peers: int, micro_batches: str | None, prefill_chunk: int | None
-) -> list[Cell]:
+) -> list[EmulationCell]:
     """Every policy at every rate. Raises ValueError for a name or number that means nothing."""
     rule = None if micro_batches is None else _rule(micro_batches)
-    cells: list[Cell] = []
+    cells: list[EmulationCell] = []
     for rate_rps in parse_numbers("--rate", rates):
         for name in parse_names("--policy", policies, POLICIES):
             as_usual = usual(name, peers)
@@ -43,7 +43,7 @@ def cells_of(
                 micro_batches=rule or as_usual.micro_batches,
                 prefill_chunk_tokens=prefill_chunk or as_usual.prefill_chunk_tokens,
             )
-            cells.append(Cell(name, rate_rps, served_as))
+            cells.append(EmulationCell(name, rate_rps, served_as))
     return cells
 
 
@@ -54,7 +54,9 @@ def _rule(text: str) -> str:
     return found[0]
 
 
-def spec_of(compute: Compute, model: str | None, device: str, tensors_per_boundary: int) -> ModelSpec:
+def spec_of(
+    compute: Literal["timed", "real"], model: str | None, device: str, tensors_per_boundary: int
+) -> ModelSpec:
     """What is served: a shape where peers only take the time, else the model. Raises ValueError where there is none."""
     if compute == "timed":
         shape = shape_named(model or QWEN2_7B.name)
@@ -72,10 +74,10 @@ def spec_of(compute: Compute, model: str | None, device: str, tensors_per_bounda
 
 
 def all_runs(
-    emulation: Emulation, cells: Sequence[Cell], parameters: dict[str, object], folder: Path | None
-) -> list[Run]:
+    emulation: Emulation, cells: Sequence[EmulationCell], parameters: dict[str, object], folder: Path | None
+) -> list[EmulationRun]:
     """One after the other: at the same time they would take each other's processors. What is done is written."""
-    runs: list[Run] = []
+    runs: list[EmulationRun] = []
     with Progress() as progress:
         for number, cell in enumerate(cells, start=1):
             what = f"run {number} of {len(cells)}, {cell.policy} at {cell.rate_rps:g} requests/s"
@@ -89,12 +91,12 @@ def all_runs(
             except EmulationError as error:
                 raise CommandFailed(str(error)) from error
             if folder is not None:
-                rows = [asdict(row) for row in serving_rows(emulation, runs)]
-                write_json(folder / "result.json", result_document("emulate", parameters, rows))
+                document = result_document("emulate", parameters, serving_rows(emulation, runs))
+                write_json(folder / "result.json", document)
     return runs
 
 
-def judge(emulation: Emulation, runs: Sequence[Run]) -> None:
+def judge(emulation: Emulation, runs: Sequence[EmulationRun]) -> None:
     """Says what makes the numbers doubtful; raises CommandFailed where tokens are not what they should be."""
     cores = os.cpu_count() or 1
     for run in runs:
@@ -115,7 +117,7 @@ def judge(emulation: Emulation, runs: Sequence[Run]) -> None:
         )
 
 
-def parameters_of(emulation: Emulation, cells: Sequence[Cell], trace: str) -> dict[str, object]:
+def parameters_of(emulation: Emulation, cells: Sequence[EmulationCell], trace: str) -> dict[str, object]:
     """What it takes to run the same again."""
     return {
         "policies": {cell.policy: asdict(cell.served_as) for cell in cells},

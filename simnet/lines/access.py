@@ -10,7 +10,7 @@ import re
 import selectors
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Self
@@ -34,65 +34,35 @@ class RequestRefused(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Home:
-    """The lines of one home. Their delay is on top of the delay between homes; `lan` is between peers inside."""
-
-    up: Line[Chunk]
-    down: Line[Chunk] = field(default_factory=Line)
-    lan: Line[Chunk] = field(default_factory=Line)
-
-
-@dataclass(frozen=True, slots=True)
 class Route:
-    """What a connection passes: lines and a delay in seconds, there and back."""
+    """What a connection passes, there and back: lines, and each way a delay in seconds."""
 
     paths: tuple[Path, Path]
-    delays_s: tuple[float, float]
-
-    @property
-    def round_trip_s(self) -> float:
-        return sum(self.delays_s) + sum(line.delay_s for path in self.paths for line in path)
+    delay_s: float
 
 
 class Neighbourhood:
-    """The homes, who lives where, and how far apart they are.
+    """The uplinks of homes, who lives where, and how far apart homes are, one way."""
 
-    `delays_ms`: one way between two homes, for all pairs or by the pair (from, to). A pair that is missing has the
-    delay of its reverse; ValueError if that is missing, too.
-    """
-
-    def __init__(self, homes: Mapping[str, Home], delays_ms: float | Mapping[tuple[str, str], float]) -> None:
-        self.homes = dict(homes)
+    def __init__(self, uplinks: Mapping[str, Line[Chunk]], delay_ms: float) -> None:
+        self._uplinks = dict(uplinks)
         self._places: dict[Target, str] = {}
-        self._delays_s = {
-            (one, other): _delay_ms(delays_ms, one, other) / 1000
-            for one in self.homes
-            for other in self.homes
-            if one != other
-        }
+        self._delay_s = delay_ms / 1000
 
     def place(self, target: Target, home: str) -> None:
         """The address belongs to a home from now on. KeyError if there is no such home."""
-        if home not in self.homes:
+        if home not in self._uplinks:
             raise KeyError(home)
         self._places[target] = home
 
-    def remove(self, target: Target) -> None:
-        """Nobody is at that address any more."""
-        self._places.pop(target, None)
-
     def route(self, home: str, target: Target) -> Route | None:
-        """From a home to an address; None if nobody is known there."""
+        """From a home to an address; None if nobody is known there. Peers of one home do not load its uplink."""
         other = self._places.get(target)
         if other is None:
             return None
-        here, there = self.homes[home], self.homes[other]
         if home == other:
-            return Route(((here.lan,), (here.lan,)), (0.0, 0.0))
-        return Route(
-            ((here.up, there.down), (there.up, here.down)),
-            (self._delays_s[home, other], self._delays_s[other, home]),
-        )
+            return Route(((Line(),), (Line(),)), 0.0)
+        return Route(((self._uplinks[home],), (self._uplinks[other],)), self._delay_s)
 
 
 def parse_connect(head: bytes) -> Target:
@@ -119,7 +89,7 @@ class AccessRouter:
         self._home = home
         self._listening = Listening(shaper, host, self._arrive)
         self._arriving: dict[socket.socket, bytes] = {}
-        self._connections: dict[Connection, Target] = {}
+        self._connections: dict[Connection, None] = {}
 
     def __enter__(self) -> Self:
         self.port = self._shaper.call(lambda: self._listening.begin(self.port))
@@ -135,19 +105,10 @@ class AccessRouter:
         """As gRPC and HTTP clients take a proxy."""
         return f"http://{self.host}:{self.port}"
 
-    def cut(self, target: Target | None = None) -> int:
-        """Resets the open connections of this home's peers to a target, or to all; tells how many."""
-        return self._shaper.call(lambda: self._cut(target))
-
-    def _cut(self, target: Target | None) -> int:
-        cut = [one for one, its in self._connections.items() if target is None or its == target]
-        for connection in cut:
-            connection.cut()
-        return len(cut)
-
     def _stop(self) -> None:
         self._listening.end()
-        self._cut(None)
+        for connection in tuple(self._connections):
+            connection.cut()
         for client in tuple(self._arriving):
             self._drop(client)
 
@@ -188,18 +149,19 @@ class AccessRouter:
         dialling = Dialling(
             self._shaper,
             target,
-            partial(self._join, client, target, route),
+            partial(self._join, client, route),
             lambda _: self._refuse(client, "502 Bad Gateway"),
         )
-        self._shaper.after(route.round_trip_s, dialling.begin)
+        self._shaper.after(2 * route.delay_s, dialling.begin)
 
-    def _join(self, client: socket.socket, target: Target, route: Route, server: socket.socket) -> None:
+    def _join(self, client: socket.socket, route: Route, server: socket.socket) -> None:
         head = self._arriving.pop(client, None)
         if head is None:
             server.close()
             return
-        connection = Connection(self._shaper, client, server, route.paths, route.delays_s, self._forget)
-        self._connections[connection] = target
+        delays_s = (route.delay_s, route.delay_s)
+        connection = Connection(self._shaper, client, server, route.paths, delays_s, self._forget)
+        self._connections[connection] = None
         connection.guard(lambda: _answer(client, "200 Connection established"))
         connection.begin(head.partition(END_OF_REQUEST)[2])
 
@@ -222,12 +184,3 @@ def _answer(client: socket.socket, status: str) -> None:
     """A few bytes into an empty socket buffer: they are taken whole."""
     body = "" if status.startswith("200") else "Content-Length: 0\r\nConnection: close\r\n"
     client.send(f"HTTP/1.1 {status}\r\n{body}\r\n".encode())
-
-
-def _delay_ms(delays_ms: float | Mapping[tuple[str, str], float], one: str, other: str) -> float:
-    if not isinstance(delays_ms, Mapping):
-        return delays_ms
-    delay_ms = delays_ms.get((one, other), delays_ms.get((other, one)))
-    if delay_ms is None:
-        raise ValueError(f"no delay between {one} and {other}")
-    return delay_ms

@@ -1,4 +1,4 @@
-"""What all commands print and write: options, tables, figures, reports.
+"""What all commands take, print and write: an experiment's options, its table, figures and report.
 
-Begin with `results.py`; `report.py` makes the page.
+Begin with `experiments.py` and `results.py`; `tables.py` and `figures.py` are the descriptions.
 """

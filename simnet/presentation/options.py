@@ -3,55 +3,47 @@
 import math
 from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from molink.peer.scheduling.in_flight_rules import RULES, rule_named
 from molink.simnet.suggestions import did_you_mean
 
-Output = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="DIR",
-        help="Write report.html, result.json, and each figure as .csv and .png, there.",
-        show_default=False,
-    ),
-]
+
+def option(
+    text: str, metavar: str | None = None, *names: str, least: float | None = None, most: float | None = None
+) -> Any:  # noqa: ANN401 - as typer's own
+    """An option of that help, called as its parameter is unless it is named."""
+    return typer.Option(*names, metavar=metavar, help=text, min=least, max=most)
+
+
 Trace = Annotated[
     Path | None,
-    typer.Option(
-        metavar="FILE.csv",
-        help="arrival_s,prompt_tokens,generated_tokens of each request. Default: conversations from Azure.",
-        show_default=False,
+    option(
+        "arrival_s,prompt_tokens,generated_tokens of each request. Default: conversations from Azure.",
+        "FILE.csv",
     ),
 ]
 LatencyMatrix = Annotated[
     Path | None,
-    typer.Option(
-        metavar="FILE.csv",
-        help="Round trips in ms between your own regions: header row and first column name them. "
+    option(
+        "Round trips in ms between your own regions: header row and first column name them. "
         "Default: 21 AWS regions.",
-        show_default=False,
+        "FILE.csv",
     ),
 ]
-WarmUp = Annotated[
-    float, typer.Option("--warm-up", metavar="S", min=0.0, help="Seconds before those that are measured.")
-]
+WarmUp = Annotated[float, option("Seconds before those that are measured.", "S", least=0.0)]
 Tensors = Annotated[
     int,
-    typer.Option(
-        "--tensors-per-boundary",
-        metavar="N",
-        min=1,
-        max=2,
-        help="Sent for each row from stage to stage: 2 by the papers' engine (vLLM 0.7.2), 1 by ours.",
+    option(
+        "Sent for each row from stage to stage: 2 by the papers' engine (vLLM 0.7.2), 1 by ours.",
+        "N",
+        least=1,
+        most=2,
     ),
 ]
-Jobs = Annotated[
-    int | None,
-    typer.Option(metavar="N", min=1, help="Cells at a time. Default: one a processor.", show_default=False),
-]
+Jobs = Annotated[int | None, option("Cells at a time. Default: one a processor.", "N", least=1)]
 
 
 def parse_names(option: str, text: str, known: Collection[str] | None = None) -> tuple[str, ...]:

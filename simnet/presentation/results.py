@@ -4,38 +4,47 @@ import csv
 import json
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from molink.client.commands.presentation import console
-from molink.commands import EXIT_USAGE, CommandFailed, tell
+from molink.commands import EXIT_USAGE, CommandFailed, missing_extra, tell
 from molink.progress import Progress
-from molink.simnet.presentation.pictures import Picture
-from molink.simnet.presentation.report import Report, write_report
+from molink.simnet.presentation.figures import Figure
+from molink.simnet.presentation.report import Report, render
+from molink.simnet.presentation.tables import Table, laid_out
 
-if TYPE_CHECKING:
-    from rich.table import Table
 
-Draw = Callable[[Path], Sequence[Picture]]
-"""Draws figures into a folder; may raise OSError."""
+def _no_figures() -> Sequence[Figure]:
+    return ()
+
+
+def _nothing() -> None:
+    return None
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What one run of a command has found out."""
+    """What one run of a command has found out: the one description of its table, JSON, figures and report."""
 
     command: str
     title: str
     """Of its report."""
     parameters: Mapping[str, object]
     """What it takes to run the same again."""
-    rows: Sequence[Mapping[str, object]]
-    tables: Sequence["Table"]
+    rows: Sequence[Any]
+    """Flat: dataclasses, or mappings."""
+    tables: Sequence[Table]
     """The same for people."""
     remarks: Sequence[str] = ()
     more: Mapping[str, object] = field(default_factory=dict)
     """What the document has beside its rows."""
+    figures: Callable[[], Sequence[Figure]] = _no_figures
+    """Asked for only if there is a folder to draw them into."""
+    judge: Callable[[], None] = _nothing
+    """Called last; says what makes the numbers doubtful, and may raise CommandFailed."""
 
     @property
     def document(self) -> dict[str, object]:
@@ -43,48 +52,72 @@ class Findings:
         return result_document(self.command, self.parameters, self.rows) | dict(self.more)
 
 
-def result_document(
-    command: str, parameters: Mapping[str, object], rows: Sequence[Mapping[str, object]]
-) -> dict[str, object]:
+def result_document(command: str, parameters: Mapping[str, object], rows: Sequence[Any]) -> dict[str, object]:
     """JSON-ready."""
-    return {"command": command, "parameters": dict(parameters), "rows": list(rows)}
+    flat = [one if isinstance(one, Mapping) else asdict(one) for one in rows]
+    return {"command": command, "parameters": dict(parameters), "rows": flat}
 
 
-def deliver(found: Findings, *, as_json: bool, folder: Path | None, draw: Draw | None = None) -> None:
+def deliver(found: Findings, command_line: str, *, as_json: bool, folder: Path | None) -> None:
     """Prints tables, or JSON and nothing else; fills the folder, if there is one.
 
     Raises:
         CommandFailed: the folder cannot be written to.
     """
+    from molink.simnet.presentation.terminal import show
+
+    grids = [laid_out(one) for one in found.tables if one.rows]
     if as_json:
         print(json.dumps(found.document, indent=2, allow_nan=False))
     else:
-        for shown in (*found.tables, *found.remarks):
-            console().print(shown)
-    if folder is None:
-        return
+        for grid in grids:
+            show(grid, console())
+        for remark in found.remarks:
+            console().print(remark, markup=False)
+    if folder is not None:
+        _fill(folder, found, command_line, grids)
+    found.judge()
+
+
+def _fill(folder: Path, found: Findings, command_line: str, grids: Sequence[Any]) -> None:
     try:
         write_json(folder / "result.json", found.document)
         with Progress() as progress:
             progress.begin("drawing figures")
-            pictures = draw(folder) if draw is not None else ()
-        report = Report(found.title, found.parameters, found.tables, found.remarks, pictures)
-        written = ["result.json", write_report(folder / "report.html", report).name]
+            pictures = [(one, path) for one in found.figures() if (path := _drawn(one, folder)) is not None]
+        date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+        report = Report(found.title, date, command_line, found.parameters, grids, found.remarks, pictures)
+        (folder / "report.html").write_text(render(report), encoding="utf-8")
     except OSError as error:
         why = error.strerror or error
         raise CommandFailed(f"the results cannot be written to {folder}: {why}") from error
-    written += [path.name for picture in pictures for path in picture.files]
+    written = ["result.json", "report.html"]
+    written += [name for figure, _ in pictures for name in (f"{figure.stem}.csv", f"{figure.stem}.png")]
     tell(f"wrote {', '.join(written)} to {folder}")
+
+
+def _drawn(figure: Figure, folder: Path) -> Path | None:
+    from molink.simnet.presentation.drawing import draw
+
+    write_csv(folder / f"{figure.stem}.csv", figure.header, figure.rows)
+    if not figure.panels:
+        return None
+    path = folder / f"{figure.stem}.png"
+    draw(figure, path)
+    return path
 
 
 def output_folder(path: Path | None) -> Path | None:
     """The folder, made if it is not there; None if none was named. To be called before a long run, not after it.
 
     Raises:
-        CommandFailed: it cannot be made, or nothing can be written there.
+        CommandFailed: it cannot be made, nothing can be written there, or nothing is there to draw with.
     """
     if path is None:
         return None
+    lacking = missing_extra("matplotlib")
+    if lacking is not None:
+        raise CommandFailed(f"--output draws figures: {lacking}")
     done = "made"
     try:
         path.mkdir(parents=True, exist_ok=True)

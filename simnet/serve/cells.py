@@ -7,8 +7,8 @@ from molink.simnet.devices.model_shapes import shape_named
 from molink.simnet.devices.named_devices import device_named
 from molink.simnet.devices.spans import even_spans
 from molink.simnet.serve.presets import Preset, PresetCell
-from molink.simnet.serve.scenario import Scenario, Stage, circuit_plan
-from molink.simnet.serve.simulated import Load, SimulatedRun, simulate_serving
+from molink.simnet.serve.scenario import Scenario, SimulatedStage, circuit_plan
+from molink.simnet.serve.simulated import RequestLoad, SimulatedRun, simulate_serving
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class Circuits:
 
     by_peers: Mapping[int, Scenario]
     """Circuits of so many peers; lines are those of the first cell."""
-    load: Load
+    load: RequestLoad
     """At any rate."""
 
     def scenario(self, cell: PresetCell) -> Scenario:
@@ -32,7 +32,7 @@ class Circuits:
         return simulate_serving(self.scenario(cell), cell.policy, cell.served_as, load)
 
 
-def circuits_of(table: Preset, load: Load, software_ms: float, seed: int) -> Circuits:
+def circuits_of(table: Preset, load: RequestLoad, software_ms: float, seed: int) -> Circuits:
     """What the cells of a table run on.
 
     Raises:
@@ -43,7 +43,7 @@ def circuits_of(table: Preset, load: Load, software_ms: float, seed: int) -> Cir
     by_peers = {}
     for cell in table.cells:
         if cell.peers not in by_peers:
-            stages = tuple(Stage(device, span) for span in even_spans(shape.layers, cell.peers))
+            stages = tuple(SimulatedStage(device, span) for span in even_spans(shape.layers, cell.peers))
             lines = cell.setting
             scenario = Scenario(shape, stages, lines.bandwidth_mbps, lines.delay_ms, software_ms, seed=seed)
             circuit_plan(scenario, cell.policy, cell.served_as)

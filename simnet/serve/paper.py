@@ -21,7 +21,7 @@ SYSTEM_OF: Mapping[str, str] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class LineSetting:
     """What differs between the lines of a table."""
 
     rate_rps: float
@@ -30,26 +30,26 @@ class Setting:
     """One way, from any server to any other."""
 
 
-Printings = Mapping[tuple[Setting, str], ServingTimes]
+Printings = Mapping[tuple[LineSetting, str], ServingTimes]
 """By setting and system."""
 
 
 def _three(
-    setting: Setting,
+    setting: LineSetting,
     ttft_s: tuple[float, float, float],
     tpot_s: tuple[float, float, float],
     latency_s: tuple[float, float, float],
-) -> dict[tuple[Setting, str], ServingTimes]:
+) -> dict[tuple[LineSetting, str], ServingTimes]:
     systems = zip((VLLM, HELIX, MOLINK), ttft_s, tpot_s, latency_s, strict=True)
     return {(setting, system): ServingTimes(*times) for system, *times in systems}
 
 
 TABLE_2: Printings = MappingProxyType(
     {
-        **_three(Setting(0.7, 100, 30), (17.3, 14.2, 9.29), (3.49, 3.42, 3.01), (509, 497, 449)),
-        **_three(Setting(0.3, 100, 30), (6.20, 5.66, 5.23), (1.69, 1.65, 1.30), (306, 299, 256)),
-        **_three(Setting(0.2, 100, 30), (3.74, 3.42, 3.30), (0.50, 0.47, 0.41), (111, 106, 93)),
-        **_three(Setting(0.1, 100, 30), (3.39, 3.27, 3.23), (0.28, 0.29, 0.26), (74, 75, 69)),
+        **_three(LineSetting(0.7, 100, 30), (17.3, 14.2, 9.29), (3.49, 3.42, 3.01), (509, 497, 449)),
+        **_three(LineSetting(0.3, 100, 30), (6.20, 5.66, 5.23), (1.69, 1.65, 1.30), (306, 299, 256)),
+        **_three(LineSetting(0.2, 100, 30), (3.74, 3.42, 3.30), (0.50, 0.47, 0.41), (111, 106, 93)),
+        **_three(LineSetting(0.1, 100, 30), (3.39, 3.27, 3.23), (0.28, 0.29, 0.26), (74, 75, 69)),
     }
 )
 """Table 2 of the transmission paper (section 5.1): Qwen2-7B on three RTX 4090."""
@@ -59,20 +59,20 @@ CAPTION_RPS = 0.3
 
 TABLE_3: Printings = MappingProxyType(
     {
-        **_three(Setting(CAPTION_RPS, 60, 30), (8.07, 7.34, 7.32), (1.24, 1.21, 1.07), (229, 223, 213)),
-        **_three(Setting(CAPTION_RPS, 100, 30), (3.74, 3.42, 3.30), (0.5, 0.47, 0.41), (111, 106, 93)),
-        **_three(Setting(CAPTION_RPS, 200, 30), (2.02, 1.86, 1.83), (0.29, 0.28, 0.25), (68, 64, 58)),
-        **_three(Setting(CAPTION_RPS, 400, 30), (1.45, 1.35, 1.26), (0.25, 0.23, 0.21), (56, 53, 47)),
+        **_three(LineSetting(CAPTION_RPS, 60, 30), (8.07, 7.34, 7.32), (1.24, 1.21, 1.07), (229, 223, 213)),
+        **_three(LineSetting(CAPTION_RPS, 100, 30), (3.74, 3.42, 3.30), (0.5, 0.47, 0.41), (111, 106, 93)),
+        **_three(LineSetting(CAPTION_RPS, 200, 30), (2.02, 1.86, 1.83), (0.29, 0.28, 0.25), (68, 64, 58)),
+        **_three(LineSetting(CAPTION_RPS, 400, 30), (1.45, 1.35, 1.26), (0.25, 0.23, 0.21), (56, 53, 47)),
     }
 )
 """Table 3 of the transmission paper: bandwidths."""
 
 TABLE_4: Printings = MappingProxyType(
     {
-        **_three(Setting(CAPTION_RPS, 100, 10), (3.25, 3.13, 3.12), (0.31, 0.31, 0.27), (72, 72, 63)),
-        **_three(Setting(CAPTION_RPS, 100, 20), (3.46, 3.28, 3.19), (0.41, 0.40, 0.34), (94, 92, 79)),
-        **_three(Setting(CAPTION_RPS, 100, 30), (3.74, 3.42, 3.3), (0.5, 0.47, 0.41), (111, 106, 93)),
-        **_three(Setting(CAPTION_RPS, 100, 50), (3.81, 3.73, 3.7), (0.67, 0.65, 0.59), (143, 139, 127)),
+        **_three(LineSetting(CAPTION_RPS, 100, 10), (3.25, 3.13, 3.12), (0.31, 0.31, 0.27), (72, 72, 63)),
+        **_three(LineSetting(CAPTION_RPS, 100, 20), (3.46, 3.28, 3.19), (0.41, 0.40, 0.34), (94, 92, 79)),
+        **_three(LineSetting(CAPTION_RPS, 100, 30), (3.74, 3.42, 3.3), (0.5, 0.47, 0.41), (111, 106, 93)),
+        **_three(LineSetting(CAPTION_RPS, 100, 50), (3.81, 3.73, 3.7), (0.67, 0.65, 0.59), (143, 139, 127)),
     }
 )
 """Table 4 of the transmission paper: delays. MoLink with five micro-batches."""
@@ -89,11 +89,11 @@ ABLATION: Mapping[str, ServingTimes] = MappingProxyType(
 
 
 def _throughputs(
-    setting: Setting,
+    setting: LineSetting,
     throughput_tps: tuple[float, float, float],
     ttft_s: tuple[float, float, float],
     tpot_s: tuple[float, float, float],
-) -> dict[tuple[Setting, str], ServingTimes]:
+) -> dict[tuple[LineSetting, str], ServingTimes]:
     systems = zip((PETALS, VLLM, MOLINK), throughput_tps, ttft_s, tpot_s, strict=True)
     return {(setting, system): ServingTimes(ttft, tpot, None, tps) for system, tps, ttft, tpot in systems}
 
@@ -101,22 +101,22 @@ def _throughputs(
 SYSTEM_TABLE_2: Printings = MappingProxyType(
     {
         **_throughputs(
-            Setting(0.5, 100, 10), (23.438, 89.68, 106.238), (0.261, 0.245, 0.231), (0.116, 0.247, 0.102)
+            LineSetting(0.5, 100, 10), (23.438, 89.68, 106.238), (0.261, 0.245, 0.231), (0.116, 0.247, 0.102)
         ),
         **_throughputs(
-            Setting(1, 100, 10), (45.343, 135.86, 196.142), (0.279, 0.264, 0.243), (0.290, 0.348, 0.255)
+            LineSetting(1, 100, 10), (45.343, 135.86, 196.142), (0.279, 0.264, 0.243), (0.290, 0.348, 0.255)
         ),
         **_throughputs(
-            Setting(0.5, 1000, 10), (26.444, 91.65, 111.162), (0.204, 0.177, 0.181), (0.193, 0.168, 0.170)
+            LineSetting(0.5, 1000, 10), (26.444, 91.65, 111.162), (0.204, 0.177, 0.181), (0.193, 0.168, 0.170)
         ),
         **_throughputs(
-            Setting(1, 1000, 10), (47.068, 163.95, 207.973), (0.209, 0.180, 0.189), (0.162, 0.198, 0.144)
+            LineSetting(1, 1000, 10), (47.068, 163.95, 207.973), (0.209, 0.180, 0.189), (0.162, 0.198, 0.144)
         ),
         **_throughputs(
-            Setting(0.5, 10000, 10), (21.332, 92.13, 119.11), (0.200, 0.182, 0.130), (0.097, 0.176, 0.056)
+            LineSetting(0.5, 10000, 10), (21.332, 92.13, 119.11), (0.200, 0.182, 0.130), (0.097, 0.176, 0.056)
         ),
         **_throughputs(
-            Setting(1, 10000, 10), (41.878, 215.41, 221.56), (0.199, 0.175, 0.148), (0.107, 0.183, 0.056)
+            LineSetting(1, 10000, 10), (41.878, 215.41, 221.56), (0.199, 0.175, 0.148), (0.107, 0.183, 0.056)
         ),
     }
 )

@@ -13,11 +13,11 @@ from molink.simnet.core.channels import Channels
 from molink.simnet.core.frames import SimulatedFrame, SimulatedRow
 from molink.simnet.core.request_desk import RequestDesk
 from molink.simnet.core.request_load import Request
-from molink.simnet.core.serving_world import CircuitPlan
-from molink.simnet.core.stage_peer import ComputeS
+from molink.simnet.core.serving_world import SimulatedCircuit
+from molink.simnet.core.simulated_peer import ComputeS
 from molink.simnet.core.timeline import Timeline
 from molink.simnet.core.wire import Wire
-from molink.simnet.devices.devices import Chunk, work_of
+from molink.simnet.devices.devices import SequenceChunk, work_of
 
 SENDING = "concurrent"
 """Each request is a call of its own: all share the line."""
@@ -55,7 +55,7 @@ class _Server:
             return
         self._busy = True
         row = self._queue.popleft()
-        taken_s = self._compute_s(work_of([Chunk(row.count, self._world.context(row.key))]), 0)
+        taken_s = self._compute_s(work_of([SequenceChunk(row.count, self._world.context(row.key))]), 0)
         self._world.timeline.call(taken_s, lambda: self._computed(row, taken_s))
 
     def _computed(self, row: SimulatedRow, taken_s: float) -> None:
@@ -68,7 +68,7 @@ class _Server:
 class PetalsWorld:
     """Owner of the servers, and of the clients between them."""
 
-    def __init__(self, plan: CircuitPlan, timeline: Timeline) -> None:
+    def __init__(self, plan: SimulatedCircuit, timeline: Timeline) -> None:
         self.timeline = timeline
         self._plan = plan
         self._sessions: dict[LeaseKey, _Progress] = {}

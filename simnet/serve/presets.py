@@ -14,8 +14,8 @@ from molink.simnet.serve.paper import (
     TABLE_2,
     TABLE_3,
     TABLE_4,
+    LineSetting,
     Printings,
-    Setting,
 )
 from molink.simnet.serve.served_as import WHOLE_PROMPT_TOKENS, ServedAs, usual
 from molink.simnet.suggestions import did_you_mean
@@ -29,7 +29,7 @@ WARM_UP_S, DURATION_S = 60.0, 1800.0
 class PresetCell:
     """One cell of a table: a system in a setting."""
 
-    setting: Setting
+    setting: LineSetting
     policy: str
     served_as: ServedAs
     peers: int
@@ -52,7 +52,7 @@ class Preset:
     cells: tuple[PresetCell, ...]
     baseline: str
     """The policy, or the technique, that reductions are of."""
-    centre: Setting
+    centre: LineSetting
     """What the paper holds fixed while it varies something else."""
     tensors_per_boundary: int = 2
     """vLLM 0.7.2, on which the papers' systems are built, sends hidden states and residual."""
@@ -107,7 +107,7 @@ def _cells(
     settings = dict.fromkeys(setting for setting, _ in printings)
     return tuple(
         PresetCell(
-            Setting(rate_rps, setting.bandwidth_mbps, setting.delay_ms),
+            LineSetting(rate_rps, setting.bandwidth_mbps, setting.delay_ms),
             policy,
             usual(policy, peers),
             peers,
@@ -141,7 +141,7 @@ def _ablation(rates_rps: Sequence[float]) -> tuple[PresetCell, ...]:
         ("ours: + computed chunks", "molink", ours, None),
     )
     return tuple(
-        PresetCell(Setting(rate_rps, 100, 30), policy, served_as, 3, technique, printed)
+        PresetCell(LineSetting(rate_rps, 100, 30), policy, served_as, 3, technique, printed)
         for rate_rps in rates_rps
         for technique, policy, served_as, printed in variants
     )
@@ -151,7 +151,7 @@ _TRANSMISSION = ("concurrent", "zeromq", "paper", "molink")
 _BOTH_RPS = (0.2, CAPTION_RPS)
 _LONG = LengthLimits(2048, 1024)
 _QWEN = ("qwen2-7b", "rtx-4090", 3, _LONG)
-_CENTRE = Setting(0.2, 100, 30)
+_CENTRE = LineSetting(0.2, 100, 30)
 
 _ALL = (
     Preset(
@@ -173,7 +173,7 @@ _ALL = (
     Preset(
         "molink-system-table2", "Table 2 of the MoLink system paper", "llama-2-7b", "rtx-4090", 2,
         LengthLimits(256, 512), _cells(SYSTEM_TABLE_2, ("petals", "concurrent", "fixed-chunk", "molink"), 2),
-        "concurrent", Setting(0.5, 100, 10),
+        "concurrent", LineSetting(0.5, 100, 10),
     ),
 )  # fmt: skip
 PRESETS: Mapping[str, Preset] = MappingProxyType({preset.name: preset for preset in _ALL})

@@ -49,6 +49,19 @@ class ServeRow:
     events: int
     """Of the simulation."""
 
+    @property
+    def system(self) -> str:
+        """What is compared: in an ablation the technique, else the policy."""
+        return self.technique or self.policy
+
+
+def by_setting(preset: Preset, rows: Sequence[ServeRow]) -> list[list[ServeRow]]:
+    """Rows that are compared with each other."""
+    found: dict[tuple[object, ...], list[ServeRow]] = {}
+    for row in rows:
+        found.setdefault(tuple(getattr(row, name) for name in preset.settings), []).append(row)
+    return list(found.values())
+
 
 def serve_rows(preset: Preset, runs: Sequence[SimulatedRun]) -> list[ServeRow]:
     """A row for each cell of the preset that was run, in its order."""

@@ -1,6 +1,6 @@
 """A circuit that serves, as a scenario says: the same one that `emulate` starts as processes. Pure."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
 from molink.dht.records.records import Device, PeerFacts, ServedModel
@@ -12,8 +12,8 @@ from molink.peer.scheduling.prefill_chunks import chunk_lengths, equal_chunks
 from molink.shards.spec import ModelSpec, Span
 from molink.simnet.core.request_load import Request
 from molink.simnet.core.room import fitting_tokens
-from molink.simnet.core.serving_world import CircuitPlan
-from molink.simnet.core.stage_peer import ComputeS
+from molink.simnet.core.serving_world import SimulatedCircuit
+from molink.simnet.core.simulated_peer import ComputeS
 from molink.simnet.devices.devices import USABLE_MEMORY, DeviceProfile, Work
 from molink.simnet.devices.model_shapes import ModelShape
 from molink.simnet.devices.timed_profile import timed_profile
@@ -33,7 +33,7 @@ on no line."""
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class SimulatedStage:
     """A machine of the circuit."""
 
     device: DeviceProfile
@@ -45,7 +45,7 @@ class Scenario:
     """A circuit and its lines; what differs by policy is not here."""
 
     shape: ModelShape
-    stages: tuple[Stage, ...]
+    stages: tuple[SimulatedStage, ...]
     bandwidth_mbps: float
     """Of every uplink."""
     delay_ms: float
@@ -56,7 +56,7 @@ class Scenario:
     seed: int = 0
 
 
-def circuit_plan(scenario: Scenario, policy: str, served_as: ServedAs) -> CircuitPlan:
+def circuit_plan(scenario: Scenario, policy: str, served_as: ServedAs) -> SimulatedCircuit:
     """The scenario under one policy.
 
     Raises:
@@ -70,7 +70,10 @@ def circuit_plan(scenario: Scenario, policy: str, served_as: ServedAs) -> Circui
     if chunk_tokens is not None:
         wanted = BatchLimits(chunk_tokens + usual.max_sessions, usual.max_sessions, usual.prefill_patience_s)
         limits = batch_limits(spec, wanted)
-    facts = [simulated_facts(spec, shape, stage, hop) for hop, stage in enumerate(scenario.stages)]
+    facts = [
+        replace(simulated_facts(spec, shape, stage, hop), step_tokens=limits.max_tokens)
+        for hop, stage in enumerate(scenario.stages)
+    ]
 
     def stages_of(request: Request) -> tuple[PipelineStage, ...]:
         context_tokens = request.prompt_tokens + request.new_tokens / 2
@@ -81,7 +84,7 @@ def circuit_plan(scenario: Scenario, policy: str, served_as: ServedAs) -> Circui
 
     hops, software_s = len(spans), scenario.software_ms / 1000
     delay_s = scenario.delay_ms / 1000 + software_s / 2
-    return CircuitPlan(
+    return SimulatedCircuit(
         spec=spec,
         spans=spans,
         compute_s=tuple(_compute(shape, stage) for stage in scenario.stages),
@@ -102,7 +105,7 @@ def circuit_plan(scenario: Scenario, policy: str, served_as: ServedAs) -> Circui
     )
 
 
-def simulated_facts(spec: ModelSpec, shape: ModelShape, stage: Stage, number: int) -> PeerFacts:
+def simulated_facts(spec: ModelSpec, shape: ModelShape, stage: SimulatedStage, number: int) -> PeerFacts:
     """What a peer on that machine would announce, as far as decisions depend on it."""
     profile, device = timed_profile(shape, stage.device), stage.device
     return PeerFacts(
@@ -124,7 +127,7 @@ def simulated_facts(spec: ModelSpec, shape: ModelShape, stage: Stage, number: in
     )  # fmt: skip
 
 
-def _compute(shape: ModelShape, stage: Stage) -> ComputeS:
+def _compute(shape: ModelShape, stage: SimulatedStage) -> ComputeS:
     device, span = stage.device, stage.span
     parts = lru_cache(STEPS_REMEMBERED)(partial(device.without_contexts, shape, span))
 
@@ -134,7 +137,7 @@ def _compute(shape: ModelShape, stage: Stage) -> ComputeS:
     return compute_s
 
 
-def _kv_tokens(spec: ModelSpec, stage: Stage, limits: BatchLimits) -> int:
+def _kv_tokens(spec: ModelSpec, stage: SimulatedStage, limits: BatchLimits) -> int:
     memory = plan_memory(spec, int(USABLE_MEMORY * stage.device.memory_bytes), limits.max_tokens)
     free_bytes = memory.total_bytes - memory.workspace_bytes - spec.weight_bytes(stage.span)
     if free_bytes <= 0:

@@ -6,7 +6,7 @@ from itertools import takewhile
 
 import numpy as np
 
-from molink.simnet.core.outcomes import Outcome
+from molink.simnet.core.outcomes import RequestOutcome
 from molink.simnet.core.request_load import arrivals
 from molink.simnet.core.serving_world import ServingWorld
 from molink.simnet.core.timeline import Timeline
@@ -21,7 +21,7 @@ AFTERMATH_S = 1800.0
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class RequestLoad:
     """What comes, and of which part averages are made."""
 
     trace: tuple[TraceRequest, ...]
@@ -35,7 +35,7 @@ class Load:
 class SimulatedRun:
     """A finished cell."""
 
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[RequestOutcome, ...]
     """Of the requests that came while it was measured."""
     throughput_tps: float
     """Tokens that all requests together got while it was measured, a second."""
@@ -47,7 +47,7 @@ class SimulatedRun:
     events: int
 
 
-def simulate_serving(scenario: Scenario, policy: str, served_as: ServedAs, load: Load) -> SimulatedRun:
+def simulate_serving(scenario: Scenario, policy: str, served_as: ServedAs, load: RequestLoad) -> SimulatedRun:
     """Serves the load; virtual time from 0 to the end of the last measured request.
 
     Raises:

@@ -1,55 +1,71 @@
 """`molink-simnet swarm`: the whole product at scale, in virtual time."""
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from molink.commands import EXIT_USAGE, CommandFailed, Debug, Json, Verbose, start_logging
 from molink.progress import Progress
 from molink.simnet.core.matrices import bundled_matrix, read_matrix
 from molink.simnet.core.traces import TraceRequest, bundled_trace, read_trace
-from molink.simnet.devices.model_shapes import ModelShape, shape_named
+from molink.simnet.devices.model_shapes import MODEL_SHAPES, ModelShape, shape_named
+from molink.simnet.presentation.experiments import Run
 from molink.simnet.presentation.options import (
     LatencyMatrix,
-    Output,
     Trace,
+    option,
     require_not_negative,
     require_positive,
 )
-from molink.simnet.presentation.results import Findings, deliver, output_folder
-from molink.simnet.swarm import options
-from molink.simnet.swarm.figures import Series, draw_swarm
+from molink.simnet.presentation.results import Findings
+from molink.simnet.swarm.figures import Minutes, swarm_figures
 from molink.simnet.swarm.population.snapshot_file import read_snapshot
 from molink.simnet.swarm.report import SwarmRow, swarm_row, swarm_series
 from molink.simnet.swarm.settings import HOUR_S, Churn, SwarmSettings
 from molink.simnet.swarm.table import swarm_table
 
 if TYPE_CHECKING:
-    from molink.simnet.swarm.world import Cast
+    from molink.simnet.swarm.world import WorldSetup
 
+MOST_PEERS = 10_000
 EXAMPLE = "molink-simnet swarm --peers 1000 --hours 0.25 --output results"
 
 
 def swarm(
-    peers: options.Peers = 10_000,
-    hours: options.Hours = 1.0,
-    gateways: options.Gateways = 4,
-    rate: options.Rate = 1.0,
-    churn: options.ChurnHours = 2.0,
-    crash_share: options.CrashShare = 0.2,
-    model: options.Model = "llama-2-70b",
-    from_snapshot: options.FromSnapshot = None,
-    without: options.Without = None,
-    bandwidth_factor: options.BandwidthFactor = None,
+    peers: Annotated[
+        int, option(f"Volunteers, at most {MOST_PEERS:,}.", "N", least=1, most=MOST_PEERS)
+    ] = 10_000,
+    hours: Annotated[float, option("Virtual hours in which requests come.", "H")] = 1.0,
+    rate: Annotated[float, option("Requests a second, of all gateways together.", "RPS")] = 1.0,
+    churn: Annotated[
+        float, option("Hours that a volunteer stays, on average; 0: nobody comes or goes.", "H")
+    ] = 2.0,
+    from_snapshot: Annotated[
+        Path | None,
+        option(
+            "Instead of drawn volunteers: a swarm as `molink-peer status --json` prints it; layers are as large "
+            "as those of --model.",
+            "FILE",
+        ),
+    ] = None,
+    gateways: Annotated[int, option("Gateways, which take requests in turns.", "G", least=1, most=1000)] = 4,
+    crash_share: Annotated[float, option("The part of volunteers that goes without a word.", "PART")] = 0.2,
+    model: Annotated[str, option(f"Which model: {', '.join(MODEL_SHAPES)}.", "NAME")] = "llama-2-70b",
+    without: Annotated[list[str] | None, option("What if this peer of the snapshot leaves.", "PEER")] = None,
+    bandwidth_factor: Annotated[
+        float | None, option("What if every line of the snapshot carries so many times as much.", "F")
+    ] = None,
     latency_matrix: LatencyMatrix = None,
     trace: Trace = None,
-    partner: options.Partner = "off",
-    seed: options.Seed = 0,
-    output: Output = None,
-    as_json: Json = False,
-    verbose: Verbose = False,
-    debug: Debug = False,
-) -> None:
+    partner: Annotated[
+        str,
+        option(
+            "Whether another peer keeps a second copy of each hop's KV cache and takes its place when it is lost. "
+            "Off, as in this version's peers, which keep no copies yet.",
+            "auto|off",
+        ),
+    ] = "off",
+    seed: Annotated[int, option("The same seed, the same swarm, the same numbers.", "S", least=0)] = 0,
+) -> Run:
     """Run a whole swarm in virtual time.
 
     Volunteers with the cards that people have at home come, choose layers, serve and go; gateways plan circuits for
@@ -57,33 +73,25 @@ def swarm(
     avoidance, announcements and their intervals are the product's own. Shows what clients get, and what the control
     plane takes.
     """
-    start_logging(verbose=verbose, debug=debug)
     # a client's hosts and channels, which take a second to load
-    from molink.simnet.swarm.factory import drawn_cast
+    from molink.simnet.swarm.factory import random_setup
 
-    try:
-        require_positive("--hours", hours)
-        require_positive("--rate", rate)
-        require_not_negative("--churn", churn)
-        stays = Churn(churn * HOUR_S, crash_share) if churn else Churn(crash_share=crash_share)
-        if partner not in ("auto", "off"):
-            raise ValueError(f"--partner is auto or off, not {partner}")
-        settings = SwarmSettings(
-            peers, hours * HOUR_S, gateways, rate, stays, seed, partners=partner == "auto"
-        )
-        requests = bundled_trace() if trace is None else read_trace(trace)
-        shape = shape_named(model)
-        if from_snapshot is None:
-            if without or bandwidth_factor is not None:
-                raise ValueError("--without and --bandwidth-factor change a snapshot: give --from-snapshot")
-            matrix = bundled_matrix() if latency_matrix is None else read_matrix(latency_matrix)
-            casts = {"swarm": drawn_cast(settings, shape, matrix, requests)}
-        else:
-            casts = _what_if(settings, from_snapshot, shape, without or [], bandwidth_factor, requests)
-    except ValueError as error:
-        raise CommandFailed(str(error), EXIT_USAGE) from error
-    folder = output_folder(output)
-    rows, series = _run_all(casts, settings)
+    require_positive("--hours", hours)
+    require_positive("--rate", rate)
+    require_not_negative("--churn", churn)
+    stays = Churn(churn * HOUR_S, crash_share) if churn else Churn(crash_share=crash_share)
+    if partner not in ("auto", "off"):
+        raise ValueError(f"--partner is auto or off, not {partner}")
+    settings = SwarmSettings(peers, hours * HOUR_S, gateways, rate, stays, seed, partners=partner == "auto")
+    requests = bundled_trace() if trace is None else read_trace(trace)
+    shape = shape_named(model)
+    if from_snapshot is None:
+        if without or bandwidth_factor is not None:
+            raise ValueError("--without and --bandwidth-factor change a snapshot: give --from-snapshot")
+        matrix = bundled_matrix() if latency_matrix is None else read_matrix(latency_matrix)
+        casts = {"swarm": random_setup(settings, shape, matrix, requests)}
+    else:
+        casts = _what_if(settings, from_snapshot, shape, without or [], bandwidth_factor, requests)
     parameters: dict[str, object] = {
         "peers": peers if from_snapshot is None else len(casts["before"].volunteers),
         "hours": hours, "gateways": gateways, "rate_rps": rate, "churn_hours": churn, "crash_share": crash_share,
@@ -92,15 +100,20 @@ def swarm(
         "latency_matrix": None if latency_matrix is None else str(latency_matrix),
         "trace": None if trace is None else str(trace), "partner": partner, "seed": seed,
     }  # fmt: skip
-    found = Findings(
-        "swarm",
-        f"A swarm of {rows[0].peers:,} peers that serves {model}",
-        parameters,
-        [asdict(row) for row in rows],
-        [swarm_table(rows)],
-        more={"series": series},
-    )
-    deliver(found, as_json=as_json, folder=folder, draw=lambda where: draw_swarm(series, where))
+
+    def run(_: Path | None) -> Findings:
+        rows, series = _run_all(casts, settings)
+        return Findings(
+            "swarm",
+            f"A swarm of {rows[0].peers:,} peers that serves {model}",
+            parameters,
+            rows,
+            [swarm_table(rows)],
+            more={"series": series},
+            figures=lambda: swarm_figures(series),
+        )
+
+    return run
 
 
 def _what_if(
@@ -110,12 +123,12 @@ def _what_if(
     without: list[str],
     bandwidth_factor: float | None,
     requests: tuple[TraceRequest, ...],
-) -> "dict[str, Cast]":
+) -> "dict[str, WorldSetup]":
     """The snapshot's swarm as it is, and, if anything is to change, as it would be."""
-    from molink.simnet.swarm.factory import live_cast
+    from molink.simnet.swarm.factory import snapshot_setup
 
     live = read_snapshot(path, shape)
-    casts = {"before": live_cast(settings, live, requests)}
+    casts = {"before": snapshot_setup(settings, live, requests)}
     if without or bandwidth_factor is not None:
         changed = live
         for peer in without:
@@ -125,15 +138,17 @@ def _what_if(
         if bandwidth_factor is not None:
             require_positive("--bandwidth-factor", bandwidth_factor)
             changed = changed.with_bandwidth(bandwidth_factor)
-        casts["after"] = live_cast(settings, changed, requests)
+        casts["after"] = snapshot_setup(settings, changed, requests)
     return casts
 
 
-def _run_all(casts: "dict[str, Cast]", settings: SwarmSettings) -> tuple[list[SwarmRow], dict[str, Series]]:
+def _run_all(
+    casts: "dict[str, WorldSetup]", settings: SwarmSettings
+) -> tuple[list[SwarmRow], dict[str, Minutes]]:
     from molink.simnet.swarm.world import SwarmWorld
 
     rows: list[SwarmRow] = []
-    series: dict[str, Series] = {}
+    series: dict[str, Minutes] = {}
     with Progress() as progress:
         progress.begin("the swarm comes together")
         for name, cast in casts.items():

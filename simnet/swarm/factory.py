@@ -1,4 +1,4 @@
-"""Worlds to run: swarms drawn at random, and those of a snapshot."""
+"""Factory of simulated swarms: drawn at random, or read from a snapshot."""
 
 from collections.abc import Sequence
 
@@ -13,15 +13,15 @@ from molink.simnet.swarm.population.places import ListedPlaces, RegionPlaces
 from molink.simnet.swarm.population.snapshot_file import LiveSwarm
 from molink.simnet.swarm.population.volunteers import Recruiter, identity_of
 from molink.simnet.swarm.settings import SwarmSettings
-from molink.simnet.swarm.world import Cast
+from molink.simnet.swarm.world import WorldSetup
 
 _WORLD = 1
 """Beside the seed: what is drawn of the world is not what happens in it."""
 
 
-def drawn_cast(
+def random_setup(
     settings: SwarmSettings, shape: ModelShape, matrix: RttMatrix, trace: Sequence[TraceRequest]
-) -> Cast:
+) -> WorldSetup:
     """Volunteers at homes all over the matrix. Raises ValueError if the model or the trace fits nothing."""
     model = shape.spec()
     rng = default_rng((settings.seed, _WORLD))
@@ -31,12 +31,14 @@ def drawn_cast(
     gateway_ids = _gateway_ids(settings)
     for gateway_id in gateway_ids:
         places.draw(rng, gateway_id)
-    return Cast(model, places, volunteers, gateway_ids, kept(trace, LengthLimits(), model), recruiter.draw)
+    return WorldSetup(
+        model, places, volunteers, gateway_ids, kept(trace, LengthLimits(), model), recruiter.draw
+    )
 
 
-def live_cast(settings: SwarmSettings, live: LiveSwarm, trace: Sequence[TraceRequest]) -> Cast:
+def snapshot_setup(settings: SwarmSettings, live: LiveSwarm, trace: Sequence[TraceRequest]) -> WorldSetup:
     """The peers of a snapshot; nobody comes, nobody goes."""
-    return Cast(
+    return WorldSetup(
         live.model,
         ListedPlaces(live.rtt_ms, {one.peer_id: one.facts.coordinate for one in live.volunteers}),
         live.volunteers,

@@ -1,18 +1,12 @@
-"""How a swarm did over time, as pictures and tables."""
+"""How a swarm did over time."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
 
-from molink.simnet.presentation.pictures import Picture, from_zero, new_figure, saved
-from molink.simnet.presentation.results import write_csv
+from molink.simnet.presentation.figures import Figure, Panel, Series
 from molink.simnet.swarm.members.traffic import BUDGET_KBIT_S, KINDS
 from molink.simnet.swarm.report import SERIES
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-Series = Sequence[Mapping[str, float | int | None]]
+Minutes = Sequence[Mapping[str, float | int | None]]
 _FIGURES = {
     "tpot": ("TPOT of sessions that ended, ms", ("tpot_ms",)),
     "success-rate": ("sessions that were completed, of those that ended", ("success_rate",)),
@@ -20,43 +14,29 @@ _FIGURES = {
 }
 
 
-def draw_swarm(runs: Mapping[str, Series], folder: Path) -> list[Picture]:
-    """TPOT, success rate and traffic over time, each as a table and a picture with a line for each run, or for each
-    kind of traffic; `swarm-minutes.csv` has the whole series."""
-    drawn = []
+def swarm_figures(runs: Mapping[str, Minutes]) -> list[Figure]:
+    """TPOT, success rate and traffic over time, with a line for each run, or for each kind of traffic;
+    `swarm-minutes.csv` has the whole series."""
+    drawn = [Figure("swarm-minutes", "", [], ("run", *SERIES), _lines(runs, SERIES))]
     for name, (label, columns) in _FIGURES.items():
-        stem = folder / f"swarm-{name}"
-        header = ("run", "minute", *columns)
-        rows = [
-            [run, *(line[column] for column in ("minute", *columns))]
-            for run, series in runs.items()
-            for line in series
+        series = [
+            Series(
+                ", ".join(part for part in (run, column) if len(columns) > 1 or part == run),
+                [line["minute"] or 0 for line in minutes],
+                [line[column] for line in minutes],
+            )
+            for run, minutes in runs.items()
+            for column in columns
         ]
-        write_csv(stem.with_suffix(".csv"), header, rows)
-        figure = new_figure(7.5, 4.2)
-        axes = figure.subplots()
-        for run, series in runs.items():
-            for column in columns:
-                _draw(
-                    axes,
-                    series,
-                    column,
-                    ", ".join(part for part in (run, column) if len(columns) > 1 or part == run),
-                )
-        if name == "traffic":
-            axes.axhline(BUDGET_KBIT_S, color="black", linestyle=":", label="budget")
-        axes.set(xlabel="minutes", ylabel=label)
-        from_zero(axes)
-        if len(axes.get_legend_handles_labels()[0]) > 1:
-            axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
-        axes.grid(visible=True, linewidth=0.4, alpha=0.5)
-        drawn.append(saved(figure, stem, f"{label[0].upper()}{label[1:]}"))
-    lines = [[run, *(line[column] for column in SERIES)] for run, series in runs.items() for line in series]
-    write_csv(folder / "swarm-minutes.csv", ("run", *SERIES), lines)
+        limit = BUDGET_KBIT_S if name == "traffic" else None
+        panel = Panel(series, "minutes", label, limit=limit, limit_name="budget")
+        header = ("run", "minute", *columns)
+        caption = f"{label[0].upper()}{label[1:]}"
+        drawn.append(
+            Figure(f"swarm-{name}", caption, [panel], header, _lines(runs, header[1:]), size=(7.5, 3.8))
+        )
     return drawn
 
 
-def _draw(axes: "Axes", series: Series, column: str, label: str) -> None:
-    points = [(line["minute"], line[column]) for line in series if line[column] is not None]
-    if points:
-        axes.plot(*zip(*points, strict=True), linewidth=1.3, label=label)
+def _lines(runs: Mapping[str, Minutes], columns: Sequence[str]) -> list[list[object]]:
+    return [[run, *(line[column] for column in columns)] for run, minutes in runs.items() for line in minutes]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from molink.simnet.swarm.members.accounts import MINUTE_S, Ended, Outcome
+from molink.simnet.swarm.members.accounts import MINUTE_S, EndedSession, SessionOutcome
 from molink.simnet.swarm.members.traffic import BUDGET_KBIT_S, KINDS
 
 if TYPE_CHECKING:
@@ -84,10 +84,10 @@ def swarm_row(world: "SwarmWorld", name: str) -> SwarmRow:
     accounts, traffic, ended = world.accounts, world.traffic, world.accounts.ended
     partners, peers = accounts.partners, [each.peers for each in world.minutes]
     lasted_s = max(MINUTE_S, world.timeline.now_s)
-    outcomes = {outcome: sum(one.outcome is outcome for one in ended) for outcome in Outcome}
+    outcomes = {outcome: sum(one.outcome is outcome for one in ended) for outcome in SessionOutcome}
     tpots = [one.tpot_ms for one in ended if one.tpot_ms is not None]
     ttfts = [one.ttft_ms for one in ended if one.ttft_ms is not None]
-    hops = [one.hops for one in ended if one.outcome is Outcome.COMPLETED]
+    hops = [one.hops for one in ended if one.outcome is SessionOutcome.COMPLETED]
     by_kind = {kind: traffic.mean_kbit_s(kind, world.settings.duration_s) for kind in KINDS}
     return SwarmRow(
         name=name,
@@ -95,11 +95,11 @@ def swarm_row(world: "SwarmWorld", name: str) -> SwarmRow:
         peers_at_end=sum(member.alive for member in world.members.values()),
         announced_at_end=len(world.bulletin),
         sessions=accounts.arrived,
-        completed=outcomes[Outcome.COMPLETED],
-        success_rate=outcomes[Outcome.COMPLETED] / max(1, accounts.arrived),
-        no_circuit=outcomes[Outcome.NO_CIRCUIT],
-        unavailable=outcomes[Outcome.UNAVAILABLE],
-        peer_lost=outcomes[Outcome.PEER_LOST],
+        completed=outcomes[SessionOutcome.COMPLETED],
+        success_rate=outcomes[SessionOutcome.COMPLETED] / max(1, accounts.arrived),
+        no_circuit=outcomes[SessionOutcome.NO_CIRCUIT],
+        unavailable=outcomes[SessionOutcome.UNAVAILABLE],
+        peer_lost=outcomes[SessionOutcome.PEER_LOST],
         tpot_mean_ms=_mean(tpots),
         tpot_p50_ms=_percentile(tpots, 50),
         tpot_p95_ms=_percentile(tpots, 95),
@@ -160,13 +160,13 @@ SERIES = (
 
 def swarm_series(world: "SwarmWorld") -> list[dict[str, float | int | None]]:
     """By minute: sessions count in the one in which they ended; `KINDS` are kbit/s that the average peer sends."""
-    ended: dict[int, list[Ended]] = {}
+    ended: dict[int, list[EndedSession]] = {}
     for one in world.accounts.ended:
         ended.setdefault(int(one.end_s // MINUTE_S) + 1, []).append(one)
     series = []
     for each in world.minutes:
         those = ended.get(each.minute, [])
-        completed = sum(one.outcome is Outcome.COMPLETED for one in those)
+        completed = sum(one.outcome is SessionOutcome.COMPLETED for one in those)
         series.append(
             {
                 "minute": each.minute,

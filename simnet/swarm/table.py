@@ -1,92 +1,92 @@
 """What `molink-simnet swarm` shows to people: a line for each figure, a column for each run."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
+from molink.simnet.presentation.tables import Column, Table
+from molink.simnet.swarm.members.traffic import KINDS
 from molink.simnet.swarm.report import SwarmRow
 
-if TYPE_CHECKING:
-    from rich.table import Table
 
-
-def swarm_table(rows: Sequence[SwarmRow]) -> "Table":
+def swarm_table(rows: Sequence[SwarmRow]) -> Table:
     """Of at least one run."""
-    from rich.table import Table
-
-    table = Table(title="A swarm in virtual time", title_justify="left")
-    table.add_column("what")
-    for row in rows:
-        table.add_column(row.name, justify="right")
-    lines = [_lines(row) for row in rows]
-    for number, (what, _, ends) in enumerate(lines[0]):
-        table.add_row(what, *(one[number][1] for one in lines), end_section=ends)
-    return table
+    return Table("A swarm in virtual time", _LINES, rows, on_its_side="name")
 
 
-def _lines(row: SwarmRow) -> list[tuple[str, str, bool]]:
-    """What, how much, and whether a section ends with it."""
-    refused = ", ".join(f"{count} {code}" for code, count in row.leases_refused.items()) or "none"
-    lines = [
-        ("peers at the beginning, at the end", f"{row.peers:,}, {row.peers_at_end:,}", False),
-        ("came, left, crashed", f"{row.joined:,}, {row.left:,}, {row.crashed:,}", False),
-        ("peers in the tables at the end", f"{row.announced_at_end:,}", False),
-        ("moves to other layers, called off", f"{row.moves:,}, {row.moves_called_off:,}", False),
-        ("looks at whether to move, left out", f"{row.looks:,}, {row.looks_left_out:,}", True),
-        ("sessions", f"{row.sessions:,}", False),
-        ("completed", f"{row.completed:,} ({100 * row.success_rate:.2f} %)", False),
-        (
-            "no circuit, unavailable, peer lost",
-            f"{row.no_circuit}, {row.unavailable}, {row.peer_lost}",
-            False,
-        ),
-        ("open on average", f"{row.mean_open_sessions:.1f}", True),
-        ("TPOT mean, median, 95 %", _times(row.tpot_mean_ms, row.tpot_p50_ms, row.tpot_p95_ms), False),
-        ("TTFT mean, median, 95 %", _times(row.ttft_mean_ms, row.ttft_p50_ms, row.ttft_p95_ms), False),
-        ("tokens a second", f"{row.tokens_per_s:.1f}", False),
-        ("hops", "-" if row.hops is None else f"{row.hops:.1f}", True),
-        ("circuits planned for a session", f"{row.attempts_per_session:.2f}", False),
-        ("leases granted", f"{row.leases_granted:,}", False),
-        ("hops that refused or were gone", refused, False),
-        ("losses in mid-session, tokens recomputed", f"{row.losses:,}, {row.recomputed_tokens:,}", False),
-        ("from a loss to the next token median, 95 %", _stall(row), True),
-        *_partner_lines(row),
-        ("control plane of a peer, budget", f"{row.traffic_kbit_s:.1f}, {row.budget_kbit_s:g} kbit/s", False),
-        ("in the busiest minute", f"{row.busiest_minute_kbit_s:.1f} kbit/s", False),
-    ]
-    lines += [
-        (f"  {kind}", f"{kbit_s:.2f} kbit/s", False) for kind, kbit_s in row.traffic_by_kind_kbit_s.items()
-    ]
-    return [
-        *lines,
-        ("announcement mean, largest", f"{row.mean_state_bytes:.0f}, {row.largest_state_bytes} bytes", False),
-        ("tables that a gateway copies", f"{row.gateway_pull_kbit_s:.1f} kbit/s", False),
-    ]
+def _fields(*names: str, form: str = ",") -> Column:
+    """The line's name, and the fields whose values are in it."""
+    return Column(names[0], lambda row: ", ".join(format(getattr(row, name), form) for name in names[1:]))
 
 
-def _partner_lines(row: SwarmRow) -> list[tuple[str, str, bool]]:
-    """None where nobody sought a partner."""
-    if not (row.partners_found or row.without_partner):
-        return []
-    without = ", ".join(f"{count:,} {reason}" for reason, count in row.without_partner.items()) or "none"
-    return [
-        ("partners found, lost", f"{row.partners_found:,}, {row.partners_lost:,}", False),
-        ("hops that got none", without, False),
-        ("losses that a partner took over", f"{row.switches:,}", False),
-        (
-            "copies of a peer, of leased KV cache",
-            f"{row.replication_kbit_s:.1f} kbit/s, {100 * row.copies_share:.1f} %",
-            True,
-        ),
-    ]
+def _times(name: str, metric: str, unit: str = "ms") -> Column:
+    """Mean, if there is one, median and 95th percentile."""
+
+    def value(row: SwarmRow) -> str | None:
+        found = [getattr(row, f"{metric}_{part}_{unit}", None) for part in ("mean", "p50", "p95")]
+        known = [one for one in found if one is not None]
+        form = ",.0f" if unit == "ms" else ".1f"
+        return ", ".join(format(one, form) for one in known) or None
+
+    return Column(name, value, unit)
 
 
-def _stall(row: SwarmRow) -> str:
-    if row.stall_p50_s is None or row.stall_p95_s is None:
-        return "-"
-    return f"{row.stall_p50_s:.1f}, {row.stall_p95_s:.1f} s"
+def _counts(name: str, field: str) -> Column:
+    def value(row: SwarmRow) -> str:
+        return ", ".join(f"{count:,} {why}" for why, count in getattr(row, field).items()) or "none"
+
+    return Column(name, value)
 
 
-def _times(mean_ms: float | None, median_ms: float | None, high_ms: float | None) -> str:
-    if mean_ms is None or median_ms is None or high_ms is None:
-        return "-"
-    return f"{mean_ms:,.0f}, {median_ms:,.0f}, {high_ms:,.0f} ms"
+def _kind(kind: str) -> Column:
+    return Column(kind, lambda row: row.traffic_by_kind_kbit_s[kind], "kbit/s", ".2f", sub=True)
+
+
+def _sought(column: Column) -> Column:
+    """Left out where nobody sought a partner."""
+
+    def value(row: SwarmRow) -> object:
+        made = column.value(row) if callable(column.value) else getattr(row, column.value)
+        return made if row.partners_found or row.without_partner else None
+
+    return replace(column, value=value)
+
+
+def _ends(column: Column) -> Column:
+    return replace(column, ends=True)
+
+
+_LINES = (
+    _fields("peers at the beginning, at the end", "peers", "peers_at_end"),
+    _fields("came, left, crashed", "joined", "left", "crashed"),
+    _fields("peers in the tables at the end", "announced_at_end"),
+    _fields("moves to other layers, called off", "moves", "moves_called_off"),
+    _ends(_fields("looks at whether to move, left out", "looks", "looks_left_out")),
+    _fields("sessions", "sessions"),
+    Column("completed", lambda row: f"{row.completed:,} ({row.success_rate:.2%})"),
+    _fields("no circuit, unavailable, peer lost", "no_circuit", "unavailable", "peer_lost"),
+    Column("open on average", "mean_open_sessions", form=".1f", ends=True),
+    _times("TPOT mean, median, 95 %", "tpot"),
+    _times("TTFT mean, median, 95 %", "ttft"),
+    Column("throughput", "tokens_per_s", "tokens/s", ".1f"),
+    Column("hops", "hops", form=".1f", ends=True),
+    Column("circuits planned for a session", "attempts_per_session", form=".2f"),
+    Column("leases granted", "leases_granted", form=","),
+    _counts("hops that refused or were gone", "leases_refused"),
+    _fields("losses in mid-session, tokens recomputed", "losses", "recomputed_tokens"),
+    _ends(_times("from a loss to the next token median, 95 %", "stall", "s")),
+    _sought(_fields("partners found, lost", "partners_found", "partners_lost")),
+    _sought(_counts("hops that got none", "without_partner")),
+    _sought(Column("losses that a partner took over", "switches", form=",")),
+    _sought(Column("copies of a peer", "replication_kbit_s", "kbit/s", ".1f")),
+    _sought(Column("copies, of leased KV cache", "copies_share", form=".1%", ends=True)),
+    Column("control plane of a peer", "traffic_kbit_s", "kbit/s", ".1f"),
+    *map(_kind, KINDS),
+    Column("its budget", "budget_kbit_s", "kbit/s", "g"),
+    Column("in the busiest minute", "busiest_minute_kbit_s", "kbit/s", ".1f"),
+    Column(
+        "announcement mean, largest",
+        lambda row: f"{row.mean_state_bytes:.0f}, {row.largest_state_bytes}",
+        "bytes",
+    ),
+    Column("tables that a gateway copies", "gateway_pull_kbit_s", "kbit/s", ".1f"),
+)

@@ -1,32 +1,32 @@
 """A swarm in virtual time: its members, its gateways, and what comes to them. The owner of everything in it."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from numpy.random import Generator, default_rng
 
-from molink.shards.spec import ModelSpec, Span
+from molink.shards.spec import ModelSpec
 from molink.simnet.core.request_load import Request, arrivals
 from molink.simnet.core.timeline import Timeline
 from molink.simnet.core.traces import TraceRequest
 from molink.simnet.swarm.members.accounts import MINUTE_S, Accounts
-from molink.simnet.swarm.members.announcing import Announcing
+from molink.simnet.swarm.members.announcing import AnnouncementDriver
 from molink.simnet.swarm.members.bulletin import Bulletin, Notice
-from molink.simnet.swarm.members.initial_placement import Settling
+from molink.simnet.swarm.members.initial_placement import InitialPlacement
 from molink.simnet.swarm.members.member import Member, NotConserved
-from molink.simnet.swarm.members.moving import Moves, Moving
+from molink.simnet.swarm.members.moving import MoveSchedule
+from molink.simnet.swarm.members.placing import MoveCounts, PlacementDriver
 from molink.simnet.swarm.members.traffic import ControlTraffic
 from molink.simnet.swarm.population.places import Places
 from molink.simnet.swarm.population.volunteers import Volunteer
-from molink.simnet.swarm.sessions.gateway import Gateway
+from molink.simnet.swarm.sessions.gateway import SimulatedGateway
 from molink.simnet.swarm.sessions.lifecycle import Lifecycle
 from molink.simnet.swarm.settings import SwarmSettings
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Cast:
-    """Who is in a world."""
+class WorldSetup:
+    """The setup of a world: its model, its first volunteers, its gateways and its requests."""
 
     model: ModelSpec
     places: Places
@@ -54,7 +54,7 @@ class Minute:
 class SwarmWorld:
     """One run. `report` hears how far it is."""
 
-    cast: Cast
+    setup: WorldSetup
     settings: SwarmSettings
     report: Callable[[str], None] = lambda _: None
     timeline: Timeline = field(default_factory=Timeline)
@@ -63,32 +63,26 @@ class SwarmWorld:
     accounts: Accounts = field(default_factory=Accounts)
     members: dict[str, Member] = field(default_factory=dict)
     minutes: list[Minute] = field(default_factory=list)
-    gateways: tuple[Gateway, ...] = ()
-    moves: Moves = field(default_factory=Moves)
+    gateways: tuple[SimulatedGateway, ...] = ()
+    moves: MoveCounts = field(default_factory=MoveCounts)
 
     def run(self) -> None:
         """Until the last session has ended. Raises NotConserved if anything in it was lost or came twice."""
         seeds = default_rng(self.settings.seed).spawn(4)
-        announcing = Announcing(self.timeline, self.bulletin, self.traffic, seeds[0])
+        announcing = AnnouncementDriver(self.timeline, self.bulletin, self.traffic, seeds[0])
         lifecycle = Lifecycle(
-            self.timeline, self.cast.model, self.members, self.cast.places, self.accounts, seeds[1],
+            self.timeline, self.setup.model, self.members, self.setup.places, self.accounts, seeds[1],
             announcing.changed, partners=self.settings.partners,
         )  # fmt: skip
-        settling = Settling(self.cast.model)
-        churning = _Churning(self, announcing, lifecycle, settling, seeds[2])
-        self.report(f"{len(self.cast.volunteers):,} volunteers choose their layers")
-        churning.populate()
-        moving = Moving(
-            self.timeline,
-            self.cast.model,
-            self.members,
-            self.bulletin,
-            self.moves,
-            seeds[3],
-            announcing.changed,
+        placement = InitialPlacement(self.setup.model)
+        placing = PlacementDriver(
+            self.timeline, self.setup.model, self.bulletin, self.moves, placement, announcing.changed
         )
-        moving.begin()
-        self.gateways = tuple(self._gateway(gateway_id) for gateway_id in self.cast.gateway_ids)
+        churning = _Churn(self, announcing, lifecycle, placement, placing, seeds[2])
+        self.report(f"{len(self.setup.volunteers):,} volunteers choose their layers")
+        churning.populate()
+        MoveSchedule(self.timeline, self.members, self.bulletin, placing, seeds[3]).begin()
+        self.gateways = tuple(self._gateway(gateway_id) for gateway_id in self.setup.gateway_ids)
         self._minute(announcing)
         self._next_request(lifecycle, self._requests())
         churning.next_arrival()
@@ -107,20 +101,22 @@ class SwarmWorld:
                     f"and {len(member.copies)} copies when all have ended"
                 )
 
-    def _gateway(self, gateway_id: str) -> Gateway:
+    def _gateway(self, gateway_id: str) -> SimulatedGateway:
         def pull(since_s: float) -> dict[str, Notice]:
             copied = self.bulletin.copy()
             newer = sum(notice.at_s > since_s for notice in copied.values())
             self.traffic.pulled(len(copied), newer, len(copied), self.timeline.now_s)
             return copied
 
-        places = self.cast.places
-        return Gateway(gateway_id, self.cast.model, pull, lambda peer_id: places.rtt_ms(gateway_id, peer_id))
+        places = self.setup.places
+        return SimulatedGateway(
+            gateway_id, self.setup.model, pull, lambda peer_id: places.rtt_ms(gateway_id, peer_id)
+        )
 
     def _requests(self) -> list[Request]:
         settings, found = self.settings, []
-        first = settings.seed % len(self.cast.trace)
-        for request in arrivals(self.cast.trace, settings.rate_rps, settings.duration_s, first):
+        first = settings.seed % len(self.setup.trace)
+        for request in arrivals(self.setup.trace, settings.rate_rps, settings.duration_s, first):
             if request.arrival_s >= settings.duration_s:
                 break
             found.append(request)
@@ -139,7 +135,7 @@ class SwarmWorld:
 
         self.timeline.call_at(request.arrival_s, come)
 
-    def _minute(self, announcing: Announcing) -> None:
+    def _minute(self, announcing: AnnouncementDriver) -> None:
         """Counts the minute that ends, and what all peers do in the one that begins."""
         now_s = self.timeline.now_s
         announcing.keep_up(MINUTE_S)
@@ -159,29 +155,31 @@ class SwarmWorld:
         self.timeline.call(MINUTE_S, lambda: self._minute(announcing))
 
 
-class _Churning:
-    """Who comes and goes."""
+class _Churn:
+    """Churn: draws who joins and who leaves, and when."""
 
     def __init__(
         self,
         world: SwarmWorld,
-        announcing: Announcing,
+        announcing: AnnouncementDriver,
         lifecycle: Lifecycle,
-        settling: Settling,
+        placement: InitialPlacement,
+        placing: PlacementDriver,
         rng: Generator,
     ) -> None:
         self._world = world
         self._announcing = announcing
         self._lifecycle = lifecycle
-        self._settling = settling
+        self._placement = placement
+        self._placing = placing
         self._rng = rng
 
     def populate(self) -> None:
         """Those that are there from the beginning; how long each has been is of no matter to exponential stays."""
-        members = self._settling.settle(self._world.cast.volunteers)
+        members = self._placement.place_all(self._world.setup.volunteers)
         self._announcing.living = len(members)
         self._announcing.settled(
-            self._world.settings.churn.arrivals_per_s(len(members)) if self._world.cast.recruit else 0.0
+            self._world.settings.churn.arrivals_per_s(len(members)) if self._world.setup.recruit else 0.0
         )
         for member in members:
             self._world.members[member.peer_id] = member
@@ -190,7 +188,7 @@ class _Churning:
 
     def next_arrival(self) -> None:
         """Newcomers come at random, as many as go."""
-        world, recruit = self._world, self._world.cast.recruit
+        world, recruit = self._world, self._world.setup.recruit
         per_s = world.settings.churn.arrivals_per_s(world.settings.peers)
         if recruit is None or per_s == 0:
             return
@@ -205,26 +203,14 @@ class _Churning:
         world.timeline.call(wait_s, come)
 
     def _join(self, volunteer: Volunteer) -> None:
-        world, now_s = self._world, self._world.timeline.now_s
-        member = Member(volunteer, world.cast.model)
+        world = self._world
+        member = Member(volunteer, world.setup.model)
         world.members[member.peer_id] = member
         world.accounts.joined += 1
         self._announcing.living += 1
-        span, ready_s = self._settling.newcomer_span(member, world.bulletin, now_s)
-        ordered = () if span is None else member.book.preload(span, now_s)
-        parts = ordered if isinstance(ordered, tuple) else ()
-        member.held_since_s = math.inf if parts else now_s
-        for part in parts:
-            member.loads[part] = now_s + ready_s
-            world.timeline.call(ready_s, lambda part=part: self._ready(member, part))  # type: ignore[misc]
         self._announcing.join(member)
+        self._placing.join(member)
         self._stay(member)
-
-    def _ready(self, member: Member, part: Span) -> None:
-        if member.alive:
-            member.arrived(part)
-            member.held_since_s = self._world.timeline.now_s
-            self._announcing.changed(member)
 
     def _stay(self, member: Member) -> None:
         if member.volunteer.stay_s < float("inf"):

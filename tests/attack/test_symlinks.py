@@ -12,7 +12,7 @@ from support.models.tiny_models import make_tiny_model
 from support.swarms.served_peer import opened, served
 
 from molink.peer.serving.admission import RequestRefused
-from molink.peer.serving.artifact_server import Handout
+from molink.peer.serving.artifact_server import ArtifactServer
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.shards.checkpoint import store
 from molink.shards.checkpoint.model_files import own_file
@@ -98,17 +98,17 @@ def test_a_hubs_cache_whose_links_lead_to_its_own_blobs_is_the_same_model(
 def test_a_file_that_is_exchanged_for_a_link_later_is_not_handed_out(folder: Path, secret: Path) -> None:
     (folder / LINKED).write_text("{{ messages }}")
     model = opened(folder)
-    handout = Handout.of(model)
+    artifacts = ArtifactServer.of(model)
     sha256 = model.manifest.files[LINKED]
-    assert handout.part(model.spec.model_hash, sha256, 0)[0] == b"{{ messages }}"
+    assert artifacts.read_part(model.spec.model_hash, sha256, 0)[0] == b"{{ messages }}"
     (folder / LINKED).unlink()
     (folder / LINKED).symlink_to(secret)
     with pytest.raises(RequestRefused, match="no more"):
-        handout.part(model.spec.model_hash, sha256, 0)
+        artifacts.read_part(model.spec.model_hash, sha256, 0)
     (folder / LINKED).unlink()
     (folder / LINKED).write_bytes(SECRET)
     with pytest.raises(RequestRefused, match="no more"):
-        handout.part(model.spec.model_hash, sha256, 0)
+        artifacts.read_part(model.spec.model_hash, sha256, 0)
 
 
 @asynchronous

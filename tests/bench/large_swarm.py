@@ -18,14 +18,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bench.this_machine import processor
 
 from molink.dht.records.records import PeerView
-from molink.routing import Criteria, Snapshot, Standing, choose_partners, keep_up, preview_join
+from molink.routing import Criteria, IncumbentRoute, Snapshot, choose_partners, preview_join, replan_incumbent
 from molink.routing.cost.terms import Demand
-from molink.routing.routes.shortlist import KnownPeers, Shortlist, keep_up_among
+from molink.routing.routes.shortlist import KnownPeers, Shortlist, replan_incumbent_among
 from molink.simnet.core.matrices import bundled_matrix
 from molink.simnet.core.traces import bundled_trace
 from molink.simnet.devices.model_shapes import shape_named
-from molink.simnet.swarm.factory import drawn_cast
-from molink.simnet.swarm.members.initial_placement import Settling
+from molink.simnet.swarm.factory import random_setup
+from molink.simnet.swarm.members.initial_placement import InitialPlacement
 from molink.simnet.swarm.members.member import Member
 from molink.simnet.swarm.settings import SwarmSettings
 
@@ -38,10 +38,10 @@ CRITERIA = Criteria(algorithm="refined", time_limit_s=0.05)
 
 def swarm(peers: int, seed: int) -> tuple[Snapshot, Member]:
     """What a router knows, and a newcomer."""
-    cast = drawn_cast(
+    cast = random_setup(
         SwarmSettings(peers + 1, seed=seed), shape_named("llama-2-70b"), bundled_matrix(), bundled_trace()
     )
-    *members, last = Settling(cast.model).settle(cast.volunteers)
+    *members, last = InitialPlacement(cast.model).place_all(cast.volunteers)
     views = tuple(PeerView(one.volunteer.facts, one.state(), ANNOUNCED_S) for one in members)
     return Snapshot(views, cast.model), Member(last.volunteer, cast.model)
 
@@ -49,18 +49,20 @@ def swarm(peers: int, seed: int) -> tuple[Snapshot, Member]:
 def plans(peers: int, seed: int, shortlisted: bool) -> str:
     """One plan after another of the same swarm."""
     snapshot, _ = swarm(peers, seed)
-    standing: Standing | None = None
+    standing: IncumbentRoute | None = None
     shortlist: Shortlist | None = None
     spent_s: list[float] = []
     for number in range(PLANS):
         began_s = time.perf_counter()
         if shortlisted:
-            standing, shortlist = keep_up_among(
+            standing, shortlist = replan_incumbent_among(
                 standing, shortlist, KnownPeers(snapshot), TOKENS,
                 prompt_tokens=PROMPT_TOKENS, now_s=float(number), criteria=CRITERIA,
             )  # fmt: skip
         else:
-            standing = keep_up(standing, snapshot, TOKENS, prompt_tokens=PROMPT_TOKENS, criteria=CRITERIA)
+            standing = replan_incumbent(
+                standing, snapshot, TOKENS, prompt_tokens=PROMPT_TOKENS, criteria=CRITERIA
+            )
         spent_s.append(time.perf_counter() - began_s)
     assert standing is not None
     return _told("shortlist" if shortlisted else "all peers", peers, spent_s, standing.route.objective_ms)
@@ -70,7 +72,7 @@ def partners(peers: int, seed: int) -> str:
     """Partners for the hops of a plan, from its shortlist."""
     snapshot, _ = swarm(peers, seed)
     known = KnownPeers(snapshot)
-    standing, shortlist = keep_up_among(
+    standing, shortlist = replan_incumbent_among(
         None, None, known, TOKENS, prompt_tokens=PROMPT_TOKENS, now_s=0.0, criteria=CRITERIA
     )
     few = snapshot if shortlist is None else known.snapshot({*shortlist.posed, *standing.route.peer_ids})

@@ -58,8 +58,11 @@ def speed(quick: bool) -> None:
         "21, testbed 1": (lambda seed: testbeds.testbed(1, seed), SEEDS),
         "21, testbed 4": (lambda seed: testbeds.testbed(4, seed), SEEDS),
         "42, testbed 2": (lambda seed: testbeds.testbed(2, seed), SEEDS),
-        "1000": (lambda seed: testbeds.random_swarm(1000, seed), 2 if quick else 5),
-        "10000, coordinates": (lambda seed: testbeds.random_swarm(10_000, seed), 1 if quick else 3),
+        "1000": (lambda seed: testbeds.place_random_swarm(1000, seed).problem, 2 if quick else 5),
+        "10000, coordinates": (
+            lambda seed: testbeds.place_random_swarm(10_000, seed).problem,
+            1 if quick else 3,
+        ),
     }
     print(f"{'machines':<20}{'augmented ms':>14}{'goal':>6}{'refined ms':>12}{'goal':>6}{'TPOT ms':>20}")
     for name, (make, seeds) in settings.items():

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,7 +71,10 @@ def running(
     tree: Tree, program: str, arguments: Sequence[str]
 ) -> Iterator[tuple[subprocess.Popen[bytes], float]]:
     """The process and when it was begun; it is ended with the block."""
-    environment: Mapping[str, str] = os.environ | {"PYTHONPATH": tree.python_path}
+    environment = os.environ | {"PYTHONPATH": tree.python_path}
+    environment.pop(
+        "PYTHONDONTWRITEBYTECODE", None
+    )  # installed packages have their bytecode: so has this one
     began_s = time.perf_counter()
     process = subprocess.Popen(
         [sys.executable, "-c", program, *arguments],

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-LOADER = ("transformers", "pydantic", "safetensors", "tokenizers")
-"""What reads a model of a folder."""
+LOADER = ("transformers", "pydantic", "safetensors", "tokenizers", "accelerate")
+"""What reads a model of a folder, to a device."""
 QUANTIZER = (*LOADER, "bitsandbytes")
 NETWORK = (*LOADER, "grpc", "libp2p", "trio", "cryptography", "xxhash", "highspy", "typer")
 """What a real peer and a client import."""

@@ -1,4 +1,4 @@
-"""A model of a line's queue, corrected by what is measured. Pure: no clock, no socket."""
+"""Bottleneck model: predicts the queue at the slowest part of a line, corrected by measurements. Pure."""
 
 import math
 
@@ -6,8 +6,8 @@ CORRECTION = 0.2
 """Part of an error that one measurement corrects: a single stamp may err by milliseconds."""
 
 
-class LineModel:
-    """When what was sent will have left the slowest part of the way.
+class BottleneckModel:
+    """Bottleneck model of one line: when what was sent will have left the slowest part of the way.
 
     Each chunk is predicted to wait until the ones before it have left at the estimated rate. Its arrival tells how
     long it did wait; the difference corrects the model, less what was corrected since it was sent.
@@ -24,14 +24,14 @@ class LineModel:
         left_s = self._free_at_s - now_s
         return left_s if left_s > 0.0 else 0.0
 
-    def faster(self, times: float, now_s: float) -> None:
-        """The line proves to be so many times as fast: what is on it leaves it the sooner."""
+    def speed_up(self, times: float, now_s: float) -> None:
+        """Shortens the queue: the line proves to be so many times as fast."""
         left_s = self._free_at_s - now_s
         if left_s > 0.0:
             self._free_at_s = now_s + left_s / times
 
-    def sent(self, size_bytes: int, bytes_per_s: float, now_s: float) -> tuple[float, float]:
-        """A chunk is sent now. Returns what `arrived` wants to be told of it."""
+    def record_sent(self, size_bytes: int, bytes_per_s: float, now_s: float) -> tuple[float, float]:
+        """Records that a chunk is sent now. Returns what `record_arrival` wants to be told of it."""
         free_at_s = self._free_at_s
         queued_s = free_at_s - now_s
         if queued_s < 0.0:
@@ -40,7 +40,7 @@ class LineModel:
         self._free_at_s = free_at_s + size_bytes / bytes_per_s
         return queued_s, self._corrected_s
 
-    def arrived(
+    def record_arrival(
         self,
         predicted: tuple[float, float],
         queueing_s: float,
@@ -49,8 +49,11 @@ class LineModel:
         standing_s: float,
         own_s: float = math.inf,
     ) -> None:
-        """A chunk waited for `queueing_s`, `standing_s` of it in a queue. The queue is not taken to be longer than
-        `most_s` for that; nor to be shorter by more than `own_s`, what the chunk itself put on it, if that is given."""
+        """Corrects the model by a chunk that waited for `queueing_s`, `standing_s` of it in a queue.
+
+        The queue is not taken to be longer than `most_s` for that; nor to be shorter by more than `own_s`, what the
+        chunk itself put on it, if that is given.
+        """
         queued_s, corrected_s = predicted
         expected_s = queued_s + self._corrected_s - corrected_s
         error_s = queueing_s - expected_s

@@ -1,4 +1,7 @@
-"""When the next decode will be pushed on a link, learnt from the spacing of the past ones. Pure."""
+"""Decode interval predictor: when the next decode will be pushed on a link, learnt from the past ones. Pure.
+
+Each stream has a smoothed gap and a smoothed deviation of it, as TCP has of round trips (RFC 6298, section 2).
+"""
 
 import math
 
@@ -24,7 +27,7 @@ class _Stream:
         self.next_s = math.inf
         """When the next one is expected; infinite if none is."""
 
-    def pushed(self, now_s: float) -> None:
+    def record_decode(self, now_s: float) -> None:
         gap_s = now_s - self.last_s
         self.last_s = now_s
         if gap_s > LONGEST_GAP_S or self.gap_s > LONGEST_GAP_S:
@@ -38,8 +41,8 @@ class _Stream:
         self.next_s = self.last_s + self.gap_s if regular else math.inf
 
 
-class DecodeSpacing:
-    """Micro-batches circulate, so the decodes of each come back at its own pace."""
+class DecodeIntervalPredictor:
+    """Decode interval predictor of one link. Micro-batches circulate: each one's decodes come at its own interval."""
 
     __slots__ = ("_next_s", "_streams")
 
@@ -47,7 +50,7 @@ class DecodeSpacing:
         self._streams: dict[tuple[bytes, ...], _Stream] = {}
         self._next_s = math.inf
 
-    def pushed(self, sessions: tuple[bytes, ...], now_s: float) -> None:
+    def record_decode(self, sessions: tuple[bytes, ...], now_s: float) -> None:
         """A decode of these sessions is pushed now."""
         stream = self._streams.pop(sessions, None)
         if stream is None:
@@ -55,7 +58,7 @@ class DecodeSpacing:
                 del self._streams[next(iter(self._streams))]
             stream = _Stream(now_s)
         else:
-            stream.pushed(now_s)
+            stream.record_decode(now_s)
         self._streams[sessions] = stream
         self._next_s = -math.inf
 

@@ -1,4 +1,4 @@
-"""How fast a link is and how long its queues are, learnt from acknowledgements. Pure: no clock, no socket.
+"""Rate, delay and jitter estimation of a link from acknowledgements (after BBR). Pure: no clock, no socket.
 
 The rate is the most that was measured while bulk was waiting to be sent, over some round trips (BBR's filter). What is
 sent is bounded by what was measured before, and all that is late makes it less: anything but the most follows its own
@@ -35,7 +35,7 @@ LONGEST_ACK_LAG_S = 0.100
 
 
 class RateEstimator:
-    """Bytes that arrive per second, while the sender had more to send."""
+    """Delivery rate estimator (BBR's maximum filter): bytes that arrive per second while more waits to be sent."""
 
     __slots__ = (
         "_best", "_busy", "_bytes", "_chunks", "_flat", "_min_span_s", "_samples", "_start_s", "_start_sent_s",
@@ -55,8 +55,10 @@ class RateEstimator:
         self.bytes_per_s: float | None = None
         """The estimate; None until bulk was measured once."""
 
-    def arrived(self, at_s: float, sent_s: float, size_bytes: int, more: bool, round_s: float = 0.0) -> bool:
-        """A chunk arrived. Whether it completes a measurement that counts.
+    def record_arrival(
+        self, at_s: float, sent_s: float, size_bytes: int, more: bool, round_s: float = 0.0
+    ) -> bool:
+        """Records the arrival of a chunk. Returns whether it completes a measurement that counts.
 
         Args:
             at_s: by the receiver's clock.
@@ -82,27 +84,27 @@ class RateEstimator:
 
     @property
     def grows(self) -> bool:
-        """Of the last measurements one was a good part more than all before: there may be more still."""
+        """Whether one of the last measurements was a good part above all before: the rate may still rise."""
         return self._flat < FLAT
 
     def found(self, bytes_per_s: float) -> None:
-        """The line was seen to carry so much: what was measured before says less, if it is less."""
+        """Raises the estimate to a rate that the line was seen to carry; earlier measurements are dropped."""
         if self.bytes_per_s is None or bytes_per_s > self.bytes_per_s:
             self._samples.clear()
             self._add(bytes_per_s, True)
             self._flat = FLAT
 
     def limit(self, most_bytes_per_s: float) -> None:
-        """It cannot be more, whatever was measured."""
+        """Bounds the estimate from above, whatever was measured."""
         if self.bytes_per_s is not None and self.bytes_per_s > most_bytes_per_s:
             self.bytes_per_s = most_bytes_per_s
 
     def idle(self) -> None:
-        """Nothing was sent for a while though bulk waited: that is not the line's slowness."""
+        """Notes that nothing was sent for a while though bulk waited: the next measurement may not lower the rate."""
         self._busy = False
 
     def forget_start(self) -> None:
-        """The next arrival does not follow the last one (a connection was restored)."""
+        """Drops the measurement under way: the next arrival does not follow the last one (a restored connection)."""
         self._start_s = None
 
     def _restart(self, at_s: float, sent_s: float, busy: bool) -> None:
@@ -113,7 +115,7 @@ class RateEstimator:
         self._busy = busy
 
     def _add(self, bytes_per_s: float, busy: bool) -> bool:
-        """Whether it counts."""
+        """Adds a measurement. Returns whether it counts."""
         known = self.bytes_per_s
         counts = busy or (known is not None and bytes_per_s > RAISE * known)
         if counts:
@@ -129,7 +131,7 @@ class RateEstimator:
 
 
 class WindowedMinimum:
-    """The least of the last one to two windows of time."""
+    """Windowed minimum: the least value of the last one to two windows of time, in seconds."""
 
     __slots__ = ("_before", "_current", "_since_s", "_window_s", "least")
 
@@ -142,11 +144,11 @@ class WindowedMinimum:
         """Infinite before anything was added."""
 
     def widen(self, window_s: float) -> None:
-        """The windows are so long from now on."""
+        """Sets the length of the windows, in seconds."""
         self._window_s = window_s
 
-    def add(self, value: float, now_s: float) -> float:
-        """Takes in a value, and returns the least."""
+    def update(self, value: float, now_s: float) -> float:
+        """Adds a value, and returns the least."""
         age_s = now_s - self._since_s
         if age_s > self._window_s:
             self._before = self._current if age_s <= 2 * self._window_s else math.inf
@@ -159,7 +161,7 @@ class WindowedMinimum:
 
 
 class JitterEstimator:
-    """How long the way holds up what it then lets go at once.
+    """Jitter estimator: for how many seconds the way holds chunks up that it then lets go at once.
 
     No queue at a bottleneck lets anything out faster than the line's rate. What arrives faster was held up together
     behind it, for as long as it is ahead of the line: that is the spread of the delay that no waiting here removes.
@@ -176,8 +178,8 @@ class JitterEstimator:
         self.spread_s = 0.0
         """The most that chunks were lately ahead, more than once, beyond what the allowed queue bears anyway."""
 
-    def arrived(self, at_s: float, size_bytes: int, bytes_per_s: float, now_s: float) -> None:
-        """A chunk arrived, at `at_s` of the receiver's clock, over a line of that rate."""
+    def record_arrival(self, at_s: float, size_bytes: int, bytes_per_s: float, now_s: float) -> None:
+        """Records a chunk that arrived at `at_s` of the receiver's clock over a line of that rate."""
         ahead_s = self._ahead_s + size_bytes / bytes_per_s - (at_s - self._last_s)
         self._ahead_s = ahead_s if ahead_s > 0.0 else 0.0
         self._last_s = at_s
@@ -191,12 +193,12 @@ class JitterEstimator:
             self.spread_s = max(0.0, sorted(most)[1] - BORNE_S)
 
     def forget(self) -> None:
-        """The line is faster than it was taken to be: what was ahead of that was not ahead."""
+        """Resets the lead of chunks over the line's rate: the rate was taken to be lower than it is."""
         self._ahead_s = 0.0
 
 
 class DelayEstimator:
-    """Queueing on the way, and the round trip without it. A clock offset between the ends cancels.
+    """Delay estimator: queueing on the way, and the round trip without it. A clock offset between the ends cancels.
 
     What it knows is read more often than it is learnt, and therefore worked out when it is.
     """
@@ -237,29 +239,30 @@ class DelayEstimator:
         """The same with what jitter adds to it."""
 
     def timed(self, at_s: float, size_bytes: int, bytes_per_s: float, now_s: float) -> None:
-        """As `JitterEstimator.arrived`."""
+        """As `JitterEstimator.record_arrival`."""
         spread_s = self.jitter.spread_s
-        self.jitter.arrived(at_s, size_bytes, bytes_per_s, now_s)
+        self.jitter.record_arrival(at_s, size_bytes, bytes_per_s, now_s)
         if self.jitter.spread_s != spread_s:
             self._low.widen(self.jitter.spread_s)
             self._settle()
 
-    def arrived(self, sent_s: float, at_s: float, now_s: float, more: bool, unloaded: bool) -> float:
-        """The ack of a chunk came now; it arrived at `at_s` of the receiver's clock. Returns its queueing, s.
+    def record_arrival(self, sent_s: float, at_s: float, now_s: float, more: bool, unloaded: bool) -> float:
+        """Records the ack of a chunk; the chunk arrived at `at_s` of the receiver's clock. Returns its queueing, s.
 
-        `more` as in `RateEstimator.arrived`: acks of single messages are delayed for longer, and say nothing of bulk's.
+        `more` as in `RateEstimator.record_arrival`: acks of single messages are delayed for longer, and say nothing of
+        bulk's.
         """
         way_s = at_s - sent_s
-        queueing_s = way_s - self._least_way.add(way_s, now_s)
+        queueing_s = way_s - self._least_way.update(way_s, now_s)
         rtt_s = now_s - sent_s
         if queueing_s > rtt_s:
             # Whatever the stamps say, it waited on its way between its departure and its acknowledgement.
             queueing_s = rtt_s
-        least_s = self._least_rtt.add(rtt_s, now_s)
+        least_s = self._least_rtt.update(rtt_s, now_s)
         self.queueing_s += SMOOTHING * (queueing_s - self.queueing_s)
         if unloaded:
             self._smoothed_unloaded_s += SMOOTHING * (queueing_s - self._smoothed_unloaded_s)
-        low_s = self._low.add(queueing_s, at_s)
+        low_s = self._low.update(queueing_s, at_s)
         self._smoothed_standing_s += SMOOTHING * (low_s - self._smoothed_standing_s)
         if more:
             lag_s = rtt_s - queueing_s - least_s
@@ -271,7 +274,7 @@ class DelayEstimator:
         return queueing_s
 
     def _settle(self) -> None:
-        """What depends on jitter."""
+        """Recomputes what depends on jitter."""
         spread_s, unloaded_s = self.jitter.spread_s, self._smoothed_unloaded_s
         if unloaded_s > LEVEL * spread_s:
             unloaded_s = LEVEL * spread_s

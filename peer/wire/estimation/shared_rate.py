@@ -1,4 +1,4 @@
-"""How fast the uplink is that all links share: what each of them has shown, and whose word holds. Pure.
+"""Uplink rate estimation: the rate of the uplink that all links share, from what each of them measured. Pure.
 
 By this end's own clock alone: bytes whose acknowledgements came, over the time in which they came. A receiver can
 still hold them back, and what is then measured on its link is not the uplink's slowness. So each link has an estimate
@@ -8,7 +8,7 @@ line may become slower while the link has nothing to send: it holds until other 
 many bytes. So one link's word weighs as much as its bytes.
 """
 
-from molink.peer.wire.estimation.bottleneck_model import LineModel
+from molink.peer.wire.estimation.bottleneck_model import BottleneckModel
 from molink.peer.wire.estimation.estimator import RateEstimator
 
 SPAN_S = 0.030
@@ -21,8 +21,8 @@ RISE = 1.5
 """An uplink that is found to be so many times as fast has carried what was put on it sooner than was thought."""
 
 
-class Shown:
-    """What one link has shown of the uplink."""
+class LinkEvidence:
+    """Evidence that one link has given of the uplink's rate."""
 
     __slots__ = ("acked_bytes", "carried_bytes", "is_busy", "rate", "sent_bytes")
 
@@ -41,62 +41,64 @@ class Shown:
         """Bulk waits on it now: what is thought of the uplink matters to it."""
 
 
-class SharedRate:
-    """The rate of an uplink, owner of what its links have shown."""
+class UplinkRate:
+    """Estimator of an uplink's rate in bytes a second, owner of its links' evidence."""
 
-    def __init__(self, line: LineModel) -> None:
-        """`line` is the model of the uplink's queue, which is corrected when the uplink proves to be faster."""
+    def __init__(self, bottleneck: BottleneckModel) -> None:
+        """`bottleneck` is the model of the uplink's queue, which is corrected when the uplink proves to be faster."""
         self.bytes_per_s: float | None = None
         """The estimate; None until bulk was measured once."""
-        self._line = line
-        self._shown: list[Shown] = []
+        self._bottleneck = bottleneck
+        self._evidence: list[LinkEvidence] = []
         """Of links that have shown something, and at most one that is gone."""
-        self._gone: Shown | None = None
+        self._gone: LinkEvidence | None = None
 
-    def measured(self, shown: Shown, acked_bytes: int, now_s: float) -> None:
+    def record_measurement(self, evidence: LinkEvidence, acked_bytes: int, now_s: float) -> None:
         """A measurement counts for a link over which so much has arrived so far: its word gains what it has carried
         since the last one, the others' lose as much."""
-        rate, own_bytes = shown.rate.bytes_per_s, acked_bytes - shown.acked_bytes
-        shown.acked_bytes = acked_bytes
+        rate, own_bytes = evidence.rate.bytes_per_s, acked_bytes - evidence.acked_bytes
+        evidence.acked_bytes = acked_bytes
         if rate is None:
             return
-        if shown not in self._shown:
-            self._shown.append(shown)
-        for other in self._shown:
-            if other is not shown:
+        if evidence not in self._evidence:
+            self._evidence.append(evidence)
+        for other in self._evidence:
+            if other is not evidence:
                 other.carried_bytes = max(0.0, other.carried_bytes - own_bytes / OUTWEIGHED)
-        shown.carried_bytes = min(shown.carried_bytes + own_bytes, HOLDS_S * rate)
+        evidence.carried_bytes = min(evidence.carried_bytes + own_bytes, HOLDS_S * rate)
         self._settle(now_s)
 
-    def bulk_begins(self, shown: Shown, now_s: float) -> None:
+    def bulk_begins(self, evidence: LinkEvidence, now_s: float) -> None:
         """Bulk waits on a link."""
-        shown.is_busy = True
-        known = shown.rate.bytes_per_s
+        evidence.is_busy = True
+        known = evidence.rate.bytes_per_s
         if known is not None and self.bytes_per_s is not None and known > self.bytes_per_s:
             self._settle(now_s)
 
-    def forget(self, shown: Shown) -> None:
+    def forget_link(self, evidence: LinkEvidence) -> None:
         """A link is gone. Of those that are, the word of the one that has shown the most holds on."""
-        shown.is_busy = False
-        if shown not in self._shown:
+        evidence.is_busy = False
+        if evidence not in self._evidence:
             return
-        gone, self._gone = self._gone, shown
+        gone, self._gone = self._gone, evidence
         if gone is not None:
-            if gone.carried_bytes and _rate(gone) > _rate(shown):
-                gone, self._gone = shown, gone
-            self._shown.remove(gone)
+            if gone.carried_bytes and _rate(gone) > _rate(evidence):
+                gone, self._gone = evidence, gone
+            self._evidence.remove(gone)
 
     def _settle(self, now_s: float) -> None:
         """The most that any link has shown whose word holds, or to which it matters now."""
-        counting = [_rate(shown) for shown in self._shown if shown.is_busy or shown.carried_bytes]
+        counting = [
+            _rate(evidence) for evidence in self._evidence if evidence.is_busy or evidence.carried_bytes
+        ]
         most = max(counting, default=0.0)
         if not most:
             return
         known = self.bytes_per_s
         self.bytes_per_s = most
         if known is not None and most > RISE * known:
-            self._line.faster(most / known, now_s)
+            self._bottleneck.speed_up(most / known, now_s)
 
 
-def _rate(shown: Shown) -> float:
-    return shown.rate.bytes_per_s or 0.0
+def _rate(evidence: LinkEvidence) -> float:
+    return evidence.rate.bytes_per_s or 0.0

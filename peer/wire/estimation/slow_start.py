@@ -1,8 +1,9 @@
-"""How the rate of a new line is found: twice as much in flight in every round trip until the line is full. Pure.
+"""Slow start (TCP, RFC 5681, section 3.1): finds the rate of a new line. Pure.
 
-TCP's slow start (RFC 5681, section 3.1). The line is full when a queue forms: what leaves a queue leaves it at the
-line's rate, so that a part of the window is enough to measure it. Or, as BBR has it (Cardwell et al., 2016, "Startup"),
-when three round trips have brought no quarter more: then it is the sender, or a line whose delays hide the queue.
+Twice as much is in flight in every round trip until the line is full. It is full when a queue forms: what leaves a
+queue leaves it at the line's rate, so that a part of the window is enough to measure it. Or, as BBR has it (Cardwell et
+al., 2016, "Startup"), when three round trips have brought no quarter more: then it is the sender, or a line whose
+delays hide the queue.
 """
 
 START_WINDOW_BYTES = 128 * 1024
@@ -16,8 +17,8 @@ ROUNDS = 3
 """After so many round trips without so much growth the line is full: BBR's values."""
 
 
-class StartUp:
-    """Of one link, until its rate is known."""
+class SlowStart:
+    """Slow start of one link, until its rate is known."""
 
     __slots__ = (
         "_best", "_flat_rounds", "_last_s", "_round_bytes", "_round_start_s", "_run_bytes", "_run_chunks",
@@ -36,10 +37,10 @@ class StartUp:
         self._best = 0.0
         self._flat_rounds = 0
 
-    def arrived(
+    def record_arrival(
         self, at_s: float, size_bytes: int, queueing_s: float, more: bool, rtt_s: float
     ) -> float | None:
-        """A chunk arrived. Returns the line's rate, in bytes a second, once it is known.
+        """Records the arrival of a chunk. Returns the line's rate, in bytes a second, once it is known.
 
         Args:
             at_s: by the receiver's clock.

@@ -13,15 +13,16 @@ from typing import Self
 import grpc
 import grpc.aio
 
+from molink.dht.errors import PortInUse
 from molink.dht.identity.swarm_key import SwarmKey
-from molink.dht.membership.door import Door, DoorLimits, network_of
+from molink.dht.membership.door import ConnectionLimiter, ConnectionLimits, network_of
 from molink.dht.refusals import RefusalLog
 from molink.peer.wire.link.certificate import Certificate
 from molink.peer.wire.link.dialling import CHANNEL_OPTIONS, LINK_METHOD
 from molink.peer.wire.link.handshake import HandshakeRefused, Remote, challenge, check
 from molink.peer.wire.link.inbound import (
     HANDSHAKE_TIMEOUT_S,
-    Inbound,
+    InboundGuard,
     descriptor_limit,
     grpc_options,
     inbound_limits,
@@ -43,10 +44,6 @@ MAX_UNPROVEN = 64
 """Who has yet to prove itself. Beyond that the oldest make room: proof takes a round trip, so whoever means to prove
 itself has done so before as many strangers have come after it."""
 _log = logging.getLogger(__name__)
-
-
-class PortInUse(OSError):
-    """The gRPC port is taken by another program."""
 
 
 class AcceptedConnection:
@@ -94,10 +91,10 @@ class Acceptor:
         self._is_needed = is_needed
         self._refusals = RefusalLog(_log)
         self._limits = inbound_limits(descriptor_limit())
-        self._inbound = Inbound(port, self._limits, self._refusals)
+        self._inbound = InboundGuard(port, self._limits, self._refusals)
         most = min(MAX_LINKS, self._limits.connections - self._limits.unproven)
-        self._door = Door(
-            DoorLimits(
+        self._limiter = ConnectionLimiter(
+            ConnectionLimits(
                 unproven=MAX_UNPROVEN,
                 proven=most,
                 of_network=min(LINKS_OF_NETWORK, most),
@@ -130,7 +127,7 @@ class Acceptor:
             ) from error
         await server.start()
         self._server = server
-        self._inbound = Inbound(self.port, self._limits, self._refusals)
+        self._inbound = InboundGuard(self.port, self._limits, self._refusals)
         self._watching = asyncio.create_task(self._inbound.keep_few(), name="watch inbound connections")
         return self
 
@@ -183,7 +180,7 @@ class Acceptor:
 
     def _enter(self, host: str) -> int:
         """Somebody is to prove itself; who has tried for longest makes room, if need be."""
-        entry = self._door.enter(asyncio.get_running_loop().time(), network_of(host))
+        entry = self._limiter.admit(asyncio.get_running_loop().time(), network_of(host))
         for other in entry.sent_away:
             limit = self._guests.pop(other, None)
             if isinstance(limit, asyncio.Timeout) and not limit.expired():
@@ -197,10 +194,10 @@ class Acceptor:
         for other, link in self._guests.items():
             if isinstance(link, Link):
                 if self._is_needed(link):
-                    self._door.busy(other)
+                    self._limiter.mark_busy(other)
                 else:
-                    self._door.idle(other, link.used_s)
-        entry = self._door.prove(guest, asyncio.get_running_loop().time(), peer_id)
+                    self._limiter.mark_idle(other, link.used_s)
+        entry = self._limiter.prove(guest, asyncio.get_running_loop().time(), peer_id)
         for other in entry.sent_away:
             gone = self._guests.pop(other, None)
             if isinstance(gone, Link):
@@ -208,7 +205,7 @@ class Acceptor:
         return entry.guest is not None
 
     def _leave(self, guest: int) -> None:
-        self._door.leave(guest)
+        self._limiter.remove_guest(guest)
         self._guests.pop(guest, None)
 
     async def _resume(self, proof: pb.Proof, remote: Remote, connection: "AcceptedConnection") -> None:
@@ -247,7 +244,7 @@ class Acceptor:
     @asynccontextmanager
     async def _time_to_prove(self, guest: int) -> AsyncIterator[None]:
         """HANDSHAKE_TIMEOUT_S, or until the guest has to make room. Raises TimeoutError."""
-        if guest not in self._door:
+        if guest not in self._limiter:
             raise TimeoutError
         async with asyncio.timeout(HANDSHAKE_TIMEOUT_S) as limit:
             self._guests[guest] = limit

@@ -1,36 +1,36 @@
-"""A connection at work under a link: its two tasks, from the first packet to the farewell."""
+"""Active connection of a link: its reading and its writing task, from the first packet to the last one."""
 
 import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from molink.peer.wire.link.connection import BREAKS, FAREWELL_S, Carrier, Connection
-from molink.peer.wire.transport.packet_engine import Traffic
+from molink.peer.wire.link.connection import BREAKS, FAREWELL_S, Connection, PacketPump
+from molink.peer.wire.transport.packet_engine import PacketEngine
 
 
-class Carried:
-    """Owner of a connection while a link uses it: begins to carry at once, and ends with `let_go`."""
+class ActiveConnection:
+    """Active connection: owns a connection while a link uses it. Begins to carry at once, and ends with `let_go`."""
 
     def __init__(
         self,
         connection: Connection,
-        traffic: Traffic,
+        packets: PacketEngine,
         deliver: Callable[[memoryview], None],
         peer_id: str,
         pace: Callable[[], float] | None = None,
     ) -> None:
-        """`peer_id` is the other end's: tasks are called after it. `pace`: as the carrier's."""
+        """`peer_id` is the other end's: tasks are called after it. `pace`: as the packet pump's."""
         self._connection = connection
-        self._carrier = Carrier(connection.stream, traffic, deliver, pace)
+        self._carrier = PacketPump(connection.stream, packets, deliver, pace)
         self._reading = asyncio.create_task(self._carrier.read(), name=f"link {peer_id} read")
         self._writing = asyncio.create_task(self._carrier.write(), name=f"link {peer_id} write")
 
     def wake(self) -> None:
-        """There may be something to send."""
+        """Wakes the writer: there may be something to send."""
         self._carrier.wake()
 
     def lost(self) -> None:
-        """The connection is gone, or has to be."""
+        """Ends the connection: it is gone, or has to be."""
         self._connection.lost()
 
     async def ended(self, closing: "asyncio.Future[Any]") -> "asyncio.Task[str]":

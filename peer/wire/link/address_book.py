@@ -1,4 +1,4 @@
-"""What an end has learnt of the addresses that peers announce: an address is claimed, and proven only by a link.
+"""Address book of a process: peers claim addresses, and only a link proves one.
 
 Identities cost nothing, so many of them may claim one address: a machine that answers nobody, or somebody else's. It is
 dialled once for all of them. If nobody answers there, the others' claims wait; if somebody else answers, his
@@ -13,8 +13,8 @@ MOST_ADDRESSES = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What a dial to an address found."""
+class DialFailure:
+    """Dial failure: what a dial to an address found."""
 
     at_s: float
     asked_for: str
@@ -25,22 +25,22 @@ class Found:
 
 @dataclass(slots=True)
 class AddressBook:
-    """Times are those of any one clock."""
+    """Address book of one process. Times are seconds of any one clock."""
 
     proven: dict[str, str] = field(default_factory=dict)
     """Peer ids by address: who has proven last that it is there."""
-    found: dict[str, Found] = field(default_factory=dict)
+    found: dict[str, DialFailure] = field(default_factory=dict)
     """The latest failure at each address."""
 
-    def reached(self, address: str, peer_id: str) -> None:
-        """The peer has proven that it is there."""
+    def record_proof(self, address: str, peer_id: str) -> None:
+        """Records that a peer has proven that it is at an address."""
         self.found.pop(address, None)
         self.proven.pop(address, None)
         self.proven[address] = peer_id
         _shorten(self.proven)
 
-    def failed(self, address: str, found: Found) -> None:
-        """Nobody answered there, or not the one who was to."""
+    def record_failure(self, address: str, found: DialFailure) -> None:
+        """Records that nobody answered at an address, or not the one who was to."""
         self.found.pop(address, None)
         self.found[address] = found
         _shorten(self.found)
@@ -55,6 +55,6 @@ class AddressBook:
         return None if found.asked_for == peer_id else "nobody answers at its address"
 
 
-def _shorten(entries: dict[str, str] | dict[str, Found]) -> None:
+def _shorten(entries: dict[str, str] | dict[str, DialFailure]) -> None:
     while len(entries) > MOST_ADDRESSES:
         del entries[next(iter(entries))]

@@ -1,4 +1,4 @@
-"""One connection under a link: a gRPC stream, and what carries packets to and from it until it breaks."""
+"""Connection of a link: a gRPC stream, and the pump that moves packets to and from it until it breaks."""
 
 import asyncio
 import math
@@ -8,7 +8,7 @@ from typing import Protocol
 import grpc
 import grpc.aio
 
-from molink.peer.wire.transport.packet_engine import Traffic
+from molink.peer.wire.transport.packet_engine import PacketEngine
 
 FAREWELL_S = 0.5
 """How long the last packet of a link may take."""
@@ -17,7 +17,7 @@ BREAKS = (ConnectionError, asyncio.InvalidStateError, grpc.RpcError, grpc.aio.Us
 
 
 class Stream(Protocol):
-    """What grpc.aio offers on both ends of a bidirectional call."""
+    """Stream: what grpc.aio offers on both ends of a bidirectional call."""
 
     async def read(self) -> object: ...
 
@@ -35,7 +35,7 @@ class Connection(Protocol):
         """Done when the stream is gone, or has to be."""
 
     def lost(self) -> None:
-        """The stream is gone, or has to be."""
+        """Ends the stream: it is gone, or has to be."""
 
     async def close(self) -> None: ...
 
@@ -47,20 +47,20 @@ def why_broken(error: BaseException) -> str:
     return f"the connection broke: {error}"
 
 
-class Carrier:
-    """Reads and writes one connection for a link; at most one at a time works for the link's traffic."""
+class PacketPump:
+    """Packet pump: reads and writes one connection for a link. At most one at a time works for a packet engine."""
 
     def __init__(
         self,
         stream: Stream,
-        traffic: Traffic,
+        packets: PacketEngine,
         deliver: Callable[[memoryview], None],
         pace: Callable[[], float] | None = None,
     ) -> None:
         """After each packet `pace` says for how many seconds nothing more is to be read, until it says 0."""
         self._stream = stream
         self._pace = pace
-        self._traffic = traffic
+        self._packets = packets
         self._deliver = deliver
         self._idle: asyncio.Future[bytes | None] | None = None
         """What `write` waits for while there is nothing to send: the next packet, or None to have it look itself."""
@@ -72,9 +72,14 @@ class Carrier:
         self._last: bytes | None = None
 
     async def read(self) -> str:
-        """Until the stream ends; why. PacketError and LinkClosed as `Traffic.on_packet`, BREAKS as they come."""
+        """Reads until the stream ends. Returns why.
+
+        Raises:
+            PacketError, LinkClosed: as `PacketEngine.on_packet`.
+            BREAKS: as they come.
+        """
         clock = asyncio.get_running_loop().time
-        traffic = self._traffic
+        traffic = self._packets
         while True:
             data = await self._stream.read()
             if not isinstance(data, bytes):
@@ -100,10 +105,10 @@ class Carrier:
             await asyncio.sleep(wait_s)
 
     async def write(self) -> str:
-        """Until told the last packet; raises BREAKS as they come."""
+        """Writes until told the last packet; raises BREAKS as they come."""
         loop = asyncio.get_running_loop()
         while self._last is None:
-            packet: bytes | float | None = self._traffic.next_packet(loop.time())
+            packet: bytes | float | None = self._packets.next_packet(loop.time())
             if isinstance(packet, float):
                 self._look_at(packet)
                 self._idle = loop.create_future()
@@ -114,7 +119,7 @@ class Carrier:
         return "this end closed it"
 
     def wake(self) -> None:
-        """There may be something to send."""
+        """Wakes the writer: there may be something to send."""
         if not self._taking and self._idle is not None and not self._idle.done():
             self._idle.set_result(None)
 
@@ -124,7 +129,7 @@ class Carrier:
         self.wake()
 
     def stop_timer(self) -> None:
-        """Nobody is to be woken any more."""
+        """Stops the timer: nobody is to be woken any more."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -132,7 +137,7 @@ class Carrier:
         """Hands `write` what there is to send, if it waits. To wake it for nothing costs more than to look."""
         if self._last is not None or self._idle is None or self._idle.done():
             return
-        packet = self._traffic.next_packet(asyncio.get_running_loop().time())
+        packet = self._packets.next_packet(asyncio.get_running_loop().time())
         if isinstance(packet, bytes):
             self._idle.set_result(packet)
         else:

@@ -21,7 +21,7 @@ from molink.dht.identity.dialable import ANYWHERE, Ranges, dialled_as
 from molink.dht.identity.identity import Identity
 from molink.dht.identity.swarm_key import SwarmKey
 from molink.dht.records.records import PeerFacts
-from molink.peer.wire.link.address_book import AddressBook, Found
+from molink.peer.wire.link.address_book import AddressBook, DialFailure
 from molink.peer.wire.link.certificate import server_name
 from molink.peer.wire.link.handshake import HandshakeRefused, prove
 from molink.peer.wire.link.link import LinkError, Resumed
@@ -53,7 +53,7 @@ _log = logging.getLogger(__name__)
 
 
 class GrpcStream(Protocol):
-    """What is used of a grpc.aio call."""
+    """gRPC stream: what is used of a grpc.aio call."""
 
     async def read(self) -> object: ...
 
@@ -112,7 +112,7 @@ class Dialler:
         """Where the swarm is: announced addresses of other ranges are not dialled."""
 
     async def dial(self, facts: PeerFacts, link_id: bytes) -> DialledConnection:
-        """A proven connection for a new link.
+        """Dials a proven connection for a new link.
 
         Raises:
             LinkError: nobody answers at any of the peer's addresses, or the one who does is not that peer.
@@ -188,7 +188,7 @@ class Dialler:
         finally:
             if not lock.locked():
                 self._at.pop(address, None)
-        self._book.reached(address, facts.peer_id)
+        self._book.record_proof(address, facts.peer_id)
         return resumed
 
     async def _dial_address(self, facts: PeerFacts, address: str, pinned: bytes, asked: pb.Proof) -> Resumed:
@@ -228,7 +228,7 @@ class Dialler:
             if "handshake" in (error.details() or "").lower() and not self._proxied:
                 certificate = await _certificate_at(address)
         at_s = asyncio.get_running_loop().time()
-        self._book.failed(address, Found(at_s, facts.peer_id, certificate))
+        self._book.record_failure(address, DialFailure(at_s, facts.peer_id, certificate))
 
     async def _prove(self, call: GrpcStream, facts: PeerFacts, asked: pb.Proof) -> pb.Welcome:
         question = expect(decode(await _read(call)), pb.Challenge)

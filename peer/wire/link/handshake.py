@@ -1,4 +1,4 @@
-"""Who is at the other end of a link: the dialler pins the acceptor's certificate, and proves its own identity.
+"""Handshake of a link: the dialler pins the acceptor's certificate, and proves its own identity.
 
 The acceptor is authenticated by TLS: its certificate is the one in its signed facts. The dialler signs the acceptor's
 nonce, the hash of the acceptor's certificate and its own peer id, so that a proof is worth nothing elsewhere or later.
@@ -35,7 +35,7 @@ class Remote:
 
 
 def challenge() -> pb.Challenge:
-    """A fresh question for whoever has dialled."""
+    """Challenges whoever has dialled: a fresh nonce."""
     return pb.Challenge(protocol_version=PROTOCOL_VERSION, nonce=secrets.token_bytes(NONCE_BYTES))
 
 
@@ -48,7 +48,7 @@ def prove(
     link_id: bytes,
     is_client: bool,
 ) -> pb.Proof:
-    """The answer of `identity` to the acceptor that presented `certificate` (DER).
+    """Proves `identity` to the acceptor that presented `certificate` (DER).
 
     Raises:
         HandshakeRefused: the acceptor speaks another protocol version, or its nonce is not one.

@@ -1,4 +1,4 @@
-"""Connections to the gRPC port that have not proven who they are, as the system sees them: the oldest make room.
+"""Inbound guard of the gRPC port: of connections that have not proven who they are, the oldest make room.
 
 gRPC accepts for itself, gives each connection a few seconds, and refuses all beyond a number; it knows no networks, and
 tells nobody of a connection before a call comes over it. So those are looked for among this process's descriptors, and
@@ -15,7 +15,7 @@ import sys
 from dataclasses import dataclass
 from urllib.parse import unquote
 
-from molink.dht.membership.door import Door, DoorLimits, network_of
+from molink.dht.membership.door import ConnectionLimiter, ConnectionLimits, network_of
 from molink.dht.refusals import RefusalLog
 
 HANDSHAKE_TIMEOUT_S = 5.0
@@ -40,7 +40,7 @@ Address = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class InboundLimits:
-    """How many connections the port takes."""
+    """Inbound limits: how many connections the port takes."""
 
     connections: int
     unproven: int
@@ -81,16 +81,17 @@ def parse_peer(peer: str) -> Address:
     return (host.strip("[]").removeprefix(_MAPPED), int(port)) if port.isdecimal() else (peer, 0)
 
 
-class Inbound:
-    """Owner of what is known of a port's unproven connections. `keep_few` while the port is open."""
+class InboundGuard:
+    """Inbound guard: owner of what is known of a port's unproven connections. `keep_few` while the port is open."""
 
     def __init__(self, port: int, limits: InboundLimits, refusals: RefusalLog) -> None:
         self._port = port
         self._limits = limits
         self._refusals = refusals
         # what is proven has places of its own, in the acceptor's
-        self._door = Door(
-            DoorLimits(limits.unproven, 1, 1, 1, HANDSHAKE_TIMEOUT_S, HANDSHAKE_TIMEOUT_S), lambda _: False
+        self._limiter = ConnectionLimiter(
+            ConnectionLimits(limits.unproven, 1, 1, 1, HANDSHAKE_TIMEOUT_S, HANDSHAKE_TIMEOUT_S),
+            lambda _: False,
         )
         self._proven: set[Address] = set()
         self._guests: dict[Address, int] = {}
@@ -98,11 +99,11 @@ class Inbound:
         """By descriptor and inode: the other end, where it is a connection to the port."""
 
     def proven(self, address: Address) -> None:
-        """Somebody has proven who he is over the connection from there."""
+        """Records that somebody has proven who he is over the connection from there."""
         self._proven.add(address)
 
     def gone(self, address: Address) -> None:
-        """That connection is of no use any more."""
+        """Forgets a proven connection that has ended."""
         self._proven.discard(address)
 
     async def keep_few(self) -> None:
@@ -120,11 +121,11 @@ class Inbound:
         descriptors = {address: key[0] for key, address in self._sockets.items() if address is not None}
         for address in tuple(self._guests):
             if address not in descriptors or address in self._proven:
-                self._door.leave(self._guests.pop(address))
+                self._limiter.remove_guest(self._guests.pop(address))
         for address in descriptors:
             if address in self._proven or address in self._guests:
                 continue
-            entry = self._door.enter(now_s, network_of(address[0]))
+            entry = self._limiter.admit(now_s, network_of(address[0]))
             if entry.guest is not None:
                 self._guests[address] = entry.guest
             for guest in entry.sent_away:

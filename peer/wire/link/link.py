@@ -1,7 +1,7 @@
 """A link: two peers, or a client and a peer, that exchange frames. Frames are symmetric, whoever dialled.
 
 A link outlives its connections: when one breaks, the end that dialled dials again, and both go on where they were.
-What the other end may send, how it is cut into packets and in which order they leave is `traffic`'s.
+What the other end may send, how it is cut into packets and in which order they leave is `packet_engine`'s.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from typing import Protocol
 
 from google.protobuf.message import Message
 
-from molink.peer.wire.link.active_connection import Carried
+from molink.peer.wire.link.active_connection import ActiveConnection
 from molink.peer.wire.link.connection import BREAKS, Connection, why_broken
 from molink.peer.wire.link.handshake import Remote
 from molink.peer.wire.link.requests import Requests
@@ -23,7 +23,7 @@ from molink.peer.wire.transmission.classes import TrafficClass
 from molink.peer.wire.transport.keepalive import FIRST_PING_INTERVAL_S, FIRST_PINGS, TICK_S
 from molink.peer.wire.transport.line_quality import LinkQuality
 from molink.peer.wire.transport.message_memory import MessageMemory
-from molink.peer.wire.transport.packet_engine import LinkClosed, Traffic
+from molink.peer.wire.transport.packet_engine import LinkClosed, PacketEngine
 from molink.peer.wire.transport.shared_uplink import SharedUplink
 
 RESUME_WAIT_S = 2.0
@@ -42,7 +42,7 @@ class LinkError(ConnectionError):
 
 
 class LinkHandler(Protocol):
-    """What the owner of a link does with what arrives."""
+    """Link handler: what the owner of a link does with what arrives."""
 
     def on_frame(self, link: "Link", frame: Frame) -> None:
         """A frame of a session. Must not block. ProtocolError closes the link."""
@@ -51,7 +51,7 @@ class LinkHandler(Protocol):
         """The answer to a request, and its payload."""
 
     def on_closed(self, link: "Link", reason: str) -> None:
-        """The link is gone for good."""
+        """Handles the end of the link: it is gone for good."""
 
 
 Pace = Callable[["Link"], float]
@@ -102,14 +102,14 @@ class Link:
         self._paced_acknowledged = 0
         self._measured = asyncio.Event()
         holder = (memory or MessageMemory()).open(remote.peer_id, self._evicted, self._room)
-        self._traffic = Traffic(uplink, self._wake, self._measured.set, loop.time(), holder)
-        self._traffic.round_trips.secret = secrets.token_bytes(16)
+        self._packets = PacketEngine(uplink, self._wake, self._measured.set, loop.time(), holder)
+        self._packets.round_trips.secret = secrets.token_bytes(16)
         self._closing: asyncio.Future[_End] = loop.create_future()
         self._suspended = asyncio.Event()
         self._resumed: asyncio.Future[Resumed] = loop.create_future()
-        self._carried: Carried | None = None
+        self._carried: ActiveConnection | None = None
         self._requests = Requests(
-            self.post, lambda request: handler.on_request(self, request), self._traffic, holder
+            self.post, lambda request: handler.on_request(self, request), self._packets, holder
         )
 
     @property
@@ -119,41 +119,41 @@ class Link:
     @property
     def received(self) -> int:
         """The last chunk that has arrived here."""
-        return self._traffic.received
+        return self._packets.received
 
     @property
     def unheard_s(self) -> float:
         """Seconds since anything arrived."""
-        return asyncio.get_running_loop().time() - self._traffic.keepalive.heard_s
+        return asyncio.get_running_loop().time() - self._packets.keepalive.heard_s
 
     @property
     def quiet_s(self) -> float:
         """Seconds since anything but signs of life travelled, in either direction; 0 while something is to."""
-        if self._traffic.owes_or_is_owed:
+        if self._packets.owes_or_is_owed:
             return 0.0
-        return asyncio.get_running_loop().time() - self._traffic.keepalive.used_s
+        return asyncio.get_running_loop().time() - self._packets.keepalive.used_s
 
     @property
     def used_s(self) -> float:
         """When anything but signs of life last travelled, on the event loop's clock."""
-        return self._traffic.keepalive.used_s
+        return self._packets.keepalive.used_s
 
     @property
     def quality(self) -> LinkQuality:
-        """What this end has measured of it."""
-        estimate, rtt_ms = self._traffic.estimate(), self.rtt_ms
+        """Quality of the link, as this end has measured it."""
+        estimate, rtt_ms = self._packets.estimate(), self.rtt_ms
         round_trip_s = None if rtt_ms is None else rtt_ms / 1000
         return LinkQuality(self.peer_id, estimate.bandwidth_bytes_per_s, round_trip_s, estimate.queueing_s)
 
     def expect_decode(self, at_s: float) -> None:
         """Tells the scheduler when the next decode is predicted to be posted here, on the event loop's clock."""
         if self.closed_because is None:
-            self._traffic.expect_decode(at_s)
+            self._packets.expect_decode(at_s)
 
     @property
     def rtt_ms(self) -> float | None:
         """The round trip in milliseconds, once measured."""
-        least_s = self._traffic.round_trips.least_s
+        least_s = self._packets.round_trips.least_s
         return None if least_s is None else least_s * 1000
 
     def post(
@@ -162,17 +162,17 @@ class Link:
         payload: bytes | memoryview = b"",
         traffic_class: TrafficClass = TrafficClass.CONTROL,
         sessions: tuple[bytes, ...] = (),
-        due_s: float = 0.0,
+        deadline_s: float = 0.0,
     ) -> bool:
         """Queues a frame. False, and nothing queued, when the queue is full or the link is closed.
 
         `sessions`: it is dropped if all of them are cancelled before it has left; without any it stays.
-        `due_s`: it goes before those of its class that are due later and of other sessions (`transmission.values`).
+        `deadline_s`: earliest deadline first among the messages of its class (`transmission.values`).
         """
         if self.closed_because is not None:
             return False
         now_s = asyncio.get_running_loop().time()
-        return self._traffic.push(encode(header, payload), traffic_class, sessions, now_s, due_s)
+        return self._packets.push(encode(header, payload), traffic_class, sessions, now_s, deadline_s)
 
     def when_room(self, room: Callable[[], None]) -> None:
         """Calls `room` once and soon after there may be room where `post` found none, or after the link has closed."""
@@ -183,7 +183,7 @@ class Link:
         if self.closed_because is not None:
             call_soon()
         else:
-            self._traffic.when_room(call_soon)
+            self._packets.when_room(call_soon)
 
     async def request(self, request: pb.Request, timeout_s: float) -> tuple[pb.Response, memoryview]:
         """Sends a request (its id is set here) and waits for the answer.
@@ -232,7 +232,7 @@ class Link:
             end = await self._serve()
         finally:
             self.closed_because = end.reason
-            self._traffic.close()
+            self._packets.close()
             ending = (watch, *self._requests.serving)
             for task in ending:
                 task.cancel()
@@ -254,31 +254,31 @@ class Link:
             broken = await self._carry(connection)
             if isinstance(broken, _End):
                 return broken
-            self._traffic.suspend(clock())
+            self._packets.suspend(clock())
             await self._let_go()
             resumed = await self._another(broken)
             if isinstance(resumed, _End):
                 return resumed
             connection = resumed.connection
             try:
-                self._traffic.resume(resumed.received, clock())
+                self._packets.resume(resumed.received, clock())
             except PacketError as error:
                 await connection.close()
                 return _End(f"protocol error: {error}")
 
     def _wait_s(self) -> float:
         """For how long nothing more is to be read. What acknowledges something was asked for."""
-        acknowledged, before = self._traffic.acknowledged, self._paced_acknowledged
+        acknowledged, before = self._packets.acknowledged, self._paced_acknowledged
         self._paced_acknowledged = acknowledged
         return self._pace(self) if acknowledged == before and self._pace is not None else 0.0
 
     def _evicted(self) -> None:
         """What the link holds of the process's memory has to make room."""
-        self._traffic.forget_unfinished()
+        self._packets.forget_unfinished()
         self.close("its messages had to make room for those of others", CloseCode.OVERLOAD)
 
     def _room(self) -> None:
-        self._traffic.tell_room()
+        self._packets.tell_room()
 
     def _wake(self) -> None:
         """There may be something to send. A connection that comes later looks by itself."""
@@ -288,7 +288,9 @@ class Link:
     async def _carry(self, connection: Connection) -> str | _End:
         """Uses a connection until it breaks, or the link ends; why."""
         pace = self._wait_s if self._pace is not None else None
-        carried = self._carried = Carried(connection, self._traffic, self._dispatch, self.peer_id, pace)
+        carried = self._carried = ActiveConnection(
+            connection, self._packets, self._dispatch, self.peer_id, pace
+        )
         ended = await carried.ended(self._closing)
         return self._closing.result() if self._closing.done() else _outcome(ended)
 
@@ -340,7 +342,7 @@ class Link:
 
     async def _watch(self) -> None:
         """Measures a new link, then keeps an eye on the other end's life."""
-        clock, traffic = asyncio.get_running_loop().time, self._traffic
+        clock, traffic = asyncio.get_running_loop().time, self._packets
         for _ in range(FIRST_PINGS):
             traffic.ping(clock())
             await asyncio.sleep(FIRST_PING_INTERVAL_S)

@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 class Links:
-    """Owner of this process's links. Dial with `to`, look up with `find`; accepted links come in through `accepted`."""
+    """Links of one process. Dial with `to`, look up with `find`; accepted links come in through `accepted`."""
 
     # A link in use that closes is replaced by a spare, if there is one: that may be when the other end closes what it
     # takes for a spare, or when it has lost a link that seems open here.
@@ -90,9 +90,9 @@ class Links:
         await asyncio.gather(*self._running, return_exceptions=True)
 
     @property
-    def heeds_due(self) -> bool:
+    def uses_deadlines(self) -> bool:
         """Whether messages of a class leave as they are due (see `Link.post`)."""
-        return self._uplink.heeds_due
+        return self._uplink.uses_deadlines
 
     def dial_in(self, ranges: Ranges) -> None:
         """From now on announced addresses of other ranges are not dialled."""
@@ -109,7 +109,7 @@ class Links:
             link.expect_decode(at_s)
 
     def line_quality(self) -> LineQuality:
-        """What the links' own traffic has measured of this machine's line."""
+        """Line quality: what the links' own traffic has measured of this machine's line."""
         return LineQuality(self._uplink.bytes_per_s, tuple(link.quality for link in self.all()))
 
     def find(self, peer_id: str) -> Link | None:

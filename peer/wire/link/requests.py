@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.protocol.frames import ProtocolError
 from molink.peer.wire.transmission.classes import TrafficClass
-from molink.peer.wire.transport.message_memory import Holder
-from molink.peer.wire.transport.packet_engine import Traffic
+from molink.peer.wire.transport.message_memory import MemoryAccount
+from molink.peer.wire.transport.packet_engine import PacketEngine
 
 MAX_REQUESTS_IN_FLIGHT = 64
 MAX_RELEASES_IN_FLIGHT = 512
@@ -30,13 +30,13 @@ Serve = Callable[[pb.Request], Awaitable[tuple[pb.Response, bytes]]]
 
 
 class Requests:
-    """Owner of what a link has been asked and asks."""
+    """Requests of a link, in both directions, and their owner."""
 
-    def __init__(self, send: Send, serve: Serve, traffic: Traffic, holder: Holder) -> None:
+    def __init__(self, send: Send, serve: Serve, packets: PacketEngine, holder: MemoryAccount) -> None:
         """`serve` makes an answer, and its payload; `send` posts it. `holder` has the memory of what is asked."""
         self._send = send
         self._serve = serve
-        self._traffic = traffic
+        self._packets = packets
         self._holder = holder
         self._large = asyncio.Lock()
         self._turned_away = 0
@@ -67,7 +67,7 @@ class Requests:
             del self._answers[request.id]
 
     def answered(self, response: pb.Response, payload: memoryview) -> None:
-        """The other end has answered. Nobody may be waiting for it any more."""
+        """Takes in an answer of the other end. Nobody may be waiting for it any more."""
         answer = self._answers.get(response.id)
         if answer is not None and not answer.done():
             answer.set_result((response, payload))
@@ -98,7 +98,7 @@ class Requests:
         task.add_done_callback(lambda _: self._holder.give_in(size_bytes))
 
     def fail(self, error: Callable[[], Exception]) -> None:
-        """There will be no answers any more: whoever waits for one gets an error."""
+        """Fails all requests under way: whoever waits for an answer gets an error."""
         for answer in self._answers.values():
             if not answer.done():
                 answer.set_exception(error())
@@ -108,7 +108,7 @@ class Requests:
             await self._serve_and_send(request)
             return
         async with self._large:
-            while self._traffic.answer_bytes > ANSWER_BYTES:
+            while self._packets.answer_bytes > ANSWER_BYTES:
                 await self._room()
             await self._serve_and_send(request)
 
@@ -123,5 +123,5 @@ class Requests:
         """Until something has left the link, or was acknowledged. The link ends if that takes too long, and this with
         it."""
         room = asyncio.Event()
-        self._traffic.when_room(room.set)
+        self._packets.when_room(room.set)
         await room.wait()

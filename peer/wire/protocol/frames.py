@@ -55,7 +55,7 @@ class Frame:
 
 
 def encode(header: Message, payload: bytes | memoryview = b"") -> bytes:
-    """The bytes of one frame.
+    """Encodes one frame.
 
     Raises:
         ProtocolError: the frame would be larger than the other end accepts.
@@ -70,7 +70,7 @@ def encode(header: Message, payload: bytes | memoryview = b"") -> bytes:
 
 
 def decode(data: bytes | memoryview) -> Frame:
-    """The frame in `data`.
+    """Decodes the frame in `data`.
 
     Raises:
         ProtocolError: truncated, of an unknown version or kind, or not a valid header.

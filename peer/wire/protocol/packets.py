@@ -51,7 +51,7 @@ class _Type(IntEnum):
 
 
 class CloseCode(IntEnum):
-    """Why an end closes a link, as CLOSE says it."""
+    """Close code: why an end closes a link."""
 
     DONE = 0
     """It is not needed any more, or the end stops."""
@@ -84,7 +84,7 @@ class PacketError(ProtocolError):
 
 
 class Data(NamedTuple):
-    """A chunk of a message."""
+    """DATA: a chunk of a message."""
 
     traffic_class: TrafficClass
     message: int
@@ -96,7 +96,7 @@ class Data(NamedTuple):
 
 
 class Ack(NamedTuple):
-    """Every chunk up to `sequence` has arrived."""
+    """ACK: every chunk up to `sequence` has arrived."""
 
     sequence: int
     departed_us: int
@@ -107,14 +107,14 @@ class Ack(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Nothing more comes of a message that was sent in part."""
+    """CANCEL: nothing more comes of a message that was sent in part."""
 
     message: int
 
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """The link ends now, for good."""
+    """CLOSE: the link ends now, for good."""
 
     code: int
     reason: str
@@ -122,14 +122,14 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class Ping:
-    """To be answered at once."""
+    """PING: to be answered at once."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Pong:
-    """The answer to the ping of that number."""
+    """PONG: the answer to the ping of that number."""
 
     number: int
 
@@ -145,7 +145,7 @@ def encode_data(
     sequence: int,
     payload: memoryview | bytes,
 ) -> bytes:
-    """A DATA packet; it copies `payload` once."""
+    """Encodes a DATA packet; it copies `payload` once."""
     fields = _FIELDS.pack(
         PACKET_VERSION, _Type.DATA, traffic_class, 0, message_bytes, offset, sequence, message
     )
@@ -168,7 +168,7 @@ def encode_cancel(message: int) -> bytes:
 
 
 def encode_close(code: int, reason: str) -> bytes:
-    """A CLOSE packet, its reason cut to MAX_REASON_BYTES."""
+    """Encodes a CLOSE packet, its reason cut to MAX_REASON_BYTES."""
     text = reason.encode("utf-8", "replace")[:MAX_REASON_BYTES].decode("utf-8", "ignore").encode()
     return _sealed(_FIELDS.pack(PACKET_VERSION, _Type.CLOSE, 0, 0, code, 0, 0, 0), text)
 
@@ -182,7 +182,7 @@ def encode_pong(number: int) -> bytes:
 
 
 def decode(data: bytes) -> Packet:
-    """The packet in `data`; the payload of a chunk is a view of it.
+    """Decodes the packet in `data`; the payload of a chunk is a view of it.
 
     Raises:
         PacketError: it is none.

@@ -1,4 +1,4 @@
-"""What a frame is for: the traffic classes, and the share of an uplink that each is guaranteed. Pure."""
+"""Traffic classes, and the share of an uplink that each is guaranteed. Pure."""
 
 from collections.abc import Mapping
 from enum import IntEnum
@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 
 class TrafficClass(IntEnum):
-    """What a frame is for; a lower number goes first."""
+    """Traffic class of a frame; a lower number goes first."""
 
     DECODE = 0
     CONTROL = 1

@@ -1,4 +1,4 @@
-"""When the next decode is sent, predicted from profiles: section 4.2 and Table 1 of the MoLink transmission paper.
+"""Decode time prediction from profiles (MoLink transmission paper, section 4.2 and Table 1).
 
 A stage sends a decode when it has computed it. Either it computes one now, and its profile says when that is done
 (cases 1 and 2), or it waits for the first batch of the next iteration, which comes back after a whole circuit
@@ -46,8 +46,8 @@ class DecodeProfile:
 
 
 @dataclass(frozen=True, slots=True)
-class Hop:
-    """The way from a stage to the next one."""
+class PipelineLink:
+    """Link from one pipeline stage to the next."""
 
     latency_s: float
     """Lat_i: one way."""
@@ -60,11 +60,11 @@ class Hop:
 
 
 @dataclass(frozen=True, slots=True)
-class Circuit:
-    """What a decode passes through: M stages and M hops, the last of which leads back to the first stage."""
+class DecodePipeline:
+    """Pipeline that a decode passes through: M stages and M hops, the last of which leads back to the first stage."""
 
     profiles: tuple[DecodeProfile, ...]
-    hops: tuple[Hop, ...]
+    hops: tuple[PipelineLink, ...]
     activation_bytes: int
     """act_sz: of one token's activation."""
     token_bytes: int
@@ -117,7 +117,7 @@ class FirstBatch(NamedTuple):
 
 
 def decode_finish_s(
-    circuit: Circuit, stage: int, running: RunningBatch | None, first: FirstBatch | None
+    circuit: DecodePipeline, stage: int, running: RunningBatch | None, first: FirstBatch | None
 ) -> float | None:
     """t_f: when the stage's current decode, or else its next, is computed and will be sent.
 
@@ -133,7 +133,7 @@ def decode_finish_s(
 
 def available_s(
     transmission_start_s: float,
-    circuit: Circuit,
+    circuit: DecodePipeline,
     stage: int,
     running: RunningBatch | None,
     first: FirstBatch | None,

@@ -1,4 +1,4 @@
-"""What part of the uplink each link that has bulk may count on, whatever another takes. Pure.
+"""Fair share guard: an equal share of the uplink for every link with bulk, whatever another takes. Pure.
 
 Who heeds queues gives way to who does not: a receiver whose stamps deny the queue that its own bytes make, or that has
 had more for long, leaves the others nothing. All of them are sent by this process, so it can count. A link that has had
@@ -19,8 +19,8 @@ LEAST_WAIT_S = 0.001
 LONGEST_WAIT_S = 0.050
 
 
-class Part:
-    """The bulk that one link has sent of late while bulk waited on others."""
+class LinkShare:
+    """Counter of the bulk that one link has sent lately, in bytes, over two windows of WINDOW_S seconds."""
 
     __slots__ = ("_before_bytes", "_before_s", "_bytes", "_since_s")
 
@@ -30,7 +30,7 @@ class Part:
         self._before_s = WINDOW_S
         self._before_bytes = 0
 
-    def sent(self, size_bytes: int, now_s: float) -> None:
+    def record_sent(self, size_bytes: int, now_s: float) -> None:
         """A chunk of bulk leaves now."""
         age_s = now_s - self._since_s
         if age_s > WINDOW_S:
@@ -46,23 +46,23 @@ class Part:
         return self._before_bytes + self._bytes, self._before_s + age_s
 
 
-class FairParts:
-    """Who complains, and who waits for that."""
+class FairShareGuard:
+    """Fair share guard over the links of one uplink: links above their share pause while one below it complains."""
 
     __slots__ = ("_complained_s", "_complaining")
 
     def __init__(self) -> None:
-        self._complaining: Part | None = None
+        self._complaining: LinkShare | None = None
         self._complained_s = -math.inf
 
-    def queues(self, part: Part, standing_s: float, fair_bytes_per_s: float, now_s: float) -> None:
+    def report_queue(self, part: LinkShare, standing_s: float, fair_bytes_per_s: float, now_s: float) -> None:
         """A link with bulk sees a queue of `standing_s`; `fair_bytes_per_s` is its part of the uplink."""
         if standing_s > COMPLAINT_S:
             sent_bytes, seconds = part.recent(now_s)
             if sent_bytes < seconds * fair_bytes_per_s:
                 self._complaining, self._complained_s = part, now_s
 
-    def wait_s(self, part: Part, fair_bytes_per_s: float, now_s: float) -> float:
+    def wait_s(self, part: LinkShare, fair_bytes_per_s: float, now_s: float) -> float:
         """How long a link should send no bulk, since another has had too little; 0 for not at all."""
         complaining = self._complaining
         if complaining is None or complaining is part or now_s - self._complained_s >= HEEDED_S:

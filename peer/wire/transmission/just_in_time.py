@@ -1,4 +1,4 @@
-"""Our policy: decode never waits for bulk, and bulk leaves no gap. Pure.
+"""Just-in-time policy: decode never waits for bulk, and bulk leaves no gap. Pure.
 
 Decode and control leave at once; only a bound on memory holds them back. Bulk keeps in flight what the way holds plus
 a small allowed delay, so that it queues here, where a decode overtakes it, and not at the bottleneck. The allowed
@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from molink.peer.wire.transmission.classes import TrafficClass
-from molink.peer.wire.transmission.send_queue import Queued
+from molink.peer.wire.transmission.send_queue import QueuedMessage
 from molink.peer.wire.transmission.state import CHUNK_S, LONG_CHUNK_S, LinkState, UplinkState
 from molink.peer.wire.transmission.values import MAX_CHUNK_BYTES, Send
-from molink.peer.wire.transmission.weighted_fair_queue import ByteShares
+from molink.peer.wire.transmission.weighted_fair_queue import WeightedFairQueue
 
 ALLOWED_S = 0.006
 """Queue that bulk keeps at the bottleneck when nothing is known of the next decode: two chunks."""
@@ -60,15 +60,15 @@ _DECODE, _CONTROL = TrafficClass.DECODE, TrafficClass.CONTROL
 
 
 class JustInTime:
-    """One account of shares over the uplink; windows for each link."""
+    """Just-in-time policy: one weighted fair queue over the uplink, a window for each link."""
 
-    HEEDS_DUE: ClassVar[bool] = True
+    USES_DEADLINES: ClassVar[bool] = True
 
     def __init__(self, uplink: UplinkState, shares: Mapping[TrafficClass, float]) -> None:
         self._uplink = uplink
-        self._shares = ByteShares(shares, CREDIT_LIMIT_BYTES)
+        self._shares = WeightedFairQueue(shares, CREDIT_LIMIT_BYTES)
 
-    def pushed(self, link: LinkState, queued: Queued) -> None:
+    def pushed(self, link: LinkState, queued: QueuedMessage) -> None:
         """Nothing to do."""
 
     def sent(self, link: LinkState, traffic_class: TrafficClass, part: Send, now_s: float) -> None:
@@ -76,7 +76,7 @@ class JustInTime:
         if traffic_class > _CONTROL:
             uplink.last_bulk = link
             if uplink.bulk_links > 1:
-                link.part.sent(part.size_bytes, now_s)
+                link.share.record_sent(part.size_bytes, now_s)
         if uplink.bulk_links or uplink.waiting[_CONTROL]:
             waiting = [one for one, links in uplink.waiting.items() if links or one is traffic_class]
             self._shares.charge(traffic_class, part.size_bytes, waiting)
@@ -85,8 +85,8 @@ class JustInTime:
         rate = link.rate.bytes_per_s
         return None if rate is None else int(rate * (link.delay.round_s + ALLOWED_S))
 
-    def next(self, link: LinkState, now_s: float) -> tuple[Queued, int] | float:
-        heads = link.backlog.heads
+    def next(self, link: LinkState, now_s: float) -> tuple[QueuedMessage, int] | float:
+        heads = link.send_queue.heads
         if len(heads) == 1:
             [(only, queued)] = heads.items()
             if only > _CONTROL:
@@ -148,18 +148,20 @@ class JustInTime:
         return size_bytes if size_bytes > LEAST_CHUNK_BYTES else LEAST_CHUNK_BYTES
 
     def _bulk(
-        self, link: LinkState, queued: Queued, size_bytes: int, nobody_decodes: bool, now_s: float
-    ) -> tuple[Queued, int] | float:
+        self, link: LinkState, queued: QueuedMessage, size_bytes: int, nobody_decodes: bool, now_s: float
+    ) -> tuple[QueuedMessage, int] | float:
         """Sends a chunk of bulk, a smaller one, or waits."""
         uplink = self._uplink
         if uplink.bulk_links > 1:
             uplink.look(now_s)
-            wait_s = uplink.parts.wait_s(link.part, uplink.fair_bytes_per_s, now_s)
+            wait_s = uplink.fair_shares.wait_s(link.share, uplink.fair_bytes_per_s, now_s)
             if wait_s and link.in_flight_bytes:
                 return now_s + wait_s
         rate = link.rate.bytes_per_s
         if rate is None:
-            fits = not link.in_flight_bytes or link.in_flight_bytes + size_bytes <= link.start_up.window_bytes
+            fits = (
+                not link.in_flight_bytes or link.in_flight_bytes + size_bytes <= link.slow_start.window_bytes
+            )
             fits = fits or self._shares.pays(queued.outgoing.traffic_class, size_bytes)
             return (queued, size_bytes) if fits else math.inf
         if self._shares.pays(queued.outgoing.traffic_class, size_bytes):
@@ -174,7 +176,7 @@ class JustInTime:
             least_bytes = min(size_bytes, max(LEAST_CHUNK_BYTES, int(rate * LEAST_CHUNK_S)))
         if room_bytes >= least_bytes:
             return queued, int(room_bytes)
-        if not link.in_flight_bytes and not uplink.line.queued_s(now_s):
+        if not link.in_flight_bytes and not uplink.bottleneck.queued_s(now_s):
             return queued, least_bytes
         if not grows_bytes_per_s:
             grows_bytes_per_s = 0.0 if link.in_flight_bytes else rate
@@ -210,13 +212,13 @@ class JustInTime:
         held_s = delay.min_rtt_s or 0.0 if link.drains else delay.round_s
         window_s = held_s + allowed_s - (EXCESS_GAIN * excess_s if excess_s > 0.0 else 0.0)
         room_bytes, grows_bytes_per_s = rate * window_s - link.in_flight_bytes, 0.0
-        line_room_bytes = rate * (allowed_s - link.line.queued_s(now_s))
+        line_room_bytes = rate * (allowed_s - link.bottleneck.queued_s(now_s))
         if line_room_bytes < room_bytes:
             room_bytes, grows_bytes_per_s = line_room_bytes, rate
         uplink_rate = uplink.rate.bytes_per_s
         if uplink_rate is not None:
             uplink_rate *= link.gain
-            uplink_room_bytes = uplink_rate * (allowed_s - uplink.line.queued_s(now_s))
+            uplink_room_bytes = uplink_rate * (allowed_s - uplink.bottleneck.queued_s(now_s))
             if uplink.last_bulk is link and uplink.bulk_links > 1:
                 # Others' turn, if they can use it.
                 uplink_room_bytes -= self._chunk_bytes(link)

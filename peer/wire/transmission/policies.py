@@ -16,7 +16,7 @@ from typing import ClassVar, Protocol
 
 from molink.peer.wire.transmission.classes import TrafficClass
 from molink.peer.wire.transmission.just_in_time import JustInTime
-from molink.peer.wire.transmission.send_queue import Queued
+from molink.peer.wire.transmission.send_queue import QueuedMessage
 from molink.peer.wire.transmission.state import LinkState, UplinkState
 from molink.peer.wire.transmission.values import MAX_CHUNK_BYTES, Send
 
@@ -30,19 +30,22 @@ MAX_WAITING_WEIGHT = 30
 _CONTROL = TrafficClass.CONTROL
 """Asked for at every step; by its name, an enumeration finds a member by a call."""
 
-Decided = tuple[Queued, int] | float
+Decided = tuple[QueuedMessage, int] | float
 """A message and how many bytes of it to send now, or until when to wait (infinite: until something changes)."""
 
 
 class Policy(Protocol):
-    """Decides for one link at a time, knowing all. `next` is asked only while something waits on the link."""
+    """Transmission policy: decides for one link at a time, knowing all.
 
-    HEEDS_DUE: ClassVar[bool]
-    """Whether messages of a class leave as they are due (`Outgoing.due_s`), not in order of push."""
+    `next` is asked only while something waits on the link.
+    """
+
+    USES_DEADLINES: ClassVar[bool]
+    """Whether messages of a class leave as they are due (`Outgoing.deadline_s`), not in order of push."""
 
     def __init__(self, uplink: UplinkState, shares: Mapping[TrafficClass, float]) -> None: ...
 
-    def pushed(self, link: LinkState, queued: Queued) -> None:
+    def pushed(self, link: LinkState, queued: QueuedMessage) -> None:
         """A message waits on a link."""
 
     def next(self, link: LinkState, now_s: float) -> Decided:
@@ -56,18 +59,18 @@ class Policy(Protocol):
 
 
 class Fifo:
-    """In order of push, as much in flight as TCP keeps."""
+    """First in, first out, with as much in flight as TCP keeps."""
 
-    HEEDS_DUE: ClassVar[bool] = False
+    USES_DEADLINES: ClassVar[bool] = False
 
     def __init__(self, uplink: UplinkState, shares: Mapping[TrafficClass, float]) -> None:  # noqa: ARG002
         self._uplink = uplink
 
-    def pushed(self, link: LinkState, queued: Queued) -> None:
+    def pushed(self, link: LinkState, queued: QueuedMessage) -> None:
         """Nothing to do."""
 
     def next(self, link: LinkState, now_s: float) -> Decided:  # noqa: ARG002
-        heads = link.backlog.heads.values()
+        heads = link.send_queue.heads.values()
         queued = min(heads, key=_order) if len(heads) > 1 else next(iter(heads))
         return _within_tcp_window(link, queued, RIVAL_CHUNK_BYTES)
 
@@ -79,28 +82,28 @@ class Fifo:
 
 
 class Concurrent(Fifo):
-    """All sessions that wait share the link equally, a chunk each in turn."""
+    """Concurrent streams: all sessions that wait share the link equally, a chunk each in turn."""
 
-    def pushed(self, link: LinkState, queued: Queued) -> None:
-        link.turns.push(queued)
+    def pushed(self, link: LinkState, queued: QueuedMessage) -> None:
+        link.round_robin.push(queued)
 
     def next(self, link: LinkState, now_s: float) -> Decided:  # noqa: ARG002
-        return _within_tcp_window(link, link.turns.first(), RIVAL_CHUNK_BYTES)
+        return _within_tcp_window(link, link.round_robin.first(), RIVAL_CHUNK_BYTES)
 
     def sent(self, link: LinkState, traffic_class: TrafficClass, part: Send, now_s: float) -> None:  # noqa: ARG002
-        link.turns.passed()
+        link.round_robin.advance()
 
 
 class FixedChunk:
     """Decode first; the rest in chunks of one size. A transmission occupies the uplink until it has left it at the
     estimated rate, and nothing else begins before."""
 
-    HEEDS_DUE: ClassVar[bool] = False
+    USES_DEADLINES: ClassVar[bool] = False
 
     def __init__(self, uplink: UplinkState, shares: Mapping[TrafficClass, float]) -> None:  # noqa: ARG002
         self._uplink = uplink
 
-    def pushed(self, link: LinkState, queued: Queued) -> None:
+    def pushed(self, link: LinkState, queued: QueuedMessage) -> None:
         """Nothing to do."""
 
     def next(self, link: LinkState, now_s: float) -> Decided:
@@ -121,7 +124,7 @@ class FixedChunk:
     def window_bytes(self, link: LinkState) -> int | None:
         return _tcp_window_bytes(link)
 
-    def _begin(self, link: LinkState, now_s: float) -> tuple[Queued, int]:  # noqa: ARG002
+    def _begin(self, link: LinkState, now_s: float) -> tuple[QueuedMessage, int]:  # noqa: ARG002
         """The next transmission: a message, and how much of it."""
         urgent, bulk = _two_queues(link)
         if bulk is None or urgent is not None:
@@ -137,7 +140,7 @@ class Paper(FixedChunk):
         super().__init__(uplink, shares)
         self._waiting_weight = 0
 
-    def _begin(self, link: LinkState, now_s: float) -> tuple[Queued, int]:
+    def _begin(self, link: LinkState, now_s: float) -> tuple[QueuedMessage, int]:
         decode, prefill = _two_queues(link)
         # As printed, nothing is sent when the weight is reached and the prefill is gone: it was cancelled.
         if prefill is None or (decode is not None and self._waiting_weight < MAX_WAITING_WEIGHT):
@@ -160,19 +163,19 @@ class Paper(FixedChunk):
         return max(LEAST_CHUNK_BYTES, int(available_s * rate))
 
 
-def _all_of(queued: Queued | None) -> tuple[Queued, int]:
+def _all_of(queued: QueuedMessage | None) -> tuple[QueuedMessage, int]:
     if queued is None:
         raise AssertionError("asked while nothing waits")
     return queued, queued.left_bytes
 
 
-def _order(queued: Queued) -> int:
+def _order(queued: QueuedMessage) -> int:
     return queued.order
 
 
-def _two_queues(link: LinkState) -> tuple[Queued | None, Queued | None]:
+def _two_queues(link: LinkState) -> tuple[QueuedMessage | None, QueuedMessage | None]:
     """The first message of decode or control, and the first of all others."""
-    heads = link.backlog.heads
+    heads = link.send_queue.heads
     if len(heads) == 1:
         [(only, queued)] = heads.items()
         return (queued, None) if only <= _CONTROL else (None, queued)
@@ -191,7 +194,7 @@ def _tcp_window_bytes(link: LinkState) -> int | None:
     return None if rate is None else int(rate * (link.delay.base_rtt_s + TCP_QUEUE_S))
 
 
-def _within_tcp_window(link: LinkState, queued: Queued, chunk_bytes: int) -> Decided:
+def _within_tcp_window(link: LinkState, queued: QueuedMessage, chunk_bytes: int) -> Decided:
     left_bytes, in_flight_bytes = queued.left_bytes, link.in_flight_bytes
     size_bytes = left_bytes if left_bytes < chunk_bytes else chunk_bytes
     if in_flight_bytes:

@@ -1,4 +1,4 @@
-"""Messages that wait for one link, in lanes by traffic class, bounded in bytes and in number. Pure."""
+"""Send queue of one link: a lane for each traffic class, earliest deadline first in it, bounded in size. Pure."""
 
 from collections import deque
 
@@ -14,8 +14,8 @@ NOBODY = (b"",)
 """Messages without a session are in order like those of one."""
 
 
-class Queued:
-    """A message of which something is still to be sent."""
+class QueuedMessage:
+    """Queued message: something of it is still to be sent."""
 
     __slots__ = ("left_bytes", "live_sessions", "order", "outgoing")
 
@@ -34,28 +34,30 @@ class _Lane:
     __slots__ = ("messages", "own_bytes", "own_messages", "queued_bytes")
 
     def __init__(self, own_bytes: int, own_messages: int) -> None:
-        self.messages: deque[Queued] = deque()
+        self.messages: deque[QueuedMessage] = deque()
         self.queued_bytes = 0
         self.own_bytes = own_bytes
         self.own_messages = own_messages
 
-    def insert(self, queued: Queued) -> None:
+    def insert(self, queued: QueuedMessage) -> None:
         """Puts it before those that are due later, but behind all that share a session with it: a later chunk of a
         prompt must not be complete before an earlier one."""
-        messages, due_s = self.messages, queued.outgoing.due_s
-        if not messages or messages[-1].outgoing.due_s <= due_s:
+        messages, deadline_s = self.messages, queued.outgoing.deadline_s
+        if not messages or messages[-1].outgoing.deadline_s <= deadline_s:
             messages.append(queued)
             return
         place, sessions = len(messages), set(queued.outgoing.sessions or NOBODY)
         for other in reversed(messages):
-            if other.outgoing.due_s <= due_s or not sessions.isdisjoint(other.outgoing.sessions or NOBODY):
+            if other.outgoing.deadline_s <= deadline_s or not sessions.isdisjoint(
+                other.outgoing.sessions or NOBODY
+            ):
                 break
             place -= 1
         messages.insert(place, queued)
 
 
-class Backlog:
-    """What waits for one link.
+class SendQueue:
+    """Send queue of one link, bounded in bytes and in messages.
 
     A message counts whole until its last part has left: so what the other end holds of unfinished messages is within
     the same limits. An eighth of both is each decode's, control's, handover's and prefill's own; half is anyone's. So
@@ -73,28 +75,28 @@ class Backlog:
         self._common_messages = limit_messages - sum(lane.own_messages for lane in self._lanes)
         self._orders = 0
         self.queued_bytes = 0
-        self.heads: dict[TrafficClass, Queued] = {}
+        self.heads: dict[TrafficClass, QueuedMessage] = {}
         """The first message of each class that has one."""
 
     def __len__(self) -> int:
         return sum(len(lane.messages) for lane in self._lanes)
 
-    def everything(self) -> list[Queued]:
-        """All messages that wait."""
+    def all_messages(self) -> list[QueuedMessage]:
+        """Returns all messages that wait."""
         return [queued for lane in self._lanes for queued in lane.messages]
 
-    def without(self, session: bytes) -> list[Queued]:
-        """The messages that wait for nobody any more, that session being cancelled, in order of push. They are still
-        to be dropped."""
+    def cancel_session(self, session: bytes) -> list[QueuedMessage]:
+        """Cancels a session. Returns the messages that wait for nobody any more, in order of push, still to be
+        dropped."""
         found = []
-        for queued in self.everything():
+        for queued in self.all_messages():
             if session in queued.live_sessions:
                 queued.live_sessions = tuple(one for one in queued.live_sessions if one != session)
                 if not queued.live_sessions:
                     found.append(queued)
         return sorted(found, key=lambda queued: queued.order)
 
-    def push(self, outgoing: Outgoing) -> Queued | None:
+    def push(self, outgoing: Outgoing) -> QueuedMessage | None:
         """Queues a message where it is due among those of its class; None, and nothing queued, when there is no room.
 
         Raises:
@@ -113,26 +115,26 @@ class Backlog:
         self._common_bytes -= more_bytes
         self._common_messages -= more_messages
         self._orders += 1
-        queued = Queued(outgoing, self._orders)
+        queued = QueuedMessage(outgoing, self._orders)
         lane.insert(queued)
         self.heads[outgoing.traffic_class] = lane.messages[0]
         lane.queued_bytes += size_bytes
         self.queued_bytes += size_bytes
         return queued
 
-    def take(self, queued: Queued, size_bytes: int) -> Send:
-        """The next part of a message, at most `size_bytes` of it."""
+    def take_chunk(self, queued: QueuedMessage, size_bytes: int) -> Send:
+        """Takes the next chunk of a message, at most `size_bytes` of it."""
         outgoing = queued.outgoing
         left_bytes = queued.left_bytes
         offset = outgoing.size_bytes - left_bytes
         if size_bytes < left_bytes:
             queued.left_bytes = left_bytes - size_bytes
             return Send(outgoing.number, offset, size_bytes, False)
-        self.drop(queued)
+        self.drop_message(queued)
         return Send(outgoing.number, offset, left_bytes, True)
 
-    def drop(self, queued: Queued) -> None:
-        """Forgets what is left of a message."""
+    def drop_message(self, queued: QueuedMessage) -> None:
+        """Drops what is left of a message."""
         traffic_class, size_bytes = queued.outgoing.traffic_class, queued.outgoing.size_bytes
         lane = self._lanes[traffic_class]
         messages = lane.messages

@@ -1,17 +1,17 @@
-"""What a process knows of its uplink and of each link on it; policies decide by it. Owned by `uplink.Uplink`. Pure."""
+"""State of a process's uplink and of each link on it, by which policies decide. Owned by `uplink.Uplink`. Pure."""
 
 import math
 from collections import deque
 
-from molink.peer.wire.estimation.bottleneck_model import LineModel
-from molink.peer.wire.estimation.decode_intervals import PASSED_S, DecodeSpacing
+from molink.peer.wire.estimation.bottleneck_model import BottleneckModel
+from molink.peer.wire.estimation.decode_intervals import PASSED_S, DecodeIntervalPredictor
 from molink.peer.wire.estimation.estimator import DelayEstimator, RateEstimator
-from molink.peer.wire.estimation.shared_rate import SharedRate, Shown
-from molink.peer.wire.estimation.slow_start import START_WINDOW_BYTES, StartUp
+from molink.peer.wire.estimation.shared_rate import LinkEvidence, UplinkRate
+from molink.peer.wire.estimation.slow_start import START_WINDOW_BYTES, SlowStart
 from molink.peer.wire.transmission.classes import TrafficClass
-from molink.peer.wire.transmission.fair_parts import FairParts, Part
-from molink.peer.wire.transmission.round_robin import Turns
-from molink.peer.wire.transmission.send_queue import Backlog, Queued
+from molink.peer.wire.transmission.fair_parts import FairShareGuard, LinkShare
+from molink.peer.wire.transmission.round_robin import RoundRobin
+from molink.peer.wire.transmission.send_queue import QueuedMessage, SendQueue
 from molink.peer.wire.transmission.values import Send
 
 NO_PREDICTION = (0.0, 0.0)
@@ -37,8 +37,8 @@ _DECODE, _CONTROL = TrafficClass.DECODE, TrafficClass.CONTROL
 """Asked for at every step; by its name, an enumeration finds a member by a call."""
 
 
-class Chunk:
-    """A chunk in flight."""
+class InFlightChunk:
+    """In-flight chunk: what was known of the link when it was sent."""
 
     __slots__ = (
         "more",
@@ -81,30 +81,51 @@ class Chunk:
 
 
 class LinkState:
-    """What waits on a link, what is in flight, and what its acks have taught."""
+    """Link state: what waits on a link, what is in flight, and what its acknowledgements have shown."""
 
     __slots__ = (
-        "backlog", "committed", "committed_bytes", "decode_held", "delay", "drains", "expected_s", "flight", "gain",
-        "in_flight_bytes", "line", "number", "part", "rate", "round", "round_start_s", "sequence",
-        "shown", "slow_start_bytes", "spacing", "stalled", "start_up", "suspended", "turns",
+        "bottleneck",
+        "committed",
+        "committed_bytes",
+        "decode_held",
+        "decode_intervals",
+        "delay",
+        "drains",
+        "evidence",
+        "expected_s",
+        "flight",
+        "gain",
+        "in_flight_bytes",
+        "number",
+        "rate",
+        "round",
+        "round_robin",
+        "round_start_s",
+        "send_queue",
+        "sequence",
+        "share",
+        "slow_start",
+        "slow_start_bytes",
+        "stalled",
+        "suspended",
     )  # fmt: skip
 
-    def __init__(self, number: int, backlog: Backlog, now_s: float) -> None:
+    def __init__(self, number: int, send_queue: SendQueue, now_s: float) -> None:
         self.number = number
-        self.backlog = backlog
-        self.flight: deque[Chunk] = deque()
+        self.send_queue = send_queue
+        self.flight: deque[InFlightChunk] = deque()
         self.in_flight_bytes = 0
         self.sequence = 0
         """Of the last chunk sent."""
         self.rate = RateEstimator()
-        self.shown = Shown(START_WINDOW_BYTES)
-        self.part = Part()
+        self.evidence = LinkEvidence(START_WINDOW_BYTES)
+        self.share = LinkShare()
         self.delay = DelayEstimator()
-        self.start_up = StartUp()
+        self.slow_start = SlowStart()
         self.gain = 1.0
         """What is sent at a time, relative to what the estimate allows."""
-        self.line = LineModel()
-        self.spacing = DecodeSpacing()
+        self.bottleneck = BottleneckModel()
+        self.decode_intervals = DecodeIntervalPredictor()
         self.expected_s = math.inf
         """When the peer predicts the next decode."""
         self.suspended = False
@@ -114,10 +135,10 @@ class LinkState:
         """The same, grown by everything, as TCP's: for policies that send as TCP does."""
         self.decode_held = False
         """A decode waits because too much is in flight: the decodes ask for more than the link gives."""
-        self.committed: Queued | None = None
+        self.committed: QueuedMessage | None = None
         """A message that a policy has decided to send `committed_bytes` more of before anything else."""
         self.committed_bytes = 0
-        self.turns = Turns()
+        self.round_robin = RoundRobin()
         """For a policy that serves all at once."""
         self.round = 1
         self.round_start_s = now_s
@@ -126,17 +147,17 @@ class LinkState:
 
     @property
     def has_bulk(self) -> bool:
-        """Something waits that the window holds back."""
-        heads = self.backlog.heads
+        """Whether anything below decode and control waits: what the window holds back."""
+        heads = self.send_queue.heads
         return len(heads) > (_DECODE in heads) + (_CONTROL in heads)
 
     def next_decode_s(self, now_s: float) -> float:
         """When the next decode is expected on this link: as predicted or as learnt, whichever is earlier."""
-        learnt_s = self.spacing.next_s(now_s)
+        learnt_s = self.decode_intervals.next_s(now_s)
         return min(learnt_s, self.expected_s) if self.expected_s >= now_s - PASSED_S else learnt_s
 
     def idle(self) -> None:
-        """The line may run empty now though bulk waits: what is measured then is not the line's slowness."""
+        """Notes that the line may run empty though bulk waits: measurements of that must not lower the rate."""
         if self.flight:
             self.flight[-1].more = False
         else:
@@ -144,15 +165,15 @@ class LinkState:
 
 
 class UplinkState:
-    """The links of a process and what they share."""
+    """Uplink state: the links of a process and what they share."""
 
     def __init__(self) -> None:
         self.links: dict[int, LinkState] = {}
-        self.line = LineModel()
-        self.rate = SharedRate(self.line)
+        self.bottleneck = BottleneckModel()
+        self.rate = UplinkRate(self.bottleneck)
         self.sent_bytes = 0
         """Over all links."""
-        self.parts = FairParts()
+        self.fair_shares = FairShareGuard()
         self._looked_s = -math.inf
         self.busy_until_s = -math.inf
         """Until when a policy that sends one thing at a time takes the uplink to be occupied."""
@@ -168,14 +189,14 @@ class UplinkState:
         self._next_decode_s = math.inf
 
     def decodes_change(self, link: LinkState) -> None:
-        """When the next decode is expected on a link may have changed."""
+        """Invalidates when the next decode is expected: it may have changed on this link."""
         self._decoding[link.number] = link
         self._next_decode_s = -math.inf
 
-    def forget(self, link: LinkState) -> None:
-        """A link is gone."""
+    def forget_link(self, link: LinkState) -> None:
+        """Removes a link."""
         del self.links[link.number]
-        self.rate.forget(link.shown)
+        self.rate.forget_link(link.evidence)
         self._decoding.pop(link.number, None)
         self._next_decode_s = -math.inf
         if self.last_bulk is link:
@@ -189,7 +210,7 @@ class UplinkState:
         return self._next_decode_s
 
     def sent(self, link: LinkState, part: Send, now_s: float) -> None:
-        """A chunk leaves now: what is in flight, and the models of the lines."""
+        """Records a chunk that leaves now: in flight, and in the bottleneck models."""
         link.sequence += 1
         size_bytes, in_flight_bytes = part.size_bytes, link.in_flight_bytes
         rate, uplink_rate = link.rate.bytes_per_s, self.rate.bytes_per_s
@@ -198,13 +219,15 @@ class UplinkState:
         )
         has_bulk = self.bulk_links > 0 and link.has_bulk
         self.sent_bytes = sent_bytes = self.sent_bytes + size_bytes
-        chunk = Chunk(link.sequence, size_bytes, sent_bytes, now_s, has_bulk, self.bulk_links, unloaded)
+        chunk = InFlightChunk(
+            link.sequence, size_bytes, sent_bytes, now_s, has_bulk, self.bulk_links, unloaded
+        )
         link.flight.append(chunk)
         link.in_flight_bytes = in_flight_bytes + size_bytes
         if rate is not None:
-            chunk.on_line = link.line.sent(size_bytes, link.gain * rate, now_s)
+            chunk.on_line = link.bottleneck.record_sent(size_bytes, link.gain * rate, now_s)
         if uplink_rate is not None:
-            chunk.on_uplink = self.line.sent(size_bytes, link.gain * uplink_rate, now_s)
+            chunk.on_uplink = self.bottleneck.record_sent(size_bytes, link.gain * uplink_rate, now_s)
 
     @property
     def fair_bytes_per_s(self) -> float:
@@ -232,14 +255,14 @@ class UplinkState:
         """What waits on a link counts for nobody else from now on, or does again."""
         links = -1 if stalls else 1
         link.stalled = False
-        for traffic_class in link.backlog.heads:
+        for traffic_class in link.send_queue.heads:
             self.waiting[traffic_class] += links
         if link.has_bulk:
             self.count_bulk(link, links)
         link.stalled = stalls
-        link.shown.is_busy = link.has_bulk and not stalls
+        link.evidence.is_busy = link.has_bulk and not stalls
 
-    def acked(self, link: LinkState, chunk: Chunk, at_s: float | None, now_s: float) -> None:
+    def acked(self, link: LinkState, chunk: InFlightChunk, at_s: float | None, now_s: float) -> None:
         """The oldest chunk in flight has arrived, at `at_s` of the receiver's clock if that is known."""
         size_bytes, sent_s, more = chunk.size_bytes, chunk.sent_s, chunk.more
         link.in_flight_bytes -= size_bytes
@@ -248,10 +271,10 @@ class UplinkState:
             return
         delay = link.delay
         round_s = delay.base_rtt_s
-        shown, sent_bytes = link.shown, chunk.sent_bytes
-        if shown.rate.arrived(now_s, sent_s, sent_bytes - shown.sent_bytes, more, round_s):
-            self.rate.measured(shown, link.slow_start_bytes, now_s)
-        shown.sent_bytes = sent_bytes
+        evidence, sent_bytes = link.evidence, chunk.sent_bytes
+        if evidence.rate.record_arrival(now_s, sent_s, sent_bytes - evidence.sent_bytes, more, round_s):
+            self.rate.record_measurement(evidence, link.slow_start_bytes, now_s)
+        evidence.sent_bytes = sent_bytes
         if at_s is None:
             return
         rate = link.rate.bytes_per_s
@@ -259,7 +282,7 @@ class UplinkState:
             self._starts(link, chunk, at_s, now_s)
             return
         known = rate
-        if link.rate.arrived(at_s, sent_s, size_bytes, more and not chunk.shared, round_s):
+        if link.rate.record_arrival(at_s, sent_s, size_bytes, more and not chunk.shared, round_s):
             known = self._measured(link, rate)
         delay.timed(at_s, size_bytes, MOST_GAIN * known, now_s)
         # Its own time on the line is not queueing. Taken from the estimate, so it must not weigh much.
@@ -268,20 +291,22 @@ class UplinkState:
             return
         if line_s > LONG_CHUNK_S:
             line_s = LONG_CHUNK_S
-        queueing_s = delay.arrived(sent_s, at_s - line_s, now_s, more, chunk.unloaded)
+        queueing_s = delay.record_arrival(sent_s, at_s - line_s, now_s, more, chunk.unloaded)
         standing_s = delay.standing_s
         if more:
             most_gain = GROWING_GAIN if link.rate.grows else MOST_GAIN
             part = 1.0 - standing_s / FULL_S
             link.gain = 1.0 + (most_gain - 1.0) * part if part > 0.0 else 1.0
             if self.bulk_links > 1:
-                self.parts.queues(link.part, standing_s, self.fair_bytes_per_s, now_s)
+                self.fair_shares.report_queue(link.share, standing_s, self.fair_bytes_per_s, now_s)
         if chunk.on_line is not NO_PREDICTION:
-            link.line.arrived(chunk.on_line, queueing_s, now_s, link.in_flight_bytes / rate, standing_s)
+            link.bottleneck.record_arrival(
+                chunk.on_line, queueing_s, now_s, link.in_flight_bytes / rate, standing_s
+            )
         if chunk.on_uplink is not NO_PREDICTION:
             # What a chunk waited on one link's way may not be the uplink's queue: it can only be shorter.
             own_s = size_bytes / (self.rate.bytes_per_s or rate)
-            self.line.arrived(chunk.on_uplink, queueing_s, now_s, 0.0, standing_s, own_s)
+            self.bottleneck.record_arrival(chunk.on_uplink, queueing_s, now_s, 0.0, standing_s, own_s)
 
     def _measured(self, link: LinkState, before: float) -> float:
         """A link was measured by its receiver's stamps; its rate was `before`. Returns what it is now."""
@@ -291,12 +316,14 @@ class UplinkState:
             link.delay.jitter.forget()
         return known
 
-    def _starts(self, link: LinkState, chunk: Chunk, at_s: float, now_s: float) -> None:
+    def _starts(self, link: LinkState, chunk: InFlightChunk, at_s: float, now_s: float) -> None:
         """A chunk has arrived over a link of unknown rate."""
         delay, more = link.delay, chunk.more
-        queueing_s = delay.arrived(chunk.sent_s, at_s, now_s, more, chunk.unloaded)
-        found = link.start_up.arrived(at_s, chunk.size_bytes, queueing_s, more, delay.min_rtt_s or 0.0)
+        queueing_s = delay.record_arrival(chunk.sent_s, at_s, now_s, more, chunk.unloaded)
+        found = link.slow_start.record_arrival(
+            at_s, chunk.size_bytes, queueing_s, more, delay.min_rtt_s or 0.0
+        )
         if found is not None:
             link.rate.found(found)
-            link.shown.rate.found(found)
-            self.rate.measured(link.shown, link.slow_start_bytes, now_s)
+            link.evidence.rate.found(found)
+            self.rate.record_measurement(link.evidence, link.slow_start_bytes, now_s)

@@ -1,4 +1,4 @@
-"""What leaves a process next, over all of its links. Pure: no clock, no socket.
+"""Packet scheduler of a process: decides what leaves next, over all of its links. Pure: no clock, no socket.
 
 All links of a process share one uplink, so one scheduler decides for all of them; how is the policy's
 (`policies.POLICIES`). Decides and charges: what `next` answers is taken as sent.
@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 
 from molink.peer.wire.transmission.classes import DEFAULT_SHARES, TrafficClass
 from molink.peer.wire.transmission.policies import POLICIES
-from molink.peer.wire.transmission.send_queue import Backlog, Queued
+from molink.peer.wire.transmission.send_queue import QueuedMessage, SendQueue
 from molink.peer.wire.transmission.state import LinkState, UplinkState
-from molink.peer.wire.transmission.values import AckError, Arrival, LinkEstimate, Outgoing, Send, Wait
+from molink.peer.wire.transmission.values import AckArrival, AckError, LinkEstimate, Outgoing, Send, Wait
 
 FOREVER = Wait(math.inf)
 _SOONEST_S = 0.0002
@@ -21,7 +21,7 @@ _DECODE, _CONTROL = TrafficClass.DECODE, TrafficClass.CONTROL
 
 
 class Uplink:
-    """The scheduler of one process. Calls come in order of time, from one thread.
+    """Packet scheduler of one process. Calls come in order of time, from one thread.
 
     A link is known by a number of the caller's choice. Methods that are given one raise KeyError for a link that is
     not open.
@@ -48,9 +48,9 @@ class Uplink:
         self._awake: set[int] = set()
 
     @property
-    def heeds_due(self) -> bool:
+    def uses_deadlines(self) -> bool:
         """Whether messages of a class leave as they are due, not in order of push."""
-        return self._policy.HEEDS_DUE
+        return self._policy.USES_DEADLINES
 
     @property
     def uplink_bytes_per_s(self) -> float | None:
@@ -58,21 +58,21 @@ class Uplink:
         return self._state.rate.bytes_per_s
 
     def open(self, link: int, now_s: float) -> None:
-        """A link begins.
+        """Adds a link.
 
         Raises:
             ValueError: it is open already.
         """
         if link in self._state.links:
             raise ValueError(f"link {link} is open already")
-        self._state.links[link] = LinkState(link, Backlog(*self._limits), now_s)
+        self._state.links[link] = LinkState(link, SendQueue(*self._limits), now_s)
 
     def close(self, link: int) -> None:
         """Forgets a link and all that waits on it."""
         state = self._state.links[link]
-        for queued in state.backlog.everything():
+        for queued in state.send_queue.all_messages():
             self._drop(state, queued)
-        self._state.forget(state)
+        self._state.forget_link(state)
         self._told_to_wait.discard(link)
         self._awake.discard(link)
         self._wake_bulk()
@@ -90,7 +90,7 @@ class Uplink:
             return False
         if traffic_class is _DECODE:
             self._state.decode_s = now_s
-            state.spacing.pushed(outgoing.sessions, now_s)
+            state.decode_intervals.record_decode(outgoing.sessions, now_s)
             state.expected_s = math.inf
             self._state.decodes_change(state)
         self._policy.pushed(state, queued)
@@ -98,11 +98,13 @@ class Uplink:
         return True
 
     def next(self, link: int, now_s: float) -> Send | Wait:
-        """What a link sends now, or until when it waits. A Send is charged: the caller writes exactly that, as one
-        chunk under the link's next sequence number (from 1)."""
+        """Returns what a link sends now, or until when it waits.
+
+        A Send is charged: the caller writes exactly that, as one chunk under the link's next sequence number (from 1).
+        """
         uplink = self._state
         state = uplink.links[link]
-        if state.suspended or not state.backlog.heads:
+        if state.suspended or not state.send_queue.heads:
             self._told_to_wait.add(link)
             return FOREVER
         decided = self._policy.next(state, now_s)
@@ -113,15 +115,15 @@ class Uplink:
             soonest_s = now_s + _SOONEST_S
             return Wait(decided if decided > soonest_s else soonest_s)
         queued, size_bytes = decided
-        part = state.backlog.take(queued, size_bytes)
+        part = state.send_queue.take_chunk(queued, size_bytes)
         if part.last:
             self._forget(state, queued)
         uplink.sent(state, part, now_s)
         self._policy.sent(state, queued.outgoing.traffic_class, part, now_s)
         return part
 
-    def acked(self, link: int, sequence: int, arrivals: Sequence[Arrival], now_s: float) -> None:
-        """All chunks up to `sequence` have arrived; `arrivals` says when, for as many as it names.
+    def acked(self, link: int, sequence: int, arrivals: Sequence[AckArrival], now_s: float) -> None:
+        """Acknowledges all chunks up to `sequence`; `arrivals` says when, for as many as it names.
 
         Raises:
             AckError: a chunk that was never sent.
@@ -136,7 +138,7 @@ class Uplink:
         while flight and flight[0].sequence <= sequence:
             chunk = flight.popleft()
             acked(state, chunk, stamps.get(chunk.sequence), now_s)
-        if state.backlog.heads:
+        if state.send_queue.heads:
             self._wake(link)
 
     def cancel(self, session: bytes, now_s: float) -> tuple[tuple[int, int], ...]:  # noqa: ARG002
@@ -146,19 +148,19 @@ class Uplink:
         """
         dropped = []
         for state in self._state.links.values():
-            for queued in state.backlog.without(session):
+            for queued in state.send_queue.cancel_session(session):
                 dropped.append((state.number, queued.outgoing.number))
                 self._drop(state, queued)
                 self._wake(state.number)
         return tuple(dropped)
 
     def suspend(self, link: int, now_s: float) -> None:  # noqa: ARG002
-        """The connection under a link broke: nothing is sent until `resume`."""
+        """Suspends a link whose connection broke: nothing is sent until `resume`."""
         self._state.links[link].suspended = True
         self._wake_bulk()
 
     def resume(self, link: int, received: int, now_s: float) -> None:
-        """A link goes on over a new connection, of whose chunks those up to `received` had arrived. The caller sends
+        """Resumes a link over a new connection, of whose chunks those up to `received` had arrived. The caller sends
         the others again before it asks for more; they are in flight from now.
 
         Raises:
@@ -174,7 +176,7 @@ class Uplink:
         self._wake(link)
 
     def expect_decode(self, link: int, at_s: float | None) -> None:
-        """When the next decode is predicted to be pushed on a link; holds until the next one is. None: not known."""
+        """Sets when the next decode is predicted on a link; holds until the next one is pushed. None: not known."""
         state = self._state.links[link]
         state.expected_s = math.inf if at_s is None else at_s
         self._state.decodes_change(state)
@@ -182,7 +184,7 @@ class Uplink:
             self._wake_bulk()
 
     def estimate(self, link: int) -> LinkEstimate:
-        """What is known of a link."""
+        """Returns the estimate of a link's bandwidth, delay and window."""
         state = self._state.links[link]
         return LinkEstimate(
             bandwidth_bytes_per_s=state.rate.bytes_per_s,
@@ -206,34 +208,34 @@ class Uplink:
             self._awake.add(link)
 
     def _wake_bulk(self) -> None:
-        """What held bulk back on the uplink may have gone."""
+        """Wakes the links with bulk: what held it back on the uplink may have gone."""
         for link in tuple(self._told_to_wait):
-            if self._state.links[link].backlog.heads:
+            if self._state.links[link].send_queue.heads:
                 self._wake(link)
 
-    def _queue(self, state: LinkState, outgoing: Outgoing, now_s: float) -> Queued | None:
+    def _queue(self, state: LinkState, outgoing: Outgoing, now_s: float) -> QueuedMessage | None:
         traffic_class = outgoing.traffic_class
-        is_new = traffic_class not in state.backlog.heads
+        is_new = traffic_class not in state.send_queue.heads
         is_first_bulk = is_new and traffic_class > _CONTROL and not state.has_bulk
-        queued = state.backlog.push(outgoing)
+        queued = state.send_queue.push(outgoing)
         if queued is not None and is_new:
             if not state.stalled:
                 self._state.waiting[traffic_class] += 1
             if is_first_bulk:
                 self._state.count_bulk(state, 1)
-                self._state.rate.bulk_begins(state.shown, now_s)
+                self._state.rate.bulk_begins(state.evidence, now_s)
         return queued
 
-    def _drop(self, state: LinkState, queued: Queued) -> None:
-        state.backlog.drop(queued)
+    def _drop(self, state: LinkState, queued: QueuedMessage) -> None:
+        state.send_queue.drop_message(queued)
         self._forget(state, queued)
 
-    def _forget(self, state: LinkState, queued: Queued) -> None:
-        """Nothing of a message waits any more."""
+    def _forget(self, state: LinkState, queued: QueuedMessage) -> None:
+        """Forgets a message of which nothing waits any more."""
         traffic_class = queued.outgoing.traffic_class
-        if traffic_class not in state.backlog.heads:
+        if traffic_class not in state.send_queue.heads:
             if not state.stalled:
                 self._state.waiting[traffic_class] -= 1
             if traffic_class > _CONTROL and not state.has_bulk:
                 self._state.count_bulk(state, -1)
-                state.shown.is_busy = False
+                state.evidence.is_busy = False

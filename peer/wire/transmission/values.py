@@ -1,4 +1,4 @@
-"""What the scheduler of an uplink is told and what it answers. Times are seconds on the caller's monotonic clock.
+"""Values that the packet scheduler is given and returns. Times are seconds on the caller's monotonic clock.
 
 What is made for each message or chunk is a tuple: a frozen dataclass takes twice as long to make.
 """
@@ -26,9 +26,9 @@ class Outgoing(NamedTuple):
     """Of the whole message, 1 or more."""
     sessions: tuple[bytes, ...] = ()
     """For whom it is; it is dropped when all of them are cancelled. Without any it cannot be cancelled."""
-    due_s: float = 0.0
+    deadline_s: float = 0.0
     """Of a class's messages on a link the one that is due first goes first, those of one time in order of push. On any
-    clock, since they are only compared with each other; 0 where `Uplink.heeds_due` is not true."""
+    clock, since they are only compared with each other; 0 where `Uplink.uses_deadlines` is not true."""
 
 
 class Send(NamedTuple):
@@ -46,14 +46,14 @@ class Wait(NamedTuple):
     until_s: float
 
 
-Arrival: TypeAlias = tuple[int, float]
+AckArrival: TypeAlias = tuple[int, float]
 """The sequence number of a chunk, and when it reached the other end in seconds on the receiver's clock, of any
 origin."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkEstimate:
-    """What a link is known to be able to do."""
+    """Estimate of a link: its bandwidth, delay and window."""
 
     bandwidth_bytes_per_s: float | None
     min_rtt_s: float | None

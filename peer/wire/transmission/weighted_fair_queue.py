@@ -1,11 +1,12 @@
-"""Which traffic class has earned the next transmission. Pure: no clock, no socket.
+"""Weighted fair queue over traffic classes, counted in bytes, with decode first. Pure: no clock, no socket.
 
 Decode goes first, as in section 4 of the MoLink transmission paper (Algorithm 1). Its starvation guard is not
 taken over: it counts transmissions, and then sends the whole remainder of a prefill, so a decode waits for as
 long as that takes, while a guard that sends one chunk after so many decodes promises no rate at all. Here
 each lower class is guaranteed a share of the bytes: it earns credit for that share of all bytes sent while it
 waits, and goes first as soon as its credit pays for its next frame. So a class that waits gets its share,
-give or take a few frames, however busy the link, and decode is held up by one frame at a time.
+give or take a few frames, however busy the link, and decode is held up by one frame at a time. The credits are the
+deficit counters of deficit round robin (Shreedhar and Varghese, 1995), filled by shares and not by rounds.
 """
 
 import math
@@ -14,8 +15,8 @@ from collections.abc import Iterable, Mapping
 from molink.peer.wire.transmission.classes import TrafficClass
 
 
-class ByteShares:
-    """Which class has earned the next transmission. Knows classes and sizes, not frames, so that several
+class WeightedFairQueue:
+    """Weighted fair queue: credit in bytes for each traffic class. Knows classes and sizes, not frames, so that several
     links, or the chunks of one frame, can be charged to the same account."""
 
     def __init__(self, shares: Mapping[TrafficClass, float], limit_bytes: float = math.inf) -> None:

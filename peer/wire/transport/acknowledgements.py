@@ -1,4 +1,4 @@
-"""When to acknowledge what has arrived. Pure."""
+"""Delayed acknowledgements (as TCP's, RFC 5681, section 4.2; QUIC's, RFC 9000, section 13.2). Pure."""
 
 import math
 from collections import deque
@@ -17,8 +17,8 @@ SMALL_DELAY_S = 0.04
 _SMALL = frozenset((TrafficClass.DECODE, TrafficClass.CONTROL))
 
 
-class Acknowledging:
-    """What has arrived on a link since its last acknowledgement."""
+class DelayedAcks:
+    """Delayed acknowledgements of one link: what has arrived since the last one."""
 
     def __init__(self) -> None:
         self.due_s = math.inf
@@ -28,8 +28,8 @@ class Acknowledging:
         self._bulk_acknowledged_s = -math.inf
         self._arrivals: deque[tuple[int, float]] = deque(maxlen=MAX_ARRIVALS)
 
-    def arrived(self, sequence: int, traffic_class: TrafficClass, now_s: float) -> None:
-        """A chunk has arrived."""
+    def record_arrival(self, sequence: int, traffic_class: TrafficClass, now_s: float) -> None:
+        """Records the arrival of a chunk."""
         self._sequence = sequence
         arrivals = self._arrivals
         arrivals.append((sequence, now_s))
@@ -44,19 +44,19 @@ class Acknowledging:
         if due_s < self.due_s:
             self.due_s = due_s
 
-    def take(self, now_s: float) -> Ack | None:
-        """The acknowledgement that is due, if one is."""
+    def take_ack(self, now_s: float) -> Ack | None:
+        """Takes the acknowledgement that is due, if one is."""
         if now_s < self.due_s:
             return None
         arrivals = tuple([(sequence, round((now_s - at_s) * 1e6)) for sequence, at_s in self._arrivals])
         ack = Ack(self._sequence, round(now_s * 1e6), arrivals)
         if self._bulk_chunks:
             self._bulk_acknowledged_s = now_s
-        self.forget()
+        self.reset()
         return ack
 
-    def forget(self) -> None:
-        """The other end knows by other means what has arrived."""
+    def reset(self) -> None:
+        """Resets: the other end knows by other means what has arrived."""
         self._arrivals.clear()
         self._bulk_chunks = 0
         self.due_s = math.inf

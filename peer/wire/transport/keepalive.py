@@ -1,4 +1,4 @@
-"""When to ask the other end of a link for a sign of life, when to give it up, and how far away it is. Pure."""
+"""Keep-alive of a link: when to ping the other end, when to give it up, and how far away it is. Pure."""
 
 from collections import deque
 from collections.abc import Callable
@@ -26,8 +26,10 @@ RTT_SPAN_S = 1.0
 
 
 class RoundTrips:
-    """The round trip of a link: the least of its recent measurements, for what is above it was waiting, which routers
-    count elsewhere. Measurements of one second count as one: their least.
+    """Round trip estimator of a link: the least of its recent measurements.
+
+    What is above the least was waiting, which routers count elsewhere. Measurements of one second count as one: their
+    least.
 
     Pings measure it: their numbers cannot be guessed, so no answer comes before the question has. Acknowledgements
     measure it more often, less the time that the other end says to have held them; they count for no less than the
@@ -52,7 +54,7 @@ class RoundTrips:
         return min((rtt_s for _, rtt_s in self._spans), default=None)
 
     def asked(self, now_s: float) -> int:
-        """A ping leaves soon; its number."""
+        """Begins a ping. Returns its number."""
         self._asked += 1
         digest = blake2b(self._asked.to_bytes(8), digest_size=8, key=self.secret).digest()
         number = int.from_bytes(digest)
@@ -62,7 +64,7 @@ class RoundTrips:
         return number
 
     def answered(self, number: int, now_s: float) -> None:
-        """The answer to a ping has come; if it is none, nothing happens."""
+        """Records a pong. A number that no ping had is ignored."""
         asked_s = self._pings.pop(number, None)
         if asked_s is None:
             return
@@ -79,7 +81,7 @@ class RoundTrips:
             self._add(max(rtt_s, min(self._least_pings_s)), now_s)
 
     def forget_pings(self) -> None:
-        """Those on their way are lost."""
+        """Forgets the pings under way: they are lost."""
         self._pings.clear()
 
     def _add(self, rtt_s: float, now_s: float) -> None:
@@ -90,8 +92,8 @@ class RoundTrips:
             self._spans.append((now_s, rtt_s))
 
 
-class Verdict(Enum):
-    """What a link is to do now."""
+class KeepAliveAction(Enum):
+    """Keep-alive action: what a link is to do now."""
 
     NOTHING = 0
     PING = 1
@@ -99,7 +101,7 @@ class Verdict(Enum):
 
 
 class KeepAlive:
-    """What is known of the other end's life."""
+    """Keep-alive of one link: when anything was last heard or used. Times are seconds of one monotonic clock."""
 
     def __init__(self, now_s: float) -> None:
         self.heard_s = now_s
@@ -116,18 +118,18 @@ class KeepAlive:
         return now_s - max(self.heard_s, self._patient_from_s)
 
     def excuse(self, now_s: float) -> None:
-        """Whatever silence there was is not the other end's fault."""
+        """Excuses the silence so far: it is not the other end's fault."""
         self._patient_from_s = self._ticked_s = now_s
 
     def used(self, now_s: float) -> None:
-        """Something but a sign of life travels."""
+        """Records that something but a sign of life travels."""
         if now_s - self.used_s > BUSY_FOR_S:
             self._patient_from_s = max(
                 self._patient_from_s, now_s
             )  # it was told to be heard seldom until now
         self.used_s = now_s
 
-    def tick(self, now_s: float, *, owed: bool, measured_s: float) -> Verdict:
+    def tick(self, now_s: float, *, owed: bool, measured_s: float) -> KeepAliveAction:
         """To be asked every TICK_S. `owed`: an acknowledgement or an answer is awaited; `measured_s`: when a ping
         was last answered."""
         if now_s - self._ticked_s > 2 * TICK_S:
@@ -135,10 +137,10 @@ class KeepAlive:
         self._ticked_s = now_s
         busy = owed or now_s - self.used_s < BUSY_FOR_S
         if self.silent_s(now_s) > (BUSY_LOST_AFTER_S if busy else IDLE_LOST_AFTER_S):
-            return Verdict.LOST
+            return KeepAliveAction.LOST
         since_ping_s = now_s - self._pinged_s
         asks = busy and now_s - self.heard_s >= BUSY_PING_AFTER_S and since_ping_s >= BUSY_PING_AFTER_S
         if asks or min(since_ping_s, now_s - measured_s) >= IDLE_PING_INTERVAL_S:
             self._pinged_s = now_s
-            return Verdict.PING
-        return Verdict.NOTHING
+            return KeepAliveAction.PING
+        return KeepAliveAction.NOTHING

@@ -1,4 +1,4 @@
-"""What a peer has measured of its line and its links, and when that is worth telling the swarm. Pure."""
+"""Line quality: what a peer has measured of its line and its links, and when it announces that. Pure."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ MOST_MBPS = 1e6
 
 @dataclass(frozen=True, slots=True)
 class LinkQuality:
-    """One link as its own traffic has measured it; None: not yet."""
+    """Link quality as the link's own traffic has measured it; None: not yet."""
 
     peer_id: str
     bytes_per_s: float | None
@@ -24,7 +24,7 @@ class LinkQuality:
 
 @dataclass(frozen=True, slots=True)
 class LineQuality:
-    """All that is known of this machine's line."""
+    """Line quality of this machine."""
 
     uplink_bytes_per_s: float | None = None
     """What all links together carry away from here; None: nothing large was sent yet."""

@@ -1,4 +1,4 @@
-"""Memory for messages that are not whole or not acknowledged, over all links of a process. Pure.
+"""Memory budget for messages that are not whole or not acknowledged, over all links of a process. Pure.
 
 What a stranger can make a process hold is bounded here, whatever its links and identities: by identity, and by all
 together. Where all is taken, an identity that holds more than who asks gives up what it has, strangers before members
@@ -28,8 +28,8 @@ def message_limit_bytes(memory_bytes: int | None) -> int:
     return min(MOST_LIMIT_BYTES, max(LEAST_LIMIT_BYTES, (memory_bytes or 0) // CAP_PART))
 
 
-class Holder:
-    """What one link holds. Made by `MessageMemory.open`."""
+class MemoryAccount:
+    """Memory account of one link. Made by `MessageMemory.open`."""
 
     __slots__ = ("_memory", "evicted", "identity", "in_bytes", "is_closed", "out_bytes", "room")
 
@@ -74,7 +74,7 @@ class Holder:
 
 
 class MessageMemory:
-    """Owner of the budget. Links take and give through their `Holder`."""
+    """Memory budget of a process. Links take and give through their `MemoryAccount`."""
 
     def __init__(
         self, limit_bytes: int = LEAST_LIMIT_BYTES, is_member: Callable[[str], bool] = lambda _: True
@@ -83,10 +83,10 @@ class MessageMemory:
         self.taken_bytes = 0
         self._limit_bytes = limit_bytes
         self._is_member = is_member
-        self._holders: dict[Holder, None] = {}
+        self._holders: dict[MemoryAccount, None] = {}
         self._in: Counter[str] = Counter()
         self._out: Counter[str] = Counter()
-        self._waiting: dict[Holder, int] = {}
+        self._waiting: dict[MemoryAccount, int] = {}
         """Who found no room for a message of so many bytes."""
 
     def open(
@@ -94,15 +94,15 @@ class MessageMemory:
         identity: str,
         evicted: Callable[[], None] = lambda: None,
         room: Callable[[], None] = lambda: None,
-    ) -> Holder:
+    ) -> MemoryAccount:
         """A link begins. `evicted` is called when all that it holds has to make room: the link is to be closed, and
         what it holds counts no more. `room` is called when there may be room where `take_out` found none."""
-        holder = Holder(self, identity, evicted, room)
+        holder = MemoryAccount(self, identity, evicted, room)
         self._holders[holder] = None
         return holder
 
-    def take_in(self, holder: Holder, size_bytes: int) -> bool:
-        """As `Holder.take_in`."""
+    def take_in(self, holder: MemoryAccount, size_bytes: int) -> bool:
+        """As `MemoryAccount.take_in`."""
         if holder.is_closed:
             return False
         held_bytes = self._in[holder.identity] + size_bytes
@@ -115,8 +115,8 @@ class MessageMemory:
         self.taken_bytes += size_bytes
         return True
 
-    def take_out(self, holder: Holder, size_bytes: int, *, always: bool) -> bool:
-        """As `Holder.take_out`."""
+    def take_out(self, holder: MemoryAccount, size_bytes: int, *, always: bool) -> bool:
+        """As `MemoryAccount.take_out`."""
         if holder.is_closed:
             return False
         if not always and not (self._may_send(holder, size_bytes) and self._make_room(holder, size_bytes)):
@@ -127,15 +127,15 @@ class MessageMemory:
         self.taken_bytes += size_bytes
         return True
 
-    def given(self, holder: Holder, size_bytes: int, *, out: bool = False) -> None:
+    def given(self, holder: MemoryAccount, size_bytes: int, *, out: bool = False) -> None:
         """A holder has given back."""
         (self._out if out else self._in)[holder.identity] -= size_bytes
         self.taken_bytes -= size_bytes
         if self._waiting:
             self._tell_room()
 
-    def close(self, holder: Holder) -> None:
-        """As `Holder.close`."""
+    def close(self, holder: MemoryAccount) -> None:
+        """As `MemoryAccount.close`."""
         holder.is_closed = True
         del self._holders[holder]
         self._waiting.pop(holder, None)
@@ -151,7 +151,7 @@ class MessageMemory:
     def _share_bytes(self, identity: str) -> int:
         return MEMBER_BYTES if self._is_member(identity) else STRANGER_BYTES
 
-    def _make_room(self, holder: Holder, size_bytes: int) -> bool:
+    def _make_room(self, holder: MemoryAccount, size_bytes: int) -> bool:
         """Whether so much fits, if need be after others have given up what they had begun."""
         if self.taken_bytes + size_bytes <= self._limit_bytes - self._limit_bytes // _RESERVED:
             return True
@@ -164,7 +164,7 @@ class MessageMemory:
             victim.evicted()
         return True
 
-    def _victim(self, asks: Holder, size_bytes: int, member: bool) -> Holder | None:
+    def _victim(self, asks: MemoryAccount, size_bytes: int, member: bool) -> MemoryAccount | None:
         """The link that holds most of the identity that holds most: a stranger's where a member asks, or else one that
         would still hold more than who asks."""
         candidates = [
@@ -179,14 +179,14 @@ class MessageMemory:
         holds_more = self._held_bytes(worst.identity) > self._held_bytes(asks.identity) + size_bytes
         return worst if holds_more and (member or not worst_is_member) else None
 
-    def _weight(self, holder: Holder) -> tuple[bool, int, int]:
+    def _weight(self, holder: MemoryAccount) -> tuple[bool, int, int]:
         identity = holder.identity
         return not self._is_member(identity), self._held_bytes(identity), holder.in_bytes + holder.out_bytes
 
     def _held_bytes(self, identity: str) -> int:
         return self._in[identity] + self._out[identity]
 
-    def _may_send(self, holder: Holder, size_bytes: int) -> bool:
+    def _may_send(self, holder: MemoryAccount, size_bytes: int) -> bool:
         """A message of any size may go to whom nothing is kept for."""
         held_bytes = self._out[holder.identity]
         return not held_bytes or held_bytes + size_bytes <= UNACKNOWLEDGED_BYTES

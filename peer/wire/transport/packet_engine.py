@@ -1,4 +1,4 @@
-"""The packets of one link, both ways, over all its connections: messages in, packets out, and back. Pure."""
+"""Packet engine of one link, over all of its connections: messages in, packets out, and back. Pure."""
 
 import itertools
 import math
@@ -23,11 +23,11 @@ from molink.peer.wire.protocol.packets import (
 )
 from molink.peer.wire.transmission.classes import TrafficClass
 from molink.peer.wire.transmission.values import LinkEstimate, Outgoing, Send
-from molink.peer.wire.transport.acknowledgements import Acknowledging
-from molink.peer.wire.transport.keepalive import TICK_S, KeepAlive, RoundTrips, Verdict
-from molink.peer.wire.transport.message_memory import Holder, MessageMemory
+from molink.peer.wire.transport.acknowledgements import DelayedAcks
+from molink.peer.wire.transport.keepalive import TICK_S, KeepAlive, KeepAliveAction, RoundTrips
+from molink.peer.wire.transport.message_memory import MemoryAccount, MessageMemory
 from molink.peer.wire.transport.reassembly import PROGRESS_S, Reassembly
-from molink.peer.wire.transport.retransmit_buffer import SentChunk, Unacknowledged
+from molink.peer.wire.transport.retransmit_buffer import RetransmitBuffer, SentChunk
 from molink.peer.wire.transport.shared_uplink import SharedUplink
 
 PONGS_WAITING = 16
@@ -55,8 +55,8 @@ class _Waiting:
     begun: bool = False
 
 
-class Traffic:
-    """One end's half of a link's two directions. Times are seconds on one monotonic clock."""
+class PacketEngine:
+    """Packet engine: one end of a link's two directions, without I/O. Times are seconds on one monotonic clock."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Traffic:
         wake: Callable[[], None],
         measured: Callable[[], None],
         now_s: float,
-        holder: Holder | None = None,
+        holder: MemoryAccount | None = None,
     ) -> None:
         """`wake` is called when `next_packet` may have something sooner than it said, `measured` when the round trip
         was measured FIRST_PINGS times. `holder` is what the link may hold of the process's memory for messages."""
@@ -75,7 +75,7 @@ class Traffic:
         self._number = uplink.open(self, now_s)
         self._messages = itertools.count(1)
         self._waiting: dict[int, _Waiting] = {}
-        self._unacknowledged = Unacknowledged()
+        self._retransmit_buffer = RetransmitBuffer()
         self._again: deque[SentChunk] = deque()
         """To be sent once more, before anything new."""
         self._again_until = 0
@@ -94,7 +94,7 @@ class Traffic:
         self.answer_bytes = 0
         """Of answers with a payload that the other end has not acknowledged."""
         self._reassembly = Reassembly(holder=self._holder)
-        self._acknowledging = Acknowledging()
+        self._delayed_acks = DelayedAcks()
         self._await_room: list[Callable[[], None]] = []
 
     @property
@@ -105,12 +105,12 @@ class Traffic:
     @property
     def acknowledged(self) -> int:
         """The last chunk that the other end has acknowledged."""
-        return self._unacknowledged.acknowledged
+        return self._retransmit_buffer.acknowledged
 
     @property
     def owes_or_is_owed(self) -> bool:
-        """Something waits to be sent, or to be acknowledged."""
-        return bool(self._waiting) or len(self._unacknowledged) > 0
+        """Whether anything waits to be sent, or to be acknowledged."""
+        return bool(self._waiting) or len(self._retransmit_buffer) > 0
 
     # -- out
 
@@ -120,11 +120,11 @@ class Traffic:
         traffic_class: TrafficClass,
         sessions: tuple[bytes, ...],
         now_s: float,
-        due_s: float = 0.0,
+        deadline_s: float = 0.0,
     ) -> bool:
         """Queues a message. False, and nothing queued, when there is no room for it.
 
-        `due_s`: as in `transmission.values.Outgoing`.
+        `deadline_s`: as in `transmission.values.Outgoing`.
         """
         size_bytes = len(content)
         counted = size_bytes > UNCOUNTED_BYTES
@@ -132,7 +132,7 @@ class Traffic:
             return False
         number = next(self._messages)
         self._waiting[number] = _Waiting(traffic_class, memoryview(content))
-        outgoing = Outgoing(number, traffic_class, size_bytes, sessions, due_s)
+        outgoing = Outgoing(number, traffic_class, size_bytes, sessions, deadline_s)
         if not self._uplink.push(self._number, outgoing, now_s):
             del self._waiting[number]
             if counted:
@@ -153,7 +153,7 @@ class Traffic:
         self._uplink.expect_decode(self._number, at_s)
 
     def estimate(self) -> LinkEstimate:
-        """What the link is known to be able to do."""
+        """Returns the estimate of the link's bandwidth, delay and window."""
         return self._uplink.estimate(self._number)
 
     def cancelled(self, message: int) -> None:
@@ -164,7 +164,7 @@ class Traffic:
             self._keep(waiting)
             self._let_go()
         if waiting.begun:
-            self._cancels.append((message, self._unacknowledged.sent))
+            self._cancels.append((message, self._retransmit_buffer.sent))
             self._control.append(encode_cancel(message))
             self.wake()
 
@@ -178,9 +178,9 @@ class Traffic:
         verdict = self.keepalive.tick(
             now_s, owed=awaits or self.owes_or_is_owed, measured_s=self.round_trips.measured_s
         )
-        if verdict is Verdict.PING:
+        if verdict is KeepAliveAction.PING:
             self.ping(now_s)
-        return verdict is not Verdict.LOST
+        return verdict is not KeepAliveAction.LOST
 
     def stalled(self, now_s: float) -> str | None:
         """To be asked every TICK_S. Why the link is to be ended though the other end lives: it leaves something of this
@@ -193,13 +193,13 @@ class Traffic:
         begun_s = self._reassembly.waits_since_s()
         if begun_s is not None and now_s - begun_s > PROGRESS_S:
             return f"nothing more has come of a message for {PROGRESS_S:g} s"
-        if now_s - max(self._progress_s, self._unacknowledged.oldest_s) > PROGRESS_S:
+        if now_s - max(self._progress_s, self._retransmit_buffer.oldest_s) > PROGRESS_S:
             return f"nothing was acknowledged for {PROGRESS_S:g} s"
         return None
 
     def next_packet(self, now_s: float) -> bytes | float:
-        """What leaves next; or when to ask again, if `wake` does not come first."""
-        ack = self._acknowledging.take(now_s)
+        """Returns the packet that leaves next; or when to ask again, in seconds, if `wake` does not come first."""
+        ack = self._delayed_acks.take_ack(now_s)
         if ack is not None:
             return encode_ack(ack)
         if self._again:
@@ -209,19 +209,19 @@ class Traffic:
         if self._pongs:
             return encode_pong(self._pongs.popleft())
         wait_s = math.inf
-        if not self._unacknowledged.is_full:
+        if not self._retransmit_buffer.is_full:
             decided = self._uplink.next(self._number, now_s)
             if isinstance(decided, Send):
                 return self._send(decided, now_s)
             wait_s = decided.until_s
-        return min(wait_s, self._acknowledging.due_s)
+        return min(wait_s, self._delayed_acks.due_s)
 
     def _send(self, send: Send, now_s: float) -> bytes:
         waiting = self._waiting[send.message]
         waiting.begun = True
         content = waiting.content
         chunk = SentChunk(
-            self._unacknowledged.sent + 1,
+            self._retransmit_buffer.sent + 1,
             waiting.traffic_class,
             send.message,
             len(content),
@@ -229,7 +229,7 @@ class Traffic:
             content[send.offset : send.offset + send.size_bytes],
             now_s,
         )
-        self._unacknowledged.add(chunk)
+        self._retransmit_buffer.add_chunk(chunk)
         if send.last:
             del self._waiting[send.message]
             if len(waiting.content) > UNCOUNTED_BYTES:
@@ -241,11 +241,11 @@ class Traffic:
     def _keep(self, waiting: _Waiting) -> None:
         """Nothing more of a counted message will be sent: its memory is free when what was sent is acknowledged."""
         is_answer = waiting.traffic_class is TrafficClass.WEIGHTS
-        self._kept.append((self._unacknowledged.sent, len(waiting.content), is_answer))
+        self._kept.append((self._retransmit_buffer.sent, len(waiting.content), is_answer))
 
     def _let_go(self) -> None:
         """Of messages that are acknowledged."""
-        kept, acknowledged, answered = self._kept, self._unacknowledged.acknowledged, False
+        kept, acknowledged, answered = self._kept, self._retransmit_buffer.acknowledged, False
         while kept and kept[0][0] <= acknowledged:
             _, size_bytes, is_answer = kept.popleft()
             self._holder.give_out(size_bytes)
@@ -256,7 +256,7 @@ class Traffic:
             self.tell_room()
 
     def tell_room(self) -> None:
-        """There may be room where `push` found none."""
+        """Calls back who waits for room: there may be some where `push` found none."""
         if self._await_room:
             told, self._await_room = self._await_room, []
             for room in told:
@@ -265,7 +265,7 @@ class Traffic:
     # -- in
 
     def on_packet(self, data: bytes, now_s: float) -> memoryview | None:
-        """What arrived; the message that it makes whole, if it does.
+        """Takes in a packet. Returns the message that it makes whole, if it does.
 
         Raises:
             PacketError: the protocol does not allow it.
@@ -274,8 +274,8 @@ class Traffic:
         packet = decode(data)
         self.keepalive.heard_s = now_s
         if isinstance(packet, Data):
-            message = self._reassembly.add(packet, now_s)
-            self._acknowledging.arrived(packet.sequence, packet.traffic_class, now_s)
+            message = self._reassembly.add_chunk(packet, now_s)
+            self._delayed_acks.record_arrival(packet.sequence, packet.traffic_class, now_s)
             self.keepalive.used(now_s)
             return message
         if isinstance(packet, Ack):
@@ -286,14 +286,14 @@ class Traffic:
         elif isinstance(packet, Pong):
             self.round_trips.answered(packet.number, now_s)
         elif isinstance(packet, Cancel):
-            self._reassembly.drop(packet.message)
+            self._reassembly.drop_message(packet.message)
         else:
             raise LinkClosed(packet)
         return None
 
     def _acknowledged(self, ack: Ack, now_s: float) -> None:
-        was_full = self._unacknowledged.is_full
-        last = self._unacknowledged.acknowledge(ack.sequence)
+        was_full = self._retransmit_buffer.is_full
+        last = self._retransmit_buffer.acknowledge(ack.sequence)
         if last is None:
             return
         self._progress_s = now_s
@@ -330,17 +330,17 @@ class Traffic:
         Raises:
             PacketError: it cannot have that, or has lost what it once acknowledged.
         """
-        if received < self._unacknowledged.acknowledged:
+        if received < self._retransmit_buffer.acknowledged:
             raise PacketError(
                 CloseCode.ACKNOWLEDGEMENT, f"chunk {received} is said to be the last after a later one"
             )
-        self._unacknowledged.acknowledge(received)
+        self._retransmit_buffer.acknowledge(received)
         self._progress_s = now_s
         self._let_go()
         self._uplink.resume(self._number, received, now_s)
-        self._acknowledging.forget()
-        self._again.extend(self._unacknowledged.all())
-        self._again_until = self._unacknowledged.sent
+        self._delayed_acks.reset()
+        self._again.extend(self._retransmit_buffer.chunks_in_flight())
+        self._again_until = self._retransmit_buffer.sent
         self._control.extend(encode_cancel(message) for message, _ in self._cancels)
         self.keepalive.excuse(now_s)
         self.wake()

@@ -1,7 +1,7 @@
-"""Chunks that arrive, made messages again. Pure."""
+"""Reassembly of messages from the chunks that arrive. Pure."""
 
 from molink.peer.wire.protocol.packets import CloseCode, Data, PacketError
-from molink.peer.wire.transport.message_memory import Holder
+from molink.peer.wire.transport.message_memory import MemoryAccount
 
 MAX_PARTIAL_BYTES = 64 * 1024 * 1024
 MAX_PARTIAL_MESSAGES = 4096
@@ -25,7 +25,7 @@ class _Partial:
 
 
 class Reassembly:
-    """The receiving end of a link, over all its connections.
+    """Reassembly at the receiving end of a link, over all its connections.
 
     A message takes the memory of what has arrived of it, whatever length it declares; all unfinished ones together
     at most `limit_bytes`, and there are at most `limit_messages`. Beyond that, all links of a process share what their
@@ -36,7 +36,7 @@ class Reassembly:
         self,
         limit_bytes: int = MAX_PARTIAL_BYTES,
         limit_messages: int = MAX_PARTIAL_MESSAGES,
-        holder: Holder | None = None,
+        holder: MemoryAccount | None = None,
     ) -> None:
         self.received = 0
         """Sequence number of the last chunk taken."""
@@ -55,7 +55,7 @@ class Reassembly:
         """When the last chunk came of the message of which none has come for longest; None: all are whole."""
         return next(iter(self._partials.values())).at_s if self._partials else None
 
-    def add(self, chunk: Data, now_s: float = 0.0) -> memoryview | None:
+    def add_chunk(self, chunk: Data, now_s: float = 0.0) -> memoryview | None:
         """Takes the next chunk; the message that it makes whole, if it does.
 
         Raises:
@@ -79,10 +79,10 @@ class Reassembly:
         self.received = chunk.sequence
         if len(partial.buffer) < partial.message_bytes:
             return None
-        self.drop(chunk.message)
+        self.drop_message(chunk.message)
         return memoryview(partial.buffer)
 
-    def drop(self, message: int) -> None:
+    def drop_message(self, message: int) -> None:
         """Forgets what has come of a message; one that is whole or unknown is no matter."""
         partial = self._partials.pop(message, None)
         if partial is not None:
@@ -93,7 +93,7 @@ class Reassembly:
     def clear(self) -> None:
         """Forgets what has come of all messages."""
         for message in tuple(self._partials):
-            self.drop(message)
+            self.drop_message(message)
 
     def _begin(self, chunk: Data) -> None:
         if chunk.offset:

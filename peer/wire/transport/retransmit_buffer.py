@@ -1,4 +1,4 @@
-"""What a link has sent and the other end has not acknowledged: it is sent again over the next connection. Pure."""
+"""Retransmit buffer: chunks that are not acknowledged, to be sent again over a link's next connection. Pure."""
 
 import math
 from collections import deque
@@ -12,7 +12,7 @@ MAX_UNACKNOWLEDGED_CHUNKS = 16 * 1024
 
 
 class SentChunk(NamedTuple):
-    """A chunk as it was sent; the payload is a view of its message."""
+    """Sent chunk; the payload is a view of its message."""
 
     sequence: int
     traffic_class: TrafficClass
@@ -28,8 +28,8 @@ class SentChunk(NamedTuple):
         )
 
 
-class Unacknowledged:
-    """Chunks in flight, in order. Nothing more is to be sent while it is full."""
+class RetransmitBuffer:
+    """Retransmit buffer: the chunks in flight, in order. Nothing more is to be sent while it is full."""
 
     def __init__(
         self, limit_bytes: int = MAX_UNACKNOWLEDGED_BYTES, limit_chunks: int = MAX_UNACKNOWLEDGED_CHUNKS
@@ -53,13 +53,13 @@ class Unacknowledged:
     def is_full(self) -> bool:
         return self.queued_bytes >= self._limit_bytes or len(self._chunks) >= self._limit_chunks
 
-    def add(self, chunk: SentChunk) -> None:
-        """Keeps a chunk that leaves now, under the sequence number after `sent`."""
+    def add_chunk(self, chunk: SentChunk) -> None:
+        """Adds a chunk that leaves now, under the sequence number after `sent`."""
         self._chunks.append(chunk)
         self.queued_bytes += len(chunk.payload)
 
     def acknowledge(self, sequence: int) -> SentChunk | None:
-        """Lets go of all chunks up to `sequence`, and returns the last of them; None if there was none.
+        """Removes all chunks up to `sequence`, and returns the last of them; None if there was none.
 
         Raises:
             PacketError: `sequence` was never sent.
@@ -80,6 +80,6 @@ class Unacknowledged:
         """When the oldest of them was sent; infinite: none is in flight."""
         return self._chunks[0].sent_s if self._chunks else math.inf
 
-    def all(self) -> tuple[SentChunk, ...]:
-        """The chunks in flight, in order."""
+    def chunks_in_flight(self) -> tuple[SentChunk, ...]:
+        """Returns the chunks in flight, in order."""
         return tuple(self._chunks)

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from molink.peer.wire.transmission.uplink import Uplink
-from molink.peer.wire.transmission.values import Arrival, LinkEstimate, Outgoing, Send, Wait
+from molink.peer.wire.transmission.values import AckArrival, LinkEstimate, Outgoing, Send, Wait
 from molink.peer.wire.transport.reassembly import MAX_PARTIAL_BYTES, MAX_PARTIAL_MESSAGES
 
 
 class Sender(Protocol):
-    """A link, as the uplink knows it."""
+    """Sender: a link as the uplink knows it."""
 
     def wake(self) -> None:
         """Its answer from `next` may have changed."""
@@ -20,7 +20,7 @@ class Sender(Protocol):
 
 
 class SharedUplink:
-    """Owner of the scheduler. Links are known by the numbers that `open` gives."""
+    """Shared uplink: owner of the packet scheduler. Links are known by the numbers that `open` gives."""
 
     def __init__(self, policy: str = "molink") -> None:
         """Raises:
@@ -32,9 +32,9 @@ class SharedUplink:
         self._numbers = itertools.count(1)
 
     @property
-    def heeds_due(self) -> bool:
-        """As `Uplink.heeds_due`."""
-        return self._uplink.heeds_due
+    def uses_deadlines(self) -> bool:
+        """As `Uplink.uses_deadlines`."""
+        return self._uplink.uses_deadlines
 
     @property
     def bytes_per_s(self) -> float | None:
@@ -64,7 +64,7 @@ class SharedUplink:
         """As `Uplink.next`."""
         return self._uplink.next(number, now_s)
 
-    def acked(self, number: int, sequence: int, arrivals: Sequence[Arrival], now_s: float) -> None:
+    def acked(self, number: int, sequence: int, arrivals: Sequence[AckArrival], now_s: float) -> None:
         """As `Uplink.acked`."""
         self._uplink.acked(number, sequence, arrivals, now_s)
         self._wake()

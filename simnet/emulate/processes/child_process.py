@@ -21,16 +21,17 @@ class EmulationError(Exception):
 
 
 class ChildProcess:
-    """`python -m MODULE CONFIGURATION` between `__aenter__` and `__aexit__`; all that is said is JSON, one line each.
+    """`python -m molink.simnet.emulate.processes KIND CONFIGURATION` between `__aenter__` and `__aexit__`.
 
-    It says one thing when it is ready, and then one for each thing that it is asked.
+    All that is said is JSON, one line each. It says one thing when it is ready, and then one for each thing that it is
+    asked.
     """
 
-    def __init__(self, module: str, configuration: Mapping[str, object], name: str) -> None:
+    def __init__(self, kind: str, configuration: Mapping[str, object], name: str) -> None:
         self.name = name
         self.first_words: dict[str, Any] = {}
         """What it said when it was ready."""
-        self._module = module
+        self._kind = kind
         self._configuration = configuration
         self._process: asyncio.subprocess.Process | None = None
         self._log: IO[bytes] | None = None
@@ -49,7 +50,8 @@ class ChildProcess:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
-                self._module,
+                "molink.simnet.emulate.processes",
+                self._kind,
                 json.dumps(self._configuration),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,

@@ -1,6 +1,6 @@
 """The lines' process of an emulation: homes with an uplink each, and an HTTP proxy into the net for each home.
 
-    python -m molink.simnet.emulate.processes.lines CONFIGURATION
+    python -m molink.simnet.emulate.processes lines CONFIGURATION
 
 The configuration is a JSON object (see LinesConfiguration). It prints a JSON line with the proxies when it is ready and
 answers every line on its stdin with one; at the end of stdin it ends (see `child_process`). It is a process of its own,
@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
 
-from molink.simnet.lines.access import AccessRouter, Home, Neighbourhood
+from molink.simnet.lines.access import AccessRouter, Neighbourhood
 from molink.simnet.lines.line import Line
 from molink.simnet.lines.shaper import Chunk, Shaper
 from molink.simnet.lines.sockets import address
@@ -46,19 +46,19 @@ class LinesCounters:
 
 def serve(configuration: LinesConfiguration) -> None:
     """Until stdin ends."""
-    homes = {str(number): Home(Line[Chunk](configuration.rate_mbps)) for number in range(configuration.homes)}
-    neighbourhood = Neighbourhood(homes, configuration.delay_ms)
+    uplinks = {str(number): Line[Chunk](configuration.rate_mbps) for number in range(configuration.homes)}
+    neighbourhood = Neighbourhood(uplinks, configuration.delay_ms)
     shaper = Shaper()
     with ExitStack() as stack:
         stack.enter_context(shaper)
-        routers = [stack.enter_context(AccessRouter(shaper, neighbourhood, name)) for name in homes]
+        routers = [stack.enter_context(AccessRouter(shaper, neighbourhood, name)) for name in uplinks]
         _print({"proxies": [router.url for router in routers]})
         for line in sys.stdin:
             question = json.loads(line)
             if question == "counters":
-                _print(asdict(_counters(shaper, [home.up for home in homes.values()])))
+                _print(asdict(_counters(shaper, tuple(uplinks.values()))))
             else:
-                for name, known in zip(homes, question["addresses"], strict=True):
+                for name, known in zip(uplinks, question["addresses"], strict=True):
                     for one in known:
                         shaper.call(partial(neighbourhood.place, address(one), name))
                 _print({})
@@ -77,7 +77,3 @@ def main() -> None:
     """The process's whole life. A Ctrl-C is its parent's to handle: the end of stdin follows."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     serve(LinesConfiguration(**json.loads(sys.argv[1])))
-
-
-if __name__ == "__main__":
-    main()

@@ -15,9 +15,7 @@ class LinesProcess:
     """One uplink for each home, between `__aenter__` and `__aexit__`."""
 
     def __init__(self, configuration: LinesConfiguration) -> None:
-        self._child = ChildProcess(
-            "molink.simnet.emulate.processes.lines", asdict(configuration), "the lines' process"
-        )
+        self._child = ChildProcess("lines", asdict(configuration), "the lines' process")
 
     async def __aenter__(self) -> Self:
         """Starts it; raises EmulationError if it does not get ready."""

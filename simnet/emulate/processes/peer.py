@@ -1,6 +1,6 @@
 """A peer process of an emulation: the product's Serving on loopback, with a backend of choice and without libp2p.
 
-    python -m molink.simnet.emulate.processes.peer CONFIGURATION
+    python -m molink.simnet.emulate.processes peer CONFIGURATION
 
 The configuration is a JSON object (see PeerConfiguration). It prints a JSON line about itself when it is ready, and one
 of counters for every line on its stdin; at the end of stdin it leaves (see `child_process`).
@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from molink.dht.identity.identity import Identity
-from molink.dht.records.announcement import seal_facts
+from molink.dht.records.announcement import sign_facts
 from molink.dht.records.records import (
     COORDINATE_DIMENSIONS,
     Coordinate,
@@ -36,8 +36,8 @@ from molink.peer.profiling.profiler import cached_or_measured
 from molink.peer.scheduling.in_flight_rules import rule_named
 from molink.peer.scheduling.microbatch import BatchLimits, batch_limits
 from molink.peer.scheduling.prefill_chunks import chunk_lengths, equal_chunks
-from molink.peer.serving.artifact_server import Handout
-from molink.peer.serving.data_plane import Serving
+from molink.peer.serving.artifact_server import ArtifactServer
+from molink.peer.serving.data_plane import DataPlane
 from molink.peer.wire.link.certificate import new_certificate
 from molink.shards.spec import ModelSpec, Span
 from molink.simnet.devices.model_shapes import MODEL_SHAPES
@@ -121,12 +121,12 @@ class EmulatedPeer:
             raise SystemExit(f"layers {span} of {spec.name} do not fit this machine: {refused.detail}")
         identity = Identity.generate()
         certificate = new_certificate(identity.peer_id)
-        serving = Serving(
+        serving = DataPlane(
             identity,
             None,
             certificate,
             machine.backend,
-            machine.handout,
+            machine.artifacts,
             leases,
             ("127.0.0.1", 0),
             self._metrics,
@@ -151,8 +151,9 @@ class EmulatedPeer:
                 spec,
                 span,
                 machine.profile,
+                step_tokens=limits.max_tokens,
             )
-            record = seal_facts(_with_line(facts, configuration), identity)
+            record = sign_facts(_with_line(facts, configuration), identity)
             _print(asdict(PeerReport(record.hex(), leases.free_kv_bytes, MOST_SESSIONS)))
             gc.collect()
             gc.freeze()
@@ -177,8 +178,8 @@ class EmulatedPeer:
             )
             measuring = (model.folder, model.spec, "cpu", Path(folder) / "profiles", None, model.stand_ins())
             profile = await asyncio.to_thread(cached_or_measured, *measuring)
-        backend, handout = DeviceBackend(model, "cpu"), Handout.of(model)
-        return Machine(backend, handout, describe_device("cpu"), profile, default_memory_bytes("cpu"))
+        backend, artifacts = DeviceBackend(model, "cpu"), ArtifactServer.of(model)
+        return Machine(backend, artifacts, describe_device("cpu"), profile, default_memory_bytes("cpu"))
 
     def _counters(self) -> PeerCounters:
         def value(name: str) -> float:
@@ -225,7 +226,3 @@ def main() -> None:
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     asyncio.run(EmulatedPeer(PeerConfiguration(**json.loads(sys.argv[1]))).run())
-
-
-if __name__ == "__main__":
-    main()

@@ -4,7 +4,7 @@ from dataclasses import asdict
 from types import TracebackType
 from typing import Self
 
-from molink.dht.records.announcement import open_facts
+from molink.dht.records.announcement import verify_facts
 from molink.dht.records.records import PeerState, PeerView
 from molink.shards.spec import Span
 from molink.simnet.emulate.processes.child_process import ChildProcess
@@ -16,9 +16,7 @@ class PeerProcess:
 
     def __init__(self, configuration: PeerConfiguration) -> None:
         self._span = Span(configuration.start, configuration.stop)
-        self._child = ChildProcess(
-            "molink.simnet.emulate.processes.peer", asdict(configuration), f"peer {configuration.name}"
-        )
+        self._child = ChildProcess("peer", asdict(configuration), f"peer {configuration.name}")
 
     async def __aenter__(self) -> Self:
         """Starts it, and waits until it is ready; raises EmulationError if it does not get so far."""
@@ -35,7 +33,7 @@ class PeerProcess:
         """The peer as a client of its swarm would know it: its own signed facts, all of its layers held."""
         report = self._report
         record = bytes.fromhex(report.facts)
-        facts = open_facts(record)
+        facts = verify_facts(record)
         state = PeerState(
             peer_id=facts.peer_id,
             sequence=1,

@@ -12,7 +12,7 @@ from molink.shards.kv.kv_cache import SequenceCache, open_cache
 from molink.shards.kv.kv_memory import LayerLayout
 from molink.shards.kv.kv_pool import KvPool
 from molink.shards.spec import Span, merge_spans, missing_spans
-from molink.simnet.devices.devices import Chunk, DeviceProfile
+from molink.simnet.devices.devices import DeviceProfile, SequenceChunk
 from molink.simnet.devices.model_shapes import ModelShape
 
 _NOISE_ROWS = 4096
@@ -72,7 +72,7 @@ class TimedEngine:
             raise ValueError(f"{count} rows came with hidden states {tuple(hidden.shape)}")
         for row in rows:
             row.cache.require(row.count)
-        chunks = [Chunk(row.count, row.cache.length) for row in rows]
+        chunks = [SequenceChunk(row.count, row.cache.length) for row in rows]
         sampled = sum(row.want_logits for row in rows)
         compute_s = self._device.compute_s(self._shape, span, chunks, sampled)
         result = torch.zeros(sampled, 1) if span.stop == self.spec.layers else self._noise[:count]

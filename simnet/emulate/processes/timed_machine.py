@@ -7,7 +7,7 @@ from molink.dht.records.records import Device
 from molink.peer.compute.backend import Backend
 from molink.peer.device.device import describe_device
 from molink.peer.profiling.profile import Profile
-from molink.peer.serving.artifact_server import Handout
+from molink.peer.serving.artifact_server import ArtifactServer
 from molink.simnet.devices.devices import USABLE_MEMORY, DeviceProfile
 from molink.simnet.devices.model_shapes import ModelShape
 from molink.simnet.devices.timed_profile import timed_profile
@@ -19,7 +19,7 @@ class Machine:
     """What a peer needs of the machine that it runs on."""
 
     backend: Backend
-    handout: Handout
+    artifacts: ArtifactServer
     device: Device
     profile: Profile
     memory_bytes: int
@@ -30,7 +30,7 @@ def timed_machine(shape: ModelShape, device: DeviceProfile) -> Machine:
     spec = shape.spec()
     return Machine(
         backend=TimedBackend(shape, device),
-        handout=Handout(spec.model_hash, b"", Path(), {}),
+        artifacts=ArtifactServer(spec.model_hash, b"", Path(), {}),
         device=replace(
             describe_device("cpu"), kind="cuda", name=device.name, memory_bytes=device.memory_bytes
         ),

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from molink.routing.parallelism.parallelism import Layout, Lengths
 from molink.routing.parallelism.volumes import PAPER_TENSORS_PER_BOUNDARY, TOKEN_BYTES
 from molink.shards.spec import Span
-from molink.simnet.devices.devices import Chunk, DeviceProfile
+from molink.simnet.devices.devices import DeviceProfile, SequenceChunk
 from molink.simnet.devices.model_shapes import ModelShape
 from molink.simnet.devices.spans import even_spans
 from molink.simnet.papers.communication.collectives import (
@@ -43,11 +43,6 @@ class SimulatedRequest:
         """Mean of the tokens after the first; 0 where there are none."""
         later = len(self.token_times_s) - 1
         return (self.token_times_s[-1] - self.token_times_s[0]) / later if later else 0.0
-
-    @property
-    def all_bytes(self) -> int:
-        """Of all ranks, but for tokens."""
-        return sum(size for key, size in self.sent_bytes.items() if key.kind != "Token")
 
 
 def simulate_request(
@@ -156,7 +151,7 @@ class _Request:
 
     def computing(self, span: Span, rows: int, context: int) -> Iterator[tuple[float, int]]:
         """Seconds, and how many all-reduces follow them: half a layer and one each. Whole spans where none do."""
-        chunk = [Chunk(rows, context)]
+        chunk = [SequenceChunk(rows, context)]
         ranks = self.layout.tensor
         device = replace(
             self.device,

@@ -1,93 +1,79 @@
-"""What `molink-simnet communication` prints."""
+"""What `molink-simnet communication` shows."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from molink.simnet.papers.communication.advice import AdviceRow
 from molink.simnet.papers.communication.rows import OperationRow, TimeRow, VolumeRow
+from molink.simnet.presentation.tables import Column, Table
 
-if TYPE_CHECKING:
-    from rich.table import Table
+_TIMES = (
+    Column("TTFT", "ttft_ms", "ms", ".2f"),
+    Column("TPOT", "tpot_ms", "ms", ".2f"),
+    Column("latency", "latency_s", "s", ".3f"),
+    Column("communication", "communication_share", form=".0%"),
+)
 
 
-def operations_table(title: str, rows: Sequence[OperationRow]) -> "Table":
+def operations_table(title: str, rows: Sequence[OperationRow]) -> Table:
     """Counts, shapes and bytes by the equations, as counted of messages, and as the paper prints them."""
-    counted = any(row.counted is not None for row in rows)
-    printed = any(row.paper_count is not None for row in rows)
-    headings = ["count", *["counted"] * counted, *["paper"] * printed, "shape", *["paper's"] * printed]
-    headings += ["bytes of one", "MB sent", *["MB counted"] * counted]
-    table = _table(title, ("stage", "operation"), headings)
-    for number, row in enumerate(rows):
-        said = row.paper_shape if row.paper_shape is not None else row.paper_message_bytes
-        cells = [row.stage, row.operation, str(row.count)]
-        cells += [_or_dash(row.counted)] * counted + [_or_dash(row.paper_count)] * printed
-        cells.append(_shape(row.shape))
-        cells += [_shape(said) if isinstance(said, tuple) else _or_dash(said)] * printed
-        cells += [str(row.message_bytes), _megabytes(row.corrected_bytes)]
-        cells += [_megabytes(row.counted_bytes)] * counted
-        ends = number + 1 < len(rows) and rows[number + 1].stage != row.stage
-        table.add_row(*cells, end_section=ends)
+    columns = (
+        Column("operation", "operation"),
+        Column("count", "count", printed="paper_count"),
+        Column("counted", "counted"),
+        Column("shape", "shape", form=_shape),
+        Column("printed", _printed_shape),
+        Column("of one", "message_bytes", "bytes"),
+        Column("sent", "corrected_bytes", "MB", _megabytes),
+        Column("counted", "counted_bytes", "MB", _megabytes),
+    )
     scopes = {row.operation: row.scope for row in rows}
-    table.caption = "\n".join(f"{operation}: {scope}" for operation, scope in scopes.items())
-    table.caption_justify = "left"
-    return table
+    notes = [f"{operation}: {scope}" for operation, scope in scopes.items()]
+    return Table(title, columns, rows, (Column("stage", "stage"),), notes)
 
 
-def volumes_table(rows: Sequence[VolumeRow]) -> "Table":
-    table = _table("Volumes of the request, MB", ("volume", "equation"), ("as printed",))
-    table.add_column("of", justify="left")
-    for heading in ("all ranks", "counted of all ranks"):
-        table.add_column(heading, justify="right")
-    for row in rows:
-        kind = "corrected" if row.corrected else "payload"
-        equation = "" if row.equation is None else f"({row.equation})"
-        cells = [row.volume, equation, _megabytes(row.bytes), f"{row.scope}; {kind}"]
-        counted = row.counted_bytes if row.all_ranks_bytes is not None else None
-        table.add_row(*cells, _megabytes(row.all_ranks_bytes), _megabytes(counted))
-    return table
+def volumes_table(rows: Sequence[VolumeRow]) -> Table:
+    """By the equations, and counted."""
+    columns = (
+        Column("volume", "volume"),
+        Column("equation", lambda row: None if row.equation is None else f"({row.equation})"),
+        Column("by equation", "bytes", form=_megabytes),
+        Column("of", lambda row: f"{row.scope}; {'corrected' if row.corrected else 'payload'}"),
+        Column("all ranks", "all_ranks_bytes", form=_megabytes),
+        Column(
+            "counted of\nall ranks",
+            lambda row: None if row.all_ranks_bytes is None else row.counted_bytes,
+            form=_megabytes,
+        ),
+    )
+    return Table("Volumes of the request, MB", columns, rows)
 
 
-def times_table(rows: Sequence[TimeRow]) -> "Table":
-    headings = ("TTFT, ms", "TPOT, ms", "latency, s", "communication")
-    table = _table("A lone request", ("from",), headings)
-    for row in rows:
-        numbers = [_or_dash(row.ttft_ms, ".2f"), _or_dash(row.tpot_ms, ".2f"), _or_dash(row.latency_s, ".3f")]
-        table.add_row(row.source, *numbers, _or_dash(row.communication_share, ".0%"))
-    return table
+def times_table(rows: Sequence[TimeRow]) -> Table:
+    """Predicted, simulated, printed."""
+    return Table("A lone request", (Column("from", "source"), *_TIMES), rows)
 
 
-def advice_table(title: str, rows: Sequence[AdviceRow]) -> "Table":
+def advice_table(title: str, rows: Sequence[AdviceRow]) -> Table:
     """The best first."""
-    headings = ("TP", "PP", "TTFT, ms", "TPOT, ms", "latency, s", "communication", "MB sent by all")
-    table = _table(title, (), (*headings, "GB on a device"))
-    table.add_column("", justify="left")
-    for row in rows:
-        table.add_row(
-            *(str(row.tp), str(row.pp), f"{row.ttft_ms:.2f}", f"{row.tpot_ms:.2f}", f"{row.latency_s:.3f}"),
-            *(f"{row.communication_share:.0%}", _megabytes(row.all_ranks_bytes), f"{row.device_gb:.1f}"),
-            "" if row.fits else "does not fit",
-        )
-    return table
+    columns = (
+        Column("layout", lambda row: f"TP={row.tp} PP={row.pp}"),
+        *_TIMES,
+        Column("sent by all", "all_ranks_bytes", "MB", _megabytes),
+        Column("on a device", "device_gb", "GB", ".1f"),
+        Column("fits", lambda row: "yes" if row.fits else "no"),
+    )
+    return Table(title, columns, rows)
 
 
-def _table(title: str, left: Sequence[str], right: Sequence[str]) -> "Table":
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left")
-    for heading in left:
-        table.add_column(heading)
-    for heading in right:
-        table.add_column(heading, justify="right")
-    return table
+def _printed_shape(row: OperationRow) -> str | None:
+    if row.paper_shape is not None:
+        return _shape(row.paper_shape)
+    return None if row.paper_message_bytes is None else f"{row.paper_message_bytes}"
 
 
-def _shape(shape: tuple[int, ...]) -> str:
-    return "[" + ", ".join(str(size) for size in shape) + "]"
+def _shape(shape: Sequence[int]) -> str:
+    return f"[{', '.join(map(str, shape))}]"
 
 
-def _megabytes(size: float | None) -> str:
-    return _or_dash(None if size is None else size / 1e6, ".3f")
-
-
-def _or_dash(value: float | None, form: str = "") -> str:
-    return "-" if value is None else format(value, form)
+def _megabytes(size: float) -> str:
+    return f"{size / 1e6:.3f}"

@@ -2,45 +2,28 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import Annotated
 
-import typer
-
-from molink.commands import EXIT_USAGE, CommandFailed, Debug, Json, Verbose, start_logging
 from molink.simnet.papers.cost.margins import Owned, Rented, income_per_hour, margin
 from molink.simnet.papers.cost.paper import COST_TABLES, PrintedCosts
-from molink.simnet.presentation.options import Output, require_not_negative, require_positive
-from molink.simnet.presentation.results import Findings, deliver, output_folder
-
-if TYPE_CHECKING:
-    from rich.table import Table as RichTable
+from molink.simnet.presentation.experiments import Run
+from molink.simnet.presentation.options import option, require_not_negative, require_positive
+from molink.simnet.presentation.results import Findings
+from molink.simnet.presentation.tables import Column, Table
 
 EXAMPLE = "molink-simnet cost --throughput-tps 120 --devices 3 --device-price 1600 --token-price 0.25"
 
-TableOption = Annotated[
-    str | None,
-    typer.Option("--table", metavar="3|4", help="Only this table of the paper.", show_default=False),
-]
-Throughput = Annotated[
-    float | None,
-    typer.Option(
-        "--throughput-tps", metavar="TPS", help="Of your own swarm: tokens a second.", show_default=False
-    ),
-]
-TokenPrice = Annotated[
-    float, typer.Option("--token-price", metavar="MONEY", help="Of a million output tokens.")
-]
-Devices = Annotated[int, typer.Option(metavar="N", min=1, help="Of your own swarm.")]
-DevicePrice = Annotated[float, typer.Option("--device-price", metavar="MONEY", help="Of one, to buy.")]
-Years = Annotated[float, typer.Option(metavar="YEARS", help="That it is used.")]
-Power = Annotated[float, typer.Option("--power-w", metavar="W", help="Of one device.")]
-PowerPrice = Annotated[float, typer.Option("--power-price", metavar="MONEY", help="Of a kilowatt-hour.")]
-Rent = Annotated[
-    float | None,
-    typer.Option(
-        "--rent-per-hour", metavar="MONEY", help="Of one device, instead of buying it.", show_default=False
-    ),
-]
+_BY = (Column("table", "table"), Column("setting", "setting"))
+_COLUMNS = (
+    Column("system", "system"),
+    Column("throughput", "throughput_tps", "tokens/s", "g"),
+    Column("income", "income_per_hour", "an hour", ".3f"),
+    Column("cost", "cost_per_hour", "an hour", ".3f"),
+    Column("margin", "margin", form=".1%", printed="paper_margin"),
+    Column("cost that the\npaper's imply", "implied_cost_per_hour", form=".3f"),
+    Column("margin\nby that", "implied_margin", form=".1%"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,56 +45,52 @@ class CostRow:
 
 
 def cost(
-    table: TableOption = None,
-    throughput_tps: Throughput = None,
-    token_price: TokenPrice = 1.8,
-    devices: Devices = 2,
-    device_price: DevicePrice = 12999.0,
-    years: Years = 5.0,
-    power_w: Power = 450.0,
-    power_price: PowerPrice = 0.538,
-    rent_per_hour: Rent = None,
-    output: Output = None,
-    as_json: Json = False,
-    verbose: Verbose = False,
-    debug: Debug = False,
-) -> None:
+    table: Annotated[str | None, option("Only this table of the paper.", "3|4")] = None,
+    throughput_tps: Annotated[float | None, option("Of your own swarm: tokens a second.", "TPS")] = None,
+    token_price: Annotated[float, option("Of a million output tokens.", "MONEY")] = 1.8,
+    devices: Annotated[int, option("Of your own swarm.", "N", least=1)] = 2,
+    device_price: Annotated[float, option("Of one, to buy.", "MONEY")] = 12999.0,
+    years: Annotated[float, option("That it is used.", "YEARS")] = 5.0,
+    power_w: Annotated[float, option("Of one device.", "W")] = 450.0,
+    power_price: Annotated[float, option("Of a kilowatt-hour.", "MONEY")] = 0.538,
+    rent_per_hour: Annotated[float | None, option("Of one device, instead of buying it.", "MONEY")] = None,
+) -> Run:
     """What serving earns beyond its cost.
 
     With --throughput-tps, of your own swarm. Otherwise the paper's Tables 3 (machines at home, in yuan) and 4 (machines
     of a cloud, in dollars): margins by the prices of their captions, and by the cost from which the printed margins
     follow, since the two differ.
     """
-    start_logging(verbose=verbose, debug=debug)
     if table is not None and table not in COST_TABLES:
-        raise CommandFailed(f"--table must be 3 or 4, got {table}", EXIT_USAGE)
-    try:
-        require_positive("--years", years)
-        for option, value in (
-            ("--throughput-tps", throughput_tps),
-            ("--token-price", token_price),
-            ("--device-price", device_price),
-            ("--power-w", power_w),
-            ("--power-price", power_price),
-            ("--rent-per-hour", rent_per_hour),
-        ):
-            require_not_negative(option, 0.0 if value is None else value)
-        if throughput_tps is None:
-            rows = [row for name in COST_TABLES if table in (None, name) for row in _of_paper(name)]
-        else:
-            machines = (
-                Owned(devices, device_price, years, power_w, power_price)
-                if rent_per_hour is None
-                else Rented(devices, rent_per_hour)
-            )
-            rows = [_own(throughput_tps, token_price, machines)]
-    except ValueError as error:
-        raise CommandFailed(str(error), EXIT_USAGE) from error
+        raise ValueError(f"--table must be 3 or 4, got {table}")
+    require_positive("--years", years)
+    for name, value in (
+        ("--throughput-tps", throughput_tps),
+        ("--token-price", token_price),
+        ("--device-price", device_price),
+        ("--power-w", power_w),
+        ("--power-price", power_price),
+        ("--rent-per-hour", rent_per_hour),
+    ):
+        require_not_negative(name, 0.0 if value is None else value)
     parameters: dict[str, object] = {"table": table, "throughput_tps": throughput_tps}
-    if throughput_tps is not None:
+    if throughput_tps is None:
+        rows = [row for name in COST_TABLES if table in (None, name) for row in _of_paper(name)]
+    else:
+        machines = (
+            Owned(devices, device_price, years, power_w, power_price)
+            if rent_per_hour is None
+            else Rented(devices, rent_per_hour)
+        )
+        rows = [_own(throughput_tps, token_price, machines)]
         parameters |= {"token_price": token_price, "machines": asdict(machines)}
-    found = Findings("cost", "Cost-profit margins", parameters, [asdict(row) for row in rows], [_table(rows)])
-    deliver(found, as_json=as_json, folder=output_folder(output))
+    shown = Table("Cost-profit margins", _COLUMNS, rows, by=_BY)
+    found = Findings("cost", "Cost-profit margins", parameters, rows, [shown])
+
+    def run(_: Path | None) -> Findings:
+        return found
+
+    return run
 
 
 def _of_paper(name: str) -> Iterator[CostRow]:
@@ -149,24 +128,3 @@ def _own(throughput_tps: float, token_price: float, machines: Owned | Rented) ->
         implied_margin=None,
         paper_margin=None,
     )
-
-
-def _table(rows: list[CostRow]) -> "RichTable":
-    from rich.table import Table
-
-    with_paper = any(row.paper_margin is not None for row in rows)
-    table = Table(title="Cost-profit margins", title_justify="left")
-    headings = ["table", "setting", "system", "tokens/s", "income\nan hour", "cost\nan hour", "margin"]
-    headings += ["cost that the\nprinted ones imply", "margin\nby that", "paper"] if with_paper else []
-    for heading in headings:
-        table.add_column(heading, justify="left" if heading in headings[:3] else "right")
-    for number, row in enumerate(rows):
-        ends = number + 1 == len(rows) or rows[number + 1].setting != row.setting
-        cells = [row.table, row.setting, row.system, f"{row.throughput_tps:g}", f"{row.income_per_hour:.3f}"]
-        cells += [f"{row.cost_per_hour:.3f}", f"{100 * row.margin:.1f} %"]
-        if row.implied_cost_per_hour is not None and row.implied_margin is not None:
-            cells += [f"{row.implied_cost_per_hour:.3f}", f"{100 * row.implied_margin:.1f} %"]
-        if row.paper_margin is not None:
-            cells.append(f"{100 * row.paper_margin:.1f} %")
-        table.add_row(*cells, end_section=ends)
-    return table

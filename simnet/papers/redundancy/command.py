@@ -4,21 +4,22 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import product
+from pathlib import Path
 from types import MappingProxyType
+from typing import Annotated
 
-from molink.commands import EXIT_USAGE, CommandFailed, Debug, Json, Verbose, start_logging
-from molink.simnet.papers.redundancy import options
 from molink.simnet.papers.redundancy.claims import claims
 from molink.simnet.papers.redundancy.cluster.instances import LOCAL_CONNECTIONS, SEQUENCE_MS, instance_profile
 from molink.simnet.papers.redundancy.cluster.workloads import ARRIVALS, WORKLOADS
-from molink.simnet.papers.redundancy.figures import draw_redundancy
+from molink.simnet.papers.redundancy.figures import redundancy_figures
 from molink.simnet.papers.redundancy.rows import PAIR_POLICIES, redundancy_rows
-from molink.simnet.papers.redundancy.run import POLICIES, Cell, simulate
+from molink.simnet.papers.redundancy.run import POLICIES, RedundancyCell, simulate
 from molink.simnet.papers.redundancy.tables import claims_table, redundancy_table
+from molink.simnet.presentation.experiments import Run
 from molink.simnet.presentation.options import (
     Jobs,
-    Output,
     WarmUp,
+    option,
     parse_counts,
     parse_names,
     parse_numbers,
@@ -26,7 +27,7 @@ from molink.simnet.presentation.options import (
     require_positive,
 )
 from molink.simnet.presentation.parallel_runs import run_all
-from molink.simnet.presentation.results import Findings, deliver, output_folder
+from molink.simnet.presentation.results import Findings
 
 EXAMPLE = "molink-simnet redundancy --device h100 --workload mixed --instances 4 --output results"
 INSTANCES = (4, 8, 16)
@@ -46,23 +47,32 @@ RATES: Mapping[tuple[str, str], tuple[float, ...]] = MappingProxyType(
 
 
 def redundancy(
-    device: options.Device = "h100",
-    workload: options.WorkloadName = "mixed",
-    instances: options.Instances = "4",
-    policies: options.Policies = "vllm,splitwise,accellm,molink",
-    rates: options.Rates = None,
-    interconnect_gbps: options.Interconnect = None,
-    arrivals: options.Arrivals = "burst",
-    sequence_ms: options.SequenceMs = SEQUENCE_MS,
-    duration: options.Duration = 60.0,
+    device: Annotated[str, option(f"One of {', '.join(LOCAL_CONNECTIONS)}.", "NAME")] = "h100",
+    workload: Annotated[str, option(f"One of {', '.join(WORKLOADS)}.", "NAME")] = "mixed",
+    instances: Annotated[str, option("Of four accelerators each; several with commas.", "NUMBERS")] = "4",
+    policies: Annotated[
+        str, option(f"With commas: {', '.join(POLICIES)}.", "NAMES")
+    ] = "vllm,splitwise,accellm,molink",
+    rates: Annotated[str | None, option("Requests a second. Default: up to saturation.", "RATES")] = None,
+    interconnect_gbps: Annotated[
+        str | None,
+        option(
+            "From an instance to the others, gigabits a second, several with commas (Figure 10). "
+            "Default: the local connection of one accelerator.",
+            "GBPS",
+        ),
+    ] = None,
+    arrivals: Annotated[
+        str, option(f"{' or '.join(ARRIVALS)}: a second's requests together or not.", "HOW")
+    ] = "burst",
+    sequence_ms: Annotated[
+        float, option("Of each sequence in a step; 0: a bare roofline.", "MS")
+    ] = SEQUENCE_MS,
+    duration: Annotated[float, option("Virtual seconds that are measured.", "S", least=1.0)] = 60.0,
     warm_up: WarmUp = 20.0,
-    seed: options.Seed = 0,
+    seed: Annotated[int, option("Of lengths, and of Poisson arrivals.", "S", least=0)] = 0,
     jobs: Jobs = None,
-    output: Output = None,
-    as_json: Json = False,
-    verbose: Verbose = False,
-    debug: Debug = False,
-) -> None:
+) -> Run:
     """Serve with keys and values held twice.
 
     Llama-2-70B on instances that hold them twice, and on those that do not, as in the redundancy paper. Who prefills,
@@ -70,43 +80,46 @@ def redundancy(
     efficiency (tokens a second and instance), times to the first token (TTFT), between tokens (TBT) and of the whole
     request (JCT) and memory, and beside them what the paper's text says.
     """
-    start_logging(verbose=verbose, debug=debug)
-    try:
-        require_positive("--duration", duration)
-        require_not_negative("--warm-up", warm_up)
-        require_not_negative("--sequence-ms", sequence_ms)
-        profile = instance_profile(device, sequence_ms)
-        gbps = LOCAL_CONNECTIONS[device].bytes_per_s * 8 / 1e9
-        one = Cell("", device, workload, 4, 1.0, gbps, warm_up, duration, arrivals, sequence_ms, seed)
-        chosen = parse_names("--policies", policies, POLICIES)
-        cells = _cells(one, _instances(instances), chosen, rates, interconnect_gbps)
-    except ValueError as error:
-        raise CommandFailed(str(error), EXIT_USAGE) from error
-    folder = output_folder(output)
-    runs = run_all(simulate, cells, jobs or os.cpu_count() or 1, weight=_weight, name="redundancy")
-    rows = redundancy_rows(runs)
-    agreed = claims(rows)
-    found = Findings(
-        "redundancy",
-        f"Llama-2-70B on instances of 4 x {device}, {workload} workload: redundant KV caches",
-        _parameters(cells),
-        [asdict(row) for row in rows],
-        [redundancy_table(rows), claims_table(agreed)],
-        more={"claims": [asdict(one) for one in agreed]},
-    )
-    deliver(found, as_json=as_json, folder=folder, draw=lambda where: draw_redundancy(rows, profile, where))
+    require_positive("--duration", duration)
+    require_not_negative("--warm-up", warm_up)
+    require_not_negative("--sequence-ms", sequence_ms)
+    profile = instance_profile(device, sequence_ms)
+    gbps = LOCAL_CONNECTIONS[device].bytes_per_s * 8 / 1e9
+    one = RedundancyCell("", device, workload, 4, 1.0, gbps, warm_up, duration, arrivals, sequence_ms, seed)
+    chosen = parse_names("--policies", policies, POLICIES)
+    cells = _cells(one, _instances(instances), chosen, rates, interconnect_gbps)
+
+    def run(_: Path | None) -> Findings:
+        runs = run_all(simulate, cells, jobs or os.cpu_count() or 1, weight=_weight, name="redundancy")
+        rows = redundancy_rows(runs)
+        agreed = claims(rows)
+        return Findings(
+            "redundancy",
+            f"Llama-2-70B on instances of 4 x {device}, {workload} workload: redundant KV caches",
+            _parameters(cells),
+            rows,
+            [redundancy_table(rows), claims_table(agreed)],
+            more={"claims": [asdict(one) for one in agreed]},
+            figures=lambda: redundancy_figures(rows, profile),
+        )
+
+    return run
 
 
 def _cells(
-    one: Cell, instances: Sequence[int], policies: Sequence[str], rates: str | None, lines: str | None
-) -> list[Cell]:
+    one: RedundancyCell,
+    instances: Sequence[int],
+    policies: Sequence[str],
+    rates: str | None,
+    lines: str | None,
+) -> list[RedundancyCell]:
     """Those of a table, which are like `one` but for these."""
-    for option, given, known in (
+    for name, given, known in (
         ("--workload", one.workload, WORKLOADS),
         ("--arrivals", one.arrivals, ARRIVALS),
     ):
         if given not in known:
-            raise ValueError(f"{option} must be one of {', '.join(known)}, got {given!r}")
+            raise ValueError(f"{name} must be one of {', '.join(known)}, got {given!r}")
     chosen = None if rates is None else parse_numbers("--rates", rates)
     lines_gbps = (one.interconnect_gbps,) if lines is None else parse_numbers("--interconnect-gbps", lines)
     cells = [
@@ -128,12 +141,12 @@ def _instances(text: str) -> tuple[int, ...]:
     return chosen
 
 
-def _weight(cell: Cell) -> float:
+def _weight(cell: RedundancyCell) -> float:
     """Whoever keeps copies takes longest."""
     return cell.rate_rps * (10.0 if cell.policy in PAIR_POLICIES else 1.0)
 
 
-def _parameters(cells: Sequence[Cell]) -> dict[str, object]:
+def _parameters(cells: Sequence[RedundancyCell]) -> dict[str, object]:
     """What it takes to run the same again."""
     first = cells[0]
     return {

@@ -1,21 +1,12 @@
-"""Figures 3 to 5 and 9 to 16 of the redundancy paper with our numbers, each as a picture and a table."""
+"""Figures 9 to 16 of the redundancy paper with our numbers."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, fields
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from molink.simnet.papers.redundancy.cluster.instances import InstanceProfile
 from molink.simnet.papers.redundancy.rows import RedundancyRow
-from molink.simnet.papers.redundancy.run import POLICIES
-from molink.simnet.papers.redundancy.step_figures import POLICY_COLOURS, POLICY_MARKERS, draw_steps
-from molink.simnet.presentation.pictures import Picture, from_zero, legend_below, new_figure, saved
-from molink.simnet.presentation.results import write_csv
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from molink.simnet.papers.redundancy.step_figures import step_figures
+from molink.simnet.presentation.figures import Figure, Panel, Series, table_of
 
 LATENCY_FIGURES: Mapping[tuple[str, str], int] = MappingProxyType(
     {
@@ -27,42 +18,32 @@ LATENCY_FIGURES: Mapping[tuple[str, str], int] = MappingProxyType(
     }
 )
 """By device and workload; the heavy workload on the 910B2 has none."""
-
-_PANELS = (
-    ("tokens_per_instance_s", "tokens a second and instance"),
-    ("ttft_s", "TTFT, s"),
-    ("tbt_s", "TBT, s"),
-    ("jct_s", "JCT, s"),
-)
-_SINGLE = (
-    ("figure-9-memory", ("peak_memory_gb", "memory of an instance, GB"), "Memory (AcceLLM, Figure 9)"),
-    (
-        "figure-16-worst-tbt",
-        ("tbt_max_s", "worst TBT, s"),
-        "The worst time between tokens (AcceLLM, Figure 16)",
-    ),
-)
-
-Value = Callable[[RedundancyRow], float]
+_TOKENS, _JCT = ("tokens_per_instance_s", "tokens a second and instance"), ("jct_s", "JCT, s")
+_PANELS = (_TOKENS, ("ttft_s", "TTFT, s"), ("tbt_s", "TBT, s"), _JCT)
+_MEMORY = ("peak_memory_gb", "memory of an instance, GB")
+_WORST = ("tbt_max_s", "worst TBT, s")
 
 
-def draw_redundancy(rows: Sequence[RedundancyRow], profile: InstanceProfile, folder: Path) -> list[Picture]:
+def redundancy_figures(rows: Sequence[RedundancyRow], profile: InstanceProfile) -> list[Figure]:
     """All of them, as far as the rows are about them: Figure 10 needs several speeds of the interconnect. Rates are
     drawn at the fastest of these."""
     first = rows[0]
-    name = latency_figure(first.device, first.workload)
     fastest = max(row.interconnect_gbps for row in rows)
     drawn = [row for row in rows if row.interconnect_gbps == fastest]
-    whose = f"{first.workload} workload, {first.device}"
     number = LATENCY_FIGURES.get((first.device, first.workload))
     paper = "" if number is None else f" (AcceLLM, Figure {number})"
-    pictures = draw_steps(profile, folder)
-    pictures.append(_by_rate(drawn, folder / name, _PANELS, f"Throughput and latency: {whose}{paper}"))
-    for stem, panel, caption in _SINGLE:
-        pictures.append(_by_rate(drawn, folder / stem, (panel,), caption))
+    caption = f"Throughput and latency: {first.workload} workload, {first.device}{paper}"
+    figures = [
+        *step_figures(profile),
+        _by_rate(drawn, latency_figure(first.device, first.workload), _PANELS, caption),
+        _by_rate(drawn, "figure-9-memory", (_MEMORY,), "Memory (AcceLLM, Figure 9)"),
+        _by_rate(
+            drawn, "figure-16-worst-tbt", (_WORST,), "The worst time between tokens (AcceLLM, Figure 16)"
+        ),
+    ]
     if len({row.interconnect_gbps for row in rows}) > 1:
-        pictures.append(_by_interconnect(rows, folder / "figure-10-interconnect"))
-    return pictures
+        figures.append(_by_interconnect(rows))
+    return figures
 
 
 def latency_figure(device: str, workload: str) -> str:
@@ -73,61 +54,66 @@ def latency_figure(device: str, workload: str) -> str:
 
 
 def _by_rate(
-    rows: Sequence[RedundancyRow], stem: Path, panels: Sequence[tuple[str, str]], caption: str
-) -> Picture:
-    """A row of panels for each number of instances, a line for each policy, in all figures of the same colour."""
-    write_csv(stem.with_suffix(".csv"), [field.name for field in fields(RedundancyRow)], map(astuple, rows))
+    rows: Sequence[RedundancyRow], stem: str, panels: Sequence[tuple[str, str]], caption: str
+) -> Figure:
+    """A row of panels for each number of instances, a line for each policy."""
     numbers = sorted({row.instances for row in rows})
-    figure = new_figure(3.6 * max(2, len(panels)), 3.2 * len(numbers) + 0.8)
-    grid = figure.subplots(len(numbers), len(panels), squeeze=False)
-    for number, line in zip(numbers, grid, strict=True):
-        own = [row for row in rows if row.instances == number]
-        for axes, (metric, label) in zip(line, panels, strict=True):
-            _draw_policies(axes, own, lambda row: row.rate_rps, metric)
-            axes.set(xlabel="requests/s", ylabel=label)
-            if len(numbers) > 1:
-                axes.set_title(f"{number} instances", fontsize=11)
     first = rows[0]
     count = f"{numbers[0]} instances" if len(numbers) == 1 else "instances"
-    _finish(figure, f"Llama-2-70B, {first.workload} workload on {count} of 4 x {first.device}")
-    return saved(figure, stem, caption)
+    header, lines = table_of(rows)
+    return Figure(
+        stem,
+        caption,
+        [
+            Panel(
+                _policies([row for row in rows if row.instances == number], "rate_rps", metric),
+                "requests/s",
+                label,
+                title=f"{number} instances" if len(numbers) > 1 else "",
+            )
+            for number in numbers
+            for metric, label in panels
+        ],
+        header,
+        lines,
+        f"Llama-2-70B, {first.workload} workload on {count} of 4 x {first.device}",
+        columns=len(panels),
+        size=(3.6 if len(panels) > 1 else 6.4, 3.2),
+    )
 
 
-def _by_interconnect(rows: Sequence[RedundancyRow], stem: Path) -> Picture:
+def _by_interconnect(rows: Sequence[RedundancyRow]) -> Figure:
     """Figure 10, at the fewest instances and the rate in the middle; vLLM sends nothing."""
-    write_csv(stem.with_suffix(".csv"), [field.name for field in fields(RedundancyRow)], map(astuple, rows))
     number = min(row.instances for row in rows)
     rates = sorted({row.rate_rps for row in rows if row.instances == number})
     rate_rps = rates[len(rates) // 2]
-    own = [
-        row for row in rows if row.policy != "vllm" and row.instances == number and row.rate_rps == rate_rps
-    ] or [row for row in rows if row.instances == number and row.rate_rps == rate_rps]
-    figure = new_figure(9.0, 4.0)
-    panels = (("tokens_per_instance_s", "tokens a second and instance"), ("jct_s", "JCT, s"))
-    for axes, (metric, label) in zip(figure.subplots(1, 2), panels, strict=True):
-        _draw_policies(axes, own, lambda row: row.interconnect_gbps, metric)
-        axes.set(xlabel="from an instance to the others, Gbit/s", ylabel=label, xscale="log")
-    _finish(figure, f"{own[0].workload} workload, {number} instances, {rate_rps:g} requests/s")
-    return saved(figure, stem, "Speeds of the interconnect (AcceLLM, Figure 10)")
+    here = [row for row in rows if row.instances == number and row.rate_rps == rate_rps]
+    own = [row for row in here if row.policy != "vllm"] or here
+    header, lines = table_of(rows)
+    return Figure(
+        "figure-10-interconnect",
+        "Speeds of the interconnect (AcceLLM, Figure 10)",
+        [
+            Panel(
+                _policies(own, "interconnect_gbps", metric),
+                "from an instance to the others, Gbit/s",
+                label,
+                log_x=True,
+            )
+            for metric, label in (_TOKENS, _JCT)
+        ],
+        header,
+        lines,
+        f"{own[0].workload} workload, {number} instances, {rate_rps:g} requests/s",
+    )
 
 
-def _draw_policies(axes: "Axes", rows: Sequence[RedundancyRow], place: Value, metric: str) -> None:
+def _policies(rows: Sequence[RedundancyRow], place: str, metric: str) -> list[Series]:
+    found = []
     for policy in dict.fromkeys(row.policy for row in rows):
-        number = list(POLICIES).index(policy)
-        own = sorted((row for row in rows if row.policy == policy), key=place)
-        axes.plot(
-            [place(row) for row in own],
-            [getattr(row, metric) for row in own],
-            color=POLICY_COLOURS[number],
-            marker=POLICY_MARKERS[number],
-            markersize=4,
-            linewidth=1.2,
-            label=policy,
+        own = sorted(
+            (row for row in rows if row.policy == policy), key=lambda row: float(getattr(row, place))
         )
-    from_zero(axes)
-    axes.grid(visible=True, linewidth=0.4, alpha=0.5)
-
-
-def _finish(figure: "Figure", title: str) -> None:
-    legend_below(figure)
-    figure.suptitle(title, fontsize=11)
+        x, y = ([getattr(row, field) for row in own] for field in (place, metric))
+        found.append(Series(policy, x, y))
+    return found

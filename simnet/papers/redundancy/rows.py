@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from molink.simnet.papers.redundancy.run import Cell, Run
+from molink.simnet.papers.redundancy.run import RedundancyCell, RedundancyRun
 
 PAPER_EXTRA_GB: Mapping[float, float] = MappingProxyType({4.0: 1.0, 8.0: 3.5, 12.0: 5.0})
 """By rate: what AcceLLM needs beyond the others on the mixed workload with four instances, which device is not said."""
@@ -54,19 +54,19 @@ class RedundancyRow:
     events: int
 
 
-def redundancy_rows(runs: Sequence[Run]) -> list[RedundancyRow]:
+def redundancy_rows(runs: Sequence[RedundancyRun]) -> list[RedundancyRow]:
     """A row for each run, in their order."""
-    by_setting: dict[tuple[int, float, float], dict[str, Run]] = {}
+    by_setting: dict[tuple[int, float, float], dict[str, RedundancyRun]] = {}
     for run in runs:
         by_setting.setdefault(_setting(run.cell), {})[run.cell.policy] = run
     return [_row(run, by_setting[_setting(run.cell)]) for run in runs]
 
 
-def _setting(cell: Cell) -> tuple[int, float, float]:
+def _setting(cell: RedundancyCell) -> tuple[int, float, float]:
     return cell.instances, cell.rate_rps, cell.interconnect_gbps
 
 
-def _row(run: Run, beside: Mapping[str, Run]) -> RedundancyRow:
+def _row(run: RedundancyRun, beside: Mapping[str, RedundancyRun]) -> RedundancyRow:
     cell = run.cell
     ours = cell.policy in PAIR_POLICIES
     others = {name: one for name, one in beside.items() if ours and name not in PAIR_POLICIES}
@@ -111,7 +111,7 @@ def _row(run: Run, beside: Mapping[str, Run]) -> RedundancyRow:
     )
 
 
-def _gain(run: Run, other: Run | None) -> float | None:
+def _gain(run: RedundancyRun, other: RedundancyRun | None) -> float | None:
     if other is None or not other.tokens_per_instance_s:
         return None
     return run.tokens_per_instance_s / other.tokens_per_instance_s - 1

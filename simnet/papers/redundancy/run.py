@@ -8,12 +8,12 @@ from types import MappingProxyType
 from molink.simnet.core.timeline import Timeline
 from molink.simnet.papers.redundancy.cluster.accellm import Accellm
 from molink.simnet.papers.redundancy.cluster.baselines import Splitwise, Vllm
-from molink.simnet.papers.redundancy.cluster.cluster import Cluster, Policy
+from molink.simnet.papers.redundancy.cluster.cluster import Cluster, ClusterPolicy
 from molink.simnet.papers.redundancy.cluster.instances import SEQUENCE_MS, instance_profile
 from molink.simnet.papers.redundancy.cluster.molink import Molink
 from molink.simnet.papers.redundancy.cluster.workloads import WORKLOADS, requests
 
-POLICIES: Mapping[str, Callable[[Cluster], Policy]] = MappingProxyType(
+POLICIES: Mapping[str, Callable[[Cluster], ClusterPolicy]] = MappingProxyType(
     {"vllm": Vllm, "splitwise": Splitwise, "accellm": Accellm, "molink": Molink}
 )
 """By the name that commands take."""
@@ -21,7 +21,7 @@ _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class RedundancyCell:
     """What is simulated."""
 
     policy: str
@@ -39,10 +39,10 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RedundancyRun:
     """What came of it, of the requests that came after the warm-up; times are averages over them."""
 
-    cell: Cell
+    cell: RedundancyCell
     requests: int
     ttft_s: float
     ttft_max_s: float
@@ -68,7 +68,7 @@ class Run:
     events: int
 
 
-def simulate(cell: Cell) -> Run:
+def simulate(cell: RedundancyCell) -> RedundancyRun:
     """Runs until every request has ended.
 
     Raises:
@@ -111,7 +111,7 @@ def check_conserved(cluster: Cluster) -> None:
             raise AssertionError(f"instance {one.number} ended with {left}, at most {one.peak_tokens}")
 
 
-def _measured(cell: Cell, cluster: Cluster, busy: float, short_requests: int) -> Run:
+def _measured(cell: RedundancyCell, cluster: Cluster, busy: float, short_requests: int) -> RedundancyRun:
     jobs = [job for job in cluster.jobs if job.request.arrival_s >= cell.warm_up_s]
     if not jobs:
         raise ValueError(f"nothing came in {cell.duration_s:g} s at {cell.rate_rps:g} requests/s")
@@ -121,7 +121,7 @@ def _measured(cell: Cell, cluster: Cluster, busy: float, short_requests: int) ->
     token_gb = cluster.profile.kv_token_bytes / 1e9
     peak_gb = token_gb * max(instance.peak_tokens for instance in cluster.instances)
     accounts = [port.account for port in cluster.ports]
-    return Run(
+    return RedundancyRun(
         cell=cell,
         requests=len(jobs),
         ttft_s=_mean(ttft_s),

@@ -1,89 +1,144 @@
 """`molink-simnet schedule`: circuit searches side by side on the paper's testbeds and on swarms of any size."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
-from molink.commands import EXIT_USAGE, CommandFailed, Debug, Json, Verbose, start_logging, tell
+from molink.commands import EXIT_USAGE, CommandFailed, tell
 from molink.progress import Progress
 from molink.routing import ALGORITHMS, NoCircuit
 from molink.simnet.core.matrices import BUNDLED, bundled_matrix, read_matrix
-from molink.simnet.papers.scheduling import options
-from molink.simnet.papers.scheduling.comparison import Comparison, Row, Setting, compare
-from molink.simnet.papers.scheduling.table import schedule_table
-from molink.simnet.papers.scheduling.testbeds import GB, LLAMA_2_70B, NOISE, Workload, World
+from molink.simnet.papers.scheduling.comparison import Comparison, Row, SearchSetting, compare
+from molink.simnet.papers.scheduling.figures import schedule_figures
+from molink.simnet.papers.scheduling.options import parse_gpu_memory, parse_testbeds
+from molink.simnet.papers.scheduling.testbeds import GB, LLAMA_2_70B, NOISE, ServedModel, World
 from molink.simnet.papers.scheduling.variants import Variant, in_paper_order, parse_variants
-from molink.simnet.presentation.options import LatencyMatrix, Output, parse_counts, parse_names, parse_numbers
-from molink.simnet.presentation.pictures import Picture
-from molink.simnet.presentation.results import Findings, deliver, output_folder
+from molink.simnet.presentation.experiments import Run
+from molink.simnet.presentation.options import LatencyMatrix, option, parse_counts, parse_names, parse_numbers
+from molink.simnet.presentation.results import Findings
+from molink.simnet.presentation.tables import Column, Table
 
 EXAMPLE = "molink-simnet schedule --testbed all --ilp-limits 4,16 --output results"
 
+MOST_MACHINES = 10_000
 LARGEST = {"greedy": 2_000, "ilp": 60, "random": 2_000, "balanced": 2_000}
 """Machines beyond which an algorithm takes minutes or needs a matrix, so that it must be asked for by name."""
 
 
 def schedule(
-    testbed: options.TestbedOption = None,
-    machines: options.Machines = None,
-    seeds: options.Seeds = 16,
-    algorithms: options.Algorithms = None,
-    ilp_limits: options.IlpLimits = "4",
-    random_samples: options.RandomSamples = "1,64,4096",
+    testbed: Annotated[
+        str | None, option("Testbed of the paper; several with commas. Default: 1.", "1|2|3|4|all")
+    ] = None,
+    machines: Annotated[
+        int | None,
+        option(
+            f"Instead of a testbed: so many machines at homes all over the world, at most {MOST_MACHINES:,}.",
+            "N",
+            least=1,
+            most=MOST_MACHINES,
+        ),
+    ] = None,
+    seeds: Annotated[int, option("Problems to average over, one for each seed.", "K", least=1)] = 16,
+    algorithms: Annotated[
+        str | None,
+        option(
+            "Comma-separated, such as greedy,augmented,refined,ilp,random,balanced; a number sets seconds "
+            "(ilp16, refined0.1) or, for random, permutations (random64). Default: all that suit the size.",
+            "NAMES",
+        ),
+    ] = None,
     latency_matrix: LatencyMatrix = None,
-    layers: options.Layers = LLAMA_2_70B.layers,
-    layer_bytes: options.LayerBytes = LLAMA_2_70B.layer_bytes,
-    gpu_memory: options.GpuMemory = None,
-    noise: options.Noise = NOISE,
-    one_way_share: options.OneWayShare = 0.5,
-    drawn_places: options.DrawnPlaces = False,
-    seed: options.Seed = 0,
-    output: Output = None,
-    as_json: Json = False,
-    verbose: Verbose = False,
-    debug: Debug = False,
-) -> None:
+    ilp_limits: Annotated[
+        str, option("Time limits of ilp, comma-separated; the paper has 4,16.", "SECONDS")
+    ] = "4",
+    random_samples: Annotated[
+        str, option("Permutations that random tries, comma-separated.", "COUNTS")
+    ] = "1,64,4096",
+    layers: Annotated[int, option("Layers of the model.", "N", least=1, most=1000)] = LLAMA_2_70B.layers,
+    layer_bytes: Annotated[int, option("Weights of a layer.", "BYTES", least=0)] = LLAMA_2_70B.layer_bytes,
+    gpu_memory: Annotated[
+        str | None,
+        option("Memory of each kind of machine in GB. Default: A100=80,RTX3090=24,A10g=24.", "GPU=GB,..."),
+    ] = None,
+    noise: Annotated[
+        float, option("Standard deviation of a link's random factor.", "SD", least=0.0, most=1.0)
+    ] = NOISE,
+    one_way_share: Annotated[
+        float,
+        option("Part of a round trip that a link takes; 0.5 is half of it.", "PART", least=0.0, most=1.0),
+    ] = 0.5,
+    drawn_places: Annotated[
+        bool,
+        option(
+            "Let each machine of a testbed draw its region, instead of spreading them evenly.",
+            None,
+            "--drawn-places",
+        ),
+    ] = False,
+    seed: Annotated[int, option("The first of the seeds.", "S", least=0)] = 0,
+) -> Run:
     """Compare searches for circuits.
 
     Draws problems in the manner of the decentralized-scheduling paper's testbeds, or of a swarm of any size,
     lets each algorithm find a circuit, and shows mean time per output token (TPOT) and mean execution time,
     beside the paper's own (its Tables 3 and 4) where it prints them. Figures are the paper's 5, 6 and 7.
     """
-    start_logging(verbose=verbose, debug=debug)
-    with _mistakes_of_the_user():
-        settings = _settings(testbed, machines)
-        variants = _variants(algorithms, machines, ilp_limits, random_samples)
-        world = World(
-            matrix=bundled_matrix() if latency_matrix is None else read_matrix(latency_matrix),
-            gpus=options.parse_gpu_memory(gpu_memory),
-            workload=Workload(layers, layer_bytes, LLAMA_2_70B.embed_bytes, LLAMA_2_70B.head_bytes),
-            noise=noise,
-            one_way_share=one_way_share,
-            drawn_places=drawn_places,
-        )
-        as_in_paper = latency_matrix is None and layers == LLAMA_2_70B.layers and noise == NOISE
-        comparison = Comparison(settings, variants, range(seed, seed + seeds), world, as_in_paper=as_in_paper)
-        folder = output_folder(output)
-        rows = _compared(comparison)
-    matrix_name = BUNDLED if latency_matrix is None else str(latency_matrix)
-    found = Findings(
-        "schedule",
-        "Searches for circuits, side by side",
-        _parameters(comparison, matrix_name),
-        [asdict(row) for row in rows],
-        [schedule_table(rows)],
+    settings = _settings(testbed, machines)
+    variants = _variants(algorithms, machines, ilp_limits, random_samples)
+    world = World(
+        matrix=bundled_matrix() if latency_matrix is None else read_matrix(latency_matrix),
+        gpus=parse_gpu_memory(gpu_memory),
+        workload=ServedModel(layers, layer_bytes, LLAMA_2_70B.embed_bytes, LLAMA_2_70B.head_bytes),
+        noise=noise,
+        one_way_share=one_way_share,
+        drawn_places=drawn_places,
     )
-    deliver(found, as_json=as_json, folder=folder, draw=lambda where: _draw(where, comparison, rows))
+    as_in_paper = latency_matrix is None and layers == LLAMA_2_70B.layers and noise == NOISE
+    comparison = Comparison(settings, variants, range(seed, seed + seeds), world, as_in_paper=as_in_paper)
+    matrix_name = BUNDLED if latency_matrix is None else str(latency_matrix)
+
+    def run(_: Path | None) -> Findings:
+        rows = _compared(comparison)
+        return Findings(
+            "schedule",
+            "Searches for circuits, side by side",
+            _parameters(comparison, matrix_name),
+            rows,
+            [schedule_table(rows)],
+            figures=lambda: schedule_figures(comparison, rows),
+        )
+
+    return run
 
 
-def _settings(testbed: str | None, machines: int | None) -> tuple[Setting, ...]:
+def schedule_table(rows: Sequence[Row]) -> Table:
+    """A line for each row, settings apart; the paper's averages stand beside ours where it prints them."""
+    seeds = rows[0].seeds
+    unsolved = any(row.solved < row.seeds for row in rows)
+    columns = (
+        Column("algorithm", "algorithm"),
+        Column("TPOT", "tpot_ms", "ms", ".2f", printed="paper_tpot_ms"),
+        Column("95 % interval", lambda row: _interval(row) if seeds > 1 else None, "ms"),
+        Column("machines\nused", "hops", form=".1f"),
+        Column("execution", "execution_s", "s", ".4f", printed="paper_execution_s", printed_form=".3f"),
+        Column("solved\nproblems", lambda row: f"{row.solved} of {row.seeds}" if unsolved else None),
+    )
+    title = f"Circuit search: means over {'one problem' if seeds == 1 else f'{seeds} problems'} a setting"
+    by = Column("setting", lambda row: SearchSetting(row.testbed, row.machines).name)
+    return Table(title, columns, rows, by=(by,))
+
+
+def _interval(row: Row) -> str | None:
+    return None if row.tpot_low_ms is None else f"{row.tpot_low_ms:.0f} to {row.tpot_high_ms:.0f}"
+
+
+def _settings(testbed: str | None, machines: int | None) -> tuple[SearchSetting, ...]:
     if machines is None:
-        numbers = options.parse_testbeds("1" if testbed is None else testbed)
-        return tuple(Setting(number) for number in numbers)
+        numbers = parse_testbeds("1" if testbed is None else testbed)
+        return tuple(SearchSetting(number) for number in numbers)
     if testbed is not None:
         raise ValueError("--testbed and --machines exclude each other: a testbed has its own machines")
-    return (Setting(machines=machines),)
+    return (SearchSetting(machines=machines),)
 
 
 def _variants(
@@ -94,9 +149,7 @@ def _variants(
     if algorithms is not None:
         return parse_variants(parse_names("--algorithms", algorithms), ALGORITHMS, limits_s, samples)
     too_much = [
-        name
-        for name in in_paper_order(ALGORITHMS)
-        if (machines or 0) > LARGEST.get(name, options.MOST_MACHINES)
+        name for name in in_paper_order(ALGORITHMS) if (machines or 0) > LARGEST.get(name, MOST_MACHINES)
     ]
     if too_much:
         tell(
@@ -113,18 +166,8 @@ def _compared(comparison: Comparison) -> list[Row]:
             return compare(comparison, progress.report)
         except (NoCircuit, TimeoutError) as error:
             raise CommandFailed(str(error)) from error
-
-
-def _draw(folder: Path, comparison: Comparison, rows: Sequence[Row]) -> list[Picture]:
-    from molink.simnet.papers.scheduling import figures as schedule_figures
-
-    settings, world = comparison.settings, comparison.world
-    examples = [(setting, setting.placement(comparison.seeds[0], world)) for setting in settings]
-    return [
-        schedule_figures.draw_regions(world.matrix, folder),
-        schedule_figures.draw_machines(examples, folder),
-        schedule_figures.draw_algorithms(rows, settings, folder),
-    ]
+        except ValueError as error:  # a setting that cannot be built, or is too large for an algorithm
+            raise CommandFailed(str(error), EXIT_USAGE) from error
 
 
 def _parameters(comparison: Comparison, matrix_name: str) -> dict[str, object]:
@@ -145,12 +188,3 @@ def _parameters(comparison: Comparison, matrix_name: str) -> dict[str, object]:
         "layer_bytes": world.workload.layer_bytes,
         "gpu_memory_gb": {name: gpu.memory_bytes / GB for name, gpu in world.gpus.items()},
     }
-
-
-@contextmanager
-def _mistakes_of_the_user() -> Iterator[None]:
-    """What cannot be built from the options ends the command with one sentence."""
-    try:
-        yield
-    except ValueError as error:
-        raise CommandFailed(str(error), EXIT_USAGE) from error

@@ -17,8 +17,8 @@ _SLOW = "ilp"
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
-    """Where circuits are searched: a testbed of the paper, or so many machines."""
+class SearchSetting:
+    """A setting in which circuits are searched: a testbed of the paper, or so many machines."""
 
     testbed: int | None = None
     machines: int = 0
@@ -70,7 +70,7 @@ class Row:
 class Comparison:
     """What is compared. `as_in_paper`: whether the paper's averages are of the same setting."""
 
-    settings: tuple[Setting, ...]
+    settings: tuple[SearchSetting, ...]
     variants: tuple[Variant, ...]
     seeds: range
     world: World
@@ -134,7 +134,13 @@ def _small_problem() -> CircuitProblem:
 
 
 def _row(
-    setting: Setting, machines: int, variant: Variant, seeds: int, runs: Sequence[_Run], *, as_in_paper: bool
+    setting: SearchSetting,
+    machines: int,
+    variant: Variant,
+    seeds: int,
+    runs: Sequence[_Run],
+    *,
+    as_in_paper: bool,
 ) -> Row:
     tpots_ms = np.array([run.tpot_ms for run in runs])
     low_ms, high_ms = _interval(tpots_ms) if runs else (None, None)

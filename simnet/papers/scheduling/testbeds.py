@@ -63,7 +63,7 @@ MIX: Mapping[str, int] = MappingProxyType({"A100": 1, "RTX 3090": 4, "A10g": 16}
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class ServedModel:
     """The model that is served."""
 
     layers: int
@@ -72,7 +72,9 @@ class Workload:
     head_bytes: int
 
 
-LLAMA_2_70B = Workload(layers=80, layer_bytes=1_600_000_000, embed_bytes=500_000_000, head_bytes=500_000_000)
+LLAMA_2_70B = ServedModel(
+    layers=80, layer_bytes=1_600_000_000, embed_bytes=500_000_000, head_bytes=500_000_000
+)
 """In FP16, as the paper serves it."""
 
 
@@ -102,7 +104,7 @@ class World:
 
     matrix: RttMatrix = field(default_factory=bundled_matrix)
     gpus: Mapping[str, Gpu] = field(default_factory=lambda: GPUS)
-    workload: Workload = LLAMA_2_70B
+    workload: ServedModel = LLAMA_2_70B
     noise: float = NOISE
     """Standard deviation of a link's factor."""
     one_way_share: float = 0.5
@@ -152,11 +154,6 @@ def place_testbed(number: int, seed: int, world: World | None = None) -> Placeme
     shares = rng.uniform(*chosen.memory_shares, chosen.machines)
     latency_ms = _noisy(world.one_way_ms[np.ix_(places, places)], world.noise, rng)
     return _placement(world, places, kinds, shares, latency_ms)
-
-
-def random_swarm(machines: int, seed: int, world: World | None = None) -> CircuitProblem:
-    """Any number of machines at homes all over the matrix; the same seed gives the same problem."""
-    return place_random_swarm(machines, seed, world).problem
 
 
 def place_random_swarm(machines: int, seed: int, world: World | None = None) -> Placement:

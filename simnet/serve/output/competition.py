@@ -9,11 +9,11 @@ from molink.shards.spec import Span
 from molink.simnet.core.frames import SimulatedFrame
 from molink.simnet.core.request_load import Request
 from molink.simnet.core.serving_world import ServingWorld
-from molink.simnet.core.stage_peer import ComputeS
+from molink.simnet.core.simulated_peer import ComputeS
 from molink.simnet.core.timeline import Timeline
-from molink.simnet.devices.devices import DEVICES, Chunk, DeviceProfile, Work
+from molink.simnet.devices.devices import DEVICES, DeviceProfile, SequenceChunk, Work
 from molink.simnet.devices.model_shapes import ModelShape
-from molink.simnet.serve.scenario import Scenario, Stage, circuit_plan
+from molink.simnet.serve.scenario import Scenario, SimulatedStage, circuit_plan
 from molink.simnet.serve.served_as import WHOLE_PROMPT_TOKENS, ServedAs
 
 LLAMA_30B = ModelShape(
@@ -32,7 +32,7 @@ LLAMA_30B = ModelShape(
 BANDWIDTH_MBPS = 100.0
 _DEVICE: DeviceProfile = replace(DEVICES["rtx-4090"], memory_bytes=4 * DEVICES["rtx-4090"].memory_bytes)
 """The papers' servers have as many as the model needs; one computes at a time."""
-_STAGES = (Stage(_DEVICE, Span(0, 30)), Stage(_DEVICE, Span(30, 60)))
+_STAGES = (SimulatedStage(_DEVICE, Span(0, 30)), SimulatedStage(_DEVICE, Span(30, 60)))
 _BATCH = 4
 PROMPT_TOKENS = 1000
 _AT_ONCE_S = 1e-6
@@ -41,7 +41,7 @@ PROMPT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class IterationCost:
     """Of an iteration on one stage."""
 
     tokens: int
@@ -50,7 +50,7 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True)
-class Computing:
+class EngineStep:
     """A step of an engine."""
 
     stage: int
@@ -60,7 +60,7 @@ class Computing:
 
 
 @dataclass(frozen=True, slots=True)
-class Sending:
+class Transmission:
     """Bytes that leave a stage's uplink one after the other, for the same phase."""
 
     stage: int
@@ -70,42 +70,42 @@ class Sending:
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class RunRecording:
     """Of a run, in order."""
 
-    computing: tuple[Computing, ...]
-    sending: tuple[Sending, ...]
+    computing: tuple[EngineStep, ...]
+    sending: tuple[Transmission, ...]
 
 
-def prefill_cost(tokens: int) -> Cost:
+def prefill_cost(tokens: int) -> IterationCost:
     """Of a prompt: half the layers, then the line."""
-    return _cost(tokens, [Chunk(tokens, 0)])
+    return _cost(tokens, [SequenceChunk(tokens, 0)])
 
 
-def decode_cost(batch: int, context: int = 512) -> Cost:
+def decode_cost(batch: int, context: int = 512) -> IterationCost:
     """Of one token for each of so many sessions."""
-    return _cost(batch, [Chunk(1, context)] * batch)
+    return _cost(batch, [SequenceChunk(1, context)] * batch)
 
 
-def alone(until_s: float = 5.0) -> Recorded:
+def alone(until_s: float = 5.0) -> RunRecording:
     """A prompt of 1,000 tokens, and nothing else."""
     return _two_stages("concurrent", ServedAs("2", WHOLE_PROMPT_TOKENS), [_prompt()], 1.0, until_s)
 
 
-def competition(policy: str, until_s: float = 5.0) -> Recorded:
+def competition(policy: str, until_s: float = 5.0) -> RunRecording:
     """Two micro-batches of four decode; a prompt of 1,000 tokens comes between them."""
     decoding = [Request(number, 0.001 * number, 1, 200) for number in range(2 * _BATCH)]
     return _two_stages(policy, ServedAs("2", WHOLE_PROMPT_TOKENS), [*decoding, _prompt()], 1.0, until_s)
 
 
-def bubbles(micro_batches: int, delay_ms: float = 10.0, until_s: float = 3.0) -> Recorded:
+def bubbles(micro_batches: int, delay_ms: float = 10.0, until_s: float = 3.0) -> RunRecording:
     """So many micro-batches decode on two stages."""
     decoding = [Request(number, 0.001 * number, 1, 200) for number in range(_BATCH * micro_batches)]
     served_as = ServedAs(f"{micro_batches}", WHOLE_PROMPT_TOKENS)
     return _two_stages("molink", served_as, decoding, delay_ms, until_s)
 
 
-def busy(parts: Sequence[Computing | Sending], window_s: tuple[float, float]) -> float:
+def busy(parts: Sequence[EngineStep | Transmission], window_s: tuple[float, float]) -> float:
     """Of one engine, or one uplink: the part of the window in which it did something."""
     start_s, end_s = window_s
     inside = (min(end_s, one.start_s + one.taken_s) - max(start_s, one.start_s) for one in parts)
@@ -116,32 +116,32 @@ def _prompt() -> Request:
     return Request(2 * _BATCH, PROMPT_S, PROMPT_TOKENS, 1000)
 
 
-def _cost(tokens: int, chunks: Sequence[Chunk]) -> Cost:
+def _cost(tokens: int, chunks: Sequence[SequenceChunk]) -> IterationCost:
     compute_s = _DEVICE.compute_s(LLAMA_30B, _STAGES[0].span, chunks, 0)
-    return Cost(
+    return IterationCost(
         tokens, 1000 * compute_s, tokens * LLAMA_30B.spec().activation_bytes * 8 / (1000 * BANDWIDTH_MBPS)
     )
 
 
 def _two_stages(
     policy: str, served_as: ServedAs, requests: Sequence[Request], delay_ms: float, until_s: float
-) -> Recorded:
+) -> RunRecording:
     scenario = Scenario(LLAMA_30B, _STAGES, BANDWIDTH_MBPS, delay_ms, 0.0)
     return record(scenario, policy, served_as, requests, until_s)
 
 
 def record(
     scenario: Scenario, policy: str, served_as: ServedAs, requests: Sequence[Request], until_s: float
-) -> Recorded:
+) -> RunRecording:
     """What engines and uplinks do until then. Raises ValueError as `circuit_plan` does."""
     timeline = Timeline()
-    steps: list[Computing] = []
+    steps: list[EngineStep] = []
 
     def noted(stage: int, compute_s: ComputeS) -> ComputeS:
         def noting(work: Work, sampled: int) -> float:
             taken_s = compute_s(work, sampled)
             prefill = work.attended > work.tokens  # a row that is alone attends to as many as it reads
-            steps.append(Computing(stage, timeline.now_s, taken_s, prefill))
+            steps.append(EngineStep(stage, timeline.now_s, taken_s, prefill))
             return taken_s
 
         return noting
@@ -149,17 +149,22 @@ def record(
     plan = circuit_plan(scenario, policy, served_as)
     plan = replace(plan, compute_s=tuple(noted(stage, one) for stage, one in enumerate(plan.compute_s)))
     world = ServingWorld(plan, timeline)
-    sent: list[list[Sending]] = [[] for _ in world.channels]
+    sent: list[list[Transmission]] = [[] for _ in world.channels]
     bytes_per_s = scenario.bandwidth_mbps * 1e6 / 8
     for stage, channels in enumerate(world.channels):
         channels.on_sent = partial(_note, sent[stage], stage, bytes_per_s)
     world.desk.arrive(requests)
     timeline.run(until_s)
-    return Recorded(tuple(steps), tuple(one for own in sent for one in own))
+    return RunRecording(tuple(steps), tuple(one for own in sent for one in own))
 
 
 def _note(
-    sent: list[Sending], stage: int, bytes_per_s: float, frame: SimulatedFrame, size_bytes: int, left_s: float
+    sent: list[Transmission],
+    stage: int,
+    bytes_per_s: float,
+    frame: SimulatedFrame,
+    size_bytes: int,
+    left_s: float,
 ) -> None:
     """Chunks that follow each other at once are one."""
     prefill = frame.traffic_class is TrafficClass.PREFILL
@@ -167,4 +172,4 @@ def _note(
     last = sent[-1] if sent else None
     if last is not None and last.prefill == prefill and start_s - last.start_s - last.taken_s < _AT_ONCE_S:
         start_s = sent.pop().start_s
-    sent.append(Sending(stage, start_s, left_s - start_s, prefill))
+    sent.append(Transmission(stage, start_s, left_s - start_s, prefill))

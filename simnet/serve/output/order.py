@@ -7,12 +7,12 @@ from itertools import combinations
 
 from molink.simnet.serve.paper import SYSTEM_OF
 from molink.simnet.serve.presets import Preset
-from molink.simnet.serve.rows import ServeRow
+from molink.simnet.serve.rows import ServeRow, by_setting
 
 METRICS = (("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("latency", "latency_s"), ("tokens/s", "throughput_tps"))
 """How they are called, and their fields."""
 MORE_IS_BETTER = "throughput_tps"
-_OURS = "molink"
+OURS = "molink"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +30,10 @@ class Order:
 def orders(preset: Preset, rows: Sequence[ServeRow]) -> tuple[Order, ...]:
     """By metric; none without two systems of the paper. Its own system is the policy that does what the paper says,
     not ours, unless only ours ran."""
-    settings: dict[tuple[object, ...], list[ServeRow]] = {}
-    for row in rows:
-        settings.setdefault(tuple(getattr(row, name) for name in preset.settings), []).append(row)
+    settings = by_setting(preset, rows)
     found = []
     for metric, field in METRICS:
-        swaps = [swap for one in settings.values() for swap in _pairs(_systems(one), field)]
+        swaps = [swap for one in settings for swap in _pairs(_systems(one), field)]
         if swaps:
             swapped = Counter((better, worse) for better, worse, kept in swaps if not kept)
             found.append(Order(metric, len(swaps), len(swaps) - swapped.total(), dict(swapped)))
@@ -45,8 +43,8 @@ def orders(preset: Preset, rows: Sequence[ServeRow]) -> tuple[Order, ...]:
 def _systems(rows: Sequence[ServeRow]) -> list[ServeRow]:
     """One row for each system, or, in an ablation, technique, that the paper prints in a setting."""
     printed = [row for row in rows if row.paper_ttft_s is not None]
-    faithful = {SYSTEM_OF.get(row.policy) for row in printed if row.policy != _OURS}
-    return [row for row in printed if row.policy != _OURS or SYSTEM_OF.get(_OURS) not in faithful]
+    faithful = {SYSTEM_OF.get(row.policy) for row in printed if row.policy != OURS}
+    return [row for row in printed if row.policy != OURS or SYSTEM_OF.get(OURS) not in faithful]
 
 
 def _pairs(rows: Sequence[ServeRow], field: str) -> Iterator[tuple[str, str, bool]]:
@@ -59,8 +57,4 @@ def _pairs(rows: Sequence[ServeRow], field: str) -> Iterator[tuple[str, str, boo
     for better, worse in combinations(ranked, 2):
         if getattr(better, f"paper_{field}") != getattr(worse, f"paper_{field}"):
             kept = sign * getattr(better, field) < sign * getattr(worse, field)
-            yield _name(better), _name(worse), kept
-
-
-def _name(row: ServeRow) -> str:
-    return row.technique or row.policy
+            yield better.system, worse.system, kept

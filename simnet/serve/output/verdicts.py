@@ -1,15 +1,12 @@
 """In how many cells of a serving table ours gains at least what the paper's system does. Pure."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from molink.simnet.serve.output.order import METRICS, MORE_IS_BETTER
+from molink.simnet.serve.output.order import METRICS, MORE_IS_BETTER, OURS
 from molink.simnet.serve.paper import MOLINK, SYSTEM_OF
 from molink.simnet.serve.presets import Preset
-from molink.simnet.serve.rows import ServeRow
-
-_OURS = "molink"
-_Setting = tuple[object, ...]
+from molink.simnet.serve.rows import ServeRow, by_setting
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,27 +31,21 @@ class Verdict:
 
 def verdicts(preset: Preset, rows: Sequence[ServeRow]) -> tuple[Verdict, ...]:
     """One for each system that the paper's own is compared with; none where ours did not run."""
-    by_setting: dict[_Setting, list[ServeRow]] = {}
-    for row in rows:
-        key = tuple(getattr(row, name) for name in preset.settings)
-        by_setting.setdefault(key, []).append(row)
-    return tuple(_verdicts(preset, by_setting))
+    return tuple(_verdicts(preset, by_setting(preset, rows)))
 
 
-def _verdicts(preset: Preset, by_setting: Mapping[_Setting, Sequence[ServeRow]]) -> Iterator[Verdict]:
-    names = dict.fromkeys(
-        _name(row) for rows in by_setting.values() for row in rows if _is_baseline(row, preset)
-    )
+def _verdicts(preset: Preset, settings: Sequence[Sequence[ServeRow]]) -> Iterator[Verdict]:
+    names = dict.fromkeys(row.system for rows in settings for row in rows if _is_baseline(row, preset))
     for name in names:
-        settings = [found for rows in by_setting.values() if (found := _compared(name, rows)) is not None]
+        compared = [found for rows in settings if (found := _compared(name, rows)) is not None]
         counts = []
         for metric, field in METRICS:
-            pairs = [pair for one in settings if (pair := _gains(field, *one)) is not None]
+            pairs = [pair for one in compared if (pair := _gains(field, *one)) is not None]
             if pairs:
                 counts.append((metric, Count(sum(ours >= papers for ours, papers in pairs), len(pairs))))
         if counts:
-            base = settings[0][1]
-            yield Verdict(_name(settings[0][0]), name, SYSTEM_OF[base.policy], tuple(counts))
+            base = compared[0][1]
+            yield Verdict(compared[0][0].system, name, SYSTEM_OF[base.policy], tuple(counts))
 
 
 def _is_baseline(row: ServeRow, preset: Preset) -> bool:
@@ -65,8 +56,8 @@ def _is_baseline(row: ServeRow, preset: Preset) -> bool:
 
 def _compared(baseline: str, rows: Sequence[ServeRow]) -> tuple[ServeRow, ServeRow, ServeRow] | None:
     """Of one setting: ours at its fullest, the baseline, and the row that has the printed values of the paper's own."""
-    ours = [row for row in rows if row.policy == _OURS]
-    base = [row for row in rows if _name(row) == baseline]
+    ours = [row for row in rows if row.policy == OURS]
+    base = [row for row in rows if row.system == baseline]
     printed = [row for row in rows if SYSTEM_OF.get(row.policy) == MOLINK and row.paper_ttft_s is not None]
     if not (ours and base and printed):
         return None
@@ -87,7 +78,3 @@ def _gains(field: str, ours: ServeRow, base: ServeRow, printed: ServeRow) -> tup
     if field == MORE_IS_BETTER:
         return own / of - 1, paper / paper_of - 1
     return 1 - own / of, 1 - paper / paper_of
-
-
-def _name(row: ServeRow) -> str:
-    return row.technique or row.policy

@@ -1,4 +1,4 @@
 """Members of a simulated swarm: what they hold and announce, what that costs on the wire, and how they move.
 
-Begin with `member.py`; `announcing.py` and `moving.py` use the product's own decisions.
+Begin with `member.py`; `announcing.py` and `placing.py` drive the product's own cores.
 """

@@ -8,7 +8,7 @@ from molink.simnet.swarm.members.member import NotConserved
 MINUTE_S = 60.0
 
 
-class Outcome(StrEnum):
+class SessionOutcome(StrEnum):
     """How a session ended. Each ends once."""
 
     COMPLETED = "completed"
@@ -21,11 +21,11 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class EndedSession:
     """One session that has ended."""
 
     number: int
-    outcome: Outcome
+    outcome: SessionOutcome
     arrival_s: float
     end_s: float
     prompt_tokens: int
@@ -70,7 +70,7 @@ class PartnerCounts:
 class Accounts:
     """Sessions by what has become of them, and how many were open when."""
 
-    ended: list[Ended] = field(default_factory=list)
+    ended: list[EndedSession] = field(default_factory=list)
     arrived: int = 0
     granted: int = 0
     """Leases."""
@@ -93,7 +93,7 @@ class Accounts:
         self.arrived += 1
         self._open[number] = now_s
 
-    def end(self, ended: Ended) -> None:
+    def end(self, ended: EndedSession) -> None:
         """A session ends. Raises NotConserved if it has ended before, or never came."""
         if self._open.pop(ended.number, None) != ended.arrival_s:
             raise NotConserved(f"session {ended.number} ends, and is not open")

@@ -1,4 +1,4 @@
-"""When peers speak, by the product's rules and in its encodings, and who hears it."""
+"""What peers say, in the product's encodings, and who hears it; when they do each one's `AnnouncingCore` decides."""
 
 import hashlib
 import math
@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from numpy.random import Generator
 
+from molink.dht.membership import announcing_core as core
 from molink.dht.membership.failure_detector import WITNESSES
 from molink.dht.membership.timing import (
     FACTS_COST_BITS,
@@ -15,15 +16,12 @@ from molink.dht.membership.timing import (
     NewsRate,
     announced_links,
     announcement_interval_s,
-    change_burst,
-    change_spacing_s,
-    facts_burst,
+    anti_entropy_interval_s,
     facts_interval_s,
-    repair_interval_s,
     state_ttl_s,
 )
 from molink.dht.records import announcement_pb2 as pb
-from molink.dht.records.announcement import seal_facts, seal_loss, seal_state
+from molink.dht.records.announcement import sign_facts, sign_loss, sign_state
 from molink.dht.records.records import LinkMeasurement, PeerLoss, PeerState
 from molink.dht.records.state_codec import peer_tag, state_from_message
 from molink.simnet.core.timeline import Alarm, Timeline
@@ -48,12 +46,10 @@ LOSS_BELIEVED_S = TIMING.silence_s + TIMING.redial_before_loss_s + TIMING.dial_t
 """After a crash: neighbours hear nothing, dial, and tell; nobody refutes it."""
 _STATES_OF_ONE = 3
 """That a newcomer announces, before the world has shown how many these are."""
-_EPSILON_S = 1e-9
 
 
-class Announcing:
-    """Publishes for all members as `molink.dht.gossip.publisher` does for one: changes at once, within the pace, and
-    what has not changed from time to time."""
+class AnnouncementDriver:
+    """Drives the announcing cores of all members in virtual time."""
 
     def __init__(
         self, timeline: Timeline, bulletin: Bulletin, traffic: ControlTraffic, rng: Generator
@@ -77,10 +73,9 @@ class Announcing:
 
     def begin(self, member: Member) -> None:
         """A member that was there before the world began: it has spoken some time within its last interval."""
-        now_s = self._timeline.now_s
-        member.interval_s = self._settled_s
-        ago_s = float(self._rng.uniform(0.0, member.interval_s))
-        state, record = self._sealed(member, member.interval_s)
+        now_s, interval_s = self._timeline.now_s, self._settled_s
+        ago_s = float(self._rng.uniform(0.0, interval_s))
+        state, record = self._sealed(member, member.state(), state_ttl_s(interval_s, TIMING.jitter))
         if len(self._alarms) < _SAMPLE:
             facts = self._facts_record(member.volunteer)
             self._traffic.gossip.add("facts", facts)
@@ -88,26 +83,25 @@ class Announcing:
             self._traffic.entries.add("entry", entry.SerializeToString())
             entry.ClearField("facts")
             self._traffic.newer_states.add("entry", entry.SerializeToString())
-        member.told, member.told_s = member.state(), now_s - ago_s
+        member.told = member.state()
         self._bulletin.put(Notice(member.volunteer.facts, state, now_s - ago_s))
-        member.due_s = now_s + max(0.0, self._jittered(member.interval_s) - ago_s)
-        self._watch(member)
+        due_s = now_s + max(0.0, interval_s * (1 + self._draw() * TIMING.jitter) - ago_s)
+        facts_every_s = facts_interval_s(self.living, TIMING.facts_interval_s)
+        facts_due_s = now_s + float(self._rng.uniform(0.0, facts_every_s))
+        member.speech = core.AnnouncingCore.standing(TIMING, now_s - ago_s, interval_s, due_s, facts_due_s)
+        self._watch(member).set(due_s)
 
     def join(self, member: Member) -> None:
         """A newcomer copies the table and tells everybody what it is."""
-        now_s = self._timeline.now_s
-        self._traffic.joined(len(self._bulletin), self.living, now_s)
-        self._flood_facts(member.volunteer, FACTS_COST_BITS)
-        member.pace = replace(member.pace, at=now_s)
+        self._traffic.joined(len(self._bulletin), self.living, self._timeline.now_s)
         self._watch(member)
-        self.changed(member)
-        self._timeline.call(_REMEASURED_S, lambda: self._remeasured(member))
+        self._tell(member, core.Changed(facts=True))
+        self._timeline.call(_REMEASURED_S, lambda: self._tell(member, core.Changed(facts=True)))
 
     def changed(self, member: Member) -> None:
         """Something that the member announces may be another now."""
-        if member.alive and not member.changed and member.state() != member.told:
-            member.changed = True
-            self._alarms[member.peer_id].set(max(self._timeline.now_s, member.told_s + TIMING.change_gap_s))
+        if member.alive and not member.speech.has_news and member.state() != member.told:
+            self._tell(member, core.Changed())
 
     def gone(self, member: Member, *, told: bool) -> None:
         """A member is gone. Everybody has heard so, or, if it crashed, hears so from its neighbours."""
@@ -116,7 +110,7 @@ class Announcing:
             self._timeline.call(LOSS_BELIEVED_S - TIMING.refute_s, lambda: self._lost(member))
             self._timeline.call(LOSS_BELIEVED_S, lambda: self._take_back(member))
             return
-        _, record = self._sealed(member, 0.0)
+        _, record = self._sealed(member, core.farewell(member.state()), 0)
         self._traffic.flooded("states", record, self.living, self._timeline.now_s, STATE_COST_BITS)
         self._take_back(member)
 
@@ -125,13 +119,8 @@ class Announcing:
         now_s = self._timeline.now_s
         self._bulletin.expire(now_s)
         known = len(self._bulletin)
-        interval_s = repair_interval_s(known, TIMING.repair_interval_s)
+        interval_s = anti_entropy_interval_s(known, TIMING.anti_entropy_interval_s)
         self._traffic.repaired(known, interval_s, now_s, lasting_s)
-        # unchanged facts, said again: each member's in its turn
-        each_s = facts_interval_s(known, TIMING.facts_interval_s)
-        for _ in range(int(self._rng.poisson(self.living * lasting_s / each_s))):
-            member = tuple(self._members.values())[int(self._rng.integers(len(self._members)))]
-            self._flood_facts(member.volunteer, FACTS_COST_BITS / 2)
 
     def _lost(self, member: Member) -> None:
         """Its neighbours tell of it, as many as it takes, and one that had not heard of the others."""
@@ -142,7 +131,7 @@ class Announcing:
             witness = self._members[name].volunteer.identity
             lost_tag = peer_tag(member.volunteer.identity.public_key)
             loss = PeerLoss(peer_tag(witness.public_key), lost_tag, self._sequence())
-            record = seal_loss(loss, witness)
+            record = sign_loss(loss, witness)
             self._traffic.flooded("losses", record, self.living, self._timeline.now_s, LOSS_COST_BITS)
 
     def _take_back(self, member: Member) -> None:
@@ -150,58 +139,42 @@ class Announcing:
             state = replace(member.told, ttl_s=0)
             self._bulletin.put(Notice(member.volunteer.facts, state, self._timeline.now_s))
 
-    def _remeasured(self, member: Member) -> None:
-        if member.alive and facts_burst(self._news_bits_per_s()) > 1:
-            self._flood_facts(member.volunteer, FACTS_COST_BITS / 2)
-
     def _flood_facts(self, volunteer: Volunteer, cost_bits: float) -> None:
         record = self._facts_record(volunteer)
         self._traffic.flooded("facts", record, self.living, self._timeline.now_s, cost_bits)
 
-    def _news_bits_per_s(self) -> float:
-        return self._traffic.news.after(self._timeline.now_s).bits_per_s
-
-    def _watch(self, member: Member) -> None:
+    def _watch(self, member: Member) -> Alarm:
         alarm = Alarm(self._timeline, lambda: self._ring(member))
         self._alarms[member.peer_id] = alarm
         self._members[member.peer_id] = member
-        if member.told is not None:
-            alarm.set(member.due_s)
+        return alarm
 
     def _ring(self, member: Member) -> None:
+        news_bits_per_s = self._traffic.news.after(self._timeline.now_s).bits_per_s
+        self._tell(member, core.Look(len(self._bulletin), news_bits_per_s, self._draw()))
+
+    def _tell(self, member: Member, event: core.Event) -> None:
         if not member.alive:
             return
-        now_s, alarm = self._timeline.now_s, self._alarms[member.peer_id]
-        if not member.changed and now_s < member.due_s - _EPSILON_S:
-            alarm.set(member.due_s)
-            return
-        known, news = len(self._bulletin), self._news_bits_per_s()
-        interval_s = announcement_interval_s(known, news, member.interval_s, TIMING.interval_s)
-        spacing_s = change_spacing_s(known, interval_s, TIMING.interval_s)
-        burst = change_burst(TIMING, news)
-        member.pace = member.pace.after(now_s, TIMING, spacing_s, burst)
-        wait_s = member.pace.wait_s(TIMING, spacing_s)
-        if wait_s > _EPSILON_S:
-            alarm.set(now_s + wait_s)
-            return
-        member.pace, member.interval_s = member.pace.spent(), interval_s
-        state, record = self._sealed(member, interval_s)
+        for effect in member.speech.handle(event, self._timeline.now_s):
+            if isinstance(effect, core.Wake):
+                self._alarms[member.peer_id].move(effect.at_s)
+            else:
+                self._speak(member, effect)
+
+    def _speak(self, member: Member, words: core.Speak) -> None:
+        now_s, told = self._timeline.now_s, member.state()
+        if words.facts is not None:  # a newcomer copies everybody's, too, which is once as much again
+            self._flood_facts(member.volunteer, FACTS_COST_BITS / (1 if member.told is None else 2))
+        state, record = self._sealed(member, told, words.ttl_s)
         self._traffic.flooded("states", record, self.living, now_s, STATE_COST_BITS)
         self._bulletin.put(Notice(member.volunteer.facts, state, now_s))
-        member.told, member.told_s, member.changed = member.state(), now_s, False
-        member.due_s = now_s + self._jittered(interval_s)
-        alarm.set(member.due_s)
+        member.told = told
 
-    def _sealed(self, member: Member, interval_s: float) -> tuple[PeerState, bytes]:
+    def _sealed(self, member: Member, told: PeerState, ttl_s: int) -> tuple[PeerState, bytes]:
         """The state as others read it, and its record."""
-        sequence = self._sequence()
-        state = replace(
-            member.state(),
-            sequence=sequence,
-            facts_sequence=_CLOCK_MS,
-            ttl_s=state_ttl_s(interval_s, TIMING.jitter) if interval_s else 0,
-        )
-        record = seal_state(state, member.volunteer.identity)
+        state = replace(told, sequence=self._sequence(), facts_sequence=_CLOCK_MS, ttl_s=ttl_s)
+        record = sign_state(state, member.volunteer.identity)
         return state_from_message(pb.State.FromString(record[_HEAD_BYTES:]), member.peer_id), record
 
     def _facts_record(self, volunteer: Volunteer) -> bytes:
@@ -232,10 +205,11 @@ class Announcing:
             prefill_context_ms=measured(facts.prefill_context_ms),
             links=tuple(LinkMeasurement(peer_id, measured(30.0)) for peer_id in near),
         )
-        return seal_facts(noisy, volunteer.identity)
+        return sign_facts(noisy, volunteer.identity)
 
     def _sequence(self) -> int:
         return _CLOCK_MS + int(1000 * self._timeline.now_s)
 
-    def _jittered(self, seconds: float) -> float:
-        return seconds * float(self._rng.uniform(1 - TIMING.jitter, 1 + TIMING.jitter))
+    def _draw(self) -> float:
+        """Evenly from -1 to 1."""
+        return float(self._rng.uniform(-1.0, 1.0))

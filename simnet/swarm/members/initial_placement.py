@@ -1,4 +1,4 @@
-"""Which layers volunteers hold: `preview_join`, asked about the peers near by.
+"""Initial placement: which layers volunteers choose, by `preview_join` asked about the peers near by.
 
 A preview poses the problem of all peers that it is given, and takes a tenth of a second for two dozen. In a large swarm
 a newcomer asks about its neighbourhood; and of newcomers to one region with the same card one in `ASKS` asks, while the
@@ -9,6 +9,7 @@ regions have too few people for a village of their own, neighbouring ones of the
 
 from collections.abc import Sequence
 
+from molink.dht.records.records import PeerView
 from molink.routing.placement.placement import preview_join
 from molink.routing.snapshot import Snapshot
 from molink.shards.spec import ModelSpec, Span
@@ -22,17 +23,19 @@ LARGE = 1000
 ASKS = 8
 
 
-def choose_span(
-    member: Member, bulletin: Bulletin, model: ModelSpec, now_s: float
-) -> tuple[Span | None, float]:
-    """What the newcomer should load, and the seconds until it serves that."""
+def choose_span(member: Member, others: Sequence[PeerView], model: ModelSpec) -> Span | None:
+    """What the newcomer should load, if there are only these others."""
+    return preview_join(Snapshot(tuple(others), model), member.joining()).span
+
+
+def neighbours(member: Member, bulletin: Bulletin, now_s: float) -> tuple[PeerView, ...]:
+    """The others about whom a newcomer asks."""
     near = bulletin.near(member.volunteer.facts, NEIGHBOURHOOD)
-    preview = preview_join(Snapshot(tuple(notice.view(now_s) for notice in near), model), member.joining())
-    return preview.span, preview.ready_s
+    return tuple(notice.view(now_s) for notice in near if notice.expires_s > now_s)
 
 
-class Settling:
-    """Remembers what volunteers of a region with the same card have chosen."""
+class InitialPlacement:
+    """Places volunteers, and remembers what those of a region with the same card have chosen."""
 
     def __init__(self, model: ModelSpec) -> None:
         self.asked = 0
@@ -40,8 +43,10 @@ class Settling:
         self._model = model
         self._chosen: dict[tuple[int, int], list[Span]] = {}
         self._turns: dict[tuple[int, int], int] = {}
+        self._newcomers: dict[str, int] = {}
+        """Their turns."""
 
-    def settle(self, volunteers: Sequence[Volunteer]) -> list[Member]:
+    def place_all(self, volunteers: Sequence[Volunteer]) -> list[Member]:
         """Members that hold what they have chosen, one after another, or what they are said to hold."""
         few = len(volunteers) <= 4 * NEIGHBOURHOOD
         regions = 1 + max((volunteer.region for volunteer in volunteers), default=0)
@@ -60,22 +65,21 @@ class Settling:
             members.append(member)
         return members
 
-    def newcomer_span(self, member: Member, bulletin: Bulletin, now_s: float) -> tuple[Span | None, float]:
-        """What a newcomer to the swarm of `bulletin` loads, and the seconds until it serves that."""
+    def newcomer_span(self, member: Member, others: Sequence[PeerView], peers: int) -> Span | None:
+        """What a newcomer to a swarm of so many chooses, who may be asked again; `others` are its neighbours."""
         like = self._like(member)
-        turn = self._turns[like] = self._turns.get(like, 0) + 1
+        if member.peer_id not in self._newcomers:
+            self._newcomers[member.peer_id] = self._turns[like] = self._turns.get(like, 0) + 1
+        turn = self._newcomers[member.peer_id]
         chosen = self._chosen.setdefault(like, [])
-        if len(bulletin) > LARGE and turn % ASKS and chosen:
-            span = chosen[turn % len(chosen)]
-            size_bytes = self._model.weight_bytes(span)
-            fetch = member.volunteer.fetch_bytes_per_s
-            return span, member.load_s((span,)) + (size_bytes / fetch if fetch else 0.0)
+        if peers > LARGE and turn % ASKS and chosen:
+            return chosen[turn % len(chosen)]
         self.asked += 1
-        found, ready_s = choose_span(member, bulletin, self._model, now_s)
+        found = choose_span(member, others, self._model)
         if found is not None:
             chosen.append(found)
             del chosen[:-ASKS]
-        return found, ready_s
+        return found
 
     def _first_span(self, member: Member, village: Bulletin, *, asks: bool) -> Span | None:
         like = self._like(member)
@@ -84,7 +88,7 @@ class Settling:
             turn = self._turns[like] = self._turns.get(like, 0) + 1
             return chosen[turn % len(chosen)]
         self.asked += 1
-        found, _ = choose_span(member, village, self._model, 0.0)
+        found = choose_span(member, neighbours(member, village, 0.0), self._model)
         if found is not None:
             chosen.append(found)
         return found

@@ -1,13 +1,12 @@
 """One volunteer's peer: its lease book, what it computes, and what it has to announce."""
 
-import math
-from dataclasses import replace
-
-from molink.dht.membership.timing import DiscoveryTiming, Pace
+from molink.dht.membership.announcing_core import AnnouncingCore
+from molink.dht.membership.timing import DiscoveryTiming
 from molink.dht.records.records import PeerState, PeerView
+from molink.peer.announcing.placement_core import Claim, PlacementCore, claimed
 from molink.peer.memory.leases import Granted, LeaseBook, LeaseKey, Refused, announced_free_bytes
 from molink.routing.placement.placement import JoiningMachine
-from molink.shards.spec import ModelSpec, Span, merge_spans, missing_spans
+from molink.shards.spec import ModelSpec, Span, missing_spans
 from molink.simnet.swarm.population.volunteers import Volunteer
 
 TIMING = DiscoveryTiming()
@@ -23,21 +22,16 @@ class Member:
     __slots__ = (
         "alive",
         "book",
-        "changed",
+        "claim",
         "copies",
         "decoding",
-        "due_s",
-        "held_since_s",
-        "interval_s",
         "loads",
-        "pace",
+        "placement",
         "prefilling",
-        "promised",
         "spec",
+        "speech",
         "told",
-        "told_s",
         "volunteer",
-        "withheld",
     )
 
     def __init__(self, volunteer: Volunteer, spec: ModelSpec) -> None:
@@ -52,21 +46,11 @@ class Member:
         self.prefilling: dict[int, None] = {}
         self.loads: dict[Span, float] = {}
         """What it is loading, and when that will be there."""
-        self.held_since_s = -math.inf
-        """Since when it has held its layers; infinite: it has not got them yet."""
-        self.promised: tuple[Span, ...] = ()
-        """What it tells others that it is going to load, and to drop."""
-        self.withheld: tuple[Span, ...] = ()
-        self.changed = False
-        """Whether there is something to say."""
+        self.placement = PlacementCore(volunteer.peer_id)
+        self.claim = Claim()
+        self.speech = AnnouncingCore(TIMING)
         self.told: PeerState | None = None
-        """What it has said last, and when."""
-        self.told_s = -math.inf
-        self.due_s = 0.0
-        """When it announces itself again, if nothing changes."""
-        self.interval_s = math.inf
-        """Between its announcements of what has not changed, as of the last one."""
-        self.pace = Pace(float(TIMING.change_burst), 0.0)
+        """What it has said last."""
 
     @property
     def peer_id(self) -> str:
@@ -74,14 +58,7 @@ class Member:
 
     def state(self) -> PeerState:
         """What it would announce now."""
-        state = self._own_state()
-        if not (self.promised or self.withheld):
-            return state
-        return replace(
-            state,
-            spans=tuple(left for span in state.spans for left in missing_spans(span, self.withheld)),
-            loading=merge_spans((*state.loading, *self.promised)),
-        )
+        return claimed(self._own_state(), self.claim)
 
     def own_view(self) -> PeerView:
         """Itself as it is this moment, whatever it has told others."""

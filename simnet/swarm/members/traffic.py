@@ -11,10 +11,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from molink.dht.gossip.spreading import NAME_BYTES
+from molink.dht.gossip.spreading import RECORD_ID_BYTES
 from molink.dht.gossip.table import DIGESTS
 from molink.dht.host.packed import Deflater
-from molink.dht.membership.timing import DEGREE, DiscoveryTiming, NewsRate, offer_gap_s
+from molink.dht.membership.timing import DEGREE, DiscoveryTiming, NewsRate, ihave_interval_s
 from molink.dht.records import announcement_pb2 as pb
 
 FRAME_BYTES, WIRE_BYTES = 2, 12 + 18 + 40 + 26
@@ -84,11 +84,11 @@ class ControlTraffic:
             self._add(kind, copies * (packed_bytes + FRAME_BYTES + WIRE_BYTES), now_s)
         else:
             names = min(OFFERS, copies) + 1
-            self._add(kind, packed_bytes + names * NAME_BYTES, now_s)
+            self._add(kind, packed_bytes + names * RECORD_ID_BYTES, now_s)
             minute = int(now_s // MINUTE_S)
             self.offered[minute] = self.offered.get(minute, 0) + 1
         self.news = self.news.after(now_s, cost_bits)
-        self.gaps_s[int(now_s // MINUTE_S)] = offer_gap_s(self.news.bits_per_s)
+        self.gaps_s[int(now_s // MINUTE_S)] = ihave_interval_s(self.news.bits_per_s)
 
     def repaired(self, entries: int, interval_s: float, now_s: float, lasting_s: float) -> None:
         """Each peer compares its table with a neighbour's every `interval_s`."""

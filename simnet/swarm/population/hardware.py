@@ -64,8 +64,8 @@ MIX: Mapping[str, float] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Kind:
-    """A card as a peer that serves one model knows it."""
+class CardKind:
+    """A kind of card, as a peer that serves one model knows it."""
 
     name: str
     device: Device
@@ -73,7 +73,7 @@ class Kind:
     memory: MemoryPlan
 
 
-def kinds_of(shape: ModelShape, spec: ModelSpec) -> tuple[Kind, ...]:
+def kinds_of(shape: ModelShape, spec: ModelSpec) -> tuple[CardKind, ...]:
     """One for each card on which at least a layer of the model fits, in the order of `CARDS`.
 
     Raises:
@@ -86,7 +86,7 @@ def kinds_of(shape: ModelShape, spec: ModelSpec) -> tuple[Kind, ...]:
         except ValueError:
             continue
         device = Device("cuda", card.name, 1, card.memory_bytes, "Linux x86_64", 8)
-        kinds.append(Kind(name, device, timed_profile(shape, card), memory))
+        kinds.append(CardKind(name, device, timed_profile(shape, card), memory))
     if not kinds:
         raise ValueError(f"not a single layer of {shape.name} fits on any of the cards {', '.join(CARDS)}")
     return tuple(kinds)

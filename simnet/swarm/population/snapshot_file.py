@@ -20,7 +20,7 @@ from molink.routing.cost.cost import CostModel
 from molink.shards.spec import ModelSpec, merge_spans
 from molink.simnet.devices.model_shapes import ModelShape
 from molink.simnet.swarm.population import snapshot_values as values
-from molink.simnet.swarm.population.hardware import Kind
+from molink.simnet.swarm.population.hardware import CardKind
 from molink.simnet.swarm.population.snapshot_values import SnapshotError
 from molink.simnet.swarm.population.volunteers import Volunteer, identity_of, plain_facts
 
@@ -112,7 +112,7 @@ def _volunteer(peer: Mapping[str, object], spec: ModelSpec, where: str) -> Volun
     uplink_mbps = None if uplink is None else values.number(peer, "uplink_mbps", where, least=1e-6, most=1e7)
     processors = int(values.number_or(peer, "processors", where, 1, most=65_535))
     weight_limit = sum(map(spec.weight_bytes, held)) + free_weight
-    kind = Kind(
+    kind = CardKind(
         name="as announced",
         device=Device("cpu", str(peer.get("device") or ""), 1, 0, "", processors),
         profile=_profile(peer, where),

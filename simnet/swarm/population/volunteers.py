@@ -11,7 +11,7 @@ from molink.dht.identity.identity import Identity
 from molink.dht.records.records import PROTOCOL_VERSION, Coordinate, PeerFacts, ServedModel
 from molink.peer.memory.memory import MemoryPlan
 from molink.shards.spec import ModelSpec, Span
-from molink.simnet.swarm.population.hardware import MIX, Kind
+from molink.simnet.swarm.population.hardware import MIX, CardKind
 from molink.simnet.swarm.population.places import RegionPlaces
 from molink.simnet.swarm.settings import Churn
 
@@ -55,7 +55,7 @@ def identity_of(seed: int, name: str) -> Identity:
     )
 
 
-def plain_facts(identity: Identity, spec: ModelSpec, name: str, kind: Kind) -> PeerFacts:
+def plain_facts(identity: Identity, spec: ModelSpec, name: str, kind: CardKind) -> PeerFacts:
     """What such a machine announces, but for where it is. Ports and certificate say nothing, and are as long as real
     ones and as different."""
     profile = kind.profile
@@ -95,7 +95,7 @@ class Recruiter:
     def __init__(
         self,
         spec: ModelSpec,
-        kinds: tuple[Kind, ...],
+        kinds: tuple[CardKind, ...],
         places: RegionPlaces,
         churn: Churn,
         seed: int,

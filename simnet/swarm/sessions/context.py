@@ -1,4 +1,4 @@
-"""What sessions live among: the swarm as those that drive them see it."""
+"""The context of simulated sessions: the swarm as those that drive them see it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -9,13 +9,13 @@ from molink.simnet.core.timeline import Timeline
 from molink.simnet.swarm.members.accounts import Accounts
 from molink.simnet.swarm.members.member import Member
 from molink.simnet.swarm.population.places import Places
-from molink.simnet.swarm.sessions.generation import Generation
-from molink.simnet.swarm.sessions.step_cost import Hop, link_ms
+from molink.simnet.swarm.sessions.generation import SimulatedGeneration
+from molink.simnet.swarm.sessions.step_cost import SimulatedHop, link_ms
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Scene:
-    """Shared by the parts of a session's life; each of its things has its own owner."""
+class SessionContext:
+    """The context that the parts of a session's life share; each of its things has its own owner."""
 
     timeline: Timeline
     model: ModelSpec
@@ -25,23 +25,23 @@ class Scene:
     accounts: Accounts
     changed: Callable[[Member], None]
     """Hears whose load is another now."""
-    running: dict[int, Generation] = field(default_factory=dict)
+    running: dict[int, SimulatedGeneration] = field(default_factory=dict)
     """Sessions that have not ended, by number."""
 
     @property
     def now_s(self) -> float:
         return self.timeline.now_s
 
-    def members_of(self, one: Generation) -> list[Member]:
+    def members_of(self, one: SimulatedGeneration) -> list[Member]:
         """The peers of its circuit, in order."""
         return [self.members[hop.peer_id] for hop in one.hops]
 
-    def hops_of(self, route: Route) -> tuple[Hop, ...]:
+    def hops_of(self, route: Route) -> tuple[SimulatedHop, ...]:
         """The route's hops with the true ways between them."""
         count = len(route.hops)
         following = (*route.hops[1:], route.hops[0])
         return tuple(
-            Hop(
+            SimulatedHop(
                 hop.peer_id,
                 hop.span,
                 link_ms(self.places.rtt_ms(hop.peer_id, after.peer_id)) if count > 1 else 0.0,

@@ -12,16 +12,16 @@ from dataclasses import dataclass
 
 from molink.routing.routes.partners import copied_bytes_per_token, copy_bytes_per_s
 from molink.shards.spec import ModelSpec
-from molink.simnet.swarm.sessions.context import Scene
-from molink.simnet.swarm.sessions.generation import Generation
+from molink.simnet.swarm.sessions.context import SessionContext
+from molink.simnet.swarm.sessions.generation import SimulatedGeneration
 from molink.simnet.swarm.sessions.step_cost import COST
 
 
 @dataclass(slots=True, eq=False)
-class Copy:
-    """Of one hop's KV cache of one session."""
+class KvCopy:
+    """A copy of one hop's KV cache of one session."""
 
-    one: Generation
+    one: SimulatedGeneration
     at: int
     """The hop's number."""
     source: str
@@ -38,7 +38,9 @@ class Copy:
     advanced_s: float = 0.0
 
     @classmethod
-    def of(cls, one: Generation, at: int, partner: str, tpot_ms: float, model: ModelSpec) -> "Copy":
+    def of(
+        cls, one: SimulatedGeneration, at: int, partner: str, tpot_ms: float, model: ModelSpec
+    ) -> "KvCopy":
         """Nothing is copied yet."""
         span = one.hops[at].span
         sizes = (model.kv_bytes(span, one.demand.tokens), copied_bytes_per_token(model, span))
@@ -61,23 +63,23 @@ class Copy:
         return 1000 * self.line_bytes / self.one.tpot_ms
 
 
-class Copying:
-    """Which copies each peer sends, and how fast."""
+class CopyScheduler:
+    """Schedules the copies that each peer sends, and how fast."""
 
-    def __init__(self, scene: Scene) -> None:
-        self._scene = scene
-        self._sent: dict[str, dict[int, Copy]] = {}
+    def __init__(self, context: SessionContext) -> None:
+        self._context = context
+        self._sent: dict[str, dict[int, KvCopy]] = {}
         """By the sender's id and the session's number: a peer has one hop of a session."""
 
-    def begin(self, copy: Copy) -> None:
+    def begin(self, copy: KvCopy) -> None:
         """It is sent from now on, if it was not."""
         sent = self._sent.setdefault(copy.source, {})
         if sent.get(copy.one.number) is not copy:
-            copy.advanced_s = self._scene.now_s
+            copy.advanced_s = self._context.now_s
             sent[copy.one.number] = copy
             self._share(copy.source)
 
-    def end(self, copy: Copy) -> None:
+    def end(self, copy: KvCopy) -> None:
         """It is sent no longer, if it was."""
         sent = self._sent.get(copy.source, {})
         if sent.get(copy.one.number) is copy:
@@ -92,21 +94,23 @@ class Copying:
             self._advance(copy)
             copy.lines_per_s = 0.0
 
-    def _advance(self, copy: Copy) -> None:
-        self._scene.accounts.partners.copied_bytes += copy.advance(self._scene.now_s)
+    def _advance(self, copy: KvCopy) -> None:
+        self._context.accounts.partners.copied_bytes += copy.advance(self._context.now_s)
 
     def _share(self, source: str) -> None:
         sent = self._sent[source]
         for copy in sent.values():
             self._advance(copy)
-        uplink_mbps = self._scene.members[source].volunteer.uplink_mbps or COST.unknown_bandwidth_mbps
+        uplink_mbps = self._context.members[source].volunteer.uplink_mbps or COST.unknown_bandwidth_mbps
         left = copy_bytes_per_s(uplink_mbps, self._decode_bytes_per_s(source), 1)
-        for place, copy in enumerate(sorted(sent.values(), key=Copy.wanted_bytes_per_s)):
+        for place, copy in enumerate(sorted(sent.values(), key=KvCopy.wanted_bytes_per_s)):
             given = min(copy.wanted_bytes_per_s(), left / (len(sent) - place))
             copy.lines_per_s = given / copy.line_bytes
             left -= given
 
     def _decode_bytes_per_s(self, source: str) -> float:
-        running = self._scene.running
-        tpots_ms = [running[number].tpot_ms for number in self._scene.members[source].decoding]
-        return sum(1000 * self._scene.model.activation_bytes / tpot_ms for tpot_ms in tpots_ms if tpot_ms > 0)
+        running = self._context.running
+        tpots_ms = [running[number].tpot_ms for number in self._context.members[source].decoding]
+        return sum(
+            1000 * self._context.model.activation_bytes / tpot_ms for tpot_ms in tpots_ms if tpot_ms > 0
+        )

@@ -1,123 +1,151 @@
-"""How circuits form: planned by the session's gateway, leased hop by hop, and tried again until the time is over."""
+"""How circuits form and are given up: each session's `CircuitCore` decides, and here it is done in virtual time."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from numpy.random import Generator
 
+from molink.client.circuit import circuit_core as core
 from molink.peer.memory.leases import Granted, Refused
 from molink.routing import NoCircuit
 from molink.shards.spec import Span
-from molink.simnet.swarm.members.accounts import Outcome
+from molink.simnet.swarm.members.accounts import SessionOutcome
 from molink.simnet.swarm.members.member import Member
-from molink.simnet.swarm.sessions.context import Scene
-from molink.simnet.swarm.sessions.generation import DIALS_RTT, UNREACHABLE_S, Generation, Phase
+from molink.simnet.swarm.sessions.context import SessionContext
+from molink.simnet.swarm.sessions.generation import DIALS_RTT, UNREACHABLE_S, SimulatedGeneration
+
+_LOST, _SLOW = core.Refusal("lost"), core.Refusal("slow")
 
 
-class Forming:
+@dataclass(frozen=True, slots=True)
+class _No:
+    """What the gateway hears of a hop that does not grant."""
+
+    after_s: float
+    member: Member
+    refusal: core.Refusal
+    detail: str = ""
+
+
+class CircuitForming:
     """Calls `formed` when a session's circuit stands, `given_back` with one whose leases are to be returned, and
-    `failed` when no time is left; each hears the turn of the session that it is about."""
+    `failed` when no time is left."""
 
     def __init__(
         self,
-        scene: Scene,
+        context: SessionContext,
         rng: Generator,
         *,
-        formed: Callable[[Generation, int], None],
-        given_back: Callable[[Generation], None],
-        failed: Callable[[Generation, Outcome], None],
+        formed: Callable[[SimulatedGeneration], None],
+        given_back: Callable[[SimulatedGeneration], None],
+        failed: Callable[[SimulatedGeneration, SessionOutcome], None],
     ) -> None:
-        self._scene = scene
+        self._context = context
         self._rng = rng
         self._formed = formed
         self._given_back = given_back
         self._failed = failed
 
-    def attempt(self, one: Generation) -> None:
-        """Plans a circuit and asks its hops for leases."""
-        scene, now_s = self._scene, self._scene.now_s
+    def go_on(self, one: SimulatedGeneration, event: core.Event) -> None:
+        """Something has happened to the session's circuit."""
+        for effect in one.circuit.handle(event, self._context.now_s):
+            match effect:
+                case core.Plan():
+                    self._plan(one)
+                case core.Reserve():
+                    self._reserve(one)
+                case core.Release():
+                    self._given_back(one)
+                case core.Wait(wait_s):
+                    one.gateway.refresh(self._context.now_s)
+                    self._context.timeline.call(wait_s, lambda: self.go_on(one, core.Waited()))
+                case core.Start():
+                    self._formed(one)
+                case core.GiveUp(problem, after_loss):
+                    self._failed(one, _outcome(problem, after_loss=after_loss))
+
+    def _plan(self, one: SimulatedGeneration) -> None:
         one.attempts += 1
         try:
-            route = one.gateway.choose(one.demand, now_s, first=one.epoch == 0)
+            route = one.gateway.choose(one.demand, self._context.now_s, first=one.circuit.epoch == 0)
         except NoCircuit:
-            self._again(one, Outcome.NO_CIRCUIT)
+            self.go_on(one, core.NoRoute(self._draw()))
             return
-        one.planned(route, scene.hops_of(route))
-        one.gateway.asks(one.key, route.peer_ids, now_s)
-        waits_s: list[float] = []
-        refusals: list[tuple[Member, Refused | None]] = []
-        turn = one.turn
+        one.planned(route, self._context.hops_of(route))
+        self.go_on(one, core.Planned(route.peer_ids))
+
+    def _reserve(self, one: SimulatedGeneration) -> None:
+        """Asks the hops side by side; the first no ends it."""
+        context, now_s = self._context, self._context.now_s
+        one.gateway.asks(one.key, [hop.peer_id for hop in one.hops], now_s)
+        answers_s: list[float] = []
+        noes: list[_No] = []
         for hop in one.hops:
-            member = scene.members[hop.peer_id]
-            rtt_s = scene.places.rtt_ms(one.gateway.peer_id, hop.peer_id) / 1000
-            dials = 1 + (0.0 if hop.peer_id in one.gateway.linked else DIALS_RTT)
+            member = context.members[hop.peer_id]
             if not member.alive:
-                waits_s.append(UNREACHABLE_S)
-                refusals.append((member, None))
+                noes.append(_No(UNREACHABLE_S, member, _SLOW))
                 continue
-            waits_s.append(rtt_s * dials)
+            dials = 1 + (0.0 if hop.peer_id in one.gateway.linked else DIALS_RTT)
+            answers_s.append(context.places.rtt_ms(one.gateway.peer_id, hop.peer_id) / 1000 * dials)
             answer = member.request(one.key, hop.span, one.demand.tokens, one.gateway.peer_id, now_s)
             if isinstance(answer, Refused):
-                refusals.append((member, answer))
+                refusal = core.Refusal(answer.code, answer.retry_after_s)
+                noes.append(_No(answers_s[-1], member, refusal, answer.detail))
             else:
                 self._granted(member, answer)
-        scene.timeline.call(max(waits_s), lambda: self.settle(one, turn, refusals))
+        if noes:
+            first = min(noes, key=lambda no: no.after_s)
+            context.timeline.call(first.after_s, lambda: self._refused(one, first))
+        else:
+            context.timeline.call(max(answers_s), lambda: self._settle(one))
 
-    def settle(self, one: Generation, turn: int, refusals: list[tuple[Member, Refused | None]]) -> None:
-        """All hops have answered, or have not; without a refusal it is looked whether one is gone."""
-        if not one.waits_for(Phase.FORMING, turn):
-            return
-        scene, now_s = self._scene, self._scene.now_s
-        members = scene.members_of(one)
-        if not refusals:
-            refusals = [(member, None) for member in members if not member.alive]
-        if refusals:
-            self._given_back(one)
-            member, refusal = refusals[0]
-            self._learn(one, member, refusal)
-            self._again(one, Outcome.UNAVAILABLE)
+    def _settle(self, one: SimulatedGeneration) -> None:
+        """All hops have granted; they load what they lack, and the gateway hears when they are ready."""
+        context, now_s = self._context, self._context.now_s
+        if self._lacks_one(one):
             return
         one.gateway.linked.update(hop.peer_id for hop in one.hops)
-        farthest_s = max(scene.places.rtt_ms(one.gateway.peer_id, hop.peer_id) for hop in one.hops) / 1000
-        ready_s = max(scene.members[hop.peer_id].ready_s(hop.span, now_s) for hop in one.hops)
+        farthest_s = max(context.places.rtt_ms(one.gateway.peer_id, hop.peer_id) for hop in one.hops) / 1000
+        ready_s = max(context.members[hop.peer_id].ready_s(hop.span, now_s) for hop in one.hops)
         begin_s = max(ready_s, now_s + farthest_s)
-        if begin_s > one.deadline_s:
-            scene.timeline.call_at(one.deadline_s, lambda: self._give_up(one, turn, Outcome.UNAVAILABLE))
+        if begin_s > one.circuit.deadline_s:
+            context.timeline.call_at(one.circuit.deadline_s, lambda: self.go_on(one, core.Overdue()))
         else:
-            scene.timeline.call_at(begin_s, lambda: self._formed(one, turn))
+            context.timeline.call_at(begin_s, lambda: self._ready(one))
+
+    def _ready(self, one: SimulatedGeneration) -> None:
+        if not self._lacks_one(one):
+            self.go_on(one, core.Ready())
+
+    def _lacks_one(self, one: SimulatedGeneration) -> bool:
+        gone = next((member for member in self._context.members_of(one) if not member.alive), None)
+        if gone is not None:
+            self._refused(one, _No(0.0, gone, _LOST))
+        return gone is not None
+
+    def _refused(self, one: SimulatedGeneration, no: _No) -> None:
+        self._context.accounts.refuse(no.refusal.code)
+        one.gateway.refused(no.member.volunteer.facts, self._context.now_s, no.refusal, no.detail)
+        self.go_on(one, core.Refused(no.refusal, self._draw()))
 
     def _granted(self, member: Member, answer: Granted) -> None:
-        self._scene.accounts.granted += 1
-        now_s = self._scene.now_s
+        self._context.accounts.granted += 1
+        now_s = self._context.now_s
         for span in answer.to_load:
             load_s = member.load_s((span,))
             member.loads[span] = now_s + load_s
-            self._scene.timeline.call(load_s, lambda span=span: self._loaded(member, span))  # type: ignore[misc]
-        self._scene.changed(member)
+            self._context.timeline.call(load_s, lambda span=span: self._loaded(member, span))  # type: ignore[misc]
+        self._context.changed(member)
 
     def _loaded(self, member: Member, span: Span) -> None:
         member.arrived(span)
-        self._scene.changed(member)
+        self._context.changed(member)
 
-    def _learn(self, one: Generation, member: Member, refusal: Refused | None) -> None:
-        """As `molink.client.circuit.circuit_builder` does: who is gone is avoided for long, who has no room briefly."""
-        now_s, facts = self._scene.now_s, member.volunteer.facts
-        self._scene.accounts.refuse("lost" if refusal is None else refusal.code)
-        if refusal is None:
-            one.gateway.lost(facts, now_s)
-        else:
-            one.gateway.refused(facts, now_s, max(0.3, refusal.retry_after_s), refusal.detail)
+    def _draw(self) -> float:
+        return float(self._rng.uniform(0.5, 1.5))
 
-    def _again(self, one: Generation, problem: Outcome) -> None:
-        now_s = self._scene.now_s
-        wait_s = one.next_wait_s(
-            float(self._rng.uniform(0.5, 1.5)), nothing_found=problem is Outcome.NO_CIRCUIT
-        )
-        if now_s + wait_s >= one.deadline_s:
-            self._give_up(one, one.turn, problem)
-            return
-        one.gateway.refresh(now_s)
-        self._scene.timeline.call(wait_s, lambda: self.attempt(one))
 
-    def _give_up(self, one: Generation, turn: int, problem: Outcome) -> None:
-        if one.waits_for(Phase.FORMING, turn):
-            self._failed(one, Outcome.PEER_LOST if one.lost_before else problem)
+def _outcome(problem: core.Problem, *, after_loss: bool) -> SessionOutcome:
+    if after_loss:
+        return SessionOutcome.PEER_LOST
+    return SessionOutcome.NO_CIRCUIT if problem is core.Problem.NO_ROUTE else SessionOutcome.UNAVAILABLE

@@ -7,23 +7,22 @@ changes when somebody joins or leaves one of its peers.
 from dataclasses import dataclass, field
 from enum import Enum
 
-from molink.client.circuit.circuit_builder import FIRST_BACKOFF_S, LONGEST_BACKOFF_S
-from molink.client.circuit.session import RECOVERY_S
+from molink.client.circuit.circuit_builder import PATIENCE_S
+from molink.client.circuit.circuit_core import CircuitCore
 from molink.peer.memory.leases import LeaseKey
-from molink.peer.wire.link.dialling import DIAL_TIMEOUT_S
 from molink.peer.wire.transport.keepalive import BUSY_LOST_AFTER_S, TICK_S
 from molink.routing import Route
 from molink.routing.cost.terms import Demand
 from molink.simnet.core.request_load import Request
-from molink.simnet.swarm.members.accounts import Ended, Outcome
-from molink.simnet.swarm.sessions.gateway import Gateway
-from molink.simnet.swarm.sessions.step_cost import Hop, Load
+from molink.simnet.swarm.members.accounts import EndedSession, SessionOutcome
+from molink.simnet.swarm.sessions.gateway import SimulatedGateway
+from molink.simnet.swarm.sessions.step_cost import PeerLoad, SimulatedHop
 
 NOTICED_S = BUSY_LOST_AFTER_S + TICK_S
 """After the last sign of life of a peer that a session uses, its loss is known."""
 DIALS_RTT = 3.0
 """Round trips until a new link stands: TCP, TLS, and both ends' greeting."""
-UNREACHABLE_S = DIAL_TIMEOUT_S
+UNREACHABLE_S = PATIENCE_S
 """How long a peer that is gone is waited for."""
 
 
@@ -39,21 +38,19 @@ class Phase(Enum):
 
 
 @dataclass(slots=True, eq=False)
-class Generation:
+class SimulatedGeneration:
     """The state of one session. Its life is `molink.simnet.swarm.sessions.lifecycle`'s."""
 
     request: Request
-    gateway: Gateway
+    gateway: SimulatedGateway
     demand: Demand
     phase: Phase = Phase.FORMING
-    epoch: int = 0
+    circuit: CircuitCore = field(default_factory=CircuitCore)
     turn: int = 0
     """Grows with each circuit and each loss: what was to happen before that does not."""
-    deadline_s: float = 0.0
-    backoff_s: float = FIRST_BACKOFF_S
     route: Route | None = None
     """As it was planned; `hops` are the same with the true ways between them."""
-    hops: tuple[Hop, ...] = ()
+    hops: tuple[SimulatedHop, ...] = ()
     own_ms: list[float] = field(default_factory=list)
     """Of each hop, what does not depend on others."""
     hop_ms: list[float] = field(default_factory=list)
@@ -77,7 +74,7 @@ class Generation:
     losses: int = 0
     recomputed_tokens: int = 0
     lost_before: bool = False
-    """Whether it is recovering: what fails now is its end by a lost peer."""
+    """Whether it is recovering: what it computes now it has computed before."""
 
     @property
     def number(self) -> int:
@@ -86,11 +83,10 @@ class Generation:
     @property
     def key(self) -> LeaseKey:
         """Of the present epoch."""
-        return LeaseKey(self.request.number.to_bytes(16, "big"), self.epoch)
+        return LeaseKey(self.request.number.to_bytes(16, "big"), self.circuit.epoch)
 
-    def planned(self, route: Route, hops: tuple[Hop, ...]) -> None:
+    def planned(self, route: Route, hops: tuple[SimulatedHop, ...]) -> None:
         """Another circuit is to be tried."""
-        self.epoch += 1
         self.turn += 1
         self.computed = 0
         self.route, self.hops = route, hops
@@ -109,7 +105,7 @@ class Generation:
         self.lost_s = now_s if self.lost_s is None else self.lost_s
         self.turn += 1
 
-    def reload(self, at: int, load: Load) -> None:
+    def reload(self, at: int, load: PeerLoad) -> None:
         """The hop's peer is loaded otherwise from now on."""
         self.hop_ms[at] = load.hop_ms(len(self.hops[at].span), self.own_ms[at])
         self.tpot_ms = sum(self.hop_ms)
@@ -131,24 +127,14 @@ class Generation:
         left = self.request.new_tokens - self.tokens
         return self.advanced_s + max(0.0, left) * self.tpot_ms / 1000
 
-    def recovery_deadline_s(self, now_s: float) -> float:
-        """By when another circuit has to stand after a loss that is noticed now."""
-        return now_s + max(0.0, RECOVERY_S - (now_s - self.stalled_s))
-
-    def next_wait_s(self, share: float, *, nothing_found: bool) -> float:
-        """Until the next attempt, `share` being drawn from 0.5 to 1.5; the next but one waits twice as long."""
-        wait_s = self.backoff_s * share
-        self.backoff_s = min(self.backoff_s * 2, LONGEST_BACKOFF_S)
-        return max(wait_s, 0.2) if nothing_found else wait_s
-
-    def ended(self, outcome: Outcome, now_s: float) -> Ended:
+    def ended(self, outcome: SessionOutcome, now_s: float) -> EndedSession:
         """What is to be told of it."""
         tokens = int(self.tokens + 1e-6)
         tpot_ms = None
-        if self.first_token_s is not None and tokens > 1 and outcome is Outcome.COMPLETED:
+        if self.first_token_s is not None and tokens > 1 and outcome is SessionOutcome.COMPLETED:
             tpot_ms = 1000 * (now_s - self.first_token_s) / (tokens - 1)
         arrival_s = self.request.arrival_s
-        return Ended(
+        return EndedSession(
             number=self.number,
             outcome=outcome,
             arrival_s=arrival_s,

@@ -5,27 +5,34 @@ Peers do not keep such copies yet. The choice is the product's, and so are the l
 
 from dataclasses import replace
 
+from molink.client.circuit.circuit_core import Refusal
 from molink.peer.memory.leases import Refused
 from molink.routing import PartnerChoice
 from molink.shards.spec import missing_spans
 from molink.simnet.swarm.members.accounts import MINUTE_S
 from molink.simnet.swarm.members.member import Member
-from molink.simnet.swarm.sessions.context import Scene
-from molink.simnet.swarm.sessions.copying import Copy, Copying
-from molink.simnet.swarm.sessions.generation import DIALS_RTT, NOTICED_S, UNREACHABLE_S, Generation, Phase
+from molink.simnet.swarm.sessions.context import SessionContext
+from molink.simnet.swarm.sessions.copying import CopyScheduler, KvCopy
+from molink.simnet.swarm.sessions.generation import (
+    DIALS_RTT,
+    NOTICED_S,
+    UNREACHABLE_S,
+    Phase,
+    SimulatedGeneration,
+)
 
 
 class Partnering:
     """The owner of all copies of a world."""
 
-    def __init__(self, scene: Scene) -> None:
-        self._scene = scene
-        self._copying = Copying(scene)
-        self._copies: dict[int, dict[int, Copy]] = {}
+    def __init__(self, context: SessionContext) -> None:
+        self._context = context
+        self._copying = CopyScheduler(context)
+        self._copies: dict[int, dict[int, KvCopy]] = {}
         """By the session's number, by the hop's."""
-        scene.timeline.call(MINUTE_S, self._sample)
+        context.timeline.call(MINUTE_S, self._sample)
 
-    def seek(self, one: Generation) -> None:
+    def seek(self, one: SimulatedGeneration) -> None:
         """Hops without a partner get one, if there is any. Where the one that is chosen refuses there is none, until a
         partner is sought again."""
         copies = self._copies.setdefault(one.number, {})
@@ -33,7 +40,7 @@ class Partnering:
         if one.route is None or not hops:
             return
         taken = frozenset(copy.partner for copy in copies.values())
-        choices = one.gateway.partners(one.route, one.demand, hops, taken, self._scene.now_s)
+        choices = one.gateway.partners(one.route, one.demand, hops, taken, self._context.now_s)
         for at, choice in zip(hops, choices, strict=True):
             copy = self._asked(one, at, choice)
             if copy is None:
@@ -42,7 +49,7 @@ class Partnering:
             if one.phase is Phase.DECODE:
                 self._copying.begin(copy)
 
-    def first_token(self, one: Generation) -> None:
+    def first_token(self, one: SimulatedGeneration) -> None:
         """The history is computed: it is copied from now on, and what follows."""
         for copy in self._copies.get(one.number, {}).values():
             self._copying.begin(copy)
@@ -51,54 +58,54 @@ class Partnering:
         """What it has sent stays where it is. What it kept is lost; when that is noticed, other partners are sought."""
         self._copying.end_all(member.peer_id)
         for number, at in member.copies.items():
-            one = self._scene.running[number]
+            one = self._context.running[number]
             self._copying.end(self._copies[number].pop(at))
-            self._scene.accounts.partners.lost += 1
+            self._context.accounts.partners.lost += 1
             self._seek_after(0.0 if told else NOTICED_S, one, member)
         member.copies.clear()
 
-    def take_over(self, one: Generation, gone: Member) -> float | None:
+    def take_over(self, one: SimulatedGeneration, gone: Member) -> float | None:
         """A living partner takes the place of the peer that is gone, with the lines that it has; returns the seconds
         until its neighbours have dialled it. None if there is no such partner."""
         at = next(at for at, hop in enumerate(one.hops) if hop.peer_id == gone.peer_id)
         copy = self._copies.get(one.number, {}).pop(at, None)
         if copy is None or one.route is None:
             return None
-        scene, now_s = self._scene, self._scene.now_s
+        context, now_s = self._context, self._context.now_s
         self._copying.end(copy)
-        scene.members[copy.partner].copies.pop(one.number)
+        context.members[copy.partner].copies.pop(one.number)
         one.gateway.gives_back(one.key, [gone.peer_id], now_s)
         one.gateway.asks(one.key, [copy.partner], now_s)
         hops = list(one.route.hops)
         hops[at] = replace(hops[at], peer_id=copy.partner)
         one.route = replace(one.route, hops=tuple(hops), tpot_ms=copy.tpot_ms)
-        one.hops = scene.hops_of(one.route)
+        one.hops = context.hops_of(one.route)
         one.computed = min(one.computed, int(copy.lines))
-        scene.accounts.partners.switches += 1
+        context.accounts.partners.switches += 1
         return self._dialled_s(one, at)
 
-    def renew(self, one: Generation) -> None:
+    def renew(self, one: SimulatedGeneration) -> None:
         """Leases of partners last as those of hops do."""
         for copy in self._copies.get(one.number, {}).values():
-            book = self._scene.members[copy.partner].book
-            book.used(one.key, self._scene.now_s)
-            book.renew(one.key, self._scene.now_s)
+            book = self._context.members[copy.partner].book
+            book.used(one.key, self._context.now_s)
+            book.renew(one.key, self._context.now_s)
 
-    def release(self, one: Generation) -> None:
+    def release(self, one: SimulatedGeneration) -> None:
         """The circuit is given up: so are the copies of it."""
         for copy in self._copies.pop(one.number, {}).values():
             self._copying.end(copy)
-            member = self._scene.members[copy.partner]
+            member = self._context.members[copy.partner]
             del member.copies[one.number]
             member.book.release(one.key)
-            self._scene.changed(member)
+            self._context.changed(member)
 
-    def _asked(self, one: Generation, at: int, choice: PartnerChoice) -> Copy | None:
-        partners, now_s = self._scene.accounts.partners, self._scene.now_s
+    def _asked(self, one: SimulatedGeneration, at: int, choice: PartnerChoice) -> KvCopy | None:
+        partners, now_s = self._context.accounts.partners, self._context.now_s
         if choice.peer_id is None or choice.tpot_ms is None:
             partners.count_none(str(choice.reason))
             return None
-        member, span = self._scene.members[choice.peer_id], one.hops[at].span
+        member, span = self._context.members[choice.peer_id], one.hops[at].span
         facts = member.volunteer.facts
         if not member.alive:
             partners.count_none("lost")
@@ -109,16 +116,16 @@ class Partnering:
             return None
         answer = member.request(one.key, span, one.demand.tokens, one.gateway.peer_id, now_s)
         if isinstance(answer, Refused):
-            one.gateway.refused(facts, now_s, max(0.3, answer.retry_after_s), answer.detail)
+            one.gateway.refused(facts, now_s, Refusal(answer.code, answer.retry_after_s), answer.detail)
             partners.count_none(f"refused: {answer.code}")
             return None
         partners.found += 1
         one.gateway.linked.add(member.peer_id)
         member.copies[one.number] = at
-        self._scene.changed(member)
-        return Copy.of(one, at, member.peer_id, choice.tpot_ms, self._scene.model)
+        self._context.changed(member)
+        return KvCopy.of(one, at, member.peer_id, choice.tpot_ms, self._context.model)
 
-    def _seek_after(self, wait_s: float, one: Generation, gone: Member) -> None:
+    def _seek_after(self, wait_s: float, one: SimulatedGeneration, gone: Member) -> None:
         """By then it is known that the peer is gone; the hop has a partner sought for it, unless the circuit is another
         or about to be."""
         turn = one.turn
@@ -126,15 +133,15 @@ class Partnering:
         def seek() -> None:
             if one.phase is Phase.ENDED:
                 return
-            one.gateway.lost(gone.volunteer.facts, self._scene.now_s)
+            one.gateway.lost(gone.volunteer.facts, self._context.now_s)
             if one.waits_for(Phase.DECODE, turn) or one.waits_for(Phase.PREFILL, turn):
                 self.seek(one)
 
-        self._scene.timeline.call(wait_s, seek)
+        self._context.timeline.call(wait_s, seek)
 
-    def _dialled_s(self, one: Generation, at: int) -> float:
+    def _dialled_s(self, one: SimulatedGeneration, at: int) -> float:
         """The neighbours dial the partner side by side; a head's or only hop's neighbour, the gateway, has a link."""
-        rtt_ms, count, partner = self._scene.places.rtt_ms, len(one.hops), one.hops[at].peer_id
+        rtt_ms, count, partner = self._context.places.rtt_ms, len(one.hops), one.hops[at].peer_id
         if count == 1:
             return rtt_ms(one.gateway.peer_id, partner) / 1000
         around = (one.hops[(at - 1) % count].peer_id, one.hops[(at + 1) % count].peer_id)
@@ -142,14 +149,14 @@ class Partnering:
 
     def _sample(self) -> None:
         """What of the leased memory is copies', once a minute."""
-        partners = self._scene.accounts.partners
+        partners = self._context.accounts.partners
         partners.leased_bytes += sum(
             lease.kv_bytes
-            for member in self._scene.members.values()
+            for member in self._context.members.values()
             if member.alive
             for lease in member.book.leases
         )
         partners.copy_leased_bytes += sum(
             copy.kv_bytes for copies in self._copies.values() for copy in copies.values()
         )
-        self._scene.timeline.call(MINUTE_S, self._sample)
+        self._context.timeline.call(MINUTE_S, self._sample)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from molink.dht.records.records import PeerFacts, PeerView
 from molink.routing.cost.cost import CostModel, decode_context_ms, layer_ms_at
-from molink.routing.cost.prefill import Stage, ttft_ms
-from molink.routing.cost.reliability import Observed
+from molink.routing.cost.prefill import PrefillStage, ttft_ms
+from molink.routing.cost.reliability import PeerObservation
 from molink.routing.cost.terms import Demand, batch_size, peer_costs, queue_ms, transmission_ms
 from molink.shards.spec import ModelSpec, Span
 
@@ -17,7 +17,7 @@ COST = CostModel()
 
 
 @dataclass(frozen=True, slots=True)
-class Hop:
+class SimulatedHop:
     """A span on a peer, and the true way onwards."""
 
     peer_id: str
@@ -33,7 +33,7 @@ def link_ms(rtt_ms: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class PeerLoad:
     """What a peer takes for a session's step because of those that step beside it: the same for all of them."""
 
     layer_ms: float
@@ -41,7 +41,7 @@ class Load:
     queue_ms: float
 
     @classmethod
-    def of(cls, view: PeerView) -> "Load":
+    def of(cls, view: PeerView) -> "PeerLoad":
         """`view` is the peer as one of its sessions meets it: with the others that step there."""
         return cls(layer_ms_at(view.facts.layer_latencies, batch_size(view)), queue_ms(view, COST))
 
@@ -50,7 +50,7 @@ class Load:
         return layers * self.layer_ms + self.queue_ms + own_ms
 
 
-def own_ms(hop: Hop, facts: PeerFacts, model: ModelSpec, demand: Demand) -> float:
+def own_ms(hop: SimulatedHop, facts: PeerFacts, model: ModelSpec, demand: Demand) -> float:
     """Of one decode step of a session on a hop, all in the TPOT that does not depend on others: what the step takes
     whatever its layers, its context, the link onwards, the activation on the uplink, and what the ends of the model
     take."""
@@ -60,16 +60,20 @@ def own_ms(hop: Hop, facts: PeerFacts, model: ModelSpec, demand: Demand) -> floa
         total += facts.embed_ms + COST.head_service_ms / max(1, facts.device.processors)
     if hop.span.stop == model.layers:
         return total + facts.head_ms
-    return total + transmission_ms(model.activation_bytes, Observed(uplink_mbps=hop.uplink_mbps), COST)
+    return total + transmission_ms(model.activation_bytes, PeerObservation(uplink_mbps=hop.uplink_mbps), COST)
 
 
 def first_token_ms(
-    hops: tuple[Hop, ...], views: tuple[PeerView, ...], model: ModelSpec, demand: Demand, client_rtt_ms: float
+    hops: tuple[SimulatedHop, ...],
+    views: tuple[PeerView, ...],
+    model: ModelSpec,
+    demand: Demand,
+    client_rtt_ms: float,
 ) -> float:
     """Milliseconds from the start of the ready circuit to its first token at the client."""
     stages = []
     for hop, view in zip(hops, views, strict=True):
-        seen = Observed(uplink_mbps=hop.uplink_mbps)
+        seen = PeerObservation(uplink_mbps=hop.uplink_mbps)
         costs = peer_costs(view, seen, model, demand, 0.0, COST)
-        stages.append(Stage(view, costs, len(hop.span), hop.link_ms))
+        stages.append(PrefillStage(view, costs, len(hop.span), hop.link_ms))
     return ttft_ms(stages, demand.prompt_tokens, client_rtt_ms, COST)

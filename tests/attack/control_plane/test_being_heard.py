@@ -20,7 +20,7 @@ from molink.client.local.local_swarm import LocalSwarm
 from molink.dht.identity.identity import Identity
 from molink.dht.membership.membership import tag_of
 from molink.dht.node.discovery import Discovery
-from molink.dht.records.announcement import seal_facts, seal_loss, seal_state
+from molink.dht.records.announcement import sign_facts, sign_loss, sign_state
 from molink.dht.records.records import PeerLoss
 from molink.peer.state_dir import StateDir
 
@@ -141,7 +141,7 @@ async def test_two_liars_cannot_make_a_peer_unheard_after_its_restart() -> None:
                     loss = PeerLoss(
                         tag_of(one.identity.peer_id), tag_of(identity.peer_id), now_ms() + 1000 * ahead_s
                     )
-                    await tell(one, seal_loss(loss, one.identity))
+                    await tell(one, sign_loss(loss, one.identity))
             await all_hear((ada, liar, other), victim, 4)
             sequence = ada._membership.sequence_of(tag_of(identity.peer_id))
             assert sequence <= now_ms() + 31_000
@@ -158,8 +158,8 @@ async def test_old_records_are_not_alive_because_a_stranger_calls_them_new() -> 
         for number, identity in enumerate(dead):
             facts = facts_of(identity, sequence=old + number, ttl_s=86_400)
             state = state_of(identity, sequence=old + number + 50, facts_sequence=old + number, ttl_s=86_400)
-            liar._membership.receive(seal_facts(facts, identity))
-            liar._membership.receive(seal_state(state, identity))
+            liar._membership.receive(sign_facts(facts, identity))
+            liar._membership.receive(sign_state(state, identity))
         assert len(liar.snapshot()) == 23
         async with Discovery(
             Identity.generate(), initial_peers=liar.addresses, timing=QUICK, serves=False
@@ -213,8 +213,8 @@ async def test_under_all_of_it_at_once_every_honest_word_is_heard() -> None:
                 await tell(
                     liar,
                     *records_with_addresses(stranger, (random.choice(UNDIALLABLE),)),
-                    seal_loss(told, liar.identity),
-                    seal_facts(facts_of(stranger, sequence=old), stranger),
+                    sign_loss(told, liar.identity),
+                    sign_facts(facts_of(stranger, sequence=old), stranger),
                 )
                 await asyncio.sleep(0.25)
 

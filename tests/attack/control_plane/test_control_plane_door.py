@@ -40,7 +40,7 @@ from molink.dht.host.framing import StreamEndedError
 from molink.dht.host.host import DialError, open_host
 from molink.dht.identity.addresses import PeerAddress
 from molink.dht.identity.identity import Identity
-from molink.dht.membership.door import DoorLimits
+from molink.dht.membership.door import ConnectionLimits
 from molink.dht.node.network import Network
 
 ADA = Identity.generate()
@@ -174,7 +174,7 @@ def test_silent_connections_keep_nobody_out() -> None:
 
 
 def test_idle_identities_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listener, "LIMITS", DoorLimits(8, 20, 16, 4, proof_s=8.0, idle_s=60.0))
+    monkeypatch.setattr(listener, "LIMITS", ConnectionLimits(8, 20, 16, 4, proof_s=8.0, idle_s=60.0))
 
     async def attack(network: Network) -> None:
         async with contextlib.AsyncExitStack() as stack:
@@ -200,7 +200,7 @@ def test_one_identity_has_four_connections() -> None:
 
 
 def test_who_does_nothing_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listener, "LIMITS", DoorLimits(8, 20, 16, 4, proof_s=0.5, idle_s=0.5))
+    monkeypatch.setattr(listener, "LIMITS", ConnectionLimits(8, 20, 16, 4, proof_s=0.5, idle_s=0.5))
 
     async def attack(network: Network) -> None:
         async with (

@@ -22,7 +22,7 @@ from support.attackers.control_plane_attack import (
 )
 from support.swarms.swarm_examples import facts_of, state_of
 
-from molink.dht.gossip.gossip import ASK, OFFER
+from molink.dht.gossip.gossip import IHAVE, IWANT
 from molink.dht.gossip.gossip import PROTOCOL as GOSSIP
 from molink.dht.gossip.table import PROTOCOL as TABLE
 from molink.dht.host.host import Host, open_host
@@ -31,7 +31,7 @@ from molink.dht.identity.identity import Identity
 from molink.dht.membership.membership import tag_of
 from molink.dht.node.network import Network
 from molink.dht.records import announcement_pb2 as pb
-from molink.dht.records.announcement import seal_facts, seal_loss, seal_state
+from molink.dht.records.announcement import sign_facts, sign_loss, sign_state
 from molink.dht.records.records import PeerLoss
 
 ADA, MALLORY = Identity.generate(), Identity.generate()
@@ -91,9 +91,9 @@ class Besieged:
     connections: contextlib.AsyncExitStack
 
 
-FACTS, STATE = seal_facts(facts_of(MALLORY), MALLORY), seal_state(state_of(MALLORY), MALLORY)
-LOSS = seal_loss(PeerLoss(tag_of(MALLORY.peer_id), tag_of(ADA.peer_id), 2**50), MALLORY)
-TOO_MANY = [FACTS, STATE, LOSS, STATE[:-1] + b"!", OFFER + bytes(5 * 20), ASK + bytes(5)]
+FACTS, STATE = sign_facts(facts_of(MALLORY), MALLORY), sign_state(state_of(MALLORY), MALLORY)
+LOSS = sign_loss(PeerLoss(tag_of(MALLORY.peer_id), tag_of(ADA.peer_id), 2**50), MALLORY)
+TOO_MANY = [FACTS, STATE, LOSS, STATE[:-1] + b"!", IHAVE + bytes(5 * 20), IWANT + bytes(5)]
 """Of which nobody says three hundred at once."""
 
 
@@ -104,7 +104,7 @@ def records() -> st.SearchStrategy[bytes]:
         lambda it: bytes(byte ^ it[2] * (at == it[1] % len(it[0])) for at, byte in enumerate(it[0]))
     )
     cut = st.tuples(true, st.integers(0, 500)).map(lambda it: it[0][: it[1]])
-    names = st.tuples(st.sampled_from([OFFER, ASK]), st.binary(max_size=120)).map(b"".join)
+    names = st.tuples(st.sampled_from([IHAVE, IWANT]), st.binary(max_size=120)).map(b"".join)
     return st.one_of(true, spoilt, cut, names, st.binary(max_size=200), st.just(b""))
 
 

@@ -20,10 +20,10 @@ from molink.client.local.local_swarm import LocalPeer, LocalSwarm
 from molink.dht.gossip.gossip import PROTOCOL as GOSSIP
 from molink.dht.gossip.table import PROTOCOL as TABLE
 from molink.dht.gossip.table import pull
-from molink.dht.host.packed import Deflater, PackedStream
+from molink.dht.host.packed import CompressedStream, Deflater
 from molink.dht.identity.identity import Identity
 from molink.dht.membership.membership import Membership
-from molink.dht.records.announcement import seal_facts, seal_state
+from molink.dht.records.announcement import sign_facts, sign_state
 
 pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
 
@@ -62,7 +62,7 @@ async def test_damaged_records_change_nobodys_view(
 ) -> None:
     chance = random.Random(records)
     mallory = Identity.generate()
-    whole = [seal_facts(example_facts(mallory), mallory), seal_state(example_state(mallory), mallory)]
+    whole = [sign_facts(example_facts(mallory), mallory), sign_state(example_state(mallory), mallory)]
     front = attacked.peers[0]
 
     async def attack() -> None:
@@ -70,7 +70,7 @@ async def test_damaged_records_change_nobodys_view(
         while sent < records:
             with until_turned_away():  # not listened to any longer
                 async with stream_to(front, GOSSIP) as (_, stream):
-                    packed = PackedStream(stream)
+                    packed = CompressedStream(stream)
                     for _ in range(10):
                         batch = [
                             damaged(
@@ -94,13 +94,13 @@ async def test_many_identities_over_one_link_push_nobody_out(
 
     async def attack() -> None:
         async with stream_to(front, GOSSIP) as (_, stream):
-            packed = PackedStream(stream)
+            packed = CompressedStream(stream)
             for _ in range(identities):
                 sybil = Identity.generate()
                 await packed.send(
                     [
-                        seal_facts(example_facts(sybil), sybil),
-                        seal_state(example_state(sybil, ttl_s=60), sybil),
+                        sign_facts(example_facts(sybil), sybil),
+                        sign_state(example_state(sybil, ttl_s=60), sybil),
                     ]
                 )
 
@@ -136,7 +136,7 @@ async def known_to(peer: LocalPeer) -> set[str]:
     async def ask() -> None:
         membership = Membership(None, lambda: None)
         async with stream_to(peer, TABLE) as (_, stream):
-            await pull(PackedStream(stream), membership, timeout_s=30.0)
+            await pull(CompressedStream(stream), membership, timeout_s=30.0)
         found.update(view.peer_id for view in membership.snapshot())
 
     await on_control_plane(ask)

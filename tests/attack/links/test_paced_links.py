@@ -10,19 +10,19 @@ from support.swarms.served_peer import model, served
 
 from molink.peer.models.model import LocalModel
 from molink.peer.serving import service
-from molink.peer.serving.budgets import Rate, Rates
+from molink.peer.serving.budgets import RequestRate, RequestRates
 from molink.peer.wire.link.link import Link, LinkError
 from molink.peer.wire.link.requests import MAX_REQUESTS_IN_FLIGHT, MAX_TURNED_AWAY, Requests
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.protocol.frames import ProtocolError
 from molink.peer.wire.transmission.classes import TrafficClass
 from molink.peer.wire.transport.message_memory import MessageMemory
-from molink.peer.wire.transport.packet_engine import Traffic
+from molink.peer.wire.transport.packet_engine import PacketEngine
 from molink.peer.wire.transport.shared_uplink import SharedUplink
 
 __all__ = ["model"]
 
-FEW = Rates(Rate(0.001, 40.0), Rate(0.001, 60.0), Rate(0.001, 70.0))
+FEW = RequestRates(RequestRate(0.001, 40.0), RequestRate(0.001, 60.0), RequestRate(0.001, 70.0))
 """Packets, and hardly any more."""
 
 
@@ -67,7 +67,7 @@ async def test_requests_that_outrun_their_answers_end_the_link() -> None:
         return True
 
     holder = MessageMemory().open("stranger")
-    traffic = Traffic(SharedUplink(), lambda: None, lambda: None, 0.0, holder)
+    traffic = PacketEngine(SharedUplink(), lambda: None, lambda: None, 0.0, holder)
     requests = Requests(send, serve, traffic, holder)
     asked = pb.Request(get_manifest=pb.GetManifest(model_hash="unknown"))
     for _ in range(MAX_REQUESTS_IN_FLIGHT + MAX_TURNED_AWAY):

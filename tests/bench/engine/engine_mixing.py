@@ -11,10 +11,10 @@ from bench.tables import Table
 from molink.peer.profiling.profile import StepWork
 from molink.peer.profiling.profiler import measure
 from molink.peer.profiling.step_times import StepTimes
-from molink.peer.scheduling.prefill_slices import PartLeft, PieceSizes
+from molink.peer.scheduling.prefill_slices import RemainingPrefill, SliceSizer
 from molink.routing.cost.cost import CostModel
 from molink.shards.batching.engine import Engine, Rows
-from molink.shards.batching.partial_step import Piece
+from molink.shards.batching.partial_step import SliceBatch
 from molink.shards.kv.kv_cache import SequenceCache
 from molink.shards.spec import Span
 
@@ -66,7 +66,7 @@ class Mixing:
         self._engine = engine
         self._span = span
         self._step_times = step_times
-        self._sizes = PieceSizes(step_times)
+        self._sizes = SliceSizer(step_times)
         first, last = CONTEXT_TOKENS
         self._rested_s = 0.0
         self._decoding = [engine.new_cache(span, last + 1) for _ in range(sessions)]
@@ -93,20 +93,20 @@ class Mixing:
 
     def _in_pieces(self, cache: SequenceCache, tokens: int) -> Iterator[tuple[float, float]]:
         """A decode step and a piece in turns, until the chunk is through."""
-        step = self._engine.begin(self._span, self._rows(cache, tokens), None)
-        piece: Piece | None = None
+        step = self._engine.begin_partial(self._span, self._rows(cache, tokens), None)
+        piece: SliceBatch | None = None
         while step.left_tokens:
             decode_ms = self._decode(beside=True)
             began_s = time.perf_counter()
-            left = (PartLeft(step.left_tokens, cache.length),)
+            left = (RemainingPrefill(step.left_tokens, cache.length),)
             layers = len(self._span) if piece is None else self._span.stop - piece.layer
             under_way = () if piece is None else piece.tokens
-            size = self._sizes.next(layers, left, len(self._decoding), under_way)
-            piece = piece or self._engine.gather([step], size.tokens)
-            self._engine.advance(piece, size.layers)
+            size = self._sizes.next_slice(layers, left, len(self._decoding), under_way)
+            piece = piece or self._engine.gather_slice([step], size.tokens)
+            self._engine.advance_slice(piece, size.layers)
             piece = piece if piece.layer < self._span.stop else None
             piece_ms = (time.perf_counter() - began_s) * 1000
-            self._sizes.computed(size, left, piece_ms)
+            self._sizes.record_slice(size, left, piece_ms)
             yield decode_ms, piece_ms
 
     def _decode(self, *, beside: bool) -> float:
@@ -114,7 +114,7 @@ class Mixing:
         if time.perf_counter() - self._rested_s > BUSY_S:
             self._rest()
         work, taken_ms = self._stepped()
-        self._sizes.decoded(work, taken_ms, beside=beside)
+        self._sizes.record_decode(work, taken_ms, beside=beside)
         if not beside:
             self._step_times.observe(work, taken_ms)
         return taken_ms

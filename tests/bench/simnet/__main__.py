@@ -25,7 +25,7 @@ from molink.simnet.core.request_load import LengthLimits, kept
 from molink.simnet.core.traces import bundled_trace
 from molink.simnet.devices.model_shapes import QWEN2_7B
 from molink.simnet.serve.served_as import usual
-from molink.simnet.serve.simulated import Load, simulate_serving
+from molink.simnet.serve.simulated import RequestLoad, simulate_serving
 
 EVENTS_PER_S = 100_000
 TABLE_S = 120.0
@@ -49,7 +49,7 @@ def events_per_s(policy: str) -> float:
     """Of one core: processor time, so that other work on the machine counts little."""
     shape = replace(QWEN2_7B, tensors_per_boundary=2)
     trace = kept(bundled_trace(), LengthLimits(), shape.spec())
-    load = Load(trace, SPEED_RPS, 60.0, SPEED_S)
+    load = RequestLoad(trace, SPEED_RPS, 60.0, SPEED_S)
     began_s = time.process_time()
     run = simulate_serving(scenario(shape, 0), policy, usual(policy, PEERS), load)
     return run.events / (time.process_time() - began_s)

@@ -16,9 +16,9 @@ from molink.simnet.core.matrices import bundled_matrix
 from molink.simnet.core.traces import bundled_trace
 from molink.simnet.devices.model_shapes import MODEL_SHAPES
 from molink.simnet.swarm import world
-from molink.simnet.swarm.factory import drawn_cast
+from molink.simnet.swarm.factory import random_setup
 from molink.simnet.swarm.members import initial_placement
-from molink.simnet.swarm.members.announcing import Announcing
+from molink.simnet.swarm.members.announcing import AnnouncementDriver
 from molink.simnet.swarm.members.member import Member
 from molink.simnet.swarm.report import swarm_row
 from molink.simnet.swarm.settings import HOUR_S, Churn, SwarmSettings
@@ -34,11 +34,11 @@ class Sessions:
     swarm: world.SwarmWorld
     chance: random.Random = field(default_factory=lambda: random.Random(3))
     count: Counter[str] = field(default_factory=Counter)
-    announcing: list[Announcing] = field(default_factory=list)
+    announcing: list[AnnouncementDriver] = field(default_factory=list)
 
-    def made(self, *parts: object) -> Announcing:
+    def made(self, *parts: object) -> AnnouncementDriver:
         """The world's announcing, remembered."""
-        self.announcing.append(Announcing(*parts))  # type: ignore[arg-type]
+        self.announcing.append(AnnouncementDriver(*parts))  # type: ignore[arg-type]
         return self.announcing[-1]
 
     def state(self, member: Member) -> PeerState:
@@ -70,8 +70,8 @@ def main() -> None:
     arguments = parser.parse_args()
     churn = Churn(arguments.churn * HOUR_S) if arguments.churn else Churn()
     settings = SwarmSettings(arguments.peers, arguments.hours * HOUR_S, rate_rps=1e-4, churn=churn)
-    with mock.patch.object(initial_placement, "choose_span", return_value=(Span(0, 3), 60.0)):
-        cast = drawn_cast(settings, MODEL_SHAPES["llama-2-70b"], bundled_matrix(), bundled_trace())
+    with mock.patch.object(initial_placement, "choose_span", return_value=Span(0, 3)):
+        cast = random_setup(settings, MODEL_SHAPES["llama-2-70b"], bundled_matrix(), bundled_trace())
         swarm = world.SwarmWorld(cast, settings)
         sessions = Sessions(swarm)
         swarm.timeline.call(1.0, sessions.begin)

@@ -6,16 +6,16 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from molink.simnet.core.outcomes import Outcome
+from molink.simnet.core.outcomes import RequestOutcome
 from molink.simnet.core.request_load import LengthLimits, kept
 from molink.simnet.core.traces import bundled_trace
 from molink.simnet.devices.devices import DEVICES
 from molink.simnet.devices.model_shapes import QWEN2_7B, ModelShape
 from molink.simnet.devices.spans import even_spans
-from molink.simnet.emulate.run import Cell, Emulation, emulate
-from molink.simnet.serve.scenario import SOFTWARE_MS, Scenario, Stage
+from molink.simnet.emulate.run import Emulation, EmulationCell, emulate
+from molink.simnet.serve.scenario import SOFTWARE_MS, Scenario, SimulatedStage
 from molink.simnet.serve.served_as import usual
-from molink.simnet.serve.simulated import Load, simulate_serving
+from molink.simnet.serve.simulated import RequestLoad, simulate_serving
 
 AGREE_WITHIN = 0.10
 PEERS, BANDWIDTH_MBPS, DELAY_MS, DEVICE = 3, 100.0, 30.0, "rtx-4090"
@@ -28,7 +28,7 @@ class Served:
     ttft_s: float
     tpot_s: float
     throughput_tps: float
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[RequestOutcome, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class ValidationLoad:
 
 def scenario(shape: ModelShape, seed: int) -> Scenario:
     """The circuit in virtual time."""
-    stages = tuple(Stage(DEVICES[DEVICE], span) for span in even_spans(shape.layers, PEERS))
+    stages = tuple(SimulatedStage(DEVICES[DEVICE], span) for span in even_spans(shape.layers, PEERS))
     return Scenario(shape, stages, BANDWIDTH_MBPS, DELAY_MS, SOFTWARE_MS, seed=seed)
 
 
@@ -76,12 +76,12 @@ def compare(policy: str, load: ValidationLoad) -> Compared:
         shape.spec(), DEVICE, load.tensors_per_boundary, PEERS, BANDWIDTH_MBPS, DELAY_MS, trace,
         load.warm_up_s, load.duration_s, load.seed,
     )  # fmt: skip
-    run = asyncio.run(emulate(emulation, Cell(policy, load.rate_rps, served_as), lambda _: None))
+    run = asyncio.run(emulate(emulation, EmulationCell(policy, load.rate_rps, served_as), lambda _: None))
     simulated = simulate_serving(
         scenario(shape, load.seed),
         policy,
         served_as,
-        Load(trace, load.rate_rps, load.warm_up_s, load.duration_s, load.seed),
+        RequestLoad(trace, load.rate_rps, load.warm_up_s, load.duration_s, load.seed),
     )
     return Compared(
         policy,
@@ -109,7 +109,7 @@ def report(compared: Sequence[Compared]) -> str:
     return "\n".join(lines)
 
 
-def _served(outcomes: Sequence[Outcome], throughput_tps: float) -> Served:
+def _served(outcomes: Sequence[RequestOutcome], throughput_tps: float) -> Served:
     ended = [one for one in outcomes if one.error is None]
     longer = [one for one in ended if len(one.token_s) > 1]
     return Served(

@@ -1,6 +1,10 @@
 """Whom a client leaves out where one hop's word stands against another's."""
 
-from molink.client.circuit.blame import MOST_REMEMBERED, REMEMBERED_S, BlameLedger, Verdict
+from support.swarms.swarm_examples import facts_of
+
+from molink.client.circuit.blame import MOST_REMEMBERED, REMEMBERED_S, BlameLedger, Verdict, second_choices
+from molink.client.circuit.quarantine import Quarantine
+from molink.dht.identity.identity import Identity
 
 
 def test_the_first_accusation_is_believed_and_the_second_of_the_same_hop_is_not() -> None:
@@ -56,3 +60,24 @@ def test_what_was_long_ago_is_forgotten_and_a_flood_is_bounded() -> None:
         ledger.stand_still(("a", "b"), REMEMBERED_S + 2.0)
     assert len(ledger.accusations) <= MOST_REMEMBERED + 1
     assert len(ledger.standstills) <= MOST_REMEMBERED + 1
+
+
+def test_without_a_circuit_the_accusers_go_in_the_place_of_the_accused_then_each_comes_back_alone_then_all() -> (
+    None
+):
+    ledger, quarantine = BlameLedger(), Quarantine()
+    slow, accused, gone = (facts_of(Identity.generate()) for _ in range(3))
+    for facts in (slow, accused, gone):
+        quarantine.quarantine_peer(facts, 10.0, 60.0)
+    ledger.accuse("accuser", accused.peer_id, 10.0)
+    avoided, shunned = frozenset(quarantine.entries), frozenset({gone.peer_id})
+    assert second_choices(avoided, shunned, ledger, quarantine) == (
+        frozenset({slow.peer_id, gone.peer_id, "accuser"}),
+        frozenset({accused.peer_id, gone.peer_id}),
+        frozenset({slow.peer_id, gone.peer_id}),
+        shunned,
+    )
+
+
+def test_where_nobody_is_left_out_there_is_no_second_choice() -> None:
+    assert second_choices(frozenset(), frozenset(), BlameLedger(), Quarantine()) == ()

@@ -8,9 +8,10 @@ from support.links.data_plane import SPEC, asynchronous, soon, until
 from support.swarms.swarm_of_fakes import FakeConnection, FakePeer, template
 
 from molink.client.circuit import circuit_builder as formation_module
-from molink.client.circuit.circuit_builder import Formed, Former
-from molink.client.circuit.connection import Connection
-from molink.client.circuit.quarantine import AVOID_S, SHUN_S, Avoidance
+from molink.client.circuit.circuit_builder import ActiveCircuit, CircuitBuilder
+from molink.client.circuit.circuit_core import Begin, CircuitCore
+from molink.client.circuit.connection import SwarmConnection
+from molink.client.circuit.quarantine import AVOID_S, SHUN_S, Quarantine
 from molink.client.errors import InvalidRequest, NoCircuit, SwarmUnavailable
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.shards.spec import Span
@@ -27,13 +28,15 @@ class Forming:
 
     def __init__(self, *peers: FakePeer) -> None:
         self.connection = FakeConnection(*peers)
-        self.former = Former(cast("Connection", self.connection), SPEC)
+        self.circuit_builder = CircuitBuilder(cast("SwarmConnection", self.connection), SPEC)
         self.template = template()
         self.told: list[str] = []
 
-    async def form(self, within_s: float = LONG_S) -> Formed:
-        deadline_s = asyncio.get_running_loop().time() + within_s
-        return await soon(self.former.form(self.template, deadline_s, self.told.append))
+    async def form(self, within_s: float = LONG_S) -> ActiveCircuit:
+        now_s = asyncio.get_running_loop().time()
+        circuit = CircuitCore()
+        (plan,) = circuit.handle(Begin(now_s + within_s), now_s)
+        return await soon(self.circuit_builder.build(circuit, plan, self.template, self.told.append))
 
 
 def refusal(code: str, *, retry_after_ms: int = 0, peer_id: str = "") -> pb.Refusal:
@@ -272,11 +275,11 @@ async def test_the_only_peer_is_asked_again_when_it_was_full() -> None:
 def test_a_peer_that_failed_is_avoided_for_a_while_or_until_it_says_something_new() -> None:
     peer, other = FakePeer(WHOLE), FakePeer(WHOLE)
     views = (peer.view, other.view)
-    avoidance = Avoidance()
-    avoidance.add(peer.view.facts, 100.0, AVOID_S)
+    avoidance = Quarantine()
+    avoidance.quarantine_peer(peer.view.facts, 100.0, AVOID_S)
     both = frozenset({peer.peer_id})
-    assert avoidance.at(views, 100.0) == (both, both)
-    assert avoidance.at(views, 100.0 + SHUN_S) == (both, frozenset())
-    assert avoidance.at(views, 100.0 + AVOID_S) == (frozenset(), frozenset())
+    assert avoidance.excluded_peers(views, 100.0) == (both, both)
+    assert avoidance.excluded_peers(views, 100.0 + SHUN_S) == (both, frozenset())
+    assert avoidance.excluded_peers(views, 100.0 + AVOID_S) == (frozenset(), frozenset())
     peer.announce_anew()
-    assert avoidance.at((peer.view, other.view), 100.0) == (frozenset(), frozenset())
+    assert avoidance.excluded_peers((peer.view, other.view), 100.0) == (frozenset(), frozenset())

@@ -2,7 +2,7 @@
 
 from support.links.data_plane import End, asynchronous, soon, until
 
-from molink.client.circuit.connection import Connection
+from molink.client.circuit.connection import SwarmConnection
 from molink.peer.wire.protocol import molink_pb2 as pb
 
 SESSION = b"s" * 16
@@ -26,7 +26,7 @@ class Sink:
 
 @asynchronous
 async def test_a_session_learns_over_whose_link_a_frame_came() -> None:
-    connection, sink = Connection([], None), Sink()
+    connection, sink = SwarmConnection([], None), Sink()
     connection.register(SESSION, sink)
     async with connection.links, End() as one, End() as other:
         for end in (one, other):
@@ -43,7 +43,7 @@ async def test_a_session_learns_over_whose_link_a_frame_came() -> None:
 
 @asynchronous
 async def test_a_frame_that_no_client_gets_ends_the_link_it_came_over() -> None:
-    connection, sink = Connection([], None), Sink()
+    connection, sink = SwarmConnection([], None), Sink()
     connection.register(SESSION, sink)
     async with connection.links, End() as end:
         await soon(connection.links.to(end.facts))

@@ -6,7 +6,7 @@ from typing import Self, cast
 import pytest
 from support.links.data_plane import asynchronous, until
 
-from molink.client.circuit.connection import Connection
+from molink.client.circuit.connection import SwarmConnection
 from molink.dht.node.discovery import BootstrapUnreachable, Discovery
 
 
@@ -40,7 +40,7 @@ class ScriptedDiscovery:
 @pytest.mark.parametrize("error", [BootstrapUnreachable([("12D3", "no answer")]), TimeoutError()], ids=repr)
 @asynchronous
 async def test_a_pull_that_nobody_answers_is_not_the_last(error: Exception) -> None:
-    connection, discovery = Connection([], None), ScriptedDiscovery(error)
+    connection, discovery = SwarmConnection([], None), ScriptedDiscovery(error)
     connection._discovery = cast("Discovery", discovery)
     async with connection:
         for pulls in (2, 3):

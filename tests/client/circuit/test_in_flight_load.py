@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from support.links.data_plane import SPEC
 from support.swarms.swarm_of_fakes import FakePeer
 
-from molink.client.circuit.in_flight_load import FORGOTTEN_S, OwnSessions, SessionKey
+from molink.client.circuit.in_flight_load import FORGOTTEN_S, InFlightLoad, SessionKey
 from molink.dht.records.records import PeerView
 
 VIEW = FakePeer(SPEC.whole).view
@@ -19,61 +19,61 @@ def announced(sessions: int, age_s: float) -> PeerView:
     return replace(VIEW, state=replace(VIEW.state, sessions=sessions), age_s=age_s)
 
 
-def sessions_of(own: OwnSessions, view: PeerView, now_s: float) -> int:
-    (added,) = own.added((view,), now_s)
+def sessions_of(own: InFlightLoad, view: PeerView, now_s: float) -> int:
+    (added,) = own.add_to_views((view,), now_s)
     assert replace(added, state=replace(added.state, sessions=view.state.sessions)) == view
     return added.state.sessions
 
 
 def test_a_session_counts_until_its_peer_announces_it() -> None:
-    own = OwnSessions()
-    own.begin((b"a", 1), HERE, 10.0)
+    own = InFlightLoad()
+    own.begin_session((b"a", 1), HERE, 10.0)
     assert sessions_of(own, announced(5, age_s=4.0), 12.0) == 6
     assert sessions_of(own, announced(6, age_s=1.0), 12.0) == 6
 
 
 def test_a_session_that_has_ended_is_taken_off_until_its_peer_says_so() -> None:
-    own = OwnSessions()
-    own.begin((b"a", 1), HERE, 10.0)
-    own.end((b"a", 1), HERE, 20.0)
-    own.end((b"a", 1), HERE, 99.0)
+    own = InFlightLoad()
+    own.begin_session((b"a", 1), HERE, 10.0)
+    own.end_session((b"a", 1), HERE, 20.0)
+    own.end_session((b"a", 1), HERE, 99.0)
     assert sessions_of(own, announced(6, age_s=10.0), 25.0) == 5
     assert sessions_of(own, announced(5, age_s=1.0), 25.0) == 5
 
 
 def test_a_session_that_came_and_went_between_announcements_never_counts() -> None:
-    own = OwnSessions()
-    own.begin((b"a", 1), HERE, 10.0)
-    own.end((b"a", 1), HERE, 11.0)
+    own = InFlightLoad()
+    own.begin_session((b"a", 1), HERE, 10.0)
+    own.end_session((b"a", 1), HERE, 11.0)
     assert sessions_of(own, announced(3, age_s=20.0), 12.0) == 3
 
 
 def test_each_epoch_counts_for_itself_and_other_peers_are_left_alone() -> None:
-    own = OwnSessions()
-    own.begin((b"a", 1), HERE, 10.0)
-    own.end((b"a", 1), HERE, 11.0)
-    own.begin((b"a", 2), HERE, 11.0)
-    own.begin((b"b", 1), ("another peer",), 11.0)
+    own = InFlightLoad()
+    own.begin_session((b"a", 1), HERE, 10.0)
+    own.end_session((b"a", 1), HERE, 11.0)
+    own.begin_session((b"a", 2), HERE, 11.0)
+    own.begin_session((b"b", 1), ("another peer",), 11.0)
     assert sessions_of(own, announced(0, age_s=20.0), 12.0) == 1
 
 
 def test_what_peers_owed_us_when_they_fell_silent_is_forgotten_in_the_end() -> None:
-    own = OwnSessions()
-    own.begin((b"a", 1), ("silent",), 10.0)
-    own.begin((b"b", 1), ("silent",), 10.0)
-    own.end((b"a", 1), ("silent",), 11.0)
-    own.added((), 12.0)
+    own = InFlightLoad()
+    own.begin_session((b"a", 1), ("silent",), 10.0)
+    own.begin_session((b"b", 1), ("silent",), 10.0)
+    own.end_session((b"a", 1), ("silent",), 11.0)
+    own.add_to_views((), 12.0)
     assert own == _begun((b"a", 1), (b"b", 1), ended=(b"a", 1))
-    own.added((), 12.0 + FORGOTTEN_S)
+    own.add_to_views((), 12.0 + FORGOTTEN_S)
     assert own == _begun((b"b", 1))
 
 
-def _begun(*keys: SessionKey, ended: SessionKey | None = None) -> OwnSessions:
-    own = OwnSessions()
+def _begun(*keys: SessionKey, ended: SessionKey | None = None) -> InFlightLoad:
+    own = InFlightLoad()
     for key in keys:
-        own.begin(key, ("silent",), 10.0)
+        own.begin_session(key, ("silent",), 10.0)
     if ended is not None:
-        own.end(ended, ("silent",), 11.0)
+        own.end_session(ended, ("silent",), 11.0)
     return own
 
 
@@ -85,7 +85,7 @@ def test_others_sessions_and_our_own_of_this_moment_whenever_the_peer_spoke(
     stays: list[tuple[int, int]], others: int, looks: list[int]
 ) -> None:
     """Times are whole seconds; peers speak at half seconds, so that nothing happens at the same time."""
-    own, events = OwnSessions(), []
+    own, events = InFlightLoad(), []
     for number, (since, lasting) in enumerate(stays):
         key = (bytes([number]), 1)
         events += [(since, True, key), (since + lasting, False, key)]
@@ -94,7 +94,7 @@ def test_others_sessions_and_our_own_of_this_moment_whenever_the_peer_spoke(
     for now in looks:
         while at < len(events) and events[at][0] <= now:
             time, begins, key = events[at]
-            (own.begin if begins else own.end)(key, HERE, float(time))
+            (own.begin_session if begins else own.end_session)(key, HERE, float(time))
             at += 1
         told = others + _present(stays, spoke_s)
         assert sessions_of(own, announced(told, now - spoke_s), float(now)) == others + _present(stays, now)

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from support.links.data_plane import SPEC, asynchronous
 from support.swarms.swarm_of_fakes import FakeConnection, FakePeer, template
 
-from molink.client.circuit.connection import Connection
-from molink.client.circuit.peer_history import REMEMBERED_LOST, Observations
-from molink.client.circuit.route_selector import Chooser
+from molink.client.circuit.connection import SwarmConnection
+from molink.client.circuit.peer_history import REMEMBERED_LOST, PeerHistory
+from molink.client.circuit.route_selector import RouteSelector
 from molink.dht.records.records import LayerLatency
-from molink.routing import NoCircuit, Observed, Route
+from molink.routing import NoCircuit, PeerObservation, Route
 
 NOBODY = frozenset[str]()
 
@@ -23,7 +23,7 @@ class Choosing:
 
     def __init__(self, *peers: FakePeer) -> None:
         self.connection = FakeConnection(*peers)
-        self.chooser = Chooser(cast("Connection", self.connection), SPEC)
+        self.chooser = RouteSelector(cast("SwarmConnection", self.connection), SPEC)
 
     async def choose(self, avoid: frozenset[str] = NOBODY, *, epoch: int = 0) -> Route:
         session = template()
@@ -80,7 +80,7 @@ async def test_of_equals_the_one_that_was_lost_is_second() -> None:
     first = (await Choosing(*peers).choose()).peer_ids[0]
     (other,) = {peer.peer_id for peer in peers} - {first}
     choosing = Choosing(*peers)
-    choosing.chooser.lost(first)
+    choosing.chooser.record_loss(first)
     assert (await choosing.choose()).peer_ids == (other,)
 
 
@@ -106,12 +106,12 @@ async def test_the_clients_own_sessions_count_before_any_peer_has_announced_them
     first = (await choosing.choose()).peer_ids
     descriptor = template()
     descriptor.hops.add(peer_id=first[0])
-    choosing.chooser.asks(descriptor)
+    choosing.chooser.begin_session(descriptor)
     second = (await choosing.choose()).peer_ids
     assert second != first
-    choosing.chooser.gives_back(descriptor)
+    choosing.chooser.end_session(descriptor)
     descriptor.hops[0].peer_id = second[0]
-    choosing.chooser.asks(descriptor)
+    choosing.chooser.begin_session(descriptor)
     assert (await choosing.choose()).peer_ids == first
 
 
@@ -123,29 +123,33 @@ def unmeasured(_: str) -> None:
 
 
 def test_uptime_counts_between_looks_at_which_the_peer_was_there() -> None:
-    seen = Observations()
+    seen = PeerHistory()
     for now_s, alive in ((10.0, "ab"), (15.0, "ab"), (20.0, "b"), (30.0, "ab"), (31.0, "ab")):
-        seen.look(alive, now_s)
-    assert seen.of("abc", unmeasured) == {"a": Observed(1.0), "b": Observed(21.0), "c": Observed()}
+        seen.record_alive(alive, now_s)
+    assert seen.observations_of("abc", unmeasured) == {
+        "a": PeerObservation(1.0),
+        "b": PeerObservation(21.0),
+        "c": PeerObservation(),
+    }
 
 
 def test_losses_are_remembered_when_the_peer_comes_back() -> None:
-    seen = Observations()
-    seen.look("a", 0.0)
-    seen.look("a", 8.0)
-    seen.lost("a")
-    seen.look("", 9.0)
-    seen.look("a", 20.0)
-    assert seen.of("a", {"a": 5.0}.get) == {"a": Observed(8.0, 1, 5.0)}
+    seen = PeerHistory()
+    seen.record_alive("a", 0.0)
+    seen.record_alive("a", 8.0)
+    seen.record_loss("a")
+    seen.record_alive("", 9.0)
+    seen.record_alive("a", 20.0)
+    assert seen.observations_of("a", {"a": 5.0}.get) == {"a": PeerObservation(8.0, 1, 5.0)}
 
 
 def test_only_the_latest_of_the_lost_are_remembered() -> None:
-    seen = Observations()
+    seen = PeerHistory()
     names = [f"peer {number}" for number in range(REMEMBERED_LOST + 1)]
     for name in names:
-        seen.lost(name)
-    seen.look((), 0.0)
-    known = seen.of(names, unmeasured)
+        seen.record_loss(name)
+    seen.record_alive((), 0.0)
+    known = seen.observations_of(names, unmeasured)
     assert [known[name].losses for name in (names[0], names[1], names[-1])] == [0, 1, 1]
 
 
@@ -153,12 +157,12 @@ def test_only_the_latest_of_the_lost_are_remembered() -> None:
 def test_nobody_is_seen_for_longer_than_the_client_looked(
     looks: list[tuple[float, set[str], bool]],
 ) -> None:
-    seen, now_s = Observations(), 0.0
+    seen, now_s = PeerHistory(), 0.0
     for wait_s, alive, lost in looks:
         now_s += wait_s
-        seen.look(alive, now_s)
+        seen.record_alive(alive, now_s)
         if lost:
-            seen.lost("a")
-    known = seen.of("ab", unmeasured)
+            seen.record_loss("a")
+    known = seen.observations_of("ab", unmeasured)
     assert all(0 <= one.uptime_s <= now_s + 1e-6 for one in known.values())
     assert known["b"].losses == 0

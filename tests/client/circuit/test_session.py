@@ -10,10 +10,10 @@ import pytest
 from support.links.data_plane import SPEC, asynchronous, soon, until
 from support.swarms.swarm_of_fakes import FakeConnection, FakePeer
 
-from molink.client.circuit import patience
+from molink.client.circuit import circuit_core, patience
 from molink.client.circuit import session as session_module
-from molink.client.circuit.circuit_builder import Former
-from molink.client.circuit.connection import Connection
+from molink.client.circuit.circuit_builder import CircuitBuilder
+from molink.client.circuit.connection import SwarmConnection
 from molink.client.circuit.session import ClientSession
 from molink.client.errors import InvalidRequest, NoCircuit, PeerLost, SwarmUnavailable
 from molink.peer.wire.protocol import molink_pb2 as pb
@@ -31,10 +31,10 @@ class Generating:
         self.low, self.high = FakePeer(LOW), FakePeer(HIGH)
         self.spare = FakePeer(HIGH, layer_ms=5.0)
         self.connection = FakeConnection(self.low, self.high, *([self.spare] if spare else []))
-        connection = cast("Connection", self.connection)
+        connection = cast("SwarmConnection", self.connection)
         self.session = ClientSession(
             connection,
-            Former(connection, SPEC),
+            CircuitBuilder(connection, SPEC),
             SPEC,
             PROMPT,
             SamplingParams(**{"max_new_tokens": 8, **params}),  # type: ignore[arg-type]
@@ -206,7 +206,7 @@ async def test_a_closed_link_counts_only_on_the_circuit() -> None:
 
 @asynchronous
 async def test_a_loss_that_nobody_can_make_good_is_peer_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_module, "RECOVERY_S", 0.5)
+    monkeypatch.setattr(circuit_core, "RECOVERY_S", 0.5)
     run = Generating()
     got = asyncio.create_task(rest(run.session.tokens(5.0)))
     await run.started()
@@ -245,7 +245,7 @@ async def test_a_hop_that_went_while_the_circuit_formed_is_a_loss() -> None:
 
 @asynchronous
 async def test_a_head_that_takes_no_start_is_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_module, "RECOVERY_S", 0.5)
+    monkeypatch.setattr(circuit_core, "RECOVERY_S", 0.5)
     run = Generating()
     run.low.takes = False
     with pytest.raises(PeerLost) as caught:
@@ -337,11 +337,13 @@ async def test_of_a_circuit_that_yields_nothing_the_hop_that_does_not_answer_is_
 def test_a_history_that_would_not_fit_a_message_is_an_invalid_request() -> None:
     """With a context of a million tokens of three bytes each, a message of 1 MiB is the lower limit."""
     spec = replace(SPEC, context_length=10**6, vocabulary_size=150_000)
-    connection = cast("Connection", FakeConnection())
+    connection = cast("SwarmConnection", FakeConnection())
 
     def session(prompt_tokens: int, max_new_tokens: int) -> ClientSession:
         params = SamplingParams(max_new_tokens=max_new_tokens)
-        return ClientSession(connection, Former(connection, spec), spec, [149_999] * prompt_tokens, params)
+        return ClientSession(
+            connection, CircuitBuilder(connection, spec), spec, [149_999] * prompt_tokens, params
+        )
 
     whole = session(300_000, 40_000)
     start = pb.Start(session=bytes(16), epoch=2**32 - 1, token_ids=[149_999] * 340_000)

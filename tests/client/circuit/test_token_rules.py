@@ -5,7 +5,13 @@ import math
 import pytest
 
 from molink.client.circuit import patience
-from molink.client.circuit.token_rules import MOST_AHEAD, MOST_OUT_OF_PLACE, HeadAtFault, Intake, TokenRules
+from molink.client.circuit.token_rules import (
+    MOST_AHEAD,
+    MOST_OUT_OF_PLACE,
+    HeadAtFault,
+    TokenRules,
+    TokenStream,
+)
 from molink.peer.wire.protocol import molink_pb2 as pb
 
 RULES = TokenRules(last_position=12, vocabulary=384, stop_ids=frozenset({1}), logprobs=None)
@@ -13,8 +19,8 @@ SCORED = TokenRules(last_position=12, vocabulary=384, stop_ids=frozenset({1}), l
 TOP = (pb.TopLogprob(token_id=5, logprob=-0.5), pb.TopLogprob(token_id=6, logprob=-math.inf))
 
 
-def intake(rules: TokenRules = RULES) -> Intake:
-    return Intake(rules, expected=3, hops=2)
+def intake(rules: TokenRules = RULES) -> TokenStream:
+    return TokenStream(rules, expected=3, hops=2)
 
 
 def token(position: int = 3, token_id: int = 5, **fields: object) -> pb.Token:

@@ -3,124 +3,24 @@
 A scripted swarm stands in the place of a real one.
 """
 
-import io
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Callable, Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
 
 import pytest
+from support.swarms.scripted_swarm import FIRST, HOPS, PEER_ID, Run, ScriptedSwarm
 
-import molink.client.api.swarm
-from molink.client.api.generation import CircuitReport, Explanation, Generation, Hop, HopTimes, Piece
+from molink.client.api.generation import Explanation, Hop, HopTimes
 from molink.client.commands import cli, demo
 from molink.client.commands.presentation import slowest
 from molink.client.errors import InvalidRequest, ModelNotFound, SwarmError, SwarmUnavailable
 from molink.progress import Progress
 
-PEER_ID = "12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
-FIRST = f"/ip4/127.0.0.1/tcp/9/p2p/{PEER_ID}"
 SECOND = f"/ip4/127.0.0.2/tcp/9/p2p/{PEER_ID}"
 DEADLINE_S = 60.0
-HOPS = (Hop(PEER_ID, 0, 1, "attic"), Hop(PEER_ID[::-1], 1, 3, "cellar"))
-CIRCUIT = CircuitReport(HOPS, 4.0)
-
-
-@dataclass
-class Spec:
-    name: str = "test/model"
-
-
-@dataclass
-class ScriptedSwarm:
-    """Answers with `words`; raises the next of `errors` instead, where it is not None."""
-
-    words: tuple[str, ...] = ("But", " soft", "!")
-    errors: list[SwarmError | None] = field(default_factory=list)
-    unreachable: SwarmError | None = None
-    asked: list[Any] = field(default_factory=list)
-    sampling: dict[str, Any] = field(default_factory=dict)
-    opened_with: dict[str, Any] = field(default_factory=dict)
-    model: Spec = field(default_factory=Spec)
-    explanation: Explanation | None = None
-
-    async def __aenter__(self) -> Self:
-        if self.unreachable is not None:
-            raise self.unreachable
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        return
-
-    async def stream_events(self, prompt: object, **sampling: object) -> AsyncGenerator[Piece, None]:
-        self.asked.append(prompt)
-        self.sampling = sampling
-        self.opened_with["report"]("circuit of 2 peers found")
-        error = self.errors.pop(0) if self.errors else None
-        if error is not None:
-            raise error
-        for word in self.words:
-            yield Piece(word)
-        yield Piece("", finish_reason="length", generation=self.generation())
-
-    async def stream_chat(self, messages: Iterable[object], **sampling: object) -> AsyncGenerator[str, None]:
-        async for piece in self.stream_events(list(messages), **sampling):
-            if piece.text:
-                yield piece.text
-
-    async def explain(self, prompt: object, **sampling: object) -> Explanation:
-        self.asked.append(prompt)
-        self.sampling = sampling
-        return self.explanation or Explanation(self.generation())
-
-    def generation(self) -> Generation:
-        ids = tuple(range(len(self.words)))
-        return Generation("".join(self.words), ids, 2, "length", 0.5, 0.004, CIRCUIT)
-
-
-@pytest.fixture
-def swarm(monkeypatch: pytest.MonkeyPatch) -> ScriptedSwarm:
-    """What the commands get when they open a swarm."""
-    scripted = ScriptedSwarm()
-
-    def open_it(model: str | None, **options: object) -> ScriptedSwarm:
-        scripted.opened_with = {"model": model, **options}
-        return scripted
-
-    monkeypatch.setattr(molink.client.api.swarm, "AsyncSwarm", open_it)
-    monkeypatch.setenv("MOLINK_INITIAL_PEERS", FIRST)
-    return scripted
-
-
-@pytest.fixture(autouse=True)
-def _own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither the user's configuration nor the user's folders are touched."""
-    (tmp_path / "config.toml").write_text("")
-    monkeypatch.setenv("MOLINK_CONFIG", str(tmp_path / "config.toml"))
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "states"))
-    monkeypatch.delenv("MOLINK_INITIAL_PEERS", raising=False)
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Runs `molink`: exit status, stdout, stderr."""
-
-    def run_it(*arguments: str) -> tuple[int, str, str]:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            cli.main(list(arguments))
-        out, err = capsys.readouterr()
-        return int(str(ended.value.code)), out, err
-
-    return run_it
-
-
-Run = Callable[..., tuple[int, str, str]]
 
 
 # -- help and mistakes
@@ -274,80 +174,6 @@ def test_ctrl_c_ends_quietly() -> None:
     command = [sys.executable, "-c", program, "generate", "x", "--initial-peers", FIRST]
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
-
-
-# -- chat
-
-
-@pytest.fixture
-def say(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    return lambda lines: monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
-
-
-def test_a_chat_from_a_pipe_keeps_its_history(
-    run: Run, swarm: ScriptedSwarm, say: Callable[[str], None]
-) -> None:
-    say("Who's there?\n\nNay, answer me")
-    assert run("chat", "--system", "Be brief") == (0, "But soft!\nBut soft!\n", "")
-    system = {"role": "system", "content": "Be brief"}
-    first = {"role": "user", "content": "Who's there?"}
-    answer = {"role": "assistant", "content": "But soft!"}
-    second = {"role": "user", "content": "Nay, answer me"}
-    assert swarm.asked == [[system, first], [system, first, answer, second]]
-
-
-def test_an_error_of_one_turn_does_not_end_the_chat(
-    run: Run, swarm: ScriptedSwarm, say: Callable[[str], None]
-) -> None:
-    say("one\ntwo\n")
-    swarm.errors = [SwarmUnavailable("all peers are busy")]
-    assert run("chat") == (0, "But soft!\n", "molink: all peers are busy\n")
-    assert swarm.asked[1] == [{"role": "user", "content": "two"}]
-
-
-def test_a_chat_without_any_answer_has_failed(
-    run: Run, swarm: ScriptedSwarm, say: Callable[[str], None]
-) -> None:
-    say("one\n")
-    swarm.errors = [SwarmUnavailable("all peers are busy")]
-    code, out, err = run("chat")
-    assert (code, out) == (1, "")
-    assert err.splitlines() == [
-        "molink: all peers are busy",
-        "molink: no question was answered: the lines above say why",
-    ]
-
-
-def test_a_chat_that_outgrows_the_model_forgets_its_oldest_turn(
-    run: Run, swarm: ScriptedSwarm, say: Callable[[str], None]
-) -> None:
-    say("one\ntwo\n")
-    swarm.errors = [None, InvalidRequest("the prompt is too long", "prompt")]
-    code, out, err = run("chat")
-    assert (code, out) == (0, "But soft!\nBut soft!\n")
-    assert "its oldest turn is forgotten" in err
-    assert [len(messages) for messages in swarm.asked] == [1, 3, 1]
-
-
-def test_a_chat_with_a_swarm_out_of_reach_fails(
-    run: Run, swarm: ScriptedSwarm, say: Callable[[str], None]
-) -> None:
-    say("one\n")
-    swarm.unreachable = SwarmUnavailable("nobody is there")
-    assert run("chat") == (1, "", "molink: nobody is there\n")
-
-
-def test_bytes_that_are_no_text_do_not_end_a_chat(
-    run: Run, swarm: ScriptedSwarm, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\xffb\r\n"), encoding="utf-8"))
-    assert run("chat")[:2] == (0, "But soft!\n")
-    assert swarm.asked == [[{"role": "user", "content": "a\ufffdb"}]]
-
-
-def test_nothing_said_is_nothing_wrong(run: Run, swarm: ScriptedSwarm, say: Callable[[str], None]) -> None:
-    say("")
-    assert run("chat") == (0, "", "")
 
 
 # -- explain

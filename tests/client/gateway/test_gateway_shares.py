@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from molink.client.gateway.server import most_connections
-from molink.client.gateway.shares import LOCAL, UNKNOWN, Shares, host_is_allowed, plain_host, user_of
+from molink.client.gateway.shares import LOCAL, UNKNOWN, FairShares, host_is_allowed, plain_host, user_of
 from molink.client.gateway.slots import GatewayBusy, GatewayStopping, Slots
 
 DEADLINE_S = 30.0
@@ -35,7 +35,7 @@ def test_a_user_is_an_address_or_a_network(address: str | None, user: str) -> No
 
 
 def test_who_holds_a_quarter_leaves_the_last_tenth_to_others() -> None:
-    shares = Shares(40)
+    shares = FairShares(40)
     taken = 0
     while shares.may_take("greedy"):
         shares.take("greedy")
@@ -52,7 +52,7 @@ def test_who_holds_a_quarter_leaves_the_last_tenth_to_others() -> None:
 
 
 def test_what_is_given_back_is_forgotten() -> None:
-    shares = Shares(4)
+    shares = FairShares(4)
     shares.take("a", 2)
     shares.take("a", 0)
     shares.give("a", 2)

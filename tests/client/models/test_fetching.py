@@ -10,7 +10,7 @@ from support.links.data_plane import asynchronous, soon
 from support.swarms.swarm_of_fakes import FakePeer
 
 from molink.client.models import fetching
-from molink.client.models.fetching import NotFetched, Wanted, fetch
+from molink.client.models.fetching import ArtifactRequest, NotFetched, fetch
 from molink.client.models.model_choice import asked_in_order, candidates
 from molink.dht.records.records import PeerFacts, PeerView
 from molink.peer.wire.link.link import LinkError
@@ -65,7 +65,7 @@ def checked(data: bytes) -> bytes:
     return data
 
 
-WANTED = Wanted(lambda offset: pb.Request(get_file=pb.GetFile(offset=offset)), 2**20, checked)
+WANTED = ArtifactRequest(lambda offset: pb.Request(get_file=pb.GetFile(offset=offset)), 2**20, checked)
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,14 @@ from support.links.data_plane import asynchronous
 from support.models.stored_models import alter_a_weight, write_llama
 from support.swarms.swarm_of_fakes import FakeConnection, FakePeer
 
-from molink.client.circuit.connection import Connection
+from molink.client.circuit.connection import SwarmConnection
 from molink.client.errors import ModelNotFound
 from molink.client.models.model_resolver import open_model
 from molink.shards.checkpoint.store import describe
 from molink.shards.spec import Span
 
 
-def swarm_that_serves(folder: Path, name: str) -> Connection:
+def swarm_that_serves(folder: Path, name: str) -> SwarmConnection:
     spec = describe(folder, "float32")
     peer = FakePeer(Span(0, spec.layers))
     facts = peer.view.facts
@@ -29,7 +29,7 @@ def swarm_that_serves(folder: Path, name: str) -> Connection:
         quantization="none",
     )
     peer.view = replace(peer.view, facts=replace(facts, model=model))
-    return cast("Connection", FakeConnection(peer))
+    return cast("SwarmConnection", FakeConnection(peer))
 
 
 @asynchronous

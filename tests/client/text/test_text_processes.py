@@ -13,7 +13,7 @@ import pytest
 from molink.client.errors import SwarmUnavailable
 from molink.client.text.text_processes import TextLimits, TextProcesses
 from molink.shards.checkpoint import catalog
-from molink.shards.checkpoint.manifest import TOKENIZER_FILES
+from molink.shards.checkpoint.model_files import TOKENIZER_FILES
 from molink.shards.text.tokenizer import Tokenizer, TokenizerError
 
 pytestmark = pytest.mark.anyio

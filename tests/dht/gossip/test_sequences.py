@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from molink.dht.gossip.sequences import SET_ASIDE, SET_ASIDE_AHEAD, Sequences
-from molink.dht.node.hearing import Echo, Hearing, echo
+from molink.dht.node.hearing import Visibility, VisibilityMonitor, visibility_of
 
 
 @dataclass(slots=True)
@@ -88,15 +88,24 @@ def test_a_full_disk_is_said_once_and_stops_nobody(caplog: pytest.LogCaptureFixt
 
 @pytest.mark.parametrize(
     ("held", "outcome"),
-    [(None, Echo.OLD), (9, Echo.OLD), (10, Echo.HEARD), (20, Echo.HEARD), (21, Echo.AHEAD)],
+    [
+        (None, Visibility.OLD),
+        (9, Visibility.OLD),
+        (10, Visibility.HEARD),
+        (20, Visibility.HEARD),
+        (21, Visibility.AHEAD),
+    ],
 )
-def test_others_hold_something_of_this_life_or_of_another(held: int | None, outcome: Echo) -> None:
-    assert echo(10, 20, held) is outcome
+def test_others_hold_something_of_this_life_or_of_another(held: int | None, outcome: Visibility) -> None:
+    assert visibility_of(10, 20, held) is outcome
 
 
 def test_the_owner_is_told_once_that_nobody_shows_the_peer_why_and_when_that_is_over() -> None:
-    hearing = Hearing()
-    said = [hearing.answered(outcome, "12D3", 0.0, 0.0) for outcome in [Echo.OLD] * 4 + [Echo.HEARD] * 2]
+    hearing = VisibilityMonitor()
+    said = [
+        hearing.record_answer(outcome, "12D3", 0.0, 0.0)
+        for outcome in [Visibility.OLD] * 4 + [Visibility.HEARD] * 2
+    ]
     assert [line is not None for line in said] == [False, True, False, False, True, False]
     assert "no peer shows this one" in str(said[1])
     assert said[4] == "other peers show this one now"
@@ -105,12 +114,14 @@ def test_the_owner_is_told_once_that_nobody_shows_the_peer_why_and_when_that_is_
 @pytest.mark.parametrize(
     ("outcome", "clock_ahead_s", "word"),
     [
-        (Echo.OLD, 600.0, "clock is 600 s behind"),
-        (Echo.SILENT, 0.0, "line"),
-        (Echo.AHEAD, 0.0, "clock wrong"),
+        (Visibility.OLD, 600.0, "clock is 600 s behind"),
+        (Visibility.SILENT, 0.0, "line"),
+        (Visibility.AHEAD, 0.0, "clock wrong"),
     ],
 )
-def test_the_line_names_what_the_owner_can_change(outcome: Echo, clock_ahead_s: float, word: str) -> None:
-    hearing = Hearing()
-    lines = [hearing.answered(outcome, "12D3", clock_ahead_s, 600.0) for _ in range(2)]
+def test_the_line_names_what_the_owner_can_change(
+    outcome: Visibility, clock_ahead_s: float, word: str
+) -> None:
+    hearing = VisibilityMonitor()
+    lines = [hearing.record_answer(outcome, "12D3", clock_ahead_s, 600.0) for _ in range(2)]
     assert word in str(lines)

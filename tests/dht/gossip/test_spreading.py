@@ -6,38 +6,45 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from molink.dht.gossip.spreading import ASK_TIMEOUT_S, MAX_NAMES, NAME_BYTES, Spreading, name_of, names_in
+from molink.dht.gossip.spreading import (
+    IWANT_TIMEOUT_S,
+    MAX_RECORD_IDS,
+    RECORD_ID_BYTES,
+    LazyPush,
+    parse_record_ids,
+    record_id,
+)
 
 
 class Net:
     """Peers whose links deliver at once; each record that is carried counts."""
 
     def __init__(self, links: set[tuple[int, int]], peers: int) -> None:
-        self.peers = [Spreading() for _ in range(peers)]
+        self.peers = [LazyPush() for _ in range(peers)]
         self.held: list[set[bytes]] = [set() for _ in range(peers)]
         self.carried = 0
         for one, other in links:
-            self.peers[one].open(str(other))
-            self.peers[other].open(str(one))
+            self.peers[one].open_link(str(other))
+            self.peers[other].open_link(str(one))
 
     def say(self, at: int, record: bytes) -> None:
         self.held[at].add(record)
-        for to in self.peers[at].hand_on(record, None, push=True):
+        for to in self.peers[at].forward(record, None, push=True):
             self._arrive(int(to), at, record)
 
     def tick(self) -> None:
         for at, peer in enumerate(self.peers):
-            for to, names in list(peer.offers()):
-                asked = self.peers[int(to)].offered(str(at), names, 0.0)
-                for record in peer.asked(asked):
+            for to, names in list(peer.take_ihaves()):
+                asked = self.peers[int(to)].receive_ihave(str(at), names, 0.0)
+                for record in peer.receive_iwant(asked):
                     self._arrive(int(to), at, record)
 
     def _arrive(self, to: int, source: int, record: bytes) -> None:
         self.carried += 1
-        self.peers[to].heard(record)
+        self.peers[to].record_seen(record)
         if record not in self.held[to]:
             self.held[to].add(record)
-            self.peers[to].hand_on(record, str(source), push=False)
+            self.peers[to].forward(record, str(source), push=False)
 
 
 @given(st.integers(3, 40), st.integers(0, 2**32))
@@ -58,50 +65,50 @@ def test_every_peer_of_a_connected_swarm_gets_every_record_and_those_beyond_the_
 
 
 def test_what_a_neighbour_does_not_send_another_is_asked_for() -> None:
-    peer = Spreading()
+    peer = LazyPush()
     for link in ("slow", "other"):
-        peer.open(link)
-    name = name_of(b"record")
-    assert peer.offered("slow", [name], 0.0) == (name,)
-    assert peer.offered("other", [name], 1.0) == ()
-    assert peer.overdue(ASK_TIMEOUT_S - 1) == {}
-    assert peer.overdue(ASK_TIMEOUT_S) == {"other": [name]}
-    peer.heard(b"record")
-    assert peer.overdue(10 * ASK_TIMEOUT_S) == {}
-    assert peer.offered("slow", [name], 0.0) == ()
+        peer.open_link(link)
+    name = record_id(b"record")
+    assert peer.receive_ihave("slow", [name], 0.0) == (name,)
+    assert peer.receive_ihave("other", [name], 1.0) == ()
+    assert peer.retry_iwants(IWANT_TIMEOUT_S - 1) == {}
+    assert peer.retry_iwants(IWANT_TIMEOUT_S) == {"other": [name]}
+    peer.record_seen(b"record")
+    assert peer.retry_iwants(10 * IWANT_TIMEOUT_S) == {}
+    assert peer.receive_ihave("slow", [name], 0.0) == ()
 
 
 def test_what_only_a_lost_neighbour_had_may_be_offered_again() -> None:
-    peer = Spreading()
-    peer.open("gone")
-    peer.offered("gone", [b"12345678"], 0.0)
-    peer.close("gone")
-    assert peer.overdue(0.0) == {}
-    peer.open("new")
-    assert peer.offered("new", [b"12345678"], 0.0) == (b"12345678",)
+    peer = LazyPush()
+    peer.open_link("gone")
+    peer.receive_ihave("gone", [b"12345678"], 0.0)
+    peer.close_link("gone")
+    assert peer.retry_iwants(0.0) == {}
+    peer.open_link("new")
+    assert peer.receive_ihave("new", [b"12345678"], 0.0) == (b"12345678",)
 
 
 def test_a_neighbour_that_offers_without_end_is_asked_for_a_bounded_number() -> None:
-    peer = Spreading()
-    peer.open("liar")
+    peer = LazyPush()
+    peer.open_link("liar")
     asked = sum(
-        len(peer.offered("liar", [at.to_bytes(8) for at in range(first, first + 128)], 0.0))
+        len(peer.receive_ihave("liar", [at.to_bytes(8) for at in range(first, first + 128)], 0.0))
         for first in range(0, 128 * 100, 128)
     )
     assert asked == 512
 
 
 def test_nothing_is_handed_out_that_was_not_taken_in() -> None:
-    peer = Spreading()
-    peer.heard(b"false")
-    peer.hand_on(b"true", None, push=False)
-    assert peer.asked([name_of(b"false"), name_of(b"true"), b"whatever"]) == (b"true",)
+    peer = LazyPush()
+    peer.record_seen(b"false")
+    peer.forward(b"true", None, push=False)
+    assert peer.receive_iwant([record_id(b"false"), record_id(b"true"), b"whatever"]) == (b"true",)
 
 
-@given(st.binary(max_size=MAX_NAMES * NAME_BYTES + 16))
+@given(st.binary(max_size=MAX_RECORD_IDS * RECORD_ID_BYTES + 16))
 def test_names_are_parsed_or_refused(body: bytes) -> None:
-    if body and len(body) % NAME_BYTES == 0 and len(body) <= MAX_NAMES * NAME_BYTES:
-        assert b"".join(names_in(body)) == body
+    if body and len(body) % RECORD_ID_BYTES == 0 and len(body) <= MAX_RECORD_IDS * RECORD_ID_BYTES:
+        assert b"".join(parse_record_ids(body)) == body
     else:
         with pytest.raises(ValueError, match="names"):
-            names_in(body)
+            parse_record_ids(body)

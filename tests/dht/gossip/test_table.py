@@ -11,7 +11,7 @@ from molink.dht.gossip.table import DIGESTS, digests_in
 from molink.dht.identity.identity import Identity
 from molink.dht.membership.membership import Membership, tag_of
 from molink.dht.records import announcement_pb2 as pb
-from molink.dht.records.announcement import seal_facts, seal_state
+from molink.dht.records.announcement import sign_facts, sign_state
 from molink.dht.records.bounds import MAX_SEQUENCE
 
 ADA, BOB = Identity.generate(), Identity.generate()
@@ -48,9 +48,9 @@ def test_tags_without_sequences_are_refused() -> None:
 
 def test_a_membership_tells_of_its_living_peers_and_of_the_newest_that_it_knows() -> None:
     membership = Membership(None, lambda: None, clock=lambda: 0.0)
-    membership.receive(seal_facts(facts_of(ADA), ADA))
-    membership.receive(seal_state(state_of(ADA, sequence=7), ADA))
-    membership.receive(seal_facts(facts_of(BOB), BOB))
+    membership.receive(sign_facts(facts_of(ADA), ADA))
+    membership.receive(sign_state(state_of(ADA, sequence=7), ADA))
+    membership.receive(sign_facts(facts_of(BOB), BOB))
     assert membership.digests() == ((tag_of(ADA.peer_id), 7),)
     assert membership.sequence_of(tag_of(BOB.peer_id)) == -1
     assert membership.sequence_of(12345) == -1

@@ -13,11 +13,11 @@ from molink.dht.gossip.table import PROTOCOL as TABLE
 from molink.dht.gossip.table import pull
 from molink.dht.host.framing import FrameStream, StreamEndedError
 from molink.dht.host.host import DialError, Host, Listen, open_host
-from molink.dht.host.packed import PackedStream
+from molink.dht.host.packed import CompressedStream
 from molink.dht.identity.identity import Identity
 from molink.dht.membership.membership import Membership
 from molink.dht.node.network import NetworkSettings, open_network
-from molink.dht.records.announcement import seal_facts, seal_state
+from molink.dht.records.announcement import sign_facts, sign_state
 
 ADA, MALLORY = Identity.generate(), Identity.generate()
 SETTINGS = NetworkSettings(ADA, Listen("127.0.0.1", 0), (), None, replace(QUICK, interval_s=10.0))
@@ -30,13 +30,13 @@ def nothing() -> None:
 async def table_of(host: Host, peer_id: str) -> Membership:
     """What the peer answers when asked in earnest."""
     membership = Membership(None, nothing)
-    stream = PackedStream(await host.open_stream(peer_id, TABLE, timeout_s=30))
+    stream = CompressedStream(await host.open_stream(peer_id, TABLE, timeout_s=30))
     await pull(stream, membership, timeout_s=30)
     await stream.close()
     return membership
 
 
-async def all_frames(stream: PackedStream) -> None:
+async def all_frames(stream: CompressedStream) -> None:
     while True:
         await stream.receive(5000)
 
@@ -115,8 +115,8 @@ def test_a_liar_is_no_longer_listened_to() -> None:
         membership = Membership(ADA.peer_id, nothing)
         async with open_network(SETTINGS, membership) as network, open_host(MALLORY, None, None) as mallory:
             await mallory.dial(network.host.addresses[0], timeout_s=30)
-            stream = PackedStream(await mallory.open_stream(ADA.peer_id, GOSSIP, timeout_s=30))
-            facts, state = seal_facts(facts_of(MALLORY), MALLORY), seal_state(state_of(MALLORY), MALLORY)
+            stream = CompressedStream(await mallory.open_stream(ADA.peer_id, GOSSIP, timeout_s=30))
+            facts, state = sign_facts(facts_of(MALLORY), MALLORY), sign_state(state_of(MALLORY), MALLORY)
             await stream.send([facts, state[:-1] + bytes((state[-1] ^ 1,))] * 40)
             with trio.fail_after(30), pytest.raises(StreamEndedError):
                 await all_frames(stream)
@@ -130,7 +130,7 @@ def test_a_link_on_which_nothing_arrives_is_dead() -> None:
         membership = Membership(ADA.peer_id, nothing)
         async with open_network(SETTINGS, membership) as network, open_host(MALLORY, None, None) as mallory:
             await mallory.dial(network.host.addresses[0], timeout_s=30)
-            stream = PackedStream(await mallory.open_stream(ADA.peer_id, GOSSIP, timeout_s=30))
+            stream = CompressedStream(await mallory.open_stream(ADA.peer_id, GOSSIP, timeout_s=30))
             with trio.fail_after(30):
                 assert await stream.receive(10) == b""
                 assert network.gossip.neighbours == (MALLORY.peer_id,)

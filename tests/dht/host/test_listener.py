@@ -5,7 +5,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from molink.dht.host import listener
-from molink.dht.host.listener import Turns
+from molink.dht.host.listener import HandshakeQueue
 
 
 def in_trio(scenario: object) -> None:
@@ -19,14 +19,14 @@ def fewer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "_TURNS_PER_S", 10.0)
 
 
-async def taken(turns: Turns, guest: int, network: str, log: list[tuple[int, float]]) -> None:
-    await turns.take(guest, network)
+async def taken(turns: HandshakeQueue, guest: int, network: str, log: list[tuple[int, float]]) -> None:
+    await turns.wait_turn(guest, network)
     log.append((guest, trio.current_time()))
 
 
 def test_a_few_begin_at_once_and_the_others_one_after_another() -> None:
     async def scenario() -> None:
-        turns, log = Turns(), list[tuple[int, float]]()
+        turns, log = HandshakeQueue(), list[tuple[int, float]]()
         async with trio.open_nursery() as nursery:
             start = trio.current_time()
             async with trio.open_nursery() as guests:
@@ -37,7 +37,7 @@ def test_a_few_begin_at_once_and_the_others_one_after_another() -> None:
             assert [guest for guest, _ in log] == list(range(15))
             assert [round(10 * (at - start)) for _, at in log] == [0] * 5 + list(range(1, 11))
             await trio.sleep(60.0)
-            await turns.take(16, "crowd")
+            await turns.wait_turn(16, "crowd")
             nursery.cancel_scope.cancel()
 
     in_trio(scenario)
@@ -45,14 +45,14 @@ def test_a_few_begin_at_once_and_the_others_one_after_another() -> None:
 
 def test_a_newcomer_does_not_wait_behind_a_crowd_elsewhere() -> None:
     async def scenario() -> None:
-        turns, log = Turns(), list[tuple[int, float]]()
+        turns, log = HandshakeQueue(), list[tuple[int, float]]()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(turns.run)
             for guest in range(1000):
                 nursery.start_soon(taken, turns, guest, "crowd", log)
             await trio.sleep(1.0)
             with trio.fail_after(0.5):
-                await turns.take(2000, "newcomer's")
+                await turns.wait_turn(2000, "newcomer's")
             nursery.cancel_scope.cancel()
 
     in_trio(scenario)
@@ -60,14 +60,14 @@ def test_a_newcomer_does_not_wait_behind_a_crowd_elsewhere() -> None:
 
 def test_who_is_gone_waits_no_more_and_keeps_nobody_waiting() -> None:
     async def scenario() -> None:
-        turns, log = Turns(), list[tuple[int, float]]()
+        turns, log = HandshakeQueue(), list[tuple[int, float]]()
         async with trio.open_nursery() as nursery:
             for guest in range(100):
                 nursery.start_soon(taken, turns, guest, "crowd", log)
                 await wait_all_tasks_blocked()
             assert len(log) == 5
             for guest in range(99):
-                turns.give_up(guest, "crowd")
+                turns.release(guest, "crowd")
             await wait_all_tasks_blocked()
             assert len(log) == 99
             nursery.start_soon(turns.run)

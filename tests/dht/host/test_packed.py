@@ -12,7 +12,7 @@ from support.swarms.swarm_examples import facts_of, state_of
 from molink.dht.host.framing import MAX_FRAME_BYTES
 from molink.dht.host.packed import Deflater, Inflater
 from molink.dht.identity.identity import Identity
-from molink.dht.records.announcement import seal_facts, seal_state
+from molink.dht.records.announcement import sign_facts, sign_state
 from molink.peer.wire.link.certificate import new_certificate
 
 batches = st.lists(st.lists(st.binary(max_size=300), max_size=5), max_size=8)
@@ -73,7 +73,7 @@ def test_the_records_of_a_swarm_take_half_their_size() -> None:
     for _ in range(30):
         identity = Identity.generate()
         facts = replace(facts_of(identity), certificate=new_certificate(identity.peer_id).der)
-        for frame in (seal_facts(facts, identity), seal_state(state_of(identity), identity)):
+        for frame in (sign_facts(facts, identity), sign_state(state_of(identity), identity)):
             whole += len(frame)
             packed += sum(map(len, deflater.pack([frame])))
     assert packed < 0.6 * whole

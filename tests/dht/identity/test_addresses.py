@@ -20,7 +20,7 @@ from molink.dht.identity.addresses import (
 )
 from molink.dht.identity.identity import Identity
 from molink.dht.node.discovery import Discovery
-from molink.dht.records.announcement import AnnouncementError, seal_facts
+from molink.dht.records.announcement import AnnouncementError, sign_facts
 
 ADA, BOB = Identity.generate(), Identity.generate()
 
@@ -89,7 +89,7 @@ def test_a_host_without_a_good_port_is_refused(value: str) -> None:
 def test_no_peer_announces_what_is_no_address(address: str) -> None:
     facts = replace(facts_of(ADA), addresses=(f"{address}/p2p/{ADA.peer_id}",))
     with pytest.raises(AnnouncementError):
-        seal_facts(facts, ADA)
+        sign_facts(facts, ADA)
 
 
 def test_a_peer_that_announces_its_name_is_joined_by_it() -> None:

@@ -9,7 +9,7 @@ from support.swarms.swarm_examples import MODEL, OTHER_MODEL, facts_of, state_of
 
 from molink.dht.identity.identity import Identity
 from molink.dht.membership.directory import REMEMBER_GONE_S, Accepted, Directory
-from molink.dht.records.announcement import Reason, seal_facts, seal_state
+from molink.dht.records.announcement import Reason, sign_facts, sign_state
 from molink.dht.records.records import PROTOCOL_VERSION
 from molink.shards.spec import Span
 
@@ -17,14 +17,14 @@ ADA, BOB, EVE = Identity.generate(), Identity.generate(), Identity.generate()
 
 
 def facts(identity: Identity = ADA, sequence: int = 1, ttl_s: int = 3600, **altered: object) -> bytes:
-    return seal_facts(replace(facts_of(identity, sequence=sequence, ttl_s=ttl_s), **altered), identity)
+    return sign_facts(replace(facts_of(identity, sequence=sequence, ttl_s=ttl_s), **altered), identity)
 
 
 def state(
     identity: Identity = ADA, sequence: int = 2, facts_sequence: int = 1, ttl_s: int = 57, **altered: object
 ) -> bytes:
     value = state_of(identity, sequence=sequence, facts_sequence=facts_sequence, ttl_s=ttl_s)
-    return seal_state(replace(value, **altered), identity)
+    return sign_state(replace(value, **altered), identity)
 
 
 def seen(directory: Directory, now: float) -> set[str]:

@@ -5,9 +5,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from molink.dht.membership.door import Door, DoorLimits, network_of
+from molink.dht.membership.door import ConnectionLimiter, ConnectionLimits, network_of
 
-LIMITS = DoorLimits(unproven=4, proven=20, of_network=12, of_identity=2, proof_s=8.0, idle_s=60.0)
+LIMITS = ConnectionLimits(unproven=4, proven=20, of_network=12, of_identity=2, proof_s=8.0, idle_s=60.0)
 
 
 def nobody(identity: str) -> bool:
@@ -15,8 +15,8 @@ def nobody(identity: str) -> bool:
     return not identity
 
 
-def entered(door: Door, now: float, network: str, identity: str) -> int | None:
-    guest = door.enter(now, network).guest
+def entered(door: ConnectionLimiter, now: float, network: str, identity: str) -> int | None:
+    guest = door.admit(now, network).guest
     assert guest is not None
     return door.prove(guest, now, identity).guest
 
@@ -41,16 +41,16 @@ def test_a_network_is_what_one_person_probably_has(host: str, network: str) -> N
 
 
 def test_of_those_that_prove_nothing_the_oldest_of_the_largest_network_goes() -> None:
-    door = Door(LIMITS, nobody)
-    lone = door.enter(0.0, "honest").guest
-    crowd = [door.enter(1.0 + at, "crowd") for at in range(10)]
+    door = ConnectionLimiter(LIMITS, nobody)
+    lone = door.admit(0.0, "honest").guest
+    crowd = [door.admit(1.0 + at, "crowd") for at in range(10)]
     assert lone in door
     assert [entry.sent_away for entry in crowd[3:]] == [(entry.guest,) for entry in crowd[:7]]
     assert door.unproven == LIMITS.unproven
 
 
 def test_a_crowd_of_idle_strangers_keeps_no_newcomer_out() -> None:
-    door = Door(LIMITS, nobody)
+    door = ConnectionLimiter(LIMITS, nobody)
     for at in range(100):
         entered(door, float(at), f"network {at % 5}", f"idle {at}")
     assert len(door) == 18
@@ -62,11 +62,11 @@ def test_a_crowd_of_idle_strangers_keeps_no_newcomer_out() -> None:
 
 
 def test_strangers_do_not_take_the_last_tenth() -> None:
-    door = Door(LIMITS, lambda identity: identity.startswith("member"))
+    door = ConnectionLimiter(LIMITS, lambda identity: identity.startswith("member"))
     for at in range(18):
         guest = entered(door, 0.0, f"network {at}", f"busy {at}")
         assert guest is not None
-        door.busy(guest)
+        door.mark_busy(guest)
     assert entered(door, 1.0, "another", "stranger") is None
     assert entered(door, 1.0, "another", "member 1") is not None
     assert entered(door, 1.0, "another", "member 2") is not None
@@ -76,7 +76,7 @@ def test_strangers_do_not_take_the_last_tenth() -> None:
 
 
 def test_members_go_after_strangers() -> None:
-    door = Door(LIMITS, lambda identity: identity.startswith("member"))
+    door = ConnectionLimiter(LIMITS, lambda identity: identity.startswith("member"))
     members = [entered(door, 0.0, f"network {at}", f"member {at}") for at in range(10)]
     for at in range(50):
         entered(door, 1.0 + at, f"network {at}", f"stranger {at}")
@@ -84,7 +84,7 @@ def test_members_go_after_strangers() -> None:
 
 
 def test_one_identity_replaces_its_own_idle_connections() -> None:
-    door = Door(LIMITS, nobody)
+    door = ConnectionLimiter(LIMITS, nobody)
     first, second = entered(door, 0.0, "here", "ada"), entered(door, 1.0, "there", "ada")
     third = entered(door, 2.0, "elsewhere", "ada")
     assert first not in door
@@ -92,33 +92,33 @@ def test_one_identity_replaces_its_own_idle_connections() -> None:
     assert third is not None
     for guest in (second, third):
         assert guest is not None
-        door.busy(guest)
+        door.mark_busy(guest)
     assert entered(door, 3.0, "here", "ada") is None
     assert len(door) == 2
 
 
 def test_who_does_nothing_goes_in_time_and_who_is_busy_stays() -> None:
-    door = Door(LIMITS, nobody)
-    unproven = door.enter(0.0, "a").guest
+    door = ConnectionLimiter(LIMITS, nobody)
+    unproven = door.admit(0.0, "a").guest
     idle, busy = entered(door, 0.0, "b", "idle"), entered(door, 0.0, "c", "busy")
     assert busy is not None
-    door.busy(busy)
-    assert door.overdue(7.9) == ()
-    assert door.overdue(8.0) == (unproven,)
-    assert door.overdue(60.0) == (idle,)
-    door.idle(busy, 100.0)
-    assert door.overdue(159.9) == ()
-    assert door.overdue(160.0) == (busy,)
+    door.mark_busy(busy)
+    assert door.evict_overdue(7.9) == ()
+    assert door.evict_overdue(8.0) == (unproven,)
+    assert door.evict_overdue(60.0) == (idle,)
+    door.mark_idle(busy, 100.0)
+    assert door.evict_overdue(159.9) == ()
+    assert door.evict_overdue(160.0) == (busy,)
     assert len(door) == 0
 
 
 def test_a_process_without_descriptors_keeps_who_is_busy() -> None:
-    door = Door(LIMITS, lambda identity: identity == "member")
+    door = ConnectionLimiter(LIMITS, lambda identity: identity == "member")
     member, stranger = entered(door, 0.0, "a", "member"), entered(door, 1.0, "b", "stranger")
     busy = entered(door, 0.0, "c", "busy")
     assert busy is not None
-    door.busy(busy)
-    unproven = door.enter(2.0, "d").guest
+    door.mark_busy(busy)
+    unproven = door.admit(2.0, "d").guest
     assert door.make_room(2) == (unproven, stranger)
     assert door.make_room(2) == (member,)
     assert door.make_room(2) == ()
@@ -133,7 +133,7 @@ class Doorkeeping(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.door = Door(LIMITS, lambda identity: identity in ("ada", "bob"))
+        self.door = ConnectionLimiter(LIMITS, lambda identity: identity in ("ada", "bob"))
         self.now = 0.0
         self.identities: dict[int, tuple[str, str | None]] = {}
         self.are_busy: set[int] = set()
@@ -146,7 +146,7 @@ class Doorkeeping(RuleBasedStateMachine):
     @rule(network=networks, wait=st.floats(0.0, 3.0))
     def arrive(self, network: str, wait: float) -> None:
         self.now += wait
-        entry = self.door.enter(self.now, network)
+        entry = self.door.admit(self.now, network)
         assert entry.guest is not None
         self.identities[entry.guest] = (network, None)
         self.forget(entry.sent_away)
@@ -167,22 +167,22 @@ class Doorkeeping(RuleBasedStateMachine):
     def work(self, at: int) -> None:
         proven = [guest for guest, (_, identity) in self.identities.items() if identity]
         for guest in proven[at : at + 1]:
-            self.door.busy(guest)
+            self.door.mark_busy(guest)
             self.are_busy.add(guest)
 
     @rule()
     def rest(self) -> None:
         if self.are_busy:
-            self.door.idle(self.are_busy.pop(), self.now)
+            self.door.mark_idle(self.are_busy.pop(), self.now)
 
     @rule()
     def sweep(self) -> None:
-        self.forget(self.door.overdue(self.now))
+        self.forget(self.door.evict_overdue(self.now))
 
     @rule(at=st.integers(0, 100))
     def leave(self, at: int) -> None:
         for guest in tuple(self.identities)[at : at + 1]:
-            self.door.leave(guest)
+            self.door.remove_guest(guest)
             self.are_busy.discard(guest)
             del self.identities[guest]
 

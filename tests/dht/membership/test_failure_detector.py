@@ -17,7 +17,7 @@ from molink.dht.membership.failure_detector import (
     MAX_WITNESSES,
     NETWORK_SHARE,
     WINDOW_S,
-    Losses,
+    FailureDetector,
 )
 from molink.dht.membership.held import Origin
 from molink.dht.membership.membership import Membership
@@ -26,10 +26,10 @@ from molink.dht.records.announcement import (
     AnnouncementError,
     Reason,
     known_keys,
-    open_loss,
-    seal_facts,
-    seal_loss,
-    seal_state,
+    sign_facts,
+    sign_loss,
+    sign_state,
+    verify_loss,
 )
 from molink.dht.records.bounds import MAX_SEQUENCE
 from molink.dht.records.records import PeerLoss
@@ -44,20 +44,20 @@ def tag(identity: Identity) -> int:
 
 
 def loss(witness: Identity, lost: Identity = ADA, sequence: int = 2) -> bytes:
-    return seal_loss(PeerLoss(tag(witness), tag(lost), sequence), witness)
+    return sign_loss(PeerLoss(tag(witness), tag(lost), sequence), witness)
 
 
 def said(directory: Directory, identity: Identity, sequence: int, now: float) -> Accepted | Reason:
     state = state_of(identity, sequence=sequence, ttl_s=TTL_S)
-    return directory.accept_state(seal_state(state, identity), now)
+    return directory.accept_state(sign_state(state, identity), now)
 
 
 def of_four(own: Identity | None = None) -> Directory:
     directory = Directory(own.peer_id if own else None)
     for identity in (ADA, BOB, EVE, MALLORY):
-        facts = seal_facts(facts_of(identity, ttl_s=TTL_S), identity)
+        facts = sign_facts(facts_of(identity, ttl_s=TTL_S), identity)
         if identity is own:
-            state = seal_state(state_of(identity, ttl_s=TTL_S), identity)
+            state = sign_state(state_of(identity, ttl_s=TTL_S), identity)
             directory.hold_own(facts, state, 0.0)
         else:
             directory.accept_facts(facts, 0.0)
@@ -100,7 +100,7 @@ def test_a_lost_peers_old_words_do_not_bring_it_back_and_new_ones_do() -> None:
     for witness in (BOB, EVE):
         directory.accept_loss(loss(witness), 0.0)
     directory.expire(REFUTE_S)
-    facts = seal_facts(facts_of(ADA, ttl_s=TTL_S), ADA)
+    facts = sign_facts(facts_of(ADA, ttl_s=TTL_S), ADA)
     for now in (REFUTE_S + 1, 5000.0):
         directory.expire(now)
         directory.accept_facts(facts, now)
@@ -114,7 +114,7 @@ def test_strangers_the_silent_and_the_lost_peer_itself_are_no_witnesses() -> Non
     directory = of_four()
     stranger = Identity.generate()
     assert directory.accept_loss(loss(stranger), 1.0) is Reason.UNKNOWN_PEER
-    goodbye = seal_state(replace(state_of(BOB, sequence=9, ttl_s=0), spans=()), BOB)
+    goodbye = sign_state(replace(state_of(BOB, sequence=9, ttl_s=0), spans=()), BOB)
     directory.accept_state(goodbye, 1.0)
     assert directory.accept_loss(loss(BOB), 2.0) is Reason.UNKNOWN_PEER
     assert directory.accept_loss(loss(ADA), 3.0) is Reason.MALFORMED
@@ -143,29 +143,31 @@ def test_whatever_liars_claim_to_have_heard_the_peer_can_go_beyond(lies: list[tu
 
 
 def test_a_witness_may_tell_of_as_many_as_it_could_have_known() -> None:
-    losses = Losses(REFUTE_S)
-    heard = [losses.add(PeerLoss(1, peer, 5), 0.0) for peer in range(2, 2 + 2 * MAX_LOSSES_OF_ONE)]
+    losses = FailureDetector(REFUTE_S)
+    heard = [
+        losses.record_suspicion(PeerLoss(1, peer, 5), 0.0) for peer in range(2, 2 + 2 * MAX_LOSSES_OF_ONE)
+    ]
     assert sum(heard) == MAX_LOSSES_OF_ONE
-    assert losses.add(PeerLoss(1, 10_000, 5), WINDOW_S)
+    assert losses.record_suspicion(PeerLoss(1, 10_000, 5), WINDOW_S)
 
 
 def test_whoever_told_too_much_that_was_false_is_not_listened_to_for_a_time() -> None:
-    losses = Losses(REFUTE_S)
+    losses = FailureDetector(REFUTE_S)
     for peer in range(2, 2 + MAX_FALSE):
-        assert losses.add(PeerLoss(1, peer, 5), 0.0)
+        assert losses.record_suspicion(PeerLoss(1, peer, 5), 0.0)
         losses.refute(peer, 6)
-    assert not losses.add(PeerLoss(1, 100, 5), 1.0)
-    assert losses.add(PeerLoss(2, 100, 5), 1.0)
-    assert losses.add(PeerLoss(1, 100, 5), WINDOW_S)
+    assert not losses.record_suspicion(PeerLoss(1, 100, 5), 1.0)
+    assert losses.record_suspicion(PeerLoss(2, 100, 5), 1.0)
+    assert losses.record_suspicion(PeerLoss(1, 100, 5), WINDOW_S)
 
 
 @pytest.mark.parametrize("peers", [10, 1_000])
 def test_a_network_of_accusers_leaves_others_their_voice_and_all_together_are_bounded(peers: int) -> None:
-    losses, most = Losses(REFUTE_S), max(LEAST_LOSSES, 2 * peers)
+    losses, most = FailureDetector(REFUTE_S), max(LEAST_LOSSES, 2 * peers)
 
     def accepted(network: str, first: int) -> int:
         told = (PeerLoss(first + at // 20, 1_000_000 * first + at, 5) for at in range(3 * most))
-        return sum(losses.add(loss, 0.0, network, peers) for loss in told)
+        return sum(losses.record_suspicion(loss, 0.0, network, peers) for loss in told)
 
     assert accepted("crowd", 1) == most // NETWORK_SHARE
     assert accepted("elsewhere", 5_000) == most - most // NETWORK_SHARE
@@ -176,7 +178,7 @@ def test_forty_liars_and_1404_false_losses_hide_nobody_who_speaks() -> None:
     directory = of_four()
     sybils = [Identity.generate() for _ in range(40)]
     for sybil in sybils:
-        directory.accept_facts(seal_facts(facts_of(sybil, ttl_s=TTL_S), sybil), 0.0)
+        directory.accept_facts(sign_facts(facts_of(sybil, ttl_s=TTL_S), sybil), 0.0)
         said(directory, sybil, 2, 0.0)
     now, sequence = 0.0, 2
     for told in range(1404):
@@ -190,9 +192,9 @@ def test_forty_liars_and_1404_false_losses_hide_nobody_who_speaks() -> None:
 
 def test_the_last_words_of_the_gone_are_kept_for_them() -> None:
     membership = Membership(None, lambda: None, clock=lambda: 100.0)
-    membership.receive(seal_facts(facts_of(ADA), ADA))
-    membership.receive(seal_state(state_of(ADA), ADA))
-    goodbye = seal_state(replace(state_of(ADA, sequence=9, ttl_s=0), spans=()), ADA)
+    membership.receive(sign_facts(facts_of(ADA), ADA))
+    membership.receive(sign_state(state_of(ADA), ADA))
+    goodbye = sign_state(replace(state_of(ADA, sequence=9, ttl_s=0), spans=()), ADA)
     membership.receive(goodbye)
     assert membership.table() == ()
     assert [record.state for record in membership.table((tag(ADA), tag(BOB)))] == [goodbye]
@@ -223,21 +225,21 @@ def test_who_does_not_answer_is_shown_to_people_only_until_it_speaks() -> None:
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 5)), max_size=30), st.integers(0, 6))
 def test_only_two_who_knew_the_newest_words_count(told: list[tuple[int, int]], newest: int) -> None:
-    losses = Losses(REFUTE_S)
+    losses = FailureDetector(REFUTE_S)
     for witness, sequence in told:
-        losses.add(PeerLoss(witness, 100, sequence), 0.0)
-        assert losses.witnesses(100) <= MAX_WITNESSES
+        losses.record_suspicion(PeerLoss(witness, 100, sequence), 0.0)
+        assert losses.count_witnesses(100) <= MAX_WITNESSES
     losses.refute(100, newest)
-    believed = losses.believed(REFUTE_S) == (100,)
+    believed = losses.take_confirmed(REFUTE_S) == (100,)
     assert not believed or len({witness for witness, sequence in told if sequence >= newest}) >= 2
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(0, MAX_SEQUENCE))
 def test_a_loss_comes_out_as_it_went_in(lost: int, sequence: int) -> None:
     told = PeerLoss(tag(BOB), lost, sequence)
-    record = seal_loss(told, BOB)
+    record = sign_loss(told, BOB)
     assert len(record) <= MAX_LOSS_BYTES
-    assert open_loss(record, known_keys([BOB.public_key])) == told
+    assert verify_loss(record, known_keys([BOB.public_key])) == told
 
 
 def test_a_loss_cannot_be_altered_or_signed_for_another() -> None:
@@ -246,12 +248,12 @@ def test_a_loss_cannot_be_altered_or_signed_for_another() -> None:
         altered = bytearray(record)
         altered[position] ^= 0x01
         with pytest.raises(AnnouncementError):
-            open_loss(bytes(altered), keys)
+            verify_loss(bytes(altered), keys)
     with pytest.raises(AnnouncementError, match="another witnessed"):
-        seal_loss(PeerLoss(tag(EVE), tag(ADA), 1), BOB)
+        sign_loss(PeerLoss(tag(EVE), tag(ADA), 1), BOB)
 
 
 @given(st.binary(max_size=MAX_LOSS_BYTES + 8))
 def test_whatever_bytes_come_are_no_loss_or_refused(body: bytes) -> None:
     with pytest.raises(AnnouncementError):
-        open_loss(b"\x60" + body, known_keys([BOB.public_key]))
+        verify_loss(b"\x60" + body, known_keys([BOB.public_key]))

@@ -12,10 +12,10 @@ from molink.dht.membership.places import (
     MOST_MET,
     NEWCOMERS_AT_ONCE,
     NEWCOMERS_PER_MINUTE,
+    EvictionOrder,
     NewcomerBudget,
-    Places,
 )
-from molink.dht.records.announcement import Reason, seal_facts, seal_state
+from molink.dht.records.announcement import Reason, sign_facts, sign_state
 
 CAPACITY = 40
 CROWD = [Identity.generate() for _ in range(120)]
@@ -23,8 +23,8 @@ HONEST = [Identity.generate() for _ in range(20)]
 
 
 def tell(directory: Directory, identity: Identity, now: float, origin: Origin = LOCAL) -> Accepted | Reason:
-    outcome = directory.accept_facts(seal_facts(facts_of(identity), identity), now, 0.0, origin)
-    directory.accept_state(seal_state(state_of(identity, ttl_s=10_000), identity), now, 0.0, origin)
+    outcome = directory.accept_facts(sign_facts(facts_of(identity), identity), now, 0.0, origin)
+    directory.accept_state(sign_state(state_of(identity, ttl_s=10_000), identity), now, 0.0, origin)
     return outcome
 
 
@@ -56,8 +56,8 @@ def test_whoever_is_heard_itself_gets_in_beside_a_crowd_and_stays() -> None:
 def test_the_gone_make_room_before_the_living() -> None:
     directory = Directory(capacity=2)
     gone, living, newcomer = HONEST[:3]
-    directory.accept_facts(seal_facts(facts_of(gone), gone), 0.0)
-    directory.accept_state(seal_state(state_of(gone, ttl_s=10), gone), 0.0)
+    directory.accept_facts(sign_facts(facts_of(gone), gone), 0.0)
+    directory.accept_state(sign_state(state_of(gone, ttl_s=10), gone), 0.0)
     tell(directory, living, 0.0)
     directory.expire(11.0)
     tell(directory, newcomer, 12.0)
@@ -82,21 +82,24 @@ def test_a_part_of_the_swarm_as_large_as_what_is_known_may_come_at_once() -> Non
     assert sum(budget.spend("somebody", 0.0, 5_000) for _ in range(6_000)) == 5_000
 
 
-@given(st.lists(st.tuples(st.sampled_from(["add", "met", "gone", "back", "remove"]), st.integers(0, 9))))
+STEPS = ["add_peer", "record_contact", "mark_gone", "mark_alive", "remove_peer"]
+
+
+@given(st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 9))))
 def test_whoever_makes_room_is_there_and_was_not_heard_itself(steps: list[tuple[str, int]]) -> None:
-    places, known = Places(10), set[str]()
+    places, known = EvictionOrder(10), set[str]()
     met = set[str]()
     for step, number in steps:
         name = str(number)
-        if step == "add":
+        if step == "add_peer":
             if name in known:
                 continue
             known.add(name)
         elif name not in known:
             continue
         getattr(places, step)(name)
-        met = met | {name} if step == "met" else met
-        if step == "remove":
+        met = met | {name} if step == "record_contact" else met
+        if step == "remove_peer":
             known.discard(name)
             met.discard(name)
         leaves = places.first_to_go()
@@ -107,10 +110,10 @@ def test_whoever_makes_room_is_there_and_was_not_heard_itself(steps: list[tuple[
 
 @pytest.mark.parametrize("more", [1, 5])
 def test_those_who_were_heard_themselves_are_bounded_too(more: int) -> None:
-    places = Places(10_000)
+    places = EvictionOrder(10_000)
     for number in range(MOST_MET + more):
-        places.add(str(number))
-        places.met(str(number))
-    assert [number for number in range(MOST_MET + more) if not places.is_met(str(number))] == list(
+        places.add_peer(str(number))
+        places.record_contact(str(number))
+    assert [number for number in range(MOST_MET + more) if not places.was_contacted(str(number))] == list(
         range(more)
     )

@@ -11,7 +11,7 @@ from molink.dht.identity.identity import Identity
 from molink.dht.membership.directory import Accepted, Directory
 from molink.dht.membership.held import Origin
 from molink.dht.membership.swarm_clock import MOST_AHEAD_S, TOLERANCE_S, SwarmClock
-from molink.dht.records.announcement import Reason, seal_facts, seal_state
+from molink.dht.records.announcement import Reason, sign_facts, sign_state
 
 NOW_S = 1_800_000_000.0
 EIGHT_WEEKS_S = 8 * 7 * 86_400.0
@@ -21,7 +21,7 @@ skews = st.floats(-1e8, 1e8)
 def clock_of(*ahead_s: float) -> SwarmClock:
     clock = SwarmClock()
     for tag, ahead in enumerate(ahead_s):
-        clock.heard(tag, int(1000 * (NOW_S + ahead)), now=50.0)
+        clock.record_sequence(tag, int(1000 * (NOW_S + ahead)), now=50.0)
     return clock
 
 
@@ -65,9 +65,9 @@ def told(directory: Directory, identity: Identity, said_s: float, source: Identi
     sequence = int(1000 * said_s)
     origin = Origin(source.peer_id, NOW_S)
     facts = facts_of(identity, sequence=sequence, ttl_s=ttl_s)
-    directory.accept_facts(seal_facts(facts, identity), 50.0, 0.0, origin)
+    directory.accept_facts(sign_facts(facts, identity), 50.0, 0.0, origin)
     state = state_of(identity, sequence=sequence + 1, facts_sequence=sequence, ttl_s=ttl_s)
-    return directory.accept_state(seal_state(state, identity), 50.0, 0.0, origin)
+    return directory.accept_state(sign_state(state, identity), 50.0, 0.0, origin)
 
 
 @pytest.mark.parametrize("ttl_s", [57, 40_000])
@@ -99,7 +99,7 @@ def test_a_peer_that_is_heard_itself_is_believed_whatever_its_clock_says() -> No
     directory, slow, bob = Directory(), Identity.generate(), Identity.generate()
     assert isinstance(told(directory, slow, 1000.0, slow, 57), Accepted)
     state = state_of(slow, sequence=1_017_000, facts_sequence=1_000_000)
-    heard = directory.accept_state(seal_state(state, slow), 67.0, 0.0, Origin(bob.peer_id, NOW_S + 17))
+    heard = directory.accept_state(sign_state(state, slow), 67.0, 0.0, Origin(bob.peer_id, NOW_S + 17))
     assert isinstance(heard, Accepted)
 
 
@@ -107,6 +107,6 @@ def test_a_peer_that_is_heard_itself_is_believed_whatever_its_clock_says() -> No
 def test_no_numbers_whatever_make_a_clock_that_is_none(sequences: list[int]) -> None:
     clock = SwarmClock()
     for tag, sequence in enumerate(sequences):
-        clock.heard(tag, sequence, 10.0)
+        clock.record_sequence(tag, sequence, 10.0)
     assert math.isfinite(clock.ahead_to_judge_s(10.0, NOW_S))
     assert clock.ahead_to_speak_s(10.0, NOW_S) <= MOST_AHEAD_S

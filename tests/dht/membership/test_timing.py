@@ -5,26 +5,26 @@ from hypothesis import strategies as st
 
 from molink.dht.membership.neighbours import MAX_LINKS
 from molink.dht.membership.timing import (
+    ANTI_ENTROPY_BUDGET_BITS_PER_S,
+    ANTI_ENTROPY_COST_BITS,
     CHANGED_FACTS_BITS_PER_S,
     FACTS_COST_BITS,
     LEAST_STATES_BITS_PER_S,
     NEWS_AVERAGED_S,
     NEWS_BUDGET_BITS_PER_S,
-    REPAIR_BUDGET_BITS_PER_S,
-    REPAIR_COST_BITS,
     STATE_COST_BITS,
     DiscoveryTiming,
     NewsRate,
-    Pace,
+    TokenBucket,
     announcement_interval_s,
+    anti_entropy_interval_s,
     change_burst,
     change_spacing_s,
     facts_burst,
     facts_interval_s,
     facts_spacing_s,
     facts_ttl_s,
-    offer_gap_s,
-    repair_interval_s,
+    ihave_interval_s,
     state_ttl_s,
 )
 from molink.dht.records.bounds import MAX_TTL_S
@@ -37,9 +37,9 @@ TIMING = DiscoveryTiming()
 def test_where_nobody_comes_or_goes_a_peer_stays_within_32_kbit_a_second_at_any_size(peers: int) -> None:
     states = peers * STATE_COST_BITS / announcement_interval_s(peers)
     facts = peers * FACTS_COST_BITS / 2 / facts_interval_s(peers)
-    repair = peers * REPAIR_COST_BITS / repair_interval_s(peers)
-    frames = 3 * MAX_LINKS * 98 * 8 / offer_gap_s(states)
-    assert repair <= REPAIR_BUDGET_BITS_PER_S + 1
+    repair = peers * ANTI_ENTROPY_COST_BITS / anti_entropy_interval_s(peers)
+    frames = 3 * MAX_LINKS * 98 * 8 / ihave_interval_s(states)
+    assert repair <= ANTI_ENTROPY_BUDGET_BITS_PER_S + 1
     assert states + facts + repair + frames <= 32_000
 
 
@@ -74,12 +74,12 @@ def test_changes_go_out_in_short_bursts_and_slowly_in_the_long_run(
 ) -> None:
     spacing_s = change_spacing_s(peers, announcement_interval_s(peers, news))
     burst = change_burst(TIMING, news)
-    pace, now, spent = Pace(float(burst), 0.0), 0.0, 0
+    pace, now, spent = TokenBucket(float(burst), 0.0), 0.0, 0
     for wait_s in waits:
         now += wait_s
-        pace = pace.after(now, TIMING, spacing_s, burst)
+        pace = pace.refilled(now, TIMING, spacing_s, burst)
         if pace.wait_s(TIMING, spacing_s) == 0.0:
-            pace, spent = pace.spent(), spent + 1
+            pace, spent = pace.spend(), spent + 1
     assert spent <= burst + now / max(spacing_s, TIMING.change_gap_s) + 1e-6
 
 
@@ -95,14 +95,14 @@ def test_where_the_budget_is_used_bursts_are_smaller_and_offers_rarer() -> None:
     quiet, busy = 0.0, 0.9 * NEWS_BUDGET_BITS_PER_S
     assert change_burst(TIMING, busy) < change_burst(TIMING, quiet)
     assert facts_burst(busy) < facts_burst(quiet)
-    assert offer_gap_s(quiet) < offer_gap_s(busy) <= 5.0
+    assert ihave_interval_s(quiet) < ihave_interval_s(busy) <= 5.0
 
 
 def test_who_waits_as_told_may_speak() -> None:
-    pace = Pace(0.25, 10.0)
+    pace = TokenBucket(0.25, 10.0)
     wait_s = pace.wait_s(TIMING, 8.0)
     assert wait_s == 6.0
-    assert pace.after(10.0 + wait_s, TIMING, 8.0, 4).wait_s(TIMING, 8.0) == 0.0
+    assert pace.refilled(10.0 + wait_s, TIMING, 8.0, 4).wait_s(TIMING, 8.0) == 0.0
 
 
 @given(st.floats(0.1, 10.0), st.floats(1.0, 1e4))

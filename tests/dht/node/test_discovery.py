@@ -17,7 +17,7 @@ from molink.dht.identity.identity import Identity
 from molink.dht.identity.swarm_key import SwarmKey
 from molink.dht.membership.membership import tag_of
 from molink.dht.node.discovery import BootstrapUnreachable, Discovery, PortInUse
-from molink.dht.records.announcement import seal_facts, seal_loss, seal_state
+from molink.dht.records.announcement import sign_facts, sign_loss, sign_state
 from molink.dht.records.records import PROTOCOL_VERSION, PeerLoss, PeerView
 
 PATIENCE_S = 60.0
@@ -154,7 +154,7 @@ def test_who_is_called_gone_and_is_not_says_so() -> None:
             before = ada._membership.sequence_of(tag)
             for liar in (bob, eve):
                 told = PeerLoss(tag_of(liar.identity.peer_id), tag, before)
-                record = seal_loss(told, liar.identity)
+                record = sign_loss(told, liar.identity)
 
                 async def tell(liar: Discovery = liar, record: bytes = record) -> None:
                     liar._membership.receive(record)
@@ -188,7 +188,7 @@ def test_a_peer_that_comes_back_is_seen_although_its_clock_went_back() -> None:
                     await until(witness, exactly(ada, witness))
                     gossip = after._thread.service.gossip
                     old = replace(facts_of(identity, sequence=int(4e12) + 5), name="old")
-                    after._membership.receive(seal_facts(old, identity))
+                    after._membership.receive(sign_facts(old, identity))
                     await after.announce(facts, state_of(identity))
                     await all_see((ada, witness), ada, witness, after)
                     assert gossip.neighbours
@@ -262,8 +262,8 @@ def test_nothing_forged_altered_or_foreign_reaches_a_snapshot() -> None:
         async with peer() as ada, peer(*ada.addresses) as mallory:
             await all_see((ada, mallory), ada, mallory)
             victim, future = Identity.generate(), Identity.generate()
-            good = seal_facts(facts_of(victim), victim)
-            state = seal_state(state_of(victim), victim)
+            good = sign_facts(facts_of(victim), victim)
+            state = sign_state(state_of(victim), victim)
             now_ms = int(1000 * time.time())
             stranger = replace(facts_of(future, sequence=now_ms), protocol_version=PROTOCOL_VERSION + 1)
             its_state = state_of(future, sequence=now_ms + 1, facts_sequence=now_ms)
@@ -274,8 +274,8 @@ def test_nothing_forged_altered_or_foreign_reaches_a_snapshot() -> None:
                 b"\x51" + bytes(64) + state[65:],
                 b"garbage",
                 bytes(4000),
-                seal_facts(stranger, future),
-                seal_state(its_state, future),
+                sign_facts(stranger, future),
+                sign_state(its_state, future),
             )
 
             async def send() -> None:

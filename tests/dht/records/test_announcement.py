@@ -18,11 +18,11 @@ from molink.dht.records.announcement import (
     AnnouncementError,
     Reason,
     known_keys,
-    open_facts,
-    open_state,
-    seal_facts,
-    seal_state,
+    sign_facts,
+    sign_state,
     state_tag,
+    verify_facts,
+    verify_state,
 )
 from molink.dht.records.bounds import MAX_LAYERS, MAX_SEQUENCE, MAX_TTL_S
 from molink.dht.records.facts_codec import MAX_UPLINK_MBPS
@@ -41,8 +41,8 @@ from molink.shards.spec import Span, merge_spans
 IDENTITY = Identity.generate()
 KEYS = known_keys([IDENTITY.public_key])
 COORDINATE = Coordinate((12.5, -40.0, 0.0, 3.25), 7.5, 0.25)
-FACTS = seal_facts(replace(facts_of(IDENTITY), coordinate=COORDINATE), IDENTITY)
-STATE = seal_state(state_of(IDENTITY), IDENTITY)
+FACTS = sign_facts(replace(facts_of(IDENTITY), coordinate=COORDINATE), IDENTITY)
+STATE = sign_state(state_of(IDENTITY), IDENTITY)
 
 spans = st.builds(
     lambda start, length: Span(start, min(start + length, MAX_LAYERS)),
@@ -96,9 +96,9 @@ def states(draw: st.DrawFn) -> PeerState:
     )
 )
 def test_every_state_takes_at_most_150_bytes_and_promises_nothing_more(state: PeerState) -> None:
-    record = seal_state(state, IDENTITY)
+    record = sign_state(state, IDENTITY)
     assert len(record) <= MAX_STATE_BYTES
-    said = open_state(record, KEYS)
+    said = verify_state(record, KEYS)
     assert (said.sequence, said.ttl_s, said.facts_sequence) == (
         state.sequence,
         state.ttl_s,
@@ -121,7 +121,7 @@ def test_every_state_takes_at_most_150_bytes_and_promises_nothing_more(state: Pe
 
 
 def test_a_usual_state_comes_out_as_it_went_in() -> None:
-    assert open_state(STATE, KEYS) == state_of(IDENTITY)
+    assert verify_state(STATE, KEYS) == state_of(IDENTITY)
     assert len(STATE) <= 110
 
 
@@ -156,13 +156,13 @@ def test_facts_come_out_as_they_went_in(
         uplink_mbps=uplink_mbps,
         activation_codecs=tuple(codecs),
     )
-    assert open_facts(seal_facts(facts, IDENTITY)) == facts
+    assert verify_facts(sign_facts(facts, IDENTITY)) == facts
 
 
 @given(st.floats(1e-6, 1e6))
 def test_measurements_lose_less_than_a_two_thousandth(layer_ms: float) -> None:
     facts = replace(facts_of(IDENTITY), head_ms=layer_ms, layer_latencies=(LayerLatency(1, layer_ms),))
-    said = open_facts(seal_facts(facts, IDENTITY))
+    said = verify_facts(sign_facts(facts, IDENTITY))
     for told_ms in (said.head_ms, said.layer_latencies[0].layer_ms):
         assert layer_ms * (1 - 2**-11) <= told_ms <= layer_ms
 
@@ -179,9 +179,9 @@ def test_the_largest_facts_fit_and_the_nearest_links_are_kept() -> None:
         activation_codecs=("a codec of 16 b.",) * 8,
         prefill_latencies=tuple(PrefillLatency(2**size, 1.0) for size in range(12, 20)),
     )
-    record = seal_facts(largest, IDENTITY)
+    record = sign_facts(largest, IDENTITY)
     assert len(record) <= MAX_FACTS_BYTES
-    assert [link.rtt_ms for link in open_facts(record).links] == [float(rtt) for rtt in range(32)]
+    assert [link.rtt_ms for link in verify_facts(record).links] == [float(rtt) for rtt in range(32)]
 
 
 @pytest.mark.parametrize("record", [FACTS, STATE], ids=["facts", "state"])
@@ -229,15 +229,15 @@ def test_a_record_that_is_too_long_is_refused_before_it_is_read() -> None:
 def test_nobody_signs_for_another() -> None:
     other = Identity.generate()
     with pytest.raises(AnnouncementError, match="cannot sign"):
-        seal_facts(facts_of(IDENTITY), other)
+        sign_facts(facts_of(IDENTITY), other)
     with pytest.raises(AnnouncementError, match="cannot sign"):
-        seal_state(state_of(IDENTITY), other)
+        sign_state(state_of(IDENTITY), other)
     with pytest.raises(AnnouncementError) as refusal:
-        open_state(seal_state(state_of(other), other), KEYS)
+        verify_state(sign_state(state_of(other), other), KEYS)
     assert refusal.value.reason is Reason.UNKNOWN_PEER
     tag = state_tag(STATE)
     with pytest.raises(AnnouncementError) as refusal:
-        open_state(STATE, {tag: other.public_key})
+        verify_state(STATE, {tag: other.public_key})
     assert refusal.value.reason is Reason.FORGED
 
 
@@ -287,7 +287,7 @@ def test_nobody_signs_for_another() -> None:
 )
 def test_facts_out_of_bounds_are_not_announced(altered: dict[str, Any]) -> None:
     with pytest.raises(AnnouncementError) as refusal:
-        seal_facts(replace(facts_of(IDENTITY), **altered), IDENTITY)
+        sign_facts(replace(facts_of(IDENTITY), **altered), IDENTITY)
     assert refusal.value.reason is Reason.MALFORMED
 
 
@@ -309,7 +309,7 @@ def test_a_signed_state_out_of_bounds_is_refused(spoil: Callable[[pb.State], Non
     message = pb.State.FromString(STATE[65:])
     spoil(message)
     with pytest.raises(AnnouncementError) as refusal:
-        open_state(_signed(0x51, message.SerializeToString()), KEYS)
+        verify_state(_signed(0x51, message.SerializeToString()), KEYS)
     assert refusal.value.reason is Reason.MALFORMED
 
 
@@ -318,7 +318,7 @@ def test_signed_facts_with_an_impossible_uplink_are_refused(uplink_mbps: float) 
     message = pb.Facts.FromString(FACTS[65:])
     message.uplink_mbps = uplink_mbps
     with pytest.raises(AnnouncementError) as refusal:
-        open_facts(_signed(0xF1, message.SerializeToString()))
+        verify_facts(_signed(0xF1, message.SerializeToString()))
     assert refusal.value.reason is Reason.MALFORMED
 
 
@@ -343,21 +343,29 @@ def test_signed_facts_with_a_coordinate_out_of_bounds_are_refused(
     message = pb.Facts.FromString(FACTS[65:])
     spoil(message.coordinate)
     with pytest.raises(AnnouncementError) as refusal:
-        open_facts(_signed(0xF1, message.SerializeToString()))
+        verify_facts(_signed(0xF1, message.SerializeToString()))
     assert refusal.value.reason is Reason.MALFORMED
 
 
 def test_facts_of_a_peer_that_knows_no_coordinates_are_taken_and_one_takes_few_bytes() -> None:
-    without = seal_facts(facts_of(IDENTITY), IDENTITY)
-    assert open_facts(without).coordinate is None
-    assert open_facts(FACTS).coordinate == COORDINATE
+    without = sign_facts(facts_of(IDENTITY), IDENTITY)
+    assert verify_facts(without).coordinate is None
+    assert verify_facts(FACTS).coordinate == COORDINATE
     assert len(FACTS) - len(without) <= 32
 
 
 def _open(record: bytes, is_facts: bool) -> object:
-    return open_facts(record) if is_facts else open_state(record, KEYS)
+    return verify_facts(record) if is_facts else verify_state(record, KEYS)
 
 
 def _signed(kind: int, body: bytes) -> bytes:
     head = bytes((kind,))
     return head + IDENTITY.sign(b"molink-announcement-1\0" + head + body) + body
+
+
+@pytest.mark.parametrize("step_tokens", [1, 512, 1024, 2048])
+def test_the_longest_step_is_announced_and_512_where_nothing_is_said(step_tokens: int) -> None:
+    record = sign_facts(replace(facts_of(IDENTITY), step_tokens=step_tokens), IDENTITY)
+    assert verify_facts(record).step_tokens == step_tokens
+    said = pb.Facts.FromString(record[65:]).step_tokens
+    assert said == (0 if step_tokens == 512 else step_tokens)

@@ -18,8 +18,8 @@ from molink.client.local.local_gateway import LocalGateway
 from molink.client.local.local_swarm import LocalSwarm
 from molink.simnet.core.traces import TraceRequest
 from molink.simnet.devices.model_shapes import QWEN2_7B
-from molink.simnet.swarm.factory import live_cast
-from molink.simnet.swarm.members.accounts import Outcome
+from molink.simnet.swarm.factory import snapshot_setup
+from molink.simnet.swarm.members.accounts import SessionOutcome
 from molink.simnet.swarm.population.snapshot_file import parse_snapshot
 from molink.simnet.swarm.settings import SwarmSettings
 from molink.simnet.swarm.world import SwarmWorld
@@ -132,10 +132,10 @@ async def test_what_the_gateway_tells_of_the_swarm_can_be_simulated(
         assert one.facts.prefill_latencies
         assert one.facts.coordinate is not None
     settings = SwarmSettings(len(live.volunteers), duration_s=10.0, gateways=1)
-    world = SwarmWorld(live_cast(settings, live, (TraceRequest(0.0, 20, 10),)), settings)
+    world = SwarmWorld(snapshot_setup(settings, live, (TraceRequest(0.0, 20, 10),)), settings)
     world.run()
     assert world.accounts.ended
-    assert all(one.outcome is Outcome.COMPLETED for one in world.accounts.ended)
+    assert all(one.outcome is SessionOutcome.COMPLETED for one in world.accounts.ended)
 
 
 async def test_the_last_peers_goodbye_is_known_within_seconds(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ async def test_a_peer_on_two_devices_serves_exact_tokens_and_ends_with_a_sentenc
         ranks = [
             child
             for child in psutil.Process(process.pid).children()
-            if "molink.peer.ranks.process" in child.cmdline()
+            if "molink.peer.ranks" in child.cmdline()
         ]
         assert len(ranks) == 2
         ranks[1].kill()

@@ -11,7 +11,6 @@ from support.swarms.live_swarms import BUNDLED, References, bundled_folder, circ
 
 from molink.client.api.generation import Generation
 from molink.client.api.swarm import AsyncSwarm
-from molink.client.circuit.session import HopLost
 from molink.client.errors import NoCircuit, PeerLost
 from molink.client.local.local_swarm import LocalPeer, LocalSwarm
 
@@ -75,18 +74,15 @@ class Struck:
     victim: str = ""
     tokens: list[int] = field(default_factory=list)
     generation: Generation | None = None
-    losses: list[HopLost] = field(default_factory=list)
-    """What the client knew of each."""
 
 
 async def strike_while_streaming(
     client: AsyncSwarm, swarm: LocalSwarm, place: str, strike: Strike, struck: Struck
 ) -> None:
-    """Streams PROMPT's continuation and strikes the peer at `place` of the circuit in use.
+    """Streams PROMPT's continuation through the three thirds and strikes the one at `place`.
 
     From then on each further piece, or the error, has to come within HEARD_WITHIN_S of the one before.
     """
-    [connection, _, _] = client._open()
     pieces = client.stream_events(PROMPT, max_new_tokens=NEW_TOKENS)
     try:
         while struck.generation is None:
@@ -95,10 +91,9 @@ async def strike_while_streaming(
             struck.tokens.extend(piece.token_ids)
             struck.generation = piece.generation
             if not struck.victim and len(struck.tokens) >= STRUCK_AFTER:
-                [session] = connection._sinks.values()
-                struck.victim = session.log.route.peer_ids[PLACES[place]]  # type: ignore[attr-defined]
-                struck.losses = session.log.losses  # type: ignore[attr-defined]
-                await strike(next(peer for peer in swarm.peers if peer.peer_id == struck.victim))
+                victim = next(peer for peer in swarm.peers if peer.name == place)
+                struck.victim = victim.peer_id
+                await strike(victim)
     finally:
         await pieces.aclose()
 
@@ -135,7 +130,7 @@ async def check_that_it_goes_on(
     generation = struck.generation
     assert generation is not None
     assert tuple(struck.tokens) == generation.token_ids == expected(references)
-    assert generation.epochs == 2, struck.losses
+    assert generation.epochs == 2
     assert struck.victim not in [hop.peer_id for hop in generation.circuit.hops]
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from support.swarms.forked_peers import ForkedSwarm
 from support.swarms.live_swarms import BUNDLED, generate
 
 from molink.client.api.swarm import AsyncSwarm
@@ -74,7 +75,9 @@ async def test_generations_leave_no_memory_behind_and_a_stop_no_process_port_or_
 ) -> None:
     temporary = tmp_path / "temporary"
     temporary.mkdir()
-    async with LocalSwarm({"TMPDIR": str(temporary), "TEMP": str(temporary), "TMP": str(temporary)}) as swarm:
+    async with ForkedSwarm(
+        {"TMPDIR": str(temporary), "TEMP": str(temporary), "TMP": str(temporary)}
+    ) as swarm:
         peers = [
             await swarm.join("front", "--model", BUNDLED, "--layers", "0:6"),
             await swarm.join("back", "--model", BUNDLED, "--layers", "6:12"),

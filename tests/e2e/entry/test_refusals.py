@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from support.models.tiny_models import make_tiny_model
+from support.swarms.forked_peers import run_forked
 from support.swarms.live_swarms import BUNDLED, Ended, References, check_that_it_serves, run_program
 
 from molink.client.api.swarm import AsyncSwarm
@@ -28,7 +29,7 @@ def check_one_line(ended: Ended, *words: str, status: int = 1) -> None:
 
 
 async def join_that_fails(tmp_path: Path, *options: str) -> Ended:
-    return await run_program("molink.peer", "join", "--state-dir", str(tmp_path / "state"), *options)
+    return await run_forked(("join", "--state-dir", str(tmp_path / "state"), *options), tmp_path / "said")
 
 
 @pytest.mark.parametrize(
@@ -102,7 +103,9 @@ async def test_a_port_in_use_is_named(option: str, tmp_path: Path) -> None:
 
 
 async def test_relay_on_is_refused_for_now(tmp_path: Path) -> None:
-    ended = await join_that_fails(tmp_path, "--new-swarm", "--relay", "on")
+    ended = await run_program(
+        "molink.peer", "join", "--new-swarm", "--state-dir", str(tmp_path), "--relay", "on"
+    )
     check_one_line(ended, "--relay on", "leave --relay out", status=2)
 
 

@@ -14,12 +14,12 @@ from support.devices.fused_reference import fused_here
 
 from molink.shards.kernels.fused import Activation, FusedKernels, NormKind, fused_on
 from molink.shards.paged_attention.paged import (
+    BlockAddresses,
     LatentAttention,
     Logits,
     NotPaged,
     PagedAttention,
-    Places,
-    Turned,
+    RotaryAngles,
 )
 
 LONGEST = 32_000
@@ -96,7 +96,9 @@ def _fits(attention: LatentAttention, dtype: str, device: str) -> bool:
     query, turned = (
         torch.zeros(1, 1, size, dtype=getattr(torch, dtype), device=device) for size in (512, 64)
     )
-    nobody = Places(*(torch.zeros(size, dtype=torch.long, device=device) for size in ((1, 4), (2, 1))))
+    nobody = BlockAddresses(
+        *(torch.zeros(size, dtype=torch.long, device=device) for size in ((1, 4), (2, 1)))
+    )
     try:
         attention.attend(query, turned, nobody, 0, 1.0)
     except NotPaged:
@@ -180,7 +182,7 @@ def _attention_speed(attention: PagedAttention, context: Context, findings: Find
         attention.store(key, value, made.places, SLOT)
 
     def together() -> None:
-        attention.rotate_and_store(Turned(made.query, cos, sin), key, value, made.places, SLOT)
+        attention.rotate_and_store(RotaryAngles(made.query, cos, sin), key, value, made.places, SLOT)
 
     _compare(f"rotation and store, {rows} rows", together, apart, context, findings)
 

@@ -14,7 +14,7 @@ from support.models.tiny_models import VOCABULARY, make_tiny_model
 from torch import Tensor
 
 from molink.shards.batching.decode import BATCH_SIZES, Decoding, decoding_on
-from molink.shards.paged_attention.paged import Logits, PagedAttention, Places, Turned
+from molink.shards.paged_attention.paged import BlockAddresses, Logits, PagedAttention, RotaryAngles
 from molink.shards.spec import Span
 
 ARCHITECTURES = ("llama", "qwen2_sliding", "gemma3", "mistral", "gpt2", "qwen3")
@@ -88,15 +88,17 @@ class FailingAttention:
         self._left = at_call
         self.broken = 0
 
-    def store(self, keys: Tensor, values: Tensor, places: Places, slot: int) -> None:
+    def store(self, keys: Tensor, values: Tensor, places: BlockAddresses, slot: int) -> None:
         self._attention.store(keys, values, places, slot)
 
     def rotate_and_store(
-        self, turned: Turned, keys: Tensor, values: Tensor, places: Places, slot: int
+        self, turned: RotaryAngles, keys: Tensor, values: Tensor, places: BlockAddresses, slot: int
     ) -> None:
         self._attention.rotate_and_store(turned, keys, values, places, slot)
 
-    def attend(self, query: Tensor, places: Places, slot: int, key_heads: int, logits: Logits) -> Tensor:
+    def attend(
+        self, query: Tensor, places: BlockAddresses, slot: int, key_heads: int, logits: Logits
+    ) -> Tensor:
         if recording(query.device):
             self._left -= 1
             if self._left < 0:

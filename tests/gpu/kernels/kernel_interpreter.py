@@ -5,20 +5,33 @@ Prints one JSON line: how many calls were compared, the largest difference of ea
 """
 
 import argparse
+import itertools
 import json
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from gpu.kernels.kernel_shapes import HEAD_DIMS, TOLERANCES, compared, shapes
+from gpu.kernels.kernel_shapes import HEAD_DIMS, TOLERANCES, compared, paired_shapes, shapes
 from gpu.kernels.latent_shapes import latent_cases
 from gpu.kernels.layer_shapes import byte_cases, layer_cases
 
-LONGEST = 700
-"""The interpreter computes one program after the other: the full 32,000 tokens are a card's."""
+LONGEST = 32_000
+
+
+class Card(NamedTuple):
+    """What the tiles and splits of a card follow from."""
+
+    processors: int
+    shared_bytes: int
+
+
+CARDS = (Card(1, 64 << 10), Card(8, 99 << 10), Card(132, 227 << 10))
+"""Small tiles and one split a row; a few splits; as many as an H100 has, each a program that the interpreter computes
+after the others."""
 
 
 def compute_bfloat16() -> None:
@@ -54,51 +67,58 @@ def compute_bfloat16() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--head-dims", type=int, nargs="+", default=HEAD_DIMS)
-    parser.add_argument("--processors", type=int, nargs="+", default=(1, 132))
+    parser.add_argument("--cards", type=int, nargs="+", default=range(len(CARDS)), help="their numbers")
     parser.add_argument("--longest", type=int, default=LONGEST)
-    parser.add_argument("--layers", action="store_true", help="norms, gates and products with bytes instead")
+    parser.add_argument("--pairs", action="store_true", help="every two values together, not each shape")
+    parser.add_argument("--part", type=int, default=0)
+    parser.add_argument("--parts", type=int, default=1)
+    parser.add_argument(
+        "--layers", action="store_true", help="norms, gates, latents and products with bytes instead"
+    )
     parser.add_argument("--small", action="store_true", help="the smaller ones of these")
     options = parser.parse_args()
     compute_bfloat16()
     torch.set_num_threads(1)
-    found = _layers(small=options.small) if options.layers else _attention(options)
+    found = _layers(options) if options.layers else _attention(options)
     print(json.dumps(found))
 
 
-def _layers(*, small: bool) -> dict[str, object]:
+def _layers(options: argparse.Namespace) -> dict[str, object]:
     from molink.shards.kernels.triton_bytes import TritonBytes
     from molink.shards.kernels.triton_latents import TritonLatents
     from molink.shards.kernels.triton_layers import TritonLayers
 
+    small = options.small
     cases = [*layer_cases(TritonLayers(), "cpu", small=small)]
-    for processors in (1, 132):
-        cases += byte_cases(TritonBytes(processors, 64 << 10), "cpu", small=small)
-        cases += latent_cases(
-            TritonLatents(processors, 227 << 10), "cpu", 40 if small else 300, (*TOLERANCES,)
-        )
+    for card in CARDS:
+        cases += byte_cases(TritonBytes(*card), "cpu", small=small)
+        cases += latent_cases(TritonLatents(*card), "cpu", 40 if small else 300, (*TOLERANCES,))
+    ours = cases[options.part :: options.parts]
     most: dict[str, float] = {}
     faults: list[str] = []
-    for case in cases:
+    for case in ours:
         found = case()
         most[found.dtype] = max(most.get(found.dtype, 0.0), found.difference)
         faults += found.faults
-    return {"compared": len(cases), "most": most, "faults": faults}
+    return {"compared": len(ours), "of": len(cases), "most": most, "faults": faults}
 
 
 def _attention(options: argparse.Namespace) -> dict[str, object]:
     from molink.shards.paged_attention.paged_triton import TritonAttention
 
+    cards = [CARDS[number] for number in options.cards]
+    if options.pairs:
+        wanted = paired_shapes(options.longest, cards)
+    else:
+        wanted = [*itertools.product(cards, shapes(options.longest, tuple(options.head_dims)))]
+    ours = wanted[options.part :: options.parts]
     most: dict[str, float] = {}
     faults: list[str] = []
-    count = 0
-    for processors in options.processors:
-        attention = TritonAttention(processors)
-        for shape in shapes(options.longest, tuple(options.head_dims)):
-            found = compared(attention, shape, "cpu")
-            most[shape.dtype] = max(most.get(shape.dtype, 0.0), found.difference)
-            faults += [f"{processors} processors, {fault}" for fault in found.faults(shape)]
-            count += 1
-    return {"compared": count, "most": most, "faults": faults}
+    for card, shape in ours:
+        found = compared(TritonAttention(*card), shape, "cpu")
+        most[shape.dtype] = max(most.get(shape.dtype, 0.0), found.difference)
+        faults += [f"{card.processors} processors, {fault}" for fault in found.faults(shape)]
+    return {"compared": len(ours), "of": len(wanted), "most": most, "faults": faults}
 
 
 if __name__ == "__main__":

@@ -1,14 +1,16 @@
 """Paged attention beside its definition in float64: blocks strewn over memory that is NaN wherever no row may look."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
 
 import torch
+from gpu.kernels.pairs import pairwise
 from torch import Tensor
 
-from molink.shards.paged_attention.paged import Logits, PagedAttention, Places, Turned
+from molink.shards.paged_attention.paged import BlockAddresses, Logits, PagedAttention, RotaryAngles
 from molink.shards.spec import KV_BLOCK_TOKENS
 
 TOLERANCES = {"float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}
@@ -19,6 +21,7 @@ GROUPS = (1, 2, 3, 4, 5, 6, 7, 8)
 SLOT = 2
 """Of the keys, so that what is before and behind them must stay as it is."""
 _SLOTS = 6
+CardLike = TypeVar("CardLike")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,25 +49,57 @@ class Shape:
         return f"{self.dtype}, heads of {self.head_dim}, {self.group} to a key, {rows}{window}"
 
 
+RAGGED = (1, 15, 0, 16, 17, 65, 200)
+_MANY = tuple(itertools.islice(itertools.cycle((33, 1, 70)), 24))
+
+
+class _Scene(NamedTuple):
+    """What of a shape is neither head size nor dtype nor group."""
+
+    key_heads: int
+    window: int | None
+    lengths: tuple[int, ...]
+    softcap: float | None = None
+    sinks: bool = False
+    rotates: bool = False
+
+
+def _scenes(longest: int) -> list[_Scene]:
+    """Windows that end within a block and beyond one, rows alone and many, one long row among short ones, logits that
+    are capped and with sinks."""
+    return [
+        _Scene(2, None, RAGGED),
+        _Scene(2, 20, RAGGED),
+        _Scene(2, 100, (longest // 2, 1, 300)),
+        _Scene(2, None, (longest,)),
+        _Scene(1, None, _MANY),
+        _Scene(2, None, (40, 5, longest, 90, *_MANY[:9])),
+        _Scene(2, None, RAGGED, softcap=3.0),
+        _Scene(2, None, (300, 0, 1), sinks=True),
+        _Scene(1, 20, _MANY, softcap=20.0, sinks=True),
+        _Scene(2, None, RAGGED, rotates=True),
+    ]
+
+
+def _shape(head_dim: int, dtype: str, group: int, scene: _Scene) -> Shape:
+    return Shape(head_dim, dtype, group, *scene)
+
+
 def shapes(longest: int, head_dims: tuple[int, ...] = HEAD_DIMS) -> list[Shape]:
-    """Every head size, dtype and group, windows that end within a block and beyond one, rows alone and many, one long
-    row among short ones; logits that are capped and with sinks."""
-    ragged = (1, 15, 0, 16, 17, 65, 200)
-    many = tuple(itertools.islice(itertools.cycle((33, 1, 70)), 24))
+    """Every head size and dtype with every group and in every scene."""
+    ragged, *others = _scenes(longest)
     found = []
     for head_dim, dtype in itertools.product(head_dims, TOLERANCES):
-        groups = GROUPS if head_dim == 128 else (1, 4, 8)
-        found += [Shape(head_dim, dtype, group, 2, None, ragged) for group in groups]
-        found.append(Shape(head_dim, dtype, 4, 2, 20, ragged))
-        found.append(Shape(head_dim, dtype, 4, 2, 100, (longest // 2, 1, 300)))
-        found.append(Shape(head_dim, dtype, 4, 2, None, (longest,)))
-        found.append(Shape(head_dim, dtype, 8, 1, None, many))
-        found.append(Shape(head_dim, dtype, 4, 2, None, (40, 5, longest, 90, *many[:9])))
-        found.append(Shape(head_dim, dtype, 2, 2, None, ragged, softcap=3.0))
-        found.append(Shape(head_dim, dtype, 8, 2, None, (300, 0, 1), sinks=True))
-        found.append(Shape(head_dim, dtype, 8, 1, 20, many, softcap=20.0, sinks=True))
-        found.append(Shape(head_dim, dtype, 3, 2, None, ragged, rotates=True))
+        found += [_shape(head_dim, dtype, group, ragged) for group in GROUPS]
+        groups = itertools.cycle((4, 8, 3, 2))
+        found += [_shape(head_dim, dtype, next(groups), scene) for scene in others]
     return found
+
+
+def paired_shapes(longest: int, cards: Sequence[CardLike]) -> list[tuple[CardLike, Shape]]:
+    """Few shapes and the card of each, in which every two of head size, dtype, group, scene and card meet."""
+    chosen = pairwise(_scenes(longest), GROUPS, HEAD_DIMS, [*TOLERANCES], cards)
+    return [(card, _shape(head_dim, dtype, group, scene)) for scene, group, head_dim, dtype, card in chosen]
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +183,7 @@ class Made:
                 table[row, 2 * index + 1] = self._extent_tokens
         starts = [self._start(length) for length in shape.lengths]
         bounds = torch.tensor([starts, list(shape.lengths)], dtype=torch.long)
-        self.places = Places(table.to(device), bounds.to(device))
+        self.places = BlockAddresses(table.to(device), bounds.to(device))
         self.turned_exactly = True
         for row, seen in enumerate(self._seen):
             if seen is not None:
@@ -172,7 +207,9 @@ class Made:
             if seen is not None:
                 seen[0][:, -1] = key[0, :, row]
         self.fresh = key, self.fresh[1]
-        attention.rotate_and_store(Turned(plain[0], cos, sin), plain[1], self.fresh[1], self.places, SLOT)
+        attention.rotate_and_store(
+            RotaryAngles(plain[0], cos, sin), plain[1], self.fresh[1], self.places, SLOT
+        )
         self.turned_exactly = _same(plain[0], turned)
         self.query = plain[0]
 

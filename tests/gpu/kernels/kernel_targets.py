@@ -12,8 +12,8 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,13 +24,14 @@ import triton
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from gpu.kernels.kernel_shapes import HEAD_DIMS
+from gpu.kernels.pairs import pairwise
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from molink.shards.kernels import triton_bytes, triton_latents, triton_layers
 from molink.shards.kernels.fused import Activation, NormKind
 from molink.shards.paged_attention import paged_triton
-from molink.shards.paged_attention.paged import Logits, NotPaged, Places, Turned
+from molink.shards.paged_attention.paged import BlockAddresses, Logits, RotaryAngles
 
 KERNELS = {
     "_store": (paged_triton,),
@@ -65,9 +66,10 @@ CARDS = (
     Card(86, 99 << 10),
     Card(89, 99 << 10),
     Card(90, 227 << 10),
+    Card(100, 227 << 10),
     Card(120, 99 << 10),
 )
-"""Turing (RTX 20), A100, RTX 30, RTX 40, H100 and H200, RTX 50."""
+"""Turing (RTX 20), A100, RTX 30, RTX 40, H100 and H200, B200, RTX 50."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,26 +189,25 @@ def attention_launches(
     attention = paged_triton.TritonAttention(processors, card.shared_bytes)
     states = torch.zeros(1, 2, 1, head_dim, dtype=dtype)
     query = states.repeat(1, group, 1, 1)
-    places = Places(torch.zeros(1, 32, dtype=torch.long), torch.zeros(2, 1, dtype=torch.long))
+    places = BlockAddresses(torch.zeros(1, 32, dtype=torch.long), torch.zeros(2, 1, dtype=torch.long))
     plain = Logits(head_dim**-0.5)
     with launches() as found:
         attention.store(states, states, places, 2)
-        attention.rotate_and_store(Turned(query, states[:, 0], states[:, 0]), states, states, places, 2)
+        attention.rotate_and_store(RotaryAngles(query, states[:, 0], states[:, 0]), states, states, places, 2)
         for logits in (plain, plain._replace(softcap=50.0), plain._replace(sinks=query[0, :, 0, 0])):
             attention.attend(query, places, 2, 2, logits)
     return found
 
 
 def latent_launches(card: Card, dtype: torch.dtype, heads: int, processors: int) -> list[Launch]:
-    """What a step of one row launches there; nothing where sessions attend one after the other."""
+    """What a step of one row launches there."""
     rank, dim = LATENTS
     attention = triton_latents.TritonLatents(processors, card.shared_bytes)
     latents, keys = torch.zeros(1, 1, 1, rank, dtype=dtype), torch.zeros(1, 1, 1, dim, dtype=dtype)
-    places = Places(torch.zeros(1, 64, dtype=torch.long), torch.zeros(2, 1, dtype=torch.long))
+    places = BlockAddresses(torch.zeros(1, 64, dtype=torch.long), torch.zeros(2, 1, dtype=torch.long))
     with launches() as found:
         attention.store(latents, keys, places, 1)
-        with suppress(NotPaged):
-            attention.attend(latents[0].repeat(heads, 1, 1), keys[0].repeat(heads, 1, 1), places, 1, 0.1)
+        attention.attend(latents[0].repeat(heads, 1, 1), keys[0].repeat(heads, 1, 1), places, 1, 0.1)
     return found
 
 
@@ -227,22 +228,31 @@ def layer_launches(card: Card, dtype: torch.dtype, dim: int, processors: int) ->
 
 
 def _cases(options: argparse.Namespace, card: Card) -> Iterator[tuple[str, list[Launch]]]:
-    for head_dim, dtype, group in itertools.product(options.head_dims, options.dtypes, options.groups):
+    attended: Iterable[tuple[int, str, int]]
+    layered: Iterable[tuple[int, str]]
+    attended = itertools.product(options.head_dims, options.dtypes, options.groups)
+    layered = itertools.product(options.dims, options.dtypes)
+    if options.pairs:
+        of_cards = pairwise(CARDS, options.head_dims, options.dtypes, options.groups)
+        attended = [(dim, dtype, group) for one, dim, dtype, group in of_cards if one is card]
+        layered = [other for one, *other in pairwise(CARDS, options.dims, options.dtypes) if one is card]
+    for head_dim, dtype, group in attended:
         case = f"{dtype}, heads of {head_dim}, {group} to a key"
         yield case, attention_launches(card, head_dim, getattr(torch, dtype), group, processors=108)
     for dtype in options.dtypes:
         yield f"{dtype}, latents", latent_launches(card, getattr(torch, dtype), 128, processors=108)
-    for dim, dtype in itertools.product(options.dims, options.dtypes):
+    for dim, dtype in layered:
         yield f"{dtype}, rows of {dim}", layer_launches(card, getattr(torch, dtype), dim, processors=108)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--head-dims", type=int, nargs="*", default=HEAD_DIMS)
-    parser.add_argument("--groups", type=int, nargs="+", default=(1, 8))
+    parser.add_argument("--groups", type=int, nargs="+", default=(1, 3, 8))
     parser.add_argument("--dims", type=int, nargs="*", default=(128, 2048, 8192), help="widths of layers")
     parser.add_argument("--dtypes", nargs="+", default=[str(dtype)[6:] for dtype in DTYPES])
     parser.add_argument("--capabilities", type=int, nargs="+", default=[card.capability for card in CARDS])
+    parser.add_argument("--pairs", action="store_true", help="every two values together, not each shape")
     options = parser.parse_args()
     kernels = {name: getattr(modules[0], name) for name, modules in KERNELS.items()}
     taken: list[Taken] = []

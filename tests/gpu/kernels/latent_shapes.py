@@ -9,7 +9,7 @@ from gpu.kernels.kernel_shapes import poisoned
 from gpu.kernels.layer_shapes import Case, Compared
 from torch import Tensor
 
-from molink.shards.paged_attention.paged import LatentAttention, Places
+from molink.shards.paged_attention.paged import BlockAddresses, LatentAttention
 from molink.shards.spec import KV_BLOCK_TOKENS
 
 BARS = {"float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}
@@ -78,7 +78,7 @@ def _compared(attention: LatentAttention, shape: LatentShape, dtype: str, device
                 address = buffer.data_ptr() + place * buffer.shape[2] * buffer.itemsize
                 table[row, 4 * index + 2 * part : 4 * index + 2 * part + 2] = torch.tensor([address, tokens])
     bounds = torch.tensor([[0] * rows, list(shape.lengths)], dtype=torch.long)
-    places = Places(table.to(device), bounds.to(device))
+    places = BlockAddresses(table.to(device), bounds.to(device))
     query, turned = (
         drawn(shape.heads, rows, shape.rank),
         drawn(shape.heads, rows, 2 * shape.dim)[..., shape.dim :],

@@ -14,9 +14,9 @@ from support.swarms.swarm_examples import facts_of
 from molink.dht.identity.identity import Identity
 from molink.dht.node.discovery import Discovery
 from molink.dht.records.records import PeerFacts, PeerState, PeerView
-from molink.peer.announcing import placing
+from molink.peer.announcing import placement_core, placing
 from molink.peer.announcing.announcer import Announcer, joining_machine
-from molink.peer.announcing.placing import Placing
+from molink.peer.announcing.placing import PlacementDriver
 from molink.peer.announcing.prober import Prober
 from molink.peer.engine.stepping import Stepper
 from molink.peer.memory.leases import Granted, LeaseBook, LeaseKey
@@ -123,7 +123,7 @@ class Member:
             StepTimes(self.profile),
         )
         loader = cast("LayerLoader", self.loader)
-        self.placing = Placing(discovery, SPEC, self.leases, loader, self.announcer)
+        self.placing = PlacementDriver(discovery, SPEC, self.leases, loader, self.announcer)
 
     async def join(self) -> None:
         await self.placing.join(
@@ -140,7 +140,7 @@ class Member:
 
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placing, "SETTLE_S", 0.05)
+    monkeypatch.setattr(placement_core, "SETTLE_S", 0.05)
     monkeypatch.setattr(placing, "LOOK_EVERY_S", (0.05, 0.1))
 
 

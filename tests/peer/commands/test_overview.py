@@ -97,7 +97,7 @@ def test_the_table_has_a_row_for_each_peer_and_a_line_for_each_model(
 
 def test_a_complete_model_is_said_to_be_so(capsys: pytest.CaptureFixture[str]) -> None:
     print_swarm(describe_swarm([view("a", Span(0, 8))]))
-    assert "molink/test: 1 peers, complete" in capsys.readouterr().out
+    assert "molink/test: 1 peer, complete" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["\x1b[2J\x1b]0;owned\x07", "[bold red]x[/bold red]", "[/]", "a\nb"])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.devices.brief_profile import measure_briefly
 from support.models.stored_models import write_model
 
 from molink.dht.identity.identity import Identity
@@ -96,8 +97,11 @@ def test_a_swarm_is_shown_as_json_and_as_a_table_and_by_its_configured_peers(
             monkeypatch.setenv("MOLINK_INITIAL_PEERS", address)
             code, out, err = await status(tmp_path, ())
             assert (code, err) == (0, "")
+            assert out.startswith("No peer runs here with ")
+            assert f"Seen from outside, by the configured {address}:" in out.replace("\n", " ")
             assert "Zoë's PC" in out
             assert "nobody holds layers 4:8" in out
+            assert ": 1 peer, " in out
 
     asyncio.run(scenario())
 
@@ -136,14 +140,18 @@ def test_a_swarm_that_nobody_answers_for_is_a_failure_with_one_line(tmp_path: Pa
 def test_a_layer_is_timed_in_every_dtype_unless_one_is_asked_for(tmp_path: Path) -> None:
     folder = str(write_model("llama", tmp_path / "llama"))
     lines: list[str] = []
-    machine = measure_machine(folder, "cpu", "auto", torch.get_num_threads(), tmp_path, lines.append)
+    machine = measure_machine(
+        folder, "cpu", "auto", torch.get_num_threads(), tmp_path, lines.append, lines.append
+    )
     decode_ms = machine["decode_layer_ms_by_dtype"]
     assert isinstance(decode_ms, dict)
     assert set(decode_ms) == {"float32", "bfloat16"}
     assert min(decode_ms.values()) > 0
     assert machine["fastest_dtype"] in decode_ms
     assert [line for line in lines if " in bfloat16 " in line]
-    asked = measure_machine(folder, "cpu", "bfloat16", torch.get_num_threads(), tmp_path, lines.append)
+    asked = measure_machine(
+        folder, "cpu", "bfloat16", torch.get_num_threads(), tmp_path, lines.append, lines.append
+    )
     assert asked["dtype"] == "bfloat16"
     assert not {"decode_layer_ms_by_dtype", "fastest_dtype"} & set(asked)
 
@@ -156,8 +164,11 @@ def test_a_card_that_the_installed_torch_cannot_use_is_named_with_what_to_instal
     monkeypatch.setattr(device, "hidden_cards", lambda: None)
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setattr(torch.version, "hip", None, raising=False)
+    measure_briefly(monkeypatch)
     told: list[str] = []
-    machine = measure_machine("molink/tiny-shakespeare", "auto", "float32", 1, tmp_path, told.append)
+    machine = measure_machine(
+        "molink/tiny-shakespeare", "auto", "float32", 1, tmp_path, told.append, told.append
+    )
     remedy = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu130"
     assert sum(remedy in line for line in told) == 1
     assert machine["unused_gpu"] in told

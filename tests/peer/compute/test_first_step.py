@@ -22,7 +22,7 @@ from molink.shards.batching.ways import Way
 from molink.shards.checkpoint.store import describe, read_manifest
 from molink.shards.kernels.fused import Activation, FusedKernels
 from molink.shards.loading import stage_builder
-from molink.shards.paged_attention.paged import Logits, NotPaged, Places
+from molink.shards.paged_attention.paged import BlockAddresses, Logits, NotPaged
 
 
 class OutOfResources(Exception):
@@ -51,7 +51,9 @@ class Failing(WrittenOut):
         super().__init__()
         self.failure = failure
 
-    def attend(self, query: Tensor, places: Places, slot: int, key_heads: int, logits: Logits) -> Tensor:
+    def attend(
+        self, query: Tensor, places: BlockAddresses, slot: int, key_heads: int, logits: Logits
+    ) -> Tensor:
         if self.failure is not None:
             raise self.failure
         return super().attend(query, places, slot, key_heads, logits) * 1.5

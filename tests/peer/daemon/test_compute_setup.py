@@ -4,11 +4,14 @@ import pytest
 from support.models.tiny_models import make_tiny_model
 
 from molink.configuration import Configuration, SettingsError
+from molink.dht.records.records import LayerLatency, PrefillLatency
 from molink.peer.daemon import compute_setup
-from molink.peer.daemon.compute_setup import memory_of, planned_memory, reserve_of
+from molink.peer.daemon.compute_setup import limits_on, memory_of, planned_memory, reserve_of
 from molink.peer.daemon.settings import JoinSettings, load_settings
-from molink.peer.memory.memory import LIBRARY_STREAMS, gpu_reserve_bytes
+from molink.peer.memory.memory import LIBRARY_STREAMS, gpu_reserve_bytes, workspace_bytes
 from molink.peer.models.model import LocalModel
+from molink.peer.profiling.profile import Profile
+from molink.peer.scheduling.microbatch import BatchLimits, batch_limits
 from molink.shards.checkpoint.store import describe, read_manifest
 
 GB = 1000**3
@@ -57,6 +60,31 @@ def test_what_a_gpu_holds_beside_the_plan_is_kept_free(model: LocalModel, free: 
         "what was measured counts, not the most there is"
     )
     assert LIBRARY_STREAMS == 2
+
+
+def test_work_space_is_set_aside_for_steps_as_long_as_are_announced(
+    model: LocalModel, free: dict[str, int]
+) -> None:
+    free |= {"cuda:0": 8 * GB}
+    usual, longer = (
+        planned_memory(model, ("cuda:0",), settings(memory="4GB"), limits=batch_limits(model.spec, limits))
+        for limits in (BatchLimits(), BatchLimits(max_tokens=2048))
+    )
+    more = workspace_bytes(model.spec, 2048) - workspace_bytes(model.spec, 512)
+    assert longer.workspace_bytes - usual.workspace_bytes == more > 0
+
+
+@pytest.mark.parametrize(
+    ("devices", "tokens"),
+    [(("cuda:0",), 2048), (("cuda:0", "cuda:1"), 512), (("cpu",), 512), (("mps",), 512)],
+)
+def test_only_a_gpu_alone_takes_longer_steps_and_as_its_profile_says(
+    model: LocalModel, devices: tuple[str, ...], tokens: int
+) -> None:
+    measured = [(512, 0.6), (1024, 0.8), (2048, 1.2)]
+    prefills = tuple(PrefillLatency(count, layer_ms) for count, layer_ms in measured)
+    profile = Profile((LayerLatency(1, 0.1),), 0.1, 0.1, 1e9, prefills)
+    assert limits_on(devices, model.spec, profile, 80 * GB).max_tokens == tokens
 
 
 def test_several_gpus_have_each_a_reserve(model: LocalModel) -> None:

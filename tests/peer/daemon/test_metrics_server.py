@@ -7,10 +7,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 from support.links.data_plane import asynchronous
 
+from molink.dht.errors import PortInUse
 from molink.peer.daemon.local_listener import HOST
 from molink.peer.daemon.metrics_server import MetricsServer
 from molink.peer.engine.metrics import PeerMetrics
-from molink.peer.wire.link.acceptor import PortInUse
 from molink.peer.wire.transport.line_quality import LineQuality, LinkQuality
 
 DEADLINE_S = 20.0

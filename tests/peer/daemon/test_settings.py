@@ -13,7 +13,7 @@ from molink.peer.daemon.settings import (
     parse_layers,
     where_to_join,
 )
-from molink.peer.host_policy.rules import ComfortRules, parse_quiet_hours
+from molink.peer.host_policy.rules import HostPolicy, parse_quiet_hours
 from molink.peer.scheduling.in_flight_rules import molink
 from molink.shards.spec import Span
 
@@ -74,14 +74,14 @@ def test_the_command_line_comes_before_the_file_and_each_setting_for_itself(
 
 def test_the_volunteers_comfort_is_on_unless_told_otherwise(environment: dict[str, str]) -> None:
     settings = load(environment)
-    assert settings.comfort == ComfortRules("auto", (), "pause")
+    assert settings.host_policy == HostPolicy("auto", (), "pause")
     assert settings.priority == "low"
     file = 'pause_when_busy = "on"\nquiet_hours = ["22:00-07:00", "12:00-13:00"]\npriority = "normal"\n'
     settings = load(environment, file, on_battery="serve")
     night, noon = parse_quiet_hours("22:00-07:00"), parse_quiet_hours("12:00-13:00")
-    assert settings.comfort == ComfortRules("on", (night, noon), "serve")
+    assert settings.host_policy == HostPolicy("on", (night, noon), "serve")
     assert settings.priority == "normal"
-    assert load(environment, 'quiet_hours = "22:00-07:00"\n').comfort.quiet_hours == (night,)
+    assert load(environment, 'quiet_hours = "22:00-07:00"\n').host_policy.quiet_hours == (night,)
     with pytest.raises(SettingsError, match=r"--quiet-hours: '22-7' is not a part of the day"):
         load(environment, quiet_hours=("22-7",))
 

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import groupby
 
 import pytest
@@ -12,24 +13,28 @@ from support.swarms.served_circuit import ServedCircuit, served_circuit
 from support.swarms.served_peer import model
 from torch import Tensor
 
-from molink.dht.records.records import LayerLatency
+from molink.dht.records.records import LayerLatency, PrefillLatency
 from molink.peer.engine import stepping
 from molink.peer.engine.steps import StepInput, StepOutput, compute
 from molink.peer.models.model import LocalModel
-from molink.peer.profiling.profile import PieceLatency, Profile
+from molink.peer.profiling.profile import Profile, SliceLatency
+from molink.peer.scheduling import prompt_gathering
 from molink.peer.scheduling.prefill_chunks import equal_chunks
-from molink.peer.scheduling.prefill_slices import PartLeft, PieceSize, PieceSizes
+from molink.peer.scheduling.prefill_slices import RemainingPrefill, SliceSize, SliceSizer
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.shards.batching.engine import Engine
-from molink.shards.batching.partial_step import Piece, UnfinishedStep
+from molink.shards.batching.partial_step import PartialStep, SliceBatch
 
 __all__ = ["model"]
 
-SLOW = Profile((LayerLatency(1, 0.001),), 0.001, 0.001, 1e9, piece_latencies=(PieceLatency(16, 1e3, 1e3),))
+SLOW = Profile((LayerLatency(1, 0.001),), 0.001, 0.001, 1e9, slice_latencies=(SliceLatency(16, 1e3, 1e3),))
 """Pieces are the smallest there are: 16 tokens through a layer."""
 
-USUAL = Profile((LayerLatency(1, 1.0),), 0.1, 0.1, 1e9, piece_latencies=(PieceLatency(512, 100.0, 0.0),))
+USUAL = Profile((LayerLatency(1, 1.0),), 0.1, 0.1, 1e9, slice_latencies=(SliceLatency(512, 100.0, 0.0),))
 """A layer of a piece takes as long as several decode steps."""
+
+LONG_PASSES = replace(USUAL, prefill_latencies=(PrefillLatency(16, 1e6), PrefillLatency(512, 1e6)))
+"""Two passes take so much longer than one that prompts wait for others as long as they may."""
 
 
 def prompt_of(tokens: int) -> list[int]:
@@ -39,20 +44,20 @@ def prompt_of(tokens: int) -> list[int]:
 def watch(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What engines compute from now on, in order: decode steps, steps with prefill, and pieces."""
     seen: list[str] = []
-    advance = Engine.advance
+    advance = Engine.advance_slice
 
     def watched(engine: Engine, inputs: tuple[StepInput, ...]) -> StepOutput:
         seen.append("prefill" if any(one.prefill for one in inputs) else "decode")
         return compute(engine, inputs)
 
     def advanced(
-        engine: Engine, piece: Piece, layers: int
-    ) -> tuple[tuple[UnfinishedStep, ...], Tensor | None]:
+        engine: Engine, piece: SliceBatch, layers: int
+    ) -> tuple[tuple[PartialStep, ...], Tensor | None]:
         seen.append("piece")
         return advance(engine, piece, layers)
 
     monkeypatch.setattr(stepping, "compute", watched)
-    monkeypatch.setattr(Engine, "advance", advanced)
+    monkeypatch.setattr(Engine, "advance_slice", advanced)
     return seen
 
 
@@ -81,6 +86,18 @@ async def test_a_decode_step_comes_after_each_piece(
     between = [(what, len(list(group))) for what, group in groupby(seen[first:last])]
     assert {what for what, _ in between} == {"decode", "piece"}
     assert {count for what, count in between if what == "piece"} == {1}
+
+
+@asynchronous
+async def test_a_prompt_is_computed_in_pieces_where_none_was_measured_at_the_start(
+    model: LocalModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profile, prompts = Profile((LayerLatency(1, 1.0),), 0.1, 0.1, 1e9), [prompt_of(4), prompt_of(200)]
+    async with served_circuit(model, (), kv_tokens=2000, cut=equal_chunks(100), profile=profile) as circuit:
+        seen = watch(monkeypatch)
+        tokens = await circuit.generate(prompts, 120)
+    assert "piece" in seen
+    assert tokens == greedy_references(model.folder, prompts, 120)
 
 
 @asynchronous
@@ -132,26 +149,26 @@ async def received(
 def a_layer_at_a_time(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """All parts that wait go through one layer together from now on. Of how many sessions each piece was."""
     joined: list[int] = []
-    advance = Engine.advance
+    advance = Engine.advance_slice
 
     def one_layer(
-        sizes: PieceSizes,
+        sizes: SliceSizer,
         layers: int,
-        parts: Sequence[PartLeft],
+        parts: Sequence[RemainingPrefill],
         decoding: int,
         under_way: tuple[int, ...] = (),
-    ) -> PieceSize:
-        return PieceSize(under_way or tuple(part.tokens for part in parts), 1)
+    ) -> SliceSize:
+        return SliceSize(under_way or tuple(part.tokens for part in parts), 1)
 
     def advanced(
-        engine: Engine, piece: Piece, layers: int
-    ) -> tuple[tuple[UnfinishedStep, ...], Tensor | None]:
+        engine: Engine, piece: SliceBatch, layers: int
+    ) -> tuple[tuple[PartialStep, ...], Tensor | None]:
         joined.append(len(piece.steps))
         return advance(engine, piece, layers)
 
-    monkeypatch.setattr(PieceSizes, "next", one_layer)
-    monkeypatch.setattr(PieceSizes, "at_once", lambda *_: ())
-    monkeypatch.setattr(Engine, "advance", advanced)
+    monkeypatch.setattr(SliceSizer, "next_slice", one_layer)
+    monkeypatch.setattr(SliceSizer, "at_once", lambda *_: ())
+    monkeypatch.setattr(Engine, "advance_slice", advanced)
     return joined
 
 
@@ -179,10 +196,11 @@ async def test_prompts_are_computed_at_once_where_hardly_anybody_decodes(
     model: LocalModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Four come while the first one's prompt is computed: none of them waits for pieces."""
-    seen, came = watch(monkeypatch), threading.Event()
+    seen, began, came = watch(monkeypatch), threading.Event(), threading.Event()
     watched = stepping.compute
 
     def held_up(engine: Engine, inputs: tuple[StepInput, ...]) -> StepOutput:
+        began.set()
         assert came.wait(DEADLINE_S)
         return watched(engine, inputs)
 
@@ -192,6 +210,7 @@ async def test_prompts_are_computed_at_once_where_hardly_anybody_decodes(
         asked = [await circuit.reserve(session, len(prompt), 60) for session, prompt in prompts.items()]
         for one, prompt in zip(asked, prompts.values(), strict=True):
             assert circuit.links[0].post(pb.Start(session=one.session, epoch=1, token_ids=prompt))
+            await until(began.is_set)
         await until(lambda: circuit.peers[0].serving.stepper.queued == 4)
         came.set()
         got, _ = await received(circuit, {one.session: 60 for one in asked})
@@ -200,20 +219,35 @@ async def test_prompts_are_computed_at_once_where_hardly_anybody_decodes(
 
 
 @asynchronous
+async def test_prompts_of_requests_that_come_at_once_are_one_step(
+    model: LocalModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine is idle when the first one starts, and waits for those whose leases are ready."""
+    seen = watch(monkeypatch)
+    monkeypatch.setattr(prompt_gathering, "MOST_WAIT_S", DEADLINE_S)
+    prompts = {session: prompt_of(10 * session) for session in (3, 4, 5, 6)}
+    async with served_circuit(model, (), kv_tokens=2000, profile=LONG_PASSES) as circuit:
+        asked = await started(circuit, prompts, dict.fromkeys(prompts, 8), lambda: True)
+        got, _ = await received(circuit, {one.session: 8 for one in asked.values()})
+    assert list(got.values()) == greedy_references(model.folder, list(prompts.values()), 8)
+    assert seen == ["prefill"] + ["decode"] * 7
+
+
+@asynchronous
 async def test_a_session_that_fails_in_a_piece_fails_alone(
     model: LocalModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen, joined = watch(monkeypatch), a_layer_at_a_time(monkeypatch)
-    advance = Engine.advance
+    advance = Engine.advance_slice
 
     def failing(
-        engine: Engine, piece: Piece, layers: int
-    ) -> tuple[tuple[UnfinishedStep, ...], Tensor | None]:
+        engine: Engine, piece: SliceBatch, layers: int
+    ) -> tuple[tuple[PartialStep, ...], Tensor | None]:
         if piece.layer == 3 and any(step.row.count == 33 for step in piece.steps):
             raise RuntimeError("a session that breaks the engine")
         return advance(engine, piece, layers)
 
-    monkeypatch.setattr(Engine, "advance", failing)
+    monkeypatch.setattr(Engine, "advance_slice", failing)
     prompts = {1: prompt_of(3), 2: prompt_of(31), 3: prompt_of(33), 4: prompt_of(35), 5: prompt_of(37)}
     new_tokens = {1: 150, 2: 20, 3: 20, 4: 20, 5: 20}
     async with served_circuit(model, (), kv_tokens=2000, cut=equal_chunks(60), profile=SLOW) as circuit:

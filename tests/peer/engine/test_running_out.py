@@ -14,7 +14,7 @@ from molink.peer.daemon import peer as peer_module
 from molink.peer.daemon.peer import _keep_up
 from molink.peer.host_policy import pausing as pausing_module
 from molink.peer.host_policy.pausing import Pausing
-from molink.peer.host_policy.rules import ComfortRules, Readings
+from molink.peer.host_policy.rules import HostPolicy, Readings
 from molink.peer.memory.leases import LeaseBook
 from molink.peer.serving.admission import Admission
 from molink.peer.serving.layer_loader import LayerLoader
@@ -77,8 +77,8 @@ def test_what_cannot_be_read_for_a_while_is_read_again(
             cast("LayerLoader", None),
             cast("Announcer", None),
         )
-        pausing = Pausing(ComfortRules(), "cpu", read, *parts, lambda _: None)
-        keeping = asyncio.create_task(pausing.keep_comfortable())
+        pausing = Pausing(HostPolicy(), "cpu", read, *parts, lambda _: None)
+        keeping = asyncio.create_task(pausing.enforce())
         await soon(read_again.wait())
         assert not keeping.done()
         keeping.cancel()

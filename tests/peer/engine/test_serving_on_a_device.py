@@ -16,12 +16,12 @@ from support.swarms.served_peer import model
 
 from molink.dht.records.records import LayerLatency
 from molink.peer.compute.backend import DeviceBackend
-from molink.peer.engine import layered_prefill, pieces, stepping, steps
-from molink.peer.engine.layered_prefill import Interleaving
-from molink.peer.engine.pieces import Piece, PieceOutput
+from molink.peer.engine import layered_prefill, slice_executor, stepping, steps
+from molink.peer.engine.layered_prefill import LayeredPrefill
+from molink.peer.engine.slice_executor import PrefillSlice, SliceOutput
 from molink.peer.engine.steps import StepInput, StepOutput, compute
 from molink.peer.models.model import LocalModel
-from molink.peer.profiling.profile import PieceLatency, Profile
+from molink.peer.profiling.profile import Profile, SliceLatency
 from molink.peer.scheduling.prefill_chunks import equal_chunks
 from molink.shards import codec
 from molink.shards.batching import ways
@@ -32,7 +32,7 @@ from molink.shards.device.device import Device
 
 __all__ = ["model"]
 
-SLOW = Profile((LayerLatency(1, 0.001),), 0.001, 0.001, 1e9, piece_latencies=(PieceLatency(16, 1e3, 1e3),))
+SLOW = Profile((LayerLatency(1, 0.001),), 0.001, 0.001, 1e9, slice_latencies=(SliceLatency(16, 1e3, 1e3),))
 """Pieces are the smallest there are: 16 tokens through a layer."""
 
 
@@ -63,7 +63,7 @@ class Watch:
         self.outputs: list[StepOutput] = []
         self.pieces = 0
         self._fake = fake
-        piece_by_piece = Interleaving.compute
+        piece_by_piece = LayeredPrefill.compute
         clock = SimpleNamespace(perf_counter=lambda: fake.now_s)
 
         def computed(engine: Engine, inputs: tuple[StepInput, ...]) -> StepOutput:
@@ -73,17 +73,17 @@ class Watch:
             self.outputs.append(output)
             return output
 
-        def computed_piece(owner: Interleaving, piece: Piece) -> PieceOutput:
+        def computed_piece(owner: LayeredPrefill, piece: PrefillSlice) -> SliceOutput:
             before = fake.waited
             output = piece_by_piece(owner, piece)
             self._note(before, output.taken_s)
             self.pieces += 1
             return output
 
-        for module in (steps, pieces, layered_prefill):
+        for module in (steps, slice_executor, layered_prefill):
             patch.setattr(module, "time", clock)
         patch.setattr(stepping, "compute", computed)
-        patch.setattr(Interleaving, "compute", computed_piece)
+        patch.setattr(LayeredPrefill, "compute", computed_piece)
 
     def _note(self, before: int, taken_s: float) -> None:
         self.waits.append(self._fake.waited - before)

@@ -14,11 +14,11 @@ from molink.peer.host_policy.rules import (
     MINUTES_OF_DAY,
     PAUSE_AFTER_S,
     RESUME_AFTER_S,
-    Comfort,
-    ComfortRules,
+    HostPolicy,
+    PauseState,
     QuietHours,
     Readings,
-    next_comfort,
+    next_pause_state,
     parse_quiet_hours,
     reason_to_pause,
 )
@@ -26,7 +26,7 @@ from molink.peer.host_policy.rules import (
 GPU = "cuda:0"
 NOON = 12 * 60
 CALM = Readings(NOON)
-PLAIN = ComfortRules()
+PLAIN = HostPolicy()
 
 minutes = st.integers(0, MINUTES_OF_DAY - 1)
 hours = st.builds(QuietHours, minutes, minutes)
@@ -39,7 +39,7 @@ readings = st.builds(
     battery_percent=st.none() | st.floats(0, 100),
 )
 rules = st.builds(
-    ComfortRules,
+    HostPolicy,
     pause_when_busy=st.sampled_from(["auto", "on", "off"]),
     quiet_hours=st.lists(hours, max_size=2).map(tuple),
     on_battery=st.sampled_from(["pause", "serve"]),
@@ -47,7 +47,7 @@ rules = st.builds(
 devices = st.sampled_from(["cpu", GPU, "mps"])
 
 
-def why(now: Readings, given_rules: ComfortRules = PLAIN, device: str = GPU) -> str | None:
+def why(now: Readings, given_rules: HostPolicy = PLAIN, device: str = GPU) -> str | None:
     return reason_to_pause(now, given_rules, device, paused=False)
 
 
@@ -96,12 +96,12 @@ def test_any_text_is_quiet_hours_or_a_value_error(text: str) -> None:
 
 
 @given(rules, minutes, devices)
-def test_what_cannot_be_read_is_no_reason(some_rules: ComfortRules, minute: int, device: str) -> None:
+def test_what_cannot_be_read_is_no_reason(some_rules: HostPolicy, minute: int, device: str) -> None:
     assert why(Readings(minute), replace(some_rules, quiet_hours=()), device) is None
 
 
 def test_quiet_hours_hold_on_every_device() -> None:
-    night = ComfortRules("off", (parse_quiet_hours("08:00-09:00"), parse_quiet_hours("22:00-13:00")), "serve")
+    night = HostPolicy("off", (parse_quiet_hours("08:00-09:00"), parse_quiet_hours("22:00-13:00")), "serve")
     assert why(CALM, night, "cpu") == "quiet hours 22:00-13:00"
     assert why(Readings(15 * 60), night, "cpu") is None
 
@@ -109,7 +109,7 @@ def test_quiet_hours_hold_on_every_device() -> None:
 def test_on_battery_a_peer_pauses_unless_its_owner_lets_it_serve_and_then_until_it_is_low() -> None:
     on_battery = Readings(NOON, on_battery=True, battery_percent=LEAST_BATTERY_PERCENT)
     low = replace(on_battery, battery_percent=LEAST_BATTERY_PERCENT - 1)
-    serve = ComfortRules(on_battery="serve")
+    serve = HostPolicy(on_battery="serve")
     assert why(on_battery) == "on battery"
     assert why(on_battery, serve) is None
     assert why(low, serve) == "the battery is below 20 %"
@@ -129,7 +129,7 @@ def test_on_battery_a_peer_pauses_unless_its_owner_lets_it_serve_and_then_until_
 def test_other_programs_count_where_they_share_the_device_or_the_owner_says_so(
     setting: str, device: str, heeds: bool
 ) -> None:
-    given_rules = ComfortRules(setting)  # type: ignore[arg-type]
+    given_rules = HostPolicy(setting)  # type: ignore[arg-type]
     assert given_rules.heeds_programs(device) == heeds
     assert (why(Readings(NOON, full_screen=True), given_rules, device) is not None) == heeds
     assert (why(Readings(NOON, BUSY_SHARE), given_rules, device) is not None) == heeds
@@ -138,30 +138,30 @@ def test_other_programs_count_where_they_share_the_device_or_the_owner_says_so(
 @given(st.floats(0, 1))
 def test_a_paused_peer_comes_back_at_less_gpu_use_than_it_went_at(share: float) -> None:
     now = Readings(NOON, share)
-    assert (reason_to_pause(now, ComfortRules(), GPU, paused=False) is not None) == (share >= BUSY_SHARE)
-    assert (reason_to_pause(now, ComfortRules(), GPU, paused=True) is not None) == (share >= CALM_SHARE)
+    assert (reason_to_pause(now, HostPolicy(), GPU, paused=False) is not None) == (share >= BUSY_SHARE)
+    assert (reason_to_pause(now, HostPolicy(), GPU, paused=True) is not None) == (share >= CALM_SHARE)
 
 
 # -- over time
 
 
 def run(
-    seen: list[tuple[float, Readings]], given_rules: ComfortRules, device: str = GPU
-) -> list[tuple[float, Comfort]]:
+    seen: list[tuple[float, Readings]], given_rules: HostPolicy, device: str = GPU
+) -> list[tuple[float, PauseState]]:
     """What becomes of a serving peer that reads these, each so many seconds after the one before."""
-    now, at_s, states = Comfort(), 0.0, []
+    now, at_s, states = PauseState(), 0.0, []
     for gap_s, reading in seen:
         at_s += gap_s
-        now = next_comfort(now, reading, given_rules, device, at_s)
+        now = next_pause_state(now, reading, given_rules, device, at_s)
         states.append((at_s, now))
     return states
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 20), readings), max_size=40), rules, devices)
 def test_between_two_changes_the_other_side_has_always_stood_for_its_time(
-    seen: list[tuple[float, Readings]], some_rules: ComfortRules, device: str
+    seen: list[tuple[float, Readings]], some_rules: HostPolicy, device: str
 ) -> None:
-    states = [(0.0, Comfort()), *run(seen, some_rules, device)]
+    states = [(0.0, PauseState()), *run(seen, some_rules, device)]
     changed_s = 0.0
     for (_, before), (at_s, after) in pairwise(states):
         if (before.paused_for is None) != (after.paused_for is None):
@@ -175,7 +175,7 @@ def test_between_two_changes_the_other_side_has_always_stood_for_its_time(
 
 @given(st.lists(st.tuples(st.floats(0.1, 20), readings), max_size=40), rules, devices, readings)
 def test_a_lasting_situation_decides_whatever_came_before(
-    seen: list[tuple[float, Readings]], some_rules: ComfortRules, device: str, lasting: Readings
+    seen: list[tuple[float, Readings]], some_rules: HostPolicy, device: str, lasting: Readings
 ) -> None:
     share = lasting.gpu_share_of_others
     if share is not None and CALM_SHARE <= share < BUSY_SHARE:
@@ -188,7 +188,7 @@ def test_a_lasting_situation_decides_whatever_came_before(
 def test_a_short_peak_of_the_gpu_pauses_nobody() -> None:
     busy = replace(CALM, gpu_share_of_others=1.0)
     gap_s = PAUSE_AFTER_S * 0.75
-    states = run([(gap_s, busy), (gap_s, CALM), (gap_s, busy), (gap_s, CALM)], ComfortRules())
+    states = run([(gap_s, busy), (gap_s, CALM), (gap_s, busy), (gap_s, CALM)], HostPolicy())
     assert [state.paused_for for _, state in states] == [None] * 4
 
 
@@ -198,7 +198,7 @@ def test_a_pause_that_began_for_one_reason_names_the_one_that_keeps_it() -> None
         (PAUSE_AFTER_S, replace(CALM, on_battery=True)),
         (1.0, replace(CALM, full_screen=True)),
     ]
-    states = run(plugged_in_at_night, ComfortRules())
+    states = run(plugged_in_at_night, HostPolicy())
     assert [state.paused_for for _, state in states] == [
         None,
         "on battery",

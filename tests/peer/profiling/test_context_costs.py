@@ -8,7 +8,7 @@ from molink.dht.records.records import PeerView
 from molink.peer.scheduling.pipeline import PipelineStage
 from molink.peer.scheduling.prefill_chunks import prefill_ms
 from molink.routing.cost.cost import PROFILED_CONTEXT_TOKENS, CostModel
-from molink.routing.cost.reliability import Observed
+from molink.routing.cost.reliability import PeerObservation
 from molink.routing.cost.terms import Demand, PeerCosts, peer_costs
 from molink.shards.spec import ModelSpec
 
@@ -24,7 +24,7 @@ def stage(context_tokens: float) -> PipelineStage:
 
 def costs(tokens: int, prompt_tokens: int) -> PeerCosts:
     view = PeerView(FACTS, state_of(Identity.generate()), 0.0)
-    return peer_costs(view, Observed(), SPEC, Demand.of(tokens, prompt_tokens), 1000.0, CostModel())
+    return peer_costs(view, PeerObservation(), SPEC, Demand.of(tokens, prompt_tokens), 1000.0, CostModel())
 
 
 def test_each_decoding_session_pays_for_its_context() -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.devices.brief_profile import measure_briefly
 from support.models import tiny_models
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -44,8 +45,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ModelSpec]:
 @pytest.fixture
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     """As little is measured as can be, of what a test does not look at."""
-    for budget in ("TOTAL_BUDGET_S", "SIZE_BUDGET_S", "CONTEXT_BUDGET_S", "PIECE_BUDGET_S"):
-        monkeypatch.setattr(layer_bench, budget, 0.0)
+    measure_briefly(monkeypatch)
 
 
 def check(profile: Profile) -> None:
@@ -110,6 +110,7 @@ def test_when_the_time_is_over_one_layer_has_been_measured_and_the_rest_is_extra
 
 
 def test_what_context_adds_is_found_where_it_is_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measure_briefly(monkeypatch, "TOTAL_BUDGET_S", "SIZE_BUDGET_S", "PREFILL_BUDGET_S")
     monkeypatch.setattr(layer_bench, "CONTEXT_BUDGET_S", 60.0)
     model_type, changes = tiny_models.ARCHITECTURES["llama"]
     wide = {"num_hidden_layers": 1, "num_attention_heads": 64, "num_key_value_heads": 64, "head_dim": 64}
@@ -131,12 +132,16 @@ def test_a_slow_machine_is_not_measured_with_long_prompts(
 def test_prompts_are_measured_as_far_as_the_context_goes(
     model: tuple[Path, ModelSpec], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    measure_briefly(monkeypatch, "PREFILL_BUDGET_S")
     folder, spec = model
     measured = measure(folder, replace(spec, context_length=100), "cpu").prefill_latencies
     assert [latency.tokens for latency in measured] == [16, 32, 64]
 
 
-def test_a_short_context_is_enough(model: tuple[Path, ModelSpec], tmp_path: Path) -> None:
+def test_a_short_context_is_enough(
+    model: tuple[Path, ModelSpec], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure_briefly(monkeypatch, "TOTAL_BUDGET_S", "PREFILL_BUDGET_S")
     folder, _ = model
     short = tmp_path / "short"
     short.mkdir()

@@ -21,7 +21,7 @@ from molink.peer.profiling.profile_json import from_json, to_json
 from molink.peer.profiling.profiler import cached_or_measured, several_layers
 from molink.peer.scheduling.pipeline import PipelineStage
 from molink.routing.cost.cost import CostModel
-from molink.routing.cost.reliability import Observed
+from molink.routing.cost.reliability import PeerObservation
 from molink.routing.cost.terms import Demand, peer_costs
 from molink.shards.checkpoint.store import describe
 from molink.shards.spec import ModelSpec, Span
@@ -87,7 +87,8 @@ def test_what_a_step_costs_is_announced_and_counted_once_by_routers_and_heads() 
     view = PeerView(facts, replace(state_of(Identity.generate()), sessions=0, queued=0), 0.0)
     without = PeerView(replace(facts, step_ms=0.0), view.state, 0.0)
     dear, cheap = (
-        peer_costs(one, Observed(), SPEC, Demand.of(100), 1000.0, CostModel()) for one in (view, without)
+        peer_costs(one, PeerObservation(), SPEC, Demand.of(100), 1000.0, CostModel())
+        for one in (view, without)
     )
     assert dear.hop_ms - cheap.hop_ms == pytest.approx(4.0)
     for layers in (1, 30):

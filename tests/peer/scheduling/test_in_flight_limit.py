@@ -10,8 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from support.swarms.pipelines import stage
 
 from molink.peer.memory.leases import LeaseKey
-from molink.peer.scheduling.in_flight_limit import MOST_HELD_S, CirculationLimit
-from molink.peer.scheduling.in_flight_rules import Circulation, fixed
+from molink.peer.scheduling.in_flight_limit import MOST_HELD_S, InFlightLimit
+from molink.peer.scheduling.in_flight_rules import InFlightPlan, fixed
 from molink.peer.scheduling.pipeline import STEP_OVERHEAD_MS, PipelineStage
 from molink.shards.spec import Span
 
@@ -27,13 +27,13 @@ def key(session: int) -> LeaseKey:
 
 def limit_of(
     micro_batches: int, sessions: int, circuit: tuple[tuple[str, Span], ...] = HERE
-) -> CirculationLimit:
+) -> InFlightLimit:
     """A limit under which so many sessions have joined, and are ready."""
-    limit = CirculationLimit(fixed(micro_batches), 64)
+    limit = InFlightLimit(fixed(micro_batches), 64)
     for session in range(sessions):
-        limit.join(key(session), circuit, STAGES)
+        limit.add_session(key(session), circuit, STAGES)
     for session in range(sessions):
-        limit.returned(key(session), 0.0)
+        limit.record_return(key(session), 0.0)
     return limit
 
 
@@ -41,10 +41,10 @@ def numbers(keys: Sequence[LeaseKey]) -> list[int]:
     return [int.from_bytes(one.session) for one in keys]
 
 
-def let_go(limit: CirculationLimit, now_s: float) -> list[int]:
+def let_go(limit: InFlightLimit, now_s: float) -> list[int]:
     """Who goes now; the head computes their step at once."""
-    released = limit.release(now_s)
-    limit.stepped(released)
+    released = limit.release_ready(now_s)
+    limit.record_computed(released)
     return numbers(released)
 
 
@@ -53,7 +53,7 @@ def test_a_lone_session_never_waits() -> None:
     for step in range(100):
         assert let_go(limit, step / 100) == [0]
         assert limit.due_s() is None
-        limit.returned(key(0), (step + 1) / 100)
+        limit.record_return(key(0), (step + 1) / 100)
 
 
 def test_sessions_that_are_ready_go_in_micro_batches_of_an_even_share() -> None:
@@ -64,41 +64,41 @@ def test_sessions_that_are_ready_go_in_micro_batches_of_an_even_share() -> None:
 
 def test_the_next_micro_batch_goes_when_the_head_has_computed_the_one_before() -> None:
     limit = limit_of(2, 4)
-    first = limit.release(0.0)
+    first = limit.release_ready(0.0)
     assert numbers(first) == [0, 1]
-    assert limit.release(0.0) == ()
+    assert limit.release_ready(0.0) == ()
     assert limit.due_s() is None
-    limit.stepped(first)
-    assert numbers(limit.release(0.0)) == [2, 3]
+    limit.record_computed(first)
+    assert numbers(limit.release_ready(0.0)) == [2, 3]
 
 
 def test_a_session_waits_for_a_micro_batch_to_come_back_and_goes_with_it() -> None:
     limit = limit_of(1, 2)
     assert let_go(limit, 0.0) == [0, 1]
-    limit.join(key(7), HERE, STAGES)
-    limit.returned(key(7), 0.01)
-    assert limit.release(0.01) == ()
-    limit.returned(key(0), 0.02)
-    limit.returned(key(1), 0.02)
+    limit.add_session(key(7), HERE, STAGES)
+    limit.record_return(key(7), 0.01)
+    assert limit.release_ready(0.01) == ()
+    limit.record_return(key(0), 0.02)
+    limit.record_return(key(1), 0.02)
     assert let_go(limit, 0.02) == [7, 0, 1]
 
 
 def test_what_comes_back_in_parts_is_on_its_way_until_the_last_part() -> None:
     limit = limit_of(1, 2)
     let_go(limit, 0.0)
-    limit.returned(key(0), 0.01)
-    assert limit.release(0.01) == ()
-    limit.returned(key(1), 0.02)
+    limit.record_return(key(0), 0.01)
+    assert limit.release_ready(0.01) == ()
+    limit.record_return(key(1), 0.02)
     assert let_go(limit, 0.02) == [0, 1]
 
 
 def test_nobody_waits_longer_than_an_iteration_is_predicted_to_take() -> None:
     limit = limit_of(1, 2)
     let_go(limit, 0.0)
-    limit.returned(key(0), 0.01)
+    limit.record_return(key(0), 0.01)
     due_s = limit.due_s()
     assert due_s == pytest.approx(0.01 + ITERATION_S)
-    assert limit.release(math.nextafter(due_s, 0)) == ()
+    assert limit.release_ready(math.nextafter(due_s, 0)) == ()
     assert let_go(limit, due_s) == [0]
 
 
@@ -106,53 +106,53 @@ def test_nobody_waits_longer_than_the_last_iteration_took_or_a_second() -> None:
     limit = limit_of(1, 2)
     for took_s, waits_s in ((0.5, 0.5), (30.0, MOST_HELD_S)):
         let_go(limit, 0.0)
-        limit.returned(key(0), took_s)
-        limit.returned(key(1), took_s)
+        limit.record_return(key(0), took_s)
+        limit.record_return(key(1), took_s)
         let_go(limit, 100.0)
-        limit.returned(key(0), 100.0)
+        limit.record_return(key(0), 100.0)
         assert limit.due_s() == pytest.approx(100.0 + waits_s)
-        limit.returned(key(1), 0.0)
+        limit.record_return(key(1), 0.0)
 
 
 def test_nobody_waits_for_a_micro_batch_that_has_been_away_for_long() -> None:
     limit = limit_of(1, 2)
     let_go(limit, 0.0)
-    limit.returned(key(0), 0.01)
+    limit.record_return(key(0), 0.01)
     assert let_go(limit, 1.9) == [0]
-    limit.returned(key(0), 2.1)
+    limit.record_return(key(0), 2.1)
     assert let_go(limit, 2.1) == [0]
 
 
 def test_circuits_do_not_wait_for_each_other() -> None:
     limit = limit_of(1, 2)
     let_go(limit, 0.0)
-    limit.join(key(9), THERE, STAGES[:2])
-    limit.returned(key(9), 0.0)
+    limit.add_session(key(9), THERE, STAGES[:2])
+    limit.record_return(key(9), 0.0)
     assert let_go(limit, 0.0) == [9]
 
 
 def test_a_micro_batch_whose_sessions_have_all_ended_is_not_waited_for() -> None:
     limit = limit_of(1, 3)
     let_go(limit, 0.0)
-    limit.returned(key(0), 0.01)
-    limit.leave(key(1))
-    assert limit.release(0.01) == ()
-    limit.leave(key(2))
+    limit.record_return(key(0), 0.01)
+    limit.forget_session(key(1))
+    assert limit.release_ready(0.01) == ()
+    limit.forget_session(key(2))
     assert let_go(limit, 0.01) == [0]
 
 
 def test_a_session_that_ends_at_the_head_holds_up_nobody() -> None:
     limit = limit_of(2, 2)
-    (first,) = limit.release(0.0)
-    limit.leave(first)
+    (first,) = limit.release_ready(0.0)
+    limit.forget_session(first)
     assert let_go(limit, 0.0) == [1]
 
 
 def test_a_session_that_never_joined_may_step_and_leave() -> None:
-    limit = CirculationLimit(fixed(1), 64)
-    limit.stepped([key(1)])
-    limit.leave(key(1))
-    assert limit.release(0.0) == ()
+    limit = InFlightLimit(fixed(1), 64)
+    limit.record_computed([key(1)])
+    limit.forget_session(key(1))
+    assert limit.release_ready(0.0) == ()
     assert key(1) not in limit
 
 
@@ -163,13 +163,13 @@ class Circulating(RuleBasedStateMachine):
     def start(self, micro_batches: int, max_sessions: int) -> None:
         rule_ = fixed(micro_batches)
 
-        def watched(stages: Sequence[PipelineStage], sessions: int, most: int) -> Circulation:
+        def watched(stages: Sequence[PipelineStage], sessions: int, most: int) -> InFlightPlan:
             assert most == max_sessions
             return rule_(stages, sessions, most)
 
         self.rule = watched
         self.max_sessions = max_sessions
-        self.limit = CirculationLimit(watched, max_sessions)
+        self.limit = InFlightLimit(watched, max_sessions)
         self.now_s = 0.0
         self.number = 0
         self.circuits: dict[LeaseKey, tuple[tuple[str, Span], ...]] = {}
@@ -182,15 +182,15 @@ class Circulating(RuleBasedStateMachine):
         self.number += 1
         one = key(self.number)
         self.circuits[one] = HERE if here else THERE
-        self.limit.join(one, self.circuits[one], STAGES)
-        self.limit.returned(one, self.now_s)
+        self.limit.add_session(one, self.circuits[one], STAGES)
+        self.limit.record_return(one, self.now_s)
         self.ready[one] = self.now_s
 
     @precondition(lambda self: self.at_head)
     @rule(data=st.data())
     def step(self, data: st.DataObject) -> None:
         batch = self.at_head.pop(data.draw(st.integers(0, len(self.at_head) - 1)))
-        self.limit.stepped(batch)
+        self.limit.record_computed(batch)
         self.out |= {one for one in batch if one in self.circuits}
 
     @precondition(lambda self: self.out)
@@ -198,14 +198,14 @@ class Circulating(RuleBasedStateMachine):
     def come_back(self, data: st.DataObject) -> None:
         for one in data.draw(st.sets(st.sampled_from(sorted(self.out, key=str)), min_size=1)):
             self.out.remove(one)
-            self.limit.returned(one, self.now_s)
+            self.limit.record_return(one, self.now_s)
             self.ready[one] = self.now_s
 
     @precondition(lambda self: self.circuits)
     @rule(data=st.data())
     def end(self, data: st.DataObject) -> None:
         one = data.draw(st.sampled_from(sorted(self.circuits, key=str)))
-        self.limit.leave(one)
+        self.limit.forget_session(one)
         del self.circuits[one]
         self.ready.pop(one, None)
         self.out.discard(one)
@@ -216,7 +216,7 @@ class Circulating(RuleBasedStateMachine):
 
     @rule()
     def release(self) -> None:
-        released = self.limit.release(self.now_s)
+        released = self.limit.release_ready(self.now_s)
         for circuit in (HERE, THERE):
             batch = tuple(one for one in released if self.circuits[one] == circuit)
             assert len(batch) <= self.max_sessions
@@ -255,5 +255,5 @@ def test_all_micro_batches_of_a_full_circuit_keep_circulating() -> None:
     for round_ in range(1, 20):
         for batch in batches:
             for session in batch:
-                limit.returned(key(session), float(round_))
+                limit.record_return(key(session), float(round_))
             assert let_go(limit, float(round_)) == batch

@@ -13,7 +13,7 @@ from molink.peer.scheduling.in_flight_rules import (
     ALIKE,
     MOST_MICRO_BATCHES,
     RULES,
-    Circulation,
+    InFlightPlan,
     Rule,
     fixed,
     iteration_ms,
@@ -104,7 +104,7 @@ def test_every_rule_has_room_for_every_session_and_leaves_no_micro_batch_empty(
 
 @given(pipelines(), st.sampled_from(list(all_rules().values())))
 def test_a_lone_session_is_one_micro_batch_under_every_rule(stages: list[PipelineStage], rule: Rule) -> None:
-    assert rule(stages, 1, MAX_SESSIONS) == Circulation(1, 1, iteration_ms(stages, 1, 1))
+    assert rule(stages, 1, MAX_SESSIONS) == InFlightPlan(1, 1, iteration_ms(stages, 1, 1))
 
 
 def test_one_hop_steps_all_of_its_sessions_together() -> None:

@@ -29,52 +29,52 @@ def prefill(session: int, arrived_s: float, tokens: int, *, step: int = 0, span:
 
 def fill(*steps: PendingStep, limits: BatchLimits | None = None) -> MicroBatchQueue:
     queue = MicroBatchQueue(limits or BatchLimits(max_tokens=100, max_sessions=8))
-    assert all(map(queue.add, steps))
+    assert all(map(queue.push, steps))
     return queue
 
 
 def test_an_empty_queue_has_nothing_to_run() -> None:
-    assert fill().next() == ()
+    assert fill().next_batch() == ()
 
 
 def test_one_session_runs_its_steps_one_at_a_time_and_in_order() -> None:
     steps = (prefill(1, 0.0, 50), prefill(1, 0.0, 20, step=1), decode(1, 0.0, step=2))
     queue = fill(*steps)
-    assert [queue.next() for _ in range(4)] == [(step,) for step in steps] + [()]
+    assert [queue.next_batch() for _ in range(4)] == [(step,) for step in steps] + [()]
     assert len(queue) == 0
 
 
 def test_sessions_of_one_span_run_together_decode_before_prefill() -> None:
     first, second, third = prefill(1, 0.0, 40), decode(2, 0.0), decode(3, 0.0)
-    assert fill(first, second, third).next() == (second, third, first)
+    assert fill(first, second, third).next_batch() == (second, third, first)
 
 
 def test_sessions_of_different_spans_do_not_run_together() -> None:
     first, second, third = decode(1, 0.0, span=SECOND), decode(2, 1.0), decode(3, 2.0, span=SECOND)
     queue = fill(first, second, third)
-    assert queue.next() == (first, third)
-    assert queue.next() == (second,)
+    assert queue.next_batch() == (first, third)
+    assert queue.next_batch() == (second,)
 
 
 def test_prefill_takes_only_what_decode_leaves_of_the_token_budget() -> None:
     waiting = [decode(1, 0.0), prefill(2, 0.0, 60), prefill(3, 0.0, 60), prefill(4, 0.0, 39)]
     queue = fill(*waiting)
-    assert queue.next() == (waiting[0], waiting[1], waiting[3])
-    assert queue.next() == (waiting[2],)
+    assert queue.next_batch() == (waiting[0], waiting[1], waiting[3])
+    assert queue.next_batch() == (waiting[2],)
 
 
 def test_a_step_larger_than_the_budget_runs_alone() -> None:
     large, small = prefill(1, 0.0, 500), decode(2, 1.0)
     queue = fill(large, small)
-    assert queue.next() == (large,)
-    assert queue.next() == (small,)
+    assert queue.next_batch() == (large,)
+    assert queue.next_batch() == (small,)
 
 
 def test_the_number_of_sessions_is_limited() -> None:
     steps = [decode(session, 0.0) for session in range(11)]
     queue = fill(*steps)
-    assert queue.next() == tuple(steps[:8])
-    assert queue.next() == tuple(steps[8:])
+    assert queue.next_batch() == tuple(steps[:8])
+    assert queue.next_batch() == tuple(steps[8:])
 
 
 @pytest.mark.parametrize(("decode_arrives_s", "prefill_first"), [(0.04, False), (0.06, True)])
@@ -84,24 +84,24 @@ def test_decode_overtakes_a_prefill_that_has_waited_less_than_its_patience(
     steps = (prefill(1, 0.0, 100, span=SECOND), decode(2, decode_arrives_s, span=FIRST))
     queue = fill(*steps)
     order = (steps[0], steps[1]) if prefill_first else (steps[1], steps[0])
-    assert (*queue.next(), *queue.next()) == order
+    assert (*queue.next_batch(), *queue.next_batch()) == order
 
 
 def test_a_prefill_that_has_waited_longest_leaves_room_for_decode_beside_it() -> None:
     first, second = prefill(1, 0.0, 60), decode(2, 1.0)
-    assert fill(first, second).next() == (second, first)
+    assert fill(first, second).next_batch() == (second, first)
 
 
 def test_the_chunks_of_a_long_prompt_take_turns_with_decode() -> None:
     queue = fill(*(prefill(1, 0.0, 100, step=step) for step in range(5)), decode(2, 0.0))
     kinds = []
     now, decoded = 0.0, 0
-    while batch := queue.next():
+    while batch := queue.next_batch():
         kinds.append("prefill" if batch[0].prefill else "decode")
         now += 0.4 if batch[0].prefill else 0.06
         if not batch[0].prefill and decoded < 8:
             decoded += 1
-            queue.add(decode(2, now, step=decoded))
+            queue.push(decode(2, now, step=decoded))
     assert kinds.count("prefill") == 5
     assert "prefill prefill" not in " ".join(kinds)
 
@@ -111,12 +111,12 @@ def test_a_prefill_gets_through_a_crowd_of_decodes_that_fills_every_micro_batch(
     queue = fill(*(decode(session, 0.0) for session in range(16)), prefill(99, 0.0, 4), limits=limits)
     now = 0.0
     for _ in range(20):
-        batch = queue.next()
+        batch = queue.next_batch()
         if any(pending.prefill for pending in batch):
             break
         now += 0.01
         for pending in batch:
-            queue.add(PendingStep(pending.key, pending.step + 1, FIRST, 1, now, prefill=False))
+            queue.push(PendingStep(pending.key, pending.step + 1, FIRST, 1, now, prefill=False))
     assert any(pending.prefill for pending in batch)
     assert 0.05 <= now < 0.1
 
@@ -125,51 +125,51 @@ def test_of_prompts_the_one_that_is_due_first_goes_first_and_decode_waits_no_lon
     steps = [replace(prefill(session, 0.0, 60), due_s=9.0 - session) for session in (1, 2, 3)]
     waiting = decode(4, 0.0)
     queue = fill(*steps, waiting)
-    assert queue.next() == (waiting, steps[2])
-    assert queue.next() == (steps[1],)
-    assert queue.next() == (steps[0],)
+    assert queue.next_batch() == (waiting, steps[2])
+    assert queue.next_batch() == (steps[1],)
+    assert queue.next_batch() == (steps[0],)
 
 
 def test_a_prompt_whose_next_hop_takes_no_more_is_passed_over_though_it_is_due_first() -> None:
     first, second = (replace(prefill(session, 0.0, 60), due_s=float(session)) for session in (1, 2))
     queue = fill(second, first)
-    assert queue.next(lambda one: one != key(1)) == (second,)
-    assert queue.next(lambda one: one != key(1)) == ()
-    assert queue.next() == (first,)
+    assert queue.next_batch(lambda one: one != key(1)) == (second,)
+    assert queue.next_batch(lambda one: one != key(1)) == ()
+    assert queue.next_batch() == (first,)
 
 
 def test_a_full_queue_sends_the_pressure_back() -> None:
     queue = MicroBatchQueue(BatchLimits(), capacity=2)
-    assert queue.add(decode(1, 0.0))
-    assert queue.add(decode(1, 0.0, step=1))
-    assert not queue.add(decode(2, 0.0))
+    assert queue.push(decode(1, 0.0))
+    assert queue.push(decode(1, 0.0, step=1))
+    assert not queue.push(decode(2, 0.0))
     assert len(queue) == 2
-    queue.next()
-    assert queue.add(decode(2, 0.0))
+    queue.next_batch()
+    assert queue.push(decode(2, 0.0))
 
 
 def test_the_steps_of_a_closed_session_are_gone_and_others_stay() -> None:
     mine, other = decode(1, 0.0), decode(2, 0.0)
     queue = fill(mine, decode(1, 0.0, step=1), other)
-    queue.discard(key(1))
-    queue.discard(key(1))
+    queue.forget_session(key(1))
+    queue.forget_session(key(1))
     assert len(queue) == 1
-    assert queue.next() == (other,)
-    assert queue.next() == ()
+    assert queue.next_batch() == (other,)
+    assert queue.next_batch() == ()
 
 
 def test_a_session_closed_in_mid_step_can_come_back_with_all_of_its_steps() -> None:
     queue = fill(decode(1, 0.0), decode(1, 0.0, step=1))
-    queue.next()
-    queue.discard(key(1))
+    queue.next_batch()
+    queue.forget_session(key(1))
     again = [decode(1, 1.0, step=5), decode(1, 1.0, step=6)]
-    assert all(map(queue.add, again))
-    assert [queue.next() for _ in range(3)] == [(again[0],), (again[1],), ()]
+    assert all(map(queue.push, again))
+    assert [queue.next_batch() for _ in range(3)] == [(again[0],), (again[1],), ()]
 
 
 def test_a_step_without_tokens_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one token"):
-        fill().add(PendingStep(key(1), 0, FIRST, 0, 0.0, prefill=False))
+        fill().push(PendingStep(key(1), 0, FIRST, 0, 0.0, prefill=False))
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_every_step_runs_exactly_once(waiting: list[tuple[int, bool, int]]) -> N
     ]
     queue = fill(*steps, limits=BatchLimits(max_tokens=30, max_sessions=3))
     run: list[PendingStep] = []
-    while batch := queue.next():
+    while batch := queue.next_batch():
         run.extend(batch)
     assert Counter(run) == Counter(steps)
     for session in range(6):
@@ -233,7 +233,7 @@ class QueueMachine(RuleBasedStateMachine):
             key(session), self.number, SECOND if second else FIRST, tokens, arrived_s, is_prefill, due_s
         )
         waiting = sum(map(len, self.steps.values()))
-        assert self.queue.add(pending) == (waiting < self.capacity)
+        assert self.queue.push(pending) == (waiting < self.capacity)
         if waiting < self.capacity:
             self.latest_s = max(self.latest_s, arrived_s)
             if session not in self.steps:
@@ -242,7 +242,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(session=st.integers(0, 7))
     def discard(self, session: int) -> None:
-        self.queue.discard(key(session))
+        self.queue.forget_session(key(session))
         self.steps.pop(session, None)
         self.since.pop(session, None)
 
@@ -254,7 +254,7 @@ class QueueMachine(RuleBasedStateMachine):
             session: self.since[session] + (self.limits.prefill_patience_s if steps[0].prefill else 0.0)
             for session, steps in self.steps.items()
         }
-        batch = self.queue.next()
+        batch = self.queue.next_batch()
         assert bool(batch) == bool(self.steps)
         if not batch:
             return

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from molink.peer.memory.leases import LeaseKey
 from molink.peer.scheduling.microbatch import BatchLimits, MicroBatchQueue, PendingStep
-from molink.peer.scheduling.prefill_window import WINDOW_BYTES, WINDOW_STEPS, ReceivedPrefill, SentPrefill
+from molink.peer.scheduling.prefill_window import WINDOW_BYTES, WINDOW_STEPS, ReceiveWindow, SendWindow
 from molink.shards.spec import Span
 
 SPAN = Span(0, 4)
@@ -21,65 +21,65 @@ def key(session: int) -> LeaseKey:
 
 
 def test_a_window_takes_steps_until_it_is_full_and_opens_when_they_are_said_to_be_stepped() -> None:
-    sent = SentPrefill(window_bytes=100)
+    sent = SendWindow(window_bytes=100)
     assert sent.is_open(key(1))
-    sent.sent(key(1), 0, 99)
+    sent.record_sent(key(1), 0, 99)
     assert sent.is_open(key(1))
-    sent.sent(key(1), 1, 500)
+    sent.record_sent(key(1), 1, 500)
     assert not sent.is_open(key(1))
     assert sent.is_open(key(2))
-    sent.stepped(key(1), 0)
+    sent.apply_window_update(key(1), 0)
     assert not sent.is_open(key(1))
-    sent.stepped(key(1), 1)
+    sent.apply_window_update(key(1), 1)
     assert sent.is_open(key(1))
 
 
 def test_many_small_steps_fill_a_window_too() -> None:
-    sent, received = SentPrefill(), ReceivedPrefill()
+    sent, received = SendWindow(), ReceiveWindow()
     for step in range(WINDOW_STEPS):
         assert sent.is_open(key(1))
-        assert received.take(key(1), step, 1)
-        sent.sent(key(1), step, 1)
+        assert received.admit(key(1), step, 1)
+        sent.record_sent(key(1), step, 1)
     assert not sent.is_open(key(1))
-    assert not received.take(key(1), WINDOW_STEPS, 1)
+    assert not received.admit(key(1), WINDOW_STEPS, 1)
 
 
 def test_who_sends_into_a_full_window_is_refused_and_nothing_of_it_is_kept() -> None:
-    received = ReceivedPrefill(window_bytes=100)
-    assert received.take(key(1), 0, 100)
-    assert not received.take(key(1), 1, 1)
-    assert received.take(key(2), 0, 1)
-    assert received.stepped(key(1), 0)
-    assert received.take(key(1), 1, 1)
+    received = ReceiveWindow(window_bytes=100)
+    assert received.admit(key(1), 0, 100)
+    assert not received.admit(key(1), 1, 1)
+    assert received.admit(key(2), 0, 1)
+    assert received.record_computed(key(1), 0)
+    assert received.admit(key(1), 1, 1)
 
 
 def test_the_sender_is_told_each_half_window_and_not_of_each_step() -> None:
-    received = ReceivedPrefill(window_bytes=100)
+    received = ReceiveWindow(window_bytes=100)
     told = []
     for step in range(12):
-        assert received.take(key(1), step, 10)
-        told.append(received.stepped(key(1), step))
+        assert received.admit(key(1), step, 10)
+        told.append(received.record_computed(key(1), step))
     assert told == [False, False, False, False, True] * 2 + [False, False]
 
 
 def test_the_end_of_a_session_leaves_nothing() -> None:
-    sent, received = SentPrefill(window_bytes=10), ReceivedPrefill(window_bytes=10)
-    sent.sent(key(1), 0, 10)
-    assert received.take(key(1), 0, 10)
-    sent.forget(key(1))
-    received.forget(key(1))
-    sent.stepped(key(1), 0)
-    assert not received.stepped(key(1), 0)
+    sent, received = SendWindow(window_bytes=10), ReceiveWindow(window_bytes=10)
+    sent.record_sent(key(1), 0, 10)
+    assert received.admit(key(1), 0, 10)
+    sent.forget_session(key(1))
+    received.forget_session(key(1))
+    sent.apply_window_update(key(1), 0)
+    assert not received.record_computed(key(1), 0)
     assert sent.is_open(key(1))
-    assert received.take(key(1), 0, 10)
+    assert received.admit(key(1), 0, 10)
 
 
 def test_the_longest_prompt_of_one_step_fits_a_window() -> None:
-    sent, received = SentPrefill(), ReceivedPrefill()
+    sent, received = SendWindow(), ReceiveWindow()
     assert sent.is_open(key(1))
-    sent.sent(key(1), 0, 2 * WINDOW_BYTES)
-    assert received.take(key(1), 0, 2 * WINDOW_BYTES)
-    assert received.stepped(key(1), 0)
+    sent.record_sent(key(1), 0, 2 * WINDOW_BYTES)
+    assert received.admit(key(1), 0, 2 * WINDOW_BYTES)
+    assert received.record_computed(key(1), 0)
 
 
 @dataclass
@@ -89,14 +89,14 @@ class Peer:
     limits: BatchLimits
     window: tuple[int, int]
     queue: MicroBatchQueue = field(init=False)
-    sent: SentPrefill = field(init=False)
-    received: ReceivedPrefill = field(init=False)
+    sent: SendWindow = field(init=False)
+    received: ReceiveWindow = field(init=False)
     held: dict[int, deque[PendingStep]] = field(default_factory=dict)
     """By next peer: steps that the link had no room for."""
 
     def __post_init__(self) -> None:
         self.queue = MicroBatchQueue(self.limits)
-        self.sent, self.received = SentPrefill(*self.window), ReceivedPrefill(*self.window)
+        self.sent, self.received = SendWindow(*self.window), ReceiveWindow(*self.window)
 
 
 class Swarm:
@@ -121,7 +121,7 @@ class Swarm:
         if self.prompts[session]:
             step, size = self.prompts[session].popleft()
             pending = PendingStep(key(session), step, SPAN, size, 0.0, prefill=True)
-            assert self.peers[self.circuits[session][0]].queue.add(pending)
+            assert self.peers[self.circuits[session][0]].queue.push(pending)
 
     def following(self, peer: int, one: LeaseKey) -> int | None:
         circuit = self.circuits[int.from_bytes(one.session)]
@@ -143,19 +143,19 @@ class Swarm:
     def step(self, peer: int) -> bool:
         """The engine computes a micro-batch, if it may."""
         here = self.peers[peer]
-        batch = here.queue.next(lambda one: self.may_prefill(peer, one))
+        batch = here.queue.next_batch(lambda one: self.may_prefill(peer, one))
         for pending in batch:
             session = int.from_bytes(pending.key.session)
             if self.circuits[session][0] == peer:
                 self.begin_chunk(session)
-            elif here.received.stepped(pending.key, pending.step):
+            elif here.received.record_computed(pending.key, pending.step):
                 previous = self.circuits[session][self.circuits[session].index(peer) - 1]
                 self.credits.append((previous, pending.key, pending.step))
             following = self.following(peer, pending.key)
             if following is None:
                 self.finished[session].append(pending.step)
                 continue
-            here.sent.sent(pending.key, pending.step, pending.tokens)
+            here.sent.record_sent(pending.key, pending.step, pending.tokens)
             if following in here.held or not self.forward(peer, following, pending):
                 here.held.setdefault(following, deque()).append(pending)
         return bool(batch)
@@ -165,8 +165,8 @@ class Swarm:
         sender, receiver = ends
         pending = self.links[ends].popleft()
         there = self.peers[receiver]
-        assert there.received.take(pending.key, pending.step, pending.tokens)
-        assert there.queue.add(pending)
+        assert there.received.admit(pending.key, pending.step, pending.tokens)
+        assert there.queue.push(pending)
         held = self.peers[sender].held.get(receiver)
         while held and self.forward(sender, receiver, held[0]):
             held.popleft()
@@ -175,7 +175,7 @@ class Swarm:
 
     def credit(self) -> None:
         peer, one, step = self.credits.popleft()
-        self.peers[peer].sent.stepped(one, step)
+        self.peers[peer].sent.apply_window_update(one, step)
 
     def check_bounds(self) -> None:
         """What any peer holds of a session is a window and the step that filled it."""
@@ -233,10 +233,10 @@ def test_decode_goes_on_beside_prefill_that_may_not_and_that_keeps_its_place(blo
     waiting = [PendingStep(key(session), 0, SPAN, 6, 0.0, prefill=True) for session in (1, 2)]
     decode = PendingStep(key(3), 0, SPAN, 1, 9.0, prefill=False)
     for pending in (*waiting, decode):
-        assert queue.add(pending)
+        assert queue.push(pending)
     may = [one for one in waiting if int.from_bytes(one.key.session) not in blocked]
-    first = queue.next(lambda one: int.from_bytes(one.session) not in blocked)
+    first = queue.next_batch(lambda one: int.from_bytes(one.session) not in blocked)
     assert first == (decode, *may)
-    assert queue.next(lambda one: int.from_bytes(one.session) not in blocked) == ()
+    assert queue.next_batch(lambda one: int.from_bytes(one.session) not in blocked) == ()
     assert len(queue) == len(blocked)
-    assert queue.next()[0] == waiting[0]
+    assert queue.next_batch()[0] == waiting[0]

@@ -14,7 +14,7 @@ from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.protocol.frames import expect
 from molink.peer.wire.transmission.classes import TrafficClass
 from molink.peer.wire.transmission.policies import POLICIES
-from molink.peer.wire.transmission.send_queue import Backlog
+from molink.peer.wire.transmission.send_queue import SendQueue
 from molink.peer.wire.transmission.uplink import Uplink
 from molink.peer.wire.transmission.values import Outgoing, Send
 
@@ -49,7 +49,7 @@ def test_nothing_overtakes_a_prompt_that_comes_after_it_was_due(
     coming: list[tuple[float, int, int]], taken: list[int]
 ) -> None:
     stages = (stage(fixed_ms=0.0, row_ms=0.1),)
-    backlog, numbers = Backlog(1 << 30, 4096), count(1)
+    backlog, numbers = SendQueue(1 << 30, 4096), count(1)
     arrived_s, came_s, due = 0.0, {}, {}
     waiting: list[Outgoing] = []
     takes = iter(taken)
@@ -67,12 +67,14 @@ def test_nothing_overtakes_a_prompt_that_comes_after_it_was_due(
     assert len(backlog) == backlog.queued_bytes == 0
 
 
-def leave(backlog: Backlog, waiting: list[Outgoing], came_s: dict[int, float], due: dict[int, float]) -> None:
+def leave(
+    backlog: SendQueue, waiting: list[Outgoing], came_s: dict[int, float], due: dict[int, float]
+) -> None:
     """The next message leaves, if there is one: in order within its session, and unfair to nobody."""
     if not waiting:
         return
     queued = backlog.heads[PREFILL]
-    assert backlog.take(queued, queued.left_bytes).last
+    assert backlog.take_chunk(queued, queued.left_bytes).last
     gone = queued.outgoing
     session = int.from_bytes(gone.sessions[0])
     assert gone == next(one for one in waiting if one.sessions == gone.sessions)
@@ -106,7 +108,7 @@ def test_a_short_prompt_overtakes_what_is_left_of_a_long_one_and_decode_overtake
     uplink.push(1, Outgoing(3, PREFILL, 10_000, (b"short",), 5.0), 0.1)
     uplink.push(1, Outgoing(4, DECODE, 100, (b"other",)), 0.1)
     order = []
-    while any(uplink._state.links[1].backlog.heads):
+    while any(uplink._state.links[1].send_queue.heads):
         decided = uplink.next(1, 2.0)
         assert isinstance(decided, Send)
         order.append(decided.message)
@@ -115,7 +117,7 @@ def test_a_short_prompt_overtakes_what_is_left_of_a_long_one_and_decode_overtake
 
 
 def test_the_chunks_of_one_session_stay_in_order_whenever_they_are_due_and_whoever_shares_them() -> None:
-    backlog = Backlog(1 << 20, 100)
+    backlog = SendQueue(1 << 20, 100)
     pushed = [
         Outgoing(1, PREFILL, 10, (b"a", b"b"), 9.0),
         Outgoing(2, PREFILL, 10, (b"c",), 8.0),
@@ -128,7 +130,7 @@ def test_the_chunks_of_one_session_stay_in_order_whenever_they_are_due_and_whoev
     left = []
     while backlog.heads:
         queued = backlog.heads[PREFILL]
-        left.append(backlog.take(queued, 10).message)
+        left.append(backlog.take_chunk(queued, 10).message)
     assert left == [2, 1, 3, 4, 5]
 
 
@@ -136,7 +138,7 @@ def test_the_chunks_of_one_session_stay_in_order_whenever_they_are_due_and_whoev
 async def test_over_a_real_link_a_prompt_that_is_due_first_arrives_first_and_decode_before_it() -> None:
     async with End() as a, End() as b:
         link = await a.links.to(b.facts)
-        assert a.links.heeds_due
+        assert a.links.uses_deadlines
         posted = (
             (1, PREFILL, b"long", 20.0),
             (2, PREFILL, b"long", 20.0),
@@ -151,4 +153,4 @@ async def test_over_a_real_link_a_prompt_that_is_due_first_arrives_first_and_dec
 
 
 def test_only_ours_heeds_when_prompts_are_due() -> None:
-    assert [name for name in POLICIES if Uplink(name).heeds_due] == ["molink"]
+    assert [name for name in POLICIES if Uplink(name).uses_deadlines] == ["molink"]

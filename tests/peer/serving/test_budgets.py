@@ -2,9 +2,11 @@
 
 import pytest
 
-from molink.peer.serving.budgets import MOST_BUCKETS, Budget, Rate, Rates
+from molink.peer.serving.budgets import MOST_BUCKETS, Budget, RequestRate, RequestRates
 
-RATES = Rates(identity=Rate(2.0, 4.0), network=Rate(4.0, 8.0), everybody=Rate(8.0, 20.0))
+RATES = RequestRates(
+    identity=RequestRate(2.0, 4.0), network=RequestRate(4.0, 8.0), everybody=RequestRate(8.0, 20.0)
+)
 
 
 def spent(budget: Budget, identity: str, network: str, now: float, *, known: bool = False) -> int:

@@ -9,7 +9,7 @@ from support.circuits.circuit_cases import MODEL, peer, snapshot_of
 from support.circuits.route_cases import aged, observations, on, snapshots, views
 
 from molink.dht.records.records import LayerLatency, PeerView, PrefillLatency
-from molink.routing import CostModel, Hop, Observed, Route, Snapshot, plan
+from molink.routing import CostModel, Hop, PeerObservation, Route, Snapshot, plan
 from molink.routing.cost.cost import prefill_layer_ms
 from molink.routing.cost.reliability import loss_probability, loss_rate_per_s
 from molink.routing.cost.terms import Demand, PeerCosts, peer_costs, queue_ms, recovery_ms
@@ -24,11 +24,11 @@ def terms(route: Route, hop: int) -> dict[str, float]:
     return {term.name: term.ms for term in route.hops[hop].terms}
 
 
-def seen(*views: PeerView, **observed: Observed) -> Snapshot:
+def seen(*views: PeerView, **observed: PeerObservation) -> Snapshot:
     return replace(snapshot_of(*views), observed=observed)
 
 
-def costs(view: PeerView, observed: Observed = Observed()) -> PeerCosts:  # noqa: B008 (an immutable value)
+def costs(view: PeerView, observed: PeerObservation = PeerObservation()) -> PeerCosts:  # noqa: B008 (an immutable value)
     return peer_costs(view, observed, MODEL, Demand.of(100, 40), 6000.0, COST)
 
 
@@ -60,7 +60,7 @@ def test_every_term_of_two_hops_is_what_the_announcements_say() -> None:
     slow = (LayerLatency(1, 2.0), LayerLatency(2, 3.0))
     low = on(peer("low", LOW, layer_latencies=slow, sessions=1, embed_ms=0.1, links={"high": 10.0}), 2)
     high = peer("high", HIGH, head_ms=0.3)
-    fast = Observed(uptime_s=7200.0, client_rtt_ms=60.0, uplink_mbps=2.048)
+    fast = PeerObservation(uptime_s=7200.0, client_rtt_ms=60.0, uplink_mbps=2.048)
     route = plan(seen(low, high, low=fast), 100, prompt_tokens=40)
     lost = loss_probability(1 / 14400, 1.0, 60 * 0.2)
     history = 40 + 30
@@ -111,7 +111,7 @@ def test_what_nobody_measured_is_said_and_what_was_is_not() -> None:
         "a prompt of 5 tokens",
     )
     assert route.hops[1].assumed == route.hops[0].assumed[:3]
-    known = Observed(uptime_s=10.0, client_rtt_ms=5.0, uplink_mbps=50.0)
+    known = PeerObservation(uptime_s=10.0, client_rtt_ms=5.0, uplink_mbps=50.0)
     low = peer("low", LOW, layer_latencies=latencies, links={"high": 5.0})
     route = plan(seen(low, high, low=known, high=known), 10, prompt_tokens=5)
     assert [hop.assumed for hop in route.hops] == [(), ()]
@@ -132,7 +132,7 @@ def test_an_uplink_that_a_peer_measured_is_taken_instead_of_the_assumed_one() ->
     assert not any("uplink" in sentence for sentence in route.hops[0].assumed)
     assert route.hops[1].measured == ()
     assert "an uplink of 20 Mbps" in route.hops[1].assumed
-    own = Observed(uplink_mbps=50.0)
+    own = PeerObservation(uplink_mbps=50.0)
     assert plan(seen(low, high, low=own), 10).hops[0].measured == ("an uplink of 50 Mbps",)
 
 
@@ -152,7 +152,7 @@ def test_a_link_with_a_nonsensical_measurement_counts_as_unmeasured(nonsense: fl
 # -- preferences
 
 
-def chosen(*views: PeerView, **observed: Observed) -> str:
+def chosen(*views: PeerView, **observed: PeerObservation) -> str:
     """Whom the route begins with."""
     return plan(seen(*views, **observed), 100, prompt_tokens=20).peer_ids[0]
 
@@ -160,8 +160,8 @@ def chosen(*views: PeerView, **observed: Observed) -> str:
 def test_of_equals_the_one_that_has_stayed_longest_and_was_lost_least_is_taken() -> None:
     a, b = peer("a", (0, 8)), peer("b", (0, 8))
     assert chosen(a, b) == "a"
-    assert chosen(a, b, b=Observed(uptime_s=60.0)) == "b"
-    assert chosen(a, b, a=Observed(uptime_s=60.0, losses=1)) == "b"
+    assert chosen(a, b, b=PeerObservation(uptime_s=60.0)) == "b"
+    assert chosen(a, b, a=PeerObservation(uptime_s=60.0, losses=1)) == "b"
     assert chosen(aged(a, 60.0), b) == "b"
 
 
@@ -170,8 +170,8 @@ def test_of_equals_the_idle_one_the_near_one_and_the_one_with_processors_is_the_
     assert chosen(peer("a", (0, 8), sessions=1), b) == "b"
     assert chosen(peer("a", (0, 8), queued=1), b) == "b"
     assert chosen(a, on(b, 8)) == "b"
-    assert chosen(a, b, b=Observed(client_rtt_ms=20.0)) == "b"
-    assert chosen(a, b, b=Observed(uplink_mbps=100.0)) == "b"
+    assert chosen(a, b, b=PeerObservation(client_rtt_ms=20.0)) == "b"
+    assert chosen(a, b, b=PeerObservation(uplink_mbps=100.0)) == "b"
     assert chosen(a, with_uplink(b, 100.0)) == "b"
     assert chosen(with_uplink(a, 1.0), b) == "b"
 
@@ -179,7 +179,7 @@ def test_of_equals_the_idle_one_the_near_one_and_the_one_with_processors_is_the_
 def test_a_long_prompt_goes_round_a_narrow_uplink() -> None:
     near = {"layer_latencies": (LayerLatency(1, 1.0),)}
     narrow, wide = peer("narrow", LOW, links={"high": 9.0}, **near), peer("wide", LOW, links={"high": 12.0})
-    snapshot = seen(narrow, wide, peer("high", HIGH), narrow=Observed(uplink_mbps=0.5))
+    snapshot = seen(narrow, wide, peer("high", HIGH), narrow=PeerObservation(uplink_mbps=0.5))
     assert plan(snapshot, 420, prompt_tokens=20).peer_ids[0] == "narrow"
     assert plan(snapshot, 420, prompt_tokens=400).peer_ids[0] == "wide"
 
@@ -209,7 +209,7 @@ def test_a_probability_of_loss_is_one_and_grows_with_age_and_length(
 
 @given(views("a"), observations, st.floats(0, 1e6), st.integers(0, 80))
 def test_being_reliable_near_wide_or_idle_never_costs_more(
-    view: PeerView, observed: Observed, more: float, steps: int
+    view: PeerView, observed: PeerObservation, more: float, steps: int
 ) -> None:
     now = costs(view, observed)
     assert costs(view, replace(observed, uptime_s=observed.uptime_s + more)).hop_ms <= now.hop_ms
@@ -265,8 +265,8 @@ def test_measured_prefills_are_what_is_predicted_of_prefills(
 )
 def test_impossible_observations_are_refused_by_name(bad: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(bad))):
-        Observed(**bad)  # type: ignore[arg-type]
-    assert set(bad) <= {field.name for field in fields(Observed)}
+        PeerObservation(**bad)  # type: ignore[arg-type]
+    assert set(bad) <= {field.name for field in fields(PeerObservation)}
 
 
 @pytest.mark.parametrize("prompt", [0, 11])

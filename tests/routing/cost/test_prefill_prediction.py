@@ -9,11 +9,11 @@ from support.circuits.circuit_cases import peer, snapshot_of
 from support.circuits.route_cases import on
 
 from molink.dht.records.records import LayerLatency
-from molink.routing import CostModel, Observed, plan
+from molink.routing import CostModel, PeerObservation, plan
 
 ROWS = (LayerLatency(1, 1.0), LayerLatency(101, 11.0))
 """0.9 ms and 0.1 ms for each row."""
-KNOWN = Observed(uptime_s=1.0, client_rtt_ms=40.0, uplink_mbps=2.048)
+KNOWN = PeerObservation(uptime_s=1.0, client_rtt_ms=40.0, uplink_mbps=2.048)
 """An activation of 256 bytes takes 1 ms."""
 
 

@@ -13,14 +13,14 @@ from molink.dht.records.records import LayerLatency, PeerView
 from molink.routing import (
     Criteria,
     Hysteresis,
+    IncumbentRoute,
     NoCircuit,
-    Observed,
+    PeerObservation,
     Route,
     Snapshot,
-    Standing,
-    keep_up,
     plan,
     replan,
+    replan_incumbent,
 )
 from molink.routing.cost.terms import Demand
 from molink.routing.problem.problem import objective_ms
@@ -39,20 +39,20 @@ def spans(route: Route) -> list[tuple[str, Span]]:
     return [(hop.peer_id, hop.span) for hop in route.hops]
 
 
-def standing(*views: PeerView) -> Standing:
-    return keep_up(None, snapshot_of(*views), TOKENS)
+def standing(*views: PeerView) -> IncumbentRoute:
+    return replan_incumbent(None, snapshot_of(*views), TOKENS)
 
 
-def kept(first: Standing, *views: PeerView) -> Standing:
+def kept(first: IncumbentRoute, *views: PeerView) -> IncumbentRoute:
     """What stands after a change of which no search may come."""
-    return keep_up(first, snapshot_of(*views), TOKENS, criteria=WITHOUT_SEARCH)
+    return replan_incumbent(first, snapshot_of(*views), TOKENS, criteria=WITHOUT_SEARCH)
 
 
-def searched(first: Standing, *views: PeerView) -> Standing:
+def searched(first: IncumbentRoute, *views: PeerView) -> IncumbentRoute:
     """What stands after a change of which a search must come."""
     with pytest.raises(ValueError, match="algorithm"):
         kept(first, *views)
-    return keep_up(first, snapshot_of(*views), TOKENS)
+    return replan_incumbent(first, snapshot_of(*views), TOKENS)
 
 
 def test_at_first_the_circuit_is_the_planned_one() -> None:
@@ -95,7 +95,7 @@ def test_small_changes_add_up() -> None:
     seen = []
     for step in range(1, 9):
         faster = replace(B.facts, layer_latencies=(LayerLatency(1, 2.4 - 0.2 * step),))
-        stands = keep_up(stands, snapshot_of(A, replace(B, facts=faster)), TOKENS)
+        stands = replan_incumbent(stands, snapshot_of(A, replace(B, facts=faster)), TOKENS)
         seen.append(stands.route.peer_ids)
     assert seen[0] == ("a",)
     assert seen[-1] == ("b",)
@@ -138,8 +138,10 @@ def test_a_circuit_that_does_not_hold_any_more_is_left(change: dict[str, Any]) -
 
 def test_a_peer_to_avoid_is_left_and_one_insisted_on_is_moved_to() -> None:
     first, snapshot = standing(A, B), snapshot_of(A, B)
-    assert keep_up(first, snapshot, TOKENS, criteria=Criteria(avoid=frozenset("a"))).route.peer_ids == ("b",)
-    insisting = keep_up(first, snapshot, TOKENS, criteria=Criteria(require=frozenset("b")))
+    assert replan_incumbent(
+        first, snapshot, TOKENS, criteria=Criteria(avoid=frozenset("a"))
+    ).route.peer_ids == ("b",)
+    insisting = replan_incumbent(first, snapshot, TOKENS, criteria=Criteria(require=frozenset("b")))
     assert "b" in insisting.route.peer_ids
 
 
@@ -206,7 +208,9 @@ def successions(draw: st.DrawFn) -> tuple[Snapshot, Snapshot]:
         facts = replace(view.facts, layer_latencies=latencies, links=links, embed_ms=draw(st.floats(0, 1)))
         load = changed(view, sessions=draw(st.integers(0, 8)), queued=draw(st.integers(0, 3)))
         after.append(aged(replace(load, facts=facts), draw(st.floats(0, 60))))
-    observed = {name: Observed(uptime_s=draw(st.floats(0, 1e5))) for name in NAMES if draw(st.booleans())}
+    observed = {
+        name: PeerObservation(uptime_s=draw(st.floats(0, 1e5))) for name in NAMES if draw(st.booleans())
+    }
     return before, replace(before, peers=tuple(after), observed=observed)
 
 
@@ -230,7 +234,7 @@ def test_what_stands_is_a_circuit_of_now_and_close_to_the_best_that_searches_fin
     succession: tuple[Snapshot, Snapshot],
 ) -> None:
     before, after = succession
-    route = keep_up(keep_up(None, before, 8), after, 8).route
+    route = replan_incumbent(replan_incumbent(None, before, 8), after, 8).route
     problem, ids = after.problem(8)
     costs = {
         tuple((ids[hop.machine], hop.span) for hop in hops): objective_ms(problem, hops)

@@ -8,7 +8,7 @@ import pytest
 from support.circuits.circuit_cases import MODEL, peer, snapshot_of
 
 from molink.dht.records.records import Coordinate, LayerLatency, PeerView
-from molink.routing import Criteria, NoCircuit, Snapshot, keep_up
+from molink.routing import Criteria, NoCircuit, Snapshot, replan_incumbent
 from molink.routing.cost.terms import Demand
 from molink.routing.latency.coordinates import COORDINATE_DIMENSIONS
 from molink.routing.placement.neighbourhood import neighbours
@@ -18,8 +18,8 @@ from molink.routing.routes.shortlist import (
     KnownPeers,
     Shortlist,
     candidates,
-    keep_up_among,
     narrowed,
+    replan_incumbent_among,
 )
 
 MANY = 3 * MOST_POSED
@@ -65,18 +65,18 @@ class Asked:
 
 def test_in_a_small_swarm_it_is_the_choice_among_all() -> None:
     known = Asked(crowd(MOST_POSED))
-    standing, shortlist = keep_up_among(None, None, known, TOKENS, prompt_tokens=PROMPT, now_s=0.0)
+    standing, shortlist = replan_incumbent_among(None, None, known, TOKENS, prompt_tokens=PROMPT, now_s=0.0)
     assert shortlist is None
     assert known.counts == [MOST_POSED]
-    assert standing.route == keep_up(None, known.snapshot(), TOKENS, prompt_tokens=PROMPT).route
+    assert standing.route == replan_incumbent(None, known.snapshot(), TOKENS, prompt_tokens=PROMPT).route
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_among_the_shortlist_a_circuit_is_as_good_as_among_all(seed: int) -> None:
     views = crowd(seed=seed)
     known = Asked(views)
-    standing, shortlist = keep_up_among(None, None, known, TOKENS, prompt_tokens=PROMPT, now_s=0.0)
-    best = keep_up(None, snapshot_of(*views), TOKENS, prompt_tokens=PROMPT)
+    standing, shortlist = replan_incumbent_among(None, None, known, TOKENS, prompt_tokens=PROMPT, now_s=0.0)
+    best = replan_incumbent(None, snapshot_of(*views), TOKENS, prompt_tokens=PROMPT)
     assert standing.route.objective_ms <= 1.02 * best.route.objective_ms
     assert shortlist is not None
     assert known.counts[-1] == len(shortlist.posed) < 1.2 * MOST_POSED
@@ -84,32 +84,34 @@ def test_among_the_shortlist_a_circuit_is_as_good_as_among_all(seed: int) -> Non
 
 def test_the_circuit_that_stands_is_kept_though_the_pools_are_drawn_again() -> None:
     known = Asked(crowd())
-    standing, shortlist = keep_up_among(None, None, known, TOKENS, prompt_tokens=PROMPT, now_s=0.0)
+    standing, shortlist = replan_incumbent_among(None, None, known, TOKENS, prompt_tokens=PROMPT, now_s=0.0)
     assert shortlist is not None
     elsewhere = Shortlist(
         tuple(one for one in shortlist.drawn if one not in standing.route.peer_ids),
         tuple(one for one in shortlist.posed if one not in standing.route.peer_ids), 0.0, 0.0,
     )  # fmt: skip
-    again, kept = keep_up_among(standing, elsewhere, known, TOKENS, prompt_tokens=PROMPT, now_s=1.0)
+    again, kept = replan_incumbent_among(standing, elsewhere, known, TOKENS, prompt_tokens=PROMPT, now_s=1.0)
     assert again.route.peer_ids == standing.route.peer_ids
     assert kept is elsewhere
-    _, drawn = keep_up_among(standing, elsewhere, known, TOKENS, prompt_tokens=PROMPT, now_s=REDRAW_S)
+    _, drawn = replan_incumbent_among(
+        standing, elsewhere, known, TOKENS, prompt_tokens=PROMPT, now_s=REDRAW_S
+    )
     assert drawn is not None
     assert set(standing.route.peer_ids) <= set(drawn.posed)
 
 
 def test_where_the_shortlist_has_no_circuit_another_is_drawn_without_those_to_avoid() -> None:
     known = Asked(crowd())
-    _, shortlist = keep_up_among(None, None, known, TOKENS, prompt_tokens=PROMPT, now_s=0.0)
+    _, shortlist = replan_incumbent_among(None, None, known, TOKENS, prompt_tokens=PROMPT, now_s=0.0)
     assert shortlist is not None
     avoid = Criteria(avoid=frozenset(shortlist.posed))
-    standing, other = keep_up_among(
+    standing, other = replan_incumbent_among(
         None, shortlist, known, TOKENS, prompt_tokens=PROMPT, now_s=1.0, criteria=avoid
     )
     assert other is not None
     assert not {*standing.route.peer_ids, *other.posed} & avoid.avoid
     with pytest.raises(NoCircuit):
-        keep_up_among(
+        replan_incumbent_among(
             None, shortlist, known, TOKENS, prompt_tokens=PROMPT, now_s=1.0,
             criteria=Criteria(avoid=frozenset(view.peer_id for view in known.views)),
         )  # fmt: skip
@@ -128,7 +130,7 @@ def test_who_alone_holds_a_layer_is_looked_at_without_a_coordinate_too() -> None
     placed = tuple(view for view in crowd(4 * MANY // 3) if view.state.spans[0].start > 0)
     newcomers = tuple(somebody(4 * at, layer_ms=9.0, x_ms=None) for at in range(1000, 1003))
     known = Asked((*placed, *newcomers))
-    standing, _ = keep_up_among(None, None, known, TOKENS, prompt_tokens=PROMPT, now_s=0.0)
+    standing, _ = replan_incumbent_among(None, None, known, TOKENS, prompt_tokens=PROMPT, now_s=0.0)
     assert standing.route.hops[0].peer_id in {view.peer_id for view in newcomers}
 
 

@@ -15,7 +15,7 @@ from support.circuits.circuit_cases import (
 )
 
 from molink.routing import Circuit, CircuitProblem, Hop, NoCircuit, load_ms, plan_circuit, tpot_ms
-from molink.routing.problem.span_options import Fills
+from molink.routing.problem.span_options import SpanOptions
 from molink.routing.problem.spans import SpanCosts
 from molink.routing.search.augmented import graph_of
 from molink.routing.search.search import Beam, search
@@ -43,10 +43,23 @@ def by_hand(problem: CircuitProblem, hops: tuple[Hop, ...]) -> float:
 @settings(max_examples=300, deadline=None)
 @given(problems(machines=8, layers=12))
 def test_greedy_fills_worked_out_at_once_are_those_of_each_layer(problem: CircuitProblem) -> None:
-    fills = Fills(problem)
-    expected = np.array([fills.greedy_stops(layer) for layer in range(problem.layers)])
-    np.testing.assert_array_equal(fills.every_greedy_stop(), expected)
+    span_options = SpanOptions(problem)
+    expected = np.array([span_options.greedy_stops(layer) for layer in range(problem.layers)])
+    np.testing.assert_array_equal(span_options.every_greedy_stop(), expected)
     np.testing.assert_array_equal(SpanCosts(problem).greedy_stop, expected)
+
+
+@settings(max_examples=200, deadline=None)
+@given(problems(machines=4, layers=8))
+def test_the_cheapest_circuit_is_found_whatever_a_little_more_is_known_to_be_enough(
+    problem: CircuitProblem,
+) -> None:
+    graph = graph_of(problem, SpanCosts(problem))
+    free = search(graph, Beam(4096))
+    assume(free.hops)
+    bounded = search(graph, Beam(4096), below=free.cost * 1.0001)
+    assert bounded.hops
+    assert bounded.cost == pytest.approx(free.cost)
 
 
 @settings(max_examples=150, deadline=None)

@@ -6,10 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from molink.shards.attention import attention, tiled_attention
-from molink.shards.attention.attention import Rules, attend_parts, attend_sequence
+from molink.shards.attention.attention import AttentionRules, attend_parts, attend_sequence
 
 
-def by_definition(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rules: Rules) -> torch.Tensor:
+def by_definition(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rules: AttentionRules
+) -> torch.Tensor:
     """One query at a time, one head at a time."""
     heads, queries, keys = query.shape[1], query.shape[2], key.shape[2]
     groups = heads // key.shape[1]
@@ -60,7 +62,9 @@ def test_attention_is_that_of_its_definition(
     query = torch.randn(1, heads, queries, 8, generator=generator)
     key = torch.randn(1, key_heads, past + queries, 8, generator=generator)
     value = torch.randn(1, key_heads, past + queries, value_dim, generator=generator)
-    rules = Rules(scaling, window, softcap, torch.randn(heads, generator=generator) if sinks else None)
+    rules = AttentionRules(
+        scaling, window, softcap, torch.randn(heads, generator=generator) if sinks else None
+    )
     attended = attend_sequence(query, key, value, rules)
     assert attended.shape == (1, heads, queries, value_dim)
     torch.testing.assert_close(
@@ -73,7 +77,7 @@ def test_attention_over_strided_caches_needs_no_copy(queries: int) -> None:
     cache = torch.randn(2, 1, 2, 50, 8)
     key, value = cache.narrow(3, 0, 6).unbind(0)
     query = torch.randn(1, 4, queries, 8)
-    rules = Rules(None, None, None, None)
+    rules = AttentionRules(None, None, None, None)
     strided = attend_sequence(query, key, value, rules)
     assert torch.equal(strided, attend_sequence(query, key.contiguous(), value.contiguous(), rules))
 
@@ -110,7 +114,7 @@ def test_attention_over_pieces_is_that_over_their_whole(
     query = torch.randn(1, 2 * groups, queries, 8, generator=generator) * scale
     key = torch.randn(1, 2, keys, 8, generator=generator)
     value = torch.randn(1, 2, keys, value_dim, generator=generator)
-    rules = Rules(scaling, window, softcap, None)
+    rules = AttentionRules(scaling, window, softcap, None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiled_attention, "TILE_BYTES", tile_bytes)
         patch.setattr(attention, "TILED_QUERIES", tiled_queries)
@@ -133,7 +137,7 @@ def test_logits_beyond_what_powers_of_float32_can_hold_are_weighed_all_the_same(
     )
     query[..., 0] = 1.0
     key[:, :, :past, 0], key[:, :, past:, 0] = early, late
-    rules = Rules(1.0, None, None, None)
+    rules = AttentionRules(1.0, None, None, None)
     assert queries >= attention.TILED_QUERIES
     attended = attend_parts(query, key.split(40, 2), value.split(40, 2), rules)
     torch.testing.assert_close(

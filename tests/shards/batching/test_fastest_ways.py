@@ -8,6 +8,7 @@ import pytest
 import torch
 from support.models.circuit_runs import Circuit, engine_with, start_run, step_runs
 from support.models.tiny_models import VOCABULARY, load_reference
+from support.pairwise import pairwise
 
 from molink.shards.matrices import products
 from molink.shards.matrices.products import Timings
@@ -31,13 +32,14 @@ def prompts() -> list[tuple[int, ...]]:
     ]
 
 
-@pytest.mark.parametrize("together", [False, True])
-@pytest.mark.parametrize("packs", [False, True])
-@pytest.mark.parametrize("kind", ["llama", "gemma2", "qwen2", "gpt2"])
+@pytest.mark.parametrize(
+    ("kind", "packs", "together"),
+    pairwise(["llama", "gemma2", "qwen2", "gpt2"], [False, True], [False, True]),
+)
 def test_tokens_are_those_of_transformers_wherever_they_are_clear(
     kind: str, packs: bool, together: bool, tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With weights packed and not, one session alone and several."""
+    """With weights packed and not, one session alone and several; in every run each pair of these, and `full` all."""
     monkeypatch.setattr(products, "LEAST_WEIGHTS", 1)
     monkeypatch.setattr(products, "TIMED_ROWS", (1, 8))
     monkeypatch.setattr(products, "WORTH", 10.0)  # whatever else there is, is used

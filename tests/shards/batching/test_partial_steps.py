@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.models.circuit_runs import Circuit, engine_with, start_run, step_runs
 
 from molink.shards.batching.engine import Engine, Rows
-from molink.shards.batching.partial_step import Piece, UnfinishedStep, joined
+from molink.shards.batching.partial_step import PartialStep, SliceBatch, join_slice_batches
 from molink.shards.spec import Span
 
 TinyModel = Callable[[str], Path]
@@ -33,41 +33,41 @@ TOGETHER = (
 sizes = st.lists(st.tuples(st.integers(6, 80), st.integers(1, 7)), min_size=1, max_size=6)
 
 
-def begun(engine: Engine, span: Span, tokens: int = len(PROMPT)) -> UnfinishedStep:
+def begun(engine: Engine, span: Span, tokens: int = len(PROMPT)) -> PartialStep:
     cache = engine.new_cache(span, tokens + 8)
-    return engine.begin(span, Rows(cache, tokens, PROMPT[:tokens], want_logits=True), None)
+    return engine.begin_partial(span, Rows(cache, tokens, PROMPT[:tokens], want_logits=True), None)
 
 
 class Pieces:
     """Steps on their way, in one piece after the other."""
 
-    def __init__(self, engine: Engine, steps: Sequence[UnfinishedStep]) -> None:
+    def __init__(self, engine: Engine, steps: Sequence[PartialStep]) -> None:
         self.left = list(steps)
         self._engine = engine
-        self._piece: Piece | None = None
+        self._piece: SliceBatch | None = None
 
     def advance(
         self, tokens: Sequence[int], layers: int
-    ) -> tuple[tuple[UnfinishedStep, ...], torch.Tensor | None]:
+    ) -> tuple[tuple[PartialStep, ...], torch.Tensor | None]:
         """What is under way goes on, or so many tokens of the first steps begin."""
         if self._piece is None:
             steps = self.left[: len(tokens)]
             counts = [min(step.left_tokens, count) for step, count in zip(steps, tokens, strict=False)]
-            self._piece = self._engine.gather(steps, counts)
+            self._piece = self._engine.gather_slice(steps, counts)
         piece = self._piece
-        through, result = self._engine.advance(piece, layers)
+        through, result = self._engine.advance_slice(piece, layers)
         if piece.layer == piece.steps[0].span.stop:
             self._piece = None
         self.left = [step for step in self.left if step not in through]
         return through, result
 
 
-def advanced(engine: Engine, step: UnfinishedStep, tokens: int, layers: int) -> None:
+def advanced(engine: Engine, step: PartialStep, tokens: int, layers: int) -> None:
     """Some tokens of a step through some layers, and no further."""
-    engine.advance(engine.gather([step], [tokens]), layers)
+    engine.advance_slice(engine.gather_slice([step], [tokens]), layers)
 
 
-def finished(engine: Engine, step: UnfinishedStep, tokens: int = 9, layers: int = 2) -> torch.Tensor:
+def finished(engine: Engine, step: PartialStep, tokens: int = 9, layers: int = 2) -> torch.Tensor:
     pieces, result = Pieces(engine, [step]), None
     while result is None:
         _, result = pieces.advance([tokens], layers)
@@ -148,12 +148,12 @@ def test_a_session_that_ended_goes_no_further_and_its_memory_is_another_ones(tin
     engine = engine_with(tiny_model("llama"), (0, 6))
     circuit: Circuit = [(engine, Span(0, 6))]
     step = begun(engine, Span(0, 6))
-    piece = engine.gather([step], [30])
-    engine.advance(piece, 2)
+    piece = engine.gather_slice([step], [30])
+    engine.advance_slice(piece, 2)
     step.row.cache.close()
     other = start_run(circuit, PROMPT[:40], 8)
     with pytest.raises(ValueError, match="has ended"):
-        engine.advance(piece, 1)
+        engine.advance_slice(piece, 1)
     del step, piece
     step_runs(circuit, [other])
     engine.pool.check_integrity()
@@ -164,20 +164,20 @@ def test_a_piece_of_tokens_that_are_not_there_is_refused(tiny_model: TinyModel, 
     engine = engine_with(tiny_model("llama"), (0, 6))
     step = begun(engine, Span(0, 6))
     with pytest.raises(ValueError, match="70 are left"):
-        engine.gather([step], [tokens])
+        engine.gather_slice([step], [tokens])
     finished(engine, step)
     with pytest.raises(ValueError, match="0 are left"):
-        engine.gather([step], [1])
+        engine.gather_slice([step], [1])
 
 
 def test_a_piece_goes_through_layers_that_are_left_and_no_others(tiny_model: TinyModel) -> None:
     engine = engine_with(tiny_model("llama"), (0, 6))
-    piece = engine.gather([begun(engine, Span(0, 6))], [30])
+    piece = engine.gather_slice([begun(engine, Span(0, 6))], [30])
     with pytest.raises(ValueError, match="0 layers"):
-        engine.advance(piece, 0)
-    engine.advance(piece, 9)
+        engine.advance_slice(piece, 0)
+    engine.advance_slice(piece, 9)
     with pytest.raises(ValueError, match="before layer 6"):
-        engine.advance(piece, 1)
+        engine.advance_slice(piece, 1)
 
 
 @pytest.mark.parametrize("architecture", TOGETHER)
@@ -197,11 +197,11 @@ def test_parts_of_several_sessions_in_one_piece_give_what_each_gives_alone(
                     engine.step(cache.span, [Rows(cache, before, ids, want_logits=False)], None)
                 rows = Rows(cache, tokens, PROMPT[before : before + tokens], want_logits=True)
                 if in_pieces:
-                    steps.append(engine.begin(cache.span, rows, None))
+                    steps.append(engine.begin_partial(cache.span, rows, None))
                 else:
                     expected.append(engine.step(cache.span, [rows], None))
         on_their_way = Pieces(engine, steps)
-        got: dict[UnfinishedStep, torch.Tensor] = {}
+        got: dict[PartialStep, torch.Tensor] = {}
         while on_their_way.left:
             through, result = on_their_way.advance([first_tokens, 40, 40], layers)
             if result is not None:
@@ -217,13 +217,13 @@ def test_sessions_leave_a_piece_between_its_layers_and_the_others_go_on(tiny_mod
     engine, span = engine_with(tiny_model("llama"), (0, 6)), Span(0, 6)
     expected = finished(engine, begun(engine, span, 40))
     steps = [begun(engine, span, tokens) for tokens in (20, 40, 30)]
-    piece = engine.gather(steps, [20, 40, 30])
-    engine.advance(piece, 2)
+    piece = engine.gather_slice(steps, [20, 40, 30])
+    engine.advance_slice(piece, 2)
     steps[2].row.cache.close()
     one, other = piece.of([1]), piece.of([0])
-    engine.advance(one, 1)
-    engine.advance(other, 1)
-    through, result = engine.advance(joined([one, other]), 3)
+    engine.advance_slice(one, 1)
+    engine.advance_slice(other, 1)
+    through, result = engine.advance_slice(join_slice_batches([one, other]), 3)
     assert through == (steps[1], steps[0])
     assert result is not None
     torch.testing.assert_close(result[:1], expected, atol=2e-4, rtol=1e-3)

@@ -95,9 +95,11 @@ def test_a_piece_of_a_prompt_ends_with_a_wait(
 ) -> None:
     def run() -> tuple[int, float]:
         engine = engine_on(tiny_model("llama"), "cuda:1")
-        step = engine.begin(FIRST, Rows(engine.new_cache(FIRST, 40), 32, tuple(range(32)), True), None)
+        step = engine.begin_partial(
+            FIRST, Rows(engine.new_cache(FIRST, 40), 32, tuple(range(32)), True), None
+        )
         before, began_s = len(fake.waits), fake.now_s
-        assert engine.advance(engine.gather([step], [16]), 3) == ((), None)
+        assert engine.advance_slice(engine.gather_slice([step], [16]), 3) == ((), None)
         engine.to_host(())
         return len(fake.waits) - before, fake.now_s - began_s
 

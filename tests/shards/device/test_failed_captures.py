@@ -19,7 +19,7 @@ from molink.shards.device.cuda_graphs import CudaGraphs
 from molink.shards.device.device import Device
 from molink.shards.device.waiting import WaitsForDevice, refusing_waits
 from molink.shards.loading.loader import load_stage
-from molink.shards.paged_attention.paged import Logits, Places
+from molink.shards.paged_attention.paged import BlockAddresses, Logits
 from molink.shards.spec import Span
 
 TinyModel = Callable[[str], Path]
@@ -126,7 +126,9 @@ class Fails(Kernels):
         super().__init__(fake)
         self._left = after
 
-    def attend(self, query: Tensor, places: Places, slot: int, key_heads: int, logits: Logits) -> Tensor:
+    def attend(
+        self, query: Tensor, places: BlockAddresses, slot: int, key_heads: int, logits: Logits
+    ) -> Tensor:
         self._left -= 1
         if self._left < 0:
             raise OutOfResources("out of resource: shared memory, Required: 155648, Hardware limit: 101376")

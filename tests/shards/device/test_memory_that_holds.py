@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from molink.shards.attention import attention
-from molink.shards.attention.attention import Rules, attend_sequence
-from molink.shards.kv.block_allocator import Block, BlockAllocator, Kind, PoolFull
+from molink.shards.attention.attention import AttentionRules, attend_sequence
+from molink.shards.kv.block_allocator import Block, BlockAllocator, BlockKind, PoolFull
 from molink.shards.kv.kv_memory import KvMemory
 from molink.shards.kv.kv_pool import KvPool
 
-KINDS = (Kind((0,), 1), Kind((1,), 3))
+KINDS = (BlockKind((0,), 1), BlockKind((1,), 3))
 
 
 class Piece:
@@ -38,7 +38,7 @@ class Device:
         self.tickets = 0
         self.waited = 0
 
-    def create(self, kind: Kind, count: int) -> Piece:
+    def create(self, kind: BlockKind, count: int) -> Piece:
         size = count * kind.block_bytes
         place = self._place(size)
         if place is None:
@@ -46,7 +46,7 @@ class Device:
         self.taken[place] = size
         return Piece(self, place, count, size)
 
-    def aside(self, kind: Kind, count: int) -> Piece:
+    def aside(self, kind: BlockKind, count: int) -> Piece:
         self.waited += 1
         return Piece(None, 0, count, count * kind.block_bytes)
 
@@ -77,7 +77,7 @@ def test_what_fits_the_limit_is_there_on_a_device_of_just_so_much(seed: int) -> 
         kind, count = draw.choice(KINDS), draw.randrange(1, 30)
         held = sum(len(blocks) * blocks[0].extent.kind.block_bytes for blocks, _ in tables)
         if held + count * kind.block_bytes <= 240:
-            blocks = allocator.take(kind, count)  # never PoolFull: the arithmetic promised it
+            blocks = allocator.allocate(kind, count)  # never PoolFull: the arithmetic promised it
             for block in blocks:
                 block.extent.memory.content[block.index] = step
             tables.append((blocks, step))
@@ -96,10 +96,10 @@ def test_what_fits_the_limit_is_there_on_a_device_of_just_so_much(seed: int) -> 
 def test_where_memory_is_in_pieces_a_table_is_in_several() -> None:
     device = Device(64, whole=False)
     allocator: BlockAllocator[Piece] = BlockAllocator(device, 64)
-    first, second, third, fourth = (allocator.take(KINDS[0], 16) for _ in range(4))
+    first, second, third, fourth = (allocator.allocate(KINDS[0], 16) for _ in range(4))
     allocator.release(first)
     allocator.release(third)
-    divided = allocator.take(KINDS[0], 32)
+    divided = allocator.allocate(KINDS[0], 32)
     assert len(divided) == 32
     allocator.check_integrity([second, fourth, divided])
 
@@ -107,13 +107,13 @@ def test_where_memory_is_in_pieces_a_table_is_in_several() -> None:
 def test_a_device_with_less_than_the_limit_is_a_full_pool_and_prefixes_go_first() -> None:
     device = Device(32, whole=True)
     allocator: BlockAllocator[Piece] = BlockAllocator(device, 1000)
-    remembered = allocator.take(KINDS[0], 20)
+    remembered = allocator.allocate(KINDS[0], 20)
     for number, block in enumerate(remembered):
         allocator.name(block, number)
     allocator.release(remembered)
-    held = allocator.take(KINDS[0], 30)
+    held = allocator.allocate(KINDS[0], 30)
     with pytest.raises(PoolFull):
-        allocator.take(KINDS[0], 20)
+        allocator.allocate(KINDS[0], 20)
     allocator.check_integrity([held])
 
 
@@ -123,7 +123,7 @@ def test_out_of_memory_on_the_device_is_a_full_pool(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(KvMemory, "__init__", none_left)
     pool = KvPool(torch.device("cpu"))
-    kind = Kind((0,), 1024)
+    kind = BlockKind((0,), 1024)
     pool._layouts[kind] = ()
     with pytest.raises(PoolFull, match="4096 bytes of KV cache"):
         pool.create(kind, 4)
@@ -132,15 +132,15 @@ def test_out_of_memory_on_the_device_is_a_full_pool(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     "rules",
     [
-        Rules(None, None, 20.0, None),
-        Rules(0.3, 7, 20.0, None),
-        Rules(None, None, None, torch.linspace(-1, 1, 4)),
-        Rules(None, 5, None, torch.linspace(-1, 1, 4)),
+        AttentionRules(None, None, 20.0, None),
+        AttentionRules(0.3, 7, 20.0, None),
+        AttentionRules(None, None, None, torch.linspace(-1, 1, 4)),
+        AttentionRules(None, 5, None, torch.linspace(-1, 1, 4)),
     ],
 )
 @pytest.mark.parametrize("past", [0, 3, 40])
 def test_scores_that_are_written_out_are_so_for_a_few_queries_at_a_time(
-    rules: Rules, past: int, monkeypatch: pytest.MonkeyPatch
+    rules: AttentionRules, past: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(past)
     query = torch.randn(1, 4, 23, 16)
@@ -167,7 +167,7 @@ def test_biases_of_positions_are_written_out_for_a_few_queries_at_a_time(
     torch.manual_seed(0)
     query = torch.randn(1, 4, 23, 16)
     key, value = (torch.randn(1, 4, 31, 16) for _ in range(2))
-    rules = Rules(None, None, None, None, torch.tensor([0.5, 0.25, 0.125, 0.0625]))
+    rules = AttentionRules(None, None, None, None, torch.tensor([0.5, 0.25, 0.125, 0.0625]))
     expected = attend_sequence(query, key, value, rules)
     monkeypatch.setattr(attention, "_EXACT_SCORES_BYTES", 2048)
     torch.testing.assert_close(attend_sequence(query, key, value, rules), expected, atol=1e-5, rtol=1e-5)

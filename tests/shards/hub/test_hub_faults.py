@@ -17,8 +17,8 @@ from support.models.hub_models import HubSide
 
 from molink.shards.checkpoint.safetensors_header import StoreError
 from molink.shards.errors import WeightsError
-from molink.shards.hub import fetching, unfinished
-from molink.shards.hub.hub import HubClient, HubError, NotGiven, Patience, parse_listing
+from molink.shards.hub import fetching, partial_download
+from molink.shards.hub.hub import HubClient, HubError, NotGiven, RetryPolicy, parse_listing
 from molink.shards.spec import Span
 
 SPAN = Span(1, 3)
@@ -27,7 +27,7 @@ SPAN = Span(1, 3)
 @pytest.fixture(autouse=True)
 def small_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors of some kilobytes in several pieces and requests, as those of some gigabytes are."""
-    monkeypatch.setattr(unfinished, "PIECE_BYTES", 10_000)
+    monkeypatch.setattr(partial_download, "PIECE_BYTES", 10_000)
     monkeypatch.setattr(fetching, "REQUEST_BYTES", 30_000)
 
 
@@ -97,11 +97,11 @@ def test_a_server_may_say_how_long_to_wait_within_reason(side: HubSide) -> None:
         side.hub.fault = times(1, status(429, **{"Retry-After": "7"}))
         side.fetch(store, SPAN)
     assert side.pauses == [7.0]
-    assert Patience().pause_s(1, 10_000.0, 0.5) == Patience().longest_pause_s
+    assert RetryPolicy().pause_s(1, 10_000.0, 0.5) == RetryPolicy().longest_pause_s
 
 
 def test_pauses_grow_and_differ_between_peers() -> None:
-    patience = Patience()
+    patience = RetryPolicy()
     pauses = [patience.pause_s(failures, 0.0, 0.5) for failures in range(1, 12)]
     assert pauses == sorted(pauses)
     assert pauses[1] == 2 * pauses[0]
@@ -160,7 +160,7 @@ def test_a_server_that_falls_silent_is_given_up(side: HubSide) -> None:
 
     with side.store() as store:
         side.checkpoint(store)
-        side.patience = Patience(attempts=2, silence_s=0.2)
+        side.patience = RetryPolicy(attempts=2, silence_s=0.2)
         side.hub.fault = hold
         try:
             with pytest.raises(WeightsError, match="cannot be fetched from the hub: timed out"):
@@ -221,9 +221,9 @@ def test_a_disk_that_fills_is_one_clear_error_and_another_try_goes_on(
 ) -> None:
     with side.store(name="untroubled") as store:
         expected = side.fetch(store, SPAN)
-    write, left = unfinished.Unfinished.write, [5]
+    write, left = partial_download.PartialDownload.write, [5]
 
-    def fill_up(self: unfinished.Unfinished, at: int, data: bytes) -> None:
+    def fill_up(self: partial_download.PartialDownload, at: int, data: bytes) -> None:
         if left[0] <= 0:
             raise OSError(errno.ENOSPC, "No space left on device")
         left[0] -= 1
@@ -231,7 +231,7 @@ def test_a_disk_that_fills_is_one_clear_error_and_another_try_goes_on(
 
     with side.store() as store:
         side.checkpoint(store)
-        monkeypatch.setattr(unfinished.Unfinished, "write", fill_up)
+        monkeypatch.setattr(partial_download.PartialDownload, "write", fill_up)
         with pytest.raises(WeightsError, match="is full: make room, then try again"):
             side.fetch(store, SPAN)
         monkeypatch.undo()

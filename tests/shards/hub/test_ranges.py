@@ -6,22 +6,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from molink.shards.hub.ranges import Piece, cut, plan_requests
+from molink.shards.hub.ranges import ByteRange, cut, plan_requests
 
 
 @st.composite
-def disjoint_pieces(draw: st.DrawFn) -> list[Piece]:
+def disjoint_pieces(draw: st.DrawFn) -> list[ByteRange]:
     at = 0
     pieces = []
     for gap, size in draw(st.lists(st.tuples(st.integers(0, 200), st.integers(1, 300)), max_size=40)):
-        pieces.append(Piece(at + gap, at + gap + size))
+        pieces.append(ByteRange(at + gap, at + gap + size))
         at += gap + size
     return draw(st.permutations(pieces))
 
 
 @given(disjoint_pieces(), st.integers(0, 100), st.integers(1, 1000))
 def test_every_piece_is_in_exactly_one_request_and_little_else(
-    pieces: list[Piece], gap_bytes: int, request_bytes: int
+    pieces: list[ByteRange], gap_bytes: int, request_bytes: int
 ) -> None:
     requests = plan_requests(pieces, gap_bytes=gap_bytes, request_bytes=request_bytes)
 
@@ -50,8 +50,8 @@ def test_pieces_fill_what_they_are_cut_from(start: int, size: int, piece_bytes: 
 
 def test_pieces_that_overlap_or_are_empty_are_refused() -> None:
     with pytest.raises(ValueError, match="overlaps"):
-        plan_requests([Piece(0, 10), Piece(9, 12)], gap_bytes=0, request_bytes=100)
+        plan_requests([ByteRange(0, 10), ByteRange(9, 12)], gap_bytes=0, request_bytes=100)
     with pytest.raises(ValueError, match="no range"):
-        Piece(5, 5)
+        ByteRange(5, 5)
     with pytest.raises(ValueError, match="at least one byte"):
         cut(0, 10, 0)

@@ -160,3 +160,23 @@ def test_products_with_bytes_are_those_with_unpacked_numbers(dtype: torch.dtype,
         apart = float((product.double() - expected).abs().max() / expected.abs().max())
         assert apart <= 8 * torch.finfo(dtype).eps
     assert written.calls["bytes"] == (1 if rows == 3 else 0)
+
+
+@pytest.mark.parametrize("rows", [3, 100])
+def test_experts_in_bytes_are_multiplied_as_they_are_kept(rows: int) -> None:
+    generator = torch.Generator().manual_seed(2)
+    stack = Int8Matrices.of(torch.randn(3, 48, 128, generator=generator))
+    holder, slot, (kernels, written) = nn.Module(), BatchSlot(None), fused_here()
+    holder.experts = stack
+    install_fused(holder, slot, kernels)
+    tried = written.calls["bytes"]
+    assert tried == 1, "the kernel is tried on one of them when layers are loaded"
+    slot.fuses = True
+    inputs = torch.randn(1, rows, 128, generator=generator)
+    for expert in range(3):
+        exact = stack.weight[expert].double() * stack.scales[expert].double()[:, None]
+        expected = inputs.double() @ exact.T
+        product = stack.multiply_on_gpu(inputs, None, torch.tensor(expert))
+        apart = float((product.double() - expected).abs().max() / expected.abs().max())
+        assert apart <= 8 * torch.finfo(torch.float32).eps
+    assert written.calls["bytes"] - tried == (3 if rows == 3 else 0)

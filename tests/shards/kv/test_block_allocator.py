@@ -5,15 +5,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from molink.shards.kv.block_allocator import Block, BlockAllocator, Kind, PoolFull, runs_of
+from molink.shards.kv.block_allocator import Block, BlockAllocator, BlockKind, PoolFull, runs_of
 
-KINDS = (Kind((0, 1), 10), Kind((2,), 7))
+KINDS = (BlockKind((0, 1), 10), BlockKind((2,), 7))
 
 
 class Lists:
     """Memory of extents as lists."""
 
-    def create(self, kind: Kind, count: int) -> list[object]:  # noqa: ARG002 - the protocol's
+    def create(self, kind: BlockKind, count: int) -> list[object]:  # noqa: ARG002 - the protocol's
         return [None] * count
 
     def copy(
@@ -29,18 +29,18 @@ def allocator(limit_bytes: int | None = None) -> BlockAllocator[list[object]]:
 def test_blocks_taken_at_once_are_neighbours_and_those_behind_a_table_continue_it() -> None:
     books = allocator()
     (kind, _) = KINDS
-    blocks = books.take(kind, 6)
+    blocks = books.allocate(kind, 6)
     assert len(runs_of(blocks)) == 1
     books.release(blocks[3:])
-    more = books.take(kind, 3, after=blocks[2])
+    more = books.allocate(kind, 3, after=blocks[2])
     assert len(runs_of(blocks[:3] + more)) == 1
 
 
 def test_a_full_pool_refuses_and_takes_nothing() -> None:
     books = allocator(100)
-    held = books.take(KINDS[0], 8)
+    held = books.allocate(KINDS[0], 8)
     with pytest.raises(PoolFull) as caught:
-        books.take(KINDS[0], 3)
+        books.allocate(KINDS[0], 3)
     assert (caught.value.wanted_bytes, caught.value.free_bytes) == (30, 20)
     books.check_integrity([held])
 
@@ -48,25 +48,25 @@ def test_a_full_pool_refuses_and_takes_nothing() -> None:
 def test_named_blocks_outlive_their_session_and_the_ends_of_the_oldest_go_first() -> None:
     books = allocator(100)
     kind = KINDS[0]
-    old, new = books.take(kind, 5), books.take(kind, 5)
+    old, new = books.allocate(kind, 5), books.allocate(kind, 5)
     for name, block in enumerate(old + new):
         books.name(block, name)
     books.release(old)
     books.release(new)
     assert books.used_bytes == 100
-    books.take(kind, 3)
+    books.allocate(kind, 3)
     assert [books.find(kind, name) is not None for name in range(10)] == [True] * 2 + [False] * 3 + [True] * 5
 
 
 def test_used_blocks_are_never_taken_for_others() -> None:
     books = allocator(100)
     kind = KINDS[0]
-    first = books.take(kind, 4)
+    first = books.allocate(kind, 4)
     for name, block in enumerate(first):
         books.name(block, name)
     books.refer(first[:2])
     books.release(first)
-    others = books.take(kind, 8)
+    others = books.allocate(kind, 8)
     assert set(others).isdisjoint(first[:2])
     assert [books.find(kind, name) for name in range(4)] == [*first[:2], None, None]
 
@@ -74,11 +74,11 @@ def test_used_blocks_are_never_taken_for_others() -> None:
 def test_free_blocks_among_used_ones_make_room_for_another_kind() -> None:
     books = allocator(100)
     wide, narrow = KINDS
-    table = books.take(wide, 10)
+    table = books.allocate(wide, 10)
     table[2].extent.memory[2] = "kept"
     books.release(table[:2] + table[3:])
     assert books.used_bytes == 100
-    others = books.take(narrow, 12)
+    others = books.allocate(narrow, 12)
     assert table[2].extent.memory[table[2].index] == "kept"
     books.check_integrity([[table[2]], others])
 
@@ -86,7 +86,7 @@ def test_free_blocks_among_used_ones_make_room_for_another_kind() -> None:
 def test_a_lower_limit_drops_what_nobody_uses_and_keeps_the_rest() -> None:
     books = allocator(200)
     kind = KINDS[0]
-    used, idle = books.take(kind, 8), books.take(kind, 8)
+    used, idle = books.allocate(kind, 8), books.allocate(kind, 8)
     books.name(idle[0], "idle")
     books.release(idle)
     books.release(used[4:])
@@ -104,22 +104,22 @@ class Tables(RuleBasedStateMachine):
     @initialize(limit=st.one_of(st.none(), st.integers(0, 300)))
     def start(self, limit: int | None) -> None:
         self.books = allocator(limit)
-        self.held: list[tuple[Kind, list[Block], list[object]]] = []
+        self.held: list[tuple[BlockKind, list[Block], list[object]]] = []
         self.names = 0
 
     @rule(target=tables, kind=st.sampled_from(KINDS), count=st.integers(1, 12))
-    def begin(self, kind: Kind, count: int) -> object:
-        table: tuple[Kind, list[Block], list[object]] = (kind, [], [])
+    def begin(self, kind: BlockKind, count: int) -> object:
+        table: tuple[BlockKind, list[Block], list[object]] = (kind, [], [])
         self.held.append(table)
         self.extend(table, count)
         return table
 
     @rule(table=tables, count=st.integers(1, 12))
-    def extend(self, table: tuple[Kind, list[Block], list[object]], count: int) -> None:
+    def extend(self, table: tuple[BlockKind, list[Block], list[object]], count: int) -> None:
         kind, blocks, written = table
         before = list(blocks)
         try:
-            taken = self.books.take(kind, count, blocks[-1] if blocks else None)
+            taken = self.books.allocate(kind, count, blocks[-1] if blocks else None)
         except PoolFull:
             assert blocks == before
             return
@@ -131,14 +131,14 @@ class Tables(RuleBasedStateMachine):
             written.append(self.names)
 
     @rule(table=tables, data=st.data())
-    def name(self, table: tuple[Kind, list[Block], list[object]], data: st.DataObject) -> None:
+    def name(self, table: tuple[BlockKind, list[Block], list[object]], data: st.DataObject) -> None:
         _, blocks, written = table
         if blocks:
             at = data.draw(st.integers(0, len(blocks) - 1))
             self.books.name(blocks[at], written[at])
 
     @rule(target=tables, table=tables)
-    def share(self, table: tuple[Kind, list[Block], list[object]]) -> object:
+    def share(self, table: tuple[BlockKind, list[Block], list[object]]) -> object:
         kind, _, written = table
         found: list[Block] = []
         for name in written:
@@ -152,7 +152,7 @@ class Tables(RuleBasedStateMachine):
         return shared
 
     @rule(table=consumes(tables))
-    def end(self, table: tuple[Kind, list[Block], list[object]]) -> None:
+    def end(self, table: tuple[BlockKind, list[Block], list[object]]) -> None:
         self.books.release(table[1])
         self.held = [one for one in self.held if one is not table]
 
@@ -183,7 +183,7 @@ TestTables.settings = settings(max_examples=60, stateful_step_count=30, deadline
 @given(counts=st.lists(st.integers(1, 9), min_size=1, max_size=20))
 def test_what_nobody_refers_to_takes_no_memory(counts: list[int]) -> None:
     books = allocator()
-    tables = [books.take(KINDS[index % 2], count) for index, count in enumerate(counts)]
+    tables = [books.allocate(KINDS[index % 2], count) for index, count in enumerate(counts)]
     assert books.used_bytes == sum(KINDS[index % 2].block_bytes * n for index, n in enumerate(counts))
     for table in tables:
         books.release(table)
@@ -192,6 +192,6 @@ def test_what_nobody_refers_to_takes_no_memory(counts: list[int]) -> None:
 
 def test_a_wrong_count_of_references_is_found() -> None:
     books = allocator()
-    blocks = books.take(KINDS[0], 2)
+    blocks = books.allocate(KINDS[0], 2)
     with pytest.raises(RuntimeError, match="references"):
         books.check_integrity([blocks[:1]])

@@ -18,7 +18,16 @@ from molink.shards.spec import Span
 
 TinyModel = Callable[[str], Path]
 PROMPT = (5, 9, 200, 31, 7)
-HEAVY = ("sympy", "accelerate", "torch._dynamo.utils", "torch.distributed.tensor", "torch._inductor")
+HEAVY = (
+    "sympy",
+    "accelerate",
+    "torch._dynamo.utils",
+    "torch._prims",
+    "torch.distributed.tensor",
+    "torch.export.decomp_utils",
+    "torch.utils._debug_mode",
+    "torch._inductor",
+)
 PROGRAM = f"""
 import sys
 from pathlib import Path
@@ -36,6 +45,7 @@ engine = Engine(spec_for(stage, "float32"), "cpu")
 engine.attach(stage)
 print(*greedy([(engine, whole)], {PROMPT}, 6))
 print(*sorted({set(HEAVY)}.intersection(sys.modules)))
+print(isinstance(sys.modules["transformers"], LazyPackage))
 """
 WHOLE = """
 import sys
@@ -52,6 +62,15 @@ assert transformers.models.llama.LlamaModel is transformers.LlamaModel
 import torch._dynamo
 assert torch._dynamo.config.cache_size_limit
 torch.Generator().manual_seed(0)
+import torch._prims
+torch.Generator().manual_seed(0)
+assert torch.export.Dim("tokens").__name__ == "tokens"
+one = torch.ones(1)
+assert torch.cond(one.sum() > 0, torch.neg, torch.abs, (one,)).item() == -1
+from transformers.core_model_loading import WeightRenaming
+from transformers.processing_utils import transformers_module
+assert transformers_module.LlamaConfig is transformers.LlamaConfig
+assert WeightRenaming("first", "second").rename_source_key("a.first")[0] == "a.second"
 """
 
 
@@ -73,9 +92,10 @@ def test_a_later_start_computes_the_same_without_the_compiler_sympy_or_accelerat
     engine = Engine(spec_for(stage, "float32"), "cpu")
     engine.attach(stage)
     expected = greedy([(engine, whole)], PROMPT, 6)
-    tokens, heavy = run(PROGRAM, str(folder), str(digests), str(Path(__file__).parents[2]))
+    tokens, heavy, is_lazy = run(PROGRAM, str(folder), str(digests), str(Path(__file__).parents[2]))
     assert tokens.split() == [str(one) for one in expected]
     assert heavy == ""
+    assert is_lazy == "True", "the list of all architectures' files was made"
 
 
 def test_what_was_left_out_is_there_for_whoever_uses_it() -> None:

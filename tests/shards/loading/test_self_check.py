@@ -1,7 +1,8 @@
 """Before a peer serves a kind of model, it finds out whether it is exact; and it would notice if it were not."""
 
+import functools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,13 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from molink.shards.attention import attention
-from molink.shards.attention.attention import Rules
+from molink.shards.attention.attention import AttentionRules
 from molink.shards.batching import packed, padded
 from molink.shards.batching.padded import LeftPaddedCache
 from molink.shards.errors import UnsupportedArchitecture
+from molink.shards.loading import self_check as checking
 from molink.shards.loading.loader import load_stage
-from molink.shards.loading.self_check import _check, self_check
+from molink.shards.loading.self_check import self_check
 from molink.shards.loading.tiny_config import LAYERS, tiny_config
 from molink.shards.model import partial_model
 from molink.shards.model.boundary import Boundary
@@ -24,14 +26,15 @@ from molink.shards.model.stage import Batching
 from molink.shards.spec import Span
 
 Breakage = Callable[[pytest.MonkeyPatch], None]
+Checks = functools._lru_cache_wrapper
 
 
 @pytest.fixture(autouse=True)
-def unchecked() -> Iterator[None]:
-    """Verdicts of this process must neither be used here nor come from here."""
-    _check.cache_clear()
-    yield
-    _check.cache_clear()
+def checks(monkeypatch: pytest.MonkeyPatch) -> Checks:
+    """Verdicts of this process are neither used here, nor do they come from here."""
+    fresh = functools.lru_cache(maxsize=64)(checking._check.__wrapped__)
+    monkeypatch.setattr(checking, "_check", fresh)
+    return fresh
 
 
 def config_of(name: str, **changes: object) -> PreTrainedConfig:
@@ -39,11 +42,11 @@ def config_of(name: str, **changes: object) -> PreTrainedConfig:
     return CONFIG_MAPPING[architecture](**(settings | changes))
 
 
-def attend_otherwise(change: Callable[[Rules], Rules]) -> Breakage:
+def attend_otherwise(change: Callable[[AttentionRules], AttentionRules]) -> Breakage:
     def breakage(patch: pytest.MonkeyPatch) -> None:
         right = attention.attend_sequence
 
-        def wrong(query: Tensor, key: Tensor, value: Tensor, rules: Rules) -> Tensor:
+        def wrong(query: Tensor, key: Tensor, value: Tensor, rules: AttentionRules) -> Tensor:
             return right(query, key, value, change(rules))
 
         patch.setattr(packed, "attend_sequence", wrong)
@@ -75,19 +78,19 @@ BREAKAGES: dict[str, tuple[str, Breakage]] = {
 
 
 @pytest.mark.parametrize("name", BREAKAGES)
-def test_a_mistake_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mistake_is_noticed(name: str, checks: Checks, monkeypatch: pytest.MonkeyPatch) -> None:
     kind, breakage = BREAKAGES[name]
     config = config_of(kind, **({"attention_multiplier": 0.5} if kind == "granite" else {}))
     assert self_check(config).batching is Batching.PACKED
-    _check.cache_clear()
+    checks.cache_clear()
     breakage(monkeypatch)
     assert self_check(config).batching is not Batching.PACKED
 
 
-def test_padding_that_is_not_masked_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_padding_that_is_not_masked_is_noticed(checks: Checks, monkeypatch: pytest.MonkeyPatch) -> None:
     config = config_of("falcon_alibi")
     assert self_check(config).batching is Batching.PADDED
-    _check.cache_clear()
+    checks.cache_clear()
     right = LeftPaddedCache.mask
     monkeypatch.setattr(
         padded.LeftPaddedCache, "mask", lambda self, device: torch.ones_like(right(self, device))
@@ -110,12 +113,12 @@ def test_positions_that_scale_beyond_the_context_do_not_hinder_within() -> None:
     assert self_check(config).batching is Batching.PACKED
 
 
-def test_models_of_equal_flags_share_a_check_and_others_do_not() -> None:
+def test_models_of_equal_flags_share_a_check_and_others_do_not(checks: Checks) -> None:
     for changes in ({}, {"hidden_size": 128, "num_hidden_layers": 9}, {"vocab_size": 50_000}):
         assert self_check(config_of("llama", **changes)).batching is Batching.PACKED
-    assert _check.cache_info().misses == 1
+    assert checks.cache_info().misses == 1
     assert self_check(config_of("llama", attention_bias=True)).batching is Batching.PACKED
-    assert _check.cache_info().misses == 2
+    assert checks.cache_info().misses == 2
 
 
 def test_a_tiny_configuration_keeps_the_flags() -> None:

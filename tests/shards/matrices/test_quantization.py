@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from support.models.circuit_runs import greedy, greedy_joining, spec_for, start_run, step_runs
 from support.models.stored_models import alter_a_weight, copy_of, write_model
 from support.models.tiny_models import LAYERS
+from support.pairwise import pairwise
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
@@ -51,12 +52,14 @@ def test_a_stage_holds_what_is_announced(kind: str, quantization: str, tmp_path:
         assert held == pytest.approx(spec.weight_bytes(span), rel=0.01)
 
 
-@pytest.mark.parametrize("quantization", ["int8", "nf4"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("kind", ["llama", "mixtral", "gpt2"])
+@pytest.mark.parametrize(
+    ("kind", "dtype", "quantization"),
+    pairwise(["llama", "mixtral", "gpt2"], ["float32", "bfloat16"], ["int8", "nf4"]),
+)
 def test_a_split_model_gives_the_logits_of_a_whole_one_bit_for_bit(
     kind: str, dtype: str, quantization: str, tiny_model: TinyModel
 ) -> None:
+    """In every run each pair of kind, dtype and quantization, and `full` all."""
     folder = tiny_model(kind)
     spans = (Span(0, 2), Span(2, 5), Span(5, 6))
     circuits = (

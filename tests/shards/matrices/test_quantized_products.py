@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.models.circuit_runs import engine_with, greedy, start_run, step_runs
+from support.pairwise import pairwise
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
@@ -16,6 +17,7 @@ from molink.shards.attention.attention import BatchSlot
 from molink.shards.matrices import nf4_products, products, quantized_matrices
 from molink.shards.matrices.int8_products import LARGEST, BytePacking, byte_product, plain
 from molink.shards.matrices.linear import install_products
+from molink.shards.matrices.matrix_of_stack import MatrixOfStack
 from molink.shards.matrices.nf4_products import (
     BLOCK,
     PANEL_ROWS,
@@ -28,7 +30,6 @@ from molink.shards.matrices.products import Scratch, Timings
 from molink.shards.matrices.quantize import QuantizedLinear
 from molink.shards.matrices.quantized_matrices import (
     Int8Matrices,
-    MatrixOfStack,
     Nf4Matrices,
     QuantizedMatrices,
 )
@@ -161,6 +162,30 @@ def test_bytes_that_are_packed_one_after_the_other_come_back_and_multiply_alike(
         assert apart(found, rows.double() @ weight.double().t()) < 2e-3
 
 
+def test_experts_are_packed_one_by_one_and_multiply_as_they_did() -> None:
+    packing = BytePacking()
+    if not packing.takes(128, 192, torch.bfloat16):
+        return
+    stack = Int8Matrices.of(drawn(11, 3, 128, 192).bfloat16())
+    kept, scales = stack.weight.data.clone(), stack.scales.data
+    before = stack.unpacked()
+    stack.ways = quantized_matrices.QuantizedWays(
+        BatchSlot(None, exact=False), Scratch(), ((1, quantized_matrices.by_kernel),), packing
+    )
+    stack.prepare()
+    assert stack.is_stack
+    assert stack.each is not None
+    assert stack.weight.numel() == 0, "bytes are not kept twice"
+    assert torch.equal(stack.unpacked(), before)
+    rows = drawn(12, 5, 192).bfloat16()
+    with torch.inference_mode():
+        for expert in range(3):
+            exact = rows.double() @ (kept[expert].double() * scales[expert].double()[:, None]).t()
+            found = linear(rows, cast("Tensor", stack[torch.tensor(expert)]))
+            assert apart(found, exact) < 2e-3
+            assert torch.equal(stack.unpacked(expert), before[expert])
+
+
 @given(panels=st.integers(1, 3), blocks=st.integers(1, 3), stack=st.integers(1, 2))
 def test_panels_hold_the_same_numbers_and_come_back(panels: int, blocks: int, stack: int) -> None:
     rows, columns = panels * PANEL_ROWS, blocks * BLOCK
@@ -243,12 +268,14 @@ def test_nothing_is_made_anew_for_a_product_that_the_kept_buffer_holds(
     assert scratch.nbytes <= 192 * 128 * 4
 
 
-@pytest.mark.parametrize("kind", ["llama", "mixtral", "gpt_oss"])
-@pytest.mark.parametrize("quantization", ["int8", "nf4"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("kind", "quantization", "dtype"),
+    pairwise(["llama", "mixtral", "gpt_oss"], ["int8", "nf4"], ["float32", "bfloat16"]),
+)
 def test_a_quantized_model_computes_the_same_in_the_ways_that_are_chosen(
     kind: str, quantization: str, dtype: str, tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """In every run each pair of kind, quantization and dtype, and `full` all."""
     monkeypatch.setattr(products, "LEAST_WEIGHTS", 1)
     monkeypatch.setattr(products, "TIMED_ROWS", (1, 8))
     folder = tiny_model(kind)

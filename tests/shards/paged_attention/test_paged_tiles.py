@@ -6,6 +6,8 @@ from molink.shards.paged_attention.paged_tiles import (
     LEAST_SHARED_BYTES,
     TILES,
     Tile,
+    latent_shared_bytes,
+    latent_tile_for,
     query_rows,
     shared_bytes,
     tile_for,
@@ -103,3 +105,29 @@ def test_tiles_come_from_the_largest_to_the_smallest() -> None:
 @pytest.mark.parametrize(("group", "rows"), [(1, 16), (8, 16), (16, 16), (17, 32), (48, 64)])
 def test_query_rows_are_a_power_of_two_that_the_tensor_cores_take(group: int, rows: int) -> None:
     assert query_rows(group) == rows
+
+
+@pytest.mark.parametrize("capability", SHARED_KIB)
+@pytest.mark.parametrize("element_bytes", [2, 4])
+def test_latents_of_deepseek_have_a_tile_on_every_card(capability: int, element_bytes: int) -> None:
+    limit_bytes = SHARED_KIB[capability] * 1024
+    tile = latent_tile_for(512, 64, element_bytes, limit_bytes)
+    assert tile is not None
+    assert latent_shared_bytes(tile, 512, 64, element_bytes) <= limit_bytes
+    in_pieces = capability == 75 or element_bytes == 4
+    assert (tile.piece < 512) == in_pieces
+
+
+@pytest.mark.parametrize(
+    ("element_bytes", "capability", "compiled_bytes"), [(2, 75, 51200), (4, 75, 51744), (4, 80, 70720)]
+)
+def test_the_bound_of_latents_in_pieces_is_no_less_than_what_compiled_kernels_take(
+    element_bytes: int, capability: int, compiled_bytes: int
+) -> None:
+    tile = latent_tile_for(512, 64, element_bytes, SHARED_KIB[capability] * 1024)
+    assert tile is not None
+    assert compiled_bytes <= latent_shared_bytes(tile, 512, 64, element_bytes) <= 1.1 * compiled_bytes
+
+
+def test_latents_that_are_too_long_for_a_card_have_no_tile() -> None:
+    assert latent_tile_for(2048, 64, 2, LEAST_SHARED_BYTES) is None

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from molink.shards.hub import unfinished
-from molink.shards.hub.ranges import Piece
-from molink.shards.hub.unfinished import Unfinished
+from molink.shards.hub import partial_download
+from molink.shards.hub.partial_download import PartialDownload
+from molink.shards.hub.ranges import ByteRange
 from molink.shards.store import blobs
 from molink.shards.store.blobs import BlobStore, InUse, StoreFull
 
@@ -154,17 +154,17 @@ def test_an_unfinished_tensor_knows_its_missing_pieces_after_any_interruption(
     tmp_path_factory: pytest.TempPathFactory, start: int, size: int, data: st.DataObject
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(unfinished, "PIECE_BYTES", 16)
+        patch.setattr(partial_download, "PIECE_BYTES", 16)
         content = bytes(range(200))[start : start + size]
         with BlobStore(tmp_path_factory.mktemp("store"), 1000) as store, store.using() as in_use:
-            tensor = Unfinished(store.unfinished("f"), start, start + size)
+            tensor = PartialDownload(store.unfinished("f"), start, start + size)
             store.reserve({tensor.path: tensor.file_bytes}, in_use)
             every = tensor.missing()
             done = data.draw(st.sets(st.sampled_from(every)))
             for piece in done:
                 tensor.write(piece.start, content[piece.start - start : piece.stop - start])
                 tensor.mark(piece)
-            again = Unfinished(store.unfinished("f"), start, start + size)
+            again = PartialDownload(store.unfinished("f"), start, start + size)
             store.reserve({again.path: again.file_bytes}, in_use)
             assert set(again.missing()) == set(every) - done
             for piece in again.missing():
@@ -176,12 +176,12 @@ def test_an_unfinished_tensor_knows_its_missing_pieces_after_any_interruption(
 
 def test_an_empty_tensor_is_there_at_once(tmp_path: Path) -> None:
     with BlobStore(tmp_path) as store, store.using() as in_use:
-        tensor = Unfinished(store.unfinished("f"), 7, 7)
+        tensor = PartialDownload(store.unfinished("f"), 7, 7)
         store.reserve({tensor.path: tensor.file_bytes}, in_use)
         assert tensor.missing() == ()
         assert tensor.finish().read_bytes() == b""
         with pytest.raises(ValueError, match="no range"):
-            Piece(7, 7)
+            ByteRange(7, 7)
 
 
 def fetch_in_turn(folder: str, name: str, asking: Event, entered: Event) -> None:

@@ -5,6 +5,7 @@ import random
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 
 import pytest
 from hypothesis import given, settings
@@ -16,9 +17,9 @@ from molink.peer.scheduling.prefill_chunks import equal_chunks
 from molink.peer.scheduling.prompt_order import PATIENCE
 from molink.shards.spec import Span
 from molink.simnet.core.frames import CHUNK_BYTES
-from molink.simnet.core.outcomes import Outcome
+from molink.simnet.core.outcomes import RequestOutcome
 from molink.simnet.core.request_load import Request
-from molink.simnet.core.serving_world import CircuitPlan, ServingWorld
+from molink.simnet.core.serving_world import ServingWorld, SimulatedCircuit
 from molink.simnet.core.timeline import Alarm, Timeline
 from molink.simnet.core.traces import TraceRequest
 from molink.simnet.core.wire import ByteAccount, Wire
@@ -26,19 +27,19 @@ from molink.simnet.devices.devices import DEVICES, Work
 from molink.simnet.devices.model_shapes import QWEN2_7B
 from molink.simnet.devices.spans import even_spans
 from molink.simnet.serve.petals_world import PetalsWorld
-from molink.simnet.serve.scenario import Scenario, Stage, circuit_plan
+from molink.simnet.serve.scenario import Scenario, SimulatedStage, circuit_plan
 from molink.simnet.serve.served_as import usual
-from molink.simnet.serve.simulated import Load, SimulatedRun, simulate_serving
+from molink.simnet.serve.simulated import RequestLoad, SimulatedRun, simulate_serving
 
 POLICIES = ("molink", "paper", "fixed-chunk", "concurrent", "fifo", "zeromq", "petals")
 
 
 def scenario(peers: int = 3, bandwidth_mbps: float = 100.0, delay_ms: float = 30.0) -> Scenario:
-    stages = tuple(Stage(DEVICES["rtx-4090"], span) for span in even_spans(QWEN2_7B.layers, peers))
+    stages = tuple(SimulatedStage(DEVICES["rtx-4090"], span) for span in even_spans(QWEN2_7B.layers, peers))
     return Scenario(QWEN2_7B, stages, bandwidth_mbps, delay_ms, software_ms=0.0)
 
 
-def plan(step_s: float, delay_s: float, micro_batches: int, peers: int = 2) -> CircuitPlan:
+def plan(step_s: float, delay_s: float, micro_batches: int, peers: int = 2) -> SimulatedCircuit:
     """Engines that take the same time for every step, and lines that take none for any byte."""
     usual_plan = circuit_plan(scenario(peers), "fifo", usual("fifo", peers))
 
@@ -55,7 +56,7 @@ def plan(step_s: float, delay_s: float, micro_batches: int, peers: int = 2) -> C
     )
 
 
-def serve(plan: CircuitPlan, requests: Sequence[Request]) -> tuple[ServingWorld, list[Outcome]]:
+def serve(plan: SimulatedCircuit, requests: Sequence[Request]) -> tuple[ServingWorld, list[RequestOutcome]]:
     timeline = Timeline()
     world = ServingWorld(plan, timeline)
     world.desk.arrive(requests)
@@ -67,7 +68,15 @@ def serve(plan: CircuitPlan, requests: Sequence[Request]) -> tuple[ServingWorld,
 def short_run(policy: str, seed: int = 0, rate_rps: float = 0.5) -> SimulatedRun:
     rng = random.Random(seed)
     trace = tuple(TraceRequest(float(at), rng.randint(1, 1500), rng.randint(1, 60)) for at in range(40))
-    return simulate_serving(scenario(), policy, usual(policy, 3), Load(trace, rate_rps, 5.0, 40.0, seed))
+    return simulate_serving(
+        scenario(), policy, usual(policy, 3), RequestLoad(trace, rate_rps, 5.0, 40.0, seed)
+    )
+
+
+@cache
+def known_run(policy: str) -> SimulatedRun:
+    """The first of its runs with seed 0."""
+    return short_run(policy)
 
 
 # -- time
@@ -193,7 +202,7 @@ def test_requests_in_the_system_are_arrivals_a_second_times_the_time_that_they_s
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_request_ends_once_with_its_tokens_in_order_and_nothing_is_lost(policy: str) -> None:
-    run = short_run(policy)
+    run = known_run(policy)
     assert run.outcomes
     for outcome in run.outcomes:
         assert outcome.error is None
@@ -206,11 +215,11 @@ def test_every_request_ends_once_with_its_tokens_in_order_and_nothing_is_lost(po
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_same_seed_gives_the_same_run(policy: str) -> None:
-    assert repr(short_run(policy, seed=3)) == repr(short_run(policy, seed=3))
+    assert repr(short_run(policy)) == repr(known_run(policy))
 
 
 def test_another_seed_gives_another_run() -> None:
-    assert short_run("molink", seed=3) != short_run("molink", seed=4)
+    assert short_run("molink", seed=4) != known_run("molink")
 
 
 @settings(max_examples=12)
@@ -302,12 +311,12 @@ def test_the_peers_of_the_world_decide_with_the_objects_of_real_peers() -> None:
     world = ServingWorld(plan(0.01, 0.0, 1), Timeline())
     peer, channels = world.peers[0], world.channels[0]
     assert type(vars(peer)["_queue"]) is microbatch.MicroBatchQueue
-    assert type(vars(peer)["_sent"]) is prefill_window.SentPrefill
-    assert type(vars(peer)["_received"]) is prefill_window.ReceivedPrefill
-    assert type(vars(world)["_limit"]) is in_flight_limit.CirculationLimit
-    assert type(vars(world)["_prompts"]) is prompts.Prompts
+    assert type(vars(peer)["_send_window"]) is prefill_window.SendWindow
+    assert type(vars(peer)["_receive_window"]) is prefill_window.ReceiveWindow
+    assert type(vars(world)["_in_flight_limit"]) is in_flight_limit.InFlightLimit
+    assert type(vars(world)["_prompts"]) is prompts.PromptQueue
     assert type(vars(channels)["_uplink"]) is uplink.Uplink
-    assert type(vars(channels)["_channels"][0].acknowledging) is acknowledgements.Acknowledging
+    assert type(vars(channels)["_channels"][0].acknowledging) is acknowledgements.DelayedAcks
     ours = circuit_plan(scenario(), "molink", usual("molink", 3))
     assert ours.rule is in_flight_rules.molink
     assert ours.cut is prefill_chunks.chunk_lengths

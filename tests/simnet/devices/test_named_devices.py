@@ -10,7 +10,7 @@ from molink.commands import run_app
 from molink.peer.profiling.profile_json import to_json
 from molink.shards.spec import Span
 from molink.simnet.cli import app
-from molink.simnet.devices.devices import DEVICES, Chunk
+from molink.simnet.devices.devices import DEVICES, SequenceChunk
 from molink.simnet.devices.model_shapes import MODEL_SHAPES, QWEN2_7B
 from molink.simnet.devices.named_devices import device_named
 from molink.simnet.devices.timed_profile import timed_profile
@@ -33,7 +33,7 @@ def written(folder: Path, **changed: object) -> str:
 def test_a_measured_device_takes_what_was_measured_of_rows_and_of_prompts(tmp_path: Path) -> None:
     device, original = device_named(written(tmp_path)), DEVICES["rtx-4090"]
     assert (device.name, device.memory_bytes) == ("Some GPU", 24 * 2**30)
-    for chunks in ([Chunk(1, 512)], [Chunk(64, 0)], [Chunk(2048, 0)]):
+    for chunks in ([SequenceChunk(1, 512)], [SequenceChunk(64, 0)], [SequenceChunk(2048, 0)]):
         taken_s = device.compute_s(QWEN2_7B, Span(0, 28), chunks, 0)
         assert taken_s == pytest.approx(original.compute_s(QWEN2_7B, Span(0, 28), chunks, 0), rel=0.1)
 
@@ -42,14 +42,14 @@ def test_another_model_is_estimated_by_its_size(tmp_path: Path) -> None:
     device = device_named(written(tmp_path))
     larger = MODEL_SHAPES["llama-2-70b"]
     ratio = larger.layer_parameters(1) / QWEN2_7B.layer_parameters(1)
-    one, other = (device.compute_s(s, Span(1, 2), [Chunk(1, 0)], 0) for s in (QWEN2_7B, larger))
+    one, other = (device.compute_s(s, Span(1, 2), [SequenceChunk(1, 0)], 0) for s in (QWEN2_7B, larger))
     assert (other - device.step_s) / (one - device.step_s) == pytest.approx(ratio, rel=0.01)
 
 
 def test_a_device_measured_without_prompts_has_the_rate_of_rows(tmp_path: Path) -> None:
     device = device_named(written(tmp_path, prefill_layer_ms={}))
-    row_s = device.compute_s(QWEN2_7B, Span(1, 2), [Chunk(1, 0)], 0) - device.step_s
-    assert device.compute_s(QWEN2_7B, Span(1, 2), [Chunk(9, 0)], 0) - device.step_s >= 8.9 * row_s
+    row_s = device.compute_s(QWEN2_7B, Span(1, 2), [SequenceChunk(1, 0)], 0) - device.step_s
+    assert device.compute_s(QWEN2_7B, Span(1, 2), [SequenceChunk(9, 0)], 0) - device.step_s >= 8.9 * row_s
 
 
 def test_serving_is_simulated_on_a_measured_device(

@@ -10,7 +10,7 @@ from molink.commands import run_app
 from molink.simnet.cli import app
 from molink.simnet.papers.cost.margins import Owned, Rented, implied_cost_per_hour, income_per_hour, margin
 from molink.simnet.papers.cost.paper import A100, COST_TABLES, FOUR_4090, H20, TABLE_3, TABLE_4
-from molink.simnet.serve.paper import MOLINK, SYSTEM_TABLE_2, VLLM, Setting
+from molink.simnet.serve.paper import MOLINK, SYSTEM_TABLE_2, VLLM, LineSetting
 
 CELLS = [(name, line, system) for name, table in COST_TABLES.items() for line, system in table.cells]
 
@@ -33,7 +33,7 @@ def test_captions_and_margins_contradict_each_other_as_we_say() -> None:
 
 
 def test_the_gain_over_vllm_of_458_percent_is_over_petals_at_the_throughput_of_table_2() -> None:
-    fast = SYSTEM_TABLE_2[Setting(0.5, 10000, 10), MOLINK].throughput_tps
+    fast = SYSTEM_TABLE_2[LineSetting(0.5, 10000, 10), MOLINK].throughput_tps
     assert fast == 119.11
     assert TABLE_3.cells["10 Gbps, 0.5/s", MOLINK].throughput_tps == 105.687
     assert fast / 21.332 - 1 == pytest.approx(4.58, abs=0.01)

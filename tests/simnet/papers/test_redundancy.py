@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from molink.simnet.core.timeline import Timeline
@@ -12,14 +12,14 @@ from molink.simnet.papers.redundancy import run as running
 from molink.simnet.papers.redundancy.cluster.cluster import Cluster
 from molink.simnet.papers.redundancy.cluster.instances import LOCAL_CONNECTIONS, SEQUENCE_MS, instance_profile
 from molink.simnet.papers.redundancy.cluster.ports import Port
-from molink.simnet.papers.redundancy.cluster.workloads import ARRIVALS, WORKLOADS, Request, requests
+from molink.simnet.papers.redundancy.cluster.workloads import ARRIVALS, WORKLOADS, RedundancyRequest, requests
 from molink.simnet.papers.redundancy.rows import PAIR_POLICIES
-from molink.simnet.papers.redundancy.run import POLICIES, Cell, check_conserved, simulate
+from molink.simnet.papers.redundancy.run import POLICIES, RedundancyCell, check_conserved, simulate
 
-CELL = Cell("accellm", "h100", "mixed", 4, 8.0, 3600.0, 1.0, 4.0, "burst")
+CELL = RedundancyCell("accellm", "h100", "mixed", 4, 8.0, 3600.0, 1.0, 4.0, "burst")
 
 
-def cell(policy: str, rate_rps: float = 8.0, workload: str = "mixed") -> Cell:
+def cell(policy: str, rate_rps: float = 8.0, workload: str = "mixed") -> RedundancyCell:
     return replace(CELL, policy=policy, rate_rps=rate_rps, workload=workload)
 
 
@@ -60,9 +60,16 @@ def test_every_request_ends_once_and_nothing_is_lost_or_too_much(
     interconnect_gbps: float,
     seed: int,
 ) -> None:
-    run = simulate(
-        Cell(policy, device, workload, instances, rate_rps, interconnect_gbps, 0.0, 2.0, arrivals, seed=seed)
+    cell_of_all = RedundancyCell(
+        policy, device, workload, instances, rate_rps, interconnect_gbps, 0.0, 2.0, arrivals, seed=seed
     )
+    try:
+        run = simulate(cell_of_all)
+    except ValueError as error:
+        assume(
+            not str(error).startswith("nothing came")
+        )  # so it is, now and then, of few requests in two seconds
+        raise
     assert run.requests > 0
     assert 0 < run.ttft_s <= run.ttft_max_s
     assert 0 < run.tbt_s <= run.tbt_max_s <= run.jct_s * run.requests
@@ -135,17 +142,17 @@ def test_a_slow_line_between_instances_costs_those_who_hand_over_and_not_the_oth
     assert simulate(replace(cell("vllm"), interconnect_gbps=4.0)).jct_s == simulate(cell("vllm")).jct_s
 
 
-def test_pieces_of_prompts_beside_decodes_end_the_wait_for_a_turn_and_for_a_long_prompt() -> None:
+def test_slices_of_prompts_beside_decodes_end_the_wait_for_a_turn_and_for_a_long_prompt() -> None:
     vllm, accellm, molink = (simulate(cell(policy, 12.0)) for policy in ("vllm", "accellm", "molink"))
     assert molink.ttft_s < 0.9 * accellm.ttft_s
     assert molink.tbt_max_s < 0.7 * vllm.tbt_max_s
     assert molink.jct_s < vllm.jct_s
 
 
-def test_pieces_of_a_prompt_are_computed_as_its_whole() -> None:
+def test_slices_of_a_prompt_are_computed_as_its_whole() -> None:
     timeline = Timeline()
     cluster = Cluster(timeline, instance_profile("h100"), 2, 450e9)
-    alone = Request(0, 0.0, 1000, 2, 2000)
+    alone = RedundancyRequest(0, 0.0, 1000, 2, 2000)
     cluster.arrive([alone], POLICIES["molink"](cluster))
     timeline.run()
     check_conserved(cluster)
@@ -159,7 +166,7 @@ def test_pieces_of_a_prompt_are_computed_as_its_whole() -> None:
 @pytest.mark.parametrize("instances", [4, 16])
 def test_accellm_is_ahead_of_splitwise_on_the_mixed_workload(device: str, instances: int) -> None:
     rate_rps = (2.0 if device == "h100" else 1.5) * instances
-    one = Cell("splitwise", device, "mixed", instances, rate_rps, 1568.0, 20.0, 60.0, "burst")
+    one = RedundancyCell("splitwise", device, "mixed", instances, rate_rps, 1568.0, 20.0, 60.0, "burst")
     splitwise, accellm = (simulate(replace(one, policy=policy)) for policy in ("splitwise", "accellm"))
     assert accellm.ttft_s < splitwise.ttft_s
     assert accellm.tbt_s < splitwise.tbt_s
@@ -197,7 +204,7 @@ def test_requests_do_not_depend_on_the_rate_and_come_as_often_as_it_says() -> No
     assert len(poisson) == pytest.approx(10000, rel=0.05)
     lengths = [tokens for one in poisson for tokens in (one.prompt_tokens, one.output_tokens)]
     assert (min(lengths), max(lengths)) == (500, 1000)
-    assert sum(lengths) / len(lengths) == pytest.approx(WORKLOADS["heavy"].mean_tokens, rel=0.01)
+    assert sum(lengths) / len(lengths) == pytest.approx(750, rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -213,7 +220,7 @@ def test_requests_do_not_depend_on_the_rate_and_come_as_often_as_it_says() -> No
         replace(CELL, sequence_ms=-1.0),
     ],
 )
-def test_what_cannot_be_simulated_is_refused(wrong: Cell) -> None:
+def test_what_cannot_be_simulated_is_refused(wrong: RedundancyCell) -> None:
     with pytest.raises(
         ValueError, match=r"polic|arrivals|even number|two instances|not in the paper|rate|negative"
     ):

@@ -12,7 +12,7 @@ from molink.simnet.cli import app
 from molink.simnet.papers.redundancy.claims import claims
 from molink.simnet.papers.redundancy.figures import LATENCY_FIGURES, latency_figure
 from molink.simnet.papers.redundancy.rows import RedundancyRow, redundancy_rows
-from molink.simnet.papers.redundancy.run import Cell, simulate
+from molink.simnet.papers.redundancy.run import RedundancyCell, simulate
 
 PNG = b"\x89PNG\r\n"
 CONTRACT = {
@@ -80,7 +80,7 @@ def test_each_workload_has_the_figure_that_the_paper_has() -> None:
 
 
 def test_a_claim_agrees_if_ours_is_near_to_it_and_names_where() -> None:
-    cell = Cell("vllm", "h100", "mixed", 4, 4.0, 3600.0, 0.0, 1.0, "burst")
+    cell = RedundancyCell("vllm", "h100", "mixed", 4, 4.0, 3600.0, 0.0, 1.0, "burst")
     rows = redundancy_rows([simulate(replace(cell, policy=policy)) for policy in ("splitwise", "accellm")])
     found = {
         claim.claim: claim for claim in claims([rows[0], replace(rows[1], jct_reduction_splitwise=0.25)])

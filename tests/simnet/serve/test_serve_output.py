@@ -11,9 +11,11 @@ from rich.console import Console
 
 from molink.simnet import cli
 from molink.simnet.lines.line import Line
+from molink.simnet.presentation.tables import laid_out
+from molink.simnet.presentation.terminal import show
 from molink.simnet.serve.output import competition
 from molink.simnet.serve.output.order import orders
-from molink.simnet.serve.output.table import order_lines, serve_table, shown_value, verdict_lines
+from molink.simnet.serve.output.table import order_lines, serve_table, verdict_lines
 from molink.simnet.serve.output.verdicts import Count, verdicts
 from molink.simnet.serve.presets import PRESETS
 from molink.simnet.serve.rows import ServeRow, serve_rows
@@ -43,17 +45,16 @@ def rows_of(name: str) -> list[ServeRow]:
     ]
 
 
+@pytest.mark.parametrize("columns", [80, COLUMNS])
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_table_fits_120_columns_and_no_cell_of_it_wraps(name: str) -> None:
+def test_no_word_of_a_table_is_cut_in_a_narrow_terminal(name: str, columns: int) -> None:
     rows = rows_of(name)
     written = io.StringIO()
-    Console(file=written, width=COLUMNS, color_system=None).print(serve_table(PRESETS[name], rows))
+    show(laid_out(serve_table(PRESETS[name], rows)), Console(file=written, width=columns, color_system=None))
     lines = written.getvalue().splitlines()
-    assert all(len(line) <= COLUMNS for line in lines)
-    named = [
-        line for line in lines if any(row.policy in line or (row.technique or "?") in line for row in rows)
-    ]
-    assert len(named) >= len(rows)
+    assert all(len(line) <= columns for line in lines)
+    for word in ("TTFT", "TPOT", "printed", *(row.technique or row.policy for row in rows)):
+        assert word in written.getvalue()
     assert "…" not in written.getvalue()
 
 
@@ -120,13 +121,6 @@ def test_the_papers_own_policy_stands_for_its_system_and_ours_only_where_it_did_
     assert orders(preset, rows)[0].swapped == {}
     ours = [row for row in rows if row.policy != "paper"]
     assert set(orders(preset, ours)[0].swapped) == {("molink", "concurrent"), ("molink", "zeromq")}
-
-
-def test_values_have_three_digits_and_say_which_way_they_differ() -> None:
-    assert [shown_value(value, change) for value, change in ((0.1234, -0.5), (12.34, 0.126), (1234.5, None))] == [
-        "0.123 (-50%)", "12.3 (+13%)", "1234",
-    ]  # fmt: skip
-    assert shown_value(None, None) == ""
 
 
 def test_decode_of_a_large_model_computes_and_its_prefill_transmits() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from molink.commands import run_app
 from molink.simnet.cli import app
-from molink.simnet.serve.paper import Setting
+from molink.simnet.serve.paper import LineSetting
 from molink.simnet.serve.presets import PRESETS, SYSTEM_OF, Preset, preset
 from molink.simnet.serve.served_as import usual
 from molink.simnet.serve.sweep import QUANTITIES, Changes, changed, parse_changes
@@ -29,7 +29,7 @@ def serve(*arguments: str) -> int:
 def test_a_sweep_has_each_value_at_the_centre_of_the_paper_s_tables() -> None:
     table = swept("molink-table2", "mbps=50,100,400")
     assert [(cell.setting, cell.policy) for cell in table.cells] == [
-        (Setting(0.2, mbps, 30), policy) for mbps in (50, 100, 400) for policy in ("concurrent", "molink")
+        (LineSetting(0.2, mbps, 30), policy) for mbps in (50, 100, 400) for policy in ("concurrent", "molink")
     ]
     assert [cell.printed is not None for cell in table.cells] == [False, False, True, True, False, False]
 

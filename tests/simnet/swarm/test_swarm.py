@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from molink.client.circuit import in_flight_load, peer_history, quarantine, route_selector
+from molink.client.circuit import circuit_builder, in_flight_load, peer_history, quarantine, route_selector
+from molink.dht.gossip import publisher
 from molink.dht.host.packed import Deflater
 from molink.dht.membership import timing
 from molink.dht.records import announcement
@@ -26,18 +27,19 @@ from molink.shards.spec import Span, missing_spans
 from molink.simnet.core.matrices import bundled_matrix
 from molink.simnet.core.traces import TraceRequest
 from molink.simnet.devices.model_shapes import MODEL_SHAPES, QWEN2_7B
-from molink.simnet.swarm.factory import drawn_cast, live_cast
+from molink.simnet.swarm.factory import random_setup, snapshot_setup
 from molink.simnet.swarm.members import announcing, initial_placement, member, moving
-from molink.simnet.swarm.members.accounts import Accounts, Ended, Outcome
+from molink.simnet.swarm.members import placing as members_placing
+from molink.simnet.swarm.members.accounts import Accounts, EndedSession, SessionOutcome
 from molink.simnet.swarm.members.member import Member, NotConserved
 from molink.simnet.swarm.members.traffic import BUDGET_KBIT_S
 from molink.simnet.swarm.population import hardware
 from molink.simnet.swarm.population.snapshot_file import parse_snapshot
 from molink.simnet.swarm.report import swarm_row, swarm_series
-from molink.simnet.swarm.sessions import gateway
-from molink.simnet.swarm.sessions.step_cost import Hop, Load, link_ms, own_ms
+from molink.simnet.swarm.sessions import forming, gateway, generation
+from molink.simnet.swarm.sessions.step_cost import PeerLoad, SimulatedHop, link_ms, own_ms
 from molink.simnet.swarm.settings import Churn, SwarmSettings
-from molink.simnet.swarm.world import Cast, SwarmWorld
+from molink.simnet.swarm.world import SwarmWorld, WorldSetup
 
 LONG_LAYERS = replace(QWEN2_7B, name="wide", intermediate_size=60_000)
 """So large that a circuit has several hops."""
@@ -48,7 +50,7 @@ CHURNING = SwarmSettings(
 
 
 def ran(its: SwarmSettings, trace: Sequence[TraceRequest] = TRACE) -> SwarmWorld:
-    world = SwarmWorld(drawn_cast(its, LONG_LAYERS, bundled_matrix(), trace), its)
+    world = SwarmWorld(random_setup(its, LONG_LAYERS, bundled_matrix(), trace), its)
     world.run()
     return world
 
@@ -58,8 +60,8 @@ def churned() -> SwarmWorld:
     return ran(CHURNING)
 
 
-def ended(number: int, arrival_s: float = 0.0) -> Ended:
-    return Ended(number, Outcome.COMPLETED, arrival_s, 1.0, 1, 1, None, None, 1, 1, 0, 0)
+def ended(number: int, arrival_s: float = 0.0) -> EndedSession:
+    return EndedSession(number, SessionOutcome.COMPLETED, arrival_s, 1.0, 1, 1, None, None, 1, 1, 0, 0)
 
 
 def document(peers: int = 4) -> dict[str, object]:
@@ -91,7 +93,9 @@ def test_sessions_survive_the_loss_of_peers_and_compute_their_history_again() ->
     row = swarm_row(churned(), "swarm")
     assert row.losses > 0
     assert row.recomputed_tokens > 0
-    survivors = [one for one in churned().accounts.ended if one.losses and one.outcome is Outcome.COMPLETED]
+    survivors = [
+        one for one in churned().accounts.ended if one.losses and one.outcome is SessionOutcome.COMPLETED
+    ]
     assert survivors
     assert all(one.tokens in {30, 50, 70, 90, 110} for one in survivors)
     assert row.hops is not None
@@ -123,24 +127,29 @@ def test_littles_law_holds_within_a_hundredth() -> None:
 
 
 def test_decisions_are_the_products_own_objects() -> None:
-    assert gateway.keep_up_among is route_selector.keep_up_among is shortlist.keep_up_among
-    assert gateway.Criteria is planner.Criteria
+    assert (
+        gateway.replan_incumbent_among
+        is route_selector.replan_incumbent_among
+        is shortlist.replan_incumbent_among
+    )
+    assert forming.core.CircuitCore is circuit_builder.core.CircuitCore is generation.CircuitCore
+    assert gateway.criteria is route_selector.criteria
+    assert gateway.second_choices is circuit_builder.second_choices
     assert gateway.Snapshot is Snapshot
-    assert gateway.Avoidance is quarantine.Avoidance
-    assert gateway.Observations is peer_history.Observations
-    assert (gateway.THOROUGH, gateway.QUICK) == (route_selector.THOROUGH, route_selector.QUICK)
-    assert gateway.repair_interval_s is timing.repair_interval_s
+    assert gateway.Quarantine is quarantine.Quarantine
+    assert gateway.PeerHistory is peer_history.PeerHistory
+    assert gateway.anti_entropy_interval_s is timing.anti_entropy_interval_s
     assert initial_placement.preview_join is placement.preview_join
-    assert moving.next_move is placing.next_move is rebalancing.next_move
-    assert moving.without_late_claims is placing.without_late_claims
+    assert members_placing.next_move is placing.next_move is rebalancing.next_move
+    assert member.PlacementCore is placing.core.PlacementCore
     assert moving.having_turn is rebalancing.having_turn
     assert moving.is_stuck is rebalancing.is_stuck
-    assert (moving.LOOK_EVERY_S, moving.SETTLE_S) == (placing.LOOK_EVERY_S, placing.SETTLE_S)
+    assert moving.LOOK_EVERY_S == placing.LOOK_EVERY_S
     assert member.LeaseBook is leases.LeaseBook
-    assert member.Pace is timing.Pace
-    assert gateway.OwnSessions is in_flight_load.OwnSessions
+    assert member.AnnouncingCore is publisher.core.AnnouncingCore
+    assert gateway.InFlightLoad is in_flight_load.InFlightLoad
     assert announcing.announcement_interval_s is timing.announcement_interval_s
-    assert announcing.seal_state is announcement.seal_state
+    assert announcing.sign_state is announcement.sign_state
 
 
 def test_a_session_that_ends_twice_or_never_came_is_an_error() -> None:
@@ -166,7 +175,7 @@ def test_a_lease_that_was_not_returned_is_an_error() -> None:
 
 def test_memory_is_never_granted_beyond_what_there_is() -> None:
     kind = hardware.kinds_of(LONG_LAYERS, LONG_LAYERS.spec())[0]
-    cast = drawn_cast(replace(CHURNING, peers=1), LONG_LAYERS, bundled_matrix(), TRACE)
+    cast = random_setup(replace(CHURNING, peers=1), LONG_LAYERS, bundled_matrix(), TRACE)
     one = Member(replace(cast.volunteers[0], memory=kind.memory), cast.model)
     one.hold((Span(0, 3),))
     answers = [
@@ -181,17 +190,17 @@ def test_memory_is_never_granted_beyond_what_there_is() -> None:
 def test_on_an_idle_swarm_a_token_takes_what_the_router_predicts() -> None:
     live = parse_snapshot(json.dumps(document()), "live.json", QWEN2_7B)
     its = SwarmSettings(peers=4, duration_s=1.0, gateways=1)
-    world = SwarmWorld(live_cast(its, live, TRACE), its)
+    world = SwarmWorld(snapshot_setup(its, live, TRACE), its)
     views = tuple(_holding(Member(one, live.model), one.spans or ()) for one in live.volunteers)
     route = planner.plan(Snapshot(views, live.model), 200, prompt_tokens=100)
     by_id = {view.peer_id: view for view in views}
     total = 0.0
     for hop, after in zip(route.hops, (*route.hops[1:], route.hops[0]), strict=True):
-        there = Hop(
-            hop.peer_id, hop.span, link_ms(world.cast.places.rtt_ms(hop.peer_id, after.peer_id)), None
+        there = SimulatedHop(
+            hop.peer_id, hop.span, link_ms(world.setup.places.rtt_ms(hop.peer_id, after.peer_id)), None
         )
         own = own_ms(there, by_id[hop.peer_id].facts, live.model, Demand.of(200, 100))
-        total += Load.of(by_id[hop.peer_id]).hop_ms(len(hop.span), own)
+        total += PeerLoad.of(by_id[hop.peer_id]).hop_ms(len(hop.span), own)
     assert len(route.hops) == 2
     assert total == pytest.approx(route.tpot_ms)
 
@@ -207,14 +216,14 @@ def test_a_step_beside_more_others_never_takes_less(batch: int, more: int) -> No
     cast = _cast()
     one = Member(cast.volunteers[0], cast.model)
     one.decoding = dict.fromkeys(range(batch), 0)
-    alone = Load.of(one.loaded_view(0)).hop_ms(3, 1.0)
+    alone = PeerLoad.of(one.loaded_view(0)).hop_ms(3, 1.0)
     one.decoding = dict.fromkeys(range(batch + more), 0)
-    assert Load.of(one.loaded_view(0)).hop_ms(3, 1.0) >= alone > 0
+    assert PeerLoad.of(one.loaded_view(0)).hop_ms(3, 1.0) >= alone > 0
 
 
 @cache
-def _cast() -> Cast:
-    return drawn_cast(replace(CHURNING, peers=2), LONG_LAYERS, bundled_matrix(), TRACE)
+def _cast() -> WorldSetup:
+    return random_setup(replace(CHURNING, peers=2), LONG_LAYERS, bundled_matrix(), TRACE)
 
 
 def test_announcements_are_within_their_size_and_a_settled_swarm_within_its_budget() -> None:
@@ -227,7 +236,7 @@ def test_announcements_are_within_their_size_and_a_settled_swarm_within_its_budg
 @pytest.fixture
 def placed_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """What volunteers hold is of no matter to their announcements, and takes long to find out."""
-    monkeypatch.setattr(initial_placement, "choose_span", lambda *_: (Span(0, 1), 30.0))
+    monkeypatch.setattr(initial_placement, "choose_span", lambda *_: Span(0, 1))
 
 
 @pytest.mark.usefixtures("placed_anywhere")
@@ -245,9 +254,13 @@ def test_each_peer_speaks_again_after_the_interval_that_it_has_announced() -> No
     spoken = [one for one in churned().members.values() if one.alive and one.told is not None]
     assert spoken
     for one in spoken:
-        assert one.due_s - one.told_s == pytest.approx(one.interval_s, rel=member.TIMING.jitter + 1e-9)
+        speech = one.speech
+        assert speech.due_s - speech.said_s == pytest.approx(
+            speech.interval_s, rel=member.TIMING.jitter + 1e-9
+        )
 
 
+@pytest.mark.usefixtures("placed_anywhere")
 def test_who_crashes_is_in_no_table_after_two_minutes() -> None:
     its = SwarmSettings(peers=400, duration_s=600.0, churn=Churn(3600.0, 1.0), rate_rps=0.001, gateways=1)
     world = ran(its)
@@ -257,14 +270,14 @@ def test_who_crashes_is_in_no_table_after_two_minutes() -> None:
 
 
 def test_facts_are_as_hard_to_deflate_as_those_with_a_real_certificate() -> None:
-    cast = drawn_cast(replace(CHURNING, peers=40), LONG_LAYERS, bundled_matrix(), TRACE)
+    cast = random_setup(replace(CHURNING, peers=40), LONG_LAYERS, bundled_matrix(), TRACE)
     drawn, real = Deflater(), Deflater()
     sizes = [0, 0]
     for volunteer in cast.volunteers:
         facts = replace(volunteer.facts, sequence=1, ttl_s=1)
         certified = replace(facts, certificate=new_certificate(facts.peer_id).der)
         for at, (deflater, one) in enumerate(((drawn, facts), (real, certified))):
-            record = announcement.seal_facts(one, volunteer.identity)
+            record = announcement.sign_facts(one, volunteer.identity)
             sizes[at] += sum(map(len, deflater.pack([record])))
     assert sizes[0] == pytest.approx(sizes[1], rel=0.05)
 
@@ -272,11 +285,11 @@ def test_facts_are_as_hard_to_deflate_as_those_with_a_real_certificate() -> None
 def test_nobody_comes_or_goes_without_churn() -> None:
     world = ran(replace(CHURNING, churn=Churn(), duration_s=60.0))
     assert (world.accounts.joined, world.accounts.left, world.accounts.crashed) == (0, 0, 0)
-    assert all(one.outcome is Outcome.COMPLETED for one in world.accounts.ended)
+    assert all(one.outcome is SessionOutcome.COMPLETED for one in world.accounts.ended)
 
 
 def test_a_pool_is_drawn_where_peers_are_many_and_holds_every_layer() -> None:
-    cast = drawn_cast(replace(CHURNING, peers=150), LONG_LAYERS, bundled_matrix(), TRACE)
+    cast = random_setup(replace(CHURNING, peers=150), LONG_LAYERS, bundled_matrix(), TRACE)
     layers = cast.model.layers
     views = tuple(
         _holding(Member(one, cast.model), (Span(at % (layers - 1), at % (layers - 1) + 2),))
@@ -300,7 +313,7 @@ def test_churn_that_makes_no_sense_is_refused(mean_stay_s: float, crash_share: f
 @pytest.mark.timeout(1500)
 def test_ten_thousand_peers_for_a_while_are_conserved() -> None:
     its = SwarmSettings(peers=10_000, duration_s=120.0, churn=Churn(7200.0))
-    world = SwarmWorld(drawn_cast(its, MODEL_SHAPES["llama-2-70b"], bundled_matrix(), TRACE), its)
+    world = SwarmWorld(random_setup(its, MODEL_SHAPES["llama-2-70b"], bundled_matrix(), TRACE), its)
     world.run()
     assert world.accounts.arrived > 60
     assert swarm_row(world, "swarm").success_rate > 0.5
@@ -309,10 +322,10 @@ def test_ten_thousand_peers_for_a_while_are_conserved() -> None:
 @pytest.mark.parametrize("peers", [90, 130])
 def test_in_a_swarm_of_any_size_somebody_holds_each_layer_at_the_start(peers: int) -> None:
     its = SwarmSettings(peers, 60.0, 1, 1.0, Churn())
-    cast = drawn_cast(its, MODEL_SHAPES["llama-2-70b"], bundled_matrix(), TRACE)
+    cast = random_setup(its, MODEL_SHAPES["llama-2-70b"], bundled_matrix(), TRACE)
     held = [
         span
-        for member in initial_placement.Settling(cast.model).settle(cast.volunteers)
+        for member in initial_placement.InitialPlacement(cast.model).place_all(cast.volunteers)
         for span in member.book.held
     ]
     assert missing_spans(cast.model.whole, tuple(held)) == ()

@@ -15,13 +15,15 @@ from molink.shards.spec import Span
 from molink.simnet.core.timeline import Timeline
 from molink.simnet.core.traces import TraceRequest
 from molink.simnet.devices.model_shapes import QWEN2_7B
-from molink.simnet.swarm.factory import live_cast
+from molink.simnet.swarm.factory import snapshot_setup
 from molink.simnet.swarm.members import moving
-from molink.simnet.swarm.members.accounts import Outcome
+from molink.simnet.swarm.members.accounts import SessionOutcome
 from molink.simnet.swarm.members.announcing import LOSS_BELIEVED_S
 from molink.simnet.swarm.members.bulletin import Bulletin, Notice
+from molink.simnet.swarm.members.initial_placement import InitialPlacement
 from molink.simnet.swarm.members.member import Member, NotConserved
-from molink.simnet.swarm.members.moving import Moves, Moving
+from molink.simnet.swarm.members.moving import MoveSchedule
+from molink.simnet.swarm.members.placing import MoveCounts, PlacementDriver
 from molink.simnet.swarm.population.snapshot_file import LiveSwarm, parse_snapshot
 from molink.simnet.swarm.report import swarm_row, swarm_series
 from molink.simnet.swarm.settings import SwarmSettings
@@ -50,7 +52,7 @@ def live(*held: Span) -> LiveSwarm:
 
 def ran(swarm: LiveSwarm, duration_s: float = 120.0) -> SwarmWorld:
     its = SwarmSettings(len(swarm.volunteers), duration_s, gateways=1, rate_rps=0.3)
-    world = SwarmWorld(live_cast(its, swarm, TRACE), its)
+    world = SwarmWorld(snapshot_setup(its, swarm, TRACE), its)
     world.run()
     return world
 
@@ -64,7 +66,7 @@ class Alone:
     told: Callable[[Member], None] = lambda _: None
     timeline: Timeline = field(default_factory=Timeline)
     bulletin: Bulletin = field(default_factory=Bulletin)
-    moves: Moves = field(default_factory=Moves)
+    moves: MoveCounts = field(default_factory=MoveCounts)
     members: dict[str, Member] = field(default_factory=dict)
 
     def begin(self) -> None:
@@ -73,12 +75,15 @@ class Alone:
             member.hold(volunteer.spans or ())
             self.changed(member)
         model, rng = self.swarm.model, default_rng(self.seed)
-        Moving(self.timeline, model, self.members, self.bulletin, self.moves, rng, self.changed).begin()
+        placing = PlacementDriver(
+            self.timeline, model, self.bulletin, self.moves, InitialPlacement(model), self.changed
+        )
+        MoveSchedule(self.timeline, self.members, self.bulletin, placing, rng).begin()
 
     def changed(self, member: Member) -> None:
         state = replace(member.state(), ttl_s=100_000 if member.alive else 0)
         self.bulletin.put(Notice(member.volunteer.facts, state, self.timeline.now_s))
-        if member.promised:
+        if member.claim.load:
             self.told(member)
 
     @property
@@ -95,12 +100,12 @@ def test_a_layer_without_a_holder_is_served_again_after_a_look_the_word_and_the_
     world = ran(live(FIRST, FIRST, SECOND).without("p2"))
     (mover,) = [one for one in world.members.values() if one.book.held == (SECOND,)]
     least_s = SETTLE_S + mover.load_s((SECOND,))
-    assert least_s < mover.held_since_s <= least_s + LOOK_EVERY_S[1] + 1e-9
+    assert least_s < mover.placement.held_since_s <= least_s + LOOK_EVERY_S[1] + 1e-9
     row = swarm_row(world, "after")
     assert (row.moves, row.success_rate) == (1, 1.0)
     assert sum(int(line["moves"] or 0) for line in swarm_series(world)) == 1
     first_token_s = min(one.arrival_s + (one.ttft_ms or 0) / 1000 for one in world.accounts.ended)
-    assert first_token_s > mover.held_since_s
+    assert first_token_s > mover.placement.held_since_s
 
 
 @pytest.mark.parametrize("crashes", [False, True])
@@ -112,11 +117,11 @@ def test_when_the_only_holder_goes_in_the_middle_another_takes_its_layers(crashe
     (mover,) = [one for one in world.members.values() if one.alive and one.book.held == (SECOND,)]
     takes_s = SETTLE_S + mover.load_s((SECOND,))
     noticed_s = leaves_s + (LOSS_BELIEVED_S if crashes else 0.0)
-    assert leaves_s + takes_s < mover.held_since_s <= noticed_s + LOOK_EVERY_S[1] + takes_s + 1e-9
+    assert leaves_s + takes_s < mover.placement.held_since_s <= noticed_s + LOOK_EVERY_S[1] + takes_s + 1e-9
     assert world.moves.made == 1
-    later = [one for one in world.accounts.ended if one.arrival_s > mover.held_since_s + SPEECH_S]
+    later = [one for one in world.accounts.ended if one.arrival_s > mover.placement.held_since_s + SPEECH_S]
     assert later
-    assert all(one.outcome is Outcome.COMPLETED for one in later)
+    assert all(one.outcome is SessionOutcome.COMPLETED for one in later)
 
 
 def test_leased_layers_stay_for_as_long_as_the_lease_lasts() -> None:
@@ -139,7 +144,7 @@ def test_a_session_that_comes_after_the_word_keeps_its_layers() -> None:
     swarm.timeline.run(20.0)
     assert swarm.held == [(FIRST,), (FIRST,)]
     assert swarm.moves.called_off == swarm.moves.told > 0
-    assert not swarm.mover.promised
+    assert not swarm.mover.claim.load
 
 
 def test_while_it_moves_it_says_what_it_loads_and_not_what_it_is_going_to_drop() -> None:
@@ -218,7 +223,7 @@ def test_who_has_just_loaded_its_layers_does_not_look_in_a_swarm_that_serves() -
     swarm = Alone(live(WHOLE, WHOLE))
     swarm.begin()
     for member in swarm.members.values():
-        member.held_since_s = 0.0
+        member.placement.held_since_s = 0.0
     swarm.timeline.run(SETTLED.min_hold_s - SETTLED.turn_s)
     looks = swarm.moves.looks
     swarm.timeline.run(SETTLED.min_hold_s + 3 * SETTLED.turn_s)
@@ -228,4 +233,4 @@ def test_who_has_just_loaded_its_layers_does_not_look_in_a_swarm_that_serves() -
 
 def test_moves_that_do_not_add_up_are_an_error() -> None:
     with pytest.raises(NotConserved, match="of 1 moves"):
-        Moves(told=1, called_off=1, cut_short=1).check()
+        MoveCounts(told=1, called_off=1, cut_short=1).check()

@@ -15,15 +15,16 @@ from molink.simnet.core.request_load import Request
 from molink.simnet.core.timeline import Timeline
 from molink.simnet.core.traces import TraceRequest
 from molink.simnet.devices.model_shapes import QWEN2_7B
-from molink.simnet.swarm.factory import drawn_cast, live_cast
-from molink.simnet.swarm.members.accounts import Outcome
+from molink.simnet.presentation.tables import laid_out
+from molink.simnet.swarm.factory import random_setup, snapshot_setup
+from molink.simnet.swarm.members.accounts import SessionOutcome
 from molink.simnet.swarm.members.member import Member
 from molink.simnet.swarm.population.snapshot_file import parse_snapshot
 from molink.simnet.swarm.report import swarm_row, swarm_series
 from molink.simnet.swarm.sessions import gateway
-from molink.simnet.swarm.sessions.context import Scene
-from molink.simnet.swarm.sessions.copying import Copy, Copying
-from molink.simnet.swarm.sessions.generation import NOTICED_S, Generation, Phase
+from molink.simnet.swarm.sessions.context import SessionContext
+from molink.simnet.swarm.sessions.copying import CopyScheduler, KvCopy
+from molink.simnet.swarm.sessions.generation import NOTICED_S, Phase, SimulatedGeneration
 from molink.simnet.swarm.settings import Churn, SwarmSettings
 from molink.simnet.swarm.table import swarm_table
 from molink.simnet.swarm.world import SwarmWorld
@@ -63,7 +64,7 @@ def world_of(
 ) -> SwarmWorld:
     """One session in a swarm in which these peers go after so many seconds, and crash or say so."""
     its = SwarmSettings(peers=len(spans), duration_s=1.0, gateways=1, partners=auto)
-    cast = live_cast(its, parse_snapshot(document(spans), "live.json", QWEN2_7B), TRACE)
+    cast = snapshot_setup(its, parse_snapshot(document(spans), "live.json", QWEN2_7B), TRACE)
     volunteers = [
         replace(one, stay_s=gone[one.facts.name][0], crashes=gone[one.facts.name][1])
         if one.facts.name in gone
@@ -80,7 +81,7 @@ def member(world: SwarmWorld, name: str) -> Member:
 def ran(world: SwarmWorld) -> SwarmWorld:
     world.run()
     (ended,) = world.accounts.ended
-    assert ended.outcome is Outcome.COMPLETED
+    assert ended.outcome is SessionOutcome.COMPLETED
     assert ended.tokens == NEW
     return world
 
@@ -92,7 +93,7 @@ def lost(at_s: float, *, crashes: bool = True, auto: bool = True) -> SwarmWorld:
 
 @cache
 def churned() -> SwarmWorld:
-    world = SwarmWorld(drawn_cast(CHURNING, WIDE, bundled_matrix(), OFTEN), CHURNING)
+    world = SwarmWorld(random_setup(CHURNING, WIDE, bundled_matrix(), OFTEN), CHURNING)
     world.run()
     return world
 
@@ -207,7 +208,7 @@ def test_every_session_ends_once_and_every_copy_is_given_back_however_peers_come
 
 
 def test_equal_seeds_give_equal_bytes() -> None:
-    again = SwarmWorld(drawn_cast(CHURNING, WIDE, bundled_matrix(), OFTEN), CHURNING)
+    again = SwarmWorld(random_setup(CHURNING, WIDE, bundled_matrix(), OFTEN), CHURNING)
     again.run()
     texts = [
         json.dumps(
@@ -223,16 +224,16 @@ def test_equal_seeds_give_equal_bytes() -> None:
 
 
 def test_the_table_tells_of_partners() -> None:
-    (cells,) = (list(column.cells) for column in swarm_table([swarm_row(churned(), "swarm")]).columns[:1])
-    assert "losses that a partner took over" in cells
+    table = laid_out(swarm_table([swarm_row(churned(), "swarm")]))
+    assert "losses that a partner took over" in [line.cells[0].text for line in table.lines]
 
 
 def test_the_choice_is_the_products_own() -> None:
     assert gateway.choose_partners is partners.choose_partners
 
 
-def generation(scene: Scene, number: int, prompt_tokens: int) -> Generation:
-    one = Generation(Request(number, 0.0, prompt_tokens, 10_000), None, None, phase=Phase.DECODE)  # type: ignore[arg-type]
+def generation(scene: SessionContext, number: int, prompt_tokens: int) -> SimulatedGeneration:
+    one = SimulatedGeneration(Request(number, 0.0, prompt_tokens, 10_000), None, None, phase=Phase.DECODE)  # type: ignore[arg-type]
     one.tpot_ms, one.tokens = 100.0, 1.0
     scene.running[number] = one
     return one
@@ -246,16 +247,16 @@ def test_copies_never_have_more_lines_than_were_computed_nor_take_more_than_thei
     prompts: list[int], waits_s: list[float]
 ) -> None:
     world = world_of({})
-    scene = Scene(
-        Timeline(), world.cast.model, world.members, world.cast.places, world.accounts, lambda _: None
+    scene = SessionContext(
+        Timeline(), world.setup.model, world.members, world.setup.places, world.accounts, lambda _: None
     )
-    source = Member(world.cast.volunteers[0], world.cast.model)
+    source = Member(world.setup.volunteers[0], world.setup.model)
     scene.members[source.peer_id] = source
-    copying, copies = Copying(scene), []
+    copying, copies = CopyScheduler(scene), []
     for number, prompt_tokens in enumerate(prompts):
         one = generation(scene, number, prompt_tokens)
         source.decoding[number] = 0
-        copies.append(Copy(one, 0, source.peer_id, "partner", 100.0, 0, 28_672))
+        copies.append(KvCopy(one, 0, source.peer_id, "partner", 100.0, 0, 28_672))
         copying.begin(copies[-1])
     elapsed_s = 0.0
     for wait_s in waits_s:

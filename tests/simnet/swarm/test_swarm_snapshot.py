@@ -28,8 +28,8 @@ from molink.routing.snapshot import Snapshot
 from molink.shards.spec import Span
 from molink.simnet.core.traces import TraceRequest
 from molink.simnet.devices.model_shapes import QWEN2_7B
-from molink.simnet.swarm.factory import live_cast
-from molink.simnet.swarm.population.hardware import Kind
+from molink.simnet.swarm.factory import snapshot_setup
+from molink.simnet.swarm.population.hardware import CardKind
 from molink.simnet.swarm.population.snapshot_file import LiveSwarm, SnapshotError, parse_snapshot
 from molink.simnet.swarm.population.volunteers import Volunteer, identity_of, plain_facts
 from molink.simnet.swarm.settings import SwarmSettings
@@ -75,7 +75,7 @@ JSON_VALUES = st.recursive(
 
 def announced(name: str, *spans: tuple[int, int], **costs: object) -> PeerView:
     """A peer as the directory knows it; `costs` are fields of its facts."""
-    kind = Kind(
+    kind = CardKind(
         "any",
         Device("cpu", "", 1, 0, "", 1),
         Profile((LayerLatency(1, 2.0),), 0.1, 0.3, 1e9),
@@ -121,7 +121,7 @@ def by_name(live: LiveSwarm) -> list[Volunteer]:
 def round_trips_ms(document: object) -> set[float]:
     """Between the two peers of a document, in both directions."""
     live = read(document)
-    places = live_cast(SETTINGS, live, TRACE).places
+    places = snapshot_setup(SETTINGS, live, TRACE).places
     one, other = (each.peer_id for each in live.volunteers)
     return {places.rtt_ms(one, other), places.rtt_ms(other, one)}
 
@@ -215,7 +215,7 @@ def test_batches_and_prompts_take_a_simulated_peer_what_was_measured() -> None:
     for prefill_ms in (40.0, 400.0):
         for one in document["peers"]:
             one["prefill_layer_ms"]["448"] = prefill_ms
-        cast = live_cast(SETTINGS, read(document), TRACE)
+        cast = snapshot_setup(SETTINGS, read(document), TRACE)
         world = SwarmWorld(cast, SETTINGS)
         world.run()
         firsts_s.append([one.ttft_ms for one in world.accounts.ended])

@@ -23,7 +23,7 @@ from support.swarms.swarm_examples import QUICK, facts_of, state_of
 from molink.dht.gossip.table import PROTOCOL as TABLE
 from molink.dht.gossip.table import pull
 from molink.dht.host.host import Host, Listen, open_host, peer_id_in
-from molink.dht.host.packed import PackedStream
+from molink.dht.host.packed import CompressedStream
 from molink.dht.identity.addresses import PeerAddress
 from molink.dht.identity.identity import Identity
 from molink.dht.membership.membership import Membership
@@ -57,7 +57,7 @@ async def victim(identity: Identity, **timing: float) -> AsyncIterator[Network]:
 async def table_of(host: Host, peer_id: str, *, timeout_s: float = 5.0) -> list[str]:
     """Whom a connected peer knows of, when asked in earnest."""
     membership = Membership(None, nothing)
-    stream = PackedStream(await host.open_stream(peer_id, TABLE, timeout_s=timeout_s))
+    stream = CompressedStream(await host.open_stream(peer_id, TABLE, timeout_s=timeout_s))
     await pull(stream, membership, timeout_s=timeout_s)
     await stream.close()
     return [view.peer_id for view in membership.snapshot()]

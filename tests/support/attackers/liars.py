@@ -13,7 +13,7 @@ from support.links.data_plane import Recorder, until
 from molink.client.api.swarm import AsyncSwarm
 from molink.dht.identity.identity import Identity
 from molink.dht.node.discovery import Discovery
-from molink.dht.records.announcement import seal_facts, seal_state
+from molink.dht.records.announcement import sign_facts, sign_state
 from molink.dht.records.records import LayerLatency, LinkMeasurement, PeerView, ServedModel
 from molink.peer.wire.link.acceptor import Acceptor
 from molink.peer.wire.link.certificate import new_certificate
@@ -134,7 +134,7 @@ def claim(
         queued=0,
     )
     gone = replace(state, sequence=sequence + 2, facts_sequence=0, ttl_s=0, spans=())
-    return seal_facts(facts, identity), seal_state(state, identity), seal_state(gone, identity)
+    return sign_facts(facts, identity), sign_state(state, identity), sign_state(gone, identity)
 
 
 @asynccontextmanager

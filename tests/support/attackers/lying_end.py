@@ -113,7 +113,7 @@ class LyingEnd:
             elif isinstance(packet, Close):
                 self.closed = packet
             elif isinstance(packet, Data) and packet.sequence == self._reassembly.received + 1:
-                message = self._reassembly.add(packet)
+                message = self._reassembly.add_chunk(packet)
                 self.send(packets.encode_ack(Ack(packet.sequence, 0, ())))
                 if message is not None:
                     self._note(bytes(message))

@@ -12,11 +12,11 @@ from molink.dht.gossip.gossip import PROTOCOL as GOSSIP
 from molink.dht.host.bridge import TrioThread
 from molink.dht.host.framing import StreamEndedError
 from molink.dht.host.host import DialError, open_host
-from molink.dht.host.packed import PackedStream
+from molink.dht.host.packed import CompressedStream
 from molink.dht.identity.identity import Identity
 from molink.dht.node.discovery import Discovery
 from molink.dht.records import announcement
-from molink.dht.records.announcement import seal_state
+from molink.dht.records.announcement import sign_state
 from molink.dht.records.facts_codec import facts_to_message
 from molink.dht.records.records import ServedModel
 
@@ -32,8 +32,8 @@ def records_with_addresses(
     sequence = now_ms()
     message = facts_to_message(replace(facts_of(identity, sequence=sequence), model=model, span_limit=None))
     message.addresses[:] = addresses
-    facts = announcement._seal(announcement._FACTS, message, identity)
-    return facts, seal_state(state_of(identity, sequence=sequence + 1, facts_sequence=sequence), identity)
+    facts = announcement._sign(announcement._FACTS, message, identity)
+    return facts, sign_state(state_of(identity, sequence=sequence + 1, facts_sequence=sequence), identity)
 
 
 async def tell(liar: Discovery, *records: bytes) -> None:
@@ -74,7 +74,7 @@ async def hold_links(addresses: Sequence[str], count: int, held: trio.Event) -> 
             while True:
                 try:
                     peer_id = await host.dial(address, timeout_s=5.0)
-                    link = PackedStream(await host.open_stream(peer_id, GOSSIP, timeout_s=5.0))
+                    link = CompressedStream(await host.open_stream(peer_id, GOSSIP, timeout_s=5.0))
                     while True:
                         await link.send([b""])
                         if first:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from support.circuits.circuit_cases import MODEL, fits, peer
 
 from molink.dht.records.records import LayerLatency, PeerView
-from molink.routing import CircuitProblem, Hop, Observed, Snapshot
+from molink.routing import CircuitProblem, Hop, PeerObservation, Snapshot
 
 HALF = MODEL.layers // 2
 NAMES = "abcd"
@@ -52,7 +52,7 @@ def views(draw: st.DrawFn, peer_id: str) -> PeerView:
 
 
 observations = st.builds(
-    Observed,
+    PeerObservation,
     uptime_s=st.floats(0.0, 1e6),
     losses=st.integers(0, 5),
     client_rtt_ms=st.none() | st.floats(0.0, 300.0),

@@ -20,7 +20,7 @@ from torch.nn.attention.bias import CausalBias
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from molink.shards.paged_attention.paged import Logits, Places, Turned
+from molink.shards.paged_attention.paged import BlockAddresses, Logits, RotaryAngles
 
 Value = Any
 """Whatever functions of torch take and give."""
@@ -305,15 +305,17 @@ class Kernels(WrittenOut):
         super().__init__()
         self._fake = fake
 
-    def store(self, keys: Tensor, values: Tensor, places: Places, slot: int) -> None:
+    def store(self, keys: Tensor, values: Tensor, places: BlockAddresses, slot: int) -> None:
         self._fake.kernel(lambda: super(Kernels, self).store(keys, values, places, slot))
 
     def rotate_and_store(
-        self, turned: Turned, keys: Tensor, values: Tensor, places: Places, slot: int
+        self, turned: RotaryAngles, keys: Tensor, values: Tensor, places: BlockAddresses, slot: int
     ) -> None:
         self._fake.kernel(lambda: super(Kernels, self).rotate_and_store(turned, keys, values, places, slot))
 
-    def attend(self, query: Tensor, places: Places, slot: int, key_heads: int, logits: Logits) -> Tensor:
+    def attend(
+        self, query: Tensor, places: BlockAddresses, slot: int, key_heads: int, logits: Logits
+    ) -> Tensor:
         attended = self._fake.kernel(
             lambda: super(Kernels, self).attend(query, places, slot, key_heads, logits)
         )

@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from molink.shards.attention.attention import Rules, attend_sequence
+from molink.shards.attention.attention import AttentionRules, attend_sequence
 from molink.shards.batching.decode import BATCH_SIZES, Decoding
-from molink.shards.paged_attention.paged import Logits, Places, Turned
+from molink.shards.paged_attention.paged import BlockAddresses, Logits, RotaryAngles
 from molink.shards.spec import KV_BLOCK_TOKENS
 
 
@@ -78,7 +78,7 @@ def _attend(
             )[:, :, start - first * KV_BLOCK_TOKENS : stop - first * KV_BLOCK_TOKENS]
             for part in (0, 1)
         )
-        rules = Rules(scaling, None, softcap, sinks)
+        rules = AttentionRules(scaling, None, softcap, sinks)
         attended[:, :, row : row + 1] = attend_sequence(query[:, :, row : row + 1], keys, values, rules)
     return attended
 
@@ -92,11 +92,11 @@ class WrittenOut:
         self.rotations = 0
         """Calls of `rotate_and_store`."""
 
-    def store(self, keys: Tensor, values: Tensor, places: Places, slot: int) -> None:
+    def store(self, keys: Tensor, values: Tensor, places: BlockAddresses, slot: int) -> None:
         _store(keys, values, *places, slot)
 
     def rotate_and_store(
-        self, turned: Turned, keys: Tensor, values: Tensor, places: Places, slot: int
+        self, turned: RotaryAngles, keys: Tensor, values: Tensor, places: BlockAddresses, slot: int
     ) -> None:
         self.rotations += 1
         cos, sin = turned.cos[:, None], turned.sin[:, None]
@@ -108,7 +108,9 @@ class WrittenOut:
         turned.query.copy_(query)
         _store(key.contiguous(), values, *places, slot)
 
-    def attend(self, query: Tensor, places: Places, slot: int, key_heads: int, logits: Logits) -> Tensor:
+    def attend(
+        self, query: Tensor, places: BlockAddresses, slot: int, key_heads: int, logits: Logits
+    ) -> Tensor:
         self.rows.append(query.shape[2])
         return _attend(query, *places, slot, key_heads, *logits)
 
@@ -163,10 +165,12 @@ class WrittenLatents:
         self.rows: list[int] = []
         """Of each call of `attend`."""
 
-    def store(self, latents: Tensor, keys: Tensor, places: Places, slot: int) -> None:
+    def store(self, latents: Tensor, keys: Tensor, places: BlockAddresses, slot: int) -> None:
         _store_latents(latents, keys, *places, slot)
 
-    def attend(self, query: Tensor, turned: Tensor, places: Places, slot: int, scaling: float) -> Tensor:
+    def attend(
+        self, query: Tensor, turned: Tensor, places: BlockAddresses, slot: int, scaling: float
+    ) -> Tensor:
         self.rows.append(query.shape[1])
         return _attend_latents(query, turned, *places, slot, scaling)
 

@@ -4,6 +4,13 @@ its processor.
 Two processes on one processor are never the faster layout, so tensor parallelism is the only one that is offered.
 """
 
+from molink.dht.host.lean_libp2p import load_lean_libp2p
+from molink.shards.loading.lean_transformers import load_lean_transformers
+
+if __name__ == "__main__":  # as `molink-peer` does
+    load_lean_libp2p()
+    load_lean_transformers()
+
 from molink.peer.commands import cli
 from molink.peer.daemon import bootstrap
 from molink.peer.profiling.profile import Profile

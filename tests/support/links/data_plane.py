@@ -12,7 +12,7 @@ from support.swarms.swarm_examples import MODEL, facts_of
 
 from molink.dht.identity.identity import Identity
 from molink.dht.identity.swarm_key import SwarmKey
-from molink.dht.records.announcement import seal_facts
+from molink.dht.records.announcement import sign_facts
 from molink.dht.records.records import PeerFacts
 from molink.peer.wire.link.acceptor import Acceptor, listen_address
 from molink.peer.wire.link.certificate import Certificate, new_certificate
@@ -173,7 +173,7 @@ def facts_at(identity: Identity, certificate: Certificate, *addresses: str) -> P
 
 def hop_of(identity: Identity, span: Span, facts: PeerFacts | None = None) -> pb.Hop:
     """A hop of a descriptor, its facts signed."""
-    sealed = seal_facts(facts if facts is not None else facts_of(identity), identity)
+    sealed = sign_facts(facts if facts is not None else facts_of(identity), identity)
     return pb.Hop(
         peer_id=identity.peer_id, start=span.start, stop=span.stop, quantization="none", facts=sealed
     )

@@ -47,7 +47,7 @@ class RawEnd:
             if isinstance(packet, Ping):
                 await self.call.write(packets.encode_pong(packet.number))
             elif isinstance(packet, Data):
-                message = self.reassembly.add(packet)
+                message = self.reassembly.add_chunk(packet)
                 await self.call.write(packets.encode_ack(Ack(packet.sequence, 0, ())))
                 if message is not None:
                     return frames.decode(message).header

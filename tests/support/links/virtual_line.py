@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from molink.peer.wire.transmission.classes import TrafficClass
 from molink.peer.wire.transmission.uplink import Uplink
-from molink.peer.wire.transmission.values import Arrival, Outgoing, Send, Wait
+from molink.peer.wire.transmission.values import AckArrival, Outgoing, Send, Wait
 
 ACK_CHUNKS = 2
 ACK_DELAY_S = 0.004
@@ -144,7 +144,7 @@ class VirtualLink:
         self._received = 0
         self._connection = 1
         self._unacknowledged: dict[int, Send] = {}
-        self._pending: list[Arrival] = []
+        self._pending: list[AckArrival] = []
         self._last_stamp_s = 0.0
         self._last_ack_s = 0.0
         self._acknowledged_s = 0.0
@@ -239,7 +239,7 @@ class VirtualLink:
             self._last_ack_s, lambda: self._acked(arrivals) if connection == self._connection else None
         )
 
-    def _acked(self, arrivals: list[Arrival]) -> None:
+    def _acked(self, arrivals: list[AckArrival]) -> None:
         self._forget(arrivals[-1][0])
         self.uplink.acked(self.number, arrivals[-1][0], arrivals, self.clock.now_s)
 
@@ -272,7 +272,7 @@ class VirtualUplink:
             acked = link._acked
 
             def acked_and_awake(
-                arrivals: list[Arrival], acked: Callable[[list[Arrival]], None] = acked
+                arrivals: list[AckArrival], acked: Callable[[list[AckArrival]], None] = acked
             ) -> None:
                 acked(arrivals)
                 self.wake()

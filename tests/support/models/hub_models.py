@@ -7,9 +7,10 @@ from pathlib import Path
 
 from support.models.fake_hub import COMMIT, FakeHub, fake_hub, files_of
 
-from molink.shards.checkpoint.manifest import CONFIGURATION_FILES, TOKENIZER_FILES, Manifest
+from molink.shards.checkpoint.manifest import CONFIGURATION_FILES, Manifest
+from molink.shards.checkpoint.model_files import TOKENIZER_FILES
 from molink.shards.checkpoint.store import read_manifest
-from molink.shards.hub.hub import HubClient, Patience
+from molink.shards.hub.hub import HubClient, RetryPolicy
 from molink.shards.hub.hub_checkpoint import HubCheckpoint, read_checkpoint
 from molink.shards.hub.hub_weights import HubWeights
 from molink.shards.spec import Span
@@ -26,7 +27,7 @@ class HubSide:
     model_folder: Path
     """The model whole, as it lies at the hub."""
     folder: Path
-    patience: Patience = Patience(attempts=3, silence_s=10.0)  # noqa: RUF009 (a value)
+    patience: RetryPolicy = RetryPolicy(attempts=3, silence_s=10.0)  # noqa: RUF009 (a value)
     pauses: list[float] = field(default_factory=list)
 
     def open_client(self, commit: str = COMMIT) -> HubClient:

@@ -2,7 +2,8 @@
 
 A random tiny model soon repeats one token, and then a lost KV cache or a swapped layer goes unnoticed. The
 weights are therefore drawn larger than usual, so that 200 greedy tokens hold at least 50 different ones (30
-for the few architectures that resist).
+for the few architectures that resist). How each is drawn is found by trying and written down in
+`varied_weights.json`: `python tests/support/models/varied_weights.py --write` tries anew, for other versions of torch.
 """
 
 import atexit
@@ -13,7 +14,7 @@ import tempfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -31,9 +32,14 @@ from molink.shards.model.text_backbone import generative_class
 
 T = TypeVar("T")
 
+VARIED = Path(__file__).with_name("varied_weights.json")
+ENOUGH, LEAST = 50, 30
+"""Different tokens of 200: no better weights are looked for, and what is needed."""
 LAYERS = 6
 HIDDEN_SIZE = 64
 VOCABULARY = 384
+MONOTONOUS = "bloom"
+"""No weights give it varied text."""
 CONTEXT = 1024
 
 SENTENCES = (
@@ -226,21 +232,45 @@ def randomise(model: PreTrainedModel, gain: float, embedding: float, seed: int) 
                 parameter.copy_(parameter.round() + noise.clamp(-4, 4) * 0.1)
 
 
-def _diverse(model: PreTrainedModel, seed: int) -> None:
-    """Gives the model random weights under which its greedy text is varied, whatever the prompt."""
+class Drawn(NamedTuple):
+    """How random weights are drawn: what `randomise` is given."""
+
+    gain: float
+    embedding: float
+    seed: int
+
+
+def variety(model: PreTrainedModel, seed: int) -> int:
+    """How many different tokens 200 greedy ones hold at least, whatever the prompt."""
     prompts = [[5, 6, 7], [(seed + 7 * i) % VOCABULARY for i in range(3)], [200, 0, 3]]
-    best = (0, 0.0, 0.0, 0)
+    return min(len(set(tokens)) for tokens in _greedy(model, prompts, 200))
+
+
+def find_varied(model: PreTrainedModel, seed: int) -> Drawn:
+    """Gives the model random weights under which its greedy text is varied; says which."""
+    best, best_drawn = 0, Drawn(0.0, 0.0, 0)
     for attempt, gain, embedding in itertools.product(range(2), (2.0, 3.0, 1.5), (0.1, 1.0, 0.02)):
-        randomise(model, gain, embedding, seed + 1000 * attempt)
-        variety = min(len(set(tokens)) for tokens in _greedy(model, prompts, 200))
-        best = max(best, (variety, gain, embedding, seed + 1000 * attempt))
-        if variety >= 50:
-            return
-    if best[0] < 30:
-        raise RuntimeError(
-            f"no random weights give varied text; best (tokens of 200, gain, embedding, seed): {best}"
-        )
-    randomise(model, *best[1:])
+        drawn = Drawn(gain, embedding, seed + 1000 * attempt)
+        randomise(model, *drawn)
+        if (found := variety(model, seed)) > best:
+            best, best_drawn = found, drawn
+        if best >= ENOUGH:
+            break
+    if best < LEAST:
+        raise RuntimeError(f"no random weights give varied text; best {best} tokens of 200: {best_drawn}")
+    randomise(model, *best_drawn)
+    return best_drawn
+
+
+def model_key(architecture: str, seed: int, changes: str) -> str:
+    """What the way in which a model's weights are drawn depends on; `changes` is JSON."""
+    return f"{architecture} {seed} {changes}"
+
+
+@cache
+def varied_weights() -> dict[str, Drawn]:
+    """By what is said of a model in `model_key`."""
+    return {key: Drawn(*values) for key, values in json.loads(VARIED.read_text(encoding="utf-8")).items()}
 
 
 def quietly(action: Callable[[], T]) -> T:
@@ -267,20 +297,29 @@ def make_tiny_model(
     return Path(shutil.copytree(made, folder / architecture, dirs_exist_ok=True))
 
 
+def untrained(architecture: str, seed: int, changes: str) -> PreTrainedModel:
+    """The model as transformers makes it; `changes` of its configuration are JSON."""
+    model_type, settings = ARCHITECTURES[architecture]
+    torch.manual_seed(seed)
+    config = AutoConfig.for_model(model_type, **(settings | json.loads(changes)))
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    return model.eval()
+
+
 @cache
 def _made(architecture: str, seed: int, max_shard_size: str, changes: str) -> Path:
-    """Such a model in a folder that is there until this process ends: to find weights takes much longer than a copy."""
-    model_type, settings = ARCHITECTURES[architecture]
+    """Such a model in a folder that is there until this process ends."""
     target = Path(tempfile.mkdtemp(prefix="molink-tiny-model-"))
     atexit.register(shutil.rmtree, target)
 
     def build() -> None:
-        torch.manual_seed(seed)
-        config = AutoConfig.for_model(model_type, **(settings | json.loads(changes)))
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-        if architecture != "bloom":
-            _diverse(model, seed)
-        model.generation_config.eos_token_id = config.eos_token_id
+        model = untrained(architecture, seed, changes)
+        drawn = varied_weights().get(model_key(architecture, seed, changes))
+        if drawn is not None:
+            randomise(model, *drawn)
+        elif architecture != MONOTONOUS:
+            find_varied(model, seed)
+        model.generation_config.eos_token_id = model.config.eos_token_id
         model.save_pretrained(target, max_shard_size=max_shard_size)
         make_tokenizer().save_pretrained(target)
 

@@ -12,7 +12,7 @@ import httpx
 import uvicorn
 from fastapi import FastAPI
 
-from molink.client.api.generation import CircuitReport, Generation, Hop, Piece, TokenLogprob
+from molink.client.api.generation import CircuitReport, Generation, Hop, TextPiece, TokenLogprob
 from molink.client.gateway.app import create_app
 from molink.client.gateway.connections import Connections
 from molink.client.gateway.server import Server, server_config
@@ -74,7 +74,7 @@ class FakeSwarm:
 
     def stream_events(
         self, prompt: str | Sequence[int], *, params: SamplingParams | None = None, timeout_s: float = 30.0
-    ) -> AsyncIterator[Piece]:
+    ) -> AsyncIterator[TextPiece]:
         return self._pieces(prompt, params or SamplingParams(), timeout_s)
 
     def stream_chat_events(
@@ -83,10 +83,12 @@ class FakeSwarm:
         *,
         params: SamplingParams | None = None,
         timeout_s: float = 30.0,
-    ) -> AsyncIterator[Piece]:
+    ) -> AsyncIterator[TextPiece]:
         return self._pieces(messages, params or SamplingParams(), timeout_s)
 
-    async def _pieces(self, asked: object, params: SamplingParams, timeout_s: float) -> AsyncIterator[Piece]:
+    async def _pieces(
+        self, asked: object, params: SamplingParams, timeout_s: float
+    ) -> AsyncIterator[TextPiece]:
         assert timeout_s > 0
         self.calls.append((asked, params))
         scored = []
@@ -103,7 +105,7 @@ class FakeSwarm:
             if params.logprobs is not None:
                 scored.append(TokenLogprob(word, at, -0.5, top))
             last = at == len(self.words) - 1
-            yield Piece(
+            yield TextPiece(
                 text=word,
                 token_ids=(at,),
                 logprobs=tuple(scored[-1:]),

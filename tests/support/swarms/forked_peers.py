@@ -11,11 +11,14 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import ClassVar
+
+from support.swarms.live_swarms import PROGRAM_TIMEOUT_S, Ended, run_program
 
 from molink.client.local.local_swarm import LocalPeer, LocalSwarm
 
@@ -56,18 +59,24 @@ class ForkedProcess:
 
 
 class ForkedSwarm(LocalSwarm):
-    """A swarm whose peers are forked, where processes can be, and measure this machine only with models with which no
-    peer of this kind has measured it before."""
+    """A swarm whose peers are forked, where processes can be, and find out nothing that a peer of this kind has found
+    out before: each begins with what a later start on this machine would remember."""
 
     profiles: ClassVar[dict[str, object]] = {}
     """What all such peers have measured in this run."""
+    digests: ClassVar[dict[str, bytes]] = {}
+    """What they have read, tried and measured of models, by the name of the file that remembers it."""
 
     async def join(self, name: str, *options: str, initial_peers: Sequence[str] | None = None) -> LocalPeer:
-        remembered = self.folder / name / "profiles.json"
+        remembered, digests = self.folder / name / "profiles.json", self.folder / name / "digests"
         remembered.parent.mkdir(mode=0o700, exist_ok=True)
         remembered.write_text(json.dumps(self.profiles), encoding="utf-8")
+        digests.mkdir(mode=0o700, exist_ok=True)
+        for file, content in self.digests.items():
+            (digests / file).write_bytes(content)
         peer = await super().join(name, *options, initial_peers=initial_peers)
         self.profiles.update(json.loads(remembered.read_text(encoding="utf-8")))
+        self.digests.update({path.name: path.read_bytes() for path in digests.glob("*.json")})
         return peer
 
     async def _start(self, arguments: Sequence[str], log: Path) -> asyncio.subprocess.Process:
@@ -90,12 +99,28 @@ async def fork_peer(arguments: Sequence[str], environment: Mapping[str, str], lo
     return ForkedProcess(process, stdout)
 
 
+async def run_forked(arguments: Sequence[str], log: Path) -> Ended:
+    """Runs what is like `molink-peer ARGUMENTS` to its end; as `run_program` otherwise. `log` is a new file's path."""
+    if sys.platform != "linux":
+        return await run_program("molink.peer", *arguments)
+    process = await fork_peer(arguments, {**os.environ, "OMP_NUM_THREADS": "1"}, log)
+    try:
+        async with asyncio.timeout(PROGRAM_TIMEOUT_S):
+            out = await process.stdout.read()
+            status = await process.wait()
+    finally:
+        process.kill()
+    said = await asyncio.to_thread(log.read_text, "utf-8")
+    return Ended(status or 0, out.decode(), said)
+
+
 def run_peer(arguments: Sequence[str], environment: Mapping[str, str], log: Path, saying: Connection) -> None:
     """What the forked process does."""
     from molink.peer.commands import cli
 
     os.environ.clear()
     os.environ.update(environment)
+    tempfile.tempdir = None  # what the variables say counts now
     with saying, log.open("ab") as errors:
         os.dup2(saying.fileno(), 1)
         os.dup2(errors.fileno(), 2)

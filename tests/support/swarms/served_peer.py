@@ -20,9 +20,10 @@ from molink.peer.memory.memory import MemoryPlan
 from molink.peer.models.model import LocalModel
 from molink.peer.profiling.step_times import StepTimes
 from molink.peer.scheduling.in_flight_rules import Rule, molink
+from molink.peer.scheduling.microbatch import BatchLimits
 from molink.peer.scheduling.prefill_chunks import Cut, chunk_lengths
-from molink.peer.serving.artifact_server import Handout
-from molink.peer.serving.data_plane import Serving
+from molink.peer.serving.artifact_server import ArtifactServer
+from molink.peer.serving.data_plane import DataPlane
 from molink.peer.wire.link.certificate import new_certificate
 from molink.peer.wire.link.link import Link
 from molink.peer.wire.protocol import molink_pb2 as pb
@@ -48,7 +49,7 @@ class Served:
     """A peer and a client that has a link to it."""
 
     identity: Identity
-    serving: Serving
+    serving: DataPlane
     leases: LeaseBook
     spec: ModelSpec
     facts: PeerFacts
@@ -112,6 +113,7 @@ async def served(
     rule: Rule = molink,
     cut: Cut = chunk_lengths,
     step_times: StepTimes | None = None,
+    limits: BatchLimits | None = None,
 ) -> AsyncIterator[Served]:
     """A peer with room for the weights of the span (None: all) and the KV cache of `kv_tokens` tokens in it, and swap
     space; and its client."""
@@ -122,12 +124,12 @@ async def served(
     leases = LeaseBook(spec, MemoryPlan(weights + kv_bytes, 0, weights, swap_bytes))
     identity = Identity.generate()
     certificate = new_certificate(identity.peer_id)
-    serving = Serving(
+    serving = DataPlane(
         identity,
         None,
         certificate,
         DeviceBackend(model, DEVICE),
-        Handout.of(model),
+        ArtifactServer.of(model),
         leases,
         ("127.0.0.1", 0),
         PeerMetrics(),
@@ -136,6 +138,7 @@ async def served(
         rule,
         cut=cut,
         step_times=step_times,
+        limits=limits,
     )
     async with serving, End(is_client=True) as client:
         facts = replace(

@@ -21,7 +21,7 @@ QUICK = DiscoveryTiming(
     interval_s=0.5,
     change_gap_s=0.05,
     facts_interval_s=60.0,
-    repair_interval_s=0.5,
+    anti_entropy_interval_s=0.5,
     refresh_interval_s=0.3,
     keepalive_s=0.3,
     silence_s=2.0,
@@ -29,7 +29,7 @@ QUICK = DiscoveryTiming(
     bootstrap_timeout_s=6.0,
     upkeep_s=0.1,
     redial_s=0.5,
-    offer_gap_s=0.05,
+    ihave_interval_s=0.05,
     heard_s=0.2,
 )
 """States live for two seconds."""

@@ -7,9 +7,9 @@ from dataclasses import replace
 from support.links.data_plane import SPEC
 from support.swarms.swarm_examples import facts_of, state_of
 
-from molink.client.circuit.scouting import Scouts
+from molink.client.circuit.scouting import ReachabilityProbes
 from molink.dht.identity.identity import Identity
-from molink.dht.records.announcement import seal_facts
+from molink.dht.records.announcement import sign_facts
 from molink.dht.records.records import LayerLatency, PeerFacts, PeerView
 from molink.peer.wire.link.link import LinkError
 from molink.peer.wire.protocol import molink_pb2 as pb
@@ -84,16 +84,16 @@ class FakePeer:
         state = replace(
             state_of(self.identity), spans=spans, free_weight_bytes=free_weight_bytes, sessions=0, queued=0
         )
-        return PeerView(facts, state, 0.0, seal_facts(facts, self.identity))
+        return PeerView(facts, state, 0.0, sign_facts(facts, self.identity))
 
 
 class FakeConnection:
-    """What Former and ClientSession use of a Connection. It is its own `links`."""
+    """What CircuitBuilder and ClientSession use of a SwarmConnection. It is its own `links`."""
 
     def __init__(self, *peers: FakePeer) -> None:
         self.peers = list(peers)
         self.links = self
-        self.scouts = Scouts(self)  # type: ignore[arg-type]
+        self.probes = ReachabilityProbes(self)  # type: ignore[arg-type]
         self.initial_peer_ids: frozenset[str] = frozenset()
         self.refreshes = 0
         self.sinks: dict[bytes, object] = {}

@@ -6,7 +6,7 @@ from molink.peer.redundancy.partners import PairRoom, spread
 from molink.peer.redundancy.roles import is_short, prefiller, prefills_next
 from molink.simnet.papers.redundancy.cluster.baselines import may_join
 from molink.simnet.papers.redundancy.cluster.cluster import Cluster, Computed, Step
-from molink.simnet.papers.redundancy.cluster.groups import Group, Placing
+from molink.simnet.papers.redundancy.cluster.groups import Group, GroupPlacement
 from molink.simnet.papers.redundancy.cluster.handover import stream_prompts
 from molink.simnet.papers.redundancy.cluster.jobs import Job
 from molink.simnet.papers.redundancy.cluster.pair_copies import PairCopies
@@ -25,7 +25,7 @@ class Accellm:
         self._quads = tuple(zip(*(iter(numbers),) * 4, strict=False))
         self._groups = {pair[0]: Group(pair) for pair in self._pairs}
         self._group_of = {number: self._groups[number - number % 2] for number in numbers}
-        self._placing = Placing(cluster)
+        self._placing = GroupPlacement(cluster)
         self._copies = PairCopies(cluster, self)
         self.short_requests = 0
         """Prompts that were computed while memory was short."""

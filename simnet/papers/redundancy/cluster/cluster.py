@@ -11,7 +11,7 @@ from molink.simnet.devices.devices import Work
 from molink.simnet.papers.redundancy.cluster.instances import InstanceProfile
 from molink.simnet.papers.redundancy.cluster.jobs import Instance, Job
 from molink.simnet.papers.redundancy.cluster.ports import Port
-from molink.simnet.papers.redundancy.cluster.workloads import Request
+from molink.simnet.papers.redundancy.cluster.workloads import RedundancyRequest
 
 PREFILL_TOKENS = 4096
 """Of prompts, in one step: vLLM's default for a model of that context length. A longer prompt is computed alone."""
@@ -44,7 +44,7 @@ class Computed:
     """Those that have all of their tokens."""
 
 
-class Policy(Protocol):
+class ClusterPolicy(Protocol):
     """Decides who computes what."""
 
     def arrive(self, jobs: Sequence[Job]) -> None:
@@ -73,11 +73,11 @@ class Cluster:
         self.instances = tuple(Instance(number, capacity) for number in range(instances))
         self.ports = tuple(Port(bytes_per_s) for _ in range(instances))
         self.jobs: list[Job] = []
-        self.policy: Policy | None = None
+        self.policy: ClusterPolicy | None = None
         self.tokens: Counter[int] = Counter()
         """Drawn in each second."""
 
-    def arrive(self, requests: Sequence[Request], policy: Policy) -> None:
+    def arrive(self, requests: Sequence[RedundancyRequest], policy: ClusterPolicy) -> None:
         """Each at its time, all of one time together."""
         self.policy = policy
         together: dict[float, list[Job]] = {}

@@ -26,7 +26,7 @@ class Group:
         return len(self.instances) > PAIR
 
 
-class Placing:
+class GroupPlacement:
     """Finds room in a group; copies give way to what has no other place."""
 
     def __init__(self, cluster: Cluster) -> None:

@@ -5,14 +5,14 @@ from dataclasses import dataclass, field
 
 from molink.peer.redundancy.pair_balance import HeldSequence
 from molink.peer.redundancy.roles import Standing
-from molink.simnet.papers.redundancy.cluster.workloads import Request
+from molink.simnet.papers.redundancy.cluster.workloads import RedundancyRequest
 
 
 @dataclass(slots=True, eq=False)
 class Job:
     """One request and what has become of it."""
 
-    request: Request
+    request: RedundancyRequest
     tokens: int = 0
     """With keys and values."""
     begun_tokens: int = 0

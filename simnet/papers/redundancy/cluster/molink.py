@@ -10,7 +10,7 @@ from molink.peer.redundancy.partners import Copy, PairRoom, spread
 from molink.peer.redundancy.prompt_pieces import next_pieces, piece_tokens, prompt_order
 from molink.simnet.devices.devices import Work
 from molink.simnet.papers.redundancy.cluster.cluster import PREFILL_TOKENS, Cluster, Computed, Step
-from molink.simnet.papers.redundancy.cluster.groups import Placing
+from molink.simnet.papers.redundancy.cluster.groups import GroupPlacement
 from molink.simnet.papers.redundancy.cluster.instances import InstanceProfile
 from molink.simnet.papers.redundancy.cluster.jobs import Job
 from molink.simnet.papers.redundancy.cluster.pair_copies import PairCopies
@@ -28,7 +28,7 @@ class Molink:
         self._pairs = tuple((number, number + 1) for number in numbers[::2])
         self._queues: tuple[list[Job], ...] = tuple([] for _ in self._pairs)
         self._begun: dict[int, Job] = {}
-        self._placing = Placing(cluster)
+        self._placing = GroupPlacement(cluster)
         self._copies = PairCopies(cluster, self)
         self._piece = _piece(cluster.profile)
         self.short_requests = 0

@@ -20,10 +20,6 @@ class Workload:
     least_tokens: int
     most_tokens: int
 
-    @property
-    def mean_tokens(self) -> float:
-        return (self.least_tokens + self.most_tokens) / 2
-
 
 WORKLOADS: Mapping[str, Workload] = MappingProxyType(
     {
@@ -38,7 +34,7 @@ WORKLOADS: Mapping[str, Workload] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class RedundancyRequest:
     """What a client asks for."""
 
     number: int
@@ -52,7 +48,7 @@ class Request:
 
 def requests(
     workload: Workload, rate_rps: float, duration_s: float, arrivals: str, seed: int
-) -> tuple[Request, ...]:
+) -> tuple[RedundancyRequest, ...]:
     """In order of arrival. Lengths of the n-th request depend on the seed alone, not on the rate.
 
     Raises:
@@ -67,7 +63,7 @@ def requests(
     found = []
     for number, at_s in enumerate(times_s):
         prompt, output = (lengths.randint(workload.least_tokens, workload.most_tokens) for _ in range(2))
-        found.append(Request(number, at_s, prompt, output, prompt + workload.most_tokens))
+        found.append(RedundancyRequest(number, at_s, prompt, output, prompt + workload.most_tokens))
     return tuple(found)
 
 

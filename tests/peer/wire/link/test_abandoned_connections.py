@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from support.links.data_plane import asynchronous
 
-from molink.peer.wire.link.active_connection import Carried
+from molink.peer.wire.link.active_connection import ActiveConnection
 from molink.peer.wire.link.dialling import _abandon
 from molink.peer.wire.link.link import Resumed
 
@@ -66,7 +66,7 @@ def test_the_dial_that_has_won_is_closed_where_nobody_gets_it(*, cancelled: bool
 async def test_a_connection_is_closed_where_letting_it_go_is_cancelled() -> None:
     held = Held()
     traffic = SimpleNamespace(next_packet=lambda _: math.inf)
-    carried = Carried(held, traffic, lambda _: None, "peer")  # type: ignore[arg-type]
+    carried = ActiveConnection(held, traffic, lambda _: None, "peer")  # type: ignore[arg-type]
     await held.reading.wait()
     ending = asyncio.create_task(carried.let_go(None, dialled=True))
     await held.ending.wait()

@@ -144,16 +144,16 @@ async def test_signs_of_life_leave_a_link_quiet_and_a_frame_does_not() -> None:
     async with End() as a, End() as b:
         link = await a.links.to(b.facts)
         await soon(link.measured())
-        used_s = link._traffic.keepalive.used_s
-        link._traffic.ping(asyncio.get_running_loop().time())
-        heard_s = link._traffic.keepalive.heard_s
-        await until(lambda: link._traffic.keepalive.heard_s > heard_s)
-        assert link._traffic.keepalive.used_s == used_s
+        used_s = link._packets.keepalive.used_s
+        link._packets.ping(asyncio.get_running_loop().time())
+        heard_s = link._packets.keepalive.heard_s
+        await until(lambda: link._packets.keepalive.heard_s > heard_s)
+        assert link._packets.keepalive.used_s == used_s
         assert link.post(pb.Tokens())
         assert link.quiet_s == 0.0
         await soon(b.handler.frames.get())
-        assert link._traffic.keepalive.used_s > used_s
-        await until(lambda: not link._traffic.owes_or_is_owed)
+        assert link._packets.keepalive.used_s > used_s
+        await until(lambda: not link._packets.owes_or_is_owed)
         assert link.quiet_s > 0.0
 
 

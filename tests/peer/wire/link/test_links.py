@@ -10,12 +10,13 @@ from support.links.cutting_proxy import CuttingProxy
 from support.links.data_plane import DEADLINE_S, End, Recorder, asynchronous, facts_at, released, soon, until
 from support.links.raw_end import ended, raw_call, raw_link, read
 
+from molink.dht.errors import PortInUse
 from molink.dht.identity.identity import Identity
 from molink.dht.identity.swarm_key import SwarmKey
 from molink.peer.wire.link import acceptor as acceptor_module
 from molink.peer.wire.link import link as link_module
 from molink.peer.wire.link import requests as requests_module
-from molink.peer.wire.link.acceptor import Acceptor, PortInUse
+from molink.peer.wire.link.acceptor import Acceptor
 from molink.peer.wire.link.certificate import new_certificate
 from molink.peer.wire.link.dialling import DialledConnection, GrpcStream
 from molink.peer.wire.link.handshake import Remote

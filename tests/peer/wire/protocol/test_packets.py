@@ -115,7 +115,7 @@ def test_messages_cut_and_mixed_in_any_way_become_whole_again(
         content = messages[number - 1][1]
         size = rng.randint(1, len(content) - offset)
         sequence += 1
-        message = reassembly.add(
+        message = reassembly.add_chunk(
             Data(
                 traffic_class,
                 number,
@@ -138,11 +138,11 @@ def test_messages_cut_and_mixed_in_any_way_become_whole_again(
 def test_unfinished_messages_take_what_has_arrived_of_them_and_no_more_than_the_limit() -> None:
     reassembly = Reassembly(limit_bytes=1000)
     declared = 32 * 1024 * 1024
-    assert reassembly.add(Data(TrafficClass.PREFILL, 1, declared, 0, 1, memoryview(bytes(600)))) is None
+    assert reassembly.add_chunk(Data(TrafficClass.PREFILL, 1, declared, 0, 1, memoryview(bytes(600)))) is None
     assert reassembly.partial_bytes == 600
     with pytest.raises(PacketError) as refused:
-        reassembly.add(Data(TrafficClass.WEIGHTS, 2, declared, 0, 2, memoryview(bytes(401))))
+        reassembly.add_chunk(Data(TrafficClass.WEIGHTS, 2, declared, 0, 2, memoryview(bytes(401))))
     assert refused.value.code == CloseCode.OVERLOAD
     assert reassembly.partial_bytes == 600
-    reassembly.drop(1)
+    reassembly.drop_message(1)
     assert (reassembly.partial_bytes, len(reassembly)) == (0, 1)

@@ -5,19 +5,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from molink.peer.wire.transmission.decode_times import (
-    Circuit,
+    DecodePipeline,
     DecodeProfile,
     FirstBatch,
-    Hop,
+    PipelineLink,
     RunningBatch,
     available_s,
     decode_finish_s,
 )
 
 PROFILE = DecodeProfile(((1, 0.010), (5, 0.018), (9, 0.030)))
-CIRCUIT = Circuit(
+CIRCUIT = DecodePipeline(
     profiles=(PROFILE, DecodeProfile(((1, 0.020),)), PROFILE),
-    hops=(Hop(0.030, 12.5e6), Hop(0.010, 2.5e6), Hop(0.020, 1e6)),
+    hops=(PipelineLink(0.030, 12.5e6), PipelineLink(0.010, 2.5e6), PipelineLink(0.020, 1e6)),
     activation_bytes=12_500,
     token_bytes=2,
 )
@@ -73,6 +73,6 @@ def test_a_profile_that_is_none_is_refused(points: tuple[tuple[int, float], ...]
 
 def test_a_circuit_has_a_hop_for_each_stage() -> None:
     with pytest.raises(ValueError, match="hops"):
-        Circuit((PROFILE,), (), 1, 1)
+        DecodePipeline((PROFILE,), (), 1, 1)
     with pytest.raises(ValueError, match="a hop needs"):
-        Hop(0.0, 0.0)
+        PipelineLink(0.0, 0.0)

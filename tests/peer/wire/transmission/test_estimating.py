@@ -7,8 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from molink.peer.wire.estimation.bottleneck_model import LineModel
-from molink.peer.wire.estimation.decode_intervals import KNOWN, LONGEST_GAP_S, PASSED_S, DecodeSpacing
+from molink.peer.wire.estimation.bottleneck_model import BottleneckModel
+from molink.peer.wire.estimation.decode_intervals import (
+    KNOWN,
+    LONGEST_GAP_S,
+    PASSED_S,
+    DecodeIntervalPredictor,
+)
 from molink.peer.wire.estimation.estimator import DelayEstimator, RateEstimator, WindowedMinimum
 
 GAPS_S = st.floats(1e-4, 0.1)
@@ -23,7 +28,7 @@ def test_the_rate_lies_between_the_slowest_and_the_fastest_that_was_seen(
     estimator, now_s = RateEstimator(), 5.0
     for number, (gap_s, size_bytes, more) in enumerate(arrivals):
         now_s += gap_s
-        estimator.arrived(now_s, now_s, size_bytes, more)
+        estimator.record_arrival(now_s, now_s, size_bytes, more)
         if number in idle:
             estimator.idle()
         rate = estimator.bytes_per_s
@@ -42,13 +47,13 @@ def test_messages_behind_which_nothing_waits_never_lower_the_rate(
     estimator, now_s = RateEstimator(), 0.0
     for gap_s, size_bytes in busy:
         now_s += gap_s
-        estimator.arrived(now_s, now_s, size_bytes, True)
-    estimator.arrived(now_s + 0.001, now_s + 0.001, 1000, False)
+        estimator.record_arrival(now_s, now_s, size_bytes, True)
+    estimator.record_arrival(now_s + 0.001, now_s + 0.001, 1000, False)
     now_s += 0.001
     least = estimator.bytes_per_s
     for gap_s, size_bytes in alone:
         now_s += gap_s
-        estimator.arrived(now_s, now_s, size_bytes, False)
+        estimator.record_arrival(now_s, now_s, size_bytes, False)
         if least is not None:
             assert estimator.bytes_per_s is not None
             assert estimator.bytes_per_s >= least
@@ -70,7 +75,7 @@ def test_the_rate_follows_a_line_that_halves_or_doubles_within_two_seconds(
         while served_s < until_s:
             served_s += 0.002 * rate / now_rate
             stamp_s = max(stamp_s, served_s + rng.uniform(0.0, jitter_s))
-            estimator.arrived(stamp_s, served_s, round(0.002 * rate), True)
+            estimator.record_arrival(stamp_s, served_s, round(0.002 * rate), True)
     assert estimator.bytes_per_s == pytest.approx(change * rate, rel=0.15)
 
 
@@ -83,7 +88,7 @@ def test_the_least_of_a_window_is_one_of_its_values_and_none_of_the_last_window_
     for gap_s, value in values:
         now_s += gap_s
         seen.append((now_s, value))
-        least = window.add(value, now_s)
+        least = window.update(value, now_s)
         assert least == window.least
         assert least in [one for at_s, one in seen if now_s - at_s <= 15.0 + 1e-9]
         assert all(least <= one for at_s, one in seen if now_s - at_s < 5.0)
@@ -101,7 +106,7 @@ def test_queueing_is_what_was_waited_above_the_least_whatever_the_other_clock_sa
     for gap_s, waited_s, more in ways:
         now_s += gap_s
         waits_s.append(waited_s)
-        queueing_s = estimator.arrived(
+        queueing_s = estimator.record_arrival(
             now_s, now_s + 0.015 + waited_s + offset_s, now_s + 0.04 + waited_s, more, False
         )
         assert queueing_s == pytest.approx(waited_s - min(waits_s), abs=1e-6)
@@ -111,14 +116,14 @@ def test_queueing_is_what_was_waited_above_the_least_whatever_the_other_clock_sa
 
 @given(sent=st.lists(st.tuples(st.floats(0.0, 0.02), st.integers(1, 64 * 1024)), max_size=80))
 def test_a_line_of_the_estimated_rate_needs_no_correction(sent: list[tuple[float, int]]) -> None:
-    line, now_s, free_s, rate = LineModel(), 0.0, 0.0, 1e6
+    line, now_s, free_s, rate = BottleneckModel(), 0.0, 0.0, 1e6
     for gap_s, size_bytes in sent:
         now_s += gap_s
         waits_s = max(0.0, free_s - now_s)
         assert line.queued_s(now_s) == pytest.approx(waits_s, abs=1e-9)
-        predicted = line.sent(size_bytes, rate, now_s)
+        predicted = line.record_sent(size_bytes, rate, now_s)
         free_s = max(free_s, now_s) + size_bytes / rate
-        line.arrived(predicted, waits_s, now_s, 10.0, waits_s)
+        line.record_arrival(predicted, waits_s, now_s, 10.0, waits_s)
         assert line.queued_s(now_s) == pytest.approx(free_s - now_s, abs=1e-6)
 
 
@@ -131,32 +136,32 @@ def test_a_line_of_the_estimated_rate_needs_no_correction(sent: list[tuple[float
 def test_a_lines_queue_is_never_negative_and_a_measurement_makes_it_no_longer_than_what_is_in_flight(
     steps: list[tuple[float, int, float, float]],
 ) -> None:
-    line, now_s = LineModel(), 0.0
+    line, now_s = BottleneckModel(), 0.0
     for gap_s, size_bytes, waited_s, most_s in steps:
         now_s += gap_s
-        predicted = line.sent(size_bytes, 1e6, now_s)
+        predicted = line.record_sent(size_bytes, 1e6, now_s)
         before_s = line.queued_s(now_s)
-        line.arrived(predicted, waited_s, now_s, most_s, waited_s)
+        line.record_arrival(predicted, waited_s, now_s, most_s, waited_s)
         assert 0.0 <= line.queued_s(now_s) <= max(before_s, most_s) + 1e-9
 
 
 def test_a_line_that_is_slower_than_estimated_is_soon_known_to_be_full() -> None:
-    line, free_s = LineModel(), 0.0
+    line, free_s = BottleneckModel(), 0.0
     for number in range(200):
         now_s = 0.01 * number
-        predicted = line.sent(10_000, 1.25e6, now_s)
+        predicted = line.record_sent(10_000, 1.25e6, now_s)
         waited_s = max(0.0, free_s - now_s)
         free_s = max(free_s, now_s) + 10_000 / 0.9e6
-        line.arrived(predicted, waited_s, now_s, 10.0, waited_s)
+        line.record_arrival(predicted, waited_s, now_s, 10.0, waited_s)
     assert line.queued_s(now_s) == pytest.approx(free_s - now_s, rel=0.25)
 
 
 @given(gap_s=st.floats(0.01, 1.0), jitter=st.floats(0.0, 0.1), seed=st.integers(0, 100))
 def test_a_regular_decode_is_expected_a_gap_after_the_last(gap_s: float, jitter: float, seed: int) -> None:
-    spacing, rng = DecodeSpacing(), random.Random(seed)
+    spacing, rng = DecodeIntervalPredictor(), random.Random(seed)
     for number in range(20):
         now_s = gap_s * (number + rng.uniform(0, jitter))
-        spacing.pushed((b"a",), now_s)
+        spacing.record_decode((b"a",), now_s)
     assert spacing.next_s(now_s) == pytest.approx(now_s + gap_s, abs=(2 * jitter + 1e-6) * gap_s)
     assert spacing.next_s(now_s + 3 * gap_s) == math.inf
 
@@ -169,10 +174,10 @@ def test_a_regular_decode_is_expected_a_gap_after_the_last(gap_s: float, jitter:
 def test_whatever_is_pushed_no_decode_is_expected_in_the_past_or_far_away(
     pushes: list[tuple[float, list[bytes]]],
 ) -> None:
-    spacing, now_s = DecodeSpacing(), 0.0
+    spacing, now_s = DecodeIntervalPredictor(), 0.0
     for gap_s, sessions in pushes:
         now_s += gap_s
-        spacing.pushed(tuple(sessions), now_s)
+        spacing.record_decode(tuple(sessions), now_s)
         next_s = spacing.next_s(now_s)
         assert next_s == math.inf or now_s - PASSED_S <= next_s <= now_s + LONGEST_GAP_S
         assert len(spacing._streams) <= KNOWN

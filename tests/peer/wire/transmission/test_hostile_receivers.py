@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from support.links.hostile_line import PROMPT_BYTES, RATE, BesetUplink, Lie
 from support.links.virtual_line import quantile
 
-from molink.peer.wire.estimation.bottleneck_model import LineModel
-from molink.peer.wire.estimation.shared_rate import HOLDS_S, OUTWEIGHED, SharedRate, Shown
+from molink.peer.wire.estimation.bottleneck_model import BottleneckModel
+from molink.peer.wire.estimation.shared_rate import HOLDS_S, OUTWEIGHED, LinkEvidence, UplinkRate
 from molink.peer.wire.transmission.classes import TrafficClass
-from molink.peer.wire.transmission.fair_parts import COMPLAINT_S, HEEDED_S, FairParts, Part
+from molink.peer.wire.transmission.fair_parts import COMPLAINT_S, HEEDED_S, FairShareGuard, LinkShare
 from molink.peer.wire.transmission.state import STALLED_S
 from molink.peer.wire.transmission.uplink import Uplink
 from molink.peer.wire.transmission.values import Outgoing, Send
@@ -128,14 +128,16 @@ def test_a_link_that_comes_after_a_slow_one_is_not_held_to_what_that_one_showed(
 # -- whose word holds
 
 
-def measured(shared: SharedRate, shown: Shown, bytes_per_s: float, seconds: float, sent: list[float]) -> None:
+def measured(
+    shared: UplinkRate, shown: LinkEvidence, bytes_per_s: float, seconds: float, sent: list[float]
+) -> None:
     """Bulk goes over one link alone for some seconds. `sent`: the clock, and what was sent over all links."""
     for _ in range(round(seconds / 0.01)):
         sent[0] += 0.01
         size_bytes = round(bytes_per_s * 0.01)
         sent[1] += size_bytes
-        if shown.rate.arrived(sent[0], sent[0] - 0.03, size_bytes, True, 0.03):
-            shared.measured(shown, shown.acked_bytes + 4 * size_bytes, sent[0])
+        if shown.rate.record_arrival(sent[0], sent[0] - 0.03, size_bytes, True, 0.03):
+            shared.record_measurement(shown, shown.acked_bytes + 4 * size_bytes, sent[0])
 
 
 @settings(max_examples=15, deadline=None)
@@ -143,7 +145,7 @@ def measured(shared: SharedRate, shown: Shown, bytes_per_s: float, seconds: floa
 def test_what_a_link_has_shown_holds_until_others_have_carried_four_times_its_bytes(
     part: float, honest_s: float
 ) -> None:
-    shared, honest, other, sent = SharedRate(LineModel()), Shown(), Shown(), [0.0, 0.0]
+    shared, honest, other, sent = UplinkRate(BottleneckModel()), LinkEvidence(), LinkEvidence(), [0.0, 0.0]
     measured(shared, honest, 5e6, honest_s, sent)
     known = shared.bytes_per_s
     assert known == pytest.approx(5e6, rel=0.01)
@@ -157,41 +159,41 @@ def test_what_a_link_has_shown_holds_until_others_have_carried_four_times_its_by
 
 
 def test_no_link_holds_for_longer_than_some_seconds_of_its_rate() -> None:
-    shared, fast, slow, sent = SharedRate(LineModel()), Shown(), Shown(), [0.0, 0.0]
+    shared, fast, slow, sent = UplinkRate(BottleneckModel()), LinkEvidence(), LinkEvidence(), [0.0, 0.0]
     measured(shared, fast, 5e6, 10 * HOLDS_S, sent)
     measured(shared, slow, 2.5e6, 2 * OUTWEIGHED * HOLDS_S + 1.0, sent)
     assert shared.bytes_per_s == pytest.approx(2.5e6, rel=0.01)
 
 
 def test_the_word_of_a_link_that_is_gone_holds_on_and_only_one_such_is_kept() -> None:
-    shared, sent = SharedRate(LineModel()), [0.0, 0.0]
+    shared, sent = UplinkRate(BottleneckModel()), [0.0, 0.0]
     for rate in (1e6, 5e6, 2e6, 3e6):
-        link = Shown()
+        link = LinkEvidence()
         measured(shared, link, rate, 1.0, sent)
-        shared.forget(link)
+        shared.forget_link(link)
     assert shared.bytes_per_s == pytest.approx(5e6, rel=0.01)
-    assert len(shared._shown) == 1
+    assert len(shared._evidence) == 1
 
 
 def test_a_line_that_proves_to_be_faster_is_free_the_sooner() -> None:
-    line = LineModel()
-    line.sent(100_000, 1e4, 0.0)
+    line = BottleneckModel()
+    line.record_sent(100_000, 1e4, 0.0)
     assert line.queued_s(1.0) == pytest.approx(9.0)
-    line.faster(100.0, 1.0)
+    line.speed_up(100.0, 1.0)
     assert line.queued_s(1.0) == pytest.approx(0.09)
-    line.faster(2.0, 5.0)
+    line.speed_up(2.0, 5.0)
     assert line.queued_s(5.0) == 0.0
 
 
 @given(sent=st.lists(st.tuples(st.integers(1, 64 * 1024), st.floats(0.0, 0.02)), min_size=1, max_size=60))
 def test_a_link_takes_no_more_off_the_shared_queue_than_it_put_there(sent: list[tuple[int, float]]) -> None:
-    line, alone, now_s = LineModel(), LineModel(), 0.0
+    line, alone, now_s = BottleneckModel(), BottleneckModel(), 0.0
     for size_bytes, gap_s in sent:
         now_s += gap_s
         for one in (line, alone):
-            one.sent(50_000, 1e6, now_s)
-        predicted = line.sent(size_bytes, 1e6, now_s)
-        line.arrived(predicted, 0.0, now_s, 0.0, 0.0, size_bytes / 1e6)
+            one.record_sent(50_000, 1e6, now_s)
+        predicted = line.record_sent(size_bytes, 1e6, now_s)
+        line.record_arrival(predicted, 0.0, now_s, 0.0, 0.0, size_bytes / 1e6)
         assert line.queued_s(now_s) >= alone.queued_s(now_s) - 1e-9
 
 
@@ -199,13 +201,13 @@ def test_a_link_takes_no_more_off_the_shared_queue_than_it_put_there(sent: list[
 
 
 def test_who_has_had_more_than_its_part_waits_while_another_complains_and_no_longer() -> None:
-    parts, greedy, meek = FairParts(), Part(), Part()
+    parts, greedy, meek = FairShareGuard(), LinkShare(), LinkShare()
     for number in range(100):
-        greedy.sent(50_000, 0.01 * number)
+        greedy.record_sent(50_000, 0.01 * number)
     assert parts.wait_s(greedy, 2.5e6, 1.0) == 0.0, "nobody complains"
-    parts.queues(meek, COMPLAINT_S / 2, 2.5e6, 1.0)
+    parts.report_queue(meek, COMPLAINT_S / 2, 2.5e6, 1.0)
     assert parts.wait_s(greedy, 2.5e6, 1.0) == 0.0, "a queue as it should be"
-    parts.queues(meek, 2 * COMPLAINT_S, 2.5e6, 1.0)
+    parts.report_queue(meek, 2 * COMPLAINT_S, 2.5e6, 1.0)
     assert parts.wait_s(greedy, 2.5e6, 1.0) > 0.0
     assert parts.wait_s(meek, 2.5e6, 1.0) == 0.0
     assert parts.wait_s(greedy, math.inf, 1.0) == 0.0, "nothing is known of the uplink"
@@ -217,13 +219,13 @@ def test_who_has_had_more_than_its_part_waits_while_another_complains_and_no_lon
     fair=st.floats(1e4, 1e8),
 )
 def test_no_complaint_pushes_a_link_below_its_part(sent: list[tuple[int, float]], fair: float) -> None:
-    parts, honest, liar, now_s = FairParts(), Part(), Part(), 1.0
+    parts, honest, liar, now_s = FairShareGuard(), LinkShare(), LinkShare(), 1.0
     for size_bytes, gap_s in sent:
         now_s += gap_s
-        parts.queues(liar, 1e9, fair, now_s)
+        parts.report_queue(liar, 1e9, fair, now_s)
         sent_bytes, seconds = honest.recent(now_s)
         assert (parts.wait_s(honest, fair, now_s) > 0.0) == (sent_bytes / fair > seconds)
-        honest.sent(size_bytes, now_s)
+        honest.record_sent(size_bytes, now_s)
 
 
 def test_bulk_behind_what_nobody_acknowledges_is_its_links_own_affair() -> None:

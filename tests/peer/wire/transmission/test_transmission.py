@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from molink.peer.wire.transmission.classes import DEFAULT_SHARES, TrafficClass
-from molink.peer.wire.transmission.send_queue import Backlog
+from molink.peer.wire.transmission.send_queue import SendQueue
 from molink.peer.wire.transmission.values import Outgoing
-from molink.peer.wire.transmission.weighted_fair_queue import ByteShares
+from molink.peer.wire.transmission.weighted_fair_queue import WeightedFairQueue
 
 DECODE, CONTROL, PREFILL, WEIGHTS = (
     TrafficClass.DECODE,
@@ -23,7 +23,7 @@ DECODE, CONTROL, PREFILL, WEIGHTS = (
 CLASSES = st.sampled_from(TrafficClass)
 
 
-class SendQueue:
+class WholeMessageQueue:
     """What waits for a line that takes whole messages: the backlog, and the shares that choose from it."""
 
     def __init__(
@@ -32,8 +32,8 @@ class SendQueue:
         limit_frames: int = 4096,
         shares: Mapping[TrafficClass, float] = DEFAULT_SHARES,
     ) -> None:
-        self._backlog = Backlog(limit_bytes, limit_frames)
-        self._shares = ByteShares(shares)
+        self._backlog = SendQueue(limit_bytes, limit_frames)
+        self._shares = WeightedFairQueue(shares)
         self._frames: dict[int, bytes] = {}
         self._pushed = 0
 
@@ -58,7 +58,7 @@ class SendQueue:
         waiting = {one: queued.left_bytes for one, queued in heads.items()}
         chosen = self._shares.choose(waiting)
         self._shares.charge(chosen, waiting[chosen], waiting)
-        return self._frames.pop(self._backlog.take(heads[chosen], waiting[chosen]).message)
+        return self._frames.pop(self._backlog.take_chunk(heads[chosen], waiting[chosen]).message)
 
 
 def make_frame(traffic_class: TrafficClass, size_bytes: int) -> bytes:
@@ -72,13 +72,13 @@ def class_of(frame: bytes | None) -> TrafficClass:
 
 
 def test_an_empty_queue_has_nothing_to_send() -> None:
-    queue = SendQueue()
+    queue = WholeMessageQueue()
     assert queue.pop() is None
     assert len(queue) == queue.queued_bytes == 0
 
 
 def test_classes_leave_in_their_order_whatever_the_order_of_arrival() -> None:
-    queue = SendQueue()
+    queue = WholeMessageQueue()
     for traffic_class in reversed(TrafficClass):
         assert queue.push(traffic_class, make_frame(traffic_class, 10))
     assert [class_of(queue.pop()) for _ in TrafficClass] == list(TrafficClass)
@@ -87,7 +87,7 @@ def test_classes_leave_in_their_order_whatever_the_order_of_arrival() -> None:
 @given(sizes=st.lists(st.integers(1, 40), min_size=1, max_size=40))
 @settings(deadline=None)
 def test_the_frames_of_a_class_leave_in_the_order_they_came(sizes: list[int]) -> None:
-    queue = SendQueue()
+    queue = WholeMessageQueue()
     frames = [bytes([number]) * size for number, size in enumerate(sizes)]
     assert all(queue.push(PREFILL, frame) for frame in frames)
     assert queue.queued_bytes == sum(sizes)
@@ -95,7 +95,7 @@ def test_the_frames_of_a_class_leave_in_the_order_they_came(sizes: list[int]) ->
 
 
 def test_decode_goes_first_until_prefill_has_earned_its_frame() -> None:
-    queue = SendQueue()
+    queue = WholeMessageQueue()
     queue.push(PREFILL, make_frame(PREFILL, 64_000))
     sent = []
     while PREFILL not in sent:
@@ -107,7 +107,7 @@ def test_decode_goes_first_until_prefill_has_earned_its_frame() -> None:
 
 
 def test_prefill_goes_at_once_when_no_decode_waits_and_is_not_made_to_pay_for_it() -> None:
-    queue = SendQueue()
+    queue = WholeMessageQueue()
     queue.push(PREFILL, make_frame(PREFILL, 10_000))
     for _ in range(50):
         queue.push(PREFILL, make_frame(PREFILL, 10_000))
@@ -120,7 +120,7 @@ def test_prefill_goes_at_once_when_no_decode_waits_and_is_not_made_to_pay_for_it
 
 
 def test_a_class_saves_up_nothing_while_it_has_nothing_to_send() -> None:
-    queue = SendQueue()
+    queue = WholeMessageQueue()
     queue.push(WEIGHTS, make_frame(WEIGHTS, 100))
     for _ in range(19):
         queue.push(DECODE, make_frame(DECODE, 100))
@@ -147,7 +147,7 @@ def test_a_class_that_waits_gets_its_share_within_a_bounded_number_of_bytes(
     shares = {one: share * 0.999 for one, share in shares.items()}
     largest = {one: max(choices) for one, choices in sizes.items()}
     bound = sum(largest.values()) + max(largest.values())
-    queue = SendQueue(shares=shares)
+    queue = WholeMessageQueue(shares=shares)
     waiting = dict.fromkeys(sizes, 0)
     pushed = dict.fromkeys(sizes, 0)
     # For each class, bytes that its share promised and it has not got since it began to wait; and the least.
@@ -175,7 +175,7 @@ def test_a_class_that_waits_gets_its_share_within_a_bounded_number_of_bytes(
 
 
 def test_decode_keeps_what_is_not_promised_to_others_whatever_else_waits() -> None:
-    queue = SendQueue()
+    queue = WholeMessageQueue()
     sent = dict.fromkeys(TrafficClass, 0)
     for one in (*TrafficClass, *TrafficClass):
         queue.push(one, make_frame(one, 1_000))
@@ -193,18 +193,18 @@ def test_decode_keeps_what_is_not_promised_to_others_whatever_else_waits() -> No
 def test_bulk_cannot_lock_decode_and_control_out_of_a_full_queue(
     flood: TrafficClass, urgent: TrafficClass
 ) -> None:
-    by_bytes = SendQueue(limit_bytes=8_000)
+    by_bytes = WholeMessageQueue(limit_bytes=8_000)
     while by_bytes.push(flood, make_frame(flood, 100)):
         pass
     assert all(by_bytes.push(urgent, make_frame(urgent, 100)) for _ in range(10))
-    by_number = SendQueue(limit_frames=80)
+    by_number = WholeMessageQueue(limit_frames=80)
     while by_number.push(flood, make_frame(flood, 1)):
         pass
     assert all(by_number.push(urgent, make_frame(urgent, 1)) for _ in range(10))
 
 
 def test_weights_and_replication_leave_room_for_what_a_user_waits_for() -> None:
-    queue = SendQueue(limit_bytes=8_000)
+    queue = WholeMessageQueue(limit_bytes=8_000)
     while queue.push(WEIGHTS, make_frame(WEIGHTS, 100)) and queue.push(
         TrafficClass.REPLICATION, make_frame(TrafficClass.REPLICATION, 100)
     ):
@@ -217,7 +217,7 @@ def test_weights_and_replication_leave_room_for_what_a_user_waits_for() -> None:
 
 
 def test_a_frame_that_did_not_fit_fits_when_others_have_left() -> None:
-    queue = SendQueue(limit_frames=1)
+    queue = WholeMessageQueue(limit_frames=1)
     assert queue.push(WEIGHTS, b"a")
     assert not queue.push(WEIGHTS, b"b")
     assert queue.pop() == b"a"
@@ -226,7 +226,7 @@ def test_a_frame_that_did_not_fit_fits_when_others_have_left() -> None:
 
 def test_an_empty_frame_is_refused() -> None:
     with pytest.raises(ValueError, match="0 bytes"):
-        SendQueue().push(DECODE, b"")
+        WholeMessageQueue().push(DECODE, b"")
 
 
 @pytest.mark.parametrize(
@@ -235,13 +235,13 @@ def test_an_empty_frame_is_refused() -> None:
 )
 def test_shares_that_cannot_be_kept_are_refused(shares: dict[TrafficClass, float]) -> None:
     with pytest.raises(ValueError, match="byte shares"):
-        ByteShares(shares)
+        WeightedFairQueue(shares)
 
 
 @pytest.mark.parametrize(("limit_bytes", "limit_frames"), [(0, 10), (10, 0)])
 def test_a_queue_without_room_is_refused(limit_bytes: int, limit_frames: int) -> None:
     with pytest.raises(ValueError, match="needs room"):
-        SendQueue(limit_bytes, limit_frames)
+        WholeMessageQueue(limit_bytes, limit_frames)
 
 
 def test_classes_are_numbered_in_the_order_in_which_they_go() -> None:
@@ -262,7 +262,7 @@ class SendMachine(RuleBasedStateMachine):
     @initialize(limit_bytes=st.integers(1, 2_000), limit_frames=st.integers(1, 40))
     def start(self, limit_bytes: int, limit_frames: int) -> None:
         self.limit_bytes, self.limit_frames = limit_bytes, limit_frames
-        self.queue = SendQueue(limit_bytes, limit_frames)
+        self.queue = WholeMessageQueue(limit_bytes, limit_frames)
         self.frames: dict[TrafficClass, deque[bytes]] = {one: deque() for one in TrafficClass}
         self.number = 0
 

@@ -256,15 +256,20 @@ class UplinkMachine(RuleBasedStateMachine):
         traffic_class=st.sampled_from(TrafficClass),
         size_bytes=st.one_of(st.integers(1, 40_000), st.integers(1, 2 * MIB)),
         sessions=st.lists(st.sampled_from([b"a", b"b", b"c"]), unique=True, max_size=2),
-        due_s=st.floats(-1.0, 1.0),
+        deadline_s=st.floats(-1.0, 1.0),
     )
     def push(
-        self, link: int, traffic_class: TrafficClass, size_bytes: int, sessions: list[bytes], due_s: float
+        self,
+        link: int,
+        traffic_class: TrafficClass,
+        size_bytes: int,
+        sessions: list[bytes],
+        deadline_s: float,
     ) -> None:
         self.numbers[link] += 1
-        if traffic_class is not PREFILL or not self.uplink.heeds_due:
-            due_s = 0.0
-        outgoing = Outgoing(self.numbers[link], traffic_class, size_bytes, tuple(sessions), due_s)
+        if traffic_class is not PREFILL or not self.uplink.uses_deadlines:
+            deadline_s = 0.0
+        outgoing = Outgoing(self.numbers[link], traffic_class, size_bytes, tuple(sessions), deadline_s)
         if self.uplink.push(link, outgoing, self.now_s):
             self.left[link][outgoing.number] = (outgoing, 0)
             self.live[link, outgoing.number] = set(sessions)
@@ -292,7 +297,7 @@ class UplinkMachine(RuleBasedStateMachine):
             if number < decided.message and one.traffic_class is outgoing.traffic_class:
                 # One session's messages of one class leave in order; another's overtake if they are due earlier, or
                 # with `concurrent`.
-                assert outgoing.due_s < one.due_s or self.policy == "concurrent"
+                assert outgoing.deadline_s < one.deadline_s or self.policy == "concurrent"
                 assert not set(one.sessions or [b""]) & set(outgoing.sessions or [b""])
         self.sequence[link] += 1
         self.flight[link].append(decided.size_bytes)
@@ -358,7 +363,7 @@ class UplinkMachine(RuleBasedStateMachine):
             assert math.isfinite(estimate.queueing_s)
             for bytes_per_s in (estimate.bandwidth_bytes_per_s, self.uplink.uplink_bytes_per_s):
                 assert bytes_per_s is None or 0 < bytes_per_s < math.inf
-            backlog = self.uplink._state.links[link].backlog
+            backlog = self.uplink._state.links[link].send_queue
             unfinished_bytes = sum(one.size_bytes for one, _ in self.left[link].values())
             assert backlog.queued_bytes == unfinished_bytes <= 4 * MIB
             assert len(backlog) == len(self.left[link]) <= 64

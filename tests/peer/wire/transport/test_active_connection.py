@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager
 
 from support.links.data_plane import asynchronous, soon, until
 
-from molink.peer.wire.link.connection import Carrier
+from molink.peer.wire.link.connection import PacketPump
 from molink.peer.wire.protocol.packets import CloseCode, encode_close
 from molink.peer.wire.transmission.classes import TrafficClass
-from molink.peer.wire.transport.packet_engine import LinkClosed, Traffic
+from molink.peer.wire.transport.packet_engine import LinkClosed, PacketEngine
 from molink.peer.wire.transport.shared_uplink import SharedUplink
 
 
@@ -35,8 +35,8 @@ class Side:
         self.messages: asyncio.Queue[bytes] = asyncio.Queue()
         self._answers = answers
         self._now_s = asyncio.get_running_loop().time
-        self.traffic = Traffic(SharedUplink(), self._wake, lambda: None, self._now_s())
-        self.carrier = Carrier(pipe, self.traffic, self._deliver, pace)
+        self.traffic = PacketEngine(SharedUplink(), self._wake, lambda: None, self._now_s())
+        self.carrier = PacketPump(pipe, self.traffic, self._deliver, pace)
         self.reading = asyncio.create_task(self.carrier.read())
         self.writing = asyncio.create_task(self.carrier.write())
 
@@ -116,7 +116,7 @@ class Waits:
 async def test_it_looks_for_something_to_send_when_it_was_told_last() -> None:
     now_s = asyncio.get_running_loop().time()
     traffic = Waits(now_s + 0.05, now_s + 0.2)
-    carrier = Carrier(Pipe(asyncio.Queue(), asyncio.Queue()), traffic, lambda _: None)  # type: ignore[arg-type]
+    carrier = PacketPump(Pipe(asyncio.Queue(), asyncio.Queue()), traffic, lambda _: None)  # type: ignore[arg-type]
     writing = asyncio.create_task(carrier.write())
     await until(lambda: len(traffic.looked_s) == 1)
     carrier.wake()

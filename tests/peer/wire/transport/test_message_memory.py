@@ -15,11 +15,11 @@ from molink.peer.wire.transport.message_memory import (
     MOST_LIMIT_BYTES,
     STRANGER_BYTES,
     UNACKNOWLEDGED_BYTES,
-    Holder,
+    MemoryAccount,
     MessageMemory,
     message_limit_bytes,
 )
-from molink.peer.wire.transport.packet_engine import Traffic
+from molink.peer.wire.transport.packet_engine import PacketEngine
 from molink.peer.wire.transport.reassembly import PARTIAL_BYTES
 from molink.peer.wire.transport.shared_uplink import SharedUplink
 
@@ -101,7 +101,7 @@ class AnyUse(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.memory = memory(self.LIMIT_BYTES, "member 0", "member 1")
-        self.links: list[Holder] = []
+        self.links: list[MemoryAccount] = []
 
     @rule(identity=st.sampled_from(["member 0", "member 1", "stranger 0", "stranger 1", "stranger 2"]))
     def open(self, identity: str) -> None:
@@ -142,11 +142,11 @@ def test_the_limit_never_falls_as_memory_grows(memory_bytes: int) -> None:
     assert message_limit_bytes(memory_bytes) <= message_limit_bytes(memory_bytes + 2**30)
 
 
-def traffic_of(budget: MessageMemory, identity: str) -> Traffic:
-    return Traffic(SharedUplink(), lambda: None, lambda: None, 0.0, budget.open(identity))
+def traffic_of(budget: MessageMemory, identity: str) -> PacketEngine:
+    return PacketEngine(SharedUplink(), lambda: None, lambda: None, 0.0, budget.open(identity))
 
 
-def looks(traffic: Traffic, since_s: float, until_s: float) -> list[str]:
+def looks(traffic: PacketEngine, since_s: float, until_s: float) -> list[str]:
     """What is said of a link that is looked at every TICK_S."""
     times = [since_s + TICK_S * tick for tick in range(round((until_s - since_s) / TICK_S) + 1)]
     return [said for now_s in times if (said := traffic.stalled(now_s)) is not None]

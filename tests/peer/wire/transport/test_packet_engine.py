@@ -17,12 +17,12 @@ from molink.peer.wire.transport.acknowledgements import (
     BULK_CHUNKS,
     BULK_DELAY_S,
     BULK_INTERVAL_S,
-    Acknowledging,
+    DelayedAcks,
 )
 from molink.peer.wire.transport.keepalive import RTT_SPANS, RoundTrips
-from molink.peer.wire.transport.packet_engine import LinkClosed, Traffic
+from molink.peer.wire.transport.packet_engine import LinkClosed, PacketEngine
 from molink.peer.wire.transport.reassembly import MAX_PARTIAL_BYTES
-from molink.peer.wire.transport.retransmit_buffer import Unacknowledged
+from molink.peer.wire.transport.retransmit_buffer import RetransmitBuffer
 from molink.peer.wire.transport.shared_uplink import SharedUplink
 
 KIB = 1024
@@ -37,7 +37,7 @@ class Side:
 
     def __init__(self, policy: str = "molink") -> None:
         self.uplink = SharedUplink(policy)
-        self.traffic = Traffic(self.uplink, nothing, nothing, 0.0)
+        self.traffic = PacketEngine(self.uplink, nothing, nothing, 0.0)
         self.sent: list[bytes] = []
         self.arrived: list[bytes] = []
         self.wire: list[bytes] = []
@@ -164,7 +164,7 @@ def test_a_cancel_that_is_lost_after_its_chunks_were_acknowledged_is_sent_again(
     assert isinstance(packets.decode(lost), packets.Cancel)
     for _ in range(100):
         pair.turn()
-    assert len(side.traffic._unacknowledged) == 0
+    assert len(side.traffic._retransmit_buffer) == 0
     assert len(other.traffic._reassembly) == 1
     pair.cut(rng)
     pair.turn()
@@ -172,7 +172,7 @@ def test_a_cancel_that_is_lost_after_its_chunks_were_acknowledged_is_sent_again(
 
 
 def test_an_end_that_hears_no_acknowledgement_stops_at_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(traffic_module, "Unacknowledged", lambda: Unacknowledged(limit_bytes=64 * KIB))
+    monkeypatch.setattr(traffic_module, "RetransmitBuffer", lambda: RetransmitBuffer(limit_bytes=64 * KIB))
     side = Side("fifo")
     while side.traffic.push(bytes(100 * KIB), TrafficClass.PREFILL, (), 0.0):
         assert len(side.traffic._waiting) < 4096
@@ -258,18 +258,18 @@ def test_of_bulk_each_second_chunk_is_acknowledged_at_once() -> None:
 def test_of_bulk_a_single_chunk_is_acknowledged_at_once_if_none_was_lately_and_soon_if_one_was(
     gap_s: float, held_s: float
 ) -> None:
-    acknowledging = Acknowledging()
-    acknowledging.arrived(1, TrafficClass.PREFILL, 0.0)
-    assert acknowledging.take(0.0) is not None
-    acknowledging.arrived(2, TrafficClass.PREFILL, gap_s)
+    acknowledging = DelayedAcks()
+    acknowledging.record_arrival(1, TrafficClass.PREFILL, 0.0)
+    assert acknowledging.take_ack(0.0) is not None
+    acknowledging.record_arrival(2, TrafficClass.PREFILL, gap_s)
     assert acknowledging.due_s == gap_s + held_s
 
 
 def test_an_acknowledgement_of_decode_alone_does_not_hold_up_that_of_bulk() -> None:
-    acknowledging = Acknowledging()
-    acknowledging.arrived(1, TrafficClass.DECODE, 1.0)
-    assert acknowledging.take(acknowledging.due_s) is not None
-    acknowledging.arrived(2, TrafficClass.PREFILL, 1.041)
+    acknowledging = DelayedAcks()
+    acknowledging.record_arrival(1, TrafficClass.DECODE, 1.0)
+    assert acknowledging.take_ack(acknowledging.due_s) is not None
+    acknowledging.record_arrival(2, TrafficClass.PREFILL, 1.041)
     assert acknowledging.due_s == 1.041
 
 

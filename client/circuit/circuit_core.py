@@ -1,0 +1,365 @@
+"""The circuits of one generation as a core without input or output: `handle(event, now_s)` returns what to do.
+
+A circuit is planned, leased hop by hop, all or none, and started; if it cannot be, or a hop of it is lost, another one
+is, in the next epoch, until the time is over. A client drives this with asyncio (`circuit_builder.py`, `session.py`),
+the simulator in virtual time.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import Enum
+
+from molink.client.circuit import patience
+from molink.client.circuit.quarantine import AVOID_S
+
+FIRST_BACKOFF_S = 0.05
+LONGEST_BACKOFF_S = 1.0
+LEAST_WITHOUT_ROUTE_S = 0.2
+"""A swarm in which there is no circuit is not planned in again sooner."""
+RECOVERY_S = 9.0
+"""After the last sign of life of a peer that is lost, a new circuit has to stand within this time."""
+SLOW_S = 10.0
+"""A hop that has not answered in time is left out for so long, if others can take its place."""
+LEAST_REFUSED_S = 0.3
+_TRANSIENT = frozenset({"memory", "busy", "epoch"})
+
+
+class Phase(Enum):
+    """What is done for a generation."""
+
+    IDLE = "idle"
+    PLANNING = "planning"
+    RESERVING = "reserving"
+    WAITING = "waiting"
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+class Problem(Enum):
+    """Why a generation gets no circuit."""
+
+    NO_ROUTE = "no route"
+    REFUSED = "refused"
+    NOT_READY = "not ready"
+    INVALID = "invalid"
+    """Hops of two circuits say that no peer could serve such a request."""
+    FRUITLESS = "fruitless"
+    """Circuit after circuit yields nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A hop's no, or that it did not answer."""
+
+    code: str
+    """As the peer says; `lost` if it could not be reached, `slow` if it has not answered yet."""
+    retry_after_s: float = 0.0
+
+    @property
+    def busy(self) -> bool:
+        """Whether there may be room later."""
+        return self.code in ("memory", "busy")
+
+    def left_out_s(self, peers: int) -> float:
+        """For how long whoever said so is left out: briefly if it only has no room now. 0: there is no other among
+        so many peers to turn to."""
+        if self.code == "slow":
+            return SLOW_S
+        if self.code not in _TRANSIENT:
+            return AVOID_S
+        return max(LEAST_REFUSED_S, self.retry_after_s) if peers > 1 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Event: a circuit has to stand by then."""
+
+    deadline_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """Event: answers `Plan`."""
+
+    peer_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NoRoute:
+    """Event: answers `Plan`: as far as is known, nobody or not enough is there."""
+
+    draw: float
+    """Evenly from 0.5 to 1.5: clients do not come again in unison."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Event: answers `Reserve`."""
+
+    refusal: Refusal
+    draw: float
+
+
+@dataclass(frozen=True, slots=True)
+class Overdue:
+    """Event: answers `Reserve`: not all hops were ready at the deadline."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Event: answers `Reserve`: all hops have granted, and are ready."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waited:
+    """Event: answers `Wait`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Yielded:
+    """Event: the running circuit has yielded its next token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Event: the token has been taken, and from now on the next one is waited for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Event: a hop of the running circuit has failed, or the circuit stood still."""
+
+    unheard_s: float = 0.0
+    """Since the last sign of life of that hop."""
+    first_token_s: float = 0.0
+    """Predicted from the start of the circuit to its first token."""
+    stood_still: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Event: the generation is complete, or nobody wants it any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Effect: look for a route."""
+
+    doubtful: bool
+    """Whether somebody did not answer: routes of peers that have answered go before all others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """Effect: ask all hops of the planned route for leases in this epoch, and see them ready by then."""
+
+    epoch: int
+    deadline_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Effect: whatever hops may have granted in that epoch is given back."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Effect: wait so long, for news of the swarm at most."""
+
+    wait_s: float
+    scout: bool
+    """Whether peers that have not answered yet are tried meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Effect: the circuit of that epoch stands: the history goes to its head."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """Effect: there will be no circuit."""
+
+    problem: Problem
+    after_loss: bool
+    """Whether one had been running."""
+
+
+Event = Begin | Planned | NoRoute | Refused | Overdue | Ready | Waited | Yielded | Taken | Lost | End
+Effect = Plan | Reserve | Release | Wait | Start | GiveUp
+_WHEN: dict[type[Event], frozenset[Phase]] = {
+    Begin: frozenset({Phase.IDLE}),
+    Planned: frozenset({Phase.PLANNING}),
+    NoRoute: frozenset({Phase.PLANNING}),
+    Refused: frozenset({Phase.RESERVING}),
+    Overdue: frozenset({Phase.RESERVING}),
+    Ready: frozenset({Phase.RESERVING}),
+    Waited: frozenset({Phase.WAITING}),
+    Yielded: frozenset({Phase.RUNNING}),
+    Taken: frozenset({Phase.RUNNING}),
+    Lost: frozenset({Phase.RUNNING}),
+    End: frozenset(Phase),
+}
+
+
+@dataclass(slots=True)
+class _Forming:
+    """The attempts at one circuit."""
+
+    deadline_s: float = 0.0
+    backoff_s: float = FIRST_BACKOFF_S
+    doubtful: bool = False
+    invalid: bool = False
+    """Whether a hop has said that no peer could serve such a request."""
+
+
+@dataclass(slots=True)
+class _Run:
+    """The circuit that runs."""
+
+    started_s: float = 0.0
+    tokens: int = 0
+    """That it has yielded."""
+    between_s: float = 0.0
+    """What those behind the first have taken, together."""
+
+
+@dataclass(slots=True)
+class CircuitCore:
+    """One generation's circuits, one at a time; it alone numbers their epochs. Times are those of any one clock."""
+
+    phase: Phase = Phase.IDLE
+    epoch: int = 0
+    peer_ids: tuple[str, ...] = ()
+    """Of the present circuit's hops, in order."""
+    runs: int = 0
+    """Circuits that were started."""
+    step_since_s: float = 0.0
+    """Since when the next token is waited for, whatever became of circuits."""
+    _forming: _Forming = field(default_factory=_Forming)
+    _run: _Run = field(default_factory=_Run)
+    _fruitless: int = 0
+    """Circuits in a row that yielded nothing."""
+    _stood_still: Counter[tuple[str, ...]] = field(default_factory=Counter)
+    """How often a circuit of these peers has."""
+
+    @property
+    def deadline_s(self) -> float:
+        """By when a circuit has to stand."""
+        return self._forming.deadline_s
+
+    @property
+    def first_token_since_s(self) -> float | None:
+        """When the running circuit was started, if its first token is waited for."""
+        return self._run.started_s if self._run.tokens == 0 else None
+
+    def patience_s(self, first_token_s: float, next_token_s: float) -> float:
+        """How long the running circuit's next token may take before it is looked whether a hop is silent; what is
+        predicted of its first one and of each further one is given."""
+        run = self._run
+        if run.tokens == 0:
+            return patience.first_token_s(first_token_s, self._stood_still[self.peer_ids])
+        return patience.next_token_s(next_token_s, run.between_s / max(1, run.tokens - 1))
+
+    def handle(self, event: Event, now_s: float) -> tuple[Effect, ...]:
+        """What to do next, in order; the last effect but `Release`, `Start` and `GiveUp` is to be answered, once.
+
+        Raises:
+            ValueError: nobody has asked for such an answer.
+        """
+        if self.phase not in _WHEN[type(event)]:
+            raise ValueError(f"{type(event).__name__} comes while a generation is {self.phase.value}")
+        effects: tuple[Effect, ...] = ()
+        match event:
+            case Begin(deadline_s):
+                self.step_since_s = now_s
+                effects = self._plan_until(deadline_s)
+            case Planned(peer_ids):
+                self.phase, self.peer_ids = Phase.RESERVING, peer_ids
+                self.epoch += 1
+                effects = (Reserve(self.epoch, self.deadline_s),)
+            case NoRoute(draw):
+                effects = self._without_route(draw, now_s)
+            case Refused(refusal, draw):
+                effects = self._refused(refusal, draw, now_s)
+            case Overdue():
+                effects = (Release(self.epoch), *self._give_up(Problem.NOT_READY))
+            case Ready():
+                effects = self._start(now_s)
+            case Waited():
+                effects = self._plan()
+            case Yielded() | Taken():
+                self._step(event, now_s)
+            case Lost():
+                effects = self._lost(event, now_s)
+            case End():
+                effects = self._end()
+        return effects
+
+    def _plan_until(self, deadline_s: float) -> tuple[Effect, ...]:
+        self._forming = _Forming(deadline_s)
+        return self._plan()
+
+    def _plan(self) -> tuple[Effect, ...]:
+        self.phase = Phase.PLANNING
+        return (Plan(self._forming.doubtful),)
+
+    def _without_route(self, draw: float, now_s: float) -> tuple[Effect, ...]:
+        if self._forming.invalid:
+            return self._give_up(Problem.INVALID)
+        wait_s = max(self._forming.backoff_s * draw, LEAST_WITHOUT_ROUTE_S)
+        return self._again(wait_s, Problem.NO_ROUTE, now_s)
+
+    def _refused(self, refusal: Refusal, draw: float, now_s: float) -> tuple[Effect, ...]:
+        forming, released = self._forming, Release(self.epoch)
+        if refusal.code == "request":
+            if forming.invalid:
+                return (released, *self._give_up(Problem.INVALID))
+            forming.invalid = True
+            return (released, *self._plan())
+        forming.doubtful = forming.doubtful or refusal.code in ("lost", "slow")
+        return (released, *self._again(forming.backoff_s * draw, Problem.REFUSED, now_s))
+
+    def _again(self, wait_s: float, problem: Problem, now_s: float) -> tuple[Effect, ...]:
+        forming = self._forming
+        if now_s + wait_s >= forming.deadline_s:
+            return self._give_up(problem)
+        forming.backoff_s = min(forming.backoff_s * 2, LONGEST_BACKOFF_S)
+        self.phase = Phase.WAITING
+        return (Wait(wait_s, scout=forming.doubtful),)
+
+    def _start(self, now_s: float) -> tuple[Effect, ...]:
+        if self.runs == 0:
+            self.step_since_s = now_s
+        self.phase, self._run = Phase.RUNNING, _Run(now_s)
+        self.runs += 1
+        return (Start(self.epoch),)
+
+    def _step(self, event: Yielded | Taken, now_s: float) -> None:
+        run = self._run
+        if isinstance(event, Yielded):
+            run.between_s += now_s - self.step_since_s if run.tokens else 0.0
+            run.tokens += 1
+            self._fruitless = 0
+        self.step_since_s = now_s
+
+    def _lost(self, loss: Lost, now_s: float) -> tuple[Effect, ...]:
+        self._fruitless += self._run.tokens == 0
+        self._stood_still[self.peer_ids] += loss.stood_still
+        most_s = patience.step_s(patience.first_token_s(loss.first_token_s))
+        if self._fruitless >= patience.MOST_FRUITLESS or now_s - self.step_since_s > most_s:
+            return (Release(self.epoch), *self._give_up(Problem.FRUITLESS))
+        return (Release(self.epoch), *self._plan_until(now_s + max(0.0, RECOVERY_S - loss.unheard_s)))
+
+    def _give_up(self, problem: Problem) -> tuple[Effect, ...]:
+        self.phase = Phase.ENDED
+        return (GiveUp(problem, after_loss=self.runs > 0),)
+
+    def _end(self) -> tuple[Effect, ...]:
+        holds = self.phase in (Phase.RESERVING, Phase.RUNNING)
+        self.phase = Phase.ENDED
+        return (Release(self.epoch),) if holds else ()

@@ -1,0 +1,171 @@
+"""One generation's circuits without a swarm: whatever peers answer, leases are all or none, and it comes to an end."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from molink.client.circuit import circuit_core as core
+from molink.client.circuit import patience
+from molink.client.circuit.quarantine import AVOID_S
+
+DEADLINE_S = 130.0
+PLANNED = core.Planned(("head", "tail"))
+CODES = ("memory", "busy", "draining", "span", "load", "link", "request", "lost", "slow", "internal")
+DRAWS = st.floats(0.5, 1.5)
+REFUSED = st.builds(
+    core.Refused, st.builds(core.Refusal, st.sampled_from(CODES), st.floats(0.0, 60.0)), DRAWS
+)
+ANSWERS: dict[type[core.Effect], st.SearchStrategy[core.Event]] = {
+    core.Plan: st.just(PLANNED) | st.builds(core.NoRoute, DRAWS),
+    core.Reserve: st.just(core.Ready()) | REFUSED | st.just(core.Overdue()),
+    core.Wait: st.just(core.Waited()),
+    core.Start: st.just(core.Yielded())
+    | st.builds(core.Lost, st.floats(0.0, 20.0), st.floats(0.0, 30.0), st.booleans()),
+}
+
+
+def begun() -> core.CircuitCore:
+    circuit = core.CircuitCore()
+    assert circuit.handle(core.Begin(DEADLINE_S), 100.0) == (core.Plan(doubtful=False),)
+    return circuit
+
+
+def running(now_s: float = 100.0) -> core.CircuitCore:
+    circuit = begun()
+    circuit.handle(PLANNED, now_s)
+    assert circuit.handle(core.Ready(), now_s) == (core.Start(circuit.epoch),)
+    return circuit
+
+
+@given(st.data())
+def test_whatever_peers_answer_each_epochs_leases_are_given_back_once_and_no_two_are_held(
+    data: st.DataObject,
+) -> None:
+    circuit, now_s = core.CircuitCore(), 100.0
+    effects = circuit.handle(core.Begin(DEADLINE_S), now_s)
+    held: list[int] = []
+    used: list[int] = []
+    for _ in range(60):
+        for effect in effects:
+            if isinstance(effect, core.Release):
+                held.remove(effect.epoch)
+            elif isinstance(effect, core.Reserve):
+                assert not held
+                held.append(effect.epoch)
+                used.append(effect.epoch)
+            elif isinstance(effect, core.Start):
+                assert held == [effect.epoch]
+            elif isinstance(effect, core.Wait):
+                assert 0 < effect.wait_s < circuit.deadline_s - now_s
+                now_s += effect.wait_s
+        asked = core.Start(circuit.epoch) if circuit.phase is core.Phase.RUNNING else effects[-1]
+        if isinstance(asked, core.GiveUp):
+            break
+        now_s += data.draw(st.floats(0.0, 3.0))
+        effects = circuit.handle(data.draw(ANSWERS[type(asked)]), now_s)
+    for effect in circuit.handle(core.End(), now_s):
+        assert isinstance(effect, core.Release)
+        held.remove(effect.epoch)
+    assert held == []
+    assert used == list(range(1, len(used) + 1))
+    assert circuit.handle(core.End(), now_s) == ()
+
+
+@given(st.lists(REFUSED | st.builds(core.NoRoute, DRAWS), min_size=1, max_size=8))
+def test_a_swarm_that_always_says_no_is_given_up_before_the_deadline(
+    answers: list[core.Refused | core.NoRoute],
+) -> None:
+    circuit, now_s = begun(), 100.0
+    for answer in itertools.islice(itertools.cycle(answers), 400):
+        if isinstance(answer, core.Refused):
+            circuit.handle(PLANNED, now_s)
+        *_, effect = circuit.handle(answer, now_s)
+        if isinstance(effect, core.GiveUp):
+            assert not effect.after_loss
+            assert now_s < DEADLINE_S
+            return
+        if isinstance(effect, core.Wait):
+            now_s += effect.wait_s
+            circuit.handle(core.Waited(), now_s)
+    pytest.fail("it was never given up")
+
+
+@given(st.lists(st.floats(0.0, 5.0), min_size=patience.MOST_FRUITLESS, max_size=patience.MOST_FRUITLESS))
+def test_circuits_that_yield_nothing_are_given_up_after_so_many_and_a_token_begins_the_count_anew(
+    waits_s: list[float],
+) -> None:
+    circuit, now_s = running(), 100.0
+    circuit.handle(core.Yielded(), now_s)
+    effects: tuple[core.Effect, ...] = circuit.handle(core.Lost(stood_still=True), now_s)
+    assert isinstance(effects[-1], core.Plan)
+    for count, wait_s in enumerate(waits_s, 1):
+        circuit.handle(PLANNED, now_s)
+        circuit.handle(core.Ready(), now_s)
+        assert circuit.patience_s(1e-3, 1.0) == patience.first_token_s(1e-3, count)
+        now_s += wait_s
+        effects = circuit.handle(core.Lost(stood_still=True), now_s)
+    assert effects == (core.Release(circuit.epoch), core.GiveUp(core.Problem.FRUITLESS, after_loss=True))
+
+
+def test_after_a_loss_another_circuit_has_to_stand_within_the_time_from_the_last_sign_of_life() -> None:
+    circuit = running()
+    circuit.handle(core.Yielded(), 101.0)
+    assert circuit.handle(core.Lost(unheard_s=4.0), 110.0) == (core.Release(1), core.Plan(doubtful=False))
+    assert circuit.deadline_s == 110.0 + core.RECOVERY_S - 4.0
+    circuit.handle(PLANNED, 110.0)
+    assert circuit.handle(core.Overdue(), circuit.deadline_s) == (
+        core.Release(2),
+        core.GiveUp(core.Problem.NOT_READY, after_loss=True),
+    )
+
+
+def test_the_next_token_is_waited_for_by_what_the_others_have_taken_and_not_by_who_takes_them_slowly() -> (
+    None
+):
+    circuit = running()
+    for at in range(5):
+        circuit.handle(core.Yielded(), 100.0 + 12.0 * at)
+        circuit.handle(core.Taken(), 110.0 + 12.0 * at)
+    assert circuit.patience_s(0.0, 0.1) == patience.next_token_s(0.1, 2.0) == 2.0 * patience.MARGIN
+
+
+def test_a_token_that_is_waited_for_too_long_on_all_circuits_together_is_given_up() -> None:
+    circuit = running()
+    late_s = 100.0 + patience.step_s(patience.first_token_s(1.0)) + 0.1
+    *_, effect = circuit.handle(core.Lost(first_token_s=1.0), late_s)
+    assert effect == core.GiveUp(core.Problem.FRUITLESS, after_loss=True)
+
+
+@pytest.mark.parametrize("code", ["lost", "slow"])
+def test_who_does_not_answer_makes_the_next_plan_doubtful_and_has_others_tried(code: str) -> None:
+    circuit = begun()
+    circuit.handle(PLANNED, 100.0)
+    *_, wait = circuit.handle(core.Refused(core.Refusal(code), 1.0), 102.0)
+    assert wait == core.Wait(core.FIRST_BACKOFF_S, scout=True)
+    assert circuit.handle(core.Waited(), 102.1) == (core.Plan(doubtful=True),)
+
+
+def test_a_request_is_invalid_if_hops_of_two_circuits_say_so() -> None:
+    circuit, wrong = begun(), core.Refused(core.Refusal("request"), 1.0)
+    circuit.handle(PLANNED, 100.0)
+    assert circuit.handle(wrong, 100.0) == (core.Release(1), core.Plan(doubtful=False))
+    circuit.handle(PLANNED, 100.0)
+    assert circuit.handle(wrong, 100.0)[-1] == core.GiveUp(core.Problem.INVALID, after_loss=False)
+
+
+def test_an_answer_that_nobody_asked_for_is_refused_and_changes_nothing() -> None:
+    circuit = begun()
+    for event in (core.Ready(), core.Waited(), core.Lost(), core.Yielded(), core.Begin(1.0)):
+        with pytest.raises(ValueError, match="comes while a generation is planning"):
+            circuit.handle(event, 100.0)
+    assert circuit.handle(PLANNED, 100.0) == (core.Reserve(1, DEADLINE_S),)
+
+
+def test_who_has_no_room_is_left_out_briefly_and_who_is_gone_for_long() -> None:
+    assert core.Refusal("memory", 2.0).left_out_s(peers=5) == 2.0
+    assert core.Refusal("busy").left_out_s(peers=5) == core.LEAST_REFUSED_S
+    assert core.Refusal("memory", 2.0).left_out_s(peers=1) == 0.0
+    assert core.Refusal("lost").left_out_s(peers=1) == AVOID_S
+    assert core.Refusal("slow").left_out_s(peers=5) == core.SLOW_S

@@ -1,0 +1,72 @@
+"""Layers that are detached are freed, wherever what refers to them was made."""
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.devices.paged_reference import decoding_here
+from support.models.circuit_runs import engine_with
+from torch import nn
+
+from molink.shards.batching.engine import Engine, Rows
+from molink.shards.spec import Span
+
+WHOLE = Span(0, 3)
+LAYERS = "model.layers."
+
+
+@pytest.fixture
+def frozen_start() -> Iterator[Callable[[], None]]:
+    """As a peer does once it is ready: no collection looks at what is there by then."""
+
+    def freeze() -> None:
+        gc.collect()
+        gc.freeze()
+
+    yield freeze
+    gc.unfreeze()
+
+
+def stepped(engine: Engine) -> None:
+    """A session has gone through all layers, so that whatever is made for steps is there."""
+    cache = engine.new_cache(WHOLE, 40)
+    engine.step(WHOLE, [Rows(cache, 3, (1, 2, 3), False)], None)
+    engine.step(WHOLE, [Rows(cache, 1, (4,), False)], None)
+    cache.close()
+
+
+def modules_of(engine: Engine) -> dict[str, weakref.ref[nn.Module]]:
+    return {
+        name: weakref.ref(module)
+        for stage in engine._stages
+        for name, module in stage._model.named_modules()
+        if name.startswith(LAYERS)
+    }
+
+
+@pytest.mark.parametrize("dropped", [WHOLE, Span(1, 2)], ids=str)
+@pytest.mark.parametrize(
+    ("quantization", "decodes", "exact"),
+    [("none", False, True), ("none", False, False), ("none", True, False), ("int8", False, False)],
+)
+def test_no_module_of_detached_layers_is_left(
+    tiny_model: Callable[[str], Path],
+    frozen_start: Callable[[], None],
+    quantization: str,
+    decodes: bool,
+    exact: bool,
+    dropped: Span,
+) -> None:
+    decoding = decoding_here(sizes=(2,))[0] if decodes else None
+    engine = engine_with(
+        tiny_model("llama"), (0, 3), quantization=quantization, decoding=decoding, exact=exact
+    )
+    stepped(engine)
+    modules = modules_of(engine)
+    frozen_start()
+    engine.detach(dropped)
+    left = {int(name.split(".")[2]) for name, module in modules.items() if module() is not None}
+    assert left == set(WHOLE) - set(dropped)
+    assert gc.get_freeze_count() > 0

@@ -1,0 +1,275 @@
+"""Steps of one token by the compiled library give what torch's operations give, and only where they do."""
+
+import platform
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from support.models.circuit_runs import engine_with
+from torch import Tensor
+from torch.nn import functional
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+
+from molink.shards.batching.engine import Engine, Rows
+from molink.shards.kernels import fused_layers
+from molink.shards.kernels.one_row_layers import OneRowLayer
+from molink.shards.matrices import products
+from molink.shards.matrices.int8_products import BytePacking, byte_product, memory_of
+from molink.shards.matrices.linear import packed_for_onednn
+from molink.shards.matrices.nf4_products import kernel_takes
+from molink.shards.matrices.quantized_matrices import Int8Matrices, Nf4Matrices
+from molink.shards.native import one_row
+from molink.shards.native.compiling import compiled_library
+from molink.shards.native.one_row import Form, OneRow
+from molink.shards.spec import Span
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux" or platform.machine() != "x86_64",
+    reason="it is compiled on Linux for x86-64 only",
+)
+
+LAYERS = (0, 2)
+SIZES = {
+    "vocab_size": 384, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "eos_token_id": 1, "bos_token_id": 0,
+}  # fmt: skip
+CONFIGS = {
+    "llama": lambda: LlamaConfig(**SIZES),
+    "tied": lambda: LlamaConfig(tie_word_embeddings=True, **SIZES),
+    "windows": lambda: MistralConfig(sliding_window=9, **SIZES),
+    "biases": lambda: Qwen2Config(**SIZES),
+    "norms of heads": lambda: Qwen3Config(**SIZES),
+}
+PROMPT = tuple(range(5, 18))
+STEPS = 90
+"""Beyond a tile of keys."""
+
+
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Folders of models whose matrices are few; they count as many."""
+    monkeypatch.setattr(one_row, "LEAST_BYTES", 0)
+    monkeypatch.setattr(products, "LEAST_WEIGHTS", 0)
+
+    def make(name: str) -> Path:
+        torch.manual_seed(3)
+        whole = AutoModelForCausalLM.from_config(CONFIGS[name]())
+        for parameter in whole.parameters():
+            parameter.data.normal_(0, 0.06).add_(0.9 if parameter.ndim == 1 else 0)
+        whole.save_pretrained(tmp_path / "model")
+        return tmp_path / "model"
+
+    return make
+
+
+@pytest.fixture
+def in_torch(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many tokens went through each layer that was computed by torch's operations."""
+    seen: list[int] = []
+    own = fused_layers._rotated
+
+    def rotated(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        seen.append(heads.shape[1])
+        return own(heads, cos, sin)
+
+    monkeypatch.setattr(fused_layers, "_rotated", rotated)
+    return seen
+
+
+def library() -> OneRow:
+    found = compiled_library(None)
+    assert found is not None
+    return OneRow(found)
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def logits_of(engine: Engine, steps: int = STEPS) -> list[Tensor]:
+    """Of a prompt, and of so many steps of one token each, the same ones whatever came before."""
+    span = Span(*LAYERS)
+    cache = engine.new_cache(span, len(PROMPT) + steps)
+    parts = [PROMPT, *((7 * at % 300,) for at in range(steps))]
+    return [engine.step(span, [Rows(cache, len(part), part, want_logits=True)], None)[0] for part in parts]
+
+
+def error(found: Tensor, expected: Tensor) -> float:
+    return float((found.double() - expected.double()).norm() / expected.double().norm())
+
+
+@pytest.mark.parametrize("shape", [(64, 64), (192, 448), (512, 2048), (2048, 192)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_product_of_one_row_is_that_of_torch_up_to_rounding(
+    shape: tuple[int, int], dtype: torch.dtype, packed: bool
+) -> None:
+    weight, row = drawn(*shape).to(dtype), drawn(1, 1, shape[1], seed=1).to(dtype)
+    lying = packed_for_onednn(weight) if packed else weight
+    if lying is None:
+        pytest.skip("oneDNN multiplies no such numbers here")
+    panels = Form.FLOAT_PANELS if dtype is torch.float32 else Form.HALF_PANELS
+    owner = library()
+    matrix = owner.matrix(panels, memory_of(lying).data_ptr(), shape) if packed else owner.rows_of(weight)
+    assert matrix is not None
+    assert matrix.takes(row)
+    found = matrix.product(row)
+    assert found.shape == (1, 1, shape[0])
+    assert error(found, row.double() @ weight.double().t()) < (1e-6 if dtype is torch.float32 else 3e-3)
+
+
+def test_a_product_with_bytes_is_bit_for_bit_that_of_more_rows() -> None:
+    packing, shape = BytePacking(), (192, 448)
+    owner = library()
+    quantized = Int8Matrices.of(drawn(*shape).bfloat16())
+    if not packing.takes(*shape, torch.bfloat16):
+        pytest.skip("the processor has no exact product of bytes")
+    packed = packing.pack(quantized.weight.data)
+    matrix = owner.matrix(Form.BYTE_PANELS, memory_of(packed).data_ptr(), shape, quantized.scales.data)
+    if matrix is None:
+        pytest.skip("the processor has no wide product of bytes")
+    rows = drawn(9, shape[1], seed=2).bfloat16()
+    rows[3] *= 1000
+    together = byte_product(rows, packed, quantized.scales.data)
+    for row, expected in zip(rows, together, strict=True):
+        assert torch.equal(matrix.product(row[None])[0], expected)
+
+
+def test_a_product_with_nf4_is_that_of_the_unpacked_matrix_up_to_rounding() -> None:
+    shape = (192, 448)
+    if not kernel_takes(*shape, torch.bfloat16):
+        pytest.skip("the processor has no product with nf4")
+    quantized = Nf4Matrices.of(drawn(*shape).bfloat16())
+    weight, scales = quantized.kernel_form(...)
+    matrix = library().matrix(Form.NF4_PANELS, weight.data_ptr(), shape, scales)
+    assert matrix is not None
+    row = drawn(1, shape[1], seed=1).bfloat16()
+    plain = quantized.unpacked().float()
+    assert error(matrix.product(row), row.float() @ plain.t()) < 4e-3
+
+
+@pytest.mark.parametrize("shape", [(96, 64), (64, 100)])
+def test_matrices_of_other_sizes_are_left_to_torch(shape: tuple[int, int]) -> None:
+    assert library().rows_of(torch.zeros(shape)) is None
+
+
+def test_a_matrix_that_lies_otherwise_than_expected_is_left_to_torch() -> None:
+    """As another release of oneDNN might pack it."""
+    weight, owner = drawn(128, 128), library()
+    matrix = owner.matrix(Form.FLOAT_PANELS, weight.data_ptr(), (128, 128))
+    assert owner.alike(matrix, lambda row: functional.linear(row, weight)) is None
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_tokens_alone_go_through_layers_in_one_call_each_and_give_the_same_up_to_rounding(
+    name: str, made: Callable[[str], Path], in_torch: list[int]
+) -> None:
+    """Windows, biases, norms of heads, tied heads; the first token is computed both ways."""
+    folder = made(name)
+    expected = logits_of(engine_with(folder, LAYERS))
+    engine = engine_with(folder, LAYERS, exact=False)
+    in_torch.clear()
+    found = logits_of(engine)
+    assert [tokens for tokens in in_torch if tokens == 1] == [1]
+    for one, two in zip(expected, found, strict=True):
+        torch.testing.assert_close(two, one, atol=2e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8", "nf4"])
+def test_so_they_do_in_every_form_of_weights(
+    quantization: str, made: Callable[[str], Path], in_torch: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = made("llama")
+    engine = engine_with(folder, LAYERS, dtype="bfloat16", quantization=quantization, exact=False)
+    in_torch.clear()
+    found = logits_of(engine, 20)
+    alone = len([tokens for tokens in in_torch if tokens == 1])
+    monkeypatch.setattr(one_row, "LEAST_BYTES", sys.maxsize)
+    other = engine_with(folder, LAYERS, dtype="bfloat16", quantization=quantization, exact=False)
+    in_torch.clear()
+    expected = logits_of(other, 20)
+    every = 20 * len(range(*LAYERS))
+    assert len([tokens for tokens in in_torch if tokens == 1]) == every
+    assert alone in (1, every)  # all where the form was not the fastest for these sizes
+    if quantization == "none":
+        assert alone == 1
+    assert error(torch.stack(found), torch.stack(expected)) < 0.05
+
+
+def test_a_layer_that_gives_something_else_keeps_to_torch(
+    made: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = made("llama")
+    own, calls = OneRowLayer._run, []
+
+    def run(layer: OneRowLayer, *inputs: Tensor) -> Tensor:
+        calls.append(1)
+        return own(layer, *inputs) * 1.01  # type: ignore[arg-type] # as it is called
+
+    monkeypatch.setattr(OneRowLayer, "_run", run)
+    expected = logits_of(engine_with(folder, LAYERS), 5)
+    found = logits_of(engine_with(folder, LAYERS, exact=False), 5)
+    assert len(calls) == 1
+    torch.testing.assert_close(torch.stack(found), torch.stack(expected), atol=2e-4, rtol=1e-3)
+
+
+def test_exact_stages_and_small_ones_compile_nothing(
+    made: Callable[[str], Path], in_torch: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = made("llama")
+    monkeypatch.setattr(one_row, "compiled_library", lambda _folder: pytest.fail("it was compiled"))
+    engine_with(folder, LAYERS)
+    monkeypatch.setattr(one_row, "LEAST_BYTES", 1 << 30)
+    engine_with(folder, LAYERS, exact=False)
+
+
+def test_a_library_is_kept_and_needs_no_compiler_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled_library.cache_clear()
+    assert compiled_library(tmp_path) is not None
+    (kept,) = (tmp_path / "native").iterdir()
+    compiled_library.cache_clear()
+    monkeypatch.setenv("PATH", "")
+    assert compiled_library(tmp_path) is not None
+    assert list((tmp_path / "native").iterdir()) == [kept]
+
+
+def test_a_library_is_neither_read_nor_kept_where_others_may_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled_library.cache_clear()
+    assert compiled_library(tmp_path) is not None
+    (kept,) = (tmp_path / "native").iterdir()
+    (tmp_path / "native").chmod(0o770)
+    kept.unlink()  # not written over: this process has it mapped
+    kept.write_bytes(b"another's")
+    compiled_library.cache_clear()
+    assert compiled_library(tmp_path) is not None
+    assert kept.read_bytes() == b"another's"
+    compiled_library.cache_clear()
+    monkeypatch.setenv("PATH", "")
+    assert compiled_library(tmp_path) is None
+    compiled_library.cache_clear()
+
+
+def test_without_a_compiler_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled_library.cache_clear()
+    monkeypatch.setenv("PATH", "")
+    assert compiled_library(tmp_path) is None
+    compiled_library.cache_clear()
+
+
+@pytest.mark.parametrize("end", [100, -1, -5000])
+def test_a_kept_library_that_is_spoilt_is_made_anew(tmp_path: Path, end: int) -> None:
+    compiled_library.cache_clear()
+    whole, spoilt = tmp_path / "whole", tmp_path / "spoilt"
+    compiled_library(whole)
+    (kept,) = (whole / "native").iterdir()
+    (spoilt / "native").mkdir(mode=0o700, parents=True)
+    again = spoilt / "native" / kept.name
+    again.write_bytes(kept.read_bytes()[:end])
+    assert compiled_library(spoilt) is not None
+    assert again.stat().st_size == kept.stat().st_size
