@@ -278,10 +278,11 @@ class CircuitBuilder:
     async def _settle(self, asked: ReservationRequest, deadline_s: float, report: Report) -> ActiveCircuit:
         """Reserves every hop of the route, and sees them ready."""
         self._route_selector.begin_session(asked.descriptor)
-        links = await reserve_all(self._connection.links, asked, self._patience_s(asked.peers))
+        leases = await reserve_all(self._connection.links, asked, self._patience_s(asked.peers))
+        links = tuple(lease.link for lease in leases)
         for link in links:
             self._connection.probes.record_answer(link.peer_id)
-        held = await wait_ready(asked, links, deadline_s, report)
+        held = await wait_ready(asked, leases, deadline_s, report)
         report_codec(asked, self._spec, report)
         return ActiveCircuit(asked.route, asked.descriptor, links, asked.peers, common_prefix(held))
 

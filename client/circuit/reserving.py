@@ -15,6 +15,9 @@ from molink.shards.spec import ModelSpec
 
 REQUEST_TIMEOUT_S = 5.0
 READY_POLL_S = 1.0
+READY_WITHIN_S = 0.5
+"""What a hop that has all of its layers may take to be ready while its lease's answer waits for that: one round trip
+less."""
 WARM_READY_S = 10.0
 """Within which a hop that announced all of its layers as loaded is ready: it has its neighbour to dial, no more."""
 PROGRESS_S = 20.0
@@ -58,8 +61,20 @@ class ReservationRequest:
     peers: Mapping[str, PeerView]
 
 
-async def reserve_all(links: LinkSource, asked: ReservationRequest, patience_s: float) -> tuple[Link, ...]:
-    """The links to all hops, each of which has granted its lease.
+@dataclass(frozen=True, slots=True, eq=False)
+class GrantedLease:
+    """Granted lease of one hop."""
+
+    link: Link
+    prefix_tokens: tuple[int, int] | None = None
+    """If the hop is ready, too: of the prompt's beginning it holds no more tokens than the second number, and can begin
+    behind so many or fewer, down to the first, or behind none."""
+
+
+async def reserve_all(
+    links: LinkSource, asked: ReservationRequest, patience_s: float
+) -> tuple[GrantedLease, ...]:
+    """The leases of all hops. Where no hop has anything to load, each is asked to be ready, too.
 
     Raises:
         HopRefused: the first one that did not; with the code `slow` if it has not answered within `patience_s`.
@@ -78,9 +93,12 @@ async def reserve_all(links: LinkSource, asked: ReservationRequest, patience_s: 
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _reserve(links: LinkSource, asked: ReservationRequest, hop: int, patience_s: float) -> Link:
+async def _reserve(links: LinkSource, asked: ReservationRequest, hop: int, patience_s: float) -> GrantedLease:
     peer_id = asked.route.hops[hop].peer_id
-    request = pb.Request(reserve=pb.Reserve(descriptor=asked.descriptor, hop=hop))
+    # layers are loaded only once every hop has granted
+    is_warm = not any(one.cold_spans for one in asked.route.hops)
+    wait_ms = round(READY_WITHIN_S * 1000) if is_warm else 0
+    request = pb.Request(reserve=pb.Reserve(descriptor=asked.descriptor, hop=hop, ready_within_ms=wait_ms))
     try:
         async with asyncio.timeout(patience_s):
             link = await links.to(asked.peers[peer_id].facts)
@@ -90,20 +108,21 @@ async def _reserve(links: LinkSource, asked: ReservationRequest, hop: int, patie
     except LinkError as error:
         raise HopRefused(peer_id, "lost", as_said(error.reason)) from error
     _require_granted(response, peer_id, asked.descriptor)
-    return link
+    is_ready = response.WhichOneof("body") == "readiness" and response.readiness.ready
+    return GrantedLease(link, _prefix_tokens(response.readiness, asked.descriptor) if is_ready else None)
 
 
 async def wait_ready(
-    asked: ReservationRequest, links: tuple[Link, ...], deadline_s: float, report: Report
+    asked: ReservationRequest, leases: tuple[GrantedLease, ...], deadline_s: float, report: Report
 ) -> list[tuple[int, int]]:
-    """Of each hop how many tokens of the prompt's beginning it holds already: at least and at most, or none.
+    """Waits until the hops of all leases are ready; each one's `GrantedLease.prefix_tokens`.
 
     Raises:
         HopRefused: one of them cannot be ready, or takes longer than what it announced lets expect.
     """
     polls = [
-        asyncio.create_task(_poll_ready(asked, hop, link, deadline_s, report))
-        for hop, link in enumerate(links)
+        asyncio.create_task(_poll_ready(asked, hop, lease, deadline_s, report))
+        for hop, lease in enumerate(leases)
     ]
     try:
         return await asyncio.gather(*polls)
@@ -123,8 +142,11 @@ def release(link: Link, descriptor: pb.SessionDescriptor, further_blocks: bytes 
 
 
 async def _poll_ready(
-    asked: ReservationRequest, hop: int, link: Link, deadline_s: float, report: Report
+    asked: ReservationRequest, hop: int, lease: GrantedLease, deadline_s: float, report: Report
 ) -> tuple[int, int]:
+    if lease.prefix_tokens is not None:
+        return lease.prefix_tokens
+    link = lease.link
     clock, descriptor = asyncio.get_running_loop().time, asked.descriptor
     loads = bool(asked.route.hops[hop].cold_spans)
     loaded_bytes, stands_since_s = -1, clock()
@@ -140,8 +162,7 @@ async def _poll_ready(
         _require_granted(response, link.peer_id, descriptor)
         readiness = response.readiness
         if readiness.ready:
-            held = max(readiness.prefix_tokens, readiness.window_prefix_tokens)
-            return readiness.least_prefix_tokens, min(held, descriptor.prompt_tokens - 1)
+            return _prefix_tokens(readiness, descriptor)
         done, total = readiness.loaded_bytes, readiness.total_bytes
         report(f"peer {link.peer_id[-8:]} loads its layers: {done / 1e6:.0f} of {total / 1e6:.0f} MB")
         if loads and done > loaded_bytes:
@@ -149,6 +170,11 @@ async def _poll_ready(
         stands_s = clock() - stands_since_s
         if clock() > deadline_s or stands_s > (PROGRESS_S if loads else WARM_READY_S):
             raise HopRefused(link.peer_id, "busy", "it was not ready in time", retry_after_s=5.0)
+
+
+def _prefix_tokens(readiness: pb.Readiness, descriptor: pb.SessionDescriptor) -> tuple[int, int]:
+    held = max(readiness.prefix_tokens, readiness.window_prefix_tokens)
+    return readiness.least_prefix_tokens, min(held, descriptor.prompt_tokens - 1)
 
 
 def describe(

@@ -155,6 +155,11 @@ class PeerService:
                 plan = await asyncio.to_thread(read_plan, request.reserve.descriptor, self._spec)
                 self._require_encodings(plan, request.reserve.hop)
                 bytes_to_load = self._admission.reserve(link, plan, request.reserve.hop)
+            wait_s = min(request.reserve.ready_within_ms / 1000, MAX_WAIT_S)
+            if wait_s and not bytes_to_load:
+                readiness = await self._admission.await_ready(plan.key, link.peer_id, wait_s)
+                if readiness.ready:
+                    return pb.Response(readiness=readiness), b""
             return pb.Response(reserved=pb.Reserved(bytes_to_load=bytes_to_load)), b""
         if body == "await_ready":
             asked = request.await_ready

@@ -621,8 +621,11 @@ class Reserve(_message.Message):
 
     DESCRIPTOR_FIELD_NUMBER: _builtins.int
     HOP_FIELD_NUMBER: _builtins.int
+    READY_WITHIN_MS_FIELD_NUMBER: _builtins.int
     hop: _builtins.int
     """which of the descriptor's hops is asked"""
+    ready_within_ms: _builtins.int
+    """0: no more than the lease; else the answer is a Readiness if the hop, which"""
     @_builtins.property
     def descriptor(self) -> Global___SessionDescriptor: ...
     def __init__(
@@ -630,10 +633,11 @@ class Reserve(_message.Message):
         *,
         descriptor: Global___SessionDescriptor | None = ...,
         hop: _builtins.int = ...,
+        ready_within_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["descriptor", b"descriptor"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["descriptor", b"descriptor", "hop", b"hop"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["descriptor", b"descriptor", "hop", b"hop", "ready_within_ms", b"ready_within_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

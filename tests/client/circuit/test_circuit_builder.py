@@ -61,6 +61,21 @@ async def test_a_circuit_stands_when_every_hop_has_granted_and_is_ready() -> Non
 
 
 @asynchronous
+async def test_hops_that_hold_their_layers_are_asked_once_and_others_and_older_ones_twice() -> None:
+    both = ["reserve", "await_ready"]
+    low, high = FakePeer(LOW), FakePeer(HIGH)
+    await Forming(low, high).form()
+    assert low.asked == high.asked == ["reserve"]
+    older = FakePeer(HIGH)
+    older.says_ready = False
+    await Forming(low, older).form()
+    assert (low.asked[1:], older.asked) == (["reserve"], both)
+    cold = FakePeer(free_weight_bytes=2**40)
+    await Forming(cold).form()
+    assert cold.asked == both
+
+
+@asynchronous
 async def test_the_descriptor_says_who_serves_what_and_proves_who_they_are() -> None:
     low, high = FakePeer(LOW), FakePeer(HIGH)
     formed = await Forming(low, high).form()

@@ -265,6 +265,21 @@ async def test_a_client_that_goes_takes_its_own_sessions_along(model: LocalModel
 
 
 @asynchronous
+async def test_a_lease_whose_layers_are_held_is_made_ready_with_its_reservation_if_asked(
+    model: LocalModel, loads: Loads
+) -> None:
+    async with served(model) as peer:
+        cold = await peer.reserve(peer.alone(1), ready_within_ms=5000)
+        assert cold.WhichOneof("body") == "reserved"
+        assert cold.reserved.bytes_to_load > 0
+        assert loads.spans == []
+        assert (await peer.ready(peer.alone(1))).readiness.ready
+        assert (await peer.reserve(peer.alone(2), ready_within_ms=5000)).readiness.ready
+        assert peer.cache_tokens(peer.alone(2)) is not None
+        assert (await peer.reserve(peer.alone(3))).WhichOneof("body") == "reserved"
+
+
+@asynchronous
 async def test_another_client_cannot_take_over_a_session(model: LocalModel) -> None:
     async with served(model) as peer, End(is_client=True) as other:
         await peer.reserve(peer.alone())

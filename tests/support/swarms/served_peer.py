@@ -68,8 +68,11 @@ class Served:
         hops = [self.hop(LOW), hop_of(other, HIGH, facts)]
         return describe(hops, epoch=epoch, spec=self.spec)
 
-    async def reserve(self, descriptor: pb.SessionDescriptor, hop: int = 0) -> pb.Response:
-        return await self._ask(pb.Request(reserve=pb.Reserve(descriptor=descriptor, hop=hop)))
+    async def reserve(
+        self, descriptor: pb.SessionDescriptor, hop: int = 0, ready_within_ms: int = 0
+    ) -> pb.Response:
+        asked = pb.Reserve(descriptor=descriptor, hop=hop, ready_within_ms=ready_within_ms)
+        return await self._ask(pb.Request(reserve=asked))
 
     async def ready(self, descriptor: pb.SessionDescriptor, wait_ms: int = 5000) -> pb.Response:
         key = {"session": descriptor.session, "epoch": descriptor.epoch}

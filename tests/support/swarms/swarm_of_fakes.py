@@ -32,7 +32,11 @@ class FakePeer:
         """Requests that are taken and never answered: the link says so at once, or waits in `hang`."""
         self.hang: asyncio.Event | None = None
         self.polls_until_ready = 0
+        self.says_ready = True
+        """Whether its answer to a reservation says that it is ready, too."""
         self.takes = True
+        self.asked: list[str] = []
+        """Kinds of requests that came over the link."""
         self.reserved: list[pb.SessionDescriptor] = []
         self.released: list[tuple[bytes, int]] = []
         self.renewed = 0
@@ -46,9 +50,13 @@ class FakePeer:
 
     async def request(self, request: pb.Request, timeout_s: float) -> tuple[pb.Response, memoryview]:
         await asyncio.sleep(0)
-        body = str(request.WhichOneof("body"))
-        if body == "reserve":
+        self.asked.append(str(request.WhichOneof("body")))
+        if self.asked[-1] == "reserve":
             self.reserved.append(request.reserve.descriptor)
+        return await self._answer(request, timeout_s)
+
+    async def _answer(self, request: pb.Request, timeout_s: float) -> tuple[pb.Response, memoryview]:
+        body = str(request.WhichOneof("body"))
         if body in self.silent:
             if self.hang is not None:
                 self.hang.set()
@@ -59,7 +67,9 @@ class FakePeer:
         if body in self.refuse:
             return pb.Response(refusal=self.refuse[body]), memoryview(b"")
         if body == "reserve":
-            return pb.Response(reserved=pb.Reserved()), memoryview(b"")
+            if not self.says_ready or not request.reserve.ready_within_ms or self.polls_until_ready > 0:
+                return pb.Response(reserved=pb.Reserved()), memoryview(b"")
+            return await self._answer(pb.Request(await_ready=pb.AwaitReady()), timeout_s)
         self.polls_until_ready -= 1
         return pb.Response(readiness=pb.Readiness(ready=self.polls_until_ready < 0)), memoryview(b"")
 
