@@ -10,8 +10,9 @@ from typing import Self, Unpack
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from molink.client.api.generation import Explanation, Generation, TextPiece
+from molink.client.api.opened_swarm import Messages, Prompt
 from molink.client.api.sampling import Sampling
-from molink.client.api.swarm import AsyncSwarm, Messages, Prompt
+from molink.client.api.swarm import AsyncSwarm
 from molink.dht.records.records import ServedModel
 from molink.shards.spec import ModelSpec, SamplingParams
 

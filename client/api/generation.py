@@ -47,9 +47,10 @@ class Generation:
     prompt_tokens: int
     finish_reason: FinishReason
     ttft_s: float
-    """Seconds from the call to the first token, forming a circuit included."""
+    """TTFT: seconds from the call to the first token, forming a circuit included."""
     tpot_s: float
-    """Mean seconds from one token to the next; 0 if there is only one."""
+    """TPOT: seconds from the first token to the last, over their number less one, as tokens came in, however late
+    they were taken; 0 if there is only one."""
     circuit: CircuitReport
     epochs: int = 1
     """Circuits that it took: 1, and one more for each failover."""

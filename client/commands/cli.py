@@ -248,14 +248,15 @@ def _swarm(
         from molink.client.api.swarm import AsyncSwarm
         from molink.client.text.text_processes import TextProcesses
 
-    return AsyncSwarm(
+    swarm = AsyncSwarm(
         model,
         initial_peers=addresses,
         swarm_key=swarm_key,
         activation_codec=activation_codec,
         report=progress.report,
-        text_work=None if early is None else partial(TextProcesses, early=early),
     )
+    swarm.text_work = None if early is None else partial(TextProcesses, early=early)
+    return swarm
 
 
 def _prompt(given: str) -> str:

@@ -8,6 +8,7 @@ import numpy as np
 from molink.client.circuit.circuit_builder import CircuitBuilder
 from molink.client.circuit.connection import SwarmConnection
 from molink.client.circuit.session import ClientSession
+from molink.client.circuit.session_request import SessionRequest
 from molink.client.errors import SwarmError
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.shards.spec import ModelSpec, SamplingParams
@@ -28,7 +29,6 @@ class RequestDriver:
     def __init__(
         self, connection: SwarmConnection, spec: ModelSpec, room: Room, hops: int, seed: int
     ) -> None:
-        self._connection = connection
         self._circuit_builder = CircuitBuilder(connection, spec)
         self._spec = spec
         self._room = room
@@ -96,13 +96,10 @@ class RequestDriver:
         self.running += 1
         try:
             async with self._room.taken(reserved_tokens(request.prompt_tokens + request.new_tokens)):
+                params = SamplingParams(max_new_tokens=request.new_tokens, ignore_eos=True)
+                traced = request.number % TRACED_EVERY == 0
                 session = ClientSession(
-                    self._connection,
-                    self._circuit_builder,
-                    self._spec,
-                    self._prompt(request),
-                    SamplingParams(max_new_tokens=request.new_tokens, ignore_eos=True),
-                    trace=request.number % TRACED_EVERY == 0,
+                    self._circuit_builder, SessionRequest(self._prompt(request), params, trace=traced)
                 )
                 async for token in session.tokens(FORMATION_TIMEOUT_S):
                     self.tokens += 1

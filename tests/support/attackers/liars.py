@@ -161,7 +161,7 @@ async def announced(
 
 async def until_known(client: AsyncSwarm, peer_ids: Iterable[str]) -> None:
     """The client has heard of these peers."""
-    connection, _, _ = client._open()
+    connection = client.connection
     wanted = set(peer_ids)
     async with asyncio.timeout(30.0):
         while not wanted <= {view.peer_id for view in connection.snapshot()}:
@@ -169,5 +169,5 @@ async def until_known(client: AsyncSwarm, peer_ids: Iterable[str]) -> None:
 
 
 def view_of(client: AsyncSwarm, name: str) -> PeerView:
-    connection, _, _ = client._open()
+    connection = client.connection
     return next(view for view in connection.snapshot() if view.facts.name == name)
