@@ -88,7 +88,7 @@ class SwarmConnection:
         self._discovery: SwarmView = (
             view
             if view is not None
-            else Discovery(identity, initial_peers=initial_peers, swarm_key=swarm_key, serves=False)
+            else Discovery(identity, initial_peers=initial_peers, swarm_key=swarm_key, listen=None)
         )
         self._sinks: dict[bytes, FrameSink] = {}
         self._stack = AsyncExitStack()

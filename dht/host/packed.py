@@ -39,6 +39,11 @@ class Inflater:
         self._packed = b""
         self._buffer = bytearray()
 
+    @property
+    def held_bytes(self) -> int:
+        """What is kept in memory for frames that are not complete."""
+        return len(self._buffer) + len(self._packed)
+
     def feed(self, piece: bytes) -> None:
         """Another piece; all frames before it must have been taken."""
         self._packed += piece

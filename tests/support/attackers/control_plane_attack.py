@@ -27,7 +27,8 @@ from molink.dht.host.packed import CompressedStream
 from molink.dht.identity.addresses import PeerAddress
 from molink.dht.identity.identity import Identity
 from molink.dht.membership.membership import Membership
-from molink.dht.node.network import Network, NetworkSettings, open_network
+from molink.dht.node.joining import NetworkSettings
+from molink.dht.node.network import Network, open_network
 
 YAMUX, NOISE = "/yamux/1.0.0", "/noise"
 DATA, WINDOW, PING, GO_AWAY = range(4)
