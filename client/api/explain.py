@@ -2,8 +2,8 @@
 
 import statistics
 
+from molink.client.api.assembler import circuit_report
 from molink.client.api.generation import Explanation, Generation, HopTimes
-from molink.client.api.pieces import circuit_report
 from molink.client.circuit.session import SessionLog
 from molink.peer.wire.protocol import molink_pb2 as pb
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from molink.client.api.assembler import assemble
 from molink.client.api.generation import TextPiece
-from molink.client.api.pieces import assemble
 from molink.client.circuit.circuit_builder import CircuitBuilder
 from molink.client.circuit.connection import SwarmConnection
 from molink.client.circuit.session import ClientSession

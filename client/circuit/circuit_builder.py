@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from molink.client.circuit import circuit_core as core
-from molink.client.circuit.blame import BlameLedger, Verdict, second_choices
+from molink.client.circuit.blame import BlameLedger, BlameVerdict, second_choices
 from molink.client.circuit.connection import SwarmConnection
 from molink.client.circuit.quarantine import AVOID_S, Quarantine
 from molink.client.circuit.reserving import (
@@ -97,7 +97,7 @@ class CircuitBuilder:
         self._follow(verdict, circuit.peers)
         return verdict.leave
 
-    def _follow(self, verdict: Verdict, peers: Mapping[str, PeerView], reason: str = "") -> None:
+    def _follow(self, verdict: BlameVerdict, peers: Mapping[str, PeerView], reason: str = "") -> None:
         """Leaves out whom nobody could convict, if others can take its place, and takes back whom it blamed alone."""
         for peer_id in verdict.acquitted:
             self._quarantine.release_peer(peer_id)

@@ -24,7 +24,7 @@ LEAST_REFUSED_S = 0.3
 _TRANSIENT = frozenset({"memory", "busy", "epoch"})
 
 
-class Phase(Enum):
+class CircuitPhase(Enum):
     """What is done for a generation."""
 
     IDLE = "idle"
@@ -189,20 +189,21 @@ class GiveUp:
     """Whether one had been running."""
 
 
-Event = Begin | Planned | NoRoute | Refused | Overdue | Ready | Waited | Yielded | Taken | Lost | End
+FormingEvent = Begin | Planned | NoRoute | Refused | Overdue | Ready | Waited
+Event = FormingEvent | Yielded | Taken | Lost | End
 Effect = Plan | Reserve | Release | Wait | Start | GiveUp
-_WHEN: dict[type[Event], frozenset[Phase]] = {
-    Begin: frozenset({Phase.IDLE}),
-    Planned: frozenset({Phase.PLANNING}),
-    NoRoute: frozenset({Phase.PLANNING}),
-    Refused: frozenset({Phase.RESERVING}),
-    Overdue: frozenset({Phase.RESERVING}),
-    Ready: frozenset({Phase.RESERVING}),
-    Waited: frozenset({Phase.WAITING}),
-    Yielded: frozenset({Phase.RUNNING}),
-    Taken: frozenset({Phase.RUNNING}),
-    Lost: frozenset({Phase.RUNNING}),
-    End: frozenset(Phase),
+_WHEN: dict[type[Event], frozenset[CircuitPhase]] = {
+    Begin: frozenset({CircuitPhase.IDLE}),
+    Planned: frozenset({CircuitPhase.PLANNING}),
+    NoRoute: frozenset({CircuitPhase.PLANNING}),
+    Refused: frozenset({CircuitPhase.RESERVING}),
+    Overdue: frozenset({CircuitPhase.RESERVING}),
+    Ready: frozenset({CircuitPhase.RESERVING}),
+    Waited: frozenset({CircuitPhase.WAITING}),
+    Yielded: frozenset({CircuitPhase.RUNNING}),
+    Taken: frozenset({CircuitPhase.RUNNING}),
+    Lost: frozenset({CircuitPhase.RUNNING}),
+    End: frozenset(CircuitPhase),
 }
 
 
@@ -232,7 +233,7 @@ class _Run:
 class CircuitCore:
     """One generation's circuits, one at a time; it alone numbers their epochs. Times are those of any one clock."""
 
-    phase: Phase = Phase.IDLE
+    phase: CircuitPhase = CircuitPhase.IDLE
     epoch: int = 0
     peer_ids: tuple[str, ...] = ()
     """Of the present circuit's hops, in order."""
@@ -273,13 +274,22 @@ class CircuitCore:
         """
         if self.phase not in _WHEN[type(event)]:
             raise ValueError(f"{type(event).__name__} comes while a generation is {self.phase.value}")
-        effects: tuple[Effect, ...] = ()
+        if isinstance(event, FormingEvent):
+            return self._form(event, now_s)
+        if isinstance(event, Lost):
+            return self._lost(event, now_s)
+        if isinstance(event, End):
+            return self._end()
+        self._step(event, now_s)
+        return ()
+
+    def _form(self, event: FormingEvent, now_s: float) -> tuple[Effect, ...]:
         match event:
             case Begin(deadline_s):
                 self.step_since_s = now_s
                 effects = self._plan_until(deadline_s)
             case Planned(peer_ids):
-                self.phase, self.peer_ids = Phase.RESERVING, peer_ids
+                self.phase, self.peer_ids = CircuitPhase.RESERVING, peer_ids
                 self.epoch += 1
                 effects = (Reserve(self.epoch, self.deadline_s),)
             case NoRoute(draw):
@@ -292,12 +302,6 @@ class CircuitCore:
                 effects = self._start(now_s)
             case Waited():
                 effects = self._plan()
-            case Yielded() | Taken():
-                self._step(event, now_s)
-            case Lost():
-                effects = self._lost(event, now_s)
-            case End():
-                effects = self._end()
         return effects
 
     def _plan_until(self, deadline_s: float) -> tuple[Effect, ...]:
@@ -305,7 +309,7 @@ class CircuitCore:
         return self._plan()
 
     def _plan(self) -> tuple[Effect, ...]:
-        self.phase = Phase.PLANNING
+        self.phase = CircuitPhase.PLANNING
         return (Plan(self._forming.doubtful),)
 
     def _without_route(self, draw: float, now_s: float) -> tuple[Effect, ...]:
@@ -329,13 +333,13 @@ class CircuitCore:
         if now_s + wait_s >= forming.deadline_s:
             return self._give_up(problem)
         forming.backoff_s = min(forming.backoff_s * 2, LONGEST_BACKOFF_S)
-        self.phase = Phase.WAITING
+        self.phase = CircuitPhase.WAITING
         return (Wait(wait_s, scout=forming.doubtful),)
 
     def _start(self, now_s: float) -> tuple[Effect, ...]:
         if self.runs == 0:
             self.step_since_s = now_s
-        self.phase, self._run = Phase.RUNNING, _Run(now_s)
+        self.phase, self._run = CircuitPhase.RUNNING, _Run(now_s)
         self.runs += 1
         return (Start(self.epoch),)
 
@@ -356,10 +360,10 @@ class CircuitCore:
         return (Release(self.epoch), *self._plan_until(now_s + max(0.0, RECOVERY_S - loss.unheard_s)))
 
     def _give_up(self, problem: Problem) -> tuple[Effect, ...]:
-        self.phase = Phase.ENDED
+        self.phase = CircuitPhase.ENDED
         return (GiveUp(problem, after_loss=self.runs > 0),)
 
     def _end(self) -> tuple[Effect, ...]:
-        holds = self.phase in (Phase.RESERVING, Phase.RUNNING)
-        self.phase = Phase.ENDED
+        holds = self.phase in (CircuitPhase.RESERVING, CircuitPhase.RUNNING)
+        self.phase = CircuitPhase.ENDED
         return (Release(self.epoch),) if holds else ()

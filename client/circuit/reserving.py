@@ -28,7 +28,7 @@ Report = Callable[[str], None]
 
 
 class LinkSource(Protocol):
-    """What is used of `Links`."""
+    """Source of links to peers, as `Links` is."""
 
     async def to(self, facts: PeerFacts) -> Link: ...
 

@@ -18,8 +18,8 @@ import trio
 
 from molink.dht.gossip.spreading import MAX_RECORD_IDS, LazyPush, parse_record_ids
 from molink.dht.gossip.traffic import TrafficCounters
+from molink.dht.host.compressed_stream import CompressedStream
 from molink.dht.host.framing import StreamEndedError
-from molink.dht.host.packed import CompressedStream
 from molink.dht.membership.directory import Accepted
 from molink.dht.membership.membership import Membership
 from molink.dht.membership.neighbours import MAX_INCOMING, Neighbour, to_make_room

@@ -13,8 +13,8 @@ from molink.dht.host.neighbour_tasks import NeighbourTasks
 from molink.dht.membership.membership import Membership
 from molink.dht.membership.neighbours import worth_remembering
 from molink.dht.membership.timing import anti_entropy_interval_s
+from molink.dht.node.gossip_links import GossipLinks, jittered
 from molink.dht.node.joining import SOURCES, NetworkSettings
-from molink.dht.node.neighbour_links import NeighbourLinks, jittered
 from molink.dht.node.visibility_check import VisibilityCheck
 
 logger = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ class Maintenance:
         membership: Membership,
         reader: TableReader,
         tasks: NeighbourTasks,
-        links: NeighbourLinks,
+        links: GossipLinks,
         visibility: VisibilityCheck,
     ) -> None:
         self._host = host

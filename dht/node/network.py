@@ -15,15 +15,15 @@ from molink.dht.gossip.table import PROTOCOL as TABLE
 from molink.dht.gossip.table import TableService
 from molink.dht.gossip.table_reader import TableReader
 from molink.dht.gossip.traffic import TrafficCounters
+from molink.dht.host.compressed_stream import CompressedStream
 from molink.dht.host.framing import FrameStream
 from molink.dht.host.host import Host, open_host
 from molink.dht.host.neighbour_tasks import NeighbourTasks
-from molink.dht.host.packed import CompressedStream
 from molink.dht.membership.door import network_of
 from molink.dht.membership.membership import Membership
+from molink.dht.node.gossip_links import GossipLinks
 from molink.dht.node.joining import Joining, NetworkSettings
 from molink.dht.node.maintenance import Maintenance
-from molink.dht.node.neighbour_links import NeighbourLinks
 from molink.dht.node.visibility_check import VisibilityCheck
 from molink.dht.refusals import RefusalLog
 
@@ -58,7 +58,7 @@ async def open_network(settings: NetworkSettings, membership: Membership) -> Asy
         traffic, refusals = TrafficCounters(), RefusalLog(logger)
         tasks = NeighbourTasks(nursery, refusals)
         reader = TableReader(host, membership, timing, traffic, tasks)
-        links = NeighbourLinks(host, timing, tasks, serves=serves)
+        links = GossipLinks(host, timing, tasks, serves=serves)
         visibility = VisibilityCheck(host.peer_id, membership, timing, reader, tasks, links)
         maintenance = Maintenance(host, settings, membership, reader, tasks, links, visibility)
         prober = NeighbourProber(settings.identity, host, membership, timing, tasks)

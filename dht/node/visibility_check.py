@@ -13,8 +13,8 @@ from molink.dht.host.host import DialError
 from molink.dht.host.neighbour_tasks import NeighbourTasks
 from molink.dht.membership.membership import Membership, tag_of
 from molink.dht.membership.timing import DiscoveryTiming
+from molink.dht.node.gossip_links import GossipLinks, jittered
 from molink.dht.node.hearing import Visibility, VisibilityMonitor, visibility_of
-from molink.dht.node.neighbour_links import NeighbourLinks, jittered
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ class VisibilityCheck:
         timing: DiscoveryTiming,
         reader: TableReader,
         tasks: NeighbourTasks,
-        links: NeighbourLinks,
+        links: GossipLinks,
     ) -> None:
         self._peer_id = peer_id
         self._membership = membership

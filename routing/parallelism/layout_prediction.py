@@ -71,7 +71,15 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class LayoutGoal:
+    """Goal of a layout: which time is to be least, and the longest that a first token may take."""
+
+    minimised: Goal = "latency"
+    max_ttft_s: float = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutChoice:
     """The best layout, and why."""
 
     best: Prediction
@@ -117,10 +125,9 @@ def choose_layout(
     device: DeviceRates,
     link: DeviceLink,
     lengths: Lengths,
-    goal: Goal = "latency",
-    max_ttft_s: float = math.inf,
-) -> Choice:
-    """The layout that is best for `goal` among those that fit the devices' memory and keep `max_ttft_s`.
+    goal: LayoutGoal = LayoutGoal(),
+) -> LayoutChoice:
+    """Returns the layout that is best for `goal` among those that fit the devices' memory and keep its limit.
 
     If none keeps it, the limit is dropped; of equals the one with fewer devices wins.
 
@@ -141,11 +148,11 @@ def choose_layout(
         )
 
     def order(prediction: Prediction) -> tuple[bool, bool, float, int]:
-        late = prediction.ttft_s > max_ttft_s
-        return not prediction.fits, late, prediction.value_s(goal), prediction.layout.devices
+        late = prediction.ttft_s > goal.max_ttft_s
+        return not prediction.fits, late, prediction.value_s(goal.minimised), prediction.layout.devices
 
     ranked = sorted(predictions, key=order)
-    return Choice(ranked[0], tuple(_reason(prediction, max_ttft_s) for prediction in ranked))
+    return LayoutChoice(ranked[0], tuple(_reason(prediction, goal.max_ttft_s) for prediction in ranked))
 
 
 def all_reduce_s(payload_bytes: float, ranks: int, link: DeviceLink) -> float:

@@ -48,7 +48,7 @@ class Known(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class KnownPeers:
+class SnapshotPeers:
     """The peers of a snapshot."""
 
     whole: Snapshot
@@ -132,7 +132,7 @@ def narrowed(snapshot: Snapshot, demand: Demand) -> Snapshot:
     """The snapshot itself, or in a large swarm that of the peers among which one circuit is looked for."""
     if len(snapshot.peers) <= MOST_POSED:
         return snapshot
-    return KnownPeers(snapshot).snapshot(candidates(snapshot, demand, MOST_POSED))
+    return SnapshotPeers(snapshot).snapshot(candidates(snapshot, demand, MOST_POSED))
 
 
 def candidates(

@@ -55,7 +55,7 @@ def test_the_dead_are_not_seen_after_their_time_and_forgotten_later() -> None:
     assert directory.version > version
     assert living_records(directory.entries, 67.0) == ()
     directory.expire(10.0 + REMEMBER_GONE_S + 1)
-    assert len(directory) == 0
+    assert len(directory.entries) == 0
 
 
 def test_only_higher_sequences_replace() -> None:
@@ -202,7 +202,7 @@ def test_refusals_are_counted_by_reason() -> None:
     assert directory.refusals[Reason.EXPIRED] == 1
     assert directory.refusals[Reason.OVERSIZED] == 1
     assert directory.refusals[Reason.MALFORMED] + directory.refusals[Reason.FORGED] == 2
-    assert len(directory) == 0
+    assert len(directory.entries) == 0
 
 
 @settings(max_examples=60)

@@ -39,7 +39,7 @@ def test_a_crowd_that_talks_pushes_out_nobody_who_was_known_before() -> None:
     for at, identity in enumerate(CROWD * 2):
         tell(directory, identity, 1.0 + at)
     assert {identity.peer_id for identity in HONEST} <= seen(directory, 300.0)
-    assert len(directory) == CAPACITY
+    assert len(directory.entries) == CAPACITY
 
 
 def test_whoever_is_heard_itself_gets_in_beside_a_crowd_and_stays() -> None:

@@ -10,9 +10,9 @@ from support.swarms.swarm_examples import MODEL, QUICK, facts_of, state_of
 
 from molink.dht.gossip.gossip import PROTOCOL as GOSSIP
 from molink.dht.host.bridge import TrioThread
+from molink.dht.host.compressed_stream import CompressedStream
 from molink.dht.host.framing import StreamEndedError
 from molink.dht.host.host import DialError, open_host
-from molink.dht.host.packed import CompressedStream
 from molink.dht.identity.identity import Identity
 from molink.dht.node.discovery import Discovery
 from molink.dht.node.network import Network

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.swarms.swarm_examples import facts_of, state_of
 
+from molink.dht.host.compressed_stream import Deflater, Inflater
 from molink.dht.host.framing import MAX_FRAME_BYTES
-from molink.dht.host.packed import Deflater, Inflater
 from molink.dht.identity.identity import Identity
 from molink.dht.records.announcement import sign_facts, sign_state
 from molink.peer.wire.link.certificate import new_certificate

@@ -8,9 +8,9 @@ import trio
 
 from molink.dht.gossip.gossip import PROTOCOL as GOSSIP
 from molink.dht.gossip.gossip import Gossip
+from molink.dht.host.compressed_stream import CompressedStream
 from molink.dht.host.host import DialError, Host
 from molink.dht.host.neighbour_tasks import NeighbourTasks
-from molink.dht.host.packed import CompressedStream
 from molink.dht.membership.neighbours import Neighbour, network_at, to_dial
 from molink.dht.membership.timing import DEGREE, DiscoveryTiming
 from molink.dht.records.records import PeerFacts
@@ -21,7 +21,7 @@ STAGGER_S = 0.25
 """Between the dials of one peer's addresses (RFC 8305, section 5)."""
 
 
-class NeighbourLinks:
+class GossipLinks:
     """Neighbour links of one peer (`serves`) or client, which has none and only dials."""
 
     def __init__(self, host: Host, timing: DiscoveryTiming, tasks: NeighbourTasks, *, serves: bool) -> None:

@@ -24,8 +24,8 @@ class Deflater:
     def pack(self, frames: Iterable[bytes]) -> list[bytes]:
         """Pieces to be sent, in order, none longer than a frame may be."""
         data = b"".join(len(frame).to_bytes(_LENGTH_BYTES) + frame for frame in frames)
-        packed = self._deflate.compress(data) + self._deflate.flush(zlib.Z_SYNC_FLUSH)
-        return [packed[at : at + MAX_FRAME_BYTES] for at in range(0, len(packed), MAX_FRAME_BYTES)]
+        deflated = self._deflate.compress(data) + self._deflate.flush(zlib.Z_SYNC_FLUSH)
+        return [deflated[at : at + MAX_FRAME_BYTES] for at in range(0, len(deflated), MAX_FRAME_BYTES)]
 
 
 class Inflater:
@@ -36,17 +36,17 @@ class Inflater:
 
     def __init__(self) -> None:
         self._inflate = zlib.decompressobj(_WINDOW_BITS)
-        self._packed = b""
+        self._deflated = b""
         self._buffer = bytearray()
 
     @property
     def held_bytes(self) -> int:
         """What is kept in memory for frames that are not complete."""
-        return len(self._buffer) + len(self._packed)
+        return len(self._buffer) + len(self._deflated)
 
     def feed(self, piece: bytes) -> None:
         """Another piece; all frames before it must have been taken."""
-        self._packed += piece
+        self._deflated += piece
 
     def take(self, limit: int) -> bytes | None:
         """The next frame, of at most `limit` bytes; None: another piece is needed first.
@@ -69,13 +69,13 @@ class Inflater:
         while len(self._buffer) < count:
             lacking = count - len(self._buffer)
             try:
-                inflated = self._inflate.decompress(self._packed, lacking)
+                inflated = self._inflate.decompress(self._deflated, lacking)
             except zlib.error as error:
                 raise ValueError("what was sent cannot be inflated") from error
-            self._packed = self._inflate.unconsumed_tail
+            self._deflated = self._inflate.unconsumed_tail
             if self._inflate.eof:
                 raise ValueError("the deflate stream ended before the stream beneath it")
-            if not inflated and not self._packed:
+            if not inflated and not self._deflated:
                 return False
             self._buffer += inflated
         return True
