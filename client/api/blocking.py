@@ -1,4 +1,4 @@
-"""`Swarm`: the same for code without asyncio. The asynchronous one runs on a loop in a thread of its own."""
+"""Blocking client: `Swarm`, for code without asyncio. The asynchronous one runs on a loop in a thread of its own."""
 
 import os
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
@@ -64,7 +64,7 @@ class Swarm:
 
     @property
     def model(self) -> ModelSpec:
-        """What is known of the model."""
+        """Description of the model."""
         return self._swarm.model
 
     def models(self) -> tuple[ServedModel, ...]:

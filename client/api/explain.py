@@ -1,4 +1,4 @@
-"""Where the time of a token goes: what each hop reported, beside what the router predicted."""
+"""Latency breakdown of a token: what each hop reported, beside what the router predicted."""
 
 import statistics
 
@@ -9,7 +9,7 @@ from molink.peer.wire.protocol import molink_pb2 as pb
 
 
 class Tracer:
-    """Collects the times that hops attach to tokens. Only decode steps count: the first token is the prefill's."""
+    """Tracer of the times that hops attach to tokens. Only decode steps count: the first token is the prefill's."""
 
     def __init__(self) -> None:
         self._seen: list[tuple[pb.HopTiming, ...]] = []

@@ -82,14 +82,14 @@ class OpenedSwarm:
         return _checked(ids, self.spec)
 
     def session(self, ids: Sequence[int], params: SamplingParams, *, trace: bool = False) -> ClientSession:
-        """A session that has not begun."""
+        """Makes a session that has not begun."""
         asked = SessionRequest(ids, params, trace, self.options.activation_codec)
         return ClientSession(self.circuit_builder, asked, self.options.report)
 
     def pieces(
         self, session: ClientSession, params: SamplingParams, timeout_s: float
     ) -> AsyncGenerator[TextPiece, None]:
-        """The session's text as it grows."""
+        """Yields the session's text as it grows."""
         return assemble(session, self.tokenizer, params, timeout_s)
 
     async def _encoded(self, prompt: Prompt) -> tuple[int, ...]:
@@ -143,7 +143,7 @@ async def open_swarm(
 async def _open_tokenizer(
     access: ResolvedModel, text_work: OpenTextWork | None, stack: AsyncExitStack
 ) -> tuple[TextWork, Tokenizer]:
-    """What makes tokens of text, open on `stack`, and what makes text of tokens."""
+    """Opens what makes tokens of text on `stack`, and loads what makes text of tokens."""
     if text_work is None and not access.from_peers:
         tokenizer = await load_tokenizer(access, None)
         return TextWorkInThreads(tokenizer), tokenizer

@@ -85,7 +85,7 @@ class AsyncSwarm:
 
     @property
     def model(self) -> ModelSpec:
-        """What is known of the model."""
+        """Description of the model."""
         return self._open().spec
 
     @property

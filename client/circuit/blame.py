@@ -104,8 +104,8 @@ class BlameLedger:
 def second_choices(
     avoided: frozenset[str], shunned: frozenset[str], blame: BlameLedger, quarantine: Quarantine
 ) -> tuple[frozenset[str], ...]:
-    """Whom to leave out instead, one set after the other, where there is no circuit without all who are `avoided`;
-    those who are `shunned` are left out in any case."""
+    """Yields whom to leave out instead, one set after the other, where there is no circuit without all who are
+    `avoided`; those who are `shunned` are left out in any case."""
     # Of two, one of which accuses the other, one is at fault: without the accuser it may do.
     accusers = blame.accusers_of(avoided)
     # Who was only slow comes back before who was part of what went wrong.

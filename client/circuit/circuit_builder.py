@@ -1,4 +1,4 @@
-"""Forming a circuit as `CircuitCore` says: plan, reserve every hop or none, wait until each is ready."""
+"""Circuit builder: drives `CircuitCore` with asyncio: plan, reserve every hop or none, wait until each is ready."""
 
 import asyncio
 import random
@@ -125,8 +125,8 @@ class CircuitBuilder:
     async def build(
         self, circuit: core.CircuitCore, asked: core.Effect, template: pb.SessionDescriptor, report: Report
     ) -> ActiveCircuit:
-        """A ready circuit for the session that `template` describes (its hops are filled in here), as `circuit` goes
-        on from what it has `asked` for.
+        """Forms a ready circuit for the session that `template` describes (its hops are filled in here), as `circuit`
+        goes on from what it has `asked` for.
 
         Raises:
             InvalidRequest: a hop says that no peer could serve such a request.
@@ -172,7 +172,7 @@ class CircuitBuilder:
         report: Report,
         problems: dict[core.Problem, SwarmError],
     ) -> tuple[core.Event, ActiveCircuit | None]:
-        """What the hops answer; an error that may follow from it is noted in `problems`."""
+        """Reserves the hops and returns what they answer; an error that may follow is noted in `problems`."""
         self._require_sendable(asked.descriptor)
         try:
             async with asyncio.timeout_at(circuit.deadline_s):
@@ -223,7 +223,8 @@ class CircuitBuilder:
     async def _plan(
         self, template: pb.SessionDescriptor, *, doubtful: bool
     ) -> tuple[Route, Mapping[str, PeerView]]:
-        """The route to try next. Where that is `doubtful`, one of peers that have answered goes before all others."""
+        """Returns the route to try next. Where that is `doubtful`, one of peers that have answered goes before all
+        others."""
         views = self.connection.snapshot(self.spec.model_hash)
         if not views:
             raise SwarmUnavailable(self._nobody())
@@ -262,7 +263,8 @@ class CircuitBuilder:
             return None
 
     def _nobody(self) -> str:
-        """That nobody serves the model; what is served instead, in case this machine's copy was meant to be that."""
+        """Formats that nobody serves the model, and what is served instead, in case this machine's copy was meant to be
+        that."""
         others = {view.facts.model for view in self.connection.snapshot()}
         names = ", ".join(sorted(map(_identity, others)))
         wanted = f"no peer that serves {_identity(self.spec)} is known yet"
@@ -286,7 +288,7 @@ class CircuitBuilder:
         return ActiveCircuit(asked.route, asked.descriptor, links, asked.peers, common_prefix(held))
 
     def _patience_s(self, peers: Mapping[str, PeerView]) -> float:
-        """Who has nobody else to turn to waits as long as a dial and a request take at most."""
+        """Returns the deadline of one answer: with nobody else to turn to, that of a dial and a request."""
         return PATIENCE_S if len(peers) > 1 else 2 * REQUEST_TIMEOUT_S
 
     def _give_back(self, descriptor: pb.SessionDescriptor) -> None:
@@ -298,7 +300,7 @@ class CircuitBuilder:
                 release(link, descriptor)
 
     def _learn(self, refused: HopRefused, refusal: core.Refusal, peers: Mapping[str, PeerView]) -> None:
-        """Who said no is left out: briefly if it only has no room now, longer if it cannot be reached."""
+        """Leaves out who said no: briefly if it only has no room now, longer if it cannot be reached."""
         view = peers.get(refused.peer_id)
         if view is None:
             return
@@ -320,7 +322,8 @@ class CircuitBuilder:
 
 
 def _short(problem: NoCircuit | SwarmUnavailable) -> str:
-    """What stands in the way, for a line of progress: the whole sentence comes as the error, if no circuit forms."""
+    """Formats what stands in the way for a line of progress: the whole sentence comes as the error, if no circuit
+    forms."""
     layers = problem.missing_layers if isinstance(problem, NoCircuit) else ()
     lack = f": layers {', '.join(map(str, layers))} are missing" if layers else ""
     return f"no circuit yet{lack}; looking again"
@@ -332,6 +335,6 @@ def _draw() -> float:
 
 
 def _identity(model: ModelSpec | ServedModel) -> str:
-    """What must be equal for two peers to serve the same model."""
+    """Formats what must be equal for two peers to serve the same model."""
     numbers = model.dtype if model.quantization == "none" else f"{model.dtype}, {model.quantization}"
     return f"{model.name} in {numbers} (contents {model.content_hash[:12]})"

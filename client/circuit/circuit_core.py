@@ -25,7 +25,7 @@ _TRANSIENT = frozenset({"memory", "busy", "epoch"})
 
 
 class CircuitPhase(Enum):
-    """What is done for a generation."""
+    """Phase of a generation's circuits."""
 
     IDLE = "idle"
     PLANNING = "planning"
@@ -36,7 +36,7 @@ class CircuitPhase(Enum):
 
 
 class Problem(Enum):
-    """Why a generation gets no circuit."""
+    """Problem for which a generation gets no circuit."""
 
     NO_ROUTE = "no route"
     REFUSED = "refused"
@@ -49,7 +49,7 @@ class Problem(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A hop's no, or that it did not answer."""
+    """Refusal of a hop, or that it did not answer."""
 
     code: str
     """As the peer says; `lost` if it could not be reached, `slow` if it has not answered yet."""
@@ -231,7 +231,8 @@ class _Run:
 
 @dataclass(slots=True)
 class CircuitCore:
-    """One generation's circuits, one at a time; it alone numbers their epochs. Times are those of any one clock."""
+    """Core of one generation's circuits, one at a time; it alone numbers their epochs. Times are those of any one
+    clock."""
 
     phase: CircuitPhase = CircuitPhase.IDLE
     epoch: int = 0
@@ -255,11 +256,11 @@ class CircuitCore:
 
     @property
     def first_token_since_s(self) -> float | None:
-        """When the running circuit was started, if its first token is waited for."""
+        """Start of the running circuit, if its first token is waited for."""
         return self._run.started_s if self._run.tokens == 0 else None
 
     def patience_s(self, first_token_s: float, next_token_s: float) -> float:
-        """How long the running circuit's next token may take before it is looked whether a hop is silent; what is
+        """Returns how long the running circuit's next token may take before hops are asked for a sign of life; what is
         predicted of its first one and of each further one is given."""
         run = self._run
         if run.tokens == 0:
@@ -267,7 +268,8 @@ class CircuitCore:
         return patience.next_token_s(next_token_s, run.between_s / max(1, run.tokens - 1))
 
     def handle(self, event: Event, now_s: float) -> tuple[Effect, ...]:
-        """What to do next, in order; the last effect but `Release`, `Start` and `GiveUp` is to be answered, once.
+        """Returns what to do next, in order; the last effect but `Release`, `Start` and `GiveUp` is to be answered,
+        once.
 
         Raises:
             ValueError: nobody has asked for such an answer.

@@ -175,7 +175,7 @@ def describe(
 
 
 def report_codec(asked: ReservationRequest, spec: ModelSpec, report: Report) -> None:
-    """Where a codec was asked for: how many links have it, since not every peer takes part."""
+    """Reports how many links have the codec that was asked for, since not every peer takes part."""
     codec = asked.descriptor.activation_codec
     if not codec:
         return

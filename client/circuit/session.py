@@ -96,7 +96,7 @@ class ClientSession:
         return self._template.prompt_tokens
 
     async def tokens(self, timeout_s: float) -> AsyncGenerator[pb.Token, None]:
-        """Every new token in order; ends after the one whose `finish` is set.
+        """Yields every new token in order; ends after the one whose `finish` is set.
 
         Raises:
             NoCircuit, SwarmUnavailable: no circuit formed within `timeout_s`.
@@ -207,7 +207,7 @@ class ClientSession:
                 self._lose(HopLost(self._template.epoch, silent, "stalled", detail))
 
     def _patience_s(self) -> float:
-        """How long the next event may take."""
+        """Returns how long the next event may take."""
         route = self.log.route
         if route is None:
             return patience.LEAST_FIRST_S

@@ -296,7 +296,7 @@ def _sampling(
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """What a swarm could not do ends the command with one sentence; the caller's own mistake with status 2."""
+    """Ends the command with one sentence for what a swarm could not do; the caller's own mistake with status 2."""
     try:
         yield
     except Exception as error:

@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 
 class ConnectionPhase(Enum):
-    """What a connection waits for."""
+    """Phase of a connection: what it waits for."""
 
     IDLE = auto()
     HEADERS = auto()

@@ -64,7 +64,8 @@ class FetchProgress:
 async def fetch(
     links: LinkSource, views: Sequence[PeerView], wanted: ArtifactRequest[Content]
 ) -> tuple[Content, PeerView]:
-    """What is wanted and who handed it out: the first of these peers that does so whole; they are asked in their order.
+    """Fetches what is wanted, and says who handed it out: the first of these peers that does so whole; they are asked
+    in their order.
 
     Raises:
         NotFetched: none of them did.

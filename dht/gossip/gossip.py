@@ -224,8 +224,8 @@ class Gossip:
         self._lazy_push.close_link(link.stream.peer_id)
 
     async def _hear_out(self, stream: CompressedStream) -> None:
-        """Who gets no link says what it is all the same, which is what it says first: so nobody who takes all links
-        can keep a newcomer from being heard."""
+        """Receives what a peer that gets no link says first, which is what it is: so nobody who takes all links can
+        keep a newcomer from being heard."""
         if stream.peer_id == self._own_peer_id or stream.peer_id in self._links:
             return
         try:
@@ -305,7 +305,8 @@ class Gossip:
 
 
 def _cost_bits(record: bytes, accepted: Accepted) -> float:
-    """What a record costs this peer; if it brings a newcomer, with this peer's share in handing out the table."""
+    """Returns what a record costs this peer; if it brings a newcomer, with this peer's share in handing out the
+    table."""
     if is_loss(record):
         return LOSS_COST_BITS
     if is_facts(record):

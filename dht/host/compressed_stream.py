@@ -22,7 +22,7 @@ class Deflater:
         self._deflate = zlib.compressobj(_LEVEL, zlib.DEFLATED, _WINDOW_BITS)
 
     def pack(self, frames: Iterable[bytes]) -> list[bytes]:
-        """Pieces to be sent, in order, none longer than a frame may be."""
+        """Chunks to be sent, in order, none longer than a frame may be."""
         data = b"".join(len(frame).to_bytes(_LENGTH_BYTES) + frame for frame in frames)
         deflated = self._deflate.compress(data) + self._deflate.flush(zlib.Z_SYNC_FLUSH)
         return [deflated[at : at + MAX_FRAME_BYTES] for at in range(0, len(deflated), MAX_FRAME_BYTES)]
@@ -31,7 +31,7 @@ class Deflater:
 class Inflater:
     """Inflater of what the other side deflated.
 
-    Holds the piece that it was fed last and one frame, however much it inflates to.
+    Holds the chunk that it was fed last and one frame, however much it inflates to.
     """
 
     def __init__(self) -> None:
@@ -41,15 +41,15 @@ class Inflater:
 
     @property
     def held_bytes(self) -> int:
-        """What is kept in memory for frames that are not complete."""
+        """Bytes kept in memory for frames that are not complete."""
         return len(self._buffer) + len(self._deflated)
 
-    def feed(self, piece: bytes) -> None:
-        """Another piece; all frames before it must have been taken."""
-        self._deflated += piece
+    def feed(self, chunk: bytes) -> None:
+        """Takes in another chunk; all frames before it must have been taken."""
+        self._deflated += chunk
 
     def take(self, limit: int) -> bytes | None:
-        """The next frame, of at most `limit` bytes; None: another piece is needed first.
+        """The next frame, of at most `limit` bytes; None: another chunk is needed first.
 
         Raises:
             ValueError: this is nothing that a `Deflater` made, or the frame is longer.
@@ -103,7 +103,7 @@ class CompressedStream:
         return self._stream.bytes_out
 
     async def send(self, frames: Iterable[bytes]) -> None:
-        """Writes all frames in one piece.
+        """Writes all frames at once.
 
         Raises:
             StreamEndedError: the stream is over.

@@ -204,7 +204,8 @@ class Directory:
         return Accepted(state.peer_id, facts_wanted=not entry.has_facts(state.facts_sequence, now))
 
     def _age_s(self, said: PeerFacts | PeerState, arrival: RecordReceipt) -> float:
-        """How old it is: as claimed, or, if it was handed on by another, as old as its sequence says."""
+        """Returns how old it is, in seconds: as claimed, or, if it was handed on by another, as old as its sequence
+        says."""
         source, wall_s = arrival.origin.source, arrival.origin.wall_s
         if wall_s is None or source is None or self.entries.is_first_hand(source, said.peer_id):
             return arrival.age_s

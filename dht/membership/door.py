@@ -72,7 +72,7 @@ class ConnectionLimiter:
 
     @property
     def unproven(self) -> int:
-        """How many have not proven who they are."""
+        """Number of guests that have not proven who they are."""
         return sum(guest.identity is None for guest in self._guests.values())
 
     def admit(self, now: float, network: str) -> DoorDecision:

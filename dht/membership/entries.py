@@ -185,7 +185,7 @@ def living_records(entries: DirectoryEntries, now: float) -> tuple[AgedRecord, .
 
 
 def last_words(entries: DirectoryEntries, tag: int, now: float) -> AgedRecord | None:
-    """What a peer that is gone, or does not answer, said last: it may come back and must go beyond it."""
+    """Returns what a peer that is gone, or does not answer, said last: it may come back and must go beyond it."""
     entry = entries.of_tag(tag)
     if entry is None or not entry.last_words:
         return None

@@ -10,7 +10,7 @@ Value_co = TypeVar("Value_co", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a record came from."""
+    """Origin of a record."""
 
     source: str | None = None
     """The peer that handed it on; None: this process."""

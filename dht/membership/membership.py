@@ -127,7 +127,7 @@ class Membership:
         return next((facts for facts in self.living() if facts.peer_id == peer_id), None)
 
     def peers(self) -> int:
-        """How many living peers there are."""
+        """Counts the living peers."""
         return len(self.living())
 
     def _sequence_of(self, tag: int) -> int:

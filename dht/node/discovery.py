@@ -112,7 +112,7 @@ class Discovery:
         return self._thread.service.host.addresses
 
     async def announce(self, facts: PeerFacts | None, state: PeerState) -> None:
-        """What this peer is from now on: told at once where it differs from before, and repeated.
+        """Announces what this peer is from now on: at once where it differs from before, and again and again.
 
         Changes go out in bursts of up to four, then at a rate that the swarm's size allows. Identity,
         sequence numbers, times to live and, where there are none, addresses are filled in here. `facts` are

@@ -157,7 +157,7 @@ class Maintenance:
             logger.debug("comparing tables failed: %s", error)
 
     def _sources(self) -> list[tuple[str, tuple[str, ...]]]:
-        """Whom to ask, in order: connected ones first, those that failed lately last."""
+        """Returns whom to ask, in order: connected ones first, those that failed lately last."""
         known = {facts.peer_id: facts.addresses for facts in self._membership.living()}
         for address in self._initial_peers:
             known.setdefault(peer_id_in(address), (address,))

@@ -1,4 +1,4 @@
-"""How fast a layout of equal devices serves one request: predicted TTFT and TPOT, and which layout is best. Pure.
+"""Prediction of TTFT and TPOT of a layout of equal devices for one request, and the choice among layouts. Pure.
 
 A step of a layer takes as long as the slower of reading and multiplying (a roofline: Williams et al., 2009), on every
 rank a t-th of both, and what launches cost on top, which no division shortens. A ring all-reduce of n bytes between t
@@ -52,7 +52,7 @@ class DeviceLink:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a layout would do for a lone request."""
+    """Prediction of a layout for a lone request."""
 
     layout: Layout
     ttft_s: float
@@ -80,7 +80,7 @@ class LayoutGoal:
 
 @dataclass(frozen=True, slots=True)
 class LayoutChoice:
-    """The best layout, and why."""
+    """Choice of a layout: the best, and why."""
 
     best: Prediction
     reasons: tuple[str, ...]
@@ -93,7 +93,7 @@ def predict(
     """TTFT and TPOT of one request through `span` on `layout.devices` equal devices, nothing else running.
 
     Layers are divided over stages as evenly as they can be, the head over the ranks of its stage; the prompt goes
-    through the stages in one piece.
+    through the stages at once.
 
     Raises:
         ValueError: more stages than layers, or a span beyond the model.
@@ -195,15 +195,15 @@ def _step(
     return computing_s + communication_s, communication_s
 
 
-def _attended(rows: int, context: int, window: int | None) -> tuple[float, int]:
-    """How many pairs of tokens attention compares in a layer, and how many tokens' keys and values it reads.
+def _attended(rows: int, context: int, attention_window: int | None) -> tuple[float, int]:
+    """Counts the pairs of tokens that attention compares in a layer, and how many tokens' keys and values it reads.
 
-    A token sees itself and what is before it; with a window, only the last `window` of these.
+    A token sees itself and what is before it; with an attention window, only the last `attention_window` of these.
     """
-    window = window or context + rows
-    growing = min(rows, max(0, window - context))  # tokens that see all that is before them
-    pairs = growing * context + growing * (growing + 1) / 2 + (rows - growing) * window
-    return pairs, min(context, window - 1) + rows
+    seen = attention_window or context + rows
+    growing = min(rows, max(0, seen - context))  # tokens that see all that is before them
+    pairs = growing * context + growing * (growing + 1) / 2 + (rows - growing) * seen
+    return pairs, min(context, seen - 1) + rows
 
 
 def _device_bytes(spec: ModelSpec, span: Span, layout: Layout, tokens: int) -> float:

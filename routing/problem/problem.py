@@ -255,7 +255,7 @@ def tpot_ms(problem: CircuitProblem, hops: Iterable[Hop]) -> float:
 
 
 def objective_ms(problem: CircuitProblem, hops: Iterable[Hop]) -> float:
-    """What the search minimises: the TPOT, the weighted loading of all hops, and the penalties of their
+    """Returns what the search minimises: the TPOT, the weighted loading of all hops, and the penalties of their
     machines."""
     path = tuple(hops)
     total = tpot_ms(problem, path)

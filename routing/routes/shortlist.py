@@ -41,7 +41,7 @@ class Known(Protocol):
 
     @property
     def count(self) -> int:
-        """How many they are."""
+        """Number of peers."""
 
     def snapshot(self, peer_ids: Collection[str] | None = None) -> Snapshot:
         """Those of them that are named; None: all."""
@@ -49,7 +49,7 @@ class Known(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SnapshotPeers:
-    """The peers of a snapshot."""
+    """Peers of a snapshot."""
 
     whole: Snapshot
 

@@ -6,7 +6,6 @@ does not use, are loaded before it in one of them; the others do without.
 
 import json
 import os
-import queue
 import signal
 import subprocess
 import sys
@@ -337,21 +336,6 @@ def test_progress_is_shown_when_it_takes_long(tmp_path: Path) -> None:
         lines = terminal.wait_for("ready")
     assert lines[0] == "Founding a new swarm"
     assert lines.count("Loading layers") == 1
-
-
-def test_progress_is_shown_while_nothing_else_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Modules are loaded before there is an event loop, and hold it up later."""
-    shown: queue.Queue[str] = queue.Queue()
-    monkeypatch.setattr(running, "QUIET_S", 0.01)
-    progress = running.ProgressLines(shown.put)
-    progress.report("Loading torch")
-    assert shown.get(timeout=DEADLINE_S) == "Loading torch"
-    progress.report("Measuring layer 6")
-    assert shown.get(timeout=DEADLINE_S) == "Measuring layer 6"
-    progress.report("nobody sees it")
-    progress.stop()
-    progress.report("nor this")
-    assert shown.empty()
 
 
 def test_sigterm_drains_like_the_first_ctrl_c(tmp_path: Path) -> None:

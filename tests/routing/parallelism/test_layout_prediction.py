@@ -118,7 +118,9 @@ def test_layers_with_a_window_take_less_time_once_the_context_is_longer(
 
 
 def choose(link: DeviceLink, goal: Goal = "latency") -> LayoutChoice:
-    return choose_layout(EIGHT, EIGHT.whole, [Layout(2), Layout(1, 2)], DEVICE, link, LENGTHS, LayoutGoal(goal))
+    return choose_layout(
+        EIGHT, EIGHT.whole, [Layout(2), Layout(1, 2)], DEVICE, link, LENGTHS, LayoutGoal(goal)
+    )
 
 
 def test_a_fast_link_favours_tensor_parallelism_although_it_moves_far_more() -> None:
