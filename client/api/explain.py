@@ -14,7 +14,7 @@ class Tracer:
     def __init__(self) -> None:
         self._seen: list[tuple[pb.HopTiming, ...]] = []
 
-    def see(self, token: pb.Token) -> None:
+    def record_token(self, token: pb.Token) -> None:
         self._seen.append(tuple(token.timings))
 
     def explain(self, generation: Generation, log: SessionLog) -> Explanation:

@@ -198,7 +198,7 @@ class AsyncSwarm:
         _check_timeout(timeout_s)
         session = opened.session(await opened.encode(prompt), params, trace=True)
         tracer = Tracer()
-        session.watch = tracer.see
+        session.watch = tracer.record_token
         generation = await _whole(opened.pieces(session, params, timeout_s))
         return tracer.explain(generation, session.log)
 

@@ -63,13 +63,13 @@ class Connections:
                 self._refusals.refused("connections beyond their number", user)
                 return False
             self._refusals.refused("connections that waited while others came", self._open[displaced])
-            self.forget(displaced)
+            self.forget_connection(displaced)
             displaced.abort()
         self._shares.take(user)
         self._open[connection] = user
         return True
 
-    def forget(self, connection: "GatewayConnection") -> None:
+    def forget_connection(self, connection: "GatewayConnection") -> None:
         """Forgets a connection that has closed."""
         user = self._open.pop(connection, None)
         if user is not None:
@@ -99,7 +99,7 @@ class Connections:
             displaced = self._displaceable()
             if displaced is None:
                 return
-            self.forget(displaced)
+            self.forget_connection(displaced)
             displaced.abort()
 
     def abort_all(self) -> None:
@@ -149,7 +149,7 @@ class GatewayConnection(H11Protocol):
             transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._all.forget(self)
+        self._all.forget_connection(self)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:

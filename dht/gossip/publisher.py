@@ -114,7 +114,7 @@ class Publisher:
             return
         self._tell(core.Left())
         state = replace(core.farewell(self._state), sequence=self.sequences.take())
-        self._membership.own.forget()
+        self._membership.own.forget_records()
         self._gossip.broadcast(sign_state(state, self._identity))
         await self._gossip.drained()
         await trio.to_thread.run_sync(self.sequences.give_back)

@@ -250,7 +250,7 @@ class Directory:
         return _stale("this peer knows itself best")
 
     def _drop(self, entry: PeerEntry) -> None:
-        self.entries.drop(entry)
+        self.entries.drop_entry(entry)
         self._failure_detector.forget_peer(peer_tag(entry.public_key))
 
     def _leave(self, entry: PeerEntry, sequence: int, record: bytes) -> Accepted:

@@ -118,7 +118,7 @@ class DirectoryEntries:
         if entry.newest_state is None:
             self.eviction.mark_gone(entry.peer_id)
 
-    def drop(self, entry: PeerEntry) -> None:
+    def drop_entry(self, entry: PeerEntry) -> None:
         """Removes the entry."""
         del self._by_id[entry.peer_id]
         self.eviction.remove_peer(entry.peer_id)

@@ -187,7 +187,7 @@ class OwnRecords:
         with self._lock:
             return self._directory.own_records()
 
-    def forget(self) -> None:
+    def forget_records(self) -> None:
         """Forgets this peer's own records: it leaves, and forwards itself no more."""
         with self._lock:
             self._directory.forget_own()

@@ -36,6 +36,8 @@ class RequestDriver:
         self._seed = seed
         self.running = 0
         """Requests that have come and not ended."""
+        self.awaited = 0
+        """Measured requests that have not ended, once no more of them come."""
         self.tokens = 0
         """That all requests have got so far."""
 
@@ -62,6 +64,7 @@ class RequestDriver:
             await _sleep_until(start_s + window_s[1])
             deadline_s = clock() + AFTERMATH_S
             while clock() < deadline_s and (running := [task for task in measured if not task.done()]):
+                self.awaited = len(running)
                 await asyncio.wait((*running, arriving), timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
                 if arriving.done():
                     arriving.result()
