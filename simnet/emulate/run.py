@@ -182,7 +182,8 @@ async def _measure(
 
 
 def progress_line(passed_s: float, window_s: float, running: int, awaited: int) -> str:
-    """Says how far a run is. After the window requests go on to come, and only those that came within it are awaited."""
+    """Says how far a run is. After the window requests go on to come, and only those that came within it are
+    awaited."""
     if passed_s < window_s:
         return f"{passed_s:.0f} of {window_s:.0f} s, {running} in progress; then those are awaited that have not ended"
     return f"{passed_s:.0f} s: {awaited} of the measured requests have not ended, {running} in progress"
