@@ -1,5 +1,5 @@
 """`python -m molink.client`: the same as `molink`, for where scripts are not on the path."""
 
-from molink.client.commands.cli import main
+from molink.programs import molink
 
-main()
+molink()

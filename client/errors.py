@@ -1,4 +1,4 @@
-"""What can go wrong between a client and a swarm. Each error has fields beside its sentence.
+"""Errors between a client and a swarm. Each error has fields beside its sentence.
 
 SwarmError
  ├── InvalidRequest      the caller's mistake: `parameter` names what to change
@@ -22,7 +22,7 @@ _ADDRESS = re.compile(
 
 
 def as_said(text: str) -> str:
-    """What a peer or a library says, for an error: one printable line of bounded length, without addresses.
+    """Cleans what a peer or a library says, for an error: one printable line of bounded length, without addresses.
 
     Volunteers' addresses are nothing that the user of an API is to be told.
     """

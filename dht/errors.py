@@ -1,4 +1,4 @@
-"""What can go wrong when a peer or client enters a swarm. Importing this loads no libp2p."""
+"""Errors of entering a swarm. Importing this loads no libp2p."""
 
 from collections.abc import Sequence
 

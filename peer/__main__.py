@@ -1,5 +1,5 @@
 """`python -m molink.peer`: the same as `molink-peer`, for where scripts are not on the path."""
 
-from molink.peer.commands.cli import main
+from molink.programs import molink_peer
 
-main()
+molink_peer()

@@ -18,7 +18,7 @@ from molink.shards.spec import ModelSpec, Span
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What a router knows at one moment. Peers must be verified: nothing is checked here but plausibility."""
+    """Snapshot: what a router knows at one moment. Peers must be verified: nothing is checked here but plausibility."""
 
     peers: tuple[PeerView, ...]
     model: ModelSpec
@@ -112,7 +112,8 @@ class Snapshot:
         return latency_matrix_ms(names, self._rtt_ms(views), [view.facts.coordinate for view in views], cost)
 
     def seen(self, view: PeerView) -> PeerObservation:
-        """What the router has seen of a peer; of its uplink, where that is nothing, what the peer itself measured."""
+        """Returns what the router has seen of a peer; of its uplink, where that is nothing, what the peer itself
+        measured."""
         seen = self.observed.get(view.peer_id, UNSEEN)
         announced = view.facts.uplink_mbps
         if (

@@ -1,4 +1,4 @@
-"""`Swarm`: the same for code without asyncio. The asynchronous one runs on a loop in a thread of its own."""
+"""Blocking client: `Swarm`, for code without asyncio. The asynchronous one runs on a loop in a thread of its own."""
 
 import os
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
@@ -10,8 +10,9 @@ from typing import Self, Unpack
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from molink.client.api.generation import Explanation, Generation, TextPiece
+from molink.client.api.opened_swarm import Messages, Prompt
 from molink.client.api.sampling import Sampling
-from molink.client.api.swarm import AsyncSwarm, Messages, Prompt
+from molink.client.api.swarm import AsyncSwarm
 from molink.dht.records.records import ServedModel
 from molink.shards.spec import ModelSpec, SamplingParams
 
@@ -63,7 +64,7 @@ class Swarm:
 
     @property
     def model(self) -> ModelSpec:
-        """What is known of the model."""
+        """Description of the model."""
         return self._swarm.model
 
     def models(self) -> tuple[ServedModel, ...]:

@@ -1,20 +1,20 @@
-"""Where the time of a token goes: what each hop reported, beside what the router predicted."""
+"""Latency breakdown of a token: what each hop reported, beside what the router predicted."""
 
 import statistics
 
+from molink.client.api.assembler import circuit_report
 from molink.client.api.generation import Explanation, Generation, HopTimes
-from molink.client.api.pieces import circuit_report
 from molink.client.circuit.session import SessionLog
 from molink.peer.wire.protocol import molink_pb2 as pb
 
 
 class Tracer:
-    """Collects the times that hops attach to tokens. Only decode steps count: the first token is the prefill's."""
+    """Tracer of the times that hops attach to tokens. Only decode steps count: the first token is the prefill's."""
 
     def __init__(self) -> None:
         self._seen: list[tuple[pb.HopTiming, ...]] = []
 
-    def see(self, token: pb.Token) -> None:
+    def record_token(self, token: pb.Token) -> None:
         self._seen.append(tuple(token.timings))
 
     def explain(self, generation: Generation, log: SessionLog) -> Explanation:

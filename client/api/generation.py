@@ -1,4 +1,4 @@
-"""What a generation gives back, as values."""
+"""Results of a generation, as values."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -10,7 +10,7 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """Layers [start, stop) on a peer."""
+    """Hop: layers [start, stop) on a peer."""
 
     peer_id: str
     start: int
@@ -47,9 +47,10 @@ class Generation:
     prompt_tokens: int
     finish_reason: FinishReason
     ttft_s: float
-    """Seconds from the call to the first token, forming a circuit included."""
+    """TTFT: seconds from the call to the first token, forming a circuit included."""
     tpot_s: float
-    """Mean seconds from one token to the next; 0 if there is only one."""
+    """TPOT: seconds from the first token to the last, over their number less one, as tokens came in, however late
+    they were taken; 0 if there is only one."""
     circuit: CircuitReport
     epochs: int = 1
     """Circuits that it took: 1, and one more for each failover."""
@@ -58,7 +59,7 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class TextPiece:
-    """A part of a generation as it streams. The last one has `finish_reason` and `generation`."""
+    """Text piece: a part of a generation as it streams. The last one has `finish_reason` and `generation`."""
 
     text: str
     token_ids: tuple[int, ...] = ()
@@ -69,7 +70,7 @@ class TextPiece:
 
 @dataclass(frozen=True, slots=True)
 class HopTimes:
-    """One hop, predicted and measured; medians over the decode steps, in milliseconds."""
+    """Times of one hop, predicted and measured; medians over the decode steps, in milliseconds."""
 
     hop: Hop
     predicted_compute_ms: float
@@ -89,7 +90,7 @@ class HopTimes:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Where the time of a token goes."""
+    """Explanation of where the time of a token goes."""
 
     generation: Generation
     hops: tuple[HopTimes, ...] = field(default=())
@@ -101,5 +102,5 @@ class Explanation:
 
     @property
     def objective_ms(self) -> float:
-        """What the circuit was charged in all, per token: the least among those that the router found."""
+        """Sum of what the circuit was charged, per token: the least among those that the router found."""
         return sum(term.ms for times in self.hops for term in times.terms)

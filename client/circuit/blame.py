@@ -36,8 +36,8 @@ class Standstill:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """Verdict on a failure: whom to leave out."""
+class BlameVerdict:
+    """BlameVerdict on a failure: whom to leave out."""
 
     leave: str
     """The peer to leave out."""
@@ -54,7 +54,7 @@ class BlameLedger:
 
     def accuse(
         self, accuser: str, accused: str, now_s: float, is_gone: Callable[[str], bool] = lambda _: False
-    ) -> Verdict:
+    ) -> BlameVerdict:
         """A hop of a circuit said that another one of it failed.
 
         `is_gone` says whether the client itself has lost a peer by now: whoever accused that one was right.
@@ -63,15 +63,17 @@ class BlameLedger:
         self.accusations.append(Accusation(now_s, accuser, accused))
         self.accusations = [one for one in self.accusations if not is_gone(one.accused)]
         if self.weight(accuser) <= self.weight(accused) or is_gone(accused):
-            return Verdict(accused)
-        return Verdict(accuser, self._blamed_alone_by(accuser))
+            return BlameVerdict(accused)
+        return BlameVerdict(accuser, self._blamed_alone_by(accuser))
 
-    def stand_still(self, hops: Sequence[str], now_s: float, left: Collection[str] = frozenset()) -> Verdict:
+    def stand_still(
+        self, hops: Sequence[str], now_s: float, left: Collection[str] = frozenset()
+    ) -> BlameVerdict:
         """A circuit yielded nothing. Of equals its head goes first, then the others in order; one that was `left`
         before and is there for want of others goes last."""
         self._forget(now_s)
         self.standstills.append(Standstill(now_s, tuple(hops)))
-        return Verdict(max(hops, key=lambda peer_id: (peer_id not in left, self.weight(peer_id))))
+        return BlameVerdict(max(hops, key=lambda peer_id: (peer_id not in left, self.weight(peer_id))))
 
     def weight(self, peer_id: str) -> int:
         """In how much that went wrong the peer took part: accusations that it made, other peers that accused it,
@@ -102,8 +104,8 @@ class BlameLedger:
 def second_choices(
     avoided: frozenset[str], shunned: frozenset[str], blame: BlameLedger, quarantine: Quarantine
 ) -> tuple[frozenset[str], ...]:
-    """Whom to leave out instead, one set after the other, where there is no circuit without all who are `avoided`;
-    those who are `shunned` are left out in any case."""
+    """Yields whom to leave out instead, one set after the other, where there is no circuit without all who are
+    `avoided`; those who are `shunned` are left out in any case."""
     # Of two, one of which accuses the other, one is at fault: without the accuser it may do.
     accusers = blame.accusers_of(avoided)
     # Who was only slow comes back before who was part of what went wrong.

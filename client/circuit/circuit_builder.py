@@ -1,4 +1,4 @@
-"""Forming a circuit as `CircuitCore` says: plan, reserve every hop or none, wait until each is ready."""
+"""Circuit builder: drives `CircuitCore` with asyncio: plan, reserve every hop or none, wait until each is ready."""
 
 import asyncio
 import random
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from molink.client.circuit import circuit_core as core
-from molink.client.circuit.blame import BlameLedger, Verdict, second_choices
+from molink.client.circuit.blame import BlameLedger, BlameVerdict, second_choices
 from molink.client.circuit.connection import SwarmConnection
 from molink.client.circuit.quarantine import AVOID_S, Quarantine
 from molink.client.circuit.reserving import (
@@ -64,8 +64,8 @@ class CircuitBuilder:
     """Circuit builder for one model over one connection; remembers who failed."""
 
     def __init__(self, connection: SwarmConnection, spec: ModelSpec) -> None:
-        self._connection = connection
-        self._spec = spec
+        self.connection = connection
+        self.spec = spec
         self._quarantine = Quarantine()
         self._blame = BlameLedger()
         self._route_selector = RouteSelector(connection, spec)
@@ -91,13 +91,13 @@ class CircuitBuilder:
             verdict = self._blame.accuse(accuser, at_fault, now_s, self._is_gone)
         else:
             self._route_selector.record_loss(at_fault)
-            self._connection.probes.record_loss(at_fault)
+            self.connection.probes.record_loss(at_fault)
             self.avoid(circuit.peers[at_fault].facts)
             return at_fault
         self._follow(verdict, circuit.peers)
         return verdict.leave
 
-    def _follow(self, verdict: Verdict, peers: Mapping[str, PeerView], reason: str = "") -> None:
+    def _follow(self, verdict: BlameVerdict, peers: Mapping[str, PeerView], reason: str = "") -> None:
         """Leaves out whom nobody could convict, if others can take its place, and takes back whom it blamed alone."""
         for peer_id in verdict.acquitted:
             self._quarantine.release_peer(peer_id)
@@ -120,13 +120,13 @@ class CircuitBuilder:
 
     def _is_gone(self, peer_id: str) -> bool:
         """Whether the client itself has no link to that peer any more."""
-        return self._connection.links.find(peer_id) is None
+        return self.connection.links.find(peer_id) is None
 
     async def build(
         self, circuit: core.CircuitCore, asked: core.Effect, template: pb.SessionDescriptor, report: Report
     ) -> ActiveCircuit:
-        """A ready circuit for the session that `template` describes (its hops are filled in here), as `circuit` goes
-        on from what it has `asked` for.
+        """Forms a ready circuit for the session that `template` describes (its hops are filled in here), as `circuit`
+        goes on from what it has `asked` for.
 
         Raises:
             InvalidRequest: a hop says that no peer could serve such a request.
@@ -143,7 +143,7 @@ class CircuitBuilder:
                     try:
                         route, peers = await self._plan(template, doubtful=doubtful)
                     except (NoCircuit, SwarmUnavailable) as problem:
-                        report(str(problem))
+                        report(_short(problem))
                         problems[core.Problem.NO_ROUTE] = problem
                         event: core.Event = core.NoRoute(_draw())
                     else:
@@ -151,7 +151,7 @@ class CircuitBuilder:
                         event = core.Planned(route.peer_ids)
                 case core.Reserve(epoch):
                     hops = ReservationRequest(
-                        describe(template, route, peers, self._spec, epoch), route, peers
+                        describe(template, route, peers, self.spec, epoch), route, peers
                     )
                     event, formed = await self._reserved(circuit, hops, report, problems)
                 case core.Wait(wait_s, scout):
@@ -172,7 +172,7 @@ class CircuitBuilder:
         report: Report,
         problems: dict[core.Problem, SwarmError],
     ) -> tuple[core.Event, ActiveCircuit | None]:
-        """What the hops answer; an error that may follow from it is noted in `problems`."""
+        """Reserves the hops and returns what they answer; an error that may follow is noted in `problems`."""
         self._require_sendable(asked.descriptor)
         try:
             async with asyncio.timeout_at(circuit.deadline_s):
@@ -203,33 +203,34 @@ class CircuitBuilder:
         """For news of the swarm, so long at most."""
         if scout:
             self._probe_others()
-        if self._connection.probes.under_way:
-            self._connection.refresh_now()
-            await self._connection.probes.wait_any(wait_s)
+        if self.connection.probes.under_way:
+            self.connection.refresh_now()
+            await self.connection.probes.wait_any(wait_s)
         else:
-            await self._connection.refresh_soon(wait_s)
+            await self.connection.refresh_soon(wait_s)
 
     def _probe_others(self) -> None:
         """Tries peers of the model that have not answered yet and are not left out, in any order."""
-        views = self._connection.snapshot(self._spec.model_hash)
+        views = self.connection.snapshot(self.spec.model_hash)
         avoided, _ = self._quarantine.excluded_peers(views, asyncio.get_running_loop().time())
         untried = [view for view in views if view.peer_id not in avoided]
-        self._connection.probes.probe_peers(random.sample(untried, len(untried)), self._unreachable)
+        self.connection.probes.probe_peers(random.sample(untried, len(untried)), self._unreachable)
 
     def _unreachable(self, facts: PeerFacts) -> None:
-        self._connection.probes.record_loss(facts.peer_id)
+        self.connection.probes.record_loss(facts.peer_id)
         self.avoid(facts, reason="it cannot be reached")
 
     async def _plan(
         self, template: pb.SessionDescriptor, *, doubtful: bool
     ) -> tuple[Route, Mapping[str, PeerView]]:
-        """The route to try next. Where that is `doubtful`, one of peers that have answered goes before all others."""
-        views = self._connection.snapshot(self._spec.model_hash)
+        """Returns the route to try next. Where that is `doubtful`, one of peers that have answered goes before all
+        others."""
+        views = self.connection.snapshot(self.spec.model_hash)
         if not views:
             raise SwarmUnavailable(self._nobody())
         avoided, shunned = self._quarantine.excluded_peers(views, asyncio.get_running_loop().time())
         peers = {view.peer_id: view for view in views}
-        proven = self._connection.probes.reachable(peers)
+        proven = self.connection.probes.reachable(peers)
         unproven = frozenset(peers) - proven
         try:
             if doubtful:
@@ -251,7 +252,7 @@ class CircuitBuilder:
                 continue
         by, said = self._quarantine.last_refusal(avoided) or (None, None)
         left = len(views) - len(avoided)
-        raise NoCircuit(self._spec.name, left, first, refused_by=by, refusal=said) from first
+        raise NoCircuit(self.spec.name, left, first, refused_by=by, refusal=said) from first
 
     async def _proven_route(
         self, views: Sequence[PeerView], template: pb.SessionDescriptor, avoid: frozenset[str]
@@ -262,10 +263,11 @@ class CircuitBuilder:
             return None
 
     def _nobody(self) -> str:
-        """That nobody serves the model; what is served instead, in case this machine's copy was meant to be that."""
-        others = {view.facts.model for view in self._connection.snapshot()}
+        """Formats that nobody serves the model, and what is served instead, in case this machine's copy was meant to be
+        that."""
+        others = {view.facts.model for view in self.connection.snapshot()}
         names = ", ".join(sorted(map(_identity, others)))
-        wanted = f"no peer that serves {_identity(self._spec)} is known yet"
+        wanted = f"no peer that serves {_identity(self.spec)} is known yet"
         return f"{wanted}; the swarm serves {names}" if others else wanted
 
     def _require_sendable(self, descriptor: pb.SessionDescriptor) -> None:
@@ -278,28 +280,28 @@ class CircuitBuilder:
     async def _settle(self, asked: ReservationRequest, deadline_s: float, report: Report) -> ActiveCircuit:
         """Reserves every hop of the route, and sees them ready."""
         self._route_selector.begin_session(asked.descriptor)
-        leases = await reserve_all(self._connection.links, asked, self._patience_s(asked.peers))
+        leases = await reserve_all(self.connection.links, asked, self._patience_s(asked.peers))
         links = tuple(lease.link for lease in leases)
         for link in links:
-            self._connection.probes.record_answer(link.peer_id)
+            self.connection.probes.record_answer(link.peer_id)
         held = await wait_ready(asked, leases, deadline_s, report)
-        report_codec(asked, self._spec, report)
+        report_codec(asked, self.spec, report)
         return ActiveCircuit(asked.route, asked.descriptor, links, asked.peers, common_prefix(held))
 
     def _patience_s(self, peers: Mapping[str, PeerView]) -> float:
-        """Who has nobody else to turn to waits as long as a dial and a request take at most."""
+        """Returns the deadline of one answer: with nobody else to turn to, that of a dial and a request."""
         return PATIENCE_S if len(peers) > 1 else 2 * REQUEST_TIMEOUT_S
 
     def _give_back(self, descriptor: pb.SessionDescriptor) -> None:
         """Releases every hop that may have granted, those included whose answer did not come."""
         self._route_selector.end_session(descriptor)
         for hop in descriptor.hops:
-            link = self._connection.links.find(hop.peer_id)
+            link = self.connection.links.find(hop.peer_id)
             if link is not None:
                 release(link, descriptor)
 
     def _learn(self, refused: HopRefused, refusal: core.Refusal, peers: Mapping[str, PeerView]) -> None:
-        """Who said no is left out: briefly if it only has no room now, longer if it cannot be reached."""
+        """Leaves out who said no: briefly if it only has no room now, longer if it cannot be reached."""
         view = peers.get(refused.peer_id)
         if view is None:
             return
@@ -310,14 +312,22 @@ class CircuitBuilder:
             self._follow(verdict, peers, refused.detail)
             return
         if refusal.code not in ("slow", "lost"):
-            self._connection.probes.record_answer(refused.peer_id)
+            self.connection.probes.record_answer(refused.peer_id)
         if refusal.code == "lost":
             self._route_selector.record_loss(refused.peer_id)
-            self._connection.probes.record_loss(refused.peer_id)
+            self.connection.probes.record_loss(refused.peer_id)
         seconds = refusal.left_out_s(len(peers))
         if seconds:
             reason = refused.detail or refusal.code
             self.avoid(view.facts, seconds, reason, certain=refusal.code != "slow")
+
+
+def _short(problem: NoCircuit | SwarmUnavailable) -> str:
+    """Formats what stands in the way for a line of progress: the whole sentence comes as the error, if no circuit
+    forms."""
+    layers = problem.missing_layers if isinstance(problem, NoCircuit) else ()
+    lack = f": layers {', '.join(map(str, layers))} are missing" if layers else ""
+    return f"no circuit yet{lack}; looking again"
 
 
 def _draw() -> float:
@@ -326,6 +336,6 @@ def _draw() -> float:
 
 
 def _identity(model: ModelSpec | ServedModel) -> str:
-    """What must be equal for two peers to serve the same model."""
+    """Formats what must be equal for two peers to serve the same model."""
     numbers = model.dtype if model.quantization == "none" else f"{model.dtype}, {model.quantization}"
     return f"{model.name} in {numbers} (contents {model.content_hash[:12]})"

@@ -24,8 +24,8 @@ LEAST_REFUSED_S = 0.3
 _TRANSIENT = frozenset({"memory", "busy", "epoch"})
 
 
-class Phase(Enum):
-    """What is done for a generation."""
+class CircuitPhase(Enum):
+    """Phase of a generation's circuits."""
 
     IDLE = "idle"
     PLANNING = "planning"
@@ -36,7 +36,7 @@ class Phase(Enum):
 
 
 class Problem(Enum):
-    """Why a generation gets no circuit."""
+    """Problem for which a generation gets no circuit."""
 
     NO_ROUTE = "no route"
     REFUSED = "refused"
@@ -49,7 +49,7 @@ class Problem(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A hop's no, or that it did not answer."""
+    """Refusal of a hop, or that it did not answer."""
 
     code: str
     """As the peer says; `lost` if it could not be reached, `slow` if it has not answered yet."""
@@ -189,20 +189,21 @@ class GiveUp:
     """Whether one had been running."""
 
 
-Event = Begin | Planned | NoRoute | Refused | Overdue | Ready | Waited | Yielded | Taken | Lost | End
+FormingEvent = Begin | Planned | NoRoute | Refused | Overdue | Ready | Waited
+Event = FormingEvent | Yielded | Taken | Lost | End
 Effect = Plan | Reserve | Release | Wait | Start | GiveUp
-_WHEN: dict[type[Event], frozenset[Phase]] = {
-    Begin: frozenset({Phase.IDLE}),
-    Planned: frozenset({Phase.PLANNING}),
-    NoRoute: frozenset({Phase.PLANNING}),
-    Refused: frozenset({Phase.RESERVING}),
-    Overdue: frozenset({Phase.RESERVING}),
-    Ready: frozenset({Phase.RESERVING}),
-    Waited: frozenset({Phase.WAITING}),
-    Yielded: frozenset({Phase.RUNNING}),
-    Taken: frozenset({Phase.RUNNING}),
-    Lost: frozenset({Phase.RUNNING}),
-    End: frozenset(Phase),
+_WHEN: dict[type[Event], frozenset[CircuitPhase]] = {
+    Begin: frozenset({CircuitPhase.IDLE}),
+    Planned: frozenset({CircuitPhase.PLANNING}),
+    NoRoute: frozenset({CircuitPhase.PLANNING}),
+    Refused: frozenset({CircuitPhase.RESERVING}),
+    Overdue: frozenset({CircuitPhase.RESERVING}),
+    Ready: frozenset({CircuitPhase.RESERVING}),
+    Waited: frozenset({CircuitPhase.WAITING}),
+    Yielded: frozenset({CircuitPhase.RUNNING}),
+    Taken: frozenset({CircuitPhase.RUNNING}),
+    Lost: frozenset({CircuitPhase.RUNNING}),
+    End: frozenset(CircuitPhase),
 }
 
 
@@ -230,9 +231,10 @@ class _Run:
 
 @dataclass(slots=True)
 class CircuitCore:
-    """One generation's circuits, one at a time; it alone numbers their epochs. Times are those of any one clock."""
+    """Core of one generation's circuits, one at a time; it alone numbers their epochs. Times are those of any one
+    clock."""
 
-    phase: Phase = Phase.IDLE
+    phase: CircuitPhase = CircuitPhase.IDLE
     epoch: int = 0
     peer_ids: tuple[str, ...] = ()
     """Of the present circuit's hops, in order."""
@@ -254,11 +256,11 @@ class CircuitCore:
 
     @property
     def first_token_since_s(self) -> float | None:
-        """When the running circuit was started, if its first token is waited for."""
+        """Start of the running circuit, if its first token is waited for."""
         return self._run.started_s if self._run.tokens == 0 else None
 
     def patience_s(self, first_token_s: float, next_token_s: float) -> float:
-        """How long the running circuit's next token may take before it is looked whether a hop is silent; what is
+        """Returns how long the running circuit's next token may take before hops are asked for a sign of life; what is
         predicted of its first one and of each further one is given."""
         run = self._run
         if run.tokens == 0:
@@ -266,20 +268,30 @@ class CircuitCore:
         return patience.next_token_s(next_token_s, run.between_s / max(1, run.tokens - 1))
 
     def handle(self, event: Event, now_s: float) -> tuple[Effect, ...]:
-        """What to do next, in order; the last effect but `Release`, `Start` and `GiveUp` is to be answered, once.
+        """Returns what to do next, in order; the last effect but `Release`, `Start` and `GiveUp` is to be answered,
+        once.
 
         Raises:
             ValueError: nobody has asked for such an answer.
         """
         if self.phase not in _WHEN[type(event)]:
             raise ValueError(f"{type(event).__name__} comes while a generation is {self.phase.value}")
-        effects: tuple[Effect, ...] = ()
+        if isinstance(event, FormingEvent):
+            return self._form(event, now_s)
+        if isinstance(event, Lost):
+            return self._lost(event, now_s)
+        if isinstance(event, End):
+            return self._end()
+        self._step(event, now_s)
+        return ()
+
+    def _form(self, event: FormingEvent, now_s: float) -> tuple[Effect, ...]:
         match event:
             case Begin(deadline_s):
                 self.step_since_s = now_s
                 effects = self._plan_until(deadline_s)
             case Planned(peer_ids):
-                self.phase, self.peer_ids = Phase.RESERVING, peer_ids
+                self.phase, self.peer_ids = CircuitPhase.RESERVING, peer_ids
                 self.epoch += 1
                 effects = (Reserve(self.epoch, self.deadline_s),)
             case NoRoute(draw):
@@ -292,12 +304,6 @@ class CircuitCore:
                 effects = self._start(now_s)
             case Waited():
                 effects = self._plan()
-            case Yielded() | Taken():
-                self._step(event, now_s)
-            case Lost():
-                effects = self._lost(event, now_s)
-            case End():
-                effects = self._end()
         return effects
 
     def _plan_until(self, deadline_s: float) -> tuple[Effect, ...]:
@@ -305,7 +311,7 @@ class CircuitCore:
         return self._plan()
 
     def _plan(self) -> tuple[Effect, ...]:
-        self.phase = Phase.PLANNING
+        self.phase = CircuitPhase.PLANNING
         return (Plan(self._forming.doubtful),)
 
     def _without_route(self, draw: float, now_s: float) -> tuple[Effect, ...]:
@@ -329,13 +335,13 @@ class CircuitCore:
         if now_s + wait_s >= forming.deadline_s:
             return self._give_up(problem)
         forming.backoff_s = min(forming.backoff_s * 2, LONGEST_BACKOFF_S)
-        self.phase = Phase.WAITING
+        self.phase = CircuitPhase.WAITING
         return (Wait(wait_s, scout=forming.doubtful),)
 
     def _start(self, now_s: float) -> tuple[Effect, ...]:
         if self.runs == 0:
             self.step_since_s = now_s
-        self.phase, self._run = Phase.RUNNING, _Run(now_s)
+        self.phase, self._run = CircuitPhase.RUNNING, _Run(now_s)
         self.runs += 1
         return (Start(self.epoch),)
 
@@ -356,10 +362,10 @@ class CircuitCore:
         return (Release(self.epoch), *self._plan_until(now_s + max(0.0, RECOVERY_S - loss.unheard_s)))
 
     def _give_up(self, problem: Problem) -> tuple[Effect, ...]:
-        self.phase = Phase.ENDED
+        self.phase = CircuitPhase.ENDED
         return (GiveUp(problem, after_loss=self.runs > 0),)
 
     def _end(self) -> tuple[Effect, ...]:
-        holds = self.phase in (Phase.RESERVING, Phase.RUNNING)
-        self.phase = Phase.ENDED
+        holds = self.phase in (CircuitPhase.RESERVING, CircuitPhase.RUNNING)
+        self.phase = CircuitPhase.ENDED
         return (Release(self.epoch),) if holds else ()

@@ -44,7 +44,7 @@ class FrameSink(Protocol):
 
 
 class SwarmView(Protocol):
-    """Who is in the swarm, as Discovery finds out. Open between `__aenter__` and `__aexit__`."""
+    """View of the swarm's members, as Discovery finds them. Open between `__aenter__` and `__aexit__`."""
 
     async def __aenter__(self) -> Self: ...
 
@@ -88,7 +88,7 @@ class SwarmConnection:
         self._discovery: SwarmView = (
             view
             if view is not None
-            else Discovery(identity, initial_peers=initial_peers, swarm_key=swarm_key, serves=False)
+            else Discovery(identity, initial_peers=initial_peers, swarm_key=swarm_key, listen=None)
         )
         self._sinks: dict[bytes, FrameSink] = {}
         self._stack = AsyncExitStack()
@@ -123,7 +123,7 @@ class SwarmConnection:
         await self._stack.aclose()
 
     def _others_to_ask(self) -> bool:
-        """Whether there is a second opinion to be had: somebody beside the one peer that has answered."""
+        """Returns whether there is a second opinion: somebody beside the one peer that has answered."""
         return len(self.initial_peer_ids) != 1 or any(
             view.peer_id not in self.initial_peer_ids for view in self.snapshot()
         )
@@ -181,7 +181,8 @@ class SwarmConnection:
             sink.on_link_closed(link.peer_id, reason)
 
     async def _swarm_ranges(self) -> Ranges:
-        """Where the swarm is: where the user said that it is, and where the peers are that he named."""
+        """Returns the networks that the swarm is in: where the user said that it is, and where the peers are that he
+        named."""
         if not self._initial_peers:
             return ANYWHERE
         named = [view.facts for view in self.snapshot() if view.peer_id in self.initial_peer_ids]

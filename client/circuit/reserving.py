@@ -31,7 +31,7 @@ Report = Callable[[str], None]
 
 
 class LinkSource(Protocol):
-    """What is used of `Links`."""
+    """Source of links to peers, as `Links` is."""
 
     async def to(self, facts: PeerFacts) -> Link: ...
 
@@ -201,7 +201,7 @@ def describe(
 
 
 def report_codec(asked: ReservationRequest, spec: ModelSpec, report: Report) -> None:
-    """Where a codec was asked for: how many links have it, since not every peer takes part."""
+    """Reports how many links have the codec that was asked for, since not every peer takes part."""
     codec = asked.descriptor.activation_codec
     if not codec:
         return

@@ -9,7 +9,7 @@ from molink.client.circuit.peer_history import PeerHistory
 from molink.dht.records.records import PeerView
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.routing import Criteria, IncumbentRoute, Route, Snapshot
-from molink.routing.routes.shortlist import KnownPeers, Shortlist, replan_incumbent_among
+from molink.routing.routes.shortlist import Shortlist, SnapshotPeers, replan_incumbent_among
 from molink.shards.spec import ModelSpec
 
 THOROUGH, QUICK = "refined", "augmented"
@@ -67,7 +67,7 @@ class RouteSelector:
             replan_incumbent_among,
             self._standing.get(key),
             self._shortlist,
-            KnownPeers(snapshot),
+            SnapshotPeers(snapshot),
             tokens,
             prompt_tokens=prompt_tokens,
             now_s=now_s,

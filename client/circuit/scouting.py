@@ -23,7 +23,7 @@ MOST_REMEMBERED = 1024
 
 
 class LinkLookup(Protocol):
-    """What is used of `Links`."""
+    """Lookup of links to peers, as `Links` has them."""
 
     async def to(self, facts: PeerFacts) -> Link: ...
 
@@ -80,7 +80,7 @@ class ReachabilityProbes:
 
     @property
     def under_way(self) -> int:
-        """How many are being tried."""
+        """Number of peers that are being tried."""
         return len(self._under_way)
 
     async def wait_any(self, timeout_s: float) -> None:

@@ -5,23 +5,21 @@ gets the whole history as its prefill; tokens are numbered by their position, so
 """
 
 import asyncio
-import secrets
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field, replace
 
 from molink.client.circuit import circuit_core as core
 from molink.client.circuit import patience
 from molink.client.circuit.circuit_builder import ActiveCircuit, CircuitBuilder
-from molink.client.circuit.connection import SwarmConnection
 from molink.client.circuit.reserving import Report, release
+from molink.client.circuit.session_request import SessionRequest, describe_session
 from molink.client.circuit.token_rules import HeadAtFault, TokenRules, TokenStream
-from molink.client.errors import InvalidRequest, NoCircuit, PeerLost, SwarmError, SwarmUnavailable, as_said
+from molink.client.errors import NoCircuit, PeerLost, SwarmError, SwarmUnavailable, as_said
 from molink.peer.wire.link.link import Link, LinkError
 from molink.peer.wire.protocol import molink_pb2 as pb
-from molink.peer.wire.protocol.frames import MAX_HEADER_BYTES
 from molink.routing.routes.planner import Route
 from molink.shards.kv.prefix import MAX_PREFIX_BLOCKS, NAME_BYTES, block_names
-from molink.shards.spec import ModelSpec, SamplingParams, Span
+from molink.shards.spec import Span
 
 RENEW_EVERY_S = 8.0
 ANSWER_S = 2.0
@@ -53,84 +51,86 @@ class SessionLog:
     losses: list[HopLost] = field(default_factory=list)
     prefill_s: float = 0.0
     """From the start on the latest circuit to its first token."""
+    arrived_s: list[float] = field(default_factory=list)
+    """When each new token came in, by the loop's clock, however late it is taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrival:
+    """A token of the present circuit, and when it came in."""
+
+    token: pb.Token
+    at_s: float
 
 
 class ClientSession:
-    """Client session: drives one generation. Also the FrameSink of its frames.
+    """Client session: drives one generation over `circuit_builder.connection`. Also the FrameSink of its frames.
 
     Raises:
         InvalidRequest: prompt and new tokens together are more than a message takes.
     """
 
     def __init__(
-        self,
-        connection: SwarmConnection,
-        circuit_builder: CircuitBuilder,
-        spec: ModelSpec,
-        prompt: Sequence[int],
-        params: SamplingParams,
-        *,
-        trace: bool = False,
-        activation_codec: str = "none",
-        report: Report = lambda _: None,
+        self, circuit_builder: CircuitBuilder, asked: SessionRequest, report: Report = lambda _: None
     ) -> None:
         self.log = SessionLog()
         self.watch: Callable[[pb.Token], None] = lambda _: None
-        self._connection = connection
         self._circuit_builder = circuit_builder
         self._report = report
-        self._history = list(prompt)
-        self._capacity = min(len(prompt) + params.max_new_tokens, spec.context_length)
-        _require_sendable(prompt, self._capacity, spec)
-        self._template = _template(spec, prompt, params, self._capacity, trace=trace)
-        self._template.prefix_blocks = b"".join(
-            block_names(prompt[:-1], circuit_builder.prefix_key)[:MAX_PREFIX_BLOCKS]
-        )
-        if activation_codec != "none":
-            self._template.activation_codec = activation_codec
-        self._events: asyncio.Queue[pb.Token | HopLost] = asyncio.Queue(
-            self._capacity - len(prompt) + SPARE_EVENTS
+        self._history = list(asked.prompt)
+        self._template = describe_session(circuit_builder.spec, asked, circuit_builder.prefix_key)
+        self._events: asyncio.Queue[_Arrival | HopLost] = asyncio.Queue(
+            self._template.capacity_tokens - len(asked.prompt) + SPARE_EVENTS
         )
         """Tokens that `TokenStream` lets in, so never more than were asked for, and the loss of the circuit."""
-        self._rules = TokenRules.of(self._template, spec)
+        self._rules = TokenRules.of(self._template, circuit_builder.spec)
         self._circuit: ActiveCircuit | None = None
         self._intake: TokenStream | None = None
         self._failed = False
         """Whether the present circuit's loss is in the queue: nothing that comes behind it counts."""
         self._circuits = core.CircuitCore()
 
+    @property
+    def prompt_tokens(self) -> int:
+        """As many as were asked to go on from."""
+        return self._template.prompt_tokens
+
     async def tokens(self, timeout_s: float) -> AsyncGenerator[pb.Token, None]:
-        """Every new token in order; ends after the one whose `finish` is set.
+        """Yields every new token in order; ends after the one whose `finish` is set.
 
         Raises:
             NoCircuit, SwarmUnavailable: no circuit formed within `timeout_s`.
             PeerLost: a peer was lost in mid-generation and no circuit formed again.
         """
         clock = asyncio.get_running_loop().time
-        self._connection.register(self._template.session, self)
+        connection = self._circuit_builder.connection
+        connection.register(self._template.session, self)
         renewing = asyncio.create_task(self._keep_leases(), name="renew leases")
         try:
             begin = core.Begin(clock() + timeout_s)
             await self._begin(self._circuits.handle(begin, clock())[-1])
             while True:
                 event = await self._next_event()
-                if event.epoch != self._template.epoch:
-                    continue  # from a circuit that this session has left
                 if isinstance(event, HopLost):
-                    await self._recover(event)
-                elif event.position == len(self._history):
-                    self._history.append(event.token_id)
-                    if (started_s := self._circuits.first_token_since_s) is not None:
-                        self.log.prefill_s = clock() - started_s
-                    self._circuits.handle(core.Yielded(), clock())
-                    self.watch(event)
-                    yield event
-                    if event.finish != pb.NOT_FINISHED:
-                        return
-                    self._circuits.handle(core.Taken(), clock())
+                    if event.epoch == self._template.epoch:
+                        await self._recover(event)
+                    continue
+                token = event.token
+                if token.epoch != self._template.epoch or token.position != len(self._history):
+                    continue  # from a circuit that this session has left
+                self._history.append(token.token_id)
+                self.log.arrived_s.append(event.at_s)
+                if (started_s := self._circuits.first_token_since_s) is not None:
+                    self.log.prefill_s = event.at_s - started_s
+                self._circuits.handle(core.Yielded(), clock())
+                self.watch(token)
+                yield token
+                if token.finish != pb.NOT_FINISHED:
+                    return
+                self._circuits.handle(core.Taken(), clock())
         finally:
             renewing.cancel()
-            self._connection.unregister(self._template.session)
+            connection.unregister(self._template.session)
             self._circuits.handle(core.End(), clock())
             self._release()
 
@@ -146,7 +146,7 @@ class ClientSession:
             return
         try:
             if intake.takes(token):
-                self._events.put_nowait(token)
+                self._events.put_nowait(_Arrival(token, asyncio.get_running_loop().time()))
         except HeadAtFault as fault:
             self._lose(HopLost(self._template.epoch, sender, "protocol", str(fault)))
 
@@ -191,7 +191,7 @@ class ClientSession:
         if not circuit.head.post(start):
             self._lose(HopLost(self._template.epoch, circuit.head.peer_id, "lost", "the head takes no more"))
 
-    async def _next_event(self) -> pb.Token | HopLost:
+    async def _next_event(self) -> _Arrival | HopLost:
         """The next token or loss. A circuit that yields nothing for longer than it could take is lost."""
         while True:
             try:
@@ -207,7 +207,7 @@ class ClientSession:
                 self._lose(HopLost(self._template.epoch, silent, "stalled", detail))
 
     def _patience_s(self) -> float:
-        """How long the next event may take."""
+        """Returns how long the next event may take."""
         route = self.log.route
         if route is None:
             return patience.LEAST_FIRST_S
@@ -301,42 +301,4 @@ def _lost(loss: HopLost, left: str, span: Span | None, error: SwarmError) -> Pee
         left,
         span,
         f"{loss.detail}; no circuit took its place within {core.RECOVERY_S:g} s: {error}",
-    )
-
-
-def _require_sendable(prompt: Sequence[int], capacity: int, spec: ModelSpec) -> None:
-    """Whoever goes on after a loss gets the whole history in one message, so all of it has to fit from the start."""
-    id_bytes = max(1, -(-(spec.vocabulary_size - 1).bit_length() // 7))  # of a varint, at most
-    start = pb.Start(session=bytes(16), epoch=2**32 - 1, token_ids=prompt)
-    needed = start.ByteSize() + (capacity - len(prompt)) * id_bytes
-    if needed > MAX_HEADER_BYTES:
-        raise InvalidRequest(
-            f"a prompt of {len(prompt)} tokens and {capacity - len(prompt)} new ones take {needed} bytes, and "
-            f"{MAX_HEADER_BYTES} fit into a message: shorten the prompt, or ask for fewer tokens",
-            "prompt",
-        )
-
-
-def _template(
-    spec: ModelSpec, prompt: Sequence[int], params: SamplingParams, capacity: int, *, trace: bool
-) -> pb.SessionDescriptor:
-    stop_ids = params.stop_token_ids if params.ignore_eos else (*spec.stop_token_ids, *params.stop_token_ids)
-    sampling = pb.Sampling(
-        max_new_tokens=params.max_new_tokens,
-        temperature=params.temperature,
-        top_k=params.top_k,
-        top_p=params.top_p,
-        seed=params.seed if params.seed is not None else secrets.randbits(64),
-        stop_token_ids=sorted(set(stop_ids)),
-        logprobs=params.logprobs,
-        logit_bias=dict(params.logit_bias),
-    )
-    return pb.SessionDescriptor(
-        session=secrets.token_bytes(16),
-        epoch=0,
-        model_hash=spec.model_hash,
-        sampling=sampling,
-        prompt_tokens=len(prompt),
-        capacity_tokens=capacity,
-        trace=trace,
     )

@@ -21,7 +21,7 @@ ROUNDING = 1e-3
 
 
 class HeadAtFault(Exception):
-    """What the head sent cannot be a token of this session; the message says why."""
+    """The head sent what cannot be a token of this session; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)

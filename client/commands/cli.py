@@ -5,9 +5,10 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
@@ -45,6 +46,16 @@ app = typer.Typer(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A generation that a command asks for, and how its text is to be shown."""
+
+    prompt: str
+    timeout_s: float
+    sampling: "Sampling"
+    shown: Literal["stream", "whole", "json"]
+
+
 @app.callback()
 def _common(_version: commands.Version = False) -> None:
     """Generate text with a swarm of peers."""
@@ -80,11 +91,8 @@ def generate(
     with Progress() as progress, _explained():
         ask = partial(_swarm, model, initial_peers, swarm_key, activation_codec, progress)
         is_here = model is not None and Path(model).is_dir()  # then a thread tokenizes
-        asyncio.run(
-            _generate(
-                ask, progress, prompt, timeout, sampling, is_here=is_here, stream=stream, as_json=as_json
-            )
-        )
+        shown: Literal["stream", "whole", "json"] = "json" if as_json else "stream" if stream else "whole"
+        asyncio.run(_generate(ask, progress, _Asked(prompt, timeout, sampling, shown), is_here=is_here))
 
 
 @app.command(epilog=example('molink chat --system "You are a poet." --temperature 0.8'))
@@ -177,15 +185,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 async def _generate(
     ask: "Callable[[EarlyProcess | None], AsyncSwarm]",
     progress: Progress,
-    prompt: str,
-    timeout_s: float,
-    sampling: "Sampling",
+    asked: _Asked,
     *,
     is_here: bool,
-    stream: bool,
-    as_json: bool,
 ) -> None:
-    at_once = stream and not as_json
     generation: Generation | None = None
     shown = ""
     async with AsyncExitStack() as stack:
@@ -194,8 +197,8 @@ async def _generate(
         from molink.client.commands.presentation import end_line, generation_json, summary, write_text
 
         try:
-            async for piece in swarm.stream_events(prompt, timeout_s=timeout_s, **sampling):
-                if at_once and piece.text:
+            async for piece in swarm.stream_events(asked.prompt, timeout_s=asked.timeout_s, **asked.sampling):
+                if asked.shown == "stream" and piece.text:
                     progress.end()
                     write_text(piece.text)
                     shown = piece.text
@@ -206,12 +209,12 @@ async def _generate(
                 end_line(shown)
         if generation is None:
             raise CommandFailed("the generation ended without its last piece; please report it")
-        if as_json:
-            _print_json(generation_json(prompt, swarm.model.name, generation))
-        elif not at_once:
+        if asked.shown == "json":
+            _print_json(generation_json(asked.prompt, swarm.model.name, generation))
+        elif asked.shown == "whole":
             write_text(generation.text)
             end_line(generation.text)
-    if sys.stderr.isatty() and not as_json:
+    if sys.stderr.isatty() and asked.shown != "json":
         tell(summary(generation))
 
 
@@ -248,14 +251,15 @@ def _swarm(
         from molink.client.api.swarm import AsyncSwarm
         from molink.client.text.text_processes import TextProcesses
 
-    return AsyncSwarm(
+    swarm = AsyncSwarm(
         model,
         initial_peers=addresses,
         swarm_key=swarm_key,
         activation_codec=activation_codec,
         report=progress.report,
-        text_work=None if early is None else partial(TextProcesses, early=early),
     )
+    swarm.text_work = None if early is None else partial(TextProcesses, early=early)
+    return swarm
 
 
 def _prompt(given: str) -> str:
@@ -292,7 +296,7 @@ def _sampling(
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """What a swarm could not do ends the command with one sentence; the caller's own mistake with status 2."""
+    """Ends the command with one sentence for what a swarm could not do; the caller's own mistake with status 2."""
     try:
         yield
     except Exception as error:

@@ -34,7 +34,7 @@ _HELP = (
 
 @dataclass(slots=True, eq=False)
 class Conversation:
-    """What was said so far, and how to go on. A turn that fails leaves nothing behind."""
+    """Conversation: what was said so far, and how to go on. A turn that fails leaves nothing behind."""
 
     swarm: AsyncSwarm
     progress: Progress
@@ -174,7 +174,7 @@ def _turn(portal: BlockingPortal, conversation: Conversation, said: str) -> bool
 
 
 def _next_line() -> str | None:
-    """What the user says next, without its line break; None at the end of the input."""
+    """Reads what the user says next, without its line break; None at the end of the input."""
     if sys.stdin.isatty():
         try:
             return input(INVITATION)

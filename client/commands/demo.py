@@ -4,12 +4,10 @@ import asyncio
 import json
 import os
 import signal
-import tempfile
 import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from itertools import pairwise
-from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Final
 
@@ -49,7 +47,7 @@ def run_demo(peers: int) -> None:
     Raises:
         SwarmError, CommandFailed: something did not work; the sentence says what.
     """
-    with tempfile.TemporaryDirectory(prefix="molink-demo-") as folder, _undisturbed(Path(folder)):
+    with _undisturbed():
         asyncio.run(_Demonstration(peers, console()).run())
 
 
@@ -256,12 +254,10 @@ def _delta(data: str) -> str:
 
 
 @contextmanager
-def _undisturbed(folder: Path) -> Iterator[None]:
+def _undisturbed() -> Iterator[None]:
     """The user's configuration does not change what is shown, and SIGTERM stops everything as Ctrl-C does."""
-    empty = folder / "config.toml"
-    empty.write_text("")
     before = {name: os.environ.get(name) for name in ("MOLINK_CONFIG", "MOLINK_INITIAL_PEERS")}
-    os.environ.update({"MOLINK_CONFIG": str(empty), "MOLINK_INITIAL_PEERS": ""})
+    os.environ.update({"MOLINK_CONFIG": os.devnull, "MOLINK_INITIAL_PEERS": ""})
     handler = signal.signal(signal.SIGTERM, _interrupt)
     try:
         yield

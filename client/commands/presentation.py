@@ -121,7 +121,7 @@ def print_explanation(explanation: Explanation, out: "Console") -> None:
 
 
 def slowest(explanation: Explanation) -> str:
-    """Where most of a token's time goes, in one sentence."""
+    """Says in one sentence where most of a token's time goes."""
     if not explanation.hops:
         return "Nothing was measured: that takes at least two tokens on one circuit"
     shares = [
@@ -161,7 +161,7 @@ def _table(explanation: Explanation) -> "Table":
 
 
 def _terms_table(explanation: Explanation) -> "Table":
-    """What each hop was charged; what no token waits for is in brackets."""
+    """Table of what each hop was charged; what no token waits for is in brackets."""
     from rich.markup import escape
     from rich.table import Table
 
@@ -191,7 +191,7 @@ def _charge(term: "Term | None") -> str:
 
 
 def _print_said(what: str, hops: Sequence[tuple[str, ...]], out: "Console") -> None:
-    """What is known or assumed, and of which hops."""
+    """Prints what is known or assumed, and of which hops."""
     said: dict[str, list[str]] = {}
     for number, sentences in enumerate(hops, start=1):
         for sentence in sentences:

@@ -1,5 +1,5 @@
 """`python -m molink.client.gateway`: the same as `molink-gateway`, for where scripts are not on the path."""
 
-from molink.client.gateway.cli import main
+from molink.programs import molink_gateway
 
-main()
+molink_gateway()

@@ -40,7 +40,7 @@ Event = dict[str, Any] | str
 
 
 class ServingSwarm(Protocol):
-    """What the gateway needs of `AsyncSwarm`, opened by the caller."""
+    """Swarm that a gateway serves: `AsyncSwarm`, opened by the caller."""
 
     @property
     def model(self) -> ModelSpec: ...

@@ -102,7 +102,9 @@ async def _serve(
     from molink.client.text.text_processes import TextProcesses
 
     peers = initial_peers or None
-    async with AsyncSwarm(model, initial_peers=peers, swarm_key=swarm_key, text_work=TextProcesses) as swarm:
+    swarm = AsyncSwarm(model, initial_peers=peers, swarm_key=swarm_key)
+    swarm.text_work = TextProcesses
+    async with swarm:
         await serve_app(swarm, listener, max_requests=max_requests, hosts=hosts)
 
 

@@ -28,8 +28,8 @@ LOOKS_EVERY_S: Final = 1.0
 _log = logging.getLogger(__name__)
 
 
-class Phase(Enum):
-    """What a connection waits for."""
+class ConnectionPhase(Enum):
+    """Phase of a connection: what it waits for."""
 
     IDLE = auto()
     HEADERS = auto()
@@ -38,9 +38,9 @@ class Phase(Enum):
 
 
 _WITHIN_S: Final = {
-    Phase.IDLE: IDLE_S,
-    Phase.HEADERS: HEADERS_WITHIN_S,
-    Phase.BODY: BODY_WITHIN_S + LOOKS_EVERY_S,
+    ConnectionPhase.IDLE: IDLE_S,
+    ConnectionPhase.HEADERS: HEADERS_WITHIN_S,
+    ConnectionPhase.BODY: BODY_WITHIN_S + LOOKS_EVERY_S,
 }
 
 
@@ -63,13 +63,13 @@ class Connections:
                 self._refusals.refused("connections beyond their number", user)
                 return False
             self._refusals.refused("connections that waited while others came", self._open[displaced])
-            self.forget(displaced)
+            self.forget_connection(displaced)
             displaced.abort()
         self._shares.take(user)
         self._open[connection] = user
         return True
 
-    def forget(self, connection: "GatewayConnection") -> None:
+    def forget_connection(self, connection: "GatewayConnection") -> None:
         """Forgets a connection that has closed."""
         user = self._open.pop(connection, None)
         if user is not None:
@@ -80,7 +80,7 @@ class Connections:
         for connection, user in tuple(self._open.items()):
             within_s = _WITHIN_S.get(connection.phase)
             if within_s is not None and now_s - connection.since_s > within_s:
-                if connection.phase in (Phase.HEADERS, Phase.BODY):
+                if connection.phase in (ConnectionPhase.HEADERS, ConnectionPhase.BODY):
                     self._refusals.refused("unfinished requests", user)
                 connection.abort()
         self.end_unread(now_s, UNREAD_S)
@@ -99,7 +99,7 @@ class Connections:
             displaced = self._displaceable()
             if displaced is None:
                 return
-            self.forget(displaced)
+            self.forget_connection(displaced)
             displaced.abort()
 
     def abort_all(self) -> None:
@@ -110,7 +110,7 @@ class Connections:
         """Of the greediest user's, the one that has waited for its client longest."""
         waiting: dict[str, GatewayConnection] = {}
         for connection, whose in self._open.items():
-            if connection.phase is Phase.ANSWER:
+            if connection.phase is ConnectionPhase.ANSWER:
                 continue
             longest = waiting.get(whose)
             if longest is None or connection.waits_since_s < longest.waits_since_s:
@@ -134,7 +134,7 @@ class GatewayConnection(H11Protocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._all = connections
-        self.phase = Phase.IDLE
+        self.phase = ConnectionPhase.IDLE
         self.since_s = self.loop.time()
         """When that phase began."""
         self.waits_since_s = self.since_s
@@ -149,7 +149,7 @@ class GatewayConnection(H11Protocol):
             transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._all.forget(self)
+        self._all.forget_connection(self)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -198,16 +198,16 @@ class GatewayConnection(H11Protocol):
         answers = cycle is not None and not cycle.response_complete
         their_state = self.conn.their_state
         if their_state is h11.SEND_BODY:
-            phase = Phase.BODY
+            phase = ConnectionPhase.BODY
         elif answers:
-            phase = Phase.ANSWER
+            phase = ConnectionPhase.ANSWER
         elif self.conn.trailing_data[0]:
-            phase = Phase.HEADERS
+            phase = ConnectionPhase.HEADERS
         else:
-            phase = Phase.IDLE
+            phase = ConnectionPhase.IDLE
         if phase is self.phase:
             return
-        if self.phase is Phase.ANSWER:
+        if self.phase is ConnectionPhase.ANSWER:
             self.waits_since_s = self.loop.time()
         self.phase, self.since_s = phase, self.loop.time()
 

@@ -1,4 +1,4 @@
-"""What the gateway counts, for Prometheus."""
+"""Metrics of the gateway, for Prometheus."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -48,7 +48,7 @@ class Metrics:
         self._requests.labels(route, method, str(status)).inc()
 
     def set_load(self, generations: int, waiting: int) -> None:
-        """How many generations are under way, and how many requests wait for their turn."""
+        """Sets how many generations are under way, and how many requests wait for their turn."""
         self._active.set(generations)
         self._waiting.set(waiting)
 

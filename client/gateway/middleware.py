@@ -114,7 +114,7 @@ class RequestMiddleware:
 
 
 def _fault_of(scope: Scope, allowed_hosts: Collection[str]) -> ApiError | None:
-    """What is wrong with the head of a request that is well-formed, if anything."""
+    """Returns what is wrong with the head of a request that is well-formed, if anything."""
     names = [name for name, _ in scope["headers"]]
     if b"transfer-encoding" in names and b"content-length" in names:
         # What stands before this gateway may go by the other of the two, and so see other requests than are seen here.

@@ -47,7 +47,7 @@ class StreamOptions(BaseModel):
 
 
 class SamplingRequest(BaseModel):
-    """What completions and chat have in common, with MoLink's own top_k, ignore_eos and stop_token_ids
+    """Sampling fields that completions and chat share, with MoLink's own top_k, ignore_eos and stop_token_ids
     beside.
     """
 
@@ -151,7 +151,7 @@ class TextPart(BaseModel):
 
 
 class ChatMessage(BaseModel):
-    """Who said what. Only text; what a tool call would need is refused."""
+    """Message of a chat: who said what. Only text; what a tool call would need is refused."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 

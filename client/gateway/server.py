@@ -40,7 +40,7 @@ OTHER_DESCRIPTORS: Final = 64
 
 
 class Server(uvicorn.Server):
-    """Says when it listens; ends on a signal: first nothing more begins, then nothing more goes on."""
+    """Server that says when it listens, and ends on a signal: first nothing more begins, then nothing more goes on."""
 
     def __init__(self, config: uvicorn.Config, gateway: Gateway, connections: Connections) -> None:
         super().__init__(config)
@@ -115,7 +115,7 @@ async def serve_app(
 
 
 def server_config(app: Any, connections: Connections) -> uvicorn.Config:  # noqa: ANN401 - any ASGI application
-    """How uvicorn serves the application: HTTP/1.1 over connections that are kept in order, and nothing else."""
+    """Configures uvicorn: HTTP/1.1 over connections that are kept in order, and nothing else."""
     protocol = functools.partial(GatewayConnection, connections=connections)
     return uvicorn.Config(
         app,
@@ -131,7 +131,7 @@ def server_config(app: Any, connections: Connections) -> uvicorn.Config:  # noqa
 
 
 def most_connections(descriptors: int | None) -> int:
-    """How many connections a process may hold that may have so many descriptors (None: any number)."""
+    """Returns how many connections a process may hold that may have so many descriptors (None: any number)."""
     if descriptors is None:
         return MOST_CONNECTIONS
     return max(16, min(MOST_CONNECTIONS, descriptors - BACKLOG - OTHER_DESCRIPTORS))

@@ -11,7 +11,7 @@ _NETWORK_BITS: Final = 64
 
 
 def user_of(address: str | None) -> str:
-    """Who is behind an address: this machine, one IPv4 address, or an IPv6 network."""
+    """Returns the user behind an address: this machine, one IPv4 address, or an IPv6 network."""
     try:
         parsed = ipaddress.ip_address(address or "")
     except ValueError:
@@ -43,7 +43,7 @@ class FairShares:
 
     @property
     def total(self) -> int:
-        """What is held by all together."""
+        """Sum of what all hold."""
         return self._total
 
     def held(self, user: str) -> int:
@@ -68,7 +68,7 @@ class FairShares:
         self._total -= amount
 
     def greediest(self, among: Collection[str]) -> str:
-        """Who of them holds most."""
+        """Returns who of them holds most."""
         return max(among, key=lambda user: (self.held(user), user))
 
 

@@ -5,13 +5,17 @@ import os
 import re
 import shutil
 import signal
+import stat
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+from filelock import FileLock, Timeout
 
 from molink.client.errors import SwarmUnavailable
 from molink.client.text.early_text import OWN_GROUP
@@ -19,6 +23,7 @@ from molink.commands import ENDS_WITH_STDIN
 
 READY_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 40.0
+FOLDER_PREFIX = "molink-swarm-"
 _INVITATION = re.compile(r"--initial-peers (/\S+)")
 
 
@@ -47,18 +52,19 @@ class LocalPeer:
 
 class LocalSwarm:
     """Starts peers and ends them; they end with this process, however that ends. Everything lives in one temporary
-    folder, removed at the end."""
+    folder, removed at the end, or by the next one if this process is killed."""
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
         """`environment` is added to this process's own. Peers compute with one thread each unless it says otherwise:
         several on one machine would get into each other's way."""
         self._environment = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}
         self._folder = Path()
+        self._stack = ExitStack()
         self._peers: list[LocalPeer] = []
         self._processes: list[asyncio.subprocess.Process] = []
 
     async def __aenter__(self) -> Self:
-        self._folder = Path(tempfile.mkdtemp(prefix="molink-swarm-"))
+        self._folder = self._stack.enter_context(temporary_folder(FOLDER_PREFIX))
         return self
 
     async def __aexit__(
@@ -67,7 +73,7 @@ class LocalSwarm:
         try:
             await asyncio.gather(*(_stop(process) for process in self._processes))
         finally:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._stack.close()
 
     @property
     def environment(self) -> dict[str, str]:
@@ -101,7 +107,7 @@ class LocalSwarm:
         where = ("--initial-peers", *known) if known else ("--new-swarm",)
         state_dir = self._folder / name
         log = self._folder / f"{name}.log"
-        process = await self._start(
+        process = await self.launch(
             ("join", "--name", name, "--state-dir", str(state_dir), "--priority", "normal", *where, *options),
             log,
         )
@@ -120,7 +126,7 @@ class LocalSwarm:
         self._peers.append(peer)
         return peer
 
-    async def _start(self, arguments: Sequence[str], log: Path) -> asyncio.subprocess.Process:
+    async def launch(self, arguments: Sequence[str], log: Path) -> asyncio.subprocess.Process:
         """`molink-peer ARGUMENTS`, with a pipe as its stdout and its stderr at the end of `log`."""
         with log.open("ab") as errors:
             return await asyncio.create_subprocess_exec(
@@ -140,6 +146,36 @@ class LocalSwarm:
         peer.process.kill()
         await peer.process.wait()
         self._peers.remove(peer)
+
+
+@contextmanager
+def temporary_folder(prefix: str) -> Iterator[Path]:
+    """A temporary folder, removed at the end. A lock beside it says that its process lives: whoever makes the next one
+    removes those of this user whose processes were killed."""
+    root = Path(tempfile.gettempdir())
+    for abandoned in root.glob(f"{prefix}*.lock"):
+        _remove_abandoned(abandoned)
+    descriptor, name = tempfile.mkstemp(".lock", prefix, root)
+    os.close(descriptor)
+    lock, folder = Path(name), Path(name).with_suffix("")
+    with FileLock(lock):
+        folder.mkdir(mode=0o700)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+    lock.unlink(missing_ok=True)
+
+
+def _remove_abandoned(lock: Path) -> None:
+    """Removes the lock and its folder, unless it is held. What another user has put there is left alone."""
+    with suppress(OSError, Timeout):
+        found = lock.lstat()
+        if not stat.S_ISREG(found.st_mode) or (sys.platform != "win32" and found.st_uid != os.getuid()):
+            return
+        with FileLock(lock, timeout=0):
+            shutil.rmtree(lock.with_suffix(""), ignore_errors=True)
+        lock.unlink(missing_ok=True)
 
 
 async def _until_ready(process: asyncio.subprocess.Process) -> tuple[str, ...]:

@@ -7,11 +7,12 @@ HEDGE_S nobody brings enough, the next one is asked beside it. The first whole f
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
+from molink.client.circuit.reserving import LinkSource
 from molink.client.errors import as_said
 from molink.dht.records.records import PeerFacts, PeerView
-from molink.peer.wire.link.link import Link, LinkError
+from molink.peer.wire.link.link import LinkError
 from molink.peer.wire.protocol import molink_pb2 as pb
 
 HEDGE_S = 2.5
@@ -25,12 +26,6 @@ MOST_NAMED = 3
 """Peers whose failures an error names."""
 
 Content = TypeVar("Content")
-
-
-class LinkSource(Protocol):
-    """What is used of `Links`."""
-
-    async def to(self, facts: PeerFacts) -> Link: ...
 
 
 class NotFetched(Exception):
@@ -69,7 +64,8 @@ class FetchProgress:
 async def fetch(
     links: LinkSource, views: Sequence[PeerView], wanted: ArtifactRequest[Content]
 ) -> tuple[Content, PeerView]:
-    """What is wanted and who handed it out: the first of these peers that does so whole; they are asked in their order.
+    """Fetches what is wanted, and says who handed it out: the first of these peers that does so whole; they are asked
+    in their order.
 
     Raises:
         NotFetched: none of them did.

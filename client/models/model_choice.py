@@ -50,7 +50,8 @@ def candidates(views: Iterable[PeerView], named: Collection[str]) -> tuple[Model
 def asked_in_order(
     views: Sequence[PeerView], first: Collection[str], rng: random.Random
 ) -> tuple[PeerView, ...]:
-    """Whom to ask for files: those of `first`, then one of each network, then the others; otherwise in any order."""
+    """Orders whom to ask for files: those of `first`, then one of each network, then the others; otherwise in any
+    order."""
     order = rng.sample(tuple(views), len(views))
     seen: set[str] = set()
     again: dict[str, bool] = {}

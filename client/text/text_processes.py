@@ -38,7 +38,7 @@ _TOO_MANY: Final = "too many texts wait to be turned into tokens: try again in a
 
 @dataclass(frozen=True, slots=True)
 class TextLimits:
-    """What text work may take."""
+    """Limits of text work."""
 
     processes: int = 2
     """At once. A chat template never has the last of them, so that one that loops holds up no plain text."""
@@ -61,11 +61,11 @@ class TextLimits:
     most_memory_bytes: int = 2**32
 
     def deadline_s(self, text_bytes: int) -> float:
-        """How long a job may take."""
+        """Returns how long a job may take, in seconds."""
         return self.job_s + self.job_s_per_mb * text_bytes / 1e6
 
     def memory_for(self, files: Mapping[str, bytes]) -> int:
-        """How many bytes a process may take with such a tokenizer."""
+        """Returns how many bytes a process may take with such a tokenizer."""
         needed = self.memory_bytes + self.memory_bytes_per_file_byte * sum(map(len, files.values()))
         return min(
             needed + (0 if "tokenizer.json" in files else self.converting_bytes), self.most_memory_bytes

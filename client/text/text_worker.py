@@ -1,4 +1,4 @@
-"""What runs in a process of its own for `text_processes`: one model's tokenizer and chat template, job after job.
+"""Worker process of `text_processes`: one model's tokenizer and chat template, job after job.
 
 The process ends when its pipe does, whatever it computes: its reader has a thread of its own, and where a job keeps
 that thread from running, the limit of processor time that each job brings ends the process. It heeds no signal but that
@@ -92,7 +92,7 @@ def _is_for_want_of_memory(error: BaseException) -> bool:
 
 
 def _reason(error: BaseException) -> str:
-    """What the template or the tokenizer said, short and printable."""
+    """Formats what the template or the tokenizer said, short and printable."""
     text = " ".join(str(error).split())[:MAX_REASON_CHARACTERS]
     return "".join(character if character.isprintable() else "?" for character in text)
 

@@ -12,14 +12,14 @@ whole host. Records carry their own signatures here, and the directory, which ta
 import logging
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import trio
 
 from molink.dht.gossip.spreading import MAX_RECORD_IDS, LazyPush, parse_record_ids
 from molink.dht.gossip.traffic import TrafficCounters
+from molink.dht.host.compressed_stream import CompressedStream
 from molink.dht.host.framing import StreamEndedError
-from molink.dht.host.packed import CompressedStream
 from molink.dht.membership.directory import Accepted
 from molink.dht.membership.membership import Membership
 from molink.dht.membership.neighbours import MAX_INCOMING, Neighbour, to_make_room
@@ -97,13 +97,20 @@ class GossipLink:
         await self._idle.wait()
 
 
-class Gossip:
-    """Gossip of one peer over its links.
+@dataclass(frozen=True, slots=True)
+class GossipObserver:
+    """Observer of a peer's gossip: what is called when something happens that others act on."""
 
-    `facts_wanted(peer_id, tag)`: that neighbour has spoken of a peer without known facts. `link_opened()`:
-    there is a new link, and beyond it maybe a part of the swarm that was cut off. `link_lost(peer_id)`: there is
-    none any more to that peer.
-    """
+    facts_wanted: Callable[[str, int], None]
+    """With peer id and tag: that neighbour has spoken of a peer without known facts."""
+    link_opened: Callable[[], None]
+    """There is a new link, and beyond it maybe a part of the swarm that was cut off."""
+    link_lost: Callable[[str], None]
+    """With peer id: there is no link any more to that peer."""
+
+
+class Gossip:
+    """Gossip of one peer over its links."""
 
     def __init__(
         self,
@@ -112,18 +119,14 @@ class Gossip:
         timing: DiscoveryTiming,
         traffic: TrafficCounters,
         refusals: RefusalLog,
-        facts_wanted: Callable[[str, int], None],
-        link_opened: Callable[[], None],
-        link_lost: Callable[[str], None],
+        observer: GossipObserver,
     ) -> None:
         self._own_peer_id = own_peer_id
         self._membership = membership
         self._timing = timing
         self._traffic = traffic
         self._refusals = refusals
-        self._facts_wanted = facts_wanted
-        self._link_opened = link_opened
-        self._link_lost = link_lost
+        self._observer = observer
         self._lazy_push = LazyPush()
         self._news = NewsRate(NEWS_BUDGET_BITS_PER_S / 4, 0.0)
         self._links: dict[str, GossipLink] = {}
@@ -171,9 +174,9 @@ class Gossip:
             return
         self._lazy_push.open_link(stream.peer_id)
         self._membership.mark(stream.peer_id, answers=True)
-        for record in self._membership.own_records():
+        for record in self._membership.own.records():
             link.enqueue(record)
-        self._link_opened()
+        self._observer.link_opened()
         try:
             with link.scope:
                 async with trio.open_nursery() as nursery:
@@ -183,7 +186,7 @@ class Gossip:
         finally:
             if self._links.get(stream.peer_id) is link:
                 self._forget(link)
-                self._link_lost(stream.peer_id)
+                self._observer.link_lost(stream.peer_id)
             await stream.reset()
 
     def _admit(self, link: GossipLink) -> bool:
@@ -221,8 +224,8 @@ class Gossip:
         self._lazy_push.close_link(link.stream.peer_id)
 
     async def _hear_out(self, stream: CompressedStream) -> None:
-        """Who gets no link says what it is all the same, which is what it says first: so nobody who takes all links
-        can keep a newcomer from being heard."""
+        """Receives what a peer that gets no link says first, which is what it is: so nobody who takes all links can
+        keep a newcomer from being heard."""
         if stream.peer_id == self._own_peer_id or stream.peer_id in self._links:
             return
         try:
@@ -295,14 +298,15 @@ class Gossip:
         wanted = outcome.facts_wanted if isinstance(outcome, Accepted) else outcome is Reason.UNKNOWN_PEER
         if wanted and is_state(record):
             try:
-                self._facts_wanted(peer_id, state_tag(record))
+                self._observer.facts_wanted(peer_id, state_tag(record))
             except AnnouncementError:
                 return True
         return outcome in _STRIKES
 
 
 def _cost_bits(record: bytes, accepted: Accepted) -> float:
-    """What a record costs this peer; if it brings a newcomer, with this peer's share in handing out the table."""
+    """Returns what a record costs this peer; if it brings a newcomer, with this peer's share in handing out the
+    table."""
     if is_loss(record):
         return LOSS_COST_BITS
     if is_facts(record):

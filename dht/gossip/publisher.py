@@ -1,11 +1,11 @@
-"""Says what this peer is, always newer than before. `AnnouncingCore` decides when; here it is done, with trio."""
+"""Publisher of one peer's announcements, each newer than the last. `AnnouncingCore` decides when; trio does it here."""
 
 import logging
 import math
 import random
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import trio
 
@@ -22,6 +22,14 @@ from molink.dht.records.records import PeerFacts, PeerState
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class _SignedFacts:
+    """Facts as they were said last."""
+
+    record: bytes
+    sequence: int
+
+
 class Publisher:
     """Publisher of one peer's own announcements."""
 
@@ -33,19 +41,17 @@ class Publisher:
         gossip: Gossip,
         timing: DiscoveryTiming,
         durable: DurableState | None = None,
-        *,
-        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._identity = identity
         self._addresses = addresses
         self._membership = membership
         self._gossip = gossip
-        self._wall_clock = wall_clock
+        self.wall_clock: Callable[[], float] = time.time
+        """This machine's, in seconds since 1970."""
         self._facts: PeerFacts | None = None
         self._state: PeerState | None = None
         self.sequences = Sequences(durable, self._clock_ms, self._others_know)
-        self._facts_record = b""
-        self._facts_sequence = 0
+        self._signed_facts = _SignedFacts(b"", 0)
         self._core = core.AnnouncingCore(timing)
         self._wake_at = math.inf
         self._wake_changed = trio.Event()
@@ -88,9 +94,9 @@ class Publisher:
         that it is gone."""
         if self._state is None:
             return
-        if self._membership.own_sequence > self.sequences.last:
+        if self._membership.own.held_sequence > self.sequences.last:
             self._tell(core.Contradicted())
-        if self._membership.accused_sequence >= self.sequences.last:
+        if self._membership.own.accused_sequence >= self.sequences.last:
             self._tell(core.Accused())
 
     def _tell(self, event: core.Event) -> list[core.Speak]:
@@ -108,7 +114,7 @@ class Publisher:
             return
         self._tell(core.Left())
         state = replace(core.farewell(self._state), sequence=self.sequences.take())
-        self._membership.forget_own()
+        self._membership.own.forget_records()
         self._gossip.broadcast(sign_state(state, self._identity))
         await self._gossip.drained()
         await trio.to_thread.run_sync(self.sequences.give_back)
@@ -121,24 +127,24 @@ class Publisher:
         state = replace(
             self._state,
             sequence=self.sequences.take(),
-            facts_sequence=self._facts_sequence,
+            facts_sequence=self._signed_facts.sequence,
             ttl_s=words.ttl_s,
         )
         record = sign_state(state, self._identity)
-        self._membership.hold_own(self._facts_record, record)
+        self._membership.own.hold(self._signed_facts.record, record)
         self._gossip.broadcast(record)
 
     def _publish_facts(self, facts: PeerFacts, words: core.SaidFacts) -> None:
-        self._facts_sequence = self.sequences.take()
+        sequence = self.sequences.take()
         nearest = sorted(facts.links, key=lambda link: (link.rtt_ms, link.peer_id))
         told = replace(
             facts,
-            sequence=self._facts_sequence,
+            sequence=sequence,
             ttl_s=words.ttl_s,
             links=tuple(nearest[: words.links]),
         )
-        self._facts_record = sign_facts(told, self._identity)
-        self._gossip.broadcast(self._facts_record)
+        self._signed_facts = _SignedFacts(sign_facts(told, self._identity), sequence)
+        self._gossip.broadcast(self._signed_facts.record)
 
     def _completed(self, facts: PeerFacts) -> PeerFacts:
         return replace(
@@ -152,9 +158,9 @@ class Publisher:
 
     def _others_know(self) -> int:
         """The highest sequence that others hold of this peer, or pretend to have heard of it."""
-        return max(self._membership.own_sequence, self._membership.accused_sequence)
+        return max(self._membership.own.held_sequence, self._membership.own.accused_sequence)
 
     def _clock_ms(self) -> int:
         """Milliseconds since 1970; by the swarm's clock, if this machine's is far behind."""
         ahead_s = self._membership.clock_ahead_s()
-        return int(1000 * (self._wall_clock() + (ahead_s if ahead_s > TOLERANCE_S / 2 else 0.0)))
+        return int(1000 * (self.wall_clock() + (ahead_s if ahead_s > TOLERANCE_S / 2 else 0.0)))

@@ -13,8 +13,8 @@ import trio
 from google.protobuf.message import DecodeError
 
 from molink.dht.gossip.traffic import TrafficCounters
+from molink.dht.host.compressed_stream import CompressedStream
 from molink.dht.host.framing import StreamEndedError
-from molink.dht.host.packed import CompressedStream
 from molink.dht.membership.directory import Accepted
 from molink.dht.membership.door import ConnectionLimiter, ConnectionLimits, network_of
 from molink.dht.membership.held import AgedRecord

@@ -8,9 +8,9 @@ import trio
 
 from molink.dht.gossip.table import MAX_TAGS, PROTOCOL, PullResult, newer_tags, pull
 from molink.dht.gossip.traffic import TrafficCounters
+from molink.dht.host.compressed_stream import CompressedStream
 from molink.dht.host.host import Host
 from molink.dht.host.neighbour_tasks import NeighbourTasks
-from molink.dht.host.packed import CompressedStream
 from molink.dht.membership.membership import Membership
 from molink.dht.membership.timing import DiscoveryTiming
 

@@ -44,7 +44,7 @@ class TrioThread(Generic[Service]):
 
     @property
     def failure(self) -> BaseException | None:
-        """What ended the thread, if it was not asked to end."""
+        """Error that ended the thread, if it was not asked to end."""
         return self._failure
 
     @property
@@ -67,7 +67,7 @@ class TrioThread(Generic[Service]):
 
     @property
     def service(self) -> Service:
-        """What the service's context manager gave. Its methods may be called in the trio thread only."""
+        """Service that its context manager gave. Its methods may be called in the trio thread only."""
         return self._started.result(timeout=0)
 
     async def call(self, function: Callable[[], Awaitable[Result]], *, timeout_s: float) -> Result:

@@ -14,7 +14,7 @@ class StreamEndedError(ConnectionError):
 
 
 class ByteStream(Protocol):
-    """What is needed of libp2p's stream."""
+    """Byte stream, as libp2p's is."""
 
     async def read(self, n: int | None = None) -> bytes: ...
     async def write(self, data: bytes) -> None: ...
@@ -34,7 +34,7 @@ class FrameStream:
         self.bytes_out = 0
 
     async def send(self, frames: Iterable[bytes]) -> None:
-        """Writes all frames in one piece.
+        """Writes all frames at once.
 
         Raises:
             StreamEndedError: the stream is over.

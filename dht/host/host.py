@@ -52,7 +52,7 @@ class DialError(ConnectionError):
 
 @dataclass(frozen=True, slots=True)
 class Listen:
-    """Where a host accepts connections. Port 0: any free one. `announce_host`: how others reach it."""
+    """Listening addresses of a host. Port 0: any free one. `announce_host`: how others reach it."""
 
     host: str
     port: int
@@ -286,7 +286,7 @@ def _reachable(host: str) -> str:
 
 
 def _why_not(error: BaseException, target: PeerAddress) -> str:
-    """Why a dial failed, in words for whoever gave the address."""
+    """Formats why a dial failed, for whoever gave the address."""
     causes = tuple(_causes(error))
     for cause in causes:
         if isinstance(cause, PeerIDMismatchesPubkey):

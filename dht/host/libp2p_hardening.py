@@ -1,5 +1,5 @@
-"""What py-libp2p 0.8.1 does by itself and must not. Its insides are touched here, in `libp2p_limits.py` and in
-`listener.py`, and nowhere else."""
+"""Hardening of py-libp2p 0.8.1 against what it does by itself and must not. Its insides are touched here, in
+`libp2p_limits.py` and in `listener.py`, and nowhere else."""
 
 import contextlib
 import contextvars
@@ -39,7 +39,7 @@ def quiet_logging() -> None:
 
 
 def connection_config() -> ConnectionConfig:
-    """How many connections there may be is decided at the door; here no limit may close one of them."""
+    """Configures connections without limits: the door decides how many there may be."""
     return ConnectionConfig(
         max_connections=_BEYOND_REACH,
         high_watermark=_BEYOND_REACH,

@@ -1,4 +1,4 @@
-"""What py-libp2p reads from strangers, limited before it is believed: negotiation, identities, and multiplexed streams.
+"""Limits on what py-libp2p reads from strangers: negotiation, identities, and multiplexed streams.
 
 Its own reads take any length up to 2**64, its yamux only logs who sends more than its window holds, and its Noise takes
 RSA keys of any size. What is changed here holds for one host, but for the length of negotiation messages.
@@ -130,7 +130,7 @@ class BoundedYamux(Yamux):  # type: ignore[misc]
 
     @property
     def unread_bytes(self) -> int:
-        """What has arrived and nobody has read."""
+        """Bytes that have arrived and nobody has read."""
         return sum(map(len, self.stream_buffers.values()))
 
     async def _read_data_body(self, length: int) -> bytes:

@@ -1,4 +1,4 @@
-"""What a peer does with one neighbour, as a task of its own: whatever goes wrong in it is that neighbour's fault.
+"""Neighbour tasks: each runs at the risk of one neighbour, and whatever goes wrong in it is that neighbour's fault.
 
 The control plane is one nursery: an exception that left a task would end it all. So nothing is started in it for a
 neighbour but through `NeighbourTasks`, and what is done for one neighbour inside a longer task is done `at_the_risk_of`

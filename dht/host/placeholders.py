@@ -31,7 +31,7 @@ def _placeholder(name: str) -> _Placeholder:
 
 
 class _Unused:
-    """What a placeholder makes when it is called: something that can be kept, and not be used."""
+    """Result of calling a placeholder: something that can be kept, and not be used."""
 
     def __init__(self, *_: object, **__: object) -> None:
         """Whatever it is made of."""

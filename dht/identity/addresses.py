@@ -29,7 +29,7 @@ _SHOWN = 80
 
 @dataclass(frozen=True, slots=True)
 class PeerAddress:
-    """Where a peer listens."""
+    """Address of a peer: where it listens."""
 
     kind: str
     """`ip4`, `ip6`, `dns`, `dns4` or `dns6`."""
@@ -88,7 +88,7 @@ class PeerAddress:
 
 
 def multiaddress(host: str, port: int) -> str:
-    """Where `host`, an IP address or a name, is reached. Raises ValueError if it is neither."""
+    """Returns the multiaddress of `host`, an IP address or a name. Raises ValueError if it is neither."""
     require_host(host)
     return str(PeerAddress(_kind(host), host if _kind(host) == "dns" else _canonical(host), port, None))
 

@@ -28,8 +28,9 @@ Resolve = Callable[[str], Awaitable[Collection[str]]]
 
 
 def own_ranges(hosts: Iterable[str]) -> Ranges:
-    """Where the swarm is: what is public, and the ranges of these hosts, which are this peer's own addresses and those
-    at which its owner told it to join. IP addresses, host:port, or multiaddresses; names say nothing."""
+    """Returns the ranges of the swarm: what is public, and the ranges of these hosts, which are this peer's own
+    addresses and those at which its owner told it to join. IP addresses, host:port, or multiaddresses; names say
+    nothing."""
     found = {range_of(host_of(host)) for host in hosts}
     return frozenset({AddressRange.PUBLIC, *(one for one in found if one is not None)}) - {
         AddressRange.NOBODY

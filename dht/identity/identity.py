@@ -1,4 +1,4 @@
-"""Who a peer is: an Ed25519 key, and the libp2p peer id that follows from it."""
+"""Identity of a peer: an Ed25519 key, and the libp2p peer id that follows from it."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Who is known, who is believed, and whom to link to and to remember: pure decisions, and the directory that they fill.
+"""Membership: pure decisions on who is known, believed, linked to and remembered, and the directory that they fill.
 
 Begin with `directory.py`, what is verified and alive; `membership.py` shares it between two threads.
 """

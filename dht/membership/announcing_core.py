@@ -1,4 +1,5 @@
-"""When a peer speaks, as a core without input or output: `handle(event, now_s)` returns what to say, and when to look.
+"""Announcing core: when a peer speaks, without input or output: `handle(event, now_s)` returns what to say, and when to
+look.
 
 Changes are said at once, within a pace; what has not changed is said again at intervals. How often depends on what the
 records of all peers leave of the budget (`timing.py`). Facts go with states, seldom. Who is called gone speaks at once.
@@ -65,7 +66,7 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class SaidFacts:
-    """How facts are said."""
+    """Manner in which facts are said."""
 
     ttl_s: int
     links: int
@@ -92,7 +93,7 @@ Effect = Speak | Wake
 
 
 class AnnouncingCore:
-    """What one peer has said and has yet to say. Times are those of any one clock."""
+    """Core of one peer's announcements: what it has said and has yet to say. Times are those of any one clock."""
 
     def __init__(self, timing: DiscoveryTiming) -> None:
         self.said_s = -math.inf
@@ -130,7 +131,7 @@ class AnnouncingCore:
         return self._changed
 
     def handle(self, event: Event, now_s: float) -> tuple[Effect, ...]:
-        """What follows; the time of the next look first, if it is another now."""
+        """Returns what follows; the time of the next look first, if it is another now."""
         if self._left:
             return ()
         match event:
@@ -186,5 +187,5 @@ class AnnouncingCore:
 
 
 def farewell(state: PeerState) -> PeerState:
-    """What a peer says last; its sequence is yet to be filled in."""
+    """Returns what a peer says last; its sequence is yet to be filled in."""
     return replace(state, facts_sequence=0, ttl_s=0, spans=(), loading=())

@@ -36,7 +36,7 @@ class ConnectionLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
+class DoorDecision:
     """Decision about a guest."""
 
     guest: int | None
@@ -72,23 +72,23 @@ class ConnectionLimiter:
 
     @property
     def unproven(self) -> int:
-        """How many have not proven who they are."""
+        """Number of guests that have not proven who they are."""
         return sum(guest.identity is None for guest in self._guests.values())
 
-    def admit(self, now: float, network: str) -> Admission:
+    def admit(self, now: float, network: str) -> DoorDecision:
         """Admits a new connection. If too many are unproven already, the one that has waited longest goes, of the
         network that has most of them."""
         unproven = [number for number, guest in self._guests.items() if guest.identity is None]
         sent_away = self._send_away(unproven, 1 + len(unproven) - self._limits.unproven, coming=network)
         self._last += 1
         self._guests[self._last] = _Guest(network, now)
-        return Admission(self._last, sent_away)
+        return DoorDecision(self._last, sent_away)
 
-    def prove(self, guest: int, now: float, identity: str) -> Admission:
+    def prove(self, guest: int, now: float, identity: str) -> DoorDecision:
         """Records that a guest has proven who it is; refused, it is forgotten. It is idle, for the time being."""
         known = self._guests.pop(guest, None)
         if known is None:
-            return Admission(None)
+            return DoorDecision(None)
         proven = {number: other for number, other in self._guests.items() if other.identity is not None}
         limits, sent_away = self._limits, list[int]()
         groups = [
@@ -114,9 +114,9 @@ class ConnectionLimiter:
             )
             sent_away += gone
             if len(gone) < excess:
-                return Admission(None, tuple(sent_away))
+                return DoorDecision(None, tuple(sent_away))
         self._guests[guest] = replace(known, identity=identity, since=now)
-        return Admission(guest, tuple(sent_away))
+        return DoorDecision(guest, tuple(sent_away))
 
     def mark_busy(self, guest: int) -> None:
         """Marks a proven guest as busy: it stays until `mark_idle`."""

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from molink.dht.identity.identity import peer_id_of
 from molink.dht.records.records import PeerFacts, PeerState
 
 Value_co = TypeVar("Value_co", covariant=True)
@@ -11,7 +10,7 @@ Value_co = TypeVar("Value_co", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a record came from."""
+    """Origin of a record."""
 
     source: str | None = None
     """The peer that handed it on; None: this process."""
@@ -62,6 +61,7 @@ class VerifiedRecord(Generic[Value_co]):
 class PeerEntry:
     """Directory entry of one peer. Facts and state in use change together, so that a restart is never half seen."""
 
+    peer_id: str
     public_key: bytes
     newest_facts: VerifiedRecord[PeerFacts] | None = None
     newest_state: VerifiedRecord[PeerState] | None = None
@@ -78,10 +78,6 @@ class PeerEntry:
     heard: float = 0.0
     last_alive: float = 0.0
     """Until when its last state was good: a copy of that may be somewhere, and must not bring it back."""
-
-    @property
-    def peer_id(self) -> str:
-        return peer_id_of(self.public_key)
 
     @property
     def newest_facts_sequence(self) -> int:

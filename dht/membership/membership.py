@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from molink.dht.identity.identity import public_key_of
 from molink.dht.membership.directory import REFUTE_S, Accepted, Directory
+from molink.dht.membership.entries import last_words, living_facts, living_records
 from molink.dht.membership.held import AgedRecord, Origin
 from molink.dht.records.announcement import Reason, is_facts, is_loss
 from molink.dht.records.records import PeerFacts, PeerView
@@ -33,31 +34,12 @@ class Membership:
         self._settled = False
         self._on_change = on_change
         self._told = 0
+        self.own = OwnRecords(self._directory, self._lock, clock, self._tell)
 
     @property
     def version(self) -> int:
         """Grows whenever a snapshot could have changed."""
         return self._directory.version
-
-    @property
-    def own_sequence(self) -> int:
-        """The highest sequence of this peer's own that others hold."""
-        return self._directory.own_sequence
-
-    @property
-    def accused_sequence(self) -> int:
-        """The highest sequence of this peer's own of which another said that this peer is gone."""
-        return self._directory.accused_sequence
-
-    @property
-    def last_heard_own(self) -> int | None:
-        """The sequence of this peer's own that somebody told it last."""
-        return self._directory.last_heard_own
-
-    def forget_last_heard_own(self) -> None:
-        """From now on `last_heard_own` is what somebody tells after this."""
-        with self._lock:
-            self._directory.last_heard_own = None
 
     @property
     def refusals(self) -> Counter[Reason]:
@@ -82,30 +64,13 @@ class Membership:
     def mark(self, peer_id: str, *, answers: bool) -> None:
         """Whether this process can reach the peer: if not, it is shown to people only, until it speaks again."""
         with self._lock:
-            self._directory.mark(peer_id, answers=answers)
+            self._directory.entries.mark(peer_id, answers=answers)
         self._tell()
 
     def clock_ahead_s(self) -> float:
         """By how much this peer's words should be ahead of its clock so that others find them new."""
         with self._lock:
             return self._directory.clock.ahead_to_speak_s(self._clock(), self._wall_clock())
-
-    def hold_own(self, facts: bytes, state: bytes) -> None:
-        """Takes in what this peer itself has just said."""
-        with self._lock:
-            self._directory.hold_own(facts, state, self._clock())
-        self._tell()
-
-    def own_records(self) -> tuple[bytes, ...]:
-        """Returns the records that this peer has announced last, facts first; none if it is silent."""
-        with self._lock:
-            return self._directory.own_records()
-
-    def forget_own(self) -> None:
-        """Forgets this peer's own records: it leaves, and forwards itself no more."""
-        with self._lock:
-            self._directory.forget_own()
-        self._tell()
 
     def expire(self) -> None:
         with self._lock:
@@ -124,24 +89,24 @@ class Membership:
         """Living peers' records; with `tags`, only theirs, and the last words of those among them that are gone."""
         wanted = frozenset(tags)
         with self._lock:
-            records = self._directory.records(self._clock())
+            records = living_records(self._directory.entries, self._clock())
             if not wanted:
                 return records
             living = tuple(record for record in records if record.peer_tag in wanted)
             gone = wanted - {record.peer_tag for record in living}
-            last = (self._directory.last_words(tag, self._clock()) for tag in sorted(gone))
+            last = (last_words(self._directory.entries, tag, self._clock()) for tag in sorted(gone))
             return (*living, *(record for record in last if record is not None))
 
     def digests(self) -> tuple[tuple[int, int], ...]:
         """Digests for anti-entropy: of each living peer, its tag and the sequence of its newest state."""
         with self._lock:
-            tags = [record.peer_tag for record in self._directory.records(self._clock())]
-            return tuple((tag, self._directory.sequence_of(tag)) for tag in tags)
+            tags = [record.peer_tag for record in living_records(self._directory.entries, self._clock())]
+            return tuple((tag, self._sequence_of(tag)) for tag in tags)
 
     def sequence_of(self, tag: int) -> int:
         """Returns the sequence of the newest state that is or was known of the peer of that tag; -1: none."""
         with self._lock:
-            return self._directory.sequence_of(tag)
+            return self._sequence_of(tag)
 
     def knows(self, peer_id: str) -> bool:
         """Whether that peer has announced itself, and is not forgotten."""
@@ -155,21 +120,78 @@ class Membership:
     def living(self) -> tuple[PeerFacts, ...]:
         """The newest facts of every living peer."""
         with self._lock:
-            return self._directory.facts(self._clock())
+            return living_facts(self._directory.entries, self._clock())
 
     def facts_of(self, peer_id: str) -> PeerFacts | None:
         """The newest facts of a living peer, if it is known."""
         return next((facts for facts in self.living() if facts.peer_id == peer_id), None)
 
     def peers(self) -> int:
-        """How many living peers there are."""
+        """Counts the living peers."""
         return len(self.living())
+
+    def _sequence_of(self, tag: int) -> int:
+        entry = self._directory.entries.of_tag(tag)
+        return entry.sequence if entry is not None else -1
 
     def _tell(self) -> None:
         version = self._directory.version
         if version != self._told:
             self._told = version
             self._on_change()
+
+
+class OwnRecords:
+    """Own records of a peer: what it has said last, and what others tell of it. As safe in threads as Membership."""
+
+    def __init__(
+        self,
+        directory: Directory,
+        lock: threading.Lock,
+        clock: Callable[[], float],
+        changed: Callable[[], None],
+    ) -> None:
+        self._directory = directory
+        self._lock = lock
+        self._clock = clock
+        self._changed = changed
+
+    @property
+    def held_sequence(self) -> int:
+        """The highest sequence of this peer's own that others hold."""
+        return self._directory.own.held
+
+    @property
+    def accused_sequence(self) -> int:
+        """The highest sequence of this peer's own of which another said that this peer is gone."""
+        return self._directory.own.accused
+
+    @property
+    def sequence_told_last(self) -> int | None:
+        """The sequence of this peer's own that somebody told it last."""
+        return self._directory.own.told_last
+
+    def forget_told(self) -> None:
+        """Has `sequence_told_last` be what somebody tells after this."""
+        with self._lock:
+            self._directory.own.told_last = None
+
+    def hold(self, facts: bytes, state: bytes) -> None:
+        """Takes in what this peer itself has just said."""
+        with self._lock:
+            self._directory.hold_own(facts, state, self._clock())
+        self._changed()
+
+    def records(self) -> tuple[bytes, ...]:
+        """Returns the records that this peer has announced last, facts first; none if it is silent."""
+        with self._lock:
+            return self._directory.own_records()
+
+    def forget_records(self) -> None:
+        """Forgets this peer's own records: it leaves, and forwards itself no more."""
+        with self._lock:
+            self._directory.forget_own()
+        self._changed()
 
 
 @lru_cache(maxsize=4096)

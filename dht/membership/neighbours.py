@@ -35,8 +35,8 @@ class Neighbour:
 
 
 def to_dial(candidates: Sequence[Neighbour], dialled: Iterable[str], room: int) -> tuple[Neighbour, ...]:
-    """Whom to dial, at most `room`. `candidates`: in order of preference; `dialled`: the networks of the links, and of
-    those on their way, that this peer has dialled."""
+    """Chooses whom to dial, at most `room`. `candidates`: in order of preference; `dialled`: the networks of the links,
+    and of those on their way, that this peer has dialled."""
     networks = set(dialled)
     left, chosen = list(candidates), list[Neighbour]()
     while left and len(chosen) < room:
@@ -49,7 +49,7 @@ def to_dial(candidates: Sequence[Neighbour], dialled: Iterable[str], room: int) 
 
 
 def to_make_room(incoming: Sequence[Neighbour], network: str, now: float) -> Neighbour | None:
-    """Whose link ends so that somebody of `network` gets one; None: nobody's, for the time being."""
+    """Chooses whose link ends so that somebody of `network` gets one; None: nobody's, for the time being."""
     shares = Counter(link.network for link in incoming)
     shares[network] += 1
     most = max(shares.values())

@@ -59,8 +59,8 @@ class EvictionOrder:
             places.pop(peer_id, None)
 
     def first_to_go(self) -> str | None:
-        """Who makes room for a newcomer: of the gone, who has been gone longest; else the newest stranger. None: nobody
-        does."""
+        """Returns who makes room for a newcomer: of the gone, who has been gone longest; else the newest stranger.
+        None: nobody does."""
         gone = next((peer_id for peer_id in self._gone if peer_id not in self._met), None)
         return gone or next((peer_id for peer_id in reversed(self._known) if peer_id not in self._met), None)
 

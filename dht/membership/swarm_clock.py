@@ -55,6 +55,7 @@ class SwarmClock:
         del self._sorted_s[bisect_left(self._sorted_s, self._ahead_s.pop(tag))]
 
     def _ranked(self, rank: int, own_s: float) -> float:
-        """What has that rank, from 0, among all clocks and this machine's own, which is 0: `own_s` less the same."""
+        """Returns what has that rank, from 0, among all clocks and this machine's own, which is 0: `own_s` less the
+        same."""
         own_rank = bisect_left(self._sorted_s, own_s)
         return 0.0 if rank == own_rank else self._sorted_s[rank - (rank > own_rank)] - own_s

@@ -114,7 +114,7 @@ def ihave_interval_s(news_bits_per_s: float) -> float:
 
 
 def announced_links(peers: int) -> int:
-    """How many of its measured links a peer's facts name, the nearest ones."""
+    """Returns how many of its measured links a peer's facts name, the nearest ones."""
     return 32 if peers <= MEASURED_LINKS_UP_TO else 0
 
 

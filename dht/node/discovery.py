@@ -1,9 +1,10 @@
 """Discovery: the asyncio side of the control plane, for peers and clients."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
+from typing import TypeVar
 
 from molink.dht.errors import BootstrapUnreachable, PortInUse
 from molink.dht.gossip.sequences import DurableState
@@ -13,13 +14,15 @@ from molink.dht.identity.identity import Identity
 from molink.dht.identity.swarm_key import SwarmKey
 from molink.dht.membership.membership import Membership
 from molink.dht.membership.timing import DiscoveryTiming
-from molink.dht.node.joining import Fallback
-from molink.dht.node.network import Network, NetworkSettings, open_network
+from molink.dht.node.joining import NO_FALLBACK, Fallback, NetworkSettings
+from molink.dht.node.network import Network, open_network
 from molink.dht.records.records import PeerFacts, PeerState, PeerView
 
 __all__ = ["BootstrapUnreachable", "Discovery", "DiscoveryStats", "DiscoveryTiming", "PortInUse"]
 
+LOOPBACK = Listen("127.0.0.1", 0)
 _CALL_TIMEOUT_S = 5.0
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,23 +52,17 @@ class Discovery:
         self,
         identity: Identity,
         *,
-        listen_host: str = "127.0.0.1",
-        port: int = 0,
-        announce_host: str | None = None,
+        listen: Listen | None = LOOPBACK,
         initial_peers: Sequence[str] = (),
         swarm_key: SwarmKey | None = None,
-        serves: bool = True,
         timing: DiscoveryTiming | None = None,
-        remembered: Sequence[str] = (),
         durable: DurableState | None = None,
-        wait_s: float = 0.0,
-        report: Callable[[str], None] = lambda _: None,
+        fallback: Fallback = NO_FALLBACK,
     ) -> None:
-        """`serves` False: a client, which listens on no port, pulls tables and announces nothing.
+        """`listen` None: a client, which listens on no port, pulls tables and announces nothing.
 
-        `remembered`: addresses of former acquaintances, asked if no initial peer answers. `durable`: where sequence
-        numbers and acquaintances outlive this process. `wait_s`: for how long to try again while nobody answers;
-        `report` takes lines about that, from any thread.
+        `durable`: where sequence numbers and acquaintances outlive this process. `fallback`: if no initial peer
+        answers.
 
         Raises:
             ValueError: one of `initial_peers` is not a multiaddress that ends in /p2p/PEER_ID.
@@ -74,21 +71,21 @@ class Discovery:
             peer_id_in(address)
         self.identity = identity
         self._timing = timing or DiscoveryTiming()
-        self._serves = serves
-        self._membership = Membership(
-            identity.peer_id if serves else None, self._on_change, refute_s=self._timing.refute_s
-        )
+        self._serves = listen is not None
+        own_peer_id = identity.peer_id if self._serves else None
+        self.membership = Membership(own_peer_id, self._on_change, refute_s=self._timing.refute_s)
+        """The verified records: quick to ask, from any thread."""
         settings = NetworkSettings(
             identity=identity,
-            listen=Listen(listen_host, port, announce_host) if serves else None,
+            listen=listen,
             initial_peers=tuple(initial_peers),
             swarm_key=swarm_key,
             timing=self._timing,
-            durable=durable if serves else None,
-            fallback=Fallback(tuple(remembered), wait_s, report),
+            durable=durable if self._serves else None,
+            fallback=fallback,
         )
         self._thread: TrioThread[Network] = TrioThread(
-            lambda: open_network(settings, self._membership), name="molink-discovery"
+            lambda: open_network(settings, self.membership), name="molink-discovery"
         )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._changes = asyncio.Event()
@@ -115,7 +112,7 @@ class Discovery:
         return self._thread.service.host.addresses
 
     async def announce(self, facts: PeerFacts | None, state: PeerState) -> None:
-        """What this peer is from now on: told at once where it differs from before, and repeated.
+        """Announces what this peer is from now on: at once where it differs from before, and again and again.
 
         Changes go out in bursts of up to four, then at a rate that the swarm's size allows. Identity,
         sequence numbers, times to live and, where there are none, addresses are filled in here. `facts` are
@@ -129,20 +126,20 @@ class Discovery:
         if not self._serves:
             raise ValueError("a client announces nothing")
 
-        async def announce() -> None:
-            self._network.publisher.announce(facts, state)
+        async def announce(network: Network) -> None:
+            network.publisher.announce(facts, state)
 
-        await self._thread.call(announce, timeout_s=_CALL_TIMEOUT_S)
+        await self.in_network(announce)
 
     async def leave(self) -> None:
         """Tells everybody that this peer is gone, within about two seconds or not at all. Final."""
 
-        async def leave() -> None:
-            await self._network.publisher.leave()
-            await self._network.maintenance.remember()
+        async def leave(network: Network) -> None:
+            await network.publisher.leave()
+            await network.maintenance.remember()
 
         try:
-            await self._thread.call(leave, timeout_s=self._timing.leave_timeout_s)
+            await self.in_network(leave, self._timing.leave_timeout_s)
         except (TimeoutError, ThreadStoppedError):
             return
 
@@ -153,11 +150,9 @@ class Discovery:
             BootstrapUnreachable: there are others, and none of those asked has answered.
             ThreadStoppedError: the network has stopped.
         """
-
-        async def refresh() -> None:
-            await self._network.maintenance.refresh()
-
-        await self._thread.call(refresh, timeout_s=2 * self._timing.bootstrap_timeout_s)
+        await self.in_network(
+            lambda network: network.maintenance.refresh(), 2 * self._timing.bootstrap_timeout_s
+        )
 
     async def connections(self) -> int:
         """Connections of the control plane that are open now: where one goes, a neighbour may have left.
@@ -167,10 +162,21 @@ class Discovery:
             ThreadStoppedError: the network has stopped.
         """
 
-        async def count() -> int:
-            return self._network.host.connections
+        async def count(network: Network) -> int:
+            return network.host.connections
 
-        return await self._thread.call(count, timeout_s=_CALL_TIMEOUT_S)
+        return await self.in_network(count)
+
+    async def in_network(
+        self, work: Callable[[Network], Awaitable[Answer]], timeout_s: float = _CALL_TIMEOUT_S
+    ) -> Answer:
+        """Runs `work` (in trio) in the network's thread and returns what it does.
+
+        Raises:
+            TimeoutError: it takes longer than `timeout_s`.
+            ThreadStoppedError: the network has stopped.
+        """
+        return await self._thread.call(lambda: work(self._thread.service), timeout_s=timeout_s)
 
     def snapshot(
         self, model_hash: str | None = None, *, other_versions: bool = False, silent: bool = False
@@ -181,21 +187,21 @@ class Discovery:
         those whose link to this peer broke and that it cannot reach any more, to be shown to people
         (`facts.protocol_version`, `answers` tell them apart) and never to be used.
         """
-        self._seen = self._membership.version
-        return self._membership.snapshot(model_hash, other_versions=other_versions, silent=silent)
+        self._seen = self.membership.version
+        return self.membership.snapshot(model_hash, other_versions=other_versions, silent=silent)
 
     def knows(self, peer_id: str) -> bool:
         """Whether that peer has announced itself to the swarm, and is not forgotten. Quick."""
-        return self._membership.knows(peer_id)
+        return self.membership.knows(peer_id)
 
     def facts_of(self, peer_id: str) -> PeerFacts | None:
         """The newest verified facts of a living peer; None: it is not known."""
-        return self._membership.facts_of(peer_id)
+        return self.membership.facts_of(peer_id)
 
     @property
     def version(self) -> int:
         """Grows whenever a snapshot could have changed: to be given to `changed`, where several wait."""
-        return self._membership.version
+        return self.membership.version
 
     async def changed(self, timeout_s: float, *, since: int | None = None) -> bool:
         """Waits until the view is another one than that of the last snapshot, or of version `since`.
@@ -205,9 +211,9 @@ class Discovery:
         seen = self._seen if since is None else since
         try:
             async with asyncio.timeout(timeout_s):
-                while self._membership.version == seen:
+                while self.membership.version == seen:
                     self._changes.clear()
-                    if self._membership.version != seen:
+                    if self.membership.version != seen:
                         break
                     await self._changes.wait()
         except TimeoutError:
@@ -215,23 +221,24 @@ class Discovery:
         return True
 
     @property
+    def failure(self) -> BaseException | None:
+        """The error that has ended the network, if one has."""
+        return self._thread.failure
+
+    @property
     def stats(self) -> DiscoveryStats:
         """Counts for metrics."""
-        network = self._network
+        network = self._thread.service
         traffic = network.traffic
         return DiscoveryStats(
             messages_in=dict(traffic.messages_in),
             messages_out=dict(traffic.messages_out),
             bytes_in=dict(traffic.bytes_in),
             bytes_out=dict(traffic.bytes_out),
-            refusals={str(reason): count for reason, count in self._membership.refusals.items()},
+            refusals={str(reason): count for reason, count in self.membership.refusals.items()},
             connections=network.host.connections,
             neighbours=len(network.gossip.neighbours),
         )
-
-    @property
-    def _network(self) -> Network:
-        return self._thread.service
 
     def _on_change(self) -> None:
         loop = self._loop

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 import trio
 
 from molink.dht.errors import BootstrapUnreachable
+from molink.dht.gossip.sequences import DurableState
 from molink.dht.gossip.table_reader import TableReader
 from molink.dht.host.framing import StreamEndedError
-from molink.dht.host.host import DialError, Host, peer_id_in
+from molink.dht.host.host import DialError, Host, Listen, peer_id_in
+from molink.dht.identity.identity import Identity
+from molink.dht.identity.swarm_key import SwarmKey
 from molink.dht.membership.timing import DEGREE, DiscoveryTiming
 
 logger = logging.getLogger(__name__)
@@ -32,6 +35,19 @@ class Fallback:
 
 
 NO_FALLBACK = Fallback()
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkSettings:
+    """Settings of a network. `listen` None: a client, which accepts nobody and announces nothing."""
+
+    identity: Identity
+    listen: Listen | None
+    initial_peers: tuple[str, ...]
+    swarm_key: SwarmKey | None
+    timing: DiscoveryTiming
+    durable: DurableState | None = None
+    fallback: Fallback = NO_FALLBACK
 
 
 class Joining:

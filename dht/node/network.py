@@ -8,41 +8,26 @@ from dataclasses import dataclass
 import trio
 
 from molink.dht.gossip.gossip import PROTOCOL as GOSSIP
-from molink.dht.gossip.gossip import Gossip
+from molink.dht.gossip.gossip import Gossip, GossipObserver
 from molink.dht.gossip.publisher import Publisher
-from molink.dht.gossip.sequences import DurableState
 from molink.dht.gossip.suspicion import NeighbourProber
 from molink.dht.gossip.table import PROTOCOL as TABLE
 from molink.dht.gossip.table import TableService
 from molink.dht.gossip.table_reader import TableReader
 from molink.dht.gossip.traffic import TrafficCounters
+from molink.dht.host.compressed_stream import CompressedStream
 from molink.dht.host.framing import FrameStream
-from molink.dht.host.host import Host, Listen, open_host
+from molink.dht.host.host import Host, open_host
 from molink.dht.host.neighbour_tasks import NeighbourTasks
-from molink.dht.host.packed import CompressedStream
-from molink.dht.identity.identity import Identity
-from molink.dht.identity.swarm_key import SwarmKey
 from molink.dht.membership.door import network_of
 from molink.dht.membership.membership import Membership
-from molink.dht.membership.timing import DiscoveryTiming
-from molink.dht.node.joining import NO_FALLBACK, Fallback, Joining
+from molink.dht.node.gossip_links import GossipLinks
+from molink.dht.node.joining import Joining, NetworkSettings
 from molink.dht.node.maintenance import Maintenance
+from molink.dht.node.visibility_check import VisibilityCheck
 from molink.dht.refusals import RefusalLog
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class NetworkSettings:
-    """What a network is made of. `listen` None: a client, which accepts nobody and announces nothing."""
-
-    identity: Identity
-    listen: Listen | None
-    initial_peers: tuple[str, ...]
-    swarm_key: SwarmKey | None
-    timing: DiscoveryTiming
-    durable: DurableState | None = None
-    fallback: Fallback = NO_FALLBACK
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,22 +58,15 @@ async def open_network(settings: NetworkSettings, membership: Membership) -> Asy
         traffic, refusals = TrafficCounters(), RefusalLog(logger)
         tasks = NeighbourTasks(nursery, refusals)
         reader = TableReader(host, membership, timing, traffic, tasks)
-        maintenance = Maintenance(
-            host, membership, timing, reader, tasks, settings.initial_peers, settings.durable, serves=serves
-        )
+        links = GossipLinks(host, timing, tasks, serves=serves)
+        visibility = VisibilityCheck(host.peer_id, membership, timing, reader, tasks, links)
+        maintenance = Maintenance(host, settings, membership, reader, tasks, links, visibility)
         prober = NeighbourProber(settings.identity, host, membership, timing, tasks)
-        gossip = Gossip(
-            host.peer_id,
-            membership,
-            timing,
-            traffic,
-            refusals,
-            reader.facts_wanted,
-            maintenance.schedule_anti_entropy,
-            prober.link_lost,
-        )
+        observer = GossipObserver(reader.facts_wanted, maintenance.schedule_anti_entropy, prober.link_lost)
+        gossip = Gossip(host.peer_id, membership, timing, traffic, refusals, observer)
         publisher = Publisher(settings.identity, host.addresses, membership, gossip, timing, settings.durable)
-        maintenance.gossip, maintenance.sequences, prober.gossip = gossip, publisher.sequences, gossip
+        links.gossip = prober.gossip = gossip
+        visibility.sequences = publisher.sequences
         reader.after_pull = gossip.after_loss = publisher.contradicted
         if serves:
             tables = TableService(
@@ -99,9 +77,7 @@ async def open_network(settings: NetworkSettings, membership: Membership) -> Asy
                 is_member=membership.knows,
             )
             _serve(host, gossip, tables)
-        await Joining(host, timing, reader, maintenance.link_to).join(
-            settings.initial_peers, settings.fallback
-        )
+        await Joining(host, timing, reader, links.open).join(settings.initial_peers, settings.fallback)
         membership.settle()
         nursery.start_soon(reader.fetch_wanted)
         nursery.start_soon(maintenance.run)

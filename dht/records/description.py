@@ -49,7 +49,7 @@ def describe_peer(view: PeerView) -> dict[str, object]:
 
 
 def _describe_costs(facts: PeerFacts) -> dict[str, object]:
-    """What else a router counts with. Times by batch size or by tokens are under the number in decimal."""
+    """Describes what else a router counts with. Times by batch size or by tokens are under the number in decimal."""
     limit, place = facts.span_limit, facts.coordinate
     return {
         "processors": facts.device.processors,

@@ -1,4 +1,4 @@
-"""What peers say about themselves, as values. Signing and encoding are in `announcement.py`."""
+"""Records of peers about themselves, as values. Signing and encoding are in `announcement.py`."""
 
 from dataclasses import dataclass, field
 
@@ -15,7 +15,7 @@ MAX_COORDINATE_ERROR = 1.5
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Where a peer computes."""
+    """Device that a peer computes on."""
 
     kind: str
     """`cpu`, `cuda` or `mps`."""
@@ -68,7 +68,7 @@ class LinkMeasurement:
 
 @dataclass(frozen=True, slots=True)
 class Coordinate:
-    """Where a peer finds itself among the others: round trips are predicted by distance plus both heights.
+    """Network coordinate of a peer among the others: round trips are predicted by distance plus both heights.
 
     Raises ValueError if a value is out of bounds.
     """
@@ -177,7 +177,7 @@ class PeerState:
 
 @dataclass(frozen=True, slots=True)
 class PeerLoss:
-    """What a witness says of a peer that it had a link to: it does not answer any more."""
+    """Suspicion that a witness has of a peer that it had a link to: it does not answer any more."""
 
     witness_tag: int
     peer_tag: int

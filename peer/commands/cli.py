@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from molink import commands
-from molink.commands import CommandFailed, example, loading_modules, run_app, start_logging, tell
+from molink.commands import (
+    EXIT_USAGE,
+    CommandFailed,
+    example,
+    loading_modules,
+    run_app,
+    start_logging,
+    tell,
+)
 from molink.peer.commands import options
 from molink.progress import Progress
 
@@ -219,6 +227,25 @@ def swarm_key(
     print(f"Made {file.absolute()}: give each member of the swarm a copy, over a channel that you trust")
 
 
+@app.command(
+    epilog=example("molink-peer service > ~/.config/systemd/user/molink-peer.service  # docs/OPERATIONS.md")
+)
+def service(system: options.System = None) -> None:
+    """Print what has this system start a peer with its user.
+
+    A unit of systemd, a property list of launchd, or a task of Windows. What the peer serves and takes stands in the
+    configuration file.
+    """
+    from molink.configuration import configuration_path
+    from molink.peer.commands.service import SYSTEMS, service_file
+
+    system = system or platform.system().lower()
+    if system not in SYSTEMS:
+        raise CommandFailed(f"--system must be one of {', '.join(SYSTEMS)}, got {system!r}", EXIT_USAGE)
+    print(service_file(system, (sys.executable, "-m", "molink.peer", "join")), end="")
+    tell(f"It starts `molink-peer join`, with the settings of {configuration_path()}")
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of `molink-peer`."""
     sys.exit(run_app(app, "molink-peer", sys.argv[1:] if arguments is None else arguments))
@@ -271,6 +298,8 @@ def _run_peer(settings: "JoinSettings", state: "StateDir") -> None:
     from molink.peer.daemon.settings import where_to_join
     from molink.shards.loading.lean_transformers import load_lean_transformers
 
+    progress = ProgressLines(say)
+    progress.report("Loading torch, transformers and libp2p")
     say(where_to_join(settings).reason)
     if settings.listen not in ("127.0.0.1", "::1", "localhost"):
         say(f"Listening on {settings.listen}: other machines can reach this peer")
@@ -280,7 +309,6 @@ def _run_peer(settings: "JoinSettings", state: "StateDir") -> None:
         from molink.peer.daemon.bootstrap import PeerError
         from molink.peer.daemon.peer import Peer
 
-    progress = ProgressLines(say)
     peer = Peer(settings, state, progress.report)
     private = settings.swarm_key is not None
     try:

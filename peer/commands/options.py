@@ -158,3 +158,9 @@ Wait = Annotated[
 LeaveNow = Annotated[
     bool, typer.Option("--now", help="Leave at once: sessions that run are cut off, and go on elsewhere.")
 ]
+System = Annotated[
+    str | None,
+    typer.Option(
+        metavar="linux|darwin|windows", help="System that is to start the peer: this one, unless told."
+    ),
+]

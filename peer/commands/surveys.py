@@ -159,7 +159,7 @@ async def view_swarm(initial_peers: Sequence[str], swarm_key: Path | None) -> di
     try:
         async with (
             asyncio.timeout(SWARM_TIMEOUT_S),
-            Discovery(Identity.generate(), initial_peers=initial_peers, swarm_key=key, serves=False) as swarm,
+            Discovery(Identity.generate(), initial_peers=initial_peers, swarm_key=key, listen=None) as swarm,
         ):
             await swarm.refresh()
             return describe_swarm(swarm.snapshot(other_versions=True))

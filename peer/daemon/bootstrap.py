@@ -8,10 +8,12 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from molink.dht.host.host import Listen
 from molink.dht.identity.dialable import Ranges, swarm_ranges
 from molink.dht.identity.identity import Identity
 from molink.dht.identity.swarm_key import SwarmKey
 from molink.dht.node.discovery import Discovery
+from molink.dht.node.joining import Fallback
 from molink.dht.records.records import PeerFacts, PeerView
 from molink.peer.announcing.announcer import Announcer, joining_machine, own_facts
 from molink.peer.announcing.placing import PlacementDriver
@@ -191,17 +193,14 @@ class Bootstrap:
     def _discovery(self, identity: Identity, swarm_key: SwarmKey | None) -> Discovery:
         settings = self._settings
         initial_peers = where_to_join(settings).initial_peers
+        port = settings.port or free_port(settings.listen, self._state.ports()[0])
         return Discovery(
             identity,
-            listen_host=settings.listen,
-            port=settings.port or free_port(settings.listen, self._state.ports()[0]),
-            announce_host=settings.announce,
+            listen=Listen(settings.listen, port, settings.announce),
             initial_peers=initial_peers,
             swarm_key=swarm_key,
-            remembered=self._state.remembered(initial_peers),
             durable=self._state,
-            wait_s=settings.wait_s,
-            report=self._report,
+            fallback=Fallback(self._state.remembered(initial_peers), settings.wait_s, self._report),
         )
 
     def _announcer(

@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Protocol, Self
@@ -46,44 +46,41 @@ class RunningPeer(Protocol):
 class ProgressLines:
     """Shows progress when work takes long: the latest line, not before QUIET_S and not more often.
 
-    `report` may be called from any thread.
+    The time runs in a thread of its own: modules that load and layers that are measured hold up any event loop.
     """
 
     def __init__(self, show: Callable[[str], None]) -> None:
         self._show = show
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._lock = threading.Lock()
+        self._timer: threading.Timer | None = None
         self._latest: str | None = None
+        self._over = False
 
     def report(self, line: str) -> None:
-        """The line is shown when its time comes, unless a newer one takes its place."""
-        if self._loop is not None:
-            with suppress(RuntimeError):  # the loop has ended: nobody waits for progress any more
-                self._loop.call_soon_threadsafe(self._note, line)
-
-    def start(self) -> None:
-        """Begins to watch the time; call in the loop."""
-        self._loop = asyncio.get_running_loop()
+        """Has the line shown when its time comes, unless a newer one takes its place. From any thread."""
+        with self._lock:
+            self._latest = line
+            if self._timer is None and not self._over:
+                self._wait()
 
     def stop(self) -> None:
-        """What has not been shown is not worth showing any more."""
-        if self._timer is not None:
-            self._timer.cancel()
-        self._loop = self._timer = self._latest = None
-
-    def _note(self, line: str) -> None:
-        if self._loop is None:
-            return
-        self._latest = line
-        if self._timer is None:
-            self._timer = self._loop.call_later(QUIET_S, self._due)
+        """Ends for good: what has not been shown is not worth showing any more."""
+        with self._lock:
+            self._over = True
+            if self._timer is not None:
+                self._timer.cancel()
 
     def _due(self) -> None:
-        self._timer = None
-        if self._latest is not None and self._loop is not None:
-            self._show(self._latest)
-            self._latest = None
-            self._timer = self._loop.call_later(QUIET_S, self._due)
+        with self._lock:
+            line, self._latest, self._timer = self._latest, None, None
+            if line is not None and not self._over:
+                self._show(line)
+                self._wait()
+
+    def _wait(self) -> None:
+        self._timer = threading.Timer(QUIET_S, self._due)
+        self._timer.daemon = True
+        self._timer.start()
 
 
 class Interrupts:
@@ -213,7 +210,6 @@ async def run_until_left(
         else:
             peer.leave()
 
-    progress.start()
     interrupts = Interrupts(peer)
     forced = False
     try:

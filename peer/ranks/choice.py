@@ -9,7 +9,7 @@ from molink.configuration import SettingsError
 from molink.peer.models.model import LocalModel
 from molink.peer.profiling.profile import Profile
 from molink.peer.ranks.backend import RankedBackend
-from molink.routing.parallelism.layout_prediction import Choice, DeviceLink, DeviceRates, choose_layout
+from molink.routing.parallelism.layout_prediction import DeviceLink, DeviceRates, LayoutChoice, choose_layout
 from molink.routing.parallelism.parallelism import Layout, Lengths
 from molink.shards.batching.ways import Way
 from molink.shards.loading.loader import folder_refusal
@@ -76,7 +76,7 @@ def measured_link(backend: TimesAllReduce, ranks: int) -> DeviceLink:
 
 def compare(
     spec: ModelSpec, span: Span, devices: int, alone: Profile, link: DeviceLink, memory_bytes: int
-) -> Choice:
+) -> LayoutChoice:
     """One device, all of them with tensor parallelism, or all in a pipeline.
 
     Where all of them have no room for `span`, they will hold a part of it: they are compared as if they had room.

@@ -23,7 +23,7 @@ from molink.routing.search.augmented import circuit_of, plan_augmented
 
 @dataclass(frozen=True, slots=True)
 class MachineKind:
-    """What a machine computes with."""
+    """Kind of a machine: what it computes with."""
 
     gpu_type: str
     gpu_count: int = 1

@@ -1,4 +1,4 @@
-"""How many tokens per second a swarm could make at most, however it is cut into disjoint circuits.
+"""Upper bound of a swarm's tokens per second by maximum flow, however it is cut into disjoint circuits.
 
 Every token of a circuit passes each layer once, and a machine in the circuit of rate r that serves k layers does
 k r layers a second. So the rates of all circuits together are a flow: from each machine to the layers that it can
@@ -34,7 +34,7 @@ _ROUNDING = 1 - 1e-9
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Supply:
-    """What machines give at a total rate of T tokens per second: count x min(T, kink) layers each."""
+    """Supply of machines at a total rate of T tokens per second: count x min(T, kink) layers each."""
 
     count: FloatArray
     """[machines]: layers that fit, as an upper bound."""

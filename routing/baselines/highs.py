@@ -21,7 +21,7 @@ Entry = tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any] | float]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Solution:
-    """What a solver got to within its time."""
+    """Solution that a solver got to within its time."""
 
     values: FloatArray | None
     """[columns] of the best solution. None: none was found."""

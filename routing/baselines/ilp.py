@@ -182,7 +182,7 @@ class _Columns:
 
 
 def _memory(problem: CircuitProblem) -> list[tuple[FloatArray, FloatArray]]:
-    """What each layer takes [machines, layers] of what each machine has [machines]: weights, then KV cache."""
+    """Returns what each layer takes [machines, layers] of what each machine has [machines]: weights, then KV cache."""
     weights = problem.cold_bytes().astype(np.float64)
     weights[:, 0] += problem.cold_embed_bytes()
     weights[:, -1] += problem.cold_head_bytes()

@@ -129,6 +129,6 @@ def _surroundings(problem: CircuitProblem, circuit: Circuit) -> IntArray:
 
 
 def _single(problem: CircuitProblem, limit_ms: float) -> list[Circuit]:
-    """What the search of the whole finds where packing found nothing; raises NoCircuit if there is no circuit."""
+    """Searches the whole where packing found nothing; raises NoCircuit if there is no circuit."""
     circuit = plan_circuit(problem)
     return [circuit] if circuit.tpot_ms <= limit_ms else []

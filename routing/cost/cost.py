@@ -61,12 +61,13 @@ PROFILED_CONTEXT_TOKENS = 64
 
 
 def decode_context_ms(per_1000_ms: float, context_tokens: float) -> float:
-    """What one sequence's decode step takes longer for its context than it did when it was measured, in one layer."""
+    """Returns what one sequence's decode step takes longer for its context than it did when it was measured, in one
+    layer."""
     return per_1000_ms * max(0.0, context_tokens - PROFILED_CONTEXT_TOKENS) / 1000
 
 
 def prefill_context_ms(per_1000_ms: float, rows: float, context_tokens: float) -> float:
-    """What so many rows of a prompt take longer because so many tokens came before them, in one layer."""
+    """Returns what so many rows of a prompt take longer because so many tokens came before them, in one layer."""
     return per_1000_ms * rows * context_tokens / 1000
 
 

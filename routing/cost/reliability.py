@@ -14,7 +14,7 @@ from molink.routing.cost.cost import CostModel
 
 @dataclass(frozen=True, slots=True)
 class PeerObservation:
-    """What a router has itself seen of a peer. The defaults say that it has seen nothing."""
+    """Observation of a peer by the router itself. The defaults say that it has seen nothing."""
 
     uptime_s: float = 0.0
     """Seconds during which the peer was seen alive."""
@@ -47,5 +47,6 @@ def loss_rate_per_s(uptime_s: float, losses: int = 0, cost: CostModel = CostMode
 
 
 def loss_probability(rate_per_s: float, age_s: float, session_s: float) -> float:
-    """That a peer, last heard of `age_s` ago, is gone before the end of a session of `session_s` seconds."""
+    """Returns the probability that a peer, last heard of `age_s` ago, is gone before the end of a session of
+    `session_s` seconds."""
     return -math.expm1(-rate_per_s * (max(0.0, age_s) + session_s))

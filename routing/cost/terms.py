@@ -1,4 +1,4 @@
-"""What a hop costs, term by term: the one cost model by which circuits are chosen and explained.
+"""Cost terms of a hop: the one cost model by which circuits are chosen and explained.
 
 All terms are milliseconds per generated token. Their sum over a circuit is the objective of its search.
 """
@@ -72,7 +72,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class PeerCosts:
-    """What a peer costs a session, whatever its span. Milliseconds; per token unless it says otherwise."""
+    """Costs of a peer for a session, whatever its span. Milliseconds; per token unless it says otherwise."""
 
     layer_ms: float
     """One layer at batch size 1, with the session's mean context."""
@@ -106,8 +106,8 @@ class PeerCosts:
         return self.fixed_ms + self.queue_ms + self.transfer_ms + self.prefill_ms + self.reliability_ms
 
     def step_ms(self, layers: int, *, first: bool, last: bool) -> float:
-        """What every token waits for on a hop of so many layers, the link onwards apart; `first` and `last` say which
-        ends of the model it has."""
+        """Returns what every token waits for on a hop of so many layers, the link onwards apart; `first` and `last` say
+        which ends of the model it has."""
         total = self.fixed_ms + layers * self.batched_layer_ms + self.queue_ms
         total += self.embed_ms + self.service_ms if first else 0.0
         return total + (self.head_ms if last else self.transfer_ms)
@@ -182,7 +182,7 @@ def client_rtt_ms(seen: PeerObservation, cost: CostModel) -> float:
 
 
 def recovery_ms(views: Sequence[PeerView], model: ModelSpec, demand: Demand, cost: CostModel) -> float:
-    """What losing a hop halfway costs: another circuit, and the prefill of all that there was by then.
+    """Returns what losing a hop halfway costs: another circuit, and the prefill of all that there was by then.
 
     That circuit is not known: its layers take what they take on the median peer, and the activations cross
     one link at the assumed bandwidth, since the pipeline hides the others.
@@ -198,6 +198,6 @@ def recovery_ms(views: Sequence[PeerView], model: ModelSpec, demand: Demand, cos
 
 
 def prefill_chunks(tokens: int, cost: CostModel) -> tuple[int, int]:
-    """How many chunks a prompt is cut into, and the rows of each, taken as equal."""
+    """Cuts a prompt into equal chunks: returns how many, and the rows of each."""
     chunks = -(-tokens // cost.prefill_chunk_tokens)
     return chunks, -(-tokens // chunks)

@@ -1,4 +1,4 @@
-"""How far machines are from each other: measured, predicted from coordinates, or assumed.
+"""Latencies between machines: measured, predicted from coordinates, or assumed.
 
 Begin with `latency.py`, what a problem holds; `coordinates.py` has the space in which peers lie.
 """

@@ -18,7 +18,7 @@ Measured = Mapping[tuple[int, int], float] | tuple[Any, Any, Any]
 values for one pair the later counts."""
 
 
-class Links(Protocol):
+class OneWayLatencies(Protocol):
     """One-way milliseconds between machines; 0 from a machine to itself."""
 
     def block(self, rows: IntArray, columns: IntArray) -> FloatArray:
@@ -32,7 +32,7 @@ class Links(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MatrixLinks:
-    """Links of which every one is known."""
+    """Latencies of which every one is known."""
 
     latency_ms: FloatArray
     """[machines, machines], row = from; the diagonal is ignored."""
@@ -49,7 +49,7 @@ class MatrixLinks:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CoordinateLinks:
-    """Links predicted from coordinates, but for the measured ones. Memory grows with machines plus
+    """Latencies predicted from coordinates, but for the measured ones. Memory grows with machines plus
     measurements."""
 
     positions: FloatArray

@@ -1,4 +1,4 @@
-"""How fast a layout of equal devices serves one request: predicted TTFT and TPOT, and which layout is best. Pure.
+"""Prediction of TTFT and TPOT of a layout of equal devices for one request, and the choice among layouts. Pure.
 
 A step of a layer takes as long as the slower of reading and multiplying (a roofline: Williams et al., 2009), on every
 rank a t-th of both, and what launches cost on top, which no division shortens. A ring all-reduce of n bytes between t
@@ -52,7 +52,7 @@ class DeviceLink:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a layout would do for a lone request."""
+    """Prediction of a layout for a lone request."""
 
     layout: Layout
     ttft_s: float
@@ -71,8 +71,16 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """The best layout, and why."""
+class LayoutGoal:
+    """Goal of a layout: which time is to be least, and the longest that a first token may take."""
+
+    minimised: Goal = "latency"
+    max_ttft_s: float = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutChoice:
+    """Choice of a layout: the best, and why."""
 
     best: Prediction
     reasons: tuple[str, ...]
@@ -85,7 +93,7 @@ def predict(
     """TTFT and TPOT of one request through `span` on `layout.devices` equal devices, nothing else running.
 
     Layers are divided over stages as evenly as they can be, the head over the ranks of its stage; the prompt goes
-    through the stages in one piece.
+    through the stages at once.
 
     Raises:
         ValueError: more stages than layers, or a span beyond the model.
@@ -117,10 +125,9 @@ def choose_layout(
     device: DeviceRates,
     link: DeviceLink,
     lengths: Lengths,
-    goal: Goal = "latency",
-    max_ttft_s: float = math.inf,
-) -> Choice:
-    """The layout that is best for `goal` among those that fit the devices' memory and keep `max_ttft_s`.
+    goal: LayoutGoal = LayoutGoal(),
+) -> LayoutChoice:
+    """Returns the layout that is best for `goal` among those that fit the devices' memory and keep its limit.
 
     If none keeps it, the limit is dropped; of equals the one with fewer devices wins.
 
@@ -141,11 +148,11 @@ def choose_layout(
         )
 
     def order(prediction: Prediction) -> tuple[bool, bool, float, int]:
-        late = prediction.ttft_s > max_ttft_s
-        return not prediction.fits, late, prediction.value_s(goal), prediction.layout.devices
+        late = prediction.ttft_s > goal.max_ttft_s
+        return not prediction.fits, late, prediction.value_s(goal.minimised), prediction.layout.devices
 
     ranked = sorted(predictions, key=order)
-    return Choice(ranked[0], tuple(_reason(prediction, max_ttft_s) for prediction in ranked))
+    return LayoutChoice(ranked[0], tuple(_reason(prediction, goal.max_ttft_s) for prediction in ranked))
 
 
 def all_reduce_s(payload_bytes: float, ranks: int, link: DeviceLink) -> float:
@@ -188,15 +195,15 @@ def _step(
     return computing_s + communication_s, communication_s
 
 
-def _attended(rows: int, context: int, window: int | None) -> tuple[float, int]:
-    """How many pairs of tokens attention compares in a layer, and how many tokens' keys and values it reads.
+def _attended(rows: int, context: int, attention_window: int | None) -> tuple[float, int]:
+    """Counts the pairs of tokens that attention compares in a layer, and how many tokens' keys and values it reads.
 
-    A token sees itself and what is before it; with a window, only the last `window` of these.
+    A token sees itself and what is before it; with an attention window, only the last `attention_window` of these.
     """
-    window = window or context + rows
-    growing = min(rows, max(0, window - context))  # tokens that see all that is before them
-    pairs = growing * context + growing * (growing + 1) / 2 + (rows - growing) * window
-    return pairs, min(context, window - 1) + rows
+    seen = attention_window or context + rows
+    growing = min(rows, max(0, seen - context))  # tokens that see all that is before them
+    pairs = growing * context + growing * (growing + 1) / 2 + (rows - growing) * seen
+    return pairs, min(context, seen - 1) + rows
 
 
 def _device_bytes(spec: ModelSpec, span: Span, layout: Layout, tokens: int) -> float:

@@ -1,4 +1,4 @@
-"""How a model is spread over devices, and how long a request is: the arguments of volumes and predictions. Pure."""
+"""Layout of a model over devices, and lengths of a request: the arguments of volumes and predictions. Pure."""
 
 from dataclasses import dataclass
 

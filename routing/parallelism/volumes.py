@@ -22,7 +22,7 @@ TOKEN_BYTES = 4
 
 
 class Scope(StrEnum):
-    """Whose bytes a volume counts."""
+    """Scope of a volume: whose bytes it counts."""
 
     RANK = "one rank"
     """Any one of the ranks: all of them move as much."""
@@ -101,7 +101,7 @@ def all_reduce_volume(spec: ModelSpec, layout: Layout, lengths: Lengths) -> Volu
 
 
 def embedding_volume(spec: ModelSpec, tensor: int, lengths: Lengths, *, as_printed: bool = False) -> Volume:
-    """What the first stage's ranks all-reduce besides equation (4), with an embedding divided by vocabulary.
+    """Returns what the first stage's ranks all-reduce besides equation (4), with an embedding divided by vocabulary.
 
     One rank, corrected. The text below equation (7) prints it as payload, without the factor 2(t-1)/t that (1) gives
     the same operation: that is `as_printed`. With two ranks both are equal.
@@ -150,10 +150,10 @@ def return_edge_volume(pipeline: int, lengths: Lengths, token_bytes: int = TOKEN
 
 
 def all_reduce_factor(ranks: int) -> float:
-    """What each rank sends in a ring all-reduce for each byte of the reduced tensor."""
+    """Returns what each rank sends in a ring all-reduce for each byte of the reduced tensor."""
     return 2 * (ranks - 1) / ranks
 
 
 def all_gather_factor(ranks: int) -> float:
-    """What each rank sends in a ring all-gather for each byte of the gathered tensor."""
+    """Returns what each rank sends in a ring all-gather for each byte of the gathered tensor."""
     return (ranks - 1) / ranks

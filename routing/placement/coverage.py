@@ -169,7 +169,7 @@ class Placement:
         return _best(held, row, below_ms)
 
     def longest(self, start: int, kept: BoolArray) -> int:
-        """Where the longest span from `start` ends that fits beside the layers kept; `start` if none does."""
+        """Returns where the longest span from `start` ends that fits beside the layers kept; `start` if none does."""
         kept_spans, willing = spans_of(kept), self.willing
         stop, tokens_bytes = start, 0
         kv_bytes = self.problem.kv_bytes if self.problem.kv_bytes is not None else np.zeros(self.model.layers)

@@ -39,7 +39,7 @@ _SEARCHED = 4
 
 @dataclass(frozen=True, slots=True)
 class JoiningMachine:
-    """What a machine brings. Raises ValueError naming the field that makes no sense."""
+    """Machine that joins: what it brings. Raises ValueError naming the field that makes no sense."""
 
     peer_id: str
     free_weight_bytes: int

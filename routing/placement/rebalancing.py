@@ -34,7 +34,7 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class MovePolicy:
-    """When a move is worth it. All are positive."""
+    """Policy of moves: when one is worth it. All are positive."""
 
     min_hold_s: float = 1800.0
     """What a peer holds it holds for at least so long."""
@@ -131,7 +131,7 @@ def propose_move(
     leased: tuple[Span, ...] | None = None,
     cost: CostModel = CostModel(),  # noqa: B008 (an immutable value)
 ) -> Move | None:
-    """What the peer should hold instead; None: what it does.
+    """Proposes what the peer should hold instead; None: what it does.
 
     `now_s` and `held_since_s` are of one clock, best one that peers share roughly, such as the time of day: turns
     follow it. `leased`: layers with a lease; None: unknown, so any session pins all layers. Layers are dropped only

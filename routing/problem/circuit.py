@@ -1,4 +1,4 @@
-"""What circuit search answers with: hops in order, what they cost, or why there are none."""
+"""Answers of circuit search: hops in order, what they cost, or why there are none."""
 
 from dataclasses import dataclass
 

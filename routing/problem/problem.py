@@ -20,7 +20,7 @@ from molink.routing.arrays import (
     needed_bytes,
     whole_number,
 )
-from molink.routing.latency.latency import CoordinateLinks, Links, MatrixLinks, Measured
+from molink.routing.latency.latency import CoordinateLinks, MatrixLinks, Measured, OneWayLatencies
 from molink.routing.problem.circuit import Hop
 
 _DENSE_MACHINES = 4096
@@ -120,12 +120,7 @@ class CircuitProblem:
             "shared_bytes": _part_of_both(self.shared_bytes, self.embed_bytes, self.head_bytes),
             "load_weight": float(float_array("load_weight", self.load_weight, ())),
         }
-        if self.coordinates is None:
-            values["latency_ms"] = float_array("latency_ms", self.latency_ms, (machines, machines))
-        elif self.latency_ms is not None:
-            raise ValueError("latency_ms must be None where coordinates are given")
-        elif len(self.coordinates.heights_ms) != machines:
-            raise ValueError(f"heights_ms must have the shape {each}, as free_bytes has")
+        values["latency_ms"] = self._checked_latency_ms(machines)
         for name in ("embed_ms", "head_ms", "hop_penalty_ms"):
             values[name] = (
                 None if getattr(self, name) is None else float_array(name, getattr(self, name), each)
@@ -148,6 +143,15 @@ class CircuitProblem:
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
+    def _checked_latency_ms(self, machines: int) -> FloatArray | None:
+        if self.coordinates is None:
+            return float_array("latency_ms", self.latency_ms, (machines, machines))
+        if self.latency_ms is not None:
+            raise ValueError("latency_ms must be None where coordinates are given")
+        if len(self.coordinates.heights_ms) != machines:
+            raise ValueError(f"heights_ms must have the shape {(machines,)}, as free_bytes has")
+        return None
+
     @property
     def machines(self) -> int:
         return int(self.free_bytes.shape[0])
@@ -157,7 +161,7 @@ class CircuitProblem:
         return int(self.layer_bytes.shape[0])
 
     @property
-    def links(self) -> Links:
+    def links(self) -> OneWayLatencies:
         """One-way latencies, in whichever form they were given."""
         if self.latency_ms is not None:
             return MatrixLinks(self.latency_ms)
@@ -251,7 +255,7 @@ def tpot_ms(problem: CircuitProblem, hops: Iterable[Hop]) -> float:
 
 
 def objective_ms(problem: CircuitProblem, hops: Iterable[Hop]) -> float:
-    """What the search minimises: the TPOT, the weighted loading of all hops, and the penalties of their
+    """Returns what the search minimises: the TPOT, the weighted loading of all hops, and the penalties of their
     machines."""
     path = tuple(hops)
     total = tpot_ms(problem, path)

@@ -60,7 +60,7 @@ def every_span_table(problem: CircuitProblem, costs: "SpanCosts") -> SpanTable:
 
 
 class SpanCosts:
-    """What spans cost and how far they can reach, for every machine and layer."""
+    """Costs and reach of spans, for every machine and layer."""
 
     def __init__(self, problem: CircuitProblem) -> None:
         machines, layers = problem.machines, problem.layers

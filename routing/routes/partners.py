@@ -115,15 +115,15 @@ def choose_partners(
 
 
 def copied_bytes_per_token(model: ModelSpec, span: Span) -> int:
-    """What a copy of the span's KV cache takes on the wire for each token: its lines, and, where layers have states
-    that every token changes, these anew."""
+    """Returns what a copy of the span's KV cache takes on the wire for each token: its lines, and, where layers have
+    states that every token changes, these anew."""
     return sum(model.kv_bytes_per_token[span.start : span.stop]) + sum(
         model.state_bytes[span.start : span.stop]
     )
 
 
 def copy_bytes_per_s(uplink_mbps: float, decode_bytes_per_s: float, copies: int) -> float:
-    """What an uplink on which decode sends so much leaves for each of so many copies, by COPY_SHARE."""
+    """Returns what an uplink on which decode sends so much leaves for each of so many copies, by COPY_SHARE."""
     return COPY_SHARE * max(0.0, uplink_mbps * _MBPS_BYTES - decode_bytes_per_s) / max(1, copies)
 
 
@@ -151,7 +151,7 @@ def _able(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Ways:
-    """What the circuit costs through any of some peers, its own among them."""
+    """Costs of the circuit through any of some peers, its own among them."""
 
     views: Sequence[PeerView]
     costs: Sequence[PeerCosts]
@@ -215,7 +215,7 @@ def _assigned(ways: _Ways, able: Mapping[int, Sequence[PeerView]]) -> dict[int, 
 
 
 def _hosts(facts: PeerFacts) -> frozenset[str]:
-    """Where a peer can be dialled directly, without ports."""
+    """Returns the hosts where a peer can be dialled directly, without ports."""
     hosts = {address.rpartition(":")[0] for address in facts.grpc_addresses}
     direct = (address.split("/") for address in facts.addresses if "/p2p-circuit" not in address)
     return frozenset(hosts | {parts[2] for parts in direct if len(parts) > 2})

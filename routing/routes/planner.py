@@ -47,17 +47,13 @@ def plan(
     tokens: int,
     *,
     prompt_tokens: int | None = None,
-    avoid: frozenset[str] = frozenset(),
-    require: frozenset[str] = frozenset(),
-    cost: CostModel = CostModel(),  # noqa: B008 (an immutable value)
-    algorithm: str = "augmented",
-    time_limit_s: float | None = None,
+    criteria: Criteria = Criteria(),
 ) -> Route:
     """The route for a session of at most `tokens` tokens, of which `prompt_tokens` are the prompt (None: half).
 
     The circuit whose terms (see `Term`) are least in sum, as far as the algorithm of `plan_circuit` finds it,
     without the peers to avoid and with all that are required. Loading counts with its time divided by
-    `cost.load_amortisation_tokens`: a cold layer is taken only where the gain pays for it within so many
+    `criteria.cost.load_amortisation_tokens`: a cold layer is taken only where the gain pays for it within so many
     tokens, or where there is no warm circuit. Equal snapshots give equal routes, in whatever order their peers
     are listed, unless the algorithm stops at a time limit.
 
@@ -65,8 +61,7 @@ def plan(
         NoCircuit: with the missing layers and the memory that would do; or a required peer cannot take part.
         ValueError: a length is impossible, or a peer is both to be avoided and required.
     """
-    criteria = Criteria(avoid, require, cost, algorithm, time_limit_s)
-    posed = snapshot.pose(Demand.of(tokens, prompt_tokens), avoid=avoid, cost=cost)
+    posed = snapshot.pose(Demand.of(tokens, prompt_tokens), avoid=criteria.avoid, cost=criteria.cost)
     return search_route(posed, snapshot, criteria)
 
 

@@ -41,15 +41,15 @@ class Known(Protocol):
 
     @property
     def count(self) -> int:
-        """How many they are."""
+        """Number of peers."""
 
     def snapshot(self, peer_ids: Collection[str] | None = None) -> Snapshot:
         """Those of them that are named; None: all."""
 
 
 @dataclass(frozen=True, slots=True)
-class KnownPeers:
-    """The peers of a snapshot."""
+class SnapshotPeers:
+    """Peers of a snapshot."""
 
     whole: Snapshot
 
@@ -132,7 +132,7 @@ def narrowed(snapshot: Snapshot, demand: Demand) -> Snapshot:
     """The snapshot itself, or in a large swarm that of the peers among which one circuit is looked for."""
     if len(snapshot.peers) <= MOST_POSED:
         return snapshot
-    return KnownPeers(snapshot).snapshot(candidates(snapshot, demand, MOST_POSED))
+    return SnapshotPeers(snapshot).snapshot(candidates(snapshot, demand, MOST_POSED))
 
 
 def candidates(

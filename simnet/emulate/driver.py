@@ -8,6 +8,7 @@ import numpy as np
 from molink.client.circuit.circuit_builder import CircuitBuilder
 from molink.client.circuit.connection import SwarmConnection
 from molink.client.circuit.session import ClientSession
+from molink.client.circuit.session_request import SessionRequest
 from molink.client.errors import SwarmError
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.shards.spec import ModelSpec, SamplingParams
@@ -28,7 +29,6 @@ class RequestDriver:
     def __init__(
         self, connection: SwarmConnection, spec: ModelSpec, room: Room, hops: int, seed: int
     ) -> None:
-        self._connection = connection
         self._circuit_builder = CircuitBuilder(connection, spec)
         self._spec = spec
         self._room = room
@@ -36,6 +36,8 @@ class RequestDriver:
         self._seed = seed
         self.running = 0
         """Requests that have come and not ended."""
+        self.awaited = 0
+        """Measured requests that have not ended, once no more of them come."""
         self.tokens = 0
         """That all requests have got so far."""
 
@@ -62,6 +64,7 @@ class RequestDriver:
             await _sleep_until(start_s + window_s[1])
             deadline_s = clock() + AFTERMATH_S
             while clock() < deadline_s and (running := [task for task in measured if not task.done()]):
+                self.awaited = len(running)
                 await asyncio.wait((*running, arriving), timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
                 if arriving.done():
                     arriving.result()
@@ -96,13 +99,10 @@ class RequestDriver:
         self.running += 1
         try:
             async with self._room.taken(reserved_tokens(request.prompt_tokens + request.new_tokens)):
+                params = SamplingParams(max_new_tokens=request.new_tokens, ignore_eos=True)
+                traced = request.number % TRACED_EVERY == 0
                 session = ClientSession(
-                    self._connection,
-                    self._circuit_builder,
-                    self._spec,
-                    self._prompt(request),
-                    SamplingParams(max_new_tokens=request.new_tokens, ignore_eos=True),
-                    trace=request.number % TRACED_EVERY == 0,
+                    self._circuit_builder, SessionRequest(self._prompt(request), params, trace=traced)
                 )
                 async for token in session.tokens(FORMATION_TIMEOUT_S):
                     self.tokens += 1

@@ -166,11 +166,8 @@ async def _measure(
     start_s = clock()
 
     def tell() -> None:
-        passed_s = clock() - start_s
-        began = (
-            f"{passed_s:.0f} of {window_s[1]:.0f} s" if passed_s < window_s[1] else "no more requests come"
-        )
-        report(f"{began}, {measured.driver.running} in progress")
+        driver = measured.driver
+        report(progress_line(clock() - start_s, window_s[1], driver.running, driver.awaited))
 
     using = asyncio.create_task(_usage(measured, start_s, window_s, tell), name="usage")
     try:
@@ -182,6 +179,14 @@ async def _measure(
         using.cancel()
         await asyncio.gather(using, return_exceptions=True)
     return EmulationRun(cell, tuple(outcomes), usage)
+
+
+def progress_line(passed_s: float, window_s: float, running: int, awaited: int) -> str:
+    """Says how far a run is. After the window requests go on to come, and only those that came within it are
+    awaited."""
+    if passed_s < window_s:
+        return f"{passed_s:.0f} of {window_s:.0f} s, {running} in progress; then those are awaited that have not ended"
+    return f"{passed_s:.0f} s: {awaited} of the measured requests have not ended, {running} in progress"
 
 
 async def _usage(

@@ -20,7 +20,7 @@ from bench.this_machine import processor
 from molink.dht.records.records import PeerView
 from molink.routing import Criteria, IncumbentRoute, Snapshot, choose_partners, preview_join, replan_incumbent
 from molink.routing.cost.terms import Demand
-from molink.routing.routes.shortlist import KnownPeers, Shortlist, replan_incumbent_among
+from molink.routing.routes.shortlist import Shortlist, SnapshotPeers, replan_incumbent_among
 from molink.simnet.core.matrices import bundled_matrix
 from molink.simnet.core.traces import bundled_trace
 from molink.simnet.devices.model_shapes import shape_named
@@ -56,7 +56,7 @@ def plans(peers: int, seed: int, shortlisted: bool) -> str:
         began_s = time.perf_counter()
         if shortlisted:
             standing, shortlist = replan_incumbent_among(
-                standing, shortlist, KnownPeers(snapshot), TOKENS,
+                standing, shortlist, SnapshotPeers(snapshot), TOKENS,
                 prompt_tokens=PROMPT_TOKENS, now_s=float(number), criteria=CRITERIA,
             )  # fmt: skip
         else:
@@ -71,7 +71,7 @@ def plans(peers: int, seed: int, shortlisted: bool) -> str:
 def partners(peers: int, seed: int) -> str:
     """Partners for the hops of a plan, from its shortlist."""
     snapshot, _ = swarm(peers, seed)
-    known = KnownPeers(snapshot)
+    known = SnapshotPeers(snapshot)
     standing, shortlist = replan_incumbent_among(
         None, None, known, TOKENS, prompt_tokens=PROMPT_TOKENS, now_s=0.0, criteria=CRITERIA
     )

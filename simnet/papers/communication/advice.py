@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from molink.routing.parallelism.layout_prediction import Goal, choose_layout, predict
+from molink.routing.parallelism.layout_prediction import Goal, LayoutGoal, choose_layout, predict
 from molink.routing.parallelism.parallelism import Layout, Lengths
 from molink.simnet.devices.devices import DeviceProfile
 from molink.simnet.devices.model_shapes import ModelShape
@@ -58,7 +58,9 @@ def advise(
         for pipeline in range(1, min(devices // tensor, shape.layers) + 1)
     ]
     rates, link = device_rates(device, lengths.prefill_tokens), fabric.slowest(Layout(devices))
-    choice = choose_layout(spec, spec.whole, layouts, rates, link, lengths, goal, max_ttft_ms / 1000)
+    choice = choose_layout(
+        spec, spec.whole, layouts, rates, link, lengths, LayoutGoal(goal, max_ttft_ms / 1000)
+    )
     named = {str(layout): layout for layout in layouts}
     rows = []
     for number, reason in enumerate(choice.reasons, 1):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from molink.dht.gossip.spreading import RECORD_ID_BYTES
 from molink.dht.gossip.table import DIGESTS
-from molink.dht.host.packed import Deflater
+from molink.dht.host.compressed_stream import Deflater
 from molink.dht.membership.timing import DEGREE, DiscoveryTiming, NewsRate, ihave_interval_s
 from molink.dht.records import announcement_pb2 as pb
 

@@ -10,16 +10,25 @@ from pathlib import Path
 
 import pytest
 from support.attackers.bystander import bystander
-from support.attackers.lying_planes import honest, links_held, now_ms, records_with_addresses, tell
+from support.attackers.lying_planes import (
+    honest,
+    links_held,
+    now_ms,
+    records_with_addresses,
+    set_wall_clock,
+    tell,
+)
 from support.links.raw_links import facts_of as link_facts_of
 from support.swarms.live_swarms import References, free_ports
 from support.swarms.swarm_examples import QUICK, facts_of, state_of
 
 from molink.client.api.swarm import AsyncSwarm
 from molink.client.local.local_swarm import LocalSwarm
+from molink.dht.host.host import Listen
 from molink.dht.identity.identity import Identity
 from molink.dht.membership.membership import tag_of
 from molink.dht.node.discovery import Discovery
+from molink.dht.node.joining import Fallback
 from molink.dht.records.announcement import sign_facts, sign_loss, sign_state
 from molink.dht.records.records import PeerLoss
 from molink.peer.state_dir import StateDir
@@ -74,7 +83,7 @@ async def test_addresses_that_nobody_can_dial_end_no_control_plane() -> None:
             await until(plane, lambda seen: not seen & ids(leaving))
         for speaker in planes:
             await all_hear(planes, speaker, 5)
-        assert all(plane._thread.is_alive and plane._thread.failure is None for plane in planes)
+        assert all(plane.failure is None for plane in planes)
 
 
 @pytest.mark.e2e
@@ -119,7 +128,7 @@ async def test_a_peer_whose_clock_was_wrong_is_heard_after_a_restart(tmp_path: P
             async with Discovery(
                 identity, initial_peers=ada.addresses, timing=QUICK, durable=durable
             ) as before:
-                before._thread.service.publisher._wall_clock = lambda: time.time() + 600.0
+                await set_wall_clock(before, lambda: time.time() + 600.0)
                 await before.announce(replace(facts_of(identity), addresses=()), state_of(identity))
                 await until(bob, lambda seen: identity.peer_id in seen)
                 await before.leave()
@@ -143,7 +152,7 @@ async def test_two_liars_cannot_make_a_peer_unheard_after_its_restart() -> None:
                     )
                     await tell(one, sign_loss(loss, one.identity))
             await all_hear((ada, liar, other), victim, 4)
-            sequence = ada._membership.sequence_of(tag_of(identity.peer_id))
+            sequence = ada.membership.sequence_of(tag_of(identity.peer_id))
             assert sequence <= now_ms() + 31_000
         async with honest(*ada.addresses, identity=identity) as victim:
             await all_hear((ada, liar, other), victim, 6)
@@ -158,11 +167,11 @@ async def test_old_records_are_not_alive_because_a_stranger_calls_them_new() -> 
         for number, identity in enumerate(dead):
             facts = facts_of(identity, sequence=old + number, ttl_s=86_400)
             state = state_of(identity, sequence=old + number + 50, facts_sequence=old + number, ttl_s=86_400)
-            liar._membership.receive(sign_facts(facts, identity))
-            liar._membership.receive(sign_state(state, identity))
+            liar.membership.receive(sign_facts(facts, identity))
+            liar.membership.receive(sign_state(state, identity))
         assert len(liar.snapshot()) == 23
         async with Discovery(
-            Identity.generate(), initial_peers=liar.addresses, timing=QUICK, serves=False
+            Identity.generate(), initial_peers=liar.addresses, timing=QUICK, listen=None
         ) as client:
             await until(client, lambda seen: ids((ada, bob, liar)) <= seen)
             await client.refresh()
@@ -183,11 +192,13 @@ async def test_who_starts_before_its_initial_peer_waits_and_says_so() -> None:
         assert "Waiting for the initial peers" in line
         loop.call_soon_threadsafe(waiting.set)
 
-    early = Discovery(Identity.generate(), initial_peers=(address,), timing=QUICK, wait_s=60.0, report=report)
+    early = Discovery(
+        Identity.generate(), initial_peers=(address,), timing=QUICK, fallback=Fallback((), 60.0, report)
+    )
     entering = asyncio.create_task(early.__aenter__())
     async with asyncio.timeout(HEARD_WITHIN_S):
         await waiting.wait()
-        async with honest(identity=founder, port=port):
+        async with honest(identity=founder, listen=Listen("127.0.0.1", port)):
             await entering
             await until(early, lambda seen: seen == {founder.peer_id})
             await early.__aexit__(None, None, None)
@@ -228,4 +239,4 @@ async def test_under_all_of_it_at_once_every_honest_word_is_heard() -> None:
             for task in lying:
                 task.cancel()
             await asyncio.gather(*lying, return_exceptions=True)
-        assert all(plane._thread.failure is None for plane in (*planes, newcomer))
+        assert all(plane.failure is None for plane in (*planes, newcomer))

@@ -25,8 +25,8 @@ from support.swarms.swarm_examples import facts_of, state_of
 from molink.dht.gossip.gossip import IHAVE, IWANT
 from molink.dht.gossip.gossip import PROTOCOL as GOSSIP
 from molink.dht.gossip.table import PROTOCOL as TABLE
+from molink.dht.host.compressed_stream import Deflater
 from molink.dht.host.host import Host, open_host
-from molink.dht.host.packed import Deflater
 from molink.dht.identity.identity import Identity
 from molink.dht.membership.membership import tag_of
 from molink.dht.node.network import Network

@@ -20,7 +20,7 @@ from molink.client.local.local_swarm import LocalPeer, LocalSwarm
 from molink.dht.gossip.gossip import PROTOCOL as GOSSIP
 from molink.dht.gossip.table import PROTOCOL as TABLE
 from molink.dht.gossip.table import pull
-from molink.dht.host.packed import CompressedStream, Deflater
+from molink.dht.host.compressed_stream import CompressedStream, Deflater
 from molink.dht.identity.identity import Identity
 from molink.dht.membership.membership import Membership
 from molink.dht.records.announcement import sign_facts, sign_state

@@ -113,7 +113,7 @@ async def flood(client: AsyncSwarm, links: int, seconds: float) -> int:
     asked = 0
     async with AsyncExitStack() as stack, asyncio.timeout(seconds + DEADLINE_S):
         ends = [await stack.enter_async_context(End(is_client=True)) for _ in range(links)]
-        connection, _, _ = client._open()
+        connection = client.connection
         records = {view.facts.name: view for view in connection.snapshot()}
         hops = [
             pb.Hop(

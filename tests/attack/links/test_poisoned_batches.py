@@ -208,7 +208,7 @@ async def poison(client: AsyncSwarm, spec: ModelSpec, times: int) -> int:
         link = await head.links.to(facts)
         failed: asyncio.Queue[pb.Failed] = asyncio.Queue()
         head.handler.on_frame = lambda _, frame: failed.put_nowait(frame.header)  # type: ignore[method-assign]
-        connection, _, _ = client._open()
+        connection = client.connection
         record = next(one.facts_record for one in connection.snapshot() if one.peer_id == facts.peer_id)
         tail = pb.Hop(peer_id=facts.peer_id, start=6, stop=12, quantization="none", facts=record)
         hops = [hop_of(head.identity, Span(0, 6), head.facts), tail]

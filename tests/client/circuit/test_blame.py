@@ -2,21 +2,27 @@
 
 from support.swarms.swarm_examples import facts_of
 
-from molink.client.circuit.blame import MOST_REMEMBERED, REMEMBERED_S, BlameLedger, Verdict, second_choices
+from molink.client.circuit.blame import (
+    MOST_REMEMBERED,
+    REMEMBERED_S,
+    BlameLedger,
+    BlameVerdict,
+    second_choices,
+)
 from molink.client.circuit.quarantine import Quarantine
 from molink.dht.identity.identity import Identity
 
 
 def test_the_first_accusation_is_believed_and_the_second_of_the_same_hop_is_not() -> None:
     ledger = BlameLedger()
-    assert ledger.accuse("liar", "honest", 0.0) == Verdict("honest")
-    assert ledger.accuse("liar", "other", 1.0) == Verdict("liar", frozenset({"honest", "other"}))
+    assert ledger.accuse("liar", "honest", 0.0) == BlameVerdict("honest")
+    assert ledger.accuse("liar", "other", 1.0) == BlameVerdict("liar", frozenset({"honest", "other"}))
 
 
 def test_who_accuses_the_same_hop_again_goes_too() -> None:
     ledger = BlameLedger()
     ledger.accuse("liar", "honest", 0.0)
-    assert ledger.accuse("liar", "honest", 1.0) == Verdict("liar", frozenset({"honest"}))
+    assert ledger.accuse("liar", "honest", 1.0) == BlameVerdict("liar", frozenset({"honest"}))
 
 
 def test_whom_two_accuse_goes_whatever_it_says_of_them() -> None:

@@ -247,6 +247,9 @@ async def test_no_circuit_names_the_missing_layers() -> None:
     assert caught.value.missing_bytes > 0
     assert (caught.value.model, caught.value.peers) == (SPEC.name, 2)
     assert "[2, 4)" in str(caught.value)
+    assert set(forming.told) == {
+        "no circuit yet: layers [2, 4) are missing; looking again"
+    }  # not the error twice
 
 
 @asynchronous

@@ -60,7 +60,7 @@ def test_whatever_peers_answer_each_epochs_leases_are_given_back_once_and_no_two
             elif isinstance(effect, core.Wait):
                 assert 0 < effect.wait_s < circuit.deadline_s - now_s
                 now_s += effect.wait_s
-        asked = core.Start(circuit.epoch) if circuit.phase is core.Phase.RUNNING else effects[-1]
+        asked = core.Start(circuit.epoch) if circuit.phase is core.CircuitPhase.RUNNING else effects[-1]
         if isinstance(asked, core.GiveUp):
             break
         now_s += data.draw(st.floats(0.0, 3.0))

@@ -1,13 +1,14 @@
 """A client goes on looking at the swarm when for a while nobody answers."""
 
 from types import TracebackType
-from typing import Self, cast
+from typing import Self
 
 import pytest
 from support.links.data_plane import asynchronous, until
 
 from molink.client.circuit.connection import SwarmConnection
-from molink.dht.node.discovery import BootstrapUnreachable, Discovery
+from molink.dht.node.discovery import BootstrapUnreachable
+from molink.dht.records.records import PeerView
 
 
 class ScriptedDiscovery:
@@ -25,6 +26,9 @@ class ScriptedDiscovery:
     ) -> None:
         return None
 
+    def snapshot(self, *_: object) -> tuple[PeerView, ...]:
+        return ()
+
     async def refresh(self) -> None:
         self.pulls += 1
         if self.pulls == 2:
@@ -33,15 +37,15 @@ class ScriptedDiscovery:
     async def connections(self) -> int:
         return 0
 
-    async def changed(self, wait_s: float) -> bool:
-        return wait_s > 0
+    async def changed(self, timeout_s: float) -> bool:
+        return timeout_s > 0
 
 
 @pytest.mark.parametrize("error", [BootstrapUnreachable([("12D3", "no answer")]), TimeoutError()], ids=repr)
 @asynchronous
 async def test_a_pull_that_nobody_answers_is_not_the_last(error: Exception) -> None:
-    connection, discovery = SwarmConnection([], None), ScriptedDiscovery(error)
-    connection._discovery = cast("Discovery", discovery)
+    discovery = ScriptedDiscovery(error)
+    connection = SwarmConnection([], None, view=discovery)
     async with connection:
         for pulls in (2, 3):
             await connection.refresh_soon(0.0)

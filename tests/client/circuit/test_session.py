@@ -1,7 +1,7 @@
 """A generation as its client owns it: every token once and in order, whatever becomes of circuits."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import replace
 from typing import cast
@@ -15,6 +15,7 @@ from molink.client.circuit import session as session_module
 from molink.client.circuit.circuit_builder import CircuitBuilder
 from molink.client.circuit.connection import SwarmConnection
 from molink.client.circuit.session import ClientSession
+from molink.client.circuit.session_request import SessionRequest, describe_session
 from molink.client.errors import InvalidRequest, NoCircuit, PeerLost, SwarmUnavailable
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.protocol.frames import encode
@@ -28,17 +29,16 @@ class Generating:
     """A session over fakes: `low` and `high` are its first circuit, `spare` could replace `high`."""
 
     def __init__(self, *, spare: bool = False, **params: object) -> None:
+        self.report: Callable[[str], None] = lambda _: None
         self.low, self.high = FakePeer(LOW), FakePeer(HIGH)
         self.spare = FakePeer(HIGH, layer_ms=5.0)
         self.connection = FakeConnection(self.low, self.high, *([self.spare] if spare else []))
         connection = cast("SwarmConnection", self.connection)
-        self.session = ClientSession(
-            connection,
-            CircuitBuilder(connection, SPEC),
-            SPEC,
-            PROMPT,
-            SamplingParams(**{"max_new_tokens": 8, **params}),  # type: ignore[arg-type]
-        )
+        asked = SessionRequest(PROMPT, SamplingParams(**{"max_new_tokens": 8, **params}))  # type: ignore[arg-type]
+        self.session = ClientSession(CircuitBuilder(connection, SPEC), asked, self._told)
+
+    def _told(self, line: str) -> None:
+        self.report(line)
 
     @property
     def epoch(self) -> int:
@@ -98,6 +98,26 @@ async def test_tokens_come_in_order_until_the_last_and_then_all_is_given_back() 
 
 
 @asynchronous
+async def test_a_token_is_timed_when_it_comes_in_however_late_it_is_taken() -> None:
+    run = Generating()
+    clock = asyncio.get_running_loop().time
+    tokens = run.session.tokens(5.0)
+    first = asyncio.ensure_future(anext(tokens))
+    await run.started()
+    run.token(3, 30)
+    await soon(first)
+    run.token(4, 40)
+    run.token(5, 1, finish=pb.STOP)
+    came_s = clock()
+    await until(lambda: clock() > came_s)  # nobody takes them meanwhile
+    assert await soon(asyncio.ensure_future(rest(tokens))) == [40, 1]
+    arrived_s = run.session.log.arrived_s
+    assert len(arrived_s) == 3
+    assert arrived_s == sorted(arrived_s)
+    assert arrived_s[-1] <= came_s
+
+
+@asynchronous
 async def test_repeats_gaps_and_tokens_of_other_epochs_are_ignored() -> None:
     run = Generating()
     got = asyncio.create_task(rest(run.session.tokens(5.0)))
@@ -153,7 +173,7 @@ async def test_a_loss_goes_on_elsewhere_with_the_whole_history() -> None:
     assert run.epoch > first
     assert list(run.low.starts[1].token_ids) == [*PROMPT, 30]
     assert run.spare.reserved[0].epoch == run.epoch
-    assert (run.session._template.session, first) in run.high.released
+    assert (run.low.starts[0].session, first) in run.high.released
     run.token(4, 1, finish=pb.STOP)
     assert await soon(got) == [30, 1]
     assert run.session.log.epochs == 2
@@ -306,7 +326,7 @@ async def test_a_circuit_that_yields_nothing_has_failed(monkeypatch: pytest.Monk
         if run.session.log.losses:
             monkeypatch.setattr(patience, "LEAST_FIRST_S", 60.0)
 
-    run.session._report = once
+    run.report = once
     run.connection.refresh_now()
     got = asyncio.create_task(rest(run.session.tokens(5.0)))
     await run.started()
@@ -337,26 +357,27 @@ async def test_of_a_circuit_that_yields_nothing_the_hop_that_does_not_answer_is_
 def test_a_history_that_would_not_fit_a_message_is_an_invalid_request() -> None:
     """With a context of a million tokens of three bytes each, a message of 1 MiB is the lower limit."""
     spec = replace(SPEC, context_length=10**6, vocabulary_size=150_000)
-    connection = cast("SwarmConnection", FakeConnection())
 
-    def session(prompt_tokens: int, max_new_tokens: int) -> ClientSession:
+    def described(prompt_tokens: int, max_new_tokens: int) -> pb.SessionDescriptor:
         params = SamplingParams(max_new_tokens=max_new_tokens)
-        return ClientSession(
-            connection, CircuitBuilder(connection, spec), spec, [149_999] * prompt_tokens, params
-        )
+        return describe_session(spec, SessionRequest([149_999] * prompt_tokens, params), bytes(32))
 
-    whole = session(300_000, 40_000)
+    whole = described(300_000, 40_000)
     start = pb.Start(session=bytes(16), epoch=2**32 - 1, token_ids=[149_999] * 340_000)
     assert len(encode(start)) > 1_000_000
-    assert whole._template.capacity_tokens == 340_000
+    assert whole.capacity_tokens == 340_000
     for prompt_tokens, max_new_tokens in ((360_000, 1), (300_000, 60_000), (10, 400_000)):
         with pytest.raises(InvalidRequest, match=f"{prompt_tokens} tokens .* shorten the prompt") as caught:
-            session(prompt_tokens, max_new_tokens)
+            described(prompt_tokens, max_new_tokens)
         assert caught.value.parameter == "prompt"
 
 
 def test_what_is_asked_of_the_hops_is_what_the_caller_asked() -> None:
-    run = Generating(
+    def described(**params: object) -> pb.SessionDescriptor:
+        asked = SessionRequest(PROMPT, SamplingParams(**params))  # type: ignore[arg-type]
+        return describe_session(SPEC, asked, bytes(32))
+
+    asked = described(
         max_new_tokens=2000,
         temperature=0.5,
         top_k=4,
@@ -366,7 +387,6 @@ def test_what_is_asked_of_the_hops_is_what_the_caller_asked() -> None:
         logprobs=2,
         logit_bias=((5, -1.5),),
     )
-    asked = run.session._template
     assert asked.capacity_tokens == SPEC.context_length
     assert asked.prompt_tokens == 3
     assert asked.sampling == pb.Sampling(
@@ -380,6 +400,6 @@ def test_what_is_asked_of_the_hops_is_what_the_caller_asked() -> None:
         logit_bias={5: -1.5},
     )
     assert len(asked.session) == 16
-    assert list(Generating(ignore_eos=True).session._template.sampling.stop_token_ids) == []
-    seeds = {Generating().session._template.sampling.seed for _ in range(3)}
+    assert list(described(ignore_eos=True).sampling.stop_token_ids) == []
+    seeds = {described().sampling.seed for _ in range(3)}
     assert len(seeds) == 3

@@ -11,7 +11,13 @@ import httpx
 import pytest
 from support.swarms.fake_swarm import CHAT, DEADLINE_S, TEXT, FakeSwarm, error_of, gateway
 
-from molink.client.gateway.connections import BODY_WITHIN_S, HEADERS_WITHIN_S, UNREAD_S, Connections, Phase
+from molink.client.gateway.connections import (
+    BODY_WITHIN_S,
+    HEADERS_WITHIN_S,
+    UNREAD_S,
+    ConnectionPhase,
+    Connections,
+)
 
 MOST = 20
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -218,7 +224,7 @@ def test_of_several_users_the_greediest_makes_room() -> None:
 
     class Idle:
         def __init__(self, since_s: float) -> None:
-            self.phase, self.waits_since_s, self.aborted = Phase.IDLE, since_s, False
+            self.phase, self.waits_since_s, self.aborted = ConnectionPhase.IDLE, since_s, False
 
         def abort(self) -> None:
             self.aborted = True

@@ -11,9 +11,9 @@ from support.swarms.swarm_examples import QUICK, facts_of, state_of
 from molink.dht.gossip.gossip import PROTOCOL as GOSSIP
 from molink.dht.gossip.table import PROTOCOL as TABLE
 from molink.dht.gossip.table import pull
+from molink.dht.host.compressed_stream import CompressedStream
 from molink.dht.host.framing import FrameStream, StreamEndedError
 from molink.dht.host.host import DialError, Host, Listen, open_host
-from molink.dht.host.packed import CompressedStream
 from molink.dht.identity.identity import Identity
 from molink.dht.membership.membership import Membership
 from molink.dht.node.network import NetworkSettings, open_network

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.swarms.swarm_examples import QUICK, facts_of, state_of
 
+from molink.dht.host.host import Listen
 from molink.dht.identity.addresses import (
     PeerAddress,
     host_and_port,
@@ -94,13 +95,13 @@ def test_no_peer_announces_what_is_no_address(address: str) -> None:
 
 def test_a_peer_that_announces_its_name_is_joined_by_it() -> None:
     async def scenario() -> None:
-        async with Discovery(ADA, announce_host="localhost", timing=QUICK) as ada:
+        async with Discovery(ADA, listen=Listen("127.0.0.1", 0, "localhost"), timing=QUICK) as ada:
             assert ada.addresses[0].startswith("/dns/localhost/tcp/")
             await ada.announce(replace(facts_of(ADA), addresses=()), state_of(ADA))
             async with (
                 Discovery(BOB, initial_peers=ada.addresses, timing=QUICK) as bob,
                 Discovery(
-                    Identity.generate(), initial_peers=ada.addresses, serves=False, timing=QUICK
+                    Identity.generate(), initial_peers=ada.addresses, listen=None, timing=QUICK
                 ) as client,
                 asyncio.timeout(20),
             ):

@@ -9,6 +9,7 @@ from support.swarms.swarm_examples import MODEL, OTHER_MODEL, facts_of, state_of
 
 from molink.dht.identity.identity import Identity
 from molink.dht.membership.directory import REMEMBER_GONE_S, Accepted, Directory
+from molink.dht.membership.entries import living_records
 from molink.dht.records.announcement import Reason, sign_facts, sign_state
 from molink.dht.records.records import PROTOCOL_VERSION
 from molink.shards.spec import Span
@@ -52,9 +53,9 @@ def test_the_dead_are_not_seen_after_their_time_and_forgotten_later() -> None:
     version = directory.version
     directory.expire(67.0)
     assert directory.version > version
-    assert directory.records(67.0) == ()
+    assert living_records(directory.entries, 67.0) == ()
     directory.expire(10.0 + REMEMBER_GONE_S + 1)
-    assert len(directory) == 0
+    assert len(directory.entries) == 0
 
 
 def test_only_higher_sequences_replace() -> None:
@@ -103,7 +104,7 @@ def test_ages_count_when_records_are_handed_on() -> None:
     directory, newcomer = Directory(), Directory()
     directory.accept_facts(facts(), 0.0, age_s=100.0)
     directory.accept_state(state(ttl_s=57), 0.0, age_s=20.0)
-    (record,) = directory.records(30.0)
+    (record,) = living_records(directory.entries, 30.0)
     assert (record.facts_age_s, record.state_age_s) == (130.0, 50.0)
     newcomer.accept_facts(record.facts, 1000.0, record.facts_age_s)
     newcomer.accept_state(record.state, 1000.0, record.state_age_s)
@@ -171,7 +172,7 @@ def test_a_peer_knows_itself_best_and_notices_what_others_hold() -> None:
         is Reason.STALE
     )
     assert directory.accept_state(state(sequence=60, ttl_s=0, spans=()), 1.0) is Reason.STALE
-    assert directory.own_sequence == 60
+    assert directory.own.held == 60
     assert seen(directory, 1.0) == {ADA.peer_id}
     assert directory.own_records() == (facts(sequence=1), state(sequence=2))
     directory.forget_own()
@@ -201,7 +202,7 @@ def test_refusals_are_counted_by_reason() -> None:
     assert directory.refusals[Reason.EXPIRED] == 1
     assert directory.refusals[Reason.OVERSIZED] == 1
     assert directory.refusals[Reason.MALFORMED] + directory.refusals[Reason.FORGED] == 2
-    assert len(directory) == 0
+    assert len(directory.entries) == 0
 
 
 @settings(max_examples=60)

@@ -9,6 +9,7 @@ from support.swarms.swarm_examples import facts_of, state_of
 
 from molink.dht.identity.identity import Identity
 from molink.dht.membership.directory import REFUTE_S, Accepted, Directory
+from molink.dht.membership.entries import living_records
 from molink.dht.membership.failure_detector import (
     LEAST_LOSSES,
     MAX_AHEAD_MS,
@@ -126,7 +127,7 @@ def test_a_peer_hears_that_it_is_called_gone_and_does_not_believe_it() -> None:
     directory = of_four(own=ADA)
     for witness in (BOB, EVE):
         directory.accept_loss(loss(witness), 0.0)
-    assert directory.accused_sequence == 2
+    assert directory.own.accused == 2
     assert sees_ada(directory, 10 * REFUTE_S)
 
 
@@ -136,7 +137,7 @@ def test_whatever_liars_claim_to_have_heard_the_peer_can_go_beyond(lies: list[tu
     for witness, sequence in lies:
         believed = elsewhere.accept_loss(loss(witness, sequence=sequence), 1.0)
         assert own.accept_loss(loss(witness, sequence=sequence), 1.0) == believed
-    beyond = max(own.accused_sequence, 2) + 1
+    beyond = max(own.own.accused, 2) + 1
     assert beyond <= 3 + 1000 + MAX_AHEAD_MS
     assert isinstance(said(elsewhere, ADA, beyond, 2.0), Accepted)
     assert sees_ada(elsewhere, TTL_S - 1.0)
@@ -200,23 +201,23 @@ def test_the_last_words_of_the_gone_are_kept_for_them() -> None:
     assert [record.state for record in membership.table((tag(ADA), tag(BOB)))] == [goodbye]
     own = Membership(ADA.peer_id, lambda: None)
     own.receive(goodbye, 0.0, source=BOB.peer_id)
-    assert (own.own_sequence, own.last_heard_own) == (9, 9)
+    assert (own.own.held_sequence, own.own.sequence_told_last) == (9, 9)
 
 
 def test_a_peer_notices_that_others_hold_just_what_it_said() -> None:
     directory = of_four(own=ADA)
-    assert directory.last_heard_own is None
+    assert directory.own.told_last is None
     (_, newest) = directory.own_records()
     assert directory.accept_state(newest, 1.0, 0.0, Origin(BOB.peer_id)) is Reason.STALE
-    assert directory.last_heard_own == 2
-    assert directory.own_sequence == -1
+    assert directory.own.told_last == 2
+    assert directory.own.held == -1
 
 
 def test_who_does_not_answer_is_shown_to_people_only_until_it_speaks() -> None:
     directory = of_four()
-    directory.mark(ADA.peer_id, answers=False)
+    directory.entries.mark(ADA.peer_id, answers=False)
     assert not sees_ada(directory, 1.0)
-    assert tag(ADA) not in {record.peer_tag for record in directory.records(1.0)}
+    assert tag(ADA) not in {record.peer_tag for record in living_records(directory.entries, 1.0)}
     (shown,) = (view for view in directory.snapshot(1.0, silent=True) if view.peer_id == ADA.peer_id)
     assert not shown.answers
     said(directory, ADA, 3, 2.0)

@@ -39,7 +39,7 @@ def test_a_crowd_that_talks_pushes_out_nobody_who_was_known_before() -> None:
     for at, identity in enumerate(CROWD * 2):
         tell(directory, identity, 1.0 + at)
     assert {identity.peer_id for identity in HONEST} <= seen(directory, 300.0)
-    assert len(directory) == CAPACITY
+    assert len(directory.entries) == CAPACITY
 
 
 def test_whoever_is_heard_itself_gets_in_beside_a_crowd_and_stays() -> None:
@@ -65,14 +65,13 @@ def test_the_gone_make_room_before_the_living() -> None:
 
 
 def test_one_neighbour_tells_of_so_many_newcomers_and_another_one_is_still_heard() -> None:
-    directory = Directory()
     budget = NEWCOMERS_AT_ONCE
     told = Origin("somebody", None, settled=True)
     spent = NewcomerBudget()
     assert sum(spent.spend("somebody", 0.0, 10) for _ in range(2 * budget)) == budget
     assert spent.spend("another", 0.0, 10)
     assert sum(spent.spend("somebody", 60.0, 10) for _ in range(budget)) == NEWCOMERS_PER_MINUTE
-    directory._budget = spent
+    directory = Directory(budget=spent)
     assert tell(directory, CROWD[0], 60.0, told) is Reason.CROWDED
     assert isinstance(tell(directory, CROWD[0], 60.0, Origin("another", None, settled=True)), Accepted)
 

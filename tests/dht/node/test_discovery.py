@@ -11,8 +11,10 @@ from typing import Any
 
 import psutil
 import pytest
+from support.attackers.lying_planes import set_wall_clock, tell
 from support.swarms.swarm_examples import OTHER_MODEL, QUICK, facts_of, state_of
 
+from molink.dht.host.host import Listen
 from molink.dht.identity.identity import Identity
 from molink.dht.identity.swarm_key import SwarmKey
 from molink.dht.membership.membership import tag_of
@@ -151,21 +153,18 @@ def test_who_is_called_gone_and_is_not_says_so() -> None:
         ):
             await all_see((ada, bob, eve), ada, bob, eve)
             tag = tag_of(ada.identity.peer_id)
-            before = ada._membership.sequence_of(tag)
+            before = ada.membership.sequence_of(tag)
             for liar in (bob, eve):
                 told = PeerLoss(tag_of(liar.identity.peer_id), tag, before)
                 record = sign_loss(told, liar.identity)
 
-                async def tell(liar: Discovery = liar, record: bytes = record) -> None:
-                    liar._membership.receive(record)
-                    liar._thread.service.gossip.broadcast(record)
-
-                await liar._thread.call(tell, timeout_s=30)
+                liar.membership.receive(record)
+                await tell(liar, record)
             async with asyncio.timeout(PATIENCE_S):
                 for observer in (bob, eve):
-                    while observer._membership.sequence_of(tag) <= before:
+                    while observer.membership.sequence_of(tag) <= before:
                         await observer.changed(1.0)
-                    assert observer._membership.witnesses(tag) == 0
+                    assert observer.membership.witnesses(tag) == 0
             await all_see((bob, eve), ada, bob, eve)
 
     run(scenario)
@@ -177,21 +176,20 @@ def test_a_peer_that_comes_back_is_seen_although_its_clock_went_back() -> None:
         async with peer() as ada:
             facts = replace(facts_of(identity), addresses=())
             async with Discovery(identity, initial_peers=ada.addresses, timing=QUICK) as before:
-                before._thread.service.publisher._wall_clock = lambda: 4e9
+                await set_wall_clock(before, lambda: 4e9)
                 await before.announce(facts, state_of(identity))
                 await until(ada, exactly(ada, before))
                 await before.leave()
             await until(ada, exactly(ada))
             async with Discovery(identity, initial_peers=ada.addresses, timing=QUICK) as after:
-                after._thread.service.publisher._wall_clock = lambda: 1e9
+                await set_wall_clock(after, lambda: 1e9)
                 async with peer(*ada.addresses) as witness:
                     await until(witness, exactly(ada, witness))
-                    gossip = after._thread.service.gossip
                     old = replace(facts_of(identity, sequence=int(4e12) + 5), name="old")
-                    after._membership.receive(sign_facts(old, identity))
+                    after.membership.receive(sign_facts(old, identity))
                     await after.announce(facts, state_of(identity))
                     await all_see((ada, witness), ada, witness, after)
-                    assert gossip.neighbours
+                    assert after.stats.neighbours
 
     run(scenario)
 
@@ -201,7 +199,7 @@ def test_a_client_sees_the_peers_and_nobody_sees_the_client() -> None:
         async with peer() as ada, peer(*ada.addresses) as bob:
             await all_see((ada, bob), ada, bob)
             identity = Identity.generate()
-            async with Discovery(identity, initial_peers=ada.addresses, timing=QUICK, serves=False) as client:
+            async with Discovery(identity, initial_peers=ada.addresses, timing=QUICK, listen=None) as client:
                 assert client.addresses == ()
                 await until(client, exactly(ada, bob))
                 with pytest.raises(ValueError, match="client"):
@@ -229,7 +227,7 @@ def test_a_client_goes_on_when_the_peer_it_started_from_is_gone() -> None:
                 bob = await others.enter_async_context(peer(*ada.addresses))
                 await all_see((ada, bob), ada, bob)
                 client = await others.enter_async_context(
-                    Discovery(Identity.generate(), initial_peers=ada.addresses, timing=QUICK, serves=False)
+                    Discovery(Identity.generate(), initial_peers=ada.addresses, timing=QUICK, listen=None)
                 )
                 await until(client, exactly(ada, bob))
             await until(client, exactly(bob))
@@ -278,11 +276,7 @@ def test_nothing_forged_altered_or_foreign_reaches_a_snapshot() -> None:
                 sign_state(its_state, future),
             )
 
-            async def send() -> None:
-                for record in sent:
-                    mallory._thread.service.gossip.broadcast(record)
-
-            await mallory._thread.call(send, timeout_s=30)
+            await tell(mallory, *sent)
             async with asyncio.timeout(PATIENCE_S):
                 while future.peer_id not in {view.peer_id for view in ada.snapshot(other_versions=True)}:
                     await ada.changed(PATIENCE_S)
@@ -319,7 +313,9 @@ def test_a_port_that_is_taken_is_refused() -> None:
     async def scenario() -> None:
         async with peer() as ada:
             with pytest.raises(PortInUse, match=str(_port(ada))):
-                async with Discovery(Identity.generate(), port=_port(ada), timing=QUICK):
+                async with Discovery(
+                    Identity.generate(), listen=Listen("127.0.0.1", _port(ada)), timing=QUICK
+                ):
                     pytest.fail("the port was shared")
 
     run(scenario)

@@ -43,7 +43,7 @@ def test_a_swarm_forgets_who_is_killed_and_goes_on_without_its_first_peer() -> N
         _, at_second = processes.enter_context(process(at_first))
         third, at_third = processes.enter_context(process(at_first))
         async with Discovery(
-            Identity.generate(), initial_peers=(at_first, at_second), timing=QUICK, serves=False
+            Identity.generate(), initial_peers=(at_first, at_second), timing=QUICK, listen=None
         ) as client:
             await until_seen(client, {at_first, at_second, at_third})
             first.kill()

@@ -1,6 +1,7 @@
 """What a newcomer mistypes or tries first: one line each, before anything heavy is loaded."""
 
 import os
+import queue
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,9 @@ import molink
 from molink.dht.identity.key_file import KeyFileError
 from molink.dht.identity.swarm_key import SwarmKey
 from molink.peer.commands import cli
+from molink.peer.daemon import running
+
+DEADLINE_S = 60.0
 
 
 @pytest.fixture(autouse=True)
@@ -77,3 +81,18 @@ def test_a_key_file_is_made_in_a_folder_that_is_there(
     assert code == 1
     assert f"there is no folder {tmp_path / 'no'}; make it" in err
     assert not (tmp_path / "no").exists()
+
+
+def test_progress_is_shown_while_nothing_else_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Modules are loaded before there is an event loop, and hold it up later."""
+    shown: queue.Queue[str] = queue.Queue()
+    monkeypatch.setattr(running, "QUIET_S", 0.01)
+    progress = running.ProgressLines(shown.put)
+    progress.report("Loading torch")
+    assert shown.get(timeout=DEADLINE_S) == "Loading torch"
+    progress.report("Measuring layer 6")
+    assert shown.get(timeout=DEADLINE_S) == "Measuring layer 6"
+    progress.report("nobody sees it")
+    progress.stop()
+    progress.report("nor this")
+    assert shown.empty()

@@ -10,6 +10,7 @@ from support.circuits.route_cases import on
 
 from molink.dht.records.records import LayerLatency
 from molink.routing import CostModel, PeerObservation, plan
+from molink.routing.routes.planner import Criteria
 
 ROWS = (LayerLatency(1, 1.0), LayerLatency(101, 11.0))
 """0.9 ms and 0.1 ms for each row."""
@@ -29,13 +30,16 @@ def test_chunks_of_a_long_prompt_are_pipelined_behind_the_slowest_stage() -> Non
     high = peer("high", (4, 8), layer_latencies=ROWS)
     snapshot = replace(snapshot_of(low, high), observed={"low": KNOWN, "high": KNOWN})
     cost = CostModel(prefill_chunk_tokens=101)
-    one, three = (plan(snapshot, 500, prompt_tokens=tokens, cost=cost).ttft_ms for tokens in (101, 303))
+    one, three = (
+        plan(snapshot, 500, prompt_tokens=tokens, criteria=Criteria(cost=cost)).ttft_ms
+        for tokens in (101, 303)
+    )
     first = 40.0 + 0.5 + (4 * 11.0 + 1.1) + 101 * 1.0 + 6.0 + 4 * 11.0 + 0.3 + 6.0
     assert one == pytest.approx(first)
     assert three == pytest.approx(first + 2 * 101.0), "the uplink is slower than the 45.1 ms of computing"
     wide = replace(snapshot, observed={"low": replace(KNOWN, uplink_mbps=2048.0), "high": KNOWN})
     pace_ms = 4 * 11.0 + 1.1
-    assert plan(wide, 500, prompt_tokens=303, cost=cost).ttft_ms == pytest.approx(
+    assert plan(wide, 500, prompt_tokens=303, criteria=Criteria(cost=cost)).ttft_ms == pytest.approx(
         first - 101.0 + 0.101 + 2 * pace_ms
     )
 

@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from molink.routing.parallelism.layout_prediction import (
-    Choice,
     DeviceLink,
     DeviceRates,
     Goal,
+    LayoutChoice,
+    LayoutGoal,
     _attended,
     all_reduce_s,
     choose_layout,
@@ -81,9 +82,9 @@ def test_the_choice_is_the_best_of_those_that_fit_and_keep_the_limit(
     fitting = [one for one in predictions if one.fits]
     if not fitting:
         with pytest.raises(ValueError, match="fits"):
-            choose_layout(spec, spec.whole, layouts, DEVICE, link, length, goal, max_ttft_s)
+            choose_layout(spec, spec.whole, layouts, DEVICE, link, length, LayoutGoal(goal, max_ttft_s))
         return
-    choice = choose_layout(spec, spec.whole, layouts, DEVICE, link, length, goal, max_ttft_s)
+    choice = choose_layout(spec, spec.whole, layouts, DEVICE, link, length, LayoutGoal(goal, max_ttft_s))
     allowed = [one for one in fitting if one.ttft_s <= max_ttft_s] or fitting
     assert choice.best in allowed
     assert choice.best.value_s(goal) == min(one.value_s(goal) for one in allowed)
@@ -116,8 +117,10 @@ def test_layers_with_a_window_take_less_time_once_the_context_is_longer(
         assert (part.ttft_s, part.tpot_s) == (whole.ttft_s, whole.tpot_s)
 
 
-def choose(link: DeviceLink, goal: Goal = "latency") -> Choice:
-    return choose_layout(EIGHT, EIGHT.whole, [Layout(2), Layout(1, 2)], DEVICE, link, LENGTHS, goal)
+def choose(link: DeviceLink, goal: Goal = "latency") -> LayoutChoice:
+    return choose_layout(
+        EIGHT, EIGHT.whole, [Layout(2), Layout(1, 2)], DEVICE, link, LENGTHS, LayoutGoal(goal)
+    )
 
 
 def test_a_fast_link_favours_tensor_parallelism_although_it_moves_far_more() -> None:
@@ -151,9 +154,11 @@ def test_a_limit_on_the_first_token_overrules_the_goal() -> None:
     layouts = [Layout(4), Layout(1)]
     link = DeviceLink(bytes_per_s=200e9, latency_s=200e-6)
     length = Lengths(4096, 512)
-    free = choose_layout(EIGHT, EIGHT.whole, layouts, DEVICE, link, length, "tpot")
+    free = choose_layout(EIGHT, EIGHT.whole, layouts, DEVICE, link, length, LayoutGoal("tpot"))
     assert free.best.layout == Layout(1)
-    limited = choose_layout(EIGHT, EIGHT.whole, layouts, DEVICE, link, length, "tpot", free.best.ttft_s * 0.9)
+    limited = choose_layout(
+        EIGHT, EIGHT.whole, layouts, DEVICE, link, length, LayoutGoal("tpot", free.best.ttft_s * 0.9)
+    )
     assert limited.best.layout == Layout(4)
     assert "later than" in limited.reasons[1]
 

@@ -8,6 +8,7 @@ from support.circuits.circuit_cases import MODEL, peer, snapshot_of
 
 from molink.dht.records.records import LayerLatency
 from molink.routing import CostModel, NoCircuit, Route, plan
+from molink.routing.routes.planner import Criteria
 from molink.shards.spec import Span
 
 
@@ -44,7 +45,7 @@ def test_one_peer_with_the_whole_model_has_no_link() -> None:
 def test_overlapping_warm_spans_make_a_warm_route_though_both_peers_have_room() -> None:
     a = peer("a", (0, 5), free_weight_bytes=10**9, links={"b": 2.0})
     b = peer("b", (3, 8), free_weight_bytes=10**9)
-    route = plan(snapshot_of(a, b), 10, cost=CostModel(load_amortisation_tokens=1.0))
+    route = plan(snapshot_of(a, b), 10, criteria=Criteria(cost=CostModel(load_amortisation_tokens=1.0)))
     assert route.warm
     assert route.peer_ids == ("a", "b")
 
@@ -72,7 +73,7 @@ def test_loading_pays_sooner_when_it_serves_more_tokens() -> None:
     views = [peer("a", (0, 8)), peer("b", layer_latencies=(LayerLatency(1, 1.99),), free_weight_bytes=10**9)]
     snapshot = snapshot_of(*views)
     assert used(plan(snapshot, 10)) == {"a"}
-    assert used(plan(snapshot, 10, cost=CostModel(load_amortisation_tokens=1e9))) == {"b"}
+    assert used(plan(snapshot, 10, criteria=Criteria(cost=CostModel(load_amortisation_tokens=1e9)))) == {"b"}
 
 
 def test_cold_layers_are_loaded_where_nobody_is_warm() -> None:
@@ -89,9 +90,9 @@ def test_a_peer_that_cannot_load_is_given_nothing_cold() -> None:
 
 def test_avoided_peers_are_not_used_and_are_named_when_that_leaves_nobody() -> None:
     snapshot = snapshot_of(peer("a", (0, 8)), peer("b", (0, 8)))
-    assert used(plan(snapshot, 10, avoid=frozenset({"a"}))) == {"b"}
+    assert used(plan(snapshot, 10, criteria=Criteria(avoid=frozenset({"a"})))) == {"b"}
     with pytest.raises(NoCircuit, match="2 avoided"):
-        plan(snapshot, 10, avoid=frozenset({"a", "b"}))
+        plan(snapshot, 10, criteria=Criteria(avoid=frozenset({"a", "b"})))
 
 
 def test_the_route_does_not_depend_on_the_order_of_announcements() -> None:

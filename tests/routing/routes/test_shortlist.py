@@ -15,8 +15,8 @@ from molink.routing.placement.neighbourhood import neighbours
 from molink.routing.routes.shortlist import (
     MOST_POSED,
     REDRAW_S,
-    KnownPeers,
     Shortlist,
+    SnapshotPeers,
     candidates,
     narrowed,
     replan_incumbent_among,
@@ -58,7 +58,7 @@ class Asked:
         return len(self.views)
 
     def snapshot(self, peer_ids: Collection[str] | None = None) -> Snapshot:
-        found = KnownPeers(Snapshot(self.views, MODEL)).snapshot(peer_ids)
+        found = SnapshotPeers(Snapshot(self.views, MODEL)).snapshot(peer_ids)
         self.counts.append(len(found.peers))
         return found
 

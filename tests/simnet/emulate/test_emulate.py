@@ -15,7 +15,7 @@ from molink.simnet.core.request_load import Request
 from molink.simnet.devices.model_shapes import QWEN2_7B
 from molink.simnet.devices.spans import even_spans
 from molink.simnet.emulate.rows import ServingRow, differing, serving_rows
-from molink.simnet.emulate.run import Emulation, EmulationCell, EmulationRun, Usage
+from molink.simnet.emulate.run import Emulation, EmulationCell, EmulationRun, Usage, progress_line
 from molink.simnet.emulate.table import serving_table, usage_table
 from molink.simnet.presentation.tables import laid_out
 from molink.simnet.serve.served_as import ServedAs, usual
@@ -90,6 +90,11 @@ def test_a_policy_stands_for_a_system_with_its_micro_batches_and_steps_of_prompt
         "system",
     )
     assert usual("molink", 3) == OURS
+
+
+def test_a_run_says_how_far_it_is_and_what_it_waits_for() -> None:
+    assert progress_line(7.0, 20.0, 3, 0).startswith("7 of 20 s, 3 in progress")
+    assert progress_line(31.4, 20.0, 9, 2) == "31 s: 2 of the measured requests have not ended, 9 in progress"
 
 
 def test_tables_have_a_line_for_each_policy_and_what_the_paper_prints() -> None:

@@ -274,7 +274,7 @@ def test_times_of_a_model_without_room_say_so(
     model: str, tp: str, *, fits: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ("--model", model, "--tp", tp, "--device", "h100-94", "--simulated-tokens", "0")
-    assert run_app(app, ["communication", *arguments]) == 0
+    assert run_app(app, "molink-simnet", ["communication", *arguments]) == 0
     assert ("It does not fit" in capsys.readouterr().out) is not fits
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from molink.client.circuit import circuit_builder, in_flight_load, peer_history, quarantine, route_selector
 from molink.dht.gossip import publisher
-from molink.dht.host.packed import Deflater
+from molink.dht.host.compressed_stream import Deflater
 from molink.dht.membership import timing
 from molink.dht.records import announcement
 from molink.dht.records.records import PeerView

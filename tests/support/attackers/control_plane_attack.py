@@ -22,12 +22,13 @@ from support.swarms.swarm_examples import QUICK, facts_of, state_of
 
 from molink.dht.gossip.table import PROTOCOL as TABLE
 from molink.dht.gossip.table import pull
+from molink.dht.host.compressed_stream import CompressedStream
 from molink.dht.host.host import Host, Listen, open_host, peer_id_in
-from molink.dht.host.packed import CompressedStream
 from molink.dht.identity.addresses import PeerAddress
 from molink.dht.identity.identity import Identity
 from molink.dht.membership.membership import Membership
-from molink.dht.node.network import Network, NetworkSettings, open_network
+from molink.dht.node.joining import NetworkSettings
+from molink.dht.node.network import Network, open_network
 
 YAMUX, NOISE = "/yamux/1.0.0", "/noise"
 DATA, WINDOW, PING, GO_AWAY = range(4)

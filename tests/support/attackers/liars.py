@@ -13,6 +13,7 @@ from support.links.data_plane import Recorder, until
 from molink.client.api.swarm import AsyncSwarm
 from molink.dht.identity.identity import Identity
 from molink.dht.node.discovery import Discovery
+from molink.dht.node.network import Network
 from molink.dht.records.announcement import sign_facts, sign_state
 from molink.dht.records.records import LayerLatency, LinkMeasurement, PeerView, ServedModel
 from molink.peer.wire.link.acceptor import Acceptor
@@ -145,23 +146,24 @@ async def announced(
     async with Discovery(Identity.generate(), initial_peers=addresses) as liar:
         await until(lambda: liar.stats.neighbours > 0)
 
-        async def tell(*records: bytes) -> None:
-            gossip = liar._network.gossip
+        async def tell(network: Network, *records: bytes) -> None:
             for record in records:
-                gossip.broadcast(record)
-            await gossip.drained()
+                network.gossip.broadcast(record)
+            await network.gossip.drained()
 
         told = [record for facts, state, _ in claims for record in (facts, state)]
-        await liar._thread.call(lambda: tell(*told), timeout_s=30.0)
+        await liar.in_network(lambda network: tell(network, *told), timeout_s=30.0)
         try:
             yield liar
         finally:
-            await liar._thread.call(lambda: tell(*(gone for _, _, gone in claims)), timeout_s=30.0)
+            await liar.in_network(
+                lambda network: tell(network, *(gone for _, _, gone in claims)), timeout_s=30.0
+            )
 
 
 async def until_known(client: AsyncSwarm, peer_ids: Iterable[str]) -> None:
     """The client has heard of these peers."""
-    connection, _, _ = client._open()
+    connection = client.connection
     wanted = set(peer_ids)
     async with asyncio.timeout(30.0):
         while not wanted <= {view.peer_id for view in connection.snapshot()}:
@@ -169,5 +171,5 @@ async def until_known(client: AsyncSwarm, peer_ids: Iterable[str]) -> None:
 
 
 def view_of(client: AsyncSwarm, name: str) -> PeerView:
-    connection, _, _ = client._open()
+    connection = client.connection
     return next(view for view in connection.snapshot() if view.facts.name == name)

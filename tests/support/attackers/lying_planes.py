@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 
 import trio
@@ -10,15 +10,18 @@ from support.swarms.swarm_examples import MODEL, QUICK, facts_of, state_of
 
 from molink.dht.gossip.gossip import PROTOCOL as GOSSIP
 from molink.dht.host.bridge import TrioThread
+from molink.dht.host.compressed_stream import CompressedStream
 from molink.dht.host.framing import StreamEndedError
 from molink.dht.host.host import DialError, open_host
-from molink.dht.host.packed import CompressedStream
 from molink.dht.identity.identity import Identity
 from molink.dht.node.discovery import Discovery
-from molink.dht.records import announcement
+from molink.dht.node.network import Network
 from molink.dht.records.announcement import sign_state
 from molink.dht.records.facts_codec import facts_to_message
 from molink.dht.records.records import ServedModel
+
+DOMAIN, FACTS = b"molink-announcement-1\0", b"\xf1"
+"""As docs/PROTOCOL.md has them: `sign_facts` would refuse what these sign."""
 
 
 def now_ms() -> int:
@@ -32,18 +35,28 @@ def records_with_addresses(
     sequence = now_ms()
     message = facts_to_message(replace(facts_of(identity, sequence=sequence), model=model, span_limit=None))
     message.addresses[:] = addresses
-    facts = announcement._sign(announcement._FACTS, message, identity)
+    body = message.SerializeToString(deterministic=True)
+    facts = FACTS + identity.sign(DOMAIN + FACTS + body) + body
     return facts, sign_state(state_of(identity, sequence=sequence + 1, facts_sequence=sequence), identity)
 
 
 async def tell(liar: Discovery, *records: bytes) -> None:
     """Pushes records over every link of the liar's."""
 
-    async def push() -> None:
+    async def push(network: Network) -> None:
         for record in records:
-            liar._thread.service.gossip.broadcast(record)
+            network.gossip.broadcast(record)
 
-    await liar._thread.call(push, timeout_s=30)
+    await liar.in_network(push, timeout_s=30)
+
+
+async def set_wall_clock(plane: Discovery, clock: Callable[[], float]) -> None:
+    """Has the peer's machine show another time."""
+
+    async def set_it(network: Network) -> None:
+        network.publisher.wall_clock = clock
+
+    await plane.in_network(set_it)
 
 
 @contextlib.asynccontextmanager

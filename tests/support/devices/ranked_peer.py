@@ -15,7 +15,7 @@ from molink.peer.commands import cli
 from molink.peer.daemon import bootstrap
 from molink.peer.profiling.profile import Profile
 from molink.peer.ranks import choice as several_devices
-from molink.routing.parallelism.layout_prediction import Choice, DeviceLink, choose_layout
+from molink.routing.parallelism.layout_prediction import DeviceLink, LayoutChoice, choose_layout
 from molink.routing.parallelism.parallelism import Layout
 from molink.shards.spec import ModelSpec, Span
 
@@ -26,7 +26,7 @@ def two_processors(_name: str) -> tuple[str, ...]:
 
 def both(
     spec: ModelSpec, span: Span, devices: int, alone: Profile, link: DeviceLink, memory_bytes: int
-) -> Choice:
+) -> LayoutChoice:
     rates = several_devices.measured_rates(spec, alone, memory_bytes)
     return choose_layout(spec, span, [Layout(tensor=devices)], rates, link, several_devices.REQUEST)
 

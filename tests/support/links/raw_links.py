@@ -20,7 +20,7 @@ TURNED_AWAY_WITHIN_S = 30.0
 
 
 def facts_of(client: AsyncSwarm, name: str = "whole") -> PeerFacts:
-    connection, _, _ = client._open()
+    connection = client.connection
     return next(view.facts for view in connection.snapshot() if view.facts.name == name)
 
 

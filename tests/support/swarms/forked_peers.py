@@ -79,9 +79,9 @@ class ForkedSwarm(LocalSwarm):
         self.digests.update({path.name: path.read_bytes() for path in digests.glob("*.json")})
         return peer
 
-    async def _start(self, arguments: Sequence[str], log: Path) -> asyncio.subprocess.Process:
+    async def launch(self, arguments: Sequence[str], log: Path) -> asyncio.subprocess.Process:
         if sys.platform != "linux":
-            return await super()._start(arguments, log)
+            return await super().launch(arguments, log)
         return await fork_peer(arguments, self.environment, log)  # type: ignore[return-value]
 
 

@@ -87,7 +87,7 @@ def circuit_of(client: AsyncSwarm, spans: Mapping[LocalPeer, tuple[int, int]]) -
 
     So the router has one circuit to find. The peers themselves know nothing of it.
     """
-    connection, _, _ = client._open()
+    connection = client.connection
     whole_view = connection.snapshot
     known = {peer.peer_id: Span(*span) for peer, span in spans.items()}
 

@@ -22,29 +22,34 @@ class Deflater:
         self._deflate = zlib.compressobj(_LEVEL, zlib.DEFLATED, _WINDOW_BITS)
 
     def pack(self, frames: Iterable[bytes]) -> list[bytes]:
-        """Pieces to be sent, in order, none longer than a frame may be."""
+        """Chunks to be sent, in order, none longer than a frame may be."""
         data = b"".join(len(frame).to_bytes(_LENGTH_BYTES) + frame for frame in frames)
-        packed = self._deflate.compress(data) + self._deflate.flush(zlib.Z_SYNC_FLUSH)
-        return [packed[at : at + MAX_FRAME_BYTES] for at in range(0, len(packed), MAX_FRAME_BYTES)]
+        deflated = self._deflate.compress(data) + self._deflate.flush(zlib.Z_SYNC_FLUSH)
+        return [deflated[at : at + MAX_FRAME_BYTES] for at in range(0, len(deflated), MAX_FRAME_BYTES)]
 
 
 class Inflater:
     """Inflater of what the other side deflated.
 
-    Holds the piece that it was fed last and one frame, however much it inflates to.
+    Holds the chunk that it was fed last and one frame, however much it inflates to.
     """
 
     def __init__(self) -> None:
         self._inflate = zlib.decompressobj(_WINDOW_BITS)
-        self._packed = b""
+        self._deflated = b""
         self._buffer = bytearray()
 
-    def feed(self, piece: bytes) -> None:
-        """Another piece; all frames before it must have been taken."""
-        self._packed += piece
+    @property
+    def held_bytes(self) -> int:
+        """Bytes kept in memory for frames that are not complete."""
+        return len(self._buffer) + len(self._deflated)
+
+    def feed(self, chunk: bytes) -> None:
+        """Takes in another chunk; all frames before it must have been taken."""
+        self._deflated += chunk
 
     def take(self, limit: int) -> bytes | None:
-        """The next frame, of at most `limit` bytes; None: another piece is needed first.
+        """The next frame, of at most `limit` bytes; None: another chunk is needed first.
 
         Raises:
             ValueError: this is nothing that a `Deflater` made, or the frame is longer.
@@ -64,13 +69,13 @@ class Inflater:
         while len(self._buffer) < count:
             lacking = count - len(self._buffer)
             try:
-                inflated = self._inflate.decompress(self._packed, lacking)
+                inflated = self._inflate.decompress(self._deflated, lacking)
             except zlib.error as error:
                 raise ValueError("what was sent cannot be inflated") from error
-            self._packed = self._inflate.unconsumed_tail
+            self._deflated = self._inflate.unconsumed_tail
             if self._inflate.eof:
                 raise ValueError("the deflate stream ended before the stream beneath it")
-            if not inflated and not self._packed:
+            if not inflated and not self._deflated:
                 return False
             self._buffer += inflated
         return True
@@ -98,7 +103,7 @@ class CompressedStream:
         return self._stream.bytes_out
 
     async def send(self, frames: Iterable[bytes]) -> None:
-        """Writes all frames in one piece.
+        """Writes all frames at once.
 
         Raises:
             StreamEndedError: the stream is over.

@@ -1,6 +1,6 @@
 """Generation assembler: text from the tokens of a session, piece by piece as it becomes certain, then the whole."""
 
-import time
+import asyncio
 from collections.abc import AsyncGenerator
 
 from molink.client.api.generation import CircuitReport, FinishReason, Generation, Hop, TextPiece, TokenLogprob
@@ -14,22 +14,17 @@ from molink.shards.text.tokenizer import Tokenizer
 class GenerationAssembler:
     """Generation assembler: one generation's text as it grows."""
 
-    def __init__(
-        self, tokenizer: Tokenizer, params: SamplingParams, prompt_tokens: int, started_s: float
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, params: SamplingParams, prompt_tokens: int) -> None:
         self._tokenizer = tokenizer
         self._text = TextStream(tokenizer)
         self._stops = StopMatcher(params.stop)
         self._prompt_tokens = prompt_tokens
-        self._started_s = started_s
-        self._times_s: list[float] = []
         self._out: list[str] = []
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []
 
-    def push(self, token: pb.Token, now_s: float) -> TextPiece:
+    def push(self, token: pb.Token) -> TextPiece:
         """The piece that the token adds. Its `finish_reason` is set if the generation ends here."""
-        self._times_s.append(now_s)
         self._token_ids.append(token.token_id)
         text = self._stops.push(self._text.push(token.token_id))
         logprobs = self._logprob(token)
@@ -41,16 +36,16 @@ class GenerationAssembler:
         self._out.append(text)
         return TextPiece(text, (token.token_id,), logprobs, self._finish_reason(token))
 
-    def generation(self, last: TextPiece, log: SessionLog) -> Generation:
-        """The whole, after the last piece."""
-        first_s, last_s = self._times_s[0], self._times_s[-1]
+    def generation(self, last: TextPiece, log: SessionLog, started_s: float) -> Generation:
+        """Returns the whole, after the last piece. `started_s`: when it was asked for, by the loop's clock."""
+        first_s, last_s = log.arrived_s[0], log.arrived_s[-1]
         return Generation(
             text="".join(self._out),
             token_ids=tuple(self._token_ids),
             prompt_tokens=self._prompt_tokens,
             finish_reason=last.finish_reason or "length",
-            ttft_s=first_s - self._started_s,
-            tpot_s=(last_s - first_s) / (len(self._times_s) - 1) if len(self._times_s) > 1 else 0.0,
+            ttft_s=first_s - started_s,
+            tpot_s=(last_s - first_s) / max(1, len(log.arrived_s) - 1),
             circuit=circuit_report(log),
             epochs=log.epochs,
             logprobs=tuple(self._logprobs),
@@ -69,18 +64,19 @@ class GenerationAssembler:
 
 
 async def assemble(
-    session: ClientSession, tokenizer: Tokenizer, params: SamplingParams, prompt_tokens: int, timeout_s: float
+    session: ClientSession, tokenizer: Tokenizer, params: SamplingParams, timeout_s: float
 ) -> AsyncGenerator[TextPiece, None]:
     """The session's pieces; the last one carries the whole generation."""
-    assembly = GenerationAssembler(tokenizer, params, prompt_tokens, time.perf_counter())
+    assembly = GenerationAssembler(tokenizer, params, session.prompt_tokens)
+    started_s = asyncio.get_running_loop().time()
     tokens = session.tokens(timeout_s)
     try:
         async for token in tokens:
-            piece = assembly.push(token, time.perf_counter())
+            piece = assembly.push(token)
             if piece.finish_reason is None:
                 yield piece
                 continue
-            whole = assembly.generation(piece, session.log)
+            whole = assembly.generation(piece, session.log, started_s)
             yield TextPiece(piece.text, piece.token_ids, piece.logprobs, piece.finish_reason, whole)
             return
     finally:

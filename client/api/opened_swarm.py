@@ -1,0 +1,194 @@
+"""An opened swarm: the connection, the model, and what makes tokens of text, together for as long as they are open."""
+
+import operator
+import os
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from molink.client.api.assembler import assemble
+from molink.client.api.generation import TextPiece
+from molink.client.circuit.circuit_builder import CircuitBuilder
+from molink.client.circuit.connection import SwarmConnection
+from molink.client.circuit.session import ClientSession
+from molink.client.circuit.session_request import SessionRequest
+from molink.client.errors import InvalidRequest, SwarmUnavailable
+from molink.client.models.model_resolver import ResolvedModel, load_tokenizer, open_model
+from molink.client.text.text_processes import TextProcesses
+from molink.client.text.text_work import OpenTextWork, TextWork, TextWorkInThreads
+from molink.configuration import (
+    SettingsError,
+    configured_http_proxy,
+    configured_initial_peers,
+    read_configuration,
+)
+from molink.dht.identity.key_file import KeyFileError
+from molink.dht.identity.swarm_key import SwarmKey
+from molink.shards.spec import ACTIVATION_CODECS, ModelSpec, SamplingParams
+from molink.shards.text.tokenizer import Tokenizer, TokenizerError
+
+Prompt = str | Sequence[int]
+Messages = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class SwarmOptions:
+    """Options of a client: the arguments of `AsyncSwarm`, where they are described."""
+
+    model: str | None
+    initial_peers: Sequence[str] | None
+    dtype: str | None
+    quantization: str | None
+    swarm_key: str | os.PathLike[str] | None
+    activation_codec: str
+    report: Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OpenedSwarm:
+    """Opened swarm: begins sessions on one model. Open for as long as the stack that `open_swarm` was given."""
+
+    options: SwarmOptions
+    connection: SwarmConnection
+    access: ResolvedModel
+    circuit_builder: CircuitBuilder
+    text: TextWork
+    tokenizer: Tokenizer
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self.access.spec
+
+    async def encode(self, prompt: Prompt) -> tuple[int, ...]:
+        """Returns the prompt's token ids.
+
+        Raises:
+            InvalidRequest: it is empty or too long, or no text, or its ids are not the model's.
+        """
+        return _checked(await self._encoded(prompt), self.spec)
+
+    async def encode_chat(self, messages: Messages) -> tuple[int, ...]:
+        """Returns the token ids of a chat, by the model's chat template.
+
+        Raises:
+            InvalidRequest: as for `encode`, or the model has no template for such messages.
+        """
+        try:
+            ids = await self.text.encode_chat(messages)
+        except (TokenizerError, TypeError) as error:  # the tokenizer's TypeError is half of a character
+            raise InvalidRequest(f"the messages cannot be turned into tokens: {error}", "messages") from error
+        return _checked(ids, self.spec)
+
+    def session(self, ids: Sequence[int], params: SamplingParams, *, trace: bool = False) -> ClientSession:
+        """Makes a session that has not begun."""
+        asked = SessionRequest(ids, params, trace, self.options.activation_codec)
+        return ClientSession(self.circuit_builder, asked, self.options.report)
+
+    def pieces(
+        self, session: ClientSession, params: SamplingParams, timeout_s: float
+    ) -> AsyncGenerator[TextPiece, None]:
+        """Yields the session's text as it grows."""
+        return assemble(session, self.tokenizer, params, timeout_s)
+
+    async def _encoded(self, prompt: Prompt) -> tuple[int, ...]:
+        if not isinstance(prompt, str):
+            try:
+                return tuple(map(operator.index, prompt))
+            except TypeError as error:
+                raise InvalidRequest(f"the prompt must be text or token ids: {error}", "prompt") from error
+        try:
+            prompt.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(
+                "the prompt is not valid text: it holds half of a character", "prompt"
+            ) from error
+        try:
+            return await self.text.encode(prompt)
+        except TokenizerError as error:
+            raise InvalidRequest(f"the prompt cannot be turned into tokens: {error}", "prompt") from error
+
+
+async def open_swarm(
+    options: SwarmOptions, text_work: OpenTextWork | None, stack: AsyncExitStack
+) -> OpenedSwarm:
+    """Connects to the swarm and opens the model; both are closed by `stack`.
+
+    Raises:
+        InvalidRequest: there is no such activation codec, or a setting cannot be used.
+        SwarmUnavailable: no initial peer is configured, or none answers.
+        ModelNotFound: neither the swarm nor this machine has the model.
+    """
+    codec = options.activation_codec
+    if codec not in ACTIVATION_CODECS:
+        raise InvalidRequest(
+            f"activation_codec must be one of {', '.join(ACTIVATION_CODECS)}, got {codec!r}",
+            "activation_codec",
+        )
+    connection = SwarmConnection(
+        _addresses(options.initial_peers), _swarm_key(options.swarm_key), _http_proxy()
+    )
+    async with AsyncExitStack() as opening:
+        await opening.enter_async_context(connection)
+        access = await open_model(
+            connection, options.model, options.dtype, options.quantization, report=options.report
+        )
+        text, tokenizer = await _open_tokenizer(access, text_work, opening)
+        stack.push_async_exit(opening.pop_all())
+    builder = CircuitBuilder(connection, access.spec)
+    return OpenedSwarm(options, connection, access, builder, text, tokenizer)
+
+
+async def _open_tokenizer(
+    access: ResolvedModel, text_work: OpenTextWork | None, stack: AsyncExitStack
+) -> tuple[TextWork, Tokenizer]:
+    """Opens what makes tokens of text on `stack`, and loads what makes text of tokens."""
+    if text_work is None and not access.from_peers:
+        tokenizer = await load_tokenizer(access, None)
+        return TextWorkInThreads(tokenizer), tokenizer
+    text = await stack.enter_async_context((text_work or TextProcesses)(access.tokenizer_files))
+    return text, await load_tokenizer(access, text)
+
+
+def _checked(ids: tuple[int, ...], spec: ModelSpec) -> tuple[int, ...]:
+    if not ids:
+        raise InvalidRequest("the prompt is empty: give at least one token", "prompt")
+    if len(ids) >= spec.context_length:
+        raise InvalidRequest(
+            f"the prompt has {len(ids)} tokens, and {spec.name} takes {spec.context_length - 1} at most: shorten it",
+            "prompt",
+        )
+    if min(ids) < 0 or max(ids) >= spec.vocabulary_size:
+        raise InvalidRequest(f"token ids must be in [0, {spec.vocabulary_size})", "prompt")
+    return ids
+
+
+def _addresses(initial_peers: Sequence[str] | None) -> tuple[str, ...]:
+    try:
+        addresses = configured_initial_peers(initial_peers)
+    except SettingsError as error:
+        raise InvalidRequest(str(error), "initial_peers") from error
+    if not addresses:
+        raise SwarmUnavailable(
+            "no swarm is configured: give initial_peers (--initial-peers in commands), set MOLINK_INITIAL_PEERS, "
+            "or start one with `molink-peer join --new-swarm`, which prints its address"
+        )
+    return addresses
+
+
+def _http_proxy() -> str | None:
+    try:
+        return configured_http_proxy()
+    except SettingsError as error:
+        raise InvalidRequest(str(error), "http_proxy") from error
+
+
+def _swarm_key(given: str | os.PathLike[str] | None) -> SwarmKey | None:
+    path = given or read_configuration().swarm_key
+    if path is None:
+        return None
+    try:
+        return SwarmKey.load(Path(path))
+    except (KeyFileError, OSError) as error:
+        raise InvalidRequest(f"the swarm key cannot be used: {error}", "swarm_key") from error

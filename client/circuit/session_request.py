@@ -1,0 +1,73 @@
+"""Session request: what one generation asks of a swarm, and the descriptor that tells every hop of its circuits."""
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from molink.client.errors import InvalidRequest
+from molink.peer.wire.protocol import molink_pb2 as pb
+from molink.peer.wire.protocol.frames import MAX_HEADER_BYTES
+from molink.shards.kv.prefix import MAX_PREFIX_BLOCKS, block_names
+from molink.shards.spec import ModelSpec, SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRequest:
+    """Session request: the prompt's token ids and how to go on from them."""
+
+    prompt: Sequence[int]
+    params: SamplingParams
+    trace: bool = False
+    """Whether each token carries the times of its hops."""
+    activation_codec: str = "none"
+
+
+def describe_session(spec: ModelSpec, asked: SessionRequest, prefix_key: bytes) -> pb.SessionDescriptor:
+    """Returns the descriptor of a new session, in epoch 0 and without hops.
+
+    `prefix_key` (32 bytes): with which the client names the blocks of its prompts.
+
+    Raises:
+        InvalidRequest: prompt and new tokens together are more than a message takes.
+    """
+    prompt, params = asked.prompt, asked.params
+    capacity = min(len(prompt) + params.max_new_tokens, spec.context_length)
+    _require_sendable(prompt, capacity, spec)
+    return pb.SessionDescriptor(
+        session=secrets.token_bytes(16),
+        epoch=0,
+        model_hash=spec.model_hash,
+        sampling=_sampling(spec, params),
+        prompt_tokens=len(prompt),
+        capacity_tokens=capacity,
+        trace=asked.trace,
+        prefix_blocks=b"".join(block_names(prompt[:-1], prefix_key)[:MAX_PREFIX_BLOCKS]),
+        activation_codec="" if asked.activation_codec == "none" else asked.activation_codec,
+    )
+
+
+def _require_sendable(prompt: Sequence[int], capacity: int, spec: ModelSpec) -> None:
+    """Whoever goes on after a loss gets the whole history in one message, so all of it has to fit from the start."""
+    id_bytes = max(1, -(-(spec.vocabulary_size - 1).bit_length() // 7))  # of a varint, at most
+    start = pb.Start(session=bytes(16), epoch=2**32 - 1, token_ids=prompt)
+    needed = start.ByteSize() + (capacity - len(prompt)) * id_bytes
+    if needed > MAX_HEADER_BYTES:
+        raise InvalidRequest(
+            f"a prompt of {len(prompt)} tokens and {capacity - len(prompt)} new ones take {needed} bytes, and "
+            f"{MAX_HEADER_BYTES} fit into a message: shorten the prompt, or ask for fewer tokens",
+            "prompt",
+        )
+
+
+def _sampling(spec: ModelSpec, params: SamplingParams) -> pb.Sampling:
+    stop_ids = params.stop_token_ids if params.ignore_eos else (*spec.stop_token_ids, *params.stop_token_ids)
+    return pb.Sampling(
+        max_new_tokens=params.max_new_tokens,
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        seed=params.seed if params.seed is not None else secrets.randbits(64),
+        stop_token_ids=sorted(set(stop_ids)),
+        logprobs=params.logprobs,
+        logit_bias=dict(params.logit_bias),
+    )
