@@ -118,8 +118,8 @@ class Bootstrap:
     async def open(self, stack: AsyncExitStack) -> PeerParts:
         """Everything stays open on `stack`. Raises PeerError, and what `Peer.run` turns into one."""
         settings = self._settings
-        devices = choose_devices(settings.device)
-        unused = why_not_others(settings.device, devices[0])
+        devices = choose_devices(settings.options.device)
+        unused = why_not_others(settings.options.device, devices[0])
         if unused is not None:
             say(unused)
         check_memory(devices, settings.memory_bytes)
@@ -130,7 +130,9 @@ class Bootstrap:
         # what this very peer said before it was started again binds nobody
         others = tuple(view for view in discovery.snapshot() if view.peer_id != identity.peer_id)
         ranges = await self._own_ranges(discovery)
-        model = replace(await self._model(others, devices, swarm_key, stack, ranges), exact=settings.exact)
+        model = replace(
+            await self._model(others, devices, swarm_key, stack, ranges), exact=settings.options.exact == "on"
+        )
         _tell_of_other_numbers(model.spec, others)
         _tell_of_missing_tokenizer(model.spec.name, model.manifest.files)
         _tell_of_path(model.spec.name)
@@ -156,7 +158,7 @@ class Bootstrap:
         await self._open_metrics(stack, serving)
         facts = own_facts(
             identity,
-            settings.name or socket.gethostname(),
+            settings.options.name or socket.gethostname(),
             discovery.addresses,
             (self._data_address(discovery, serving.port),),
             certificate,
@@ -171,17 +173,9 @@ class Bootstrap:
         announcer = self._announcer(discovery, facts, model.spec, leases, serving, prober, step_times)
         stack.push_async_callback(discovery.leave)
         pausing = self._pausing(computing, leases, serving, announcer)
+        ranks = computing.ranks
         parts = PeerParts(
-            discovery,
-            model,
-            leases,
-            serving,
-            announcer,
-            None,
-            computing.ranks,
-            pausing,
-            guard,
-            step_times,
+            discovery, model, leases, serving, announcer, None, ranks, pausing, guard, step_times
         )
         if settings.layers is not None:
             await self._preload(parts, settings.layers)
@@ -194,13 +188,13 @@ class Bootstrap:
         return Discovery(
             identity,
             listen_host=settings.listen,
-            port=settings.port or free_port(settings.listen, self._state.ports()[0]),
-            announce_host=settings.announce,
+            port=settings.options.port or free_port(settings.listen, self._state.ports()[0]),
+            announce_host=settings.options.announce,
             initial_peers=initial_peers,
             swarm_key=swarm_key,
             remembered=self._state.remembered(initial_peers),
             durable=self._state,
-            wait_s=settings.wait_s,
+            wait_s=settings.options.wait,
             report=self._report,
         )
 
@@ -237,14 +231,17 @@ class Bootstrap:
             computing.backend,
             ArtifactServer.of(model),
             leases,
-            (settings.listen, settings.grpc_port or free_port(settings.listen, self._state.ports()[1])),
+            (
+                settings.listen,
+                settings.options.grpc_port or free_port(settings.listen, self._state.ports()[1]),
+            ),
             self._metrics,
             self._changed.set,
             computing.activation_codecs,
             settings.rule,
             limits=computing.limits,
-            http_proxy=settings.http_proxy,
-            transmission_policy=settings.transmission_policy,
+            http_proxy=settings.options.http_proxy,
+            transmission_policy=settings.options.transmission_policy,
             step_times=step_times,
             is_announced=discovery.knows,
             memory_bytes=leases.cap_bytes,
@@ -255,21 +252,21 @@ class Bootstrap:
     async def _own_ranges(self, discovery: Discovery) -> Ranges:
         """Where this peer's swarm is: at its own addresses, and where its owner told it to join."""
         listens = () if self._settings.listen in UNBOUND else (self._settings.listen,)
-        announces = (self._settings.announce,) if self._settings.announce else ()
+        announces = (self._settings.options.announce,) if self._settings.options.announce else ()
         initial_peers = where_to_join(self._settings).initial_peers
         return await swarm_ranges([*discovery.addresses, *listens, *announces, *initial_peers])
 
     async def _open_metrics(self, stack: AsyncExitStack, serving: DataPlane) -> None:
         self._metrics.watch(serving.measure_line)
-        if self._settings.metrics_port is not None:
+        if self._settings.options.metrics_port is not None:
             served = await stack.enter_async_context(
-                MetricsServer(self._metrics.registry, self._settings.metrics_port)
+                MetricsServer(self._metrics.registry, self._settings.options.metrics_port)
             )
             say(f"Metrics: http://{METRICS_HOST}:{served.port}/metrics")
 
     def _data_address(self, discovery: Discovery, port: int) -> str:
         """Where others dial this peer's links, as HOST:PORT."""
-        host = self._settings.announce or discovery.addresses[0].split("/")[2]
+        host = self._settings.options.announce or discovery.addresses[0].split("/")[2]
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     async def _model(
@@ -282,15 +279,16 @@ class Bootstrap:
     ) -> LocalModel:
         """The store of weights, if they come from a hub, stays open on `stack`."""
         settings = self._settings
-        identifier, dtype, quantization = settings.model, settings.dtype, settings.quantization
+        options = settings.options
+        identifier: str | None = options.model
+        dtype: str = options.dtype
+        quantization: str | None = options.quantization
         if identifier is None:
             choice = choose_model(views, BUNDLED_CONTENT, dtype, quantization)
             if choice.model is None:
                 raise PeerError(_ask_for_model(choice.others))
             identifier = choice.model
-            if (
-                choice.served is not None
-            ):  # of what its owner leaves open, as those have it who need help most
+            if choice.served is not None:  # what its owner leaves open is as those have it who need help most
                 dtype = choice.served.dtype if dtype == "auto" else dtype
                 quantization = quantization or choice.served.quantization
             if choice.others:
@@ -299,7 +297,7 @@ class Bootstrap:
         asked = (identifier, dtype, quantization, views, self._state.digests, self._report)
         if not is_from_hub(identifier):
             return keeping_packed(
-                await open_model(*asked, name=settings.model_name),
+                await open_model(*asked, name=settings.options.model_name),
                 settings.store_dir,
                 settings.store_bytes,
                 stack,
@@ -311,11 +309,11 @@ class Bootstrap:
                 f"weights cannot be kept in {settings.store_dir} ({error.strerror or error}): "
                 "choose another folder with --store-dir"
             ) from error
-        async with ManifestSource(swarm_key, settings.http_proxy, own_ranges) as source:
+        async with ManifestSource(swarm_key, settings.options.http_proxy, own_ranges) as source:
             access = HubAccess(
                 store, source.ask, settings.layers, memory_of(devices, self._settings.memory_bytes)
             )
-            return replace(await open_model(*asked, access, settings.model_name), store=store)
+            return replace(await open_model(*asked, access, settings.options.model_name), store=store)
 
     def _memory_guard(self, device: str, leases: LeaseBook) -> MemoryGuard | None:
         if device != "cpu":
