@@ -12,8 +12,15 @@ from molink.dht.identity.dialable import Ranges, swarm_ranges
 from molink.dht.identity.identity import Identity
 from molink.dht.identity.swarm_key import SwarmKey
 from molink.dht.node.discovery import Discovery
-from molink.dht.records.records import PeerFacts, PeerView
-from molink.peer.announcing.announcer import Announcer, joining_machine, own_facts
+from molink.dht.records.records import PeerView
+from molink.peer.announcing.announcer import (
+    Announcer,
+    Measurements,
+    PeerContact,
+    ServingTerms,
+    joining_machine,
+    own_facts,
+)
 from molink.peer.announcing.placing import PlacementDriver
 from molink.peer.announcing.prober import Prober
 from molink.peer.daemon.compute_setup import (
@@ -50,9 +57,9 @@ from molink.peer.profiling.profile import Profile
 from molink.peer.profiling.step_times import StepTimes
 from molink.peer.ranks.backend import RankedBackend
 from molink.peer.serving.artifact_server import ArtifactServer
-from molink.peer.serving.data_plane import DataPlane
+from molink.peer.serving.data_plane import DataPlane, DataPlaneSettings, KnownSwarm, OfferedCompute
 from molink.peer.state_dir import StateDir
-from molink.peer.wire.link.certificate import Certificate, new_certificate
+from molink.peer.wire.link.certificate import Credentials, new_certificate
 from molink.routing.placement.placement import describe_preview
 from molink.shards.checkpoint.catalog import BUNDLED_CONTENT, is_from_hub
 from molink.shards.spec import ModelSpec, Span
@@ -150,27 +157,34 @@ class Bootstrap:
         step_times = StepTimes(computing.profile)
         self._metrics.compare(step_times)
         serving = await stack.enter_async_context(
-            self._serving(
-                identity, swarm_key, certificate, model, computing, leases, step_times, discovery, ranges
+            DataPlane(
+                identity,
+                Credentials(identity.peer_id, certificate, swarm_key),
+                OfferedCompute(computing.backend, ArtifactServer.of(model), leases, step_times),
+                self._metrics,
+                self._changed.set,
+                self._data_plane_settings(computing, leases),
+                KnownSwarm(discovery.knows, discovery.facts_of, ranges),
             )
         )
         self._state.remember_ports(_port_of(discovery.addresses[0]), serving.port)
         await self._open_metrics(stack, serving)
         facts = own_facts(
             identity,
-            settings.options.name or socket.gethostname(),
-            discovery.addresses,
-            (self._data_address(discovery, serving.port),),
-            certificate,
+            PeerContact(
+                settings.options.name or socket.gethostname(),
+                discovery.addresses,
+                (self._data_address(discovery, serving.port),),
+                certificate,
+            ),
             replace(describe_device(devices[0]), count=len(computing.devices)),
             model.spec,
-            settings.layers,
             computing.profile,
-            computing.activation_codecs,
-            computing.limits.max_tokens,
+            ServingTerms(settings.layers, computing.activation_codecs, computing.limits.max_tokens),
         )
         prober = Prober(identity.peer_id, serving.links, lambda: discovery.snapshot(model.spec.model_hash))
-        announcer = self._announcer(discovery, facts, model.spec, leases, serving, prober, step_times)
+        measured = Measurements(prober, serving.measure_line, step_times)
+        announcer = Announcer(discovery, facts, model.spec, leases, serving.stepper, self._changed, measured)
         stack.push_async_callback(discovery.leave)
         pausing = self._pausing(computing, leases, serving, announcer)
         ranks = computing.ranks
@@ -198,55 +212,17 @@ class Bootstrap:
             report=self._report,
         )
 
-    def _announcer(
-        self,
-        discovery: Discovery,
-        facts: PeerFacts,
-        spec: ModelSpec,
-        leases: LeaseBook,
-        serving: DataPlane,
-        prober: Prober,
-        step_times: StepTimes,
-    ) -> Announcer:
-        stepper, line = serving.stepper, serving.measure_line
-        return Announcer(discovery, facts, spec, leases, stepper, prober, self._changed, line, step_times)
-
-    def _serving(
-        self,
-        identity: Identity,
-        swarm_key: SwarmKey | None,
-        certificate: Certificate,
-        model: LocalModel,
-        computing: ComputeSetup,
-        leases: LeaseBook,
-        step_times: StepTimes,
-        discovery: Discovery,
-        own_ranges: Ranges,
-    ) -> DataPlane:
+    def _data_plane_settings(self, computing: ComputeSetup, leases: LeaseBook) -> DataPlaneSettings:
         settings = self._settings
-        return DataPlane(
-            identity,
-            swarm_key,
-            certificate,
-            computing.backend,
-            ArtifactServer.of(model),
-            leases,
-            (
-                settings.listen,
-                settings.options.grpc_port or free_port(settings.listen, self._state.ports()[1]),
-            ),
-            self._metrics,
-            self._changed.set,
-            computing.activation_codecs,
-            settings.rule,
+        listen, port = settings.listen, settings.options.grpc_port
+        return DataPlaneSettings(
+            listen=(listen, port or free_port(listen, self._state.ports()[1])),
+            activation_codecs=computing.activation_codecs,
+            rule=settings.rule,
             limits=computing.limits,
             http_proxy=settings.options.http_proxy,
             transmission_policy=settings.options.transmission_policy,
-            step_times=step_times,
-            is_announced=discovery.knows,
             memory_bytes=leases.cap_bytes,
-            own_ranges=own_ranges,
-            newest_facts=discovery.facts_of,
         )
 
     async def _own_ranges(self, discovery: Discovery) -> Ranges:
@@ -334,7 +310,7 @@ class Bootstrap:
         own = this_process if ranks is None else lambda: (*this_process(), *ranks.ranks.pids)
         gpu = gpus_of(computing.devices, own) if heeds_programs else None
         read = self._read_machine or MachineReader(gpu, heeds_programs=heeds_programs)
-        return Pausing(rules, device, read, leases, serving.admission, serving.loader, announcer, say)
+        return Pausing(rules, device, read, leases, serving, announcer, say)
 
     async def _preload(self, parts: PeerParts, span: Span) -> None:
         """Exactly this span, from the start. Others hear of it before, and choose other layers meanwhile."""
