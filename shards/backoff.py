@@ -1,6 +1,6 @@
 """Exponential backoff with jitter: how long to wait before something that has failed is tried again. Pure.
 
-Worlds that retry share this one: downloads, dials of neighbours, circuits that nobody grants.
+Shared by all that retry: downloads, dials of neighbours, links that broke, circuits that nobody grants.
 """
 
 from dataclasses import dataclass
