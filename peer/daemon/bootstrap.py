@@ -52,7 +52,7 @@ from molink.peer.memory.leases import LeaseBook, Refused
 from molink.peer.models.choosing import Numbers, choose_model, warn_of_other_numbers
 from molink.peer.models.hub import HubAccess
 from molink.peer.models.manifests import ManifestSource
-from molink.peer.models.model import LocalModel, keeping_packed, open_model
+from molink.peer.models.model import LocalModel, ModelRequest, keeping_packed, open_model
 from molink.peer.profiling.profile import Profile
 from molink.peer.profiling.step_times import StepTimes
 from molink.peer.ranks.backend import RankedBackend
@@ -270,10 +270,11 @@ class Bootstrap:
             if choice.others:
                 say(f"Note: this swarm also serves {', '.join(choice.others[:3])}: choose with --model")
             _log.info("no --model was given: serving %s", identifier)
-        asked = (identifier, dtype, quantization, views, self._state.digests, self._report)
+        request = ModelRequest(identifier, dtype, quantization, options.model_name)
+        asked = (request, views, self._state.digests, self._report)
         if not is_from_hub(identifier):
             return keeping_packed(
-                await open_model(*asked, name=settings.options.model_name),
+                await open_model(*asked),
                 settings.store_dir,
                 settings.store_bytes,
                 stack,
@@ -289,7 +290,7 @@ class Bootstrap:
             access = HubAccess(
                 store, source.ask, settings.layers, memory_of(devices, self._settings.memory_bytes)
             )
-            return replace(await open_model(*asked, access, settings.options.model_name), store=store)
+            return replace(await open_model(*asked, access), store=store)
 
     def _memory_guard(self, device: str, leases: LeaseBook) -> MemoryGuard | None:
         if device != "cpu":

@@ -31,7 +31,7 @@ from molink.peer.device.device import default_memory_bytes, describe_device
 from molink.peer.engine.metrics import PeerMetrics
 from molink.peer.memory.leases import LeaseBook, Refused
 from molink.peer.memory.memory import plan_memory
-from molink.peer.models.model import open_model
+from molink.peer.models.model import ModelRequest, open_model
 from molink.peer.profiling.profiler import cached_or_measured
 from molink.peer.scheduling.in_flight_rules import rule_named
 from molink.peer.scheduling.microbatch import BatchLimits, batch_limits
@@ -167,9 +167,8 @@ class EmulatedPeer:
             )
             return timed_machine(shape, device_named(configuration.device))
         with tempfile.TemporaryDirectory(prefix="molink-emulate-") as folder:
-            model = await open_model(
-                configuration.model, "auto", "none", (), Path(folder) / "digests", lambda _: None
-            )
+            request = ModelRequest(configuration.model)
+            model = await open_model(request, (), Path(folder) / "digests", lambda _: None)
             measuring = (model.folder, model.spec, "cpu", Path(folder) / "profiles", None, model.stand_ins())
             profile = await asyncio.to_thread(cached_or_measured, *measuring)
         backend, artifacts = DeviceBackend(model, "cpu"), ArtifactServer.of(model)
