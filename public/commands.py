@@ -6,6 +6,7 @@ Whoever asks for `--help` waits for nothing that is imported at the head of this
 import errno
 import gc
 import importlib.util
+import inspect
 import io
 import logging
 import os
@@ -14,13 +15,15 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_args
 
 import typer
 from platformdirs import user_log_dir
+
+from molink.options import Declared, declared_options
 
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
@@ -40,11 +43,23 @@ EXTRAS = {
 }
 """Packages that only some commands need, and which extra of ours brings them."""
 
-InitialPeers = Annotated[
-    list[str] | None,
-    typer.Option("--initial-peers", metavar="MULTIADDR ...", help="Peers of the swarm to ask first."),
-]
-KeyFile = Annotated[Path | None, typer.Option(metavar="FILE", help="Key file of a private swarm.")]
+
+def option(name: str) -> object:
+    """The command line's option for a field of `Configuration`. Its value is checked with those of other sources."""
+    declared = declared_options()[name]
+    shown, bounds = declared.option, declared.option.bounds
+    return typer.Option(
+        f"--{name.replace('_', '-')}",
+        metavar=shown.metavar or "|".join(declared.choices) or None,
+        help=shown.help,
+        min=bounds.ge,
+        max=bounds.le,
+    )
+
+
+InitialPeers = Annotated[list[str] | None, option("initial_peers")]
+KeyFile = Annotated[Path | None, option("swarm_key")]
+StateFolder = Annotated[Path | None, option("state_dir")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens, on stderr.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Log everything, and show an error's traceback.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
@@ -70,6 +85,54 @@ class CommandFailed(Exception):
     def __init__(self, message: str, status: int = EXIT_FAILURE) -> None:
         super().__init__(message)
         self.status = status
+
+
+def with_logging(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with --verbose and --debug after its own options; its log is started before it runs."""
+
+    def run(*, verbose: bool, debug: bool, **options: object) -> None:
+        start_logging(verbose=verbose, debug=debug)
+        command(**options)
+
+    own = inspect.signature(command, eval_str=True).parameters.values()
+    return _shown_as(command, run, [*own, _parameter("verbose", Verbose), _parameter("debug", Debug)])
+
+
+def with_all_options(command: Callable[[Mapping[str, object]], None]) -> Callable[..., None]:
+    """The command with an option for each field of `Configuration`; it gets those that were given, by their names."""
+
+    def run(**options: object) -> None:
+        given = {name: value for name, value in options.items() if value not in (None, [])}
+        command({name: value for name, value in given.items() if value is not False})
+
+    declared = declared_options().items()
+    return _shown_as(
+        command, run, [_parameter(name, Annotated[_kind(one), option(name)]) for name, one in declared]
+    )
+
+
+def _kind(declared: Declared) -> Any:  # noqa: ANN401 - an annotation
+    """What the command line takes for the option; a choice is text to it, checked with those of other sources."""
+    if declared.takes_several:
+        return list[str] | None
+    if declared.choices:
+        return str | None
+    return declared.kinds[0] if bool in declared.kinds else declared.kinds[0] | None
+
+
+def _parameter(name: str, annotation: object) -> inspect.Parameter:
+    """Of a flag that is off unless it is given, or of an option that is None."""
+    default = False if get_args(annotation)[0] is bool else None
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _shown_as(
+    command: Callable[..., None], run: Callable[..., None], parameters: Sequence[inspect.Parameter]
+) -> Callable[..., None]:
+    """`run` under the command's name and description, and with these options."""
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return run
 
 
 def example(command: str) -> str:

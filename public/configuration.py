@@ -1,7 +1,7 @@
 """What a user has written down about swarms: the configuration file and the environment. Loads no libp2p.
 
 The file is `config.toml` in the user's configuration folder, or what `MOLINK_CONFIG` names. Its keys are the
-long options of `molink-peer join` with underscores. Peers, clients and gateways read the same file.
+long options of `molink-peer join` with underscores (`options.py`). Peers, clients and gateways read the same file.
 """
 
 import difflib
@@ -9,14 +9,19 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from functools import cache
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from platformdirs import user_config_dir
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from molink.dht.identity.addresses import PeerAddress
+from molink.options import Configuration, Declared, declared_options
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 EXAMPLE_ADDRESS = "/ip4/203.0.113.7/tcp/4001/p2p/12D3KooW..."
 _PROXY = re.compile(r"http://(?:[^\s/@]+@)?(?:\[[0-9A-Fa-f:.]+\]|[^\s/:@\[\]]+):(?P<port>[0-9]{1,5})/?")
@@ -30,55 +35,6 @@ class SettingsError(ValueError):
     """What the user asked for cannot be done; the message is one sentence for them."""
 
 
-def _split(value: object) -> object:
-    return tuple(split_addresses(value)) if isinstance(value, str) else value
-
-
-Port = Annotated[int, Field(ge=0, le=65535)]
-
-
-class Configuration(BaseModel):
-    """Settings as one source (file, environment or command line) gives them. None: not given there."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    model: str | None = None
-    initial_peers: Annotated[tuple[str, ...], BeforeValidator(_split)] | None = None
-    new_swarm: bool | None = None
-    swarm_key: Path | None = None
-    memory: str | int | None = None
-    device: str | None = None
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = None
-    quantization: Literal["none", "int8", "nf4"] | None = None
-    exact: Literal["on", "off"] | None = None
-    listen: str | None = None
-    announce: str | None = None
-    port: Port | None = None
-    grpc_port: Port | None = None
-    name: Annotated[str, Field(min_length=1, max_length=64)] | None = None
-    layers: str | None = None
-    partner: str | None = None
-    state_dir: Path | None = None
-    relay: Literal["auto", "on", "off"] | None = None
-    activation_codec: Literal["none", "auto", "float16", "bfloat16", "int8"] | None = None
-    micro_batches: str | int | None = None
-    http_proxy: str | None = None
-    transmission_policy: str | None = None
-    metrics_port: Port | None = None
-    store_dir: Path | None = None
-    store_size: str | int | None = None
-    swap_space: str | int | None = None
-    pause_when_busy: Literal["auto", "on", "off"] | None = None
-    quiet_hours: Annotated[tuple[str, ...], BeforeValidator(_split)] | None = None
-    on_battery: Literal["pause", "serve"] | None = None
-    threads: Annotated[int, Field(ge=1, le=1024)] | None = None
-    priority: Literal["normal", "low"] | None = None
-    wait: Annotated[float, Field(ge=0, le=604_800)] | None = None
-    model_name: Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\s\x00-\x1f]+$")] | None = (
-        None
-    )
-
-
 def configuration_path(environment: Mapping[str, str] | None = None) -> Path:
     """Where the configuration file is, whether it exists or not."""
     named = (os.environ if environment is None else environment).get("MOLINK_CONFIG")
@@ -90,7 +46,16 @@ def configuration_path(environment: Mapping[str, str] | None = None) -> Path:
 
 
 def read_configuration(environment: Mapping[str, str] | None = None) -> Configuration:
-    """The configuration file; an empty configuration if there is none.
+    """The configuration file, and defaults for what is not in it.
+
+    Raises:
+        SettingsError: as `read_file` does.
+    """
+    return Configuration(**read_file(environment))
+
+
+def read_file(environment: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """What the configuration file gives; nothing if there is none.
 
     Raises:
         SettingsError: it cannot be read, is not TOML, has an unknown key or a value of the wrong kind, or
@@ -105,17 +70,17 @@ def read_configuration(environment: Mapping[str, str] | None = None) -> Configur
             raise SettingsError(
                 f"MOLINK_CONFIG names {path}, which does not exist: create it, or unset the variable"
             ) from None
-        return Configuration()
+        return {}
     except OSError as error:
         raise SettingsError(
             f"the configuration file {path} cannot be read: {error.strerror or error}; check its permissions"
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"the configuration file {path} is not valid TOML: {error}") from error
-    return check_configuration(content, f"the configuration file {path}")
+    return check_given(content, f"the configuration file {path}")
 
 
-def environment_configuration(environment: Mapping[str, str] | None = None) -> Configuration:
+def read_environment(environment: Mapping[str, str] | None = None) -> dict[str, Any]:
     """What the environment gives: MOLINK_MEMORY and so on. The swarm's initial peers are looked at apart.
 
     Raises:
@@ -124,35 +89,56 @@ def environment_configuration(environment: Mapping[str, str] | None = None) -> C
     environment = os.environ if environment is None else environment
     content = {
         name: environment[variable]
-        for name in Configuration.model_fields
+        for name in declared_options()
         if name != "initial_peers" and environment.get(variable := f"MOLINK_{name.upper()}")
     }
-    return check_configuration(content, "the environment's MOLINK_ variables")
+    return check_given(content, "the environment's MOLINK_ variables")
 
 
-def check_configuration(content: Mapping[str, object], source: str) -> Configuration:
-    """The settings that `source` gives, their keys and kinds checked.
+def check_given(content: Mapping[str, object], source: str) -> dict[str, Any]:
+    """What `source` gives, by the names of `Configuration`'s fields, checked and converted as they are annotated.
 
     Raises:
         SettingsError: names the source and each key that is wrong, and why.
     """
+    if not content:
+        return {}
+    from pydantic import ValidationError
+
     try:
-        return Configuration.model_validate(content)
+        checked = _validator().model_validate(content)
     except ValidationError as error:
         problems = dict.fromkeys(
             _problem(tuple(found["loc"]), found["type"], found["msg"]) for found in error.errors()
         )
         raise SettingsError(f"{source}: {'; '.join(problems)}") from error
+    return {name: getattr(checked, name) for name in checked.model_fields_set}
+
+
+@cache
+def _validator() -> "type[BaseModel]":
+    """`Configuration` as pydantic checks it: what is left out of a source is nothing that the source gives."""
+    from pydantic import BeforeValidator, ConfigDict, Field, create_model
+
+    def checked(declared: Declared) -> object:
+        bounds = {name: bound for name, bound in asdict(declared.option.bounds).items() if bound is not None}
+        before = [BeforeValidator(_split)] if declared.takes_several else []
+        return Annotated[declared.annotation, *before, Field(**bounds)]
+
+    fields: dict[str, Any] = {name: (checked(one), None) for name, one in declared_options().items()}
+    return create_model("Configuration", __config__=ConfigDict(extra="forbid", frozen=True), **fields)
+
+
+def _split(value: object) -> object:
+    return split_addresses(value) if isinstance(value, str) else value
 
 
 def _problem(location: tuple[int | str, ...], kind: str, message: str) -> str:
     key = str(location[0]) if location else "?"
     if kind != "extra_forbidden":
         return f"`{key}`: {message[:1].lower()}{message[1:]}"
-    close = difflib.get_close_matches(key, Configuration.model_fields, n=1)
-    hint = (
-        f"did you mean `{close[0]}`?" if close else f"known keys are {', '.join(Configuration.model_fields)}"
-    )
+    close = difflib.get_close_matches(key, declared_options(), n=1)
+    hint = f"did you mean `{close[0]}`?" if close else f"known keys are {', '.join(declared_options())}"
     return f"`{key}` is not a known key ({hint})"
 
 
@@ -217,20 +203,22 @@ def configured_initial_peers(explicit: Sequence[str] | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(check_address(address) for address in peers))
 
 
-def configured_http_proxy(
-    explicit: str | None = None,
-    environment: Mapping[str, str] | None = None,
-    file: Configuration | None = None,
-) -> str | None:
-    """The HTTP proxy that links are dialled through: that given, else `MOLINK_HTTP_PROXY`, else the configuration
-    file's; None: none, links are dialled directly.
+def configured_http_proxy() -> str | None:
+    """The HTTP proxy that links are dialled through: `MOLINK_HTTP_PROXY`, else the configuration file's; None: none,
+    links are dialled directly.
 
     Raises:
         SettingsError: it has not the form of a proxy's URL, or the file cannot be used.
     """
-    environment = os.environ if environment is None else environment
-    given = explicit or environment.get("MOLINK_HTTP_PROXY")
-    url = given or (file if file is not None else read_configuration(environment)).http_proxy
+    return check_http_proxy(os.environ.get("MOLINK_HTTP_PROXY") or read_configuration().http_proxy)
+
+
+def check_http_proxy(url: str | None) -> str | None:
+    """The same URL, if it has the form of a proxy's; None if it is empty.
+
+    Raises:
+        SettingsError: it has not.
+    """
     if not url:
         return None
     found = _PROXY.fullmatch(url)

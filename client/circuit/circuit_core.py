@@ -11,9 +11,9 @@ from enum import Enum
 
 from molink.client.circuit import patience
 from molink.client.circuit.quarantine import AVOID_S
+from molink.shards.backoff import Backoff
 
-FIRST_BACKOFF_S = 0.05
-LONGEST_BACKOFF_S = 1.0
+BACKOFF = Backoff(first_s=0.05, longest_s=1.0)
 LEAST_WITHOUT_ROUTE_S = 0.2
 """A swarm in which there is no circuit is not planned in again sooner."""
 RECOVERY_S = 9.0
@@ -212,10 +212,15 @@ class _Forming:
     """The attempts at one circuit."""
 
     deadline_s: float = 0.0
-    backoff_s: float = FIRST_BACKOFF_S
+    failures: int = 0
     doubtful: bool = False
     invalid: bool = False
     """Whether a hop has said that no peer could serve such a request."""
+
+    @property
+    def wait_s(self) -> float:
+        """Before the next attempt; the events' draw spreads it."""
+        return BACKOFF.after(self.failures + 1)
 
 
 @dataclass(slots=True)
@@ -317,7 +322,7 @@ class CircuitCore:
     def _without_route(self, draw: float, now_s: float) -> tuple[Effect, ...]:
         if self._forming.invalid:
             return self._give_up(Problem.INVALID)
-        wait_s = max(self._forming.backoff_s * draw, LEAST_WITHOUT_ROUTE_S)
+        wait_s = max(self._forming.wait_s * draw, LEAST_WITHOUT_ROUTE_S)
         return self._again(wait_s, Problem.NO_ROUTE, now_s)
 
     def _refused(self, refusal: Refusal, draw: float, now_s: float) -> tuple[Effect, ...]:
@@ -328,13 +333,13 @@ class CircuitCore:
             forming.invalid = True
             return (released, *self._plan())
         forming.doubtful = forming.doubtful or refusal.code in ("lost", "slow")
-        return (released, *self._again(forming.backoff_s * draw, Problem.REFUSED, now_s))
+        return (released, *self._again(forming.wait_s * draw, Problem.REFUSED, now_s))
 
     def _again(self, wait_s: float, problem: Problem, now_s: float) -> tuple[Effect, ...]:
         forming = self._forming
         if now_s + wait_s >= forming.deadline_s:
             return self._give_up(problem)
-        forming.backoff_s = min(forming.backoff_s * 2, LONGEST_BACKOFF_S)
+        forming.failures += 1
         self.phase = CircuitPhase.WAITING
         return (Wait(wait_s, scout=forming.doubtful),)
 

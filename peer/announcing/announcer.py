@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 
 from molink.dht.identity.identity import Identity
@@ -27,6 +27,39 @@ PROFILE_GAP_S = 60.0
 """The same for a refined profile."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Measurements:
+    """What a peer measures of itself while it serves."""
+
+    prober: Prober
+    """Round trips."""
+    line: MeasureLine
+    """Its uplink and its links, from their own traffic."""
+    step_times: StepTimes
+
+
+@dataclass(frozen=True, slots=True)
+class PeerContact:
+    """Where others find a peer, and how they know it."""
+
+    name: str
+    addresses: tuple[str, ...]
+    """Of the control plane, as multiaddresses."""
+    grpc_addresses: tuple[str, ...]
+    """Of the data plane, as HOST:PORT."""
+    certificate: Certificate
+
+
+@dataclass(frozen=True, slots=True)
+class ServingTerms:
+    """What a peer takes part in."""
+
+    span_limit: Span | None = None
+    """None: any layers."""
+    activation_codecs: tuple[str, ...] = ()
+    step_tokens: int = MAX_STEP_TOKENS
+
+
 class Announcer:
     """Keeps the swarm informed of one serving peer."""
 
@@ -37,21 +70,17 @@ class Announcer:
         spec: ModelSpec,
         leases: LeaseBook,
         stepper: Stepper,
-        prober: Prober,
         changed: asyncio.Event,
-        measure_line: MeasureLine,
-        step_times: StepTimes,
+        measured: Measurements,
     ) -> None:
         self.facts = facts
         self._discovery = discovery
         self._spec = spec
         self._leases = leases
         self._stepper = stepper
-        self._prober = prober
         self._changed = changed
-        self._measure_line = measure_line
-        self._step_times = step_times
-        self._profile = step_times.profile
+        self._measured = measured
+        self._profile = measured.step_times.profile
         """As others know it."""
         self._profile_at_s = -math.inf
         self._uplink_mbps: float | None = None
@@ -93,7 +122,7 @@ class Announcer:
         clock = asyncio.get_running_loop().time
         while True:
             seen, known = self._discovery.version, self._peer_ids()
-            if await self._prober.probe():
+            if await self._measured.prober.probe():
                 await self.announce(facts_too=True)
             deadline_s = clock() + PROBE_EVERY_S
             while (left_s := deadline_s - clock()) > 0 and not self._peer_ids() - known:
@@ -103,8 +132,8 @@ class Announcer:
     def _current_facts(self) -> PeerFacts:
         return replace(
             self.facts,
-            links=self._prober.measurements(),
-            coordinate=self._prober.coordinate,
+            links=self._measured.prober.measurements(),
+            coordinate=self._measured.prober.coordinate,
             uplink_mbps=self._uplink_mbps,
             layer_latencies=self._profile.layer_latencies,
             prefill_latencies=self._profile.prefill_latencies,
@@ -118,7 +147,7 @@ class Announcer:
         now_s = asyncio.get_running_loop().time()
         if now_s - self._profile_at_s < PROFILE_GAP_S:
             return False
-        refined = self._step_times.refined()
+        refined = self._measured.step_times.refined()
         if not worth_announcing(self._profile, refined):
             return False
         self._profile, self._profile_at_s = refined, now_s
@@ -127,7 +156,7 @@ class Announcer:
     def _uplink_changed(self) -> bool:
         """Takes over what the line was measured to carry, if the swarm should hear of it."""
         now_s = asyncio.get_running_loop().time()
-        mbps = announced_mbps(self._uplink_mbps, self._measure_line().uplink_bytes_per_s)
+        mbps = announced_mbps(self._uplink_mbps, self._measured.line().uplink_bytes_per_s)
         if mbps == self._uplink_mbps or now_s - self._uplink_at_s < UPLINK_GAP_S:
             return False
         self._uplink_mbps, self._uplink_at_s = mbps, now_s
@@ -175,16 +204,11 @@ def joining_machine(
 
 def own_facts(
     identity: Identity,
-    name: str,
-    addresses: tuple[str, ...],
-    grpc_addresses: tuple[str, ...],
-    certificate: Certificate,
+    contact: PeerContact,
     device: Device,
     spec: ModelSpec,
-    span_limit: Span | None,
     profile: Profile,
-    activation_codecs: tuple[str, ...] = (),
-    step_tokens: int = MAX_STEP_TOKENS,
+    terms: ServingTerms = ServingTerms(),
 ) -> PeerFacts:
     """The part of the announcement that rarely changes. Sequence and time to live are filled in when it is sent."""
     return PeerFacts(
@@ -194,10 +218,10 @@ def own_facts(
         ttl_s=0,
         protocol_version=PROTOCOL_VERSION,
         version=version("molink"),
-        name=name[:64],
-        addresses=addresses,
-        grpc_addresses=grpc_addresses,
-        certificate=certificate.der,
+        name=contact.name[:64],
+        addresses=contact.addresses,
+        grpc_addresses=contact.grpc_addresses,
+        certificate=contact.certificate.der,
         device=device,
         model=ServedModel(
             model_hash=spec.model_hash,
@@ -208,15 +232,15 @@ def own_facts(
             quantization=spec.quantization,
             layers=spec.layers,
         ),
-        span_limit=span_limit,
+        span_limit=terms.span_limit,
         layer_latencies=profile.layer_latencies,
         embed_ms=profile.embed_ms,
         head_ms=profile.head_ms,
         step_ms=profile.step_ms,
         load_bytes_per_s=profile.load_bytes_per_s,
-        activation_codecs=activation_codecs,
+        activation_codecs=terms.activation_codecs,
         prefill_latencies=profile.prefill_latencies,
         decode_context_ms=profile.decode_context_ms,
         prefill_context_ms=profile.prefill_context_ms,
-        step_tokens=step_tokens,
+        step_tokens=terms.step_tokens,
     )

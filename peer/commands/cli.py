@@ -17,11 +17,12 @@ from molink.commands import (
     CommandFailed,
     example,
     loading_modules,
+    option,
     run_app,
-    start_logging,
     tell,
+    with_all_options,
+    with_logging,
 )
-from molink.peer.commands import options
 from molink.progress import Progress
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ CALL_TIMEOUT_S = 10.0
 LEAVE_TIMEOUT_S = 120.0
 DEFAULT_MODEL = "molink/tiny-shakespeare"
 EXAMPLE_PEER = "/ip4/203.0.113.7/tcp/4001/p2p/12D3KooW..."
-_OF_LOGGING = frozenset({"verbose", "debug"})
 
 app = typer.Typer(
     name="molink-peer",
@@ -50,72 +50,34 @@ def _common(_version: commands.Version = False) -> None:
 
 
 @app.command(epilog=example(f"molink-peer join --initial-peers {EXAMPLE_PEER} --memory 10GB"))
-def join(
-    model: options.Model = None,
-    model_name: options.ModelName = None,
-    initial_peers: commands.InitialPeers = None,
-    new_swarm: options.NewSwarm = False,
-    swarm_key: commands.KeyFile = None,
-    memory: options.Memory = None,
-    device: options.DeviceName = None,
-    dtype: options.Dtype = None,
-    quantization: options.Quantization = None,
-    exact: options.Exact = None,
-    listen: options.Listen = None,
-    announce: options.Announce = None,
-    port: options.Port = None,
-    grpc_port: options.GrpcPort = None,
-    name: options.Name = None,
-    layers: options.Layers = None,
-    partner: options.Partner = None,
-    state_dir: options.StateFolder = None,
-    relay: options.Relay = None,
-    activation_codec: options.ActivationCodec = None,
-    micro_batches: options.MicroBatches = None,
-    http_proxy: options.HttpProxy = None,
-    metrics_port: options.MetricsPort = None,
-    transmission_policy: options.TransmissionPolicy = None,
-    store_dir: options.StoreFolder = None,
-    store_size: options.StoreSize = None,
-    swap_space: options.SwapSpace = None,
-    pause_when_busy: options.PauseWhenBusy = None,
-    quiet_hours: options.QuietHours = None,
-    on_battery: options.OnBattery = None,
-    threads: options.Threads = None,
-    priority: options.Priority = None,
-    wait: options.Wait = None,
-    verbose: commands.Verbose = False,
-    debug: commands.Debug = False,
-) -> None:
+@with_logging
+@with_all_options
+def join(given: Mapping[str, object]) -> None:
     """Join a swarm and serve.
 
     Serves until Ctrl-C, which drains and leaves; a second one leaves at once. Where to join: --initial-peers,
     else MOLINK_INITIAL_PEERS, else the configuration file; a new one is founded if none of them names one.
     """
-    options_here = dict(locals())  # before anything else has a name here; they are called as settings are
-    start_logging(verbose=verbose, debug=debug)
-    _serve(_given(options_here))
+    _serve(given)
 
 
 @app.command(epilog=example("molink-peer profile --model molink/tiny-shakespeare --json"))
+@with_logging
 def profile(
-    model: options.MeasuredModel = DEFAULT_MODEL,
-    device: options.DeviceName = "auto",
-    dtype: options.Dtype = "auto",
-    threads: options.Threads = None,
-    state_dir: options.StateFolder = None,
+    model: Annotated[str, typer.Option(metavar="ID_OR_PATH", help="Model to measure with.")] = DEFAULT_MODEL,
+    device: Annotated[str, option("device")] = "auto",
+    dtype: Annotated[str, option("dtype")] = "auto",
+    threads: Annotated[int | None, option("threads")] = None,
+    state_dir: commands.StateFolder = None,
     as_json: commands.Json = False,
-    verbose: commands.Verbose = False,
-    debug: commands.Debug = False,
 ) -> None:
     """Measure this machine.
 
     Memory, time per layer by batch size, disk and network, with the weights of a model.
     """
-    start_logging(verbose=verbose, debug=debug)
-    from molink.configuration import check_configuration
+    from molink.configuration import check_given
 
-    settings = check_configuration({"dtype": dtype, "threads": threads}, "the command line")
+    check_given({"dtype": dtype, "threads": threads}, "the command line")
     from molink.peer.commands.overview import print_machine
     from molink.peer.commands.surveys import measure_machine
 
@@ -124,8 +86,8 @@ def profile(
         machine = measure_machine(
             model,
             device or "auto",
-            settings.dtype or "auto",
-            settings.threads,
+            dtype or "auto",
+            threads,
             _folder(state_dir),
             progress.report,
             tell,
@@ -137,21 +99,19 @@ def profile(
 
 
 @app.command(epilog=example(f"molink-peer status --initial-peers {EXAMPLE_PEER} --json"))
+@with_logging
 def status(
     initial_peers: commands.InitialPeers = None,
     swarm_key: commands.KeyFile = None,
-    state_dir: options.StateFolder = None,
+    state_dir: commands.StateFolder = None,
     as_json: commands.Json = False,
-    verbose: commands.Verbose = False,
-    debug: commands.Debug = False,
 ) -> None:
     """Show the swarm.
 
     What the peer that runs here knows; where --initial-peers names others, or none runs here and the environment or
     the configuration file names them, their swarm as it is seen from outside.
     """
-    start_logging(verbose=verbose, debug=debug)
-    from molink.configuration import configured_initial_peers, environment_configuration, read_configuration
+    from molink.configuration import configured_initial_peers
     from molink.peer.commands.overview import print_local, print_swarm
 
     addresses = configured_initial_peers(initial_peers)
@@ -162,7 +122,7 @@ def status(
     else:
         from molink.peer.commands.surveys import view_swarm
 
-        key = swarm_key or environment_configuration().swarm_key or read_configuration().swarm_key
+        key = swarm_key or _configured_path("swarm_key")
         content, print_it = asyncio.run(view_swarm(addresses, key)), print_swarm
         if not initial_peers and not as_json:
             print(f"No peer runs here with {folder}. Seen from outside, by the configured {addresses[0]}:")
@@ -173,17 +133,17 @@ def status(
 
 
 @app.command(epilog=example("molink-peer leave --state-dir ~/second-peer"))
+@with_logging
 def leave(
-    state_dir: options.StateFolder = None,
-    now: options.LeaveNow = False,
-    verbose: commands.Verbose = False,
-    debug: commands.Debug = False,
+    state_dir: commands.StateFolder = None,
+    now: Annotated[
+        bool, typer.Option("--now", help="Leave at once: sessions that run are cut off, and go on elsewhere.")
+    ] = False,
 ) -> None:
     """Stop the peer of this machine.
 
     It drains first, unless told --now: sessions that run end as they should. Returns when the peer has gone.
     """
-    start_logging(verbose=verbose, debug=debug)
     from molink.peer.state_dir import wait_until_free
 
     folder = _folder(state_dir)
@@ -197,16 +157,14 @@ def leave(
 
 
 @app.command("swarm-key", epilog=example("molink-peer swarm-key friends.key"))
+@with_logging
 def swarm_key(
     file: Annotated[Path, typer.Argument(metavar="[FILE]", help="File to make.")] = Path("swarm.key"),
-    verbose: commands.Verbose = False,
-    debug: commands.Debug = False,
 ) -> None:
     """Make the key of a private swarm.
 
     Peers and clients that have the file form a private swarm, and refuse all others.
     """
-    start_logging(verbose=verbose, debug=debug)
     from molink.dht.identity.swarm_key import SwarmKey
 
     folder = file.absolute().parent
@@ -230,7 +188,14 @@ def swarm_key(
 @app.command(
     epilog=example("molink-peer service > ~/.config/systemd/user/molink-peer.service  # docs/OPERATIONS.md")
 )
-def service(system: options.System = None) -> None:
+def service(
+    system: Annotated[
+        str | None,
+        typer.Option(
+            metavar="linux|darwin|windows", help="System that is to start the peer: this one, unless told."
+        ),
+    ] = None,
+) -> None:
     """Print what has this system start a peer with its user.
 
     A unit of systemd, a property list of launchd, or a task of Windows. What the peer serves and takes stands in the
@@ -251,35 +216,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(run_app(app, "molink-peer", sys.argv[1:] if arguments is None else arguments))
 
 
-def _given(options_here: Mapping[str, object]) -> dict[str, object]:
-    """Those options that were given, as settings are: no flag that was left out, and lists as tuples."""
-    given: dict[str, object] = {}
-    for name, value in options_here.items():
-        if name in _OF_LOGGING or value is None or value is False or value == []:
-            continue
-        given[name] = tuple(value) if isinstance(value, list) else value
-    return given
-
-
 def _serve(given: Mapping[str, object]) -> None:
     """What `join` does once its arguments are known; the cheap checks come before torch is imported."""
     with loading_modules():
-        from molink.configuration import check_configuration
         from molink.peer.daemon.settings import load_settings
         from molink.peer.device.device import keep_gpu_memory_whole, lower_priority
         from molink.peer.device.machine import raise_descriptor_limit
         from molink.peer.state_dir import StateDir, StateDirInUse
         from molink.shards.checkpoint import catalog
 
-    settings = load_settings(check_configuration(given, "the command line"))
-    if settings.model is not None:
+    settings = load_settings(given)
+    if settings.options.model is not None:
         try:
-            catalog.check_identifier(settings.model)
+            catalog.check_identifier(settings.options.model)
         except catalog.ModelNotFound as error:
             raise CommandFailed(str(error)) from error
     raise_descriptor_limit()
     keep_gpu_memory_whole(platform.system(), os.environ)
-    if settings.priority == "low":
+    if settings.options.priority == "low":
         lower_priority()  # now, before there are threads that would keep the priority that they began with
     try:
         with StateDir(settings.state_dir) as state:
@@ -319,11 +273,17 @@ def _run_peer(settings: "JoinSettings", state: "StateDir") -> None:
 
 def _folder(state_dir: Path | None) -> Path:
     """The state directory: that given, else the environment's, the configuration file's, or the default."""
-    from molink.configuration import environment_configuration, read_configuration
     from molink.peer.daemon.settings import default_state_dir
 
-    named = state_dir or environment_configuration().state_dir or read_configuration().state_dir
-    return (named or default_state_dir()).expanduser().absolute()
+    return (state_dir or _configured_path("state_dir") or default_state_dir()).expanduser().absolute()
+
+
+def _configured_path(name: str) -> Path | None:
+    """What the environment gives for an option, else the configuration file."""
+    from molink.configuration import read_environment, read_file
+
+    path: Path | None = read_environment().get(name) or read_file().get(name)
+    return path
 
 
 def _is_running(folder: Path) -> bool:

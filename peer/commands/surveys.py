@@ -52,7 +52,7 @@ def measure_machine(
     )
     from molink.peer.device.machine import network_addresses
     from molink.peer.device.threads import counts_to_try
-    from molink.peer.models.model import open_model
+    from molink.peer.models.model import ModelRequest, open_model
     from molink.peer.profiling.profile_json import to_json
     from molink.peer.profiling.profiler import measure
     from molink.shards.checkpoint.catalog import ModelNotFound
@@ -66,7 +66,7 @@ def measure_machine(
     try:
         progress(f"Looking for {model}")
         with tempfile.TemporaryDirectory(prefix="molink-profile-") as digests:
-            local = asyncio.run(open_model(model, dtype, "none", (), Path(digests), progress))
+            local = asyncio.run(open_model(ModelRequest(model, dtype), (), Path(digests), progress))
         spec = local.spec
         if device != "cpu":
             progress(f"Trying a layer of {model} on {device}")

@@ -14,8 +14,15 @@ from molink.dht.identity.identity import Identity
 from molink.dht.identity.swarm_key import SwarmKey
 from molink.dht.node.discovery import Discovery
 from molink.dht.node.joining import Fallback
-from molink.dht.records.records import PeerFacts, PeerView
-from molink.peer.announcing.announcer import Announcer, joining_machine, own_facts
+from molink.dht.records.records import PeerView
+from molink.peer.announcing.announcer import (
+    Announcer,
+    Measurements,
+    PeerContact,
+    ServingTerms,
+    joining_machine,
+    own_facts,
+)
 from molink.peer.announcing.placing import PlacementDriver
 from molink.peer.announcing.prober import Prober
 from molink.peer.daemon.compute_setup import (
@@ -47,14 +54,14 @@ from molink.peer.memory.leases import LeaseBook, Refused
 from molink.peer.models.choosing import Numbers, choose_model, warn_of_other_numbers
 from molink.peer.models.hub import HubAccess
 from molink.peer.models.manifests import ManifestSource
-from molink.peer.models.model import LocalModel, keeping_packed, open_model
+from molink.peer.models.model import LocalModel, ModelRequest, keeping_packed, open_model
 from molink.peer.profiling.profile import Profile
 from molink.peer.profiling.step_times import StepTimes
 from molink.peer.ranks.backend import RankedBackend
 from molink.peer.serving.artifact_server import ArtifactServer
-from molink.peer.serving.data_plane import DataPlane
+from molink.peer.serving.data_plane import DataPlane, DataPlaneSettings, KnownSwarm, OfferedCompute
 from molink.peer.state_dir import StateDir
-from molink.peer.wire.link.certificate import Certificate, new_certificate
+from molink.peer.wire.link.certificate import Credentials, new_certificate
 from molink.routing.placement.placement import describe_preview
 from molink.shards.checkpoint.catalog import BUNDLED_CONTENT, is_from_hub
 from molink.shards.spec import ModelSpec, Span
@@ -120,8 +127,8 @@ class Bootstrap:
     async def open(self, stack: AsyncExitStack) -> PeerParts:
         """Everything stays open on `stack`. Raises PeerError, and what `Peer.run` turns into one."""
         settings = self._settings
-        devices = choose_devices(settings.device)
-        unused = why_not_others(settings.device, devices[0])
+        devices = choose_devices(settings.options.device)
+        unused = why_not_others(settings.options.device, devices[0])
         if unused is not None:
             say(unused)
         check_memory(devices, settings.memory_bytes)
@@ -132,7 +139,9 @@ class Bootstrap:
         # what this very peer said before it was started again binds nobody
         others = tuple(view for view in discovery.snapshot() if view.peer_id != identity.peer_id)
         ranges = await self._own_ranges(discovery)
-        model = replace(await self._model(others, devices, swarm_key, stack, ranges), exact=settings.exact)
+        model = replace(
+            await self._model(others, devices, swarm_key, stack, ranges), exact=settings.options.exact == "on"
+        )
         _tell_of_other_numbers(model.spec, others)
         _tell_of_missing_tokenizer(model.spec.name, model.manifest.files)
         _tell_of_path(model.spec.name)
@@ -150,40 +159,39 @@ class Bootstrap:
         step_times = StepTimes(computing.profile)
         self._metrics.compare(step_times)
         serving = await stack.enter_async_context(
-            self._serving(
-                identity, swarm_key, certificate, model, computing, leases, step_times, discovery, ranges
+            DataPlane(
+                identity,
+                Credentials(identity.peer_id, certificate, swarm_key),
+                OfferedCompute(computing.backend, ArtifactServer.of(model), leases, step_times),
+                self._metrics,
+                self._changed.set,
+                self._data_plane_settings(computing, leases),
+                KnownSwarm(discovery.knows, discovery.facts_of, ranges),
             )
         )
         self._state.remember_ports(_port_of(discovery.addresses[0]), serving.port)
         await self._open_metrics(stack, serving)
         facts = own_facts(
             identity,
-            settings.name or socket.gethostname(),
-            discovery.addresses,
-            (self._data_address(discovery, serving.port),),
-            certificate,
+            PeerContact(
+                settings.options.name or socket.gethostname(),
+                discovery.addresses,
+                (self._data_address(discovery, serving.port),),
+                certificate,
+            ),
             replace(describe_device(devices[0]), count=len(computing.devices)),
             model.spec,
-            settings.layers,
             computing.profile,
-            computing.activation_codecs,
-            computing.limits.max_tokens,
+            ServingTerms(settings.layers, computing.activation_codecs, computing.limits.max_tokens),
         )
         prober = Prober(identity.peer_id, serving.links, lambda: discovery.snapshot(model.spec.model_hash))
-        announcer = self._announcer(discovery, facts, model.spec, leases, serving, prober, step_times)
+        measured = Measurements(prober, serving.measure_line, step_times)
+        announcer = Announcer(discovery, facts, model.spec, leases, serving.stepper, self._changed, measured)
         stack.push_async_callback(discovery.leave)
         pausing = self._pausing(computing, leases, serving, announcer)
+        ranks = computing.ranks
         parts = PeerParts(
-            discovery,
-            model,
-            leases,
-            serving,
-            announcer,
-            None,
-            computing.ranks,
-            pausing,
-            guard,
-            step_times,
+            discovery, model, leases, serving, announcer, None, ranks, pausing, guard, step_times
         )
         if settings.layers is not None:
             await self._preload(parts, settings.layers)
@@ -193,82 +201,47 @@ class Bootstrap:
     def _discovery(self, identity: Identity, swarm_key: SwarmKey | None) -> Discovery:
         settings = self._settings
         initial_peers = where_to_join(settings).initial_peers
-        port = settings.port or free_port(settings.listen, self._state.ports()[0])
+        port = settings.options.port or free_port(settings.listen, self._state.ports()[0])
         return Discovery(
             identity,
-            listen=Listen(settings.listen, port, settings.announce),
+            listen=Listen(settings.listen, port, settings.options.announce),
             initial_peers=initial_peers,
             swarm_key=swarm_key,
             durable=self._state,
-            fallback=Fallback(self._state.remembered(initial_peers), settings.wait_s, self._report),
+            fallback=Fallback(self._state.remembered(initial_peers), settings.options.wait, self._report),
         )
 
-    def _announcer(
-        self,
-        discovery: Discovery,
-        facts: PeerFacts,
-        spec: ModelSpec,
-        leases: LeaseBook,
-        serving: DataPlane,
-        prober: Prober,
-        step_times: StepTimes,
-    ) -> Announcer:
-        stepper, line = serving.stepper, serving.measure_line
-        return Announcer(discovery, facts, spec, leases, stepper, prober, self._changed, line, step_times)
-
-    def _serving(
-        self,
-        identity: Identity,
-        swarm_key: SwarmKey | None,
-        certificate: Certificate,
-        model: LocalModel,
-        computing: ComputeSetup,
-        leases: LeaseBook,
-        step_times: StepTimes,
-        discovery: Discovery,
-        own_ranges: Ranges,
-    ) -> DataPlane:
+    def _data_plane_settings(self, computing: ComputeSetup, leases: LeaseBook) -> DataPlaneSettings:
         settings = self._settings
-        return DataPlane(
-            identity,
-            swarm_key,
-            certificate,
-            computing.backend,
-            ArtifactServer.of(model),
-            leases,
-            (settings.listen, settings.grpc_port or free_port(settings.listen, self._state.ports()[1])),
-            self._metrics,
-            self._changed.set,
-            computing.activation_codecs,
-            settings.rule,
+        listen, port = settings.listen, settings.options.grpc_port
+        return DataPlaneSettings(
+            listen=(listen, port or free_port(listen, self._state.ports()[1])),
+            activation_codecs=computing.activation_codecs,
+            rule=settings.rule,
             limits=computing.limits,
-            http_proxy=settings.http_proxy,
-            transmission_policy=settings.transmission_policy,
-            step_times=step_times,
-            is_announced=discovery.knows,
+            http_proxy=settings.options.http_proxy,
+            transmission_policy=settings.options.transmission_policy,
             memory_bytes=leases.cap_bytes,
-            own_ranges=own_ranges,
-            newest_facts=discovery.facts_of,
         )
 
     async def _own_ranges(self, discovery: Discovery) -> Ranges:
         """Where this peer's swarm is: at its own addresses, and where its owner told it to join."""
         listens = () if self._settings.listen in UNBOUND else (self._settings.listen,)
-        announces = (self._settings.announce,) if self._settings.announce else ()
+        announces = (self._settings.options.announce,) if self._settings.options.announce else ()
         initial_peers = where_to_join(self._settings).initial_peers
         return await swarm_ranges([*discovery.addresses, *listens, *announces, *initial_peers])
 
     async def _open_metrics(self, stack: AsyncExitStack, serving: DataPlane) -> None:
         self._metrics.watch(serving.measure_line)
-        if self._settings.metrics_port is not None:
+        if self._settings.options.metrics_port is not None:
             served = await stack.enter_async_context(
-                MetricsServer(self._metrics.registry, self._settings.metrics_port)
+                MetricsServer(self._metrics.registry, self._settings.options.metrics_port)
             )
             say(f"Metrics: http://{METRICS_HOST}:{served.port}/metrics")
 
     def _data_address(self, discovery: Discovery, port: int) -> str:
         """Where others dial this peer's links, as HOST:PORT."""
-        host = self._settings.announce or discovery.addresses[0].split("/")[2]
+        host = self._settings.options.announce or discovery.addresses[0].split("/")[2]
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     async def _model(
@@ -281,24 +254,26 @@ class Bootstrap:
     ) -> LocalModel:
         """The store of weights, if they come from a hub, stays open on `stack`."""
         settings = self._settings
-        identifier, dtype, quantization = settings.model, settings.dtype, settings.quantization
+        options = settings.options
+        identifier: str | None = options.model
+        dtype: str = options.dtype
+        quantization: str | None = options.quantization
         if identifier is None:
             choice = choose_model(views, BUNDLED_CONTENT, dtype, quantization)
             if choice.model is None:
                 raise PeerError(_ask_for_model(choice.others))
             identifier = choice.model
-            if (
-                choice.served is not None
-            ):  # of what its owner leaves open, as those have it who need help most
+            if choice.served is not None:  # what its owner leaves open is as those have it who need help most
                 dtype = choice.served.dtype if dtype == "auto" else dtype
                 quantization = quantization or choice.served.quantization
             if choice.others:
                 say(f"Note: this swarm also serves {', '.join(choice.others[:3])}: choose with --model")
             _log.info("no --model was given: serving %s", identifier)
-        asked = (identifier, dtype, quantization, views, self._state.digests, self._report)
+        request = ModelRequest(identifier, dtype, quantization, options.model_name)
+        asked = (request, views, self._state.digests, self._report)
         if not is_from_hub(identifier):
             return keeping_packed(
-                await open_model(*asked, name=settings.model_name),
+                await open_model(*asked),
                 settings.store_dir,
                 settings.store_bytes,
                 stack,
@@ -310,11 +285,11 @@ class Bootstrap:
                 f"weights cannot be kept in {settings.store_dir} ({error.strerror or error}): "
                 "choose another folder with --store-dir"
             ) from error
-        async with ManifestSource(swarm_key, settings.http_proxy, own_ranges) as source:
+        async with ManifestSource(swarm_key, settings.options.http_proxy, own_ranges) as source:
             access = HubAccess(
                 store, source.ask, settings.layers, memory_of(devices, self._settings.memory_bytes)
             )
-            return replace(await open_model(*asked, access, settings.model_name), store=store)
+            return replace(await open_model(*asked, access), store=store)
 
     def _memory_guard(self, device: str, leases: LeaseBook) -> MemoryGuard | None:
         if device != "cpu":
@@ -335,7 +310,7 @@ class Bootstrap:
         own = this_process if ranks is None else lambda: (*this_process(), *ranks.ranks.pids)
         gpu = gpus_of(computing.devices, own) if heeds_programs else None
         read = self._read_machine or MachineReader(gpu, heeds_programs=heeds_programs)
-        return Pausing(rules, device, read, leases, serving.admission, serving.loader, announcer, say)
+        return Pausing(rules, device, read, leases, serving, announcer, say)
 
     async def _preload(self, parts: PeerParts, span: Span) -> None:
         """Exactly this span, from the start. Others hear of it before, and choose other layers meanwhile."""

@@ -77,7 +77,7 @@ async def open_compute_setup(
         say(proof.sentence)
     report(f"Measuring this machine with {model.spec.name}")
     measuring = (model.folder, model.spec, device, profiles, report, model.stand_ins())
-    threads = counts_to_try(device, settings.threads)
+    threads = counts_to_try(device, settings.options.threads)
     profile = await asyncio.to_thread(cached_or_measured, *measuring, threads=threads, way=proof.way)
     ranks: RankedBackend | None = None
     if len(devices) > 1:
@@ -94,7 +94,7 @@ async def open_compute_setup(
             _remembered, profiles, model, device, model.spec.quantization, measure_quantization
         )
         say(effect)
-    codecs = opted_in(settings.activation_codec, model.spec.dtype)
+    codecs = opted_in(settings.options.activation_codec, model.spec.dtype)
     for codec in codecs if model.spec.layers > 1 else ():
         report(f"Measuring what {codec} activations do to {model.spec.name}")
         say(

@@ -4,29 +4,31 @@ import os
 import re
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 
 from platformdirs import user_state_dir
 
 from molink.configuration import (
-    Configuration,
     SettingsError,
     check_address,
+    check_given,
+    check_http_proxy,
     configuration_path,
-    configured_http_proxy,
-    environment_configuration,
     environment_initial_peers,
     is_loopback,
-    read_configuration,
+    read_environment,
+    read_file,
     split_addresses,
 )
 from molink.dht.identity.addresses import require_host, require_listen_host
+from molink.options import Configuration
 from molink.peer.host_policy.rules import HostPolicy, parse_quiet_hours
 from molink.peer.memory.memory import parse_bytes
-from molink.peer.scheduling.in_flight_rules import Rule, molink, rule_named
+from molink.peer.scheduling.in_flight_rules import Rule, rule_named
 from molink.peer.wire.transmission.policies import POLICIES
 from molink.shards.errors import QuantizationUnavailable
 from molink.shards.spec import Span
@@ -49,55 +51,26 @@ _LAYERS = re.compile(r"([0-9]{1,6}):([0-9]{1,6})")
 class JoinSettings:
     """What `molink-peer join` was asked, checked as far as it can be without a look at devices or models."""
 
-    model: str | None
-    """None: the model that the swarm needs most."""
+    options: Configuration
+    """What holds as it was given. What is made of an option is a field here, and what is read; no other option is."""
     initial_peers: tuple[str, ...]
-    new_swarm: bool
     swarm_key: Path | None
     memory_bytes: int | None
     """Cap on weights, KV cache and work space together; None: what the device can spare."""
-    device: str
-    dtype: str
-    quantization: str | None
-    """None: as the swarm has it, or none in a new one."""
-    listen: str
-    announce: str | None
-    port: int | None
-    """None: any free one, remembered."""
-    grpc_port: int | None
-    name: str | None
-    layers: Span | None
-    """Exactly this span from the start; None: what the swarm needs."""
-    partner: str
-    state_dir: Path
-    relay: str
-    activation_codec: str
-    """Lossy encodings of activations that this peer takes part in, one of `codecs.SETTINGS`."""
-    rule: Rule
-    """How many micro-batches circulate, where this peer is the head."""
-    http_proxy: str | None
-    """Links are dialled through it; None: directly."""
-    transmission_policy: str
-    store_dir: Path
-    """Where weights are kept that come from a hub."""
     swap_bytes: int | None
     """Memory of the host for the KV cache of sessions that wait, beside that of a GPU; None: none."""
     store_bytes: int | None
-    """How much they may take there; None: half of what the disk has free."""
-    metrics_port: int | None
-    """Where /metrics is served, to this machine only; 0: any free port; None: nowhere."""
+    """How much weights from a hub may take in `store_dir`; None: half of what the disk has free."""
+    listen: str
+    layers: Span | None
+    """Exactly this span from the start; None: what the swarm needs."""
+    state_dir: Path
+    store_dir: Path
+    """Where weights are kept that come from a hub."""
+    rule: Rule
+    """How many micro-batches circulate, where this peer is the head."""
     host_policy: HostPolicy
     """When the peer steps aside for its owner."""
-    threads: int | None
-    """With which a processor computes; None: as many as are fastest."""
-    priority: str
-    """`low`: other programs go first; `normal`."""
-    wait_s: float = 0.0
-    """For how long to try again while none of the initial peers answers."""
-    exact: bool = False
-    """Whether one session's steps equal transformers' bit for bit; else each goes the fastest way."""
-    model_name: str | None = None
-    """What the swarm is to call the model; None: as `model` does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +88,9 @@ def default_state_dir() -> Path:
     return Path(user_state_dir("molink", appauthor=False)) / "peer"
 
 
-def load_settings(command_line: Configuration, environment: Mapping[str, str] | None = None) -> JoinSettings:
-    """The settings of one peer: command line before environment before configuration file before defaults.
+def load_settings(given: Mapping[str, object], environment: Mapping[str, str] | None = None) -> JoinSettings:
+    """The settings of one peer: what the command line has `given` before environment before configuration file
+    before defaults.
 
     Where to join is one decision: the first of the three that says anything about it (initial peers or a new
     swarm) decides it alone.
@@ -125,45 +99,35 @@ def load_settings(command_line: Configuration, environment: Mapping[str, str] | 
         SettingsError: one sentence about the first thing that is wrong.
     """
     environment = os.environ if environment is None else environment
-    file = read_configuration(environment)
-    named = environment_configuration(environment)
-    merged = _merge(command_line, _merge(named, file))
-    initial_peers, new_swarm = _decide_swarm(command_line, environment, file, founds=bool(named.new_swarm))
+    command_line = check_given(given, "the command line")
+    file, named = read_file(environment), read_environment(environment)
+    merged = Configuration(**(file | named | command_line))
+    initial_peers, new_swarm = _decide_swarm(
+        command_line, environment, file, founds=named.get("new_swarm", False)
+    )
     _refuse_what_is_missing(merged)
     if merged.port and merged.port == merged.grpc_port:
         raise SettingsError(f"--port and --grpc-port are both {merged.port}: each needs a port of its own")
     return JoinSettings(
-        model=merged.model,
+        options=replace(
+            merged,
+            new_swarm=new_swarm,
+            device=_check_device(merged.device),
+            announce=_check_announce(_bare(merged.announce)),
+            http_proxy=check_http_proxy(merged.http_proxy),
+            transmission_policy=_check_policy(merged.transmission_policy),
+        ),
         initial_peers=initial_peers,
-        new_swarm=new_swarm,
         swarm_key=_check_key_file(merged.swarm_key),
         memory_bytes=_parse_size(merged.memory, "--memory", "serve with"),
-        device=_check_device(merged.device or "auto"),
-        dtype=merged.dtype or "auto",
-        quantization=merged.quantization,
-        listen=_check_listen(_bare(merged.listen)) or _default_listen(initial_peers),
-        announce=_check_announce(_bare(merged.announce)),
-        port=merged.port or None,
-        grpc_port=merged.grpc_port or None,
-        name=merged.name,
-        layers=None if merged.layers is None else parse_layers(merged.layers),
-        partner=merged.partner or "auto",
-        state_dir=(merged.state_dir or default_state_dir()).expanduser().absolute(),
-        relay=merged.relay or "auto",
-        activation_codec=merged.activation_codec or "none",
-        rule=molink if merged.micro_batches is None else _rule(merged.micro_batches),
-        http_proxy=configured_http_proxy(command_line.http_proxy, environment, file),
-        transmission_policy=_check_policy(merged.transmission_policy or "molink"),
-        store_dir=(merged.store_dir or default_store_folder()).expanduser().absolute(),
         swap_bytes=_parse_size(merged.swap_space, "--swap-space", "swap into"),
         store_bytes=_parse_size(merged.store_size, "--store-size", "keep weights in"),
-        metrics_port=merged.metrics_port,
+        listen=_check_listen(_bare(merged.listen)) or _default_listen(initial_peers),
+        layers=None if merged.layers is None else parse_layers(merged.layers),
+        state_dir=(merged.state_dir or default_state_dir()).expanduser().absolute(),
+        store_dir=(merged.store_dir or default_store_folder()).expanduser().absolute(),
+        rule=_rule(merged.micro_batches),
         host_policy=_host_policy(merged),
-        threads=merged.threads,
-        priority=merged.priority or "low",
-        wait_s=merged.wait or 0.0,
-        exact=merged.exact == "on",
-        model_name=merged.model_name,
     )
 
 
@@ -175,7 +139,7 @@ def where_to_join(settings: JoinSettings) -> WhereToJoin:
             settings.initial_peers[0] if count == 1 else f"{settings.initial_peers[0]} and {count - 1} more"
         )
         return WhereToJoin(settings.initial_peers, f"Joining the swarm of {known}")
-    if settings.new_swarm:
+    if settings.options.new_swarm:
         return WhereToJoin((), "Founding a new swarm")
     return WhereToJoin(
         (),
@@ -198,22 +162,16 @@ def parse_layers(text: str) -> Span:
     return Span(int(found[1]), int(found[2]))
 
 
-def _merge(first: Configuration, second: Configuration) -> Configuration:
-    """What `first` gives, and what `second` gives where `first` does not."""
-    given = {name: value for name, value in first if value is not None}
-    return second.model_copy(update=given)
-
-
 def _decide_swarm(
-    command_line: Configuration, environment: Mapping[str, str], file: Configuration, *, founds: bool
+    command_line: Mapping[str, Any], environment: Mapping[str, str], file: Mapping[str, Any], *, founds: bool
 ) -> tuple[tuple[str, ...], bool]:
     sources = (
-        ("the command line", command_line.initial_peers or (), bool(command_line.new_swarm)),
+        ("the command line", command_line.get("initial_peers", ()), command_line.get("new_swarm", False)),
         ("the environment", environment_initial_peers(environment), founds),
         (
             f"the configuration file {configuration_path(environment)}",
-            file.initial_peers or (),
-            bool(file.new_swarm),
+            file.get("initial_peers", ()),
+            file.get("new_swarm", False),
         ),
     )
     for source, texts, new_swarm in sources:
@@ -233,7 +191,7 @@ def _refuse_what_is_missing(merged: Configuration) -> None:
         )
     if merged.quantization in ("int8", "nf4") and find_spec("bitsandbytes") is None:
         raise SettingsError(f"--quantization: {QuantizationUnavailable(merged.quantization)}")
-    if merged.partner not in (None, "auto", "off"):
+    if merged.partner not in ("auto", "off"):
         raise SettingsError(f"--partner {merged.partner} does not exist yet in this version: use auto or off")
 
 
@@ -266,7 +224,7 @@ def _host_policy(merged: Configuration) -> HostPolicy:
         quiet_hours = tuple(map(parse_quiet_hours, merged.quiet_hours or ()))
     except ValueError as error:
         raise SettingsError(f"--quiet-hours: {error}") from error
-    return HostPolicy(merged.pause_when_busy or "auto", quiet_hours, merged.on_battery or "pause")
+    return HostPolicy(merged.pause_when_busy, quiet_hours, merged.on_battery)
 
 
 def _rule(micro_batches: str | int) -> Rule:

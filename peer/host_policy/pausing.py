@@ -11,8 +11,7 @@ from molink.peer.device.device import give_back_memory
 from molink.peer.host_policy.readings import ReadMachine
 from molink.peer.host_policy.rules import RESUME_AFTER_S, HostPolicy, PauseState, Readings, next_pause_state
 from molink.peer.memory.leases import LeaseBook, Refused
-from molink.peer.serving.admission import Admission
-from molink.peer.serving.layer_loader import LayerLoader
+from molink.peer.serving.data_plane import DataPlane
 from molink.shards.errors import WeightsError
 from molink.shards.spec import Span, merge_spans
 
@@ -32,8 +31,7 @@ class Pausing:
         device: str,
         read: ReadMachine,
         leases: LeaseBook,
-        admission: Admission,
-        loader: LayerLoader,
+        serving: DataPlane,
         announcer: Announcer,
         say: Callable[[str], None],
     ) -> None:
@@ -41,8 +39,7 @@ class Pausing:
         self._device = device
         self._read = read
         self._leases = leases
-        self._admission = admission
-        self._loader = loader
+        self._serving = serving
         self._announcer = announcer
         self._say = say
         self._state = PauseState()
@@ -94,7 +91,7 @@ class Pausing:
         deadline_s = asyncio.get_running_loop().time() + GRACE_S
         while self._leases.leases and asyncio.get_running_loop().time() < deadline_s:  # noqa: ASYNC110
             await asyncio.sleep(_ENDED_EVERY_S)  # the event of a change is the announcer's
-        self._admission.hand_back(detail)
+        self._serving.admission.hand_back(detail)
         self._held = unloaded
         await self._let_go_of_weights()
 
@@ -104,7 +101,7 @@ class Pausing:
         if not held:
             return
         try:
-            await self._loader.drop(held)
+            await self._serving.loader.drop(held)
         except ValueError as error:  # something still uses them: it is looked at again
             _log.info("the weights stay for now: %s", error)
             return
@@ -121,7 +118,7 @@ class Pausing:
         for answer in refused:
             _log.warning("not everything is loaded again: %s", answer.detail)
         try:
-            await asyncio.gather(*map(self._loader.load, self._held))
+            await asyncio.gather(*map(self._serving.loader.load, self._held))
         except (WeightsError, OSError, MemoryError, RuntimeError, ValueError) as error:
             _log.error("the layers could not be loaded again: %s", error)
         await self._announcer.announce(facts_too=True)  # who avoided this peer need not any more

@@ -163,21 +163,27 @@ class LocalModel:
             return load(parts, lambda done, total: progress(fetched + done, fetched + total))
 
 
+@dataclass(frozen=True, slots=True)
+class ModelRequest:
+    """A model, as its owner asks for it."""
+
+    identifier: str
+    dtype: str = "auto"
+    """`auto`: as the swarm computes it already, else as it is stored."""
+    quantization: str | None = "none"
+    """None: as the swarm has it."""
+    name: str | None = None
+    """What the swarm is to call it; None: as `identifier` does."""
+
+
 async def open_model(
-    identifier: str,
-    dtype: str,
-    quantization: str | None,
+    asked: ModelRequest,
     views: Sequence[PeerView],
     digests: Path,
     report: Callable[[str], None],
     access: HubAccess | None = None,
-    name: str | None = None,
 ) -> LocalModel:
     """Finds the model's files and what they are.
-
-    With dtype `auto` and quantization None, it is computed as the swarm computes it already; what is given is kept to.
-
-    The swarm is to know it by `name`, if one is given.
 
     Of a hub's model only what is needed is fetched, when it is needed; without `access` to it none of its weights: it
     can be measured then, with random ones, but not served.
@@ -186,6 +192,7 @@ async def open_model(
         ModelNotFound, StoreError, OSError: it is not there, damaged, or not what `views` serve under that name.
         QuantizationUnavailable: the swarm has it in a quantization that this machine cannot compute with.
     """
+    identifier, name = asked.identifier, asked.name or asked.identifier
     folder = await asyncio.to_thread(catalog.resolve, identifier)
     hub: HubWeights | None = None
     outlined: Mapping[str, StandIn] | None = None
@@ -197,12 +204,12 @@ async def open_model(
         manifest, hub = await open_hub_model(identifier, folder, views, access, report)
     content_hash = manifest.content_hash
     served_models = [(view.facts.model.name, view.facts.model.content_hash) for view in views]
-    catalog.require_identity(name or identifier, folder, content_hash, served_models)
+    catalog.require_identity(name, folder, content_hash, served_models)
     served = [view.facts.model for view in views if view.facts.model.content_hash == content_hash]
-    numbers = choose_numbers(dtype, quantization, served)
+    numbers = choose_numbers(asked.dtype, asked.quantization, served)
     if numbers.quantization != "none" and find_spec("bitsandbytes") is None:
         raise QuantizationUnavailable(numbers.quantization)
-    spec = store.describe(manifest, numbers.dtype, numbers.quantization, name=name or identifier)
+    spec = store.describe(manifest, numbers.dtype, numbers.quantization, name=name)
     return LocalModel(folder, manifest, spec, hub, report, outlined, digests=digests)
 
 

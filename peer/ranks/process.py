@@ -78,17 +78,10 @@ class Rank:
             case "load":
                 threading.Thread(target=self._load, args=(order,), name="load", daemon=True).start()
                 return
-            case "attach":
-                self._engine.attach(self._loaded.pop(order["load"]))
-                self._answer(order)
             case "record":
                 self._answer(order, recorded=self._record_next(order["span"]))
-            case "forget":
-                self._loaded.pop(order["load"], None)
-                self._answer(order)
-            case "detach":
-                self._engine.detach(Span(*order["span"]))
-                self._answer(order)
+            case "attach" | "forget" | "detach":
+                self._put(order)
             case "cache" | "drop":
                 self._keep(order)
             case "limit" | "cap":
@@ -101,6 +94,17 @@ class Rank:
                 self._tell(order)
             case unknown:
                 raise PipeError(f"there is no order {unknown!r}")
+
+    def _put(self, order: Order) -> None:
+        """What was loaded is put to use or let go, or a span no longer used."""
+        match order["do"]:
+            case "attach":
+                self._engine.attach(self._loaded.pop(order["load"]))
+            case "forget":
+                self._loaded.pop(order["load"], None)
+            case _:
+                self._engine.detach(Span(*order["span"]))
+        self._answer(order)
 
     def _together(self, decoding: Decoding) -> Decoding:
         """The same, recorded where all ranks can record."""

@@ -2,12 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from molink.dht.records.records import PeerFacts
-from molink.peer.compute.backend import Backend
-from molink.peer.engine.engine_thread import EngineThread
 from molink.peer.engine.sessions import (
     HopSession,
     SessionPlan,
@@ -16,10 +13,10 @@ from molink.peer.engine.sessions import (
     report_failure,
 )
 from molink.peer.engine.stepping import Stepper
-from molink.peer.memory.leases import LeaseBook, LeaseKey, Refused
+from molink.peer.memory.leases import LeaseKey, Refused
 from molink.peer.memory.memory import common_spans
 from molink.peer.scheduling.prompts import MOST_WAIT_S
-from molink.peer.serving.layer_loader import LayerLoader
+from molink.peer.serving.layer_loader import LayerLoader, LeasedCompute
 from molink.peer.serving.neighbours import NeighbourLinks
 from molink.peer.wire.link.link import Link, LinkError
 from molink.peer.wire.protocol import molink_pb2 as pb
@@ -27,7 +24,6 @@ from molink.shards.errors import WeightsError
 from molink.shards.kv.block_allocator import PoolFull
 from molink.shards.kv.kv_cache import SequenceCache
 from molink.shards.kv.prefix import names_of_owner
-from molink.shards.spec import ModelSpec
 
 EXPIRY_CHECK_S = 2.0
 _log = logging.getLogger(__name__)
@@ -69,26 +65,22 @@ class Admission:
     def __init__(
         self,
         peer_id: str,
-        spec: ModelSpec,
-        leases: LeaseBook,
+        compute: LeasedCompute,
         sessions: SessionTable,
-        backend: Backend,
-        engine_thread: EngineThread,
         loader: LayerLoader,
         neighbours: NeighbourLinks,
         stepper: Stepper,
-        on_change: Callable[[], None],
     ) -> None:
         self._peer_id = peer_id
-        self._spec = spec
-        self._leases = leases
+        self._spec = compute.spec
+        self._leases = compute.leases
         self._sessions = sessions
-        self._backend = backend
-        self._engine_thread = engine_thread
+        self._backend = compute.backend
+        self._engine_thread = compute.engine_thread
         self._loader = loader
         self._neighbours = neighbours
         self._stepper = stepper
-        self._on_change = on_change
+        self._on_change = compute.on_change
         self._forming: dict[LeaseKey, _PendingLease] = {}
 
     def reserve(self, link: Link, plan: SessionPlan, hop: int) -> int:

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
 from molink.dht.identity.dialable import ANYWHERE, Ranges
 from molink.dht.identity.identity import Identity
-from molink.dht.identity.swarm_key import SwarmKey
 from molink.peer.compute.backend import Backend, StageEngine
 from molink.peer.engine.engine_thread import EngineThread
 from molink.peer.engine.layered_prefill import LayeredPrefill
@@ -24,14 +24,16 @@ from molink.peer.scheduling.prefill_slices import SliceSizer
 from molink.peer.scheduling.prompt_gathering import PromptGathering
 from molink.peer.serving.admission import Admission
 from molink.peer.serving.artifact_server import ArtifactServer
-from molink.peer.serving.layer_loader import LayerLoader
+from molink.peer.serving.layer_loader import LayerLoader, LeasedCompute
 from molink.peer.serving.neighbours import NeighbourLinks, NewestFacts
 from molink.peer.serving.service import PeerService
 from molink.peer.wire.link.acceptor import Acceptor
-from molink.peer.wire.link.certificate import Certificate
+from molink.peer.wire.link.certificate import Credentials
+from molink.peer.wire.link.link import LinkResources
 from molink.peer.wire.link.links import Links
 from molink.peer.wire.transport.line_quality import MeasureLine
 from molink.peer.wire.transport.message_memory import MessageMemory, message_limit_bytes
+from molink.peer.wire.transport.shared_uplink import SharedUplink
 from molink.shards.batching.engine import Engine
 
 
@@ -40,56 +42,89 @@ def _slice_sizer(engine: StageEngine, step_times: StepTimes | None) -> SliceSize
     return SliceSizer(step_times) if step_times and isinstance(engine, Engine) else None
 
 
+def _nobody(_: str) -> bool:
+    return False
+
+
+def _nothing(_: str) -> None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class KnownSwarm:
+    """What a data plane asks about the swarm around it; by default nobody is known, and neighbours may be anywhere."""
+
+    is_announced: Callable[[str], bool] = _nobody
+    """Whether an identity has announced itself."""
+    newest_facts: NewestFacts = _nothing
+    own_ranges: Ranges = ANYWHERE
+    """Neighbours are dialled in these only (`dht/identity/dialable.py`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class DataPlaneSettings:
+    """How one peer's data plane listens, sends and steps."""
+
+    listen: tuple[str, int] = ("127.0.0.1", 0)
+    activation_codecs: tuple[str, ...] = ()
+    rule: Rule = molink
+    """How many micro-batches circulate, where this peer is the head."""
+    limits: BatchLimits | None = None
+    """None: those of `batch_limits`."""
+    cut: Cut = chunk_lengths
+    """How prompts are cut whose head is here."""
+    http_proxy: str | None = None
+    transmission_policy: str = "molink"
+    memory_bytes: int | None = None
+    """The peer's; messages may take a part of it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OfferedCompute:
+    """What a data plane serves sessions with."""
+
+    backend: Backend
+    artifacts: ArtifactServer
+    leases: LeaseBook
+    step_times: StepTimes | None = None
+    """If they are known, prompts are computed so that decode beside them keeps its pace."""
+
+
 class DataPlane:
     """One peer's data plane: serves sessions of a model between `__aenter__` and `__aexit__`; `run` it meanwhile."""
 
     def __init__(
         self,
         identity: Identity,
-        swarm_key: SwarmKey | None,
-        certificate: Certificate,
-        backend: Backend,
-        artifacts: ArtifactServer,
-        leases: LeaseBook,
-        listen: tuple[str, int],
+        credentials: Credentials,
+        compute: OfferedCompute,
         metrics: PeerMetrics,
         on_change: Callable[[], None],
-        activation_codecs: tuple[str, ...] = (),
-        rule: Rule = molink,
-        *,
-        limits: BatchLimits | None = None,
-        cut: Cut = chunk_lengths,
-        http_proxy: str | None = None,
-        transmission_policy: str = "molink",
-        step_times: StepTimes | None = None,
-        is_announced: Callable[[str], bool] = lambda _: False,
-        memory_bytes: int | None = None,
-        own_ranges: Ranges = ANYWHERE,
-        newest_facts: NewestFacts = lambda _: None,
+        settings: DataPlaneSettings = DataPlaneSettings(),
+        swarm: KnownSwarm = KnownSwarm(),
     ) -> None:
-        """`cut` is how prompts are cut whose head is here; `limits` are those of `batch_limits` if nobody says. With
-        `step_times`, prompts are computed so that decode beside them keeps its pace. `is_announced`: whether an
-        identity has announced itself to the swarm. Messages may take a part of the peer's `memory_bytes`. Neighbours
-        are dialled in `own_ranges` only (`dht/identity/dialable.py`); `newest_facts` are those that the swarm knows of
-        an identity."""
+        """`on_change` hears of leases and layers that have come and gone."""
+        backend, leases, step_times = compute.backend, compute.leases, compute.step_times
+        rule, cut = settings.rule, settings.cut
         sessions = SessionTable()
         spec = backend.engine.spec
-        limits = limits or batch_limits(spec)
-        service = PeerService(spec, sessions, artifacts, activation_codecs, is_announced)
+        limits = settings.limits or batch_limits(spec)
+        service = PeerService(
+            spec, sessions, compute.artifacts, settings.activation_codecs, swarm.is_announced
+        )
         self._engine_thread = EngineThread()
+        memory = MessageMemory(
+            message_limit_bytes(settings.memory_bytes),
+            lambda peer_id: service.serves(peer_id) or swarm.is_announced(peer_id),
+        )
         self.links = Links(
             identity,
             service,
-            swarm_key,
+            credentials.swarm_key,
             is_client=False,
-            http_proxy=http_proxy,
-            transmission_policy=transmission_policy,
-            memory=MessageMemory(
-                message_limit_bytes(memory_bytes),
-                lambda peer_id: service.serves(peer_id) or is_announced(peer_id),
-            ),
-            own_ranges=own_ranges,
-            pace=service.pace,
+            http_proxy=settings.http_proxy,
+            own_ranges=swarm.own_ranges,
+            resources=LinkResources(SharedUplink(settings.transmission_policy), memory, service.pace),
         )
         sizes, engine = _slice_sizer(backend.engine, step_times), backend.engine
         layered_prefill = (
@@ -110,29 +145,18 @@ class DataPlane:
             layered_prefill,
             PromptGathering(step_times.predicted_ms, limits.max_tokens) if step_times else None,
         )
-        self.loader = LayerLoader(spec, leases, backend, self._engine_thread, on_change)
-        self.admission = Admission(
-            identity.peer_id,
-            spec,
-            leases,
-            sessions,
-            backend,
-            self._engine_thread,
-            self.loader,
-            NeighbourLinks(self.links, own_ranges, newest_facts),
-            self.stepper,
-            on_change,
-        )
+        leased = LeasedCompute(spec, leases, backend, self._engine_thread, on_change)
+        self.loader = LayerLoader(leased)
+        neighbours = NeighbourLinks(self.links, swarm.own_ranges, swarm.newest_facts)
+        self.admission = Admission(identity.peer_id, leased, sessions, self.loader, neighbours, self.stepper)
         service.attach(self.stepper, self.admission, self.links)
         self.measure_line: MeasureLine = self.links.line_quality
         self._acceptor = Acceptor(
-            *listen,
-            identity.peer_id,
-            certificate,
+            *settings.listen,
+            credentials,
             self.links,
             service,
-            swarm_key,
-            is_member=is_announced,
+            is_member=swarm.is_announced,
             is_needed=lambda link: self.links.in_use(link) and service.serves(link.peer_id),
         )
         self._stack = AsyncExitStack()

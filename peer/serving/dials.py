@@ -8,11 +8,12 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TypeVar
 
+from molink.shards.backoff import Backoff
+
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 
-FIRST_BACKOFF_S = 2.0
-LONGEST_BACKOFF_S = 300.0
+BACKOFF = Backoff(first_s=2.0, longest_s=300.0)
 SHARED_FAILURES = 2
 """An address that so many identities claim in vain is left alone, whoever claims it next."""
 MOST_REMEMBERED = 4096
@@ -26,8 +27,7 @@ class DialFailures:
     not_before_s: float = 0.0
 
     def and_one(self, now: float) -> "DialFailures":
-        wait_s = min(FIRST_BACKOFF_S * 2.0**self.count, LONGEST_BACKOFF_S)
-        return DialFailures(min(self.count + 1, 16), now + wait_s)
+        return DialFailures(self.count + 1, now + BACKOFF.after(self.count + 1))
 
 
 class DialBackoff:

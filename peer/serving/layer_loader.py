@@ -25,23 +25,28 @@ class LayerLoad:
     total_bytes: int
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class LeasedCompute:
+    """What a peer has to serve with: a model's backend, the lease book that promises it, its thread."""
+
+    spec: ModelSpec
+    leases: LeaseBook
+    backend: Backend
+    engine_thread: EngineThread
+    on_change: Callable[[], None]
+    """Hears of what has come and gone."""
+
+
 class LayerLoader:
     """Owner of the loads that the lease book has promised, one at a time, and of the room that weights leave the KV
-    cache. `on_change` hears what has come and gone."""
+    cache."""
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        leases: LeaseBook,
-        backend: Backend,
-        engine_thread: EngineThread,
-        on_change: Callable[[], None],
-    ) -> None:
-        self._spec = spec
-        self._leases = leases
-        self._backend = backend
-        self._engine_thread = engine_thread
-        self._on_change = on_change
+    def __init__(self, compute: LeasedCompute) -> None:
+        self._spec = compute.spec
+        self._leases = compute.leases
+        self._backend = compute.backend
+        self._engine_thread = compute.engine_thread
+        self._on_change = compute.on_change
         self._loads: dict[Span, LayerLoad] = {}
         self._order = asyncio.Lock()
         self._packing: asyncio.Task[None] | None = None

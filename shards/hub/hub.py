@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from urllib.parse import quote
 
 from molink.shards.address_ranges import AddressRange, range_of
+from molink.shards.backoff import Backoff
 from molink.shards.checkpoint.safetensors_header import StoredTensor, is_unsafe_name
 
 if TYPE_CHECKING:  # peers whose models are here do not wait for it
@@ -27,6 +28,7 @@ PROGRESS_BYTES: Final = 2**16
 """An attempt that brought so much was no failure, even if it broke off."""
 MAX_LISTING_BYTES: Final = 2**25
 READ_BYTES: Final = 2**18
+BACKOFF: Final = Backoff(first_s=0.5, longest_s=30.0, jitter=0.5)
 _CONTENT_RANGE: Final = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)")
 _CONTENT_ID: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _PASSING: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
@@ -84,18 +86,15 @@ class RetryPolicy:
 
     attempts: int = 6
     """In a row that bring next to nothing; then it is given up."""
-    first_pause_s: float = 0.5
-    """Before the second attempt; twice as long before each further one."""
-    longest_pause_s: float = 30.0
-    """Of what a server asks for as well."""
+    backoff: Backoff = BACKOFF
+    """Its longest wait is the longest for what a server asks as well."""
     connect_s: float = 10.0
     silence_s: float = 30.0
     """Without a byte."""
 
     def pause_s(self, failures: int, wanted_s: float, chance: float) -> float:
         """After so many failures in a row, if the server asks for `wanted_s`; `chance` in [0, 1) spreads peers."""
-        grown = self.first_pause_s * 2.0 ** (failures - 1) * (0.5 + chance)
-        return min(max(grown, wanted_s), self.longest_pause_s)
+        return min(max(self.backoff.after(failures, chance), wanted_s), self.backoff.longest_s)
 
 
 class HubClient:

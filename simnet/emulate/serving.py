@@ -10,7 +10,7 @@ from typing import Literal
 
 from molink.commands import CommandFailed, tell
 from molink.peer.models.choosing import FIRST_MODEL
-from molink.peer.models.model import open_model
+from molink.peer.models.model import ModelRequest, open_model
 from molink.peer.wire.transmission.policies import POLICIES
 from molink.progress import Progress
 from molink.shards.checkpoint.catalog import ModelNotFound
@@ -66,7 +66,7 @@ def spec_of(
         raise ValueError("--tensors-per-boundary needs --compute timed: engines that compute send one")
     with tempfile.TemporaryDirectory(prefix="molink-emulate-") as folder:
         digests = Path(folder) / "digests"
-        opened = open_model(model or FIRST_MODEL, "auto", "none", (), digests, lambda _: None)
+        opened = open_model(ModelRequest(model or FIRST_MODEL), (), digests, lambda _: None)
         try:
             return asyncio.run(opened).spec
         except (ModelNotFound, StoreError, OSError) as error:

@@ -126,7 +126,7 @@ def test_the_file_may_give_initial_peers_as_one_text(file: Path) -> None:
     ("content", "message"),
     [
         ('modle = "gpt2"\n', r"`modle` is not a known key \(did you mean `model`\?\)"),
-        ("zzzz = 1\n", r"`zzzz` is not a known key \(known keys are model, initial_peers"),
+        ("zzzz = 1\n", r"`zzzz` is not a known key \(known keys are model, model_name, initial_peers"),
         ('port = "abc"\n', r"`port`: input should be a valid integer"),
         ("grpc_port = 70000\n", r"`grpc_port`: input should be less than or equal to 65535"),
         ('relay = "maybe"\n', r"`relay`: input should be 'auto', 'on' or 'off'"),

@@ -14,10 +14,9 @@ import grpc
 import grpc.aio
 
 from molink.dht.errors import PortInUse
-from molink.dht.identity.swarm_key import SwarmKey
 from molink.dht.membership.door import ConnectionLimiter, ConnectionLimits, network_of
 from molink.dht.refusals import RefusalLog
-from molink.peer.wire.link.certificate import Certificate
+from molink.peer.wire.link.certificate import Credentials
 from molink.peer.wire.link.dialling import CHANNEL_OPTIONS, LINK_METHOD
 from molink.peer.wire.link.handshake import HandshakeRefused, Remote, challenge, check
 from molink.peer.wire.link.inbound import (
@@ -70,11 +69,9 @@ class Acceptor:
         self,
         host: str,
         port: int,
-        peer_id: str,
-        certificate: Certificate,
+        credentials: Credentials,
         links: Links,
         handler: LinkHandler,
-        swarm_key: SwarmKey | None,
         *,
         is_member: Callable[[str], bool] = lambda _: False,
         is_needed: Callable[[Link], bool] = lambda _: False,
@@ -83,11 +80,9 @@ class Acceptor:
         which then makes room for nobody."""
         self.port = port
         self._host = host
-        self._peer_id = peer_id
-        self._certificate = certificate
+        self._credentials = credentials
         self._links = links
         self._handler = handler
-        self._swarm_key = swarm_key
         self._is_needed = is_needed
         self._refusals = RefusalLog(_log)
         self._limits = inbound_limits(descriptor_limit())
@@ -115,7 +110,9 @@ class Acceptor:
         options = [*CHANNEL_OPTIONS, ("grpc.so_reuseport", 0), *grpc_options(self._limits)]
         server = grpc.aio.server(options=options)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {name: method}),))
-        credentials = grpc.ssl_server_credentials([(self._certificate.key_pem, self._certificate.pem)])
+        credentials = grpc.ssl_server_credentials(
+            [(self._credentials.certificate.key_pem, self._credentials.certificate.pem)]
+        )
         address = listen_address(self._host, self.port)
         try:
             _try_to_listen(self._host, self.port)
@@ -171,7 +168,7 @@ class Acceptor:
         if not self._admit(guest, remote.peer_id):
             self._refusals.refused("links beyond what may be", remote.peer_id)
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "this peer has as many links as it takes")
-        await context.write(encode(pb.Welcome(peer_id=self._peer_id)))
+        await context.write(encode(pb.Welcome(peer_id=self._credentials.peer_id)))
         running = self._links.accept(proof.link_id, remote, connection)
         link = self._links.accepted(remote.peer_id, proof.link_id)
         if link is not None:
@@ -216,7 +213,7 @@ class Acceptor:
         known = link is not None and link.closed_because is None
         received = link.received if link is not None and known else 0
         await connection.stream.write(
-            encode(pb.Welcome(peer_id=self._peer_id, resumed=known, received=received))
+            encode(pb.Welcome(peer_id=self._credentials.peer_id, resumed=known, received=received))
         )
         if link is None or not link.attach(Resumed(connection, proof.received)):
             await connection.close()
@@ -232,7 +229,9 @@ class Acceptor:
                 if not isinstance(data, bytes):
                     raise HandshakeRefused("the other end hung up before it proved who it is")
                 proof = expect(decode(data), pb.Proof)
-                return proof, check(proof, question, self._certificate.der, self._swarm_key)
+                return proof, check(
+                    proof, question, self._credentials.certificate.der, self._credentials.swarm_key
+                )
         except TimeoutError:
             self._refusals.refused("unproven links", parse_peer(context.peer())[0])
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, "no proof of identity in time")

@@ -10,6 +10,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
+from molink.dht.identity.swarm_key import SwarmKey
+
 _NOT_BEFORE = datetime(2000, 1, 1, tzinfo=UTC)
 _NOT_AFTER = datetime(2100, 1, 1, tzinfo=UTC)
 """Fixed and far apart: clocks at home are wrong, and the pin, not the calendar, is what is trusted."""
@@ -24,6 +26,16 @@ class Certificate:
     pem: bytes
     der: bytes
     key_pem: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """What a peer proves itself with to those who dial it."""
+
+    peer_id: str
+    certificate: Certificate
+    swarm_key: SwarmKey | None = None
+    """Of a private swarm; None: anyone may connect."""
 
 
 def new_certificate(peer_id: str) -> Certificate:

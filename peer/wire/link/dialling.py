@@ -28,6 +28,7 @@ from molink.peer.wire.link.link import LinkError, Resumed
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.protocol.frames import ProtocolError, decode, encode, expect
 from molink.peer.wire.protocol.packets import MAX_PACKET_BYTES
+from molink.shards.backoff import Backoff
 
 LINK_METHOD = "/molink.Peer/Link"
 DIAL_TIMEOUT_S = 5.0
@@ -40,7 +41,8 @@ LOOK_TIMEOUT_S = 2.0
 UNREACHED = "it cannot be reached"
 _ANSWERS = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.RESOURCE_EXHAUSTED)
 """What the peer itself says when it takes no link."""
-REDIAL_DELAYS_S = (0.0, 0.05, 0.1, *(0.2,) * 9)
+REDIALS = 12
+REDIAL_BACKOFF = Backoff(first_s=0.05, longest_s=0.2)
 """Before each try to resume a link whose connection broke: what breaks connections may break the next few as well."""
 CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", MAX_PACKET_BYTES),
@@ -126,8 +128,8 @@ class Dialler:
             LinkError: nobody is there, or the other end does not know the link.
         """
         asked = pb.Proof(link_id=link_id, resumes=True, received=received)
-        for delay_s in REDIAL_DELAYS_S:
-            await asyncio.sleep(delay_s)
+        for failures in range(REDIALS):
+            await asyncio.sleep(REDIAL_BACKOFF.after(failures) if failures else 0.0)
             try:
                 return await self._dial(facts, asked)
             except LinkError as error:

@@ -75,6 +75,17 @@ class _End:
     code: CloseCode | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class LinkResources:
+    """What the links of one process share."""
+
+    uplink: SharedUplink
+    memory: MessageMemory
+    """For what is unfinished and unacknowledged on all of them together."""
+    pace: Pace | None = None
+    """Slows down what comes on links that others dialled; None: nothing does."""
+
+
 class Link:
     """One end of a link whose other end is proven. `run` it; `post` and `request` from anywhere on the loop."""
 
@@ -84,13 +95,11 @@ class Link:
         remote: Remote,
         connection: Connection,
         handler: LinkHandler,
-        uplink: SharedUplink,
+        resources: LinkResources,
         redial: Callable[["Link"], Awaitable[Resumed]] | None = None,
-        memory: MessageMemory | None = None,
-        pace: Pace | None = None,
     ) -> None:
-        """`redial` makes another connection, or raises LinkError; without it the other end is who dials. `memory` is
-        shared by all links of the process. `pace` slows down what comes; None: nothing does."""
+        """`redial` makes another connection, or raises LinkError; without it the other end is who dials, and its pace
+        is kept."""
         loop = asyncio.get_running_loop()
         self.link_id = link_id
         self.remote = remote
@@ -98,11 +107,11 @@ class Link:
         self._connection = connection
         self._handler = handler
         self._redial = redial
-        self._pace = pace
+        self._pace = resources.pace if redial is None else None
         self._paced_acknowledged = 0
         self._measured = asyncio.Event()
-        holder = (memory or MessageMemory()).open(remote.peer_id, self._evicted, self._room)
-        self._packets = PacketEngine(uplink, self._wake, self._measured.set, loop.time(), holder)
+        holder = resources.memory.open(remote.peer_id, self._evicted, self._room)
+        self._packets = PacketEngine(resources.uplink, self._wake, self._measured.set, loop.time(), holder)
         self._packets.round_trips.secret = secrets.token_bytes(16)
         self._closing: asyncio.Future[_End] = loop.create_future()
         self._suspended = asyncio.Event()

@@ -17,7 +17,7 @@ from molink.dht.records.records import PeerFacts
 from molink.peer.wire.link.connection import Connection
 from molink.peer.wire.link.dialling import DIAL_TIMEOUT_S, Dialler
 from molink.peer.wire.link.handshake import LINK_ID_BYTES, Remote
-from molink.peer.wire.link.link import Link, LinkError, LinkHandler, Pace, Resumed
+from molink.peer.wire.link.link import Link, LinkError, LinkHandler, LinkResources, Resumed
 from molink.peer.wire.transport.line_quality import LineQuality
 from molink.peer.wire.transport.message_memory import MessageMemory
 from molink.peer.wire.transport.shared_uplink import SharedUplink
@@ -43,24 +43,19 @@ class Links:
         *,
         is_client: bool,
         http_proxy: str | None = None,
-        transmission_policy: str = "molink",
-        memory: MessageMemory | None = None,
         own_ranges: Ranges = ANYWHERE,
-        pace: Pace | None = None,
+        resources: LinkResources | None = None,
     ) -> None:
         """`http_proxy` is the URL of a proxy that links are dialled through with CONNECT. Of the environment only
-        `no_proxy` counts then: hosts that are dialled directly all the same. `memory` is for what is unfinished and
-        unacknowledged on all links together. Announced addresses are dialled in `own_ranges` only
-        (`dht/identity/dialable.py`). `pace` slows down links that others dialled.
+        `no_proxy` counts then: hosts that are dialled directly all the same. Announced addresses are dialled in
+        `own_ranges` only (`dht/identity/dialable.py`). `resources`: by default the usual ones.
         """
         self._identity = identity
         self._handler = handler
         self._dialler = Dialler(
             identity, swarm_key, is_client=is_client, http_proxy=http_proxy, own_ranges=own_ranges
         )
-        self._uplink = SharedUplink(transmission_policy)
-        self._memory = memory or MessageMemory()
-        self._pace = pace
+        self._resources = resources or LinkResources(SharedUplink(), MessageMemory())
         self._links: dict[str, Link] = {}
         """In use, by peer id."""
         self._spares: list[Link] = []
@@ -92,7 +87,7 @@ class Links:
     @property
     def uses_deadlines(self) -> bool:
         """Whether messages of a class leave as they are due (see `Link.post`)."""
-        return self._uplink.uses_deadlines
+        return self._resources.uplink.uses_deadlines
 
     def dial_in(self, ranges: Ranges) -> None:
         """From now on announced addresses of other ranges are not dialled."""
@@ -100,7 +95,7 @@ class Links:
 
     def cancel(self, session: bytes) -> None:
         """Drops what waits to be sent for a session alone."""
-        self._uplink.cancel(session, asyncio.get_running_loop().time())
+        self._resources.uplink.cancel(session, asyncio.get_running_loop().time())
 
     def expect_decode(self, peer_id: str, at_s: float) -> None:
         """Tells the scheduler when the next decode is predicted to go to a peer, on the event loop's clock."""
@@ -110,7 +105,7 @@ class Links:
 
     def line_quality(self) -> LineQuality:
         """Line quality: what the links' own traffic has measured of this machine's line."""
-        return LineQuality(self._uplink.bytes_per_s, tuple(link.quality for link in self.all()))
+        return LineQuality(self._resources.uplink.bytes_per_s, tuple(link.quality for link in self.all()))
 
     def find(self, peer_id: str) -> Link | None:
         """The open link to a peer or client, if there is one."""
@@ -152,9 +147,7 @@ class Links:
 
     def accept(self, link_id: bytes, remote: Remote, connection: Connection) -> asyncio.Task[None]:
         """Takes in a link that the other end dialled; done when it has ended."""
-        link = Link(
-            link_id, remote, connection, self._handler, self._uplink, memory=self._memory, pace=self._pace
-        )
+        link = Link(link_id, remote, connection, self._handler, self._resources)
         self._accepted[link.peer_id, link_id] = link
         return self._start(link)
 
@@ -210,9 +203,8 @@ class Links:
             Remote(facts.peer_id, is_client=False),
             connection,
             self._handler,
-            self._uplink,
+            self._resources,
             redial,
-            self._memory,
         )
         self._dialled.add(link)
         self._start(link)

@@ -24,21 +24,21 @@ from molink.dht.records.records import (
     Coordinate,
     PeerFacts,
 )
-from molink.peer.announcing.announcer import own_facts
+from molink.peer.announcing.announcer import PeerContact, ServingTerms, own_facts
 from molink.peer.compute.backend import DeviceBackend
 from molink.peer.daemon.peer import SWITCH_INTERVAL_S
 from molink.peer.device.device import default_memory_bytes, describe_device
 from molink.peer.engine.metrics import PeerMetrics
 from molink.peer.memory.leases import LeaseBook, Refused
 from molink.peer.memory.memory import plan_memory
-from molink.peer.models.model import open_model
+from molink.peer.models.model import ModelRequest, open_model
 from molink.peer.profiling.profiler import cached_or_measured
 from molink.peer.scheduling.in_flight_rules import rule_named
 from molink.peer.scheduling.microbatch import BatchLimits, batch_limits
 from molink.peer.scheduling.prefill_chunks import chunk_lengths, equal_chunks
 from molink.peer.serving.artifact_server import ArtifactServer
-from molink.peer.serving.data_plane import DataPlane
-from molink.peer.wire.link.certificate import new_certificate
+from molink.peer.serving.data_plane import DataPlane, DataPlaneSettings, OfferedCompute
+from molink.peer.wire.link.certificate import Credentials, new_certificate
 from molink.shards.spec import ModelSpec, Span
 from molink.simnet.devices.model_shapes import MODEL_SHAPES
 from molink.simnet.devices.named_devices import device_named
@@ -123,35 +123,29 @@ class EmulatedPeer:
         certificate = new_certificate(identity.peer_id)
         serving = DataPlane(
             identity,
-            None,
-            certificate,
-            machine.backend,
-            machine.artifacts,
-            leases,
-            ("127.0.0.1", 0),
+            Credentials(identity.peer_id, certificate),
+            OfferedCompute(machine.backend, machine.artifacts, leases),
             self._metrics,
             lambda: None,
-            rule=rule_named(configuration.micro_batches),
-            limits=limits,
-            cut=chunk_lengths
-            if configuration.prefill_chunk_tokens is None
-            else equal_chunks(configuration.prefill_chunk_tokens),
-            http_proxy=configuration.http_proxy,
-            transmission_policy=configuration.policy,
+            DataPlaneSettings(
+                rule=rule_named(configuration.micro_batches),
+                limits=limits,
+                cut=chunk_lengths
+                if configuration.prefill_chunk_tokens is None
+                else equal_chunks(configuration.prefill_chunk_tokens),
+                http_proxy=configuration.http_proxy,
+                transmission_policy=configuration.policy,
+            ),
         )
         async with serving:
             await serving.loader.load(span)
             facts = own_facts(
                 identity,
-                configuration.name,
-                (),
-                (f"127.0.0.1:{serving.port}",),
-                certificate,
+                PeerContact(configuration.name, (), (f"127.0.0.1:{serving.port}",), certificate),
                 machine.device,
                 spec,
-                span,
                 machine.profile,
-                step_tokens=limits.max_tokens,
+                ServingTerms(span, step_tokens=limits.max_tokens),
             )
             record = sign_facts(_with_line(facts, configuration), identity)
             _print(asdict(PeerReport(record.hex(), leases.free_kv_bytes, MOST_SESSIONS)))
@@ -173,9 +167,8 @@ class EmulatedPeer:
             )
             return timed_machine(shape, device_named(configuration.device))
         with tempfile.TemporaryDirectory(prefix="molink-emulate-") as folder:
-            model = await open_model(
-                configuration.model, "auto", "none", (), Path(folder) / "digests", lambda _: None
-            )
+            request = ModelRequest(configuration.model)
+            model = await open_model(request, (), Path(folder) / "digests", lambda _: None)
             measuring = (model.folder, model.spec, "cpu", Path(folder) / "profiles", None, model.stand_ins())
             profile = await asyncio.to_thread(cached_or_measured, *measuring)
         backend, artifacts = DeviceBackend(model, "cpu"), ArtifactServer.of(model)

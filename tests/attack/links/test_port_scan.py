@@ -15,7 +15,7 @@ from molink.dht.identity.identity import Identity
 from molink.dht.records.records import PeerFacts
 from molink.peer.models.model import LocalModel
 from molink.peer.serving import neighbours
-from molink.peer.serving.dials import LONGEST_BACKOFF_S, SHARED_FAILURES, DialBackoff
+from molink.peer.serving.dials import BACKOFF, SHARED_FAILURES, DialBackoff
 from molink.peer.wire.link.certificate import new_certificate
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.shards.address_ranges import AddressRange
@@ -154,7 +154,7 @@ def test_a_claim_that_failed_waits_longer_each_time_and_no_longer_than_the_longe
             now += 1.0
         waits.append(now - began)
     assert waits == sorted(waits)
-    assert waits[-1] == LONGEST_BACKOFF_S
+    assert waits[-1] == BACKOFF.longest_s
 
 
 def test_who_has_answered_at_an_address_is_dialled_whoever_claims_it_in_vain() -> None:

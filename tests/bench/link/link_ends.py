@@ -30,12 +30,14 @@ from support.swarms.swarm_examples import facts_of
 
 from molink.dht.identity.identity import Identity
 from molink.peer.wire.link.acceptor import Acceptor
-from molink.peer.wire.link.certificate import new_certificate, server_name
-from molink.peer.wire.link.link import Link
+from molink.peer.wire.link.certificate import Credentials, new_certificate, server_name
+from molink.peer.wire.link.link import Link, LinkResources
 from molink.peer.wire.link.links import Links
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.protocol.frames import Frame
 from molink.peer.wire.transmission.classes import TrafficClass
+from molink.peer.wire.transport.message_memory import MessageMemory
+from molink.peer.wire.transport.shared_uplink import SharedUplink
 
 CLASSES = {DECODE: TrafficClass.DECODE, PREFILL: TrafficClass.PREFILL}
 NUMBERS = 4
@@ -62,7 +64,7 @@ class Ours:
         certificate = new_certificate(identity.peer_id)
         links = await self._stack.enter_async_context(Links(identity, self, None, is_client=False))
         acceptor = await self._stack.enter_async_context(
-            Acceptor(HOST, 0, identity.peer_id, certificate, links, self, None)
+            Acceptor(HOST, 0, Credentials(identity.peer_id, certificate), links, self)
         )
         encoded = base64.b64encode(certificate.der).decode()
         return [{"port": acceptor.port, "peer_id": identity.peer_id, "certificate": encoded}]
@@ -88,7 +90,8 @@ class OursSending:
     def __init__(self, policy: str, expects: bool) -> None:
         self.returned = asyncio.Event()
         self._expects = expects
-        self._links = Links(Identity.generate(), self, None, is_client=False, transmission_policy=policy)
+        resources = LinkResources(SharedUplink(policy), MessageMemory())
+        self._links = Links(Identity.generate(), self, None, is_client=False, resources=resources)
         self._stack = AsyncExitStack()
         self._by_kind: dict[int, Link] = {}
 

@@ -143,7 +143,7 @@ def test_who_does_not_answer_makes_the_next_plan_doubtful_and_has_others_tried(c
     circuit = begun()
     circuit.handle(PLANNED, 100.0)
     *_, wait = circuit.handle(core.Refused(core.Refusal(code), 1.0), 102.0)
-    assert wait == core.Wait(core.FIRST_BACKOFF_S, scout=True)
+    assert wait == core.Wait(core.BACKOFF.first_s, scout=True)
     assert circuit.handle(core.Waited(), 102.1) == (core.Plan(doubtful=True),)
 
 

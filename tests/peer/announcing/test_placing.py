@@ -15,7 +15,7 @@ from molink.dht.identity.identity import Identity
 from molink.dht.node.discovery import Discovery
 from molink.dht.records.records import PeerFacts, PeerState, PeerView
 from molink.peer.announcing import placement_core, placing
-from molink.peer.announcing.announcer import Announcer, joining_machine
+from molink.peer.announcing.announcer import Announcer, Measurements, joining_machine
 from molink.peer.announcing.placing import PlacementDriver
 from molink.peer.announcing.prober import Prober
 from molink.peer.engine.stepping import Stepper
@@ -117,10 +117,8 @@ class Member:
             SPEC,
             self.leases,
             cast("Stepper", NoSteps()),
-            self.prober,
             self.changed,
-            LineQuality,
-            StepTimes(self.profile),
+            Measurements(self.prober, LineQuality, StepTimes(self.profile)),
         )
         loader = cast("LayerLoader", self.loader)
         self.placing = PlacementDriver(discovery, SPEC, self.leases, loader, self.announcer)

@@ -3,7 +3,7 @@
 import pytest
 from support.models.tiny_models import make_tiny_model
 
-from molink.configuration import Configuration, SettingsError
+from molink.configuration import SettingsError
 from molink.dht.records.records import LayerLatency, PrefillLatency
 from molink.peer.daemon import compute_setup
 from molink.peer.daemon.compute_setup import limits_on, memory_of, planned_memory, reserve_of
@@ -26,7 +26,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> LocalModel:
 
 
 def settings(**given: object) -> JoinSettings:
-    return load_settings(Configuration.model_validate(given), {})
+    return load_settings(given, {})
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from molink.configuration import Configuration
 from molink.peer.daemon import settings as settings_module
 from molink.peer.daemon.settings import (
     JoinSettings,
@@ -31,24 +30,28 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 def load(environment: dict[str, str], file: str = "", **command_line: object) -> JoinSettings:
     Path(environment["MOLINK_CONFIG"]).write_text(file)
-    return load_settings(Configuration.model_validate(command_line), environment)
+    return load_settings(command_line, environment)
 
 
 def test_without_anything_the_defaults_hold(environment: dict[str, str]) -> None:
     settings = load(environment)
-    assert settings.model is None
+    assert settings.options.model is None
     assert settings.initial_peers == ()
-    assert settings.new_swarm is False
+    assert settings.options.new_swarm is False
     assert settings.memory_bytes is None
-    assert (settings.device, settings.dtype, settings.quantization) == ("auto", "auto", None)
+    assert (settings.options.device, settings.options.dtype, settings.options.quantization) == (
+        "auto",
+        "auto",
+        None,
+    )
     assert settings.listen == "127.0.0.1"
-    assert (settings.port, settings.grpc_port, settings.layers) == (None, None, None)
-    assert (settings.partner, settings.relay) == ("auto", "auto")
+    assert (settings.options.port, settings.options.grpc_port, settings.layers) == (0, 0, None)
+    assert (settings.options.partner, settings.options.relay) == ("auto", "auto")
     assert settings.rule is molink
-    assert settings.activation_codec == "none", "nobody loses exactness unasked"
-    assert settings.http_proxy is None
-    assert settings.metrics_port is None, "nobody is listened to unasked"
-    assert settings.transmission_policy == "molink"
+    assert settings.options.activation_codec == "none", "nobody loses exactness unasked"
+    assert settings.options.http_proxy is None
+    assert settings.options.metrics_port is None, "nobody is listened to unasked"
+    assert settings.options.transmission_policy == "molink"
     assert settings.state_dir.is_absolute()
     assert settings.state_dir.name == "peer"
     assert settings.store_dir.is_absolute()
@@ -64,23 +67,23 @@ def test_the_command_line_comes_before_the_file_and_each_setting_for_itself(
         'name = "from the file"\nmemory = "2GB"\nport = 4001\nactivation_codec = "int8"\nstore_size = "3GB"\n'
     )
     settings = load(environment, file, name="mine", layers="2:6")
-    assert settings.name == "mine"
+    assert settings.options.name == "mine"
     assert settings.memory_bytes == 2_000_000_000
     assert settings.store_bytes == 3_000_000_000
-    assert settings.port == 4001
-    assert settings.activation_codec == "int8"
+    assert settings.options.port == 4001
+    assert settings.options.activation_codec == "int8"
     assert settings.layers == Span(2, 6)
 
 
 def test_the_volunteers_comfort_is_on_unless_told_otherwise(environment: dict[str, str]) -> None:
     settings = load(environment)
     assert settings.host_policy == HostPolicy("auto", (), "pause")
-    assert settings.priority == "low"
+    assert settings.options.priority == "low"
     file = 'pause_when_busy = "on"\nquiet_hours = ["22:00-07:00", "12:00-13:00"]\npriority = "normal"\n'
     settings = load(environment, file, on_battery="serve")
     night, noon = parse_quiet_hours("22:00-07:00"), parse_quiet_hours("12:00-13:00")
     assert settings.host_policy == HostPolicy("on", (night, noon), "serve")
-    assert settings.priority == "normal"
+    assert settings.options.priority == "normal"
     assert load(environment, 'quiet_hours = "22:00-07:00"\n').host_policy.quiet_hours == (night,)
     with pytest.raises(SettingsError, match=r"--quiet-hours: '22-7' is not a part of the day"):
         load(environment, quiet_hours=("22-7",))
@@ -93,7 +96,7 @@ def test_where_to_join_is_decided_by_the_first_source_that_says_anything(environ
     assert load(environment, file).initial_peers == (LOCAL, REMOTE)
     assert load(environment, file, initial_peers=[REMOTE]).initial_peers == (REMOTE,)
     founded = load(environment, file, new_swarm=True)
-    assert (founded.initial_peers, founded.new_swarm) == ((), True)
+    assert (founded.initial_peers, founded.options.new_swarm) == ((), True)
     assert load(environment, "new_swarm = true\n").initial_peers == (LOCAL, REMOTE)
 
 
@@ -129,12 +132,13 @@ def test_a_peer_listens_beyond_this_machine_only_when_the_swarm_is_beyond_it(
 def test_an_ipv6_address_may_have_the_brackets_that_it_has_beside_a_port(
     environment: dict[str, str], option: str, written: str
 ) -> None:
-    assert getattr(load(environment, **{option: written}), option) == "::1"
+    settings = load(environment, **{option: written})
+    assert {"listen": settings.listen, "announce": settings.options.announce}[option] == "::1"
 
 
 def test_a_host_is_announced_by_its_name_or_address(environment: dict[str, str]) -> None:
-    assert load(environment, announce="peer.example.org").announce == "peer.example.org"
-    assert load(environment, announce="203.0.113.7").announce == "203.0.113.7"
+    assert load(environment, announce="peer.example.org").options.announce == "peer.example.org"
+    assert load(environment, announce="203.0.113.7").options.announce == "203.0.113.7"
     assert load(environment, listen="localhost").listen == "127.0.0.1"
 
 
@@ -157,23 +161,23 @@ def test_a_host_that_is_none_is_refused_at_once(
 
 def test_port_zero_means_any_free_one(environment: dict[str, str]) -> None:
     settings = load(environment, port=0, grpc_port=0)
-    assert (settings.port, settings.grpc_port) == (None, None)
+    assert (settings.options.port, settings.options.grpc_port) == (0, 0)
 
 
 @pytest.mark.parametrize("quantization", ["int8", "nf4"])
 def test_quantization_needs_its_package(
     quantization: str, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert load(environment, quantization=quantization).quantization == quantization
+    assert load(environment, quantization=quantization).options.quantization == quantization
     monkeypatch.setattr(settings_module, "find_spec", lambda _: None)
     with pytest.raises(SettingsError, match=r"--quantization: .* pip install 'molink\[quantization\]'"):
         load(environment, quantization=quantization)
 
 
 def test_it_is_exact_only_when_told(environment: dict[str, str]) -> None:
-    assert load(environment).exact is False
-    assert load(environment, 'exact = "on"').exact is True
-    assert load(environment, 'exact = "on"', exact="off").exact is False
+    assert load(environment).options.exact == "off"
+    assert load(environment, 'exact = "on"').options.exact == "on"
+    assert load(environment, 'exact = "on"', exact="off").options.exact == "off"
     with pytest.raises(SettingsError, match="exact"):
         load(environment, 'exact = "yes"')
 
@@ -220,10 +224,10 @@ def test_the_proxy_of_the_command_line_comes_before_that_of_the_environment_and_
     environment: dict[str, str],
 ) -> None:
     file = 'http_proxy = "http://file.example:1"\n'
-    assert load(environment, file).http_proxy == "http://file.example:1"
+    assert load(environment, file).options.http_proxy == "http://file.example:1"
     environment["MOLINK_HTTP_PROXY"] = "http://[::1]:2"
-    assert load(environment, file).http_proxy == "http://[::1]:2"
-    assert load(environment, file, http_proxy="http://user:word@127.0.0.1:3/").http_proxy == (
+    assert load(environment, file).options.http_proxy == "http://[::1]:2"
+    assert load(environment, file, http_proxy="http://user:word@127.0.0.1:3/").options.http_proxy == (
         "http://user:word@127.0.0.1:3/"
     )
 
@@ -241,7 +245,7 @@ def test_layers_are_the_first_and_the_one_after_the_last() -> None:
 
 @pytest.mark.parametrize("device", ["auto", "cpu", "mps", "cuda", "cuda:0", "cuda:0,1"])
 def test_device_names_of_the_documentation_are_known(environment: dict[str, str], device: str) -> None:
-    assert load(environment, device=device).device == device
+    assert load(environment, device=device).options.device == device
 
 
 def test_a_key_file_is_taken_by_its_absolute_path(

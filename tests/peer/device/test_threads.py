@@ -10,7 +10,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from molink.configuration import Configuration
 from molink.peer.daemon.settings import load_settings
 from molink.peer.device import threads
 from molink.peer.device.thread_choice import (
@@ -138,8 +137,8 @@ def test_the_owners_word_goes_before_measurements(name: str) -> None:
     torch.set_num_threads(2)
     assert counts_to_try("cpu", 7, {name: "2"}) == (7,)
     assert counts_to_try("cpu", None, {name: "2"}) == (2,)
-    assert load_settings(Configuration(threads=5), {}).threads == 5
-    assert load_settings(Configuration(), {}).threads is None
+    assert load_settings({"threads": 5}, {}).options.threads == 5
+    assert load_settings({}, {}).options.threads is None
 
 
 def test_without_it_what_the_processor_has_is_tried_and_on_a_gpu_nothing(

@@ -16,8 +16,7 @@ from molink.peer.host_policy import pausing as pausing_module
 from molink.peer.host_policy.pausing import Pausing
 from molink.peer.host_policy.rules import HostPolicy, Readings
 from molink.peer.memory.leases import LeaseBook
-from molink.peer.serving.admission import Admission
-from molink.peer.serving.layer_loader import LayerLoader
+from molink.peer.serving.data_plane import DataPlane
 
 SHORTAGES = [
     OSError(24, "Too many open files"),
@@ -73,8 +72,7 @@ def test_what_cannot_be_read_for_a_while_is_read_again(
 
         parts = (
             cast("LeaseBook", None),
-            cast("Admission", None),
-            cast("LayerLoader", None),
+            cast("DataPlane", None),
             cast("Announcer", None),
         )
         pausing = Pausing(HostPolicy(), "cpu", read, *parts, lambda _: None)

@@ -10,7 +10,7 @@ from support.swarms.swarm_examples import facts_of, state_of
 
 from molink.dht.identity.identity import Identity
 from molink.dht.records.records import PeerView
-from molink.peer.models.model import LocalModel, open_model
+from molink.peer.models.model import LocalModel, ModelRequest, open_model
 from molink.shards.checkpoint.catalog import BUNDLED, resolve
 from molink.shards.checkpoint.store import StoreError, describe
 from molink.shards.errors import QuantizationUnavailable
@@ -21,7 +21,7 @@ def opened(
     folder: Path, *views: PeerView, dtype: str = "auto", quantization: str | None = None
 ) -> LocalModel:
     told: list[str] = []
-    asked = (str(folder), dtype, quantization, views, folder.parent / "digests", told.append)
+    asked = (ModelRequest(str(folder), dtype, quantization), views, folder.parent / "digests", told.append)
     return asyncio.run(open_model(*asked))
 
 
@@ -102,4 +102,4 @@ def test_an_altered_bundled_model_is_refused_even_by_the_first_of_a_swarm(
     alter_a_weight(copy, "model.layers.3.mlp.up_proj.weight")
     monkeypatch.setattr("molink.shards.checkpoint.catalog.resolve", lambda _: copy)
     with pytest.raises(StoreError, match="Install MoLink again"):
-        asyncio.run(open_model(name, "auto", "none", (), tmp_path / "digests", lambda _: None))
+        asyncio.run(open_model(ModelRequest(name), (), tmp_path / "digests", lambda _: None))

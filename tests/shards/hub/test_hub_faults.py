@@ -97,7 +97,7 @@ def test_a_server_may_say_how_long_to_wait_within_reason(side: HubSide) -> None:
         side.hub.fault = times(1, status(429, **{"Retry-After": "7"}))
         side.fetch(store, SPAN)
     assert side.pauses == [7.0]
-    assert RetryPolicy().pause_s(1, 10_000.0, 0.5) == RetryPolicy().longest_pause_s
+    assert RetryPolicy().pause_s(1, 10_000.0, 0.5) == RetryPolicy().backoff.longest_s
 
 
 def test_pauses_grow_and_differ_between_peers() -> None:
@@ -105,7 +105,7 @@ def test_pauses_grow_and_differ_between_peers() -> None:
     pauses = [patience.pause_s(failures, 0.0, 0.5) for failures in range(1, 12)]
     assert pauses == sorted(pauses)
     assert pauses[1] == 2 * pauses[0]
-    assert pauses[-1] == patience.longest_pause_s
+    assert pauses[-1] == patience.backoff.longest_s
     assert patience.pause_s(1, 0.0, 0.0) < patience.pause_s(1, 0.0, 0.9)
 
 

@@ -17,7 +17,7 @@ from molink.dht.node.network import Network
 from molink.dht.records.announcement import sign_facts, sign_state
 from molink.dht.records.records import LayerLatency, LinkMeasurement, PeerView, ServedModel
 from molink.peer.wire.link.acceptor import Acceptor
-from molink.peer.wire.link.certificate import new_certificate
+from molink.peer.wire.link.certificate import Credentials, new_certificate
 from molink.peer.wire.link.link import Link
 from molink.peer.wire.link.links import Links
 from molink.peer.wire.protocol import molink_pb2 as pb
@@ -61,7 +61,7 @@ class Liar(Recorder):
 
     async def __aenter__(self) -> Self:
         links = await self._stack.enter_async_context(Links(self.identity, self, None, is_client=False))
-        acceptor = Acceptor("127.0.0.1", 0, self.peer_id, self.certificate, links, self, None)
+        acceptor = Acceptor("127.0.0.1", 0, Credentials(self.peer_id, self.certificate), links, self)
         await self._stack.enter_async_context(acceptor)
         self.address = f"127.0.0.1:{acceptor.port}"
         return self

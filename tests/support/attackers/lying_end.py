@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from support.links.data_plane import Recorder
 
 from molink.peer.wire.link.handshake import LINK_ID_BYTES, Remote
-from molink.peer.wire.link.link import Link, Resumed
+from molink.peer.wire.link.link import Link, LinkResources, Resumed
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.protocol import packets
 from molink.peer.wire.protocol.frames import decode, encode
@@ -58,8 +58,7 @@ class LyingEnd:
             Remote(name, is_client=True),
             self.connection,
             self.handler,
-            uplink,
-            memory=memory,
+            LinkResources(uplink, memory),
         )
         self.running = asyncio.create_task(self.link.run(), name=f"link of {name}")
         self.sequence = 0

@@ -15,12 +15,13 @@ from molink.dht.identity.swarm_key import SwarmKey
 from molink.dht.records.announcement import sign_facts
 from molink.dht.records.records import PeerFacts
 from molink.peer.wire.link.acceptor import Acceptor, listen_address
-from molink.peer.wire.link.certificate import Certificate, new_certificate
-from molink.peer.wire.link.link import Link
+from molink.peer.wire.link.certificate import Certificate, Credentials, new_certificate
+from molink.peer.wire.link.link import Link, LinkResources
 from molink.peer.wire.link.links import Links
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.protocol.frames import Frame, ProtocolError
 from molink.peer.wire.transport.message_memory import MessageMemory
+from molink.peer.wire.transport.shared_uplink import SharedUplink
 from molink.shards.spec import ModelSpec, Span
 
 DEADLINE_S = 60.0
@@ -131,7 +132,12 @@ class End:
         self.certificate = new_certificate(self.peer_id)
         self.handler = Recorder()
         self.links = Links(
-            self.identity, self.handler, swarm_key, is_client=is_client, http_proxy=http_proxy, memory=memory
+            self.identity,
+            self.handler,
+            swarm_key,
+            is_client=is_client,
+            http_proxy=http_proxy,
+            resources=memory and LinkResources(SharedUplink(), memory),
         )
         self.facts = facts_at(self.identity, self.certificate)
         self._is_client = is_client
@@ -147,11 +153,9 @@ class End:
             acceptor = Acceptor(
                 self._host,
                 0,
-                self.peer_id,
-                self.certificate,
+                Credentials(self.peer_id, self.certificate, self._swarm_key),
                 self.links,
                 self.handler,
-                self._swarm_key,
                 is_member=self._members.__contains__,
                 is_needed=lambda _: self._needed,
             )

@@ -23,8 +23,8 @@ from molink.peer.scheduling.in_flight_rules import Rule, molink
 from molink.peer.scheduling.microbatch import BatchLimits
 from molink.peer.scheduling.prefill_chunks import Cut, chunk_lengths
 from molink.peer.serving.artifact_server import ArtifactServer
-from molink.peer.serving.data_plane import DataPlane
-from molink.peer.wire.link.certificate import new_certificate
+from molink.peer.serving.data_plane import DataPlane, DataPlaneSettings, OfferedCompute
+from molink.peer.wire.link.certificate import Credentials, new_certificate
 from molink.peer.wire.link.link import Link
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.protocol.frames import Frame
@@ -129,19 +129,11 @@ async def served(
     certificate = new_certificate(identity.peer_id)
     serving = DataPlane(
         identity,
-        None,
-        certificate,
-        DeviceBackend(model, DEVICE),
-        ArtifactServer.of(model),
-        leases,
-        ("127.0.0.1", 0),
+        Credentials(identity.peer_id, certificate),
+        OfferedCompute(DeviceBackend(model, DEVICE), ArtifactServer.of(model), leases, step_times),
         PeerMetrics(),
         lambda: None,
-        activation_codecs,
-        rule,
-        cut=cut,
-        step_times=step_times,
-        limits=limits,
+        DataPlaneSettings(activation_codecs=activation_codecs, rule=rule, cut=cut, limits=limits),
     )
     async with serving, End(is_client=True) as client:
         facts = replace(

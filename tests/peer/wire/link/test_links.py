@@ -17,16 +17,17 @@ from molink.peer.wire.link import acceptor as acceptor_module
 from molink.peer.wire.link import link as link_module
 from molink.peer.wire.link import requests as requests_module
 from molink.peer.wire.link.acceptor import Acceptor
-from molink.peer.wire.link.certificate import new_certificate
+from molink.peer.wire.link.certificate import Credentials, new_certificate
 from molink.peer.wire.link.dialling import DialledConnection, GrpcStream
 from molink.peer.wire.link.handshake import Remote
-from molink.peer.wire.link.link import Link, LinkError
+from molink.peer.wire.link.link import Link, LinkError, LinkResources
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.protocol import packets
 from molink.peer.wire.protocol.frames import MAX_FRAME_BYTES, encode, expect
 from molink.peer.wire.protocol.packets import MAX_PACKET_BYTES, CloseCode
 from molink.peer.wire.transmission.classes import TrafficClass
 from molink.peer.wire.transport import keepalive, shared_uplink
+from molink.peer.wire.transport.message_memory import MessageMemory
 from molink.peer.wire.transport.shared_uplink import SharedUplink
 
 REQUEST = pb.Request(release=pb.Release(session=bytes(16), epoch=1))
@@ -176,7 +177,9 @@ async def test_another_peer_at_the_address_is_refused() -> None:
 async def test_one_who_has_the_certificate_but_another_name_is_refused() -> None:
     async with End() as a, End() as b:
         other = Identity.generate().peer_id
-        async with Acceptor("127.0.0.1", 0, other, b.certificate, b.links, b.handler, None) as acceptor:
+        async with Acceptor(
+            "127.0.0.1", 0, Credentials(other, b.certificate), b.links, b.handler
+        ) as acceptor:
             b.facts = facts_at(b.identity, b.certificate, f"127.0.0.1:{acceptor.port}")
             assert f"{other} answered in its place" in await refusal(a, b)
         await until(lambda: b.links.all() == ())
@@ -337,7 +340,13 @@ async def test_nobody_is_left_waiting_when_a_link_is_cancelled_twice() -> None:
 
     stream, handler = Stuck(), Recorder()
     connection = DialledConnection(cast("GrpcStream", stream), grpc.aio.insecure_channel("127.0.0.1:1"))
-    link = Link(bytes(16), Remote("a peer", is_client=False), connection, handler, SharedUplink())
+    link = Link(
+        bytes(16),
+        Remote("a peer", is_client=False),
+        connection,
+        handler,
+        LinkResources(SharedUplink(), MessageMemory()),
+    )
     running = asyncio.create_task(link.run())
     waiting = asyncio.create_task(link.request(request(), DEADLINE_S))
     await asyncio.sleep(0)
@@ -462,7 +471,7 @@ async def test_a_taken_port_is_told_with_what_to_do() -> None:
     async with End() as a:
         port = int(a.facts.grpc_addresses[0].rsplit(":", 1)[1])
         with pytest.raises(PortInUse, match=f":{port}: .* --grpc-port"):
-            async with Acceptor("127.0.0.1", port, a.peer_id, a.certificate, a.links, a.handler, None):
+            async with Acceptor("127.0.0.1", port, Credentials(a.peer_id, a.certificate), a.links, a.handler):
                 pass
 
 

@@ -16,7 +16,7 @@ from molink.dht.node.discovery import Discovery
 from molink.dht.records.facts_codec import MAX_UPLINK_MBPS
 from molink.dht.records.records import LayerLatency, PeerFacts, PeerState
 from molink.peer.announcing import announcer
-from molink.peer.announcing.announcer import Announcer
+from molink.peer.announcing.announcer import Announcer, Measurements
 from molink.peer.announcing.prober import Prober
 from molink.peer.engine.metrics import MAX_LINKS, PeerMetrics, describe_line, describe_predictions
 from molink.peer.engine.stepping import Stepper
@@ -96,10 +96,8 @@ async def test_an_uplink_is_announced_with_the_facts_when_it_changes_and_then_no
         SPEC,
         LeaseBook(SPEC, MemoryPlan(weights, 0, weights)),
         cast("Stepper", around),
-        cast("Prober", around),
         changed,
-        lambda: line,
-        StepTimes(Profile((), 1.0, 1.0, 1.0)),
+        Measurements(cast("Prober", around), lambda: line, StepTimes(Profile((), 1.0, 1.0, 1.0))),
     )
     keeping = asyncio.create_task(telling.keep_announced())
 
@@ -142,10 +140,8 @@ async def test_a_profile_that_steps_have_refined_is_announced_with_the_facts_and
         SPEC,
         LeaseBook(SPEC, MemoryPlan(weights, 0, weights)),
         cast("Stepper", around),
-        cast("Prober", around),
         changed,
-        LineQuality,
-        times,
+        Measurements(cast("Prober", around), LineQuality, times),
     )
     keeping = asyncio.create_task(telling.keep_announced())
 
