@@ -121,6 +121,7 @@ def run_peer(arguments: Sequence[str], environment: Mapping[str, str], log: Path
     os.environ.clear()
     os.environ.update(environment)
     tempfile.tempdir = None  # what the variables say counts now
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # as in a terminal, even where tests are to outlive theirs
     with saying, log.open("ab") as errors:
         os.dup2(saying.fileno(), 1)
         os.dup2(errors.fileno(), 2)
