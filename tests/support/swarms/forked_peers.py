@@ -6,6 +6,7 @@ Only tests where the start of the program matters, or all of its environment, st
 """
 
 import asyncio
+import importlib
 import json
 import multiprocessing
 import os
@@ -99,11 +100,13 @@ async def fork_peer(arguments: Sequence[str], environment: Mapping[str, str], lo
     return ForkedProcess(process, stdout)
 
 
-async def run_forked(arguments: Sequence[str], log: Path) -> Ended:
+async def run_forked(
+    arguments: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
+) -> Ended:
     """Runs what is like `molink-peer ARGUMENTS` to its end; as `run_program` otherwise. `log` is a new file's path."""
     if sys.platform != "linux":
-        return await run_program("molink.peer", *arguments)
-    process = await fork_peer(arguments, {**os.environ, "OMP_NUM_THREADS": "1"}, log)
+        return await run_program("molink.peer", *arguments, environment=environment)
+    process = await fork_peer(arguments, {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}, log)
     try:
         async with asyncio.timeout(PROGRAM_TIMEOUT_S):
             out = await process.stdout.read()
@@ -121,6 +124,8 @@ def run_peer(arguments: Sequence[str], environment: Mapping[str, str], log: Path
     os.environ.clear()
     os.environ.update(environment)
     tempfile.tempdir = None  # what the variables say counts now
+    if "huggingface_hub.constants" in sys.modules:
+        importlib.reload(sys.modules["huggingface_hub.constants"])
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # as in a terminal, even where tests are to outlive theirs
     with saying, log.open("ab") as errors:
         os.dup2(saying.fileno(), 1)
