@@ -10,6 +10,7 @@ import importlib
 import json
 import multiprocessing
 import os
+import runpy
 import signal
 import sys
 import tempfile
@@ -86,12 +87,16 @@ class ForkedSwarm(LocalSwarm):
         return await fork_peer(arguments, self.environment, log)  # type: ignore[return-value]
 
 
-async def fork_peer(arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> ForkedProcess:
-    """Like `molink-peer ARGUMENTS`."""
+async def fork_peer(
+    arguments: Sequence[str], environment: Mapping[str, str], log: Path, program: Path | None = None
+) -> ForkedProcess:
+    """Like `molink-peer ARGUMENTS`, or `python PROGRAM ARGUMENTS`."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(PRELOADED))
     said, saying = context.Pipe(duplex=False)
-    process = context.Process(target=run_peer, args=(arguments, environment, log, saying), daemon=True)
+    process = context.Process(
+        target=run_peer, args=(arguments, environment, log, saying, program), daemon=True
+    )
     with said, saying:
         process.start()
         pipe = os.fdopen(os.dup(said.fileno()), "rb", buffering=0)
@@ -117,7 +122,23 @@ async def run_forked(
     return Ended(status or 0, out.decode(), said)
 
 
-def run_peer(arguments: Sequence[str], environment: Mapping[str, str], log: Path, saying: Connection) -> None:
+async def start_program(program: Path, arguments: Sequence[str], log: Path) -> asyncio.subprocess.Process:
+    """`python PROGRAM ARGUMENTS`, its stdout a pipe, its stderr at the end of `log`; forked where it can be."""
+    if sys.platform == "linux":
+        return await fork_peer(arguments, dict(os.environ), log, program)  # type: ignore[return-value]
+    with log.open("ab") as errors:
+        return await asyncio.create_subprocess_exec(
+            sys.executable, str(program), *arguments, stdout=asyncio.subprocess.PIPE, stderr=errors
+        )
+
+
+def run_peer(
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    log: Path,
+    saying: Connection,
+    program: Path | None,
+) -> None:
     """What the forked process does."""
     from molink.peer.commands import cli
 
@@ -131,4 +152,8 @@ def run_peer(arguments: Sequence[str], environment: Mapping[str, str], log: Path
         os.dup2(saying.fileno(), 1)
         os.dup2(errors.fileno(), 2)
     sys.stdout, sys.stderr = os.fdopen(1, "w", encoding="utf-8"), os.fdopen(2, "w", 1, encoding="utf-8")
-    cli.main(arguments)
+    if program is None:
+        cli.main(arguments)
+    else:
+        sys.argv = [str(program), *arguments]
+        runpy.run_path(str(program), run_name="__main__")
