@@ -3,8 +3,6 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
-# Tests start some two hundred processes: without bytecode each would compile what it loads of molink anew.
-unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-e2e test-shards test-units test-decisions test-discovery test-triton test-full check fuzz attack bench bench-link bench-engine bench-engine-gpu gpu-suite proto clean setup
 

@@ -7,9 +7,9 @@ module. `make fuzz` keeps them.
 A machine that is slow or busy is no failure in either. Its cores are shared, and the tiny matrices of the tests gain
 nothing from a second one: torch heeds the variable when it is loaded, in this process and in those that it starts.
 
-What a process has loaded when its tests begin is no garbage. There are two million objects of it, and where the product
-looks for garbage, frozen or not, that took 0.3 s each time, a sixth of all that the tests computed: they stay frozen.
-Nor is any looked for while they are loaded.
+What a process has loaded when its tests begin is no garbage: half a million objects. Where the product looks for
+garbage, frozen or not, they took 0.3 s each time, half of what the tests of profiling computed: here they stay frozen.
+Nor is any garbage looked for while they are loaded.
 """
 
 import gc
