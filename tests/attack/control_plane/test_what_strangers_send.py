@@ -111,16 +111,17 @@ async def test_many_identities_over_one_link_push_nobody_out(
         assert honest <= await known_to(front)
 
 
+@pytest.mark.parametrize("bombs", counted(8, 20))
 @pytest.mark.parametrize("protocol", [GOSSIP, TABLE])
 async def test_deflated_bombs_are_not_inflated(
-    protocol: str, attacked: LocalSwarm, client: AsyncSwarm, references: References
+    protocol: str, bombs: int, attacked: LocalSwarm, client: AsyncSwarm, references: References
 ) -> None:
     bomb = zlib.compressobj(9, zlib.DEFLATED, -15)
     inflates_to_64_mib = bomb.compress(bytes(64 * 2**20)) + bomb.flush(zlib.Z_SYNC_FLUSH)
     pieces = [inflates_to_64_mib[at : at + 60_000] for at in range(0, len(inflates_to_64_mib), 60_000)]
 
     async def attack() -> None:
-        for _ in range(20):
+        for _ in range(bombs):
             with until_turned_away():
                 async with stream_to(attacked.peers[0], protocol) as (_, stream):
                     await stream.send([Deflater().pack([b"\x0f" * 9])[0], *pieces])

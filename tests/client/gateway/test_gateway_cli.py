@@ -1,7 +1,9 @@
-"""The gateway as a command, in a process of its own, with a scripted swarm in the place of a real one."""
+"""The gateway as a command, in a process of its own, with a scripted swarm in the place of a real one.
+
+What it says of mistakes before it does anything is asked for in this process, but for one of them.
+"""
 
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -14,6 +16,8 @@ from pathlib import Path
 import httpx
 import pytest
 from support.swarms.fake_swarm import CHAT, TEXT
+
+from molink.client.gateway import cli
 
 DEADLINE_S = 60.0
 PROGRAM = """
@@ -50,6 +54,14 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command(*arguments), capture_output=True, text=True, timeout=DEADLINE_S, check=False
     )
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Exit status, stdout and stderr of the command in this process."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main(list(arguments))
+    out, err = capsys.readouterr()
+    return int(str(ended.value.code)), out, err
 
 
 @contextmanager
@@ -144,12 +156,12 @@ def test_a_port_in_use_is_one_sentence() -> None:
 
 
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "192.0.2.99"])
-def test_an_address_that_is_not_ours_is_one_sentence(host: str) -> None:
-    done = run("--host", host)
+def test_an_address_that_is_not_ours_is_one_sentence(capsys: pytest.CaptureFixture[str], host: str) -> None:
+    code, _, err = said(capsys, "--host", host)
 
-    assert done.returncode == 1
-    assert done.stderr.startswith(f"molink-gateway: cannot listen on {host}:8000: ")
-    assert done.stderr.count("\n") == 1
+    assert code == 1
+    assert err.startswith(f"molink-gateway: cannot listen on {host}:8000: ")
+    assert err.count("\n") == 1
 
 
 def test_a_swarm_that_cannot_be_joined_is_one_sentence() -> None:
@@ -163,12 +175,12 @@ def test_a_swarm_that_cannot_be_joined_is_one_sentence() -> None:
     "arguments",
     [("--port", "x"), ("--port", "65536"), ("--nonsense",), ("--swarm-key", "/gone"), ("--database", "x")],
 )
-def test_wrong_arguments_exit_with_2(arguments: tuple[str, ...]) -> None:
-    done = run(*arguments)
+def test_wrong_arguments_exit_with_2(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]) -> None:
+    code, out, err = said(capsys, *arguments)
 
-    assert (done.returncode, done.stdout) == (2, "")
-    assert arguments[0] in done.stderr
-    assert "Traceback" not in done.stderr
+    assert (code, out) == (2, "")
+    assert arguments[0] in err
+    assert "Traceback" not in err
 
 
 def test_several_addresses_may_follow_one_option() -> None:
@@ -179,13 +191,10 @@ def test_several_addresses_may_follow_one_option() -> None:
     assert state["initial_peers"] == str(list(peers))
 
 
-def test_help_shows_an_example() -> None:
-    done = subprocess.run(
-        command("--help"),
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=True,
-        env=os.environ | {"COLUMNS": "200", "NO_COLOR": "1"},
-    )
-    assert "Example:\n    molink-gateway" in done.stdout
+def test_help_shows_an_example(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("NO_COLOR", "1")
+    code, out, err = said(capsys, "--help")
+
+    assert (code, err) == (0, "")
+    assert "Example:\n    molink-gateway" in out

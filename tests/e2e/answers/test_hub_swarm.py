@@ -5,13 +5,13 @@ import json
 import signal
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.models.fake_hub import Answer, Asked, FakeHub, fake_hub, files_of
 from support.models.tiny_models import make_tiny_model
+from support.swarms.forked_peers import ForkedSwarm, run_forked
 from support.swarms.live_swarms import PROGRAM_TIMEOUT_S, References, generate
 
 from molink.client.api.swarm import AsyncSwarm
@@ -45,7 +45,7 @@ async def swarm(hub: FakeHub, tmp_path: Path, anyio_backend: str) -> AsyncIterat
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "HF_HUB_OFFLINE": "0",
     }
-    async with LocalSwarm(environment) as made:
+    async with ForkedSwarm(environment) as made:
         yield made
 
 
@@ -156,24 +156,6 @@ async def test_the_first_ctrl_c_ends_a_peer_that_waits_for_its_weights_and_anoth
     assert whole == names[-1:]
 
 
-async def run(program: str, *arguments: str, environment: Mapping[str, str]) -> dict[str, Any]:
-    """What the program prints with --json."""
-    command = (
-        sys.executable,
-        "-c",
-        f"from {program} import main; main()",
-        *arguments,
-        "--model",
-        MODEL,
-        "--json",
-    )
-    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, env=environment)
-    async with asyncio.timeout(2 * PROGRAM_TIMEOUT_S):
-        out, _ = await process.communicate()
-    assert process.returncode == 0
-    return dict(json.loads(out))
-
-
 def check_headers_alone(hub: FakeHub) -> None:
     asked = [one for one in hub.asked if one.host == "content" and one.method == "GET"]
     assert asked
@@ -183,8 +165,10 @@ def check_headers_alone(hub: FakeHub) -> None:
 async def test_a_machine_is_measured_with_a_model_of_which_no_weights_are_fetched(
     swarm: LocalSwarm, hub: FakeHub, tmp_path: Path, anyio_backend: str
 ) -> None:
-    state = ("--state-dir", str(tmp_path / "state"))
-    machine = await run("molink.peer.commands.cli", "profile", *state, environment=swarm.environment)
+    asked = ("profile", "--state-dir", str(tmp_path / "state"), "--model", MODEL, "--json")
+    done = await run_forked(asked, tmp_path / "said", swarm.environment)
+    assert done.status == 0, done.err
+    machine = json.loads(done.out)
     assert machine["layer_ms"]["1"] > 0
     assert (machine["model"], machine["model_hash"]) == (MODEL, None)
     check_headers_alone(hub)
@@ -199,8 +183,16 @@ async def test_a_model_is_emulated_of_which_no_weights_are_fetched(
     line = ("--peers", "2", "--bandwidth-mbps", "1000", "--delay-ms", "1", "--policy", "molink")
     load = ("--rate", "1", "--warm-up", "0", "--duration", "1", "--trace", str(trace))
     arguments = ("emulate", "--compute", "real", *line, *load)
-    emulated = await run("molink.simnet.cli", *arguments, environment=swarm.environment)
-    (row,) = emulated["rows"]
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", "from molink.simnet.cli import main; main()"),
+        *(*arguments, "--model", MODEL, "--json"),
+        stdout=asyncio.subprocess.PIPE,
+        env=swarm.environment,
+    )
+    async with asyncio.timeout(2 * PROGRAM_TIMEOUT_S):
+        out, _ = await process.communicate()
+    assert process.returncode == 0
+    (row,) = json.loads(out)["rows"]
     assert (row["requests"], row["failed"]) == (1, 0)
     check_headers_alone(hub)
 

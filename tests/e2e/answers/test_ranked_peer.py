@@ -1,11 +1,11 @@
 """A peer on two devices serves as any other, and ends clearly when one of them does."""
 
 import asyncio
-import sys
 from pathlib import Path
 
 import psutil
 import pytest
+from support.swarms.forked_peers import start_program
 from support.swarms.live_swarms import (
     BUNDLED,
     FORMATION_TIMEOUT_S,
@@ -27,22 +27,15 @@ async def test_a_peer_on_two_devices_serves_exact_tokens_and_ends_with_a_sentenc
     references: References, tmp_path: Path
 ) -> None:
     arguments = ["join", "--new-swarm", "--model", BUNDLED, "--dtype", "float32", "--layers", "0:12"]
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        str(PROGRAM),
-        *arguments,
-        "--state-dir",
-        str(tmp_path / "state"),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
+    log = tmp_path / "log"
+    process = await start_program(PROGRAM, [*arguments, "--state-dir", str(tmp_path / "state")], log)
     assert process.stdout is not None
     try:
         said: list[str] = []
         async with asyncio.timeout(PROGRAM_TIMEOUT_S):
             while "ready" not in said:
                 line = await process.stdout.readline()
-                assert line, (said, await process.communicate())
+                assert line, (said, log.read_text())
                 said.append(line.decode().strip())
         assert any(line.startswith("Predicted for") and "TP=2 PP=1" in line for line in said)
         address = next(line for line in said if line.startswith("Invite others")).split()[-1]
@@ -58,10 +51,10 @@ async def test_a_peer_on_two_devices_serves_exact_tokens_and_ends_with_a_sentenc
         assert len(ranks) == 2
         ranks[1].kill()
         async with asyncio.timeout(PROGRAM_TIMEOUT_S):
-            _, errors = await process.communicate()
+            await process.wait()
         assert process.returncode == 1
-        assert "the devices cannot go on together: rank" in errors.decode()
-        assert "Traceback" not in errors.decode()
+        assert "the devices cannot go on together: rank" in log.read_text()
+        assert "Traceback" not in log.read_text()
         _, alive = psutil.wait_procs(ranks, timeout=30)
         assert not alive
     finally:

@@ -96,8 +96,7 @@ def test_a_ctrl_c_just_before_a_wait_is_heeded_all_the_same(
 
 HANGUP = """
 import signal, sys
-if sys.argv[1] == "nohup":
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+signal.signal(signal.SIGHUP, signal.SIG_IGN if sys.argv[1] == "nohup" else signal.SIG_DFL)
 from molink.peer.daemon.running import _ending_signals
 print(signal.SIGHUP in _ending_signals(), signal.SIGTERM in _ending_signals())
 """

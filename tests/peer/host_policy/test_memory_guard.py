@@ -1,7 +1,6 @@
 """The memory cap holds against what a process really takes, and freed weights go back to the system."""
 
 import gc
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -125,14 +124,7 @@ def test_a_peer_that_leaves_stays_closed_when_its_memory_is_free_again() -> None
     assert answer.code == "draining"
 
 
-@pytest.fixture
-def _frozen_afterwards() -> Iterator[None]:
-    """Freezing is the process's: other tests find it as it was."""
-    yield
-    gc.unfreeze()
-
-
-@pytest.mark.usefixtures("_frozen_afterwards")
+@pytest.mark.usefixtures("freezing")
 def test_layers_that_are_dropped_leave_the_memory_that_they_took(tmp_path: Path) -> None:
     model_type, changes = tiny_models.ARCHITECTURES["llama"]
     large = {"num_hidden_layers": 2, "hidden_size": 1024, "intermediate_size": 8192}
@@ -157,7 +149,7 @@ def test_layers_that_are_dropped_leave_the_memory_that_they_took(tmp_path: Path)
     assert held - psutil.Process().memory_info().rss > weights * 0.8
 
 
-@pytest.mark.usefixtures("_frozen_afterwards")
+@pytest.mark.usefixtures("freezing")
 def test_weights_in_cycles_that_were_frozen_go_back_to_the_system() -> None:
     class Layer:
         def __init__(self) -> None:

@@ -2,7 +2,7 @@
 
 import gc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,15 +18,14 @@ LAYERS = "model.layers."
 
 
 @pytest.fixture
-def frozen_start() -> Iterator[Callable[[], None]]:
+def frozen_start(freezing: None) -> Callable[[], None]:
     """As a peer does once it is ready: no collection looks at what is there by then."""
 
     def freeze() -> None:
         gc.collect()
         gc.freeze()
 
-    yield freeze
-    gc.unfreeze()
+    return freeze
 
 
 def stepped(engine: Engine) -> None:

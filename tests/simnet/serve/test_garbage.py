@@ -15,7 +15,9 @@ def fail(usual: int) -> None:
         raise RuntimeError("a world")
 
 
+@pytest.mark.usefixtures("freezing")
 def test_afterwards_garbage_is_looked_for_as_before_even_if_the_world_failed() -> None:
+    gc.unfreeze()
     before = gc.get_threshold(), gc.get_freeze_count()
     with pytest.raises(RuntimeError, match="a world"):
         fail(before[0][0])

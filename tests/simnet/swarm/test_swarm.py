@@ -262,7 +262,7 @@ def test_each_peer_speaks_again_after_the_interval_that_it_has_announced() -> No
 
 @pytest.mark.usefixtures("placed_anywhere")
 def test_who_crashes_is_in_no_table_after_two_minutes() -> None:
-    its = SwarmSettings(peers=400, duration_s=600.0, churn=Churn(3600.0, 1.0), rate_rps=0.001, gateways=1)
+    its = SwarmSettings(peers=250, duration_s=600.0, churn=Churn(3600.0, 1.0), rate_rps=0.001, gateways=1)
     world = ran(its)
     assert world.accounts.crashed > 30
     dead = sum(not world.members[one].alive for one in world.bulletin.copy())

@@ -6,9 +6,11 @@ Only tests where the start of the program matters, or all of its environment, st
 """
 
 import asyncio
+import importlib
 import json
 import multiprocessing
 import os
+import runpy
 import signal
 import sys
 import tempfile
@@ -85,12 +87,16 @@ class ForkedSwarm(LocalSwarm):
         return await fork_peer(arguments, self.environment, log)  # type: ignore[return-value]
 
 
-async def fork_peer(arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> ForkedProcess:
-    """Like `molink-peer ARGUMENTS`."""
+async def fork_peer(
+    arguments: Sequence[str], environment: Mapping[str, str], log: Path, program: Path | None = None
+) -> ForkedProcess:
+    """Like `molink-peer ARGUMENTS`, or `python PROGRAM ARGUMENTS`."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(PRELOADED))
     said, saying = context.Pipe(duplex=False)
-    process = context.Process(target=run_peer, args=(arguments, environment, log, saying), daemon=True)
+    process = context.Process(
+        target=run_peer, args=(arguments, environment, log, saying, program), daemon=True
+    )
     with said, saying:
         process.start()
         pipe = os.fdopen(os.dup(said.fileno()), "rb", buffering=0)
@@ -99,11 +105,13 @@ async def fork_peer(arguments: Sequence[str], environment: Mapping[str, str], lo
     return ForkedProcess(process, stdout)
 
 
-async def run_forked(arguments: Sequence[str], log: Path) -> Ended:
+async def run_forked(
+    arguments: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
+) -> Ended:
     """Runs what is like `molink-peer ARGUMENTS` to its end; as `run_program` otherwise. `log` is a new file's path."""
     if sys.platform != "linux":
-        return await run_program("molink.peer", *arguments)
-    process = await fork_peer(arguments, {**os.environ, "OMP_NUM_THREADS": "1"}, log)
+        return await run_program("molink.peer", *arguments, environment=environment)
+    process = await fork_peer(arguments, {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}, log)
     try:
         async with asyncio.timeout(PROGRAM_TIMEOUT_S):
             out = await process.stdout.read()
@@ -114,15 +122,38 @@ async def run_forked(arguments: Sequence[str], log: Path) -> Ended:
     return Ended(status or 0, out.decode(), said)
 
 
-def run_peer(arguments: Sequence[str], environment: Mapping[str, str], log: Path, saying: Connection) -> None:
+async def start_program(program: Path, arguments: Sequence[str], log: Path) -> asyncio.subprocess.Process:
+    """`python PROGRAM ARGUMENTS`, its stdout a pipe, its stderr at the end of `log`; forked where it can be."""
+    if sys.platform == "linux":
+        return await fork_peer(arguments, dict(os.environ), log, program)  # type: ignore[return-value]
+    with log.open("ab") as errors:
+        return await asyncio.create_subprocess_exec(
+            sys.executable, str(program), *arguments, stdout=asyncio.subprocess.PIPE, stderr=errors
+        )
+
+
+def run_peer(
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    log: Path,
+    saying: Connection,
+    program: Path | None,
+) -> None:
     """What the forked process does."""
     from molink.peer.commands import cli
 
     os.environ.clear()
     os.environ.update(environment)
     tempfile.tempdir = None  # what the variables say counts now
+    if "huggingface_hub.constants" in sys.modules:
+        importlib.reload(sys.modules["huggingface_hub.constants"])
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # as in a terminal, even where tests are to outlive theirs
     with saying, log.open("ab") as errors:
         os.dup2(saying.fileno(), 1)
         os.dup2(errors.fileno(), 2)
     sys.stdout, sys.stderr = os.fdopen(1, "w", encoding="utf-8"), os.fdopen(2, "w", 1, encoding="utf-8")
-    cli.main(arguments)
+    if program is None:
+        cli.main(arguments)
+    else:
+        sys.argv = [str(program), *arguments]
+        runpy.run_path(str(program), run_name="__main__")
