@@ -30,6 +30,7 @@ from molink.peer.engine.steps import (
 )
 from molink.peer.hop import events
 from molink.peer.hop.hop_core import HopCore
+from molink.peer.hop.session import ArrivedRows
 from molink.peer.scheduling.decode_watch import DecodeWatch
 from molink.peer.wire.link.link import Link
 from molink.peer.wire.link.links import Links
@@ -153,7 +154,7 @@ class Stepper:
         if all(session is None or session.ended for session in sessions):
             return
         parts = read_activations(frame.payload, header, self._engine.spec)
-        rows: list[events.ArrivedRows[ServedSession, StepPayload]] = []
+        rows: list[ArrivedRows[ServedSession, StepPayload]] = []
         for row, part, session in zip(header.rows, parts, sessions, strict=True):
             if session is None or session.is_head or session.previous_peer_id != link.peer_id:
                 continue  # this peer is not that hop's next one, whatever the client told that hop

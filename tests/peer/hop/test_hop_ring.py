@@ -136,6 +136,6 @@ def test_sessions_of_one_circuit_step_together(hops: int) -> None:
     while not all(one.is_over for one in generations):
         turn = ring.turns()[0]
         if turn[0] == "compute":
-            sizes.append(len(ring.cores[turn[1]]._running))
+            sizes.append(len(ring.cores[turn[1]]._turns._running))
         ring.take(turn)
     assert sizes.count(3) >= 18 * hops
