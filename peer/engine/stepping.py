@@ -61,7 +61,6 @@ class Stepper:
         self._engine_thread = engine_thread
         self._sessions = sessions
         self._links = links
-        self._metrics = metrics
         self._watch = watch
         self._slices = SliceExecutor(engine) if isinstance(engine, Engine) else None
         self._sender = FrameSender(engine.spec, links, metrics)
@@ -82,7 +81,9 @@ class Stepper:
             events.FailSession: self._report,
             events.WakeAt: self._wake_at,
             events.ExpectDecode: lambda effect: self._soon(self._expect_decode, effect),
-            events.RecordBatch: lambda effect: self._soon(self._record_batch, effect),
+            events.RecordBatch: lambda effect: self._soon(
+                metrics.stepped, effect.compute_s, effect.sessions, effect.tokens, effect.work
+            ),
         }
 
     @property
@@ -335,9 +336,6 @@ class Stepper:
             self._watch.computing(effect.computing)
         elif effect.first is not None:
             self._watch.awaiting(effect.first)
-
-    def _record_batch(self, effect: events.RecordBatch) -> None:
-        self._metrics.stepped(effect.compute_s, effect.sessions, effect.tokens, effect.work)
 
 
 def _failed_output(inputs: Sequence[StepInput], error: Exception) -> StepOutput:

@@ -296,6 +296,8 @@ class HopCore(Generic[Session, Payload]):
         payload_of = session.prefill.payload_of
         if payload_of is not None and (chunk := self._head.take_chunk(session)) is not None:
             first, stop, is_last = chunk
+            if is_last:
+                session.prefill.payload_of = None
             step = session.progress.next_step
             self._add(session, step, stop - first, is_last, True, payload_of(first, stop), now_s)
 
