@@ -10,10 +10,12 @@ from molink.dht.identity.dialable import ANYWHERE, Ranges
 from molink.dht.identity.identity import Identity
 from molink.peer.compute.backend import Backend, StageEngine
 from molink.peer.engine.engine_thread import EngineThread
-from molink.peer.engine.layered_prefill import LayeredPrefill
 from molink.peer.engine.metrics import PeerMetrics
-from molink.peer.engine.sessions import SessionTable
+from molink.peer.engine.sessions import ServedSession, SessionTable
 from molink.peer.engine.stepping import Stepper
+from molink.peer.engine.steps import StepPayload
+from molink.peer.hop.hop_core import HopCore
+from molink.peer.hop.session import HopSettings
 from molink.peer.memory.leases import LeaseBook
 from molink.peer.profiling.step_times import StepTimes
 from molink.peer.scheduling.decode_forecast import DecodeForecast
@@ -126,24 +128,22 @@ class DataPlane:
             own_ranges=swarm.own_ranges,
             resources=LinkResources(SharedUplink(settings.transmission_policy), memory, service.pace),
         )
-        sizes, engine = _slice_sizer(backend.engine, step_times), backend.engine
-        layered_prefill = (
-            LayeredPrefill(engine, sizes, limits) if sizes and isinstance(engine, Engine) else None
-        )
-        self.stepper = Stepper(
-            identity.peer_id,
-            spec,
-            backend.engine,
-            self._engine_thread,
-            sessions,
-            self.links,
-            limits,
-            metrics,
-            rule,
-            cut,
-            DecodeForecast(self.links.expect_decode),
-            layered_prefill,
+        core: HopCore[ServedSession, StepPayload] = HopCore(
+            HopSettings(
+                identity.peer_id,
+                spec.activation_bytes,
+                min(spec.most_step_tokens, limits.max_tokens),
+                limits,
+                rule,
+                cut,
+                self.links.uses_deadlines,
+            ),
+            _slice_sizer(backend.engine, step_times),
             PromptGathering(step_times.predicted_ms, limits.max_tokens) if step_times else None,
+        )
+        watch = DecodeForecast(self.links.expect_decode)
+        self.stepper = Stepper(
+            core, backend.engine, self._engine_thread, sessions, self.links, metrics, watch
         )
         leased = LeasedCompute(spec, leases, backend, self._engine_thread, on_change)
         self.loader = LayerLoader(leased)

@@ -302,8 +302,6 @@ def test_the_peers_of_the_world_decide_with_the_objects_of_real_peers() -> None:
         in_flight_rules,
         microbatch,
         prefill_chunks,
-        prefill_window,
-        prompts,
     )
     from molink.peer.wire.transmission import uplink
     from molink.peer.wire.transport import acknowledgements
@@ -311,10 +309,7 @@ def test_the_peers_of_the_world_decide_with_the_objects_of_real_peers() -> None:
     world = ServingWorld(plan(0.01, 0.0, 1), Timeline())
     peer, channels = world.peers[0], world.channels[0]
     assert type(vars(peer)["_queue"]) is microbatch.MicroBatchQueue
-    assert type(vars(peer)["_send_window"]) is prefill_window.SendWindow
-    assert type(vars(peer)["_receive_window"]) is prefill_window.ReceiveWindow
     assert type(vars(world)["_in_flight_limit"]) is in_flight_limit.InFlightLimit
-    assert type(vars(world)["_prompts"]) is prompts.PromptQueue
     assert type(vars(channels)["_uplink"]) is uplink.Uplink
     assert type(vars(channels)["_channels"][0].acknowledging) is acknowledgements.DelayedAcks
     ours = circuit_plan(scenario(), "molink", usual("molink", 3))

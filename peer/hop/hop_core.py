@@ -1,0 +1,378 @@
+"""A peer's part in its sessions' circuits as a core without input or output: `handle(event, now_s)` returns what to do.
+
+Rows come from previous hops, tokens from tails, prompts from clients; what steps together is computed, and its output
+goes on. Effects are to be done in their order: the engine has its next batch before this one's output is sent, unless
+this hop is the tail, where sessions that go on step with those that wait. A peer drives this with asyncio and an
+engine's thread (`peer/engine/stepping.py`), the simulator in virtual time.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Generic
+
+from molink.peer.hop.engine_turns import EngineTurns
+from molink.peer.hop.events import (
+    AwaitRoom,
+    BatchComputed,
+    DeliverTokens,
+    DropSlice,
+    FailSession,
+    FaultFound,
+    ForwardRows,
+    FramesRefused,
+    HeldRetried,
+    HopEffect,
+    HopEvent,
+    LinkHasRoom,
+    PromptExpected,
+    PromptStarted,
+    RecordBatch,
+    RetryHeld,
+    RowsArrived,
+    SendTokens,
+    SendWindowUpdate,
+    SessionEnded,
+    SessionOpened,
+    SliceComputed,
+    TokensReturned,
+    Undelivered,
+    WakeAt,
+    WindowUpdated,
+    Woken,
+)
+from molink.peer.hop.frames import HeldFrames, credits_by_hop, frames_of, tokens_by_head
+from molink.peer.hop.head import Head
+from molink.peer.hop.session import DrawnToken, HopSettings, HopStep, Payload, Session
+from molink.peer.scheduling.prefill_slices import SliceSizer
+from molink.peer.scheduling.prompt_gathering import PromptGathering
+from molink.peer.scheduling.prompt_order import due_s
+
+
+class HopCore(Generic[Session, Payload]):
+    """Owns what a hop knows of its sessions, and decides what it does next. One event after the other."""
+
+    def __init__(
+        self,
+        settings: HopSettings,
+        sizer: SliceSizer | None = None,
+        gathering: PromptGathering[Session] | None = None,
+    ) -> None:
+        """Without a `sizer` prompts are computed in whole chunks, whoever decodes meanwhile; without `gathering` none
+        waits for another."""
+        limits = settings.limits
+        self._settings = settings
+        self._sessions: set[Session] = set()
+        self._held: HeldFrames[Session, Payload] = HeldFrames()
+        self._turns: EngineTurns[Session, Payload] = EngineTurns(
+            limits, settings.activation_bytes, sizer, self._sessions, self._held
+        )
+        self._head: Head[Session, Payload] = Head(settings.rule, settings.cut, limits, gathering)
+        self._wake_s = math.inf
+        """When `Woken` is to come."""
+        self._effects: list[HopEffect[Session, Payload]] = []
+
+    @property
+    def queued(self) -> int:
+        """Steps, chunks and parts of prompts that wait for the engine."""
+        return len(self._turns) + sum(len(one.prefill.chunks) for one in self._sessions)
+
+    @property
+    def prompt_tokens_to_send(self) -> int:
+        """Of prompts whose head is here, those of chunks that have not been queued and that go to another hop."""
+        return sum(sum(one.prefill.chunks) for one in self._sessions if not one.is_tail)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is kept of any session, but for what is being computed."""
+        return not self._sessions and not self._held and self._turns.is_empty and self._head.is_empty
+
+    def handle(
+        self, event: HopEvent[Session, Payload], now_s: float
+    ) -> Sequence[HopEffect[Session, Payload]]:
+        """What is to be done because of the event, in order. Times are on one clock, which never goes back.
+
+        While an effect is done, other events may be told, and their effects done.
+        """
+        effects = self._effects = []
+        if isinstance(event, BatchComputed):
+            self._record_step(self._turns.end_batch(), event, now_s)
+        elif isinstance(event, RowsArrived):
+            self._on_rows(event, now_s)
+        elif isinstance(event, TokensReturned):
+            self._on_tokens(event, now_s)
+        elif isinstance(event, SliceComputed):
+            self._on_slice(event, now_s)
+        else:
+            self._on_rare(event, now_s)
+        if (news := self._turns.take_news()) is not None:
+            effects.append(news)
+        if self._head.has_waiting:
+            wake_s = self._head.due_s(now_s, is_idle=not self._turns.is_busy)
+            if wake_s is not None and wake_s < self._wake_s:
+                self._wake_s = wake_s
+                effects.append(WakeAt(wake_s))
+        return effects
+
+    # -- events
+
+    def _on_rare(self, event: HopEvent[Session, Payload], now_s: float) -> None:
+        """What does not come with each token."""
+        if isinstance(event, SessionOpened):
+            self._sessions.add(event.session)
+        elif isinstance(event, SessionEnded):
+            self._end(event.session)
+        elif isinstance(event, PromptExpected):
+            self._head.expect_prompt(event.session, event.tokens, now_s)
+        elif isinstance(event, PromptStarted):
+            self._on_start(event, now_s)
+        elif isinstance(event, FaultFound):
+            if event.session.previous_peer_id == event.peer_id:
+                self._fail(event.session, event.peer_id, "protocol", event.detail)
+        elif isinstance(event, Undelivered):
+            for session in event.sessions:
+                self._fail(session, event.peer_id, "lost", event.detail)
+        elif isinstance(event, Woken):
+            self._wake_s = math.inf
+            self._begin_steps(now_s)
+            self._pump(now_s)
+        else:
+            self._on_room(event, now_s)
+
+    def _on_room(self, event: HopEvent[Session, Payload], now_s: float) -> None:
+        """What says whether a next hop, or the link to it, takes more prefill."""
+        if isinstance(event, FramesRefused):
+            self._on_refused(event)
+            return
+        if isinstance(event, WindowUpdated):
+            for session, step in event.stepped:
+                if not session.ended and not session.is_tail and session.next_peer_id == event.peer_id:
+                    session.prefill.send_window.apply_window_update(step)
+        elif isinstance(event, LinkHasRoom):
+            if frames := self._held.of_peer(event.peer_id):
+                self._effects.append(RetryHeld(event.peer_id, frames))
+                return
+        elif isinstance(event, HeldRetried):
+            self._held.drop_first(event.peer_id, event.frames)
+            if event.peer_id in self._held:
+                self._effects.append(AwaitRoom(event.peer_id))
+                return
+        self._pump(now_s)
+
+    def _on_start(self, event: PromptStarted[Session], now_s: float) -> None:
+        session = event.session
+        if session.ended:
+            return
+        session.progress.rows = event.prefix_tokens
+        session.progress.history_tokens = event.prefix_tokens + event.tokens
+        session.prefill.payload_of = event.payload_of
+        if self._head.add_prompt(session, event.tokens):
+            self._add_chunk(session, now_s)
+        self._pump(now_s)
+
+    def _on_rows(self, event: RowsArrived[Session, Payload], now_s: float) -> None:
+        for session, step, tokens, sample, prefill, prefix_tokens, payload in event.rows:
+            if session.ended or session.is_head or session.previous_peer_id != event.peer_id:
+                continue  # this peer is not that hop's next one, whatever the client told that hop
+            if step == 0 == session.progress.next_step:
+                session.progress.rows = prefix_tokens
+            self._add(session, step, tokens, sample, prefill, payload, now_s)
+        self._pump(now_s)
+
+    def _on_tokens(self, event: TokensReturned[Session, Payload], now_s: float) -> None:
+        drawn = []
+        for token in event.tokens:
+            session, step, position = token[:3]
+            if session.ended or not session.is_head or session.previous_peer_id != event.peer_id:
+                continue  # not the session's tail, whatever the client told it
+            if session.prefill.chunks:
+                self._fail(
+                    session, event.peer_id, "protocol", "a token came before the whole prompt was sent"
+                )
+            elif position == session.progress.history_tokens and step != session.progress.next_step - 1:
+                detail = f"a token of step {step} came after step {session.progress.next_step - 1}"
+                self._fail(session, event.peer_id, "protocol", detail)
+            else:
+                drawn.append(token)
+        self._advance(drawn, now_s)
+
+    def _on_slice(self, event: SliceComputed[Session, Payload], now_s: float) -> None:
+        """With the last slice of a part it is as if all had been one step."""
+        over, is_dropped = self._turns.end_slice(event)
+        if is_dropped:
+            self._effects.append(DropSlice())
+        if event.whole is None:
+            self._pump(now_s)
+        else:
+            self._record_step(over, event.whole, now_s)
+
+    def _on_refused(self, event: FramesRefused[Session, Payload]) -> None:
+        for frame in event.frames:
+            if not frame.prefill:
+                # decode has room of its own, and of each session only one step is on its way
+                for one in frame.steps:
+                    detail = "the link to the next hop is full of decode"
+                    self._fail(one.session, event.peer_id, "lost", detail)
+            else:
+                if event.peer_id not in self._held:
+                    self._effects.append(AwaitRoom(event.peer_id))
+                self._held.hold(frame)
+
+    # -- the engine
+
+    def _pump(self, now_s: float) -> None:
+        """Gives the engine a micro-batch or a slice of prompts, if it has none and something may be stepped."""
+        if self._turns.is_busy:
+            return
+        for session in self._head.prompts_ready(now_s):
+            self._add_chunk(session, now_s)
+        if (turn := self._turns.next_turn(now_s)) is not None:
+            self._effects.append(turn)
+
+    def _record_step(
+        self,
+        steps: Sequence[HopStep[Session, Payload]],
+        event: BatchComputed[Session, Payload],
+        now_s: float,
+    ) -> None:
+        """What the engine has computed of these."""
+        self._head.record_computed([one.session for one in steps])
+        self._begin_steps(now_s)
+        self._turns.record_computed(steps, now_s)
+        credited = credits_by_hop(steps)
+        self._effects += [SendWindowUpdate(peer_id, stepped) for peer_id, stepped in credited.items()]
+        through = event.through
+        for one, detail in event.failures:
+            self._fail(one.session, self._settings.peer_id, "engine", detail)
+        if event.failures:
+            steps = through
+            if not through:
+                self._pump(now_s)
+                return
+        work = self._turns.observed(event)
+        for one in through:
+            if one.prefill and one.session.is_head:
+                self._add_chunk(one.session, now_s)
+        if not through or through[0].session.is_tail:
+            elsewhere, drawn_here = tokens_by_head(event.tokens)
+            self._effects += [SendTokens(peer_id, tokens) for peer_id, tokens in elsewhere.items()]
+            self._advance(drawn_here, now_s)
+        else:
+            self._pump(now_s)
+            self._forward(event)
+        tokens = sum([one.tokens for one in steps])
+        self._effects.append(RecordBatch(event.compute_s, len(steps), tokens, work))
+
+    # -- steps
+
+    def _advance(self, drawn: Sequence[DrawnToken[Session, Payload]], now_s: float) -> None:
+        """At the head: tokens are there. Start the next steps, together, and stream the tokens to the clients."""
+        delivered = []
+        for token in drawn:
+            session, step, position, is_last, payload, _ = token
+            progress = session.progress
+            if session.ended or position != progress.history_tokens:
+                continue
+            progress.history_tokens += 1
+            delivered.append(token)
+            if is_last:
+                self._head.end_decode(session)
+                session.decoding = None
+            elif session.is_tail:
+                self._add(session, step + 1, 1, True, False, payload, now_s)
+            else:
+                self._head.add_return(session, step + 1, payload, now_s)
+        self._begin_steps(now_s)
+        self._pump(now_s)
+        if delivered:
+            self._effects.append(DeliverTokens(delivered))
+
+    def _begin_steps(self, now_s: float) -> None:
+        """Queues the next steps of the head's sessions, as the limit of micro-batches in flight lets them."""
+        for session, step, payload in self._head.steps_ready(now_s):
+            self._add(session, step, 1, True, False, payload, now_s)
+
+    def _add_chunk(self, session: Session, now_s: float) -> None:
+        """Queues the next chunk of a prompt, if there is one."""
+        payload_of = session.prefill.payload_of
+        if payload_of is not None and (chunk := self._head.take_chunk(session)) is not None:
+            first, stop, is_last = chunk
+            if is_last:
+                session.prefill.payload_of = None
+            step = session.progress.next_step
+            self._add(session, step, stop - first, is_last, True, payload_of(first, stop), now_s)
+
+    def _add(
+        self,
+        session: Session,
+        step: int,
+        tokens: int,
+        sample: bool,
+        prefill: bool,
+        payload: Payload,
+        now_s: float,
+    ) -> None:
+        """Queues a step, if it is the one that comes next and keeps to what was agreed on."""
+        progress, settings = session.progress, self._settings
+        if step < progress.next_step:
+            return  # executed or waiting already: a repeat has no effect
+        if (fault := settings.fault_of_step(session, step, tokens, prefill=prefill)) is not None:
+            self._fail(session, session.previous_peer_id, "protocol", fault)
+            return
+        rows, due = progress.rows, session.prefill
+        if prefill and step == 0 and settings.uses_deadlines:
+            position = session.position
+            left = max(progress.history_tokens, position.prompt_tokens) - rows
+            due.due_s = due_s(position.stages, max(tokens, left), now_s)
+        pending = HopStep(
+            session,
+            step,
+            session.span,
+            tokens,
+            now_s,
+            prefill,
+            due.due_s,
+            rows,
+            tokens,
+            sample=sample,
+            payload=payload,
+        )
+        if not self._turns.add(pending):
+            self._fail(session, settings.peer_id, "busy", "more steps wait here than this peer takes")
+            return
+        progress.next_step = step + 1
+        progress.rows = rows + tokens
+
+    # -- what goes out
+
+    def _forward(self, event: BatchComputed[Session, Payload]) -> None:
+        """To each next hop its rows in order. Where prompts go as they are due, each has a frame of its own."""
+        frames = event.frames or frames_of(
+            event.through, prompts_apart=self._settings.uses_deadlines, output=event.output
+        )
+        posted = (
+            self._held.sorted_out(frames) if len(frames) > 1 or self._held else ((frames[0].peer_id, frames),)
+        )
+        self._effects += [ForwardRows(peer_id, ours) for peer_id, ours in posted]
+
+    # -- ends
+
+    def _fail(self, session: Session, peer_id: str, code: str, detail: str) -> None:
+        """Ends the session's epoch here, and says who is blamed."""
+        if not session.ended:
+            self._end(session)
+            self._effects.append(FailSession(session, peer_id, code, detail))
+
+    def _end(self, session: Session) -> None:
+        """The session has ended: what waits of it is dropped, and a frame that waits for it alone."""
+        if session.ended:
+            return
+        session.ended = True
+        self._sessions.discard(session)
+        self._head.end_session(session)
+        if self._turns.end_session(session):
+            self._effects.append(DropSlice())
+        prefill = session.prefill
+        prefill.chunks.clear()
+        prefill.payload_of = session.decoding = None
+        if prefill.held_frames:
+            self._held.drop_ended()
