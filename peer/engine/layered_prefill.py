@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterable, Sequence
 
+from molink.peer.compute.backend import SlicingEngine
 from molink.peer.engine.slice_executor import PrefillSlice, SliceExecutor, SliceOutput, has_ended
 from molink.peer.engine.steps import StepFailure, StepInput, StepOutput
 from molink.peer.memory.leases import LeaseKey
@@ -10,7 +11,6 @@ from molink.peer.profiling.profile import StepWork
 from molink.peer.scheduling.decoding_sessions import DecodingSessions
 from molink.peer.scheduling.microbatch import BatchLimits
 from molink.peer.scheduling.prefill_slices import SliceSizer
-from molink.shards.batching.engine import Engine
 
 
 class LayeredPrefill:
@@ -19,7 +19,7 @@ class LayeredPrefill:
     `compute` runs on the engine's thread, all else on the event loop.
     """
 
-    def __init__(self, engine: Engine, sizes: SliceSizer, limits: BatchLimits) -> None:
+    def __init__(self, engine: SlicingEngine, sizes: SliceSizer, limits: BatchLimits) -> None:
         self._sizer = sizes
         self._limits = limits
         self._decoding = DecodingSessions()

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from molink.peer.compute.backend import SlicingEngine
 from molink.peer.engine.steps import StepFailure, StepInput, StepOutput, drawn
 from molink.peer.scheduling.prefill_slices import RemainingPrefill, SliceSize
 from molink.shards.batching import partial_step
-from molink.shards.batching.engine import Engine
 from molink.shards.batching.partial_step import PartialStep, Rows, join_slice_batches
 
 
@@ -46,7 +46,7 @@ class SliceExecutor:
     `compute` runs on the engine's thread; all else on the event loop, while that does not.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: SlicingEngine) -> None:
         self._engine = engine
         self._steps: dict[StepInput, PartialStep] = {}
         self._under_way: partial_step.SliceBatch | None = None
@@ -169,11 +169,11 @@ class SliceExecutor:
 
 
 _Advanced = tuple[partial_step.SliceBatch, tuple[PartialStep, ...], Tensor | None]
-"""A piece that was advanced, and as `Engine.advance_slice` returns it."""
+"""A piece that was advanced, and as `SlicingEngine.advance_slice` returns it."""
 
 
 def _advance(
-    engine: Engine,
+    engine: SlicingEngine,
     slice_: partial_step.SliceBatch,
     layers: int,
     failed: list[tuple[PartialStep, Exception]],

@@ -8,7 +8,7 @@ from typing import Self
 from molink.dht.identity.dialable import ANYWHERE, Ranges
 from molink.dht.identity.identity import Identity
 from molink.dht.identity.swarm_key import SwarmKey
-from molink.peer.compute.backend import Backend, StageEngine
+from molink.peer.compute.backend import Backend, SlicingEngine
 from molink.peer.engine.engine_thread import EngineThread
 from molink.peer.engine.layered_prefill import LayeredPrefill
 from molink.peer.engine.metrics import PeerMetrics
@@ -32,12 +32,6 @@ from molink.peer.wire.link.certificate import Certificate
 from molink.peer.wire.link.links import Links
 from molink.peer.wire.transport.line_quality import MeasureLine
 from molink.peer.wire.transport.message_memory import MessageMemory, message_limit_bytes
-from molink.shards.batching.engine import Engine
-
-
-def _slice_sizer(engine: StageEngine, step_times: StepTimes | None) -> SliceSizer | None:
-    """For engines of one process that have been measured."""
-    return SliceSizer(step_times) if step_times and isinstance(engine, Engine) else None
 
 
 class DataPlane:
@@ -91,14 +85,13 @@ class DataPlane:
             own_ranges=own_ranges,
             pace=service.pace,
         )
-        sizes, engine = _slice_sizer(backend.engine, step_times), backend.engine
-        layered_prefill = (
-            LayeredPrefill(engine, sizes, limits) if sizes and isinstance(engine, Engine) else None
-        )
+        engine, layered_prefill = backend.engine, None
+        if step_times and isinstance(engine, SlicingEngine):
+            layered_prefill = LayeredPrefill(engine, SliceSizer(step_times), limits)
         self.stepper = Stepper(
             identity.peer_id,
             spec,
-            backend.engine,
+            engine,
             self._engine_thread,
             sessions,
             self.links,

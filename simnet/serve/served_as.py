@@ -17,7 +17,8 @@ class ServedAs:
     micro_batches: str
     """The rule by which they circulate (`molink.peer.scheduling.in_flight_rules`)."""
     prefill_chunk_tokens: int | None
-    """Prompts are computed in equal chunks of at most so many tokens; None: the head chooses."""
+    """Prompts are computed in equal chunks of at most so many tokens, each in one step; None: as our peers do it. The
+    head chooses the chunks, those that come at once are gathered, and beside decode they are computed in slices."""
 
 
 _OURS = ServedAs("molink", None)

@@ -33,6 +33,7 @@ from molink.peer.memory.leases import LeaseBook, Refused
 from molink.peer.memory.memory import plan_memory
 from molink.peer.models.model import open_model
 from molink.peer.profiling.profiler import cached_or_measured
+from molink.peer.profiling.step_times import StepTimes
 from molink.peer.scheduling.in_flight_rules import rule_named
 from molink.peer.scheduling.microbatch import BatchLimits, batch_limits
 from molink.peer.scheduling.prefill_chunks import chunk_lengths, equal_chunks
@@ -71,7 +72,7 @@ class PeerConfiguration:
     policy: str
     micro_batches: str
     prefill_chunk_tokens: int | None
-    """None: the head chooses."""
+    """None: the head chooses, and prompts are gathered, and computed in slices while sessions decode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +122,9 @@ class EmulatedPeer:
             raise SystemExit(f"layers {span} of {spec.name} do not fit this machine: {refused.detail}")
         identity = Identity.generate()
         certificate = new_certificate(identity.peer_id)
+        step_times = StepTimes(machine.profile)
+        self._metrics.compare(step_times)
+        chunk_tokens = configuration.prefill_chunk_tokens
         serving = DataPlane(
             identity,
             None,
@@ -133,11 +137,10 @@ class EmulatedPeer:
             lambda: None,
             rule=rule_named(configuration.micro_batches),
             limits=limits,
-            cut=chunk_lengths
-            if configuration.prefill_chunk_tokens is None
-            else equal_chunks(configuration.prefill_chunk_tokens),
+            cut=chunk_lengths if chunk_tokens is None else equal_chunks(chunk_tokens),
             http_proxy=configuration.http_proxy,
             transmission_policy=configuration.policy,
+            step_times=step_times if chunk_tokens is None else None,
         )
         async with serving:
             await serving.loader.load(span)
