@@ -1,4 +1,4 @@
-"""Which requests an emulation serves, and when each comes. Pure."""
+"""The requests of a run, when each comes, and what became of each. Pure."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -79,3 +79,17 @@ def arrivals(
     for number in itertools.count():
         request = trace[(first + number) % len(trace)]
         yield Request(number, since_first_s(number) * factor, request.prompt_tokens, request.generated_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutcome:
+    """The outcome of a request. Times are seconds since the start of the run."""
+
+    request: Request
+    token_ids: tuple[int, ...]
+    token_s: tuple[float, ...]
+    """When each token came."""
+    one_way_s: tuple[float, ...]
+    """If it was traced, for each token but the first: the mean way of its messages from hop to hop."""
+    error: str | None = None
+    """None: it has all its tokens."""

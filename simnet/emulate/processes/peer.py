@@ -43,7 +43,7 @@ from molink.peer.wire.link.certificate import new_certificate
 from molink.shards.spec import ModelSpec, Span
 from molink.simnet.devices.model_shapes import MODEL_SHAPES
 from molink.simnet.devices.named_devices import device_named
-from molink.simnet.emulate.processes.timed_machine import Machine, timed_machine
+from molink.simnet.emulate.processes.timed_backend import Machine, timed_machine
 
 MOST_SESSIONS = 256
 """On a peer, as servers of one model commonly allow; all are the one client's that stands for many."""

@@ -2,12 +2,18 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from molink.dht.records.records import Device
+from molink.peer.compute.backend import Backend
+from molink.peer.device.device import describe_device
 from molink.peer.models.model import Progress
+from molink.peer.profiling.profile import Profile
+from molink.peer.serving.artifact_server import ArtifactServer
 from molink.shards.batching.engine import NotHeld
 from molink.shards.batching.partial_step import (
     PartialStep,
@@ -21,8 +27,9 @@ from molink.shards.kv.kv_cache import SequenceCache, open_cache
 from molink.shards.kv.kv_memory import LayerLayout
 from molink.shards.kv.kv_pool import KvPool
 from molink.shards.spec import Span, merge_spans, missing_spans
-from molink.simnet.devices.devices import DeviceProfile, SequenceChunk
+from molink.simnet.devices.devices import USABLE_MEMORY, DeviceProfile, SequenceChunk
 from molink.simnet.devices.model_shapes import ModelShape
+from molink.simnet.devices.timed_profile import timed_profile
 
 _NOISE_ROWS = 4096
 """At least the rows of one micro-batch."""
@@ -104,9 +111,7 @@ class TimedEngine:
         places = [at for row in rows for at in range(row.cache.length, row.cache.length + row.count)]
         return next_slice_batch(steps, tokens, torch.tensor([places]))
 
-    def advance_slice(
-        self, slice_: SliceBatch, layers: int
-    ) -> tuple[tuple[PartialStep, ...], Tensor | None]:
+    def advance_slice(self, slice_: SliceBatch, layers: int) -> tuple[tuple[PartialStep, ...], Tensor | None]:
         """As `Engine.advance_slice`; waits as long as the device would for these tokens through these layers."""
         began_s = time.perf_counter()
         counts = zip(slice_.steps, slice_.tokens, strict=True)
@@ -161,3 +166,28 @@ class TimedBackend:
         total = self.engine.spec.weight_bytes(span)
         progress(total, total)
         return lambda: self.engine.attach(span)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Machine:
+    """What a peer needs of the machine that it runs on."""
+
+    backend: Backend
+    artifacts: ArtifactServer
+    device: Device
+    profile: Profile
+    memory_bytes: int
+
+
+def timed_machine(shape: ModelShape, device: DeviceProfile) -> Machine:
+    """A machine with that device, whose time is the profile's."""
+    spec = shape.spec()
+    return Machine(
+        backend=TimedBackend(shape, device),
+        artifacts=ArtifactServer(spec.model_hash, b"", Path(), {}),
+        device=replace(
+            describe_device("cpu"), kind="cuda", name=device.name, memory_bytes=device.memory_bytes
+        ),
+        profile=timed_profile(shape, device),
+        memory_bytes=int(USABLE_MEMORY * device.memory_bytes),
+    )

@@ -17,15 +17,13 @@ from molink.peer.scheduling.prefill_chunks import equal_chunks
 from molink.peer.scheduling.prompt_order import PATIENCE
 from molink.shards.spec import Span
 from molink.simnet.core.frames import CHUNK_BYTES
-from molink.simnet.core.outcomes import RequestOutcome
-from molink.simnet.core.request_load import Request
+from molink.simnet.core.request_load import Request, RequestOutcome
 from molink.simnet.core.serving_world import ServingWorld, SimulatedCircuit
 from molink.simnet.core.timeline import Alarm, Timeline
 from molink.simnet.core.traces import TraceRequest
 from molink.simnet.core.wire import ByteAccount, Wire
 from molink.simnet.devices.devices import DEVICES, Work
-from molink.simnet.devices.model_shapes import QWEN2_7B
-from molink.simnet.devices.spans import even_spans
+from molink.simnet.devices.model_shapes import QWEN2_7B, even_spans
 from molink.simnet.serve.petals_world import PetalsWorld
 from molink.simnet.serve.scenario import Scenario, SimulatedStage, circuit_plan
 from molink.simnet.serve.served_as import usual
