@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 
 from molink.dht.records.announcement import AnnouncementError, verify_facts
 from molink.dht.records.records import PeerFacts
+from molink.peer.hop.session import HopPosition, HopSession
 from molink.peer.memory.leases import LeaseKey
 from molink.peer.scheduling.pipeline import Circuit, PipelineStage, stage_of
 from molink.peer.wire.codecs import encodings_of_circuit
@@ -60,114 +61,66 @@ class SessionPlan:
         return self.hops[hop].span
 
 
-@dataclass(slots=True)
-class HopSession:
-    """The state of one session at one hop. Owned by the SessionTable, on the event loop."""
+class ServedSession(HopSession):
+    """What this peer has of one session, beside what the core knows of it (`peer/hop/session.py`): its plan, its
+    client and its KV cache."""
 
-    plan: SessionPlan
-    hop: int
-    owner: Link
-    """The client's link."""
-    cache: SequenceCache | None = None
-    """Set when the lease is ready."""
-    prefix_tokens: int = 0
-    """Tokens of the prompt's beginning that the cache held from the start."""
-    least_prefix_tokens: int = 0
-    """The session can begin behind any number of them from this one on, or behind none."""
-    next_step: int = 0
-    """The step that is expected next; older ones are repeats."""
-    counted_step: int = 0
-    """Its `next_step` when the lease book was last told that it steps."""
-    rows: int = 0
-    """Tokens that the cache held or that have come in so far, stepped or waiting."""
-    due_s: float = 0.0
-    """When the prompt is due here (`prompt_order`), on the engine's clock; 0 where nobody heeds it."""
-    history: list[int] = field(default_factory=list)
-    """At the head: the sequence so far."""
-    failed: bool = False
-    """Whether its client has been told that this epoch is over; what still comes of it is dropped."""
+    def __init__(self, plan: SessionPlan, hop: int, owner: Link) -> None:
+        """`owner` is the client's link."""
+        position = HopPosition(
+            plan.circuit, hop, plan.stages, plan.prompt_tokens, plan.capacity_tokens, plan.encodings[hop]
+        )
+        super().__init__(plan.key, position)
+        self.plan = plan
+        self.owner = owner
+        self.cache: SequenceCache | None = None
+        """Set when the lease is ready."""
+        self.prefix_tokens = 0
+        """Tokens of the prompt's beginning that the cache held from the start."""
+        self.least_prefix_tokens = 0
+        """The session can begin behind any number of them from this one on, or behind none."""
+        self.counted_step = 0
+        """Its `next_step` when the lease book was last told that it steps."""
 
     def can_begin_behind(self, tokens: int) -> bool:
         """Whether the cache holds so many tokens of the prompt's beginning."""
         return tokens == 0 or self.least_prefix_tokens <= tokens <= self.prefix_tokens
 
-    def fault_of_token(self, token: pb.Token, spec: ModelSpec, *, is_sent: bool) -> str | None:
-        """At the head: what is wrong with a token that the tail says it has drawn; None: nothing. `is_sent`: whether
-        the whole prompt has left."""
-        if token.token_id >= spec.vocabulary_size:
-            return f"token {token.token_id} is beyond the vocabulary"
-        if not is_sent:
-            return "a token came before the whole prompt was sent"
-        if token.position == len(self.history) and token.step != self.next_step - 1:
-            return f"a token of step {token.step} came after step {self.next_step - 1}"
-        return None
-
-    @property
-    def key(self) -> LeaseKey:
-        return self.plan.key
-
-    @property
-    def span(self) -> Span:
-        return self.plan.hops[self.hop].span
-
-    @property
-    def is_head(self) -> bool:
-        return self.hop == 0
-
-    @property
-    def is_tail(self) -> bool:
-        return self.hop == len(self.plan.hops) - 1
-
-    @property
-    def next_peer_id(self) -> str:
-        """Where this hop's output goes: the next hop, or from the tail back to the head."""
-        return self.plan.hops[(self.hop + 1) % len(self.plan.hops)].peer_id
-
-    @property
-    def previous_peer_id(self) -> str:
-        return self.plan.hops[self.hop - 1].peer_id
-
-    @property
-    def sends_in(self) -> str:
-        """The encoding of the activations that go to the next hop."""
-        return self.plan.encodings[self.hop]
-
     @property
     def receives_in(self) -> str:
         """The encoding of the activations that come from the previous hop."""
-        return self.plan.encodings[self.hop - 1]
+        return self.plan.encodings[self.position.hop - 1]
 
 
 class SessionTable:
     """Every session of this peer, at most one epoch of each."""
 
     def __init__(self) -> None:
-        self._sessions: dict[bytes, HopSession] = {}
+        self._sessions: dict[bytes, ServedSession] = {}
 
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def __iter__(self) -> Iterator[HopSession]:
+    def __iter__(self) -> Iterator[ServedSession]:
         return iter(tuple(self._sessions.values()))
 
-    def add(self, session: HopSession) -> None:
+    def add(self, session: ServedSession) -> None:
         self._sessions[session.key.session] = session
 
-    def get(self, session: bytes, epoch: int) -> HopSession | None:
+    def get(self, session: bytes, epoch: int) -> ServedSession | None:
         """The session, if it is still in that epoch: what belongs to an old one is dropped by the caller."""
         found = self._sessions.get(session)
         return found if found is not None and found.key.epoch == epoch else None
 
-    def remove(self, key: LeaseKey) -> HopSession | None:
+    def remove(self, key: LeaseKey) -> ServedSession | None:
         found = self.get(key.session, key.epoch)
         if found is not None:
             del self._sessions[key.session]
         return found
 
 
-def report_failure(session: HopSession, peer_id: str, code: str, detail: str) -> None:
+def report_failure(session: ServedSession, peer_id: str, code: str, detail: str) -> None:
     """Tells the session's client who failed it; the client decides what follows, in another epoch."""
-    session.failed = True
     span = next((hop.span for hop in session.plan.hops if hop.peer_id == peer_id), session.span)
     session.owner.post(
         pb.Failed(

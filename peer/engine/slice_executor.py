@@ -6,27 +6,20 @@ What is wrong with one session of a piece is its own, as in `steps`: the others 
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from molink.peer.compute.backend import SlicingEngine
-from molink.peer.engine.steps import StepFailure, StepInput, StepOutput, drawn
-from molink.peer.scheduling.prefill_slices import RemainingPrefill, SliceSize
+from molink.peer.engine.sessions import ServedSession
+from molink.peer.engine.steps import StepFailure, StepInput, StepOutput, StepPayload, drawn
+from molink.peer.hop.layered_prefill import PrefillSlice
 from molink.shards.batching import partial_step
 from molink.shards.batching.partial_step import PartialStep, Rows, join_slice_batches
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PrefillSlice:
-    """A prefill slice: so many tokens of some parts of prompts through so many layers."""
-
-    parts: tuple[StepInput, ...]
-    left: tuple[RemainingPrefill, ...]
-    """Of each."""
-    size: SliceSize
-    begins: bool
-    """Whether these tokens have not been through any layer."""
+StepSlice: TypeAlias = PrefillSlice[ServedSession, StepPayload]
+"""So many tokens of some parts of prompts through so many layers."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,76 +28,67 @@ class SliceOutput:
 
     whole: StepOutput | None
     """Of the parts that it was the last piece of, and of those that failed, if there are some."""
+    left: tuple[tuple[StepInput, int, int], ...]
+    """Of the other parts that have begun: tokens that are not through, and those of them that are between layers."""
+    layers_left: int
+    """For the tokens between layers."""
     taken_s: float
     is_complete: bool
     """Whether it is the time of what was to be computed: nobody was left out, or failed."""
 
 
 class SliceExecutor:
-    """Executes slices, and owns the partial steps of the parts that have begun.
-
-    `compute` runs on the engine's thread; all else on the event loop, while that does not.
-    """
+    """Executes slices, and owns the tokens between layers. On the engine's thread."""
 
     def __init__(self, engine: SlicingEngine) -> None:
         self._engine = engine
-        self._steps: dict[StepInput, PartialStep] = {}
         self._under_way: partial_step.SliceBatch | None = None
         """Tokens between layers."""
         self._computed_s = 0.0
-        """Of pieces since a part was through."""
+        """Of slices since a part was through."""
 
-    @property
-    def layers_under_way(self) -> int:
-        """Those that are left for the tokens between layers; 0 if there are none."""
-        slice_ = self._under_way
-        return 0 if slice_ is None else slice_.steps[0].span.stop - slice_.layer
+    def drop(self) -> None:
+        """Nobody needs the tokens between layers any more. Called while nothing is computed."""
+        self._under_way = None
 
-    def tokens_under_way(self) -> dict[StepInput, int]:
-        """Whose tokens are between layers, and how many."""
-        if self._under_way is None:
-            return {}
-        parts = {step: part for part, step in self._steps.items()}
-        tokens = zip(self._under_way.steps, self._under_way.tokens, strict=True)
-        return {parts[step]: count for step, count in tokens if step in parts}
-
-    def remaining(self, part: StepInput) -> RemainingPrefill:
-        """What there is to compute of a part that has begun or not."""
-        step, cache = self._steps.get(part), part.session.cache
-        if step is not None:
-            return RemainingPrefill(step.left_tokens, step.row.cache.length, part.sample)
-        context_tokens = part.prefix_tokens if part.step == 0 or cache is None else cache.length
-        return RemainingPrefill(part.count, context_tokens, part.sample)
-
-    def keep_only(self, parts: Collection[StepInput]) -> None:
-        """All other parts are over."""
-        self._steps = {part: step for part, step in self._steps.items() if part in parts}
-        if not self.tokens_under_way():
-            self._under_way = None
-
-    def compute(self, slice_: PrefillSlice) -> SliceOutput:
-        """On the engine's thread."""
+    def compute(self, slice_: StepSlice) -> SliceOutput:
+        """Computes the slice."""
         started_s = time.perf_counter()
         failures: list[StepFailure] = []
         one = self._gathered(slice_, failures) if slice_.begins else self._going_on(slice_)
         self._under_way = None
-        done, result = self._advanced(one, slice_.size.layers, failures) if one is not None else ((), None)
+        done, result = (
+            self._advanced(slice_, one, slice_.size.layers, failures) if one is not None else ((), None)
+        )
         whole = StepOutput((), None, (), (), started_s, 0.0, None)
         if done and result is not None:
             whole = drawn(self._engine, done, result, started_s)
         else:
-            self._engine.to_host(())  # what is learnt of a piece is its time, and not that of its launch
+            self._engine.to_host(())  # what is learnt of a slice is its time, and not that of its launch
         taken_s = time.perf_counter() - started_s
         self._computed_s += taken_s
         is_complete = one is not None and len(one.steps) == len(slice_.parts) and not failures
         if not done and not failures:
-            return SliceOutput(None, taken_s, is_complete)
+            return SliceOutput(None, *self._left(slice_, ()), taken_s, is_complete)
         failures += whole.failures
         whole = replace(whole, compute_s=self._computed_s, failures=tuple(failures))
         self._computed_s = 0.0
-        return SliceOutput(whole, taken_s, is_complete)
+        return SliceOutput(whole, *self._left(slice_, whole.everyone), taken_s, is_complete)
 
-    def _gathered(self, slice_: PrefillSlice, failures: list[StepFailure]) -> partial_step.SliceBatch | None:
+    def _left(
+        self, slice_: StepSlice, over: Collection[StepInput]
+    ) -> tuple[tuple[tuple[StepInput, int, int], ...], int]:
+        """What is left of the slice's parts that are not over, and the layers for what is between some."""
+        one = self._under_way
+        between = {} if one is None else dict(zip(one.steps, one.tokens, strict=True))
+        left = tuple(
+            (part, step.left_tokens, between.get(step, 0))
+            for part in slice_.parts
+            if part not in over and (step := part.payload.partial) is not None
+        )
+        return left, 0 if one is None else one.steps[0].span.stop - one.layer
+
+    def _gathered(self, slice_: StepSlice, failures: list[StepFailure]) -> partial_step.SliceBatch | None:
         """The tokens of those that have not ended, before their first layer."""
         begun: list[StepInput] = []
         tokens: list[int] = []
@@ -122,11 +106,12 @@ class SliceExecutor:
         cache = part.session.cache
         if cache is None or cache.closed:
             return False
-        if part not in self._steps:
+        payload = part.payload
+        if payload.partial is None:
             if part.step == 0:
                 self._engine.begin_behind(cache, part.prefix_tokens)
-            rows = Rows(cache, part.count, part.token_ids, part.sample)
-            self._steps[part] = self._engine.begin_partial(part.session.span, rows, part.hidden)
+            rows = Rows(cache, part.tokens, payload.token_ids, part.sample)
+            payload.partial = self._engine.begin_partial(part.span, rows, payload.hidden)
         return True
 
     def _gather(
@@ -134,7 +119,8 @@ class SliceExecutor:
     ) -> partial_step.SliceBatch | None:
         """In one piece as many as can be: the KV cache may have no room for all at once. The others come later."""
         try:
-            return self._engine.gather_slice([self._steps[part] for part in parts], tokens)
+            steps = [part.payload.partial for part in parts if part.payload.partial is not None]
+            return self._engine.gather_slice(steps, tokens)
         except Exception as error:  # noqa: BLE001 - a session's boundary: who it is, is found by trying again
             if len(parts) == 1:
                 failures.append(StepFailure(parts[0], error))
@@ -143,9 +129,9 @@ class SliceExecutor:
         first = self._gather(parts[:half], tokens[:half], failures)
         return first or self._gather(parts[half:], tokens[half:], failures)
 
-    def _going_on(self, slice_: PrefillSlice) -> partial_step.SliceBatch | None:
+    def _going_on(self, slice_: StepSlice) -> partial_step.SliceBatch | None:
         """What is between layers of those that have not ended."""
-        live = {self._steps[part] for part in slice_.parts if not has_ended(part)}
+        live = {part.payload.partial for part in slice_.parts if not _has_ended(part)}
         one = self._under_way
         if one is None or live.issuperset(one.steps):
             return one
@@ -153,13 +139,13 @@ class SliceExecutor:
         return one.of(kept) if kept else None
 
     def _advanced(
-        self, slice_: partial_step.SliceBatch, layers: int, failures: list[StepFailure]
+        self, slice_: StepSlice, batch: partial_step.SliceBatch, layers: int, failures: list[StepFailure]
     ) -> tuple[tuple[StepInput, ...], Tensor | None]:
         """Takes the piece through the layers, without those that fail. Returns the parts that are through, and what
         the engine gave for them."""
-        parts = {step: part for part, step in self._steps.items()}
+        parts = {step: part for part in slice_.parts if (step := part.payload.partial) is not None}
         failed: list[tuple[PartialStep, Exception]] = []
-        ways = _advance(self._engine, slice_, layers, failed)
+        ways = _advance(self._engine, batch, layers, failed)
         failures += (StepFailure(parts[step], error) for step, error in failed)
         going_on = [one for one, _, _ in ways if one.layer < one.steps[0].span.stop]
         self._under_way = join_slice_batches(going_on) if going_on else None
@@ -199,6 +185,6 @@ def _advance(
     return [one for half in halves if half for one in _advance(engine, slice_.of(half), layers, failed)]
 
 
-def has_ended(part: StepInput) -> bool:
+def _has_ended(part: StepInput) -> bool:
     """Whether the part's session has ended, as far as its cache knows."""
     return part.session.cache is None or part.session.cache.closed

@@ -1,50 +1,40 @@
 """Steps in, steps out: the way of a token through one peer.
 
-frames in -> session table -> micro-batch queue -> stage engine (a thread of its own) -> frames out (`forwarding`).
-Everything here runs on the event loop; `compute` runs on the engine's thread.
+frames in -> checks -> `HopCore`, which says what is computed and sent -> engine (a thread of its own), frames out
+(`sending`). Everything here runs on the event loop; `compute` and slices run on the engine's thread.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Sequence
-
-import torch
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from molink.dht.refusals import RefusalLog
-from molink.peer.compute.backend import StageEngine
-from molink.peer.engine.decode_reports import DecodeReports
+from molink.peer.compute.backend import SlicingEngine, StageEngine
 from molink.peer.engine.engine_thread import EngineThread
-from molink.peer.engine.forwarding import Forwarder
-from molink.peer.engine.in_flight_microbatches import InFlightMicroBatches
-from molink.peer.engine.layered_prefill import LayeredPrefill
 from molink.peer.engine.metrics import PeerMetrics
-from molink.peer.engine.sessions import HopSession, SessionTable, report_failure
-from molink.peer.engine.slice_executor import PrefillSlice, SliceOutput
-from molink.peer.engine.starts import Starts
+from molink.peer.engine.sending import FrameRows, FrameSender, StepToken
+from molink.peer.engine.sessions import ServedSession, SessionTable, report_failure
+from molink.peer.engine.slice_executor import SliceExecutor, SliceOutput, StepSlice
 from molink.peer.engine.steps import (
     StepFailure,
+    StepFrame,
     StepInput,
     StepOutput,
+    StepPayload,
     compute,
     fault_of_rows,
     read_activations,
+    token_message,
 )
-from molink.peer.memory.leases import LeaseKey
-from molink.peer.profiling.profile import StepWork
+from molink.peer.hop import events
+from molink.peer.hop.hop_core import HopCore
 from molink.peer.scheduling.decode_watch import DecodeWatch
-from molink.peer.scheduling.in_flight_rules import Rule
-from molink.peer.scheduling.microbatch import BatchLimits, MicroBatchQueue, PendingStep
-from molink.peer.scheduling.prefill_chunks import Cut
-from molink.peer.scheduling.prompt_gathering import PromptGathering
-from molink.peer.scheduling.prompt_order import due_s
-from molink.peer.scheduling.prompts import PromptQueue
 from molink.peer.wire.link.link import Link
 from molink.peer.wire.link.links import Links
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.protocol.frames import Frame, ProtocolError
-from molink.peer.wire.transmission.classes import TrafficClass
-from molink.shards.spec import ModelSpec
 
 MOST_TOLD = 8
 """Kinds of engine errors that are written down in full, once each: sessions fail as often as strangers like."""
@@ -52,56 +42,82 @@ _log = logging.getLogger(__name__)
 
 
 class Stepper:
-    """Owner of the micro-batch queue and of the engine's thread."""
+    """Driver of the hop's core: tells it what comes, and does what it says. On the event loop."""
 
     def __init__(
         self,
-        peer_id: str,
-        spec: ModelSpec,
+        core: HopCore[ServedSession, StepPayload],
         engine: StageEngine,
         engine_thread: EngineThread,
         sessions: SessionTable,
         links: Links,
-        limits: BatchLimits,
         metrics: PeerMetrics,
-        rule: Rule,
-        cut: Cut,
         watch: DecodeWatch,
-        layered_prefill: LayeredPrefill | None = None,
-        gathering: PromptGathering | None = None,
     ) -> None:
-        """Without `layered_prefill` prompts are computed in whole chunks, whoever decodes meanwhile; without
-        `gathering` none waits for another."""
-        self._peer_id = peer_id
-        self._spec = spec
+        self._core = core
         self._engine = engine
         self._engine_thread = engine_thread
         self._sessions = sessions
         self._links = links
         self._metrics = metrics
-        self._queue: MicroBatchQueue[PendingStep] = MicroBatchQueue(limits)
-        self._inputs: dict[tuple[LeaseKey, int], StepInput] = {}
-        self._busy = False
-        self._layered_prefill = layered_prefill
-        self._in_flight = InFlightMicroBatches(rule, limits.max_sessions, self._begin, self._pump)
-        self._prompts = PromptQueue(cut, limits)
-        self._most_step_tokens = min(spec.most_step_tokens, limits.max_tokens)
-        self.starts = Starts(gathering, self._add_chunk, self._pump)
-        self._decode_reports = DecodeReports(watch)
+        self._watch = watch
+        self._slices = SliceExecutor(engine) if isinstance(engine, SlicingEngine) else None
+        self._sender = FrameSender(engine.spec, links, metrics)
+        self._alarm: asyncio.TimerHandle | None = None
         self._refusals = RefusalLog(_log)
         self._told: set[str] = set()
         """Kinds of errors of which one was written down in full."""
-        self._forwarder = Forwarder(spec, sessions, links, metrics, self._lost, self._pump)
+        self._actions: Mapping[type, Callable[[Any], None]] = {
+            events.ComputeBatch: self._compute,
+            events.ComputeSlice: self._compute_slice,
+            events.DropSlice: self._drop_slice,
+            events.ForwardRows: self._forward,
+            events.RetryHeld: self._retry,
+            events.AwaitRoom: self._await_room,
+            events.SendTokens: self._send_tokens,
+            events.SendWindowUpdate: self._send_window_update,
+            events.DeliverTokens: self._deliver,
+            events.FailSession: self._report,
+            events.WakeAt: self._wake_at,
+            events.ExpectDecode: lambda effect: self._soon(self._expect_decode, effect),
+            events.RecordBatch: lambda effect: self._soon(self._record_batch, effect),
+        }
 
     @property
     def queued(self) -> int:
-        return len(self._queue) + len(self._prompts) + len(self._layered_prefill or ())
+        """Steps, chunks and parts of prompts that wait for the engine."""
+        return self._core.queued
 
     @property
     def prompt_wait_s(self) -> float:
         """How long the line takes for the prompts that wait here, as far as it is known."""
-        line = self._links.line_quality()
-        return self._prompts.wait_s(self._spec.activation_bytes, line.uplink_bytes_per_s)
+        uplink_bytes_per_s = self._links.line_quality().uplink_bytes_per_s
+        if uplink_bytes_per_s is None:
+            return 0.0
+        waiting_bytes = self._core.prompt_tokens_to_send * self._engine.spec.activation_bytes
+        return waiting_bytes / uplink_bytes_per_s
+
+    # -- sessions
+
+    def open_session(self, session: ServedSession) -> None:
+        """Its lease has been granted."""
+        self._handle(events.SessionOpened(session))
+        self.expect_prompt(session)
+
+    def expect_prompt(self, session: ServedSession) -> None:
+        """Its lease has been granted, or is ready: if its head is here, it may start any moment."""
+        tokens = session.plan.prompt_tokens - session.prefix_tokens
+        self._handle(events.PromptExpected(session, tokens))
+
+    def fail_session(self, session: ServedSession, peer_id: str, code: str, detail: str) -> None:
+        """Ends the session here for what is known elsewhere, and tells its client whom to blame."""
+        self._handle(events.SessionEnded(session))
+        report_failure(session, peer_id, code, detail)
+
+    def end_session(self, session: ServedSession) -> None:
+        """The session's lease has ended: what waits of it is dropped."""
+        self._links.cancel(session.key.session)
+        self._handle(events.SessionEnded(session))
 
     # -- frames in
 
@@ -110,289 +126,225 @@ class Stepper:
         session = self._sessions.get(start.session, start.epoch)
         if session is None:
             return
-        tokens = tuple(start.token_ids)
-        if session.owner is not link or not session.is_head or session.cache is None or session.next_step:
+        tokens, spec = tuple(start.token_ids), self._engine.spec
+        has_begun = session.progress.next_step or session.prefill.chunks
+        if session.owner is not link or not session.is_head or session.cache is None or has_begun:
             raise ProtocolError("a start must come once, from the session's client, to its ready head")
         if not session.plan.prompt_tokens <= len(tokens) < session.plan.capacity_tokens:
             raise ProtocolError(f"a history of {len(tokens)} tokens does not fit the session")
         if not (session.can_begin_behind(start.prefix_tokens) and start.prefix_tokens < len(tokens)):
             raise ProtocolError(f"the first {start.prefix_tokens} tokens are not all in this hop's KV cache")
-        if max(tokens) >= self._spec.vocabulary_size:
-            raise ProtocolError(
-                f"token {max(tokens)} is beyond the vocabulary of {self._spec.vocabulary_size}"
+        if max(tokens) >= spec.vocabulary_size:
+            raise ProtocolError(f"token {max(tokens)} is beyond the vocabulary of {spec.vocabulary_size}")
+        computed = tokens[start.prefix_tokens :]
+        self._handle(
+            events.PromptStarted(
+                session,
+                len(computed),
+                start.prefix_tokens,
+                lambda first, stop: StepPayload(token_ids=computed[first:stop]),
             )
-        session.history = list(tokens)
-        session.rows = start.prefix_tokens
-        self._prompts.add_prompt(session.key, session.plan.stages, tokens[start.prefix_tokens :])
-        self.starts.add_prompt(session, len(tokens) - start.prefix_tokens)
-        self._pump()
+        )
 
     def on_activations(self, link: Link, frame: Frame, header: pb.Activations) -> None:
         """The previous hop's output for some sessions, in the encoding that their descriptors agree on."""
         sessions = [self._sessions.get(row.session, row.epoch) for row in header.rows]
-        if all(session is None or session.failed for session in sessions):
+        if all(session is None or session.ended for session in sessions):
             return
-        parts = read_activations(frame.payload, header, self._spec)
+        parts = read_activations(frame.payload, header, self._engine.spec)
+        rows: list[events.ArrivedRows[ServedSession, StepPayload]] = []
         for row, part, session in zip(header.rows, parts, sessions, strict=True):
-            if session is None or session.failed:
-                continue
-            if session.is_head or session.previous_peer_id != link.peer_id:
+            if session is None or session.is_head or session.previous_peer_id != link.peer_id:
                 continue  # this peer is not that hop's next one, whatever the client told that hop
             fault = fault_of_rows(header, row, part, session)
             if fault is not None:
-                self._blame(session, link.peer_id, fault)
+                self._handle(events.FaultFound(session, link.peer_id, fault))
                 continue
-            if row.step == session.next_step == 0:
-                session.rows = row.prefix_tokens
-            self._add(
-                session,
-                row.step,
-                row.rows,
-                None,
-                part,
-                sample=row.sample,
-                prefill=row.prefill,
-                timings=row.timings,
-            )
-        self._pump()
+            payload = StepPayload(hidden=part, timings=tuple(row.timings))
+            rows.append((session, row.step, row.rows, row.sample, row.prefill, row.prefix_tokens, payload))
+        self._handle(events.RowsArrived(link.peer_id, rows))
 
     def on_tokens(self, link: Link, header: pb.Tokens) -> None:
         """The tail's tokens come back to the head."""
-        drawn: list[tuple[HopSession, pb.Token]] = []
+        tokens: list[StepToken] = []
         for token in header.tokens:
             session = self._sessions.get(token.session, token.epoch)
-            if session is None or session.failed:
+            if session is None or not session.is_head:
                 continue
-            if not session.is_head or session.previous_peer_id != link.peer_id:
-                continue  # not the session's tail, whatever the client told it
-            fault = session.fault_of_token(token, self._spec, is_sent=session.key not in self._prompts)
-            if fault is None:
-                drawn.append((session, token))
+            if token.token_id >= self._engine.spec.vocabulary_size:
+                fault = f"token {token.token_id} is beyond the vocabulary"
+                self._handle(events.FaultFound(session, link.peer_id, fault))
             else:
-                self._blame(session, link.peer_id, fault)
-        self._advance(drawn)
+                tokens.append(_step_token(session, token))
+        self._handle(events.TokensReturned(link.peer_id, tokens))
 
     def on_window_update(self, link: Link, header: pb.Stepped) -> None:
         """A next hop has computed prefill that went there."""
-        self._forwarder.on_window_update(link, header)
-
-    def sessions_waiting(self) -> set[LeaseKey]:
-        """Those that wait for this peer, and not it for them."""
-        waiting = {key for key, _ in self._inputs} | self._prompts.keys()
-        return waiting if self._layered_prefill is None else waiting | self._layered_prefill.keys()
-
-    def forget_session(self, session: HopSession) -> None:
-        """The session has ended: what waits of it is dropped."""
-        self._forwarder.forget_session(session.key)
-        self._queue.forget_session(session.key)
-        self._prompts.forget_session(session.key)
-        self.starts.forget_session(session.key)
-        if self._layered_prefill is not None:
-            self._layered_prefill.forget_session(session.key)
-        self._decode_reports.forget_session(session.key)
-        self._leave(session.key)
-        self._inputs = {key: one for key, one in self._inputs.items() if key[0] != session.key}
-
-    def _leave(self, key: LeaseKey) -> None:
-        """No further decode step of the session is to come."""
-        self._in_flight.forget_session(key)
-        if self._layered_prefill is not None:
-            self._layered_prefill.forget_decoder(key)
+        stepped = [
+            (session, one.step)
+            for one in header.sessions
+            if (session := self._sessions.get(one.session, one.epoch)) is not None
+        ]
+        self._handle(events.WindowUpdated(link.peer_id, stepped))
 
     # -- the engine
 
-    def _pump(self) -> None:
-        """Gives the engine a micro-batch or a piece of prompts, if it has none and something may be stepped."""
-        if self._busy:
-            return
-        self.starts.release_ready()
-        parts = self._layered_prefill
-        if parts and parts.is_due:
-            self._begin_slice(parts)
-        elif inputs := self._next_inputs():
-            self._busy = True
-            self._decode_reports.record_begun(inputs)
-            self._engine_thread.begin(
-                lambda: compute(self._engine, inputs), lambda output: self._stepped(inputs, output)
-            )
-        elif parts:
-            self._begin_slice(parts)
-
-    def _next_inputs(self) -> tuple[StepInput, ...]:
-        """The next micro-batch, without what of it is to be computed in pieces."""
-        parts, may_prefill = self._layered_prefill, self._forwarder.may_prefill
-        while True:
-            batch = self._queue.next_batch(lambda key: not (parts and parts.has(key)) and may_prefill(key))
-            inputs = tuple(self._inputs.pop((pending.key, pending.step)) for pending in batch)
-            self._forwarder.record_begun(inputs)
-            if parts is None or not inputs:
-                return inputs
-            if taken := parts.take_prompts(inputs):
-                return taken
-
-    def _begin_slice(self, parts: LayeredPrefill) -> None:
-        self._busy = True
-        slice_ = parts.next_slice()
-        self._engine_thread.begin(
-            lambda: parts.compute(slice_), lambda output: self._slice_computed(parts, slice_, output)
-        )
-
-    def _slice_computed(
-        self, parts: LayeredPrefill, slice_: PrefillSlice, output: SliceOutput | Exception
-    ) -> None:
-        """The engine is done with a piece. With the last one of a part it is as if all had been one step."""
-        self._busy = False
-        whole = parts.record_slice(slice_, output)
-        if whole is None:
-            self._pump()
-        else:
-            self._stepped(whole.everyone, whole)
-
-    def _stepped(self, inputs: tuple[StepInput, ...], output: StepOutput | Exception) -> None:
-        """The engine is done with a micro-batch: it gets the next one before this one's output is sent. Unless this is
-        the tail: where it is the head too, the sessions that go on step with those that wait."""
-        self._busy = False
-        self._in_flight.record_computed(one.session.key for one in inputs)
-        self._decode_reports.record_computed(inputs)
-        self._forwarder.send_window_updates(inputs)
-        if self._layered_prefill is not None:
-            self._layered_prefill.record_computed(inputs)
+    def _batch_computed(self, inputs: tuple[StepInput, ...], output: StepOutput | Exception) -> None:
         if isinstance(output, Exception):
-            output = StepOutput(
-                (), None, (), (), 0.0, 0.0, None, tuple(StepFailure(one, output) for one in inputs)
+            output = _failed_output(inputs, output)
+        self._handle(self._computed_event(output))
+
+    def _slice_computed(self, slice_: StepSlice, output: SliceOutput | Exception) -> None:
+        if isinstance(output, Exception):
+            output = SliceOutput(_failed_output(slice_.parts, output), (), 0, 0.0, is_complete=False)
+        whole = None if output.whole is None else self._computed_event(output.whole)
+        self._handle(
+            events.SliceComputed(
+                slice_, whole, output.left, output.layers_left, output.taken_s, output.is_complete
             )
-        if output.failures:
-            self._failed(output.failures)
-            inputs = output.inputs
-            if not inputs:
-                self._pump()
-                return
-        work = self._observed(inputs, output)
-        for one in inputs:
-            if one.prefill and one.session.is_head:
-                self._add_chunk(one.session)
-        if output.hidden is not None or output.frames:
-            self._pump()
-            self._forwarder.forward_activations(output)
-        else:
-            self._advance(self._forwarder.forward_tokens(output))
-            self._pump()
-        # counted once what was delivered is on its way
-        rows = sum(one.count for one in inputs)
-        asyncio.get_running_loop().call_soon(self._metrics.stepped, output.compute_s, len(inputs), rows, work)
-
-    def _failed(self, failures: Sequence[StepFailure]) -> None:
-        """Sessions whose step the engine could not make, each for a reason of its own."""
-        for failure in failures:
-            session, error = failure.one.session, failure.error
-            kind = type(error).__name__
-            if kind not in self._told and len(self._told) < MOST_TOLD:
-                self._told.add(kind)
-                _log.error("a session's step failed; others like it are counted only", exc_info=error)
-            self._refusals.refused(f"steps that the engine cannot make ({kind})", session.owner.peer_id)
-            self.forget_session(session)
-            self._fail([failure.one], f"{kind}: {error}")
-
-    def _observed(self, inputs: Sequence[StepInput], output: StepOutput) -> StepWork | None:
-        """What the step's time says something of: not of decode steps between pieces, which need not be bitwise."""
-        if self._layered_prefill is None or output.work is None or any(one.prefill for one in inputs):
-            return output.work
-        self._layered_prefill.record_decode(output.work, output.compute_s)
-        return None if self._layered_prefill else output.work
-
-    def _advance(self, drawn: Sequence[tuple[HopSession, pb.Token]]) -> None:
-        """At the head: tokens are there. Start the next steps, together, and stream the tokens to the clients."""
-        by_client: dict[Link, list[pb.Token]] = {}
-        for session, token in drawn:
-            if token.position != len(session.history):
-                continue
-            if session.failed:
-                self._leave(session.key)
-                continue
-            session.history.append(token.token_id)
-            if session.owner.closed_because is not None:
-                self._leave(session.key)
-                continue  # the client is gone: its lease runs out
-            by_client.setdefault(session.owner, []).append(token)
-            if token.finish == pb.NOT_FINISHED:
-                self._in_flight.record_return(session, token)
-            else:
-                self._leave(session.key)
-        self._in_flight.release_ready()
-        self._pump()
-        self._engine_thread.let_begin()
-        for owner, tokens in by_client.items():
-            if not owner.post(pb.Tokens(tokens=tokens), traffic_class=TrafficClass.DECODE):
-                owner.close("it does not take the tokens that it asked for")
-
-    def _add_chunk(self, session: HopSession) -> None:
-        """Queues the next chunk of a prompt, if there is one."""
-        chunk = self._prompts.take_chunk(session.key)
-        if chunk:
-            last = session.key not in self._prompts
-            step = session.next_step
-            self._add(session, step, len(chunk), chunk, None, sample=last, prefill=True, timings=())
-
-    def _begin(self, session: HopSession, token: pb.Token) -> None:
-        step = token.step + 1
-        self._add(session, step, 1, (token.token_id,), None, sample=True, prefill=False, timings=())
-
-    def _add(
-        self,
-        session: HopSession,
-        step: int,
-        count: int,
-        token_ids: tuple[int, ...] | None,
-        hidden: torch.Tensor | None,
-        *,
-        sample: bool,
-        prefill: bool,
-        timings: Iterable[pb.HopTiming],
-    ) -> None:
-        if step < session.next_step:
-            return  # executed or waiting already: a repeat has no effect
-        if step > session.next_step or not 1 <= count <= self._most_step_tokens:
-            detail = f"step {step} of {count} rows came when step {session.next_step} was expected"
-            self._blame(session, session.previous_peer_id, detail)
-            return
-        if session.rows + count > session.plan.capacity_tokens:
-            detail = f"step {step} goes beyond the {session.plan.capacity_tokens} tokens that were reserved"
-            self._blame(session, session.previous_peer_id, detail)
-            return
-        if prefill and hidden is not None and not self._forwarder.admit_prefill(session, step, count):
-            detail = f"step {step} came while as much prefill waited here as may"
-            self._blame(session, session.previous_peer_id, detail)
-            return
-        now = time.perf_counter()
-        if prefill and step == 0 and self._links.uses_deadlines:
-            tokens = max(len(session.history), session.plan.prompt_tokens) - session.rows
-            session.due_s = due_s(session.plan.stages, max(count, tokens), now)
-        pending = PendingStep(session.key, step, session.span, count, now, prefill, session.due_s)
-        if not self._queue.push(pending):
-            one = StepInput(session, step, count, None, None, sample, prefill, now, ())
-            self._fail([one], "more steps wait here than this peer takes", code="busy")
-            return
-        prefix_tokens = session.rows if step == 0 else 0
-        session.next_step = step + 1
-        session.rows += count
-        if self._layered_prefill is not None and not prefill:
-            self._layered_prefill.record_waiting(session.key)
-        self._inputs[session.key, step] = StepInput(
-            session, step, count, token_ids, hidden, sample, prefill, now, tuple(timings), prefix_tokens
         )
 
-    def _blame(self, session: HopSession, peer_id: str, detail: str) -> None:
-        """Ends the session's epoch here for what came from a neighbour."""
-        self._refusals.refused("steps of sessions that break the protocol", peer_id)
-        self.forget_session(session)
-        report_failure(session, peer_id, "protocol", detail)
+    def _computed_event(self, output: StepOutput) -> events.BatchComputed[ServedSession, StepPayload]:
+        for frame, rows in output.frames:
+            frame.output = FrameRows(output, rows)
+        return events.BatchComputed(
+            through=output.inputs,
+            failures=[(failure.one, self._told_failure(failure)) for failure in output.failures],
+            tokens=self._drawn(output),
+            output=FrameRows(output, None),
+            frames=[frame for frame, _ in output.frames],
+            compute_s=output.compute_s,
+            work=output.work,
+        )
 
-    def _lost(self, inputs: Sequence[StepInput], peer_id: str, detail: str) -> None:
-        self._fail(inputs, detail, "lost", peer_id)
+    def _told_failure(self, failure: StepFailure) -> str:
+        """What is wrong with a session's step that the engine could not make, written down and counted."""
+        error = failure.error
+        kind = type(error).__name__
+        if kind not in self._told and len(self._told) < MOST_TOLD:
+            self._told.add(kind)
+            _log.error("a session's step failed; others like it are counted only", exc_info=error)
+        owner = failure.one.session.owner
+        self._refusals.refused(f"steps that the engine cannot make ({kind})", owner.peer_id)
+        return f"{kind}: {error}"
 
-    def _fail(
-        self, inputs: Sequence[StepInput], detail: str, code: str = "engine", peer_id: str = ""
-    ) -> None:
-        for one in inputs:
-            self._leave(one.session.key)
-            report_failure(one.session, peer_id or self._peer_id, code, detail)
+    def _drawn(self, output: StepOutput) -> list[StepToken]:
+        if not output.sampled:
+            return []
+        asked = [one for one in output.inputs if one.sample]
+        drawn = zip(asked, output.sampled, output.positions, strict=True)
+        return [
+            _step_token(one.session, token_message(one, token, position, self._sender.timings(one, output)))
+            for one, token, position in drawn
+        ]
+
+    # -- the core
+
+    def _handle(self, event: events.HopEvent[ServedSession, StepPayload]) -> None:
+        """Tells the core, and does what it says, in its order."""
+        for effect in self._core.handle(event, time.perf_counter()):
+            self._actions[type(effect)](effect)
+
+    def _compute(self, effect: events.ComputeBatch[ServedSession, StepPayload]) -> None:
+        inputs = tuple(effect.steps)
+        self._engine_thread.begin(
+            lambda: compute(self._engine, inputs), lambda output: self._batch_computed(inputs, output)
+        )
+
+    def _compute_slice(self, effect: events.ComputeSlice[ServedSession, StepPayload]) -> None:
+        executor, slice_ = self._slices, effect.slice_
+        if executor is None:
+            raise RuntimeError("this engine computes no slices")
+        self._engine_thread.begin(
+            lambda: executor.compute(slice_), lambda output: self._slice_computed(slice_, output)
+        )
+
+    def _drop_slice(self, _: events.DropSlice) -> None:
+        if self._slices is not None:
+            self._slices.drop()
+
+    def _send_tokens(self, effect: events.SendTokens[ServedSession, StepPayload]) -> None:
+        if not self._sender.send_tokens(effect.peer_id, effect.tokens):
+            sessions = [token[0] for token in effect.tokens]
+            self._undelivered(effect.peer_id, sessions, "no open link to the head")
+
+    def _send_window_update(self, effect: events.SendWindowUpdate[ServedSession]) -> None:
+        if not self._sender.send_window_update(effect.peer_id, effect.stepped):
+            sessions = [session for session, _ in effect.stepped]
+            self._undelivered(effect.peer_id, sessions, "no open link to the previous hop")
+
+    def _deliver(self, effect: events.DeliverTokens[ServedSession, StepPayload]) -> None:
+        self._engine_thread.let_begin()
+        self._sender.deliver_tokens(effect.tokens)
+
+    def _forward(self, effect: events.ForwardRows[ServedSession, StepPayload]) -> None:
+        peer_id, frames = effect.peer_id, effect.frames
+        link = self._links.find(peer_id)
+        if link is None:
+            self._no_next_hop(peer_id, frames)
+        elif refused := self._sender.post_frames(link, frames):
+            self._handle(events.FramesRefused(peer_id, refused))
+
+    def _retry(self, effect: events.RetryHeld[ServedSession, StepPayload]) -> None:
+        peer_id, frames = effect.peer_id, effect.frames
+        link, refused = self._links.find(peer_id), 0
+        if link is None:
+            self._no_next_hop(peer_id, frames)
+        else:
+            refused = len(self._sender.post_frames(link, frames, stops=True))
+        self._handle(events.HeldRetried(peer_id, len(frames) - refused))
+
+    def _no_next_hop(self, peer_id: str, frames: Sequence[StepFrame]) -> None:
+        sessions = [one.session for frame in frames for one in frame.steps]
+        self._undelivered(peer_id, sessions, "no open link to the next hop")
+
+    def _undelivered(self, peer_id: str, sessions: Sequence[ServedSession], detail: str) -> None:
+        self._handle(events.Undelivered(peer_id, sessions, detail))
+
+    def _await_room(self, effect: events.AwaitRoom) -> None:
+        def has_room() -> None:
+            self._handle(events.LinkHasRoom(effect.peer_id))
+
+        link = self._links.find(effect.peer_id)
+        if link is None:
+            self._soon(has_room)
+        else:
+            link.when_room(has_room)
+
+    def _wake_at(self, effect: events.WakeAt) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        delay_s = max(0.0, effect.at_s - time.perf_counter())
+        self._alarm = asyncio.get_running_loop().call_later(delay_s, self._handle, events.Woken())
+
+    def _report(self, effect: events.FailSession[ServedSession]) -> None:
+        session = effect.session
+        if effect.code == "protocol":
+            self._refusals.refused("steps of sessions that break the protocol", effect.peer_id)
+        self._links.cancel(session.key.session)
+        report_failure(session, effect.peer_id, effect.code, effect.detail)
+
+    def _soon(self, action: Callable[..., None], *arguments: object) -> None:
+        asyncio.get_running_loop().call_soon(action, *arguments)
+
+    def _expect_decode(self, effect: events.ExpectDecode) -> None:
+        """Once the output of the step before is on its way: what is predicted then is the one after it."""
+        if effect.computing is not None:
+            self._watch.computing(effect.computing)
+        elif effect.first is not None:
+            self._watch.awaiting(effect.first)
+
+    def _record_batch(self, effect: events.RecordBatch) -> None:
+        self._metrics.stepped(effect.compute_s, effect.sessions, effect.tokens, effect.work)
+
+
+def _failed_output(inputs: Sequence[StepInput], error: Exception) -> StepOutput:
+    """All of it has failed for one reason."""
+    return StepOutput((), None, (), (), 0.0, 0.0, None, tuple(StepFailure(one, error) for one in inputs))
+
+
+def _step_token(session: ServedSession, token: pb.Token) -> StepToken:
+    """A token as the core takes it. A client that is gone takes none: that one is the last."""
+    is_last = token.finish != pb.NOT_FINISHED or session.owner.closed_because is not None
+    payload = StepPayload(token_ids=(token.token_id,))
+    return session, token.step, token.position, is_last, payload, token

@@ -5,18 +5,22 @@ without it.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import torch
 
 from molink.peer.compute.backend import StageEngine, StepResult
-from molink.peer.engine.sessions import HopSession
+from molink.peer.engine.sessions import ServedSession
+from molink.peer.hop.frames import OutgoingFrame, frames_of
+from molink.peer.hop.session import HopStep
 from molink.peer.profiling.profile import StepWork
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.protocol.frames import ProtocolError
 from molink.shards import codec
 from molink.shards.batching.engine import Rows
+from molink.shards.batching.partial_step import PartialStep
 from molink.shards.sampling.sampling import Sampled, SampleRequest, sample_each
 from molink.shards.spec import ModelSpec, Span
 
@@ -25,26 +29,24 @@ MOST_ACTIVATION = 2.0**30
 go in are smaller."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class StepInput:
-    """One session's share of a step, waiting for the engine."""
+@dataclass(slots=True, eq=False)
+class StepPayload:
+    """What a step computes, on its way through this peer."""
 
-    session: HopSession
-    step: int
-    count: int
-    """Rows: tokens that this step adds."""
-    token_ids: tuple[int, ...] | None
+    token_ids: tuple[int, ...] | None = None
     """At the head."""
-    hidden: torch.Tensor | None
-    """Elsewhere: [count, hidden_size]."""
-    sample: bool
-    """The tail draws a token after the last row."""
-    prefill: bool
-    arrived_s: float
-    timings: tuple[pb.HopTiming, ...]
+    hidden: torch.Tensor | None = None
+    """Elsewhere: [tokens, hidden_size]."""
+    timings: tuple[pb.HopTiming, ...] = ()
     """What earlier hops took, if the session is traced."""
-    prefix_tokens: int = 0
-    """In step 0: what the cache holds already of the tokens before these; more that it may hold is not wanted."""
+    partial: PartialStep | None = None
+    """What the engine has of it, where it is computed in slices. The engine's thread sets it."""
+
+
+StepInput: TypeAlias = HopStep[ServedSession, StepPayload]
+"""One session's share of a step, waiting for the engine."""
+StepFrame: TypeAlias = OutgoingFrame[ServedSession, StepPayload]
+"""Rows of a step that go to one peer in one frame."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,7 +55,7 @@ class StepOutput:
 
     inputs: tuple[StepInput, ...]
     hidden: torch.Tensor | None
-    """Where the span does not end the model and nothing is in `frames`: [sum of counts, hidden_size], in order."""
+    """Where the span does not end the model and nothing is in `frames`: [sum of tokens, hidden_size], in order."""
     sampled: tuple[Sampled, ...]
     """At the tail: one for each input that asked, in order."""
     positions: tuple[int, ...]
@@ -64,32 +66,13 @@ class StepOutput:
     """None: nothing was computed, for every session had ended, or not at once."""
     failures: "tuple[StepFailure, ...]" = ()
     """Those of the micro-batch that are not among `inputs` because they failed, alone."""
-    frames: "tuple[OutgoingRows, ...]" = ()
+    frames: tuple[tuple[StepFrame, torch.Tensor], ...] = ()
     """Instead of `hidden`, where that was on a device: encoded there."""
 
     @property
     def everyone(self) -> tuple[StepInput, ...]:
         """Whose steps these were, whatever came of them."""
         return *self.inputs, *(failure.one for failure in self.failures)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class OutgoingRows:
-    """What goes to a peer in one frame."""
-
-    peer_id: str
-    encoding: str
-    inputs: tuple[StepInput, ...]
-    """Whose rows these are, in order."""
-    prefill: bool
-    rows: torch.Tensor
-    """[sum of counts, hidden_size], or what `codec.encoded` made of it."""
-    is_encoded: bool = False
-
-    @property
-    def payload(self) -> memoryview:
-        """The bytes of the rows, encoded now if they are not."""
-        return codec.bytes_of(self.rows) if self.is_encoded else codec.encode(self.rows, self.encoding)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -184,10 +167,10 @@ def _step(
     rows = [
         Rows(
             cache,
-            one.count,
-            one.token_ids,
+            one.tokens,
+            one.payload.token_ids,
             one.sample,
-            _request(one, cache.length + one.count) if one.sample else None,
+            _request(one, cache.length + one.tokens) if one.sample else None,
         )
         for one in inputs
         if (cache := one.session.cache) is not None
@@ -195,7 +178,7 @@ def _step(
     lengths = [row.cache.length for row in rows]
     hidden = None
     if span.start > 0:
-        parts = [one.hidden for one in inputs if one.hidden is not None]
+        parts = [one.payload.hidden for one in inputs if one.payload.hidden is not None]
         hidden = parts[0] if len(parts) == 1 else torch.cat(parts)
     try:
         return inputs, engine.step(span, rows, hidden)
@@ -258,7 +241,7 @@ def _work(spec: ModelSpec, inputs: Sequence[StepInput]) -> StepWork:
         starts=span.start == 0,
         ends=span.stop == spec.layers,
         decode_contexts=tuple(tokens for one, tokens in before if not one.prefill),
-        prefills=tuple((one.count, tokens) for one, tokens in before if one.prefill),
+        prefills=tuple((one.tokens, tokens) for one, tokens in before if one.prefill),
     )
 
 
@@ -290,7 +273,7 @@ def read_activations(
 
 
 def fault_of_rows(
-    header: pb.Activations, row: pb.ActivationRow, part: torch.Tensor | None, session: HopSession
+    header: pb.Activations, row: pb.ActivationRow, part: torch.Tensor | None, session: ServedSession
 ) -> str | None:
     """What is wrong with a session's rows, of which `part` was read; None: nothing.
 
@@ -316,39 +299,19 @@ def is_sound(hidden: torch.Tensor) -> bool:
     return float(least) >= -MOST_ACTIVATION and float(greatest) <= MOST_ACTIVATION
 
 
-def rows_by_frame(
-    inputs: Sequence[StepInput], hidden: torch.Tensor, *, prompts_apart: bool
-) -> Iterator[OutgoingRows]:
-    """A step's rows by the peer that they go to and the encoding that they go in, in order: decode rows in one frame,
-    and those of prompts in another, or in one for each.
-
-    In one frame they would be decode traffic, and a chunk of a prompt would overtake the chunk before it.
-    """
-    ways: dict[tuple[str, str], list[tuple[StepInput, torch.Tensor]]] = {}
-    first = 0
-    for one in inputs:
-        way = one.session.next_peer_id, one.session.sends_in
-        ways.setdefault(way, []).append((one, hidden[first : first + one.count]))
-        first += one.count
-    for (peer_id, encoding), parts in ways.items():
-        decode = [part for part in parts if not part[0].prefill]
-        prefill = [part for part in parts if part[0].prefill]
-        for together in (decode, *([part] for part in prefill)) if prompts_apart else (decode, prefill):
-            if together:
-                rows = together[0][1] if len(together) == 1 else torch.cat([part for _, part in together])
-                whose = tuple(one for one, _ in together)
-                yield OutgoingRows(peer_id, encoding, whose, whose[0].prefill, rows)
+def rows_of(frame: StepFrame, hidden: torch.Tensor) -> torch.Tensor:
+    """The frame's rows of a micro-batch's output."""
+    parts = [hidden[first : first + one.tokens] for one, first in zip(frame.steps, frame.firsts, strict=True)]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _encoded(
     engine: StageEngine, inputs: tuple[StepInput, ...], hidden: torch.Tensor
-) -> tuple[OutgoingRows, ...]:
+) -> tuple[tuple[StepFrame, torch.Tensor], ...]:
     """Rows on a device as they go out, on the host, so that nobody else has to touch it."""
-    frames = list(rows_by_frame(inputs, hidden, prompts_apart=True))
-    there = engine.to_host([codec.encoded(frame.rows, frame.encoding) for frame in frames])
-    return tuple(
-        replace(frame, rows=rows, is_encoded=True) for frame, rows in zip(frames, there, strict=True)
-    )
+    frames = frames_of(inputs, prompts_apart=True)
+    there = engine.to_host([codec.encoded(rows_of(frame, hidden), frame.encoding) for frame in frames])
+    return tuple(zip(frames, there, strict=True))
 
 
 def row_header(one: StepInput, timings: Sequence[pb.HopTiming]) -> pb.ActivationRow:
@@ -358,7 +321,7 @@ def row_header(one: StepInput, timings: Sequence[pb.HopTiming]) -> pb.Activation
         session=key.session,
         epoch=key.epoch,
         step=one.step,
-        rows=one.count,
+        rows=one.tokens,
         sample=one.sample,
         prefill=one.prefill,
         prefix_tokens=one.prefix_tokens,

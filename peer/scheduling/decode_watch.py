@@ -6,10 +6,11 @@ its t_s and, with the stage's profile, T_d; `awaiting` gives t_p, and with the c
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
-from molink.peer.memory.leases import LeaseKey
 from molink.peer.scheduling.pipeline import PipelineStage
+
+SessionT = TypeVar("SessionT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,22 +38,22 @@ class DecodeWatch(Protocol):
         """It computes none: the next is the one that was first in the latest iteration, on its way round."""
 
 
-class IterationDetector:
+class IterationDetector(Generic[SessionT]):
     """Detects the first decode micro-batch of each iteration: a new one begins with a session that has had its step."""
 
     def __init__(self) -> None:
-        self._stepped: set[LeaseKey] = set()
+        self._stepped: set[SessionT] = set()
 
-    def forget_session(self, key: LeaseKey) -> None:
+    def forget_session(self, session: SessionT) -> None:
         """The session has ended."""
-        self._stepped.discard(key)
+        self._stepped.discard(session)
 
-    def is_first(self, keys: Iterable[LeaseKey]) -> bool:
+    def is_first(self, sessions: Iterable[SessionT]) -> bool:
         """Whether these sessions' steps, which have run just now, are the first of an iteration."""
-        keys = set(keys)
-        first = not self._stepped or not self._stepped.isdisjoint(keys)
+        sessions = set(sessions)
+        first = not self._stepped or not self._stepped.isdisjoint(sessions)
         if first:
-            self._stepped = keys
+            self._stepped = sessions
         else:
-            self._stepped |= keys
+            self._stepped |= sessions
         return first

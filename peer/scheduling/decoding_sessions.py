@@ -1,4 +1,4 @@
-"""Predicts which sessions are about to decode here again: those for whom prompts are computed in slices. Pure.
+"""Predicts whether a session is about to decode here again: for such prompts are computed in slices. Pure.
 
 A session's next decode step comes when the one before it has been round the circuit. A peer does not know what the
 others do meanwhile, but how long that took so far, or, for the first, what the circuit is predicted to take. Who has
@@ -8,8 +8,8 @@ until it is here again.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
-from molink.peer.memory.leases import LeaseKey
 from molink.peer.scheduling.pipeline import STEP_OVERHEAD_MS, PipelineStage
 
 LATE = 4.0
@@ -19,7 +19,9 @@ RECENT = 0.3
 
 
 @dataclass(slots=True)
-class _Session:
+class DecodingSession:
+    """Holds what is known of the decode steps of one session. Times are on one clock."""
+
     waits: bool = False
     """Whether a decode step of it is here."""
     stepped_s: float | None = None
@@ -29,44 +31,27 @@ class _Session:
     interval_s: float | None = None
     """From one step to the next, usually; None before there were two."""
 
-
-class DecodingSessions:
-    """Owns what is known of the decode steps of a peer's sessions. Times are on one clock."""
-
-    def __init__(self) -> None:
-        self._sessions: dict[LeaseKey, _Session] = {}
-
-    def record_waiting(self, key: LeaseKey) -> None:
-        """A decode step of the session waits here."""
-        self._sessions.setdefault(key, _Session()).waits = True
-
-    def record_first_token(self, key: LeaseKey, now_s: float, stages: Sequence[PipelineStage]) -> None:
+    @classmethod
+    def after_prompt(cls, now_s: float, stages: Sequence[PipelineStage]) -> Self:
         """The session's prompt has been computed; its steps go round this circuit."""
         round_ms = sum(
             stage.decode_ms(1) + STEP_OVERHEAD_MS + stage.transfer_ms(1) + stage.link_ms for stage in stages
         )
-        self._sessions[key] = _Session(stepped_s=now_s, predicted_s=round_ms / 1000)
+        return cls(stepped_s=now_s, predicted_s=round_ms / 1000)
 
-    def record_decode(self, key: LeaseKey, now_s: float) -> None:
+    def record_decode(self, now_s: float) -> None:
         """A decode step of the session has been computed."""
-        session = self._sessions.setdefault(key, _Session())
-        if session.stepped_s is not None:
-            latest_s = now_s - session.stepped_s
-            usual_s = latest_s if session.interval_s is None else session.interval_s
-            session.interval_s = usual_s + RECENT * (latest_s - usual_s)
-        session.waits, session.stepped_s = False, now_s
+        if self.stepped_s is not None:
+            latest_s = now_s - self.stepped_s
+            usual_s = latest_s if self.interval_s is None else self.interval_s
+            self.interval_s = usual_s + RECENT * (latest_s - usual_s)
+        self.waits, self.stepped_s = False, now_s
 
-    def forget_session(self, key: LeaseKey) -> None:
-        """The session has ended."""
-        self._sessions.pop(key, None)
-
-    def count(self, now_s: float) -> int:
-        """How many sessions wait for a decode step of this peer, that is here or on its way."""
-        return sum(one.waits or _is_on_its_way(one, now_s) for one in self._sessions.values())
-
-
-def _is_on_its_way(session: _Session, now_s: float) -> bool:
-    if session.stepped_s is None:
-        return False
-    usual_s = session.predicted_s if session.interval_s is None else session.interval_s
-    return now_s - session.stepped_s <= LATE * usual_s
+    def is_near(self, now_s: float) -> bool:
+        """Whether the session waits for a decode step of this peer, that is here or on its way."""
+        if self.waits:
+            return True
+        if self.stepped_s is None:
+            return False
+        usual_s = self.predicted_s if self.interval_s is None else self.interval_s
+        return now_s - self.stepped_s <= LATE * usual_s

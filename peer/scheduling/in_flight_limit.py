@@ -10,34 +10,35 @@ on its circuit never waits.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
-from molink.peer.memory.leases import LeaseKey
 from molink.peer.scheduling.in_flight_rules import InFlightPlan, Rule
 from molink.peer.scheduling.pipeline import Circuit, PipelineStage
 
+SessionT = TypeVar("SessionT")
 MOST_HELD_S = 1.0
 """No session is held longer, whatever was predicted."""
 
 
 @dataclass(slots=True)
-class _MicroBatch:
+class _MicroBatch(Generic[SessionT]):
     """Sessions that took a step together, those whose token has not come back."""
 
     begun_s: float
-    awaited: set[LeaseKey]
+    awaited: set[SessionT]
 
 
 @dataclass(slots=True)
-class _CircuitState:
+class _CircuitState(Generic[SessionT]):
     """Holds the sessions that decode along one circuit."""
 
     circuit: Circuit
     stages: Sequence[PipelineStage]
-    sessions: set[LeaseKey] = field(default_factory=set)
-    ready: dict[LeaseKey, float] = field(default_factory=dict)
+    sessions: set[SessionT] = field(default_factory=set)
+    ready: dict[SessionT, float] = field(default_factory=dict)
     """Since when, longest first."""
-    in_flight: list[_MicroBatch] = field(default_factory=list)
-    at_head: set[LeaseKey] = field(default_factory=set)
+    in_flight: list[_MicroBatch[SessionT]] = field(default_factory=list)
+    at_head: set[SessionT] = field(default_factory=set)
     """Of the micro-batch that was let go last, until the head has computed it."""
     plan: InFlightPlan | None = None
     """For as many sessions as there are now."""
@@ -45,60 +46,60 @@ class _CircuitState:
     """Of the micro-batch that came back last."""
 
 
-class InFlightLimit:
+class InFlightLimit(Generic[SessionT]):
     """Limits how many micro-batches of the sessions whose head is here are in flight, circuit by circuit."""
 
     def __init__(self, rule: Rule, max_sessions: int) -> None:
         self._rule = rule
         self._max_sessions = max_sessions
-        self._states: dict[Circuit, _CircuitState] = {}
-        self._state_of: dict[LeaseKey, _CircuitState] = {}
+        self._states: dict[Circuit, _CircuitState[SessionT]] = {}
+        self._state_of: dict[SessionT, _CircuitState[SessionT]] = {}
 
-    def __contains__(self, key: LeaseKey) -> bool:
+    def __contains__(self, session: SessionT) -> bool:
         """Whether the session decodes along a circuit, as far as is known here."""
-        return key in self._state_of
+        return session in self._state_of
 
-    def add_session(self, key: LeaseKey, circuit: Circuit, stages: Sequence[PipelineStage]) -> None:
+    def add_session(self, session: SessionT, circuit: Circuit, stages: Sequence[PipelineStage]) -> None:
         """A session decodes along that circuit from now on."""
         state = self._states.setdefault(circuit, _CircuitState(circuit, stages))
         state.stages = stages
-        state.sessions.add(key)
+        state.sessions.add(session)
         state.plan = None
-        self._state_of[key] = state
+        self._state_of[session] = state
 
-    def record_return(self, key: LeaseKey, now_s: float) -> None:
+    def record_return(self, session: SessionT, now_s: float) -> None:
         """The token of a session that was added is back, and there is a next step: due at the next `release_ready`."""
-        state = self._state_of[key]
-        if (done := _remove(state, key)) is not None:
+        state = self._state_of[session]
+        if (done := _remove(state, session)) is not None:
             state.iteration_s = now_s - done.begun_s
-        state.ready.setdefault(key, now_s)
+        state.ready.setdefault(session, now_s)
 
-    def record_computed(self, keys: Iterable[LeaseKey]) -> None:
+    def record_computed(self, keys: Iterable[SessionT]) -> None:
         """The head has computed steps of these sessions, known here or not."""
-        for key in keys:
-            if (state := self._state_of.get(key)) is not None:
-                state.at_head.discard(key)
+        for session in keys:
+            if (state := self._state_of.get(session)) is not None:
+                state.at_head.discard(session)
 
-    def forget_session(self, key: LeaseKey) -> None:
+    def forget_session(self, session: SessionT) -> None:
         """The session has ended, wherever its step is. No error if it never joined."""
-        state = self._state_of.pop(key, None)
+        state = self._state_of.pop(session, None)
         if state is None:
             return
-        _remove(state, key)
-        state.ready.pop(key, None)
-        state.sessions.discard(key)
+        _remove(state, session)
+        state.ready.pop(session, None)
+        state.sessions.discard(session)
         state.plan = None
         if not state.sessions:
             del self._states[state.circuit]
 
-    def release_ready(self, now_s: float) -> tuple[LeaseKey, ...]:
+    def release_ready(self, now_s: float) -> tuple[SessionT, ...]:
         """The sessions that take their next step now; those of one circuit together."""
-        released: list[LeaseKey] = []
+        released: list[SessionT] = []
         for state in self._states.values():
             if state.ready and not state.at_head and self._may_release(state, now_s):
                 batch = list(state.ready)[: self._plan_of(state).max_sessions]
-                for key in batch:
-                    del state.ready[key]
+                for session in batch:
+                    del state.ready[session]
                 state.in_flight.append(_MicroBatch(now_s, set(batch)))
                 state.at_head = set(batch)
                 released += batch
@@ -109,7 +110,7 @@ class InFlightLimit:
         waiting = [state for state in self._states.values() if state.ready and not state.at_head]
         return min(map(self._patience_ends_s, waiting), default=None)
 
-    def _may_release(self, state: _CircuitState, now_s: float) -> bool:
+    def _may_release(self, state: _CircuitState[SessionT], now_s: float) -> bool:
         if now_s >= self._patience_ends_s(state):
             return True
         # what has been away for so much longer is lost, and ends when its sessions do
@@ -117,24 +118,24 @@ class InFlightLimit:
         counted = sum(batch.begun_s > lost_s for batch in state.in_flight)
         return counted < self._plan_of(state).micro_batches
 
-    def _patience_ends_s(self, state: _CircuitState) -> float:
+    def _patience_ends_s(self, state: _CircuitState[SessionT]) -> float:
         return next(iter(state.ready.values())) + min(self._iteration_s(state), MOST_HELD_S)
 
-    def _iteration_s(self, state: _CircuitState) -> float:
+    def _iteration_s(self, state: _CircuitState[SessionT]) -> float:
         return max(self._plan_of(state).iteration_ms / 1000, state.iteration_s)
 
-    def _plan_of(self, state: _CircuitState) -> InFlightPlan:
+    def _plan_of(self, state: _CircuitState[SessionT]) -> InFlightPlan:
         if state.plan is None:
             state.plan = self._rule(state.stages, len(state.sessions), self._max_sessions)
         return state.plan
 
 
-def _remove(state: _CircuitState, key: LeaseKey) -> _MicroBatch | None:
+def _remove(state: _CircuitState[SessionT], session: SessionT) -> _MicroBatch[SessionT] | None:
     """The session travels no more. The micro-batch that is no more either, if all of it have come back or ended."""
-    state.at_head.discard(key)
+    state.at_head.discard(session)
     for batch in state.in_flight:
-        if key in batch.awaited:
-            batch.awaited.discard(key)
+        if session in batch.awaited:
+            batch.awaited.discard(session)
             if batch.awaited:
                 return None
             state.in_flight.remove(batch)

@@ -16,22 +16,23 @@ takes no more is passed over and keeps its place.
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
-from molink.peer.memory.leases import LeaseKey
 from molink.peer.wire.protocol.frames import MAX_FRAME_BYTES, MAX_HEADER_BYTES
 from molink.shards.spec import MAX_STEP_TOKENS, ModelSpec, Span
 
-MayPrefill: TypeAlias = Callable[[LeaseKey], bool]
+SessionT = TypeVar("SessionT")
+MayPrefill: TypeAlias = Callable[[Any], bool]
 """Whether a session's next hop takes more of its prefill now."""
 
 
-@dataclass(slots=True, unsafe_hash=True)
-class PendingStep:
-    """One step of one session that waits for the engine. Nobody changes it; not frozen, as that makes it slow to make
-    and there is one for each token."""
+@dataclass(slots=True, eq=False)
+class PendingStep(Generic[SessionT]):
+    """One step of one session that waits for the engine. Not frozen, as that makes it slow to make and there is one
+    for each token."""
 
-    key: LeaseKey
+    session: SessionT
+    """Whatever tells sessions apart; hashable."""
     step: int
     span: Span
     tokens: int
@@ -64,7 +65,7 @@ def batch_limits(spec: ModelSpec, wanted: BatchLimits = BatchLimits()) -> BatchL
     return replace(wanted, max_tokens=min(wanted.max_tokens, most_tokens))
 
 
-Step = TypeVar("Step", bound=PendingStep)
+Step = TypeVar("Step", bound=PendingStep[Any])
 _Waiting: TypeAlias = tuple[Step, float]
 """The next step of a session, and since when it could have run."""
 
@@ -76,15 +77,15 @@ class _Group(Generic[Step]):
 
     def __init__(self, span: Span) -> None:
         self.span = span
-        self.decode: dict[LeaseKey, _Waiting[Step]] = {}
-        self.prefill: dict[LeaseKey, _Waiting[Step]] = {}
+        self.decode: dict[Any, _Waiting[Step]] = {}
+        self.prefill: dict[Any, _Waiting[Step]] = {}
 
     def oldest(self, patience_s: float, may_prefill: MayPrefill) -> _Waiting[Step] | None:
         """The step that goes first, if one may, and since when steps of its kind have waited."""
         decode = next(iter(self.decode.values()), None)
         if not self.prefill:
             return decode
-        prefills = [one for one in self.prefill.values() if may_prefill(one[0].key)]
+        prefills = [one for one in self.prefill.values() if may_prefill(one[0].session)]
         if not prefills:
             return decode
         since_s = prefills[0][1]
@@ -106,11 +107,11 @@ class MicroBatchQueue(Generic[Step]):
         self._size = 0
         self._latest_s = float("-inf")
         self._groups: dict[Span, _Group[Step]] = {}
-        self._group_of: dict[LeaseKey, _Group[Step]] = {}
+        self._group_of: dict[Any, _Group[Step]] = {}
         self._latest: _Group[Step] | None = None
         """Which a step came to last; it may be empty, and not among the others then."""
-        self._later: dict[LeaseKey, deque[Step]] = {}
-        self._running: list[LeaseKey] = []
+        self._later: dict[Any, deque[Step]] = {}
+        self._running: list[Any] = []
 
     def __len__(self) -> int:
         return self._size
@@ -129,23 +130,23 @@ class MicroBatchQueue(Generic[Step]):
         self._size += 1
         if pending.arrived_s > self._latest_s:
             self._latest_s = pending.arrived_s
-        if pending.key in self._later:
-            self._later[pending.key].append(pending)
-        elif pending.key in self._group_of:
-            self._later[pending.key] = deque((pending,))
+        if pending.session in self._later:
+            self._later[pending.session].append(pending)
+        elif pending.session in self._group_of:
+            self._later[pending.session] = deque((pending,))
         else:
             self._enter(pending)
         return True
 
-    def forget_session(self, key: LeaseKey) -> None:
+    def forget_session(self, session: object) -> None:
         """Drops all steps of a session that has ended. No error if there are none."""
-        self._size -= len(self._later.pop(key, ()))
-        if key in self._running:
-            self._running.remove(key)
-        group = self._group_of.pop(key, None)
+        self._size -= len(self._later.pop(session, ()))
+        if session in self._running:
+            self._running.remove(session)
+        group = self._group_of.pop(session, None)
         if group is not None:
-            if group.decode.pop(key, None) is None:
-                del group.prefill[key]
+            if group.decode.pop(session, None) is None:
+                del group.prefill[session]
             self._size -= 1
             self._drop_if_empty(group)
 
@@ -165,33 +166,33 @@ class MicroBatchQueue(Generic[Step]):
         first, group = found
         batch = self._fill(group, first[0], may_prefill)
         for pending in batch:
-            key = pending.key
-            del self._group_of[key]
-            if self._later and key in self._later:
-                self._running.append(key)
+            session = pending.session
+            del self._group_of[session]
+            if self._later and session in self._later:
+                self._running.append(session)
         self._size -= len(batch)
         self._drop_if_empty(group)
         return tuple(batch)
 
     def _enter(self, pending: Step) -> None:
         """The step can run from now on."""
-        span, key = pending.span, pending.key
+        span, session = pending.span, pending.session
         group = self._latest
         if group is None or group.span is not span:
             self._latest = group = self._groups.get(span) or _Group(span)
         if not group.decode and not group.prefill:
             self._groups[span] = group
         kind = group.prefill if pending.prefill else group.decode
-        kind[key] = (pending, self._latest_s)
-        self._group_of[key] = group
+        kind[session] = (pending, self._latest_s)
+        self._group_of[session] = group
 
     def _resume(self) -> None:
         """The last micro-batch has run: what follows in its sessions begins to wait."""
-        for key in self._running:
-            later = self._later[key]
+        for session in self._running:
+            later = self._later[session]
             self._enter(later.popleft())
             if not later:
-                del self._later[key]
+                del self._later[session]
         self._running.clear()
 
     def _first(self, may_prefill: MayPrefill) -> tuple[_Waiting[Step], _Group[Step]] | None:
@@ -215,14 +216,14 @@ class MicroBatchQueue(Generic[Step]):
         """Takes `first` and what fits beside it out of the group."""
         tokens = self._limits.max_tokens - first.tokens
         sessions = self._limits.max_sessions - 1
-        del (group.prefill if first.prefill else group.decode)[first.key]
+        del (group.prefill if first.prefill else group.decode)[first.session]
         decode: list[Step] = [] if first.prefill else [first]
         prefill: list[Step] = [first] if first.prefill else []
         for kind, taken in ((group.decode, decode), (group.prefill, prefill)):
             waiting = sorted(kind.values(), key=_due_s) if taken is prefill else kind.values()
             chosen = _fitting(waiting, tokens, sessions, may_prefill) if kind else []
             for pending in chosen:
-                del kind[pending.key]
+                del kind[pending.session]
                 tokens -= pending.tokens
                 sessions -= 1
             taken.extend(chosen)
@@ -241,7 +242,7 @@ def _fitting(
     for pending, _ in waiting:
         if tokens <= 0 or sessions <= 0:
             break
-        if pending.tokens <= tokens and (not pending.prefill or may_prefill(pending.key)):
+        if pending.tokens <= tokens and (not pending.prefill or may_prefill(pending.session)):
             tokens -= pending.tokens
             sessions -= 1
             found.append(pending)

@@ -8,6 +8,7 @@ lengths are those with the least predicted time to the first token.
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
+from molink.peer.scheduling.microbatch import BatchLimits
 from molink.peer.scheduling.pipeline import STEP_OVERHEAD_MS, PipelineStage
 
 LEAST_TOKENS = 16
@@ -20,6 +21,15 @@ _GROWTH = 2**0.25
 
 Cut: TypeAlias = Callable[[Sequence[PipelineStage], int, int], tuple[int, ...]]
 """Of the stages of a circuit, the tokens of a prompt and the most that step at once: as `chunk_lengths`."""
+
+
+def lengths_within(
+    cut: Cut, limits: BatchLimits, stages: Sequence[PipelineStage], prompt_tokens: int
+) -> tuple[int, ...]:
+    """The lengths of a prompt's chunks by `cut`, none longer than what every hop takes: `limits` are the head's."""
+    least = min([limits.max_tokens, *(stage.facts.step_tokens for stage in stages)])
+    # a chunk leaves room for the decode steps that ride along
+    return cut(stages, prompt_tokens, max(1, least - limits.max_sessions))
 
 
 def chunk_lengths(stages: Sequence[PipelineStage], prompt_tokens: int, most_tokens: int) -> tuple[int, ...]:

@@ -12,22 +12,27 @@ window: a session has one step of it on its way, whose token the next one needs.
 
 from collections import deque
 
-from molink.peer.memory.leases import LeaseKey
-
 WINDOW_BYTES = 16 * 1024 * 1024
 """Of rows as the engine has them, whatever they travel as: what a line of 1 Gbps carries in 134 ms. The step that fills
 it may go beyond it."""
 WINDOW_STEPS = 32
 
 
-class _UncreditedSteps:
+class _Window:
     """Holds the steps of one session that have not been credited, in order."""
 
-    __slots__ = ("queued_bytes", "steps")
+    __slots__ = ("_most_bytes", "_most_steps", "queued_bytes", "steps")
 
-    def __init__(self) -> None:
+    def __init__(self, window_bytes: int = WINDOW_BYTES, window_steps: int = WINDOW_STEPS) -> None:
+        self._most_bytes, self._most_steps = window_bytes, window_steps
         self.steps: deque[tuple[int, int]] = deque()
+        """Their numbers and bytes."""
         self.queued_bytes = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is room for another step."""
+        return self.queued_bytes < self._most_bytes and len(self.steps) < self._most_steps
 
     def push(self, step: int, size_bytes: int) -> None:
         self.steps.append((step, size_bytes))
@@ -42,69 +47,46 @@ class _UncreditedSteps:
         return freed_bytes
 
 
-class SendWindow:
-    """The sender's window: prefill that next hops have not credited."""
+class SendWindow(_Window):
+    """The sender's window of a session: prefill that the next hop has not credited."""
 
-    def __init__(self, window_bytes: int = WINDOW_BYTES, window_steps: int = WINDOW_STEPS) -> None:
-        self._window = window_bytes, window_steps
-        self._sessions: dict[LeaseKey, _UncreditedSteps] = {}
+    __slots__ = ()
 
-    def is_open(self, key: LeaseKey) -> bool:
-        """Whether another step may be sent."""
-        sent = self._sessions.get(key)
-        return sent is None or _is_open(sent, *self._window)
-
-    def record_sent(self, key: LeaseKey, step: int, size_bytes: int) -> None:
+    def record_sent(self, step: int, size_bytes: int) -> None:
         """A step goes to the next hop; later ones have higher numbers."""
-        self._sessions.setdefault(key, _UncreditedSteps()).push(step, size_bytes)
+        self.push(step, size_bytes)
 
-    def apply_window_update(self, key: LeaseKey, step: int) -> None:
-        """The next hop has stepped all up to `step`. What it says of others is no matter."""
-        sent = self._sessions.get(key)
-        if sent is not None:
-            sent.pop_up_to(step)
-
-    def forget_session(self, key: LeaseKey) -> None:
-        """The session has ended."""
-        self._sessions.pop(key, None)
+    def apply_window_update(self, step: int) -> None:
+        """The next hop has stepped all up to `step`."""
+        self.pop_up_to(step)
 
 
-class ReceiveWindow:
-    """The receiver's window: prefill that waits here, and when a window update credits the previous hop."""
+class ReceiveWindow(_Window):
+    """The receiver's window of a session: prefill that waits here, and when a window update credits the previous
+    hop."""
+
+    __slots__ = ("_unannounced_bytes", "_unannounced_steps")
 
     def __init__(self, window_bytes: int = WINDOW_BYTES, window_steps: int = WINDOW_STEPS) -> None:
-        self._window = window_bytes, window_steps
-        self._sessions: dict[LeaseKey, _UncreditedSteps] = {}
-        self._unannounced: dict[LeaseKey, tuple[int, int]] = {}
-        """Bytes and steps that were stepped and that the previous hop was not told of."""
+        super().__init__(window_bytes, window_steps)
+        self._unannounced_bytes = self._unannounced_steps = 0
+        """What was stepped and the previous hop was not told of."""
 
-    def admit(self, key: LeaseKey, step: int, size_bytes: int) -> bool:
+    def admit(self, step: int, size_bytes: int) -> bool:
         """A step has come. False, and it is not counted, if the window was full: its sender does not keep to it."""
-        waiting = self._sessions.setdefault(key, _UncreditedSteps())
-        if not _is_open(waiting, *self._window):
+        if not self.is_open:
             return False
-        waiting.push(step, size_bytes)
+        self.push(step, size_bytes)
         return True
 
-    def record_computed(self, key: LeaseKey, step: int) -> bool:
+    def record_computed(self, step: int) -> bool:
         """All up to `step` were stepped. Whether the previous hop is to be told now."""
-        waiting = self._sessions.get(key)
-        if waiting is None:
-            return False
-        before = len(waiting.steps)
-        unannounced_bytes, unannounced_steps = self._unannounced.get(key, (0, 0))
-        unannounced_bytes += waiting.pop_up_to(step)
-        unannounced_steps += before - len(waiting.steps)
-        window_bytes, window_steps = self._window
-        tell = 2 * unannounced_bytes >= window_bytes or 2 * unannounced_steps >= window_steps
-        self._unannounced[key] = (0, 0) if tell else (unannounced_bytes, unannounced_steps)
+        before = len(self.steps)
+        self._unannounced_bytes += self.pop_up_to(step)
+        self._unannounced_steps += before - len(self.steps)
+        tell = (
+            2 * self._unannounced_bytes >= self._most_bytes or 2 * self._unannounced_steps >= self._most_steps
+        )
+        if tell:
+            self._unannounced_bytes = self._unannounced_steps = 0
         return tell
-
-    def forget_session(self, key: LeaseKey) -> None:
-        """The session has ended."""
-        self._sessions.pop(key, None)
-        self._unannounced.pop(key, None)
-
-
-def _is_open(steps: _UncreditedSteps, window_bytes: int, window_steps: int) -> bool:
-    return steps.queued_bytes < window_bytes and len(steps.steps) < window_steps

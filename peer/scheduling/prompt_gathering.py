@@ -12,12 +12,12 @@ no other until REST times as long has passed. Nobody waits for a prompt much lon
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Generic, TypeAlias, TypeVar
 
-from molink.peer.memory.leases import LeaseKey
 from molink.peer.profiling.profile import StepWork
 from molink.shards.spec import Span
 
+SessionT = TypeVar("SessionT")
 MOST_WAIT_S = 0.05
 """Of a prompt, for others. Eight requests of one client on the same machine all start within 30 ms."""
 REST = 20.0
@@ -37,46 +37,46 @@ class _Expected:
 
 
 @dataclass(slots=True)
-class _Group:
+class _Group(Generic[SessionT]):
     """Of one span, since only such prompts are computed together."""
 
-    here: dict[LeaseKey, int] = field(default_factory=dict)
+    here: dict[SessionT, int] = field(default_factory=dict)
     """Tokens of the prompts that wait."""
-    expected: dict[LeaseKey, _Expected] = field(default_factory=dict)
+    expected: dict[SessionT, _Expected] = field(default_factory=dict)
     since_s: float | None = None
     """Since when these could be computed."""
 
 
-class PromptGathering:
+class PromptGathering(Generic[SessionT]):
     """Owns what is known of prompts that wait, and of sessions that are about to start. Times are on one clock."""
 
     def __init__(self, predicted_ms: PredictedTime, most_tokens: int) -> None:
         """One pass takes at most so many tokens."""
         self._predicted_ms = predicted_ms
         self._most_tokens = most_tokens
-        self._groups: dict[Span, _Group] = {}
+        self._groups: dict[Span, _Group[SessionT]] = {}
         self._rests_until_s = float("-inf")
 
-    def expect_prompt(self, key: LeaseKey, span: Span, tokens: int, now_s: float) -> None:
+    def expect_prompt(self, session: SessionT, span: Span, tokens: int, now_s: float) -> None:
         """A session's lease has been granted, or is ready now: a prompt of about so many tokens is on its way."""
-        self._groups.setdefault(span, _Group()).expected[key] = _Expected(tokens, now_s)
+        self._groups.setdefault(span, _Group()).expected[session] = _Expected(tokens, now_s)
 
-    def add_prompt(self, key: LeaseKey, span: Span, tokens: int) -> None:
+    def add_prompt(self, session: SessionT, span: Span, tokens: int) -> None:
         """The session's prompt is here, and has so many tokens to compute."""
         group = self._groups.setdefault(span, _Group())
-        group.expected.pop(key, None)
-        group.here[key] = tokens
+        group.expected.pop(session, None)
+        group.here[session] = tokens
 
-    def forget_session(self, key: LeaseKey) -> None:
+    def forget_session(self, session: SessionT) -> None:
         """The session has ended. No error if it is not known."""
         for span, group in tuple(self._groups.items()):
-            group.expected.pop(key, None)
-            group.here.pop(key, None)
+            group.expected.pop(session, None)
+            group.here.pop(session, None)
             self._drop_if_empty(span, group)
 
-    def release_ready(self, now_s: float) -> tuple[LeaseKey, ...]:
+    def release_ready(self, now_s: float) -> tuple[SessionT, ...]:
         """The prompts that wait no longer, in the order in which they came. To be asked when the engine is free."""
-        released: list[LeaseKey] = []
+        released: list[SessionT] = []
         for span, group in tuple(self._groups.items()):
             if group.here and self._until_s(span, group, now_s) <= now_s:
                 self._learn(group, now_s)
@@ -90,7 +90,7 @@ class PromptGathering:
         waiting = [(span, group) for span, group in self._groups.items() if group.here]
         return min((self._until_s(span, group, now_s) for span, group in waiting), default=None)
 
-    def _until_s(self, span: Span, group: _Group, now_s: float) -> float:
+    def _until_s(self, span: Span, group: _Group[SessionT], now_s: float) -> float:
         if group.since_s is None:
             group.since_s = now_s
         here, longest = sum(group.here.values()), LONGER * max(group.here.values())
@@ -108,7 +108,7 @@ class PromptGathering:
         patient_s = group.since_s + min(saved_s, MOST_WAIT_S)
         return min(patient_s, max(one.since_s for one in coming) + MOST_WAIT_S)
 
-    def _learn(self, group: _Group, now_s: float) -> None:
+    def _learn(self, group: _Group[SessionT], now_s: float) -> None:
         """Whoever was waited for and has not come is not waited for again, and nobody else is for a while."""
         since_s = now_s if group.since_s is None else group.since_s
         missing = any(one.since_s + MOST_WAIT_S > since_s for one in group.expected.values())
@@ -116,7 +116,7 @@ class PromptGathering:
             self._rests_until_s = now_s + REST * (now_s - since_s)
         group.expected.clear()
 
-    def _drop_if_empty(self, span: Span, group: _Group) -> None:
+    def _drop_if_empty(self, span: Span, group: _Group[SessionT]) -> None:
         if not group.here and not group.expected:
             del self._groups[span]
 

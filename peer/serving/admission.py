@@ -9,16 +9,16 @@ from molink.dht.records.records import PeerFacts
 from molink.peer.compute.backend import Backend
 from molink.peer.engine.engine_thread import EngineThread
 from molink.peer.engine.sessions import (
-    HopSession,
+    ServedSession,
     SessionPlan,
     SessionTable,
     read_further_blocks,
     report_failure,
 )
 from molink.peer.engine.stepping import Stepper
+from molink.peer.hop.head import MOST_WAIT_S
 from molink.peer.memory.leases import LeaseBook, LeaseKey, Refused
 from molink.peer.memory.memory import common_spans
-from molink.peer.scheduling.prompts import MOST_WAIT_S
 from molink.peer.serving.layer_loader import LayerLoader
 from molink.peer.serving.neighbours import NeighbourLinks
 from molink.peer.wire.link.link import Link, LinkError
@@ -118,12 +118,12 @@ class Admission:
             self._take_back(idle.key)
         if plan.key not in self._forming:
             self._replace(plan)
-            session = HopSession(plan, hop, link)
+            session = ServedSession(plan, hop, link)
             self._sessions.add(session)
             forming = _PendingLease(asyncio.get_running_loop().create_future())
             forming.ready.add_done_callback(_retrieve)
             self._forming[plan.key] = forming
-            self._stepper.starts.expect_prompt(session)
+            self._stepper.open_session(session)
             self._on_change()
         return sum(map(self._spec.weight_bytes, common_spans(self._leases.loading, span)))
 
@@ -227,20 +227,19 @@ class Admission:
 
     def _note_uses(self, now: float) -> None:
         """Tells the lease book who has stepped, or waits for this peer."""
-        waiting = self._stepper.sessions_waiting()
         for session in self._sessions:
-            key = session.key
-            if session.next_step != session.counted_step:
-                session.counted_step = session.next_step
+            key, next_step = session.key, session.progress.next_step
+            if next_step != session.counted_step:
+                session.counted_step = next_step
                 self._leases.used(key, now)
-            elif key in waiting or ((forming := self._forming.get(key)) is not None and forming.is_under_way):
+            elif session.waits or ((forming := self._forming.get(key)) is not None and forming.is_under_way):
                 self._leases.used(key, now, stepped=False)
 
     def _take_back(self, key: LeaseKey) -> None:
         """The lease has ended for want of use, though its client has renewed it."""
         session = self._sessions.get(key.session, key.epoch)
         if session is not None:
-            report_failure(session, self._peer_id, "expired", "nobody has used its lease here")
+            self._stepper.fail_session(session, self._peer_id, "expired", "nobody has used its lease here")
         self._let_go(key)
 
     def _require_owner(self, key: LeaseKey, asker: str) -> None:
@@ -253,7 +252,7 @@ class Admission:
         for key in [key for key in self._forming if key.session == plan.key.session and key != plan.key]:
             self._let_go(key)
 
-    async def _form(self, session: HopSession, forming: _PendingLease) -> None:
+    async def _form(self, session: ServedSession, forming: _PendingLease) -> None:
         """Loads, links, allocates; then the lease is ready."""
         span, tokens = session.span, session.plan.capacity_tokens
         loads = self._loader.begin(span)
@@ -277,7 +276,7 @@ class Admission:
             refusal = RequestRefused("memory", f"no memory for {span} and {tokens} tokens: {error}")
         else:
             forming.ready.set_result(None)
-            self._stepper.starts.expect_prompt(session)
+            self._stepper.expect_prompt(session)
             return
         finally:
             for neighbour in neighbours:
@@ -285,7 +284,7 @@ class Admission:
             await asyncio.gather(*neighbours, return_exceptions=True)
         forming.ready.set_exception(refusal)  # the client hears it, and releases the lease
 
-    def _new_cache(self, session: HopSession) -> SequenceCache:
+    def _new_cache(self, session: ServedSession) -> SequenceCache:
         """On the engine's thread: with what it has of the prompt's beginning."""
         plan = session.plan
         names = names_of_owner(plan.prefix, session.owner.peer_id)
@@ -295,12 +294,12 @@ class Admission:
         session.prefix_tokens, session.least_prefix_tokens = cache.length, cache.least_length
         return cache
 
-    def _neighbours_of(self, session: HopSession) -> list[PeerFacts]:
+    def _neighbours_of(self, session: ServedSession) -> list[PeerFacts]:
         """Whom this hop has to reach: the next hop, and the previous one if only this end can dial."""
         if len(session.plan.hops) == 1:
             return []
-        following = session.plan.hops[(session.hop + 1) % len(session.plan.hops)].facts
-        previous = session.plan.hops[session.hop - 1].facts
+        following = session.plan.hops[(session.position.hop + 1) % len(session.plan.hops)].facts
+        previous = session.plan.hops[session.position.hop - 1].facts
         return [following, previous] if previous.grpc_addresses else [following]
 
     def _let_go(self, key: LeaseKey) -> None:
@@ -309,7 +308,7 @@ class Admission:
             forming.task.cancel()
         session = self._sessions.remove(key)
         if session is not None:
-            self._stepper.forget_session(session)
+            self._stepper.end_session(session)
             if session.cache is not None:
                 session.cache.close()
         self._loader.forget_promises()

@@ -10,10 +10,11 @@ from molink.dht.identity.identity import Identity
 from molink.dht.identity.swarm_key import SwarmKey
 from molink.peer.compute.backend import Backend, SlicingEngine
 from molink.peer.engine.engine_thread import EngineThread
-from molink.peer.engine.layered_prefill import LayeredPrefill
 from molink.peer.engine.metrics import PeerMetrics
-from molink.peer.engine.sessions import SessionTable
+from molink.peer.engine.sessions import ServedSession, SessionTable
 from molink.peer.engine.stepping import Stepper
+from molink.peer.engine.steps import StepPayload
+from molink.peer.hop.hop_core import HopCore, HopSettings
 from molink.peer.memory.leases import LeaseBook
 from molink.peer.profiling.step_times import StepTimes
 from molink.peer.scheduling.decode_forecast import DecodeForecast
@@ -85,23 +86,22 @@ class DataPlane:
             own_ranges=own_ranges,
             pace=service.pace,
         )
-        engine, layered_prefill = backend.engine, None
-        if step_times and isinstance(engine, SlicingEngine):
-            layered_prefill = LayeredPrefill(engine, SliceSizer(step_times), limits)
-        self.stepper = Stepper(
-            identity.peer_id,
-            spec,
-            engine,
-            self._engine_thread,
-            sessions,
-            self.links,
-            limits,
-            metrics,
-            rule,
-            cut,
-            DecodeForecast(self.links.expect_decode),
-            layered_prefill,
+        core: HopCore[ServedSession, StepPayload] = HopCore(
+            HopSettings(
+                identity.peer_id,
+                spec.activation_bytes,
+                min(spec.most_step_tokens, limits.max_tokens),
+                limits,
+                rule,
+                cut,
+                self.links.uses_deadlines,
+            ),
+            SliceSizer(step_times) if step_times and isinstance(backend.engine, SlicingEngine) else None,
             PromptGathering(step_times.predicted_ms, limits.max_tokens) if step_times else None,
+        )
+        watch = DecodeForecast(self.links.expect_decode)
+        self.stepper = Stepper(
+            core, backend.engine, self._engine_thread, sessions, self.links, metrics, watch
         )
         self.loader = LayerLoader(spec, leases, backend, self._engine_thread, on_change)
         self.admission = Admission(

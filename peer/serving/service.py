@@ -6,7 +6,7 @@ from collections.abc import Callable
 from weakref import WeakKeyDictionary, WeakSet
 
 from molink.dht.refusals import RefusalLog
-from molink.peer.engine.sessions import SessionPlan, SessionTable, read_plan, report_failure
+from molink.peer.engine.sessions import SessionPlan, SessionTable, read_plan
 from molink.peer.engine.stepping import Stepper
 from molink.peer.memory.leases import MIN_RETRY_S, LeaseKey
 from molink.peer.serving.admission import Admission, RequestRefused
@@ -112,7 +112,7 @@ class PeerService:
 
     def on_closed(self, link: Link, reason: str) -> None:
         """Sessions of a gone client end; sessions whose neighbour is gone are reported to their clients."""
-        if self._admission is None or self._links is None:
+        if self._admission is None or self._links is None or self._stepper is None:
             return
         if not self._links.in_use(link):
             return  # another link has taken its place
@@ -123,7 +123,7 @@ class PeerService:
         for session in self._sessions:
             hops = session.plan.hops
             if len(hops) > 1 and link.peer_id in (session.next_peer_id, session.previous_peer_id):
-                report_failure(session, link.peer_id, "lost", told)
+                self._stepper.fail_session(session, link.peer_id, "lost", told)
 
     def _require_encodings(self, plan: SessionPlan, hop: int) -> None:
         """The facts in the descriptor may be older than what this peer's owner wants now."""

@@ -10,8 +10,7 @@ from molink.peer.scheduling.in_flight_limit import InFlightLimit
 from molink.peer.scheduling.in_flight_rules import Rule
 from molink.peer.scheduling.microbatch import BatchLimits
 from molink.peer.scheduling.pipeline import Circuit, PipelineStage
-from molink.peer.scheduling.prefill_chunks import Cut
-from molink.peer.scheduling.prompts import PromptQueue
+from molink.peer.scheduling.prefill_chunks import Cut, lengths_within
 from molink.shards.spec import ModelSpec, Span
 from molink.simnet.core.channels import Channels
 from molink.simnet.core.frames import FrameKind, SimulatedFrame, SimulatedRow
@@ -66,8 +65,7 @@ class ServingWorld:
         self._sessions: dict[LeaseKey, SimulatedSession] = {}
         self.desk = RequestDesk(timeline, plan.kv_tokens, plan.most_sessions, self._open_session)
         self.desk.to_client_s = plan.to_client_s
-        self._prompts = PromptQueue(plan.cut, plan.limits)
-        self._in_flight_limit = InFlightLimit(plan.rule, plan.limits.max_sessions)
+        self._in_flight_limit: InFlightLimit[LeaseKey] = InFlightLimit(plan.rule, plan.limits.max_sessions)
         self._circuit: Circuit = tuple((f"{hop}", span) for hop, span in enumerate(plan.spans))
         self._look = Alarm(timeline, self._look_again)
         self.channels = [
@@ -105,7 +103,9 @@ class ServingWorld:
         self._sessions[key] = SimulatedSession(
             key, request, stages, circuit_of(stages), [0] * hops, [0.0] * hops
         )
-        self._prompts.add_prompt(key, stages, (0,) * request.prompt_tokens)
+        self._sessions[key].chunks.extend(
+            lengths_within(self._plan.cut, self._plan.limits, stages, request.prompt_tokens)
+        )
         self._add_chunk(key)
         self.peers[0].pump()
 
@@ -119,9 +119,10 @@ class ServingWorld:
     # -- the head
 
     def _add_chunk(self, key: LeaseKey) -> None:
-        if chunk := self._prompts.take_chunk(key):
-            last = key not in self._prompts
-            self._add(self._sessions[key], len(chunk), sample=last, prefill=True)
+        session = self._sessions[key]
+        if session.chunks:
+            tokens = session.chunks.popleft()
+            self._add(session, tokens, sample=not session.chunks, prefill=True)
 
     def _on_head_stepped(self, rows: Sequence[SimulatedRow]) -> None:
         self._in_flight_limit.record_computed([row.key for row in rows])

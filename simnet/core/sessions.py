@@ -1,6 +1,7 @@
 """A generation in the simulated world."""
 
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
 
 from molink.peer.memory.leases import LeaseKey
 from molink.peer.scheduling.pipeline import PipelineStage
@@ -24,3 +25,5 @@ class SimulatedSession:
     """At each peer: when the prompt is due, on the virtual clock; 0 where nobody heeds it."""
     next_step: int = 0
     """At the head."""
+    chunks: deque[int] = field(default_factory=deque)
+    """At the head: the tokens of each chunk of the prompt that has not been queued."""

@@ -1,6 +1,6 @@
 """A peer of a simulated circuit: the product's decisions around an engine that only takes time."""
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -39,7 +39,7 @@ class CircuitPosition:
 
 
 @dataclass(slots=True)
-class _WaitingRow(PendingStep):
+class _WaitingRow(PendingStep[LeaseKey]):
     """What the product's queue knows of a row, and the row."""
 
     row: SimulatedRow = field(kw_only=True)
@@ -68,10 +68,10 @@ class SimulatedPeer:
         self._compute_s = compute_s
         self._queue: MicroBatchQueue[_WaitingRow] = MicroBatchQueue(limits)
         self._busy = False
-        self._send_window = SendWindow()
-        self._receive_window = ReceiveWindow()
+        self._send_windows: defaultdict[LeaseKey, SendWindow] = defaultdict(SendWindow)
+        self._receive_windows: defaultdict[LeaseKey, ReceiveWindow] = defaultdict(ReceiveWindow)
         self._held_frames: deque[SimulatedFrame] = deque()
-        self._iterations = IterationDetector()
+        self._iterations: IterationDetector[LeaseKey] = IterationDetector()
         self._running_batch: RunningBatch | None = None
         self._first_batch: FirstBatch | None = None
         self._forecast_session: SimulatedSession | None = None
@@ -103,7 +103,7 @@ class SimulatedPeer:
         for row in frame.rows:
             if row.prefill:
                 size_bytes = row.count * self.position.activation_bytes
-                if not self._receive_window.admit(row.key, row.step, size_bytes):
+                if not self._receive_windows[row.key].admit(row.step, size_bytes):
                     raise OverflowError(f"prefill came to hop {self.position.hop} beyond its window")
             self.add_step(row)
         self.pump()
@@ -111,14 +111,14 @@ class SimulatedPeer:
     def on_window_update(self, frame: SimulatedFrame) -> None:
         """The next hop has stepped prefill."""
         for row in frame.rows:
-            self._send_window.apply_window_update(row.key, row.step)
+            self._send_windows[row.key].apply_window_update(row.step)
         self.pump()
 
     def forget_session(self, key: LeaseKey) -> None:
         """The session has ended."""
         self._queue.forget_session(key)
-        self._send_window.forget_session(key)
-        self._receive_window.forget_session(key)
+        self._send_windows.pop(key, None)
+        self._receive_windows.pop(key, None)
         self._iterations.forget_session(key)
 
     def pump(self) -> None:
@@ -136,7 +136,8 @@ class SimulatedPeer:
         taken_s = self._compute_s(self._work(rows), sampled)
         if not self._is_tail:
             for row in prefill:
-                self._send_window.record_sent(row.key, row.step, row.count * self.position.activation_bytes)
+                size_bytes = row.count * self.position.activation_bytes
+                self._send_windows[row.key].record_sent(row.step, size_bytes)
         if decode:
             self._forecast_session = self._sessions[decode[0].key]
             self._running_batch = RunningBatch(self._timeline.now_s, len(decode))
@@ -157,14 +158,14 @@ class SimulatedPeer:
         return Work(computed, tokens, attended)
 
     def _may_prefill(self, key: LeaseKey) -> bool:
-        return self._is_tail or (not self._held_frames and self._send_window.is_open(key))
+        return self._is_tail or (not self._held_frames and self._send_windows[key].is_open)
 
     def _stepped(self, decode: Rows, prefill: Rows, taken_s: float) -> None:
         self._busy = False
         self.busy_s += taken_s
         self.steps += 1
         told = prefill and tuple(
-            [row for row in prefill if self._receive_window.record_computed(row.key, row.step)]
+            [row for row in prefill if self._receive_windows[row.key].record_computed(row.step)]
         )
         self._running_batch = None
         if decode and self._iterations.is_first([row.key for row in decode]):

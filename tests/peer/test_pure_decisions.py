@@ -81,7 +81,7 @@ DECISIONS = [
     "molink.peer.scheduling.prefill_chunks",
     "molink.peer.scheduling.prefill_slices",
     "molink.peer.scheduling.prefill_window",
-    "molink.peer.scheduling.prompts",
+    "molink.peer.hop.hop_core",
     "molink.peer.profiling.profile",
     "molink.peer.profiling.step_times",
     "molink.peer.device.thread_choice",

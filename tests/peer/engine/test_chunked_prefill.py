@@ -14,6 +14,7 @@ from support.swarms.served_peer import model
 
 from molink.peer.engine import stepping
 from molink.peer.engine.steps import StepInput, StepOutput, compute
+from molink.peer.hop import hop_core
 from molink.peer.models.model import LocalModel
 from molink.peer.scheduling.in_flight_rules import fixed
 from molink.peer.scheduling.pipeline import PipelineStage
@@ -45,10 +46,10 @@ async def test_the_second_hop_computes_a_chunk_before_the_first_hop_has_computed
 
     def watched(engine: Engine, inputs: tuple[StepInput, ...]) -> StepOutput:
         for one in inputs:
-            if one.session.hop == 0 and one.step == len(chunks) - 1:
+            if one.session.is_head and one.step == len(chunks) - 1:
                 assert two_are_there.wait(DEADLINE_S), "the second hop waits for the whole prompt"
-            begun.append((one.session.hop, one.step))
-            if (one.session.hop, one.step) == (1, 1):
+            begun.append((one.session.position.hop, one.step))
+            if (one.session.position.hop, one.step) == (1, 1):
                 two_are_there.set()
         return compute(engine, inputs)
 
@@ -73,7 +74,7 @@ async def test_every_hop_decides_once_when_a_prompt_is_due_whatever_chunks_it_co
         asked.append((len(stages), prompt_tokens))
         return due_s(stages, prompt_tokens, arrived_s)
 
-    monkeypatch.setattr(stepping, "due_s", watched)
+    monkeypatch.setattr(hop_core, "due_s", watched)
     cuts = {70: (40, 30), 90: (30, 30, 30)}
     async with served_circuit(model, (2, 4), kv_tokens=400, cut=cut_as(cuts)) as circuit:
         await circuit.generate([prompt_of(tokens) for tokens in cuts], NEW_TOKENS)

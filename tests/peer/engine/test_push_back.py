@@ -12,12 +12,12 @@ from support.models.tiny_models import VOCABULARY, greedy_references
 from support.swarms.served_circuit import ServedCircuit
 from support.swarms.served_peer import HIGH, LOW, Served, failures_told, model, served
 
-from molink.peer.engine import forwarding
-from molink.peer.engine.forwarding import Forwarder
+from molink.peer.engine.steps import StepFrame
+from molink.peer.hop import session as hop_session
+from molink.peer.hop.frames import HeldFrames
 from molink.peer.models.model import LocalModel
 from molink.peer.scheduling.prefill_chunks import equal_chunks
 from molink.peer.scheduling.prefill_window import ReceiveWindow, SendWindow
-from molink.peer.wire.link.link import Link
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.transport import shared_uplink
 from molink.peer.wire.transport.line_quality import LineQuality
@@ -60,20 +60,20 @@ async def test_prompts_that_a_line_is_too_slow_for_wait_and_all_get_their_tokens
 ) -> None:
     monkeypatch.setattr(shared_uplink, "MAX_PARTIAL_BYTES", QUEUE_BYTES)
     found_full: list[str] = []
-    await_room = Forwarder._await_room
+    hold = HeldFrames.hold
 
-    def watched(forwarder: Forwarder, peer_id: str, link: Link) -> None:
-        found_full.append(peer_id)
-        held = Counter(one.session.key for frame in forwarder._held_frames[peer_id] for one in frame.inputs)
-        assert max(held.values()) <= 2
-        await_room(forwarder, peer_id, link)
+    def watched(held: HeldFrames, frame: StepFrame) -> None:
+        found_full.append(frame.peer_id)
+        hold(held, frame)
+        sessions = Counter(one.session.key for frame in held.of_peer(frame.peer_id) for one in frame.steps)
+        assert max(sessions.values()) <= 2
 
-    monkeypatch.setattr(Forwarder, "_await_room", watched)
+    monkeypatch.setattr(HeldFrames, "hold", watched)
     prompts = [prompt_of(tokens) for tokens in (700, 650, 600)]
     async with slow_circuit(model) as circuit:
         tokens = await circuit.generate(prompts, NEW_TOKENS)
         assert {peer.serving.stepper.queued for peer in circuit.peers} == {0}
-        assert not any(peer.serving.stepper._forwarder._held_frames for peer in circuit.peers)
+        await until(lambda: all(peer.serving.stepper._core.is_empty for peer in circuit.peers))
     assert tokens == greedy_references(model.folder, prompts, NEW_TOKENS)
     assert found_full
 
@@ -84,8 +84,8 @@ async def test_narrow_windows_and_full_queues_together_lose_no_token(
 ) -> None:
     monkeypatch.setattr(shared_uplink, "MAX_PARTIAL_BYTES", QUEUE_BYTES)
     window_bytes = CHUNK_TOKENS * model.spec.activation_bytes
-    monkeypatch.setattr(forwarding, "SendWindow", partial(SendWindow, window_bytes))
-    monkeypatch.setattr(forwarding, "ReceiveWindow", partial(ReceiveWindow, window_bytes))
+    monkeypatch.setattr(hop_session, "SendWindow", partial(SendWindow, window_bytes))
+    monkeypatch.setattr(hop_session, "ReceiveWindow", partial(ReceiveWindow, window_bytes))
     prompts = [prompt_of(tokens) for tokens in (700, 30, 600)]
     async with slow_circuit(model) as circuit:
         tokens = await circuit.generate(prompts, NEW_TOKENS)
@@ -117,7 +117,7 @@ def token_of(session: int, step: int, position: int) -> pb.Tokens:
 async def test_a_head_sends_no_more_than_a_window_until_the_next_hop_has_stepped_and_decodes_meanwhile(
     model: LocalModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forwarding, "SendWindow", partial(SendWindow, window_steps=2))
+    monkeypatch.setattr(hop_session, "SendWindow", partial(SendWindow, window_steps=2))
     async with served(model, cut=equal_chunks(1)) as peer, End() as tail:
         decoding, waiting = [(await ready(peer, tail, session)).session for session in (1, 2)]
         assert peer.link.post(pb.Start(session=decoding, epoch=1, token_ids=[5, 6, 7, 8, 9]))
@@ -145,7 +145,7 @@ async def test_a_head_sends_no_more_than_a_window_until_the_next_hop_has_stepped
 async def test_a_session_that_ends_while_it_waits_leaves_nothing_and_others_go_on(
     model: LocalModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forwarding, "SendWindow", partial(SendWindow, window_steps=1))
+    monkeypatch.setattr(hop_session, "SendWindow", partial(SendWindow, window_steps=1))
     async with served(model, cut=equal_chunks(1)) as peer, End() as tail:
         first, second = [await ready(peer, tail, session) for session in (1, 2)]
         assert peer.link.post(pb.Start(session=first.session, epoch=1, token_ids=[5, 6, 7, 8, 9]))
@@ -161,7 +161,7 @@ async def test_a_session_that_ends_while_it_waits_leaves_nothing_and_others_go_o
 async def test_a_hop_that_does_not_keep_to_the_window_loses_the_session_and_is_named(
     model: LocalModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forwarding, "ReceiveWindow", partial(ReceiveWindow, window_steps=0))
+    monkeypatch.setattr(hop_session, "ReceiveWindow", partial(ReceiveWindow, window_steps=0))
     async with served(model) as peer, End() as head:
         failures = failures_told(peer)
         hops = [hop_of(head.identity, LOW, head.facts), peer.hop(HIGH)]
@@ -184,7 +184,7 @@ async def test_a_hop_that_does_not_keep_to_the_window_loses_the_session_and_is_n
 async def test_only_the_next_hop_says_what_it_has_stepped(
     model: LocalModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forwarding, "SendWindow", partial(SendWindow, window_steps=1))
+    monkeypatch.setattr(hop_session, "SendWindow", partial(SendWindow, window_steps=1))
     async with served(model, cut=equal_chunks(1)) as peer, End() as tail, End() as stranger:
         asked = await ready(peer, tail, 1)
         assert peer.link.post(pb.Start(session=asked.session, epoch=1, token_ids=[5, 6, 7, 8, 9]))
@@ -204,7 +204,7 @@ async def test_only_the_next_hop_says_what_it_has_stepped(
 async def test_a_token_before_the_end_of_the_prompt_ends_the_session_and_names_the_tail(
     model: LocalModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forwarding, "SendWindow", partial(SendWindow, window_steps=1))
+    monkeypatch.setattr(hop_session, "SendWindow", partial(SendWindow, window_steps=1))
     async with served(model, cut=equal_chunks(1)) as peer, End() as tail:
         failures = failures_told(peer)
         asked = await ready(peer, tail, 1)
@@ -222,7 +222,7 @@ async def test_a_token_before_the_end_of_the_prompt_ends_the_session_and_names_t
 async def test_a_head_whose_line_has_prompts_for_longer_than_clients_wait_refuses_more_of_them(
     model: LocalModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forwarding, "SendWindow", partial(SendWindow, window_steps=1))
+    monkeypatch.setattr(hop_session, "SendWindow", partial(SendWindow, window_steps=1))
     row_bytes = model.spec.activation_bytes
     async with served(model, cut=equal_chunks(1)) as peer, End() as tail:
         links = peer.serving.links

@@ -16,9 +16,8 @@ from support.swarms.served_peer import model
 
 from molink.dht.records.records import LayerLatency
 from molink.peer.compute.backend import DeviceBackend
-from molink.peer.engine import layered_prefill, slice_executor, stepping, steps
-from molink.peer.engine.layered_prefill import LayeredPrefill
-from molink.peer.engine.slice_executor import PrefillSlice, SliceOutput
+from molink.peer.engine import slice_executor, stepping, steps
+from molink.peer.engine.slice_executor import SliceExecutor, SliceOutput, StepSlice
 from molink.peer.engine.steps import StepInput, StepOutput, compute
 from molink.peer.models.model import LocalModel
 from molink.peer.profiling.profile import Profile, SliceLatency
@@ -63,7 +62,7 @@ class Watch:
         self.outputs: list[StepOutput] = []
         self.pieces = 0
         self._fake = fake
-        piece_by_piece = LayeredPrefill.compute
+        piece_by_piece = SliceExecutor.compute
         clock = SimpleNamespace(perf_counter=lambda: fake.now_s)
 
         def computed(engine: Engine, inputs: tuple[StepInput, ...]) -> StepOutput:
@@ -73,17 +72,17 @@ class Watch:
             self.outputs.append(output)
             return output
 
-        def computed_piece(owner: LayeredPrefill, piece: PrefillSlice) -> SliceOutput:
+        def computed_piece(owner: SliceExecutor, piece: StepSlice) -> SliceOutput:
             before = fake.waited
             output = piece_by_piece(owner, piece)
             self._note(before, output.taken_s)
             self.pieces += 1
             return output
 
-        for module in (steps, slice_executor, layered_prefill):
+        for module in (steps, slice_executor):
             patch.setattr(module, "time", clock)
         patch.setattr(stepping, "compute", computed)
-        patch.setattr(LayeredPrefill, "compute", computed_piece)
+        patch.setattr(SliceExecutor, "compute", computed_piece)
 
     def _note(self, before: int, taken_s: float) -> None:
         self.waits.append(self._fake.waited - before)
@@ -105,7 +104,7 @@ async def test_a_step_of_a_hop_waits_once_and_its_time_is_the_devices(
     assert set(watch.threads) == {"engine"}
     assert fake.waited == 0, "the event loop"
     handed = [output.hidden for output in watch.outputs] + [
-        frame.rows for output in watch.outputs for frame in output.frames
+        rows for output in watch.outputs for _, rows in output.frames
     ]
     assert not any(isinstance(one, OnDevice) for one in handed)
     assert fake.captures > 0

@@ -11,7 +11,7 @@ from support.links.data_plane import SPEC, describe, hop_of
 from support.swarms.swarm_examples import facts_of
 
 from molink.dht.identity.identity import Identity
-from molink.peer.engine.sessions import MAX_HOPS, MAX_STANDBYS, HopSession, SessionTable, read_plan
+from molink.peer.engine.sessions import MAX_HOPS, MAX_STANDBYS, ServedSession, SessionTable, read_plan
 from molink.peer.memory.leases import LeaseKey
 from molink.peer.scheduling.pipeline import STEP_OVERHEAD_MS, TOKEN_BYTES
 from molink.peer.wire.protocol import molink_pb2 as pb
@@ -214,7 +214,7 @@ def test_facts_of_a_peer_that_serves_elsewhere_are_taken_as_they_are_signed() ->
 def test_a_session_is_found_in_its_own_epoch_only() -> None:
     table = SessionTable()
     plan = read_plan(good(), SPEC)
-    session = HopSession(plan, 1, owner=None)  # type: ignore[arg-type]
+    session = ServedSession(plan, 1, owner=None)  # type: ignore[arg-type]
     table.add(session)
     key = plan.key
     assert table.get(key.session, 1) is session
@@ -246,7 +246,7 @@ def test_the_circuit_is_read_as_stages_to_predict_with() -> None:
 
 def test_each_hop_knows_its_neighbours_and_the_tail_returns_to_the_head() -> None:
     plan = read_plan(good(), SPEC)
-    first, second, third = (HopSession(plan, at, owner=None) for at in range(3))  # type: ignore[arg-type]
+    first, second, third = (ServedSession(plan, at, owner=None) for at in range(3))  # type: ignore[arg-type]
     assert (first.is_head, first.is_tail, third.is_head, third.is_tail) == (True, False, False, True)
     assert first.next_peer_id == IDENTITIES[1].peer_id
     assert third.next_peer_id == IDENTITIES[0].peer_id

@@ -37,7 +37,7 @@ async def test_who_watches_decode_is_told_of_each_step_and_of_each_iteration(
     watch = Watch()
     async with served_circuit(model, (2, 4), kv_tokens=100) as circuit:
         middle = circuit.peers[1].serving.stepper
-        monkeypatch.setattr(middle._decode_reports, "_watch", watch)
+        monkeypatch.setattr(middle, "_watch", watch)
         await circuit.generate([(5, 6, 7)], new_tokens=5)
         tail = circuit.peers[2].identity.peer_id
         await until(lambda: len(watch.firsts) == 4)

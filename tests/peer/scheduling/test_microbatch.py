@@ -116,7 +116,7 @@ def test_a_prefill_gets_through_a_crowd_of_decodes_that_fills_every_micro_batch(
             break
         now += 0.01
         for pending in batch:
-            queue.push(PendingStep(pending.key, pending.step + 1, FIRST, 1, now, prefill=False))
+            queue.push(PendingStep(pending.session, pending.step + 1, FIRST, 1, now, prefill=False))
     assert any(pending.prefill for pending in batch)
     assert 0.05 <= now < 0.1
 
@@ -193,8 +193,8 @@ def test_every_step_runs_exactly_once(waiting: list[tuple[int, bool, int]]) -> N
         run.extend(batch)
     assert Counter(run) == Counter(steps)
     for session in range(6):
-        assert [step for step in run if step.key == key(session)] == [
-            step for step in steps if step.key == key(session)
+        assert [step for step in run if step.session == key(session)] == [
+            step for step in steps if step.session == key(session)
         ]
 
 
@@ -258,7 +258,7 @@ class QueueMachine(RuleBasedStateMachine):
         assert bool(batch) == bool(self.steps)
         if not batch:
             return
-        chosen = [int.from_bytes(pending.key.session) for pending in batch]
+        chosen = [int.from_bytes(pending.session.session) for pending in batch]
         assert len(set(chosen)) == len(chosen) <= self.limits.max_sessions
         assert {pending.span for pending in batch} == {batch[0].span}
         assert [pending.prefill for pending in batch] == sorted(pending.prefill for pending in batch)

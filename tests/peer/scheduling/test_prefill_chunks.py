@@ -2,14 +2,23 @@
 
 import heapq
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.swarms.pipelines import pipelines, stage
 
+from molink.peer.scheduling.microbatch import BatchLimits
 from molink.peer.scheduling.pipeline import STEP_OVERHEAD_MS, PipelineStage
-from molink.peer.scheduling.prefill_chunks import LEAST_TOKENS, WORTH, chunk_lengths, equal_chunks, prefill_ms
+from molink.peer.scheduling.prefill_chunks import (
+    LEAST_TOKENS,
+    WORTH,
+    chunk_lengths,
+    equal_chunks,
+    lengths_within,
+    prefill_ms,
+)
 
 MOST = 448
 
@@ -130,3 +139,28 @@ def test_chunks_of_a_given_size_are_as_few_as_can_be_and_equal_but_for_one_token
 def test_a_chunk_has_a_token() -> None:
     with pytest.raises(ValueError, match="at least 1 token"):
         equal_chunks(0)
+
+
+@given(st.integers(1, 70), st.integers(1, 30))
+def test_chunks_are_the_prompt_and_leave_room_for_decode(tokens: int, chunk_tokens: int) -> None:
+    limits = BatchLimits(max_tokens=20, max_sessions=4)
+    lengths = lengths_within(equal_chunks(chunk_tokens), limits, (), tokens)
+    assert sum(lengths) == tokens
+    assert all(
+        1 <= length <= min(chunk_tokens, limits.max_tokens - limits.max_sessions) for length in lengths
+    )
+
+
+@pytest.mark.parametrize(
+    ("announced", "own", "longest"),
+    [((512, 512), 2048, 448), ((2048, 512), 2048, 448), ((2048, 1024), 2048, 960), ((2048, 2048), 512, 448)],
+)
+def test_chunks_are_as_long_as_the_hop_takes_that_takes_least(
+    announced: tuple[int, ...], own: int, longest: int
+) -> None:
+    hops = [
+        replace(one, facts=replace(one.facts, step_tokens=most))
+        for one, most in zip((stage(), stage()), announced, strict=True)
+    ]
+    lengths = lengths_within(equal_chunks(10_000), BatchLimits(max_tokens=own), hops, 3 * longest)
+    assert lengths == (longest,) * 3

@@ -12,7 +12,7 @@ from support.swarms.served_peer import HIGH, LOW, failures_told, model, served
 from support.swarms.swarm_examples import facts_of
 
 from molink.dht.identity.identity import Identity
-from molink.peer.engine.sessions import HopSession, read_plan
+from molink.peer.engine.sessions import ServedSession, read_plan
 from molink.peer.models.model import LocalModel
 from molink.peer.profiling.codec_effect import measure_codec
 from molink.peer.wire.codecs import SETTINGS, encoding_of_link, encodings_of_circuit, opted_in, saves
@@ -88,7 +88,7 @@ def test_both_ends_of_a_link_read_the_same_encoding_from_a_descriptor() -> None:
     asked = describe(hops)
     asked.activation_codec = "int8"
     plan = read_plan(asked, SPEC)
-    first, second, third = (HopSession(plan, at, owner=None) for at in range(3))  # type: ignore[arg-type]
+    first, second, third = (ServedSession(plan, at, owner=None) for at in range(3))  # type: ignore[arg-type]
     assert (first.sends_in, second.receives_in) == ("int8", "int8")
     assert (second.sends_in, third.receives_in) == ("float32", "float32")
     asked.activation_codec = ""

@@ -1,0 +1,117 @@
+"""Frames out: what the hop's core has sent, as protobuf messages on links."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from molink.peer.engine.metrics import PeerMetrics
+from molink.peer.engine.sessions import ServedSession
+from molink.peer.engine.steps import StepFrame, StepInput, StepOutput, StepPayload, row_header, rows_of
+from molink.peer.hop.events import Credit, DrawnToken
+from molink.peer.wire.link.link import Link
+from molink.peer.wire.link.links import Links
+from molink.peer.wire.protocol import molink_pb2 as pb
+from molink.peer.wire.transmission.classes import TrafficClass
+from molink.shards import codec
+from molink.shards.spec import ModelSpec
+
+StepToken = DrawnToken[ServedSession, StepPayload]
+
+
+@dataclass(frozen=True, slots=True)
+class FrameRows:
+    """What a frame is made of until it is sent for the first time."""
+
+    output: StepOutput
+    encoded: torch.Tensor | None
+    """Its rows as they go out; None: they are encoded then."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    header: pb.Activations
+    payload: memoryview
+
+
+class FrameSender:
+    """Sends what steps gave. Owns nothing: what a link has no room for is the core's to hold."""
+
+    def __init__(self, spec: ModelSpec, links: Links, metrics: PeerMetrics) -> None:
+        self._spec = spec
+        self._links = links
+        self._metrics = metrics
+
+    def post_frames(self, link: Link, frames: Sequence[StepFrame], *, stops: bool = False) -> list[StepFrame]:
+        """Posts frames in order; returns those for which there is no room: all prefill behind prefill that was refused,
+        or with `stops` all frames."""
+        refused: list[StepFrame] = []
+        for frame in frames:
+            holds_up = bool(refused) and (stops or (frame.prefill and refused[-1].prefill))
+            if holds_up or not self._post(link, frame):
+                refused.append(frame)
+        return refused
+
+    def send_tokens(self, peer_id: str, tokens: Sequence[StepToken]) -> bool:
+        """One frame to a head elsewhere; False: there is no open link."""
+        link = self._links.find(peer_id)
+        message = pb.Tokens(tokens=[token[5] for token in tokens])
+        sessions = tuple(token[0].key.session for token in tokens)
+        return link is not None and link.post(message, traffic_class=TrafficClass.DECODE, sessions=sessions)
+
+    def send_window_update(self, peer_id: str, stepped: Sequence[Credit[ServedSession]]) -> bool:
+        """Tells a previous hop what has been computed here; False: there is no open link."""
+        link = self._links.find(peer_id)
+        steps = [
+            pb.SteppedTo(session=session.key.session, epoch=session.key.epoch, step=step)
+            for session, step in stepped
+        ]
+        sessions = tuple(session.key.session for session, _ in stepped)
+        return link is not None and link.post(pb.Stepped(sessions=steps), sessions=sessions)
+
+    def deliver_tokens(self, tokens: Iterable[StepToken]) -> None:
+        """To each client its sessions' tokens, in one frame. A client that is gone gets none: its lease runs out."""
+        by_client: dict[Link, list[pb.Token]] = {}
+        for token in tokens:
+            owner = token[0].owner
+            if owner.closed_because is None:
+                by_client.setdefault(owner, []).append(token[5])
+        for owner, messages in by_client.items():
+            if not owner.post(pb.Tokens(tokens=messages), traffic_class=TrafficClass.DECODE):
+                owner.close("it does not take the tokens that it asked for")
+
+    def timings(self, one: StepInput, output: StepOutput) -> tuple[pb.HopTiming, ...]:
+        """What the hops so far took, this one included; nothing unless the session is traced."""
+        if not one.session.plan.trace:
+            return ()
+        link = self._links.find(one.session.next_peer_id)
+        timing = pb.HopTiming(
+            queue_us=max(0, round((output.started_s - one.arrived_s) * 1e6)),
+            compute_us=round(output.compute_s * 1e6),
+            link_rtt_us=round(link.rtt_ms * 1000) if link is not None and link.rtt_ms is not None else 0,
+        )
+        return (*one.payload.timings, timing)
+
+    def _post(self, link: Link, frame: StepFrame) -> bool:
+        message = self._message(frame)
+        sessions = tuple([one.session.key.session for one in frame.steps])
+        traffic_class = TrafficClass.PREFILL if frame.prefill else TrafficClass.DECODE
+        return link.post(message.header, message.payload, traffic_class, sessions, frame.due_s)
+
+    def _message(self, frame: StepFrame) -> _Message:
+        """The frame's message, made once."""
+        if isinstance(frame.output, FrameRows):
+            output, encoded = frame.output.output, frame.output.encoded
+            header = pb.Activations(hidden_size=self._spec.hidden_size, dtype=frame.encoding)
+            header.rows.extend(row_header(one, self.timings(one, output)) for one in frame.steps)
+            if encoded is not None:
+                payload = codec.bytes_of(encoded)
+            elif output.hidden is not None:
+                payload = codec.encode(rows_of(frame, output.hidden), frame.encoding)
+            else:
+                raise ValueError("a frame has no rows")
+            self._metrics.sent_activations(frame.encoding, payload.nbytes)
+            frame.output = _Message(header, payload)
+        if not isinstance(frame.output, _Message):
+            raise TypeError(f"a frame of activations cannot be made of {type(frame.output).__name__}")
+        return frame.output

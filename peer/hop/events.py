@@ -1,0 +1,308 @@
+"""What happens to a hop, and what it does: the events and effects of `HopCore`.
+
+Rows of a step are tuples, since there is one for each token of each session.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeAlias
+
+from molink.peer.hop.frames import OutgoingFrame
+from molink.peer.hop.layered_prefill import PrefillSlice
+from molink.peer.hop.session import HopStep, Payload, Session
+from molink.peer.profiling.profile import StepWork
+from molink.peer.scheduling.decode_watch import DecodeBatch
+
+ArrivedRows: TypeAlias = tuple[Session, int, int, bool, bool, int, Payload]
+"""Session, step, tokens, whether a token is drawn after them, whether they are of a prompt, how many tokens of the
+prompt's beginning are in the KV cache where it begins behind some (step 0), and what came."""
+DrawnToken: TypeAlias = tuple[Session, int, int, bool, Payload, Any]
+"""Session, step after which it was drawn, position in the sequence, whether the generation ends with it, what the
+head's next step computes, and what the client gets."""
+Credit: TypeAlias = tuple[Session, int]
+"""Session, and the step up to which all of its prefill has been computed."""
+
+# -- events
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOpened(Generic[Session]):
+    """Event: a session has a lease at this hop."""
+
+    session: Session
+
+
+@dataclass(frozen=True, slots=True)
+class PromptExpected(Generic[Session]):
+    """Event: at the head, the session's lease has been granted, or is ready: it may start at any moment."""
+
+    session: Session
+    tokens: int
+    """To compute, about."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptStarted(Generic[Session]):
+    """Event: at the head, the session starts, once."""
+
+    session: Session
+    tokens: int
+    """To compute, 1 or more."""
+    prefix_tokens: int
+    """Those before them, which are in the KV cache."""
+    payload_of: Callable[[int, int], Any]
+    """The payload of the tokens to compute from the first of two places to the second."""
+
+
+@dataclass(slots=True)
+class RowsArrived(Generic[Session, Payload]):
+    """Event: the previous hop's output for some sessions."""
+
+    peer_id: str
+    """Who sent them; what is not from a session's previous hop is dropped."""
+    rows: Sequence[ArrivedRows[Session, Payload]]
+
+
+@dataclass(slots=True)
+class TokensReturned(Generic[Session, Payload]):
+    """Event: at the head, the tail's tokens."""
+
+    peer_id: str
+    tokens: Sequence[DrawnToken[Session, Payload]]
+
+
+@dataclass(frozen=True, slots=True)
+class FaultFound(Generic[Session]):
+    """Event: what a neighbour sent of a session is no step of it. It ends the epoch if that is its previous hop."""
+
+    session: Session
+    peer_id: str
+    detail: str
+
+
+@dataclass(slots=True)
+class WindowUpdated(Generic[Session]):
+    """Event: a next hop has computed prefill that went there."""
+
+    peer_id: str
+    stepped: Sequence[Credit[Session]]
+
+
+@dataclass(slots=True)
+class BatchComputed(Generic[Session, Payload]):
+    """Event: answers `ComputeBatch`, or says what came of parts of prompts with their last slice."""
+
+    through: Sequence[HopStep[Session, Payload]]
+    """Those whose rows or tokens are there, in order; without those of sessions that had ended."""
+    failures: Sequence[tuple[HopStep[Session, Payload], str]] = ()
+    """Those that the engine could not compute, and why."""
+    tokens: Sequence[DrawnToken[Session, Payload]] = ()
+    """At the tail."""
+    output: object = None
+    """Elsewhere: what `ForwardRows` sends parts of."""
+    frames: Sequence[OutgoingFrame[Session, Payload]] = ()
+    """Instead of `output`, where the driver has made the frames already (`frames_of`)."""
+    compute_s: float = 0.0
+    work: StepWork | None = None
+    """None: the time says nothing of such work."""
+
+
+@dataclass(slots=True)
+class SliceComputed(Generic[Session, Payload]):
+    """Event: answers `ComputeSlice`. `PrefillSlice.advanced` makes one for a slice of which nothing failed."""
+
+    slice_: PrefillSlice[Session, Payload]
+    whole: BatchComputed[Session, Payload] | None
+    """What came of the parts that are over, if some are."""
+    left: Sequence[tuple[HopStep[Session, Payload], int, int]]
+    """Of the others: tokens that are not through, and those of them that are between layers."""
+    layers_left: int
+    """For the tokens between layers."""
+    taken_s: float
+    is_complete: bool
+    """Whether it is the time of what was to be computed: nobody was left out, or failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class FramesRefused(Generic[Session, Payload]):
+    """Event: the link to a next hop has no room for some of what `ForwardRows` had for it."""
+
+    peer_id: str
+    frames: Sequence[OutgoingFrame[Session, Payload]]
+
+
+@dataclass(frozen=True, slots=True)
+class LinkHasRoom:
+    """Event: answers `AwaitRoom`; the link may be gone too."""
+
+    peer_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class HeldRetried:
+    """Event: answers `RetryHeld`: so many of the frames, in order, wait no longer."""
+
+    peer_id: str
+    frames: int
+
+
+@dataclass(frozen=True, slots=True)
+class Undelivered(Generic[Session]):
+    """Event: there is no open link for what these sessions had for a peer."""
+
+    peer_id: str
+    sessions: Sequence[Session]
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Woken:
+    """Event: the time of `WakeAt` has come."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionEnded(Generic[Session]):
+    """Event: the session's lease has ended, or somebody has failed it. Nothing of it is left then."""
+
+    session: Session
+
+
+HopEvent: TypeAlias = (
+    SessionOpened[Session]
+    | PromptExpected[Session]
+    | PromptStarted[Session]
+    | RowsArrived[Session, Payload]
+    | TokensReturned[Session, Payload]
+    | FaultFound[Session]
+    | WindowUpdated[Session]
+    | BatchComputed[Session, Payload]
+    | SliceComputed[Session, Payload]
+    | FramesRefused[Session, Payload]
+    | LinkHasRoom
+    | HeldRetried
+    | Undelivered[Session]
+    | Woken
+    | SessionEnded[Session]
+)
+
+# -- effects
+
+
+@dataclass(slots=True)
+class ComputeBatch(Generic[Session, Payload]):
+    """Effect: the engine computes these together; `BatchComputed` answers."""
+
+    steps: Sequence[HopStep[Session, Payload]]
+
+
+@dataclass(slots=True)
+class ComputeSlice(Generic[Session, Payload]):
+    """Effect: the engine computes this slice; `SliceComputed` answers."""
+
+    slice_: PrefillSlice[Session, Payload]
+
+
+@dataclass(frozen=True, slots=True)
+class DropSlice:
+    """Effect: nobody needs the tokens between layers any more."""
+
+
+@dataclass(slots=True)
+class ForwardRows(Generic[Session, Payload]):
+    """Effect: frames go to a next hop, in order. Prefill that finds no room holds up prefill behind it; what was not
+    posted comes back with `FramesRefused`, or `Undelivered` where there is no link."""
+
+    peer_id: str
+    frames: Sequence[OutgoingFrame[Session, Payload]]
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitRoom:
+    """Effect: `LinkHasRoom` is to come once something has left the link to that peer, or it is gone."""
+
+    peer_id: str
+
+
+@dataclass(slots=True)
+class RetryHeld(Generic[Session, Payload]):
+    """Effect: prefill that was refused goes now, in order, up to the first frame that is refused again; `HeldRetried`
+    answers. Without a link all are `Undelivered`, and wait no longer."""
+
+    peer_id: str
+    frames: Sequence[OutgoingFrame[Session, Payload]]
+
+
+@dataclass(slots=True)
+class SendTokens(Generic[Session, Payload]):
+    """Effect: drawn tokens go to the head of their sessions, in one frame."""
+
+    peer_id: str
+    tokens: Sequence[DrawnToken[Session, Payload]]
+
+
+@dataclass(slots=True)
+class SendWindowUpdate(Generic[Session]):
+    """Effect: the previous hop is told what has been computed here."""
+
+    peer_id: str
+    stepped: Sequence[Credit[Session]]
+
+
+@dataclass(slots=True)
+class DeliverTokens(Generic[Session, Payload]):
+    """Effect: at the head, tokens go to the sessions' clients. The engine may take up its work before."""
+
+    tokens: Sequence[DrawnToken[Session, Payload]]
+
+
+@dataclass(frozen=True, slots=True)
+class FailSession(Generic[Session]):
+    """Effect: the session's client is told that its epoch is over here, and who is blamed. It has ended here."""
+
+    session: Session
+    peer_id: str
+    code: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class WakeAt:
+    """Effect: `Woken` is to come then, in place of an earlier such wish; earlier ones may be answered as well."""
+
+    at_s: float
+
+
+@dataclass(slots=True)
+class ExpectDecode:
+    """Effect: what there is to say of decode once all before it has been done (`decode_watch`)."""
+
+    computing: DecodeBatch | None
+    first: DecodeBatch | None
+    """Where none is computed: the one that was first in the latest iteration, on its way round."""
+
+
+@dataclass(slots=True)
+class RecordBatch:
+    """Effect: a micro-batch is counted, once its output is on its way."""
+
+    compute_s: float
+    sessions: int
+    tokens: int
+    work: StepWork | None
+
+
+HopEffect: TypeAlias = (
+    ComputeBatch[Session, Payload]
+    | ComputeSlice[Session, Payload]
+    | DropSlice
+    | ForwardRows[Session, Payload]
+    | AwaitRoom
+    | RetryHeld[Session, Payload]
+    | SendTokens[Session, Payload]
+    | SendWindowUpdate[Session]
+    | DeliverTokens[Session, Payload]
+    | FailSession[Session]
+    | WakeAt
+    | ExpectDecode
+    | RecordBatch
+)

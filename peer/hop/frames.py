@@ -1,0 +1,127 @@
+"""What a hop sends on: a micro-batch's rows in frames, and frames of prefill for which a link has no room. Pure.
+
+Prefill waits for two things before it is stepped: for the session's window at the next hop (`prefill_window`), and for
+the frames to that hop that its link had no room for. Such frames wait here, at most those of two micro-batches: the one
+that found the link full and the one that the engine had begun by then.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic
+
+from molink.peer.hop.session import HopStep, Payload, Session
+
+
+@dataclass(slots=True, eq=False)
+class OutgoingFrame(Generic[Session, Payload]):
+    """Rows of a micro-batch that go to one peer in one frame."""
+
+    peer_id: str
+    encoding: str
+    steps: tuple[HopStep[Session, Payload], ...]
+    """Whose rows these are, in order."""
+    firsts: tuple[int, ...]
+    """Where the rows of each begin in the micro-batch's output."""
+    output: object = None
+    """The driver's: what it sends, or makes that of."""
+
+    @property
+    def prefill(self) -> bool:
+        """Whether these are rows of prompts."""
+        return self.steps[0].prefill
+
+    @property
+    def due_s(self) -> float:
+        """Of prompts: when they are due; 0 where nobody heeds it."""
+        return self.steps[0].session.prefill.due_s if self.steps[0].prefill else 0.0
+
+
+def frames_of(
+    steps: Sequence[HopStep[Session, Payload]], *, prompts_apart: bool, output: object = None
+) -> list[OutgoingFrame[Session, Payload]]:
+    """A micro-batch's rows by the peer that they go to and the encoding that they go in, in order: decode rows in one
+    frame, and those of prompts in another, or in one for each.
+
+    In one frame they would be decode traffic, and a chunk of a prompt would overtake the chunk before it.
+    """
+    way = steps[0].session.way
+    if not steps[-1].prefill and all(one.session.way == way for one in steps):  # decode goes before prefill
+        if len(steps) == 1:
+            return [OutgoingFrame(*way, tuple(steps), (0,), output)]
+        return [OutgoingFrame(*way, tuple(steps), tuple(_firsts(steps)), output)]
+    ways: dict[tuple[str, str], list[tuple[HopStep[Session, Payload], int]]] = {}
+    for one, first in zip(steps, _firsts(steps), strict=True):
+        ways.setdefault(one.session.way, []).append((one, first))
+    frames = []
+    for (peer_id, encoding), parts in ways.items():
+        decode = [part for part in parts if not part[0].prefill]
+        prefill = [part for part in parts if part[0].prefill]
+        for together in (decode, *([part] for part in prefill)) if prompts_apart else (decode, prefill):
+            if together:
+                whose, firsts = zip(*together, strict=True)
+                frames.append(OutgoingFrame(peer_id, encoding, whose, firsts, output))
+    return frames
+
+
+def _firsts(steps: Sequence[HopStep[Any, Any]]) -> list[int]:
+    firsts, first = [], 0
+    for one in steps:
+        firsts.append(first)
+        first += one.tokens
+    return firsts
+
+
+class HeldFrames(Generic[Session, Payload]):
+    """Owns the frames of prefill that their link had no room for, in order, by next peer."""
+
+    def __init__(self) -> None:
+        self._frames: dict[str, deque[OutgoingFrame[Session, Payload]]] = {}
+
+    def __len__(self) -> int:
+        """Peers for which some wait."""
+        return len(self._frames)
+
+    def __contains__(self, peer_id: str) -> bool:
+        return peer_id in self._frames
+
+    def of_peer(self, peer_id: str) -> Sequence[OutgoingFrame[Session, Payload]]:
+        """Those that wait for a peer's link, in order."""
+        return tuple(self._frames.get(peer_id, ()))
+
+    def hold(self, frame: OutgoingFrame[Session, Payload]) -> None:
+        """A frame waits behind those to the same peer."""
+        self._frames.setdefault(frame.peer_id, deque()).append(frame)
+        for one in frame.steps:
+            one.session.prefill.held_frames += 1
+
+    def sorted_out(
+        self, frames: Iterable[OutgoingFrame[Session, Payload]]
+    ) -> Iterable[tuple[str, list[OutgoingFrame[Session, Payload]]]]:
+        """What of these is to be posted, by peer; prefill behind frames that wait is held."""
+        by_peer: dict[str, list[OutgoingFrame[Session, Payload]]] = {}
+        for frame in frames:
+            if frame.prefill and frame.peer_id in self._frames:
+                self.hold(frame)
+            else:
+                by_peer.setdefault(frame.peer_id, []).append(frame)
+        return by_peer.items()
+
+    def drop_first(self, peer_id: str, count: int) -> None:
+        """So many wait no longer."""
+        frames = self._frames.get(peer_id)
+        while frames and count:
+            for one in frames.popleft().steps:
+                one.session.prefill.held_frames -= 1
+            count -= 1
+        if not frames:
+            self._frames.pop(peer_id, None)
+
+    def drop_ended(self) -> None:
+        """Sessions have ended: a frame that waits for such alone is dropped."""
+        for peer_id, frames in tuple(self._frames.items()):
+            left = deque(frame for frame in frames if any(not one.session.ended for one in frame.steps))
+            if left:
+                self._frames[peer_id] = left
+            else:
+                del self._frames[peer_id]

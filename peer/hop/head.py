@@ -1,0 +1,117 @@
+"""What only a circuit's head does: it cuts prompts, lets them wait for each other, and begins decode steps. Pure.
+
+Each method that lets something begin returns it; `HopCore` queues it.
+"""
+
+from typing import Generic
+
+from molink.peer.hop.session import Payload, Session
+from molink.peer.scheduling.in_flight_limit import InFlightLimit
+from molink.peer.scheduling.in_flight_rules import Rule
+from molink.peer.scheduling.microbatch import BatchLimits
+from molink.peer.scheduling.prefill_chunks import Cut, lengths_within
+from molink.peer.scheduling.prompt_gathering import PromptGathering
+
+MOST_WAIT_S = 30.0
+"""A head whose prompts need the line for so long takes no more: clients give up a head that is silent for 60 s."""
+
+
+class Head(Generic[Session, Payload]):
+    """Owns the orders among the sessions whose head is here: of prompts that wait for others, and of decode steps that
+    wait for their circuit."""
+
+    def __init__(
+        self, rule: Rule, cut: Cut, limits: BatchLimits, gathering: PromptGathering[Session] | None
+    ) -> None:
+        """Without `gathering` no prompt waits for another."""
+        self._limit: InFlightLimit[Session] = InFlightLimit(rule, limits.max_sessions)
+        self._cut = cut
+        self._limits = limits
+        self._gathering = gathering
+        self._gathered: set[Session] = set()
+        """Sessions whose prompts wait for others."""
+        self._returned: dict[Session, tuple[int, Payload]] = {}
+        """The next steps that wait for their circuit."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing waits here."""
+        return not self._gathered and not self._returned
+
+    # -- prompts
+
+    def expect_prompt(self, session: Session, tokens: int, now_s: float) -> None:
+        """A prompt of about so many tokens may be on its way."""
+        if self._gathering is not None and session.is_head and not session.progress.next_step:
+            self._gathering.expect_prompt(session, session.span, tokens, now_s)
+
+    def add_prompt(self, session: Session, tokens: int) -> bool:
+        """There are so many tokens to compute. Whether to begin now, and not with a later `prompts_ready`."""
+        position = session.position
+        session.prefill.chunks.extend(lengths_within(self._cut, self._limits, position.stages, tokens))
+        if self._gathering is None:
+            return True
+        self._gathered.add(session)
+        self._gathering.add_prompt(session, session.span, tokens)
+        return False
+
+    def prompts_ready(self, now_s: float) -> tuple[Session, ...]:
+        """The prompts that wait for others no longer. To be asked when the engine is free."""
+        if self._gathering is None or not self._gathered:
+            return ()
+        ready = self._gathering.release_ready(now_s)
+        self._gathered.difference_update(ready)
+        return ready
+
+    def take_chunk(self, session: Session) -> tuple[int, int, bool] | None:
+        """The next chunk of a prompt, if there is one: where in it it begins and ends, and whether it is the last."""
+        prefill = session.prefill
+        if not prefill.chunks:
+            return None
+        first = prefill.chunk_begin
+        prefill.chunk_begin += prefill.chunks.popleft()
+        return first, prefill.chunk_begin, not prefill.chunks
+
+    # -- decode
+
+    def add_return(self, session: Session, step: int, payload: Payload, now_s: float) -> None:
+        """The token of a session is back, and there is this next step: it begins with a later `steps_ready`."""
+        if session not in self._limit:
+            self._limit.add_session(session, session.position.circuit, session.position.stages)
+        self._returned[session] = step, payload
+        self._limit.record_return(session, now_s)
+
+    def steps_ready(self, now_s: float) -> list[tuple[Session, int, Payload]]:
+        """The next steps that begin now."""
+        if not self._returned:
+            return []
+        return [(one, *self._returned.pop(one)) for one in self._limit.release_ready(now_s)]
+
+    def end_decode(self, session: Session) -> None:
+        """No further decode step of the session is to come."""
+        self._returned.pop(session, None)
+        self._limit.forget_session(session)
+
+    def record_computed(self, sessions: list[Session]) -> None:
+        """Steps of these sessions have been computed here: their circuits' next micro-batches may begin."""
+        self._limit.record_computed(sessions)
+
+    # -- both
+
+    def end_session(self, session: Session) -> None:
+        """The session has ended."""
+        self.end_decode(session)
+        self._gathered.discard(session)
+        if self._gathering is not None:
+            self._gathering.forget_session(session)
+
+    def due_s(self, now_s: float, *, is_idle: bool) -> float | None:
+        """When something that waits is to be asked for again, even if nothing happens; None: never. Prompts are asked
+        for when the engine is idle."""
+        due_s = self._limit.due_s() if self._returned else None
+        if not is_idle or self._gathering is None or not self._gathered:
+            return due_s
+        gathered_s = self._gathering.due_s(now_s)
+        if due_s is None or gathered_s is None:
+            return due_s if gathered_s is None else gathered_s
+        return min(due_s, gathered_s)

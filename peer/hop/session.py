@@ -1,0 +1,138 @@
+"""What a hop knows of one session in one epoch, and the steps of it that pass. Values, and one owner of state.
+
+All that is kept for a session while it lasts is kept in its `HopSession`, so that it ends with it. Only orders among
+sessions are elsewhere: the micro-batch queue, the limit of micro-batches in flight, prompts that wait for others, and
+frames that wait for a link; `HopCore` takes the session out of them when it ends.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeAlias, TypeVar
+
+from molink.peer.memory.leases import LeaseKey
+from molink.peer.scheduling.decoding_sessions import DecodingSession
+from molink.peer.scheduling.microbatch import PendingStep
+from molink.peer.scheduling.pipeline import Circuit, PipelineStage
+from molink.peer.scheduling.prefill_window import ReceiveWindow, SendWindow
+from molink.shards.spec import Span
+
+Payload = TypeVar("Payload")
+"""What a driver has computed of a step, or sent: token ids and hidden rows, or nothing in a simulation."""
+PayloadOf: TypeAlias = Callable[[int, int], Any]
+"""The payload of the prompt's tokens from the first of two places to the second."""
+
+
+@dataclass(frozen=True, slots=True)
+class HopPosition:
+    """Where a peer is in a session's circuit, and what the session has reserved there."""
+
+    circuit: Circuit
+    """Peer ids and spans of all hops, in order."""
+    hop: int
+    stages: tuple[PipelineStage, ...]
+    """The circuit for predictions."""
+    prompt_tokens: int
+    """Of the generation's first circuit; a later one starts on more."""
+    capacity_tokens: int
+    encoding: str = ""
+    """How activations travel to the next hop; sessions that differ in it take different frames."""
+
+    @property
+    def span(self) -> Span:
+        return self.circuit[self.hop][1]
+
+    @property
+    def next_peer_id(self) -> str:
+        """Where this hop's output goes: the next hop, or from the tail back to the head."""
+        return self.circuit[(self.hop + 1) % len(self.circuit)][0]
+
+    @property
+    def previous_peer_id(self) -> str:
+        return self.circuit[self.hop - 1][0]
+
+
+class HopSession:
+    """Owns the state of one session at one hop. `HopCore` alone changes it; a driver may add to it by inheritance."""
+
+    def __init__(self, key: LeaseKey, position: HopPosition) -> None:
+        self.key = key
+        self.position = position
+        self.span = position.span
+        self.next_peer_id = position.next_peer_id
+        self.previous_peer_id = position.previous_peer_id
+        self.way = (position.next_peer_id, position.encoding)
+        """What two sessions have in common whose rows go in one frame."""
+        self.is_head = position.hop == 0
+        self.is_tail = position.hop == len(position.circuit) - 1
+        self.progress = HopProgress()
+        self.prefill = HopPrefill(SendWindow(), ReceiveWindow())
+        self.decoding: DecodingSession | None = None
+        """What is known of its decode steps; None before the first one, and where nobody asks."""
+        self.ended = False
+        """Whether its epoch is over here; what still comes of it is dropped."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether the session waits for this peer: for its engine, or for room on its way."""
+        prefill = self.prefill
+        return bool(self.progress.queued or prefill.chunks or prefill.parts)
+
+
+@dataclass(slots=True)
+class HopProgress:
+    """How far a session has come at a hop."""
+
+    next_step: int = 0
+    """The step that is expected next; older ones are repeats."""
+    rows: int = 0
+    """Tokens that the cache held or that have come in so far, stepped or waiting."""
+    history_tokens: int = 0
+    """At the head: the length of the sequence so far; 0 before its start."""
+    queued: int = 0
+    """Steps that wait for the engine, without parts of prompts that it computes in slices."""
+
+
+@dataclass(slots=True)
+class HopPrefill:
+    """A session's prompt at a hop: what waits of it, and what neighbours may send."""
+
+    send_window: SendWindow
+    receive_window: ReceiveWindow
+    due_s: float = 0.0
+    """When the prompt is due here (`prompt_order`); 0 where nobody heeds it."""
+    chunks: deque[int] = field(default_factory=deque)
+    """At the head: the tokens of each chunk that has not been queued."""
+    chunk_begin: int = 0
+    """Where the next chunk begins in what was started."""
+    payload_of: PayloadOf | None = None
+    parts: int = 0
+    """Steps that are computed in slices."""
+    held_frames: int = 0
+    """Frames with its rows for which the link has no room."""
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Of chunks that have not been queued."""
+        return sum(self.chunks)
+
+
+Session = TypeVar("Session", bound=HopSession)
+
+
+@dataclass(slots=True, eq=False)
+class HopStep(PendingStep[Session], Generic[Session, Payload]):
+    """One session's share of a step. Nobody but the core and its slices changes it."""
+
+    sample: bool = field(kw_only=True)
+    """Whether the tail draws a token after the last row."""
+    payload: Payload = field(kw_only=True)
+    context_tokens: int = 0
+    """Of the sequence, those before this step's."""
+    left_tokens: int = 0
+    """Those that are not through the span; fewer than `tokens` only while a prompt's part is computed in slices."""
+
+    @property
+    def prefix_tokens(self) -> int:
+        """In step 0: what the cache holds already of the tokens before these; more that it may hold is not wanted."""
+        return self.context_tokens if self.step == 0 else 0

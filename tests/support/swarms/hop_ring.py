@@ -1,0 +1,242 @@
+"""Hops of several circuits as their cores alone: engines, links and clocks that do what a test draws."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from support.swarms.pipelines import stage
+
+from molink.peer.hop import events
+from molink.peer.hop.frames import OutgoingFrame
+from molink.peer.hop.hop_core import HopCore, HopSettings
+from molink.peer.hop.session import HopPosition, HopSession, HopStep
+from molink.peer.memory.leases import LeaseKey
+from molink.peer.scheduling.in_flight_rules import fixed
+from molink.peer.scheduling.microbatch import BatchLimits
+from molink.peer.scheduling.prefill_chunks import equal_chunks
+from molink.peer.scheduling.prefill_slices import SliceSizer
+from molink.peer.scheduling.prefill_window import ReceiveWindow, SendWindow
+from molink.peer.scheduling.prompt_gathering import PromptGathering
+from molink.shards.spec import Span
+
+STAGE = stage(10.0, 0.1, link_ms=5.0)
+CAPACITY = 10_000
+LIMITS = BatchLimits()
+LAYERS = 8
+
+
+def session_of(
+    number: int, circuit: Sequence[tuple[str, Span]], hop: int, prompt_tokens: int = 5
+) -> HopSession:
+    """A session at one hop of its circuit."""
+    position = HopPosition(tuple(circuit), hop, (STAGE,) * len(circuit), prompt_tokens, CAPACITY)
+    return HopSession(LeaseKey(number.to_bytes(16), 1), position)
+
+
+def core_of(
+    peer_id: str,
+    limits: BatchLimits = LIMITS,
+    *,
+    chunk_tokens: int = 1000,
+    micro_batches: int = 1,
+    uses_deadlines: bool = False,
+    sizer: SliceSizer | None = None,
+    gathering: PromptGathering[HopSession] | None = None,
+) -> HopCore[HopSession, Any]:
+    """A core whose rows are of one byte."""
+    settings = HopSettings(
+        peer_id,
+        1,
+        limits.max_tokens,
+        limits,
+        fixed(micro_batches),
+        equal_chunks(chunk_tokens),
+        uses_deadlines,
+    )
+    return HopCore(settings, sizer, gathering)
+
+
+@dataclass
+class Generation:
+    """One session along its circuit of peers."""
+
+    number: int
+    peers: list[int]
+    prompt_tokens: int
+    new_tokens: int
+    sessions: list[HopSession] = field(default_factory=list)
+    computed: list[list[tuple[int, int]]] = field(default_factory=list)
+    """At each hop: steps and tokens, as the engine has computed them."""
+    got: int = 0
+    has_ended: bool = False
+
+    @property
+    def is_over(self) -> bool:
+        return self.has_ended or self.got == self.new_tokens
+
+
+class HopRing:
+    """Peers with a core each, and links that hold so many bytes of prefill."""
+
+    def __init__(
+        self,
+        generations: list[Generation],
+        cores: list[HopCore[HopSession, Any]],
+        window: tuple[int, int],
+        link_bytes: int,
+    ) -> None:
+        self.generations = generations
+        self.cores = cores
+        self.window = window
+        self.link_bytes = link_bytes
+        self.now_s = 0.0
+        self.engines: dict[int, events.HopEvent[HopSession, Any]] = {}
+        """By peer: what its engine answers when it is done."""
+        self.links: dict[tuple[int, int], deque[tuple[str, Any]]] = {}
+        self.awaiting: set[tuple[int, int]] = set()
+        self.wakes_s: dict[int, float] = {}
+        self.failed: list[events.FailSession[HopSession]] = []
+        for one in generations:
+            stops = [*range(1, len(one.peers)), LAYERS]
+            circuit = [(f"{peer}", Span(hop, stops[hop])) for hop, peer in enumerate(one.peers)]
+            for hop, peer in enumerate(one.peers):
+                session = session_of(one.number, circuit, hop, one.prompt_tokens)
+                session.prefill.send_window = SendWindow(*window)
+                session.prefill.receive_window = ReceiveWindow(*window)
+                one.sessions.append(session)
+                one.computed.append([])
+                self.tell(peer, events.SessionOpened(session))
+            self.tell(one.peers[0], events.PromptExpected(one.sessions[0], one.prompt_tokens))
+
+    def start(self, one: Generation) -> None:
+        started = events.PromptStarted(one.sessions[0], one.prompt_tokens, 0, lambda *_: None)
+        self.tell(one.peers[0], started)
+
+    def end(self, one: Generation) -> None:
+        """The client releases it at all hops."""
+        one.has_ended = True
+        for peer, session in zip(one.peers, one.sessions, strict=True):
+            self.tell(peer, events.SessionEnded(session))
+
+    def turns(self) -> list[tuple[str, Any]]:
+        """What may happen next."""
+        turns: list[tuple[str, Any]] = [("compute", peer) for peer in self.engines]
+        turns += [("carry", ends) for ends, link in self.links.items() if link]
+        if not turns and self.wakes_s:
+            turns = [("wake", min(self.wakes_s, key=lambda peer: self.wakes_s[peer]))]
+        return turns
+
+    def take(self, turn: tuple[str, Any]) -> None:
+        """Lets it happen."""
+        self.now_s += 0.001
+        what, which = turn
+        if what == "compute":
+            self.tell(which, self.engines.pop(which))
+        elif what == "carry":
+            self._carry(which)
+        else:
+            self.now_s = max(self.now_s, self.wakes_s.pop(which))
+            self.tell(which, events.Woken())
+
+    def tell(self, peer: int, event: events.HopEvent[HopSession, Any]) -> None:
+        for effect in self.cores[peer].handle(event, self.now_s):
+            self._do(peer, effect)
+
+    # -- what peers do
+
+    def _do(self, peer: int, effect: events.HopEffect[HopSession, Any]) -> None:
+        if isinstance(effect, events.ComputeBatch | events.ComputeSlice):
+            assert peer not in self.engines, "the engine is busy"
+            self.engines[peer] = self._answer(effect)
+        elif isinstance(effect, events.ForwardRows | events.RetryHeld):
+            self._forward(peer, effect)
+        elif isinstance(effect, events.SendTokens):
+            self._link(peer, effect.peer_id).append(("tokens", effect.tokens))
+        elif isinstance(effect, events.SendWindowUpdate):
+            self._link(peer, effect.peer_id).append(("update", effect.stepped))
+        else:
+            self._note(peer, effect)
+
+    def _note(self, peer: int, effect: events.HopEffect[HopSession, Any]) -> None:
+        if isinstance(effect, events.AwaitRoom):
+            self.awaiting.add((peer, int(effect.peer_id)))
+        elif isinstance(effect, events.DeliverTokens):
+            for token in effect.tokens:
+                self.generation(token[0]).got += 1
+        elif isinstance(effect, events.WakeAt):
+            self.wakes_s[peer] = effect.at_s
+        elif isinstance(effect, events.FailSession):
+            self.failed.append(effect)
+
+    def _forward(
+        self, peer: int, effect: events.ForwardRows[HopSession, Any] | events.RetryHeld[HopSession, Any]
+    ) -> None:
+        refused: list[OutgoingFrame[HopSession, Any]] = []
+        for frame in effect.frames:
+            if (refused and frame.prefill) or not self._post(peer, frame):
+                refused.append(frame)
+        if isinstance(effect, events.RetryHeld):
+            self.tell(peer, events.HeldRetried(effect.peer_id, len(effect.frames) - len(refused)))
+        elif refused:
+            self.tell(peer, events.FramesRefused(effect.peer_id, refused))
+
+    def _answer(
+        self, effect: events.ComputeBatch[HopSession, Any] | events.ComputeSlice[HopSession, Any]
+    ) -> events.HopEvent[HopSession, Any]:
+        if isinstance(effect, events.ComputeBatch):
+            return self._computed(effect.steps)
+        through, left, layers_left = effect.slice_.advanced()
+        whole = self._computed(through) if through else None
+        return events.SliceComputed(effect.slice_, whole, left, layers_left, 0.01, is_complete=True)
+
+    def generation(self, session: HopSession) -> Generation:
+        return self.generations[int.from_bytes(session.key.session)]
+
+    def _computed(self, steps: Sequence[HopStep[HopSession, Any]]) -> events.BatchComputed[HopSession, Any]:
+        tokens: list[events.DrawnToken[HopSession, Any]] = []
+        for one in steps:
+            generation = self.generation(one.session)
+            generation.computed[one.session.position.hop].append((one.step, one.tokens))
+            if one.session.is_tail and one.sample:
+                position = one.context_tokens + one.tokens
+                is_last = position - generation.prompt_tokens + 1 == generation.new_tokens
+                tokens.append((one.session, one.step, position, is_last, None, None))
+        return events.BatchComputed(steps, tokens=tokens)
+
+    def _link(self, peer: int, other: str) -> deque[tuple[str, Any]]:
+        return self.links.setdefault((peer, int(other)), deque())
+
+    def _post(self, peer: int, frame: OutgoingFrame[HopSession, Any]) -> bool:
+        link = self._link(peer, frame.peer_id)
+        if frame.prefill:
+            queued = [one for what, one in link if what == "rows" and one.prefill]
+            size = sum(step.tokens for one in [*queued, frame] for step in one.steps)
+            if queued and size > self.link_bytes:
+                return False
+        link.append(("rows", frame))
+        return True
+
+    def _carry(self, ends: tuple[int, int]) -> None:
+        """A link brings a message, and has room again."""
+        sender, receiver = ends
+        what, message = self.links[ends].popleft()
+        if what == "rows":
+            rows = [
+                (self._there(one.session, receiver), one.step, one.tokens, one.sample, one.prefill, 0, None)
+                for one in message.steps
+            ]
+            self.tell(receiver, events.RowsArrived(f"{sender}", rows))
+        elif what == "tokens":
+            tokens = [(self._there(token[0], receiver), *token[1:]) for token in message]
+            self.tell(receiver, events.TokensReturned(f"{sender}", tokens))
+        else:
+            stepped = [(self._there(session, receiver), step) for session, step in message]
+            self.tell(receiver, events.WindowUpdated(f"{sender}", stepped))
+        if ends in self.awaiting:
+            self.awaiting.remove(ends)
+            self.tell(sender, events.LinkHasRoom(f"{receiver}"))
+
+    def _there(self, session: HopSession, peer: int) -> HopSession:
+        generation = self.generation(session)
+        return generation.sessions[generation.peers.index(peer)]
