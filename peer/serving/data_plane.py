@@ -17,7 +17,7 @@ from molink.peer.engine.steps import StepPayload
 from molink.peer.hop.hop_core import HopCore, HopSettings
 from molink.peer.memory.leases import LeaseBook
 from molink.peer.profiling.step_times import StepTimes
-from molink.peer.scheduling.decode_forecast import DecodeForecast
+from molink.peer.scheduling.decode_forecast import DecodeForecast, on_loop_clock
 from molink.peer.scheduling.in_flight_rules import Rule, molink
 from molink.peer.scheduling.microbatch import BatchLimits, batch_limits
 from molink.peer.scheduling.prefill_chunks import Cut, chunk_lengths
@@ -99,7 +99,7 @@ class DataPlane:
             SliceSizer(step_times) if step_times and isinstance(backend.engine, SlicingEngine) else None,
             PromptGathering(step_times.predicted_ms, limits.max_tokens) if step_times else None,
         )
-        watch = DecodeForecast(self.links.expect_decode)
+        watch = DecodeForecast(self.links.expect_decode, on_loop_clock)
         self.stepper = Stepper(
             core, backend.engine, self._engine_thread, sessions, self.links, metrics, watch
         )

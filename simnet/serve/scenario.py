@@ -12,7 +12,7 @@ from molink.peer.scheduling.prefill_chunks import chunk_lengths, equal_chunks
 from molink.shards.spec import ModelSpec, Span
 from molink.simnet.core.request_load import Request
 from molink.simnet.core.room import fitting_tokens
-from molink.simnet.core.serving_world import SimulatedCircuit
+from molink.simnet.core.serving_world import OPENING_MESSAGES, SimulatedCircuit
 from molink.simnet.core.simulated_peer import ComputeS
 from molink.simnet.devices.devices import USABLE_MEMORY, DeviceProfile, Work
 from molink.simnet.devices.model_shapes import ModelShape
@@ -26,10 +26,6 @@ SOFTWARE_MS = 2.5
 to need: the one constant of the machine that emulates. Profiles of devices know nothing of it."""
 STEPS_REMEMBERED = 4096
 """By their rows and how many draw a token: what matrices take is the same each time."""
-OPENING_MESSAGES = 5
-"""One after the other before a prompt is at the head: every hop is asked for memory and answers, is asked whether it is
-ready and answers, and the prompt goes to the head (`client/circuit/circuit_builder.py`). Clients are beside the head,
-on no line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +83,7 @@ def circuit_plan(scenario: Scenario, policy: str, served_as: ServedAs) -> Simula
     return SimulatedCircuit(
         spec=spec,
         spans=spans,
-        compute_s=tuple(_compute(shape, stage) for stage in scenario.stages),
+        compute_s=tuple(_compute(shape, stage.device) for stage in scenario.stages),
         uplink_mbps=(scenario.bandwidth_mbps,) * hops,
         delay_s=((delay_s,) * hops,) * hops,
         kv_tokens=min(_kv_tokens(spec, stage, limits) for stage in scenario.stages),
@@ -97,6 +93,9 @@ def circuit_plan(scenario: Scenario, policy: str, served_as: ServedAs) -> Simula
         cut=chunk_lengths if chunk_tokens is None else equal_chunks(chunk_tokens),
         limits=limits,
         stages_of=stages_of,
+        profiles=None
+        if chunk_tokens is not None
+        else tuple(timed_profile(shape, stage.device) for stage in scenario.stages),
         opening_s=OPENING_MESSAGES * software_s,
         hand_on_s=software_s / 2,
         to_client_s=software_s,
@@ -127,12 +126,11 @@ def simulated_facts(spec: ModelSpec, shape: ModelShape, stage: SimulatedStage, n
     )  # fmt: skip
 
 
-def _compute(shape: ModelShape, stage: SimulatedStage) -> ComputeS:
-    device, span = stage.device, stage.span
-    parts = lru_cache(STEPS_REMEMBERED)(partial(device.without_contexts, shape, span))
+def _compute(shape: ModelShape, device: DeviceProfile) -> ComputeS:
+    parts = lru_cache(STEPS_REMEMBERED)(partial(device.without_contexts, shape))
 
-    def compute_s(work: Work, sampled: int) -> float:
-        return device.parts_s(parts(work.rows, sampled), work)
+    def compute_s(span: Span, work: Work, sampled: int) -> float:
+        return device.parts_s(parts(span, work.rows, sampled), work)
 
     return compute_s
 

@@ -41,7 +41,7 @@ def plan(step_s: float, delay_s: float, micro_batches: int, peers: int = 2) -> S
     """Engines that take the same time for every step, and lines that take none for any byte."""
     usual_plan = circuit_plan(scenario(peers), "fifo", usual("fifo", peers))
 
-    def compute_s(_: Work, __: int) -> float:
+    def compute_s(_: Span, __: Work, ___: int) -> float:
         return step_s
 
     return replace(
@@ -295,24 +295,14 @@ def test_a_wire_delivers_in_order_after_transmission_and_delay() -> None:
 
 def test_the_peers_of_the_world_decide_with_the_objects_of_real_peers() -> None:
     """What decides is imported from the product; the simulator has no module that does it itself."""
-    from molink.peer.scheduling import (
-        in_flight_limit,
-        in_flight_rules,
-        microbatch,
-        prefill_chunks,
-        prefill_window,
-        prompts,
-    )
+    from molink.peer.hop import hop_core
+    from molink.peer.scheduling import in_flight_rules, prefill_chunks
     from molink.peer.wire.transmission import uplink
     from molink.peer.wire.transport import acknowledgements
 
     world = ServingWorld(plan(0.01, 0.0, 1), Timeline())
     peer, channels = world.peers[0], world.channels[0]
-    assert type(vars(peer)["_queue"]) is microbatch.MicroBatchQueue
-    assert type(vars(peer)["_send_window"]) is prefill_window.SendWindow
-    assert type(vars(peer)["_receive_window"]) is prefill_window.ReceiveWindow
-    assert type(vars(world)["_in_flight_limit"]) is in_flight_limit.InFlightLimit
-    assert type(vars(world)["_prompts"]) is prompts.PromptQueue
+    assert type(vars(peer)["_core"]) is hop_core.HopCore
     assert type(vars(channels)["_uplink"]) is uplink.Uplink
     assert type(vars(channels)["_channels"][0].acknowledging) is acknowledgements.DelayedAcks
     ours = circuit_plan(scenario(), "molink", usual("molink", 3))
