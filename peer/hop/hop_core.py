@@ -74,6 +74,8 @@ class HopSettings:
     """Of prompts whose head is here."""
     uses_deadlines: bool = False
     """Whether links send prompts as they are due (`prompt_order`)."""
+    uses_forecasts: bool = True
+    """Whether links go by when the next decode is expected: without that there is no `ExpectDecode`."""
 
 
 class HopCore(Generic[Session, Payload]):
@@ -280,7 +282,8 @@ class HopCore(Generic[Session, Payload]):
         elif steps := self._next_batch(now_s):
             self._is_busy = True
             self._running = steps
-            self._has_news |= self._reports.record_begun(steps, now_s)
+            if self._settings.uses_forecasts:
+                self._has_news |= self._reports.record_begun(steps, now_s)
             self._effects.append(ComputeBatch(steps))
         elif layered:
             self._begin_slice(layered, now_s)
@@ -293,7 +296,9 @@ class HopCore(Generic[Session, Payload]):
                 if one.prefill and not one.session.is_tail:
                     size_bytes = one.tokens * self._settings.activation_bytes
                     one.session.prefill.send_window.record_sent(one.step, size_bytes)
-            if self._layered is None:
+            if self._layered is None or not (
+                self._layered or steps[-1].prefill
+            ):  # decode goes before prefill
                 return steps
             if taken := self._layered.take_prompts(steps, self._decoding(now_s)):
                 return taken
@@ -323,7 +328,8 @@ class HopCore(Generic[Session, Payload]):
         """What the engine has computed of these."""
         self._head.record_computed([one.session for one in steps])
         self._begin_steps(now_s)
-        self._has_news |= self._reports.record_computed(steps, now_s)
+        if self._settings.uses_forecasts:
+            self._has_news |= self._reports.record_computed(steps, now_s)
         self._effects += _window_updates(steps)
         if self._layered is not None:
             _record_decoding(steps, now_s)

@@ -89,8 +89,10 @@ def predicted_ms(profile: Profile, work: StepWork) -> float:
         layer_ms = prefill_layer_ms(profile.layer_latencies, work.rows, _COST, profile.prefill_latencies)
     else:
         layer_ms = layer_ms_at(profile.layer_latencies, work.rows)
-    layer_ms += sum(decode_context_ms(profile.decode_context_ms, one) for one in work.decode_contexts)
-    layer_ms += sum(prefill_context_ms(profile.prefill_context_ms, *one) for one in work.prefills)
+    if profile.decode_context_ms:
+        layer_ms += sum([decode_context_ms(profile.decode_context_ms, one) for one in work.decode_contexts])
+    if profile.prefill_context_ms:
+        layer_ms += sum([prefill_context_ms(profile.prefill_context_ms, *one) for one in work.prefills])
     ends_ms = profile.embed_ms if work.starts else 0.0
     if work.ends:
         sessions = len(work.decode_contexts) + len(work.prefills)

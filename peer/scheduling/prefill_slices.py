@@ -70,6 +70,8 @@ class SliceSizer:
     def __init__(self, step_times: StepTimes) -> None:
         self._step_times = step_times
         self._measured = slices_of(step_times.profile)
+        self._lines: dict[int, tuple[float, float]] = {}
+        """By tokens: what a layer takes as measured, and what each token of context adds."""
         self._work: StepWork | None = None
         """The latest decode step."""
         self._beside_ms: float | None = None
@@ -94,7 +96,11 @@ class SliceSizer:
 
     def layer_ms(self, tokens: int, context_tokens: int) -> float:
         """What a layer of a piece takes."""
-        return self._ratio * slice_layer_ms(self._measured, tokens, context_tokens)
+        if (line := self._lines.get(tokens)) is None:
+            alone_ms = slice_layer_ms(self._measured, tokens, 0)
+            behind_ms = slice_layer_ms(self._measured, tokens, 1000)
+            line = self._lines[tokens] = alone_ms, (behind_ms - alone_ms) / 1000
+        return self._ratio * (line[0] + line[1] * context_tokens)
 
     def next_slice(
         self, layers: int, parts: Sequence[RemainingPrefill], decoding: int, under_way: tuple[int, ...] = ()

@@ -55,6 +55,11 @@ class Channels:
         return self._uplink.uses_deadlines
 
     @property
+    def uses_forecasts(self) -> bool:
+        """Whether it matters when the next decode is expected."""
+        return self._uplink.uses_forecasts
+
+    @property
     def unfinished_frames(self) -> int:
         """Frames that were given and are not there yet."""
         return sum(len(channel.frames) for channel in self._channels)

@@ -102,6 +102,7 @@ class ServingWorld:
             plan.rule,
             plan.cut,
             channels.heeds_due,
+            channels.uses_forecasts,
         )
         core: HopCore[SimulatedSession, None]
         times = None if plan.profiles is None else StepTimes(plan.profiles[hop])

@@ -34,6 +34,7 @@ class SimulatedSession(HopSession):
         """The same generation at the next hop, and at the previous one."""
 
 
+_HANDED_ON = frozenset((events.ForwardRows, events.SendTokens, events.SendWindowUpdate))
 Step = HopStep[SimulatedSession, None]
 Event = events.HopEvent[SimulatedSession, None]
 
@@ -74,11 +75,11 @@ class SimulatedPeer:
             events.ComputeBatch: self._compute,
             events.ComputeSlice: self._compute_slice,
             events.DropSlice: lambda _: None,
-            events.ForwardRows: partial(self._hand_on, self._forward),
+            events.ForwardRows: self._forward,
             events.RetryHeld: self._retry,
             events.AwaitRoom: self._await_room,
-            events.SendTokens: partial(self._hand_on, self._send_tokens),
-            events.SendWindowUpdate: partial(self._hand_on, self._send_window_update),
+            events.SendTokens: self._send_tokens,
+            events.SendWindowUpdate: self._send_window_update,
             events.DeliverTokens: lambda effect: deliver(effect.tokens),
             events.FailSession: _fail,
             events.WakeAt: lambda effect: self._alarm.move(effect.at_s),
@@ -93,9 +94,19 @@ class SimulatedPeer:
 
     def handle(self, event: Event) -> None:
         """Tells the core, and does what it says, in its order."""
+        handed_on: list[object] | None = None
         actions = self._actions
         for effect in self._core.handle(event, self._timeline.now_s):
-            actions[type(effect)](effect)
+            kind = type(effect)
+            if self._hand_on_s and kind in _HANDED_ON:
+                handed_on = handed_on or []
+                handed_on.append(effect)
+            elif handed_on and kind is events.ExpectDecode:
+                handed_on.append(effect)  # a link forgets what it expects when a decode comes to it
+            else:
+                actions[kind](effect)
+        if handed_on:
+            self._timeline.call(self._hand_on_s, partial(self._hand_on, handed_on))
 
     # -- the engine
 
@@ -156,12 +167,10 @@ class SimulatedPeer:
 
     # -- links
 
-    def _hand_on(self, send: Callable[[Any], None], effect: object) -> None:
-        """Once the engine's output is at the link."""
-        if self._hand_on_s:
-            self._timeline.call(self._hand_on_s, partial(send, effect))
-        else:
-            send(effect)
+    def _hand_on(self, effects: Sequence[object]) -> None:
+        """The engine's output is at the links."""
+        for effect in effects:
+            self._actions[type(effect)](effect)
 
     def _forward(self, effect: events.ForwardRows[SimulatedSession, None]) -> None:
         """What finds no room comes back, and prefill behind other prefill that waits: the core may have sent it on
