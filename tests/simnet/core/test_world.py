@@ -26,7 +26,7 @@ from molink.simnet.devices.devices import DEVICES, Work
 from molink.simnet.devices.model_shapes import QWEN2_7B, even_spans
 from molink.simnet.serve.petals_world import PetalsWorld
 from molink.simnet.serve.scenario import Scenario, SimulatedStage, circuit_plan
-from molink.simnet.serve.served_as import usual
+from molink.simnet.serve.served_as import ServedAs, usual
 from molink.simnet.serve.simulated import RequestLoad, SimulatedRun, simulate_serving
 
 POLICIES = ("molink", "paper", "fixed-chunk", "concurrent", "fifo", "zeromq", "petals")
@@ -268,6 +268,35 @@ def test_short_prompts_without_end_do_not_keep_a_long_one_waiting() -> None:
     long_s, *others_s = served_prompts("molink", [Request(0, 0.0, 1000, 1), *short])
     assert max(others_s) > long_s
     assert long_s < (PATIENCE + 3) * line_s
+
+
+# -- prompts as real peers compute them
+
+
+def longest_gap_s(served_as: ServedAs) -> float:
+    """Of a session that decodes while a long prompt comes, over lines that hold up neither."""
+    fast = circuit_plan(scenario(bandwidth_mbps=10_000.0, delay_ms=1.0), "molink", served_as)
+    _, [decoding, _] = serve(fast, [Request(0, 0.0, 16, 200), Request(1, 0.5, 2000, 1)])
+    return max(after - before for before, after in zip(decoding.token_s, decoding.token_s[1:], strict=False))
+
+
+def test_beside_decode_a_prompt_is_computed_in_slices_which_hold_a_token_up_for_less() -> None:
+    in_slices, whole = longest_gap_s(usual("molink", 3)), longest_gap_s(ServedAs("molink", 2048))
+    assert in_slices < 0.6 * whole
+
+
+def test_prompts_that_come_at_once_are_computed_in_one_pass() -> None:
+    def first_tokens_s(profiled: bool) -> list[float]:
+        known = circuit_plan(scenario(1), "molink", usual("molink", 1))
+        waiting = replace(known, opening_s=0.0125, profiles=known.profiles if profiled else None)
+        world, outcomes = serve(waiting, [Request(number, 0.001 * number, 64, 1) for number in range(4)])
+        steps.append(world.peers[0].steps)
+        return [outcome.token_s[0] for outcome in outcomes]
+
+    steps: list[int] = []
+    together, apart = first_tokens_s(True), first_tokens_s(False)
+    assert steps[0] < steps[1]
+    assert max(together) <= max(apart)
 
 
 def test_bytes_that_vanish_are_noticed() -> None:
