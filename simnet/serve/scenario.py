@@ -1,7 +1,7 @@
 """A circuit that serves, as a scenario says: the same one that `emulate` starts as processes. Pure."""
 
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 
 from molink.dht.records.records import Device, PeerFacts, ServedModel
 from molink.peer.memory.memory import plan_memory
@@ -14,7 +14,7 @@ from molink.simnet.core.request_load import Request
 from molink.simnet.core.room import fitting_tokens
 from molink.simnet.core.serving_world import OPENING_MESSAGES, SimulatedCircuit
 from molink.simnet.core.simulated_peer import ComputeS
-from molink.simnet.devices.devices import USABLE_MEMORY, DeviceProfile, Work
+from molink.simnet.devices.devices import USABLE_MEMORY, DeviceProfile, StepParts, Work
 from molink.simnet.devices.model_shapes import ModelShape
 from molink.simnet.devices.timed_profile import timed_profile
 from molink.simnet.serve.served_as import ServedAs
@@ -127,10 +127,12 @@ def simulated_facts(spec: ModelSpec, shape: ModelShape, stage: SimulatedStage, n
 
 
 def _compute(shape: ModelShape, device: DeviceProfile) -> ComputeS:
-    parts = lru_cache(STEPS_REMEMBERED)(partial(device.without_contexts, shape))
+    @lru_cache(STEPS_REMEMBERED)
+    def parts(start: int, stop: int, rows: int, sampled: int) -> StepParts:
+        return device.without_contexts(shape, Span(start, stop), rows, sampled)
 
     def compute_s(span: Span, work: Work, sampled: int) -> float:
-        return device.parts_s(parts(span, work.rows, sampled), work)
+        return device.parts_s(parts(span.start, span.stop, work.rows, sampled), work)
 
     return compute_s
 
