@@ -8,7 +8,7 @@ import torch
 from molink.peer.engine.metrics import PeerMetrics
 from molink.peer.engine.sessions import ServedSession
 from molink.peer.engine.steps import StepFrame, StepInput, StepOutput, StepPayload, row_header, rows_of
-from molink.peer.hop.events import Credit, DrawnToken
+from molink.peer.hop.session import Credit, DrawnToken
 from molink.peer.wire.link.link import Link
 from molink.peer.wire.link.links import Links
 from molink.peer.wire.protocol import molink_pb2 as pb

@@ -30,6 +30,7 @@ from molink.peer.engine.steps import (
 )
 from molink.peer.hop import events
 from molink.peer.hop.hop_core import HopCore
+from molink.peer.hop.session import ArrivedRows
 from molink.peer.scheduling.decode_watch import DecodeWatch
 from molink.peer.wire.link.link import Link
 from molink.peer.wire.link.links import Links
@@ -59,7 +60,6 @@ class Stepper:
         self._engine_thread = engine_thread
         self._sessions = sessions
         self._links = links
-        self._metrics = metrics
         self._watch = watch
         self._slices = SliceExecutor(engine) if isinstance(engine, SlicingEngine) else None
         self._sender = FrameSender(engine.spec, links, metrics)
@@ -80,7 +80,9 @@ class Stepper:
             events.FailSession: self._report,
             events.WakeAt: self._wake_at,
             events.ExpectDecode: lambda effect: self._soon(self._expect_decode, effect),
-            events.RecordBatch: lambda effect: self._soon(self._record_batch, effect),
+            events.RecordBatch: lambda effect: self._soon(
+                metrics.stepped, effect.compute_s, effect.sessions, effect.tokens, effect.work
+            ),
         }
 
     @property
@@ -152,7 +154,7 @@ class Stepper:
         if all(session is None or session.ended for session in sessions):
             return
         parts = read_activations(frame.payload, header, self._engine.spec)
-        rows: list[events.ArrivedRows[ServedSession, StepPayload]] = []
+        rows: list[ArrivedRows[ServedSession, StepPayload]] = []
         for row, part, session in zip(header.rows, parts, sessions, strict=True):
             if session is None or session.is_head or session.previous_peer_id != link.peer_id:
                 continue  # this peer is not that hop's next one, whatever the client told that hop
@@ -333,9 +335,6 @@ class Stepper:
             self._watch.computing(effect.computing)
         elif effect.first is not None:
             self._watch.awaiting(effect.first)
-
-    def _record_batch(self, effect: events.RecordBatch) -> None:
-        self._metrics.stepped(effect.compute_s, effect.sessions, effect.tokens, effect.work)
 
 
 def _failed_output(inputs: Sequence[StepInput], error: Exception) -> StepOutput:

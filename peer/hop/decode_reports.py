@@ -31,6 +31,11 @@ class DecodeReports:
             self.first = stepped
         return True
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is kept of any session."""
+        return not self._iterations
+
     def end_session(self, session: HopSession) -> None:
         """The session has ended."""
         self._iterations.forget_session(session)

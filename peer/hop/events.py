@@ -1,7 +1,4 @@
-"""What happens to a hop, and what it does: the events and effects of `HopCore`.
-
-Rows of a step are tuples, since there is one for each token of each session.
-"""
+"""What happens to a hop, and what it does: the events and effects of `HopCore`."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,18 +6,9 @@ from typing import Any, Generic, TypeAlias
 
 from molink.peer.hop.frames import OutgoingFrame
 from molink.peer.hop.layered_prefill import PrefillSlice
-from molink.peer.hop.session import HopStep, Payload, Session
+from molink.peer.hop.session import ArrivedRows, Credit, DrawnToken, HopStep, Payload, Session
 from molink.peer.profiling.profile import StepWork
 from molink.peer.scheduling.decode_watch import DecodeBatch
-
-ArrivedRows: TypeAlias = tuple[Session, int, int, bool, bool, int, Payload]
-"""Session, step, tokens, whether a token is drawn after them, whether they are of a prompt, how many tokens of the
-prompt's beginning are in the KV cache where it begins behind some (step 0), and what came."""
-DrawnToken: TypeAlias = tuple[Session, int, int, bool, Payload, Any]
-"""Session, step after which it was drawn, position in the sequence, whether the generation ends with it, what the
-head's next step computes, and what the client gets."""
-Credit: TypeAlias = tuple[Session, int]
-"""Session, and the step up to which all of its prefill has been computed."""
 
 # -- events
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic
 
-from molink.peer.hop.session import HopStep, Payload, Session
+from molink.peer.hop.session import Credit, DrawnToken, HopStep, Payload, Session
 
 
 @dataclass(slots=True, eq=False)
@@ -70,6 +70,33 @@ def _firsts(steps: Sequence[HopStep[Any, Any]]) -> list[int]:
         firsts.append(first)
         first += one.tokens
     return firsts
+
+
+def tokens_by_head(
+    tokens: Sequence[DrawnToken[Session, Payload]],
+) -> tuple[dict[str, list[DrawnToken[Session, Payload]]], list[DrawnToken[Session, Payload]]]:
+    """Drawn tokens by the head elsewhere that they go to, and those whose head is here."""
+    by_head: dict[str, list[DrawnToken[Session, Payload]]] = {}
+    drawn_here = []
+    for token in tokens:
+        session = token[0]
+        if session.is_head:
+            drawn_here.append(token)
+        elif not session.ended:
+            by_head.setdefault(session.next_peer_id, []).append(token)
+    return by_head, drawn_here
+
+
+def credits_by_hop(steps: Iterable[HopStep[Session, Payload]]) -> dict[str, list[Credit[Session]]]:
+    """These have been computed: what is to be said of it to previous hops, where that is worth a frame by now."""
+    told: dict[str, list[Credit[Session]]] = {}
+    for one in steps:
+        session = one.session
+        if not one.prefill or session.is_head or session.ended:
+            continue
+        if session.prefill.receive_window.record_computed(one.step):
+            told.setdefault(session.previous_peer_id, []).append((session, one.step))
+    return told
 
 
 class HeldFrames(Generic[Session, Payload]):

@@ -34,9 +34,14 @@ class Head(Generic[Session, Payload]):
         """The next steps that wait for their circuit."""
 
     @property
+    def has_waiting(self) -> bool:
+        """Whether prompts or decode steps wait here."""
+        return bool(self._gathered or self._returned)
+
+    @property
     def is_empty(self) -> bool:
-        """Whether nothing waits here."""
-        return not self._gathered and not self._returned
+        """Whether nothing is kept of any session."""
+        return not (self._gathered or self._returned or self._limit or self._gathering)
 
     # -- prompts
 

@@ -3,7 +3,7 @@
 What the engine keeps of a part that has begun is the driver's; how far each has come is a value here.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic
 
@@ -71,16 +71,16 @@ class LayeredPrefill(Generic[Session, Payload]):
         self._sizer.record_slice(slice_.size, slice_.left, taken_s * 1000)
 
     def take_prompts(
-        self, steps: Sequence[HopStep[Session, Payload]], decoding: int
+        self, steps: Sequence[HopStep[Session, Payload]], decoding: Callable[[], int]
     ) -> Sequence[HopStep[Session, Payload]]:
-        """What of a micro-batch is to be computed at once, while so many sessions decode; the rest is kept for
+        """What of a micro-batch is to be computed at once, while that many sessions decode; the rest is kept for
         slices."""
         prompts = [one for one in steps if one.prefill or one.session.prefill.parts]
         if not prompts:
             return steps
         at_once: Sequence[HopStep[Session, Payload]] = ()
         if not self._parts:
-            at_once = self._at_once(prompts, decoding) if decoding else prompts
+            at_once = self._at_once(prompts, sessions) if (sessions := decoding()) else prompts
         later = [one for one in prompts if one not in at_once]
         for one in later:
             one.session.prefill.parts += 1

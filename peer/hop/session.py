@@ -12,8 +12,10 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from molink.peer.memory.leases import LeaseKey
 from molink.peer.scheduling.decoding_sessions import DecodingSession
-from molink.peer.scheduling.microbatch import PendingStep
+from molink.peer.scheduling.in_flight_rules import Rule
+from molink.peer.scheduling.microbatch import BatchLimits, PendingStep
 from molink.peer.scheduling.pipeline import Circuit, PipelineStage
+from molink.peer.scheduling.prefill_chunks import Cut
 from molink.peer.scheduling.prefill_window import ReceiveWindow, SendWindow
 from molink.shards.spec import Span
 
@@ -111,11 +113,6 @@ class HopPrefill:
     held_frames: int = 0
     """Frames with its rows for which the link has no room."""
 
-    @property
-    def waiting_tokens(self) -> int:
-        """Of chunks that have not been queued."""
-        return sum(self.chunks)
-
 
 Session = TypeVar("Session", bound=HopSession)
 
@@ -136,3 +133,48 @@ class HopStep(PendingStep[Session], Generic[Session, Payload]):
     def prefix_tokens(self) -> int:
         """In step 0: what the cache holds already of the tokens before these; more that it may hold is not wanted."""
         return self.context_tokens if self.step == 0 else 0
+
+
+ArrivedRows: TypeAlias = tuple[Session, int, int, bool, bool, int, Payload]
+"""Session, step, tokens, whether a token is drawn after them, whether they are of a prompt, how many tokens of the
+prompt's beginning are in the KV cache where it begins behind some (step 0), and what came. A tuple, since there is one
+for each token of each session; so are those below."""
+DrawnToken: TypeAlias = tuple[Session, int, int, bool, Payload, Any]
+"""Session, step after which it was drawn, position in the sequence, whether the generation ends with it, what the
+head's next step computes, and what the client gets."""
+Credit: TypeAlias = tuple[Session, int]
+"""Session, and the step up to which all of its prefill has been computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class HopSettings:
+    """What a hop goes by as long as its peer runs."""
+
+    peer_id: str
+    activation_bytes: int
+    """Of a row as the engine has it."""
+    most_step_tokens: int
+    """A step of more is refused."""
+    limits: BatchLimits
+    rule: Rule
+    """Of micro-batches in flight, where the head is here."""
+    cut: Cut
+    """Of prompts whose head is here."""
+    uses_deadlines: bool = False
+    """Whether links send prompts as they are due (`prompt_order`)."""
+    uses_forecasts: bool = True
+    """Whether links go by when the next decode is expected: without that there is no `ExpectDecode`."""
+
+    def fault_of_step(self, session: HopSession, step: int, tokens: int, *, prefill: bool) -> str | None:
+        """What is wrong with a step that is not a repeat; None: nothing, and if it is prefill of another hop it counts
+        in the window."""
+        progress, position = session.progress, session.position
+        if step != progress.next_step or not 1 <= tokens <= self.most_step_tokens:
+            return f"step {step} of {tokens} rows came when step {progress.next_step} was expected"
+        if progress.rows + tokens > position.capacity_tokens:
+            return f"step {step} goes beyond the {position.capacity_tokens} tokens that were reserved"
+        if not prefill or session.is_head:
+            return None
+        if session.prefill.receive_window.admit(step, tokens * self.activation_bytes):
+            return None
+        return f"step {step} came while as much prefill waited here as may"

@@ -44,6 +44,10 @@ class IterationDetector(Generic[SessionT]):
     def __init__(self) -> None:
         self._stepped: set[SessionT] = set()
 
+    def __len__(self) -> int:
+        """Sessions that have had their step in this iteration."""
+        return len(self._stepped)
+
     def forget_session(self, session: SessionT) -> None:
         """The session has ended."""
         self._stepped.discard(session)

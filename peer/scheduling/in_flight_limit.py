@@ -55,6 +55,10 @@ class InFlightLimit(Generic[SessionT]):
         self._states: dict[Circuit, _CircuitState[SessionT]] = {}
         self._state_of: dict[SessionT, _CircuitState[SessionT]] = {}
 
+    def __len__(self) -> int:
+        """Sessions that decode along a circuit, as far as is known here."""
+        return len(self._state_of)
+
     def __contains__(self, session: SessionT) -> bool:
         """Whether the session decodes along a circuit, as far as is known here."""
         return session in self._state_of

@@ -57,6 +57,10 @@ class PromptGathering(Generic[SessionT]):
         self._groups: dict[Span, _Group[SessionT]] = {}
         self._rests_until_s = float("-inf")
 
+    def __len__(self) -> int:
+        """Prompts that wait, and sessions that are about to start."""
+        return sum(len(group.here) + len(group.expected) for group in self._groups.values())
+
     def expect_prompt(self, session: SessionT, span: Span, tokens: int, now_s: float) -> None:
         """A session's lease has been granted, or is ready now: a prompt of about so many tokens is on its way."""
         self._groups.setdefault(span, _Group()).expected[session] = _Expected(tokens, now_s)

@@ -14,7 +14,8 @@ from molink.peer.engine.metrics import PeerMetrics
 from molink.peer.engine.sessions import ServedSession, SessionTable
 from molink.peer.engine.stepping import Stepper
 from molink.peer.engine.steps import StepPayload
-from molink.peer.hop.hop_core import HopCore, HopSettings
+from molink.peer.hop.hop_core import HopCore
+from molink.peer.hop.session import HopSettings
 from molink.peer.memory.leases import LeaseBook
 from molink.peer.profiling.step_times import StepTimes
 from molink.peer.scheduling.decode_forecast import DecodeForecast, on_loop_clock

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from molink.peer.hop import events
-from molink.peer.hop.hop_core import HopCore, HopSettings
-from molink.peer.hop.session import HopPosition
+from molink.peer.hop.hop_core import HopCore
+from molink.peer.hop.session import DrawnToken, HopPosition, HopSettings
 from molink.peer.memory.leases import LeaseKey
 from molink.peer.profiling.profile import Profile
 from molink.peer.profiling.step_times import StepTimes
@@ -164,7 +164,7 @@ class ServingWorld:
         if self._plan.profiles is not None:
             self.peers[0].handle(events.PromptExpected(hops[0], hops[0].request.prompt_tokens))
 
-    def _deliver(self, tokens: Sequence[events.DrawnToken[SimulatedSession, None]]) -> None:
+    def _deliver(self, tokens: Sequence[DrawnToken[SimulatedSession, None]]) -> None:
         """Tokens are at the head, and on their way to its clients."""
         for session, *_ in tokens:
             if self.desk.token(session.request.number):

@@ -7,7 +7,7 @@ from typing import Any
 from molink.peer.hop import events
 from molink.peer.hop.frames import OutgoingFrame
 from molink.peer.hop.hop_core import HopCore
-from molink.peer.hop.session import HopPosition, HopSession, HopStep
+from molink.peer.hop.session import DrawnToken, HopPosition, HopSession, HopStep
 from molink.peer.memory.leases import LeaseKey
 from molink.peer.profiling.profile import StepWork
 from molink.peer.profiling.step_times import StepTimes
@@ -52,7 +52,7 @@ class SimulatedPeer:
         compute_s: ComputeS,
         hand_on_s: float,
         step_times: StepTimes | None,
-        deliver: Callable[[Sequence[events.DrawnToken[SimulatedSession, None]]], None],
+        deliver: Callable[[Sequence[DrawnToken[SimulatedSession, None]]], None],
     ) -> None:
         """With `step_times`, which the core goes by, they learn from its steps. `hand_on_s` is from when the engine is
         done to when its output is at the link; `deliver` takes tokens at the head."""
@@ -245,7 +245,7 @@ class SimulatedPeer:
         self._channels.expect_decode(self.links[peer_id], at_s)
 
 
-def _drawn(steps: Sequence[Step]) -> list[events.DrawnToken[SimulatedSession, None]]:
+def _drawn(steps: Sequence[Step]) -> list[DrawnToken[SimulatedSession, None]]:
     """The tokens of these steps, where they end the model."""
     if not steps or not steps[0].session.is_tail:
         return []

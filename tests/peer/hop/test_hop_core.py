@@ -58,7 +58,7 @@ class Hop:
         return self.tell(events.BatchComputed(self.batch()))
 
     def batch(self) -> Sequence[HopStep[HopSession, Any]]:
-        return self.core._running
+        return self.core._turns._running
 
     def failure(self) -> events.FailSession[HopSession]:
         (found,) = [one for one in self.effects if isinstance(one, events.FailSession)]
@@ -237,9 +237,9 @@ def test_a_lone_peer_steps_on_with_its_own_tokens_and_with_who_waits() -> None:
         core.handle(events.SessionOpened(session), 0.0)
         core.handle(events.PromptStarted(session, 5, 0, slice_of), 0.0)
     tokens = [(first, 0, 5, False, None, None)]
-    effects = core.handle(events.BatchComputed(core._running, tokens=tokens), 0.0)
+    effects = core.handle(events.BatchComputed(core._turns._running, tokens=tokens), 0.0)
     assert [type(one).__name__ for one in effects][:2] == ["ComputeBatch", "DeliverTokens"]
-    assert {one.session for one in core._running} == {first, second}
+    assert {one.session for one in core._turns._running} == {first, second}
 
 
 def test_prompts_count_for_the_line_as_far_as_they_wait_and_go_to_another_hop() -> None:
@@ -319,7 +319,7 @@ def test_only_the_next_hop_credits_what_it_has_computed() -> None:
 
 def test_more_steps_than_a_peer_takes_are_refused_as_busy() -> None:
     hop = Hop(1, 2)
-    hop.core._queue._capacity = 1
+    hop.core._turns._queue._capacity = 1
     hop.rows((0, 0, 5, True))
     hop.rows((0, 1, 5, True))
     hop.rows((1, 0, 5, True))

@@ -75,7 +75,7 @@ def check_computed(one: Generation) -> None:
         assert computed == before[: len(computed)]
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=60)
 @given(rings(), st.randoms(use_true_random=False))
 def test_every_generation_ends_with_each_step_computed_once_and_in_order(ring: HopRing, rng: object) -> None:
     for one in ring.generations:
@@ -97,7 +97,7 @@ def test_every_generation_ends_with_each_step_computed_once_and_in_order(ring: H
     assert all(core.is_empty for core in ring.cores)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=60)
 @given(rings(), st.data())
 def test_sessions_that_end_at_any_moment_leave_nothing_and_hold_up_nobody(
     ring: HopRing, data: st.DataObject
@@ -136,6 +136,6 @@ def test_sessions_of_one_circuit_step_together(hops: int) -> None:
     while not all(one.is_over for one in generations):
         turn = ring.turns()[0]
         if turn[0] == "compute":
-            sizes.append(len(ring.cores[turn[1]]._running))
+            sizes.append(len(ring.cores[turn[1]]._turns._running))
         ring.take(turn)
     assert sizes.count(3) >= 18 * hops

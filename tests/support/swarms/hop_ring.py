@@ -9,8 +9,8 @@ from support.swarms.pipelines import stage
 
 from molink.peer.hop import events
 from molink.peer.hop.frames import OutgoingFrame
-from molink.peer.hop.hop_core import HopCore, HopSettings
-from molink.peer.hop.session import HopPosition, HopSession, HopStep
+from molink.peer.hop.hop_core import HopCore
+from molink.peer.hop.session import DrawnToken, HopPosition, HopSession, HopSettings, HopStep
 from molink.peer.memory.leases import LeaseKey
 from molink.peer.scheduling.in_flight_rules import fixed
 from molink.peer.scheduling.microbatch import BatchLimits
@@ -194,7 +194,7 @@ class HopRing:
         return self.generations[int.from_bytes(session.key.session)]
 
     def _computed(self, steps: Sequence[HopStep[HopSession, Any]]) -> events.BatchComputed[HopSession, Any]:
-        tokens: list[events.DrawnToken[HopSession, Any]] = []
+        tokens: list[DrawnToken[HopSession, Any]] = []
         for one in steps:
             generation = self.generation(one.session)
             generation.computed[one.session.position.hop].append((one.step, one.tokens))
