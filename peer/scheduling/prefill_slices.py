@@ -19,9 +19,8 @@ it has had its share of the time again, there is no other.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from molink.peer.profiling.profile import StepWork, slice_layer_ms, slices_of
 from molink.peer.profiling.step_times import StepTimes
@@ -43,8 +42,7 @@ LayerTime: TypeAlias = Callable[[int, int], float]
 """Milliseconds of a layer for so many tokens of a prompt behind so many others."""
 
 
-@dataclass(frozen=True, slots=True)
-class RemainingPrefill:
+class RemainingPrefill(NamedTuple):
     """What is left to compute of a part of a prompt."""
 
     tokens: int
@@ -55,8 +53,7 @@ class RemainingPrefill:
     """Whether somebody gets a first token when it is through: it is its prompt's last part."""
 
 
-@dataclass(frozen=True, slots=True)
-class SliceSize:
+class SliceSize(NamedTuple):
     """The size of a slice."""
 
     tokens: tuple[int, ...]
