@@ -146,7 +146,9 @@ def budget_ms(idle_ms: float, beside_ms: float) -> float:
 
 def together_ms(layer_time: LayerTime, parts: Sequence[RemainingPrefill], tokens: Sequence[int]) -> float:
     """One layer of so many tokens of each of the parts: each attends to its own sequence only."""
-    own_ms = (_attention_ms(layer_time, part, count) for part, count in zip(parts, tokens, strict=True))
+    if len(tokens) == 1:
+        return layer_time(tokens[0], parts[0].context_tokens)
+    own_ms = [_attention_ms(layer_time, part, count) for part, count in zip(parts, tokens, strict=True)]
     return layer_time(sum(tokens), 0) + sum(own_ms)
 
 

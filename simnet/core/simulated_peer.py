@@ -30,10 +30,15 @@ class SimulatedSession(HopSession):
     def __init__(self, key: LeaseKey, position: HopPosition, request: Request) -> None:
         super().__init__(key, position)
         self.request = request
+        self.last_position = request.prompt_tokens + request.new_tokens - 1
+        """Of a token that is drawn, in the sequence."""
         self.after = self.before = self
         """The same generation at the next hop, and at the previous one."""
 
 
+_EXPECT = events.ExpectDecode
+_PREFILL, _DECODE = TrafficClass.PREFILL, TrafficClass.DECODE
+"""By its name, an enumeration finds a member by a call."""
 _HANDED_ON = frozenset((events.ForwardRows, events.SendTokens, events.SendWindowUpdate))
 Step = HopStep[SimulatedSession, None]
 Event = events.HopEvent[SimulatedSession, None]
@@ -61,7 +66,8 @@ class SimulatedPeer:
         self.links: dict[str, int] = {}
         """Numbers of the links, by who is at the other end."""
         self._timeline = timeline
-        self._spec = spec
+        self._activation_bytes = spec.activation_bytes
+        self._layers = spec.layers
         self._peer_id = peer_id
         self._core = core
         self._channels = channels
@@ -94,18 +100,16 @@ class SimulatedPeer:
 
     def handle(self, event: Event) -> None:
         """Tells the core, and does what it says, in its order."""
-        handed_on: list[object] | None = None
-        actions = self._actions
+        actions, handed_on = self._actions, None
         for effect in self._core.handle(event, self._timeline.now_s):
             kind = type(effect)
-            if self._hand_on_s and kind in _HANDED_ON:
-                handed_on = handed_on or []
-                handed_on.append(effect)
-            elif handed_on and kind is events.ExpectDecode:
+            if kind in _HANDED_ON and self._hand_on_s:
+                handed_on = [effect] if handed_on is None else [*handed_on, effect]
+            elif handed_on is not None and kind is _EXPECT:
                 handed_on.append(effect)  # a link forgets what it expects when a decode comes to it
             else:
                 actions[kind](effect)
-        if handed_on:
+        if handed_on is not None:
             self._timeline.call(self._hand_on_s, partial(self._hand_on, handed_on))
 
     # -- the engine
@@ -114,11 +118,17 @@ class SimulatedPeer:
         steps = effect.steps
         rows = tokens = attended = sampled = 0
         for one in steps:
-            count, context = one.tokens, one.context_tokens
-            rows += count
-            tokens += context + count
-            attended += count * context + count * (count + 1) // 2
-            sampled += one.sample
+            after = one.context_tokens + one.tokens
+            tokens += after
+            if one.prefill:
+                count = one.tokens
+                rows += count
+                attended += count * one.context_tokens + count * (count + 1) // 2
+                sampled += one.sample
+            else:
+                rows += 1
+                attended += after
+                sampled += 1
         session = steps[0].session
         taken_s = self._compute_s(
             session.span, Work(rows, tokens, attended), sampled if session.is_tail else 0
@@ -156,7 +166,7 @@ class SimulatedPeer:
         return StepWork(
             len(span),
             span.start == 0,
-            span.stop == self._spec.layers,
+            span.stop == self._layers,
             tuple([one.context_tokens for one in steps if not one.prefill]),
             tuple([(one.tokens, one.context_tokens) for one in steps if one.prefill]),
         )
@@ -198,24 +208,22 @@ class SimulatedPeer:
 
     def _post(self, frame: OutgoingFrame[SimulatedSession, None]) -> bool:
         steps = frame.steps
-        rows = [(one.session.after, one.step, one.tokens, one.sample, one.prefill, 0, None) for one in steps]
+        if prefill := steps[0].prefill:
+            traffic_class, due_s, tokens = _PREFILL, frame.due_s, sum([one.tokens for one in steps])
+        else:
+            traffic_class, due_s, tokens = _DECODE, 0.0, len(steps)
+        rows = [(one.session.after, one.step, one.tokens, one.sample, prefill, 0, None) for one in steps]
+        size_bytes = activations_bytes(len(steps), tokens, self._activation_bytes)
+        whose = tuple([one.session.key.session for one in steps])
+        arrives = events.RowsArrived(self._peer_id, rows)
         return self._channels.post(
-            self.links[frame.peer_id],
-            SimulatedFrame(
-                TrafficClass.PREFILL if frame.prefill else TrafficClass.DECODE,
-                activations_bytes(
-                    len(steps), sum([one.tokens for one in steps]), self._spec.activation_bytes
-                ),
-                tuple([one.session.key.session for one in steps]),
-                events.RowsArrived(self._peer_id, rows),
-                frame.due_s,
-            ),
+            self.links[frame.peer_id], SimulatedFrame(traffic_class, size_bytes, whose, arrives, due_s)
         )
 
     def _send_tokens(self, effect: events.SendTokens[SimulatedSession, None]) -> None:
         tokens = [(token[0].after, *token[1:]) for token in effect.tokens]
         arrives = events.TokensReturned(self._peer_id, tokens)
-        self._send(effect.peer_id, TrafficClass.DECODE, [token[0] for token in tokens], arrives)
+        self._send(effect.peer_id, _DECODE, [token[0] for token in tokens], arrives)
 
     def _send_window_update(self, effect: events.SendWindowUpdate[SimulatedSession]) -> None:
         stepped = [(session.before, step) for session, step in effect.stepped]
@@ -253,9 +261,7 @@ def _drawn(steps: Sequence[Step]) -> list[DrawnToken[SimulatedSession, None]]:
     for one in steps:
         if one.sample:
             session, position = one.session, one.context_tokens + one.tokens
-            request = session.request
-            is_last = position + 1 - request.prompt_tokens >= request.new_tokens
-            drawn.append((session, one.step, position, is_last, None, None))
+            drawn.append((session, one.step, position, position >= session.last_position, None, None))
     return drawn
 
 
