@@ -9,6 +9,8 @@ from molink.simnet.core.traces import TraceRequest
 
 MOST_PROMPT_TOKENS, MOST_NEW_TOKENS = 2048, 1024
 """The transmission paper's limits (section 5)."""
+AFTERMATH_S = 1800.0
+"""So long after the last measured arrival, what has not ended has failed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,14 +14,12 @@ from molink.client.errors import SwarmError
 from molink.dht.records.records import PeerView
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.shards.spec import ModelSpec, SamplingParams
-from molink.simnet.core.request_load import Request, RequestOutcome
+from molink.simnet.core.request_load import AFTERMATH_S, Request, RequestOutcome
 from molink.simnet.core.room import Room, reserved_tokens
 
 FORMATION_TIMEOUT_S = 30.0
 TRACED_EVERY = 4
 """One request in so many carries the hops' times, from which the links' follow."""
-AFTERMATH_S = 1800.0
-"""So long after the last measured arrival, what has not ended has failed."""
 
 
 class RequestDriver:

@@ -6,9 +6,8 @@ from functools import lru_cache
 from molink.dht.records.records import Device, PeerFacts, ServedModel
 from molink.peer.memory.memory import plan_memory
 from molink.peer.scheduling.in_flight_rules import rule_named
-from molink.peer.scheduling.microbatch import BatchLimits, batch_limits
+from molink.peer.scheduling.microbatch import BatchLimits
 from molink.peer.scheduling.pipeline import PipelineStage, stage_of
-from molink.peer.scheduling.prefill_chunks import chunk_lengths, equal_chunks
 from molink.shards.spec import ModelSpec, Span
 from molink.simnet.core.request_load import Request
 from molink.simnet.core.room import fitting_tokens
@@ -17,10 +16,8 @@ from molink.simnet.core.simulated_peer import ComputeS
 from molink.simnet.devices.devices import USABLE_MEMORY, DeviceProfile, StepParts, Work
 from molink.simnet.devices.model_shapes import ModelShape
 from molink.simnet.devices.timed_profile import timed_profile
-from molink.simnet.serve.served_as import ServedAs
+from molink.simnet.serve.served_as import MOST_SESSIONS, ServedAs, cut_of, limits_of
 
-MOST_SESSIONS = 256
-"""On a peer, as servers of one model commonly allow."""
 SOFTWARE_MS = 2.5
 """Handing a step's output to the link and taking it in at the other end, half of it each, as emulated peers were seen
 to need: the one constant of the machine that emulates. Profiles of devices know nothing of it."""
@@ -61,11 +58,7 @@ def circuit_plan(scenario: Scenario, policy: str, served_as: ServedAs) -> Simula
     shape, chunk_tokens = scenario.shape, served_as.prefill_chunk_tokens
     spec = shape.spec()
     spans = tuple(stage.span for stage in scenario.stages)
-    usual = BatchLimits()
-    limits = batch_limits(spec)
-    if chunk_tokens is not None:
-        wanted = BatchLimits(chunk_tokens + usual.max_sessions, usual.max_sessions, usual.prefill_patience_s)
-        limits = batch_limits(spec, wanted)
+    limits = limits_of(spec, chunk_tokens)
     facts = [
         replace(simulated_facts(spec, shape, stage, hop), step_tokens=limits.max_tokens)
         for hop, stage in enumerate(scenario.stages)
@@ -90,7 +83,7 @@ def circuit_plan(scenario: Scenario, policy: str, served_as: ServedAs) -> Simula
         most_sessions=MOST_SESSIONS,
         policy=policy,
         rule=rule_named(served_as.micro_batches),
-        cut=chunk_lengths if chunk_tokens is None else equal_chunks(chunk_tokens),
+        cut=cut_of(chunk_tokens),
         limits=limits,
         stages_of=stages_of,
         profiles=None

@@ -8,7 +8,7 @@ from itertools import takewhile
 
 import numpy as np
 
-from molink.simnet.core.request_load import RequestOutcome, arrivals
+from molink.simnet.core.request_load import AFTERMATH_S, RequestOutcome, arrivals
 from molink.simnet.core.serving_world import ServingWorld
 from molink.simnet.core.timeline import Timeline
 from molink.simnet.core.traces import TraceRequest
@@ -16,8 +16,6 @@ from molink.simnet.serve.petals_world import PetalsWorld
 from molink.simnet.serve.scenario import Scenario, circuit_plan
 from molink.simnet.serve.served_as import PETALS, ServedAs
 
-AFTERMATH_S = 1800.0
-"""So long after the last measured arrival, what has not ended has failed."""
 _YOUNG, _MIDDLE, _OLD = 50_000, 20, 20
 """Objects, and collections of those younger, after which Python looks for garbage. At every 700th object that took 4 to
 13 % of a circuit's time; nearly all that a circuit makes goes without it. Whole swarms gained nothing."""

@@ -35,18 +35,15 @@ from molink.peer.models.model import open_model
 from molink.peer.profiling.profiler import cached_or_measured
 from molink.peer.profiling.step_times import StepTimes
 from molink.peer.scheduling.in_flight_rules import rule_named
-from molink.peer.scheduling.microbatch import BatchLimits, batch_limits
-from molink.peer.scheduling.prefill_chunks import chunk_lengths, equal_chunks
 from molink.peer.serving.artifact_server import ArtifactServer
 from molink.peer.serving.data_plane import DataPlane
 from molink.peer.wire.link.certificate import new_certificate
-from molink.shards.spec import ModelSpec, Span
+from molink.shards.spec import Span
 from molink.simnet.devices.model_shapes import MODEL_SHAPES
 from molink.simnet.devices.named_devices import device_named
 from molink.simnet.emulate.processes.timed_backend import Machine, timed_machine
+from molink.simnet.serve.served_as import MOST_SESSIONS, cut_of, limits_of
 
-MOST_SESSIONS = 256
-"""On a peer, as servers of one model commonly allow; all are the one client's that stands for many."""
 _FACTS_TTL_S = 24 * 3600
 _COORDINATE_ERROR = 0.05
 """Of a coordinate that nobody estimated: it is known."""
@@ -112,7 +109,7 @@ class EmulatedPeer:
         machine = await self._machine()
         spec = machine.backend.engine.spec
         span = Span(configuration.start, configuration.stop)
-        limits = _limits(spec, configuration.prefill_chunk_tokens)
+        limits = limits_of(spec, configuration.prefill_chunk_tokens)
         memory = plan_memory(spec, machine.memory_bytes, limits.max_tokens)
         leases = LeaseBook(
             spec, memory, span_limit=span, max_sessions=MOST_SESSIONS, max_sessions_per_owner=MOST_SESSIONS
@@ -137,7 +134,7 @@ class EmulatedPeer:
             lambda: None,
             rule=rule_named(configuration.micro_batches),
             limits=limits,
-            cut=chunk_lengths if chunk_tokens is None else equal_chunks(chunk_tokens),
+            cut=cut_of(chunk_tokens),
             http_proxy=configuration.http_proxy,
             transmission_policy=configuration.policy,
             step_times=step_times if chunk_tokens is None else None,
@@ -195,14 +192,6 @@ class EmulatedPeer:
             steps=round(value("molink_steps_total")),
             rows=round(value("molink_rows_total")),
         )
-
-
-def _limits(spec: ModelSpec, prefill_chunk_tokens: int | None) -> BatchLimits:
-    """Room for a whole chunk and the decode steps that ride along."""
-    usual = BatchLimits()
-    if prefill_chunk_tokens is None:
-        return batch_limits(spec)
-    return batch_limits(spec, replace(usual, max_tokens=prefill_chunk_tokens + usual.max_sessions))
 
 
 def _with_line(facts: PeerFacts, configuration: PeerConfiguration) -> PeerFacts:
