@@ -43,7 +43,8 @@ _log = logging.getLogger(__name__)
 
 
 class Stepper:
-    """Driver of the hop's core: tells it what comes, and does what it says. On the event loop."""
+    """Driver of the hop's core: tells it what comes, and does what it says, with an action for each kind of effect. On
+    the event loop."""
 
     def __init__(
         self,

@@ -55,7 +55,10 @@ class HopPosition:
 
 
 class HopSession:
-    """Owns the state of one session at one hop. `HopCore` alone changes it; a driver may add to it by inheritance."""
+    """Owns the state of one session at one hop. `HopCore` alone changes it; a driver may add to it by inheritance.
+
+    What is asked for each row of the position is kept beside it.
+    """
 
     def __init__(self, key: LeaseKey, position: HopPosition) -> None:
         self.key = key
