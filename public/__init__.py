@@ -4,9 +4,10 @@ The names below are loaded on first use, so that `import molink` costs nothing a
 libp2p or grpc.
 """
 
-from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING
+
+from molink.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from molink.client.api.blocking import Swarm
@@ -24,20 +25,6 @@ if TYPE_CHECKING:
 
     __version__: str
 
-_HOMES = {
-    "AsyncSwarm": "molink.client.api.swarm",
-    "Generation": "molink.client.api.generation",
-    "Hop": "molink.client.api.generation",
-    "InvalidRequest": "molink.client.errors",
-    "ModelNotFound": "molink.client.errors",
-    "NoCircuit": "molink.client.errors",
-    "PeerLost": "molink.client.errors",
-    "SamplingParams": "molink.shards.spec",
-    "Swarm": "molink.client.api.blocking",
-    "SwarmError": "molink.client.errors",
-    "SwarmUnavailable": "molink.client.errors",
-}
-
 __all__ = [
     "AsyncSwarm",
     "Generation",
@@ -52,14 +39,27 @@ __all__ = [
     "SwarmUnavailable",
 ]
 
+_load = lazy_names(
+    __name__,
+    {
+        "client.api.blocking": ("Swarm",),
+        "client.api.generation": ("Generation", "Hop"),
+        "client.api.swarm": ("AsyncSwarm",),
+        "client.errors": (
+            "InvalidRequest",
+            "ModelNotFound",
+            "NoCircuit",
+            "PeerLost",
+            "SwarmError",
+            "SwarmUnavailable",
+        ),
+        "shards.spec": ("SamplingParams",),
+    },
+)
+
 
 def __getattr__(name: str) -> object:
-    if name == "__version__":
-        return version("molink")
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'molink' has no attribute {name!r}")
-    return getattr(import_module(home), name)
+    return version("molink") if name == "__version__" else _load(name)
 
 
 def __dir__() -> list[str]:

@@ -4,8 +4,9 @@ Begin with `snapshot.py`, what is known of a swarm, and `problem/problem.py`, wh
 algorithms by name. What is named here is loaded on first use: a client needs less than half of it.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from molink.lazy_names import lazy_names
 
 # A module here has its name too: whoever comes later would get that.
 from molink.routing.routes.planner import plan
@@ -76,53 +77,27 @@ __all__ = [
     "tpot_ms",
 ]
 
-_HOMES = {
-    "ALGORITHMS": "molink.routing.plan",
-    "Circuit": "molink.routing.problem.circuit",
-    "CircuitPlan": "molink.routing.circuits.circuits",
-    "CircuitProblem": "molink.routing.problem.problem",
-    "CostModel": "molink.routing.cost.cost",
-    "Criteria": "molink.routing.routes.planner",
-    "Hop": "molink.routing.problem.circuit",
-    "Hysteresis": "molink.routing.routes.replanning",
-    "IlpOutcome": "molink.routing.baselines.ilp",
-    "IncumbentRoute": "molink.routing.routes.replanning",
-    "JoinPreview": "molink.routing.placement.placement",
-    "JoiningMachine": "molink.routing.placement.placement",
-    "MachineKind": "molink.routing.baselines.balanced",
-    "Move": "molink.routing.placement.rebalancing",
-    "MovePolicy": "molink.routing.placement.rebalancing",
-    "NoCircuit": "molink.routing.problem.circuit",
-    "NoPartner": "molink.routing.routes.partners",
-    "PartnerChoice": "molink.routing.routes.partners",
-    "PeerObservation": "molink.routing.cost.reliability",
-    "Route": "molink.routing.routes.route",
-    "RouteHop": "molink.routing.routes.route",
-    "Snapshot": "molink.routing.snapshot",
-    "Term": "molink.routing.cost.terms",
-    "TimeLimitReached": "molink.routing.baselines.ilp",
-    "alternatives": "molink.routing.circuits.circuits",
-    "choose_partners": "molink.routing.routes.partners",
-    "layer_graph": "molink.routing.baselines.graph",
-    "load_ms": "molink.routing.problem.problem",
-    "lower_bound_ms": "molink.routing.baselines.graph",
-    "plan_balanced": "molink.routing.baselines.balanced",
-    "plan_circuit": "molink.routing.plan",
-    "plan_circuits": "molink.routing.circuits.circuits",
-    "preview_join": "molink.routing.placement.placement",
-    "propose_move": "molink.routing.placement.rebalancing",
-    "replan": "molink.routing.routes.replanning",
-    "replan_incumbent": "molink.routing.routes.replanning",
-    "solve_compact_ilp": "molink.routing.baselines.compact_ilp",
-    "solve_ilp": "molink.routing.baselines.ilp",
-    "spare_without": "molink.routing.circuits.circuits",
-    "throughput_bound": "molink.routing.baselines.flow",
-    "tpot_ms": "molink.routing.problem.problem",
-}
-
-
-def __getattr__(name: str) -> object:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(home), name)
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "baselines.balanced": ("MachineKind", "plan_balanced"),
+        "baselines.compact_ilp": ("solve_compact_ilp",),
+        "baselines.flow": ("throughput_bound",),
+        "baselines.graph": ("layer_graph", "lower_bound_ms"),
+        "baselines.ilp": ("IlpOutcome", "TimeLimitReached", "solve_ilp"),
+        "circuits.circuits": ("CircuitPlan", "alternatives", "plan_circuits", "spare_without"),
+        "cost.cost": ("CostModel",),
+        "cost.reliability": ("PeerObservation",),
+        "cost.terms": ("Term",),
+        "placement.placement": ("JoinPreview", "JoiningMachine", "preview_join"),
+        "placement.rebalancing": ("Move", "MovePolicy", "propose_move"),
+        "plan": ("ALGORITHMS", "plan_circuit"),
+        "problem.circuit": ("Circuit", "Hop", "NoCircuit"),
+        "problem.problem": ("CircuitProblem", "load_ms", "tpot_ms"),
+        "routes.partners": ("NoPartner", "PartnerChoice", "choose_partners"),
+        "routes.planner": ("Criteria",),
+        "routes.replanning": ("Hysteresis", "IncumbentRoute", "replan", "replan_incumbent"),
+        "routes.route": ("Route", "RouteHop"),
+        "snapshot": ("Snapshot",),
+    },
+)

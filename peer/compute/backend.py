@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
 from molink.peer.models.model import LocalModel, Progress
 from molink.shards.batching.engine import Engine, Rows
+from molink.shards.batching.partial_step import PartialStep, SliceBatch
 from molink.shards.batching.ways import Way, decoding_in
 from molink.shards.checkpoint.verification import StoredPart
 from molink.shards.kv.kv_cache import SequenceCache
@@ -42,6 +43,19 @@ class StageEngine(Protocol):
     def record_next(self) -> bool: ...
 
     def pack_next(self) -> bool: ...
+
+
+@runtime_checkable
+class SlicingEngine(StageEngine, Protocol):
+    """An engine that also computes steps in slices, as `molink.shards.batching.engine.Engine` does."""
+
+    def begin_partial(self, span: Span, row: Rows, hidden: Tensor | None) -> PartialStep: ...
+
+    def gather_slice(self, steps: Sequence[PartialStep], tokens: Sequence[int]) -> SliceBatch: ...
+
+    def advance_slice(
+        self, slice_: SliceBatch, layers: int
+    ) -> tuple[tuple[PartialStep, ...], Tensor | None]: ...
 
 
 class Backend(Protocol):

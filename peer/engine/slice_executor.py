@@ -11,11 +11,11 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from molink.peer.compute.backend import SlicingEngine
 from molink.peer.engine.sessions import ServedSession
 from molink.peer.engine.steps import StepFailure, StepInput, StepOutput, StepPayload, drawn
 from molink.peer.hop.layered_prefill import PrefillSlice
 from molink.shards.batching import partial_step
-from molink.shards.batching.engine import Engine
 from molink.shards.batching.partial_step import PartialStep, Rows, join_slice_batches
 
 StepSlice: TypeAlias = PrefillSlice[ServedSession, StepPayload]
@@ -40,7 +40,7 @@ class SliceOutput:
 class SliceExecutor:
     """Executes slices, and owns the tokens between layers. On the engine's thread."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: SlicingEngine) -> None:
         self._engine = engine
         self._under_way: partial_step.SliceBatch | None = None
         """Tokens between layers."""
@@ -155,11 +155,11 @@ class SliceExecutor:
 
 
 _Advanced = tuple[partial_step.SliceBatch, tuple[PartialStep, ...], Tensor | None]
-"""A piece that was advanced, and as `Engine.advance_slice` returns it."""
+"""A piece that was advanced, and as `SlicingEngine.advance_slice` returns it."""
 
 
 def _advance(
-    engine: Engine,
+    engine: SlicingEngine,
     slice_: partial_step.SliceBatch,
     layers: int,
     failed: list[tuple[PartialStep, Exception]],

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from molink.dht.refusals import RefusalLog
-from molink.peer.compute.backend import StageEngine
+from molink.peer.compute.backend import SlicingEngine, StageEngine
 from molink.peer.engine.engine_thread import EngineThread
 from molink.peer.engine.metrics import PeerMetrics
 from molink.peer.engine.sending import FrameRows, FrameSender, StepToken
@@ -36,7 +36,6 @@ from molink.peer.wire.link.link import Link
 from molink.peer.wire.link.links import Links
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.protocol.frames import Frame, ProtocolError
-from molink.shards.batching.engine import Engine
 
 MOST_TOLD = 8
 """Kinds of engine errors that are written down in full, once each: sessions fail as often as strangers like."""
@@ -63,7 +62,7 @@ class Stepper:
         self._sessions = sessions
         self._links = links
         self._watch = watch
-        self._slices = SliceExecutor(engine) if isinstance(engine, Engine) else None
+        self._slices = SliceExecutor(engine) if isinstance(engine, SlicingEngine) else None
         self._sender = FrameSender(engine.spec, links, metrics)
         self._alarm: asyncio.TimerHandle | None = None
         self._refusals = RefusalLog(_log)

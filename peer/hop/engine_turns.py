@@ -8,10 +8,10 @@ from molink.peer.hop.decode_reports import DecodeReports
 from molink.peer.hop.events import BatchComputed, ComputeBatch, ComputeSlice, ExpectDecode, SliceComputed
 from molink.peer.hop.frames import HeldFrames
 from molink.peer.hop.layered_prefill import LayeredPrefill
-from molink.peer.hop.session import HopStep, Payload, Session
+from molink.peer.hop.session import HopSettings, HopStep, Payload, Session
 from molink.peer.profiling.profile import StepWork
 from molink.peer.scheduling.decoding_sessions import DecodingSession
-from molink.peer.scheduling.microbatch import BatchLimits, MicroBatchQueue
+from molink.peer.scheduling.microbatch import MicroBatchQueue
 from molink.peer.scheduling.prefill_slices import SliceSizer
 
 
@@ -20,19 +20,18 @@ class EngineTurns(Generic[Session, Payload]):
 
     def __init__(
         self,
-        limits: BatchLimits,
-        activation_bytes: int,
+        settings: HopSettings,
         sizer: SliceSizer | None,
         sessions: Collection[Session],
         held: HeldFrames[Session, Payload],
     ) -> None:
         """Without a `sizer` prompts are computed in whole chunks. No prefill begins that goes where some is `held`."""
-        self._activation_bytes = activation_bytes
+        self._settings = settings
         self._sessions = sessions
         self._held = held
-        self._queue: MicroBatchQueue[HopStep[Session, Payload]] = MicroBatchQueue(limits)
+        self._queue: MicroBatchQueue[HopStep[Session, Payload]] = MicroBatchQueue(settings.limits)
         self._layered: LayeredPrefill[Session, Payload] | None = (
-            None if sizer is None else LayeredPrefill(sizer, limits)
+            None if sizer is None else LayeredPrefill(sizer, settings.limits)
         )
         self._reports = DecodeReports()
         self._has_news = False
@@ -71,7 +70,8 @@ class EngineTurns(Generic[Session, Payload]):
         if steps := self._next_batch(now_s):
             self.is_busy = True
             self._running = steps
-            self._has_news |= self._reports.record_begun(steps, now_s)
+            if self._settings.uses_forecasts:
+                self._has_news |= self._reports.record_begun(steps, now_s)
             return ComputeBatch(steps)
         return self._next_slice(layered, now_s) if layered else None
 
@@ -98,7 +98,8 @@ class EngineTurns(Generic[Session, Payload]):
     def record_computed(self, steps: Iterable[HopStep[Session, Payload]], now_s: float) -> None:
         """These have been computed, in slices or not."""
         live = [one for one in steps if not one.session.ended]
-        self._has_news |= self._reports.record_computed(live, now_s)
+        if self._settings.uses_forecasts:
+            self._has_news |= self._reports.record_computed(live, now_s)
         if self._layered is not None:
             for one in live:
                 _record_decoding(one, now_s)
@@ -132,7 +133,9 @@ class EngineTurns(Generic[Session, Payload]):
                 session = one.session
                 session.progress.queued -= 1
                 if one.prefill and not session.is_tail:
-                    session.prefill.send_window.record_sent(one.step, one.tokens * self._activation_bytes)
+                    session.prefill.send_window.record_sent(
+                        one.step, one.tokens * self._settings.activation_bytes
+                    )
             if self._layered is None:
                 return steps
             if taken := self._layered.take_prompts(steps, lambda: self._decoding(now_s)):

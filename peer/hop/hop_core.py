@@ -63,9 +63,7 @@ class HopCore(Generic[Session, Payload]):
         self._settings = settings
         self._sessions: set[Session] = set()
         self._held: HeldFrames[Session, Payload] = HeldFrames()
-        self._turns: EngineTurns[Session, Payload] = EngineTurns(
-            limits, settings.activation_bytes, sizer, self._sessions, self._held
-        )
+        self._turns: EngineTurns[Session, Payload] = EngineTurns(settings, sizer, self._sessions, self._held)
         self._head: Head[Session, Payload] = Head(settings.rule, settings.cut, limits, gathering)
         self._wake_s = math.inf
         """When `Woken` is to come."""

@@ -165,6 +165,8 @@ class HopSettings:
     """Of prompts whose head is here."""
     uses_deadlines: bool = False
     """Whether links send prompts as they are due (`prompt_order`)."""
+    uses_forecasts: bool = True
+    """Whether links go by when the next decode is expected: without that there is no `ExpectDecode`."""
 
     def fault_of_step(self, session: HopSession, step: int, tokens: int, *, prefill: bool) -> str | None:
         """What is wrong with a step that is not a repeat; None: nothing, and if it is prefill of another hop it counts

@@ -80,17 +80,20 @@ class StepWork:
 
     @property
     def rows(self) -> int:
-        return len(self.decode_contexts) + sum(rows for rows, _ in self.prefills)
+        return len(self.decode_contexts) + sum([rows for rows, _ in self.prefills])
 
 
 def predicted_ms(profile: Profile, work: StepWork) -> float:
     """The time of that step. With parts of prompts in it, all its rows count as such."""
+    rows = work.rows
     if work.prefills:
-        layer_ms = prefill_layer_ms(profile.layer_latencies, work.rows, _COST, profile.prefill_latencies)
+        layer_ms = prefill_layer_ms(profile.layer_latencies, rows, _COST, profile.prefill_latencies)
     else:
-        layer_ms = layer_ms_at(profile.layer_latencies, work.rows)
-    layer_ms += sum(decode_context_ms(profile.decode_context_ms, one) for one in work.decode_contexts)
-    layer_ms += sum(prefill_context_ms(profile.prefill_context_ms, *one) for one in work.prefills)
+        layer_ms = layer_ms_at(profile.layer_latencies, rows)
+    if profile.decode_context_ms:
+        layer_ms += sum([decode_context_ms(profile.decode_context_ms, one) for one in work.decode_contexts])
+    if profile.prefill_context_ms:
+        layer_ms += sum([prefill_context_ms(profile.prefill_context_ms, *one) for one in work.prefills])
     ends_ms = profile.embed_ms if work.starts else 0.0
     if work.ends:
         sessions = len(work.decode_contexts) + len(work.prefills)

@@ -67,13 +67,15 @@ class StepTimes:
 
     def observe(self, work: StepWork, measured_ms: float) -> None:
         """A step of this work took `measured_ms`. What is no time is not counted."""
-        if work.rows < 1 or not (math.isfinite(measured_ms) and measured_ms > 0):
+        rows, prefill = work.rows, bool(work.prefills)
+        if rows < 1 or not (math.isfinite(measured_ms) and measured_ms > 0):
             return
         plain_ms = predicted_ms(self.profile, work)
-        self._errors.append(abs(measured_ms - self.predicted_ms(work)) / measured_ms)
+        refined_ms = plain_ms * self._ratio(prefill, rows, 1)
+        self._errors.append(abs(measured_ms - refined_ms) / measured_ms)
         self._profile_errors.append(abs(measured_ms - plain_ms) / measured_ms)
         self.steps += 1
-        bucket = self._buckets.setdefault(_bucket_of(bool(work.prefills), work.rows), _Bucket())
+        bucket = self._buckets.setdefault(_bucket_of(prefill, rows), _Bucket())
         bucket.learn(math.log(measured_ms) - math.log(plain_ms))
 
     def refined(self) -> Profile:
@@ -100,7 +102,10 @@ class StepTimes:
 
     def _ratio(self, prefill: bool, rows: int, least_steps: int) -> float:
         """Of the nearest bucket of that kind with so many steps; 1 if there is none."""
-        _, wanted = _bucket_of(prefill, rows)
+        wanted = _bucket_of(prefill, rows)[1]
+        bucket = self._buckets.get((prefill, wanted))
+        if bucket is not None and bucket.steps >= least_steps:
+            return math.exp(bucket.log_ratio)
         known = [
             (abs(size - wanted), size, bucket.log_ratio)
             for (kind, size), bucket in self._buckets.items()

@@ -16,26 +16,28 @@ from molink.peer.wire.transmission.decode_times import (
     decode_finish_s,
 )
 
+CIRCUITS_REMEMBERED = 256
+
 
 class DecodeForecast:
-    """A DecodeWatch that passes on, per link, when its next decode is predicted to be sent.
+    """A DecodeWatch that passes on, per link, when its next decode is predicted to be sent."""
 
-    `expect` is told the neighbour's peer id and the time on the event loop's clock.
-    """
-
-    def __init__(self, expect: Callable[[str, float], None]) -> None:
+    def __init__(self, expect: Callable[[str, float], None], clock: Callable[[float], float]) -> None:
+        """`expect` is told the neighbour's peer id and the time; `clock` turns a time of a batch into one of the links'
+        clock."""
         self._expect = expect
-        self._stages: tuple[PipelineStage, ...] = ()
-        self._circuit: DecodePipeline | None = None
+        self._clock = clock
+        self._circuits: dict[int, tuple[tuple[PipelineStage, ...], DecodePipeline]] = {}
+        """By the id of the stages, which are kept with it."""
 
     def computing(self, batch: DecodeBatch) -> None:
         """Cases 1 and 2: the step that runs is sent when it is computed."""
-        running = RunningBatch(_on_loop_clock(batch.at_s), batch.tokens)
+        running = RunningBatch(self._clock(batch.at_s), batch.tokens)
         self._tell(batch, running, None)
 
     def awaiting(self, first: DecodeBatch) -> None:
         """Case 3: the next step is the one that comes back after a whole circuit."""
-        self._tell(first, None, FirstBatch(_on_loop_clock(first.at_s), first.tokens))
+        self._tell(first, None, FirstBatch(self._clock(first.at_s), first.tokens))
 
     def _tell(self, batch: DecodeBatch, running: RunningBatch | None, first: FirstBatch | None) -> None:
         finish_s = decode_finish_s(self._circuit_of(batch.stages), batch.hop, running, first)
@@ -44,9 +46,13 @@ class DecodeForecast:
                 self._expect(peer_id, finish_s)
 
     def _circuit_of(self, stages: tuple[PipelineStage, ...]) -> DecodePipeline:
-        if self._circuit is None or stages is not self._stages:
-            self._stages, self._circuit = stages, circuit_of(stages)
-        return self._circuit
+        if (known := self._circuits.get(id(stages))) is not None:
+            return known[1]
+        if len(self._circuits) >= CIRCUITS_REMEMBERED:
+            self._circuits.clear()
+        circuit = circuit_of(stages)
+        self._circuits[id(stages)] = stages, circuit
+        return circuit
 
 
 def circuit_of(stages: tuple[PipelineStage, ...]) -> DecodePipeline:
@@ -70,6 +76,6 @@ def _profile(stage: PipelineStage) -> DecodeProfile:
     return DecodeProfile(tuple((size, stage.decode_ms(size) / 1000) for size in sizes))
 
 
-def _on_loop_clock(at_s: float) -> float:
+def on_loop_clock(at_s: float) -> float:
     """A time of `time.perf_counter`, which measures steps, on the clock of the event loop, which links go by."""
     return asyncio.get_running_loop().time() - (time.perf_counter() - at_s)

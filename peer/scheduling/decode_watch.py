@@ -5,16 +5,14 @@ its t_s and, with the stage's profile, T_d; `awaiting` gives t_p, and with the c
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from molink.peer.scheduling.pipeline import PipelineStage
 
 SessionT = TypeVar("SessionT")
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeBatch:
+class DecodeBatch(NamedTuple):
     """The decode steps of one micro-batch of this peer."""
 
     at_s: float

@@ -19,9 +19,8 @@ it has had its share of the time again, there is no other.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from molink.peer.profiling.profile import StepWork, slice_layer_ms, slices_of
 from molink.peer.profiling.step_times import StepTimes
@@ -43,8 +42,7 @@ LayerTime: TypeAlias = Callable[[int, int], float]
 """Milliseconds of a layer for so many tokens of a prompt behind so many others."""
 
 
-@dataclass(frozen=True, slots=True)
-class RemainingPrefill:
+class RemainingPrefill(NamedTuple):
     """What is left to compute of a part of a prompt."""
 
     tokens: int
@@ -55,8 +53,7 @@ class RemainingPrefill:
     """Whether somebody gets a first token when it is through: it is its prompt's last part."""
 
 
-@dataclass(frozen=True, slots=True)
-class SliceSize:
+class SliceSize(NamedTuple):
     """The size of a slice."""
 
     tokens: tuple[int, ...]
@@ -70,6 +67,8 @@ class SliceSizer:
     def __init__(self, step_times: StepTimes) -> None:
         self._step_times = step_times
         self._measured = slices_of(step_times.profile)
+        self._lines: dict[int, tuple[float, float]] = {}
+        """By tokens: what a layer takes as measured, and what each token of context adds."""
         self._work: StepWork | None = None
         """The latest decode step."""
         self._beside_ms: float | None = None
@@ -94,7 +93,11 @@ class SliceSizer:
 
     def layer_ms(self, tokens: int, context_tokens: int) -> float:
         """What a layer of a piece takes."""
-        return self._ratio * slice_layer_ms(self._measured, tokens, context_tokens)
+        if (line := self._lines.get(tokens)) is None:
+            alone_ms = slice_layer_ms(self._measured, tokens, 0)
+            behind_ms = slice_layer_ms(self._measured, tokens, 1000)
+            line = self._lines[tokens] = alone_ms, (behind_ms - alone_ms) / 1000
+        return self._ratio * (line[0] + line[1] * context_tokens)
 
     def next_slice(
         self, layers: int, parts: Sequence[RemainingPrefill], decoding: int, under_way: tuple[int, ...] = ()
@@ -143,7 +146,9 @@ def budget_ms(idle_ms: float, beside_ms: float) -> float:
 
 def together_ms(layer_time: LayerTime, parts: Sequence[RemainingPrefill], tokens: Sequence[int]) -> float:
     """One layer of so many tokens of each of the parts: each attends to its own sequence only."""
-    own_ms = (_attention_ms(layer_time, part, count) for part, count in zip(parts, tokens, strict=True))
+    if len(tokens) == 1:
+        return layer_time(tokens[0], parts[0].context_tokens)
+    own_ms = [_attention_ms(layer_time, part, count) for part, count in zip(parts, tokens, strict=True)]
     return layer_time(sum(tokens), 0) + sum(own_ms)
 
 

@@ -8,7 +8,7 @@ from typing import Self
 
 from molink.dht.identity.dialable import ANYWHERE, Ranges
 from molink.dht.identity.identity import Identity
-from molink.peer.compute.backend import Backend, StageEngine
+from molink.peer.compute.backend import Backend, SlicingEngine
 from molink.peer.engine.engine_thread import EngineThread
 from molink.peer.engine.metrics import PeerMetrics
 from molink.peer.engine.sessions import ServedSession, SessionTable
@@ -18,7 +18,7 @@ from molink.peer.hop.hop_core import HopCore
 from molink.peer.hop.session import HopSettings
 from molink.peer.memory.leases import LeaseBook
 from molink.peer.profiling.step_times import StepTimes
-from molink.peer.scheduling.decode_forecast import DecodeForecast
+from molink.peer.scheduling.decode_forecast import DecodeForecast, on_loop_clock
 from molink.peer.scheduling.in_flight_rules import Rule, molink
 from molink.peer.scheduling.microbatch import BatchLimits, batch_limits
 from molink.peer.scheduling.prefill_chunks import Cut, chunk_lengths
@@ -36,12 +36,6 @@ from molink.peer.wire.link.links import Links
 from molink.peer.wire.transport.line_quality import MeasureLine
 from molink.peer.wire.transport.message_memory import MessageMemory, message_limit_bytes
 from molink.peer.wire.transport.shared_uplink import SharedUplink
-from molink.shards.batching.engine import Engine
-
-
-def _slice_sizer(engine: StageEngine, step_times: StepTimes | None) -> SliceSizer | None:
-    """For engines of one process that have been measured."""
-    return SliceSizer(step_times) if step_times and isinstance(engine, Engine) else None
 
 
 def _nobody(_: str) -> bool:
@@ -138,10 +132,10 @@ class DataPlane:
                 cut,
                 self.links.uses_deadlines,
             ),
-            _slice_sizer(backend.engine, step_times),
+            SliceSizer(step_times) if step_times and isinstance(backend.engine, SlicingEngine) else None,
             PromptGathering(step_times.predicted_ms, limits.max_tokens) if step_times else None,
         )
-        watch = DecodeForecast(self.links.expect_decode)
+        watch = DecodeForecast(self.links.expect_decode, on_loop_clock)
         self.stepper = Stepper(
             core, backend.engine, self._engine_thread, sessions, self.links, metrics, watch
         )

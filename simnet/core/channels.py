@@ -55,6 +55,11 @@ class Channels:
         return self._uplink.uses_deadlines
 
     @property
+    def uses_forecasts(self) -> bool:
+        """Whether it matters when the next decode is expected."""
+        return self._uplink.uses_forecasts
+
+    @property
     def unfinished_frames(self) -> int:
         """Frames that were given and are not there yet."""
         return sum(len(channel.frames) for channel in self._channels)
@@ -87,8 +92,7 @@ class Channels:
         """Queues a frame for that link. False, and nothing queued, when there is no room."""
         channel, now_s = self._channels[number], self._timeline.now_s
         message = channel.message + 1
-        sessions = tuple([row.key.session for row in frame.rows])
-        outgoing = Outgoing(message, frame.traffic_class, frame.size_bytes, sessions, frame.due_s)
+        outgoing = Outgoing(message, frame.traffic_class, frame.size_bytes, frame.sessions, frame.due_s)
         if not self._uplink.push(number, outgoing, now_s):
             return False
         channel.message = message
@@ -149,7 +153,7 @@ class Channels:
             if frame.traffic_class is TrafficClass.DECODE:
                 given_s = self._given_s.pop((channel.number, part.message))
                 self.decode_ways_s.append(now_s - given_s)
-            channel.deliver(frame)
+            channel.deliver(frame.content)
 
     def _acknowledge(self, channel: _Channel) -> None:
         """The other end sends what is due; it takes that end's uplink and the way back."""

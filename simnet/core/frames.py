@@ -1,14 +1,9 @@
-"""What peers of a simulated circuit tell each other, and how long it is.
-
-Nobody changes a row or a frame. Python does not forbid it, since there is one for each step of each session, and frozen
-dataclasses take three times as long to make.
-"""
+"""What peers of a simulated circuit send each other, and how long it is."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum, auto
+from typing import Any
 
-from molink.peer.memory.leases import LeaseKey
 from molink.peer.scheduling.pipeline import TOKEN_BYTES
 from molink.peer.wire.protocol.packets import HEADER_BYTES
 from molink.peer.wire.transmission.classes import TrafficClass
@@ -23,55 +18,30 @@ ACK_BYTES = CHUNK_BYTES + 24
 """An acknowledgement of a few chunks."""
 
 
-class FrameKind(Enum):
-    ACTIVATIONS = auto()
-    TOKENS = auto()
-    WINDOW_UPDATE = auto()
-    """Credits the previous peer for prefill that was computed."""
-
-
-@dataclass(slots=True)
-class SimulatedRow:
-    """One session's part of a step."""
-
-    key: LeaseKey
-    step: int
-    count: int
-    """New tokens, 1 or more."""
-    sample: bool
-    """Whether a token is drawn after it."""
-    prefill: bool
-
-
 @dataclass(slots=True)
 class SimulatedFrame:
-    kind: FrameKind
-    rows: tuple[SimulatedRow, ...]
+    """A frame. Nobody changes it; Python does not forbid it, since there is one for each step, and frozen dataclasses
+    take three times as long to make."""
+
     traffic_class: TrafficClass
     size_bytes: int
+    sessions: tuple[bytes, ...]
+    """Whose it is."""
+    content: Any
+    """What happens at the other end."""
     due_s: float = 0.0
     """Of prefill: when it is due."""
 
 
-Deliver = Callable[[SimulatedFrame], None]
-_ACTIVATIONS, _PREFILL, _DECODE = FrameKind.ACTIVATIONS, TrafficClass.PREFILL, TrafficClass.DECODE
-"""By its name, an enumeration finds a member by a call."""
+Deliver = Callable[[Any], None]
+"""Takes a frame's content, where it has come to."""
 
 
-def activations(rows: tuple[SimulatedRow, ...], activation_bytes: int, prefill: bool) -> SimulatedFrame:
-    """Hidden states for the next peer; `activation_bytes` for each new token."""
-    size_bytes = FRAME_BYTES + len(rows) * ROW_BYTES + sum([row.count for row in rows]) * activation_bytes
-    traffic_class = _PREFILL if prefill else _DECODE
-    return SimulatedFrame(_ACTIVATIONS, rows, traffic_class, size_bytes)
+def activations_bytes(sessions: int, tokens: int, activation_bytes: int) -> int:
+    """Of hidden states for the next peer, `activation_bytes` for each new token."""
+    return FRAME_BYTES + sessions * ROW_BYTES + tokens * activation_bytes
 
 
-def tokens(rows: tuple[SimulatedRow, ...]) -> SimulatedFrame:
-    """Drawn tokens for the head."""
-    return SimulatedFrame(FrameKind.TOKENS, rows, TrafficClass.DECODE, FRAME_BYTES + len(rows) * TOKEN_BYTES)
-
-
-def window_update(rows: tuple[SimulatedRow, ...]) -> SimulatedFrame:
-    """Which prefill was stepped, for who sent it."""
-    return SimulatedFrame(
-        FrameKind.WINDOW_UPDATE, rows, TrafficClass.CONTROL, FRAME_BYTES + len(rows) * TOKEN_BYTES
-    )
+def small_frame_bytes(sessions: int) -> int:
+    """Of drawn tokens for the head, or of a window update."""
+    return FRAME_BYTES + sessions * TOKEN_BYTES

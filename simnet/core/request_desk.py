@@ -3,8 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from molink.simnet.core.outcomes import RequestOutcome
-from molink.simnet.core.request_load import Request
+from molink.simnet.core.request_load import Request, RequestOutcome
 from molink.simnet.core.room import reserved_tokens
 from molink.simnet.core.timeline import Timeline
 

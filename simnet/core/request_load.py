@@ -1,4 +1,4 @@
-"""Which requests an emulation serves, and when each comes. Pure."""
+"""The requests of a run, when each comes, and what became of each. Pure."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -9,6 +9,8 @@ from molink.simnet.core.traces import TraceRequest
 
 MOST_PROMPT_TOKENS, MOST_NEW_TOKENS = 2048, 1024
 """The transmission paper's limits (section 5)."""
+AFTERMATH_S = 1800.0
+"""So long after the last measured arrival, what has not ended has failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,3 +81,17 @@ def arrivals(
     for number in itertools.count():
         request = trace[(first + number) % len(trace)]
         yield Request(number, since_first_s(number) * factor, request.prompt_tokens, request.generated_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutcome:
+    """The outcome of a request. Times are seconds since the start of the run."""
+
+    request: Request
+    token_ids: tuple[int, ...]
+    token_s: tuple[float, ...]
+    """When each token came."""
+    one_way_s: tuple[float, ...]
+    """If it was traced, for each token but the first: the mean way of its messages from hop to hop."""
+    error: str | None = None
+    """None: it has all its tokens."""

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from molink.simnet.core.outcomes import RequestOutcome
+from molink.simnet.core.request_load import RequestOutcome
 
 
 @dataclass(frozen=True, slots=True)

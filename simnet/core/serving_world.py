@@ -1,28 +1,34 @@
 """A circuit of peers that serves requests, in virtual time."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
+from molink.peer.hop import events
+from molink.peer.hop.hop_core import HopCore
+from molink.peer.hop.session import DrawnToken, HopPosition, HopSettings
 from molink.peer.memory.leases import LeaseKey
-from molink.peer.scheduling.decode_forecast import circuit_of
-from molink.peer.scheduling.in_flight_limit import InFlightLimit
+from molink.peer.profiling.profile import Profile
+from molink.peer.profiling.step_times import StepTimes
 from molink.peer.scheduling.in_flight_rules import Rule
 from molink.peer.scheduling.microbatch import BatchLimits
 from molink.peer.scheduling.pipeline import Circuit, PipelineStage
-from molink.peer.scheduling.prefill_chunks import Cut, lengths_within
+from molink.peer.scheduling.prefill_chunks import Cut
+from molink.peer.scheduling.prefill_slices import SliceSizer
+from molink.peer.scheduling.prompt_gathering import PromptGathering
 from molink.shards.spec import ModelSpec, Span
 from molink.simnet.core.channels import Channels
-from molink.simnet.core.frames import FrameKind, SimulatedFrame, SimulatedRow
 from molink.simnet.core.request_desk import RequestDesk
 from molink.simnet.core.request_load import Request
-from molink.simnet.core.sessions import SimulatedSession
-from molink.simnet.core.simulated_peer import CircuitPosition, ComputeS, SimulatedPeer
-from molink.simnet.core.timeline import Alarm, Timeline
+from molink.simnet.core.simulated_peer import ComputeS, SimulatedEngine, SimulatedPeer, SimulatedSession
+from molink.simnet.core.timeline import Timeline
 from molink.simnet.core.wire import Wire
 
 StagesOf = Callable[[Request], tuple[PipelineStage, ...]]
 """A request's circuit as its client predicts it."""
+OPENING_MESSAGES = 3
+"""One after the other before a prompt is at the head: every hop is asked for memory and answers that it is ready, and
+the prompt goes to the head (`client/circuit/circuit_builder.py`). Clients are beside the head, on no line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +52,8 @@ class SimulatedCircuit:
     """Of prompts."""
     limits: BatchLimits
     stages_of: StagesOf
+    profiles: tuple[Profile, ...] | None = None
+    """Of each peer, by which prompts are gathered, and computed in slices beside decode; None: neither."""
     opening_s: float = 0.0
     """From when there is room for a request to when its prompt is at the head: reserving, and starting."""
     hand_on_s: float = 0.0
@@ -62,134 +70,103 @@ class ServingWorld:
     def __init__(self, plan: SimulatedCircuit, timeline: Timeline) -> None:
         self._plan = plan
         self.timeline = timeline
-        self._sessions: dict[LeaseKey, SimulatedSession] = {}
-        self.desk = RequestDesk(timeline, plan.kv_tokens, plan.most_sessions, self._open_session)
+        self._sessions = 0
+        """That have begun and not ended."""
+        self.desk = RequestDesk(timeline, plan.kv_tokens, plan.most_sessions, self._open)
         self.desk.to_client_s = plan.to_client_s
-        self._in_flight_limit: InFlightLimit[LeaseKey] = InFlightLimit(plan.rule, plan.limits.max_sessions)
         self._circuit: Circuit = tuple((f"{hop}", span) for hop, span in enumerate(plan.spans))
-        self._look = Alarm(timeline, self._look_again)
         self.channels = [
             Channels(timeline, Wire(rate_mbps, plan.jitter_ms, plan.seed + hop), plan.policy)
             for hop, rate_mbps in enumerate(plan.uplink_mbps)
         ]
-        hops = len(plan.spans)
-        self.peers = [
-            SimulatedPeer(
-                timeline,
-                CircuitPosition(hop, hops, span, plan.spec.activation_bytes, plan.hand_on_s),
-                self._sessions,
-                self.channels[hop],
-                plan.compute_s[hop],
-                plan.limits,
-            )
-            for hop, span in enumerate(plan.spans)
-        ]
-        self._connect()
+        self.peers = [self._peer(hop) for hop in range(len(plan.spans))]
+        for hop in range(len(self.peers)):
+            self._connect(hop)
 
     def check(self) -> None:
         """Raises AssertionError where bytes, memory or requests are not conserved."""
         self.desk.check()
         for channels in self.channels:
             channels.check(self.timeline.now_s)
-        if not self._sessions and any(peer.waiting for peer in self.peers):
-            raise AssertionError("steps of ended sessions wait")
+        if not self._sessions and not all(peer.is_empty for peer in self.peers):
+            raise AssertionError("something of ended sessions is left")
 
-    def _open_session(self, request: Request) -> None:
-        self.timeline.call(self._plan.opening_s, lambda: self._start(request))
+    def _peer(self, hop: int) -> SimulatedPeer:
+        plan, channels = self._plan, self.channels[hop]
+        settings = HopSettings(
+            f"{hop}",
+            plan.spec.activation_bytes,
+            min(plan.spec.most_step_tokens, plan.limits.max_tokens),
+            plan.limits,
+            plan.rule,
+            plan.cut,
+            channels.heeds_due,
+            channels.uses_forecasts,
+        )
+        core: HopCore[SimulatedSession, None]
+        times = None if plan.profiles is None else StepTimes(plan.profiles[hop])
+        if times is None:
+            core = HopCore(settings)
+        else:
+            gathering = PromptGathering[SimulatedSession](times.predicted_ms, plan.limits.max_tokens)
+            core = HopCore(settings, SliceSizer(times), gathering)
+        return SimulatedPeer(
+            self.timeline,
+            plan.spec,
+            settings.peer_id,
+            core,
+            channels,
+            SimulatedEngine(plan.compute_s[hop], plan.hand_on_s, times),
+            self._deliver,
+        )
 
-    def _start(self, request: Request) -> None:
+    def _connect(self, hop: int) -> None:
+        """A peer to the next one, and to the previous one."""
+        hops, delay_s = len(self.peers), self._plan.delay_s
+        for other in dict.fromkeys(((hop + 1) % hops, (hop - 1) % hops)):
+            if other != hop:
+                self.peers[hop].links[f"{other}"] = self.channels[hop].open(
+                    delay_s[hop][other],
+                    delay_s[other][hop],
+                    self.channels[other].wire,
+                    self.peers[other].handle,
+                )
+
+    # -- sessions
+
+    def _open(self, request: Request) -> None:
+        """Every hop is asked for memory, and is ready; then the prompt goes to the head."""
         key = LeaseKey(request.number.to_bytes(16, "big"), 1)
-        stages, hops = self._plan.stages_of(request), len(self.peers)
-        self._sessions[key] = SimulatedSession(
-            key, request, stages, circuit_of(stages), [0] * hops, [0.0] * hops
-        )
-        self._sessions[key].chunks.extend(
-            lengths_within(self._plan.cut, self._plan.limits, stages, request.prompt_tokens)
-        )
-        self._add_chunk(key)
-        self.peers[0].pump()
+        stages, capacity = self._plan.stages_of(request), request.prompt_tokens + request.new_tokens
+        hops = [
+            SimulatedSession(
+                key, HopPosition(self._circuit, hop, stages, request.prompt_tokens, capacity), request
+            )
+            for hop in range(len(self.peers))
+        ]
+        for hop, session in enumerate(hops):
+            session.before, session.after = hops[hop - 1], hops[(hop + 1) % len(hops)]
+        self._sessions += 1
+        begins, message_s = self.timeline.call, self._plan.opening_s / OPENING_MESSAGES
+        begins(message_s, partial(self._lease, hops))
+        started = events.PromptStarted(hops[0], request.prompt_tokens, 0, lambda _, __: None)
+        begins(self._plan.opening_s, partial(self.peers[0].handle, started))
 
-    def _end(self, session: SimulatedSession) -> None:
-        del self._sessions[session.key]
-        self._in_flight_limit.forget_session(session.key)
-        for peer in self.peers:
-            peer.forget_session(session.key)
-        self.desk.let_in()
+    def _lease(self, hops: Sequence[SimulatedSession]) -> None:
+        for peer, session in zip(self.peers, hops, strict=True):
+            peer.handle(events.SessionOpened(session))
+        if self._plan.profiles is not None:
+            self.peers[0].handle(events.PromptExpected(hops[0], hops[0].request.prompt_tokens))
 
-    # -- the head
-
-    def _add_chunk(self, key: LeaseKey) -> None:
-        session = self._sessions[key]
-        if session.chunks:
-            tokens = session.chunks.popleft()
-            self._add(session, tokens, sample=not session.chunks, prefill=True)
-
-    def _on_head_stepped(self, rows: Sequence[SimulatedRow]) -> None:
-        self._in_flight_limit.record_computed([row.key for row in rows])
-        self._release()
-        for row in rows:
-            if row.prefill and row.key in self._sessions:
-                self._add_chunk(row.key)
-
-    def _on_drawn(self, rows: Sequence[SimulatedRow]) -> None:
-        """Tokens are at the head, and at its clients with it."""
-        now_s, limit = self.timeline.now_s, self._in_flight_limit
-        for row in rows:
-            key = row.key
-            session = self._sessions[key]
+    def _deliver(self, tokens: Sequence[DrawnToken[SimulatedSession, None]]) -> None:
+        """Tokens are at the head, and on their way to its clients."""
+        for session, *_ in tokens:
             if self.desk.token(session.request.number):
                 self._end(session)
-            elif len(self.peers) == 1:
-                self._next_step(session)
-            else:
-                if key not in limit:
-                    limit.add_session(key, self._circuit, session.stages)
-                limit.record_return(key, now_s)
-        self._release()
-        self.peers[0].pump()
 
-    def _release(self) -> None:
-        for key in self._in_flight_limit.release_ready(self.timeline.now_s):
-            self._next_step(self._sessions[key])
-        self._look.set(due_s if (due_s := self._in_flight_limit.due_s()) is not None else math.inf)
-
-    def _look_again(self) -> None:
-        self._release()
-        self.peers[0].pump()
-
-    def _next_step(self, session: SimulatedSession) -> None:
-        self._add(session, 1, sample=True, prefill=False)
-
-    def _add(self, session: SimulatedSession, count: int, *, sample: bool, prefill: bool) -> None:
-        """The session's next step waits at the head."""
-        step = session.next_step
-        session.next_step = step + 1
-        self.peers[0].add_step(SimulatedRow(session.key, step, count, sample, prefill))
-
-    # -- links
-
-    def _connect(self) -> None:
-        """Each peer to the next one, and back."""
-        hops = len(self.peers)
-        for hop, peer in enumerate(self.peers):
-            if hops == 1:
-                break
-            after, before = (hop + 1) % hops, (hop - 1) % hops
-            peer.next_link = self._open_link(hop, after)
-            peer.previous_link = self._open_link(hop, before) if before != after else peer.next_link
-        self.peers[0].on_computed = self._on_head_stepped
-        self.peers[-1].on_drawn = self._on_drawn
-
-    def _open_link(self, hop: int, other: int) -> int:
-        delay_s = self._plan.delay_s
-
-        def deliver(frame: SimulatedFrame) -> None:
-            if frame.kind is FrameKind.WINDOW_UPDATE:
-                self.peers[other].on_window_update(frame)
-            elif frame.kind is FrameKind.TOKENS:
-                self._on_drawn(frame.rows)
-            else:
-                self.peers[other].on_activations(frame)
-
-        back_wire = self.channels[other].wire
-        return self.channels[hop].open(delay_s[hop][other], delay_s[other][hop], back_wire, deliver)
+    def _end(self, session: SimulatedSession) -> None:
+        self._sessions -= 1
+        for peer in self.peers:
+            peer.handle(events.SessionEnded(session))
+            session = session.after
+        self.desk.let_in()

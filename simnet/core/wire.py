@@ -21,18 +21,13 @@ class ByteAccount:
             raise AssertionError(f"bytes are not conserved: {self}")
 
 
-class Wire:
-    """An uplink: bytes leave in the order in which they came, at its rate, wherever they go."""
+class AccountedUplink:
+    """The account of an uplink's bytes."""
 
-    def __init__(self, rate_mbps: float, jitter_ms: float = 0.0, seed: int = 0) -> None:
-        self._line: Line[None] = Line(rate_mbps, jitter_ms=jitter_ms, seed=seed)
+    def __init__(self) -> None:
         self._sent_bytes = 0
         self._received_bytes = 0
         self._lost_bytes = 0
-
-    @property
-    def counters(self) -> LineCounters:
-        return self._line.counters()
 
     @property
     def account(self) -> ByteAccount:
@@ -41,18 +36,30 @@ class Wire:
             self._sent_bytes, self._received_bytes, self._lost_bytes, self._sent_bytes - settled
         )
 
-    def send(self, size_bytes: int, delay_s: float, now_s: float) -> float:
-        """When the last of so many bytes is at the other end, a way of `delay_s` from here."""
-        self._sent_bytes += size_bytes
-        return self._line.carry(size_bytes, now_s) + delay_s
-
     def received(self, size_bytes: int) -> None:
         """They are there."""
         self._received_bytes += size_bytes
 
     def lost(self, size_bytes: int) -> None:
-        """They will never be: the other end is gone."""
+        """They will never be of use: the other end is gone, or needs them no more."""
         self._lost_bytes += size_bytes
+
+
+class Wire(AccountedUplink):
+    """An uplink: bytes leave in the order in which they came, at its rate, wherever they go."""
+
+    def __init__(self, rate_mbps: float, jitter_ms: float = 0.0, seed: int = 0) -> None:
+        super().__init__()
+        self._line: Line[None] = Line(rate_mbps, jitter_ms=jitter_ms, seed=seed)
+
+    @property
+    def counters(self) -> LineCounters:
+        return self._line.counters()
+
+    def send(self, size_bytes: int, delay_s: float, now_s: float) -> float:
+        """When the last of so many bytes is at the other end, a way of `delay_s` from here."""
+        self._sent_bytes += size_bytes
+        return self._line.carry(size_bytes, now_s) + delay_s
 
     def busy_s(self, now_s: float) -> float:
         """How long bytes have been leaving up to now, which is not before the latest `send`."""

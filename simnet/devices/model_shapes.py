@@ -7,9 +7,10 @@ papers); nothing here is a weight. Totals of parameters follow from them.
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from types import MappingProxyType
 
-from molink.shards.spec import DTYPE_BYTES, ModelSpec
+from molink.shards.spec import DTYPE_BYTES, ModelSpec, Span
 from molink.simnet.devices.layer_shapes import Experts, LatentAttention
 from molink.simnet.suggestions import did_you_mean
 
@@ -283,3 +284,16 @@ def shape_named(name: str) -> ModelShape:
         near = did_you_mean(name, MODEL_SHAPES)
         raise ValueError(f"--model {name} has no known shape{near}: choose from {', '.join(MODEL_SHAPES)}")
     return MODEL_SHAPES[name]
+
+
+def even_spans(layers: int, peers: int) -> tuple[Span, ...]:
+    """The model's layers in as many spans as there are peers.
+
+    Raises:
+        ValueError: there are more peers than layers, or none.
+    """
+    if not 1 <= peers <= layers:
+        raise ValueError(f"{layers} layers can be split among 1 to {layers} peers, not {peers}")
+    base, longer = divmod(layers, peers)
+    starts = [peer * base + min(peer, longer) for peer in range(peers + 1)]
+    return tuple(Span(start, stop) for start, stop in pairwise(starts))

@@ -1,7 +1,7 @@
 """What a peer would measure of a device that nobody has here. Pure."""
 
 from molink.dht.records.records import LayerLatency, PrefillLatency
-from molink.peer.profiling.profile import Profile
+from molink.peer.profiling.profile import PIECE_TOKENS, Profile, SliceLatency
 from molink.shards.spec import Span
 from molink.simnet.devices.devices import DeviceProfile, SequenceChunk
 from molink.simnet.devices.model_shapes import ModelShape
@@ -23,6 +23,9 @@ def timed_profile(shape: ModelShape, device: DeviceProfile) -> Profile:
     def prompt_ms(tokens: int) -> float:
         return 1000 * (device.compute_s(shape, middle, [SequenceChunk(tokens, 0)], 0) - device.step_s)
 
+    def slice_ms(tokens: int, context: int) -> float:
+        return 1000 * device.compute_s(shape, middle, [SequenceChunk(tokens, context)], 0)
+
     last = Span(shape.layers - 1, shape.layers)
     one = [SequenceChunk(1, _PROFILED_CONTEXT)]
     head_s = device.compute_s(shape, last, one, 1) - device.compute_s(shape, last, one, 0)
@@ -32,4 +35,8 @@ def timed_profile(shape: ModelShape, device: DeviceProfile) -> Profile:
         head_ms=1000 * (head_s + device.step_s),
         load_bytes_per_s=_LOAD_BYTES_PER_S,
         prefill_latencies=tuple(PrefillLatency(tokens, prompt_ms(tokens)) for tokens in _PROFILED_PROMPTS),
+        slice_latencies=tuple(
+            SliceLatency(tokens, slice_ms(tokens, 0), slice_ms(tokens, 1000) - slice_ms(tokens, 0))
+            for tokens in PIECE_TOKENS
+        ),
     )

@@ -76,10 +76,9 @@ def emulate_serving(
     2) where it prints them.
     """
     # real peers and their engines take seconds to load, which other commands and their processes need not wait for
-    from molink.simnet.emulate.rows import serving_rows
+    from molink.simnet.emulate.rows import serving_rows, serving_table, usage_table, whose
     from molink.simnet.emulate.run import Emulation
     from molink.simnet.emulate.serving import all_runs, cells_of, judge, parameters_of, spec_of
-    from molink.simnet.emulate.table import serving_table, usage_table, whose
     from molink.simnet.serve.output.figures import table_figure
 
     cells = cells_of(policy, rate, peers, micro_batches, prefill_chunk)

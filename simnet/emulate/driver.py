@@ -2,6 +2,8 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Self
 
 import numpy as np
 
@@ -10,17 +12,15 @@ from molink.client.circuit.connection import SwarmConnection
 from molink.client.circuit.session import ClientSession
 from molink.client.circuit.session_request import SessionRequest
 from molink.client.errors import SwarmError
+from molink.dht.records.records import PeerView
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.shards.spec import ModelSpec, SamplingParams
-from molink.simnet.core.outcomes import RequestOutcome
-from molink.simnet.core.request_load import Request
+from molink.simnet.core.request_load import AFTERMATH_S, Request, RequestOutcome
 from molink.simnet.core.room import Room, reserved_tokens
 
 FORMATION_TIMEOUT_S = 30.0
 TRACED_EVERY = 4
 """One request in so many carries the hops' times, from which the links' follow."""
-AFTERMATH_S = 1800.0
-"""So long after the last measured arrival, what has not ended has failed."""
 
 
 class RequestDriver:
@@ -134,3 +134,34 @@ def _one_way_s(token: pb.Token, since_last_s: float, hops: int) -> float:
 
 async def _sleep_until(at_s: float) -> None:
     await asyncio.sleep(max(0.0, at_s - asyncio.get_running_loop().time()))
+
+
+class KnownPeers:
+    """A SwarmView of peers that stay as they are."""
+
+    def __init__(self, views: tuple[PeerView, ...]) -> None:
+        self._views = views
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+    def snapshot(self, model_hash: str | None = None) -> tuple[PeerView, ...]:
+        """All of them, or those that serve the model."""
+        return tuple(view for view in self._views if model_hash in (None, view.facts.model.model_hash))
+
+    async def refresh(self) -> None:
+        """There is nothing new."""
+
+    async def connections(self) -> int:
+        """It has none that could go."""
+        return 0
+
+    async def changed(self, timeout_s: float) -> bool:
+        """Nothing changes: False after `timeout_s`."""
+        await asyncio.sleep(timeout_s)
+        return False

@@ -1,18 +1,37 @@
-"""What runs of an emulation amount to, beside the transmission paper's numbers."""
+"""What runs of an emulation amount to, beside the transmission paper's numbers, as rows and as tables."""
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
 
-from molink.simnet.core.serving_times import NOTHING, ServingTimes, reduced, serving_times
+from molink.simnet.core.serving_times import NOTHING, serving_times
 from molink.simnet.devices.model_shapes import QWEN2_7B
-from molink.simnet.emulate.run import Emulation, EmulationRun
+from molink.simnet.emulate.run import Emulation, EmulationCell, EmulationRun
+from molink.simnet.presentation.tables import Column, Table
+from molink.simnet.serve.output.table import METRICS, SETTINGS, failures, in_brackets
 from molink.simnet.serve.paper import SYSTEM_OF, TABLE_2, LineSetting
+from molink.simnet.serve.presets import PresetCell
+from molink.simnet.serve.rows import shared_fields
 
 BASELINE = "concurrent"
 """Reductions are against this policy at the same rate."""
 PAPER_DEVICE, PAPER_PEERS = "rtx-4090", 3
 """Of Table 2 of the transmission paper (section 5.1): Qwen2-7B on three RTX 4090."""
+_RATE = (SETTINGS["rate_rps"],)
+_TIMES = (Column("policy", "policy"), *METRICS[:3])
+_USAGE = (
+    Column("policy", "policy"),
+    SETTINGS["micro_batches"],
+    SETTINGS["prefill_chunk_tokens"],
+    Column("throughput", "throughput_tps", "tokens/s", ".1f"),
+    Column("decode\none way", "decode_one_way_ms", "ms", ".1f"),
+    Column("99 % of\nthem", "decode_one_way_p99_ms", "ms", ".0f"),
+    Column("engine\nbusy", "engine_busy", form=".0%"),
+    Column("uplink\nbusy", "uplink_busy", form=".0%"),
+    Column("CPU here,\nmost", lambda row: max(row.peer_cpu, row.driver_cpu, row.lines_cpu), form=".0%"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +87,16 @@ class ServingRow:
 
 def serving_rows(emulation: Emulation, runs: Sequence[EmulationRun]) -> list[ServingRow]:
     """A row for each run, in order."""
-    times = [serving_times(run.outcomes, run.usage.tokens_per_s) for run in runs]
-    bases = {
-        run.cell.rate_rps: base for run, base in zip(runs, times, strict=True) if run.cell.policy == BASELINE
-    }
-    return [_row(emulation, run, own, bases) for run, own in zip(runs, times, strict=True)]
+    count, cells = len(runs), [_cell(emulation, run.cell) for run in runs]
+    # what the paper's systems gain is on its own baseline, whether ours ran or not
+    baselines = [_cell(emulation, replace(run.cell, policy=BASELINE)) for run in runs]
+    shared = shared_fields(
+        [*baselines, *cells],
+        [*[()] * count, *(run.outcomes for run in runs)],
+        [*[NOTHING] * count, *(serving_times(run.outcomes, run.usage.tokens_per_s) for run in runs)],
+        BASELINE,
+    )
+    return [_row(run, fields) for run, (fields, _, _) in zip(runs, islice(shared, count, None), strict=True)]
 
 
 def differing(runs: Sequence[EmulationRun]) -> list[tuple[EmulationRun, int]]:
@@ -88,37 +112,11 @@ def differing(runs: Sequence[EmulationRun]) -> list[tuple[EmulationRun, int]]:
     return found
 
 
-def _row(
-    emulation: Emulation, run: EmulationRun, times: ServingTimes, bases: Mapping[float, ServingTimes]
-) -> ServingRow:
-    cell, usage = run.cell, run.usage
-    ours = reduced(times, bases.get(cell.rate_rps, NOTHING))
-    paper = _printed(emulation, cell.rate_rps, cell.policy)
-    papers = reduced(paper, _printed(emulation, cell.rate_rps, BASELINE))
+def _row(run: EmulationRun, shared: dict[str, Any]) -> ServingRow:
+    usage = run.usage
     ways_ms = sorted(1000 * way for one in run.outcomes for way in one.one_way_s)
     return ServingRow(
-        policy=cell.policy,
-        rate_rps=cell.rate_rps,
-        micro_batches=cell.served_as.micro_batches,
-        prefill_chunk_tokens=cell.served_as.prefill_chunk_tokens,
-        bandwidth_mbps=emulation.bandwidth_mbps,
-        delay_ms=emulation.delay_ms,
-        peers=emulation.peers,
-        requests=len(run.outcomes),
-        failed=sum(one.error is not None for one in run.outcomes),
-        ttft_s=times.ttft_s,
-        tpot_s=times.tpot_s,
-        latency_s=times.latency_s,
-        throughput_tps=usage.tokens_per_s,
-        ttft_reduction=ours.ttft_s,
-        tpot_reduction=ours.tpot_s,
-        latency_reduction=ours.latency_s,
-        paper_ttft_s=paper.ttft_s,
-        paper_tpot_s=paper.tpot_s,
-        paper_latency_s=paper.latency_s,
-        paper_ttft_reduction=papers.ttft_s,
-        paper_tpot_reduction=papers.tpot_s,
-        paper_latency_reduction=papers.latency_s,
+        **shared,
         decode_one_way_ms=statistics.median(ways_ms) if ways_ms else None,
         decode_one_way_p99_ms=ways_ms[int(0.99 * (len(ways_ms) - 1))] if ways_ms else None,
         engine_busy=max(usage.engines),
@@ -129,10 +127,30 @@ def _row(
     )
 
 
-def _printed(emulation: Emulation, rate_rps: float, policy: str) -> ServingTimes:
-    """What the paper prints of this setting, if it does."""
+def _cell(emulation: Emulation, cell: EmulationCell) -> PresetCell:
+    """With what the paper prints of this setting, if it does."""
+    setting = LineSetting(cell.rate_rps, emulation.bandwidth_mbps, emulation.delay_ms)
     machines = (emulation.spec.name, emulation.device, emulation.peers)
-    if machines != (QWEN2_7B.name, PAPER_DEVICE, PAPER_PEERS):
-        return NOTHING
-    setting = LineSetting(rate_rps, emulation.bandwidth_mbps, emulation.delay_ms)
-    return TABLE_2.get((setting, SYSTEM_OF.get(policy, "")), NOTHING)
+    is_paper = machines == (QWEN2_7B.name, PAPER_DEVICE, PAPER_PEERS)
+    printed = TABLE_2.get((setting, SYSTEM_OF.get(cell.policy, ""))) if is_paper else None
+    return PresetCell(setting, cell.policy, cell.served_as, emulation.peers, printed=printed)
+
+
+def whose(emulation: Emulation) -> str:
+    """Model and machines."""
+    computing = "computed here" if emulation.device is None else f"timed as {emulation.device}"
+    return f"{emulation.spec.name} on {emulation.peers} peers, {computing}"
+
+
+def serving_table(emulation: Emulation, rows: Sequence[ServingRow]) -> Table:
+    """A line for each row, rates apart; the paper's averages stand beside ours where it prints them."""
+    title = (
+        f"{whose(emulation)}; {emulation.bandwidth_mbps:g} Mbps, {emulation.delay_ms:g} ms one way; "
+        f"averages over {emulation.duration_s:g} s"
+    )
+    return Table(title, _TIMES, rows, _RATE, (in_brackets(BASELINE), failures(rows)))
+
+
+def usage_table(rows: Sequence[ServingRow]) -> Table:
+    """How peers served, and what that took of what there is: a line for each row, rates apart."""
+    return Table("How they served, and what it took", _USAGE, rows, _RATE)

@@ -10,16 +10,18 @@ import numpy as np
 
 from molink.client.circuit.connection import SwarmConnection
 from molink.shards.spec import ModelSpec, Span
-from molink.simnet.core.outcomes import RequestOutcome
-from molink.simnet.core.request_load import arrivals
+from molink.simnet.core.request_load import RequestOutcome, arrivals
 from molink.simnet.core.room import Room, fitting_tokens
 from molink.simnet.core.traces import TraceRequest
-from molink.simnet.devices.spans import even_spans
-from molink.simnet.emulate.driver import RequestDriver
-from molink.simnet.emulate.known_peers import KnownPeers
-from molink.simnet.emulate.processes.lines_process import LinesConfiguration, LinesCounters, LinesProcess
+from molink.simnet.devices.model_shapes import even_spans
+from molink.simnet.emulate.driver import KnownPeers, RequestDriver
+from molink.simnet.emulate.processes.child_process import (
+    LinesConfiguration,
+    LinesCounters,
+    LinesProcess,
+    PeerProcess,
+)
 from molink.simnet.emulate.processes.peer import PeerConfiguration, PeerCounters
-from molink.simnet.emulate.processes.peer_process import PeerProcess
 from molink.simnet.serve.served_as import ServedAs
 
 Report = Callable[[str], None]

@@ -12,13 +12,11 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
-from typing import Self
 
-from molink.simnet.lines.flows import Connection, Path
+from molink.simnet.lines.flows import Path, RelayPort
 from molink.simnet.lines.line import Line
 from molink.simnet.lines.shaper import Chunk, Shaper
-from molink.simnet.lines.sockets import Dialling, Listening, address
+from molink.simnet.lines.sockets import Dialling, address
 
 MAX_REQUEST_BYTES = 8192
 REQUEST_TIMEOUT_S = 5.0
@@ -76,41 +74,20 @@ def parse_connect(head: bytes) -> Target:
         raise RequestRefused("400 Bad Request") from error
 
 
-class AccessRouter:
+class AccessRouter(RelayPort):
     """The CONNECT proxy of one home, between `__enter__` and `__exit__`. Connects only to addresses placed in homes."""
 
     def __init__(
         self, shaper: Shaper, neighbourhood: Neighbourhood, home: str, port: int = 0, host: str = "127.0.0.1"
     ) -> None:
-        self.port = port
-        self.host = host
-        self._shaper = shaper
+        super().__init__(shaper, port, host)
         self._neighbourhood = neighbourhood
         self._home = home
-        self._listening = Listening(shaper, host, self._arrive)
-        self._arriving: dict[socket.socket, bytes] = {}
-        self._connections: dict[Connection, None] = {}
-
-    def __enter__(self) -> Self:
-        self.port = self._shaper.call(lambda: self._listening.begin(self.port))
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._shaper.call(self._stop)
 
     @property
     def url(self) -> str:
         """As gRPC and HTTP clients take a proxy."""
         return f"http://{self.host}:{self.port}"
-
-    def _stop(self) -> None:
-        self._listening.end()
-        for connection in tuple(self._connections):
-            connection.cut()
-        for client in tuple(self._arriving):
-            self._drop(client)
 
     def _arrive(self, client: socket.socket) -> None:
         self._arriving[client] = b""
@@ -159,14 +136,9 @@ class AccessRouter:
         if head is None:
             server.close()
             return
-        delays_s = (route.delay_s, route.delay_s)
-        connection = Connection(self._shaper, client, server, route.paths, delays_s, self._forget)
-        self._connections[connection] = None
+        connection = self._connect(client, server, route.paths, route.delay_s)
         connection.guard(lambda: _answer(client, "200 Connection established"))
         connection.begin(head.partition(END_OF_REQUEST)[2])
-
-    def _forget(self, connection: Connection) -> None:
-        del self._connections[connection]
 
     def _refuse(self, client: socket.socket, status: str) -> None:
         if client in self._arriving:

@@ -9,11 +9,14 @@ import functools
 import math
 import selectors
 import socket
+from abc import ABC, abstractmethod
 from collections.abc import Callable
+from types import TracebackType
+from typing import Self
 
 from molink.simnet.lines.line import Line
 from molink.simnet.lines.shaper import Chunk, Shaper
-from molink.simnet.lines.sockets import reset
+from molink.simnet.lines.sockets import Listening, reset
 
 MAX_STALLED_BYTES = 256 * 1024
 """What may wait for a reader that does not read, before nothing more is taken from the sender."""
@@ -178,3 +181,58 @@ class Connection:
             self.shaper.watch(sock, 0, self._ready[0])
             close(sock)
         self._on_closed(self)
+
+
+class RelayPort(ABC):
+    """Owner of a listening port and of the connections to it, between `__enter__` and `__exit__`; subclasses say where
+    each leads."""
+
+    def __init__(self, shaper: Shaper, port: int, host: str) -> None:
+        self.port = port
+        self.host = host
+        self._shaper = shaper
+        self._listening = Listening(shaper, host, self._arrive)
+        self._arriving: dict[socket.socket, bytes] = {}
+        """Those that are connected to nobody yet, with what was read of them."""
+        self._connections: dict[Connection, None] = {}
+
+    def __enter__(self) -> Self:
+        """Listens. OSError if the port is taken."""
+        self.port = self._shaper.call(lambda: self._listening.begin(self.port))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._shaper.call(self._stop)
+
+    def _stop(self) -> None:
+        self._listening.end()
+        self._cut()
+
+    def _cut(self) -> int:
+        """Ends all connections, and tells how many were open."""
+        connections = tuple(self._connections)
+        for connection in connections:
+            connection.cut()
+        for client in tuple(self._arriving):
+            self._drop(client)
+        return len(connections)
+
+    def _connect(
+        self, client: socket.socket, server: socket.socket, paths: tuple[Path, Path], delay_s: float
+    ) -> Connection:
+        """Puts lines between the two; the caller begins it."""
+        connection = Connection(
+            self._shaper, client, server, paths, (delay_s, delay_s), self._connections.__delitem__
+        )
+        self._connections[connection] = None
+        return connection
+
+    @abstractmethod
+    def _arrive(self, client: socket.socket) -> None:
+        """Somebody has connected."""
+
+    @abstractmethod
+    def _drop(self, client: socket.socket) -> None:
+        """Closes one of `_arriving`."""

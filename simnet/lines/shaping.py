@@ -13,13 +13,11 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
-from types import TracebackType
-from typing import Self
 
-from molink.simnet.lines.flows import Connection, Path
+from molink.simnet.lines.flows import Path, RelayPort
 from molink.simnet.lines.line import Line
 from molink.simnet.lines.shaper import Chunk, Shaper
-from molink.simnet.lines.sockets import Dialling, Listening, address, reset
+from molink.simnet.lines.sockets import Dialling, address, reset
 
 COMMANDS = """commands on standard input, each answered by a line of JSON:
   rate MBPS        both directions, from now on      up MBPS, down MBPS   one direction
@@ -27,7 +25,7 @@ COMMANDS = """commands on standard input, each answered by a line of JSON:
   pause, resume    nothing moves                     end (or end of file) ends"""
 
 
-class ShapedPort:
+class ShapedPort(RelayPort):
     """A port whose connections reach `target` through lines, between `__enter__` and `__exit__`.
 
     `up` carries what clients send, `down` the answers; ports that are given the same line share it. A connection costs
@@ -43,23 +41,10 @@ class ShapedPort:
         port: int = 0,
         host: str = "127.0.0.1",
     ) -> None:
-        self.port = port
-        self._shaper = shaper
+        super().__init__(shaper, port, host)
         self._target = target
         self._paths: tuple[Path, Path] = ((up,), (down,))
-        self._listening = Listening(shaper, host, self._arrive)
-        self._connections: dict[Connection, None] = {}
-        self._arriving: set[socket.socket] = set()
         self._paused = False
-
-    def __enter__(self) -> Self:
-        self.port = self._shaper.call(lambda: self._listening.begin(self.port))
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._shaper.call(self._stop)
 
     @property
     def connections(self) -> int:
@@ -77,12 +62,8 @@ class ShapedPort:
     def resume(self) -> None:
         self._shaper.call(lambda: self._pause(False))
 
-    def _stop(self) -> None:
-        self._listening.end()
-        self._cut()
-
     def _arrive(self, client: socket.socket) -> None:
-        self._arriving.add(client)
+        self._arriving[client] = b""
         (up,), (down,) = self._paths
         self._shaper.after(up.delay_s + down.delay_s, partial(self._dial, client))
 
@@ -93,26 +74,14 @@ class ShapedPort:
             ).begin()
 
     def _join(self, client: socket.socket, server: socket.socket) -> None:
-        self._arriving.discard(client)
-        connection = Connection(self._shaper, client, server, self._paths, (0.0, 0.0), self._forget)
-        self._connections[connection] = None
+        self._arriving.pop(client, None)
+        connection = self._connect(client, server, self._paths, 0.0)
         connection.begin()
         connection.pause(self._paused)
 
-    def _forget(self, connection: Connection) -> None:
-        del self._connections[connection]
-
     def _drop(self, client: socket.socket) -> None:
-        self._arriving.discard(client)
+        self._arriving.pop(client, None)
         reset(client)
-
-    def _cut(self) -> int:
-        connections = tuple(self._connections)
-        for connection in connections:
-            connection.cut()
-        for client in tuple(self._arriving):
-            self._drop(client)
-        return len(connections)
 
     def _pause(self, paused: bool) -> None:
         self._paused = paused

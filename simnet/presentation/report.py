@@ -13,8 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from molink.simnet.presentation.figures import Figure, Panel
-from molink.simnet.presentation.tables import Grid
-from molink.simnet.presentation.words import explained
+from molink.simnet.presentation.tables import Grid, explained
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,34 @@
 """A table as a description: what its columns say of rows. Pure; `terminal.py` and `report.py` show it."""
 
 import math
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
-from molink.simnet.presentation.words import PRINTED, explained
+PRINTED = "printed"
+"""Above a value that a paper prints: `paper` is the name of a policy."""
+WORDS: Mapping[str, str] = MappingProxyType(
+    {
+        "TTFT": "time to first token, from a request's arrival on",
+        "TPOT": "time per output token, from one to the next, the first left out",
+        "TBT": "time between tokens, from one to the next, the first left out",
+        "JCT": "job completion time, from a request's arrival to its last token",
+        "latency": "from a request's arrival to its last token",
+        "TP": "tensor parallelism, ranks that share each layer",
+        "PP": "pipeline parallelism, stages that share the layers",
+        PRINTED: "what the paper prints of the same setting",
+        "policy paper": "MoLink as the transmission paper describes it; molink is ours",
+    }
+)
+
+
+def explained(texts: Iterable[str]) -> list[str]:
+    """A line for each of `WORDS` that is in one of the texts."""
+    said = "\n".join(texts)
+    return [f"{word}: {what}" for word, what in WORDS.items() if re.search(rf"\b{word}\b", said)]
+
 
 Form = str | Callable[[Any], str]
 NONE = "-"

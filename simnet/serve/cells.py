@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from molink.simnet.devices.model_shapes import shape_named
+from molink.simnet.devices.model_shapes import even_spans, shape_named
 from molink.simnet.devices.named_devices import device_named
-from molink.simnet.devices.spans import even_spans
 from molink.simnet.serve.presets import Preset, PresetCell
 from molink.simnet.serve.scenario import Scenario, SimulatedStage, circuit_plan
 from molink.simnet.serve.simulated import RequestLoad, SimulatedRun, simulate_serving

@@ -6,11 +6,12 @@ back. A server takes one request after the other. All clients stand at one machi
 
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 
-from molink.peer.memory.leases import LeaseKey
-from molink.simnet.core import frames
+from molink.peer.wire.transmission.classes import TrafficClass
+from molink.shards.spec import Span
 from molink.simnet.core.channels import Channels
-from molink.simnet.core.frames import SimulatedFrame, SimulatedRow
+from molink.simnet.core.frames import SimulatedFrame, activations_bytes
 from molink.simnet.core.request_desk import RequestDesk
 from molink.simnet.core.request_load import Request
 from molink.simnet.core.serving_world import SimulatedCircuit
@@ -24,13 +25,14 @@ SENDING = "concurrent"
 
 
 @dataclass(slots=True)
-class _Progress:
-    """How far a session is."""
+class _Session:
+    """A session and its step that is under way."""
 
     request: Request
+    tokens: int
+    """That this step adds."""
     rows: int = 0
-    """In the servers' KV caches."""
-    step: int = 0
+    """In the servers' KV caches before it."""
     server: int = 0
     """That has the step, or gets it."""
 
@@ -38,30 +40,31 @@ class _Progress:
 class _Server:
     """Takes one request after the other."""
 
-    def __init__(self, world: "PetalsWorld", number: int, compute_s: ComputeS) -> None:
+    def __init__(self, world: "PetalsWorld", span: Span, compute_s: ComputeS) -> None:
         self.busy_s = 0.0
         self._world = world
-        self._number = number
+        self._span = span
         self._compute_s = compute_s
-        self._queue: deque[SimulatedRow] = deque()
+        self._queue: deque[_Session] = deque()
         self._busy = False
 
-    def take(self, row: SimulatedRow) -> None:
-        self._queue.append(row)
+    def take(self, session: _Session) -> None:
+        self._queue.append(session)
         self._begin()
 
     def _begin(self) -> None:
         if self._busy or not self._queue:
             return
         self._busy = True
-        row = self._queue.popleft()
-        taken_s = self._compute_s(work_of([SequenceChunk(row.count, self._world.context(row.key))]), 0)
-        self._world.timeline.call(taken_s, lambda: self._computed(row, taken_s))
+        session = self._queue.popleft()
+        work = work_of([SequenceChunk(session.tokens, session.rows)])
+        taken_s = self._compute_s(self._span, work, 0)
+        self._world.timeline.call(taken_s, lambda: self._computed(session, taken_s))
 
-    def _computed(self, row: SimulatedRow, taken_s: float) -> None:
+    def _computed(self, session: _Session, taken_s: float) -> None:
         self.busy_s += taken_s
         self._busy = False
-        self._world.back(self._number, row)
+        self._world.answer(session)
         self._begin()
 
 
@@ -71,18 +74,18 @@ class PetalsWorld:
     def __init__(self, plan: SimulatedCircuit, timeline: Timeline) -> None:
         self.timeline = timeline
         self._plan = plan
-        self._sessions: dict[LeaseKey, _Progress] = {}
         self.desk = RequestDesk(timeline, plan.kv_tokens, plan.most_sessions, self._start)
-        self.peers = [_Server(self, number, compute_s) for number, compute_s in enumerate(plan.compute_s)]
+        stages = zip(plan.spans, plan.compute_s, strict=True)
+        self.peers = [_Server(self, span, compute_s) for span, compute_s in stages]
         rates = (*plan.uplink_mbps, plan.uplink_mbps[0])
         self.channels = [
             Channels(timeline, Wire(rate_mbps, plan.jitter_ms, plan.seed + at), SENDING)
             for at, rate_mbps in enumerate(rates)
         ]
-        for server in range(len(self.peers)):
+        for server, peer in enumerate(self.peers):
             delay_s, back_s = plan.delay_s[0][server], plan.delay_s[server][0]
             client_wire, wire = self.channels[-1].wire, self.channels[server].wire
-            self.channels[-1].open(delay_s, back_s, wire, self._deliver(server))
+            self.channels[-1].open(delay_s, back_s, wire, peer.take)
             self.channels[server].open(back_s, delay_s, client_wire, self._returned)
 
     def check(self) -> None:
@@ -91,43 +94,33 @@ class PetalsWorld:
         for channels in self.channels:
             channels.check(self.timeline.now_s)
 
-    def context(self, key: LeaseKey) -> int:
-        """Tokens before the step that the session takes."""
-        return self._sessions[key].rows
-
-    def back(self, server: int, row: SimulatedRow) -> None:
+    def answer(self, session: _Session) -> None:
         """A server's answer goes to the client."""
-        self._post(self.channels[server], 0, row)
+        self._post(self.channels[session.server], 0, session)
 
     def _start(self, request: Request) -> None:
-        key = LeaseKey(request.number.to_bytes(16, "big"), 1)
-        self._sessions[key] = _Progress(request)
-        self._send(SimulatedRow(key, 0, request.prompt_tokens, sample=True, prefill=True))
+        self._send(_Session(request, request.prompt_tokens))
 
-    def _send(self, row: SimulatedRow) -> None:
-        self._post(self.channels[-1], self._sessions[row.key].server, row)
+    def _send(self, session: _Session) -> None:
+        self._post(self.channels[-1], session.server, session)
 
-    def _post(self, channels: Channels, link: int, row: SimulatedRow) -> None:
-        frame = frames.activations((row,), self._plan.spec.activation_bytes, row.prefill)
-        if not channels.post(link, frame):
-            channels.when_room(lambda: self._post(channels, link, row))
+    def _post(self, channels: Channels, link: int, session: _Session) -> None:
+        traffic_class = TrafficClass.DECODE if session.rows else TrafficClass.PREFILL
+        size_bytes = activations_bytes(1, session.tokens, self._plan.spec.activation_bytes)
+        whose = (session.request.number.to_bytes(16, "big"),)
+        if not channels.post(link, SimulatedFrame(traffic_class, size_bytes, whose, session)):
+            channels.when_room(partial(self._post, channels, link, session))
 
-    def _deliver(self, server: int) -> frames.Deliver:
-        return lambda frame: self.peers[server].take(frame.rows[0])
-
-    def _returned(self, frame: SimulatedFrame) -> None:
+    def _returned(self, session: _Session) -> None:
         """The client has a server's answer: on to the next one, or a token is drawn."""
-        [row] = frame.rows
-        session = self._sessions[row.key]
         session.server += 1
         if session.server < len(self.peers):
-            self._send(row)
+            self._send(session)
             return
         session.server = 0
-        session.rows += row.count
-        session.step += 1
+        session.rows += session.tokens
+        session.tokens = 1
         if self.desk.token(session.request.number):
-            del self._sessions[row.key]
             self.desk.let_in()
         else:
-            self._send(SimulatedRow(row.key, session.step, 1, sample=True, prefill=False))
+            self._send(session)

@@ -1,8 +1,10 @@
 """Cells of a serving table as flat rows, the paper's value beside ours."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from molink.simnet.core.request_load import RequestOutcome
 from molink.simnet.core.serving_times import NOTHING, ServingTimes, reduced, serving_times
 from molink.simnet.serve.presets import Preset, PresetCell
 from molink.simnet.serve.simulated import SimulatedRun
@@ -67,66 +69,68 @@ def serve_rows(preset: Preset, runs: Sequence[SimulatedRun]) -> list[ServeRow]:
     """A row for each cell of the preset that was run, in its order."""
     cells = preset.cells[: len(runs)]
     measured = [serving_times(run.outcomes, run.throughput_tps) for run in runs]
-    ours = _bases(preset, measured)
+    outcomes = [run.outcomes for run in runs]
+    shared = shared_fields(cells, outcomes, measured, preset.baseline, preset.swept)
+    return [_row(cell, run, *fields) for cell, run, fields in zip(cells, runs, shared, strict=True)]
+
+
+def shared_fields(
+    cells: Sequence[PresetCell],
+    outcomes: Sequence[Sequence[RequestOutcome]],
+    measured: Sequence[ServingTimes],
+    baseline: str,
+    swept: Sequence[str] = (),
+) -> Iterator[tuple[dict[str, Any], ServingTimes, ServingTimes]]:
+    """The fields that rows of `serve` and of `emulate` share, and what ours and the paper's gain on the baseline, which
+    is a policy or a technique; of each cell."""
+
+    def compared(cell: PresetCell) -> tuple[object, ...]:
+        """The same for cells that are compared with each other."""
+        return (cell.setting, cell.peers, *(getattr(cell.served_as, name, None) for name in swept))
+
+    def bases(averages: Sequence[ServingTimes]) -> dict[tuple[object, ...], ServingTimes]:
+        return {
+            compared(cell): average
+            for cell, average in zip(cells, averages, strict=True)
+            if baseline in (cell.policy, cell.technique) and cell.technique in ("", baseline)
+        }
+
     printed = [cell.printed or NOTHING for cell in cells]
-    papers = _bases(preset, printed)
-    compared = [_compared(preset, cell) for cell in cells]
-    return [
-        _row(cell, run, own, ours.get(key, NOTHING), paper, papers.get(key, NOTHING))
-        for cell, key, run, own, paper in zip(cells, compared, runs, measured, printed, strict=True)
-    ]
-
-
-def _bases(preset: Preset, averages: Sequence[ServingTimes]) -> dict[tuple[object, ...], ServingTimes]:
-    return {
-        _compared(preset, cell): average
-        for cell, average in zip(preset.cells, averages, strict=False)
-        if preset.baseline in (cell.policy, cell.technique) and cell.technique in ("", preset.baseline)
-    }
-
-
-def _compared(preset: Preset, cell: PresetCell) -> tuple[object, ...]:
-    """The same for cells that are compared with each other."""
-    of_system = [getattr(cell.served_as, name, None) for name in preset.swept]
-    return (cell.setting, cell.peers, *of_system)
+    base, paper_base = bases(measured), bases(printed)
+    for cell, ended, own, paper in zip(cells, outcomes, measured, printed, strict=True):
+        key = compared(cell)
+        ours, papers = reduced(own, base.get(key, NOTHING)), reduced(paper, paper_base.get(key, NOTHING))
+        fields: dict[str, Any] = {
+            "policy": cell.policy,
+            "rate_rps": cell.setting.rate_rps,
+            "bandwidth_mbps": cell.setting.bandwidth_mbps,
+            "delay_ms": cell.setting.delay_ms,
+            "peers": cell.peers,
+            "micro_batches": cell.served_as.micro_batches,
+            "prefill_chunk_tokens": cell.served_as.prefill_chunk_tokens,
+            "requests": len(ended),
+            "failed": sum(one.error is not None for one in ended),
+            "throughput_tps": own.throughput_tps,
+        }
+        for name in ("ttft", "tpot", "latency"):
+            fields[f"{name}_s"], fields[f"paper_{name}_s"] = (
+                getattr(own, f"{name}_s"),
+                getattr(paper, f"{name}_s"),
+            )
+            fields[f"{name}_reduction"] = getattr(ours, f"{name}_s")
+            fields[f"paper_{name}_reduction"] = getattr(papers, f"{name}_s")
+        yield fields, ours, papers
 
 
 def _row(
-    cell: PresetCell,
-    run: SimulatedRun,
-    own: ServingTimes,
-    base: ServingTimes,
-    paper: ServingTimes,
-    paper_base: ServingTimes,
+    cell: PresetCell, run: SimulatedRun, shared: dict[str, Any], ours: ServingTimes, papers: ServingTimes
 ) -> ServeRow:
     ways_ms = run.decode_ways_ms
-    ours, papers = reduced(own, base), reduced(paper, paper_base)
     return ServeRow(
+        **shared,
         technique=cell.technique,
-        policy=cell.policy,
-        rate_rps=cell.setting.rate_rps,
-        bandwidth_mbps=cell.setting.bandwidth_mbps,
-        delay_ms=cell.setting.delay_ms,
-        peers=cell.peers,
-        micro_batches=cell.served_as.micro_batches,
-        prefill_chunk_tokens=cell.served_as.prefill_chunk_tokens,
-        requests=len(run.outcomes),
-        failed=sum(one.error is not None for one in run.outcomes),
-        ttft_s=own.ttft_s,
-        tpot_s=own.tpot_s,
-        latency_s=own.latency_s,
-        throughput_tps=run.throughput_tps,
-        ttft_reduction=ours.ttft_s,
-        tpot_reduction=ours.tpot_s,
-        latency_reduction=ours.latency_s,
         throughput_gain=ours.throughput_tps,
-        paper_ttft_s=paper.ttft_s,
-        paper_tpot_s=paper.tpot_s,
-        paper_latency_s=paper.latency_s,
-        paper_throughput_tps=paper.throughput_tps,
-        paper_ttft_reduction=papers.ttft_s,
-        paper_tpot_reduction=papers.tpot_s,
-        paper_latency_reduction=papers.latency_s,
+        paper_throughput_tps=None if cell.printed is None else cell.printed.throughput_tps,
         paper_throughput_gain=papers.throughput_tps,
         decode_way_ms=ways_ms[len(ways_ms) // 2] if ways_ms else None,
         decode_way_p99_ms=ways_ms[int(0.99 * (len(ways_ms) - 1))] if ways_ms else None,

@@ -1,35 +1,28 @@
 """A circuit that serves, as a scenario says: the same one that `emulate` starts as processes. Pure."""
 
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 
 from molink.dht.records.records import Device, PeerFacts, ServedModel
 from molink.peer.memory.memory import plan_memory
 from molink.peer.scheduling.in_flight_rules import rule_named
-from molink.peer.scheduling.microbatch import BatchLimits, batch_limits
+from molink.peer.scheduling.microbatch import BatchLimits
 from molink.peer.scheduling.pipeline import PipelineStage, stage_of
-from molink.peer.scheduling.prefill_chunks import chunk_lengths, equal_chunks
 from molink.shards.spec import ModelSpec, Span
 from molink.simnet.core.request_load import Request
 from molink.simnet.core.room import fitting_tokens
-from molink.simnet.core.serving_world import SimulatedCircuit
+from molink.simnet.core.serving_world import OPENING_MESSAGES, SimulatedCircuit
 from molink.simnet.core.simulated_peer import ComputeS
-from molink.simnet.devices.devices import USABLE_MEMORY, DeviceProfile, Work
+from molink.simnet.devices.devices import USABLE_MEMORY, DeviceProfile, StepParts, Work
 from molink.simnet.devices.model_shapes import ModelShape
 from molink.simnet.devices.timed_profile import timed_profile
-from molink.simnet.serve.served_as import ServedAs
+from molink.simnet.serve.served_as import MOST_SESSIONS, ServedAs, cut_of, limits_of
 
-MOST_SESSIONS = 256
-"""On a peer, as servers of one model commonly allow."""
 SOFTWARE_MS = 2.5
 """Handing a step's output to the link and taking it in at the other end, half of it each, as emulated peers were seen
 to need: the one constant of the machine that emulates. Profiles of devices know nothing of it."""
 STEPS_REMEMBERED = 4096
 """By their rows and how many draw a token: what matrices take is the same each time."""
-OPENING_MESSAGES = 5
-"""One after the other before a prompt is at the head: every hop is asked for memory and answers, is asked whether it is
-ready and answers, and the prompt goes to the head (`client/circuit/circuit_builder.py`). Clients are beside the head,
-on no line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +58,7 @@ def circuit_plan(scenario: Scenario, policy: str, served_as: ServedAs) -> Simula
     shape, chunk_tokens = scenario.shape, served_as.prefill_chunk_tokens
     spec = shape.spec()
     spans = tuple(stage.span for stage in scenario.stages)
-    usual = BatchLimits()
-    limits = batch_limits(spec)
-    if chunk_tokens is not None:
-        wanted = BatchLimits(chunk_tokens + usual.max_sessions, usual.max_sessions, usual.prefill_patience_s)
-        limits = batch_limits(spec, wanted)
+    limits = limits_of(spec, chunk_tokens)
     facts = [
         replace(simulated_facts(spec, shape, stage, hop), step_tokens=limits.max_tokens)
         for hop, stage in enumerate(scenario.stages)
@@ -87,16 +76,19 @@ def circuit_plan(scenario: Scenario, policy: str, served_as: ServedAs) -> Simula
     return SimulatedCircuit(
         spec=spec,
         spans=spans,
-        compute_s=tuple(_compute(shape, stage) for stage in scenario.stages),
+        compute_s=tuple(_compute(shape, stage.device) for stage in scenario.stages),
         uplink_mbps=(scenario.bandwidth_mbps,) * hops,
         delay_s=((delay_s,) * hops,) * hops,
         kv_tokens=min(_kv_tokens(spec, stage, limits) for stage in scenario.stages),
         most_sessions=MOST_SESSIONS,
         policy=policy,
         rule=rule_named(served_as.micro_batches),
-        cut=chunk_lengths if chunk_tokens is None else equal_chunks(chunk_tokens),
+        cut=cut_of(chunk_tokens),
         limits=limits,
         stages_of=stages_of,
+        profiles=None
+        if chunk_tokens is not None
+        else tuple(timed_profile(shape, stage.device) for stage in scenario.stages),
         opening_s=OPENING_MESSAGES * software_s,
         hand_on_s=software_s / 2,
         to_client_s=software_s,
@@ -127,12 +119,13 @@ def simulated_facts(spec: ModelSpec, shape: ModelShape, stage: SimulatedStage, n
     )  # fmt: skip
 
 
-def _compute(shape: ModelShape, stage: SimulatedStage) -> ComputeS:
-    device, span = stage.device, stage.span
-    parts = lru_cache(STEPS_REMEMBERED)(partial(device.without_contexts, shape, span))
+def _compute(shape: ModelShape, device: DeviceProfile) -> ComputeS:
+    @lru_cache(STEPS_REMEMBERED)
+    def parts(start: int, stop: int, rows: int, sampled: int) -> StepParts:
+        return device.without_contexts(shape, Span(start, stop), rows, sampled)
 
-    def compute_s(work: Work, sampled: int) -> float:
-        return device.parts_s(parts(work.rows, sampled), work)
+    def compute_s(span: Span, work: Work, sampled: int) -> float:
+        return device.parts_s(parts(span.start, span.stop, work.rows, sampled), work)
 
     return compute_s
 

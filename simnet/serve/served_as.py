@@ -1,8 +1,12 @@
 """What a transmission policy stands for: a whole system, with its own micro-batches and steps of prompts."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
+
+from molink.peer.scheduling.microbatch import BatchLimits, batch_limits
+from molink.peer.scheduling.prefill_chunks import Cut, chunk_lengths, equal_chunks
+from molink.shards.spec import ModelSpec
 
 PETALS = "petals"
 """Not a way to send: the client stands between the servers, and every session steps alone."""
@@ -17,10 +21,26 @@ class ServedAs:
     micro_batches: str
     """The rule by which they circulate (`molink.peer.scheduling.in_flight_rules`)."""
     prefill_chunk_tokens: int | None
-    """Prompts are computed in equal chunks of at most so many tokens; None: the head chooses."""
+    """Prompts are computed in equal chunks of at most so many tokens, each in one step; None: as our peers do it. The
+    head chooses the chunks, those that come at once are gathered, and beside decode they are computed in slices."""
 
 
+MOST_SESSIONS = 256
+"""On a peer, as servers of one model commonly allow."""
 _OURS = ServedAs("molink", None)
+
+
+def limits_of(spec: ModelSpec, prefill_chunk_tokens: int | None) -> BatchLimits:
+    """How much steps together: room for a whole chunk and the decode steps that ride along."""
+    usual = BatchLimits()
+    if prefill_chunk_tokens is None:
+        return batch_limits(spec)
+    return batch_limits(spec, replace(usual, max_tokens=prefill_chunk_tokens + usual.max_sessions))
+
+
+def cut_of(prefill_chunk_tokens: int | None) -> Cut:
+    """How prompts are cut."""
+    return chunk_lengths if prefill_chunk_tokens is None else equal_chunks(prefill_chunk_tokens)
 
 
 def usual(policy: str, stages: int) -> ServedAs:

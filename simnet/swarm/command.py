@@ -17,11 +17,10 @@ from molink.simnet.presentation.options import (
     require_positive,
 )
 from molink.simnet.presentation.results import Findings
-from molink.simnet.swarm.figures import Minutes, swarm_figures
 from molink.simnet.swarm.population.snapshot_file import read_snapshot
 from molink.simnet.swarm.report import SwarmRow, swarm_row, swarm_series
 from molink.simnet.swarm.settings import HOUR_S, Churn, SwarmSettings
-from molink.simnet.swarm.table import swarm_table
+from molink.simnet.swarm.table import Minutes, swarm_figures, swarm_table
 
 if TYPE_CHECKING:
     from molink.simnet.swarm.world import WorldSetup

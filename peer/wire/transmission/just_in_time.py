@@ -63,6 +63,7 @@ class JustInTime:
     """Just-in-time policy: one weighted fair queue over the uplink, a window for each link."""
 
     USES_DEADLINES: ClassVar[bool] = True
+    USES_FORECASTS: ClassVar[bool] = True
 
     def __init__(self, uplink: UplinkState, shares: Mapping[TrafficClass, float]) -> None:
         self._uplink = uplink

@@ -42,6 +42,8 @@ class Policy(Protocol):
 
     USES_DEADLINES: ClassVar[bool]
     """Whether messages of a class leave as they are due (`Outgoing.deadline_s`), not in order of push."""
+    USES_FORECASTS: ClassVar[bool]
+    """Whether it matters when the next decode is expected (`Uplink.expect_decode`)."""
 
     def __init__(self, uplink: UplinkState, shares: Mapping[TrafficClass, float]) -> None: ...
 
@@ -62,6 +64,7 @@ class Fifo:
     """First in, first out, with as much in flight as TCP keeps."""
 
     USES_DEADLINES: ClassVar[bool] = False
+    USES_FORECASTS: ClassVar[bool] = False
 
     def __init__(self, uplink: UplinkState, shares: Mapping[TrafficClass, float]) -> None:  # noqa: ARG002
         self._uplink = uplink
@@ -99,6 +102,7 @@ class FixedChunk:
     estimated rate, and nothing else begins before."""
 
     USES_DEADLINES: ClassVar[bool] = False
+    USES_FORECASTS: ClassVar[bool] = False
 
     def __init__(self, uplink: UplinkState, shares: Mapping[TrafficClass, float]) -> None:  # noqa: ARG002
         self._uplink = uplink
@@ -135,6 +139,8 @@ class FixedChunk:
 class Paper(FixedChunk):
     """Algorithm 1: decode first until it has gone ahead of a waiting prefill N times, then the whole remainder of that
     prefill in one transmission; else as much of it as leaves before the next decode (section 4.2)."""
+
+    USES_FORECASTS: ClassVar[bool] = True
 
     def __init__(self, uplink: UplinkState, shares: Mapping[TrafficClass, float]) -> None:
         super().__init__(uplink, shares)

@@ -53,6 +53,11 @@ class Uplink:
         return self._policy.USES_DEADLINES
 
     @property
+    def uses_forecasts(self) -> bool:
+        """Whether it matters when the next decode is expected (`expect_decode`)."""
+        return self._policy.USES_FORECASTS
+
+    @property
     def uplink_bytes_per_s(self) -> float | None:
         """The rate of the uplink, measured over all links; None until bulk was sent."""
         return self._state.rate.bytes_per_s

@@ -1,13 +1,21 @@
-"""A process of an emulation that is told its configuration, answers lines with lines, and ends with its stdin."""
+"""Processes of an emulation as its driver sees them: told their configuration, they answer lines with lines, and end
+with their stdin."""
 
 import asyncio
 import json
 import os
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from types import TracebackType
 from typing import IO, Any, Self
+
+from molink.dht.records.announcement import verify_facts
+from molink.dht.records.records import PeerState, PeerView
+from molink.shards.spec import Span
+from molink.simnet.emulate.processes.lines import LinesConfiguration, LinesCounters
+from molink.simnet.emulate.processes.peer import PeerConfiguration, PeerCounters, PeerReport
 
 READY_TIMEOUT_S = 120.0
 ANSWER_TIMEOUT_S = 10.0
@@ -116,3 +124,86 @@ class ChildProcess:
         self._log.seek(0)
         words = self._log.read().decode(errors="replace").strip().splitlines()
         return words[-1] if words else "it printed nothing"
+
+
+__all__ = ["LinesConfiguration", "LinesCounters", "LinesProcess"]
+
+
+class LinesProcess:
+    """One uplink for each home, between `__aenter__` and `__aexit__`."""
+
+    def __init__(self, configuration: LinesConfiguration) -> None:
+        self._child = ChildProcess("lines", asdict(configuration), "the lines' process")
+
+    async def __aenter__(self) -> Self:
+        """Starts it; raises EmulationError if it does not get ready."""
+        await self._child.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._child.__aexit__(kind, error, trace)
+
+    @property
+    def proxies(self) -> tuple[str, ...]:
+        """For each home the URL of the HTTP proxy through which it reaches the others."""
+        return tuple(self._child.first_words["proxies"])
+
+    async def settle(self, addresses: Sequence[Sequence[str]]) -> None:
+        """Says which addresses (host:port) are at which home."""
+        await self._child.ask({"addresses": [list(home) for home in addresses]})
+
+    async def counters(self) -> LinesCounters:
+        """What has passed so far; raises EmulationError if it has ended, or does not answer."""
+        answer = await self._child.ask("counters")
+        return LinesCounters(answer["at_s"], answer["cpu_s"], tuple(answer["busy_s"]))
+
+
+class PeerProcess:
+    """One peer between `__aenter__` and `__aexit__`."""
+
+    def __init__(self, configuration: PeerConfiguration) -> None:
+        self._span = Span(configuration.start, configuration.stop)
+        self._child = ChildProcess("peer", asdict(configuration), f"peer {configuration.name}")
+
+    async def __aenter__(self) -> Self:
+        """Starts it, and waits until it is ready; raises EmulationError if it does not get so far."""
+        await self._child.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._child.__aexit__(kind, error, trace)
+
+    @property
+    def view(self) -> PeerView:
+        """The peer as a client of its swarm would know it: its own signed facts, all of its layers held."""
+        report = self._report
+        record = bytes.fromhex(report.facts)
+        facts = verify_facts(record)
+        state = PeerState(
+            peer_id=facts.peer_id,
+            sequence=1,
+            ttl_s=facts.ttl_s,
+            facts_sequence=facts.sequence,
+            spans=(self._span,),
+            free_weight_bytes=0,
+            free_kv_bytes=report.free_kv_bytes,
+            sessions=0,
+            queued=0,
+        )
+        return PeerView(facts, state, age_s=0.0, facts_record=record)
+
+    @property
+    def most_sessions(self) -> int:
+        return self._report.most_sessions
+
+    async def counters(self) -> PeerCounters:
+        """What it has used so far; raises EmulationError if it has ended, or does not answer."""
+        return PeerCounters(**await self._child.ask("counters"))
+
+    @property
+    def _report(self) -> PeerReport:
+        return PeerReport(**self._child.first_words)

@@ -33,19 +33,17 @@ from molink.peer.memory.leases import LeaseBook, Refused
 from molink.peer.memory.memory import plan_memory
 from molink.peer.models.model import ModelRequest, open_model
 from molink.peer.profiling.profiler import cached_or_measured
+from molink.peer.profiling.step_times import StepTimes
 from molink.peer.scheduling.in_flight_rules import rule_named
-from molink.peer.scheduling.microbatch import BatchLimits, batch_limits
-from molink.peer.scheduling.prefill_chunks import chunk_lengths, equal_chunks
 from molink.peer.serving.artifact_server import ArtifactServer
 from molink.peer.serving.data_plane import DataPlane, DataPlaneSettings, OfferedCompute
 from molink.peer.wire.link.certificate import Credentials, new_certificate
-from molink.shards.spec import ModelSpec, Span
+from molink.shards.spec import Span
 from molink.simnet.devices.model_shapes import MODEL_SHAPES
 from molink.simnet.devices.named_devices import device_named
-from molink.simnet.emulate.processes.timed_machine import Machine, timed_machine
+from molink.simnet.emulate.processes.timed_backend import Machine, timed_machine
+from molink.simnet.serve.served_as import MOST_SESSIONS, cut_of, limits_of
 
-MOST_SESSIONS = 256
-"""On a peer, as servers of one model commonly allow; all are the one client's that stands for many."""
 _FACTS_TTL_S = 24 * 3600
 _COORDINATE_ERROR = 0.05
 """Of a coordinate that nobody estimated: it is known."""
@@ -71,7 +69,7 @@ class PeerConfiguration:
     policy: str
     micro_batches: str
     prefill_chunk_tokens: int | None
-    """None: the head chooses."""
+    """None: the head chooses, and prompts are gathered, and computed in slices while sessions decode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +109,7 @@ class EmulatedPeer:
         machine = await self._machine()
         spec = machine.backend.engine.spec
         span = Span(configuration.start, configuration.stop)
-        limits = _limits(spec, configuration.prefill_chunk_tokens)
+        limits = limits_of(spec, configuration.prefill_chunk_tokens)
         memory = plan_memory(spec, machine.memory_bytes, limits.max_tokens)
         leases = LeaseBook(
             spec, memory, span_limit=span, max_sessions=MOST_SESSIONS, max_sessions_per_owner=MOST_SESSIONS
@@ -121,18 +119,21 @@ class EmulatedPeer:
             raise SystemExit(f"layers {span} of {spec.name} do not fit this machine: {refused.detail}")
         identity = Identity.generate()
         certificate = new_certificate(identity.peer_id)
+        step_times = StepTimes(machine.profile)
+        self._metrics.compare(step_times)
+        chunk_tokens = configuration.prefill_chunk_tokens
         serving = DataPlane(
             identity,
             Credentials(identity.peer_id, certificate),
-            OfferedCompute(machine.backend, machine.artifacts, leases),
+            OfferedCompute(
+                machine.backend, machine.artifacts, leases, step_times if chunk_tokens is None else None
+            ),
             self._metrics,
             lambda: None,
             DataPlaneSettings(
                 rule=rule_named(configuration.micro_batches),
                 limits=limits,
-                cut=chunk_lengths
-                if configuration.prefill_chunk_tokens is None
-                else equal_chunks(configuration.prefill_chunk_tokens),
+                cut=cut_of(chunk_tokens),
                 http_proxy=configuration.http_proxy,
                 transmission_policy=configuration.policy,
             ),
@@ -185,14 +186,6 @@ class EmulatedPeer:
             steps=round(value("molink_steps_total")),
             rows=round(value("molink_rows_total")),
         )
-
-
-def _limits(spec: ModelSpec, prefill_chunk_tokens: int | None) -> BatchLimits:
-    """Room for a whole chunk and the decode steps that ride along."""
-    usual = BatchLimits()
-    if prefill_chunk_tokens is None:
-        return batch_limits(spec)
-    return batch_limits(spec, replace(usual, max_tokens=prefill_chunk_tokens + usual.max_sessions))
 
 
 def _with_line(facts: PeerFacts, configuration: PeerConfiguration) -> PeerFacts:

@@ -2,18 +2,34 @@
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from molink.dht.records.records import Device
+from molink.peer.compute.backend import Backend
+from molink.peer.device.device import describe_device
 from molink.peer.models.model import Progress
-from molink.shards.batching.engine import NotHeld, Rows
+from molink.peer.profiling.profile import Profile
+from molink.peer.serving.artifact_server import ArtifactServer
+from molink.shards.batching.engine import NotHeld
+from molink.shards.batching.partial_step import (
+    PartialStep,
+    Rows,
+    SliceBatch,
+    check_rows,
+    next_rows,
+    next_slice_batch,
+)
 from molink.shards.kv.kv_cache import SequenceCache, open_cache
 from molink.shards.kv.kv_memory import LayerLayout
 from molink.shards.kv.kv_pool import KvPool
 from molink.shards.spec import Span, merge_spans, missing_spans
-from molink.simnet.devices.devices import DeviceProfile, SequenceChunk
+from molink.simnet.devices.devices import USABLE_MEMORY, DeviceProfile, SequenceChunk
 from molink.simnet.devices.model_shapes import ModelShape
+from molink.simnet.devices.timed_profile import timed_profile
 
 _NOISE_ROWS = 4096
 """At least the rows of one micro-batch."""
@@ -72,14 +88,50 @@ class TimedEngine:
             raise ValueError(f"{count} rows came with hidden states {tuple(hidden.shape)}")
         for row in rows:
             row.cache.require(row.count)
-        chunks = [SequenceChunk(row.count, row.cache.length) for row in rows]
         sampled = sum(row.want_logits for row in rows)
-        compute_s = self._device.compute_s(self._shape, span, chunks, sampled)
         result = torch.zeros(sampled, 1) if span.stop == self.spec.layers else self._noise[:count]
-        time.sleep(max(0.0, began_s + compute_s - time.perf_counter()))
+        self._take_time(began_s, span, rows, sampled)
         for row in rows:
             row.cache.advance(row.count)
         return result
+
+    def begin_partial(self, span: Span, row: Rows, hidden: Tensor | None) -> PartialStep:
+        """As `Engine.begin_partial`: a step of one session that is computed in slices. Raises as `step`."""
+        self._require(span)
+        check_rows(span, (row,))
+        if hidden is not None and hidden.shape != (row.count, self.spec.hidden_size):
+            raise ValueError(f"{row.count} rows came with hidden states {tuple(hidden.shape)}")
+        return PartialStep(span, row, self._noise[None, : row.count])
+
+    def gather_slice(self, steps: Sequence[PartialStep], tokens: Sequence[int]) -> SliceBatch:
+        """As `Engine.gather_slice`."""
+        rows = next_rows(steps, tokens)
+        for row in rows:
+            row.cache.require(row.count)
+        places = [at for row in rows for at in range(row.cache.length, row.cache.length + row.count)]
+        return next_slice_batch(steps, tokens, torch.tensor([places]))
+
+    def advance_slice(self, slice_: SliceBatch, layers: int) -> tuple[tuple[PartialStep, ...], Tensor | None]:
+        """As `Engine.advance_slice`; waits as long as the device would for these tokens through these layers."""
+        began_s = time.perf_counter()
+        counts = zip(slice_.steps, slice_.tokens, strict=True)
+        span, rows = slice_.steps[0].span, [replace(step.row, count=count) for step, count in counts]
+        part = Span(slice_.layer, min(slice_.layer + layers, span.stop))
+        done = slice_.finishing(slice_.hidden) if part.stop == span.stop else []
+        sampled = sum(step.row.want_logits for step, _ in done)
+        self._take_time(began_s, part, rows, sampled)
+        slice_.layer = part.stop
+        if part.stop < span.stop:
+            return (), None
+        for row in rows:
+            row.cache.advance(row.count)
+        slice_.complete(slice_.hidden, kept=False)
+        through = tuple(step for step, _ in done)
+        if not through:
+            return (), None
+        if span.stop == self.spec.layers:
+            return through, torch.zeros(sampled, 1)
+        return through, self._noise[: sum(step.row.count for step in through)]
 
     def to_host(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """What `step` gives is there already."""
@@ -92,6 +144,12 @@ class TimedEngine:
     def pack_next(self) -> bool:
         """There is nothing to pack."""
         return False
+
+    def _take_time(self, began_s: float, span: Span, rows: Sequence[Rows], sampled: int) -> None:
+        """Waits until the device would be done with these rows through the span."""
+        chunks = [SequenceChunk(row.count, row.cache.length) for row in rows]
+        compute_s = self._device.compute_s(self._shape, span, chunks, sampled)
+        time.sleep(max(0.0, began_s + compute_s - time.perf_counter()))
 
     def _require(self, span: Span) -> None:
         if missing_spans(span, self.held):
@@ -108,3 +166,28 @@ class TimedBackend:
         total = self.engine.spec.weight_bytes(span)
         progress(total, total)
         return lambda: self.engine.attach(span)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Machine:
+    """What a peer needs of the machine that it runs on."""
+
+    backend: Backend
+    artifacts: ArtifactServer
+    device: Device
+    profile: Profile
+    memory_bytes: int
+
+
+def timed_machine(shape: ModelShape, device: DeviceProfile) -> Machine:
+    """A machine with that device, whose time is the profile's."""
+    spec = shape.spec()
+    return Machine(
+        backend=TimedBackend(shape, device),
+        artifacts=ArtifactServer(spec.model_hash, b"", Path(), {}),
+        device=replace(
+            describe_device("cpu"), kind="cuda", name=device.name, memory_bytes=device.memory_bytes
+        ),
+        profile=timed_profile(shape, device),
+        memory_bytes=int(USABLE_MEMORY * device.memory_bytes),
+    )

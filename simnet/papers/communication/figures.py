@@ -22,7 +22,7 @@ from molink.simnet.papers.communication.rows import (
 )
 from molink.simnet.papers.communication.simulated_request import simulate_request
 from molink.simnet.presentation.figures import Figure, Panel, Series
-from molink.simnet.presentation.words import PRINTED
+from molink.simnet.presentation.tables import PRINTED
 
 MODELS = ("llama-3.2-3b", "llama-3.1-8b", "llama-2-13b")
 TIMED_TOKENS = 9

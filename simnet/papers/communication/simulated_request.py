@@ -11,8 +11,7 @@ from molink.routing.parallelism.parallelism import Layout, Lengths
 from molink.routing.parallelism.volumes import PAPER_TENSORS_PER_BOUNDARY, TOKEN_BYTES
 from molink.shards.spec import Span
 from molink.simnet.devices.devices import DeviceProfile, SequenceChunk
-from molink.simnet.devices.model_shapes import ModelShape
-from molink.simnet.devices.spans import even_spans
+from molink.simnet.devices.model_shapes import ModelShape, even_spans
 from molink.simnet.papers.communication.collectives import (
     gather,
     part_sizes,

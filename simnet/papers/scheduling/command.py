@@ -1,6 +1,7 @@
 """`molink-simnet schedule`: circuit searches side by side on the paper's testbeds and on swarms of any size."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -10,8 +11,16 @@ from molink.routing import ALGORITHMS, NoCircuit
 from molink.simnet.core.matrices import BUNDLED, bundled_matrix, read_matrix
 from molink.simnet.papers.scheduling.comparison import Comparison, Row, SearchSetting, compare
 from molink.simnet.papers.scheduling.figures import schedule_figures
-from molink.simnet.papers.scheduling.options import parse_gpu_memory, parse_testbeds
-from molink.simnet.papers.scheduling.testbeds import GB, LLAMA_2_70B, NOISE, ServedModel, World
+from molink.simnet.papers.scheduling.testbeds import (
+    GB,
+    GPUS,
+    LLAMA_2_70B,
+    NOISE,
+    TESTBEDS,
+    Gpu,
+    ServedModel,
+    World,
+)
 from molink.simnet.papers.scheduling.variants import Variant, in_paper_order, parse_variants
 from molink.simnet.presentation.experiments import Run
 from molink.simnet.presentation.options import LatencyMatrix, option, parse_counts, parse_names, parse_numbers
@@ -188,3 +197,39 @@ def _parameters(comparison: Comparison, matrix_name: str) -> dict[str, object]:
         "layer_bytes": world.workload.layer_bytes,
         "gpu_memory_gb": {name: gpu.memory_bytes / GB for name, gpu in world.gpus.items()},
     }
+
+
+def parse_testbeds(text: str) -> tuple[int, ...]:
+    """Numbers of testbeds, each once; raises ValueError with one sentence."""
+    if text.strip() == "all":
+        return tuple(TESTBEDS)
+    known = {str(number): number for number in TESTBEDS}
+    names = [name.strip() for name in text.split(",")]
+    if not known.keys() >= set(names):
+        raise ValueError(
+            f"--testbed must be 1, 2, 3, 4 or all, several with commas between them, got {text!r}"
+        )
+    return tuple(dict.fromkeys(known[name] for name in names))
+
+
+def parse_gpu_memory(text: str | None) -> Mapping[str, Gpu]:
+    """The kinds of machines with the memory given for some of them; raises ValueError with one sentence."""
+    kinds = {_plain(name): name for name in GPUS}
+    gpus = dict(GPUS)
+    for part in filter(None, (text or "").split(",")):
+        name, _, amount = part.partition("=")
+        kind = kinds.get(_plain(name))
+        if kind is None:
+            raise ValueError(f"--gpu-memory names {name.strip()!r}: the testbeds have {', '.join(GPUS)}")
+        try:
+            gigabytes = float(amount)
+        except ValueError:
+            raise ValueError(f"--gpu-memory must be like A100=40, got {part!r}") from None
+        if not 0 <= gigabytes <= GB:
+            raise ValueError(f"--gpu-memory of {kind} must be gigabytes, 0 or more, got {amount.strip()}")
+        gpus[kind] = replace(gpus[kind], memory_bytes=int(gigabytes * GB))
+    return gpus
+
+
+def _plain(name: str) -> str:
+    return "".join(name.split()).casefold()

@@ -138,8 +138,8 @@ def record(
     steps: list[EngineStep] = []
 
     def noted(stage: int, compute_s: ComputeS) -> ComputeS:
-        def noting(work: Work, sampled: int) -> float:
-            taken_s = compute_s(work, sampled)
+        def noting(span: Span, work: Work, sampled: int) -> float:
+            taken_s = compute_s(span, work, sampled)
             prefill = work.attended > work.tokens  # a row that is alone attends to as many as it reads
             steps.append(EngineStep(stage, timeline.now_s, taken_s, prefill))
             return taken_s

@@ -97,14 +97,20 @@ class CircuitForming:
             first = min(noes, key=lambda no: no.after_s)
             context.timeline.call(first.after_s, lambda: self._refused(one, first))
         else:
-            context.timeline.call(max(answers_s), lambda: self._settle(one))
+            are_ready = all(
+                context.members[hop.peer_id].ready_s(hop.span, now_s) <= now_s for hop in one.hops
+            )
+            context.timeline.call(max(answers_s), lambda: self._settle(one, are_ready=are_ready))
 
-    def _settle(self, one: SimulatedGeneration) -> None:
-        """All hops have granted; they load what they lack, and the gateway hears when they are ready."""
+    def _settle(self, one: SimulatedGeneration, *, are_ready: bool) -> None:
+        """All hops have granted. Those that lack layers load them, and the gateway asks when they are ready."""
         context, now_s = self._context, self._context.now_s
         if self._lacks_one(one):
             return
         one.gateway.linked.update(hop.peer_id for hop in one.hops)
+        if are_ready:
+            self._ready(one)
+            return
         farthest_s = max(context.places.rtt_ms(one.gateway.peer_id, hop.peer_id) for hop in one.hops) / 1000
         ready_s = max(context.members[hop.peer_id].ready_s(hop.span, now_s) for hop in one.hops)
         begin_s = max(ready_s, now_s + farthest_s)

@@ -6,12 +6,10 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from molink.simnet.core.outcomes import RequestOutcome
-from molink.simnet.core.request_load import LengthLimits, kept
+from molink.simnet.core.request_load import LengthLimits, RequestOutcome, kept
 from molink.simnet.core.traces import bundled_trace
 from molink.simnet.devices.devices import DEVICES
-from molink.simnet.devices.model_shapes import QWEN2_7B, ModelShape
-from molink.simnet.devices.spans import even_spans
+from molink.simnet.devices.model_shapes import QWEN2_7B, ModelShape, even_spans
 from molink.simnet.emulate.run import Emulation, EmulationCell, emulate
 from molink.simnet.serve.scenario import SOFTWARE_MS, Scenario, SimulatedStage
 from molink.simnet.serve.served_as import usual

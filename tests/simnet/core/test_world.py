@@ -17,18 +17,16 @@ from molink.peer.scheduling.prefill_chunks import equal_chunks
 from molink.peer.scheduling.prompt_order import PATIENCE
 from molink.shards.spec import Span
 from molink.simnet.core.frames import CHUNK_BYTES
-from molink.simnet.core.outcomes import RequestOutcome
-from molink.simnet.core.request_load import Request
+from molink.simnet.core.request_load import Request, RequestOutcome
 from molink.simnet.core.serving_world import ServingWorld, SimulatedCircuit
 from molink.simnet.core.timeline import Alarm, Timeline
 from molink.simnet.core.traces import TraceRequest
 from molink.simnet.core.wire import ByteAccount, Wire
 from molink.simnet.devices.devices import DEVICES, Work
-from molink.simnet.devices.model_shapes import QWEN2_7B
-from molink.simnet.devices.spans import even_spans
+from molink.simnet.devices.model_shapes import QWEN2_7B, even_spans
 from molink.simnet.serve.petals_world import PetalsWorld
 from molink.simnet.serve.scenario import Scenario, SimulatedStage, circuit_plan
-from molink.simnet.serve.served_as import usual
+from molink.simnet.serve.served_as import ServedAs, usual
 from molink.simnet.serve.simulated import RequestLoad, SimulatedRun, simulate_serving
 
 POLICIES = ("molink", "paper", "fixed-chunk", "concurrent", "fifo", "zeromq", "petals")
@@ -43,7 +41,7 @@ def plan(step_s: float, delay_s: float, micro_batches: int, peers: int = 2) -> S
     """Engines that take the same time for every step, and lines that take none for any byte."""
     usual_plan = circuit_plan(scenario(peers), "fifo", usual("fifo", peers))
 
-    def compute_s(_: Work, __: int) -> float:
+    def compute_s(_: Span, __: Work, ___: int) -> float:
         return step_s
 
     return replace(
@@ -272,6 +270,35 @@ def test_short_prompts_without_end_do_not_keep_a_long_one_waiting() -> None:
     assert long_s < (PATIENCE + 3) * line_s
 
 
+# -- prompts as real peers compute them
+
+
+def longest_gap_s(served_as: ServedAs) -> float:
+    """Of a session that decodes while a long prompt comes, over lines that hold up neither."""
+    fast = circuit_plan(scenario(bandwidth_mbps=10_000.0, delay_ms=1.0), "molink", served_as)
+    _, [decoding, _] = serve(fast, [Request(0, 0.0, 16, 200), Request(1, 0.5, 2000, 1)])
+    return max(after - before for before, after in zip(decoding.token_s, decoding.token_s[1:], strict=False))
+
+
+def test_beside_decode_a_prompt_is_computed_in_slices_which_hold_a_token_up_for_less() -> None:
+    in_slices, whole = longest_gap_s(usual("molink", 3)), longest_gap_s(ServedAs("molink", 2048))
+    assert in_slices < 0.6 * whole
+
+
+def test_prompts_that_come_at_once_are_computed_in_one_pass() -> None:
+    def first_tokens_s(profiled: bool) -> list[float]:
+        known = circuit_plan(scenario(1), "molink", usual("molink", 1))
+        waiting = replace(known, opening_s=0.0125, profiles=known.profiles if profiled else None)
+        world, outcomes = serve(waiting, [Request(number, 0.001 * number, 64, 1) for number in range(4)])
+        steps.append(world.peers[0].steps)
+        return [outcome.token_s[0] for outcome in outcomes]
+
+    steps: list[int] = []
+    together, apart = first_tokens_s(True), first_tokens_s(False)
+    assert steps[0] < steps[1]
+    assert max(together) <= max(apart)
+
+
 def test_bytes_that_vanish_are_noticed() -> None:
     ByteAccount(10, 5, 2, 3).check()
     with pytest.raises(AssertionError, match="not conserved"):
@@ -297,19 +324,14 @@ def test_a_wire_delivers_in_order_after_transmission_and_delay() -> None:
 
 def test_the_peers_of_the_world_decide_with_the_objects_of_real_peers() -> None:
     """What decides is imported from the product; the simulator has no module that does it itself."""
-    from molink.peer.scheduling import (
-        in_flight_limit,
-        in_flight_rules,
-        microbatch,
-        prefill_chunks,
-    )
+    from molink.peer.hop import hop_core
+    from molink.peer.scheduling import in_flight_rules, prefill_chunks
     from molink.peer.wire.transmission import uplink
     from molink.peer.wire.transport import acknowledgements
 
     world = ServingWorld(plan(0.01, 0.0, 1), Timeline())
     peer, channels = world.peers[0], world.channels[0]
-    assert type(vars(peer)["_queue"]) is microbatch.MicroBatchQueue
-    assert type(vars(world)["_in_flight_limit"]) is in_flight_limit.InFlightLimit
+    assert type(vars(peer)["_core"]) is hop_core.HopCore
     assert type(vars(channels)["_uplink"]) is uplink.Uplink
     assert type(vars(channels)["_channels"][0].acknowledging) is acknowledgements.DelayedAcks
     ours = circuit_plan(scenario(), "molink", usual("molink", 3))

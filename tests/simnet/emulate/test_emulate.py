@@ -10,13 +10,10 @@ import pytest
 from molink.commands import run_app
 from molink.shards.spec import Span
 from molink.simnet.cli import app
-from molink.simnet.core.outcomes import RequestOutcome
-from molink.simnet.core.request_load import Request
-from molink.simnet.devices.model_shapes import QWEN2_7B
-from molink.simnet.devices.spans import even_spans
-from molink.simnet.emulate.rows import ServingRow, differing, serving_rows
+from molink.simnet.core.request_load import Request, RequestOutcome
+from molink.simnet.devices.model_shapes import QWEN2_7B, even_spans
+from molink.simnet.emulate.rows import ServingRow, differing, serving_rows, serving_table, usage_table
 from molink.simnet.emulate.run import Emulation, EmulationCell, EmulationRun, Usage, progress_line
-from molink.simnet.emulate.table import serving_table, usage_table
 from molink.simnet.presentation.tables import laid_out
 from molink.simnet.serve.served_as import ServedAs, usual
 

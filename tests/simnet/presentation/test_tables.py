@@ -6,9 +6,8 @@ from dataclasses import dataclass
 import pytest
 from rich.console import Console
 
-from molink.simnet.presentation.tables import Column, Table, laid_out, three_digits
+from molink.simnet.presentation.tables import WORDS, Column, Table, explained, laid_out, three_digits
 from molink.simnet.presentation.terminal import show
-from molink.simnet.presentation.words import WORDS, explained
 
 
 @dataclass(frozen=True, slots=True)

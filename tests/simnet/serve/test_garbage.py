@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from molink.simnet.serve.garbage import seldom_collected
+from molink.simnet.serve.simulated import seldom_collected
 
 
 def fail(usual: int) -> None:

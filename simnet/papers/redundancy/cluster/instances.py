@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from molink.routing.parallelism.volumes import all_reduce_factor
 from molink.shards.spec import Span
-from molink.simnet.devices.devices import DeviceProfile, Work
+from molink.simnet.devices.devices import DEVICES, DeviceProfile, Work
 from molink.simnet.devices.model_shapes import MODEL_SHAPES, ModelShape
 
 RANKS = 4
@@ -31,13 +31,12 @@ class LocalConnection:
     """Before the first byte of an all-reduce: an estimate."""
 
 
-def _accelerator(name: str, memory_bytes: int, bytes_per_s: float, flops_per_s: float) -> DeviceProfile:
+def _accelerator(device: str, name: str, memory_gib: int) -> DeviceProfile:
     """As the paper's Table 1 has it, with an engine that records its kernels and the same efficiencies for both."""
-    return DeviceProfile(
+    return replace(
+        DEVICES[device],
         name=name,
-        memory_bytes=memory_bytes,
-        memory_bytes_per_s=bytes_per_s,
-        flops_per_s=flops_per_s,
+        memory_bytes=memory_gib * 2**30,
         memory_efficiency=0.8,
         compute_efficiency=0.5,
         half_rate_rows=64.0,
@@ -48,8 +47,8 @@ def _accelerator(name: str, memory_bytes: int, bytes_per_s: float, flops_per_s: 
 
 ACCELERATORS: Mapping[str, DeviceProfile] = MappingProxyType(
     {
-        "h100": _accelerator("NVIDIA H100 SXM5", 80 * 2**30, 3350e9, 989e12),
-        "910b2": _accelerator("Huawei Ascend 910B2", 64 * 2**30, 1800e9, 400e12),
+        "h100": _accelerator("h100", "NVIDIA H100 SXM5", 80),
+        "910b2": _accelerator("910b2", "Huawei Ascend 910B2", 64),
     }
 )
 """Those of the paper. The H100 of `molink.simnet.devices.devices` is as another paper measured it, without recorded

@@ -1,29 +1,18 @@
 """The line of an instance to the others."""
 
-from molink.simnet.core.wire import ByteAccount
+from molink.simnet.core.wire import AccountedUplink
 
 
-class Port:
+class Port(AccountedUplink):
     """Bytes leave one after the other, at one rate, to whichever instance. What arrives is not limited."""
 
-    __slots__ = ("_bytes_per_s", "_lost_bytes", "_received_bytes", "_sent_bytes", "busy_s", "free_s")
-
     def __init__(self, bytes_per_s: float) -> None:
+        super().__init__()
         self._bytes_per_s = bytes_per_s
-        self._sent_bytes = 0
-        self._received_bytes = 0
-        self._lost_bytes = 0
         self.free_s = 0.0
         """When all that was given to it has left."""
         self.busy_s = 0.0
         """That bytes took, up to `free_s`."""
-
-    @property
-    def account(self) -> ByteAccount:
-        settled = self._received_bytes + self._lost_bytes
-        return ByteAccount(
-            self._sent_bytes, self._received_bytes, self._lost_bytes, self._sent_bytes - settled
-        )
 
     def send(self, size_bytes: int, now_s: float) -> float:
         """When so many bytes are there."""
@@ -37,14 +26,6 @@ class Port:
         last_s = size_bytes / layers / self._bytes_per_s
         begin_s = max(begin_s, end_s + last_s - size_bytes / self._bytes_per_s)
         return self._taken(size_bytes, begin_s)
-
-    def received(self, size_bytes: int) -> None:
-        """They are there."""
-        self._received_bytes += size_bytes
-
-    def lost(self, size_bytes: int) -> None:
-        """They are there, and of no use any more."""
-        self._lost_bytes += size_bytes
 
     def _taken(self, size_bytes: int, begin_s: float) -> float:
         """A stream that waits for layers leaves gaps, in which nothing else is sent: it counts as its bytes alone."""
