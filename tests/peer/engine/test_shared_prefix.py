@@ -20,7 +20,7 @@ TEXT = [(7 * at + 3) % 60 for at in range(70)]
 
 def rows_of(peer: Served) -> float:
     """Token rows that the peer has computed."""
-    return peer.serving.stepper._metrics.registry.get_sample_value("molink_rows_total") or 0.0
+    return peer.serving.stepper._sender._metrics.registry.get_sample_value("molink_rows_total") or 0.0
 
 
 @asynchronous
