@@ -67,6 +67,10 @@ class Resumed:
     received: int
 
 
+Redial = Callable[["Link"], Awaitable[Resumed]]
+"""Resumes a link over another connection; raises LinkError."""
+
+
 @dataclass(frozen=True, slots=True)
 class _End:
     """A link ends: why, and what the other end is told, if it is to be told."""
@@ -85,7 +89,7 @@ class Link:
         connection: Connection,
         handler: LinkHandler,
         uplink: SharedUplink,
-        redial: Callable[["Link"], Awaitable[Resumed]] | None = None,
+        redial: "Redial | None" = None,
         memory: MessageMemory | None = None,
         pace: Pace | None = None,
     ) -> None:
@@ -98,6 +102,7 @@ class Link:
         self._connection = connection
         self._handler = handler
         self._redial = redial
+        self._next_redial: Redial | None = None
         self._pace = pace
         self._paced_acknowledged = 0
         self._measured = asyncio.Event()
@@ -115,6 +120,11 @@ class Link:
     @property
     def peer_id(self) -> str:
         return self.remote.peer_id
+
+    @property
+    def connection(self) -> Connection:
+        """The connection that it uses now, or used last."""
+        return self._connection
 
     @property
     def received(self) -> int:
@@ -224,6 +234,15 @@ class Link:
         self._resumed.set_result(resumed)
         return True
 
+    def move(self, redial: "Redial") -> bool:
+        """Goes on over the connection that `redial` resumes it with, once; the present one is let go of first, for what
+        has arrived must stand still then. False: this end did not dial, or the link has no connection now."""
+        if self._redial is None or self._carried is None or self.closed_because is not None:
+            return False
+        self._next_redial = redial
+        self._carried.lost()
+        return True
+
     async def run(self) -> str:
         """Serves the link until either end closes it or it is lost; returns why."""
         watch = asyncio.create_task(self._watch(), name=f"link {self.peer_id} watch")
@@ -259,7 +278,7 @@ class Link:
             resumed = await self._another(broken)
             if isinstance(resumed, _End):
                 return resumed
-            connection = resumed.connection
+            connection = self._connection = resumed.connection
             try:
                 self._packets.resume(resumed.received, clock())
             except PacketError as error:
@@ -297,8 +316,9 @@ class Link:
     async def _another(self, broken: str) -> Resumed | _End:
         """Another connection, or why there is none."""
         resumed = self._resumed
-        if self._redial is not None:
-            resumed = asyncio.ensure_future(self._redial(self))
+        redial, self._next_redial = self._next_redial or self._redial, None
+        if redial is not None:
+            resumed = asyncio.ensure_future(redial(self))
         self._suspended.set()
         try:
             await asyncio.wait(

@@ -7,6 +7,7 @@ end that dialled the other closes it when nothing has travelled on it for a whil
 import asyncio
 import logging
 import secrets
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -47,16 +48,23 @@ class Links:
         memory: MessageMemory | None = None,
         own_ranges: Ranges = ANYWHERE,
         pace: Pace | None = None,
+        folder: Path | None = None,
     ) -> None:
         """`http_proxy` is the URL of a proxy that links are dialled through with CONNECT. Of the environment only
         `no_proxy` counts then: hosts that are dialled directly all the same. `memory` is for what is unfinished and
         unacknowledged on all links together. Announced addresses are dialled in `own_ranges` only
-        (`dht/identity/dialable.py`). `pace` slows down links that others dialled.
+        (`dht/identity/dialable.py`). `pace` slows down links that others dialled. In `folder` are the sockets of ways
+        that are not direct, by default in a new one for each.
         """
         self._identity = identity
         self._handler = handler
-        self._dialler = Dialler(
-            identity, swarm_key, is_client=is_client, http_proxy=http_proxy, own_ranges=own_ranges
+        self.dialler = Dialler(
+            identity,
+            swarm_key,
+            is_client=is_client,
+            http_proxy=http_proxy,
+            own_ranges=own_ranges,
+            folder=folder,
         )
         self._uplink = SharedUplink(transmission_policy)
         self._memory = memory or MessageMemory()
@@ -88,6 +96,7 @@ class Links:
         for link in tuple(self._opened_s):
             link.close("this end is stopping")
         await asyncio.gather(*self._running, return_exceptions=True)
+        await self.dialler.ladder.splices.close()
 
     @property
     def uses_deadlines(self) -> bool:
@@ -96,7 +105,7 @@ class Links:
 
     def dial_in(self, ranges: Ranges) -> None:
         """From now on announced addresses of other ranges are not dialled."""
-        self._dialler.ranges = ranges
+        self.dialler.ranges = ranges
 
     def cancel(self, session: bytes) -> None:
         """Drops what waits to be sent for a session alone."""
@@ -200,10 +209,10 @@ class Links:
 
     async def _dial(self, facts: PeerFacts) -> Link:
         link_id = secrets.token_bytes(LINK_ID_BYTES)
-        connection = await self._dialler.dial(facts, link_id)
+        connection = await self.dialler.dial(facts, link_id)
 
         async def redial(link: Link) -> Resumed:
-            return await self._dialler.redial(facts, link_id, link.received)
+            return await self.dialler.redial(facts, link_id, link.received)
 
         link = Link(
             link_id,
