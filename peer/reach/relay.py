@@ -33,6 +33,7 @@ from molink.peer.wire.reach.packets import (
     Joined,
     Reach,
     RelayError,
+    RelayHungUp,
     RelayPing,
     RelayPong,
     RelayProof,
@@ -214,6 +215,8 @@ class Relay:
             kept = await self._converse(number, guest, observed)
             if not kept:
                 guest.connection.close()
+        except RelayHungUp:
+            guest.connection.close()
         except RelayError as error:
             self._refusals.refused("relay conversations", guest.host)
             with suppress(OSError, TimeoutError):

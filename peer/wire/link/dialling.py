@@ -8,7 +8,8 @@ network.
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -71,6 +72,9 @@ class GrpcStream(Protocol):
     async def details(self) -> str: ...
 
 
+Prove = Callable[[GrpcStream, PeerFacts, pb.Challenge, pb.Proof], Awaitable[pb.Welcome]]
+
+
 class DialledConnection:
     """A call of this end, with the channel that is its own."""
 
@@ -92,6 +96,33 @@ class DialledConnection:
         self.lost()
         self.stream.cancel()
         await self._channel.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Knock:
+    """A connection to a peer's pinned certificate, whose challenge has come: proof is the last step, a round trip."""
+
+    connection: DialledConnection
+    facts: PeerFacts
+    question: pb.Challenge
+    proving: Prove
+
+    async def prove(self, asked: pb.Proof) -> Resumed:
+        """Raises LinkError, or what is in _FAILS; the connection is closed then."""
+        try:
+            async with asyncio.timeout(DIAL_TIMEOUT_S):
+                welcome = await self.proving(self.connection.stream, self.facts, self.question, asked)
+        except BaseException:
+            await self.connection.close()
+            raise
+        return Resumed(self.connection, welcome.received)
+
+    async def finish(self, asked: pb.Proof) -> Resumed:
+        """As `prove`, but whatever fails is a LinkError."""
+        try:
+            return await self.prove(asked)
+        except _FAILS as error:
+            raise LinkError(self.facts.peer_id, _why(error), final=_is_final(error)) from error
 
 
 class Dialler:
@@ -221,6 +252,14 @@ class Dialler:
         Raises:
             LinkError: the way does not open, or at its end is another peer.
         """
+        return await (await self.knock_over(facts, way)).finish(asked)
+
+    async def knock_over(self, facts: PeerFacts, way: Way) -> "Knock":
+        """A connection over a way that is not direct, on which only this end's proof is missing.
+
+        Raises:
+            LinkError: the way does not open, or at its end is another peer.
+        """
         try:
             opened = await way.open()
         except OSError as error:
@@ -230,9 +269,7 @@ class Dialler:
         try:
             address = await target.open(opened.connection)
             pinned = x509.load_der_x509_certificate(facts.certificate).public_bytes(Encoding.PEM)
-            return await self._connect(facts, address, pinned, asked, way.name, opened.host)
-        except LinkError:
-            raise
+            return await self._knock(facts, address, pinned, way.name, opened.host)
         except (*_FAILS, OSError) as error:
             raise LinkError(facts.peer_id, _why(error), final=_is_final(error)) from error
         finally:
@@ -273,6 +310,11 @@ class Dialler:
         host: str = "",
     ) -> Resumed:
         """Raises LinkError, or what is in _FAILS."""
+        knock = await self._knock(facts, target, pinned, way, host)
+        return await knock.prove(asked)
+
+    async def _knock(self, facts: PeerFacts, target: str, pinned: bytes, way: str, host: str) -> "Knock":
+        """Raises what is in _FAILS."""
         name = server_name(facts.peer_id)
         channel = grpc.aio.secure_channel(
             target,
@@ -282,11 +324,11 @@ class Dialler:
         connection = DialledConnection(channel.stream_stream(LINK_METHOD)(), channel, way, host)
         try:
             async with asyncio.timeout(DIAL_TIMEOUT_S):
-                welcome = await self._prove(connection.stream, facts, asked)
+                question = expect(decode(await _read(connection.stream)), pb.Challenge)
         except BaseException:
             await connection.close()
             raise
-        return Resumed(connection, welcome.received)
+        return Knock(connection, facts, question, self._prove)
 
     async def _learn(self, facts: PeerFacts, address: str, error: Exception) -> None:
         """Notes that the peer was not found there, and if another was, whose certificate that one has."""
@@ -302,8 +344,9 @@ class Dialler:
         at_s = asyncio.get_running_loop().time()
         self._book.record_failure(address, DialFailure(at_s, facts.peer_id, certificate))
 
-    async def _prove(self, call: GrpcStream, facts: PeerFacts, asked: pb.Proof) -> pb.Welcome:
-        question = expect(decode(await _read(call)), pb.Challenge)
+    async def _prove(
+        self, call: GrpcStream, facts: PeerFacts, question: pb.Challenge, asked: pb.Proof
+    ) -> pb.Welcome:
         proof = prove(
             question,
             self._identity,

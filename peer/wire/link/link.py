@@ -7,6 +7,7 @@ What the other end may send, how it is cut into packets and in which order they 
 import asyncio
 import secrets
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -123,7 +124,7 @@ class Link:
 
     @property
     def connection(self) -> Connection:
-        """The connection that it uses now, or used last."""
+        """The connection in use, or the last one."""
         return self._connection
 
     @property
@@ -235,8 +236,8 @@ class Link:
         return True
 
     def move(self, redial: "Redial") -> bool:
-        """Goes on over the connection that `redial` resumes it with, once; the present one is let go of first, for what
-        has arrived must stand still then. False: this end did not dial, or the link has no connection now."""
+        """Goes on over the connection that `redial` resumes it with; the present one is let go of first, for what has
+        arrived must stand still then. False: this end did not dial, or the link has no connection now."""
         if self._redial is None or self._carried is None or self.closed_because is not None:
             return False
         self._next_redial = redial
@@ -316,9 +317,8 @@ class Link:
     async def _another(self, broken: str) -> Resumed | _End:
         """Another connection, or why there is none."""
         resumed = self._resumed
-        redial, self._next_redial = self._next_redial or self._redial, None
-        if redial is not None:
-            resumed = asyncio.ensure_future(redial(self))
+        if self._redial is not None:
+            resumed = asyncio.ensure_future(self._redialled(self._redial))
         self._suspended.set()
         try:
             await asyncio.wait(
@@ -342,6 +342,14 @@ class Link:
         if error is not None:
             raise error
         return resumed.result()
+
+    async def _redialled(self, redial: Redial) -> Resumed:
+        """Over the connection that the link moves to, or else as always. Raises LinkError."""
+        moving, self._next_redial = self._next_redial, None
+        if moving is not None:
+            with suppress(LinkError):
+                return await moving(self)
+        return await redial(self)
 
     async def _let_go(self, end: _End | None = None) -> None:
         """Leaves the present connection, with a last packet if the other end is to be told that the link ends."""

@@ -75,8 +75,8 @@ class Links:
         self._opened_s: dict[Link, float] = {}
         self._accepted: dict[tuple[str, bytes], Link] = {}
         """Those that others dialled, by peer id and link id."""
-        self._dialled: set[Link] = set()
-        """Those that this end dialled, and closes when they are spare."""
+        self._dialled: dict[Link, PeerFacts] = {}
+        """Those that this end dialled, and closes when they are spare, and whom it dialled."""
         self._dialling: dict[str, asyncio.Task[Link]] = {}
         self._running: set[asyncio.Task[None]] = set()
 
@@ -134,6 +134,10 @@ class Links:
         """Whether this is the link to its remote, or was until it closed just now."""
         return self._links.get(link.peer_id) is link
 
+    def dialled(self) -> dict[Link, PeerFacts]:
+        """Open links that this end dialled, and by which facts."""
+        return {link: facts for link, facts in self._dialled.items() if link.closed_because is None}
+
     def all(self) -> tuple[Link, ...]:
         """Every open link that is in use."""
         return tuple(link for link in self._links.values() if link.closed_because is None)
@@ -174,7 +178,7 @@ class Links:
     def _forget(self, link: Link) -> None:
         """The link has closed."""
         self._opened_s.pop(link, None)
-        self._dialled.discard(link)
+        self._dialled.pop(link, None)
         self._accepted.pop((link.peer_id, link.link_id), None)
         if link in self._spares:
             self._spares.remove(link)
@@ -223,7 +227,7 @@ class Links:
             redial,
             self._memory,
         )
-        self._dialled.add(link)
+        self._dialled[link] = facts
         self._start(link)
         return link
 

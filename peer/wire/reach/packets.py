@@ -25,6 +25,10 @@ class RelayError(ConnectionError):
     """A relay, or who uses it, is not there, refuses, or does not keep to the protocol."""
 
 
+class RelayHungUp(RelayError):
+    """The other end has closed the connection."""
+
+
 @dataclass(frozen=True, slots=True)
 class Challenge:
     """The relay's first word."""
@@ -242,7 +246,7 @@ async def _read_exactly(connection: socket.socket, count: int) -> bytes:
     while len(data) < count:
         part = await loop.sock_recv(connection, count - len(data))
         if not part:
-            raise RelayError("the other end hung up")
+            raise RelayHungUp("the other end hung up")
         data += part
     return data
 

@@ -8,6 +8,7 @@ from support.links.data_plane import End, until
 
 from molink.dht.identity.identity import Identity
 from molink.dht.records.records import PeerFacts, RelayAt
+from molink.peer.reach.moving import HolePuncher, PunchingHandler
 from molink.peer.reach.relay import Relay
 from molink.peer.reach.relay_limits import RelayLimits
 from molink.peer.reach.stays import Stays
@@ -19,6 +20,8 @@ class RelayedEnd:
 
     def __init__(self) -> None:
         self.end = End()
+        self.punching = PunchingHandler(self.end.handler)
+        self.end.links._handler = self.punching
         self.relays: dict[str, RelayAt] = {}
         """What it knows of others' relays."""
         self._stack = AsyncExitStack()
@@ -29,6 +32,12 @@ class RelayedEnd:
         user = RelayUser(self.end.identity, None)
         self.stays = await self._stack.enter_async_context(Stays(user, ("127.0.0.1", port), self.relays.get))
         return self
+
+    async def punch(self, *observers: RelayAt) -> None:
+        """From now on its relayed links move to holes, and those of others that ask for it."""
+        user = RelayUser(self.end.identity, None)
+        puncher = HolePuncher(self.end.links, user, self.stays, lambda: observers)
+        self.punching.puncher = await self._stack.enter_async_context(puncher)
 
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
