@@ -60,6 +60,8 @@ class Configuration(BaseModel):
     partner: str | None = None
     state_dir: Path | None = None
     relay: Literal["auto", "on", "off"] | None = None
+    relay_port: Port | None = None
+    offer_relay: str | int | float | None = None
     activation_codec: Literal["none", "auto", "float16", "bfloat16", "int8"] | None = None
     micro_batches: str | int | None = None
     http_proxy: str | None = None

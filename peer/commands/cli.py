@@ -62,6 +62,8 @@ def join(
     partner: options.Partner = None,
     state_dir: options.StateFolder = None,
     relay: options.Relay = None,
+    relay_port: options.RelayPort = None,
+    offer_relay: options.OfferRelay = None,
     activation_codec: options.ActivationCodec = None,
     micro_batches: options.MicroBatches = None,
     http_proxy: options.HttpProxy = None,

@@ -97,7 +97,26 @@ StoreSize = Annotated[
 ]
 Relay = Annotated[
     str | None,
-    typer.Option(metavar="auto|on|off", help="Being reached through a relay: none in this version."),
+    typer.Option(
+        metavar="auto|on|off",
+        help="Being reached over other peers' relays: auto, if nobody can dial this one; on, always; off, never.",
+    ),
+]
+RelayPort = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=0,
+        max=65535,
+        help="Port of this peer's own relay, if others can dial it: any free one.",
+    ),
+]
+OfferRelay = Annotated[
+    str | None,
+    typer.Option(
+        metavar="auto|off|MBPS",
+        help="What it passes on for peers that nobody can dial: auto is a tenth of the uplink, at most 20 Mbps.",
+    ),
 ]
 MetricsPort = Annotated[
     int | None,

@@ -71,6 +71,7 @@ class JoinSettings:
     partner: str
     state_dir: Path
     relay: str
+    """Whether the peer is reached over relays: `auto`, `on` or `off`."""
     activation_codec: str
     """Lossy encodings of activations that this peer takes part in, one of `codecs.SETTINGS`."""
     rule: Rule
@@ -98,6 +99,10 @@ class JoinSettings:
     """Whether one session's steps equal transformers' bit for bit; else each goes the fastest way."""
     model_name: str | None = None
     """What the swarm is to call the model; None: as `model` does."""
+    relay_port: int | None = None
+    """Of the peer's own relay; None: any free one."""
+    offer_relay: str = "auto"
+    """`auto`, `off`, or the megabits per second that it passes on for others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +169,8 @@ def load_settings(command_line: Configuration, environment: Mapping[str, str] | 
         wait_s=merged.wait or 0.0,
         exact=merged.exact == "on",
         model_name=merged.model_name,
+        relay_port=merged.relay_port or None,
+        offer_relay=_offer(merged.offer_relay),
     )
 
 
@@ -227,10 +234,6 @@ def _decide_swarm(
 
 def _refuse_what_is_missing(merged: Configuration) -> None:
     """What this version or this machine cannot do is refused rather than ignored."""
-    if merged.relay == "on":
-        raise SettingsError(
-            "--relay on: relays do not exist yet in this version; leave --relay out, or open the gRPC port"
-        )
     if merged.quantization in ("int8", "nf4") and find_spec("bitsandbytes") is None:
         raise SettingsError(f"--quantization: {QuantizationUnavailable(merged.quantization)}")
     if merged.partner not in (None, "auto", "off"):
@@ -267,6 +270,20 @@ def _host_policy(merged: Configuration) -> HostPolicy:
     except ValueError as error:
         raise SettingsError(f"--quiet-hours: {error}") from error
     return HostPolicy(merged.pause_when_busy or "auto", quiet_hours, merged.on_battery or "pause")
+
+
+def _offer(offered: str | float | None) -> str:
+    """`auto`, `off`, or megabits per second."""
+    text = "auto" if offered is None else str(offered)
+    if text in ("auto", "off"):
+        return text
+    try:
+        mbps = float(text)
+    except ValueError:
+        mbps = 0.0
+    if not 0.1 <= mbps <= 100_000:
+        raise SettingsError(f"--offer-relay {text}: use auto, off, or megabits per second such as 20")
+    return f"{mbps:g}"
 
 
 def _rule(micro_batches: str | int) -> Rule:

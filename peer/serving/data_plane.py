@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -29,6 +30,7 @@ from molink.peer.serving.neighbours import NeighbourLinks, NewestFacts
 from molink.peer.serving.service import PeerService
 from molink.peer.wire.link.acceptor import Acceptor
 from molink.peer.wire.link.certificate import Certificate
+from molink.peer.wire.link.link import LinkHandler
 from molink.peer.wire.link.links import Links
 from molink.peer.wire.transport.line_quality import MeasureLine
 from molink.peer.wire.transport.message_memory import MessageMemory, message_limit_bytes
@@ -66,20 +68,24 @@ class DataPlane:
         memory_bytes: int | None = None,
         own_ranges: Ranges = ANYWHERE,
         newest_facts: NewestFacts = lambda _: None,
+        wrap: Callable[[LinkHandler], LinkHandler] = lambda handler: handler,
+        folder: Path | None = None,
     ) -> None:
         """`cut` is how prompts are cut whose head is here; `limits` are those of `batch_limits` if nobody says. With
         `step_times`, prompts are computed so that decode beside them keeps its pace. `is_announced`: whether an
         identity has announced itself to the swarm. Messages may take a part of the peer's `memory_bytes`. Neighbours
         are dialled in `own_ranges` only (`dht/identity/dialable.py`); `newest_facts` are those that the swarm knows of
-        an identity."""
+        an identity. `wrap` puts a handler of links before this one; in `folder` are the sockets of ways that are not
+        direct."""
         sessions = SessionTable()
         spec = backend.engine.spec
         limits = limits or batch_limits(spec)
         service = PeerService(spec, sessions, artifacts, activation_codecs, is_announced)
+        handler = self.handler = wrap(service)
         self._engine_thread = EngineThread()
         self.links = Links(
             identity,
-            service,
+            handler,
             swarm_key,
             is_client=False,
             http_proxy=http_proxy,
@@ -90,6 +96,7 @@ class DataPlane:
             ),
             own_ranges=own_ranges,
             pace=service.pace,
+            folder=folder,
         )
         sizes, engine = _slice_sizer(backend.engine, step_times), backend.engine
         layered_prefill = (
@@ -130,7 +137,7 @@ class DataPlane:
             identity.peer_id,
             certificate,
             self.links,
-            service,
+            handler,
             swarm_key,
             is_member=is_announced,
             is_needed=lambda link: self.links.in_use(link) and service.serves(link.peer_id),

@@ -68,8 +68,7 @@ class Resumed:
     received: int
 
 
-Redial = Callable[["Link"], Awaitable[Resumed]]
-"""Resumes a link over another connection; raises LinkError."""
+Redial = Callable[["Link"], Awaitable[Resumed]]  # raises LinkError
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,11 +237,10 @@ class Link:
     def move(self, redial: "Redial") -> bool:
         """Goes on over the connection that `redial` resumes it with; the present one is let go of first, for what has
         arrived must stand still then. False: this end did not dial, or the link has no connection now."""
-        if self._redial is None or self._carried is None or self.closed_because is not None:
-            return False
-        self._next_redial = redial
-        self._carried.lost()
-        return True
+        if self._redial is not None and self._carried is not None and self.closed_because is None:
+            self._next_redial = redial
+            self._carried.lost()
+        return self._next_redial is redial
 
     async def run(self) -> str:
         """Serves the link until either end closes it or it is lost; returns why."""
@@ -345,8 +343,8 @@ class Link:
 
     async def _redialled(self, redial: Redial) -> Resumed:
         """Over the connection that the link moves to, or else as always. Raises LinkError."""
-        moving, self._next_redial = self._next_redial, None
-        if moving is not None:
+        if (moving := self._next_redial) is not None:
+            self._next_redial = None
             with suppress(LinkError):
                 return await moving(self)
         return await redial(self)

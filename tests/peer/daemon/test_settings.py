@@ -44,6 +44,7 @@ def test_without_anything_the_defaults_hold(environment: dict[str, str]) -> None
     assert settings.listen == "127.0.0.1"
     assert (settings.port, settings.grpc_port, settings.layers) == (None, None, None)
     assert (settings.partner, settings.relay) == ("auto", "auto")
+    assert (settings.offer_relay, settings.relay_port) == ("auto", None)
     assert settings.rule is molink
     assert settings.activation_codec == "none", "nobody loses exactness unasked"
     assert settings.http_proxy is None
@@ -190,10 +191,8 @@ def test_it_is_exact_only_when_told(environment: dict[str, str]) -> None:
         ({"layers": "3"}, r"such as 0:12"),
         ({"layers": "a:b"}, "not a span"),
         ({"initial_peers": ["localhost:4001"]}, "not a peer's multiaddress"),
-        (
-            {"relay": "on"},
-            "relays do not exist yet in this version; leave --relay out, or open the gRPC port",
-        ),
+        ({"offer_relay": "much"}, "--offer-relay much: use auto, off, or megabits per second"),
+        ({"offer_relay": 0}, "--offer-relay 0: use auto, off, or megabits per second"),
         ({"partner": PEER}, f"--partner {PEER} does not exist yet in this version"),
         ({"device": "gpu"}, "--device 'gpu' is not known"),
         ({"device": "cuda:x"}, "not known"),
