@@ -1,6 +1,8 @@
 """Packets of a relay: what is encoded is decoded, anything else is refused, and proofs are worth nothing elsewhere."""
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -17,6 +19,14 @@ from molink.peer.wire.reach.relay_proof import (
     prove_relay,
     prove_user,
 )
+
+
+def test_the_test_vectors_of_the_document_are_these_examples() -> None:
+    text = (Path(__file__).parents[4] / "docs" / "PROTOCOL.md").read_text(encoding="utf-8")
+    found = re.findall(r"^RELAY (.*)\n((?:[0-9a-f]+\n)+)", text, re.MULTILINE)
+    assert [(said, bytes.fromhex(digits.replace("\n", ""))) for said, digits in found] == [
+        (said, encode_relay(packet)) for packet, said in EXAMPLES
+    ]
 
 
 @pytest.mark.parametrize("packet", [packet for packet, _ in EXAMPLES])
