@@ -70,6 +70,10 @@ class HolePuncher:
         for link in tuple(self._waiting):
             self._forget(link)
 
+    def is_relayed(self, link: Link) -> bool:
+        """Whether a link goes over a relay now, as far as this end knows."""
+        return _way_of(link) == "relayed" or self._stays.serves(link.peer_id)
+
     # -- the end that dialled
 
     async def _look(self) -> None:

@@ -33,6 +33,7 @@ from molink.peer.reach.stays import Stays
 from molink.peer.wire.link.certificate import certificate_hash
 from molink.peer.wire.link.links import Links
 from molink.peer.wire.reach.packets import RelayError
+from molink.peer.wire.reach.punching import observe_port
 from molink.peer.wire.reach.relay_client import RelayUser, open_session
 
 LOOK_EVERY_S = 1800.0
@@ -96,6 +97,8 @@ class Reach:
         own = settings.host if settings.host not in ("0.0.0.0", "::") else inside  # noqa: S104
         self.stays = Stays(user, (own, grpc_port), self._relay_of, self._changed.set)
         self.finding = Finding(Reachable.RELAYED if settings.relay == "on" else Reachable.UNKNOWN)
+        self.hard: bool | None = None
+        """Whether this machine's NAT gives each destination another port; None: nobody knows."""
         self._puncher = HolePuncher(links, user, self.stays, lambda: self.finding.near)
         self._stack = AsyncExitStack()
 
@@ -106,6 +109,7 @@ class Reach:
             await stack.enter_async_context(self.stays)
             await stack.enter_async_context(self._puncher)
             self._handler.puncher = self._puncher
+            self._links.is_relayed = self._puncher.is_relayed
             self._stack = stack.pop_all()
         return self
 
@@ -156,6 +160,7 @@ class Reach:
         """For `status`, JSON-ready."""
         return {
             "reachable": self.finding.reachable.value,
+            "nat": {None: "unknown", True: "hard", False: "cone"}[self.hard],
             "relays": [relay.peer_id for relay in self.stays.relays],
             "relayed_pairs": self.relay.pairs if self.relay is not None else 0,
         }
@@ -186,9 +191,24 @@ class Reach:
             found = replace(found, reachable=Reachable.RELAYED)
         self.finding = found
         relayed = found.reachable is Reachable.RELAYED
-        self.stays.keep(stays_for(self.stays.relays, found.near) if relayed else ())
+        wanted = stays_for(self.stays.relays, found.near)
+        if (
+            not relayed
+        ):  # behind a router that passes ports on, a stay that breaks tells that its address has changed
+            wanted = wanted[:1] if found.host not in ("", host_of("".join(base.grpc_addresses[:1]))) else ()
+        self.stays.keep(wanted)
+        await self._look_at_nat()
         expects = self.relay is not None and not relayed
         self._links.dialler.ladder.expect = self.relay.expect if expects and self.relay is not None else None
+
+    async def _look_at_nat(self) -> None:
+        """Finds out whether this machine's NAT gives each destination another port."""
+        self.hard = None
+        if self.finding.reachable is Reachable.RELAYED and len(self.finding.near) > 1:
+            with suppress(RelayError, OSError):
+                observed = await observe_port(self.finding.near, self._user)
+                self.hard = observed.hard
+                observed.close()
 
     def _offer(self) -> None:
         """Takes over what the line was measured to carry."""

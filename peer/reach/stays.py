@@ -63,6 +63,8 @@ class Stays:
         self._coming: set[asyncio.Task[None]] = set()
         self._budget = Budget(INVITATIONS)
         self._hosts: OrderedDict[str, str] = OrderedDict()
+        self._served: dict[str, int] = {}
+        """How many connections of each peer go over relays now."""
 
     async def __aenter__(self) -> Self:
         await self._splices.__aenter__()
@@ -156,7 +158,9 @@ class Stays:
             self._hosts.move_to_end(asker)
             if len(self._hosts) > MOST_HOSTS:
                 self._hosts.popitem(last=False)
-            await splice_to_port(self._splices, session.connection, self._grpc_at)
+            splice = await splice_to_port(self._splices, session.connection, self._grpc_at)
+            self._served[asker] = self._served.get(asker, 0) + 1
+            splice.gone.add_done_callback(lambda _: self._ended(asker))
         except (OSError, TimeoutError) as error:
             _log.debug("coming to %s over %s failed: %s", asker, relay.peer_id, error)
             if session is not None:
@@ -165,6 +169,15 @@ class Stays:
             if session is not None:
                 session.close()
             raise
+
+    def serves(self, peer_id: str) -> bool:
+        """Whether a connection of that peer comes over a relay now."""
+        return peer_id in self._served
+
+    def _ended(self, peer_id: str) -> None:
+        left = self._served.pop(peer_id) - 1
+        if left:
+            self._served[peer_id] = left
 
     async def serve(self, connection: socket.socket) -> None:
         """Serves who is at the other end of a connected socket, as if it had come over a relay. Raises OSError."""

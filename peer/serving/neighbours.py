@@ -66,20 +66,24 @@ class NeighbourLinks:
                 for relay in () if newest.grpc_addresses else newest.relays:
                     if self._links.find(facts.peer_id) is not None:
                         return
-                    if self._may_try(newest, relay.address, client, known):
-                        await self._dial(replace(newest, relays=(relay,)), relay.address, given_up_s)
+                    # whoever names a relay and does not stay there must not keep others from it
+                    place = f"{facts.peer_id} over {relay.address}"
+                    if self._may_try(newest, relay.address, client, known, place):
+                        await self._dial(replace(newest, relays=(relay,)), place, given_up_s)
                 while self._links.find(facts.peer_id) is None:  # noqa: ASYNC110 - it comes from the other end, maybe
                     await asyncio.sleep(LOOK_EVERY_S)
         except TimeoutError:
             raise LinkError(facts.peer_id, "it could not be reached") from None
 
-    def _may_try(self, facts: PeerFacts, address: str, client: Remote, known: PeerFacts | None) -> bool:
-        """Whether an address of a hop is dialled for a client."""
+    def _may_try(
+        self, facts: PeerFacts, address: str, client: Remote, known: PeerFacts | None, place: str = ""
+    ) -> bool:
+        """Whether an address of a hop is dialled for a client. `place`: whose failures count; else the address's."""
         now = asyncio.get_running_loop().time()
         if range_of(host_of(address)) is not None and not may_dial(address, self._own_ranges):
             self._refusals.refused("dials to networks that are not the swarm's", client.peer_id)
             return False
-        if not self._backoff.may_dial(facts.peer_id, address, now):
+        if not self._backoff.may_dial(facts.peer_id, place or address, now):
             return False
         if known is not None and address in (
             *known.grpc_addresses,

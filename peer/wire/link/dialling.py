@@ -269,7 +269,9 @@ class Dialler:
         try:
             address = await target.open(opened.connection)
             pinned = x509.load_der_x509_certificate(facts.certificate).public_bytes(Encoding.PEM)
-            return await self._knock(facts, address, pinned, way.name, opened.host)
+            knock = await self._knock(facts, address, pinned, way.name, opened.host)
+            knock.connection.gone.add_done_callback(lambda _: target.end())
+            return knock
         except (*_FAILS, OSError) as error:
             raise LinkError(facts.peer_id, _why(error), final=_is_final(error)) from error
         finally:

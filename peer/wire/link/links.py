@@ -7,6 +7,7 @@ end that dialled the other closes it when nothing has travelled on it for a whil
 import asyncio
 import logging
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -79,6 +80,8 @@ class Links:
         """Those that this end dialled, and closes when they are spare, and whom it dialled."""
         self._dialling: dict[str, asyncio.Task[Link]] = {}
         self._running: set[asyncio.Task[None]] = set()
+        self.is_relayed: Callable[[Link], bool] = lambda _: False
+        """Whether a link goes over a relay now."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -119,7 +122,10 @@ class Links:
 
     def line_quality(self) -> LineQuality:
         """Line quality: what the links' own traffic has measured of this machine's line."""
-        return LineQuality(self._uplink.bytes_per_s, tuple(link.quality for link in self.all()))
+        links = self.all()
+        if any(map(self.is_relayed, links)):  # a relay's rate is not that of this machine's line
+            return LineQuality(None, tuple(link.quality for link in links if not self.is_relayed(link)))
+        return LineQuality(self._uplink.bytes_per_s, tuple(link.quality for link in links))
 
     def find(self, peer_id: str) -> Link | None:
         """The open link to a peer or client, if there is one."""

@@ -93,6 +93,11 @@ class Splice:
         for pump in self._pumps:
             pump.abort()
 
+    def finish(self) -> None:
+        """Ends both connections when what waits has been sent."""
+        for pump in self._pumps:
+            pump.close()
+
     def moved(self, count: int) -> None:
         """So many bytes were passed on."""
         self.moved_s = asyncio.get_running_loop().time()

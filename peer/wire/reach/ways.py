@@ -21,7 +21,7 @@ from molink.dht.identity.identity import public_key_of
 from molink.dht.records.records import RelayAt
 from molink.peer.wire.reach.packets import TOKEN_BYTES, RelayError
 from molink.peer.wire.reach.relay_client import RelayUser, open_session
-from molink.peer.wire.reach.splice import Pump, Splices
+from molink.peer.wire.reach.splice import Pump, Splice, Splices
 
 REVERSED_TIMEOUT_S = 2.0
 _LONGEST_PATH = 96
@@ -123,6 +123,7 @@ class LocalTarget:
         self._server: asyncio.Server | None = None
         self._far: Pump | None = None
         self._joined = False
+        self._splice: Splice | None = None
 
     async def open(self, connection: socket.socket) -> str:
         """Takes over a connected socket, and returns the target that leads to it. Raises OSError."""
@@ -162,7 +163,7 @@ class LocalTarget:
             near.abort()
             return
         self._joined = True
-        self._splices.join(near, self._far)
+        self._splice = self._splices.join(near, self._far)
         self._stop_listening()
 
     def close(self) -> None:
@@ -170,6 +171,12 @@ class LocalTarget:
         self._stop_listening()
         if self._far is not None and not self._joined:
             self._far.abort()
+
+    def end(self) -> None:
+        """Ends the way, once what waits has been sent: gRPC may keep its connection for long after its last use."""
+        self.close()
+        if self._splice is not None:
+            self._splice.finish()
 
     def _stop_listening(self) -> None:
         if self._server is not None:
@@ -181,7 +188,7 @@ class LocalTarget:
             shutil.rmtree(self._own_folder, ignore_errors=True)
 
 
-async def splice_to_port(splices: Splices, connection: socket.socket, at: tuple[str, int]) -> None:
+async def splice_to_port(splices: Splices, connection: socket.socket, at: tuple[str, int]) -> Splice:
     """Splices a connected socket to a port of this machine. Raises OSError, and closes it then."""
     near = socket.socket(socket.AF_INET6 if ":" in at[0] else socket.AF_INET, socket.SOCK_STREAM)
     try:
@@ -191,4 +198,4 @@ async def splice_to_port(splices: Splices, connection: socket.socket, at: tuple[
         near.close()
         connection.close()
         raise
-    await splices.splice(connection, near)
+    return await splices.splice(connection, near)

@@ -15,6 +15,7 @@ from molink.peer.reach.reach import Reach, ReachSettings, describe_reach
 from molink.peer.reach.reachability import Reachable
 from molink.peer.wire.link.dialling import DialledConnection
 from molink.peer.wire.reach.relay_client import RelayUser
+from molink.peer.wire.transport.line_quality import LineQuality
 
 SETTINGS = ReachSettings("127.0.0.1", 0, "auto", "auto", is_told=False, is_local=False)
 
@@ -82,6 +83,7 @@ async def test_a_peer_that_relays_do_not_find_announces_where_it_stays_and_is_re
         await until(lambda: len(home.reach.stays.relays) == 2)
         assert (facts.addresses, facts.grpc_addresses, facts.relay_address) == ((), (), "")
         assert set(home.reach.told(home.base).relays) == {one.at, two.at}
+        assert home.reach.describe()["nat"] == "cone"
         assert "over 127.0.0.1" in (describe_reach(facts) or "")
 
 
@@ -94,6 +96,12 @@ async def test_a_peer_told_to_be_relayed_is_dialled_by_nobody_and_served_over_it
         link = await soon(client.links.to(facts))
         assert isinstance(link.connection, DialledConnection)
         assert link.connection.way == "relayed"
+        accepted = home.end.links.find(client.peer_id)
+        assert accepted is not None
+        assert home.end.links.is_relayed(accepted)
+        assert home.end.links.line_quality() == LineQuality(None, ())
+        link.close("enough")
+        await until(lambda: not home.reach.stays.serves(client.peer_id))
 
 
 @asynchronous

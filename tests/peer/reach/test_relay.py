@@ -201,6 +201,35 @@ async def test_nothing_is_answered_before_proof_and_a_proof_made_elsewhere_is_re
 
 
 @asynchronous
+async def test_bytes_that_are_no_packet_end_their_own_conversation() -> None:
+    async with Lab() as lab:
+        await lab.stay()
+        loop = asyncio.get_running_loop()
+        for hostile in (
+            b"GET / HTTP/1.1\r\n\r\n",
+            b"\x01\x02\xff\xff" + bytes(512),
+            b"\x01\x63\x00\x00",
+            b"\x01",
+        ):
+            for proven in (False, True):
+                if proven:
+                    connection = (await open_session(lab.at, user())).connection
+                else:
+                    connection = socket.socket()
+                    connection.setblocking(False)
+                    await loop.sock_connect(connection, ("127.0.0.1", lab.relay.port))
+                    await read_relay(connection)
+                await loop.sock_sendall(connection, hostile)
+                connection.shutdown(socket.SHUT_WR)
+                with suppress(RelayError, OSError):
+                    while True:
+                        await soon(read_relay(connection))
+                connection.close()
+        opened = await soon(Relayed(lab.home.identity.peer_id, lab.at, user()).open())
+        assert await soon(echoed(opened.connection, b"still here")) == b"still here"
+
+
+@asynchronous
 async def test_a_private_swarms_relay_sends_away_who_lacks_the_key_and_is_not_believed_without_it() -> None:
     key = SwarmKey.generate()
     async with Lab(swarm_key=key) as private, Lab() as public:
