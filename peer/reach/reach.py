@@ -28,9 +28,10 @@ from molink.peer.reach.reachability import (
     stays_for,
 )
 from molink.peer.reach.relay import Relay
-from molink.peer.reach.relay_limits import RelayLimits, offered_mbps
+from molink.peer.reach.relay_limits import offered_mbps, relay_limits
 from molink.peer.reach.stays import Stays
 from molink.peer.wire.link.certificate import certificate_hash
+from molink.peer.wire.link.inbound import descriptor_limit
 from molink.peer.wire.link.links import Links
 from molink.peer.wire.reach.packets import RelayError
 from molink.peer.wire.reach.punching import observe_port
@@ -89,7 +90,7 @@ class Reach:
         self.relay: Relay | None = None
         mbps = offered_mbps(settings.offer, None)
         if not settings.is_local and mbps is not None and settings.relay != "on":
-            limits = replace(RelayLimits(), mbps=mbps)
+            limits = replace(relay_limits(descriptor_limit()), mbps=mbps)
             self.relay = Relay(
                 settings.host, settings.relay_port, user.identity, user.swarm_key, limits, is_member
             )
@@ -110,6 +111,7 @@ class Reach:
             await stack.enter_async_context(self._puncher)
             self._handler.puncher = self._puncher
             self._links.is_relayed = self._puncher.is_relayed
+            self._links.host_of = self._served_host
             self._stack = stack.pop_all()
         return self
 
@@ -234,6 +236,9 @@ class Reach:
         finally:
             session.close()
         return RelayAnswer(relay, took_s, session.observed, found)
+
+    def _served_host(self, peer_id: str) -> str | None:
+        return self.stays.host_of(peer_id) if self.stays.serves(peer_id) else None
 
     def _relay_of(self, peer_id: str) -> RelayAt | None:
         """Where a peer says that it relays, if it may be dialled there."""

@@ -6,7 +6,7 @@ network, and all together. Identities cost nothing, so none of the sums depends 
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from molink.dht.membership.door import ConnectionLimits
 from molink.peer.serving.budgets import Bucket, RequestRate, RequestRates
@@ -19,6 +19,7 @@ DIAL_BACKS = RequestRates(RequestRate(0.02, 4.0), RequestRate(0.05, 8.0), Reques
 MOST_MBPS = 20.0
 UPLINK_PART = 10
 """Unless told, relaying takes one in so many of what the line carries away."""
+DESCRIPTOR_PART = 8
 _BURST_S = 0.25
 """So much of the rate may go at once: a chunk beside a few decode rows."""
 
@@ -48,6 +49,28 @@ class RelayLimits:
             proof_s=5.0,
             idle_s=math.inf,
         )
+
+
+def relay_limits(descriptors: int | None) -> RelayLimits:
+    """For a process that may have so many descriptors, of which a relay takes an eighth at most; None: nothing limits
+    them."""
+    limits = RelayLimits()
+    if descriptors is None:
+        return limits
+    part = descriptors // DESCRIPTOR_PART
+    proven = min(limits.proven, part * 3 // 8)
+    pairs = min(limits.pairs, part * 3 // 16)  # two each
+    return replace(
+        limits,
+        unproven=min(limits.unproven, part // 4),
+        proven=proven,
+        of_network=min(limits.of_network, max(8, proven // 4)),
+        of_identity=min(limits.of_identity, max(4, proven // 4)),
+        stays=min(limits.stays, proven * 2 // 3),
+        pairs=pairs,
+        pairs_of_network=min(limits.pairs_of_network, max(4, pairs // 2)),
+        pairs_of_identity=min(limits.pairs_of_identity, max(4, pairs // 2)),
+    )
 
 
 def offered_mbps(offer: str, uplink_mbps: float | None) -> float | None:

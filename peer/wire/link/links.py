@@ -82,6 +82,8 @@ class Links:
         self._running: set[asyncio.Task[None]] = set()
         self.is_relayed: Callable[[Link], bool] = lambda _: False
         """Whether a link goes over a relay now."""
+        self.host_of: Callable[[str], str | None] = lambda _: None
+        """Where a relay saw a peer that comes over it now."""
 
     async def __aenter__(self) -> Self:
         return self

@@ -99,6 +99,7 @@ async def test_a_peer_told_to_be_relayed_is_dialled_by_nobody_and_served_over_it
         accepted = home.end.links.find(client.peer_id)
         assert accepted is not None
         assert home.end.links.is_relayed(accepted)
+        assert home.end.links.host_of(client.peer_id) == "127.0.0.1"
         assert home.end.links.line_quality() == LineQuality(None, ())
         link.close("enough")
         await until(lambda: not home.reach.stays.serves(client.peer_id))

@@ -20,7 +20,7 @@ from molink.peer.reach.reachability import (
     judge,
     stays_for,
 )
-from molink.peer.reach.relay_limits import offered_mbps, pair_pace
+from molink.peer.reach.relay_limits import offered_mbps, pair_pace, relay_limits
 
 OWN = Identity.generate()
 RELAYS = tuple(RelayAt(Identity.generate().peer_id, f"198.51.{at}.1:443") for at in range(8))
@@ -122,6 +122,16 @@ def test_a_tenth_of_the_uplink_is_offered_and_at_most_twenty_megabits() -> None:
     assert offered_mbps("auto", None) == 5.0
     assert offered_mbps("40", 100.0) == 40.0
     assert offered_mbps("off", 100.0) is None
+
+
+@pytest.mark.parametrize("descriptors", [256, 1024, 4096, 1_000_000, None])
+def test_a_relay_takes_an_eighth_of_the_descriptors_at_most_and_nobody_all_of_it(
+    descriptors: int | None,
+) -> None:
+    limits = relay_limits(descriptors)
+    assert limits.unproven + limits.proven + 2 * limits.pairs <= (descriptors or 10**6) // 8
+    assert min(limits.of_network, limits.stays) < limits.proven
+    assert max(limits.pairs_of_identity, limits.pairs_of_network) < limits.pairs
 
 
 def test_a_pair_passes_on_its_rate_and_no_more() -> None:
