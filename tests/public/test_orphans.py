@@ -15,9 +15,9 @@ app = typer.Typer()
 @app.command()
 def wait():
     assert "MOLINK_ENDS_WITH_STDIN" not in os.environ
-    print("waits", flush=True)
     async def for_ever():
         try:
+            print("waits", flush=True)
             while True: await asyncio.sleep(0.1)
         finally:
             print("goodbye", flush=True)
