@@ -203,6 +203,16 @@ def configured_initial_peers(explicit: Sequence[str] | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(check_address(address) for address in peers))
 
 
+def heeds_local_network() -> bool:
+    """Whether swarms may be looked for on the local network: `MOLINK_LOCAL_NETWORK`, else the configuration file's.
+
+    Raises:
+        SettingsError: it is neither on nor off, or the file cannot be used.
+    """
+    given = read_environment().get("local_network") or read_configuration().local_network
+    return bool(given == "on")
+
+
 def configured_http_proxy() -> str | None:
     """The HTTP proxy that links are dialled through: `MOLINK_HTTP_PROXY`, else the configuration file's; None: none,
     links are dialled directly.

@@ -55,6 +55,10 @@ class Configuration:
         tuple[str, ...] | None, Option("Peers of the swarm to ask first.", "MULTIADDR ...")
     ] = None
     new_swarm: Annotated[bool, Option("Found a new swarm.")] = False
+    local_network: Annotated[
+        Literal["on", "off"],
+        Option("Look for swarms on the local network, and let it know of this peer: on, unless told."),
+    ] = "on"
     swarm_key: Annotated[Path | None, Option("Key file of a private swarm.", "FILE")] = None
     memory: Annotated[
         str | int | None,

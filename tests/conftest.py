@@ -6,6 +6,7 @@ module. `make fuzz` keeps them.
 
 A machine that is slow or busy is no failure in either. Its cores are shared, and the tiny matrices of the tests gain
 nothing from a second one: torch heeds the variable when it is loaded, in this process and in those that it starts.
+No test looks for peers on the network of the machine that it runs on, unless it says so.
 
 What a process has loaded when its tests begin is no garbage: half a million objects. Where the product looks for
 garbage, frozen or not, they took 0.3 s each time, half of what the tests of profiling computed: here they stay frozen.
@@ -22,6 +23,7 @@ from hypothesis.internal.conjecture import providers
 from hypothesis.internal.constants_ast import Constants
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("MOLINK_LOCAL_NETWORK", "off")
 gc.disable()
 
 settings.register_profile(

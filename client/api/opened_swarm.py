@@ -1,5 +1,6 @@
 """An opened swarm: the connection, the model, and what makes tokens of text, together for as long as they are open."""
 
+import logging
 import operator
 import os
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -22,15 +23,18 @@ from molink.configuration import (
     SettingsError,
     configured_http_proxy,
     configured_initial_peers,
+    heeds_local_network,
     read_configuration,
 )
 from molink.dht.identity.key_file import KeyFileError
 from molink.dht.identity.swarm_key import SwarmKey
+from molink.dht.node.local_network import find_local_peers
 from molink.shards.spec import ACTIVATION_CODECS, ModelSpec, SamplingParams
 from molink.shards.text.tokenizer import Tokenizer, TokenizerError
 
 Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +130,9 @@ async def open_swarm(
             f"activation_codec must be one of {', '.join(ACTIVATION_CODECS)}, got {codec!r}",
             "activation_codec",
         )
-    connection = SwarmConnection(
-        _addresses(options.initial_peers), _swarm_key(options.swarm_key), _http_proxy()
-    )
+    swarm_key = _swarm_key(options.swarm_key)
+    addresses = await _addresses(options.initial_peers, private=swarm_key is not None)
+    connection = SwarmConnection(addresses, swarm_key, _http_proxy())
     async with AsyncExitStack() as opening:
         await opening.enter_async_context(connection)
         access = await open_model(
@@ -164,16 +168,24 @@ def _checked(ids: tuple[int, ...], spec: ModelSpec) -> tuple[int, ...]:
     return ids
 
 
-def _addresses(initial_peers: Sequence[str] | None) -> tuple[str, ...]:
+async def _addresses(initial_peers: Sequence[str] | None, *, private: bool) -> tuple[str, ...]:
+    """Those given or configured, else peers of the local network whose swarm is as `private` as the client is."""
     try:
         addresses = configured_initial_peers(initial_peers)
+        searches = not addresses and heeds_local_network()
     except SettingsError as error:
         raise InvalidRequest(str(error), "initial_peers") from error
-    if not addresses:
+    if addresses:
+        return addresses
+    found = [peer for peer in await find_local_peers() if peer.private == private] if searches else []
+    if not found:
         raise SwarmUnavailable(
-            "no swarm is configured: give initial_peers (--initial-peers in commands), set MOLINK_INITIAL_PEERS, "
-            "or start one with `molink-peer join --new-swarm`, which prints its address"
+            "no swarm is configured: name one of its peers with --initial-peers (`initial_peers` in Python) or in "
+            "MOLINK_INITIAL_PEERS, or start one with `molink-peer join --new-swarm`, which prints its address"
+            + ("; none answered on the local network either" if searches else "")
         )
+    addresses = tuple(address for peer in found for address in peer.addresses)
+    _log.warning("no swarm is configured: asking the one on the local network, %s", addresses[0])
     return addresses
 
 

@@ -240,11 +240,6 @@ def _swarm(
         from molink.dht.host.lean_libp2p import load_lean_libp2p
 
     addresses = configured_initial_peers(initial_peers)
-    if not addresses:
-        raise CommandFailed(
-            "no swarm is configured: name one of its peers with --initial-peers or in MOLINK_INITIAL_PEERS, or "
-            "start one with `molink-peer join --new-swarm`, which prints its address"
-        )
     progress.begin("Asking the swarm")
     with loading_modules():
         load_lean_libp2p()

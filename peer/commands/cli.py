@@ -219,6 +219,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _serve(given: Mapping[str, object]) -> None:
     """What `join` does once its arguments are known; the cheap checks come before torch is imported."""
     with loading_modules():
+        from molink.peer.daemon.local_swarms import ask_where_to_join, names_no_swarm
         from molink.peer.daemon.settings import load_settings
         from molink.peer.device.device import keep_gpu_memory_whole, lower_priority
         from molink.peer.device.machine import raise_descriptor_limit
@@ -226,6 +227,8 @@ def _serve(given: Mapping[str, object]) -> None:
         from molink.shards.checkpoint import catalog
 
     settings = load_settings(given)
+    if names_no_swarm(settings):
+        settings = load_settings({**given, **ask_where_to_join(settings)})
     if settings.options.model is not None:
         try:
             catalog.check_identifier(settings.options.model)

@@ -12,6 +12,8 @@ from molink.dht.host.bridge import ThreadStoppedError
 from molink.dht.identity.key_file import KeyFileError
 from molink.dht.records.description import describe_swarm
 from molink.peer.daemon.bootstrap import Bootstrap, PeerError, PeerParts
+from molink.peer.daemon.local_swarms import LocalPresence
+from molink.peer.daemon.running import say
 from molink.peer.daemon.settings import JoinSettings
 from molink.peer.engine.metrics import PeerMetrics, describe_line, describe_predictions
 from molink.peer.host_policy.readings import ReadMachine
@@ -58,6 +60,7 @@ class Peer:
         """`read_machine` tells what the volunteer does; by default it is read of this machine."""
         self.addresses: tuple[str, ...] = ()
         self.metrics = PeerMetrics()
+        self._settings = settings
         self._leaving = asyncio.Event()
         self._at_once = asyncio.Event()
         self._changed = asyncio.Event()
@@ -76,6 +79,7 @@ class Peer:
                 parts = self._parts = await self._bootstrap.open(stack)
                 await parts.announcer.announce(facts_too=True)
                 self.addresses = parts.discovery.addresses
+                await stack.enter_async_context(LocalPresence(self._settings, self.addresses[0], say))
                 on_ready(self)
                 # What start-up made (half a million objects, torch's own above all) stays: a full collection that
                 # walks it would hold up a token for a tenth of a second.

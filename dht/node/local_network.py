@@ -1,0 +1,213 @@
+"""Service discovery on the local network by mDNS (RFC 6762, 6763): peers find each other where nobody has told them of
+anybody.
+
+What is found is what some machine of this network says: an address to ask, and nothing more. Who answers there proves
+its identity as everybody does.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from ipaddress import IPv4Address
+from typing import TYPE_CHECKING, Final, Self
+
+from molink.dht.identity.addresses import PeerAddress
+from molink.dht.identity.dialable import Ranges, own_ranges
+from molink.shards.address_ranges import AddressRange, range_of
+
+if TYPE_CHECKING:
+    from zeroconf.asyncio import AsyncZeroconf
+
+SERVICE: Final = "_molink._tcp.local."
+VERSION: Final = b"1"
+PRIVATE: Final = b"1"
+OPEN: Final = b"0"
+WITHIN_S: Final = 1.5
+"""For how long peers are looked for: answers come within 0.5 s, and a lost question is asked again after 1 s."""
+SETTLES_S: Final = 0.3
+"""How long others may still answer after the first has."""
+MOST_PEERS: Final = 8
+MOST_ADDRESSES: Final = 4
+"""Of one peer: a machine with containers has many, and others reach it at one or two."""
+ALL_ADDRESSES: Final = ("0.0.0.0", "::")  # noqa: S104 - compared, not listened on
+_RANGES: Final = frozenset({AddressRange.PRIVATE, AddressRange.LINK_LOCAL})
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalPeer:
+    """Describes a peer of the local network as it says of itself; none of it is proven before it is dialled."""
+
+    peer_id: str
+    addresses: tuple[str, ...]
+    """Multiaddresses of its control plane: one or more."""
+    private: bool
+    """Whether its swarm asks for a key."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalService:
+    """Describes what a peer lets the local network know."""
+
+    peer_id: str
+    addresses: tuple[str, ...]
+    """Of this machine, as IPv4: where the network reaches it, and learns of it. None: it stays unknown."""
+    port: int
+    """Of the control plane."""
+    private: bool
+
+
+class LocalAdvertisement:
+    """Advertises one peer on the local network while the context is open.
+
+    A network without multicast is no failure: the peer is then found by its multiaddress alone, as before.
+    """
+
+    def __init__(self, service: LocalService) -> None:
+        self._service = service
+        self._zeroconf: AsyncZeroconf | None = None
+        self._registering: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._zeroconf = _open_zeroconf(self._service.addresses)
+        if self._zeroconf is not None:
+            self._registering = asyncio.create_task(
+                _register(self._zeroconf, self._service), name="local advertisement"
+            )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._registering is not None:
+            self._registering.cancel()
+            await asyncio.gather(self._registering, return_exceptions=True)
+        if self._zeroconf is not None:
+            await _close(self._zeroconf)
+
+
+async def find_local_peers(
+    addresses: tuple[str, ...] | None = None, within_s: float = WITHIN_S
+) -> tuple[LocalPeer, ...]:
+    """Finds the peers that advertise themselves on the local network, at most `MOST_PEERS`, in the order of their ids.
+
+    `addresses`: those of this machine to ask from; None: all in private ranges. Empty if nobody answers or there is no
+    such network.
+    """
+    own = addresses_of(ALL_ADDRESSES[0]) if addresses is None else addresses
+    zeroconf = _open_zeroconf(own)
+    if zeroconf is None:
+        return ()
+    ranges = own_ranges(own) - {AddressRange.PUBLIC}
+    from zeroconf import ServiceStateChange
+    from zeroconf.asyncio import AsyncServiceBrowser
+
+    seen: asyncio.Queue[str] = asyncio.Queue(MOST_PEERS)
+
+    def note(name: str, state_change: ServiceStateChange, **_: object) -> None:
+        if state_change is ServiceStateChange.Added:
+            with contextlib.suppress(asyncio.QueueFull):
+                seen.put_nowait(name)
+
+    browser = AsyncServiceBrowser(zeroconf.zeroconf, SERVICE, handlers=[note])
+    found: dict[str, LocalPeer] = {}
+    try:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s) as limit:
+                while len(found) < MOST_PEERS:
+                    peer = await _ask(zeroconf, await seen.get(), ranges, within_s)
+                    if peer is not None:
+                        found[peer.peer_id] = peer
+                        settled_s = asyncio.get_running_loop().time() + SETTLES_S
+                        limit.reschedule(min(limit.when() or settled_s, settled_s))
+    finally:
+        await browser.async_cancel()
+        await _close(zeroconf)
+    return tuple(found[peer_id] for peer_id in sorted(found))
+
+
+def addresses_of(host: str) -> tuple[str, ...]:
+    """This machine's IPv4 addresses at which its local network reaches who listens on `host`: none if that is loopback,
+    public, or no address of IPv4."""
+    hosts = _own_addresses() if host in ALL_ADDRESSES else (host,)
+    return tuple(one for one in hosts if ":" not in one and range_of(one) in _RANGES)[:MOST_ADDRESSES]
+
+
+def _own_addresses() -> tuple[str, ...]:
+    import ifaddr
+
+    return tuple(
+        one.ip for adapter in ifaddr.get_adapters() for one in adapter.ips if isinstance(one.ip, str)
+    )
+
+
+def _open_zeroconf(addresses: tuple[str, ...]) -> "AsyncZeroconf | None":
+    """None: there is no local network, or it takes no multicast. Addresses that are not this machine's are left out:
+    zeroconf leaves its sockets open where one fails."""
+    own = _own_addresses()
+    addresses = tuple(address for address in addresses if address in own)
+    if not addresses:
+        return None
+    from zeroconf import Error, IPVersion
+    from zeroconf.asyncio import AsyncZeroconf
+
+    try:
+        return AsyncZeroconf(interfaces=list(addresses), ip_version=IPVersion.V4Only)
+    except (OSError, Error) as error:
+        _log.info("no peers can be looked for on the local network: %s", error)
+        return None
+
+
+async def _close(zeroconf: "AsyncZeroconf") -> None:
+    """Says goodbye to the network, and waits a second for it at most."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(zeroconf.async_close(), 1.0)
+
+
+async def _register(zeroconf: "AsyncZeroconf", service: LocalService) -> None:
+    """Probes the name, and announces it."""
+    from zeroconf import Error, ServiceInfo
+
+    info = ServiceInfo(
+        SERVICE,
+        f"{service.peer_id}.{SERVICE}",
+        port=service.port,
+        addresses=[IPv4Address(address).packed for address in service.addresses],
+        properties={"version": VERSION, "private": PRIVATE if service.private else OPEN},
+        server=f"{service.peer_id.lower()}.local.",
+    )
+    try:
+        await (await zeroconf.async_register_service(info))
+    except (OSError, Error) as error:
+        _log.info("the local network does not learn of this peer: %s", str(error) or type(error).__name__)
+
+
+async def _ask(zeroconf: "AsyncZeroconf", name: str, ranges: Ranges, within_s: float) -> LocalPeer | None:
+    """What the network says of one name; None if it says nothing in time, or nothing that a peer would."""
+    info = await zeroconf.async_get_service_info(SERVICE, name, int(within_s * 1000))
+    if info is None or info.port is None:
+        return None
+    peer_id = name.removesuffix(f".{SERVICE}")
+    return read_local_peer(peer_id, info.parsed_addresses(), info.port, info.properties, ranges)
+
+
+def read_local_peer(
+    peer_id: str, hosts: Iterable[str], port: int, properties: Mapping[bytes, bytes | None], ranges: Ranges
+) -> LocalPeer | None:
+    """Checks what a stranger of the local network says of a peer; None if no peer would say it.
+
+    Only addresses of `ranges` count, those in which this machine asked: nobody of this network has others dial the
+    world.
+    """
+    if properties.get(b"version") != VERSION:
+        return None
+    addresses: list[str] = []
+    for host in hosts:
+        address = f"/ip4/{host}/tcp/{port}/p2p/{peer_id}"
+        with contextlib.suppress(ValueError):
+            PeerAddress.parse(address)
+            if range_of(host) in ranges:
+                addresses.append(address)
+    if not addresses:
+        return None
+    return LocalPeer(peer_id, tuple(addresses[:MOST_ADDRESSES]), properties.get(b"private") == PRIVATE)

@@ -1,0 +1,103 @@
+"""Peers of one network find each other, and believe nothing that leads elsewhere."""
+
+import asyncio
+import string
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from molink.dht.identity.addresses import PeerAddress
+from molink.dht.identity.identity import Identity
+from molink.dht.node.local_network import (
+    MOST_ADDRESSES,
+    LocalAdvertisement,
+    LocalPeer,
+    LocalService,
+    addresses_of,
+    find_local_peers,
+    read_local_peer,
+)
+from molink.shards.address_ranges import AddressRange
+
+LOOPBACK = ("127.0.0.1",)
+PRIVATE = frozenset({AddressRange.PRIVATE})
+PEER = Identity.generate().peer_id
+SAYS = {b"version": b"1", b"private": b"0"}
+
+
+def test_peers_of_one_network_find_each_other() -> None:
+    async def scenario() -> None:
+        open_one, private_one = Identity.generate().peer_id, Identity.generate().peer_id
+        async with (
+            LocalAdvertisement(LocalService(open_one, LOOPBACK, 4001, private=False)),
+            LocalAdvertisement(LocalService(private_one, LOOPBACK, 4002, private=True)),
+        ):
+            found: dict[str, LocalPeer] = {}
+            while not {open_one, private_one} <= found.keys():
+                found |= {peer.peer_id: peer for peer in await find_local_peers(LOOPBACK)}
+        assert found[open_one] == LocalPeer(
+            open_one, (f"/ip4/127.0.0.1/tcp/4001/p2p/{open_one}",), private=False
+        )
+        assert found[private_one].private
+
+    asyncio.run(scenario())
+
+
+def test_who_has_left_is_not_found() -> None:
+    async def scenario() -> None:
+        gone = Identity.generate().peer_id
+        async with LocalAdvertisement(LocalService(gone, LOOPBACK, 4001, private=False)):
+            while gone not in {peer.peer_id for peer in await find_local_peers(LOOPBACK)}:
+                pass
+        assert gone not in {peer.peer_id for peer in await find_local_peers(LOOPBACK)}
+
+    asyncio.run(scenario())
+
+
+def test_where_there_is_no_local_network_nobody_is_found_and_nothing_fails() -> None:
+    async def scenario() -> None:
+        async with LocalAdvertisement(LocalService(PEER, (), 4001, private=False)):
+            assert await find_local_peers(()) == ()
+        async with LocalAdvertisement(
+            LocalService(PEER, ("192.0.2.77",), 4001, private=False)
+        ):  # not this machine's
+            assert await find_local_peers(("192.0.2.77",)) == ()
+
+    asyncio.run(scenario())
+
+
+def test_who_listens_on_loopback_alone_is_no_peer_of_the_local_network() -> None:
+    assert addresses_of("127.0.0.1") == addresses_of("::1") == ()
+
+
+def test_addresses_of_other_ranges_and_of_nobody_are_not_believed() -> None:
+    hosts = ["192.168.1.7", "203.0.113.7", "127.0.0.1", "8.8.8.8", "fd00::1"]
+    assert read_local_peer(PEER, hosts, 4001, SAYS, PRIVATE) == LocalPeer(
+        PEER, (f"/ip4/192.168.1.7/tcp/4001/p2p/{PEER}",), private=False
+    )
+    assert read_local_peer(PEER, ["8.8.8.8"], 4001, SAYS, PRIVATE) is None
+    assert read_local_peer(PEER, ["192.168.1.7"], 0, SAYS, PRIVATE) is None
+    assert read_local_peer("me", ["192.168.1.7"], 4001, SAYS, PRIVATE) is None
+    assert read_local_peer(PEER, ["192.168.1.7"], 4001, SAYS | {b"version": b"2"}, PRIVATE) is None
+
+
+@given(
+    st.one_of(st.just(PEER), st.text(max_size=80)),
+    st.lists(
+        st.one_of(
+            st.sampled_from(["192.168.1.7", "10.0.0.1", "127.0.0.1", "203.0.113.7", "::1"]),
+            st.text(string.printable, max_size=40),
+        ),
+        max_size=12,
+    ),
+    st.integers(-1, 70_000),
+    st.dictionaries(st.binary(max_size=8), st.one_of(st.none(), st.binary(max_size=8))),
+)
+def test_whatever_a_stranger_says_is_a_peer_of_this_network_or_nothing(
+    peer_id: str, hosts: list[str], port: int, said: dict[bytes, bytes | None]
+) -> None:
+    peer = read_local_peer(peer_id, hosts, port, SAYS | said, PRIVATE)
+    if peer is not None:
+        assert 0 < len(peer.addresses) <= MOST_ADDRESSES
+        for address in peer.addresses:
+            assert PeerAddress.parse(address).peer_id == peer_id == peer.peer_id
