@@ -75,7 +75,8 @@ class Peer:
             async with AsyncExitStack() as stack:
                 parts = self._parts = await self._bootstrap.open(stack)
                 await parts.announcer.announce(facts_too=True)
-                self.addresses = parts.discovery.addresses
+                if parts.announcer.facts.grpc_addresses:  # else nobody can dial them
+                    self.addresses = parts.discovery.addresses
                 on_ready(self)
                 # What start-up made (half a million objects, torch's own above all) stays: a full collection that
                 # walks it would hold up a token for a tenth of a second.
@@ -125,6 +126,7 @@ class Peer:
             "draining": parts.leases.draining,
             "paused": parts.pausing.paused_for,
             "sent_activation_bytes": self.metrics.activation_bytes,
+            "reach": parts.reach.describe(),
             **describe_predictions(parts.step_times),
             **describe_line(parts.serving.measure_line()),
             **describe_swarm(parts.discovery.snapshot(silent=True)),
@@ -137,6 +139,12 @@ class Peer:
             asyncio.create_task(_keep_up(parts.announcer.keep_announced), name="announce"),
             asyncio.create_task(_keep_up(parts.announcer.keep_probing), name="probe"),
         ]
+        tasks.append(
+            asyncio.create_task(
+                _keep_up(lambda: parts.reach.keep(parts.base, parts.announcer.tell_facts)),
+                name="keep reachable",
+            )
+        )
         if parts.ranks is not None:
             tasks.append(asyncio.create_task(parts.ranks.watch(), name="watch the ranks"))
         tasks.append(asyncio.create_task(parts.pausing.enforce(), name="keep comfortable"))

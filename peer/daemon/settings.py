@@ -116,6 +116,7 @@ def load_settings(given: Mapping[str, object], environment: Mapping[str, str] | 
             announce=_check_announce(_bare(merged.announce)),
             http_proxy=check_http_proxy(merged.http_proxy),
             transmission_policy=_check_policy(merged.transmission_policy),
+            offer_relay=_check_offer(merged.offer_relay),
         ),
         initial_peers=initial_peers,
         swarm_key=_check_key_file(merged.swarm_key),
@@ -185,10 +186,6 @@ def _decide_swarm(
 
 def _refuse_what_is_missing(merged: Configuration) -> None:
     """What this version or this machine cannot do is refused rather than ignored."""
-    if merged.relay == "on":
-        raise SettingsError(
-            "--relay on: relays do not exist yet in this version; leave --relay out, or open the gRPC port"
-        )
     if merged.quantization in ("int8", "nf4") and find_spec("bitsandbytes") is None:
         raise SettingsError(f"--quantization: {QuantizationUnavailable(merged.quantization)}")
     if merged.partner not in ("auto", "off"):
@@ -225,6 +222,20 @@ def _host_policy(merged: Configuration) -> HostPolicy:
     except ValueError as error:
         raise SettingsError(f"--quiet-hours: {error}") from error
     return HostPolicy(merged.pause_when_busy, quiet_hours, merged.on_battery)
+
+
+def _check_offer(offered: str | float) -> str:
+    """`auto`, `off`, or megabits per second."""
+    text = str(offered)
+    if text in ("auto", "off"):
+        return text
+    try:
+        mbps = float(text)
+    except ValueError:
+        mbps = 0.0
+    if not 0.1 <= mbps <= 100_000:
+        raise SettingsError(f"--offer-relay {text}: use auto, off, or megabits per second such as 20")
+    return f"{mbps:g}"
 
 
 def _rule(micro_batches: str | int) -> Rule:

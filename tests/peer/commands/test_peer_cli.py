@@ -170,6 +170,7 @@ def test_join_offers_what_is_promised(capsys: pytest.CaptureFixture[str]) -> Non
     _, out, _ = run(capsys, "join", "--help")
     names = "model initial-peers new-swarm swarm-key memory device dtype quantization listen announce"
     names += " port grpc-port name layers partner state-dir relay activation-codec micro-batches"
+    names += " relay-port offer-relay"
     names += " http-proxy transmission-policy metrics-port pause-when-busy quiet-hours on-battery priority swap-space"
     for name in names.split():
         assert f"--{name} " in out
@@ -199,7 +200,7 @@ def test_help_loads_neither_torch_nor_libp2p() -> None:
         (["join", "--dtype", "int3"], "`dtype`: input should be 'auto', 'float32'"),
         (["join", "--initial-peers", "here"], "'here' is not a peer's multiaddress"),
         (["join", "--initial-peers", LOCAL, "--new-swarm"], "give one of the two"),
-        (["join", "--relay", "on"], "relays do not exist yet in this version"),
+        (["join", "--offer-relay", "none"], "--offer-relay none: use auto, off"),
         (["join", "--swarm-key", "/no/such.key"], "--swarm-key"),
         (["status", "--initial-peers", "here"], "'here' is not a peer's multiaddress"),
         (["join", "--model-name", "two words"], "`model_name`: string should match"),

@@ -47,6 +47,7 @@ def test_without_anything_the_defaults_hold(environment: dict[str, str]) -> None
     assert settings.listen == "127.0.0.1"
     assert (settings.options.port, settings.options.grpc_port, settings.layers) == (0, 0, None)
     assert (settings.options.partner, settings.options.relay) == ("auto", "auto")
+    assert (settings.options.offer_relay, settings.options.relay_port) == ("auto", 0)
     assert settings.rule is molink
     assert settings.options.activation_codec == "none", "nobody loses exactness unasked"
     assert settings.options.http_proxy is None
@@ -194,10 +195,8 @@ def test_it_is_exact_only_when_told(environment: dict[str, str]) -> None:
         ({"layers": "3"}, r"such as 0:12"),
         ({"layers": "a:b"}, "not a span"),
         ({"initial_peers": ["localhost:4001"]}, "not a peer's multiaddress"),
-        (
-            {"relay": "on"},
-            "relays do not exist yet in this version; leave --relay out, or open the gRPC port",
-        ),
+        ({"offer_relay": "much"}, "--offer-relay much: use auto, off, or megabits per second"),
+        ({"offer_relay": 0}, "--offer-relay 0: use auto, off, or megabits per second"),
         ({"partner": PEER}, f"--partner {PEER} does not exist yet in this version"),
         ({"device": "gpu"}, "--device 'gpu' is not known"),
         ({"device": "cuda:x"}, "not known"),

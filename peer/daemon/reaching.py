@@ -1,0 +1,55 @@
+"""Opens what makes a peer reachable, from what its owner has said and what is running by then."""
+
+import ipaddress
+from contextlib import AsyncExitStack
+
+from molink.dht.identity.identity import Identity
+from molink.dht.identity.swarm_key import SwarmKey
+from molink.dht.node.discovery import Discovery
+from molink.peer.daemon.settings import JoinSettings
+from molink.peer.reach.moving import PunchingHandler
+from molink.peer.reach.reach import Reach, ReachSettings, Surroundings
+from molink.peer.serving.data_plane import DataPlane
+from molink.peer.wire.reach.relay_client import RelayUser
+
+
+async def open_reach(
+    stack: AsyncExitStack,
+    settings: JoinSettings,
+    identity: Identity,
+    swarm_key: SwarmKey | None,
+    serving: DataPlane,
+    discovery: Discovery,
+) -> Reach:
+    """It stays open on `stack`. Raises PortInUse."""
+    assert isinstance(serving.handler, PunchingHandler)  # noqa: S101 - as it was made
+
+    def uplink_mbps() -> float | None:
+        measured = serving.measure_line().uplink_bytes_per_s
+        return None if measured is None else measured * 8 / 1e6
+
+    reach = Reach(
+        _reach_settings(settings),
+        RelayUser(identity, swarm_key),
+        Surroundings(
+            serving.links,
+            serving.handler,
+            serving.port,
+            discovery.snapshot,
+            discovery.knows,
+            uplink_mbps,
+        ),
+    )
+    return await stack.enter_async_context(reach)
+
+
+def _reach_settings(settings: JoinSettings) -> ReachSettings:
+    return ReachSettings(
+        host=settings.listen,
+        relay_port=settings.options.relay_port,
+        offer=str(settings.options.offer_relay),
+        relay=settings.options.relay,
+        is_told=settings.options.announce is not None,
+        # through a proxy nothing is dialled but links, and nothing comes in
+        is_local=ipaddress.ip_address(settings.listen).is_loopback or settings.options.http_proxy is not None,
+    )

@@ -1,0 +1,94 @@
+"""Homes behind NATs join a swarm and serve: real processes in namespaces, one volunteer that others can dial."""
+
+import re
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from support.links.namespaces import Internet, require_namespaces
+from support.swarms.live_swarms import BUNDLED, References, bundled_folder
+
+pytestmark = [pytest.mark.e2e, pytest.mark.full]
+
+PROMPT = "To be, or not to be"
+TOKENS = 40
+CLIENT = f"""
+import asyncio, json, sys
+from molink import SamplingParams
+from molink.client.api.swarm import AsyncSwarm
+
+async def main():
+    async with AsyncSwarm({BUNDLED!r}, initial_peers=[sys.argv[1]]) as swarm:
+        params = SamplingParams(max_new_tokens={TOKENS}, temperature=0.0)
+        generation = await swarm.generate({PROMPT!r}, params=params, timeout_s=60)
+        print(json.dumps([list(generation.token_ids), len(generation.circuit.hops)]))
+
+asyncio.run(main())
+"""
+
+
+class Peer:
+    """A `molink-peer join` in a namespace, until the stack is closed."""
+
+    def __init__(self, stack: ExitStack, net: Internet, name: str, folder: Path, *options: str) -> None:
+        command = [sys.executable, "-m", "molink.peer", "join", "--state-dir", str(folder), *options]
+        log = stack.enter_context((folder.parent / f"{folder.name}.log").open("wb"))
+        self._process = subprocess.Popen(
+            net.command(name, *command, "--model", BUNDLED, "--priority", "normal"),
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        )
+        stack.callback(self._process.communicate)
+        stack.callback(self._process.kill)
+
+    def ready(self) -> list[str]:
+        """What it has printed by the time it is ready."""
+        assert self._process.stdout is not None
+        lines: list[str] = []
+        for line in self._process.stdout:
+            lines.append(line.rstrip())
+            if lines[-1] == "ready":
+                return lines
+        raise AssertionError(f"it ended: {lines}")
+
+
+def test_a_circuit_over_two_homes_that_nobody_can_dial_gives_a_third_home_transformers_tokens(
+    tmp_path: Path,
+) -> None:
+    require_namespaces()
+    with ExitStack() as stack:
+        net = stack.enter_context(Internet())
+        volunteer = Peer(
+            stack, net, net.volunteer("192.0.2.1"), tmp_path / "volunteer", "--new-swarm", "--layers", "0:4",
+            "--listen", "192.0.2.1", "--announce", "192.0.2.1", "--relay-port", "443",
+        )  # fmt: skip
+        (invited,) = re.findall(r"--initial-peers (\S+)", "\n".join(volunteer.ready()))[:1]
+        homes = [
+            Peer(
+                stack,
+                net,
+                net.home(kind, host),
+                tmp_path / kind,
+                "--initial-peers",
+                invited,
+                "--layers",
+                span,
+            )
+            for kind, host, span in (
+                ("port", "203.0.113.10", "4:8"),
+                ("symmetric", "203.0.114.20", "8:12"),
+            )
+        ]
+        for home in homes:
+            said = home.ready()
+            assert "Nobody can dial this peer: others reach it over 192.0.2.1" in said
+            assert not any("Invite others" in line for line in said)
+        client = net.command(net.home("carrier", "203.0.115.30"), sys.executable, "-c", CLIENT, invited)
+        done = subprocess.run(client, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+    references, folder = References(), bundled_folder()
+    expected = references.greedy(folder, references.ids(folder, PROMPT), TOKENS)
+    assert done.stdout.strip() == str([list(expected), 3])
