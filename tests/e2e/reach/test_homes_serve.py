@@ -1,10 +1,12 @@
 """Homes behind NATs join a swarm and serve: real processes in namespaces, one volunteer that others can dial."""
 
+import json
 import re
 import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.links.namespaces import Internet, require_namespaces
@@ -33,6 +35,7 @@ class Peer:
     """A `molink-peer join` in a namespace, until the stack is closed."""
 
     def __init__(self, stack: ExitStack, net: Internet, name: str, folder: Path, *options: str) -> None:
+        self.name, self.folder = name, folder
         command = [sys.executable, "-m", "molink.peer", "join", "--state-dir", str(folder), *options]
         log = stack.enter_context((folder.parent / f"{folder.name}.log").open("wb"))
         self._process = subprocess.Popen(
@@ -53,6 +56,14 @@ class Peer:
             if lines[-1] == "ready":
                 return lines
         raise AssertionError(f"it ended: {lines}")
+
+
+def examined(net: Internet, name: str, *options: str) -> dict[str, Any]:
+    """What the doctor says in a namespace."""
+    command = net.command(name, sys.executable, "-m", "molink.peer", "doctor", "--json", *options)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    return dict(json.loads(done.stdout))
 
 
 def test_a_circuit_over_two_homes_that_nobody_can_dial_gives_a_third_home_transformers_tokens(
@@ -86,7 +97,16 @@ def test_a_circuit_over_two_homes_that_nobody_can_dial_gives_a_third_home_transf
             said = home.ready()
             assert "Nobody can dial this peer: others reach it over 192.0.2.1" in said
             assert not any("Invite others" in line for line in said)
-        client = net.command(net.home("carrier", "203.0.115.30"), sys.executable, "-c", CLIENT, invited)
+        third = net.home("carrier", "203.0.115.30")
+        newcomer = examined(net, third, "--initial-peers", invited, "--state-dir", str(tmp_path / "third"))
+        assert newcomer["router"] == "unknown", "one relay alone cannot tell"
+        assert [relay["reaches"] for relay in newcomer["relays"]] == [False]
+        assert [one["why_not"] for one in newcomer["ways"]] == ["", "", ""]
+        beside = examined(net, homes[0].name, "--state-dir", str(homes[0].folder))
+        assert beside["peer_id"]
+        assert [relay["sees"].rpartition(":")[0] for relay in beside["relays"]] == ["203.0.113.10"]
+        assert {"direct", "relayed"} <= {one["way"] for one in beside["ways"] if one["took_s"] is not None}
+        client = net.command(third, sys.executable, "-c", CLIENT, invited)
         done = subprocess.run(client, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0, done.stderr
     references, folder = References(), bundled_folder()
