@@ -40,7 +40,14 @@ async def open_reach(
             uplink_mbps,
         ),
     )
-    return await stack.enter_async_context(reach)
+    await stack.enter_async_context(reach)
+    discovery.over_relays = reach.answers
+
+    def ask_no_more() -> None:
+        discovery.over_relays = None
+
+    stack.callback(ask_no_more)
+    return reach
 
 
 def _reach_settings(settings: JoinSettings) -> ReachSettings:

@@ -16,8 +16,9 @@ from molink.dht.records.records import PeerFacts, RelayAt
 from molink.peer.reach.stays import Stays
 from molink.peer.serving.budgets import Budget, RequestRate, RequestRates
 from molink.peer.wire.link.dialled_connection import DialledConnection, way_of
-from molink.peer.wire.link.link import Link, LinkError, LinkHandler, Resumed
+from molink.peer.wire.link.link import Link, LinkError, LinkHandler
 from molink.peer.wire.link.links import Links
+from molink.peer.wire.link.second_way import resume_over
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.protocol.frames import Frame, ProtocolError
 from molink.peer.wire.reach.packets import RelayError
@@ -125,12 +126,7 @@ class HolePuncher:
             mine.close()
         way = Punched(connection, host_of(theirs.address))
         knock = await self._links.dialler.knock_over(facts, way)
-
-        async def resume(moved: Link) -> Resumed:
-            proof = pb.Proof(link_id=moved.link_id, resumes=True, received=moved.received)
-            return await knock.finish(proof)
-
-        if not link.move(resume):
+        if not link.move(resume_over(knock)):
             await knock.connection.close()
         return True
 

@@ -33,7 +33,7 @@ from molink.peer.reach.stays import Stays
 from molink.peer.wire.link.certificate import certificate_hash
 from molink.peer.wire.link.dialled_connection import way_of
 from molink.peer.wire.link.inbound import descriptor_limit
-from molink.peer.wire.link.link import Link
+from molink.peer.wire.link.link import Link, LinkError
 from molink.peer.wire.link.links import Links
 from molink.peer.wire.reach.relay_client import RelayUser
 
@@ -42,6 +42,8 @@ LOOK_AGAIN_S = 30.0
 """While nobody can say, or no relay can be stayed at."""
 CHANGED_S = 1.0
 """After a change a look waits so long, for more of them."""
+HEARD_S = 5.0
+"""A peer that was heard on a link so lately is there: an idle link has a sign of life each 4 s."""
 FIRST_STAY_S = 4.0
 """What the first stay may take before the first announcement."""
 
@@ -154,6 +156,18 @@ class Reach:
             if facts != said:
                 await announce(facts)
                 said = facts
+
+    async def answers(self, facts: PeerFacts) -> bool:
+        """Whether a peer is there, by a link to it or over the relays that it announces."""
+        link = self._around.links.find(facts.peer_id)
+        if link is not None and link.unheard_s < HEARD_S:
+            return True
+        try:
+            knock = await self._around.links.dialler.knock(replace(facts, grpc_addresses=()))
+        except LinkError:
+            return False
+        await knock.connection.close()
+        return True
 
     def describe(self) -> dict[str, object]:
         """For `status`, JSON-ready."""

@@ -8,7 +8,7 @@ network.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +25,14 @@ from molink.peer.wire.link.address_book import AddressBook, DialFailure
 from molink.peer.wire.link.certificate import server_name
 from molink.peer.wire.link.dialled_connection import DialledConnection, GrpcStream
 from molink.peer.wire.link.handshake import HandshakeRefused, prove
-from molink.peer.wire.link.ladder import Ladder, Rung, abandon_dials, certificate_at, first_resumed
+from molink.peer.wire.link.ladder import (
+    ConnectedT,
+    Ladder,
+    Rung,
+    abandon_dials,
+    certificate_at,
+    first_connected,
+)
 from molink.peer.wire.link.link import LinkError, Resumed
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.protocol.frames import ProtocolError, decode, encode, expect
@@ -137,20 +144,41 @@ class Dialler:
                 last = error
         raise last
 
+    async def knock(self, facts: PeerFacts) -> Knock:
+        """A connection over whichever way answers first, on which only this end's proof is missing.
+
+        Raises:
+            LinkError: none answers, or what does is not that peer.
+        """
+        pinned = _pinned(facts)
+
+        async def climb(rung: Rung) -> Knock:
+            if rung.way is not None:
+                return await self.knock_over(facts, rung.way)
+            try:
+                return await self._knock(facts, rung.address, pinned, "direct", "")
+            except _FAILS as error:
+                raise LinkError(facts.peer_id, _why(error), final=_is_final(error)) from error
+
+        return await self._first(facts, climb)
+
     async def _dial(self, facts: PeerFacts, asked: pb.Proof) -> Resumed:
         """Over whichever of the peer's addresses it proves itself first."""
+        pinned = _pinned(facts)
+        return await self._first(facts, lambda rung: self._climb(facts, rung, pinned, asked))
+
+    async def _first(
+        self, facts: PeerFacts, climb: Callable[[Rung], Coroutine[object, object, ConnectedT]]
+    ) -> ConnectedT:
+        """What the first rung gives that can be climbed. Raises LinkError."""
         rungs = await self._permitted(facts)
-        try:
-            pinned = x509.load_der_x509_certificate(facts.certificate).public_bytes(Encoding.PEM)
-        except ValueError as error:  # signed or not, what a peer announces need not be a certificate
-            raise LinkError(facts.peer_id, "what it announces is not a certificate") from error
-        dials: list[asyncio.Task[Resumed]] = []
-        won: Resumed | None = None
+        dials: list[asyncio.Task[ConnectedT]] = []
+        won: ConnectedT | None = None
         try:
             for rung, later in zip(rungs, (*rungs[1:], None), strict=True):
-                dials.append(asyncio.create_task(self._climb(facts, rung, pinned, asked)))
+                dials.append(asyncio.create_task(climb(rung)))
                 timeout_s = None if later is None else later.start_s - rung.start_s
-                won = await first_resumed(dials, timeout_s)
+                won = await first_connected(dials, timeout_s)
                 if won is not None:
                     return won
         finally:
@@ -229,8 +257,7 @@ class Dialler:
         target = self.ladder.target()
         try:
             address = await target.open(opened.connection)
-            pinned = x509.load_der_x509_certificate(facts.certificate).public_bytes(Encoding.PEM)
-            knock = await self._knock(facts, address, pinned, way.name, opened.host)
+            knock = await self._knock(facts, address, _pinned(facts), way.name, opened.host)
             knock.connection.gone.add_done_callback(lambda _: target.end())
             return knock
         except (*_FAILS, OSError) as error:
@@ -326,6 +353,14 @@ class Dialler:
         if welcome.resumed != asked.resumes:
             raise HandshakeRefused("it does not know this link any more")
         return welcome
+
+
+def _pinned(facts: PeerFacts) -> bytes:
+    """The certificate to be found. Raises LinkError: signed or not, what a peer announces need not be one."""
+    try:
+        return x509.load_der_x509_certificate(facts.certificate).public_bytes(Encoding.PEM)
+    except ValueError as error:
+        raise LinkError(facts.peer_id, "what it announces is not a certificate") from error
 
 
 def _proxy_options(http_proxy: str | None) -> Sequence[tuple[str, str | int]]:

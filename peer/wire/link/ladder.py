@@ -10,11 +10,12 @@ import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 from molink.dht.identity.identity import Identity
 from molink.dht.identity.swarm_key import SwarmKey
 from molink.dht.records.records import RelayAt
-from molink.peer.wire.link.link import Resumed
+from molink.peer.wire.link.connection import Connection
 from molink.peer.wire.reach.relay_client import RelayUser
 from molink.peer.wire.reach.splice import Splices
 from molink.peer.wire.reach.ways import Expect, LocalTarget, Relayed, Reversed, Way
@@ -71,7 +72,19 @@ class Ladder:
         return LocalTarget(self.splices, self._folder)
 
 
-async def first_resumed(dials: Sequence["asyncio.Task[Resumed]"], timeout_s: float | None) -> Resumed | None:
+class Connected(Protocol):
+    """Connected: what a dial gives, such as Resumed."""
+
+    @property
+    def connection(self) -> Connection: ...
+
+
+ConnectedT = TypeVar("ConnectedT", bound=Connected)
+
+
+async def first_connected(
+    dials: Sequence["asyncio.Task[ConnectedT]"], timeout_s: float | None
+) -> ConnectedT | None:
     """What the first that succeeds gives; None if all have failed, or none has succeeded within `timeout_s`."""
     deadline = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
     under_way = {dial for dial in dials if not dial.done()}
@@ -86,7 +99,7 @@ async def first_resumed(dials: Sequence["asyncio.Task[Resumed]"], timeout_s: flo
     return None
 
 
-async def abandon_dials(dials: Sequence["asyncio.Task[Resumed]"], won: Resumed | None) -> None:
+async def abandon_dials(dials: Sequence["asyncio.Task[ConnectedT]"], won: ConnectedT | None) -> None:
     """Ends the dials that are still under way, and closes what they opened besides the one that has won; that too if
     this is cancelled, for then nobody gets it."""
     for dial in dials:
@@ -103,7 +116,7 @@ async def abandon_dials(dials: Sequence["asyncio.Task[Resumed]"], won: Resumed |
                 await opened.connection.close()
 
 
-def _opened(dial: "asyncio.Future[Resumed]") -> Resumed | None:
+def _opened(dial: "asyncio.Future[ConnectedT]") -> ConnectedT | None:
     """What an ended dial has opened."""
     if not dial.done() or dial.cancelled() or dial.exception() is not None:
         return None

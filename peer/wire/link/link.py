@@ -129,6 +129,12 @@ class Link:
         return asyncio.get_running_loop().time() - self._packets.keepalive.heard_s
 
     @property
+    def seems_dead(self) -> bool:
+        """Whether a sign of life is late: the connection may be gone without a word."""
+        least_s = self._packets.round_trips.least_s or 0.0
+        return self._packets.keepalive.seems_dead(asyncio.get_running_loop().time(), least_s)
+
+    @property
     def quiet_s(self) -> float:
         """Seconds since anything but signs of life travelled, in either direction; 0 while something is to."""
         if self._packets.owes_or_is_owed:

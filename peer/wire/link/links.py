@@ -20,6 +20,7 @@ from molink.peer.wire.link.dialling import DIAL_TIMEOUT_S, Dialler
 from molink.peer.wire.link.handshake import LINK_ID_BYTES, Remote
 from molink.peer.wire.link.link import Link, LinkError, LinkHandler, Resumed
 from molink.peer.wire.link.link_resources import LinkResources
+from molink.peer.wire.link.second_way import keep_second_way
 from molink.peer.wire.transport.line_quality import LineQuality
 from molink.peer.wire.transport.message_memory import MessageMemory
 from molink.peer.wire.transport.shared_uplink import SharedUplink
@@ -237,14 +238,18 @@ class Links:
         return task
 
     async def _run(self, link: Link) -> None:
-        retiring = asyncio.create_task(self._retire(link), name=f"retire {link.peer_id}")
+        minding = [asyncio.create_task(self._retire(link), name=f"retire {link.peer_id}")]
+        if (facts := self._dialled.get(link)) is not None:
+            second = keep_second_way(link, lambda: self.dialler.knock(facts))
+            minding.append(asyncio.create_task(second, name=f"second way {link.peer_id}"))
         try:
             reason = await link.run()
             _log.debug("link to %s ended: %s", link.peer_id, reason)
         finally:
-            retiring.cancel()
+            for task in minding:
+                task.cancel()
             self._forget(link)
-            await asyncio.gather(retiring, return_exceptions=True)
+            await asyncio.gather(*minding, return_exceptions=True)
 
     async def _retire(self, link: Link) -> None:
         """Closes the link once it is spare and of no use any more, if this end dialled it."""

@@ -90,6 +90,21 @@ async def test_a_peer_that_relays_do_not_find_announces_where_it_stays_and_is_re
 
 
 @asynchronous
+async def test_a_peer_that_stays_at_a_relay_answers_there_without_a_link_and_one_that_has_gone_does_not() -> (
+    None
+):
+    async with RelayEnd() as relay, Home([relay.at]) as peer:
+        async with Home([relay.at], blocked=True) as home:
+            facts = await soon(home.reach.settled(home.base))
+            assert await soon(peer.reach.answers(facts))
+            assert peer.end.links.find(facts.peer_id) is None
+            await soon(peer.end.links.to(facts))
+            assert await soon(peer.reach.answers(facts))
+        await until(lambda: peer.end.links.find(facts.peer_id) is None)
+        assert not await soon(peer.reach.answers(facts))
+
+
+@asynchronous
 async def test_a_peer_told_to_be_relayed_is_dialled_by_nobody_and_served_over_its_relay() -> None:
     settings = replace(SETTINGS, relay="on")
     async with RelayEnd() as relay, Home([relay.at], settings) as home, End(is_client=True) as client:

@@ -16,6 +16,7 @@ from support.links.namespaces import Internet
 TESTS = Path(__file__).parents[2]
 LINE_TIMEOUT_S = 60.0
 RELAY_PORT = 443
+NEAR, FAR = "203.0.113.10", "203.0.114.20"
 RELAYS = ("192.0.2.1", "198.51.100.2")
 
 
@@ -62,22 +63,28 @@ def started(stack: ExitStack, command: list[str], **asked: object) -> Process:
     return stack.enter_context(Process([*command, *arguments]))
 
 
-def dialled(kind: str, other_kind: str, **asked: object) -> dict[str, Any]:
-    """What a home behind a router of the first kind says of its link to one behind the other."""
+def dialled(kind: str, other_kind: str, *, parts: bool = False, **asked: object) -> dict[str, Any]:
+    """What a home behind a router of the first kind says of its link to one behind the other. `parts`: once the link
+    has moved, nothing goes directly between the two any more, and nobody is told."""
     with ExitStack() as stack:
         net = stack.enter_context(Internet())
         relays = [
             started(stack, net.command(net.volunteer(host)), role="relay", port=RELAY_PORT) for host in RELAYS
         ]
-        near = net.home(kind, "203.0.113.10")
-        far = net.home(other_kind, "203.0.114.20")
+        near = net.home(kind, NEAR)
+        far = net.home(other_kind, FAR)
         places = [
             {"peer_id": relay.line()["peer_id"], "address": f"{host}:{RELAY_PORT}"}
             for relay, host in zip(relays, RELAYS, strict=True)
         ]
         homes = [
-            started(stack, net.command(name), role="home", relays=places, **asked) for name in (near, far)
+            started(stack, net.command(name), role="home", relays=places, parts=parts, **asked)
+            for name in (near, far)
         ]
         facts = [one.line()["facts"] for one in homes]
         homes[0].tell(facts[1])
+        if parts:
+            assert homes[0].line()["moved"]
+            net.part(NEAR, FAR)
+            homes[0].tell("")
         return homes[0].line()

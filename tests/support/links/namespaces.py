@@ -52,6 +52,8 @@ class Internet:
         self._prefix = f"m{os.getpid() % 100000}x{next(_counter)}"
         self._names: list[str] = []
         self._middle = ""
+        self._routers: dict[str, str] = {}
+        """Namespaces of homes' outer routers, by public address."""
 
     def __enter__(self) -> Self:
         self._middle = self._add("i")
@@ -72,14 +74,20 @@ class Internet:
     def home(self, kind: str, address: str) -> str:
         """A host at INSIDE, behind a router of that kind with a public address; the namespace's name."""
         if kind == "carrier":
-            carrier = self._public("c", address)
+            carrier = self._routers[address] = self._public("c", address)
             router = self._inside(carrier, "100.64.0.1", "100.64.0.2", "r")
             _translate(carrier, "port", "wan", "100.64.0.2", address)
             _translate(router, "port", "eth", INSIDE, "")
         else:
-            router = self._public("r", address)
+            router = self._routers[address] = self._public("r", address)
             _translate(router, kind, "wan", INSIDE, address)
         return self._inside(router, "192.168.1.1", INSIDE, "h")
+
+    def part(self, address: str, other: str) -> None:
+        """From now on two homes' routers drop what goes directly from one to the other, without a word."""
+        for near, far in ((address, other), (other, address)):
+            rule = f"insert rule ip nat passing ip saddr {far} drop; insert rule ip nat passing ip daddr {far} drop"
+            run("ip", "netns", "exec", self._routers[near], "nft", rule)
 
     def command(self, name: str, *command: str) -> list[str]:
         """The command line that runs a command in a namespace."""

@@ -7,6 +7,7 @@ import asyncio
 import json
 import statistics
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from support.links.reach_ends import RelayedEnd
@@ -22,6 +23,9 @@ from molink.peer.wire.transmission.classes import TrafficClass
 
 ECHOES = 20
 ECHO_BYTES = 4096
+PARTED_S = 10.0
+AFTER_S = 0.5
+"""Of decode on the way that is left."""
 
 
 def say(**values: object) -> None:
@@ -72,15 +76,14 @@ async def dial(end: RelayedEnd, facts: PeerFacts, asked: dict[str, Any]) -> None
     link = await end.end.links.to(facts, 5.0)
     usable_ms = (loop.time() - began_s) * 1000
     first_way, first_ms = way_of(link), await echo_ms(end, link)
+    sent = await push(link, 0, lambda: way_of(link) != first_way, asked.get("wait_s", 4.0))
+    moved_ms = round((loop.time() - began_s) * 1000) if way_of(link) != first_way else None
+    if asked["parts"]:
+        say(moved=moved_ms is not None)
+        await asyncio.to_thread(sys.stdin.readline)
+        sent = await push(link, sent, lambda: way_of(link) == first_way, PARTED_S)
+    sent = await push(link, sent, lambda: False, AFTER_S)
     numbers: list[int] = []
-    sent, moved_ms = 0, None
-    until_s = began_s + asked.get("wait_s", 4.0)
-    while loop.time() < until_s and (moved_ms is None or sent < 50):
-        if moved_ms is None and way_of(link) != first_way:
-            moved_ms, until_s = (loop.time() - began_s) * 1000, loop.time() + 2.0
-        link.post(pb.Activations(hidden_size=sent), bytes(64), TrafficClass.DECODE)
-        sent += 1
-        await asyncio.sleep(0.01)
     async with asyncio.timeout(5.0):
         while len(numbers) < sent:
             _, frame = await end.end.handler.frames.get()
@@ -91,11 +94,22 @@ async def dial(end: RelayedEnd, facts: PeerFacts, asked: dict[str, Any]) -> None
         usable_ms=round(usable_ms),
         first_echo_ms=first_ms,
         echo_ms=await echo_ms(end, link),
-        moved_ms=moved_ms and round(moved_ms),
+        moved_ms=moved_ms,
         in_order=numbers == list(range(sent)),
         sent=sent,
         closed=link.closed_because,
     )
+
+
+async def push(link: Link, first: int, done: Callable[[], bool], most_s: float) -> int:
+    """A decode row each 10 ms, until that is so; the number of the next."""
+    clock = asyncio.get_running_loop().time
+    until_s, number = clock() + most_s, first
+    while clock() < until_s and not done():
+        link.post(pb.Activations(hidden_size=number), bytes(64), TrafficClass.DECODE)
+        number += 1
+        await asyncio.sleep(0.01)
+    return number
 
 
 async def echo_ms(end: RelayedEnd, link: Link) -> float:
