@@ -86,7 +86,13 @@ class Configuration:
         str | None,
         Option("Address to listen on: this machine only, unless the swarm is on others.", "HOST"),
     ] = None
-    announce: Annotated[str | None, Option("Address that others dial.", "HOST")] = None
+    announce: Annotated[
+        str | None,
+        Option(
+            "Address that others dial; with ports, where a container's are mapped to others.",
+            "HOST[:CONTROL:DATA]",
+        ),
+    ] = None
     port: Annotated[int, Option("Control plane's port: any free one, remembered.", "N", PORT)] = 0
     grpc_port: Annotated[int, Option("Data plane's port: any free one, remembered.", "N", PORT)] = 0
     name: Annotated[

@@ -115,6 +115,11 @@ class Discovery:
         """Multiaddresses with /p2p/PEER_ID at which others reach this peer; empty for a client."""
         return self._thread.service.host.addresses
 
+    @property
+    def port(self) -> int:
+        """Where this peer listens; 0 for a client."""
+        return self._thread.service.host.port
+
     async def announce(self, facts: PeerFacts | None, state: PeerState) -> None:
         """Announces what this peer is from now on: at once where it differs from before, and again and again.
 

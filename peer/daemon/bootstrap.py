@@ -59,7 +59,7 @@ from molink.peer.profiling.profile import Profile
 from molink.peer.profiling.step_times import StepTimes
 from molink.peer.ranks.backend import RankedBackend
 from molink.peer.reach.moving import PunchingHandler
-from molink.peer.reach.reach import Reach, describe_reach
+from molink.peer.reach.reach import Reach
 from molink.peer.serving.artifact_server import ArtifactServer
 from molink.peer.serving.data_plane import DataPlane, DataPlaneSettings, KnownSwarm, OfferedCompute
 from molink.peer.state_dir import StateDir
@@ -162,15 +162,17 @@ class Bootstrap:
                 KnownSwarm(discovery.knows, discovery.facts_of, ranges),
             )
         )
-        reach = await open_reach(stack, settings, identity, swarm_key, serving, discovery)
-        self._state.remember_ports(_port_of(discovery.addresses[0]), serving.port)
+        address = self._data_address(discovery, serving.port)
+        told = address if settings.options.announce is not None else ""
+        reach = await open_reach(stack, settings, identity, swarm_key, serving, discovery, told)
+        self._state.remember_ports(discovery.port, serving.port)
         await self._open_metrics(stack, serving)
         base = own_facts(
             identity,
             PeerContact(
                 settings.options.name or socket.gethostname(),
                 discovery.addresses,
-                (self._data_address(discovery, serving.port),),
+                (address,),
                 certificate,
             ),
             replace(describe_device(devices[0]), count=len(computing.devices)),
@@ -179,7 +181,7 @@ class Bootstrap:
             ServingTerms(settings.layers, computing.activation_codecs, computing.limits.max_tokens),
         )
         facts = await reach.settled(base)
-        if (reached := describe_reach(facts)) is not None:
+        if (reached := reach.sentence(facts)) is not None:
             say(reached)
         prober = Prober(identity.peer_id, serving.links, lambda: discovery.snapshot(model.spec.model_hash))
         measured = Measurements(prober, serving.measure_line, step_times)
@@ -210,9 +212,10 @@ class Bootstrap:
         settings = self._settings
         initial_peers = where_to_join(settings).initial_peers
         port = settings.options.port or free_port(settings.listen, self._state.ports()[0])
+        announced_port = settings.announced_ports[0] if settings.announced_ports is not None else None
         return Discovery(
             identity,
-            listen=Listen(settings.listen, port, settings.options.announce),
+            listen=Listen(settings.listen, port, settings.options.announce, announced_port),
             initial_peers=initial_peers,
             swarm_key=swarm_key,
             durable=self._state,
@@ -252,6 +255,8 @@ class Bootstrap:
     def _data_address(self, discovery: Discovery, port: int) -> str:
         """Where others dial this peer's links, as HOST:PORT."""
         host = self._settings.options.announce or discovery.addresses[0].split("/")[2]
+        if self._settings.announced_ports is not None:
+            port = self._settings.announced_ports[1]
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     async def _model(
@@ -344,9 +349,3 @@ class Bootstrap:
             lambda preview: say(describe_preview(preview)),
         )
         return placing
-
-
-def _port_of(address: str) -> int:
-    """The TCP port of a libp2p multiaddress such as /ip4/127.0.0.1/tcp/4001/p2p/ID."""
-    parts = address.split("/")
-    return int(parts[parts.index("tcp") + 1])

@@ -20,8 +20,10 @@ async def open_reach(
     swarm_key: SwarmKey | None,
     serving: DataPlane,
     discovery: Discovery,
+    told: str,
 ) -> Reach:
-    """It stays open on `stack`. Raises PortInUse."""
+    """It stays open on `stack`. `told`: host:port where the owner has said that others dial it; empty: he has not.
+    Raises PortInUse."""
     assert isinstance(serving.handler, PunchingHandler)  # noqa: S101 - as it was made
 
     def uplink_mbps() -> float | None:
@@ -29,7 +31,7 @@ async def open_reach(
         return None if measured is None else measured * 8 / 1e6
 
     reach = Reach(
-        _reach_settings(settings),
+        _reach_settings(settings, told),
         RelayUser(identity, swarm_key),
         Surroundings(
             serving.links,
@@ -50,13 +52,15 @@ async def open_reach(
     return reach
 
 
-def _reach_settings(settings: JoinSettings) -> ReachSettings:
+def _reach_settings(settings: JoinSettings, told: str) -> ReachSettings:
+    is_mapped = settings.announced_ports is not None
     return ReachSettings(
         host=settings.listen,
         relay_port=settings.options.relay_port,
-        offer=str(settings.options.offer_relay),
+        # where ports are mapped, nobody knows as what others see a third one, unless its owner does
+        offer="off" if is_mapped and not settings.options.relay_port else str(settings.options.offer_relay),
         relay=settings.options.relay,
-        is_told=settings.options.announce is not None,
+        told=told,
         # through a proxy nothing is dialled but links, and nothing comes in
         is_local=ipaddress.ip_address(settings.listen).is_loopback or settings.options.http_proxy is not None,
     )

@@ -18,12 +18,14 @@ from molink.dht.identity.dialable import host_of
 from molink.dht.records.records import PeerFacts, PeerView, RelayAt
 from molink.peer.reach.asking import Doorstep, ask_relay, is_hard_nat
 from molink.peer.reach.moving import HolePuncher, PunchingHandler
+from molink.peer.reach.reach_sentences import reach_sentence
 from molink.peer.reach.reachability import (
     MOST_ASKED,
     Finding,
     Reachable,
     announced,
     candidates,
+    contradicted,
     judge,
     stays_for,
 )
@@ -60,8 +62,8 @@ class ReachSettings:
     """auto, off, or megabits per second: what the peer's own relay gives others."""
     relay: str
     """auto; on: never dialled, only over relays; off: never over relays."""
-    is_told: bool
-    """Whether the owner has said where others dial the peer."""
+    told: str
+    """host:port where others dial the peer, as the owner has said; empty: he has not."""
     is_local: bool
     """Whether the peer listens on this machine only."""
 
@@ -99,6 +101,7 @@ class Reach:
         self.finding = Finding(Reachable.RELAYED if settings.relay == "on" else Reachable.UNKNOWN)
         self.hard: bool | None = None
         """Whether this machine's NAT gives each destination another port; None: nobody knows."""
+        self._reached = asyncio.Event()
         self._puncher = HolePuncher(around.links, user, self.stays, lambda: self.finding.near)
         self._stack = AsyncExitStack()
 
@@ -129,12 +132,25 @@ class Reach:
                     while not self.stays.relays:
                         self._changed.clear()
                         await self._changed.wait()
-        return self.told(base)
+        return self._noted(self.told(base))
+
+    async def reached(self) -> None:
+        """Returns once others have been told a way to this peer."""
+        await self._reached.wait()
+
+    def sentence(self, facts: PeerFacts) -> str | None:
+        """For the owner: how others reach a peer that nobody can dial; None: it can be dialled."""
+        return reach_sentence(facts, self._settings.relay, self._settings.told, len(self.finding.near))
+
+    def _noted(self, facts: PeerFacts) -> PeerFacts:
+        if facts.grpc_addresses or facts.relays:
+            self._reached.set()
+        return facts
 
     def told(self, base: PeerFacts) -> PeerFacts:
         """`base` as it is to be announced now."""
-        offers = self.relay is not None and (
-            self.finding.reachable is Reachable.DIALABLE or self._settings.is_told or not self.finding.near
+        offers = self.relay is not None and bool(
+            self.finding.reachable is Reachable.DIALABLE or self._settings.told or not self.finding.near
         )
         port = self.relay.port if offers and self.relay is not None else None
         return announced(base, self.finding, self.stays.relays, port)
@@ -155,7 +171,7 @@ class Reach:
             facts = self.told(base)
             if facts != said:
                 await announce(facts)
-                said = facts
+                said = self._noted(facts)
 
     async def answers(self, facts: PeerFacts) -> bool:
         """Whether a peer is there, by a link to it or over the relays that it announces."""
@@ -193,16 +209,21 @@ class Reach:
             self._around.links.dialler.ranges,
             random.Random(),
         )
-        asks = settings.relay == "auto" and not settings.is_told
-        sought = Doorstep(self._around.grpc_port, certificate_hash(base.certificate))
+        asks = settings.relay == "auto"
+        port = int(settings.told.rpartition(":")[2]) if settings.told else self._around.grpc_port
+        sought = Doorstep(port, certificate_hash(base.certificate))
         answers = await asyncio.gather(
             *(
                 ask_relay(relay, self._user, sought if asks and at < MOST_ASKED else None)
                 for at, relay in enumerate(relays)
             )
         )
-        found = judge([answer for answer in answers if answer is not None])
-        if asks and found.reachable is Reachable.UNKNOWN:
+        said = [answer for answer in answers if answer is not None]
+        found = judge(said)
+        if asks and settings.told:
+            gone = contradicted(settings.told, said)
+            found = replace(found, reachable=Reachable.RELAYED if gone else Reachable.UNKNOWN, host="")
+        elif asks and found.reachable is Reachable.UNKNOWN:
             found = replace(found, reachable=self.finding.reachable, host=self.finding.host)
         elif settings.relay == "on":
             found = replace(found, reachable=Reachable.RELAYED)
@@ -240,13 +261,3 @@ class Reach:
             (view for view in self._around.snapshot() if view.peer_id == peer_id), "", own, random.Random(0)
         )
         return known[0] if known else None
-
-
-def describe_reach(facts: PeerFacts) -> str | None:
-    """For the owner: how others reach a peer that nobody can dial; None: it can be dialled."""
-    if facts.grpc_addresses:
-        return None
-    if not facts.relays:
-        return "Nobody can dial this peer, and no relay takes it yet: it goes on asking"
-    hosts = ", ".join(host_of(relay.address) for relay in facts.relays)
-    return f"Nobody can dial this peer: others reach it over {hosts}"

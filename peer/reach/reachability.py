@@ -17,6 +17,8 @@ from molink.shards.address_ranges import range_of
 
 MOST_ASKED = 3
 """Relays that dial back."""
+LEAST_AGAINST_OWNER = 2
+"""Relays that say so before what the owner has said is not believed."""
 MOST_LOOKED_AT = 6
 """Relays whose distance is measured."""
 MOST_STAYS = 3
@@ -93,6 +95,13 @@ def judge(answers: Sequence[RelayAnswer]) -> Finding:
     if 2 * len(found) <= len(said):
         return Finding(Reachable.RELAYED, near=near)
     return Finding(Reachable.DIALABLE, max(found, key=found.count), near)
+
+
+def contradicted(told: str, answers: Sequence[RelayAnswer]) -> bool:
+    """Whether relays say that nobody answers where the owner has said that others dial this peer, as host:port. Two at
+    least, none says otherwise, and they see this machine at that very address: they dial no other."""
+    found = [answer.found for answer in answers if host_of(answer.observed) == host_of(told)]
+    return found.count(False) >= LEAST_AGAINST_OWNER and True not in found
 
 
 def stays_for(staying: Sequence[RelayAt], near: Sequence[RelayAt]) -> tuple[RelayAt, ...]:

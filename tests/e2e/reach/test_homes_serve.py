@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.links.namespaces import Internet, require_namespaces
+from support.links.namespaces import INSIDE, Internet, require_namespaces
 from support.swarms.live_swarms import BUNDLED, References, bundled_folder
 
 pytestmark = [pytest.mark.e2e, pytest.mark.full]
@@ -106,9 +106,38 @@ def test_a_circuit_over_two_homes_that_nobody_can_dial_gives_a_third_home_transf
         assert beside["peer_id"]
         assert [relay["sees"].rpartition(":")[0] for relay in beside["relays"]] == ["203.0.113.10"]
         assert {"direct", "relayed"} <= {one["way"] for one in beside["ways"] if one["took_s"] is not None}
-        client = net.command(third, sys.executable, "-c", CLIENT, invited)
-        done = subprocess.run(client, capture_output=True, text=True, timeout=120, check=False)
-        assert done.returncode == 0, done.stderr
+        assert generated(net, third, invited) == transformers_tokens(hops=3)
+
+
+def test_a_container_whose_ports_are_mapped_to_others_serves_where_it_says(tmp_path: Path) -> None:
+    require_namespaces()
+    with ExitStack() as stack:
+        net = stack.enter_context(Internet())
+        container = net.home("port", "203.0.113.10")
+        net.forward("203.0.113.10", {34001: 4001, 34002: 4002})
+        founder = Peer(
+            stack, net, container, tmp_path / "container", "--new-swarm", "--layers", "0:6", "--listen", INSIDE,
+            "--port", "4001", "--grpc-port", "4002", "--announce", "203.0.113.10:34001:34002",
+        )  # fmt: skip
+        (invited,) = re.findall(r"--initial-peers (\S+)", "\n".join(founder.ready()))[:1]
+        assert "/ip4/203.0.113.10/tcp/34001/" in invited
+        volunteer = net.volunteer("192.0.2.1")
+        Peer(
+            stack, net, volunteer, tmp_path / "volunteer", "--initial-peers", invited, "--layers", "6:12",
+            "--announce", "192.0.2.1",
+        ).ready()  # fmt: skip
+        assert generated(net, volunteer, invited) == transformers_tokens(hops=2)
+
+
+def generated(net: Internet, name: str, invited: str) -> str:
+    """What a client in a namespace prints."""
+    client = net.command(name, sys.executable, "-c", CLIENT, invited)
+    done = subprocess.run(client, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def transformers_tokens(hops: int) -> str:
     references, folder = References(), bundled_folder()
     expected = references.greedy(folder, references.ids(folder, PROMPT), TOKENS)
-    assert done.stdout.strip() == str([list(expected), 3])
+    return str([list(expected), hops])

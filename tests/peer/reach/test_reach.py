@@ -11,13 +11,13 @@ from support.swarms.swarm_examples import facts_of
 from molink.dht.identity.identity import Identity
 from molink.dht.records.records import PeerFacts, PeerState, PeerView, RelayAt
 from molink.peer.reach.moving import PunchingHandler
-from molink.peer.reach.reach import Reach, ReachSettings, Surroundings, describe_reach
+from molink.peer.reach.reach import Reach, ReachSettings, Surroundings
 from molink.peer.reach.reachability import Reachable
 from molink.peer.wire.link.dialled_connection import DialledConnection
 from molink.peer.wire.reach.relay_client import RelayUser
 from molink.peer.wire.transport.line_quality import LineQuality
 
-SETTINGS = ReachSettings("127.0.0.1", 0, "auto", "auto", is_told=False, is_local=False)
+SETTINGS = ReachSettings("127.0.0.1", 0, "auto", "auto", told="", is_local=False)
 
 
 def view_of(relay: RelayAt) -> PeerView:
@@ -74,7 +74,7 @@ async def test_a_peer_that_relays_find_announces_its_address_and_a_relay_of_its_
         assert facts.relay_address == f"127.0.0.1:{home.reach.relay.port}"
         assert facts.relays == ()
         assert home.reach.relay.limits.mbps == 5.0
-        assert describe_reach(facts) is None
+        assert home.reach.sentence(facts) is None
 
 
 @asynchronous
@@ -86,7 +86,7 @@ async def test_a_peer_that_relays_do_not_find_announces_where_it_stays_and_is_re
         assert (facts.addresses, facts.grpc_addresses, facts.relay_address) == ((), (), "")
         assert set(home.reach.told(home.base).relays) == {one.at, two.at}
         assert home.reach.describe()["nat"] == "cone"
-        assert "over 127.0.0.1" in (describe_reach(facts) or "")
+        assert "over 127.0.0.1" in (home.reach.sentence(facts) or "")
 
 
 @asynchronous
@@ -150,10 +150,42 @@ async def test_a_peer_on_this_machine_only_has_neither_relay_nor_stays() -> None
 
 @asynchronous
 async def test_an_owner_who_says_where_the_peer_is_dialled_is_believed() -> None:
-    async with RelayEnd() as relay, Home([relay.at], replace(SETTINGS, is_told=True), blocked=True) as home:
+    told = replace(SETTINGS, told="198.51.100.7:4002")
+    async with RelayEnd() as one, RelayEnd() as two, Home([one.at, two.at], told) as home:
         facts = await soon(home.reach.settled(home.base))
-        assert facts.grpc_addresses == home.base.grpc_addresses
+        assert facts.grpc_addresses == home.base.grpc_addresses, (
+            "relays see it elsewhere, and cannot look there"
+        )
         assert facts.relay_address
+        await soon(home.reach.reached())
+
+
+@asynchronous
+async def test_an_owner_whom_two_relays_contradict_is_told_and_the_peer_is_relayed() -> None:
+    told = replace(SETTINGS, told="127.0.0.1:9")
+    async with RelayEnd() as one, RelayEnd() as two, Home([one.at], told) as home:
+        facts = await soon(home.reach.settled(home.base))
+        assert facts.grpc_addresses == home.base.grpc_addresses, (
+            "one relay alone is not believed against the owner"
+        )
+        home.relays.append(two.at)
+        facts = await soon(home.reach.settled(home.base))
+        assert facts.grpc_addresses == ()
+        assert facts.relays
+        assert "leave --announce out" in (home.reach.sentence(facts) or "")
+
+
+@asynchronous
+async def test_a_peer_that_no_relay_takes_is_not_ready_until_one_does() -> None:
+    async with RelayEnd() as relay, Home([], replace(SETTINGS, relay="on")) as home:
+        facts = await soon(home.reach.settled(home.base))
+        assert (facts.grpc_addresses, facts.relays) == ((), ())
+        said = home.reach.sentence(facts) or ""
+        assert "--relay on, and of relays no peer of this swarm that answers offers one" in said
+        reached = asyncio.create_task(home.reach.reached())
+        home.relays.append(relay.at)
+        await soon(home.reach.settled(home.base))
+        await soon(reached)
 
 
 @asynchronous

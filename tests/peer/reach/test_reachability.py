@@ -17,6 +17,7 @@ from molink.peer.reach.reachability import (
     announced,
     apart,
     candidates,
+    contradicted,
     judge,
     stays_for,
 )
@@ -95,6 +96,24 @@ def test_relays_are_asked_in_many_networks_and_only_where_the_swarm_is() -> None
     assert "203.0.113.1:443" in [relay.address for relay in found[:2]]
     assert not [relay for relay in found if relay.address.startswith(("192", "127", "relay"))]
     assert candidates([view("127.0.0.1:443")], "", ANYWHERE, random.Random(1))
+
+
+@pytest.mark.parametrize(
+    ("found", "observed", "is_contradicted"),
+    [
+        ([False, False], "203.0.113.10:4000", True),
+        ([False, False, None], "203.0.113.10:4000", True),
+        ([False], "203.0.113.10:4000", False),
+        ([False, False, True], "203.0.113.10:4000", False),
+        ([False, False], "203.0.113.99:4000", False),
+        ([], "", False),
+    ],
+)
+def test_an_owner_is_contradicted_by_two_relays_that_looked_where_he_says(
+    found: list[bool | None], observed: str, is_contradicted: bool
+) -> None:
+    answers = [answer(one, at, observed) for at, one in enumerate(found)]
+    assert contradicted("203.0.113.10:4002", answers) is is_contradicted
 
 
 def test_stays_are_kept_and_new_ones_are_in_other_networks() -> None:

@@ -83,6 +83,12 @@ class Internet:
             _translate(router, kind, "wan", INSIDE, address)
         return self._inside(router, "192.168.1.1", INSIDE, "h")
 
+    def forward(self, address: str, ports: dict[int, int]) -> None:
+        """Has the router at that address pass on these of its ports, each to another one of the host inside."""
+        for outer, inner in ports.items():
+            rule = f"add rule ip nat arriving iifname wan tcp dport {outer} dnat to {INSIDE}:{inner}"
+            run("ip", "netns", "exec", self._routers[address], "nft", rule)
+
     def part(self, address: str, other: str) -> None:
         """From now on two homes' routers drop what goes directly from one to the other, without a word."""
         for near, far in ((address, other), (other, address)):
