@@ -131,8 +131,8 @@ class Link:
     @property
     def seems_dead(self) -> bool:
         """Whether a sign of life is late: the connection may be gone without a word."""
-        least_s = self._packets.round_trips.least_s or 0.0
-        return self._packets.keepalive.seems_dead(asyncio.get_running_loop().time(), least_s)
+        now_s, least_s = asyncio.get_running_loop().time(), self._packets.round_trips.least_s or 0.0
+        return self._carried is not None and self._packets.keepalive.seems_dead(now_s, least_s)
 
     @property
     def quiet_s(self) -> float:
