@@ -90,7 +90,13 @@ class Configuration:
         str | None,
         Option("Address to listen on: this machine only, unless the swarm is on others.", "HOST"),
     ] = None
-    announce: Annotated[str | None, Option("Address that others dial.", "HOST")] = None
+    announce: Annotated[
+        str | None,
+        Option(
+            "Address that others dial; with ports, where a container's are mapped to others.",
+            "HOST[:CONTROL:DATA]",
+        ),
+    ] = None
     port: Annotated[int, Option("Control plane's port: any free one, remembered.", "N", PORT)] = 0
     grpc_port: Annotated[int, Option("Data plane's port: any free one, remembered.", "N", PORT)] = 0
     name: Annotated[
@@ -102,7 +108,20 @@ class Configuration:
     partner: Annotated[str, Option("Who keeps a second copy of the KV cache.", "auto|off|PEER_ID")] = "auto"
     state_dir: Annotated[Path | None, Option("Folder of the peer's identity and caches.", "DIR")] = None
     relay: Annotated[
-        Literal["auto", "on", "off"], Option("Being reached through a relay: none in this version.")
+        Literal["auto", "on", "off"],
+        Option(
+            "Being reached over other peers' relays: auto, if nobody can dial this one; on, always; off, never."
+        ),
+    ] = "auto"
+    relay_port: Annotated[
+        int, Option("Port of this peer's own relay, if others can dial it: any free one.", "N", PORT)
+    ] = 0
+    offer_relay: Annotated[
+        str | int | float,
+        Option(
+            "What it passes on for peers that nobody can dial: auto is a tenth of the uplink, at most 20 Mbps.",
+            "auto|off|MBPS",
+        ),
     ] = "auto"
     activation_codec: Annotated[
         Literal["none", "auto", "float16", "bfloat16", "int8"],

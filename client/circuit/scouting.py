@@ -69,7 +69,7 @@ class ReachabilityProbes:
         addresses one. `unreachable` is called with each that is not there."""
         claimed: set[tuple[str, ...]] = set()
         for view in views:
-            addresses = tuple(sorted(view.facts.grpc_addresses))
+            addresses = tuple(sorted(view.facts.grpc_addresses)) or (view.peer_id,)
             if len(self._under_way) >= MOST_AT_ONCE:
                 return
             if view.peer_id in self._under_way or view.peer_id in self._answered or addresses in claimed:

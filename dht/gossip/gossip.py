@@ -131,6 +131,8 @@ class Gossip:
         self._news = NewsRate(NEWS_BUDGET_BITS_PER_S / 4, 0.0)
         self._links: dict[str, GossipLink] = {}
         self.after_loss: Callable[[], None] = lambda: None
+        self.most_incoming = MAX_INCOMING
+        """Links of others that are admitted."""
 
     @property
     def neighbours(self) -> tuple[str, ...]:
@@ -208,7 +210,7 @@ class Gossip:
     def _make_room(self, newcomer: Neighbour) -> bool:
         """Whether there is room for one more incoming link, if need be in the place of another."""
         incoming = [link.neighbour for link in self._links.values() if not link.dialled]
-        if len(incoming) < MAX_INCOMING:
+        if len(incoming) < self.most_incoming:
             return True
         leaves = to_make_room(incoming, newcomer.network, newcomer.since)
         if leaves is None:

@@ -151,7 +151,7 @@ class Publisher:
             facts,
             peer_id=self._identity.peer_id,
             public_key=self._identity.public_key,
-            addresses=facts.addresses or self._addresses,
+            addresses=facts.addresses or (() if facts.relays else self._addresses),
             sequence=0,
             ttl_s=1,
         )

@@ -5,6 +5,7 @@ The probe and suspect steps of SWIM (Das, Gupta and Motivala, 2002); `failure_de
 
 import logging
 import random
+from collections.abc import Awaitable, Callable
 
 import trio
 
@@ -18,7 +19,7 @@ from molink.dht.membership.failure_detector import WITNESSES
 from molink.dht.membership.membership import Membership, tag_of
 from molink.dht.membership.timing import DiscoveryTiming
 from molink.dht.records.announcement import sign_loss
-from molink.dht.records.records import PeerLoss
+from molink.dht.records.records import PeerFacts, PeerLoss
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +48,8 @@ class NeighbourProber:
         self._tasks = tasks
         self._looking: set[str] = set()
         self.gossip: Gossip | None = None
+        self.over_relays: Callable[[PeerFacts], Awaitable[bool]] | None = None
+        """Whether a peer answers over the relays that it announces."""
 
     def link_lost(self, peer_id: str) -> None:
         """Starts to probe a neighbour whose link has ended, unless it has left."""
@@ -93,15 +96,14 @@ class NeighbourProber:
         )
 
     async def _answers(self, peer_id: str) -> bool:
-        """Whether it opens a stream, over what is left of a connection or over a new one."""
-        addresses = next(
-            (facts.addresses for facts in self._membership.living() if facts.peer_id == peer_id), ()
-        )
+        """Whether it opens a stream, over what is left of a connection or over a new one, or answers over a relay: who
+        cannot be dialled is not gone because one link has ended."""
+        facts = self._membership.facts_of(peer_id)
         if await self._opens_stream(peer_id):
             return True
         await self._host.hang_up(peer_id)
         with trio.move_on_after(2 * self._timing.dial_timeout_s):
-            for address in addresses:
+            for address in facts.addresses if facts is not None else ():
                 with self._tasks.at_the_risk_of(peer_id):
                     try:
                         await self._host.dial(address, timeout_s=self._timing.dial_timeout_s)
@@ -109,7 +111,9 @@ class NeighbourProber:
                         logger.debug("%s does not answer at %s: %s", peer_id, address, error)
                     else:
                         return await self._opens_stream(peer_id)
-        return False
+        if facts is None or not facts.relays or self.over_relays is None:
+            return False
+        return await self.over_relays(facts)
 
     async def _opens_stream(self, peer_id: str) -> bool:
         try:

@@ -1,10 +1,10 @@
-"""Bridge from asyncio to trio: a thread that runs trio, and calls into it from the asyncio thread."""
+"""Bridge between asyncio and trio: a thread that runs trio, calls into it from the asyncio thread, and back."""
 
 import asyncio
 import concurrent.futures
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Generic, TypeVar
@@ -198,3 +198,28 @@ def _plain(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error
+
+
+async def ask_asyncio(
+    loop: asyncio.AbstractEventLoop, work: Coroutine[object, object, Result], *, timeout_s: float
+) -> Result | None:
+    """What `work` returns, which runs on an asyncio loop of another thread; called in trio. None: the loop is closing,
+    or it takes longer than `timeout_s`, and is cancelled then."""
+    token, ended = trio.lowlevel.current_trio_token(), trio.Event()
+    try:
+        outcome = asyncio.run_coroutine_threadsafe(work, loop)
+    except RuntimeError:  # nobody runs it any more
+        work.close()
+        return None
+
+    def tell(_: "concurrent.futures.Future[Result]") -> None:
+        with contextlib.suppress(trio.RunFinishedError):
+            token.run_sync_soon(ended.set)
+
+    outcome.add_done_callback(tell)
+    try:
+        with trio.move_on_after(timeout_s):
+            await ended.wait()
+        return outcome.result() if outcome.done() and not outcome.cancelled() else None
+    finally:
+        outcome.cancel()

@@ -52,11 +52,12 @@ class DialError(ConnectionError):
 
 @dataclass(frozen=True, slots=True)
 class Listen:
-    """Listening addresses of a host. Port 0: any free one. `announce_host`: how others reach it."""
+    """Listening addresses of a host. Port 0: any free one. `announce_host`, `announce_port`: how others reach it."""
 
     host: str
     port: int
     announce_host: str | None = None
+    announce_port: int | None = None
 
 
 class Host:
@@ -72,6 +73,7 @@ class Host:
         self._lookups = trio.CapacityLimiter(_LOOKUPS)
         self.peer_id = str(host.get_id())
         self.addresses = addresses
+        self.port = _listening_port(host)
 
     def handle(self, protocol: str, handler: StreamHandler) -> None:
         """Serves `protocol`; whatever `handler` raises ends its stream only."""
@@ -263,13 +265,18 @@ def peer_id_in(address: str) -> str:
 def _announced(host: IHost, listen: Listen | None, peer_id: str) -> tuple[str, ...]:
     if listen is None:
         return ()
-    ports = [int(address.value_for_protocol("tcp")) for address in host.get_transport_addrs()]
-    if not ports:
+    port = _listening_port(host)
+    if not port:
         raise OSError(
             f"listening on {listen.host} port {listen.port} failed: is it an address of this machine?"
         )
     announced = listen.announce_host or _reachable(listen.host)
-    return (f"{multiaddress(announced, ports[0])}/p2p/{peer_id}",)
+    return (f"{multiaddress(announced, listen.announce_port or port)}/p2p/{peer_id}",)
+
+
+def _listening_port(host: IHost) -> int:
+    """0: it listens nowhere."""
+    return next((int(address.value_for_protocol("tcp")) for address in host.get_transport_addrs()), 0)
 
 
 def _reachable(host: str) -> str:

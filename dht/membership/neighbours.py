@@ -5,6 +5,7 @@ these some in different networks where it knows such. A full set of incoming lin
 network that has most of them and where least has come of use: so whoever has one network can fill the places of one.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,13 @@ from molink.dht.records.records import PeerFacts
 
 MAX_LINKS = 12
 MAX_INCOMING = MAX_LINKS - DEGREE
+"""Where as many can be dialled as dial."""
+MOST_INCOMING = 48
+"""Where few can be dialled, and all the others' links lead to them."""
+UNDIALABLE_DEGREE = 2
+"""Links that a peer dials which nobody can dial: what it has to say goes over these."""
+SPARE_INCOMING = 1.5
+"""Places for each link that is to be expected: they do not come evenly."""
 NETWORKS = 3
 """Different ones that the links a peer has dialled lead to, if it knows as many. The others are chosen blindly:
 were all to go far, the few who are there would have to carry them."""
@@ -32,6 +40,31 @@ class Neighbour:
     """When the link was opened."""
     useful_at: float = 0.0
     """When something true and new last came over it."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkCounts:
+    """How many links a peer has."""
+
+    to_dial: int = DEGREE
+    incoming: int = MAX_INCOMING
+    """That it admits, at most."""
+
+
+def link_counts(living: Iterable[PeerFacts], own_peer_id: str) -> LinkCounts:
+    """Decides how many links a peer dials and admits, by who of the living can be dialled: who cannot dials half as
+    many, and who can admits what then is to be expected, so that none stays without."""
+    dialable = undialable = 0
+    own_is_dialable = True
+    for facts in living:
+        if facts.addresses:
+            dialable += 1
+        else:
+            undialable += 1
+            own_is_dialable = own_is_dialable and facts.peer_id != own_peer_id
+    expected = DEGREE + undialable * UNDIALABLE_DEGREE / max(1, dialable)
+    incoming = min(MOST_INCOMING, max(MAX_INCOMING, math.ceil(SPARE_INCOMING * expected)))
+    return LinkCounts(DEGREE if own_is_dialable else UNDIALABLE_DEGREE, incoming)
 
 
 def to_dial(candidates: Sequence[Neighbour], dialled: Iterable[str], room: int) -> tuple[Neighbour, ...]:

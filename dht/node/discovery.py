@@ -1,14 +1,14 @@
 """Discovery: the asyncio side of the control plane, for peers and clients."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TypeVar
 
 from molink.dht.errors import BootstrapUnreachable, PortInUse
 from molink.dht.gossip.sequences import DurableState
-from molink.dht.host.bridge import ThreadStoppedError, TrioThread
+from molink.dht.host.bridge import ThreadStoppedError, TrioThread, ask_asyncio
 from molink.dht.host.host import Listen, peer_id_in
 from molink.dht.identity.identity import Identity
 from molink.dht.identity.swarm_key import SwarmKey
@@ -83,6 +83,7 @@ class Discovery:
             timing=self._timing,
             durable=durable if self._serves else None,
             fallback=fallback,
+            over_relays=self._answers_over_relays,
         )
         self._thread: TrioThread[Network] = TrioThread(
             lambda: open_network(settings, self.membership), name="molink-discovery"
@@ -90,6 +91,9 @@ class Discovery:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._changes = asyncio.Event()
         self._seen = 0
+        self.over_relays: Callable[[PeerFacts], Coroutine[object, object, bool]] | None = None
+        """Asked on the event loop whether a peer answers over the relays that it announces, before it is called gone;
+        None: nobody can ask."""
 
     async def __aenter__(self) -> "Discovery":
         """Raises:
@@ -110,6 +114,11 @@ class Discovery:
     def addresses(self) -> tuple[str, ...]:
         """Multiaddresses with /p2p/PEER_ID at which others reach this peer; empty for a client."""
         return self._thread.service.host.addresses
+
+    @property
+    def port(self) -> int:
+        """Where this peer listens; 0 for a client."""
+        return self._thread.service.host.port
 
     async def announce(self, facts: PeerFacts | None, state: PeerState) -> None:
         """Announces what this peer is from now on: at once where it differs from before, and again and again.
@@ -239,6 +248,12 @@ class Discovery:
             connections=network.host.connections,
             neighbours=len(network.gossip.neighbours),
         )
+
+    async def _answers_over_relays(self, facts: PeerFacts) -> bool:
+        """In trio."""
+        if self._loop is None or self.over_relays is None:
+            return False
+        return bool(await ask_asyncio(self._loop, self.over_relays(facts), timeout_s=_CALL_TIMEOUT_S))
 
     def _on_change(self) -> None:
         loop = self._loop

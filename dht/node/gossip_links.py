@@ -11,8 +11,8 @@ from molink.dht.gossip.gossip import Gossip
 from molink.dht.host.compressed_stream import CompressedStream
 from molink.dht.host.host import DialError, Host
 from molink.dht.host.neighbour_tasks import NeighbourTasks
-from molink.dht.membership.neighbours import Neighbour, network_at, to_dial
-from molink.dht.membership.timing import DEGREE, DiscoveryTiming
+from molink.dht.membership.neighbours import Neighbour, link_counts, network_at, to_dial
+from molink.dht.membership.timing import DiscoveryTiming
 from molink.dht.records.records import PeerFacts
 
 logger = logging.getLogger(__name__)
@@ -53,7 +53,10 @@ class GossipLinks:
         self._not_before = {peer_id: at for peer_id, at in self._not_before.items() if at > now}
         dialled = {link.peer_id: link.network for link in self.gossip.dialled} if self.gossip else {}
         dialled |= self._linking
-        if len(dialled) >= DEGREE:
+        counts = link_counts(living, self._host.peer_id)
+        if self.gossip is not None:
+            self.gossip.most_incoming = counts.incoming
+        if len(dialled) >= counts.to_dial:
             return
         addresses = {
             facts.peer_id: facts.addresses
@@ -66,7 +69,7 @@ class GossipLinks:
         }
         order = random.sample(sorted(addresses), len(addresses))
         candidates = [Neighbour(peer_id, network_at(addresses[peer_id][0])) for peer_id in order]
-        for one in to_dial(candidates, dialled.values(), DEGREE - len(dialled)):
+        for one in to_dial(candidates, dialled.values(), counts.to_dial - len(dialled)):
             self.open(one.peer_id, addresses[one.peer_id])
 
     def open(self, peer_id: str, addresses: tuple[str, ...] = ()) -> None:

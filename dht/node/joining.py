@@ -1,7 +1,7 @@
 """Bootstrap: a peer or client finds the swarm by its initial peers, or else by peers that it knew before."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 import trio
@@ -14,6 +14,7 @@ from molink.dht.host.host import DialError, Host, Listen, peer_id_in
 from molink.dht.identity.identity import Identity
 from molink.dht.identity.swarm_key import SwarmKey
 from molink.dht.membership.timing import DEGREE, DiscoveryTiming
+from molink.dht.records.records import PeerFacts
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +38,15 @@ class Fallback:
 NO_FALLBACK = Fallback()
 
 
+AnswersOverRelays = Callable[[PeerFacts], Awaitable[bool]]
+"""Whether a peer answers over the relays that it announces; asked in trio."""
+
+
+async def nobody_relays(_: PeerFacts) -> bool:
+    """Where nothing is known of relays."""
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class NetworkSettings:
     """Settings of a network. `listen` None: a client, which accepts nobody and announces nothing."""
@@ -48,6 +58,7 @@ class NetworkSettings:
     timing: DiscoveryTiming
     durable: DurableState | None = None
     fallback: Fallback = NO_FALLBACK
+    over_relays: AnswersOverRelays = nobody_relays
 
 
 class Joining:

@@ -209,6 +209,30 @@ class Coordinate(_message.Message):
 Global___Coordinate: _TypeAlias = Coordinate  # noqa: Y015
 
 @_typing.final
+class Relay(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PUBLIC_KEY_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    public_key: _builtins.bytes
+    """of the peer that relays"""
+    address: _builtins.str
+    """host:port"""
+    def __init__(
+        self,
+        *,
+        public_key: _builtins.bytes = ...,
+        address: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "public_key", b"public_key"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Relay: _TypeAlias = Relay  # noqa: Y015
+
+@_typing.final
 class Facts(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -237,6 +261,8 @@ class Facts(_message.Message):
     PREFILL_CONTEXT_MS_FIELD_NUMBER: _builtins.int
     STEP_MS_FIELD_NUMBER: _builtins.int
     STEP_TOKENS_FIELD_NUMBER: _builtins.int
+    RELAY_ADDRESS_FIELD_NUMBER: _builtins.int
+    RELAYS_FIELD_NUMBER: _builtins.int
     public_key: _builtins.bytes
     sequence: _builtins.int
     ttl_s: _builtins.int
@@ -257,6 +283,8 @@ class Facts(_message.Message):
     """of each step of this peer, however many layers it goes through; 0: not measured"""
     step_tokens: _builtins.int
     """most tokens of one session in a step; 0: 512"""
+    relay_address: _builtins.str
+    """host:port where this peer relays; empty: it does not"""
     @_builtins.property
     def addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """without /p2p/ID at the end"""
@@ -285,6 +313,10 @@ class Facts(_message.Message):
 
     @_builtins.property
     def prefill_latencies(self) -> _containers.RepeatedCompositeFieldContainer[Global___PrefillLatency]: ...
+    @_builtins.property
+    def relays(self) -> _containers.RepeatedCompositeFieldContainer[Global___Relay]:
+        """where this peer is asked for, if nobody can dial it"""
+
     def __init__(
         self,
         *,
@@ -313,10 +345,12 @@ class Facts(_message.Message):
         prefill_context_ms: _builtins.float = ...,
         step_ms: _builtins.float = ...,
         step_tokens: _builtins.int = ...,
+        relay_address: _builtins.str = ...,
+        relays: _abc.Iterable[Global___Relay] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["coordinate", b"coordinate", "device", b"device", "model", b"model", "span_limit", b"span_limit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_codecs", b"activation_codecs", "addresses", b"addresses", "certificate", b"certificate", "coordinate", b"coordinate", "decode_context_ms", b"decode_context_ms", "device", b"device", "embed_ms", b"embed_ms", "grpc_addresses", b"grpc_addresses", "head_ms", b"head_ms", "layer_latencies", b"layer_latencies", "links", b"links", "load_bytes_per_s", b"load_bytes_per_s", "model", b"model", "name", b"name", "prefill_context_ms", b"prefill_context_ms", "prefill_latencies", b"prefill_latencies", "protocol_version", b"protocol_version", "public_key", b"public_key", "sequence", b"sequence", "span_limit", b"span_limit", "step_ms", b"step_ms", "step_tokens", b"step_tokens", "ttl_s", b"ttl_s", "uplink_mbps", b"uplink_mbps", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_codecs", b"activation_codecs", "addresses", b"addresses", "certificate", b"certificate", "coordinate", b"coordinate", "decode_context_ms", b"decode_context_ms", "device", b"device", "embed_ms", b"embed_ms", "grpc_addresses", b"grpc_addresses", "head_ms", b"head_ms", "layer_latencies", b"layer_latencies", "links", b"links", "load_bytes_per_s", b"load_bytes_per_s", "model", b"model", "name", b"name", "prefill_context_ms", b"prefill_context_ms", "prefill_latencies", b"prefill_latencies", "protocol_version", b"protocol_version", "public_key", b"public_key", "relay_address", b"relay_address", "relays", b"relays", "sequence", b"sequence", "span_limit", b"span_limit", "step_ms", b"step_ms", "step_tokens", b"step_tokens", "ttl_s", b"ttl_s", "uplink_mbps", b"uplink_mbps", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -16,6 +16,7 @@ from molink.dht.records.records import (
     LinkMeasurement,
     PeerFacts,
     PrefillLatency,
+    RelayAt,
     ServedModel,
 )
 from molink.shards.spec import MAX_STEP_TOKENS, Span
@@ -28,6 +29,7 @@ MAX_CERTIFICATE_BYTES = 1024
 
 MAX_UPLINK_MBPS = 1e7
 MAX_ACTIVATION_CODECS = 8
+MAX_RELAYS = 3
 MOST_STEP_TOKENS = 2**20
 
 _SIGNIFICANT_BITS = 12
@@ -75,11 +77,20 @@ def facts_to_message(facts: PeerFacts) -> pb.Facts:
     for link in facts.links:
         if link in kept:
             message.links.add(public_key=public_key_of(link.peer_id), rtt_ms=_rounded(link.rtt_ms))
+    _relays_to_message(facts, message)
     if facts.coordinate is not None:
         message.coordinate.position.extend(facts.coordinate.position)
         message.coordinate.height_ms = facts.coordinate.height_ms
         message.coordinate.error = facts.coordinate.error
     return message
+
+
+def _relays_to_message(facts: PeerFacts, message: pb.Facts) -> None:
+    if facts.relay_address:
+        message.relay_address = host_and_port("a relay's address", facts.relay_address)
+    size("relays", len(facts.relays), MAX_RELAYS)
+    for relay in facts.relays:
+        message.relays.add(public_key=public_key_of(relay.peer_id), address=relay.address)
 
 
 def facts_from_message(message: pb.Facts) -> PeerFacts:
@@ -93,6 +104,7 @@ def facts_from_message(message: pb.Facts) -> PeerFacts:
     size("prefill latencies", len(message.prefill_latencies), MAX_PREFILL_LATENCIES)
     size("links", len(message.links), MAX_LINKS)
     size("activation codecs", len(message.activation_codecs), MAX_ACTIVATION_CODECS)
+    size("relays", len(message.relays), MAX_RELAYS)
     size("bytes of certificate", len(message.certificate), MAX_CERTIFICATE_BYTES)
     model = _model_from_message(message.model)
     return PeerFacts(
@@ -127,6 +139,11 @@ def facts_from_message(message: pb.Facts) -> PeerFacts:
         prefill_context_ms=real("prefill_context_ms", message.prefill_context_ms, _MAX_MS),
         step_ms=real("step_ms", message.step_ms, _MAX_MS),
         step_tokens=whole("step_tokens", message.step_tokens, MOST_STEP_TOKENS) or MAX_STEP_TOKENS,
+        relay_address=message.relay_address and host_and_port("a relay's address", message.relay_address),
+        relays=tuple(
+            RelayAt(_link_peer_id(relay.public_key), host_and_port("a relay's address", relay.address))
+            for relay in message.relays
+        ),
     )
 
 

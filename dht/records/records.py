@@ -96,6 +96,15 @@ class Coordinate:
 
 
 @dataclass(frozen=True, slots=True)
+class RelayAt:
+    """A relay: the peer that it is of, and where it listens."""
+
+    peer_id: str
+    address: str
+    """host:port."""
+
+
+@dataclass(frozen=True, slots=True)
 class PeerFacts:
     """The part of an announcement that rarely changes: sent when it does, about 1 KB."""
 
@@ -146,6 +155,10 @@ class PeerFacts:
     in single precision."""
     step_tokens: int = MAX_STEP_TOKENS
     """Most new tokens of one session that a step may have here. Peers that do not say take MAX_STEP_TOKENS."""
+    relay_address: str = ""
+    """host:port at which this peer joins connections of others; empty: it does not."""
+    relays: tuple[RelayAt, ...] = ()
+    """Where this peer is asked for, if nobody can dial it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,6 +105,11 @@ class Announcer:
         told = claimed(replace(self._state(), loading=merge_spans(self._leases.loading)), self._claim)
         await self._discovery.announce(self._current_facts() if facts_too else None, told)
 
+    async def tell_facts(self, facts: PeerFacts) -> None:
+        """Announces other facts than before: where this peer is reached has changed."""
+        self.facts = facts
+        await self.announce(facts_too=True)
+
     async def keep_announced(self) -> None:
         """Announces whenever something has changed, until cancelled."""
         while True:

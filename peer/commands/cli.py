@@ -13,6 +13,7 @@ import typer
 
 from molink import commands
 from molink.commands import (
+    EXIT_FAILURE,
     EXIT_USAGE,
     CommandFailed,
     example,
@@ -130,6 +131,38 @@ def status(
         _print_json(content)
     else:
         print_it(content)
+
+
+@app.command(epilog=example(f"molink-peer doctor --initial-peers {EXAMPLE_PEER}"))
+@with_logging
+def doctor(
+    initial_peers: commands.InitialPeers = None,
+    swarm_key: commands.KeyFile = None,
+    grpc_port: Annotated[int | None, option("grpc_port")] = None,
+    state_dir: commands.StateFolder = None,
+    as_json: commands.Json = False,
+) -> None:
+    """Find out what would keep this machine from serving.
+
+    How others see and reach it, which relays there are and how far away, a trial of each way to others, clock, disk,
+    device and versions; each finding with what to do about it. Before joining, or beside the peer that runs here.
+    Exit status 1 if something has to be mended.
+    """
+    given = {
+        "initial_peers": initial_peers,
+        "swarm_key": swarm_key,
+        "grpc_port": grpc_port,
+        "state_dir": state_dir,
+    }
+    findings = _examine({name: value for name, value in given.items() if value is not None})
+    if as_json:
+        _print_json(findings)
+    else:
+        from molink.peer.commands.doctor import print_findings
+
+        print_findings(findings)
+    if not findings["healthy"]:
+        raise typer.Exit(EXIT_FAILURE)
 
 
 @app.command(epilog=example("molink-peer leave --state-dir ~/second-peer"))
@@ -271,6 +304,30 @@ def _run_peer(settings: "JoinSettings", state: "StateDir") -> None:
     try:
         asyncio.run(run_until_left(peer, state.path, progress, private=private))
     except PeerError as error:
+        raise CommandFailed(str(error)) from error
+
+
+def _examine(given: Mapping[str, object]) -> dict[str, object]:
+    """What `doctor` finds with these settings, the environment's and the configuration file's."""
+    with loading_modules():
+        from molink.dht.errors import PortInUse
+        from molink.dht.host.lean_libp2p import load_lean_libp2p
+        from molink.dht.identity.key_file import KeyFileError
+        from molink.peer.commands.doctor import examine
+        from molink.peer.daemon.control import ControlError, NoPeerRunning, call_peer
+        from molink.peer.daemon.settings import load_settings
+
+        load_lean_libp2p()
+    settings = load_settings(given)
+    try:
+        here = asyncio.run(call_peer(settings.state_dir, "status", CALL_TIMEOUT_S))
+    except NoPeerRunning:
+        here = {}
+    except ControlError as error:
+        raise CommandFailed(str(error)) from error
+    try:
+        return asyncio.run(examine(settings, str(here.get("peer_id", ""))))
+    except (PortInUse, KeyFileError) as error:
         raise CommandFailed(str(error)) from error
 
 

@@ -59,6 +59,8 @@ def print_local(status: Mapping[str, object]) -> None:
             shown = ", ".join(map(_text, value)) if isinstance(value, list) else _text(value)
             if isinstance(value, bool) or (key == "paused" and value is None):
                 shown = "yes" if value else "no"
+            elif key == "reach":
+                shown = _reached(_mapping(value))
             elif key == "spans":
                 shown = _spans(value)
             console.print(_plain(f"{key.replace('_', ' ')}: {shown}"))
@@ -112,6 +114,16 @@ def print_machine(machine: Mapping[str, object]) -> None:
     console.print(table)
     if machine.get("unused_gpu"):
         console.print(_plain(_text(machine.get("unused_gpu"))))
+
+
+def _reached(reach: Mapping[str, object]) -> str:
+    """How others reach a peer, and how its links go now."""
+    parts = [_text(reach.get("reachable")), f"router {_text(reach.get('nat'))}"]
+    relays = reach.get("relays")
+    if isinstance(relays, list) and relays:
+        parts.append(f"over {', '.join(_text(relay)[-SHORT_ID:] for relay in relays)}")
+    ways = [f"{count} {way}" for way, count in _mapping(reach.get("ways")).items()]
+    return ", ".join((*parts, f"links: {', '.join(ways) or 'none'}"))
 
 
 def _link_line(link: Mapping[str, object]) -> str:

@@ -3,10 +3,9 @@
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from molink.dht.host.host import Listen
 from molink.dht.identity.dialable import Ranges, swarm_ranges
@@ -14,7 +13,7 @@ from molink.dht.identity.identity import Identity
 from molink.dht.identity.swarm_key import SwarmKey
 from molink.dht.node.discovery import Discovery
 from molink.dht.node.joining import Fallback
-from molink.dht.records.records import PeerView
+from molink.dht.records.records import PeerFacts, PeerView
 from molink.peer.announcing.announcer import (
     Announcer,
     Measurements,
@@ -34,6 +33,7 @@ from molink.peer.daemon.compute_setup import (
 )
 from molink.peer.daemon.local_listener import HOST as METRICS_HOST
 from molink.peer.daemon.metrics_server import MetricsServer
+from molink.peer.daemon.reaching import open_reach
 from molink.peer.daemon.running import say
 from molink.peer.daemon.settings import JoinSettings, where_to_join
 from molink.peer.device.device import (
@@ -51,34 +51,25 @@ from molink.peer.host_policy.memory_guard import MemoryGuard, own_memory_bytes
 from molink.peer.host_policy.pausing import Pausing
 from molink.peer.host_policy.readings import MachineReader, ReadMachine
 from molink.peer.memory.leases import LeaseBook, Refused
-from molink.peer.models.choosing import Numbers, choose_model, warn_of_other_numbers
+from molink.peer.models.choosing import ask_for_model, choose_model, model_notes
 from molink.peer.models.hub import HubAccess
 from molink.peer.models.manifests import ManifestSource
 from molink.peer.models.model import LocalModel, ModelRequest, keeping_packed, open_model
 from molink.peer.profiling.profile import Profile
 from molink.peer.profiling.step_times import StepTimes
 from molink.peer.ranks.backend import RankedBackend
+from molink.peer.reach.moving import PunchingHandler
+from molink.peer.reach.reach import Reach
 from molink.peer.serving.artifact_server import ArtifactServer
 from molink.peer.serving.data_plane import DataPlane, DataPlaneSettings, KnownSwarm, OfferedCompute
 from molink.peer.state_dir import StateDir
 from molink.peer.wire.link.certificate import Credentials, new_certificate
 from molink.routing.placement.placement import describe_preview
 from molink.shards.checkpoint.catalog import BUNDLED_CONTENT, is_from_hub
-from molink.shards.spec import ModelSpec, Span
+from molink.shards.spec import Span
 from molink.shards.store.blobs import BlobStore
 
 UNBOUND = ("0.0.0.0", "::")  # noqa: S104 - all of this machine's addresses say nothing of where the swarm is
-TOKENIZERS = frozenset(
-    {
-        "tokenizer.json",
-        "tokenizer.model",
-        "vocab.json",
-        "vocab.txt",
-        "sentencepiece.bpe.model",
-        "spiece.model",
-    }
-)
-"""Files of which one is enough for a tokenizer, or nearly so."""
 _log = logging.getLogger(__name__)
 
 
@@ -103,6 +94,9 @@ class PeerParts:
     memory_guard: MemoryGuard | None
     """None: the device itself refuses more."""
     step_times: StepTimes
+    reach: Reach
+    base: PeerFacts
+    """What it would announce if others can dial it as its owner has set it up."""
 
 
 class Bootstrap:
@@ -142,9 +136,8 @@ class Bootstrap:
         model = replace(
             await self._model(others, devices, swarm_key, stack, ranges), exact=settings.options.exact == "on"
         )
-        _tell_of_other_numbers(model.spec, others)
-        _tell_of_missing_tokenizer(model.spec.name, model.manifest.files)
-        _tell_of_path(model.spec.name)
+        for note in model_notes(model.spec, others, model.manifest.files):
+            say(f"Note: {note}")
         planned_memory(model, devices, settings)  # where not even a layer fits, nothing is loaded
         computing = await open_compute_setup(
             stack, model, devices, settings, self._state.profiles, self._report
@@ -169,14 +162,17 @@ class Bootstrap:
                 KnownSwarm(discovery.knows, discovery.facts_of, ranges),
             )
         )
-        self._state.remember_ports(_port_of(discovery.addresses[0]), serving.port)
+        address = self._data_address(discovery, serving.port)
+        told = address if settings.options.announce is not None else ""
+        reach = await open_reach(stack, settings, identity, swarm_key, serving, discovery, told)
+        self._state.remember_ports(discovery.port, serving.port)
         await self._open_metrics(stack, serving)
-        facts = own_facts(
+        base = own_facts(
             identity,
             PeerContact(
                 settings.options.name or socket.gethostname(),
                 discovery.addresses,
-                (self._data_address(discovery, serving.port),),
+                (address,),
                 certificate,
             ),
             replace(describe_device(devices[0]), count=len(computing.devices)),
@@ -184,6 +180,9 @@ class Bootstrap:
             computing.profile,
             ServingTerms(settings.layers, computing.activation_codecs, computing.limits.max_tokens),
         )
+        facts = await reach.settled(base)
+        if (reached := reach.sentence(facts)) is not None:
+            say(reached)
         prober = Prober(identity.peer_id, serving.links, lambda: discovery.snapshot(model.spec.model_hash))
         measured = Measurements(prober, serving.measure_line, step_times)
         announcer = Announcer(discovery, facts, model.spec, leases, serving.stepper, self._changed, measured)
@@ -191,7 +190,18 @@ class Bootstrap:
         pausing = self._pausing(computing, leases, serving, announcer)
         ranks = computing.ranks
         parts = PeerParts(
-            discovery, model, leases, serving, announcer, None, ranks, pausing, guard, step_times
+            discovery,
+            model,
+            leases,
+            serving,
+            announcer,
+            None,
+            ranks,
+            pausing,
+            guard,
+            step_times,
+            reach,
+            base,
         )
         if settings.layers is not None:
             await self._preload(parts, settings.layers)
@@ -202,9 +212,10 @@ class Bootstrap:
         settings = self._settings
         initial_peers = where_to_join(settings).initial_peers
         port = settings.options.port or free_port(settings.listen, self._state.ports()[0])
+        announced_port = settings.announced_ports[0] if settings.announced_ports is not None else None
         return Discovery(
             identity,
-            listen=Listen(settings.listen, port, settings.options.announce),
+            listen=Listen(settings.listen, port, settings.options.announce, announced_port),
             initial_peers=initial_peers,
             swarm_key=swarm_key,
             durable=self._state,
@@ -222,6 +233,8 @@ class Bootstrap:
             http_proxy=settings.options.http_proxy,
             transmission_policy=settings.options.transmission_policy,
             memory_bytes=leases.cap_bytes,
+            wrap=PunchingHandler,
+            folder=self._state.path,
         )
 
     async def _own_ranges(self, discovery: Discovery) -> Ranges:
@@ -242,6 +255,8 @@ class Bootstrap:
     def _data_address(self, discovery: Discovery, port: int) -> str:
         """Where others dial this peer's links, as HOST:PORT."""
         host = self._settings.options.announce or discovery.addresses[0].split("/")[2]
+        if self._settings.announced_ports is not None:
+            port = self._settings.announced_ports[1]
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     async def _model(
@@ -261,7 +276,7 @@ class Bootstrap:
         if identifier is None:
             choice = choose_model(views, BUNDLED_CONTENT, dtype, quantization)
             if choice.model is None:
-                raise PeerError(_ask_for_model(choice.others))
+                raise PeerError(ask_for_model(choice.others))
             identifier = choice.model
             if choice.served is not None:  # what its owner leaves open is as those have it who need help most
                 dtype = choice.served.dtype if dtype == "auto" else dtype
@@ -334,41 +349,3 @@ class Bootstrap:
             lambda preview: say(describe_preview(preview)),
         )
         return placing
-
-
-def _tell_of_other_numbers(spec: ModelSpec, views: Sequence[PeerView]) -> None:
-    served = [view.facts.model for view in views if view.facts.model.content_hash == spec.content_hash]
-    warning = warn_of_other_numbers(spec.name, Numbers(spec.dtype, spec.quantization), served)
-    if warning is not None:
-        say(f"Note: {warning}")
-
-
-def _ask_for_model(named: Sequence[str]) -> str:
-    """What the owner has to type, where nothing that comes with MoLink is served."""
-    served = f"this swarm serves {', '.join(named[:3])}" if named else "this swarm serves models of its own"
-    typed = f"--model {named[0]}" if named else "--model and its id or folder"
-    return (
-        f"{served}, and no model that comes with MoLink. What others only say is not opened unasked: if you "
-        f"know and trust it, start with {typed}"
-    )
-
-
-def _tell_of_missing_tokenizer(name: str, files: Collection[str]) -> None:
-    if not any(file in TOKENIZERS for file in files):
-        say(
-            f"Note: {name} has no tokenizer (tokenizer.json or tokenizer.model) in its folder. Peers need none, but "
-            "nobody can turn text into its tokens until a peer has one: put it there and start again"
-        )
-
-
-def _tell_of_path(name: str) -> None:
-    if Path(name).expanduser().is_absolute():
-        say(
-            f"Note: the whole swarm sees this model's path as its name, {name}: choose another with --model-name"
-        )
-
-
-def _port_of(address: str) -> int:
-    """The TCP port of a libp2p multiaddress such as /ip4/127.0.0.1/tcp/4001/p2p/ID."""
-    parts = address.split("/")
-    return int(parts[parts.index("tcp") + 1])

@@ -34,8 +34,8 @@ class LocalPresence:
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        if self._settings.options.local_network == "off":
-            return self
+        if self._settings.options.local_network == "off" or self._settings.announced_ports is not None:
+            return self  # what maps its ports keeps it from the local network
         async with AsyncExitStack() as opening:
             private = self._settings.swarm_key is not None
             hosts = await asyncio.to_thread(addresses_of, self._settings.listen)

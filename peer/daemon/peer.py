@@ -78,14 +78,16 @@ class Peer:
             async with AsyncExitStack() as stack:
                 parts = self._parts = await self._bootstrap.open(stack)
                 await parts.announcer.announce(facts_too=True)
-                self.addresses = parts.discovery.addresses
-                await stack.enter_async_context(LocalPresence(self._settings, self.addresses[0], say))
-                on_ready(self)
+                await stack.enter_async_context(
+                    LocalPresence(self._settings, parts.discovery.addresses[0], say)
+                )
+                saying = asyncio.create_task(self._say_ready(parts, on_ready), name="say ready")
+                await asyncio.sleep(0)  # it is said now, if it can be
                 # What start-up made (half a million objects, torch's own above all) stays: a full collection that
                 # walks it would hold up a token for a tenth of a second.
                 gc.collect()
                 gc.freeze()
-                await self._serve(parts)
+                await self._serve(parts, saying)
         except (
             KeyFileError,
             ModelNotFound,
@@ -129,18 +131,34 @@ class Peer:
             "draining": parts.leases.draining,
             "paused": parts.pausing.paused_for,
             "sent_activation_bytes": self.metrics.activation_bytes,
+            "reach": parts.reach.describe(),
             **describe_predictions(parts.step_times),
             **describe_line(parts.serving.measure_line()),
             **describe_swarm(parts.discovery.snapshot(silent=True)),
         }
 
-    async def _serve(self, parts: PeerParts) -> None:
+    async def _say_ready(self, parts: PeerParts, on_ready: Callable[["Peer"], None]) -> None:
+        """Once others have a way to this peer."""
+        await parts.reach.reached()
+        if parts.announcer.facts.grpc_addresses:  # else nobody can dial them
+            self.addresses = parts.discovery.addresses
+        on_ready(self)
+        await asyncio.Event().wait()
+
+    async def _serve(self, parts: PeerParts, saying: "asyncio.Task[None]") -> None:
         """Until told to leave; then the sessions may end, and the swarm hears that this peer goes."""
         tasks = [
+            saying,
             asyncio.create_task(parts.serving.run(), name="serve"),
             asyncio.create_task(_keep_up(parts.announcer.keep_announced), name="announce"),
             asyncio.create_task(_keep_up(parts.announcer.keep_probing), name="probe"),
         ]
+        tasks.append(
+            asyncio.create_task(
+                _keep_up(lambda: parts.reach.keep(parts.base, parts.announcer.tell_facts)),
+                name="keep reachable",
+            )
+        )
         if parts.ranks is not None:
             tasks.append(asyncio.create_task(parts.ranks.watch(), name="watch the ranks"))
         tasks.append(asyncio.create_task(parts.pausing.enforce(), name="keep comfortable"))

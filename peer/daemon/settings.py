@@ -44,6 +44,7 @@ __all__ = [
 ]
 
 _DEVICE = re.compile(r"auto|cpu|mps|cuda(:[0-9]+(,[0-9]+)*)?")
+_MAPPED = re.compile(r"(\[[^\]]*\]|[^:\[\]]*):([0-9]{1,5}):([0-9]{1,5})")
 _LAYERS = re.compile(r"([0-9]{1,6}):([0-9]{1,6})")
 
 
@@ -62,6 +63,8 @@ class JoinSettings:
     store_bytes: int | None
     """How much weights from a hub may take in `store_dir`; None: half of what the disk has free."""
     listen: str
+    announced_ports: tuple[int, int] | None
+    """Of the control and the data plane, as others dial them; None: as they are on this machine."""
     layers: Span | None
     """Exactly this span from the start; None: what the swarm needs."""
     state_dir: Path
@@ -105,24 +108,28 @@ def load_settings(given: Mapping[str, object], environment: Mapping[str, str] | 
     initial_peers, new_swarm = _decide_swarm(
         command_line, environment, file, founds=named.get("new_swarm", False)
     )
-    _refuse_what_is_missing(merged)
+    listen = _check_listen(_bare(merged.listen)) or _default_listen(initial_peers)
+    _refuse_what_is_missing(merged, listen)
     if merged.port and merged.port == merged.grpc_port:
         raise SettingsError(f"--port and --grpc-port are both {merged.port}: each needs a port of its own")
+    announced_host, announced_ports = _split_announce(merged.announce)
     return JoinSettings(
         options=replace(
             merged,
             new_swarm=new_swarm,
             device=_check_device(merged.device),
-            announce=_check_announce(_bare(merged.announce)),
+            announce=_check_announce(_bare(announced_host)),
             http_proxy=check_http_proxy(merged.http_proxy),
             transmission_policy=_check_policy(merged.transmission_policy),
+            offer_relay=_check_offer(merged.offer_relay),
         ),
         initial_peers=initial_peers,
         swarm_key=_check_key_file(merged.swarm_key),
         memory_bytes=_parse_size(merged.memory, "--memory", "serve with"),
         swap_bytes=_parse_size(merged.swap_space, "--swap-space", "swap into"),
         store_bytes=_parse_size(merged.store_size, "--store-size", "keep weights in"),
-        listen=_check_listen(_bare(merged.listen)) or _default_listen(initial_peers),
+        listen=listen,
+        announced_ports=announced_ports,
         layers=None if merged.layers is None else parse_layers(merged.layers),
         state_dir=(merged.state_dir or default_state_dir()).expanduser().absolute(),
         store_dir=(merged.store_dir or default_store_folder()).expanduser().absolute(),
@@ -183,11 +190,14 @@ def _decide_swarm(
     return (), False
 
 
-def _refuse_what_is_missing(merged: Configuration) -> None:
+def _refuse_what_is_missing(merged: Configuration, listen: str) -> None:
     """What this version or this machine cannot do is refused rather than ignored."""
-    if merged.relay == "on":
+    if merged.relay == "on" and (merged.http_proxy or listen in ("127.0.0.1", "::1")):
+        where = (
+            "links go through --http-proxy" if merged.http_proxy else f"this peer listens on {listen} only"
+        )
         raise SettingsError(
-            "--relay on: relays do not exist yet in this version; leave --relay out, or open the gRPC port"
+            f"--relay on cannot work, for {where}: leave --relay out, or --listen on an address of the network"
         )
     if merged.quantization in ("int8", "nf4") and find_spec("bitsandbytes") is None:
         raise SettingsError(f"--quantization: {QuantizationUnavailable(merged.quantization)}")
@@ -225,6 +235,20 @@ def _host_policy(merged: Configuration) -> HostPolicy:
     except ValueError as error:
         raise SettingsError(f"--quiet-hours: {error}") from error
     return HostPolicy(merged.pause_when_busy, quiet_hours, merged.on_battery)
+
+
+def _check_offer(offered: str | float) -> str:
+    """`auto`, `off`, or megabits per second."""
+    text = str(offered)
+    if text in ("auto", "off"):
+        return text
+    try:
+        mbps = float(text)
+    except ValueError:
+        mbps = 0.0
+    if not 0.1 <= mbps <= 100_000:
+        raise SettingsError(f"--offer-relay {text}: use auto, off, or megabits per second such as 20")
+    return f"{mbps:g}"
 
 
 def _rule(micro_batches: str | int) -> Rule:
@@ -269,6 +293,19 @@ def _check_listen(host: str | None) -> str | None:
             f"--listen {host} is not an address of this machine: use one that is, or 0.0.0.0 for all of them"
         ) from error
     return host
+
+
+def _split_announce(given: str | None) -> tuple[str | None, tuple[int, int] | None]:
+    """The host that others dial, and where something maps this machine's ports, control's and data's as they do."""
+    found = None if given is None else _MAPPED.fullmatch(given)
+    if found is None:
+        return given, None
+    control, data = int(found[2]), int(found[3])
+    if not (0 < control <= 65535 and 0 < data <= 65535) or control == data:
+        raise SettingsError(
+            f"--announce {given}: CONTROL and DATA are two ports from 1 to 65535, such as peer.example.org:34001:34002"
+        )
+    return found[1], (control, data)
 
 
 def _check_announce(host: str | None) -> str | None:

@@ -2,14 +2,26 @@
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from molink.dht.records.records import PeerView, ServedModel
 from molink.peer.device.thread_choice import AS_FAST
-from molink.shards.spec import DTYPE_BYTES, Span, missing_spans
+from molink.shards.spec import DTYPE_BYTES, ModelSpec, Span, missing_spans
 
+TOKENIZERS = frozenset(
+    {
+        "tokenizer.json",
+        "tokenizer.model",
+        "vocab.json",
+        "vocab.txt",
+        "sentencepiece.bpe.model",
+        "spiece.model",
+    }
+)
+"""Files of which one is enough for a tokenizer, or nearly so."""
 FIRST_MODEL = "molink/tiny-shakespeare"
 """What a new swarm serves if nobody says."""
 HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
@@ -126,4 +138,30 @@ def warn_of_other_numbers(name: str, numbers: Numbers, served: Sequence[ServedMo
     return (
         f"{name} is served in {'; '.join(others)} here, and this peer adds it in {numbers}: circuits do not mix them, "
         "so it is of use once peers like it hold all layers. Leave out --quantization and --dtype to join the others"
+    )
+
+
+def model_notes(spec: ModelSpec, views: Sequence[PeerView], files: Collection[str]) -> tuple[str, ...]:
+    """What the owner should know of the model before it is served: sentences. `files` are those beside its weights."""
+    served = [view.facts.model for view in views if view.facts.model.content_hash == spec.content_hash]
+    notes = [warn_of_other_numbers(spec.name, Numbers(spec.dtype, spec.quantization), served)]
+    if not any(file in TOKENIZERS for file in files):
+        notes.append(
+            f"{spec.name} has no tokenizer (tokenizer.json or tokenizer.model) in its folder. Peers need none, but "
+            "nobody can turn text into its tokens until a peer has one: put it there and start again"
+        )
+    if Path(spec.name).expanduser().is_absolute():
+        notes.append(
+            f"the whole swarm sees this model's path as its name, {spec.name}: choose another with --model-name"
+        )
+    return tuple(note for note in notes if note is not None)
+
+
+def ask_for_model(named: Sequence[str]) -> str:
+    """What the owner has to type, where nothing that comes with MoLink is served."""
+    served = f"this swarm serves {', '.join(named[:3])}" if named else "this swarm serves models of its own"
+    typed = f"--model {named[0]}" if named else "--model and its id or folder"
+    return (
+        f"{served}, and no model that comes with MoLink. What others only say is not opened unasked: if you "
+        f"know and trust it, start with {typed}"
     )

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -31,11 +32,16 @@ from molink.peer.serving.neighbours import NeighbourLinks, NewestFacts
 from molink.peer.serving.service import PeerService
 from molink.peer.wire.link.acceptor import Acceptor
 from molink.peer.wire.link.certificate import Credentials
-from molink.peer.wire.link.link import LinkResources
+from molink.peer.wire.link.link import LinkHandler
+from molink.peer.wire.link.link_resources import LinkResources
 from molink.peer.wire.link.links import Links
 from molink.peer.wire.transport.line_quality import MeasureLine
 from molink.peer.wire.transport.message_memory import MessageMemory, message_limit_bytes
 from molink.peer.wire.transport.shared_uplink import SharedUplink
+
+
+def _unwrapped(handler: LinkHandler) -> LinkHandler:
+    return handler
 
 
 def _nobody(_: str) -> bool:
@@ -73,6 +79,10 @@ class DataPlaneSettings:
     transmission_policy: str = "molink"
     memory_bytes: int | None = None
     """The peer's; messages may take a part of it."""
+    wrap: Callable[[LinkHandler], LinkHandler] = _unwrapped
+    """Puts a handler of links before the data plane's own."""
+    folder: Path | None = None
+    """Where the sockets of ways that are not direct are made; None: in a new one for each."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,6 +118,7 @@ class DataPlane:
         service = PeerService(
             spec, sessions, compute.artifacts, settings.activation_codecs, swarm.is_announced
         )
+        self.handler = settings.wrap(service)
         self._engine_thread = EngineThread()
         memory = MessageMemory(
             message_limit_bytes(settings.memory_bytes),
@@ -115,12 +126,14 @@ class DataPlane:
         )
         self.links = Links(
             identity,
-            service,
+            self.handler,
             credentials.swarm_key,
             is_client=False,
             http_proxy=settings.http_proxy,
             own_ranges=swarm.own_ranges,
-            resources=LinkResources(SharedUplink(settings.transmission_policy), memory, service.pace),
+            resources=LinkResources(
+                SharedUplink(settings.transmission_policy), memory, service.pace, settings.folder
+            ),
         )
         core: HopCore[ServedSession, StepPayload] = HopCore(
             HopSettings(
@@ -149,7 +162,7 @@ class DataPlane:
             *settings.listen,
             credentials,
             self.links,
-            service,
+            self.handler,
             is_member=swarm.is_announced,
             is_needed=lambda link: self.links.in_use(link) and service.serves(link.peer_id),
         )

@@ -50,7 +50,7 @@ class NeighbourLinks:
         """
         if self._links.find(facts.peer_id) is not None:
             return
-        wait_s = UNREACHED_AFTER_S if facts.grpc_addresses else SILENT_AFTER_S
+        wait_s = UNREACHED_AFTER_S if facts.grpc_addresses or facts.relays else SILENT_AFTER_S
         given_up_s = asyncio.get_running_loop().time() + wait_s
         try:
             async with asyncio.timeout_at(given_up_s):
@@ -60,21 +60,35 @@ class NeighbourLinks:
                     if self._links.find(facts.peer_id) is not None:
                         return
                     if self._may_try(newest, address, client, known):
-                        await self._dial(newest, address, given_up_s)
+                        await self._dial(
+                            replace(newest, grpc_addresses=(address,), relays=()), address, given_up_s
+                        )
+                for relay in () if newest.grpc_addresses else newest.relays:
+                    if self._links.find(facts.peer_id) is not None:
+                        return
+                    # whoever names a relay and does not stay there must not keep others from it
+                    place = f"{facts.peer_id} over {relay.address}"
+                    if self._may_try(newest, relay.address, client, known, place):
+                        await self._dial(replace(newest, relays=(relay,)), place, given_up_s)
                 while self._links.find(facts.peer_id) is None:  # noqa: ASYNC110 - it comes from the other end, maybe
                     await asyncio.sleep(LOOK_EVERY_S)
         except TimeoutError:
             raise LinkError(facts.peer_id, "it could not be reached") from None
 
-    def _may_try(self, facts: PeerFacts, address: str, client: Remote, known: PeerFacts | None) -> bool:
-        """Whether an address of a hop is dialled for a client."""
+    def _may_try(
+        self, facts: PeerFacts, address: str, client: Remote, known: PeerFacts | None, place: str = ""
+    ) -> bool:
+        """Whether an address of a hop is dialled for a client. `place`: whose failures count; else the address's."""
         now = asyncio.get_running_loop().time()
         if range_of(host_of(address)) is not None and not may_dial(address, self._own_ranges):
             self._refusals.refused("dials to networks that are not the swarm's", client.peer_id)
             return False
-        if not self._backoff.may_dial(facts.peer_id, address, now):
+        if not self._backoff.may_dial(facts.peer_id, place or address, now):
             return False
-        if known is not None and address in known.grpc_addresses:
+        if known is not None and address in (
+            *known.grpc_addresses,
+            *(relay.address for relay in known.relays),
+        ):
             return True
         if self._budget.spend(client.peer_id, client.network, now):
             self._refusals.refused("dials beyond the rate", client.peer_id)
@@ -84,7 +98,7 @@ class NeighbourLinks:
     async def _dial(self, facts: PeerFacts, address: str, given_up_s: float) -> None:
         loop = asyncio.get_running_loop()
         try:
-            await self._links.to(replace(facts, grpc_addresses=(address,)), UNREACHED_AFTER_S)
+            await self._links.to(facts, UNREACHED_AFTER_S)
         except LinkError as error:
             _log.debug("%s at %s: %s", facts.peer_id, address, error.reason)
             self._backoff.failed(facts.peer_id, address, loop.time())

@@ -143,7 +143,9 @@ class Acceptor:
         guest = self._enter(address[0])
         try:
             proof, remote = await self._handshake(guest, context)
-            remote = replace(remote, network=_network_of(address[0]))
+            # what comes over a relay arrives from this machine: then it is where the relay saw it
+            host = self._links.host_of(remote.peer_id) or address[0]
+            remote = replace(remote, network=_network_of(host))
             connection = AcceptedConnection(context)
             self._inbound.proven(address)
             try:

@@ -8,9 +8,9 @@ network.
 
 import asyncio
 import logging
-import ssl
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import grpc
 import grpc.aio
@@ -20,25 +20,34 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from molink.dht.identity.dialable import ANYWHERE, Ranges, dialled_as
 from molink.dht.identity.identity import Identity
 from molink.dht.identity.swarm_key import SwarmKey
-from molink.dht.records.records import PeerFacts
+from molink.dht.records.records import PeerFacts, RelayAt
 from molink.peer.wire.link.address_book import AddressBook, DialFailure
 from molink.peer.wire.link.certificate import server_name
+from molink.peer.wire.link.dialled_connection import DialledConnection, GrpcStream
 from molink.peer.wire.link.handshake import HandshakeRefused, prove
+from molink.peer.wire.link.ladder import (
+    ConnectedT,
+    Ladder,
+    Rung,
+    abandon_dials,
+    certificate_at,
+    first_connected,
+)
 from molink.peer.wire.link.link import LinkError, Resumed
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.protocol.frames import ProtocolError, decode, encode, expect
 from molink.peer.wire.protocol.packets import MAX_PACKET_BYTES
+from molink.peer.wire.reach.packets import RelayError
+from molink.peer.wire.reach.ways import Way
 from molink.shards.backoff import Backoff
 
 LINK_METHOD = "/molink.Peer/Link"
 DIAL_TIMEOUT_S = 5.0
-STAGGER_S = 0.25
-"""Between the dials of one peer's addresses (RFC 8305, section 5)."""
 MOST_ADDRESSES = 8
 """Of one peer that are dialled."""
-LOOK_TIMEOUT_S = 2.0
-"""For a look at the certificate of who answers in a peer's place."""
 UNREACHED = "it cannot be reached"
+_FAILS = (TimeoutError, ProtocolError, grpc.aio.AioRpcError, asyncio.InvalidStateError)
+"""What a dial raises when there is no proof at its end."""
 _ANSWERS = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.RESOURCE_EXHAUSTED)
 """What the peer itself says when it takes no link."""
 REDIALS = 12
@@ -54,40 +63,34 @@ CHANNEL_OPTIONS = (
 _log = logging.getLogger(__name__)
 
 
-class GrpcStream(Protocol):
-    """gRPC stream: what is used of a grpc.aio call."""
-
-    async def read(self) -> object: ...
-
-    async def write(self, message: bytes) -> None: ...
-
-    def cancel(self) -> bool: ...
-
-    async def code(self) -> grpc.StatusCode: ...
-
-    async def initial_metadata(self) -> grpc.aio.Metadata: ...
-
-    async def trailing_metadata(self) -> grpc.aio.Metadata: ...
-
-    async def details(self) -> str: ...
+Prove = Callable[[GrpcStream, PeerFacts, pb.Challenge, pb.Proof], Awaitable[pb.Welcome]]
 
 
-class DialledConnection:
-    """A call of this end, with the channel that is its own."""
+@dataclass(frozen=True, slots=True)
+class Knock:
+    """A connection to a peer's pinned certificate, whose challenge has come: proof is the last step, a round trip."""
 
-    def __init__(self, call: GrpcStream, channel: grpc.aio.Channel) -> None:
-        self.stream = call
-        self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._channel = channel
+    connection: DialledConnection
+    facts: PeerFacts
+    question: pb.Challenge
+    proving: Prove
 
-    def lost(self) -> None:
-        if not self.gone.done():
-            self.gone.set_result(None)
+    async def prove(self, asked: pb.Proof) -> Resumed:
+        """Raises LinkError, or what is in _FAILS; the connection is closed then."""
+        try:
+            async with asyncio.timeout(DIAL_TIMEOUT_S):
+                welcome = await self.proving(self.connection.stream, self.facts, self.question, asked)
+        except BaseException:
+            await self.connection.close()
+            raise
+        return Resumed(self.connection, welcome.received)
 
-    async def close(self) -> None:
-        self.lost()
-        self.stream.cancel()
-        await self._channel.close()
+    async def finish(self, asked: pb.Proof) -> Resumed:
+        """As `prove`, but whatever fails is a LinkError."""
+        try:
+            return await self.prove(asked)
+        except _FAILS as error:
+            raise LinkError(self.facts.peer_id, _why(error), final=_is_final(error)) from error
 
 
 class Dialler:
@@ -101,13 +104,16 @@ class Dialler:
         is_client: bool,
         http_proxy: str | None,
         own_ranges: Ranges,
+        folder: Path | None = None,
     ) -> None:
+        """`folder`: where the sockets of ways that are not direct are made; by default a new one for each."""
         self._identity = identity
         self._swarm_key = swarm_key
         self._is_client = is_client
         self._proxied = http_proxy is not None
         self._options = [*CHANNEL_OPTIONS, *_proxy_options(http_proxy)]
         self._book = AddressBook()
+        self.ladder = Ladder(identity, swarm_key, folder)
         self._at: dict[str, asyncio.Lock] = {}
         """Held while an address is dialled."""
         self.ranges = own_ranges
@@ -138,44 +144,126 @@ class Dialler:
                 last = error
         raise last
 
+    async def knock(self, facts: PeerFacts) -> Knock:
+        """A connection over whichever way answers first, on which only this end's proof is missing.
+
+        Raises:
+            LinkError: none answers, or what does is not that peer.
+        """
+        pinned = _pinned(facts)
+
+        async def climb(rung: Rung) -> Knock:
+            if rung.way is not None:
+                return await self.knock_over(facts, rung.way)
+            try:
+                return await self._knock(facts, rung.address, pinned, "direct", "")
+            except _FAILS as error:
+                raise LinkError(facts.peer_id, _why(error), final=_is_final(error)) from error
+
+        return await self._first(facts, climb)
+
     async def _dial(self, facts: PeerFacts, asked: pb.Proof) -> Resumed:
         """Over whichever of the peer's addresses it proves itself first."""
-        addresses = await self._permitted(facts)
+        pinned = _pinned(facts)
+        return await self._first(facts, lambda rung: self._climb(facts, rung, pinned, asked))
+
+    async def _first(
+        self, facts: PeerFacts, climb: Callable[[Rung], Coroutine[object, object, ConnectedT]]
+    ) -> ConnectedT:
+        """What the first rung gives that can be climbed. Raises LinkError."""
+        rungs = await self._permitted(facts)
+        dials: list[asyncio.Task[ConnectedT]] = []
+        won: ConnectedT | None = None
         try:
-            pinned = x509.load_der_x509_certificate(facts.certificate).public_bytes(Encoding.PEM)
-        except ValueError as error:  # signed or not, what a peer announces need not be a certificate
-            raise LinkError(facts.peer_id, "what it announces is not a certificate") from error
-        dials: list[asyncio.Task[Resumed]] = []
-        won: Resumed | None = None
-        try:
-            for address in addresses:
-                dials.append(asyncio.create_task(self._dial_once(facts, address, pinned, asked)))
-                timeout_s = STAGGER_S if len(dials) < len(addresses) else None
-                won = await _first(dials, timeout_s)
+            for rung, later in zip(rungs, (*rungs[1:], None), strict=True):
+                dials.append(asyncio.create_task(climb(rung)))
+                timeout_s = None if later is None else later.start_s - rung.start_s
+                won = await first_connected(dials, timeout_s)
                 if won is not None:
                     return won
         finally:
-            await _abandon(dials, won)
+            await abandon_dials(dials, won)
         failures = [failure for dial in dials if isinstance(failure := dial.exception(), LinkError)]
         said = next((failure.reason for failure in failures if failure.reason != UNREACHED), UNREACHED)
         raise LinkError(facts.peer_id, said, final=all(failure.final for failure in failures))
 
-    async def _permitted(self, facts: PeerFacts) -> tuple[str, ...]:
-        """The addresses at which that peer may be dialled from here.
+    async def _permitted(self, facts: PeerFacts) -> tuple[Rung, ...]:
+        """The rungs to that peer: its addresses, and its relays, where they may be dialled from here.
 
         Raises:
             LinkError: there is none.
         """
-        if not facts.grpc_addresses:
+        relays = () if self._proxied else facts.relays
+        if not facts.grpc_addresses and not relays:
             raise LinkError(facts.peer_id, "it announces no address that can be dialled")
-        announced = facts.grpc_addresses[:MOST_ADDRESSES]
-        if self.ranges == ANYWHERE or self._proxied:
-            return announced
-        found = await asyncio.gather(*(dialled_as(address, self.ranges) for address in announced))
-        addresses = tuple(dict.fromkeys(address for addresses in found for address in addresses))
-        if not addresses:
+        addresses = facts.grpc_addresses[:MOST_ADDRESSES]
+        if self.ranges != ANYWHERE and not self._proxied:
+            addresses = (await self._within(addresses))[:MOST_ADDRESSES]
+        ranges = self.ranges
+        found = await asyncio.gather(*(dialled_as(relay.address, ranges) for relay in relays))
+        places = [
+            RelayAt(relay.peer_id, at[0])
+            for relay, at in zip(relays, found, strict=True)
+            if at and relay.peer_id not in (facts.peer_id, self._identity.peer_id)
+        ]
+        rungs = self.ladder.rungs(facts.peer_id, addresses, places)
+        if not rungs:
             raise LinkError(facts.peer_id, UNREACHED)
-        return addresses[:MOST_ADDRESSES]
+        return rungs
+
+    async def _within(self, addresses: Sequence[str]) -> tuple[str, ...]:
+        """The IP addresses in the swarm's own ranges that these stand for."""
+        found = await asyncio.gather(*(dialled_as(address, self.ranges) for address in addresses))
+        return tuple(dict.fromkeys(address for known in found for address in known))
+
+    async def _climb(self, facts: PeerFacts, rung: Rung, pinned: bytes, asked: pb.Proof) -> Resumed:
+        """One rung: the peer's address, or a way to it over a relay."""
+        if rung.way is None or rung.relay is None:
+            return await self._dial_once(facts, rung.address, pinned, asked)
+        clock = asyncio.get_running_loop().time
+        relay_id = rung.relay.peer_id
+        if self._book.why_not(rung.address, relay_id, b"", clock()) is not None:
+            raise LinkError(facts.peer_id, UNREACHED)
+        try:
+            resumed = await self.dial_over(facts, rung.way, asked)
+        except LinkError as error:
+            if isinstance(
+                error.__cause__, RelayError
+            ):  # that of nobody in particular, so that all who name it wait
+                self._book.record_failure(rung.address, DialFailure(clock(), ""))
+            raise
+        self._book.record_proof(rung.address, relay_id)
+        return resumed
+
+    async def dial_over(self, facts: PeerFacts, way: Way, asked: pb.Proof) -> Resumed:
+        """A proven connection over a way that is not direct.
+
+        Raises:
+            LinkError: the way does not open, or at its end is another peer.
+        """
+        return await (await self.knock_over(facts, way)).finish(asked)
+
+    async def knock_over(self, facts: PeerFacts, way: Way) -> "Knock":
+        """A connection over a way that is not direct, on which only this end's proof is missing.
+
+        Raises:
+            LinkError: the way does not open, or at its end is another peer.
+        """
+        try:
+            opened = await way.open()
+        except OSError as error:
+            _log.debug("%s %s failed: %s", facts.peer_id, way.name, error)
+            raise LinkError(facts.peer_id, UNREACHED) from error
+        target = self.ladder.target()
+        try:
+            address = await target.open(opened.connection)
+            knock = await self._knock(facts, address, _pinned(facts), way.name, opened.host)
+            knock.connection.gone.add_done_callback(lambda _: target.end())
+            return knock
+        except (*_FAILS, OSError) as error:
+            raise LinkError(facts.peer_id, _why(error), final=_is_final(error)) from error
+        finally:
+            target.close()
 
     async def _dial_once(self, facts: PeerFacts, address: str, pinned: bytes, asked: pb.Proof) -> Resumed:
         """One dial at a time to an address, and none if it is known that the peer is not there."""
@@ -194,29 +282,43 @@ class Dialler:
         return resumed
 
     async def _dial_address(self, facts: PeerFacts, address: str, pinned: bytes, asked: pb.Proof) -> Resumed:
-        channel = grpc.aio.secure_channel(
-            address,
-            grpc.ssl_channel_credentials(root_certificates=pinned),
-            options=[*self._options, ("grpc.ssl_target_name_override", server_name(facts.peer_id))],
-        )
-        connection = DialledConnection(channel.stream_stream(LINK_METHOD)(), channel)
         try:
-            async with asyncio.timeout(DIAL_TIMEOUT_S):
-                welcome = await self._prove(connection.stream, facts, asked)
-        except (
-            LinkError,
-            TimeoutError,
-            ProtocolError,
-            grpc.aio.AioRpcError,
-            asyncio.InvalidStateError,
-            asyncio.CancelledError,
-        ) as error:
-            await connection.close()
-            if isinstance(error, (LinkError, asyncio.CancelledError)):
-                raise
+            return await self._connect(facts, address, pinned, asked)
+        except LinkError:
+            raise
+        except _FAILS as error:
             await self._learn(facts, address, error)
             raise LinkError(facts.peer_id, _why(error), final=_is_final(error)) from error
-        return Resumed(connection, welcome.received)
+
+    async def _connect(
+        self,
+        facts: PeerFacts,
+        target: str,
+        pinned: bytes,
+        asked: pb.Proof,
+        way: str = "direct",
+        host: str = "",
+    ) -> Resumed:
+        """Raises LinkError, or what is in _FAILS."""
+        knock = await self._knock(facts, target, pinned, way, host)
+        return await knock.prove(asked)
+
+    async def _knock(self, facts: PeerFacts, target: str, pinned: bytes, way: str, host: str) -> "Knock":
+        """Raises what is in _FAILS."""
+        name = server_name(facts.peer_id)
+        channel = grpc.aio.secure_channel(
+            target,
+            grpc.ssl_channel_credentials(root_certificates=pinned),
+            options=[*self._options, ("grpc.ssl_target_name_override", name)],
+        )
+        connection = DialledConnection(channel.stream_stream(LINK_METHOD)(), channel, way, host)
+        try:
+            async with asyncio.timeout(DIAL_TIMEOUT_S):
+                question = expect(decode(await _read(connection.stream)), pb.Challenge)
+        except BaseException:
+            await connection.close()
+            raise
+        return Knock(connection, facts, question, self._prove)
 
     async def _learn(self, facts: PeerFacts, address: str, error: Exception) -> None:
         """Notes that the peer was not found there, and if another was, whose certificate that one has."""
@@ -228,12 +330,13 @@ class Dialler:
             if error.code() is not grpc.StatusCode.UNAVAILABLE:
                 return
             if "handshake" in (error.details() or "").lower() and not self._proxied:
-                certificate = await _certificate_at(address)
+                certificate = await certificate_at(address)
         at_s = asyncio.get_running_loop().time()
         self._book.record_failure(address, DialFailure(at_s, facts.peer_id, certificate))
 
-    async def _prove(self, call: GrpcStream, facts: PeerFacts, asked: pb.Proof) -> pb.Welcome:
-        question = expect(decode(await _read(call)), pb.Challenge)
+    async def _prove(
+        self, call: GrpcStream, facts: PeerFacts, question: pb.Challenge, asked: pb.Proof
+    ) -> pb.Welcome:
         proof = prove(
             question,
             self._identity,
@@ -250,6 +353,14 @@ class Dialler:
         if welcome.resumed != asked.resumes:
             raise HandshakeRefused("it does not know this link any more")
         return welcome
+
+
+def _pinned(facts: PeerFacts) -> bytes:
+    """The certificate to be found. Raises LinkError: signed or not, what a peer announces need not be one."""
+    try:
+        return x509.load_der_x509_certificate(facts.certificate).public_bytes(Encoding.PEM)
+    except ValueError as error:
+        raise LinkError(facts.peer_id, "what it announces is not a certificate") from error
 
 
 def _proxy_options(http_proxy: str | None) -> Sequence[tuple[str, str | int]]:
@@ -269,64 +380,6 @@ async def _read(call: GrpcStream) -> bytes:
             await call.details(),
         )
     return data
-
-
-async def _first(dials: Sequence["asyncio.Task[Resumed]"], timeout_s: float | None) -> Resumed | None:
-    """What the first that succeeds gives; None if all have failed, or none has succeeded within `timeout_s`."""
-    deadline = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
-    under_way = {dial for dial in dials if not dial.done()}
-    while under_way:
-        left_s = None if deadline is None else max(0.0, deadline - asyncio.get_running_loop().time())
-        done, under_way = await asyncio.wait(under_way, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
-        for dial in done:
-            if not dial.cancelled() and dial.exception() is None:
-                return dial.result()
-        if not done:
-            return None
-    return None
-
-
-async def _abandon(dials: Sequence["asyncio.Task[Resumed]"], won: Resumed | None) -> None:
-    """Ends the dials that are still under way, and closes what they opened besides the one that has won; that too if
-    this is cancelled, for then nobody gets it."""
-    for dial in dials:
-        dial.cancel()
-    try:
-        await asyncio.gather(*dials, return_exceptions=True)
-    except asyncio.CancelledError:
-        won = None
-        raise
-    finally:
-        for dial in dials:
-            opened = _opened(dial)
-            if opened is not None and opened is not won:
-                await opened.connection.close()
-
-
-def _opened(dial: "asyncio.Future[Resumed]") -> Resumed | None:
-    """What an ended dial has opened."""
-    if not dial.done() or dial.cancelled() or dial.exception() is not None:
-        return None
-    return dial.result()
-
-
-async def _certificate_at(address: str) -> bytes | None:
-    """The certificate of whoever answers there, unchecked; None if nobody does."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    context.set_alpn_protocols(["h2"])
-    host, _, port = address.rpartition(":")
-    try:
-        async with asyncio.timeout(LOOK_TIMEOUT_S):
-            _, writer = await asyncio.open_connection(host.strip("[]"), int(port), ssl=context)
-    except (OSError, TimeoutError, ValueError):
-        return None
-    try:
-        session: ssl.SSLObject = writer.get_extra_info("ssl_object")
-        return session.getpeercert(binary_form=True)
-    finally:
-        writer.transport.abort()
 
 
 def _why(error: BaseException) -> str:

@@ -7,6 +7,7 @@ What the other end may send, how it is cut into packets and in which order they 
 import asyncio
 import secrets
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,6 +16,7 @@ from google.protobuf.message import Message
 from molink.peer.wire.link.active_connection import ActiveConnection
 from molink.peer.wire.link.connection import BREAKS, Connection, why_broken
 from molink.peer.wire.link.handshake import Remote
+from molink.peer.wire.link.link_resources import LinkResources
 from molink.peer.wire.link.requests import Requests
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.protocol.frames import Frame, ProtocolError, decode, encode
@@ -22,9 +24,7 @@ from molink.peer.wire.protocol.packets import CloseCode, PacketError, encode_clo
 from molink.peer.wire.transmission.classes import TrafficClass
 from molink.peer.wire.transport.keepalive import FIRST_PING_INTERVAL_S, FIRST_PINGS, TICK_S
 from molink.peer.wire.transport.line_quality import LinkQuality
-from molink.peer.wire.transport.message_memory import MessageMemory
 from molink.peer.wire.transport.packet_engine import LinkClosed, PacketEngine
-from molink.peer.wire.transport.shared_uplink import SharedUplink
 
 RESUME_WAIT_S = 2.0
 """A link without a connection for so long is lost."""
@@ -54,11 +54,6 @@ class LinkHandler(Protocol):
         """Handles the end of the link: it is gone for good."""
 
 
-Pace = Callable[["Link"], float]
-"""Asked after each packet that acknowledges nothing: for how many seconds no further one is to be read; asked again
-until it says 0."""
-
-
 @dataclass(frozen=True, slots=True)
 class Resumed:
     """Another connection of a link, and the last chunk that the other end has received."""
@@ -67,23 +62,15 @@ class Resumed:
     received: int
 
 
+Redial = Callable[["Link"], Awaitable[Resumed]]  # raises LinkError
+
+
 @dataclass(frozen=True, slots=True)
 class _End:
     """A link ends: why, and what the other end is told, if it is to be told."""
 
     reason: str
     code: CloseCode | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class LinkResources:
-    """What the links of one process share."""
-
-    uplink: SharedUplink
-    memory: MessageMemory
-    """For what is unfinished and unacknowledged on all of them together."""
-    pace: Pace | None = None
-    """Slows down what comes on links that others dialled; None: nothing does."""
 
 
 class Link:
@@ -96,7 +83,7 @@ class Link:
         connection: Connection,
         handler: LinkHandler,
         resources: LinkResources,
-        redial: Callable[["Link"], Awaitable[Resumed]] | None = None,
+        redial: "Redial | None" = None,
     ) -> None:
         """`redial` makes another connection, or raises LinkError; without it the other end is who dials, and its pace
         is kept."""
@@ -107,6 +94,7 @@ class Link:
         self._connection = connection
         self._handler = handler
         self._redial = redial
+        self._next_redial: Redial | None = None
         self._pace = resources.pace if redial is None else None
         self._paced_acknowledged = 0
         self._measured = asyncio.Event()
@@ -126,6 +114,11 @@ class Link:
         return self.remote.peer_id
 
     @property
+    def connection(self) -> Connection:
+        """The connection in use, or the last one."""
+        return self._connection
+
+    @property
     def received(self) -> int:
         """The last chunk that has arrived here."""
         return self._packets.received
@@ -134,6 +127,12 @@ class Link:
     def unheard_s(self) -> float:
         """Seconds since anything arrived."""
         return asyncio.get_running_loop().time() - self._packets.keepalive.heard_s
+
+    @property
+    def seems_dead(self) -> bool:
+        """Whether a sign of life is late: the connection may be gone without a word."""
+        now_s, least_s = asyncio.get_running_loop().time(), self._packets.round_trips.least_s or 0.0
+        return self._carried is not None and self._packets.keepalive.seems_dead(now_s, least_s)
 
     @property
     def quiet_s(self) -> float:
@@ -233,6 +232,14 @@ class Link:
         self._resumed.set_result(resumed)
         return True
 
+    def move(self, redial: "Redial") -> bool:
+        """Goes on over the connection that `redial` resumes it with; the present one is let go of first, for what has
+        arrived must stand still then. False: this end did not dial, or the link has no connection now."""
+        if self._redial is not None and self._carried is not None and self.closed_because is None:
+            self._next_redial = redial
+            self._carried.lost()
+        return self._next_redial is redial
+
     async def run(self) -> str:
         """Serves the link until either end closes it or it is lost; returns why."""
         watch = asyncio.create_task(self._watch(), name=f"link {self.peer_id} watch")
@@ -268,7 +275,7 @@ class Link:
             resumed = await self._another(broken)
             if isinstance(resumed, _End):
                 return resumed
-            connection = resumed.connection
+            connection = self._connection = resumed.connection
             try:
                 self._packets.resume(resumed.received, clock())
             except PacketError as error:
@@ -307,7 +314,7 @@ class Link:
         """Another connection, or why there is none."""
         resumed = self._resumed
         if self._redial is not None:
-            resumed = asyncio.ensure_future(self._redial(self))
+            resumed = asyncio.ensure_future(self._redialled(self._redial))
         self._suspended.set()
         try:
             await asyncio.wait(
@@ -331,6 +338,14 @@ class Link:
         if error is not None:
             raise error
         return resumed.result()
+
+    async def _redialled(self, redial: Redial) -> Resumed:
+        """Over the connection that the link moves to, or else as always. Raises LinkError."""
+        if (moving := self._next_redial) is not None:
+            self._next_redial = None
+            with suppress(LinkError):
+                return await moving(self)
+        return await redial(self)
 
     async def _let_go(self, end: _End | None = None) -> None:
         """Leaves the present connection, with a last packet if the other end is to be told that the link ends."""

@@ -7,6 +7,7 @@ end that dialled the other closes it when nothing has travelled on it for a whil
 import asyncio
 import logging
 import secrets
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -17,7 +18,9 @@ from molink.dht.records.records import PeerFacts
 from molink.peer.wire.link.connection import Connection
 from molink.peer.wire.link.dialling import DIAL_TIMEOUT_S, Dialler
 from molink.peer.wire.link.handshake import LINK_ID_BYTES, Remote
-from molink.peer.wire.link.link import Link, LinkError, LinkHandler, LinkResources, Resumed
+from molink.peer.wire.link.link import Link, LinkError, LinkHandler, Resumed
+from molink.peer.wire.link.link_resources import LinkResources
+from molink.peer.wire.link.second_way import keep_second_way
 from molink.peer.wire.transport.line_quality import LineQuality
 from molink.peer.wire.transport.message_memory import MessageMemory
 from molink.peer.wire.transport.shared_uplink import SharedUplink
@@ -52,20 +55,29 @@ class Links:
         """
         self._identity = identity
         self._handler = handler
-        self._dialler = Dialler(
-            identity, swarm_key, is_client=is_client, http_proxy=http_proxy, own_ranges=own_ranges
-        )
         self._resources = resources or LinkResources(SharedUplink(), MessageMemory())
+        self.dialler = Dialler(
+            identity,
+            swarm_key,
+            is_client=is_client,
+            http_proxy=http_proxy,
+            own_ranges=own_ranges,
+            folder=self._resources.folder,
+        )
         self._links: dict[str, Link] = {}
         """In use, by peer id."""
         self._spares: list[Link] = []
         self._opened_s: dict[Link, float] = {}
         self._accepted: dict[tuple[str, bytes], Link] = {}
         """Those that others dialled, by peer id and link id."""
-        self._dialled: set[Link] = set()
-        """Those that this end dialled, and closes when they are spare."""
+        self._dialled: dict[Link, PeerFacts] = {}
+        """Those that this end dialled, and closes when they are spare, and whom it dialled."""
         self._dialling: dict[str, asyncio.Task[Link]] = {}
         self._running: set[asyncio.Task[None]] = set()
+        self.is_relayed: Callable[[Link], bool] = lambda _: False
+        """Whether a link goes over a relay now."""
+        self.host_of: Callable[[str], str | None] = lambda _: None
+        """Where a relay saw a peer that comes over it now."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -83,6 +95,7 @@ class Links:
         for link in tuple(self._opened_s):
             link.close("this end is stopping")
         await asyncio.gather(*self._running, return_exceptions=True)
+        await self.dialler.ladder.splices.close()
 
     @property
     def uses_deadlines(self) -> bool:
@@ -91,7 +104,7 @@ class Links:
 
     def dial_in(self, ranges: Ranges) -> None:
         """From now on announced addresses of other ranges are not dialled."""
-        self._dialler.ranges = ranges
+        self.dialler.ranges = ranges
 
     def cancel(self, session: bytes) -> None:
         """Drops what waits to be sent for a session alone."""
@@ -105,7 +118,10 @@ class Links:
 
     def line_quality(self) -> LineQuality:
         """Line quality: what the links' own traffic has measured of this machine's line."""
-        return LineQuality(self._resources.uplink.bytes_per_s, tuple(link.quality for link in self.all()))
+        links = self.all()
+        if any(map(self.is_relayed, links)):  # a relay's rate is not that of this machine's line
+            return LineQuality(None, tuple(link.quality for link in links if not self.is_relayed(link)))
+        return LineQuality(self._resources.uplink.bytes_per_s, tuple(link.quality for link in links))
 
     def find(self, peer_id: str) -> Link | None:
         """The open link to a peer or client, if there is one."""
@@ -119,6 +135,10 @@ class Links:
     def in_use(self, link: Link) -> bool:
         """Whether this is the link to its remote, or was until it closed just now."""
         return self._links.get(link.peer_id) is link
+
+    def dialled(self) -> dict[Link, PeerFacts]:
+        """Open links that this end dialled, and by which facts."""
+        return {link: facts for link, facts in self._dialled.items() if link.closed_because is None}
 
     def all(self) -> tuple[Link, ...]:
         """Every open link that is in use."""
@@ -158,7 +178,7 @@ class Links:
     def _forget(self, link: Link) -> None:
         """The link has closed."""
         self._opened_s.pop(link, None)
-        self._dialled.discard(link)
+        self._dialled.pop(link, None)
         self._accepted.pop((link.peer_id, link.link_id), None)
         if link in self._spares:
             self._spares.remove(link)
@@ -193,10 +213,10 @@ class Links:
 
     async def _dial(self, facts: PeerFacts) -> Link:
         link_id = secrets.token_bytes(LINK_ID_BYTES)
-        connection = await self._dialler.dial(facts, link_id)
+        connection = await self.dialler.dial(facts, link_id)
 
         async def redial(link: Link) -> Resumed:
-            return await self._dialler.redial(facts, link_id, link.received)
+            return await self.dialler.redial(facts, link_id, link.received)
 
         link = Link(
             link_id,
@@ -206,7 +226,7 @@ class Links:
             self._resources,
             redial,
         )
-        self._dialled.add(link)
+        self._dialled[link] = facts
         self._start(link)
         return link
 
@@ -218,14 +238,18 @@ class Links:
         return task
 
     async def _run(self, link: Link) -> None:
-        retiring = asyncio.create_task(self._retire(link), name=f"retire {link.peer_id}")
+        minding = [asyncio.create_task(self._retire(link), name=f"retire {link.peer_id}")]
+        if (facts := self._dialled.get(link)) is not None:
+            second = keep_second_way(link, lambda: self.dialler.knock(facts))
+            minding.append(asyncio.create_task(second, name=f"second way {link.peer_id}"))
         try:
             reason = await link.run()
             _log.debug("link to %s ended: %s", link.peer_id, reason)
         finally:
-            retiring.cancel()
+            for task in minding:
+                task.cancel()
             self._forget(link)
-            await asyncio.gather(retiring, return_exceptions=True)
+            await asyncio.gather(*minding, return_exceptions=True)
 
     async def _retire(self, link: Link) -> None:
         """Closes the link once it is spare and of no use any more, if this end dialled it."""

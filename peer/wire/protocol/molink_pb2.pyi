@@ -739,6 +739,45 @@ class GetFile(_message.Message):
 Global___GetFile: _TypeAlias = GetFile  # noqa: Y015
 
 @_typing.final
+class Punch(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    HARD_FIELD_NUMBER: _builtins.int
+    address: _builtins.str
+    """host:port that relays see the sender's fresh port as"""
+    hard: _builtins.bool
+    """they see different ones: its NAT gives each destination another"""
+    def __init__(
+        self,
+        *,
+        address: _builtins.str = ...,
+        hard: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "hard", b"hard"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Punch: _TypeAlias = Punch  # noqa: Y015
+
+@_typing.final
+class PunchNow(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PunchNow: _TypeAlias = PunchNow  # noqa: Y015
+
+@_typing.final
 class Request(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -748,6 +787,8 @@ class Request(_message.Message):
     RELEASE_FIELD_NUMBER: _builtins.int
     GET_MANIFEST_FIELD_NUMBER: _builtins.int
     GET_FILE_FIELD_NUMBER: _builtins.int
+    PUNCH_FIELD_NUMBER: _builtins.int
+    PUNCH_NOW_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     @_builtins.property
     def reserve(self) -> Global___Reserve: ...
@@ -759,6 +800,14 @@ class Request(_message.Message):
     def get_manifest(self) -> Global___GetManifest: ...
     @_builtins.property
     def get_file(self) -> Global___GetFile: ...
+    @_builtins.property
+    def punch(self) -> Global___Punch:
+        """answered with the same of the other end, unless both are hard"""
+
+    @_builtins.property
+    def punch_now(self) -> Global___PunchNow:
+        """both ends dial each other's address now"""
+
     def __init__(
         self,
         *,
@@ -768,12 +817,14 @@ class Request(_message.Message):
         release: Global___Release | None = ...,
         get_manifest: Global___GetManifest | None = ...,
         get_file: Global___GetFile | None = ...,
+        punch: Global___Punch | None = ...,
+        punch_now: Global___PunchNow | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["await_ready", b"await_ready", "body", b"body", "get_file", b"get_file", "get_manifest", b"get_manifest", "release", b"release", "reserve", b"reserve"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["await_ready", b"await_ready", "body", b"body", "get_file", b"get_file", "get_manifest", b"get_manifest", "punch", b"punch", "punch_now", b"punch_now", "release", b"release", "reserve", b"reserve"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["await_ready", b"await_ready", "body", b"body", "get_file", b"get_file", "get_manifest", b"get_manifest", "id", b"id", "release", b"release", "reserve", b"reserve"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["await_ready", b"await_ready", "body", b"body", "get_file", b"get_file", "get_manifest", b"get_manifest", "id", b"id", "punch", b"punch", "punch_now", b"punch_now", "release", b"release", "reserve", b"reserve"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["reserve", "await_ready", "release", "get_manifest", "get_file"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["reserve", "await_ready", "release", "get_manifest", "get_file", "punch", "punch_now"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -910,6 +961,7 @@ class Response(_message.Message):
     RELEASED_FIELD_NUMBER: _builtins.int
     CONTENT_FIELD_NUMBER: _builtins.int
     REFUSAL_FIELD_NUMBER: _builtins.int
+    PUNCH_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     @_builtins.property
     def reserved(self) -> Global___Reserved: ...
@@ -921,6 +973,8 @@ class Response(_message.Message):
     def content(self) -> Global___Content: ...
     @_builtins.property
     def refusal(self) -> Global___Refusal: ...
+    @_builtins.property
+    def punch(self) -> Global___Punch: ...
     def __init__(
         self,
         *,
@@ -930,12 +984,13 @@ class Response(_message.Message):
         released: Global___Released | None = ...,
         content: Global___Content | None = ...,
         refusal: Global___Refusal | None = ...,
+        punch: Global___Punch | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "content", b"content", "readiness", b"readiness", "refusal", b"refusal", "released", b"released", "reserved", b"reserved"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "content", b"content", "punch", b"punch", "readiness", b"readiness", "refusal", b"refusal", "released", b"released", "reserved", b"reserved"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "content", b"content", "id", b"id", "readiness", b"readiness", "refusal", b"refusal", "released", b"released", "reserved", b"reserved"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "content", b"content", "id", b"id", "punch", b"punch", "readiness", b"readiness", "refusal", b"refusal", "released", b"released", "reserved", b"reserved"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["reserved", "readiness", "released", "content", "refusal"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["reserved", "readiness", "released", "content", "refusal", "punch"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 

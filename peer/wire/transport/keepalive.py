@@ -9,8 +9,12 @@ TICK_S = 0.5
 """How often `KeepAlive.tick` is to be called."""
 BUSY_LOST_AFTER_S = 2.5
 """On a busy link, silence for so long is noticed within 3 s."""
-BUSY_PING_AFTER_S = 1.0
+BUSY_PING_AFTER_S = 0.5
 IDLE_LOST_AFTER_S = 14.0
+SILENT_S = 1.0
+"""After so long the connection may be gone without a word, and the link is dialled a second way."""
+LATE_S = 0.2
+"""An answer to a ping is late by so much after two round trips."""
 IDLE_PING_INTERVAL_S = 4.0
 BUSY_FOR_S = 15.0
 """A link is busy while it owes or is owed something, and for so long after it was last used: a peer that computes
@@ -112,10 +116,18 @@ class KeepAlive:
         """Silence before this says nothing of the other end."""
         self._ticked_s = now_s
         self._pinged_s = float("-inf")
+        self._asked_s = float("-inf")
+        """When the first ping since anything arrived was sent."""
 
     def silent_s(self, now_s: float) -> float:
         """How long the other end has been silent, as far as it is to blame."""
         return now_s - max(self.heard_s, self._patient_from_s)
+
+    def seems_dead(self, now_s: float, rtt_s: float) -> bool:
+        """Whether a ping should have been answered by now, and nothing came for SILENT_S."""
+        if self._asked_s <= self.heard_s or self.silent_s(now_s) < SILENT_S:
+            return False
+        return now_s - max(self._asked_s, self._patient_from_s) >= LATE_S + 2 * rtt_s
 
     def excuse(self, now_s: float) -> None:
         """Excuses the silence so far: it is not the other end's fault."""
@@ -142,5 +154,7 @@ class KeepAlive:
         asks = busy and now_s - self.heard_s >= BUSY_PING_AFTER_S and since_ping_s >= BUSY_PING_AFTER_S
         if asks or min(since_ping_s, now_s - measured_s) >= IDLE_PING_INTERVAL_S:
             self._pinged_s = now_s
+            if self._asked_s <= self.heard_s:
+                self._asked_s = now_s
             return KeepAliveAction.PING
         return KeepAliveAction.NOTHING

@@ -63,7 +63,7 @@ async def asked_for(peer: Served, address: str, session: int = 1, **facts: str) 
 
 def in_ranges(peer: Served, ranges: Ranges) -> None:
     """As if the swarm were there."""
-    peer.serving.links._dialler.ranges = ranges
+    peer.serving.links.dialler.ranges = ranges
     peer.serving.admission._neighbours._own_ranges = ranges
 
 

@@ -31,7 +31,8 @@ from support.swarms.swarm_examples import facts_of
 from molink.dht.identity.identity import Identity
 from molink.peer.wire.link.acceptor import Acceptor
 from molink.peer.wire.link.certificate import Credentials, new_certificate, server_name
-from molink.peer.wire.link.link import Link, LinkResources
+from molink.peer.wire.link.link import Link
+from molink.peer.wire.link.link_resources import LinkResources
 from molink.peer.wire.link.links import Links
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.protocol.frames import Frame

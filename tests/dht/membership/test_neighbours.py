@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.swarms.swarm_examples import facts_of
@@ -11,13 +12,18 @@ from molink.dht.identity.identity import Identity
 from molink.dht.membership.neighbours import (
     GRACE_S,
     MAX_INCOMING,
+    MOST_INCOMING,
     NETWORKS,
+    UNDIALABLE_DEGREE,
+    LinkCounts,
     Neighbour,
+    link_counts,
     network_at,
     to_dial,
     to_make_room,
     worth_remembering,
 )
+from molink.dht.membership.timing import DEGREE
 
 networks = st.sampled_from(["a", "b", "c", "d"])
 candidates = st.lists(networks, max_size=12).map(
@@ -26,6 +32,24 @@ candidates = st.lists(networks, max_size=12).map(
 incoming = st.lists(st.tuples(networks, st.floats(0.0, 500.0), st.floats(0.0, 500.0)), max_size=12).map(
     lambda found: [Neighbour(f"peer {number}", *link) for number, link in enumerate(found)]
 )
+
+
+def test_where_all_can_be_dialled_each_dials_four_and_admits_eight() -> None:
+    living = [facts_of(Identity.generate()) for _ in range(20)]
+    assert link_counts(living, living[0].peer_id) == LinkCounts(DEGREE, MAX_INCOMING)
+    assert link_counts((), "nobody") == LinkCounts(DEGREE, MAX_INCOMING)
+
+
+@pytest.mark.parametrize(("dialable", "undialable"), [(1, 12), (3, 24), (3, 60), (5, 95), (50, 450)])
+def test_where_few_can_be_dialled_they_have_a_place_for_every_link_of_the_others(
+    dialable: int, undialable: int
+) -> None:
+    there = [facts_of(Identity.generate()) for _ in range(dialable)]
+    hidden = [replace(facts_of(Identity.generate()), addresses=()) for _ in range(undialable)]
+    ours, theirs = (link_counts((*there, *hidden), one.peer_id) for one in (there[0], hidden[0]))
+    assert (ours.to_dial, theirs.to_dial) == (DEGREE, UNDIALABLE_DEGREE)
+    assert dialable * ours.incoming >= undialable * theirs.to_dial + dialable * min(dialable - 1, DEGREE)
+    assert ours.incoming <= MOST_INCOMING
 
 
 @given(candidates, st.lists(networks, max_size=3), st.integers(0, 4))

@@ -20,9 +20,12 @@ from molink.dht.identity.swarm_key import SwarmKey
 from molink.dht.membership.membership import tag_of
 from molink.dht.node.discovery import BootstrapUnreachable, Discovery, PortInUse
 from molink.dht.records.announcement import sign_facts, sign_loss, sign_state
-from molink.dht.records.records import PROTOCOL_VERSION, PeerLoss, PeerView
+from molink.dht.records.records import PROTOCOL_VERSION, PeerFacts, PeerLoss, PeerView, RelayAt
 
 PATIENCE_S = 60.0
+HIDDEN = 24
+"""Peers that nobody can dial, beside two that everybody can."""
+RARE = replace(QUICK, interval_s=600.0, refute_s=1.0, redial_before_loss_s=0.2)
 Condition = Callable[[tuple[PeerView, ...]], bool]
 
 
@@ -127,9 +130,8 @@ def test_a_leave_is_seen_before_the_state_expires() -> None:
 @contextlib.asynccontextmanager
 async def rarely_speaking(*initial: str) -> AsyncIterator[Discovery]:
     """A peer whose state is good for half an hour, and which goes without a word."""
-    timing = replace(QUICK, interval_s=600.0, refute_s=1.0, redial_before_loss_s=0.2)
     identity = Identity.generate()
-    async with Discovery(identity, initial_peers=initial, timing=timing) as discovery:
+    async with Discovery(identity, initial_peers=initial, timing=RARE) as discovery:
         await discovery.announce(replace(facts_of(identity), addresses=()), state_of(identity))
         yield discovery
 
@@ -140,6 +142,54 @@ def test_who_goes_without_a_word_is_forgotten_long_before_its_state_expires() ->
             async with rarely_speaking(*ada.addresses, *bob.addresses) as eve:
                 await all_see((ada, bob, eve), ada, bob, eve)
             await all_see((ada, bob), ada, bob)
+
+    run(scenario)
+
+
+def test_who_cannot_be_dialled_is_asked_for_over_its_relays_before_it_is_missed() -> None:
+    async def is_there(_: PeerFacts) -> bool:
+        return True
+
+    async def is_not_there(_: PeerFacts) -> bool:
+        return False
+
+    async def scenario() -> None:
+        identity = Identity.generate()
+        relays = (RelayAt(Identity.generate().peer_id, "192.0.2.1:443"),)
+        hidden = replace(facts_of(identity), addresses=(), grpc_addresses=(), relays=relays)
+        async with rarely_speaking() as ada, rarely_speaking(*ada.addresses) as bob:
+            ada.over_relays, bob.over_relays = is_there, is_not_there
+            initial = (*ada.addresses, *bob.addresses)
+            async with Discovery(identity, initial_peers=initial, timing=RARE) as eve:
+                await eve.announce(hidden, state_of(identity))
+                await all_see((ada, bob, eve), ada, bob, eve)
+            await all_see((bob,), ada, bob)
+            await all_see((ada,), ada, bob, eve)
+
+    run(scenario)
+
+
+@pytest.mark.full
+def test_where_hardly_anybody_can_be_dialled_all_see_all_and_everybody_has_a_link() -> None:
+    async def scenario() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            first = await stack.enter_async_context(rarely_speaking())
+            second = await stack.enter_async_context(rarely_speaking(*first.addresses))
+            everybody = [first, second]
+            relays = (RelayAt(first.identity.peer_id, "192.0.2.1:443"),)
+            for _ in range(HIDDEN):
+                identity = Identity.generate()
+                initial = (*first.addresses, *second.addresses)
+                one = await stack.enter_async_context(
+                    Discovery(identity, initial_peers=initial, timing=QUICK)
+                )
+                hidden = replace(facts_of(identity), addresses=(), grpc_addresses=(), relays=relays)
+                await one.announce(hidden, state_of(identity))
+                everybody.append(one)
+            await all_see(everybody, *everybody)
+            async with asyncio.timeout(PATIENCE_S):
+                while not all(one.stats.neighbours for one in everybody):  # noqa: ASYNC110 - a link is told to nobody
+                    await asyncio.sleep(0.1)
 
     run(scenario)
 

@@ -149,7 +149,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, st
 # -- help and mistakes
 
 
-@pytest.mark.parametrize("command", ["join", "profile", "status", "leave", "service", "swarm-key"])
+@pytest.mark.parametrize("command", ["join", "profile", "status", "doctor", "leave", "service", "swarm-key"])
 def test_every_command_has_help_with_an_example(capsys: pytest.CaptureFixture[str], command: str) -> None:
     code, out, err = run(capsys, command, "--help")
     assert (code, err) == (0, "")
@@ -160,7 +160,8 @@ def test_help_lists_the_commands_and_is_what_no_arguments_show(capsys: pytest.Ca
     code, out, _ = run(capsys, "--help")
     assert code == 0
     assert all(
-        f"  {command} " in out for command in ("join", "profile", "status", "leave", "service", "swarm-key")
+        f"  {command} " in out
+        for command in ("join", "profile", "status", "doctor", "leave", "service", "swarm-key")
     )
     code, shown, _ = run(capsys)
     assert (code, shown) == (2, out)
@@ -170,6 +171,7 @@ def test_join_offers_what_is_promised(capsys: pytest.CaptureFixture[str]) -> Non
     _, out, _ = run(capsys, "join", "--help")
     names = "model initial-peers new-swarm swarm-key memory device dtype quantization listen announce"
     names += " port grpc-port name layers partner state-dir relay activation-codec micro-batches"
+    names += " relay-port offer-relay"
     names += " http-proxy transmission-policy metrics-port pause-when-busy quiet-hours on-battery priority swap-space"
     for name in names.split():
         assert f"--{name} " in out
@@ -199,7 +201,7 @@ def test_help_loads_neither_torch_nor_libp2p() -> None:
         (["join", "--dtype", "int3"], "`dtype`: input should be 'auto', 'float32'"),
         (["join", "--initial-peers", "here"], "'here' is not a peer's multiaddress"),
         (["join", "--initial-peers", LOCAL, "--new-swarm"], "give one of the two"),
-        (["join", "--relay", "on"], "relays do not exist yet in this version"),
+        (["join", "--offer-relay", "none"], "--offer-relay none: use auto, off"),
         (["join", "--swarm-key", "/no/such.key"], "--swarm-key"),
         (["status", "--initial-peers", "here"], "'here' is not a peer's multiaddress"),
         (["join", "--model-name", "two words"], "`model_name`: string should match"),
@@ -221,6 +223,29 @@ def test_a_wrong_configuration_file_is_a_bad_argument(capsys: pytest.CaptureFixt
     code, _, err = run(capsys, "join")
     assert code == 2
     assert "`memroy` is not a known key (did you mean `memory`?)" in err
+
+
+def test_the_doctor_looks_at_this_machine_where_no_swarm_is_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    code, out, err = run(capsys, "doctor", "--json", "--state-dir", tmp_path)
+    findings = json.loads(out)
+    assert (code, err) == (0, "")
+    assert {check["name"] for check in findings["checks"]} == {"swarm", "disk", "device", "versions"}
+    assert (findings["healthy"], findings["peer_id"]) == (True, None)
+    code, out, _ = run(capsys, "doctor", "--state-dir", tmp_path)
+    assert code == 0
+    assert "-> name a peer of the swarm with --initial-peers" in out
+
+
+def test_the_doctor_says_what_has_to_be_mended_and_exits_with_1(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    code, out, _ = run(capsys, "doctor", "--state-dir", tmp_path / "file" / "state")
+    assert code == 1
+    assert "PROBLEM disk" in out
+    assert "-> name another folder with --state-dir" in out
 
 
 @pytest.mark.parametrize("command", ["leave", "status"])

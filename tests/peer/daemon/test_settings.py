@@ -47,6 +47,7 @@ def test_without_anything_the_defaults_hold(environment: dict[str, str]) -> None
     assert settings.listen == "127.0.0.1"
     assert (settings.options.port, settings.options.grpc_port, settings.layers) == (0, 0, None)
     assert (settings.options.partner, settings.options.relay) == ("auto", "auto")
+    assert (settings.options.offer_relay, settings.options.relay_port) == ("auto", 0)
     assert settings.rule is molink
     assert settings.options.activation_codec == "none", "nobody loses exactness unasked"
     assert settings.options.http_proxy is None
@@ -136,6 +137,33 @@ def test_an_ipv6_address_may_have_the_brackets_that_it_has_beside_a_port(
     assert {"listen": settings.listen, "announce": settings.options.announce}[option] == "::1"
 
 
+@pytest.mark.parametrize(
+    ("announce", "host", "ports"),
+    [
+        ("peer.example.org:34001:34002", "peer.example.org", (34001, 34002)),
+        ("203.0.113.7:1:65535", "203.0.113.7", (1, 65535)),
+        ("[2001:db8::1]:34001:34002", "2001:db8::1", (34001, 34002)),
+        ("2001:db8::1", "2001:db8::1", None),
+        ("203.0.113.7", "203.0.113.7", None),
+    ],
+)
+def test_a_container_announces_the_ports_that_its_own_are_mapped_to(
+    environment: dict[str, str], announce: str, host: str, ports: tuple[int, int] | None
+) -> None:
+    settings = load(environment, announce=announce)
+    assert (settings.options.announce, settings.announced_ports) == (host, ports)
+
+
+def test_relays_are_not_asked_for_where_nothing_could_come_of_it(environment: dict[str, str]) -> None:
+    assert load(environment, initial_peers=[REMOTE], relay="on").options.relay == "on"
+    with pytest.raises(
+        SettingsError, match=r"--relay on cannot work, for this peer listens on 127\.0\.0\.1 only"
+    ):
+        load(environment, initial_peers=[LOCAL], relay="on")
+    with pytest.raises(SettingsError, match="--relay on cannot work, for links go through --http-proxy"):
+        load(environment, initial_peers=[REMOTE], relay="on", http_proxy="http://proxy.example.org:3128")
+
+
 def test_a_host_is_announced_by_its_name_or_address(environment: dict[str, str]) -> None:
     assert load(environment, announce="peer.example.org").options.announce == "peer.example.org"
     assert load(environment, announce="203.0.113.7").options.announce == "203.0.113.7"
@@ -148,6 +176,10 @@ def test_a_host_is_announced_by_its_name_or_address(environment: dict[str, str])
         ("announce", "not a host!", "--announce: 'not a host!' is neither an IP address nor a host name"),
         ("announce", "1.2.3", "--announce: .* neither an IP address nor a host name"),
         ("announce", "", "--announce: .* neither an IP address nor a host name"),
+        ("announce", ":1:2", "--announce: .* neither an IP address nor a host name"),
+        ("announce", "203.0.113.7:0:1", "--announce 203.0.113.7:0:1: CONTROL and DATA are two ports"),
+        ("announce", "203.0.113.7:4:4", "--announce 203.0.113.7:4:4: CONTROL and DATA are two ports"),
+        ("announce", "203.0.113.7:4:70000", "--announce .*: CONTROL and DATA are two ports"),
         ("listen", "nonsense", "--listen: 'nonsense' is not an IP address"),
         ("listen", "203.0.113.9", r"--listen 203\.0\.113\.9 is not an address of this machine"),
     ],
@@ -194,10 +226,8 @@ def test_it_is_exact_only_when_told(environment: dict[str, str]) -> None:
         ({"layers": "3"}, r"such as 0:12"),
         ({"layers": "a:b"}, "not a span"),
         ({"initial_peers": ["localhost:4001"]}, "not a peer's multiaddress"),
-        (
-            {"relay": "on"},
-            "relays do not exist yet in this version; leave --relay out, or open the gRPC port",
-        ),
+        ({"offer_relay": "much"}, "--offer-relay much: use auto, off, or megabits per second"),
+        ({"offer_relay": 0}, "--offer-relay 0: use auto, off, or megabits per second"),
         ({"partner": PEER}, f"--partner {PEER} does not exist yet in this version"),
         ({"device": "gpu"}, "--device 'gpu' is not known"),
         ({"device": "cuda:x"}, "not known"),

@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 from support.links.data_plane import Recorder
 
 from molink.peer.wire.link.handshake import LINK_ID_BYTES, Remote
-from molink.peer.wire.link.link import Link, LinkResources, Resumed
+from molink.peer.wire.link.link import Link, Resumed
+from molink.peer.wire.link.link_resources import LinkResources
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.protocol import packets
 from molink.peer.wire.protocol.frames import decode, encode

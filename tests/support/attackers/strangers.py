@@ -12,7 +12,7 @@ from molink.dht.host.framing import FrameStream, StreamEndedError
 from molink.dht.host.host import DialError, Host, open_host
 from molink.dht.identity.identity import Identity
 from molink.dht.records.records import PeerFacts
-from molink.peer.wire.link.dialling import GrpcStream
+from molink.peer.wire.link.dialled_connection import GrpcStream
 from molink.peer.wire.link.handshake import LINK_ID_BYTES, prove
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.protocol.frames import decode, encode, expect

@@ -1,4 +1,4 @@
-"""An HTTP proxy on loopback that passes connections on (CONNECT), and cuts them when it is told to."""
+"""An HTTP proxy on loopback that passes connections on (CONNECT), and cuts or mutes them when it is told to."""
 
 import asyncio
 from types import TracebackType
@@ -15,6 +15,8 @@ class CuttingProxy:
         """What was asked for, host and port, in order."""
         self.refuses = False
         """Whether new connections are refused."""
+        self._muted: set[asyncio.StreamWriter] = set()
+        """Ends of connections that pass nothing on any more."""
         self._server: asyncio.Server | None = None
         self._open: set[asyncio.StreamWriter] = set()
         self._passing: set[asyncio.Task[None]] = set()
@@ -35,6 +37,11 @@ class CuttingProxy:
         for writer in self._open:
             writer.transport.abort()
         return count
+
+    def mute(self) -> int:
+        """From now on the present connections stay open and swallow whatever comes; returns how many there are."""
+        self._muted |= self._open
+        return self.connections
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._accepted, "127.0.0.1", 0)
@@ -69,7 +76,7 @@ class CuttingProxy:
             self._open.add(far_writer)
             writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
             ways = [
-                asyncio.create_task(_pass_on(*way), name="proxy, one way")
+                asyncio.create_task(self._pass_on(*way), name="proxy, one way")
                 for way in ((reader, far_writer), (far_reader, writer))
             ]
             try:
@@ -86,12 +93,12 @@ class CuttingProxy:
                     self._open.discard(one)
                     one.transport.abort()
 
-
-async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Until the end of what comes, or a broken connection."""
-    try:
-        while data := await reader.read(READ_BYTES):
-            writer.write(data)
-            await writer.drain()
-    except ConnectionError:
-        return
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Until the end of what comes, or a broken connection."""
+        try:
+            while data := await reader.read(READ_BYTES):
+                if writer not in self._muted:
+                    writer.write(data)
+                    await writer.drain()
+        except ConnectionError:
+            return

@@ -16,7 +16,8 @@ from molink.dht.records.announcement import sign_facts
 from molink.dht.records.records import PeerFacts
 from molink.peer.wire.link.acceptor import Acceptor, listen_address
 from molink.peer.wire.link.certificate import Certificate, Credentials, new_certificate
-from molink.peer.wire.link.link import Link, LinkResources
+from molink.peer.wire.link.link import Link
+from molink.peer.wire.link.link_resources import LinkResources
 from molink.peer.wire.link.links import Links
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.protocol.frames import Frame, ProtocolError

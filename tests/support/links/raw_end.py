@@ -11,7 +11,8 @@ from support.links.data_plane import DEADLINE_S, End, soon, until
 
 from molink.dht.identity.identity import Identity
 from molink.peer.wire.link.certificate import server_name
-from molink.peer.wire.link.dialling import LINK_METHOD, GrpcStream
+from molink.peer.wire.link.dialled_connection import GrpcStream
+from molink.peer.wire.link.dialling import LINK_METHOD
 from molink.peer.wire.link.handshake import LINK_ID_BYTES, prove
 from molink.peer.wire.protocol import frames, packets
 from molink.peer.wire.protocol import molink_pb2 as pb

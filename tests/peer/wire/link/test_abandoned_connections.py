@@ -10,7 +10,7 @@ import pytest
 from support.links.data_plane import asynchronous
 
 from molink.peer.wire.link.active_connection import ActiveConnection
-from molink.peer.wire.link.dialling import _abandon
+from molink.peer.wire.link.ladder import abandon_dials
 from molink.peer.wire.link.link import Resumed
 
 
@@ -51,7 +51,7 @@ def test_the_dial_that_has_won_is_closed_where_nobody_gets_it(*, cancelled: bool
 
         dials = [asyncio.create_task(opened(one)) for one in (won, other)]
         await asyncio.gather(*dials)
-        ending = asyncio.create_task(_abandon(dials, won))
+        ending = asyncio.create_task(abandon_dials(dials, won))
         await asyncio.sleep(0)  # it waits for the dials now
         if cancelled:
             ending.cancel()

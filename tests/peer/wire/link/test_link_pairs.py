@@ -13,7 +13,8 @@ from molink.peer.wire.link import acceptor as acceptor_module
 from molink.peer.wire.link import links as links_module
 from molink.peer.wire.link.acceptor import listen_address
 from molink.peer.wire.link.certificate import server_name
-from molink.peer.wire.link.dialling import LINK_METHOD, GrpcStream
+from molink.peer.wire.link.dialled_connection import GrpcStream
+from molink.peer.wire.link.dialling import LINK_METHOD
 from molink.peer.wire.link.link import Link
 from molink.peer.wire.protocol import molink_pb2 as pb
 

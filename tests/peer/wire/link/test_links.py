@@ -18,9 +18,10 @@ from molink.peer.wire.link import link as link_module
 from molink.peer.wire.link import requests as requests_module
 from molink.peer.wire.link.acceptor import Acceptor
 from molink.peer.wire.link.certificate import Credentials, new_certificate
-from molink.peer.wire.link.dialling import DialledConnection, GrpcStream
+from molink.peer.wire.link.dialled_connection import DialledConnection, GrpcStream
 from molink.peer.wire.link.handshake import Remote
-from molink.peer.wire.link.link import Link, LinkError, LinkResources
+from molink.peer.wire.link.link import Link, LinkError
+from molink.peer.wire.link.link_resources import LinkResources
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.protocol import packets
 from molink.peer.wire.protocol.frames import MAX_FRAME_BYTES, encode, expect

@@ -245,3 +245,30 @@ async def test_a_cancelled_session_takes_what_is_queued_for_it_off_the_line() ->
         assert link.post(pb.Tokens(), traffic_class=TrafficClass.DECODE)
         following = await until_chunk(raw.packet)
         assert following.traffic_class is TrafficClass.DECODE
+
+
+@asynchronous
+async def test_a_connection_that_swallows_everything_without_a_word_is_replaced_before_the_link_is_lost() -> (
+    None
+):
+    async with CuttingProxy() as proxy, linked(proxy) as (a, b, there, back):
+        before = there.connection
+        assert proxy.mute() == 1
+        sending = asyncio.create_task(send_all(there, 5))
+        taken, sent = await take_all(b), await soon(sending)
+        for one in CLASSES:
+            assert [m for m in taken if m[0] == one] == [m for m in sent if m[0] == one]
+        assert there.connection is not before
+        assert (there.closed_because, back.closed_because) == (None, None)
+        assert a.links.find(b.peer_id) is there
+
+
+@asynchronous
+async def test_a_link_whose_connection_swallows_everything_and_that_cannot_be_dialled_again_is_lost() -> None:
+    async with CuttingProxy() as proxy, linked(proxy) as (a, b, there, _):
+        proxy.refuses = True
+        proxy.mute()
+        there.post(pb.Activations(hidden_size=1), b"", TrafficClass.DECODE)
+        closed, reason = await soon(a.handler.closed.get())
+        assert closed == b.peer_id
+        assert "nothing heard for" in reason

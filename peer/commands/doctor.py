@@ -1,0 +1,186 @@
+"""`molink-peer doctor`: looks at this machine, the swarm and the ways between them, beside a peer or before."""
+
+import asyncio
+import os
+import platform
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from molink.peer.commands.checks import (
+    Check,
+    clock_check,
+    device_checks,
+    disk_checks,
+    kind_of_router,
+    reach_checks,
+    swarm_check,
+    version_checks,
+)
+
+if TYPE_CHECKING:
+    from molink.dht.identity.swarm_key import SwarmKey
+    from molink.dht.records.records import PeerView
+    from molink.peer.daemon.settings import JoinSettings
+    from molink.peer.reach.survey import Survey
+
+SWARM_TIMEOUT_S = 30.0
+PACKAGES = ("molink", "torch", "transformers", "grpcio", "libp2p")
+
+
+async def examine(settings: "JoinSettings", peer_id: str) -> dict[str, object]:
+    """All findings, JSON-ready. `peer_id` is that of the peer that runs here with these settings; empty: none does."""
+    from molink.dht.identity.swarm_key import SwarmKey
+    from molink.dht.node.discovery import BootstrapUnreachable, Discovery
+    from molink.peer.device.machine import network_addresses
+    from molink.peer.state_dir import StateDir
+
+    hosts = [one.address for one in network_addresses()]
+    ports = StateDir(settings.state_dir).ports()
+    initial_peers = settings.initial_peers
+    if peer_id and ports[0] is not None:
+        initial_peers = (
+            *(_multiaddress(host, ports[0], peer_id) for host in ("127.0.0.1", *hosts)),
+            *initial_peers,
+        )
+    key = None if settings.swarm_key is None else SwarmKey.load(settings.swarm_key)
+    views: tuple[PeerView, ...] = ()
+    survey, error = None, ""
+    if initial_peers:
+        from molink.dht.identity.identity import Identity
+
+        swarm = Discovery(Identity.generate(), initial_peers=initial_peers, swarm_key=key, listen=None)
+        try:
+            async with asyncio.timeout(SWARM_TIMEOUT_S), swarm:
+                await swarm.refresh()
+                views = swarm.snapshot(other_versions=True)
+        except (BootstrapUnreachable, OSError, TimeoutError) as failure:
+            error = str(failure) or f"no answer within {SWARM_TIMEOUT_S:g} s"
+    checks = [swarm_check(initial_peers, views, error)]
+    port = ports[1] if peer_id else None
+    if views:
+        survey, port = await _survey(settings, key, views, peer_id, port)
+        checks += reach_checks(survey, hosts, port)
+    checks += clock_check([view for view in views if view.peer_id != peer_id], time.time())
+    checks += disk_checks(_folders(settings))
+    checks += _device_checks(settings.options.device)
+    checks += version_checks(_versions(), views)
+    return {
+        "healthy": all(check.state != "problem" for check in checks),
+        "peer_id": peer_id or None,
+        "router": None if survey is None else kind_of_router(survey, hosts),
+        "port": port,
+        "checks": [asdict(check) for check in checks],
+        **({} if survey is None else _described(survey)),
+    }
+
+
+async def _survey(
+    settings: "JoinSettings",
+    key: "SwarmKey | None",
+    views: Sequence["PeerView"],
+    peer_id: str,
+    port: int | None,
+) -> tuple["Survey", int]:
+    """Of the running peer's port, else of the one that it would have. Raises PortInUse."""
+    from molink.dht.identity.dialable import swarm_ranges
+    from molink.peer.device.machine import free_port
+    from molink.peer.reach.asking import Doorstep
+    from molink.peer.reach.survey import Surveyor
+    from molink.peer.state_dir import StateDir
+    from molink.peer.wire.link.certificate import certificate_hash
+
+    listens = [settings.listen] if settings.listen not in ("0.0.0.0", "::") else []  # noqa: S104
+    announces = [settings.options.announce] if settings.options.announce else []
+    own = next((view.facts for view in views if view.peer_id == peer_id), None)
+    seen = [*own.grpc_addresses, *own.addresses] if own is not None else []
+    ranges = await swarm_ranges([*listens, *announces, *settings.initial_peers, *seen])
+    wanted = settings.options.grpc_port or StateDir(settings.state_dir).ports()[1]
+    listen = (settings.listen, 0 if port is not None else free_port(settings.listen, wanted))
+    async with AsyncExitStack() as stack:
+        surveyor = await stack.enter_async_context(Surveyor(listen, key, ranges))
+        sought = surveyor.doorstep
+        if own is not None and port is not None:
+            sought = Doorstep(port, certificate_hash(own.certificate))
+        return await surveyor.survey(views, peer_id, sought), sought.port
+
+
+def print_findings(findings: Mapping[str, object]) -> None:
+    """A line for each check, and one for its remedy."""
+    checks = findings["checks"]
+    assert isinstance(checks, list)  # noqa: S101 - as `examine` has made it
+    signs = {"ok": "ok", "note": "note", "problem": "PROBLEM"}
+    for check in checks:
+        print(f"{signs[check['state']]:8}{check['name']}: {_printable(check['found'])}")
+        if check["remedy"]:
+            print(f"{'':8}-> {_printable(check['remedy'])}")
+
+
+def _described(survey: "Survey") -> dict[str, object]:
+    return {
+        "relays": [
+            {
+                "peer_id": one.relay.peer_id,
+                "address": one.relay.address,
+                "round_trip_ms": None if one.round_trip_s is None else one.round_trip_s * 1000,
+                "sees": None if one.answer is None else one.answer.observed,
+                "reaches": None if one.answer is None else one.answer.found,
+            }
+            for one in survey.relays
+        ],
+        "ways": [asdict(trial) for trial in survey.trials],
+    }
+
+
+def _multiaddress(host: str, port: int, peer_id: str) -> str:
+    return f"/{'ip6' if ':' in host else 'ip4'}/{host}/tcp/{port}/p2p/{peer_id}"
+
+
+def _folders(settings: "JoinSettings") -> dict[str, tuple[str, int | None]]:
+    """Each folder with what its disk has free, by its option."""
+    folders = {"--state-dir": settings.state_dir, "--store-dir": settings.store_dir}
+    return {option: (str(folder), _free_bytes(folder)) for option, folder in folders.items()}
+
+
+def _free_bytes(folder: Path) -> int | None:
+    """None: it, or the nearest folder that there is, cannot be written."""
+    there = next(one for one in (folder, *folder.parents) if one.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        return None
+    return shutil.disk_usage(there).free
+
+
+def _device_checks(named: str) -> list[Check]:
+    from molink.configuration import SettingsError
+    from molink.peer.device.device import choose_device, describe_device, why_not_others
+    from molink.peer.device.graphics_cards import seen_cards
+
+    cards = [
+        f"{card.maker} {card.name}" + (f" (driver {card.driver})" if card.driver else " (no driver)")
+        for card in seen_cards()
+    ]
+    try:
+        device = choose_device(named)
+    except SettingsError as error:
+        return device_checks("nothing", cards, str(error))
+    return device_checks(describe_device(device).name, cards, why_not_others(named, device))
+
+
+def _versions() -> dict[str, str]:
+    versions = {"python": platform.python_version(), "system": f"{platform.system()} {platform.machine()}"}
+    for package in PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            versions[package] = "missing"
+    return versions
+
+
+def _printable(text: str) -> str:
+    """Others choose their names and addresses: no control sequences reach the terminal."""
+    return "".join(character if character.isprintable() else "?" for character in text)

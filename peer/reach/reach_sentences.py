@@ -1,0 +1,36 @@
+"""Sentences for the owner about how others reach a peer: what was tried, what it does instead, and the remedy. Pure."""
+
+from molink.dht.identity.dialable import host_of
+from molink.dht.records.records import PeerFacts
+
+
+def reach_sentence(facts: PeerFacts, relay: str, told: str, relays: int) -> str | None:
+    """None: there is nothing to say, for others can dial it. `relay` and `told` are what the owner has said
+    (`ReachSettings`), `relays`: how many have answered."""
+    if facts.grpc_addresses:
+        return None
+    over = ", ".join(host_of(one.address) for one in facts.relays)
+    if not over:
+        return _unreached(relay, relays)
+    if told:
+        return (
+            f"--announce: relays see this machine there, and none that dialled {told} found this peer, so others reach "
+            f"it over {over} instead. Forward that port to this machine, or leave --announce out"
+        )
+    if relay == "on":
+        return f"--relay on: others reach this peer over {over}"
+    return f"Nobody can dial this peer: others reach it over {over}"
+
+
+def _unreached(relay: str, relays: int) -> str:
+    why = "--relay on" if relay == "on" else "Nobody can dial this peer"
+    tried = (
+        f"none of {relays} that answered takes it"
+        if relays
+        else "no peer of this swarm that answers offers one"
+    )
+    remedy = "leave --relay out" if relay == "on" else "forward the port of --grpc-port to this machine"
+    return (
+        f"{why}, and of relays {tried}: it asks again every half minute, and is ready once one does. Have a peer that "
+        f"others can dial offer a relay (--offer-relay), or {remedy}"
+    )

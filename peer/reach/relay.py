@@ -1,0 +1,353 @@
+"""Relay: joins two connections that came to it, where one of the two peers cannot be dialled. It dials nobody for
+anybody, but the very host that asks whether it can be dialled.
+
+Who comes proves its identity before anything else (`relay_proof.py`). A peer that cannot be dialled stays: when
+somebody asks for it, it is told so, dials the relay, and both connections are spliced. TLS between the two ends is
+theirs, so a relay can delay and drop, and neither read nor forge.
+"""
+
+import asyncio
+import hashlib
+import logging
+import socket
+import ssl
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
+
+from molink.dht.errors import PortInUse
+from molink.dht.identity.identity import Identity, peer_id_of, public_key_of
+from molink.dht.identity.swarm_key import SwarmKey
+from molink.dht.membership.door import ConnectionLimiter, network_of
+from molink.dht.refusals import RefusalLog
+from molink.peer.reach.relay_limits import DIAL_BACKS, REACHES, RelayLimits
+from molink.peer.reach.relay_pairs import Guest, RelayPairs
+from molink.peer.serving.budgets import Budget
+from molink.peer.wire.reach.packets import (
+    TOKEN_BYTES,
+    DialBack,
+    DialledBack,
+    Invite,
+    Invited,
+    Join,
+    Joined,
+    Reach,
+    RelayError,
+    RelayHungUp,
+    RelayPing,
+    RelayPong,
+    RelayProof,
+    RelayRefusal,
+    Stay,
+    read_relay,
+    write_relay,
+)
+from molink.peer.wire.reach.relay_client import PING_EVERY_S, RelayUser, expect_relay, host_and_port_of
+from molink.peer.wire.reach.relay_proof import check_user, new_challenge, prove_relay
+
+PROOF_TIMEOUT_S = 5.0
+QUESTION_TIMEOUT_S = 20.0
+"""From the welcome to the question: a socket that is kept for its outer port asks nothing meanwhile."""
+COME_TIMEOUT_S = 2.5
+"""An invited peer has so long to come."""
+DIAL_BACK_TIMEOUT_S = 2.0
+STAY_SILENT_S = 3 * PING_EVERY_S
+"""Who stays and says nothing for so long is gone."""
+WRITE_TIMEOUT_S = 2.0
+ACCEPT_RETRY_S = 0.1
+_log = logging.getLogger(__name__)
+
+
+class _Waiting:
+    """Somebody waits for an invited peer."""
+
+    def __init__(self, peer_id: str, host: str) -> None:
+        self.peer_id = peer_id
+        """Who is to come."""
+        self.host = host
+        """Of who asked, where this relay sees it; empty: this relay's own process asks."""
+        self.came: asyncio.Future[Guest] = asyncio.get_running_loop().create_future()
+        self.joined = asyncio.Event()
+        """Set when the connection of who came is not its own task's any more."""
+
+
+class Relay:
+    """The relay of one peer, listening between `__aenter__` and `__aexit__`."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        identity: Identity,
+        swarm_key: SwarmKey | None,
+        limits: RelayLimits | None = None,
+        is_member: Callable[[str], bool] = lambda _: False,
+    ) -> None:
+        """`is_member`: whether an identity is known to belong to the swarm; strangers never take the last tenth."""
+        self.limits = limits or RelayLimits()
+        """Of guests, and the rate of all pairs; its rate may be changed at any time."""
+        self._address = host, port
+        self._user = RelayUser(identity, swarm_key)
+        self._limiter = ConnectionLimiter(self.limits.connections(), is_member)
+        self._budgets = {Reach: Budget(REACHES), DialBack: Budget(DIAL_BACKS)}
+        self._guests: dict[int, Guest] = {}
+        self._stays: dict[str, Guest] = {}
+        """By peer id: who is told when somebody asks for it."""
+        self._waiting: dict[bytes, _Waiting] = {}
+        """By token: who is to come."""
+        self._pairs = RelayPairs(lambda: self.limits)
+        self._refusals = RefusalLog(_log)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._listener: socket.socket | None = None
+
+    async def __aenter__(self) -> Self:
+        host, port = self._address
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            listener = socket.create_server((host, port), family=family, backlog=128)
+        except OSError as error:
+            raise PortInUse(
+                f"the relay cannot listen on {host} port {port}: the port is in use or the address is not "
+                "this machine's. Choose another with --relay-port, or 0 for any free one."
+            ) from error
+        listener.setblocking(False)
+        self._listener, self._address = listener, (host, listener.getsockname()[1])
+        await self._pairs.splices.__aenter__()
+        self._spawn(self._accept(listener))
+        self._spawn(self._pairs.end_idle())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._listener is not None:
+            self._listener.close()
+        await self._pairs.splices.__aexit__(kind, error, trace)
+
+    @property
+    def port(self) -> int:
+        """Where it listens; 0 before it does, if any port will do."""
+        return self._address[1]
+
+    @property
+    def stays(self) -> frozenset[str]:
+        """Peer ids of those that can be reached through here now."""
+        return frozenset(self._stays)
+
+    @property
+    def pairs(self) -> int:
+        """How many pairs of connections are joined now."""
+        return len(self._pairs)
+
+    async def expect(self, peer_id: str, token: bytes, timeout_s: float) -> tuple[socket.socket, str]:
+        """Waits for a peer that was invited to come here itself: its socket, and the host that it came from.
+
+        Raises:
+            RelayError: it does not come in time.
+        """
+        waiting = _Waiting(peer_id, "")
+        self._waiting[token] = waiting
+        try:
+            async with asyncio.timeout(timeout_s):
+                guest = await asyncio.shield(waiting.came)
+                await write_relay(guest.connection, Joined(""))
+        except (TimeoutError, OSError) as error:
+            if waiting.came.done():
+                waiting.came.result().connection.close()
+            raise RelayError(f"{peer_id} did not come: {error}") from error
+        finally:
+            del self._waiting[token]
+            waiting.joined.set()
+        return guest.connection, guest.host
+
+    # -- connections
+
+    def _spawn(self, work: Coroutine[object, object, None]) -> "asyncio.Task[None]":
+        task = asyncio.create_task(work, name="relay")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, address = await loop.sock_accept(listener)
+            except OSError:  # no descriptors are left, or who came has gone
+                await asyncio.sleep(ACCEPT_RETRY_S)
+                continue
+            connection.setblocking(False)
+            entry = self._limiter.admit(loop.time(), network_of(str(address[0])))
+            self._send_away(entry.sent_away)
+            assert entry.guest is not None  # noqa: S101 - nobody is refused before he has proven who he is
+            observed = host_and_port_of(str(address[0]), int(address[1]))
+            guest = self._guests[entry.guest] = Guest(connection, observed.rpartition(":")[0].strip("[]"))
+            guest.task = self._spawn(self._serve(entry.guest, guest, observed))
+
+    def _send_away(self, numbers: tuple[int, ...]) -> None:
+        for number in numbers:
+            guest = self._guests.pop(number, None)
+            if guest is not None and guest.task is not None:
+                self._refusals.refused("relay connections beyond what may be", guest.host)
+                guest.task.cancel()
+
+    async def _serve(self, number: int, guest: Guest, observed: str) -> None:
+        """One conversation. Whatever goes wrong in it ends it alone."""
+        try:
+            kept = await self._converse(number, guest, observed)
+            if not kept:
+                guest.connection.close()
+        except RelayHungUp:
+            guest.connection.close()
+        except RelayError as error:
+            self._refusals.refused("relay conversations", guest.host)
+            with suppress(OSError, TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await write_relay(guest.connection, RelayRefusal(_printable(str(error))))
+            guest.connection.close()
+        except (OSError, TimeoutError):
+            guest.connection.close()
+        except asyncio.CancelledError:
+            guest.connection.close()
+            raise
+        finally:
+            self._limiter.remove_guest(number)
+            self._guests.pop(number, None)
+
+    async def _converse(self, number: int, guest: Guest, observed: str) -> bool:
+        """Proof, one question, its answer. True: the connection is somebody else's now."""
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(PROOF_TIMEOUT_S):
+            challenge = new_challenge()
+            await write_relay(guest.connection, challenge)
+            proof = expect_relay(await read_relay(guest.connection), RelayProof)
+            guest.peer_id = check_user(proof, challenge, self._user.identity.peer_id, self._user.swarm_key)
+            entry = self._limiter.prove(number, loop.time(), guest.peer_id)
+            self._send_away(entry.sent_away)
+            if entry.guest is None:
+                raise RelayError("this relay has as many connections as it takes")
+            welcome = prove_relay(challenge, proof, observed, self._user.identity, self._user.swarm_key)
+            await write_relay(guest.connection, welcome)
+        async with asyncio.timeout(QUESTION_TIMEOUT_S):
+            question = await read_relay(guest.connection)
+        if isinstance(question, Stay):
+            self._limiter.mark_busy(number)
+            await self._stay(guest)
+            return False
+        if isinstance(question, DialBack):
+            await self._dial_back(guest, question)
+            return False
+        if isinstance(question, Join):
+            return await self._join(guest, question.token)
+        if isinstance(question, Reach):
+            self._limiter.mark_busy(number)
+            return await self._reach(guest, question)
+        raise RelayError(f"a {type(question).__name__} is out of place here")
+
+    # -- questions
+
+    async def _stay(self, guest: Guest) -> None:
+        """Until it hangs up or falls silent, or comes again."""
+        if guest.peer_id not in self._stays and len(self._stays) >= self.limits.stays:
+            raise RelayError("this relay has as many stays as it takes")
+        former = self._stays.get(guest.peer_id)
+        self._stays[guest.peer_id] = guest
+        if former is not None and former.task is not None:
+            former.task.cancel()
+        try:
+            while True:
+                async with asyncio.timeout(STAY_SILENT_S):
+                    expect_relay(await read_relay(guest.connection), RelayPing)
+                await self._tell(guest, RelayPong())
+        finally:
+            if self._stays.get(guest.peer_id) is guest:
+                del self._stays[guest.peer_id]
+
+    async def _tell(self, guest: Guest, packet: RelayPong | Invite) -> None:
+        async with guest.writing, asyncio.timeout(WRITE_TIMEOUT_S):
+            await write_relay(guest.connection, packet)
+
+    async def _reach(self, guest: Guest, question: Reach) -> bool:
+        try:
+            wanted = peer_id_of(question.public_key)
+        except ValueError as error:
+            raise RelayError(str(error)) from error
+        self._require_budget(Reach, guest)
+        stay = self._stays.get(wanted)
+        if stay is None:
+            raise RelayError("that peer does not stay here")
+        invite = Invite(public_key_of(guest.peer_id), question.token, question.direct)
+        if question.direct:
+            await self._tell(stay, invite)
+            await write_relay(guest.connection, Invited())
+            return False
+        if question.token in self._waiting or len(question.token) != TOKEN_BYTES:
+            raise RelayError("that token is in use")
+        self._pairs.require_room(guest, wanted)
+        waiting = _Waiting(wanted, guest.host)
+        self._waiting[question.token] = waiting
+        other: Guest | None = None
+        try:
+            await self._tell(stay, invite)
+            try:
+                async with asyncio.timeout(COME_TIMEOUT_S):
+                    other = await asyncio.shield(waiting.came)
+            except TimeoutError:
+                raise RelayError("the peer did not come in time") from None
+            await write_relay(other.connection, Joined(guest.host))
+            await write_relay(guest.connection, Joined(other.host))
+            await self._pairs.join(guest, other)
+        except BaseException:
+            if waiting.came.done() and not waiting.came.cancelled():
+                waiting.came.result().connection.close()
+            raise
+        finally:
+            del self._waiting[question.token]
+            waiting.joined.set()
+        return True
+
+    async def _join(self, guest: Guest, token: bytes) -> bool:
+        """The connection goes over to who asked."""
+        waiting = self._waiting.get(token)
+        if waiting is None or waiting.peer_id != guest.peer_id or waiting.came.done():
+            raise RelayError("nobody waits for this")
+        waiting.came.set_result(guest)
+        await waiting.joined.wait()
+        return True
+
+    def _require_budget(self, question: type[Reach] | type[DialBack], guest: Guest) -> None:
+        if self._budgets[question].spend(
+            guest.peer_id, network_of(guest.host), asyncio.get_running_loop().time()
+        ):
+            raise RelayError("this is asked more often than may be")
+
+    async def _dial_back(self, guest: Guest, question: DialBack) -> None:
+        """Dials the host that the question came from, and nobody else."""
+        self._require_budget(DialBack, guest)
+        found = False
+        with suppress(OSError, TimeoutError):
+            async with asyncio.timeout(DIAL_BACK_TIMEOUT_S):
+                found = await _certificate_hash_at(guest.host, question.port) == question.certificate_hash
+        await write_relay(guest.connection, DialledBack(found))
+
+
+async def _certificate_hash_at(host: str, port: int) -> bytes:
+    """SHA-256 of the certificate of who answers there; nothing else of it is believed. Raises OSError."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    _, writer = await asyncio.open_connection(host, port, ssl=context)
+    try:
+        session: ssl.SSLObject = writer.get_extra_info("ssl_object")
+        return hashlib.sha256(session.getpeercert(binary_form=True) or b"").digest()
+    finally:
+        writer.transport.abort()
+
+
+def _printable(text: str) -> str:
+    return "".join(character if character.isprintable() else "?" for character in text)[:200]

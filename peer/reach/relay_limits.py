@@ -1,0 +1,95 @@
+"""How much a relay does for whom. Pure: the time is an argument.
+
+Places are those of `dht/membership/door.py`, rates token buckets (`serving/budgets.py`): of each identity, each
+network, and all together. Identities cost nothing, so none of the sums depends on how many there are.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from molink.dht.membership.door import ConnectionLimits
+from molink.peer.serving.budgets import Bucket, RequestRate, RequestRates
+from molink.peer.wire.reach.splice import Pace
+
+REACHES = RequestRates(RequestRate(1.0, 16.0), RequestRate(2.0, 48.0), RequestRate(16.0, 128.0))
+"""Each has a peer dial this relay."""
+DIAL_BACKS = RequestRates(RequestRate(0.02, 4.0), RequestRate(0.05, 8.0), RequestRate(1.0, 16.0))
+"""Each costs this machine a connection of its own."""
+MOST_MBPS = 20.0
+UPLINK_PART = 10
+"""Unless told, relaying takes one in so many of what the line carries away."""
+DESCRIPTOR_PART = 8
+_BURST_S = 0.25
+"""So much of the rate may go at once: a chunk beside a few decode rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class RelayLimits:
+    """Limits of a relay."""
+
+    unproven: int = 64
+    proven: int = 320
+    of_network: int = 48
+    of_identity: int = 12
+    stays: int = 128
+    pairs: int = 64
+    pairs_of_identity: int = 16
+    pairs_of_network: int = 32
+    mbps: float = MOST_MBPS
+    """Of all pairs together; each has an equal part of it."""
+
+    def connections(self) -> ConnectionLimits:
+        """Places of connections before and after their proof; who asked nothing yet makes room."""
+        return ConnectionLimits(
+            unproven=self.unproven,
+            proven=self.proven,
+            of_network=self.of_network,
+            of_identity=self.of_identity,
+            proof_s=5.0,
+            idle_s=math.inf,
+        )
+
+
+def relay_limits(descriptors: int | None) -> RelayLimits:
+    """For a process that may have so many descriptors, of which a relay takes an eighth at most; None: nothing limits
+    them."""
+    limits = RelayLimits()
+    if descriptors is None:
+        return limits
+    part = descriptors // DESCRIPTOR_PART
+    proven = min(limits.proven, part * 3 // 8)
+    pairs = min(limits.pairs, part * 3 // 16)  # two each
+    return replace(
+        limits,
+        unproven=min(limits.unproven, part // 4),
+        proven=proven,
+        of_network=min(limits.of_network, max(8, proven // 4)),
+        of_identity=min(limits.of_identity, max(4, proven // 4)),
+        stays=min(limits.stays, proven * 2 // 3),
+        pairs=pairs,
+        pairs_of_network=min(limits.pairs_of_network, max(4, pairs // 2)),
+        pairs_of_identity=min(limits.pairs_of_identity, max(4, pairs // 2)),
+    )
+
+
+def offered_mbps(offer: str, uplink_mbps: float | None) -> float | None:
+    """What a relay gives away, in megabits per second; None: nothing. `offer`: auto, off, or a number."""
+    if offer == "off":
+        return None
+    if offer != "auto":
+        return float(offer)
+    return MOST_MBPS / 4 if uplink_mbps is None else min(MOST_MBPS, uplink_mbps / UPLINK_PART)
+
+
+def pair_pace(bytes_per_s: Callable[[], float], clock: Callable[[], float]) -> Pace:
+    """The token bucket of a joined pair, both directions together. `bytes_per_s` is asked anew for each part."""
+    bucket = Bucket(bytes_per_s() * _BURST_S, clock())
+
+    def pace(count: int) -> float:
+        nonlocal bucket
+        rate = bytes_per_s()
+        bucket = bucket.filled(RequestRate(rate, rate * _BURST_S), clock()).less(count)
+        return max(0.0, -bucket.left / rate)
+
+    return pace

@@ -1,0 +1,142 @@
+"""Ladder of dials to one peer: its addresses, a little apart, then the relays at which it can be asked for.
+
+Each rung has its time to start; whoever proves itself first ends the others. A peer with a relay of its own has the
+other end dial that first, which is a direct way; the relays follow soon, so that something is there within a second and
+a half.
+"""
+
+import asyncio
+import ssl
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from molink.dht.identity.identity import Identity
+from molink.dht.identity.swarm_key import SwarmKey
+from molink.dht.records.records import RelayAt
+from molink.peer.wire.link.connection import Connection
+from molink.peer.wire.reach.relay_client import RelayUser
+from molink.peer.wire.reach.splice import Splices
+from molink.peer.wire.reach.ways import Expect, LocalTarget, Relayed, Reversed, Way
+
+STAGGER_S = 0.25
+"""Between the dials of one peer's addresses (RFC 8305, section 5)."""
+DIRECT_S = 1.5
+"""Its addresses have so long before its relays are asked."""
+LOOK_TIMEOUT_S = 2.0
+"""For a look at the certificate of who answers in a peer's place."""
+NEXT_RELAY_S = 0.6
+"""Between the rungs of relays."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """One dial: when it starts, in seconds after the first, and what is dialled."""
+
+    start_s: float
+    address: str
+    """host:port of the peer, or of the relay."""
+    way: Way | None = None
+    """None: the address is dialled directly."""
+    relay: RelayAt | None = None
+
+
+class Ladder:
+    """Makes the rungs of each dial, and owns the splices of ways that are not direct."""
+
+    def __init__(self, identity: Identity, swarm_key: SwarmKey | None, folder: Path | None = None) -> None:
+        """`folder`: where unix sockets are made; by default a new one for each."""
+        self.user = RelayUser(identity, swarm_key)
+        self.splices = Splices()
+        self.expect: Expect | None = None
+        """What this process's own relay offers, if it has one that others can dial."""
+        self._folder = folder
+
+    def rungs(self, peer_id: str, addresses: Sequence[str], relays: Sequence[RelayAt]) -> tuple[Rung, ...]:
+        """The rungs to a peer, by when they start."""
+        rungs = [Rung(at * STAGGER_S, address) for at, address in enumerate(addresses)]
+        start_s = DIRECT_S if rungs else 0.0
+        if relays and self.expect is not None:
+            way = Reversed(peer_id, relays[0], self.user, self.expect)
+            rungs.append(Rung(start_s, relays[0].address, way, relays[0]))
+            start_s += NEXT_RELAY_S
+        rungs += [
+            Rung(start_s + at * NEXT_RELAY_S, relay.address, Relayed(peer_id, relay, self.user), relay)
+            for at, relay in enumerate(relays)
+        ]
+        return tuple(sorted(rungs, key=lambda rung: rung.start_s))
+
+    def target(self) -> LocalTarget:
+        """A local target for a way of this process."""
+        return LocalTarget(self.splices, self._folder)
+
+
+class Connected(Protocol):
+    """Connected: what a dial gives, such as Resumed."""
+
+    @property
+    def connection(self) -> Connection: ...
+
+
+ConnectedT = TypeVar("ConnectedT", bound=Connected)
+
+
+async def first_connected(
+    dials: Sequence["asyncio.Task[ConnectedT]"], timeout_s: float | None
+) -> ConnectedT | None:
+    """What the first that succeeds gives; None if all have failed, or none has succeeded within `timeout_s`."""
+    deadline = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
+    under_way = {dial for dial in dials if not dial.done()}
+    while under_way:
+        left_s = None if deadline is None else max(0.0, deadline - asyncio.get_running_loop().time())
+        done, under_way = await asyncio.wait(under_way, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+        for dial in done:
+            if not dial.cancelled() and dial.exception() is None:
+                return dial.result()
+        if not done:
+            return None
+    return None
+
+
+async def abandon_dials(dials: Sequence["asyncio.Task[ConnectedT]"], won: ConnectedT | None) -> None:
+    """Ends the dials that are still under way, and closes what they opened besides the one that has won; that too if
+    this is cancelled, for then nobody gets it."""
+    for dial in dials:
+        dial.cancel()
+    try:
+        await asyncio.gather(*dials, return_exceptions=True)
+    except asyncio.CancelledError:
+        won = None
+        raise
+    finally:
+        for dial in dials:
+            opened = _opened(dial)
+            if opened is not None and opened is not won:
+                await opened.connection.close()
+
+
+def _opened(dial: "asyncio.Future[ConnectedT]") -> ConnectedT | None:
+    """What an ended dial has opened."""
+    if not dial.done() or dial.cancelled() or dial.exception() is not None:
+        return None
+    return dial.result()
+
+
+async def certificate_at(address: str) -> bytes | None:
+    """The certificate of whoever answers there, unchecked; None if nobody does."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    host, _, port = address.rpartition(":")
+    try:
+        async with asyncio.timeout(LOOK_TIMEOUT_S):
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port), ssl=context)
+    except (OSError, TimeoutError, ValueError):
+        return None
+    try:
+        session: ssl.SSLObject = writer.get_extra_info("ssl_object")
+        return session.getpeercert(binary_form=True)
+    finally:
+        writer.transport.abort()

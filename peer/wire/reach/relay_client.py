@@ -1,0 +1,175 @@
+"""A conversation with a relay: both ends prove who they are, the relay says where it sees this end, one thing is asked.
+
+Sockets here are non-blocking, and read to the byte: what follows JOINED is somebody else's.
+"""
+
+import asyncio
+import ipaddress
+import socket
+from dataclasses import dataclass
+from typing import TypeVar
+
+from molink.dht.identity.identity import Identity
+from molink.dht.identity.swarm_key import SwarmKey
+from molink.dht.records.records import RelayAt
+from molink.peer.wire.reach.packets import (
+    Challenge,
+    DialBack,
+    DialledBack,
+    Invited,
+    Join,
+    Joined,
+    Packet,
+    Reach,
+    RelayError,
+    RelayRefusal,
+    RelayWelcome,
+    read_relay,
+    write_relay,
+)
+from molink.peer.wire.reach.relay_proof import check_relay, prove_user
+
+OPEN_TIMEOUT_S = 4.0
+"""To connect and to prove."""
+ANSWER_TIMEOUT_S = 4.0
+"""Longer than a relay gives an invited peer."""
+PING_EVERY_S = 20.0
+"""Of who stays: NATs forget a quiet connection after some minutes, the worst after half a minute."""
+
+PacketT = TypeVar("PacketT", bound=Packet)
+
+
+@dataclass(frozen=True, slots=True)
+class RelayUser:
+    """Who asks relays for something."""
+
+    identity: Identity
+    swarm_key: SwarmKey | None
+
+
+class RelaySession:
+    """A proven conversation. `close` it unless the socket was taken over."""
+
+    def __init__(self, connection: socket.socket, observed: str) -> None:
+        self.connection = connection
+        self.observed = observed
+        """Where the relay sees this end, as host:port."""
+
+    def close(self) -> None:
+        self.connection.close()
+
+    async def dialled_back(self, port: int, certificate_hash: bytes) -> bool:
+        """Whether the relay finds that certificate when it dials this host at a port. Raises RelayError."""
+        return (await self._ask(DialBack(port, certificate_hash), DialledBack)).found
+
+    async def reach(self, public_key: bytes, token: bytes) -> Joined:
+        """Has the peer with that key come, and be joined to this socket, which then is the way to it. Raises
+        RelayError."""
+        return await self._ask(Reach(public_key, token, direct=False), Joined)
+
+    async def invite(self, public_key: bytes, token: bytes) -> None:
+        """Has the peer with that key told to come to the relay that this end is itself. Raises RelayError."""
+        await self._ask(Reach(public_key, token, direct=True), Invited)
+
+    async def join(self, token: bytes) -> Joined:
+        """Comes as the invited peer; the socket then is the way to who asked. Raises RelayError."""
+        return await self._ask(Join(token), Joined)
+
+    async def _ask(self, packet: Packet, answer_type: type[PacketT]) -> PacketT:
+        try:
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                await write_relay(self.connection, packet)
+                return expect_relay(await read_relay(self.connection), answer_type)
+        except TimeoutError:
+            raise RelayError(f"no answer within {ANSWER_TIMEOUT_S:g} s") from None
+        except RelayError:
+            raise
+        except OSError as error:
+            raise RelayError(f"the connection to the relay broke: {error}") from error
+
+
+async def open_session(
+    relay: RelayAt, user: RelayUser, *, local_port: int = 0, timeout_s: float = OPEN_TIMEOUT_S
+) -> RelaySession:
+    """Connects to a relay, and proves both ends. `local_port`: from which, shared with other sockets; 0: any.
+
+    Raises:
+        RelayError: nobody answers there, or it is another, or it sends this end away.
+    """
+    try:
+        connection = shared_socket(relay.address, local_port)
+    except (OSError, ValueError) as error:
+        raise RelayError(f"{relay.address} cannot be dialled: {error}") from error
+    try:
+        async with asyncio.timeout(timeout_s):
+            await asyncio.get_running_loop().sock_connect(connection, endpoint(relay.address))
+            challenge = expect_relay(await read_relay(connection), Challenge)
+            proof = prove_user(challenge, relay.peer_id, user.identity, user.swarm_key)
+            await write_relay(connection, proof)
+            welcome = expect_relay(await read_relay(connection), RelayWelcome)
+            check_relay(welcome, challenge, proof, relay.peer_id, user.identity.peer_id, user.swarm_key)
+    except BaseException as error:
+        connection.close()
+        if isinstance(error, TimeoutError):
+            raise RelayError(f"the relay did not answer within {timeout_s:g} s") from None
+        if isinstance(error, OSError) and not isinstance(error, RelayError):
+            raise RelayError(f"the relay cannot be reached: {error}") from error
+        raise
+    return RelaySession(connection, welcome.observed)
+
+
+def expect_relay(packet: Packet, packet_type: type[PacketT]) -> PacketT:
+    """The packet, if it is of that type.
+
+    Raises:
+        RelayError: it is another, or a refusal.
+    """
+    if isinstance(packet, RelayRefusal):
+        raise RelayError(f"the relay refused: {packet.reason}")
+    if not isinstance(packet, packet_type):
+        raise RelayError(f"expected {packet_type.__name__}, got {type(packet).__name__}")
+    return packet
+
+
+def endpoint(address: str) -> tuple[str, int]:
+    """Host and port of host:port, an IPv6 host in brackets.
+
+    Raises:
+        ValueError: the host is no IP address, or the port none.
+    """
+    host, _, port = address.rpartition(":")
+    return str(ipaddress.ip_address(host.strip("[]"))), int(port)
+
+
+def host_and_port_of(host: str, port: int) -> str:
+    """host:port, an IPv6 host in brackets; an IPv4 address that a socket for both calls mapped is written as IPv4."""
+    bare = host.partition("%")[0].removeprefix("::ffff:")
+    return f"[{bare}]:{port}" if ":" in bare else f"{bare}:{port}"
+
+
+def shared_socket(address: str, local_port: int = 0) -> socket.socket:
+    """A non-blocking TCP socket to dial `address` with, bound to a local port that several sockets share; 0: unbound.
+
+    Raises:
+        OSError: the port is another's.
+        ValueError: `address` is not that of an IP address.
+    """
+    family = socket.AF_INET6 if ":" in endpoint(address)[0] else socket.AF_INET
+    return shared_port_socket(family, local_port)
+
+
+def shared_port_socket(family: socket.AddressFamily, local_port: int) -> socket.socket:
+    """As `shared_socket`, of an address family. Raises OSError."""
+    connection = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        connection.setblocking(False)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if local_port:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if hasattr(socket, "SO_REUSEPORT"):
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            connection.bind(("::" if family == socket.AF_INET6 else "0.0.0.0", local_port))  # noqa: S104
+    except OSError:
+        connection.close()
+        raise
+    return connection

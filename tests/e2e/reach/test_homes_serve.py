@@ -1,0 +1,143 @@
+"""Homes behind NATs join a swarm and serve: real processes in namespaces, one volunteer that others can dial."""
+
+import json
+import re
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.links.namespaces import INSIDE, Internet, require_namespaces
+from support.swarms.live_swarms import BUNDLED, References, bundled_folder
+
+pytestmark = [pytest.mark.e2e, pytest.mark.full]
+
+PROMPT = "To be, or not to be"
+TOKENS = 40
+CLIENT = f"""
+import asyncio, json, sys
+from molink import SamplingParams
+from molink.client.api.swarm import AsyncSwarm
+
+async def main():
+    async with AsyncSwarm({BUNDLED!r}, initial_peers=[sys.argv[1]]) as swarm:
+        params = SamplingParams(max_new_tokens={TOKENS}, temperature=0.0)
+        generation = await swarm.generate({PROMPT!r}, params=params, timeout_s=60)
+        print(json.dumps([list(generation.token_ids), len(generation.circuit.hops)]))
+
+asyncio.run(main())
+"""
+
+
+class Peer:
+    """A `molink-peer join` in a namespace, until the stack is closed."""
+
+    def __init__(self, stack: ExitStack, net: Internet, name: str, folder: Path, *options: str) -> None:
+        self.name, self.folder = name, folder
+        command = [sys.executable, "-m", "molink.peer", "join", "--state-dir", str(folder), *options]
+        log = stack.enter_context((folder.parent / f"{folder.name}.log").open("wb"))
+        self._process = subprocess.Popen(
+            net.command(name, *command, "--model", BUNDLED, "--priority", "normal"),
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        )
+        stack.callback(self._process.communicate)
+        stack.callback(self._process.kill)
+
+    def ready(self) -> list[str]:
+        """What it has printed by the time it is ready."""
+        assert self._process.stdout is not None
+        lines: list[str] = []
+        for line in self._process.stdout:
+            lines.append(line.rstrip())
+            if lines[-1] == "ready":
+                return lines
+        raise AssertionError(f"it ended: {lines}")
+
+
+def examined(net: Internet, name: str, *options: str) -> dict[str, Any]:
+    """What the doctor says in a namespace."""
+    command = net.command(name, sys.executable, "-m", "molink.peer", "doctor", "--json", *options)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    return dict(json.loads(done.stdout))
+
+
+def test_a_circuit_over_two_homes_that_nobody_can_dial_gives_a_third_home_transformers_tokens(
+    tmp_path: Path,
+) -> None:
+    require_namespaces()
+    with ExitStack() as stack:
+        net = stack.enter_context(Internet())
+        volunteer = Peer(
+            stack, net, net.volunteer("192.0.2.1"), tmp_path / "volunteer", "--new-swarm", "--layers", "0:4",
+            "--listen", "192.0.2.1", "--announce", "192.0.2.1", "--relay-port", "443",
+        )  # fmt: skip
+        (invited,) = re.findall(r"--initial-peers (\S+)", "\n".join(volunteer.ready()))[:1]
+        homes = [
+            Peer(
+                stack,
+                net,
+                net.home(kind, host),
+                tmp_path / kind,
+                "--initial-peers",
+                invited,
+                "--layers",
+                span,
+            )
+            for kind, host, span in (
+                ("port", "203.0.113.10", "4:8"),
+                ("symmetric", "203.0.114.20", "8:12"),
+            )
+        ]
+        for home in homes:
+            said = home.ready()
+            assert "Nobody can dial this peer: others reach it over 192.0.2.1" in said
+            assert not any("Invite others" in line for line in said)
+        third = net.home("carrier", "203.0.115.30")
+        newcomer = examined(net, third, "--initial-peers", invited, "--state-dir", str(tmp_path / "third"))
+        assert newcomer["router"] == "unknown", "one relay alone cannot tell"
+        assert [relay["reaches"] for relay in newcomer["relays"]] == [False]
+        assert [one["why_not"] for one in newcomer["ways"]] == ["", "", ""]
+        beside = examined(net, homes[0].name, "--state-dir", str(homes[0].folder))
+        assert beside["peer_id"]
+        assert [relay["sees"].rpartition(":")[0] for relay in beside["relays"]] == ["203.0.113.10"]
+        assert {"direct", "relayed"} <= {one["way"] for one in beside["ways"] if one["took_s"] is not None}
+        assert generated(net, third, invited) == transformers_tokens(hops=3)
+
+
+def test_a_container_whose_ports_are_mapped_to_others_serves_where_it_says(tmp_path: Path) -> None:
+    require_namespaces()
+    with ExitStack() as stack:
+        net = stack.enter_context(Internet())
+        container = net.home("port", "203.0.113.10")
+        net.forward("203.0.113.10", {34001: 4001, 34002: 4002})
+        founder = Peer(
+            stack, net, container, tmp_path / "container", "--new-swarm", "--layers", "0:6", "--listen", INSIDE,
+            "--port", "4001", "--grpc-port", "4002", "--announce", "203.0.113.10:34001:34002",
+        )  # fmt: skip
+        (invited,) = re.findall(r"--initial-peers (\S+)", "\n".join(founder.ready()))[:1]
+        assert "/ip4/203.0.113.10/tcp/34001/" in invited
+        volunteer = net.volunteer("192.0.2.1")
+        Peer(
+            stack, net, volunteer, tmp_path / "volunteer", "--initial-peers", invited, "--layers", "6:12",
+            "--announce", "192.0.2.1",
+        ).ready()  # fmt: skip
+        assert generated(net, volunteer, invited) == transformers_tokens(hops=2)
+
+
+def generated(net: Internet, name: str, invited: str) -> str:
+    """What a client in a namespace prints."""
+    client = net.command(name, sys.executable, "-c", CLIENT, invited)
+    done = subprocess.run(client, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def transformers_tokens(hops: int) -> str:
+    references, folder = References(), bundled_folder()
+    expected = references.greedy(folder, references.ids(folder, PROMPT), TOKENS)
+    return str([list(expected), hops])

@@ -1,0 +1,200 @@
+"""The reach of a peer on loopback, as if it were the Internet: it finds out how it is reached, and keeps so."""
+
+import asyncio
+from contextlib import AsyncExitStack
+from dataclasses import replace
+
+from support.links.data_plane import End, asynchronous, soon, until
+from support.links.reach_ends import RelayEnd
+from support.swarms.swarm_examples import facts_of
+
+from molink.dht.identity.identity import Identity
+from molink.dht.records.records import PeerFacts, PeerState, PeerView, RelayAt
+from molink.peer.reach.moving import PunchingHandler
+from molink.peer.reach.reach import Reach, ReachSettings, Surroundings
+from molink.peer.reach.reachability import Reachable
+from molink.peer.wire.link.dialled_connection import DialledConnection
+from molink.peer.wire.reach.relay_client import RelayUser
+from molink.peer.wire.transport.line_quality import LineQuality
+
+SETTINGS = ReachSettings("127.0.0.1", 0, "auto", "auto", told="", is_local=False)
+
+
+def view_of(relay: RelayAt) -> PeerView:
+    facts = replace(facts_of(Identity.generate()), peer_id=relay.peer_id, relay_address=relay.address)
+    return PeerView(facts, PeerState(relay.peer_id, 1, 60, 1, (), 0, 0, 0, 0), 0.0)
+
+
+class Home:
+    """A peer's data plane with its reach; if `blocked`, relays dial a port where nobody listens."""
+
+    def __init__(
+        self, relays: list[RelayAt], settings: ReachSettings = SETTINGS, *, blocked: bool = False
+    ) -> None:
+        self.end = End()
+        self.relays = relays
+        self._settings = settings
+        self._blocked = blocked
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> "Home":
+        handler = PunchingHandler(self.end.handler)
+        self.end.links._handler = handler
+        await self._stack.enter_async_context(self.end)
+        address = self.end.facts.grpc_addresses[0]
+        self.base: PeerFacts = self.end.facts
+        self.reach = Reach(
+            self._settings,
+            RelayUser(self.end.identity, None),
+            Surroundings(
+                self.end.links,
+                handler,
+                int(address.rpartition(":")[2]),
+                lambda: tuple(map(view_of, self.relays)),
+                lambda _: True,
+                lambda: 50.0,
+            ),
+        )
+        if self._blocked:
+            self.reach._around = replace(self.reach._around, grpc_port=9)
+        await self._stack.enter_async_context(self.reach)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+
+@asynchronous
+async def test_a_peer_that_relays_find_announces_its_address_and_a_relay_of_its_own() -> None:
+    async with RelayEnd() as one, RelayEnd() as two, Home([one.at, two.at]) as home:
+        facts = await soon(home.reach.settled(home.base))
+        assert home.reach.finding.reachable is Reachable.DIALABLE
+        assert facts.grpc_addresses == home.base.grpc_addresses
+        assert home.reach.relay is not None
+        assert facts.relay_address == f"127.0.0.1:{home.reach.relay.port}"
+        assert facts.relays == ()
+        assert home.reach.relay.limits.mbps == 5.0
+        assert home.reach.sentence(facts) is None
+
+
+@asynchronous
+async def test_a_peer_that_relays_do_not_find_announces_where_it_stays_and_is_reached_there() -> None:
+    async with RelayEnd() as one, RelayEnd() as two, Home([one.at, two.at], blocked=True) as home:
+        facts = await soon(home.reach.settled(home.base))
+        assert home.reach.finding.reachable is Reachable.RELAYED
+        await until(lambda: len(home.reach.stays.relays) == 2)
+        assert (facts.addresses, facts.grpc_addresses, facts.relay_address) == ((), (), "")
+        assert set(home.reach.told(home.base).relays) == {one.at, two.at}
+        assert home.reach.describe()["nat"] == "cone"
+        assert "over 127.0.0.1" in (home.reach.sentence(facts) or "")
+
+
+@asynchronous
+async def test_a_peer_that_stays_at_a_relay_answers_there_without_a_link_and_one_that_has_gone_does_not() -> (
+    None
+):
+    async with RelayEnd() as relay, Home([relay.at]) as peer:
+        async with Home([relay.at], blocked=True) as home:
+            facts = await soon(home.reach.settled(home.base))
+            assert await soon(peer.reach.answers(facts))
+            assert peer.end.links.find(facts.peer_id) is None
+            await soon(peer.end.links.to(facts))
+            assert await soon(peer.reach.answers(facts))
+        await until(lambda: peer.end.links.find(facts.peer_id) is None)
+        assert not await soon(peer.reach.answers(facts))
+
+
+@asynchronous
+async def test_a_peer_told_to_be_relayed_is_dialled_by_nobody_and_served_over_its_relay() -> None:
+    settings = replace(SETTINGS, relay="on")
+    async with RelayEnd() as relay, Home([relay.at], settings) as home, End(is_client=True) as client:
+        facts = await soon(home.reach.settled(home.base))
+        assert home.reach.relay is None
+        link = await soon(client.links.to(facts))
+        assert isinstance(link.connection, DialledConnection)
+        assert link.connection.way == "relayed"
+        accepted = home.end.links.find(client.peer_id)
+        assert accepted is not None
+        assert home.end.links.is_relayed(accepted)
+        assert home.end.links.host_of(client.peer_id) == "127.0.0.1"
+        assert home.end.links.line_quality() == LineQuality(None, ())
+        link.close("enough")
+        await until(lambda: not home.reach.stays.serves(client.peer_id))
+
+
+@asynchronous
+async def test_a_peer_whose_relay_goes_moves_to_another_and_says_so() -> None:
+    async with RelayEnd() as first, RelayEnd() as second, Home([first.at], blocked=True) as home:
+        await soon(home.reach.settled(home.base))
+        said: asyncio.Queue[PeerFacts] = asyncio.Queue()
+
+        async def announce(facts: PeerFacts) -> None:
+            said.put_nowait(facts)
+
+        keeping = asyncio.create_task(home.reach.keep(home.base, announce))
+        home.relays[:] = [second.at]
+        await first.__aexit__()
+        while (await soon(said.get())).relays != (second.at,):
+            pass
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+
+
+@asynchronous
+async def test_a_peer_on_this_machine_only_has_neither_relay_nor_stays() -> None:
+    async with RelayEnd() as relay, Home([relay.at], replace(SETTINGS, is_local=True)) as home:
+        assert await soon(home.reach.settled(home.base)) == home.base
+        assert home.reach.relay is None
+        assert home.reach.stays.relays == ()
+
+
+@asynchronous
+async def test_an_owner_who_says_where_the_peer_is_dialled_is_believed() -> None:
+    told = replace(SETTINGS, told="198.51.100.7:4002")
+    async with RelayEnd() as one, RelayEnd() as two, Home([one.at, two.at], told) as home:
+        facts = await soon(home.reach.settled(home.base))
+        assert facts.grpc_addresses == home.base.grpc_addresses, (
+            "relays see it elsewhere, and cannot look there"
+        )
+        assert facts.relay_address
+        await soon(home.reach.reached())
+
+
+@asynchronous
+async def test_an_owner_whom_two_relays_contradict_is_told_and_the_peer_is_relayed() -> None:
+    told = replace(SETTINGS, told="127.0.0.1:9")
+    async with RelayEnd() as one, RelayEnd() as two, Home([one.at], told) as home:
+        facts = await soon(home.reach.settled(home.base))
+        assert facts.grpc_addresses == home.base.grpc_addresses, (
+            "one relay alone is not believed against the owner"
+        )
+        home.relays.append(two.at)
+        facts = await soon(home.reach.settled(home.base))
+        assert facts.grpc_addresses == ()
+        assert facts.relays
+        assert "leave --announce out" in (home.reach.sentence(facts) or "")
+
+
+@asynchronous
+async def test_a_peer_that_no_relay_takes_is_not_ready_until_one_does() -> None:
+    async with RelayEnd() as relay, Home([], replace(SETTINGS, relay="on")) as home:
+        facts = await soon(home.reach.settled(home.base))
+        assert (facts.grpc_addresses, facts.relays) == ((), ())
+        said = home.reach.sentence(facts) or ""
+        assert "--relay on, and of relays no peer of this swarm that answers offers one" in said
+        reached = asyncio.create_task(home.reach.reached())
+        home.relays.append(relay.at)
+        await soon(home.reach.settled(home.base))
+        await soon(reached)
+
+
+@asynchronous
+async def test_a_dialable_peer_is_dialled_by_who_cannot_be_dialled() -> None:
+    async with RelayEnd() as relay, Home([relay.at]) as peer, Home([relay.at], blocked=True) as home:
+        near = await soon(peer.reach.settled(peer.base))
+        home.relays.append(RelayAt(near.peer_id, near.relay_address))
+        far = await soon(home.reach.settled(home.base))
+        link = await soon(peer.end.links.to(replace(far, relays=(relay.at,))))
+        assert isinstance(link.connection, DialledConnection)
+        assert link.connection.way == "reversed"
+        assert relay.relay.pairs == 0

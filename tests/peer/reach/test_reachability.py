@@ -1,0 +1,163 @@
+"""What a peer concludes from what relays say of it, and what it announces then."""
+
+import random
+from dataclasses import replace
+
+import pytest
+from support.swarms.swarm_examples import facts_of
+
+from molink.dht.identity.dialable import ANYWHERE, own_ranges
+from molink.dht.identity.identity import Identity
+from molink.dht.records.announcement import AnnouncementError, sign_facts, verify_facts
+from molink.dht.records.records import PeerFacts, PeerState, PeerView, RelayAt
+from molink.peer.reach.reachability import (
+    Finding,
+    Reachable,
+    RelayAnswer,
+    announced,
+    apart,
+    candidates,
+    contradicted,
+    judge,
+    stays_for,
+)
+from molink.peer.reach.relay_limits import offered_mbps, pair_pace, relay_limits
+
+OWN = Identity.generate()
+RELAYS = tuple(RelayAt(Identity.generate().peer_id, f"198.51.{at}.1:443") for at in range(8))
+
+
+def answer(found: bool | None, at: int = 0, observed: str = "203.0.113.10:4000") -> RelayAnswer:
+    return RelayAnswer(RELAYS[at], 0.1 * (at + 1), observed, found)
+
+
+def view(relay_address: str) -> PeerView:
+    facts = replace(facts_of(Identity.generate()), relay_address=relay_address)
+    state = PeerState(facts.peer_id, 1, 60, 1, (), 0, 0, 0, 0)
+    return PeerView(facts, state, 0.0)
+
+
+def at_home() -> PeerFacts:
+    return replace(
+        facts_of(OWN),
+        addresses=(f"/ip4/192.168.1.2/tcp/4001/p2p/{OWN.peer_id}",),
+        grpc_addresses=("192.168.1.2:4002",),
+    )
+
+
+@pytest.mark.parametrize(
+    ("found", "reachable"),
+    [
+        ([True, True, False], Reachable.DIALABLE),
+        ([True, False, False], Reachable.RELAYED),
+        ([True, True], Reachable.DIALABLE),
+        ([True, False], Reachable.RELAYED),
+        ([True, None, None], Reachable.DIALABLE),
+        ([False], Reachable.RELAYED),
+        ([None, None], Reachable.UNKNOWN),
+        ([], Reachable.UNKNOWN),
+    ],
+)
+def test_more_than_half_of_those_that_dialled_back_decide(
+    found: list[bool | None], reachable: Reachable
+) -> None:
+    assert judge([answer(one, at) for at, one in enumerate(found)]).reachable is reachable
+
+
+def test_relays_that_answer_are_ranked_by_how_near_they_are() -> None:
+    assert judge([answer(None, 2), answer(None, 0), answer(None, 1)]).near == RELAYS[:3]
+
+
+def test_a_peer_that_nobody_can_dial_announces_its_relays_and_no_address() -> None:
+    facts = announced(at_home(), Finding(Reachable.RELAYED), RELAYS[:2], relay_port=443)
+    assert (facts.addresses, facts.grpc_addresses, facts.relay_address) == ((), (), "")
+    assert facts.relays == RELAYS[:2]
+    assert b"192.168" not in sign_facts(replace(facts, ttl_s=60), OWN)
+
+
+def test_a_peer_behind_a_router_that_passes_ports_on_announces_the_routers_address() -> None:
+    facts = announced(at_home(), Finding(Reachable.DIALABLE, "203.0.113.10"), (), relay_port=443)
+    assert facts.grpc_addresses == ("203.0.113.10:4002",)
+    assert facts.addresses == (f"/ip4/203.0.113.10/tcp/4001/p2p/{OWN.peer_id}",)
+    assert facts.relay_address == "203.0.113.10:443"
+    assert facts.relays == ()
+
+
+@pytest.mark.parametrize("finding", [Finding(Reachable.UNKNOWN), Finding(Reachable.DIALABLE, "192.168.1.2")])
+def test_where_nobody_says_otherwise_addresses_are_as_the_owner_set_them_up(finding: Finding) -> None:
+    assert announced(at_home(), finding, (), None) == at_home()
+
+
+def test_relays_are_asked_in_many_networks_and_only_where_the_swarm_is() -> None:
+    views = [view(f"198.51.100.{at}:443") for at in range(5)] + [view("203.0.113.1:443")]
+    views += [view("192.168.1.7:443"), view("127.0.0.1:443"), view("relay.example.org:443"), view("")]
+    found = candidates(views, "", own_ranges(()), random.Random(1))
+    assert len(found) == 6
+    assert "203.0.113.1:443" in [relay.address for relay in found[:2]]
+    assert not [relay for relay in found if relay.address.startswith(("192", "127", "relay"))]
+    assert candidates([view("127.0.0.1:443")], "", ANYWHERE, random.Random(1))
+
+
+@pytest.mark.parametrize(
+    ("found", "observed", "is_contradicted"),
+    [
+        ([False, False], "203.0.113.10:4000", True),
+        ([False, False, None], "203.0.113.10:4000", True),
+        ([False], "203.0.113.10:4000", False),
+        ([False, False, True], "203.0.113.10:4000", False),
+        ([False, False], "203.0.113.99:4000", False),
+        ([], "", False),
+    ],
+)
+def test_an_owner_is_contradicted_by_two_relays_that_looked_where_he_says(
+    found: list[bool | None], observed: str, is_contradicted: bool
+) -> None:
+    answers = [answer(one, at, observed) for at, one in enumerate(found)]
+    assert contradicted("203.0.113.10:4002", answers) is is_contradicted
+
+
+def test_stays_are_kept_and_new_ones_are_in_other_networks() -> None:
+    near = (RelayAt("a", "198.51.100.1:1"), RelayAt("b", "198.51.100.2:1"), RelayAt("c", "203.0.113.1:1"))
+    assert apart(near) == (near[0], near[2], near[1])
+    assert stays_for((RELAYS[0],), near) == (RELAYS[0], near[0], near[2])
+
+
+def test_relays_of_facts_come_out_as_they_went_in_and_are_bounded() -> None:
+    facts = replace(facts_of(OWN), relays=RELAYS[:3], relay_address="[2001:db8::1]:443", ttl_s=60)
+    read = verify_facts(sign_facts(facts, OWN))
+    assert (read.relays, read.relay_address) == (RELAYS[:3], "[2001:db8::1]:443")
+    for wrong in (
+        replace(facts, relays=RELAYS[:4]),
+        replace(facts, relay_address="nowhere"),
+        replace(facts, relays=(RelayAt(RELAYS[0].peer_id, "198.51.100.1"),)),
+    ):
+        with pytest.raises(AnnouncementError):
+            sign_facts(wrong, OWN)
+
+
+def test_a_tenth_of_the_uplink_is_offered_and_at_most_twenty_megabits() -> None:
+    assert offered_mbps("auto", 100.0) == 10.0
+    assert offered_mbps("auto", 1000.0) == 20.0
+    assert offered_mbps("auto", None) == 5.0
+    assert offered_mbps("40", 100.0) == 40.0
+    assert offered_mbps("off", 100.0) is None
+
+
+@pytest.mark.parametrize("descriptors", [256, 1024, 4096, 1_000_000, None])
+def test_a_relay_takes_an_eighth_of_the_descriptors_at_most_and_nobody_all_of_it(
+    descriptors: int | None,
+) -> None:
+    limits = relay_limits(descriptors)
+    assert limits.unproven + limits.proven + 2 * limits.pairs <= (descriptors or 10**6) // 8
+    assert min(limits.of_network, limits.stays) < limits.proven
+    assert max(limits.pairs_of_identity, limits.pairs_of_network) < limits.pairs
+
+
+def test_a_pair_passes_on_its_rate_and_no_more() -> None:
+    now = [0.0]
+    pace = pair_pace(lambda: 1_000_000.0, lambda: now[0])
+    passed = 0
+    while now[0] < 10.0:
+        passed += 65536
+        now[0] += max(pace(65536), 0.001)
+    assert 10.0 <= passed / 1_000_000 <= 10.5

@@ -1,0 +1,125 @@
+"""Links of the product over relays: frames go both ways, a link outlives its relay, and moves without losing any."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from support.links.data_plane import End, asynchronous, soon, until
+from support.links.reach_ends import RelayedEnd, RelayEnd
+
+from molink.dht.identity.identity import Identity
+from molink.dht.records.records import RelayAt
+from molink.peer.wire.link.dialled_connection import DialledConnection
+from molink.peer.wire.link.ladder import DIRECT_S, Ladder
+from molink.peer.wire.link.link import Link, LinkError, Resumed
+from molink.peer.wire.protocol import molink_pb2 as pb
+from molink.peer.wire.reach.ways import Relayed
+from molink.peer.wire.transmission.classes import TrafficClass
+
+
+def way_of(link: Link) -> str:
+    assert isinstance(link.connection, DialledConnection)
+    return link.connection.way
+
+
+@asynchronous
+async def test_a_peer_that_announces_no_address_is_reached_over_its_relay_and_answers() -> None:
+    async with RelayEnd() as relay, RelayedEnd() as home, End(is_client=True) as client:
+        link = await soon(client.links.to(await home.stay(relay.at)))
+        assert way_of(link) == "relayed"
+        link.post(pb.Activations(hidden_size=7), b"x" * 100_000, TrafficClass.DECODE)
+        _, frame = await soon(home.end.handler.frames.get())
+        assert (frame.header.hidden_size, len(frame.payload)) == (7, 100_000)  # type: ignore[attr-defined]
+        back = home.end.links.find(client.peer_id)
+        assert back is not None
+        back.post(pb.Activations(hidden_size=8))
+        _, frame = await soon(client.handler.frames.get())
+        assert frame.header.hidden_size == 8  # type: ignore[attr-defined]
+
+
+@asynchronous
+async def test_a_relay_cannot_put_another_peer_in_the_place_of_the_one_that_was_meant() -> None:
+    async with (
+        RelayEnd() as relay,
+        RelayedEnd() as home,
+        RelayedEnd() as impostor,
+        End(is_client=True) as client,
+    ):
+        facts = await home.stay(relay.at)
+        await impostor.stay(relay.at)
+        dialler = client.links.dialler
+        way = Relayed(impostor.end.peer_id, relay.at, dialler.ladder.user)
+        with pytest.raises(LinkError, match="cannot be reached"):
+            await soon(dialler.dial_over(facts, way, pb.Proof(link_id=bytes(16))))
+
+
+@asynchronous
+async def test_of_two_relays_the_one_that_answers_is_used() -> None:
+    async with RelayEnd() as relay, RelayedEnd() as home, End(is_client=True) as client:
+        facts = await home.stay(relay.at)
+        dead = RelayAt(Identity.generate().peer_id, "127.0.0.1:9")
+        link = await soon(client.links.to(replace(facts, relays=(dead, relay.at))))
+        assert way_of(link) == "relayed"
+
+
+@asynchronous
+async def test_a_link_whose_relay_is_gone_goes_on_over_the_next() -> None:
+    async with RelayEnd() as first, RelayEnd() as second, RelayedEnd() as home, End(is_client=True) as client:
+        facts = await home.stay(first.at, second.at)
+        link = await soon(client.links.to(facts))
+        await first.__aexit__(None)
+        for number in range(20):
+            link.post(pb.Activations(hidden_size=number), b"", TrafficClass.DECODE)
+        seen = [(await soon(home.end.handler.frames.get()))[1].header.hidden_size for _ in range(20)]  # type: ignore[attr-defined]
+        assert seen == list(range(20))
+        assert second.relay.pairs == 1
+
+
+@asynchronous
+async def test_a_link_moves_under_traffic_and_nothing_is_lost_or_comes_twice() -> None:
+    async with RelayEnd() as first, RelayEnd() as second, RelayedEnd() as home, End(is_client=True) as client:
+        facts = await home.stay(first.at, second.at)
+        link = await soon(client.links.to(replace(facts, relays=(first.at,))))
+        dialler = client.links.dialler
+        way = Relayed(facts.peer_id, second.at, dialler.ladder.user, name="moved")
+
+        async def redial(moved: Link) -> Resumed:
+            asked = pb.Proof(link_id=moved.link_id, resumes=True, received=moved.received)
+            return await dialler.dial_over(facts, way, asked)
+
+        for number in range(300):
+            link.post(pb.Activations(hidden_size=number), b"", TrafficClass.DECODE)
+            if number == 150:
+                assert link.move(redial)
+            await asyncio.sleep(0)
+        seen = [(await soon(home.end.handler.frames.get()))[1].header.hidden_size for _ in range(300)]  # type: ignore[attr-defined]
+        assert seen == list(range(300))
+        await until(lambda: way_of(link) == "moved")
+        assert link.closed_because is None
+        await until(lambda: first.relay.pairs == 0)
+
+
+@asynchronous
+async def test_a_dialler_with_a_relay_of_its_own_is_dialled_by_the_other_end() -> None:
+    async with RelayEnd() as relay, RelayEnd() as own, RelayedEnd() as home, End(is_client=True) as peer:
+        facts = await home.stay(relay.at)
+        home.relays[own.identity.peer_id] = own.at
+        peer.links.dialler.ladder.user = replace(peer.links.dialler.ladder.user, identity=own.identity)
+        peer.links.dialler.ladder.expect = own.relay.expect
+        link = await soon(peer.links.to(facts))
+        assert way_of(link) == "reversed"
+        assert relay.relay.pairs == 0
+
+
+def test_rungs_are_addresses_then_the_reversed_way_then_relays() -> None:
+    ladder = Ladder(Identity.generate(), None)
+    relays = tuple(RelayAt(Identity.generate().peer_id, f"192.0.2.{at}:1") for at in (1, 2))
+    rungs = ladder.rungs("peer", ("198.51.100.1:1", "[2001:db8::1]:1"), relays)
+    assert [(rung.start_s, rung.way and rung.way.name) for rung in rungs] == [
+        (0.0, None),
+        (0.25, None),
+        (DIRECT_S, "relayed"),
+        (DIRECT_S + 0.6, "relayed"),
+    ]
+    assert [rung.start_s for rung in ladder.rungs("peer", (), relays)] == [0.0, 0.6]
+    assert ladder.rungs("peer", (), ()) == ()

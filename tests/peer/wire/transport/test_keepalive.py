@@ -1,0 +1,62 @@
+"""When a link asks for a sign of life, when its connection seems dead, and when it is given up."""
+
+from itertools import count
+
+from molink.peer.wire.transport.keepalive import (
+    BUSY_LOST_AFTER_S,
+    IDLE_LOST_AFTER_S,
+    LATE_S,
+    SILENT_S,
+    TICK_S,
+    KeepAlive,
+    KeepAliveAction,
+)
+
+RTT_S = 0.04
+
+
+def silent_from(alive: KeepAlive, began_s: float, *, owed: bool) -> tuple[float, float]:
+    """For how long nothing has come when the connection first seems dead, and when the link is given up."""
+    dead_s: float | None = None
+    for tick in count(1):
+        now_s = began_s + tick * TICK_S
+        action = alive.tick(now_s, owed=owed, measured_s=began_s)
+        for part in range(10):
+            look_s = now_s + part * TICK_S / 10
+            if dead_s is None and alive.seems_dead(look_s, RTT_S):
+                dead_s = look_s - began_s
+        if action is KeepAliveAction.LOST:
+            assert dead_s is not None
+            return dead_s, now_s - began_s
+    raise AssertionError
+
+
+def test_a_busy_links_connection_seems_dead_a_second_and_a_half_before_it_is_given_up() -> None:
+    dead_s, lost_s = silent_from(KeepAlive(0.0), 0.0, owed=True)
+    assert SILENT_S <= dead_s <= SILENT_S + LATE_S + 2 * RTT_S
+    assert BUSY_LOST_AFTER_S <= lost_s <= BUSY_LOST_AFTER_S + TICK_S
+
+
+def test_an_idle_links_connection_seems_dead_when_a_ping_is_not_answered() -> None:
+    alive = KeepAlive(0.0)
+    alive.used_s = -100.0
+    dead_s, lost_s = silent_from(alive, 0.0, owed=False)
+    assert dead_s < 5.0
+    assert lost_s > IDLE_LOST_AFTER_S
+
+
+def test_what_was_not_asked_or_has_answered_does_not_seem_dead() -> None:
+    alive = KeepAlive(0.0)
+    assert not alive.seems_dead(10.0, RTT_S), "nobody has asked"
+    assert alive.tick(TICK_S, owed=True, measured_s=0.0) is KeepAliveAction.PING
+    assert not alive.seems_dead(TICK_S + RTT_S, RTT_S), "an answer takes a round trip"
+    alive.heard_s = TICK_S + RTT_S
+    assert not alive.seems_dead(10.0, RTT_S), "the ping was answered"
+
+
+def test_an_end_that_was_itself_held_up_begins_to_count_anew() -> None:
+    alive = KeepAlive(0.0)
+    alive.tick(TICK_S, owed=True, measured_s=0.0)
+    alive.excuse(5.0)
+    assert not alive.seems_dead(5.5, RTT_S)
+    assert alive.seems_dead(5.0 + SILENT_S, RTT_S)

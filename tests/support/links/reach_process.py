@@ -1,0 +1,136 @@
+"""One process of a test with namespaces: a relay, or a home that stays at relays, and perhaps dials another home.
+
+Run as `python -m support.links.reach_process` with one argument in JSON; writes lines of JSON. Ends with its stdin.
+"""
+
+import asyncio
+import json
+import statistics
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from support.links.reach_ends import RelayedEnd
+
+from molink.dht.identity.identity import Identity
+from molink.dht.records.announcement import sign_facts, verify_facts
+from molink.dht.records.records import PeerFacts, RelayAt
+from molink.peer.reach.relay import Relay
+from molink.peer.wire.link.dialled_connection import DialledConnection
+from molink.peer.wire.link.link import Link
+from molink.peer.wire.protocol import molink_pb2 as pb
+from molink.peer.wire.transmission.classes import TrafficClass
+
+ECHOES = 20
+ECHO_BYTES = 4096
+PARTED_S = 10.0
+AFTER_S = 0.5
+"""Of decode on the way that is left."""
+
+
+def say(**values: object) -> None:
+    print(json.dumps(values), flush=True)
+
+
+async def relay(port: int) -> None:
+    identity = Identity.generate()
+    async with Relay("0.0.0.0", port, identity, None):  # noqa: S104
+        say(peer_id=identity.peer_id)
+        await asyncio.to_thread(sys.stdin.read)
+
+
+async def home(asked: dict[str, Any]) -> None:
+    relays = tuple(RelayAt(**one) for one in asked["relays"])
+    async with RelayedEnd() as end:
+        facts = await end.stay(*relays[: asked.get("stays", 2)])
+        if asked.get("punches", True):
+            await end.punch(*relays)
+        echoing = asyncio.create_task(echo(end))
+        say(facts=sign_facts(facts, end.end.identity).hex())
+        try:
+            reading = asyncio.create_task(asyncio.to_thread(sys.stdin.readline))
+            line = await reading
+            if line.strip():
+                echoing.cancel()
+                await dial(end, verify_facts(bytes.fromhex(line.strip())), asked)
+                await asyncio.to_thread(sys.stdin.read)
+        finally:
+            echoing.cancel()
+
+
+async def echo(end: RelayedEnd) -> None:
+    while True:
+        peer_id, frame = await end.end.handler.frames.get()
+        link = end.end.links.find(peer_id)
+        if link is not None:
+            link.post(frame.header, bytes(frame.payload), TrafficClass.DECODE)
+
+
+def way_of(link: Link) -> str:
+    return link.connection.way if isinstance(link.connection, DialledConnection) else ""
+
+
+async def dial(end: RelayedEnd, facts: PeerFacts, asked: dict[str, Any]) -> None:
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    link = await end.end.links.to(facts, 5.0)
+    usable_ms = (loop.time() - began_s) * 1000
+    first_way, first_ms = way_of(link), await echo_ms(end, link)
+    sent = await push(link, 0, lambda: way_of(link) != first_way, asked.get("wait_s", 4.0))
+    moved_ms = round((loop.time() - began_s) * 1000) if way_of(link) != first_way else None
+    if asked["parts"]:
+        say(moved=moved_ms is not None)
+        await asyncio.to_thread(sys.stdin.readline)
+        sent = await push(link, sent, lambda: way_of(link) == first_way, PARTED_S)
+    sent = await push(link, sent, lambda: False, AFTER_S)
+    numbers: list[int] = []
+    async with asyncio.timeout(5.0):
+        while len(numbers) < sent:
+            _, frame = await end.end.handler.frames.get()
+            numbers.append(frame.header.hidden_size)  # type: ignore[attr-defined]
+    say(
+        way=way_of(link),
+        first_way=first_way,
+        usable_ms=round(usable_ms),
+        first_echo_ms=first_ms,
+        echo_ms=await echo_ms(end, link),
+        moved_ms=moved_ms,
+        in_order=numbers == list(range(sent)),
+        sent=sent,
+        closed=link.closed_because,
+    )
+
+
+async def push(link: Link, first: int, done: Callable[[], bool], most_s: float) -> int:
+    """A decode row each 10 ms, until that is so; the number of the next."""
+    clock = asyncio.get_running_loop().time
+    until_s, number = clock() + most_s, first
+    while clock() < until_s and not done():
+        link.post(pb.Activations(hidden_size=number), bytes(64), TrafficClass.DECODE)
+        number += 1
+        await asyncio.sleep(0.01)
+    return number
+
+
+async def echo_ms(end: RelayedEnd, link: Link) -> float:
+    clock = asyncio.get_running_loop().time
+    times = []
+    for _ in range(ECHOES):
+        began_s = clock()
+        link.post(pb.Activations(hidden_size=1), bytes(ECHO_BYTES), TrafficClass.DECODE)
+        async with asyncio.timeout(5.0):
+            await end.end.handler.frames.get()
+        times.append((clock() - began_s) * 1000)
+    return round(statistics.median(times), 2)
+
+
+def main() -> None:
+    asked = json.loads(sys.argv[1])
+    if asked["role"] == "relay":
+        asyncio.run(relay(asked["port"]))
+    else:
+        asyncio.run(home(asked))
+
+
+if __name__ == "__main__":
+    main()
