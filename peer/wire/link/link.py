@@ -128,7 +128,6 @@ class Link:
         """Seconds since anything arrived."""
         return asyncio.get_running_loop().time() - self._packets.keepalive.heard_s
 
-    @property
     def seems_dead(self) -> bool:
         """Whether a sign of life is late: the connection may be gone without a word."""
         now_s, least_s = asyncio.get_running_loop().time(), self._packets.round_trips.least_s or 0.0

@@ -20,14 +20,14 @@ async def keep_second_way(link: Link, knock: Callable[[], Awaitable[Knock]]) -> 
     """Minds a link that this end has dialled, until cancelled. `knock` raises LinkError."""
     while True:
         await asyncio.sleep(LOOK_EVERY_S)
-        if not link.seems_dead:
+        if not link.seems_dead():
             continue
         try:
             found = await knock()
         except LinkError:
             await asyncio.sleep(KNOCK_AGAIN_S)
             continue
-        if not link.seems_dead or not link.move(resume_over(found)):
+        if not link.seems_dead() or not link.move(resume_over(found)):
             await found.connection.close()
         await asyncio.sleep(KNOCK_AGAIN_S)
 
