@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
+# The tests start Python some hundred times: what one process has compiled of the package, the others read.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test test-e2e test-shards test-units test-decisions test-discovery test-triton test-full check fuzz attack bench bench-link bench-engine bench-engine-gpu gpu-suite proto clean setup
 

@@ -28,6 +28,7 @@ SMALL_FOR_A_REASON = {
     "routing/placement/neighbourhood.py": "one rule, with its source",
     "public/lazy_names.py": "one rule that two packages share",
     "shards/backoff.py": "a value that all worlds share",
+    "shards/device/garbage.py": "a peer calls it before torch is there",
     "shards/batching/ways.py": "a value that ranks, profiles and engines share",
     "simnet/suggestions.py": "a sentence that all of its rooms say",
 }

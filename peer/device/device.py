@@ -1,7 +1,6 @@
 """Where a peer computes, and how much of the machine it may take."""
 
 import ctypes
-import gc
 import os
 import platform
 import subprocess
@@ -18,6 +17,7 @@ from molink.dht.records.records import Device
 from molink.peer.device.graphics_cards import hidden_cards, seen_cards
 from molink.peer.device.torch_builds import TorchBuild, unusable_gpus, why_not_used
 from molink.peer.memory.memory import format_bytes
+from molink.shards.device.garbage import collect_garbage
 
 CPU_SHARE = 0.5
 """Part of the memory available now that a peer takes by default: the rest is the volunteer's."""
@@ -173,9 +173,7 @@ def cap_gpu_memory(device: str, cap_bytes: int) -> None:
 def give_back_memory(device: str) -> None:
     """What nobody uses any more goes back to the system, though allocators would keep it, and though it belongs to
     cycles of objects that were frozen."""
-    gc.unfreeze()
-    gc.collect()
-    gc.freeze()
+    collect_garbage()
     if device.startswith("cuda"):
         import torch
 

@@ -19,6 +19,7 @@ from molink.peer.memory.memory import format_bytes
 from molink.peer.models.choosing import choose_numbers
 from molink.peer.models.hub import HubAccess, open_hub_model, outline, progress_bar
 from molink.shards.checkpoint import catalog, store
+from molink.shards.checkpoint.safetensors_header import StoreError, weight_files
 from molink.shards.errors import QuantizationUnavailable, WeightsError
 from molink.shards.hub.hub_weights import HubWeights
 from molink.shards.loading.loader import load_stage
@@ -200,6 +201,8 @@ async def open_model(
         manifest = await _open_files(identifier, folder, digests, report)
     elif access is None:
         manifest, outlined = await asyncio.to_thread(outline, identifier, folder)
+    elif (complete := await _open_snapshot(identifier, folder, views, digests, report)) is not None:
+        manifest = complete
     else:
         manifest, hub = await open_hub_model(identifier, folder, views, access, report)
     content_hash = manifest.content_hash
@@ -224,6 +227,20 @@ def keeping_packed(
     except OSError as error:
         _log.warning("quantized layers are not kept for the next start: %s cannot be used: %s", folder, error)
         return model
+
+
+async def _open_snapshot(
+    identifier: str, folder: Path, views: Sequence[PeerView], digests: Path, report: Callable[[str], None]
+) -> store.Manifest | None:
+    """What the hub library's own cache has of the model, if it has all of its weights, whole, and they are not others
+    than the swarm serves under this name; None: they are to be fetched."""
+    try:
+        weight_files(folder)
+        manifest = await _open_files(identifier, folder, digests, report)
+    except StoreError:
+        return None
+    served = {view.facts.model.content_hash for view in views if view.facts.model.name == identifier}
+    return manifest if not served or manifest.content_hash in served else None
 
 
 async def _open_files(

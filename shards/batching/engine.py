@@ -21,12 +21,13 @@ from molink.shards.batching.partial_step import (
     next_slice_batch,
 )
 from molink.shards.device.device import Device
+from molink.shards.device.garbage import collect_garbage
 from molink.shards.device.transfers import Staging, Transfers
 from molink.shards.kv.block_allocator import PoolFull
 from molink.shards.kv.kv_cache import SequenceCache, open_cache
 from molink.shards.kv.kv_memory import LayerLayout
 from molink.shards.kv.kv_pool import KvPool
-from molink.shards.model.stage import Stage, View, free_dropped
+from molink.shards.model.stage import Stage, View
 from molink.shards.paged_attention.paged_rows import PagedRows
 from molink.shards.spec import ModelSpec, Span, merge_spans, missing_spans
 
@@ -108,15 +109,14 @@ class Engine:
         self._paged.added(stage.span)
 
     def detach(self, span: Span) -> None:
-        """Frees the layers of `span`; parts of stages outside it stay. Raises NotHeld where some are not
-        held."""
+        """Frees the layers of `span`; parts of stages outside it stay. Raises NotHeld where some are not held."""
         if missing_spans(span, self.held):
             raise NotHeld(span, self.held)
         self._device.enter()
         self._routes.clear()
         self._paged.changed(self._drop(span), self.held)
         self.pool.forget(span)
-        free_dropped()
+        collect_garbage()
 
     def _drop(self, span: Span) -> list[Span]:
         """The spans of stages that were changed."""

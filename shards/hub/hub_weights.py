@@ -67,7 +67,7 @@ class HubWeights:
             except OSError as error:
                 raise WeightsError(self.checkpoint.folder, self._disk_trouble(error)) from error
             yield {
-                name: BlobPart(self._store.blob(sha256), tensors[name].tensor)
+                name: BlobPart(self._store.blob(sha256), tensors[name].tensor, self._store.known)
                 for name, sha256 in digests.items()
             }
 

@@ -120,7 +120,7 @@ class CountedTensor:
             if self._fingerprints is not None:
                 self._fingerprints.add(self._name, self._part, whole)
         else:
-            whole = self._known.mapped(self._part)
+            whole = self._known.whole(self._part)
             if self._fingerprints is not None:
                 self._fingerprints.trust(self._name, self._part, digest)
         read: torch.Tensor = whole if index is ... else _copy_in_phase(whole[index])  # type: ignore[index] # a slice

@@ -196,9 +196,7 @@ def _load_model(
     if manifest is not None and read_settings(folder / "config.json") != manifest.configuration:
         raise WeightsError(folder, "its config.json is not that of the model that is served: it was altered")
     fingerprints = None if manifest is None else Fingerprints()
-    stored, unreadable = (
-        open_tensors(folder, source.known) if source.parts is None else (source.parts, list[str]())
-    )
+    stored, unreadable = _opened(source, exact=recipe.exact)
     counter = LoadCounter(progress, recipe.dtype.itemsize)
     tensors: Mapping[str, StoredPart] = {
         name: CountedTensor(name, part, counter, fingerprints, source.known) for name, part in stored.items()
@@ -226,6 +224,18 @@ def _load_model(
             source.known.remember(fingerprints.names)
     counter.finish()
     return model
+
+
+def _opened(source: _Source, *, exact: bool) -> tuple[Mapping[str, StoredPart], list[str]]:
+    """The tensors on disk, and what is wrong with files that cannot be read."""
+    if source.parts is None:
+        return open_tensors(source.folder, source.known)
+    try:
+        if source.known is not None:
+            source.known.look_up_blobs(source.parts, exact=exact)
+    except OSError as error:
+        raise WeightsError(source.folder, f"its weights cannot be read: {error}") from error
+    return source.parts, []
 
 
 def _keep_packed(packed: PackedLayers, model: PreTrainedModel, span: Iterable[int]) -> None:

@@ -1,7 +1,6 @@
 """A loaded span of a model, able to run any span inside it."""
 
 import enum
-import gc
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -219,16 +218,6 @@ class Stage:
         if not self.span.covers(span):
             raise ValueError(f"this stage holds {self.span}, which does not cover {span}")
         return cut_view(self._model, self.span, span, self.facts.layers)
-
-
-def free_dropped() -> None:
-    """Frees modules that nothing refers to but one another. What was frozen when a process had started is looked at as
-    well, since its first layers are: a collection that takes a tenth of a second."""
-    frozen = gc.get_freeze_count()
-    gc.unfreeze()
-    gc.collect()
-    if frozen:
-        gc.freeze()
 
 
 def shorten_lookups(layers: nn.Module) -> None:

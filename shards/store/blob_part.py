@@ -11,6 +11,7 @@ from typing import Final
 import torch
 
 from molink.shards.checkpoint.safetensors_header import StoredTensor
+from molink.shards.store.known_blobs import KnownBlobs
 
 CACHE_LINE_BYTES: Final = 64
 _OWN_MAPPING_BYTES: Final = 2**20
@@ -32,14 +33,20 @@ _DTYPES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class BlobPart:
-    """Reads the file `path`, whole, each time it is indexed: no file stays open, and no memory mapped."""
+    """Reads the file `path`, whole, each time it is indexed: no file stays open, and no memory mapped. Or mapped."""
 
     path: Path
     tensor: StoredTensor
+    known: KnownBlobs | None = None
+    """Who remembers that the file was hashed; None: nobody."""
 
     def __getitem__(self, index: object) -> torch.Tensor:
         """In memory of its own."""
         return _read(self.path, 0, self.tensor)[index]  # type: ignore[index]
+
+    def mapped(self, file: torch.Tensor) -> torch.Tensor:
+        """The tensor, which is the whole file."""
+        return file.view(torch_dtype(self.tensor.dtype)).view(self.tensor.shape)
 
     def get_shape(self) -> list[int]:
         return list(self.tensor.shape)

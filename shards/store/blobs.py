@@ -2,7 +2,8 @@
 
 blobs/AB/ABCD...       a tensor's bytes; the name is their SHA-256
 unfinished/...         tensors on their way, as long as they will be: room for them is taken from the start
-notes/KIND/KEY         what is remembered beside: headers, lists of files, which tensor has which contents
+notes/KIND/KEY         what is remembered beside: headers, lists of files, which tensor has which contents, which blobs
+                       were hashed
 users/ID.lock, .json   a process that uses the store, and what may not be removed under it
 lock                   held for moments, by whoever changes what is there or in use
 """
@@ -10,6 +11,7 @@ lock                   held for moments, by whoever changes what is there or in 
 import hashlib
 import os
 import shutil
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -20,6 +22,7 @@ from typing import Final, Self
 from filelock import FileLock, Timeout
 from platformdirs import user_cache_dir
 
+from molink.shards.store.known_blobs import KnownBlobs, file_state
 from molink.shards.store.store_notes import StoreNotes, checked_name
 from molink.shards.store.store_users import StoreUsers
 
@@ -56,6 +59,7 @@ class BlobStore:
         self.folder = folder
         self._limit_bytes = limit_bytes
         self.notes = StoreNotes(folder / "notes", self._locked)
+        self.known = KnownBlobs(self.notes)
         self._users = StoreUsers(folder / "users")
 
     def __enter__(self) -> Self:
@@ -133,6 +137,8 @@ class BlobStore:
                     path.unlink()
                 else:
                     path.replace(blob)
+                    if (state := file_state(blob)) is not None:
+                        self.known.remember(blob, state, holds_numbers=False)
 
     def take(self, sizes: Mapping[str, int], in_use: "InUse") -> frozenset[str]:
         """Those of the blobs that are there and have their size; they are in use now, and used last."""
@@ -140,8 +146,8 @@ class BlobStore:
             there = frozenset(sha256 for sha256, size in sizes.items() if _has_size(self.blob(sha256), size))
             in_use.mark(map(self.blob, there))
         for sha256 in there:
-            with suppress(OSError):
-                os.utime(self.blob(sha256))
+            with suppress(OSError):  # when it was written is part of what is known of it
+                os.utime(self.blob(sha256), ns=(time.time_ns(), self.blob(sha256).stat().st_mtime_ns))
         return there
 
     def drop_damaged(self, sha256s: Iterable[str]) -> int:
@@ -150,6 +156,7 @@ class BlobStore:
             path for path in map(self.blob, sha256s) if path.is_file() and hash_file(path) != path.name
         ]
         for path in damaged:
+            self.known.forget(path)
             path.unlink(missing_ok=True)
         return len(damaged)
 
@@ -180,7 +187,7 @@ class BlobStore:
         for path in (*(self.folder / "blobs").glob("*/*"), *(self.folder / "unfinished").iterdir()):
             with suppress(OSError):
                 stat = path.stat()
-                found.append(_Stored(path, stat.st_size, stat.st_mtime_ns))
+                found.append(_Stored(path, stat.st_size, max(stat.st_atime_ns, stat.st_mtime_ns)))
         return found
 
     def _limit(self) -> int:
@@ -211,6 +218,7 @@ class BlobStore:
                 "hold fewer layers"
             )
         for path in going:
+            self.known.forget(path)
             with suppress(PermissionError):  # somebody reads it, on a system where that keeps it
                 path.unlink(missing_ok=True)
 

@@ -37,6 +37,11 @@ class StoreNotes:
             path.parent.mkdir(mode=0o700, exist_ok=True)
             replace_file(path, content)
 
+    def remove(self, kind: str, key: str) -> None:
+        """Nothing is remembered under the key any more."""
+        with suppress(OSError):
+            (self._folder / checked_name(kind) / checked_name(key)).unlink(missing_ok=True)
+
     def digests(self, content_id: str) -> dict[str, str]:
         """SHA-256 of the tensors of a file, by name, as far as they are known."""
         try:

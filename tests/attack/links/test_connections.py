@@ -1,8 +1,6 @@
 """Whoever holds connections or links without using them keeps nobody else out, and ends no peer."""
 
 import asyncio
-import shutil
-import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
@@ -13,32 +11,27 @@ import pytest
 from support.attackers.bystander import RECOVERY_S, bystander, require_alive
 from support.attackers.connection_attack import HTTP2_PREFACE, careless_tls, grpc_port, silence
 from support.links.raw_links import dialled, facts_of, question_of, refusal_of
+from support.swarms.forked_peers import ForkedSwarm, start_program
 from support.swarms.live_swarms import BUNDLED, References, check_that_it_serves
 
 from molink.client.api.swarm import AsyncSwarm
 from molink.client.local.local_swarm import LocalSwarm
-from molink.client.text.early_text import OWN_GROUP
 from molink.dht.identity.identity import Identity
 from molink.dht.records.records import PeerFacts
 from molink.peer.wire.link.handshake import prove
 from molink.peer.wire.protocol.frames import encode
 
 pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
-DESCRIPTORS = 1024
+PROGRAM = Path(__file__).parents[2] / "support" / "attackers" / "peer_of_few_descriptors.py"
 SILENT = 1100
 ATTACK_S = 60.0
 
 
-class SwarmOfFewDescriptors(LocalSwarm):
-    """Its peers may have DESCRIPTORS files and sockets each."""
+class SwarmOfFewDescriptors(ForkedSwarm):
+    """Its peers may have 1024 files and sockets each."""
 
-    async def _start(self, arguments: Sequence[str], log: Path) -> asyncio.subprocess.Process:
-        shell = shutil.which("sh") or "/bin/sh"
-        with log.open("ab") as errors:
-            return await asyncio.create_subprocess_exec(
-                shell, "-c", f'ulimit -n {DESCRIPTORS}; exec "$0" -m molink.peer "$@"', sys.executable, *arguments,
-                stdout=asyncio.subprocess.PIPE, stderr=errors, env=self.environment, creationflags=OWN_GROUP,
-            )  # fmt: skip
+    async def launch(self, arguments: Sequence[str], log: Path) -> asyncio.subprocess.Process:
+        return await start_program(PROGRAM, arguments, log)
 
 
 async def test_a_peer_of_1024_descriptors_outlives_1100_silent_connections_and_lets_newcomers_in(

@@ -1,13 +1,12 @@
 """Peers in processes of their own, which are killed."""
 
 import asyncio
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
+from support.swarms.forked_peers import start_program
 from support.swarms.swarm_examples import QUICK
 
 from molink.dht.identity.identity import Identity
@@ -17,16 +16,20 @@ PROGRAM = Path(__file__).parents[2] / "support" / "swarms" / "lone_peer.py"
 PATIENCE_S = 60.0
 
 
-@contextmanager
-def process(*initial: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+@asynccontextmanager
+async def process(log: Path, *initial: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
     """A peer's process and its address."""
-    command = [sys.executable, str(PROGRAM), "0.5", *initial]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as peer:
-        try:
-            assert peer.stdout is not None
-            yield peer, peer.stdout.readline().strip()
-        finally:
+    peer = await start_program(PROGRAM, ["0.5", *initial], log)
+    try:
+        assert peer.stdout is not None
+        async with asyncio.timeout(PATIENCE_S):
+            address = await peer.stdout.readline()
+        assert address, await asyncio.to_thread(log.read_text)
+        yield peer, address.decode().strip()
+    finally:
+        if peer.returncode is None:
             peer.kill()
+        await peer.wait()
 
 
 async def until_seen(client: Discovery, addresses: set[str]) -> None:
@@ -37,21 +40,23 @@ async def until_seen(client: Discovery, addresses: set[str]) -> None:
 
 
 @pytest.mark.e2e
-def test_a_swarm_forgets_who_is_killed_and_goes_on_without_its_first_peer() -> None:
-    async def scenario(processes: ExitStack) -> None:
-        first, at_first = processes.enter_context(process())
-        _, at_second = processes.enter_context(process(at_first))
-        third, at_third = processes.enter_context(process(at_first))
-        async with Discovery(
-            Identity.generate(), initial_peers=(at_first, at_second), timing=QUICK, listen=None
-        ) as client:
-            await until_seen(client, {at_first, at_second, at_third})
-            first.kill()
-            await until_seen(client, {at_second, at_third})
-            _, at_fourth = processes.enter_context(process(at_first, at_second))
-            await until_seen(client, {at_second, at_third, at_fourth})
-            third.kill()
-            await until_seen(client, {at_second, at_fourth})
+def test_a_swarm_forgets_who_is_killed_and_goes_on_without_its_first_peer(tmp_path: Path) -> None:
+    log = tmp_path / "log"
 
-    with ExitStack() as processes:
-        asyncio.run(scenario(processes))
+    async def scenario() -> None:
+        async with AsyncExitStack() as processes:
+            first, at_first = await processes.enter_async_context(process(log))
+            _, at_second = await processes.enter_async_context(process(log, at_first))
+            third, at_third = await processes.enter_async_context(process(log, at_first))
+            async with Discovery(
+                Identity.generate(), initial_peers=(at_first, at_second), timing=QUICK, listen=None
+            ) as client:
+                await until_seen(client, {at_first, at_second, at_third})
+                first.kill()
+                await until_seen(client, {at_second, at_third})
+                _, at_fourth = await processes.enter_async_context(process(log, at_first, at_second))
+                await until_seen(client, {at_second, at_third, at_fourth})
+                third.kill()
+                await until_seen(client, {at_second, at_fourth})
+
+    asyncio.run(scenario())

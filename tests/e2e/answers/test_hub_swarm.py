@@ -120,24 +120,16 @@ async def test_the_first_ctrl_c_ends_a_peer_that_waits_for_its_weights_and_anoth
         return answer
 
     hub.fault = hold
-    program = (
-        sys.executable,
-        "-m",
-        "molink.peer",
-        "join",
-        "--new-swarm",
-        "--state-dir",
-        str(tmp_path / "state"),
-    )
-    process = await asyncio.create_subprocess_exec(
-        *program, *options(tmp_path, "store", "0:2"), stdout=asyncio.subprocess.PIPE, env=swarm.environment
-    )
+    join = ("join", "--new-swarm", "--state-dir", str(tmp_path / "state"))
+    process = await swarm.launch((*join, *options(tmp_path, "store", "0:2")), tmp_path / "said")
+    assert process.stdout is not None
     try:
         async with asyncio.timeout(PROGRAM_TIMEOUT_S):
             while len(list(digests.glob("*"))) < len(names) - 1:  # noqa: ASYNC110 - no other sign is given
                 await asyncio.sleep(0.05)
             process.send_signal(signal.SIGINT)
-            said, _ = await process.communicate()
+            said = await process.stdout.read()
+            await process.wait()
     finally:
         gone.set()
         if process.returncode is None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.swarms.forked_peers import start_program
+from support.swarms.forked_peers import ForkedSwarm, start_program
 from support.swarms.live_swarms import (
     BUNDLED,
     FORMATION_TIMEOUT_S,
@@ -27,8 +27,9 @@ async def test_a_peer_on_two_devices_serves_exact_tokens_and_ends_with_a_sentenc
     references: References, tmp_path: Path
 ) -> None:
     arguments = ["join", "--new-swarm", "--model", BUNDLED, "--dtype", "float32", "--layers", "0:12"]
-    log = tmp_path / "log"
-    process = await start_program(PROGRAM, [*arguments, "--state-dir", str(tmp_path / "state")], log)
+    log, state = tmp_path / "log", tmp_path / "state"
+    ForkedSwarm.remind(state)
+    process = await start_program(PROGRAM, [*arguments, "--state-dir", str(state)], log)
     assert process.stdout is not None
     try:
         said: list[str] = []

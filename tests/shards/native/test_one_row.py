@@ -20,7 +20,7 @@ from molink.shards.matrices.int8_products import BytePacking, byte_product, memo
 from molink.shards.matrices.linear import packed_for_onednn
 from molink.shards.matrices.nf4_products import kernel_takes
 from molink.shards.matrices.quantized_matrices import Int8Matrices, Nf4Matrices
-from molink.shards.native import one_row
+from molink.shards.native import compiling, one_row
 from molink.shards.native.compiling import compiled_library
 from molink.shards.native.one_row import Form, OneRow
 from molink.shards.spec import Span
@@ -76,6 +76,29 @@ def in_torch(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(fused_layers, "_rotated", rotated)
     return seen
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """What the compiler makes."""
+    folder = tmp_path_factory.mktemp("compiled")
+    compiled_library.cache_clear()
+    assert compiled_library(folder) is not None
+    (kept,) = (folder / "native").iterdir()
+    return kept.read_bytes()
+
+
+@pytest.fixture
+def compiler_at_once(compiled: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler that has made it before, for tests of what is kept: the real one takes a second each time."""
+
+    def compiles(_compiler: str, _openmp: Path, folder: Path) -> Path:
+        made = folder / "one_row.so"
+        made.write_bytes(compiled)
+        return made
+
+    monkeypatch.setattr(compiling, "_compile", compiles)
+    compiled_library.cache_clear()
 
 
 def library() -> OneRow:
@@ -237,10 +260,10 @@ def test_a_library_is_kept_and_needs_no_compiler_again(
     assert list((tmp_path / "native").iterdir()) == [kept]
 
 
+@pytest.mark.usefixtures("compiler_at_once")
 def test_a_library_is_neither_read_nor_kept_where_others_may_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compiled_library.cache_clear()
     assert compiled_library(tmp_path) is not None
     (kept,) = (tmp_path / "native").iterdir()
     (tmp_path / "native").chmod(0o770)
@@ -262,9 +285,9 @@ def test_without_a_compiler_there_is_none(tmp_path: Path, monkeypatch: pytest.Mo
     compiled_library.cache_clear()
 
 
+@pytest.mark.usefixtures("compiler_at_once")
 @pytest.mark.parametrize("end", [100, -1, -5000])
 def test_a_kept_library_that_is_spoilt_is_made_anew(tmp_path: Path, end: int) -> None:
-    compiled_library.cache_clear()
     whole, spoilt = tmp_path / "whole", tmp_path / "spoilt"
     compiled_library(whole)
     (kept,) = (whole / "native").iterdir()

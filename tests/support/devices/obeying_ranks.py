@@ -102,10 +102,13 @@ class ObeyingRanks:
         return RanksLost(reason)
 
     def close(self) -> None:
+        """A rank that still waits for one that has failed wakes when the other's end of the group is closed. None may
+        be left: it would come back from its wait into an interpreter that is ending."""
         for orders in self._orders:
             orders.put(None)
         for thread in self.threads:
-            thread.join(GRACE_S)
+            thread.join(WAIT_S)
+        assert not any(thread.is_alive() for thread in self.threads)
 
     def _answerer(self, index: int) -> Callable[..., None]:
         def answer(order: dict[str, Any], payload: bytes | memoryview = b"", **content: object) -> None:
@@ -122,11 +125,15 @@ class ObeyingRanks:
         _SUMS[number] = group._sum
         group._sum = lambda partial: partial.copy_(_sum(partial, number))  # type: ignore[assignment]
         self._answers.put((index, ({"open": True}, bytearray())))
-        while (given := self._orders[index].get()) is not None:
-            try:
-                rank.obey(*given)
-            except Exception as error:  # noqa: BLE001 - as `process.main`
-                self._answers.put((index, (describe_error(error), bytearray())))
+        try:
+            while (given := self._orders[index].get()) is not None:
+                try:
+                    rank.obey(*given)
+                except Exception as error:  # noqa: BLE001 - as `process.main`
+                    self._answers.put((index, (describe_error(error), bytearray())))
+        finally:
+            group._sum = group._gather = None  # with nobody to refer to it, torch closes this end
+            del _SUMS[number]
 
 
 @contextmanager

@@ -7,6 +7,7 @@ for the few architectures that resist). How each is drawn is found by trying and
 """
 
 import atexit
+import hashlib
 import itertools
 import json
 import shutil
@@ -343,10 +344,31 @@ def load_reference(folder: Path, dtype: str = "float32") -> PreTrainedModel:
 
 def greedy_reference(folder: Path, prompt: list[int], tokens: int, dtype: str = "float32") -> list[int]:
     """The greedy token ids that `transformers` generates after `prompt`, going on past the stop token."""
-    return _greedy(load_reference(folder, dtype), [prompt], tokens)[0]
+    return greedy_references(folder, [prompt], tokens, dtype)[0]
 
 
-def greedy_references(folder: Path, prompts: list[list[int]], tokens: int) -> list[list[int]]:
-    """As `greedy_reference` in float32, for prompts of any lengths, each generated alone."""
-    model = load_reference(folder)
-    return [_greedy(model, [prompt], tokens)[0] for prompt in prompts]
+def greedy_references(
+    folder: Path, prompts: list[list[int]], tokens: int, dtype: str = "float32"
+) -> list[list[int]]:
+    """As `greedy_reference`, for prompts of any lengths, each generated alone. What a model of these contents has been
+    asked before is not generated again: the folder may be another."""
+    known = _references(_contents(folder), tokens, dtype)
+    lacking = [prompt for prompt in prompts if tuple(prompt) not in known]
+    if lacking:
+        model = load_reference(folder, dtype)
+        known |= {tuple(prompt): _greedy(model, [prompt], tokens)[0] for prompt in lacking}
+    return [list(known[tuple(prompt)]) for prompt in prompts]
+
+
+@cache
+def _references(contents: str, tokens: int, dtype: str) -> dict[tuple[int, ...], list[int]]:
+    """What is known of one model, by prompt."""
+    return {}
+
+
+def _contents(folder: Path) -> str:
+    """A digest of what the model is made of."""
+    digest = hashlib.sha256()
+    for path in sorted((*folder.glob("*.json"), *folder.glob("*.safetensors"))):
+        digest.update(path.name.encode() + hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()

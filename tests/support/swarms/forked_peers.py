@@ -70,16 +70,24 @@ class ForkedSwarm(LocalSwarm):
     """What they have read, tried and measured of models, by the name of the file that remembers it."""
 
     async def join(self, name: str, *options: str, initial_peers: Sequence[str] | None = None) -> LocalPeer:
-        remembered, digests = self.folder / name / "profiles.json", self.folder / name / "digests"
-        remembered.parent.mkdir(mode=0o700, exist_ok=True)
-        remembered.write_text(json.dumps(self.profiles), encoding="utf-8")
-        digests.mkdir(mode=0o700, exist_ok=True)
-        for file, content in self.digests.items():
-            (digests / file).write_bytes(content)
+        self.remind(self.folder / name)
         peer = await super().join(name, *options, initial_peers=initial_peers)
-        self.profiles.update(json.loads(remembered.read_text(encoding="utf-8")))
-        self.digests.update({path.name: path.read_bytes() for path in digests.glob("*.json")})
+        profiles = peer.state_dir / "profiles.json"
+        self.profiles.update(json.loads(profiles.read_text(encoding="utf-8")))
+        self.digests.update(
+            {path.name: path.read_bytes() for path in (peer.state_dir / "digests").glob("*.json")}
+        )
         return peer
+
+    @classmethod
+    def remind(cls, state_dir: Path) -> None:
+        """Makes the state directory of a peer that has been started before."""
+        digests = state_dir / "digests"
+        digests.mkdir(mode=0o700, parents=True, exist_ok=True)
+        state_dir.chmod(0o700)
+        (state_dir / "profiles.json").write_text(json.dumps(cls.profiles), encoding="utf-8")
+        for file, content in cls.digests.items():
+            (digests / file).write_bytes(content)
 
     async def launch(self, arguments: Sequence[str], log: Path) -> asyncio.subprocess.Process:
         if sys.platform != "linux":
