@@ -17,7 +17,7 @@ from molink.peer.engine.metrics import PeerMetrics, describe_line, describe_pred
 from molink.peer.host_policy.readings import ReadMachine
 from molink.peer.ranks.processes import RanksLost
 from molink.peer.state_dir import StateDir
-from molink.shards.checkpoint.catalog import ModelNotFound
+from molink.shards.checkpoint.catalog import CheckpointNotFound
 from molink.shards.checkpoint.store import StoreError
 from molink.shards.errors import QuantizationUnavailable, WeightsError
 
@@ -84,7 +84,7 @@ class Peer:
                 await self._serve(parts)
         except (
             KeyFileError,
-            ModelNotFound,
+            CheckpointNotFound,
             StoreError,
             WeightsError,
             QuantizationUnavailable,

@@ -33,7 +33,7 @@ from molink.routing.problem.problem import CircuitProblem, load_ms, tpot_ms
 from molink.routing.problem.shortfall import shortfall
 from molink.routing.problem.span_options import SpanOptions, servable_layers
 from molink.routing.problem.spans import SpanCosts, SpanTable, span_table
-from molink.routing.search.bounds import Bounds, bounds_of
+from molink.routing.search.bounds import LowerBounds, bounds_of
 from molink.routing.search.pool import pool
 from molink.routing.search.search import Beam, Graph, Outcome, search
 
@@ -117,7 +117,7 @@ def _rescue(problem: CircuitProblem) -> tuple[Hop, ...]:
         layers,
         price,
         np.zeros((machines, machines)),
-        Bounds(left, nothing, nothing, left[0], nothing),
+        LowerBounds(left, nothing, nothing, left[0], nothing),
         linked=False,
     )
     possible = servable.any(axis=0).all() and bounds_of(chosen, costs, graph.latency_ms).feasible

@@ -15,7 +15,7 @@ from molink.simnet.swarm.members.bulletin import Bulletin, Notice
 from molink.simnet.swarm.members.initial_placement import InitialPlacement
 from molink.simnet.swarm.members.member import Member, NotConserved
 from molink.simnet.swarm.members.moving import MoveSchedule
-from molink.simnet.swarm.members.placing import MoveCounts, PlacementDriver
+from molink.simnet.swarm.members.placing import MoveCounts, VirtualPlacementDriver
 from molink.simnet.swarm.members.traffic import ControlTraffic
 from molink.simnet.swarm.population.places import Places
 from molink.simnet.swarm.population.volunteers import Volunteer
@@ -75,7 +75,7 @@ class SwarmWorld:
             announcing.changed, partners=self.settings.partners,
         )  # fmt: skip
         placement = InitialPlacement(self.setup.model)
-        placing = PlacementDriver(
+        placing = VirtualPlacementDriver(
             self.timeline, self.setup.model, self.bulletin, self.moves, placement, announcing.changed
         )
         churning = _Churn(self, announcing, lifecycle, placement, placing, seeds[2])
@@ -164,7 +164,7 @@ class _Churn:
         announcing: AnnouncementDriver,
         lifecycle: Lifecycle,
         placement: InitialPlacement,
-        placing: PlacementDriver,
+        placing: VirtualPlacementDriver,
         rng: Generator,
     ) -> None:
         self._world = world

@@ -22,7 +22,7 @@ from molink.peer.compute.backend import DeviceBackend
 from molink.peer.models.hub import HubAccess, open_hub_model, progress_bar
 from molink.peer.models.manifests import ManifestSource
 from molink.peer.models.model import LocalModel
-from molink.shards.checkpoint.catalog import ModelNotFound
+from molink.shards.checkpoint.catalog import CheckpointNotFound
 from molink.shards.checkpoint.manifest import Manifest
 from molink.shards.checkpoint.store import StoreError, describe, read_manifest
 from molink.shards.errors import WeightsError
@@ -149,7 +149,7 @@ def test_a_manifest_that_is_not_the_hubs_gives_way_to_one_that_is(side: HubSide,
 
 def test_a_gated_model_is_not_found_and_a_broken_hub_is_trouble(side: HubSide) -> None:
     side.hub.gated = True
-    with side.store() as store, pytest.raises(ModelNotFound, match="accepted its terms"):
+    with side.store() as store, pytest.raises(CheckpointNotFound, match="accepted its terms"):
         open_with(side, store, [], [])
     side.hub.gated = False
     name = "model.safetensors"

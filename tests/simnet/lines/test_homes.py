@@ -19,7 +19,7 @@ from molink.simnet.lines.access import (
     MAX_REQUEST_BYTES,
     AccessRouter,
     Neighbourhood,
-    RequestRefused,
+    TunnelRefused,
     parse_connect,
 )
 from molink.simnet.lines.line import Line
@@ -171,7 +171,7 @@ def test_a_target_that_has_gone_is_a_bad_gateway(world: World) -> None:
 @given(st.binary(max_size=200))
 def test_any_head_is_a_target_or_refused(head: bytes) -> None:
     for request in (head, b"CONNECT " + head + b" HTTP/1.1\r\n"):
-        with contextlib.suppress(RequestRefused):
+        with contextlib.suppress(TunnelRefused):
             host, port = parse_connect(request)
             assert host
             assert 0 < port < 65536
