@@ -15,8 +15,9 @@ from functools import partial
 
 from molink.simnet.lines.flows import Path, RelayPort
 from molink.simnet.lines.line import Line
-from molink.simnet.lines.shaper import Chunk, Shaper
+from molink.simnet.lines.shaper import Shaper
 from molink.simnet.lines.sockets import Dialling, address
+from molink.simnet.lines.transit import Chunk
 
 MAX_REQUEST_BYTES = 8192
 REQUEST_TIMEOUT_S = 5.0

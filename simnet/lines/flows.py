@@ -15,8 +15,9 @@ from types import TracebackType
 from typing import Self
 
 from molink.simnet.lines.line import Line
-from molink.simnet.lines.shaper import Chunk, Shaper
+from molink.simnet.lines.shaper import Shaper
 from molink.simnet.lines.sockets import Listening, reset
+from molink.simnet.lines.transit import Chunk
 
 MAX_STALLED_BYTES = 256 * 1024
 """What may wait for a reader that does not read, before nothing more is taken from the sender."""

@@ -1,18 +1,13 @@
 """How sessions live: prefill, decode, losses, the end. The owner of all sessions of a world."""
 
-from collections.abc import Callable
-
 from numpy.random import Generator
 
 from molink.client.circuit import circuit_core as core
 from molink.client.circuit.session import RENEW_EVERY_S
 from molink.routing.cost.terms import Demand
-from molink.shards.spec import ModelSpec
 from molink.simnet.core.request_load import Request
-from molink.simnet.core.timeline import Timeline
-from molink.simnet.swarm.members.accounts import Accounts, SessionOutcome
+from molink.simnet.swarm.members.accounts import SessionOutcome
 from molink.simnet.swarm.members.member import Member
-from molink.simnet.swarm.population.places import Places
 from molink.simnet.swarm.sessions.context import SessionContext
 from molink.simnet.swarm.sessions.forming import CircuitForming
 from molink.simnet.swarm.sessions.gateway import SimulatedGateway
@@ -22,25 +17,14 @@ from molink.simnet.swarm.sessions.step_cost import PeerLoad, first_token_ms, own
 
 
 class Lifecycle:
-    """Drives sessions over the members of a swarm. `changed` hears whose load is another now."""
+    """Drives sessions over the members of a swarm."""
 
-    def __init__(
-        self,
-        timeline: Timeline,
-        model: ModelSpec,
-        members: dict[str, Member],
-        places: Places,
-        accounts: Accounts,
-        rng: Generator,
-        changed: Callable[[Member], None],
-        *,
-        partners: bool = False,
-    ) -> None:
-        self._context = SessionContext(timeline, model, members, places, accounts, changed)
+    def __init__(self, context: SessionContext, rng: Generator, *, partners: bool = False) -> None:
+        self._context = context
         self._forming = CircuitForming(
-            self._context, rng, formed=self._prefill, given_back=self._release, failed=self._end
+            context, rng, formed=self._prefill, given_back=self._release, failed=self._end
         )
-        self._partnering = Partnering(self._context) if partners else None
+        self._partnering = Partnering(context) if partners else None
 
     def begin(self, request: Request, gateway: SimulatedGateway, timeout_s: float) -> None:
         """A request comes to a gateway, now."""

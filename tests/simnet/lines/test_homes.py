@@ -23,7 +23,8 @@ from molink.simnet.lines.access import (
     parse_connect,
 )
 from molink.simnet.lines.line import Line
-from molink.simnet.lines.shaper import Chunk, Shaper
+from molink.simnet.lines.shaper import Shaper
+from molink.simnet.lines.transit import Chunk
 
 DEADLINE_S = 30.0
 HOST = "127.0.0.1"
