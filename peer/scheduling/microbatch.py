@@ -65,6 +65,8 @@ def batch_limits(spec: ModelSpec, wanted: BatchLimits = BatchLimits()) -> BatchL
     return replace(wanted, max_tokens=min(wanted.max_tokens, most_tokens))
 
 
+QUEUED_STEPS = 4096
+"""More than that do not wait."""
 Step = TypeVar("Step", bound=PendingStep[Any])
 _Waiting: TypeAlias = tuple[Step, float]
 """The next step of a session, and since when it could have run."""
@@ -101,7 +103,7 @@ class MicroBatchQueue(Generic[Step]):
     arrival, and never goes back.
     """
 
-    def __init__(self, limits: BatchLimits, capacity: int = 4096) -> None:
+    def __init__(self, limits: BatchLimits, capacity: int = QUEUED_STEPS) -> None:
         self._limits = limits
         self._capacity = capacity
         self._size = 0

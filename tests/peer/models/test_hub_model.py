@@ -177,11 +177,11 @@ def test_loading_fetches_the_span_and_progress_ends_at_the_whole(side: HubSide) 
 def test_what_the_disk_has_spoiled_is_fetched_again_when_it_is_loaded(side: HubSide) -> None:
     with side.store() as store:
         model = hub_model(side, store)
-        expected = model.load(Span(1, 2), "cpu")._model.state_dict()
+        expected = model.load(Span(1, 2), "cpu").model.state_dict()
         with side.weights(store).ready(Span(1, 2), side.manifest, lambda *_: None) as parts:
             path = parts[UP].path
         path.write_bytes(bytes(path.stat().st_size))
-        again = model.load(Span(1, 2), "cpu")._model.state_dict()
+        again = model.load(Span(1, 2), "cpu").model.state_dict()
     assert again.keys() == expected.keys()
     assert all(again[name].equal(expected[name]) for name in expected)
 
