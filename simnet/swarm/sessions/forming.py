@@ -65,7 +65,7 @@ class CircuitForming:
                     self._failed(one, _outcome(problem, after_loss=after_loss))
 
     def _plan(self, one: SimulatedGeneration) -> None:
-        one.attempts += 1
+        one.record.attempts += 1
         try:
             route = one.gateway.choose(one.demand, self._context.now_s, first=one.circuit.epoch == 0)
         except NoCircuit:
