@@ -111,7 +111,7 @@ class CopyScheduler:
 
     def _decode_bytes_per_s(self, source: str) -> float:
         running = self._context.running
-        tpots_ms = [running[number].tpot_ms for number in self._context.members[source].decoding]
+        tpots_ms = [running[number].progress.tpot_ms for number in self._context.members[source].decoding]
         return sum(
             1000 * self._context.model.activation_bytes / tpot_ms for tpot_ms in tpots_ms if tpot_ms > 0
         )
