@@ -154,7 +154,7 @@ class CircuitBuilder:
                         describe(template, route, peers, self.spec, epoch), route, peers
                     )
                     event, formed = await self._reserved(circuit, hops, report, problems)
-                case core.Wait(wait_s, scout):
+                case core.AwaitNews(wait_s, scout):
                     await self._wait(wait_s, scout=scout)
                     event = core.Waited()
                 case core.Start() if formed is not None:
@@ -193,7 +193,7 @@ class CircuitBuilder:
                 problems[core.Problem.REFUSED] = SwarmUnavailable(
                     str(refused), busy=refusal.busy, retry_after_s=max(1.0, refusal.retry_after_s)
                 )
-            return core.Refused(refusal, _draw()), None
+            return core.ReservationRefused(refusal, _draw()), None
         except BaseException:
             circuit.handle(core.End(), asyncio.get_running_loop().time())
             self._give_back(asked.descriptor)

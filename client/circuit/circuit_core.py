@@ -93,7 +93,7 @@ class NoRoute:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class ReservationRefused:
     """Event: answers `Reserve`."""
 
     refusal: Refusal
@@ -112,7 +112,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Waited:
-    """Event: answers `Wait`."""
+    """Event: answers `AwaitNews`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,7 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class AwaitNews:
     """Effect: wait so long, for news of the swarm at most."""
 
     wait_s: float
@@ -189,14 +189,14 @@ class GiveUp:
     """Whether one had been running."""
 
 
-FormingEvent = Begin | Planned | NoRoute | Refused | Overdue | Ready | Waited
+FormingEvent = Begin | Planned | NoRoute | ReservationRefused | Overdue | Ready | Waited
 Event = FormingEvent | Yielded | Taken | Lost | End
-Effect = Plan | Reserve | Release | Wait | Start | GiveUp
+Effect = Plan | Reserve | Release | AwaitNews | Start | GiveUp
 _WHEN: dict[type[Event], frozenset[CircuitPhase]] = {
     Begin: frozenset({CircuitPhase.IDLE}),
     Planned: frozenset({CircuitPhase.PLANNING}),
     NoRoute: frozenset({CircuitPhase.PLANNING}),
-    Refused: frozenset({CircuitPhase.RESERVING}),
+    ReservationRefused: frozenset({CircuitPhase.RESERVING}),
     Overdue: frozenset({CircuitPhase.RESERVING}),
     Ready: frozenset({CircuitPhase.RESERVING}),
     Waited: frozenset({CircuitPhase.WAITING}),
@@ -224,7 +224,7 @@ class _Forming:
 
 
 @dataclass(slots=True)
-class _Run:
+class _RunningCircuit:
     """The circuit that runs."""
 
     started_s: float = 0.0
@@ -248,7 +248,7 @@ class CircuitCore:
     step_since_s: float = 0.0
     """Since when the next token is waited for, whatever became of circuits."""
     _forming: _Forming = field(default_factory=_Forming)
-    _run: _Run = field(default_factory=_Run)
+    _run: _RunningCircuit = field(default_factory=_RunningCircuit)
     _fruitless: int = 0
     """Circuits in a row that yielded nothing."""
     _stood_still: Counter[tuple[str, ...]] = field(default_factory=Counter)
@@ -301,7 +301,7 @@ class CircuitCore:
                 effects = (Reserve(self.epoch, self.deadline_s),)
             case NoRoute(draw):
                 effects = self._without_route(draw, now_s)
-            case Refused(refusal, draw):
+            case ReservationRefused(refusal, draw):
                 effects = self._refused(refusal, draw, now_s)
             case Overdue():
                 effects = (Release(self.epoch), *self._give_up(Problem.NOT_READY))
@@ -341,12 +341,12 @@ class CircuitCore:
             return self._give_up(problem)
         forming.failures += 1
         self.phase = CircuitPhase.WAITING
-        return (Wait(wait_s, scout=forming.doubtful),)
+        return (AwaitNews(wait_s, scout=forming.doubtful),)
 
     def _start(self, now_s: float) -> tuple[Effect, ...]:
         if self.runs == 0:
             self.step_since_s = now_s
-        self.phase, self._run = CircuitPhase.RUNNING, _Run(now_s)
+        self.phase, self._run = CircuitPhase.RUNNING, _RunningCircuit(now_s)
         self.runs += 1
         return (Start(self.epoch),)
 

@@ -21,7 +21,7 @@ class GatewayBusy(Exception):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Waiting:
+class _WaitingRequest:
     user: str
     generations: int
     turn: "asyncio.Future[None]"
@@ -46,7 +46,7 @@ class Slots:
         self._waiting_s = waiting_s
         self._on_change = on_change
         self._make_room = make_room
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[_WaitingRequest] = []
         self._stopping = False
 
     async def take(self, user: str, generations: int) -> int:
@@ -64,7 +64,7 @@ class Slots:
             return generations
         if not self._may_wait(user):
             raise self._busy()
-        waiting = _Waiting(user, generations, asyncio.get_running_loop().create_future())
+        waiting = _WaitingRequest(user, generations, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
         self._changed()
         self._grant()

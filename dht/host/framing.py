@@ -39,7 +39,14 @@ class FrameStream:
         Raises:
             StreamEndedError: the stream is over.
         """
-        data = b"".join(len(frame).to_bytes(_LENGTH_BYTES) + frame for frame in frames)
+        await self.write(b"".join(len(frame).to_bytes(_LENGTH_BYTES) + frame for frame in frames))
+
+    async def write(self, data: bytes) -> None:
+        """Writes bytes as they are.
+
+        Raises:
+            StreamEndedError: the stream is over.
+        """
         try:
             await self._stream.write(data)
         except Exception as error:  # libp2p raises a dozen unrelated types

@@ -11,7 +11,7 @@ from molink.dht.records import announcement_pb2 as pb
 from molink.dht.records.bounds import MAX_LAYERS, MAX_SEQUENCE, MAX_TTL_S, real, size, text, whole
 from molink.dht.records.records import (
     Coordinate,
-    Device,
+    DeviceProperties,
     LayerLatency,
     LinkMeasurement,
     PeerFacts,
@@ -216,7 +216,7 @@ def _prefill_from_message(message: pb.Facts) -> tuple[PrefillLatency, ...]:
     return latencies
 
 
-def _device_to_message(device: Device) -> pb.Device:
+def _device_to_message(device: DeviceProperties) -> pb.Device:
     return pb.Device(
         kind=device.kind,
         name=device.name,
@@ -227,8 +227,8 @@ def _device_to_message(device: Device) -> pb.Device:
     )
 
 
-def _device_from_message(message: pb.Device) -> Device:
-    return Device(
+def _device_from_message(message: pb.Device) -> DeviceProperties:
+    return DeviceProperties(
         kind=text("device.kind", message.kind, 16, least=1),
         name=text("device.name", message.name, 96),
         count=whole("device.count", message.count, 1024),

@@ -14,8 +14,8 @@ MAX_COORDINATE_ERROR = 1.5
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
-    """Device that a peer computes on."""
+class DeviceProperties:
+    """Properties of the devices that a peer computes on."""
 
     kind: str
     """`cpu`, `cuda` or `mps`."""
@@ -126,7 +126,7 @@ class PeerFacts:
     """host:port of the data plane; empty if nobody can dial this peer."""
     certificate: bytes
     """DER of the TLS certificate that the data plane presents."""
-    device: Device
+    device: DeviceProperties
     model: ServedModel
     span_limit: Span | None
     """Layers that this peer is willing to hold; None: any."""

@@ -7,7 +7,14 @@ from importlib.metadata import version
 
 from molink.dht.identity.identity import Identity
 from molink.dht.node.discovery import Discovery
-from molink.dht.records.records import PROTOCOL_VERSION, Device, PeerFacts, PeerState, PeerView, ServedModel
+from molink.dht.records.records import (
+    PROTOCOL_VERSION,
+    DeviceProperties,
+    PeerFacts,
+    PeerState,
+    PeerView,
+    ServedModel,
+)
 from molink.peer.announcing.placement_core import Claim, claimed
 from molink.peer.announcing.prober import PROBE_EVERY_S, Prober
 from molink.peer.engine.stepping import Stepper
@@ -210,7 +217,7 @@ def joining_machine(
 def own_facts(
     identity: Identity,
     contact: PeerContact,
-    device: Device,
+    device: DeviceProperties,
     spec: ModelSpec,
     profile: Profile,
     terms: ServingTerms = ServingTerms(),

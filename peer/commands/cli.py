@@ -265,7 +265,7 @@ def _serve(given: Mapping[str, object]) -> None:
     if settings.options.model is not None:
         try:
             catalog.check_identifier(settings.options.model)
-        except catalog.ModelNotFound as error:
+        except catalog.CheckpointNotFound as error:
             raise CommandFailed(str(error)) from error
     raise_descriptor_limit()
     keep_gpu_memory_whole(platform.system(), os.environ)

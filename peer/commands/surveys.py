@@ -55,7 +55,7 @@ def measure_machine(
     from molink.peer.models.model import ModelRequest, open_model
     from molink.peer.profiling.profile_json import to_json
     from molink.peer.profiling.profiler import measure
-    from molink.shards.checkpoint.catalog import ModelNotFound
+    from molink.shards.checkpoint.catalog import CheckpointNotFound
     from molink.shards.checkpoint.store import StoreError
     from molink.shards.errors import WeightsError
 
@@ -78,7 +78,7 @@ def measure_machine(
         profile = measure(local.folder, spec, device, progress, local.stand_ins(), None, counts, proof.way)
         memory |= _divided(spec, memory["default_bytes"], device, proof.library_bytes, profile)
         dtypes = _compared(local, device, memory["default_bytes"], progress) if dtype == "auto" else {}
-    except (ModelNotFound, StoreError, WeightsError) as error:
+    except (CheckpointNotFound, StoreError, WeightsError) as error:
         raise CommandFailed(str(error)) from error
     return {
         "device": asdict(describe_device(device)),

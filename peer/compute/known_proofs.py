@@ -70,7 +70,7 @@ def _key(model: LocalModel, device: str, cards: Sequence[Card]) -> str:
         {name: _version(name) for name in _LIBRARIES},
         [torch.version.cuda, torch.version.hip, platform.platform(), platform.python_version()],
         [shutil.which(compiler) for compiler in ("cc", "gcc", "clang")],
-        _own_files(),
+        own_files(),
     ]
     return hashlib.sha256(json.dumps(what).encode()).hexdigest()
 
@@ -82,7 +82,7 @@ def _version(library: str) -> str | None:
         return None
 
 
-def _own_files() -> list[tuple[str, int, int]]:
+def own_files() -> list[tuple[str, int, int]]:
     """Name, size and time of change of the modules that compute: an edited one counts as another version."""
     spec = find_spec("molink.shards")
     folders = [Path(place) for place in (spec.submodule_search_locations or ())] if spec is not None else []

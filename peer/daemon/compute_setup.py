@@ -91,7 +91,7 @@ async def open_compute_setup(
     if model.spec.quantization != "none":
         report(f"Measuring what {model.spec.quantization} weights do to {model.spec.name}")
         effect = await asyncio.to_thread(
-            _remembered, profiles, model, device, model.spec.quantization, measure_quantization
+            remembered_effect, profiles, model, device, model.spec.quantization, measure_quantization
         )
         say(effect)
     codecs = opted_in(settings.options.activation_codec, model.spec.dtype)
@@ -99,7 +99,7 @@ async def open_compute_setup(
         report(f"Measuring what {codec} activations do to {model.spec.name}")
         say(
             await asyncio.to_thread(
-                _remembered, profiles, model, device, codec, partial(measure_codec, name=codec)
+                remembered_effect, profiles, model, device, codec, partial(measure_codec, name=codec)
             )
         )
     backend = DeviceBackend(model, device, proof.way) if ranks is None else ranks
@@ -115,7 +115,7 @@ def limits_on(devices: tuple[str, ...], spec: ModelSpec, profile: Profile, memor
     return batch_limits(spec, BatchLimits(max_tokens=longest))
 
 
-def _remembered(
+def remembered_effect(
     profiles: Path, model: LocalModel, device: str, what: str, measure: Callable[[LocalModel, str], object]
 ) -> str:
     """The sentence that says what a quantization or a codec does to the model, measured at the first start with it."""

@@ -45,7 +45,7 @@ class ControlEndpoint:
         self._on_leave = on_leave
         self._status = status
         self._token = secrets.token_hex(32)
-        self._listener = LocalListener(asyncio.StreamReader.readline, self._obey, REQUEST_BYTES)
+        self._listener = LocalListener(asyncio.StreamReader.readline, self.answer, REQUEST_BYTES)
 
     async def __aenter__(self) -> Self:
         await self._listener.__aenter__()
@@ -58,7 +58,8 @@ class ControlEndpoint:
         self._file.unlink(missing_ok=True)
         await self._listener.__aexit__(kind, error, trace)
 
-    def _obey(self, line: bytes) -> bytes:
+    def answer(self, line: bytes) -> bytes:
+        """The answer to a request, which is done before; to whatever is none, a refusal."""
         try:
             request = json.loads(line)
         except (ValueError, RecursionError):

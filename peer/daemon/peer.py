@@ -19,7 +19,7 @@ from molink.peer.engine.metrics import PeerMetrics, describe_line, describe_pred
 from molink.peer.host_policy.readings import ReadMachine
 from molink.peer.ranks.processes import RanksLost
 from molink.peer.state_dir import StateDir
-from molink.shards.checkpoint.catalog import ModelNotFound
+from molink.shards.checkpoint.catalog import CheckpointNotFound
 from molink.shards.checkpoint.store import StoreError
 from molink.shards.errors import QuantizationUnavailable, WeightsError
 
@@ -90,7 +90,7 @@ class Peer:
                 await self._serve(parts, saying)
         except (
             KeyFileError,
-            ModelNotFound,
+            CheckpointNotFound,
             StoreError,
             WeightsError,
             QuantizationUnavailable,

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from molink.configuration import SettingsError
-from molink.dht.records.records import Device
+from molink.dht.records.records import DeviceProperties
 from molink.peer.device.graphics_cards import hidden_cards, seen_cards
 from molink.peer.device.torch_builds import TorchBuild, unusable_gpus, why_not_used
 from molink.peer.memory.memory import format_bytes
@@ -105,10 +105,10 @@ def ranks_refusal(device: str) -> str | None:
     return collectives_refusal(device)
 
 
-def describe_device(device: str) -> Device:
+def describe_device(device: str) -> DeviceProperties:
     """What peers are told about `device`, as `choose_device` returned it."""
     kind, _, index = device.partition(":")
-    return Device(
+    return DeviceProperties(
         kind=kind,
         name=_gpu_name(int(index)) if kind == "cuda" else processor_name(),
         count=1,

@@ -87,6 +87,11 @@ class Stepper:
         }
 
     @property
+    def is_empty(self) -> bool:
+        """Whether nothing is kept of any session, but for what is being computed."""
+        return self._core.is_empty
+
+    @property
     def queued(self) -> int:
         """Steps, chunks and parts of prompts that wait for the engine."""
         return self._core.queued

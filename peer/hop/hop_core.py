@@ -40,7 +40,7 @@ from molink.peer.hop.events import (
     WindowUpdated,
     Woken,
 )
-from molink.peer.hop.frames import HeldFrames, credits_by_hop, frames_of, tokens_by_head
+from molink.peer.hop.frames import HeldFrames, OutgoingFrame, credits_by_hop, frames_of, tokens_by_head
 from molink.peer.hop.head import Head
 from molink.peer.hop.session import DrawnToken, HopSettings, HopStep, Payload, Session
 from molink.peer.scheduling.prefill_slices import SliceSizer
@@ -83,6 +83,10 @@ class HopCore(Generic[Session, Payload]):
     def is_empty(self) -> bool:
         """Whether nothing is kept of any session, but for what is being computed."""
         return not self._sessions and not self._held and self._turns.is_empty and self._head.is_empty
+
+    def held_for(self, peer_id: str) -> Sequence[OutgoingFrame[Session, Payload]]:
+        """Prefill for which the link to that peer has no room, in order."""
+        return self._held.of_peer(peer_id)
 
     def handle(
         self, event: HopEvent[Session, Payload], now_s: float

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from molink.dht.records.records import PeerView
 from molink.peer.memory.memory import format_bytes
-from molink.shards.checkpoint.catalog import ModelNotFound
+from molink.shards.checkpoint.catalog import CheckpointNotFound
 from molink.shards.checkpoint.manifest import Manifest
 from molink.shards.checkpoint.store import StoreError
 from molink.shards.hub.hub import HubClient, HubError, NotGiven
@@ -56,7 +56,7 @@ async def open_hub_model(
     serves it, or nobody hands out a manifest, all of the model is read once.
 
     Raises:
-        ModelNotFound: the hub does not give it.
+        CheckpointNotFound: the hub does not give it.
         StoreError: it cannot be read, or is not what the swarm serves under its name.
     """
 
@@ -89,7 +89,7 @@ async def open_hub_model(
             )
         return await asyncio.to_thread(know_by_reading, checkpoint), weights
     except NotGiven as error:
-        raise ModelNotFound(identifier, str(error)) from error
+        raise CheckpointNotFound(identifier, str(error)) from error
     except (HubError, StoreFull) as error:
         raise StoreError(str(error)) from error
     except OSError as error:
@@ -104,7 +104,7 @@ def outline(identifier: str, folder: Path) -> tuple[Manifest, dict[str, StandIn]
     to measure with. Its hash is not the model's. `folder` is the snapshot of its small files.
 
     Raises:
-        ModelNotFound: the hub does not give it.
+        CheckpointNotFound: the hub does not give it.
         StoreError: it cannot be read.
     """
     try:
@@ -113,7 +113,7 @@ def outline(identifier: str, folder: Path) -> tuple[Manifest, dict[str, StandIn]
                 identifier, folder, store, lambda commit: HubClient(identifier, commit)
             )
     except NotGiven as error:
-        raise ModelNotFound(identifier, str(error)) from error
+        raise CheckpointNotFound(identifier, str(error)) from error
     except HubError as error:
         raise StoreError(str(error)) from error
     parts = {name: StandIn(remote.tensor) for name, remote in checkpoint.tensors.items()}

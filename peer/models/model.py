@@ -190,7 +190,7 @@ async def open_model(
     can be measured then, with random ones, but not served.
 
     Raises:
-        ModelNotFound, StoreError, OSError: it is not there, damaged, or not what `views` serve under that name.
+        CheckpointNotFound, StoreError, OSError: it is not there, damaged, or not what `views` serve under that name.
         QuantizationUnavailable: the swarm has it in a quantization that this machine cannot compute with.
     """
     identifier, name = asked.identifier, asked.name or asked.identifier

@@ -65,12 +65,14 @@ def batch_limits(spec: ModelSpec, wanted: BatchLimits = BatchLimits()) -> BatchL
     return replace(wanted, max_tokens=min(wanted.max_tokens, most_tokens))
 
 
+QUEUED_STEPS = 4096
+"""More than that do not wait."""
 Step = TypeVar("Step", bound=PendingStep[Any])
 _Waiting: TypeAlias = tuple[Step, float]
 """The next step of a session, and since when it could have run."""
 
 
-class _Group(Generic[Step]):
+class _SpanQueue(Generic[Step]):
     """The sessions whose next step is on the same span, each kind in the order of waiting."""
 
     __slots__ = ("decode", "prefill", "span")
@@ -101,14 +103,14 @@ class MicroBatchQueue(Generic[Step]):
     arrival, and never goes back.
     """
 
-    def __init__(self, limits: BatchLimits, capacity: int = 4096) -> None:
+    def __init__(self, limits: BatchLimits, capacity: int = QUEUED_STEPS) -> None:
         self._limits = limits
         self._capacity = capacity
         self._size = 0
         self._latest_s = float("-inf")
-        self._groups: dict[Span, _Group[Step]] = {}
-        self._group_of: dict[Any, _Group[Step]] = {}
-        self._latest: _Group[Step] | None = None
+        self._groups: dict[Span, _SpanQueue[Step]] = {}
+        self._group_of: dict[Any, _SpanQueue[Step]] = {}
+        self._latest: _SpanQueue[Step] | None = None
         """Which a step came to last; it may be empty, and not among the others then."""
         self._later: dict[Any, deque[Step]] = {}
         self._running: list[Any] = []
@@ -179,7 +181,7 @@ class MicroBatchQueue(Generic[Step]):
         span, session = pending.span, pending.session
         group = self._latest
         if group is None or group.span is not span:
-            self._latest = group = self._groups.get(span) or _Group(span)
+            self._latest = group = self._groups.get(span) or _SpanQueue(span)
         if not group.decode and not group.prefill:
             self._groups[span] = group
         kind = group.prefill if pending.prefill else group.decode
@@ -195,7 +197,7 @@ class MicroBatchQueue(Generic[Step]):
                 del self._later[session]
         self._running.clear()
 
-    def _first(self, may_prefill: MayPrefill) -> tuple[_Waiting[Step], _Group[Step]] | None:
+    def _first(self, may_prefill: MayPrefill) -> tuple[_Waiting[Step], _SpanQueue[Step]] | None:
         """The step that has waited longest, as far as prefill counts, and its group; None if none may run."""
         patience_s = self._limits.prefill_patience_s
         found = [
@@ -207,12 +209,12 @@ class MicroBatchQueue(Generic[Step]):
             return min(found, key=self._due_s)
         return found[0] if found else None
 
-    def _due_s(self, found: tuple[_Waiting[Step], _Group[Step]]) -> tuple[float, bool]:
+    def _due_s(self, found: tuple[_Waiting[Step], _SpanQueue[Step]]) -> tuple[float, bool]:
         """Which group's first step has waited longest, as far as prefill counts."""
         pending, since_s = found[0]
         return since_s + (self._limits.prefill_patience_s if pending.prefill else 0.0), pending.prefill
 
-    def _fill(self, group: _Group[Step], first: Step, may_prefill: MayPrefill) -> list[Step]:
+    def _fill(self, group: _SpanQueue[Step], first: Step, may_prefill: MayPrefill) -> list[Step]:
         """Takes `first` and what fits beside it out of the group."""
         tokens = self._limits.max_tokens - first.tokens
         sessions = self._limits.max_sessions - 1
@@ -229,7 +231,7 @@ class MicroBatchQueue(Generic[Step]):
             taken.extend(chosen)
         return decode + prefill
 
-    def _drop_if_empty(self, group: _Group[Step]) -> None:
+    def _drop_if_empty(self, group: _SpanQueue[Step]) -> None:
         if not group.decode and not group.prefill:
             del self._groups[group.span]
 

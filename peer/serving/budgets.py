@@ -58,6 +58,11 @@ class Budget:
         self._networks: OrderedDict[str, Bucket] = OrderedDict()
         self._everybody = Bucket(rates.everybody.at_once, 0.0)
 
+    @property
+    def known(self) -> tuple[int, int]:
+        """Identities and networks of which it is remembered what they have spent."""
+        return len(self._identities), len(self._networks)
+
     def spend(
         self, identity: str, network: str, now: float, amount: float = 1.0, *, known: bool = False
     ) -> float:

@@ -112,7 +112,8 @@ class DataPlane:
         """`on_change` hears of leases and layers that have come and gone."""
         backend, leases, step_times = compute.backend, compute.leases, compute.step_times
         rule, cut = settings.rule, settings.cut
-        sessions = SessionTable()
+        self.sessions = sessions = SessionTable()
+        """Those that it serves."""
         spec = backend.engine.spec
         limits = settings.limits or batch_limits(spec)
         service = PeerService(

@@ -20,6 +20,7 @@ import numpy as np
 from molink.routing.arrays import BoolArray, FloatArray, IntArray
 from molink.routing.baselines.highs import INFINITY, Program
 from molink.routing.problem.circuit import Circuit, Hop
+from molink.routing.problem.greedy_fill import GreedyFill
 from molink.routing.problem.problem import CircuitProblem, objective_ms
 from molink.routing.problem.span_options import SpanOptions, servable_layers
 from molink.routing.problem.spans import SpanCosts
@@ -77,7 +78,7 @@ def solve_ilp(problem: CircuitProblem, time_limit_s: float | None = None, seed: 
         return impossible(problem)
     columns = _Columns(problem)
     program = columns.program(problem)
-    span_options = SpanOptions(problem)
+    fill = GreedyFill(problem)
     # What embedding and head share, the program counts twice: a machine that has both is tried apart.
     single = best_single(problem) if problem.shared_bytes else None
     known = INFINITY if single is None else objective_ms(problem, single)
@@ -93,7 +94,7 @@ def solve_ilp(problem: CircuitProblem, time_limit_s: float | None = None, seed: 
         if solution.values is None:
             raise TimeLimitReached(run_s if time_limit_s is None else time_limit_s, solution.bound)
         hops = columns.hops(solution.values)
-        overfull = [hop for hop in hops if hop.stop > span_options.greedy_stops(hop.start)[hop.machine]]
+        overfull = [hop for hop in hops if hop.stop > fill.greedy_stops(hop.start)[hop.machine]]
         if not overfull:
             if single is not None and known < objective_ms(problem, hops):
                 hops = single

@@ -4,8 +4,8 @@ import numpy as np
 
 from molink.routing.arrays import FloatArray, IntArray
 from molink.routing.problem.circuit import Hop
+from molink.routing.problem.greedy_fill import GreedyFill
 from molink.routing.problem.problem import CircuitProblem, tpot_ms
-from molink.routing.problem.span_options import SpanOptions
 
 _HALVINGS = 40
 """Times that the range of the slowest hop's time is halved: to a millionth of a millionth of it."""
@@ -16,7 +16,7 @@ class PipelineStages:
 
     def __init__(self, problem: CircuitProblem) -> None:
         self._problem = problem
-        self._stops: IntArray = SpanOptions(problem).every_greedy_stop().T
+        self._stops: IntArray = GreedyFill(problem).every_greedy_stop().T
         self._spent: FloatArray = np.zeros((problem.machines, problem.layers + 1))
         np.cumsum(problem.layer_ms, axis=1, out=self._spent[:, 1:])
         self._embed_ms = np.zeros(problem.machines) if problem.embed_ms is None else problem.embed_ms

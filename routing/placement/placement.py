@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from molink.dht.records.records import (
     PROTOCOL_VERSION,
     Coordinate,
-    Device,
+    DeviceProperties,
     LayerLatency,
     LinkMeasurement,
     PeerFacts,
@@ -247,7 +247,7 @@ def _as_peer(machine: JoiningMachine, model: ModelSpec) -> PeerView:
         addresses=(),
         grpc_addresses=(),
         certificate=b"",
-        device=Device("", "", 1, 0, "", 1),
+        device=DeviceProperties("", "", 1, 0, "", 1),
         model=served,
         span_limit=machine.span_limit,
         layer_latencies=machine.layer_latencies,

@@ -1,18 +1,16 @@
 """Span options: which spans a machine may take from a given layer on, the greedy fill and a few stops beside it.
 
-The greedy fill (decentralized-scheduling paper, section 4.3) runs as many consecutive layers as a machine has
-memory, KV memory and willingness for. Where layers are resident two further stops are offered: the end of the
-resident run, so that a warm machine need not load cold layers just because it has room, and the layers where
-resident runs of other machines begin, so that overlapping warm spans can join.
+Where layers are resident two further stops are offered: the end of the resident run, so that a warm machine need not
+load cold layers just because it has room, and the layers where resident runs of other machines begin, so that
+overlapping warm spans can join.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from molink.routing.arrays import BoolArray, FloatArray, IntArray
+from molink.routing.problem.greedy_fill import GreedyFill, given, prefix_sums, run_stops
 from molink.routing.problem.problem import CircuitProblem
 
 MOST_JOINS = 8
@@ -35,20 +33,14 @@ class SpanOptions:
     """Span options of a problem by starting layer, computed when first asked for and kept."""
 
     def __init__(self, problem: CircuitProblem) -> None:
+        self.fill = GreedyFill(problem)
         self.machines, self.layers = problem.machines, problem.layers
         load, load_embed, load_head = problem.cold_load_ms()
-        self._cost = _prefix(problem.layer_ms + problem.load_weight * load)
-        self._embed_cost = _given(problem.embed_ms, self.machines) + problem.load_weight * load_embed
-        self._head_cost = _given(problem.head_ms, self.machines) + problem.load_weight * load_head
-        self._penalty = _given(problem.hop_penalty_ms, self.machines)
-        self._cold = _prefix(problem.cold_bytes())
-        self._cold_embed, self._cold_head = problem.cold_embed_bytes(), problem.cold_head_bytes()
-        self._cold_ends = problem.cold_ends_bytes()
-        self._free = problem.free_bytes
-        self._kv = np.concatenate(([0], np.cumsum(_given(problem.kv_bytes, self.layers).astype(np.int64))))
-        self._free_kv = problem.free_kv_bytes
-        self._willing_stop = None if problem.allowed is None else _run_stops(problem.allowed)
-        self._resident_stop = None if problem.resident is None else _run_stops(problem.resident)
+        self._cost = prefix_sums(problem.layer_ms + problem.load_weight * load)
+        self._embed_cost = given(problem.embed_ms, self.machines) + problem.load_weight * load_embed
+        self._head_cost = given(problem.head_ms, self.machines) + problem.load_weight * load_head
+        self._penalty = given(problem.hop_penalty_ms, self.machines)
+        self._resident_stop = None if problem.resident is None else run_stops(problem.resident)
         self.joins = _joins(problem.resident)
         self._options: dict[int, LayerOptions] = {}
 
@@ -58,46 +50,6 @@ class SpanOptions:
             self._options[layer] = self._compute(layer)
         return self._options[layer]
 
-    def greedy_stops(self, layer: int) -> IntArray:
-        """[machines]: where the greedy fill from the layer ends; `layer` itself where a machine cannot serve
-        it."""
-        budget = self._free - (self._cold_embed if layer == 0 else 0)
-        taken = self._cold[:, layer:] - self._cold[:, layer, None]
-        stops = layer - 1 + np.count_nonzero(taken <= budget[:, None], axis=1)
-        if self._free_kv is not None:
-            stops = np.minimum(
-                stops, np.searchsorted(self._kv, self._kv[layer] + self._free_kv, side="right") - 1
-            )
-        if self._willing_stop is not None:
-            stops = np.minimum(stops, self._willing_stop[:, layer])
-        cold_head = self._cold_ends - self._cold_embed if layer == 0 else self._cold_head
-        no_room_for_head = (stops == self.layers) & (taken[:, -1] + cold_head > budget)
-        return np.maximum(np.where(no_room_for_head, self.layers - 1, stops), layer)
-
-    def every_greedy_stop(self) -> IntArray:
-        """[layers, machines]: `greedy_stops` of every layer."""
-        layers, width = self.layers, self.layers + 1
-        layer = np.arange(layers)[:, None]
-        whole = self._cold[:, -1]
-        before = self._cold[:, :layers].T
-        budget = np.broadcast_to(self._free, before.shape).copy()
-        budget[0] -= self._cold_embed
-        # Bytes before a layer never decrease, so that all machines', far enough apart, are one ascending array.
-        apart = np.arange(self.machines) * (int(whole.max(initial=0)) + 2)
-        reach = np.clip(before + np.minimum(budget, whole), -1, whole) + apart
-        stops = np.searchsorted((self._cold + apart[:, None]).ravel(), reach, side="right")
-        stops -= np.arange(self.machines) * width + 1
-        if self._free_kv is not None:
-            lease = np.searchsorted(self._kv, self._kv[:layers, None] + self._free_kv, side="right") - 1
-            stops = np.minimum(stops, lease)
-        if self._willing_stop is not None:
-            stops = np.minimum(stops, self._willing_stop.T)
-        head = np.broadcast_to(self._cold_head, before.shape).copy()
-        head[0] = self._cold_ends - self._cold_embed
-        no_room_for_head = (stops == layers) & (whole - before + head > budget)
-        every: IntArray = np.maximum(np.where(no_room_for_head, layers - 1, stops), layer)
-        return every
-
     def resident_stops(self) -> IntArray:
         """[machines, layers]: where the resident run that starts at a layer ends; the layer itself if it is
         cold."""
@@ -105,16 +57,8 @@ class SpanOptions:
             return np.broadcast_to(np.arange(self.layers), (self.machines, self.layers))
         return self._resident_stop
 
-    def wasted_layers(self, machine: IntArray, stop: IntArray) -> FloatArray:
-        """[layers, columns]: memory that a span from each layer to `stop` leaves unused, in average layers, at
-        most one."""
-        average = max(1.0, float(self._cold[:, -1].max(initial=0)) / self.layers)
-        taken = self._cold[machine, stop] - self._cold[machine, : self.layers].T
-        waste: FloatArray = np.minimum((self._free[machine] - taken) / average, 1.0)
-        return waste
-
     def _compute(self, layer: int) -> LayerOptions:
-        greedy = self.greedy_stops(layer)
+        greedy = self.fill.greedy_stops(layer)
         machine = np.flatnonzero(greedy > layer)
         machines, stops = [machine], [greedy[machine]]
         if self._resident_stop is not None:
@@ -182,32 +126,9 @@ def servable_layers(problem: CircuitProblem) -> BoolArray:
     return servable if problem.allowed is None else servable & problem.allowed
 
 
-def _run_stops(table: BoolArray) -> IntArray:
-    """[machines, layers]: where the run of True that starts at each layer ends; the layer itself if it is
-    False."""
-    machines, layers = table.shape
-    stops = np.empty((machines, layers), dtype=np.int64)
-    following = np.full(machines, layers, dtype=np.int64)
-    for layer in range(layers - 1, -1, -1):
-        stops[:, layer] = np.where(table[:, layer], following, layer)
-        following = stops[:, layer]
-    return stops
-
-
 def _joins(resident: BoolArray | None) -> tuple[int, ...]:
     if resident is None or resident.shape[1] < 2:
         return ()
     begins = np.count_nonzero(resident[:, 1:] & ~resident[:, :-1], axis=0)
     commonest = np.argsort(-begins, kind="stable")[:MOST_JOINS]
     return tuple(sorted(int(index) + 1 for index in commonest if begins[index]))
-
-
-def _prefix(table: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Sums of the columns before each one, [machines, layers + 1]."""
-    sums = np.zeros((table.shape[0], table.shape[1] + 1), dtype=table.dtype)
-    np.cumsum(table, axis=1, out=sums[:, 1:])
-    return sums
-
-
-def _given(values: npt.NDArray[Any] | None, length: int) -> npt.NDArray[Any]:
-    return np.zeros(length) if values is None else values

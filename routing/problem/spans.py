@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from molink.routing.arrays import FloatArray, IntArray
+from molink.routing.problem.greedy_fill import GreedyFill
 from molink.routing.problem.problem import CircuitProblem
 from molink.routing.problem.span_options import SpanOptions
 
@@ -79,9 +80,9 @@ class SpanCosts:
         self.options = None if problem.resident is None else SpanOptions(problem)
         """Where layers are resident."""
         self.greedy_stop = (
-            _greedy_stops(problem) if self.options is None else self.options.every_greedy_stop()
+            _greedy_stops(problem) if self.options is None else self.options.fill.every_greedy_stop()
         )
-        """[layers, machines]: `SpanOptions.every_greedy_stop`."""
+        """[layers, machines]: `GreedyFill.every_greedy_stop`."""
 
     def of(self, machine: IntArray, stop: IntArray) -> FloatArray:
         """[layers, columns]: the cost of a column's span from each layer; infinite where the span is empty."""
@@ -99,7 +100,7 @@ class SpanCosts:
 def _greedy_stops(problem: CircuitProblem) -> IntArray:
     layers = problem.layers
     if problem.allowed is not None or not problem.machines:
-        return SpanOptions(problem).every_greedy_stop()
+        return GreedyFill(problem).every_greedy_stop()
     held = np.concatenate(([0], np.cumsum(problem.layer_bytes)))
     budget = np.broadcast_to(problem.free_bytes, (layers, problem.machines)).copy()
     head = np.broadcast_to(problem.cold_head_bytes(), budget.shape).copy()

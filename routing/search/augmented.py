@@ -29,11 +29,12 @@ import numpy as np
 
 from molink.routing.arrays import BoolArray, IntArray
 from molink.routing.problem.circuit import Circuit, Hop
+from molink.routing.problem.greedy_fill import GreedyFill
 from molink.routing.problem.problem import CircuitProblem, load_ms, tpot_ms
 from molink.routing.problem.shortfall import shortfall
-from molink.routing.problem.span_options import SpanOptions, servable_layers
+from molink.routing.problem.span_options import servable_layers
 from molink.routing.problem.spans import SpanCosts, SpanTable, span_table
-from molink.routing.search.bounds import Bounds, bounds_of
+from molink.routing.search.bounds import LowerBounds, bounds_of
 from molink.routing.search.pool import pool
 from molink.routing.search.search import Beam, Graph, Outcome, search
 
@@ -117,7 +118,7 @@ def _rescue(problem: CircuitProblem) -> tuple[Hop, ...]:
         layers,
         price,
         np.zeros((machines, machines)),
-        Bounds(left, nothing, nothing, left[0], nothing),
+        LowerBounds(left, nothing, nothing, left[0], nothing),
         linked=False,
     )
     possible = servable.any(axis=0).all() and bounds_of(chosen, costs, graph.latency_ms).feasible
@@ -140,6 +141,6 @@ def _scarcity(problem: CircuitProblem, spans: SpanTable, servable: BoolArray) ->
     needed_later = np.zeros((problem.layers + 1, problem.machines))
     needed_later[:-1] = np.cumsum(share[:, ::-1], axis=1)[:, ::-1].T
     price = needed_later[spans.stop, spans.machine]
-    price += SpanOptions(problem).wasted_layers(spans.machine, spans.stop)
+    price += GreedyFill(problem).wasted_layers(spans.machine, spans.stop)
     price[~np.isfinite(spans.cost)] = np.inf
     return SpanTable(spans.machine, spans.stop, price)

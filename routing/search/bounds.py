@@ -22,7 +22,7 @@ _ROUNDING = 1 - 1e-12
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Bounds:
+class LowerBounds:
     """Parts of a lower bound, and with them of an estimate."""
 
     rest_ms: FloatArray
@@ -47,7 +47,7 @@ class Bounds:
         return rest
 
 
-def bounds_of(problem: CircuitProblem, costs: SpanCosts, latency_ms: FloatArray) -> Bounds:
+def bounds_of(problem: CircuitProblem, costs: SpanCosts, latency_ms: FloatArray) -> LowerBounds:
     """The bounds of a problem."""
     machines, layers = problem.machines, problem.layers
     visit, leave, enter = _least_links(latency_ms)
@@ -78,7 +78,7 @@ def bounds_of(problem: CircuitProblem, costs: SpanCosts, latency_ms: FloatArray)
     np.fill_diagonal(both, np.inf)
     pair = both.min(axis=1, initial=np.inf)
     rest, leave, enter, alone, pair = (each * _ROUNDING for each in (rest, leave, enter, alone, pair))
-    return Bounds(rest, leave, enter, alone, pair, bool(held[-1] >= layers))
+    return LowerBounds(rest, leave, enter, alone, pair, bool(held[-1] >= layers))
 
 
 def _least_links(latency_ms: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:

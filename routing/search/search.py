@@ -11,7 +11,7 @@ import numpy as np
 from molink.routing.arrays import FloatArray, IntArray
 from molink.routing.problem.circuit import Hop
 from molink.routing.problem.spans import SpanTable
-from molink.routing.search.bounds import Bounds
+from molink.routing.search.bounds import LowerBounds
 from molink.routing.search.labels import Labels, hops_of, machine_keys, scrambled
 
 _ELEMENTS = 2**18
@@ -26,7 +26,7 @@ class Graph:
     spans: SpanTable
     latency_ms: FloatArray
     """[machines, machines]"""
-    bounds: Bounds
+    bounds: LowerBounds
     linked: bool = True
     """False: links cost nothing, so that of two labels with the same machines one is enough."""
 

@@ -171,7 +171,7 @@ def attend_sequence(
     if rules.softcap is not None or rules.sinks is not None:
         if causal:
             mask = causal_mask(queries, keys, None, query.device)
-        return _attend_by_definition(query, key, value, mask, rules)
+        return attend_by_definition(query, key, value, mask, rules)
     shared = query.shape[1] != key.shape[1]
     folds = shared and queries == 1 and not bitwise
     if mask is None and not folds and (not shared or key.shape[3] == value.shape[3] <= _FUSED_DIM_LIMIT):
@@ -317,7 +317,7 @@ def _attend_with_biases(
     return attended.reshape(1, heads, queries, value.shape[3])
 
 
-def _attend_by_definition(
+def attend_by_definition(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, rules: AttentionRules
 ) -> Tensor:
     """Softmax attention written out, for what the fused kernels lack: capped logits and sinks."""

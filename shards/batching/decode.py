@@ -19,9 +19,9 @@ from molink.shards.kv.kv_cache import SequenceCache
 from molink.shards.kv.kv_memory import LayerLayout
 from molink.shards.model.stage import View
 from molink.shards.paged_attention.paged import (
-    LatentAttention,
     NotPaged,
     PagedAttention,
+    PagedLatentAttention,
     keeps_latents,
     pages,
 )
@@ -53,7 +53,7 @@ class Decoding:
     """Of the steps that are recorded, ascending; the largest is the most rows that attend together."""
     fuses: bool = False
     """Whether layers go by fused kernels where they have some (`kernels/fused.py`)."""
-    latents: LatentAttention | None = None
+    latents: PagedLatentAttention | None = None
     """None: where layers expand latents, sessions attend one after the other."""
 
     def pages(self, layouts: Sequence[LayerLayout]) -> bool:

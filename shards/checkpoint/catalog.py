@@ -20,7 +20,7 @@ INDEX_FILES: Final = ("model.safetensors.index.json",)
 _HUB_ID: Final = re.compile(r"(?!.*(?:--|\.\.))[A-Za-z0-9][\w.-]{0,95}(?:/[A-Za-z0-9][\w.-]{0,95})?")
 
 
-class ModelNotFound(LookupError):
+class CheckpointNotFound(LookupError):
     """No folder for this identifier; the sentence says what was tried."""
 
     def __init__(self, model: str, detail: str) -> None:
@@ -36,7 +36,7 @@ def resolve(identifier: str, cache_dir: Path | None = None) -> Path:
     into `cache_dir`, by default the hub library's own cache); the weights are fetched by `hub_weights`.
 
     Raises:
-        ModelNotFound: there is no such model, or it cannot be reached.
+        CheckpointNotFound: there is no such model, or it cannot be reached.
     """
     check_identifier(identifier)
     if identifier in BUNDLED:
@@ -49,7 +49,7 @@ def check_identifier(identifier: str) -> None:
     """Refuses what cannot be a model, by its form and this machine's folders alone.
 
     Raises:
-        ModelNotFound: it is neither bundled, nor a folder with a configuration, nor of the form of a hub's id.
+        CheckpointNotFound: it is neither bundled, nor a folder with a configuration, nor of the form of a hub's id.
     """
     local = Path(identifier).expanduser()
     if identifier in BUNDLED:
@@ -57,11 +57,11 @@ def check_identifier(identifier: str) -> None:
     if local.is_dir():
         if (local / "config.json").is_file():
             return
-        raise ModelNotFound(
+        raise CheckpointNotFound(
             identifier, f"{local.resolve()} has no config.json, so it is no model in Hugging Face format."
         )
     if not _HUB_ID.fullmatch(identifier):
-        raise ModelNotFound(
+        raise CheckpointNotFound(
             identifier,
             "there is no such directory, and this is not the form of a Hugging Face hub id, such as "
             f"Qwen/Qwen3-0.6B. Bundled with MoLink: {', '.join(BUNDLED)}.",
@@ -107,7 +107,7 @@ def _bundled(identifier: str) -> Path:
     folder = Path(str(files("molink.shards"))) / BUNDLED[identifier]
     configuration = folder / "config.json"
     if not configuration.is_file():
-        raise ModelNotFound(
+        raise CheckpointNotFound(
             identifier,
             f"it should have been installed at {folder}. Install MoLink again, with its data files.",
         )
@@ -125,23 +125,23 @@ def _download(identifier: str, cache_dir: Path | None) -> Path:
     try:
         folder = Path(snapshot_download(identifier, allow_patterns=patterns, cache_dir=cache_dir))
     except GatedRepoError as error:
-        raise ModelNotFound(
+        raise CheckpointNotFound(
             identifier,
             f"{tried} the Hugging Face hub gives it only to those who accepted its terms. Accept them on "
             f"the model's "
             "page, then run `hf auth login`.",
         ) from error
     except (RepositoryNotFoundError, HFValidationError) as error:
-        raise ModelNotFound(
+        raise CheckpointNotFound(
             identifier, f"{tried} the Hugging Face hub has no public model of this name. Check the spelling."
         ) from error
     except (HTTPError, OSError) as error:
-        raise ModelNotFound(
+        raise CheckpointNotFound(
             identifier,
             f"{tried} the Hugging Face hub could not be reached ({type(error).__name__}). Check the "
             f"network, or give "
             "the path of a directory that holds the model.",
         ) from error
     if not (folder / "config.json").is_file():
-        raise ModelNotFound(identifier, "the Hugging Face hub has it, but without config.json.")
+        raise CheckpointNotFound(identifier, "the Hugging Face hub has it, but without config.json.")
     return folder

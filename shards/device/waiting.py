@@ -51,7 +51,7 @@ def _waits(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:  #
     if name in _COPIES:
         return _leaves_the_device(name, args, kwargs)
     if name == _GROUPED:
-        return any(_lacks_grouped_products(one) for one in args if isinstance(one, Tensor))
+        return any(lacks_grouped_products(one) for one in args if isinstance(one, Tensor))
     tags = func.tags
     return (
         name in _BY_GROUP or torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags
@@ -66,7 +66,8 @@ def _leaves_the_device(name: str, args: tuple[Any, ...], kwargs: dict[str, Any])
     return target is not None and (torch.device(target).type == "cpu") != args[0].is_cpu
 
 
-def _lacks_grouped_products(matrix: Tensor) -> bool:
+def lacks_grouped_products(matrix: Tensor) -> bool:
+    """Whether products by group with this matrix wait, since its card has no kernel for them."""
     if not matrix.is_cuda:
         return False
     if matrix.dtype is not torch.bfloat16 or torch.version.hip is not None or sys.platform == "win32":

@@ -111,13 +111,16 @@ class HubClient:
         endpoint: str | None = None,
         patience: RetryPolicy = RetryPolicy(),
         pause: Callable[[float], None] = time.sleep,
+        transport: "httpx.BaseTransport | None" = None,
     ) -> None:
-        """`endpoint` is the hub's address, by default that of `HF_ENDPOINT`."""
+        """`endpoint` is the hub's address, by default that of `HF_ENDPOINT`; `transport` what carries requests, by
+        default the network."""
         self.model = model
         self.commit = commit
         self._endpoint = endpoint
         self._patience = patience
         self._pause = pause
+        self._transport = transport
         self._client: httpx.Client | None = None
         self._opening = threading.Lock()
 
@@ -265,6 +268,7 @@ class HubClient:
                     headers={**build_hf_headers(library_name="molink"), "Accept-Encoding": "identity"},
                     timeout=httpx.Timeout(self._patience.silence_s, connect=self._patience.connect_s),
                     follow_redirects=True,
+                    transport=self._transport,
                     event_hooks={"request": [self._refuse_own_network]},
                 )
             return self._client

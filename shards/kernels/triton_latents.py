@@ -23,7 +23,7 @@ from molink.shards.spec import KV_BLOCK_TOKENS
 
 
 class TritonLatents:
-    """`paged.LatentAttention` on a CUDA device."""
+    """`paged.PagedLatentAttention` on a CUDA device."""
 
     def __init__(self, processors: int, shared_bytes: int) -> None:
         """As `paged_triton.TritonAttention`."""

@@ -17,12 +17,12 @@ def converted_tensors(
     found: dict[str, ConvertedTensor] = {}
     for name, tensor in stored.items():
         pieces = conversion.pieces(name)
-        source = _Source(tensor, len(pieces))
+        source = _KeptTensor(tensor, len(pieces))
         found.update((piece.name, ConvertedTensor(source, piece)) for piece in pieces)
     return found
 
 
-class _Source:
+class _KeptTensor:
     """A stored tensor, kept from when its first piece is read until the last has been. Pieces may be read by several
     threads."""
 
@@ -43,7 +43,7 @@ class _Source:
 class ConvertedTensor:
     """A piece in the form in which transformers takes tensors that it reads when needed."""
 
-    def __init__(self, source: _Source, piece: SourceRows) -> None:
+    def __init__(self, source: _KeptTensor, piece: SourceRows) -> None:
         self._source = source
         self._piece = piece
 

@@ -61,7 +61,7 @@ _SAID_MOST: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class SelfCheckResult:
     """How models of a kind can be served."""
 
     batching: Batching | None
@@ -78,14 +78,14 @@ class _Flags:
     config: PreTrainedConfig = field(compare=False)
 
 
-def self_check(config: PreTrainedConfig, memory: Path | None = None) -> Verdict:
+def self_check(config: PreTrainedConfig, memory: Path | None = None) -> SelfCheckResult:
     """How models with the flags of `config` can be served exactly. A few hundred milliseconds the first time, for each
     architecture and set of flags: in a process, or with the same software if the folder `memory` remembers it."""
     try:
         with quiet_transformers():
             tiny = tiny_config(config)
     except TROUBLE as error:
-        return Verdict(None, f"no tiny model of its kind could be made to check it: {_said(error)}")
+        return SelfCheckResult(None, f"no tiny model of its kind could be made to check it: {_said(error)}")
     flags = _Flags(tiny.to_json_string(use_diff=False), tiny)
     if memory is None:
         return _check(flags)
@@ -100,12 +100,12 @@ def self_check(config: PreTrainedConfig, memory: Path | None = None) -> Verdict:
     return verdict
 
 
-def _remembered(path: Path) -> Verdict | None:
+def _remembered(path: Path) -> SelfCheckResult | None:
     """What was found out before; None if nothing was, or nothing readable."""
     try:
         content = json.loads(path.read_bytes())
         batching, reason = content["batching"], content["reason"]
-        return Verdict(None if batching is None else Batching(batching), str(reason))
+        return SelfCheckResult(None if batching is None else Batching(batching), str(reason))
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
@@ -119,7 +119,7 @@ def software_state() -> str:
 
 
 @functools.lru_cache(maxsize=64)
-def _check(flags: _Flags) -> Verdict:
+def _check(flags: _Flags) -> SelfCheckResult:
     bring_in_meta_kernels()  # what is remembered must not depend on what this process has left out
     try:
         with quiet_transformers():
@@ -127,12 +127,12 @@ def _check(flags: _Flags) -> Verdict:
             layers_path(whole)
             tensors = revert_weight_conversion(whole, whole.state_dict())
     except TROUBLE as error:
-        return Verdict(None, f"a tiny model of its kind cannot be made: {_said(error)}")
+        return SelfCheckResult(None, f"a tiny model of its kind cannot be made: {_said(error)}")
     try:
         expected = _whole_logits(whole, tensors)
     except TROUBLE as error:
         alone = " with text alone" if set(whole.input_modalities) - {"text"} else ""
-        return Verdict(None, f"a tiny model of its kind does not run{alone}: {_said(error)}")
+        return SelfCheckResult(None, f"a tiny model of its kind does not run{alone}: {_said(error)}")
     replaceable = whole.get_submodule(decoder_name(whole))._can_set_attn_implementation()  # noqa: SLF001 - transformers' only test
     reason = "" if replaceable else "its attention cannot be replaced by one for packed batches"
     for batching in _STATEFUL if other_layers(text_config(flags.config)) else _STATELESS:
@@ -140,9 +140,9 @@ def _check(flags: _Flags) -> Verdict:
             continue
         found = _difference(flags.config, tensors, expected, batching)
         if found is None:
-            return Verdict(batching, reason)
+            return SelfCheckResult(batching, reason)
         reason = found if reason in ("", found) else f"{reason}; and {_SAID[batching]} {found}"
-    return Verdict(None, reason)
+    return SelfCheckResult(None, reason)
 
 
 def _said(error: Exception) -> str:

@@ -177,6 +177,11 @@ class Stage:
         self._views: dict[Span, View] = {}
 
     @property
+    def model(self) -> PreTrainedModel:
+        """Whose layers and weights, as far as they are of its span, these are."""
+        return self._model
+
+    @property
     def weight_bytes(self) -> int:
         """Memory of all weights held, those shared between two places counted once."""
         return sum(parameter.nbytes for parameter in self.parameters())
@@ -189,7 +194,7 @@ class Stage:
         """Where the tokens' embedding is tied to the head, and both ends of the model are here: one memory for both."""
         if not getattr(self._model.config, "tie_word_embeddings", False):
             return
-        ours, theirs = (getattr(_embedding(stage._model), "weight", None) for stage in (self, other))  # noqa: SLF001
+        ours, theirs = (getattr(_embedding(stage.model), "weight", None) for stage in (self, other))
         if ours is None or theirs is None or ours is theirs:
             return
         for module in self._model.modules():

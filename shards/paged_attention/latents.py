@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from molink.shards.matrices.quantized_matrices import QuantizedMatrices
-from molink.shards.paged_attention.paged import BlockAddresses, LatentAttention, NotPaged
+from molink.shards.paged_attention.paged import BlockAddresses, NotPaged, PagedLatentAttention
 
 
 def attend_latents(
-    attention: LatentAttention,
+    attention: PagedLatentAttention,
     module: Any,  # noqa: ANN401 - an architecture's attention
     query: Tensor,
     places: BlockAddresses,

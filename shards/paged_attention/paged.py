@@ -77,7 +77,7 @@ class PagedAttention(Protocol):
         ...
 
 
-class LatentAttention(Protocol):
+class PagedLatentAttention(Protocol):
     """Attends for rows of one new token each to latents: of each token one vector, which is its key and its value for
     all heads, and one further key that its position has turned (DeepSeek-V2, 2024, section 2.1). No call waits."""
 
@@ -101,8 +101,8 @@ def pages(layouts: Sequence[LayerLayout]) -> bool:
 
 
 def keeps_latents(layouts: Sequence[LayerLayout]) -> bool:
-    """Whether rows on these layers could be attended to as `LatentAttention` does: each layer expands one vector of a
-    token to keys and values of all heads."""
+    """Whether rows on these layers could be attended to as `PagedLatentAttention` does: each layer expands one vector
+    of a token to keys and values of all heads."""
     keys, values = _shapes(layouts)
     single = all(layout.expands and layout.key_heads == layout.value_heads == 1 for layout in layouts)
     return single and len(keys) == len(values) == 1 and keys != values and not _keep_more(layouts)

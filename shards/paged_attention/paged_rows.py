@@ -15,10 +15,10 @@ from molink.shards.kv.kv_pool import KvPool
 from molink.shards.paged_attention.latents import attend_latents
 from molink.shards.paged_attention.paged import (
     BlockAddresses,
-    LatentAttention,
     Logits,
     NotPaged,
     PagedAttention,
+    PagedLatentAttention,
     RotaryAngles,
     keeps_latents,
 )
@@ -124,7 +124,7 @@ class PagedBatch(Cache):  # type: ignore[misc] # transformers has no types
         rows: PagedRows,
         count: int,
         *,
-        latents: LatentAttention | None = None,
+        latents: PagedLatentAttention | None = None,
         fuses: bool = False,
     ) -> None:
         super().__init__(layers=[])

@@ -20,7 +20,8 @@ from molink.shards.spec import ModelSpec, Span
 from molink.simnet.core.channels import Channels
 from molink.simnet.core.request_desk import RequestDesk
 from molink.simnet.core.request_load import Request
-from molink.simnet.core.simulated_peer import ComputeS, SimulatedEngine, SimulatedPeer, SimulatedSession
+from molink.simnet.core.simulated_peer import ComputeS, SimulatedEngine, SimulatedPeer
+from molink.simnet.core.simulated_sender import SimulatedSession
 from molink.simnet.core.timeline import Timeline
 from molink.simnet.core.wire import Wire
 
@@ -125,7 +126,7 @@ class ServingWorld:
         hops, delay_s = len(self.peers), self._plan.delay_s
         for other in dict.fromkeys(((hop + 1) % hops, (hop - 1) % hops)):
             if other != hop:
-                self.peers[hop].links[f"{other}"] = self.channels[hop].open(
+                self.peers[hop].sender.links[f"{other}"] = self.channels[hop].open(
                     delay_s[hop][other],
                     delay_s[other][hop],
                     self.channels[other].wire,

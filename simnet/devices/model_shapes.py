@@ -171,32 +171,34 @@ _Row = tuple[str, int, int, int, int, int, int, int, int]
 """Name, layers, hidden size, intermediate size, heads, key-value heads, size of a head, vocabulary, context."""
 
 
-def _shapes(
-    architecture: str,
-    rows: Iterable[_Row],
-    *,
-    dtype: str = "bfloat16",
-    attention_bias: bool = False,
-    query_key_norm: bool = False,
-    tied: bool = False,
-    experts: Experts | None = None,
-    latent: LatentAttention | None = None,
-) -> tuple[ModelShape, ...]:
-    """One for each row; the rest is common to all of them."""
-    return tuple(
-        ModelShape(
-            row[0],
-            architecture,
-            *row[1:],
-            dtype=dtype,
-            attention_bias=attention_bias,
-            query_key_norm=query_key_norm,
-            tied=tied,
-            experts=experts,
-            latent=latent,
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """What models of a family have in common."""
+
+    architecture: str
+    dtype: str = "bfloat16"
+    attention_bias: bool = False
+    query_key_norm: bool = False
+    tied: bool = False
+    experts: Experts | None = None
+    latent: LatentAttention | None = None
+
+    def shapes(self, rows: Iterable[_Row]) -> tuple[ModelShape, ...]:
+        """One for each row."""
+        return tuple(
+            ModelShape(
+                row[0],
+                self.architecture,
+                *row[1:],
+                dtype=self.dtype,
+                attention_bias=self.attention_bias,
+                query_key_norm=self.query_key_norm,
+                tied=self.tied,
+                experts=self.experts,
+                latent=self.latent,
+            )
+            for row in rows
         )
-        for row in rows
-    )
 
 
 _TINY = (("tiny-shakespeare", 12, 192, 512, 6, 2, 32, 1024, 1024),)
@@ -255,19 +257,19 @@ MODEL_SHAPES: Mapping[str, ModelShape] = MappingProxyType(
     {
         shape.name: shape
         for shapes in (
-            _shapes("llama", _TINY, dtype="float32"),
-            _shapes("llama", _LLAMA_2, dtype="float16"),
-            _shapes("llama", _LLAMA_3),
-            _shapes("llama", _LLAMA_3_TIED, tied=True),
-            _shapes("qwen2", _QWEN_2, dtype="float16", attention_bias=True),
-            _shapes("qwen2", _QWEN_2_TIED, attention_bias=True, tied=True),
-            _shapes("qwen3", _QWEN_3, query_key_norm=True),
-            _shapes("qwen3", _QWEN_3_TIED, query_key_norm=True, tied=True),
-            _shapes("qwen3_moe", _QWEN_3_30B, query_key_norm=True, experts=Experts(128, 8, 768)),
-            _shapes("qwen3_moe", _QWEN_3_235B, query_key_norm=True, experts=Experts(128, 8, 1536)),
-            _shapes("mixtral", _MIXTRAL_7B, experts=Experts(8, 2, 14336)),
-            _shapes("mixtral", _MIXTRAL_22B, experts=Experts(8, 2, 16384)),
-            _shapes("deepseek_v3", _DEEPSEEK_V3, experts=_DEEPSEEK_EXPERTS, latent=_DEEPSEEK_LATENT),
+            _Family("llama", dtype="float32").shapes(_TINY),
+            _Family("llama", dtype="float16").shapes(_LLAMA_2),
+            _Family("llama").shapes(_LLAMA_3),
+            _Family("llama", tied=True).shapes(_LLAMA_3_TIED),
+            _Family("qwen2", dtype="float16", attention_bias=True).shapes(_QWEN_2),
+            _Family("qwen2", attention_bias=True, tied=True).shapes(_QWEN_2_TIED),
+            _Family("qwen3", query_key_norm=True).shapes(_QWEN_3),
+            _Family("qwen3", query_key_norm=True, tied=True).shapes(_QWEN_3_TIED),
+            _Family("qwen3_moe", query_key_norm=True, experts=Experts(128, 8, 768)).shapes(_QWEN_3_30B),
+            _Family("qwen3_moe", query_key_norm=True, experts=Experts(128, 8, 1536)).shapes(_QWEN_3_235B),
+            _Family("mixtral", experts=Experts(8, 2, 14336)).shapes(_MIXTRAL_7B),
+            _Family("mixtral", experts=Experts(8, 2, 16384)).shapes(_MIXTRAL_22B),
+            _Family("deepseek_v3", experts=_DEEPSEEK_EXPERTS, latent=_DEEPSEEK_LATENT).shapes(_DEEPSEEK_V3),
         )
         for shape in shapes
     }

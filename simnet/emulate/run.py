@@ -151,7 +151,7 @@ class _Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class _Reading:
+class _CounterReading:
     """All counters at one moment."""
 
     peers: tuple[PeerCounters, ...]
@@ -214,11 +214,11 @@ async def _usage(
     )
 
 
-async def _read(measured: _Measured) -> _Reading:
+async def _read(measured: _Measured) -> _CounterReading:
     peers, lines = await asyncio.gather(
         asyncio.gather(*(peer.counters() for peer in measured.peers)), measured.lines.counters()
     )
-    return _Reading(tuple(peers), lines, time.process_time(), measured.driver.tokens)
+    return _CounterReading(tuple(peers), lines, time.process_time(), measured.driver.tokens)
 
 
 async def _tell_until(at_s: float, tell: Callable[[], None]) -> None:

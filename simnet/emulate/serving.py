@@ -13,7 +13,7 @@ from molink.peer.models.choosing import FIRST_MODEL
 from molink.peer.models.model import ModelRequest, open_model
 from molink.peer.wire.transmission.policies import POLICIES
 from molink.progress import Progress
-from molink.shards.checkpoint.catalog import ModelNotFound
+from molink.shards.checkpoint.catalog import CheckpointNotFound
 from molink.shards.checkpoint.store import StoreError
 from molink.shards.spec import ModelSpec
 from molink.simnet.devices.model_shapes import QWEN2_7B, shape_named
@@ -69,7 +69,7 @@ def spec_of(
         opened = open_model(ModelRequest(model or FIRST_MODEL), (), digests, lambda _: None)
         try:
             return asyncio.run(opened).spec
-        except (ModelNotFound, StoreError, OSError) as error:
+        except (CheckpointNotFound, StoreError, OSError) as error:
             raise ValueError(str(error)) from error
 
 

@@ -15,8 +15,9 @@ from functools import partial
 
 from molink.simnet.lines.flows import Path, RelayPort
 from molink.simnet.lines.line import Line
-from molink.simnet.lines.shaper import Chunk, Shaper
+from molink.simnet.lines.shaper import Shaper
 from molink.simnet.lines.sockets import Dialling, address
+from molink.simnet.lines.transit import Chunk
 
 MAX_REQUEST_BYTES = 8192
 REQUEST_TIMEOUT_S = 5.0
@@ -27,12 +28,12 @@ _METHOD = re.compile(rb"[A-Z]+ \S+ HTTP/1\.[01]\r\n")
 Target = tuple[str, int]
 
 
-class RequestRefused(ValueError):
+class TunnelRefused(ValueError):
     """What the answer to a request says: a status of HTTP and its reason."""
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class RoundTripPath:
     """What a connection passes, there and back: lines, and each way a delay in seconds."""
 
     paths: tuple[Path, Path]
@@ -53,25 +54,25 @@ class Neighbourhood:
             raise KeyError(home)
         self._places[target] = home
 
-    def route(self, home: str, target: Target) -> Route | None:
+    def route(self, home: str, target: Target) -> RoundTripPath | None:
         """From a home to an address; None if nobody is known there. Peers of one home do not load its uplink."""
         other = self._places.get(target)
         if other is None:
             return None
         if home == other:
-            return Route(((Line(),), (Line(),)), 0.0)
-        return Route(((self._uplinks[home],), (self._uplinks[other],)), self._delay_s)
+            return RoundTripPath(((Line(),), (Line(),)), 0.0)
+        return RoundTripPath(((self._uplinks[home],), (self._uplinks[other],)), self._delay_s)
 
 
 def parse_connect(head: bytes) -> Target:
-    """The target of the head of a CONNECT request. RequestRefused says what to answer to anything else."""
+    """The target of the head of a CONNECT request. TunnelRefused says what to answer to anything else."""
     match = _CONNECT.match(head)
     if match is None:
-        raise RequestRefused("405 Method Not Allowed" if _METHOD.match(head) else "400 Bad Request")
+        raise TunnelRefused("405 Method Not Allowed" if _METHOD.match(head) else "400 Bad Request")
     try:
         return address(match[1].decode("ascii"))
     except ValueError as error:
-        raise RequestRefused("400 Bad Request") from error
+        raise TunnelRefused("400 Bad Request") from error
 
 
 class AccessRouter(RelayPort):
@@ -110,7 +111,7 @@ class AccessRouter(RelayPort):
             self._shaper.watch(client, 0, lambda _: None)
             try:
                 self._begin(client, head)
-            except RequestRefused as error:
+            except TunnelRefused as error:
                 self._refuse(client, str(error))
         elif not data:
             self._drop(client)
@@ -122,7 +123,7 @@ class AccessRouter(RelayPort):
         target = parse_connect(head)
         route = self._neighbourhood.route(self._home, target)
         if route is None:
-            raise RequestRefused("403 Forbidden")
+            raise TunnelRefused("403 Forbidden")
         dialling = Dialling(
             self._shaper,
             target,
@@ -131,7 +132,7 @@ class AccessRouter(RelayPort):
         )
         self._shaper.after(2 * route.delay_s, dialling.begin)
 
-    def _join(self, client: socket.socket, route: Route, server: socket.socket) -> None:
+    def _join(self, client: socket.socket, route: RoundTripPath, server: socket.socket) -> None:
         head = self._arriving.pop(client, None)
         if head is None:
             server.close()

@@ -15,8 +15,9 @@ from types import TracebackType
 from typing import Self
 
 from molink.simnet.lines.line import Line
-from molink.simnet.lines.shaper import Chunk, Shaper
+from molink.simnet.lines.shaper import Shaper
 from molink.simnet.lines.sockets import Listening, reset
+from molink.simnet.lines.transit import Chunk
 
 MAX_STALLED_BYTES = 256 * 1024
 """What may wait for a reader that does not read, before nothing more is taken from the sender."""
@@ -28,7 +29,12 @@ class SocketFlow:
     """One direction, `source` to `sink`."""
 
     def __init__(
-        self, owner: "Connection", source: socket.socket, sink: socket.socket, path: Path, delay_s: float
+        self,
+        owner: "ProxiedConnection",
+        source: socket.socket,
+        sink: socket.socket,
+        path: Path,
+        delay_s: float,
     ) -> None:
         self.path = path
         self.delay_s = delay_s
@@ -93,7 +99,7 @@ class SocketFlow:
             self.sink.shutdown(socket.SHUT_WR)
 
 
-class Connection:
+class ProxiedConnection:
     """Two connected sockets and the flows between them. On the shaper's thread only."""
 
     def __init__(
@@ -103,7 +109,7 @@ class Connection:
         server: socket.socket,
         paths: tuple[Path, Path],
         delays_s: tuple[float, float],
-        on_closed: Callable[["Connection"], None],
+        on_closed: Callable[["ProxiedConnection"], None],
     ) -> None:
         self.shaper = shaper
         self.closed = False
@@ -194,7 +200,7 @@ class RelayPort(ABC):
         self._listening = Listening(shaper, host, self._arrive)
         self._arriving: dict[socket.socket, bytes] = {}
         """Those that are connected to nobody yet, with what was read of them."""
-        self._connections: dict[Connection, None] = {}
+        self._connections: dict[ProxiedConnection, None] = {}
 
     def __enter__(self) -> Self:
         """Listens. OSError if the port is taken."""
@@ -221,9 +227,9 @@ class RelayPort(ABC):
 
     def _connect(
         self, client: socket.socket, server: socket.socket, paths: tuple[Path, Path], delay_s: float
-    ) -> Connection:
+    ) -> ProxiedConnection:
         """Puts lines between the two; the caller begins it."""
-        connection = Connection(
+        connection = ProxiedConnection(
             self._shaper, client, server, paths, (delay_s, delay_s), self._connections.__delitem__
         )
         self._connections[connection] = None

@@ -38,6 +38,29 @@ class LineCounters:
     waiting_bytes: int
 
 
+class PropagationDelay:
+    """Propagation delay of a line, with jitter: value noise, linear between values drawn at even distances."""
+
+    __slots__ = ("_drawn", "_seed", "fixed_s", "jitter_s")
+
+    def __init__(self, fixed_s: float, jitter_s: float, seed: int) -> None:
+        self.fixed_s, self.jitter_s = fixed_s, jitter_s
+        self._seed = seed
+        self._drawn = (-1.0, 0.0, 0.0)
+        """The period of the jitter that was last asked for, and what was drawn at its begin and end."""
+
+    def extra_s(self, at_s: float) -> float:
+        """On top of what is fixed, for what leaves at that time."""
+        if not self.jitter_s:
+            return 0.0
+        step, part = divmod(at_s / (JITTER_PERIODS * self.jitter_s), 1.0)
+        if step != self._drawn[0]:
+            before, after = (random.Random(f"{self._seed} {step + i:.0f}").random() for i in (0, 1))
+            self._drawn = step, before, after
+        _, before, after = self._drawn
+        return self.jitter_s * (before + (after - before) * part)
+
+
 class Line(Generic[Item]):
     """A queue without drops behind a rate, then a delay. The items are the caller's; it offers and takes them.
 
@@ -58,14 +81,10 @@ class Line(Generic[Item]):
             raise ValueError(f"the rate of a line must be above 0 Mbps, not {rate_mbps}")
         if not (0 <= delay_ms < math.inf and 0 <= jitter_ms < math.inf and 0 <= queue_ms < math.inf):
             raise ValueError("delay, jitter and queue of a line are finite and at least 0 ms")
-        self.delay_s = delay_ms / 1000
+        self.delay = PropagationDelay(delay_ms / 1000, jitter_ms / 1000, seed)
         self.waiting_bytes = 0
         self._rate = rate_mbps * 125_000
-        self._jitter_s = jitter_ms / 1000
         self._queue_s = queue_ms / 1000
-        self._seed = seed
-        self._drawn = (-1.0, 0.0, 0.0)
-        """The period of the jitter that was last asked for, and what was drawn at its begin and end."""
         self._waiting: collections.deque[tuple[Item, int, float]] = collections.deque()
         self._free_s = -math.inf
         self._left_bytes = 0.0
@@ -126,7 +145,7 @@ class Line(Generic[Item]):
             self.waiting_bytes -= size_bytes
             self._sent_bytes += size_bytes
             self._chunks += 1
-            departed.append((item, left_s + self.delay_s + self._jitter(left_s)))
+            departed.append((item, left_s + self.delay.fixed_s + self.delay.extra_s(left_s)))
             if self._waiting:
                 self._begin()
         return departed
@@ -148,7 +167,8 @@ class Line(Generic[Item]):
         self._busy_s += left_s - free_s
         self._sent_bytes += size_bytes
         self._chunks += 1
-        return left_s + self.delay_s + (self._jitter(left_s) if self._jitter_s else 0.0)
+        delay = self.delay
+        return left_s + delay.fixed_s + (delay.extra_s(left_s) if delay.jitter_s else 0.0)
 
     def set_rate(self, rate_mbps: float, now_s: float) -> None:
         """Another rate from now on, also for what already waits. `depart(now_s)` first. ValueError if not above 0."""
@@ -178,13 +198,3 @@ class Line(Generic[Item]):
         self._longest_s = max(self._longest_s, queueing_s)
         self._free_s = max(self._free_s, came_s)
         self._left_bytes = size_bytes
-
-    def _jitter(self, at_s: float) -> float:
-        if not self._jitter_s:
-            return 0.0
-        step, part = divmod(at_s / (JITTER_PERIODS * self._jitter_s), 1.0)
-        if step != self._drawn[0]:
-            before, after = (random.Random(f"{self._seed} {step + i:.0f}").random() for i in (0, 1))
-            self._drawn = step, before, after
-        _, before, after = self._drawn
-        return self._jitter_s * (before + (after - before) * part)

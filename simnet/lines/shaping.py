@@ -16,8 +16,9 @@ from functools import partial
 
 from molink.simnet.lines.flows import Path, RelayPort
 from molink.simnet.lines.line import Line
-from molink.simnet.lines.shaper import Chunk, Shaper
+from molink.simnet.lines.shaper import Shaper
 from molink.simnet.lines.sockets import Dialling, address, reset
+from molink.simnet.lines.transit import Chunk
 
 COMMANDS = """commands on standard input, each answered by a line of JSON:
   rate MBPS        both directions, from now on      up MBPS, down MBPS   one direction
@@ -65,7 +66,7 @@ class ShapedPort(RelayPort):
     def _arrive(self, client: socket.socket) -> None:
         self._arriving[client] = b""
         (up,), (down,) = self._paths
-        self._shaper.after(up.delay_s + down.delay_s, partial(self._dial, client))
+        self._shaper.after(up.delay.fixed_s + down.delay.fixed_s, partial(self._dial, client))
 
     def _dial(self, client: socket.socket) -> None:
         if client in self._arriving:

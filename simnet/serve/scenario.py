@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from molink.dht.records.records import Device, PeerFacts, ServedModel
+from molink.dht.records.records import DeviceProperties, PeerFacts, ServedModel
 from molink.peer.memory.memory import plan_memory
 from molink.peer.scheduling.in_flight_rules import rule_named
 from molink.peer.scheduling.microbatch import BatchLimits
@@ -103,7 +103,7 @@ def simulated_facts(spec: ModelSpec, shape: ModelShape, stage: SimulatedStage, n
     return PeerFacts(
         peer_id=f"{number}", public_key=b"", sequence=1, ttl_s=3600, protocol_version=0, version="", name=f"{number}",
         addresses=(), grpc_addresses=(f"10.0.{number // 256}.{number % 256}:1",), certificate=b"",
-        device=Device("cuda", device.name, 1, device.memory_bytes, "", 1),
+        device=DeviceProperties("cuda", device.name, 1, device.memory_bytes, "", 1),
         model=ServedModel(
             spec.model_hash, spec.content_hash, spec.name, spec.architecture, spec.dtype, spec.quantization, spec.layers
         ),

@@ -15,10 +15,11 @@ from molink.simnet.swarm.members.bulletin import Bulletin, Notice
 from molink.simnet.swarm.members.initial_placement import InitialPlacement
 from molink.simnet.swarm.members.member import Member, NotConserved
 from molink.simnet.swarm.members.moving import MoveSchedule
-from molink.simnet.swarm.members.placing import MoveCounts, PlacementDriver
+from molink.simnet.swarm.members.placing import MoveCounts, VirtualPlacementDriver
 from molink.simnet.swarm.members.traffic import ControlTraffic
 from molink.simnet.swarm.population.places import Places
 from molink.simnet.swarm.population.volunteers import Volunteer
+from molink.simnet.swarm.sessions.context import SessionContext
 from molink.simnet.swarm.sessions.gateway import SimulatedGateway
 from molink.simnet.swarm.sessions.lifecycle import Lifecycle
 from molink.simnet.swarm.settings import SwarmSettings
@@ -70,12 +71,17 @@ class SwarmWorld:
         """Until the last session has ended. Raises NotConserved if anything in it was lost or came twice."""
         seeds = default_rng(self.settings.seed).spawn(4)
         announcing = AnnouncementDriver(self.timeline, self.bulletin, self.traffic, seeds[0])
-        lifecycle = Lifecycle(
-            self.timeline, self.setup.model, self.members, self.setup.places, self.accounts, seeds[1],
-            announcing.changed, partners=self.settings.partners,
-        )  # fmt: skip
+        context = SessionContext(
+            self.timeline,
+            self.setup.model,
+            self.members,
+            self.setup.places,
+            self.accounts,
+            announcing.changed,
+        )
+        lifecycle = Lifecycle(context, seeds[1], partners=self.settings.partners)
         placement = InitialPlacement(self.setup.model)
-        placing = PlacementDriver(
+        placing = VirtualPlacementDriver(
             self.timeline, self.setup.model, self.bulletin, self.moves, placement, announcing.changed
         )
         churning = _Churn(self, announcing, lifecycle, placement, placing, seeds[2])
@@ -164,7 +170,7 @@ class _Churn:
         announcing: AnnouncementDriver,
         lifecycle: Lifecycle,
         placement: InitialPlacement,
-        placing: PlacementDriver,
+        placing: VirtualPlacementDriver,
         rng: Generator,
     ) -> None:
         self._world = world

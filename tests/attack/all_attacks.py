@@ -160,7 +160,7 @@ class Attacks:
         try:
             await asyncio.sleep(MOST_AT_ONCE_S)
         finally:
-            strangers._over.set()
+            strangers.end()
             await asyncio.wait([raging])
             raging.exception()
 

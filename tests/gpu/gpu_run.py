@@ -57,7 +57,7 @@ class Machine:
 
 
 @dataclass(slots=True)
-class _Part:
+class Part:
     case: Case
     index: int
     count: int
@@ -94,7 +94,7 @@ async def run_cases(
 
 
 async def _run(machine: Machine, case: Case, count: int, places: asyncio.Semaphore) -> Result:
-    parts = [_Part(case, index, count) for index in range(count)]
+    parts = [Part(case, index, count) for index in range(count)]
     if time.monotonic() >= machine.deadline_s:
         return Result(
             case.name, "not run", 0.0, "the time of the whole suite was over; run it alone with --only"
@@ -105,7 +105,7 @@ async def _run(machine: Machine, case: Case, count: int, places: asyncio.Semapho
     return judged(case, parts, max(part.ended_s for part in parts) - min(part.began_s for part in parts))
 
 
-async def _run_part(machine: Machine, part: _Part, places: asyncio.Semaphore) -> None:
+async def _run_part(machine: Machine, part: Part, places: asyncio.Semaphore) -> None:
     out = machine.folder / f"{part.case.name}-{part.index}.json"
     log = out.with_suffix(".log")
     async with places:
@@ -148,7 +148,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
         await asyncio.wait_for(process.wait(), _ENDING_S)
 
 
-def judged(case: Case, parts: Sequence[_Part], took_s: float) -> Result:
+def judged(case: Case, parts: Sequence[Part], took_s: float) -> Result:
     """One verdict on all parts: the worst."""
     rows = tuple(row for part in parts for row in part.told.get("rows", ()))
     words = "\n".join("\n".join(part.log.strip().splitlines()[-_LAST_LINES:]) for part in parts if part.log)

@@ -50,6 +50,11 @@ class DecodeIntervalPredictor:
         self._streams: dict[tuple[bytes, ...], _Stream] = {}
         self._next_s = math.inf
 
+    @property
+    def streams(self) -> int:
+        """Micro-batches whose interval it remembers."""
+        return len(self._streams)
+
     def record_decode(self, sessions: tuple[bytes, ...], now_s: float) -> None:
         """A decode of these sessions is pushed now."""
         stream = self._streams.pop(sessions, None)

@@ -53,6 +53,11 @@ class UplinkRate:
         """Of links that have shown something, and at most one that is gone."""
         self._gone: LinkEvidence | None = None
 
+    @property
+    def heard(self) -> int:
+        """Links whose evidence counts."""
+        return len(self._evidence)
+
     def record_measurement(self, evidence: LinkEvidence, acked_bytes: int, now_s: float) -> None:
         """A measurement counts for a link over which so much has arrived so far: its word gains what it has carried
         since the last one, the others' lose as much."""

@@ -149,7 +149,7 @@ def encode_data(
     fields = _FIELDS.pack(
         PACKET_VERSION, _Type.DATA, traffic_class, 0, message_bytes, offset, sequence, message
     )
-    return _sealed(fields, payload)
+    return sealed(fields, payload)
 
 
 def encode_ack(ack: Ack) -> bytes:
@@ -158,27 +158,25 @@ def encode_ack(ack: Ack) -> bytes:
         _ARRIVAL.pack(ack.sequence - sequence, min(age_us, _LARGEST_AGE_US))
         for sequence, age_us in ack.arrivals
     )
-    return _sealed(
-        _FIELDS.pack(PACKET_VERSION, _Type.ACK, 0, 0, 0, 0, ack.sequence, ack.departed_us), payload
-    )
+    return sealed(_FIELDS.pack(PACKET_VERSION, _Type.ACK, 0, 0, 0, 0, ack.sequence, ack.departed_us), payload)
 
 
 def encode_cancel(message: int) -> bytes:
-    return _sealed(_FIELDS.pack(PACKET_VERSION, _Type.CANCEL, 0, 0, 0, 0, 0, message))
+    return sealed(_FIELDS.pack(PACKET_VERSION, _Type.CANCEL, 0, 0, 0, 0, 0, message))
 
 
 def encode_close(code: int, reason: str) -> bytes:
     """Encodes a CLOSE packet, its reason cut to MAX_REASON_BYTES."""
     text = reason.encode("utf-8", "replace")[:MAX_REASON_BYTES].decode("utf-8", "ignore").encode()
-    return _sealed(_FIELDS.pack(PACKET_VERSION, _Type.CLOSE, 0, 0, code, 0, 0, 0), text)
+    return sealed(_FIELDS.pack(PACKET_VERSION, _Type.CLOSE, 0, 0, code, 0, 0, 0), text)
 
 
 def encode_ping(number: int) -> bytes:
-    return _sealed(_FIELDS.pack(PACKET_VERSION, _Type.PING, 0, 0, 0, 0, number, 0))
+    return sealed(_FIELDS.pack(PACKET_VERSION, _Type.PING, 0, 0, 0, 0, number, 0))
 
 
 def encode_pong(number: int) -> bytes:
-    return _sealed(_FIELDS.pack(PACKET_VERSION, _Type.PONG, 0, 0, 0, 0, number, 0))
+    return sealed(_FIELDS.pack(PACKET_VERSION, _Type.PONG, 0, 0, 0, 0, number, 0))
 
 
 def decode(data: bytes) -> Packet:
@@ -211,7 +209,8 @@ def decode(data: bytes) -> Packet:
 _TYPES = frozenset(_Type)
 
 
-def _sealed(fields: bytes, payload: memoryview | bytes = b"") -> bytes:
+def sealed(fields: bytes, payload: memoryview | bytes = b"") -> bytes:
+    """The packet of these header fields, with its checksum."""
     checksum = xxhash.xxh3_64_intdigest(payload, xxhash.xxh3_64_intdigest(fields))
     return b"".join((fields, checksum.to_bytes(_CHECKSUM_BYTES), payload))
 

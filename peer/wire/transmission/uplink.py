@@ -43,24 +43,27 @@ class Uplink:
             raise ValueError(f"no transmission policy {policy!r}; there are {', '.join(POLICIES)}")
         self._state = UplinkState()
         self._policy = POLICIES[policy](self._state, shares)
+        self.uses_deadlines = self._policy.USES_DEADLINES
+        """Whether messages of a class leave as they are due, not in order of push."""
+        self.uses_forecasts = self._policy.USES_FORECASTS
+        """Whether it matters when the next decode is expected (`expect_decode`)."""
         self._limits = (limit_bytes, limit_messages)
         self._told_to_wait: set[int] = set()
         self._awake: set[int] = set()
 
     @property
-    def uses_deadlines(self) -> bool:
-        """Whether messages of a class leave as they are due, not in order of push."""
-        return self._policy.USES_DEADLINES
-
-    @property
-    def uses_forecasts(self) -> bool:
-        """Whether it matters when the next decode is expected (`expect_decode`)."""
-        return self._policy.USES_FORECASTS
-
-    @property
     def uplink_bytes_per_s(self) -> float | None:
         """The rate of the uplink, measured over all links; None until bulk was sent."""
         return self._state.rate.bytes_per_s
+
+    def links_waiting(self, traffic_class: TrafficClass | None = None) -> int:
+        """On how many links, but for those that stall, messages of the class wait, or bulk of any class."""
+        return self._state.bulk_links if traffic_class is None else self._state.waiting[traffic_class]
+
+    def waiting(self, link: int) -> tuple[int, int]:
+        """Messages that wait on a link, and what of them has not left in bytes."""
+        queue = self._state.links[link].send_queue
+        return len(queue), queue.queued_bytes
 
     def open(self, link: int, now_s: float) -> None:
         """Adds a link.

@@ -18,8 +18,9 @@ from functools import partial
 
 from molink.simnet.lines.access import AccessRouter, Neighbourhood
 from molink.simnet.lines.line import Line
-from molink.simnet.lines.shaper import Chunk, Shaper
+from molink.simnet.lines.shaper import Shaper
 from molink.simnet.lines.sockets import address
+from molink.simnet.lines.transit import Chunk
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from molink.dht.records.records import Device
+from molink.dht.records.records import DeviceProperties
 from molink.peer.compute.backend import Backend
 from molink.peer.device.device import describe_device
 from molink.peer.models.model import Progress
@@ -174,7 +174,7 @@ class Machine:
 
     backend: Backend
     artifacts: ArtifactServer
-    device: Device
+    device: DeviceProperties
     profile: Profile
     memory_bytes: int
 

@@ -1,9 +1,8 @@
 """Which layout to serve a model with on devices of one kind: routing's choice, as a table."""
 
-import math
 from dataclasses import dataclass
 
-from molink.routing.parallelism.layout_prediction import Goal, LayoutGoal, choose_layout, predict
+from molink.routing.parallelism.layout_prediction import LayoutGoal, choose_layout, predict
 from molink.routing.parallelism.parallelism import Layout, Lengths
 from molink.simnet.devices.devices import DeviceProfile
 from molink.simnet.devices.model_shapes import ModelShape
@@ -37,8 +36,7 @@ def advise(
     device: DeviceProfile,
     fabric: Fabric,
     lengths: Lengths,
-    goal: Goal,
-    max_ttft_ms: float = math.inf,
+    goal: LayoutGoal,
     tensors_per_boundary: int = 1,
 ) -> list[AdviceRow]:
     """All layouts of at most so many devices, the best first, by `choose_layout`.
@@ -58,9 +56,7 @@ def advise(
         for pipeline in range(1, min(devices // tensor, shape.layers) + 1)
     ]
     rates, link = device_rates(device, lengths.prefill_tokens), fabric.slowest(Layout(devices))
-    choice = choose_layout(
-        spec, spec.whole, layouts, rates, link, lengths, LayoutGoal(goal, max_ttft_ms / 1000)
-    )
+    choice = choose_layout(spec, spec.whole, layouts, rates, link, lengths, goal)
     named = {str(layout): layout for layout in layouts}
     rows = []
     for number, reason in enumerate(choice.reasons, 1):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from molink.progress import Progress
-from molink.routing.parallelism.layout_prediction import Goal, Prediction
+from molink.routing.parallelism.layout_prediction import Goal, LayoutGoal, Prediction
 from molink.routing.parallelism.parallelism import Layout, Lengths
 from molink.simnet.devices.devices import DeviceProfile
 from molink.simnet.devices.model_shapes import ModelShape, shape_named
@@ -70,9 +70,9 @@ def communication(
         "network": network,
     }
     if advise:
-        limit_ms = math.inf if max_ttft_ms is None else max_ttft_ms
+        wanted = LayoutGoal(goal, math.inf if max_ttft_ms is None else max_ttft_ms / 1000)
         parameters |= {"devices": devices, "goal": goal, "max_ttft_ms": max_ttft_ms}
-        advice = advised(shape, devices, profile, fabric, lengths, goal, limit_ms, tensors_per_boundary)
+        advice = advised(shape, devices, profile, fabric, lengths, wanted, tensors_per_boundary)
         title = f"{shape.name} on at most {devices} x {profile.name} over {fabric.name}, by {goal}"
         shown = advice_table(f"{title}\n{advice[0].reason}", advice)
         found = Findings("communication", title, parameters, advice, [shown], figures=paper_figures)

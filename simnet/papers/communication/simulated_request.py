@@ -13,6 +13,7 @@ from molink.shards.spec import Span
 from molink.simnet.devices.devices import DeviceProfile, SequenceChunk
 from molink.simnet.devices.model_shapes import ModelShape, even_spans
 from molink.simnet.papers.communication.collectives import (
+    Communicator,
     gather,
     part_sizes,
     ring_all_gather,
@@ -126,9 +127,10 @@ class _Request:
             self.ranks.call(group[place], phase, "Recv")
             yield Receive(self.group(stage - 1)[place])
         if len(group) > 1:
+            among = Communicator(self.ranks, group, place)
             elements, element_bytes = rows * self.shape.hidden_size, self.shape.element_bytes
             for _ in range(self.tensors_per_boundary):
-                yield from ring_all_gather(self.ranks, group, place, phase, elements, element_bytes)
+                yield from ring_all_gather(among, phase, elements, element_bytes)
 
     def leaving(self, stage: int, place: int, phase: Phase, rows: int) -> Program:
         """Logits are gathered where tokens are drawn, or rows go to the next stage."""
@@ -140,13 +142,15 @@ class _Request:
                 target = self.group(stage + 1)[place]
                 self.ranks.send(group[place], target, phase, "Send", part * element_bytes)
         elif len(group) > 1:
-            yield from gather(self.ranks, group, place, phase, self.shape.vocabulary_size, element_bytes)
+            among = Communicator(self.ranks, group, place)
+            yield from gather(among, phase, self.shape.vocabulary_size, element_bytes)
 
     def reduced(self, stage: int, place: int, phase: Phase, rows: int) -> Program:
         group = self.group(stage)
         if len(group) > 1:
             elements, element_bytes = rows * self.shape.hidden_size, self.shape.element_bytes
-            yield from ring_all_reduce(self.ranks, group, place, phase, elements, element_bytes)
+            among = Communicator(self.ranks, group, place)
+            yield from ring_all_reduce(among, phase, elements, element_bytes)
 
     def computing(self, span: Span, rows: int, context: int) -> Iterator[tuple[float, int]]:
         """Seconds, and how many all-reduces follow them: half a layer and one each. Whole spans where none do."""

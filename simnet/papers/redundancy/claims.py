@@ -10,7 +10,7 @@ NEAR = 1 / 3
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class PaperClaim:
     """One of them."""
 
     policy: str
@@ -23,7 +23,7 @@ class Claim:
     agrees: bool
 
 
-def claims(rows: Sequence[RedundancyRow]) -> list[Claim]:
+def claims(rows: Sequence[RedundancyRow]) -> list[PaperClaim]:
     """Those of the rows' workload and device, as far as the rows have the policies for them, about the paper's policy
     and then about ours in its place; at the fastest interconnect if there are several."""
     fastest = max(row.interconnect_gbps for row in rows)
@@ -42,7 +42,7 @@ def claims(rows: Sequence[RedundancyRow]) -> list[Claim]:
     ]
 
 
-def _claims_of(policy: str, rows: Sequence[RedundancyRow]) -> list[Claim]:
+def _claims_of(policy: str, rows: Sequence[RedundancyRow]) -> list[PaperClaim]:
     """`rows` have that policy and those that it is compared with."""
     own = [row for row in rows if row.policy == policy]
     if not own:
@@ -95,27 +95,27 @@ def _claims_of(policy: str, rows: Sequence[RedundancyRow]) -> list[Claim]:
 
 def _most(
     name: str, paper: float, rows: Sequence[RedundancyRow], value: Callable[[RedundancyRow], float | None]
-) -> Claim | None:
+) -> PaperClaim | None:
     known = [(own, row) for row in rows if (own := value(row)) is not None]
     return _claim(name, paper, *max(known, key=lambda one: one[0])) if known else None
 
 
 def _least(
     name: str, paper: float, rows: Sequence[RedundancyRow], value: Callable[[RedundancyRow], float | None]
-) -> Claim | None:
+) -> PaperClaim | None:
     known = [(own, row) for row in rows if (own := value(row)) is not None]
     return _claim(name, paper, *min(known, key=lambda one: one[0])) if known else None
 
 
-def _claim(name: str, paper: float, ours: float, row: RedundancyRow) -> Claim:
-    return Claim(
+def _claim(name: str, paper: float, ours: float, row: RedundancyRow) -> PaperClaim:
+    return PaperClaim(
         row.policy, name, paper, ours, row.instances, row.rate_rps, abs(ours - paper) <= NEAR * paper
     )
 
 
 def _first(
     name: str, policy: str, rows: Sequence[RedundancyRow], value: Callable[[RedundancyRow], float]
-) -> Claim | None:
+) -> PaperClaim | None:
     settings: dict[tuple[int, float], list[RedundancyRow]] = {}
     for row in rows:
         settings.setdefault((row.instances, row.rate_rps), []).append(row)
@@ -127,7 +127,7 @@ def _first(
     if not compared:
         return None
     ahead = sum(min(beside, key=value).policy == policy for beside in compared) / len(compared)
-    return Claim(policy, name, 1.0, ahead, None, None, ahead == 1.0)
+    return PaperClaim(policy, name, 1.0, ahead, None, None, ahead == 1.0)
 
 
 def _saved_s(row: RedundancyRow, reduction: float | None) -> float | None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from molink.simnet.papers.redundancy.claims import Claim
+from molink.simnet.papers.redundancy.claims import PaperClaim
 from molink.simnet.papers.redundancy.rows import RedundancyRow
 from molink.simnet.presentation.tables import Column, Table
 
@@ -45,6 +45,6 @@ def redundancy_table(rows: Sequence[RedundancyRow]) -> Table:
     return Table(title, _COLUMNS, rows, _SETTINGS)
 
 
-def claims_table(found: Sequence[Claim]) -> Table:
+def claims_table(found: Sequence[PaperClaim]) -> Table:
     """A line for each claim."""
     return Table("What the paper's text says, and where ours comes nearest to it", _CLAIMS, found)

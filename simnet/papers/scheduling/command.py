@@ -18,7 +18,7 @@ from molink.simnet.papers.scheduling.testbeds import (
     NOISE,
     TESTBEDS,
     Gpu,
-    ServedModel,
+    ModelSizes,
     World,
 )
 from molink.simnet.papers.scheduling.variants import Variant, in_paper_order, parse_variants
@@ -97,7 +97,7 @@ def schedule(
     world = World(
         matrix=bundled_matrix() if latency_matrix is None else read_matrix(latency_matrix),
         gpus=parse_gpu_memory(gpu_memory),
-        workload=ServedModel(layers, layer_bytes, LLAMA_2_70B.embed_bytes, LLAMA_2_70B.head_bytes),
+        workload=ModelSizes(layers, layer_bytes, LLAMA_2_70B.embed_bytes, LLAMA_2_70B.head_bytes),
         noise=noise,
         one_way_share=one_way_share,
         drawn_places=drawn_places,

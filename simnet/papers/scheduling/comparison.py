@@ -8,7 +8,7 @@ from types import MappingProxyType
 import numpy as np
 
 from molink.routing import CircuitProblem, NoCircuit
-from molink.simnet.papers.scheduling.testbeds import Placement, World, place_random_swarm, place_testbed
+from molink.simnet.papers.scheduling.testbeds import Deployment, World, place_random_swarm, place_testbed
 from molink.simnet.papers.scheduling.variants import Variant
 
 _COLUMNS = ("greedy", "augmented", "ilp4", "ilp16", "random1", "random64", "random4096")
@@ -60,7 +60,7 @@ class SearchSetting:
     def name(self) -> str:
         return f"{self.machines:,} machines" if self.testbed is None else f"testbed {self.testbed}"
 
-    def placement(self, seed: int, world: World) -> Placement:
+    def deployment(self, seed: int, world: World) -> Deployment:
         """The problem of one seed, with what its machines are."""
         if self.testbed is None:
             return place_random_swarm(self.machines, seed, world)
@@ -110,7 +110,7 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class _TimedSearch:
     tpot_ms: float
     hops: int
     execution_s: float
@@ -125,12 +125,12 @@ def compare(comparison: Comparison, report: Callable[[str], None]) -> list[Row]:
     rows: list[Row] = []
     refusal: NoCircuit | TimeoutError | None = None
     for setting in comparison.settings:
-        runs: Mapping[Variant, list[_Run]] = {variant: [] for variant in comparison.variants}
+        runs: Mapping[Variant, list[_TimedSearch]] = {variant: [] for variant in comparison.variants}
         machines = 0
         for number, seed in enumerate(comparison.seeds, start=1):
             what = f"{setting.name}, problem {number} of {len(comparison.seeds)}"
             report(f"{what}: building")
-            problem = setting.placement(seed, comparison.world).problem
+            problem = setting.deployment(seed, comparison.world).problem
             machines = problem.machines
             for variant in comparison.variants:
                 report(f"{what}: {variant.label}")
@@ -147,7 +147,7 @@ def compare(comparison: Comparison, report: Callable[[str], None]) -> list[Row]:
     return rows
 
 
-def _timed(variant: Variant, problem: CircuitProblem, seed: int, *, warm_up: bool) -> _Run:
+def _timed(variant: Variant, problem: CircuitProblem, seed: int, *, warm_up: bool) -> _TimedSearch:
     try:
         if warm_up:
             variant.plan(_small_problem() if variant.algorithm == _SLOW else problem, seed)
@@ -156,7 +156,7 @@ def _timed(variant: Variant, problem: CircuitProblem, seed: int, *, warm_up: boo
         execution_s = time.perf_counter() - started_s
     except ValueError as error:
         raise ValueError(f"{variant.label} cannot search {problem.machines:,} machines: {error}") from error
-    return _Run(circuit.tpot_ms, len(circuit.hops), execution_s)
+    return _TimedSearch(circuit.tpot_ms, len(circuit.hops), execution_s)
 
 
 def _small_problem() -> CircuitProblem:
@@ -170,7 +170,7 @@ def _row(
     machines: int,
     variant: Variant,
     seeds: int,
-    runs: Sequence[_Run],
+    runs: Sequence[_TimedSearch],
     *,
     as_in_paper: bool,
 ) -> Row:

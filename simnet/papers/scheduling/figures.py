@@ -6,7 +6,7 @@ import numpy as np
 
 from molink.simnet.core.matrices import RttMatrix
 from molink.simnet.papers.scheduling.comparison import Comparison, Row, SearchSetting
-from molink.simnet.papers.scheduling.testbeds import Placement
+from molink.simnet.papers.scheduling.testbeds import Deployment
 from molink.simnet.papers.scheduling.variants import in_paper_order
 from molink.simnet.presentation.figures import Figure, HeatMap, Panel, Series
 
@@ -23,7 +23,7 @@ _ENDS = ("from_machine", "from_region", "from_gpu", "to_machine", "to_region", "
 def schedule_figures(comparison: Comparison, rows: Sequence[Row]) -> list[Figure]:
     """All three."""
     settings, world = comparison.settings, comparison.world
-    examples = [(setting, setting.placement(comparison.seeds[0], world)) for setting in settings]
+    examples = [(setting, setting.deployment(comparison.seeds[0], world)) for setting in settings]
     return [_regions(world.matrix), _machines(examples), _algorithms(rows, settings)]
 
 
@@ -40,21 +40,26 @@ def _regions(matrix: RttMatrix) -> Figure:
     )
 
 
-def _machines(placements: Sequence[tuple[SearchSetting, Placement]]) -> Figure:
+def _machines(deployments: Sequence[tuple[SearchSetting, Deployment]]) -> Figure:
     """Figure 6: one-way latencies between the machines of one example of each setting, ordered by region."""
     panels: list[HeatMap] = []
     lines: list[tuple[object, ...]] = []
-    for setting, placement in placements:
-        machines = len(placement.gpus)
+    for setting, deployment in deployments:
+        machines = len(deployment.gpus)
         spread = np.linspace(0, machines - 1, min(machines, MOST_DRAWN)).astype(np.int64)
-        chosen = spread[np.argsort(np.array(placement.regions)[spread], kind="stable")]
-        latency_ms = placement.problem.links.block(chosen, chosen)
-        names = [f"{placement.regions[machine]} {placement.gpus[machine]}" for machine in chosen]
+        chosen = spread[np.argsort(np.array(deployment.regions)[spread], kind="stable")]
+        latency_ms = deployment.problem.links.block(chosen, chosen)
+        names = [f"{deployment.regions[machine]} {deployment.gpus[machine]}" for machine in chosen]
         shown = f", {MOST_DRAWN} of them" if machines > MOST_DRAWN else ""
         title = f"{setting.name.capitalize()}{shown}"
         panels.append(HeatMap(latency_ms, names, "one way, ms", title, "to, in the same order"))
         lines += [
-            (setting.testbed, *_end(placement, start), *_end(placement, stop), float(latency_ms[row, column]))
+            (
+                setting.testbed,
+                *_end(deployment, start),
+                *_end(deployment, stop),
+                float(latency_ms[row, column]),
+            )
             for row, start in enumerate(chosen.tolist())
             for column, stop in enumerate(chosen.tolist())
         ]
@@ -128,5 +133,5 @@ def _family(name: str, rows: Sequence[Row]) -> Iterator[Series]:
     )
 
 
-def _end(placement: Placement, machine: int) -> tuple[int, str, str]:
-    return machine, placement.regions[machine], placement.gpus[machine]
+def _end(deployment: Deployment, machine: int) -> tuple[int, str, str]:
+    return machine, deployment.regions[machine], deployment.gpus[machine]

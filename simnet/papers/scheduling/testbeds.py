@@ -63,7 +63,7 @@ MIX: Mapping[str, int] = MappingProxyType({"A100": 1, "RTX 3090": 4, "A10g": 16}
 
 
 @dataclass(frozen=True, slots=True)
-class ServedModel:
+class ModelSizes:
     """The model that is served."""
 
     layers: int
@@ -72,7 +72,7 @@ class ServedModel:
     head_bytes: int
 
 
-LLAMA_2_70B = ServedModel(
+LLAMA_2_70B = ModelSizes(
     layers=80, layer_bytes=1_600_000_000, embed_bytes=500_000_000, head_bytes=500_000_000
 )
 """In FP16, as the paper serves it."""
@@ -104,7 +104,7 @@ class World:
 
     matrix: RttMatrix = field(default_factory=bundled_matrix)
     gpus: Mapping[str, Gpu] = field(default_factory=lambda: GPUS)
-    workload: ServedModel = LLAMA_2_70B
+    workload: ModelSizes = LLAMA_2_70B
     noise: float = NOISE
     """Standard deviation of a link's factor."""
     one_way_share: float = 0.5
@@ -119,7 +119,7 @@ class World:
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class Deployment:
     """A circuit problem with what its machines are."""
 
     problem: CircuitProblem
@@ -134,7 +134,7 @@ def testbed(number: int, seed: int, world: World | None = None) -> CircuitProble
     return place_testbed(number, seed, world).problem
 
 
-def place_testbed(number: int, seed: int, world: World | None = None) -> Placement:
+def place_testbed(number: int, seed: int, world: World | None = None) -> Deployment:
     """Testbed 1, 2, 3 or 4 with the places of its machines; raises ValueError for another number."""
     chosen = TESTBEDS.get(number)
     if chosen is None:
@@ -153,10 +153,10 @@ def place_testbed(number: int, seed: int, world: World | None = None) -> Placeme
     kinds = _mixed(chosen.machines)
     shares = rng.uniform(*chosen.memory_shares, chosen.machines)
     latency_ms = _noisy(world.one_way_ms[np.ix_(places, places)], world.noise, rng)
-    return _placement(world, places, kinds, shares, latency_ms)
+    return _deployment(world, places, kinds, shares, latency_ms)
 
 
-def place_random_swarm(machines: int, seed: int, world: World | None = None) -> Placement:
+def place_random_swarm(machines: int, seed: int, world: World | None = None) -> Deployment:
     """A swarm of volunteers with its places: kinds in the testbeds' proportion, a quarter to three quarters of
     the memory free, and the way between home and region on top of every link.
 
@@ -172,11 +172,11 @@ def place_random_swarm(machines: int, seed: int, world: World | None = None) -> 
     shares = rng.uniform(*MEMORY_SHARES, machines)
     last_mile_ms = rng.lognormal(np.log(_LAST_MILE_MEDIAN_MS), _LAST_MILE_SPREAD, machines)
     if machines > MOST_WITH_MATRIX:
-        return _placement(world, places, kinds, shares, _coordinates(world, places, last_mile_ms, rng))
+        return _deployment(world, places, kinds, shares, _coordinates(world, places, last_mile_ms, rng))
     latency_ms = _noisy(world.one_way_ms[np.ix_(places, places)], world.noise, rng)
     latency_ms += last_mile_ms[:, None] + last_mile_ms[None, :]
     np.fill_diagonal(latency_ms, 0.0)
-    return _placement(world, places, kinds, shares, latency_ms)
+    return _deployment(world, places, kinds, shares, latency_ms)
 
 
 def _coordinates(
@@ -199,13 +199,13 @@ def _coordinates(
     return CoordinateLinks.of(regions.positions[places] * world.one_way_share, heights_ms, both_ways)
 
 
-def _placement(
+def _deployment(
     world: World,
     places: IntArray,
     kinds: tuple[str, ...],
     shares: FloatArray,
     latencies: FloatArray | CoordinateLinks,
-) -> Placement:
+) -> Deployment:
     each = [world.gpus[kind] for kind in kinds]
     workload = world.workload
     problem = CircuitProblem(
@@ -219,7 +219,7 @@ def _placement(
         embed_bytes=workload.embed_bytes,
         head_bytes=workload.head_bytes,
     )
-    return Placement(problem, tuple(world.matrix.regions[place] for place in places), kinds)
+    return Deployment(problem, tuple(world.matrix.regions[place] for place in places), kinds)
 
 
 def _mixed(machines: int) -> tuple[str, ...]:

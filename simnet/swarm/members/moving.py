@@ -30,7 +30,7 @@ from molink.simnet.core.timeline import Timeline
 from molink.simnet.swarm.members.bulletin import Bulletin
 from molink.simnet.swarm.members.initial_placement import LARGE
 from molink.simnet.swarm.members.member import Member
-from molink.simnet.swarm.members.placing import PlacementDriver
+from molink.simnet.swarm.members.placing import VirtualPlacementDriver
 
 FEW = 30
 DRAWN = 1
@@ -46,7 +46,7 @@ class MoveSchedule:
         timeline: Timeline,
         members: dict[str, Member],
         bulletin: Bulletin,
-        placing: PlacementDriver,
+        placing: VirtualPlacementDriver,
         rng: Generator,
     ) -> None:
         self._timeline = timeline

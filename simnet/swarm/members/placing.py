@@ -50,7 +50,7 @@ class MoveCounts:
             )
 
 
-class PlacementDriver:
+class VirtualPlacementDriver:
     """Drives the placement cores of members in virtual time. `changed` hears who has something else to announce."""
 
     def __init__(

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from molink.dht.records.records import Device
+from molink.dht.records.records import DeviceProperties
 from molink.peer.memory.memory import MemoryPlan, plan_memory
 from molink.peer.profiling.profile import Profile
 from molink.shards.spec import ModelSpec
@@ -68,7 +68,7 @@ class CardKind:
     """A kind of card, as a peer that serves one model knows it."""
 
     name: str
-    device: Device
+    device: DeviceProperties
     profile: Profile
     memory: MemoryPlan
 
@@ -85,7 +85,7 @@ def kinds_of(shape: ModelShape, spec: ModelSpec) -> tuple[CardKind, ...]:
             memory = plan_memory(spec, int(USABLE_MEMORY * card.memory_bytes), _BATCH_TOKENS)
         except ValueError:
             continue
-        device = Device("cuda", card.name, 1, card.memory_bytes, "Linux x86_64", 8)
+        device = DeviceProperties("cuda", card.name, 1, card.memory_bytes, "Linux x86_64", 8)
         kinds.append(CardKind(name, device, timed_profile(shape, card), memory))
     if not kinds:
         raise ValueError(f"not a single layer of {shape.name} fits on any of the cards {', '.join(CARDS)}")

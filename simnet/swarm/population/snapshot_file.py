@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from molink.dht.records.records import Device, LayerLatency, LinkMeasurement, PrefillLatency
+from molink.dht.records.records import DeviceProperties, LayerLatency, LinkMeasurement, PrefillLatency
 from molink.peer.memory.memory import MemoryPlan
 from molink.peer.profiling.profile import Profile
 from molink.routing.cost.cost import CostModel
@@ -114,7 +114,7 @@ def _volunteer(peer: Mapping[str, object], spec: ModelSpec, where: str) -> Volun
     weight_limit = sum(map(spec.weight_bytes, held)) + free_weight
     kind = CardKind(
         name="as announced",
-        device=Device("cpu", str(peer.get("device") or ""), 1, 0, "", processors),
+        device=DeviceProperties("cpu", str(peer.get("device") or ""), 1, 0, "", processors),
         profile=_profile(peer, where),
         memory=MemoryPlan(weight_limit + free_kv, 0, weight_limit),
     )

@@ -58,9 +58,10 @@ class KvCopy:
     def wanted_bytes_per_s(self) -> float:
         """What would keep it up with its session, as of the last look; without limit, if it is a token
         or more behind."""
-        if self.lines <= self.one.history - 1 or self.one.tpot_ms <= 0:
+        tpot_ms = self.one.progress.tpot_ms
+        if self.lines <= self.one.history - 1 or tpot_ms <= 0:
             return math.inf
-        return 1000 * self.line_bytes / self.one.tpot_ms
+        return 1000 * self.line_bytes / tpot_ms
 
 
 class CopyScheduler:
@@ -110,7 +111,7 @@ class CopyScheduler:
 
     def _decode_bytes_per_s(self, source: str) -> float:
         running = self._context.running
-        tpots_ms = [running[number].tpot_ms for number in self._context.members[source].decoding]
+        tpots_ms = [running[number].progress.tpot_ms for number in self._context.members[source].decoding]
         return sum(
             1000 * self._context.model.activation_bytes / tpot_ms for tpot_ms in tpots_ms if tpot_ms > 0
         )

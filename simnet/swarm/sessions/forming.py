@@ -56,7 +56,7 @@ class CircuitForming:
                     self._reserve(one)
                 case core.Release():
                     self._given_back(one)
-                case core.Wait(wait_s):
+                case core.AwaitNews(wait_s):
                     one.gateway.refresh(self._context.now_s)
                     self._context.timeline.call(wait_s, lambda: self.go_on(one, core.Waited()))
                 case core.Start():
@@ -65,7 +65,7 @@ class CircuitForming:
                     self._failed(one, _outcome(problem, after_loss=after_loss))
 
     def _plan(self, one: SimulatedGeneration) -> None:
-        one.attempts += 1
+        one.record.attempts += 1
         try:
             route = one.gateway.choose(one.demand, self._context.now_s, first=one.circuit.epoch == 0)
         except NoCircuit:
@@ -132,7 +132,7 @@ class CircuitForming:
     def _refused(self, one: SimulatedGeneration, no: _No) -> None:
         self._context.accounts.refuse(no.refusal.code)
         one.gateway.refused(no.member.volunteer.facts, self._context.now_s, no.refusal, no.detail)
-        self.go_on(one, core.Refused(no.refusal, self._draw()))
+        self.go_on(one, core.ReservationRefused(no.refusal, self._draw()))
 
     def _granted(self, member: Member, answer: Granted) -> None:
         self._context.accounts.granted += 1

@@ -16,6 +16,7 @@ from molink.routing.cost.terms import Demand
 from molink.simnet.core.request_load import Request
 from molink.simnet.swarm.members.accounts import EndedSession, SessionOutcome
 from molink.simnet.swarm.sessions.gateway import SimulatedGateway
+from molink.simnet.swarm.sessions.progress import DecodeProgress, SessionRecord
 from molink.simnet.swarm.sessions.step_cost import PeerLoad, SimulatedHop
 
 NOTICED_S = BUSY_LOST_AFTER_S + TICK_S
@@ -51,30 +52,14 @@ class SimulatedGeneration:
     route: Route | None = None
     """As it was planned; `hops` are the same with the true ways between them."""
     hops: tuple[SimulatedHop, ...] = ()
-    own_ms: list[float] = field(default_factory=list)
-    """Of each hop, what does not depend on others."""
-    hop_ms: list[float] = field(default_factory=list)
-    """Of each hop, at the present loads; `tpot_ms` is their sum."""
-    tpot_ms: float = 0.0
-    tokens: float = 0.0
-    """So far; the first comes with the end of the prefill."""
-    advanced_s: float = 0.0
-    """When `tokens` was counted."""
-    due_s: float = 0.0
-    """When it ends at the present rate."""
-    rings_s: float = float("inf")
-    """When it looks at that next."""
-    first_token_s: float | None = None
     computed: int = 0
     """Tokens of whose history all hops have the lines, as of the beginning of the present prefill or stall."""
     stalled_s: float = 0.0
-    lost_s: float | None = None
-    """When it lost a peer, until its next token."""
-    attempts: int = 0
-    losses: int = 0
-    recomputed_tokens: int = 0
-    lost_before: bool = False
-    """Whether it is recovering: what it computes now it has computed before."""
+    record: SessionRecord = field(default_factory=SessionRecord)
+    progress: DecodeProgress = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.progress = DecodeProgress(self.request.new_tokens)
 
     @property
     def number(self) -> int:
@@ -98,41 +83,34 @@ class SimulatedGeneration:
     def stall(self, now_s: float) -> None:
         """A peer is gone: tokens that were not complete are lost."""
         self.advance(now_s)
-        self.tokens = float(int(self.tokens))
+        self.progress.tokens = float(int(self.progress.tokens))
         if self.phase is Phase.DECODE:
             self.computed = self.history
         self.phase, self.stalled_s = Phase.STALLED, now_s
-        self.lost_s = now_s if self.lost_s is None else self.lost_s
+        self.record.lost_s = now_s if self.record.lost_s is None else self.record.lost_s
         self.turn += 1
 
     def reload(self, at: int, load: PeerLoad) -> None:
         """The hop's peer is loaded otherwise from now on."""
-        self.hop_ms[at] = load.hop_ms(len(self.hops[at].span), self.own_ms[at])
-        self.tpot_ms = sum(self.hop_ms)
+        self.progress.reload(at, len(self.hops[at].span), load)
 
     @property
     def history(self) -> int:
         """Tokens that a new circuit has to compute first."""
-        return self.request.prompt_tokens + int(self.tokens)
+        return self.request.prompt_tokens + int(self.progress.tokens)
 
     def advance(self, now_s: float) -> None:
-        """Counts the tokens since the last look, at the rate that held; whole ones when it ends."""
-        if self.phase is Phase.DECODE and self.tpot_ms > 0:
-            made = (now_s - self.advanced_s) * 1000 / self.tpot_ms
-            self.tokens = min(float(self.request.new_tokens), self.tokens + made)
-        self.advanced_s = now_s
-
-    def finish_s(self) -> float:
-        """When the last token will be there at the present rate."""
-        left = self.request.new_tokens - self.tokens
-        return self.advanced_s + max(0.0, left) * self.tpot_ms / 1000
+        """Counts the tokens since the last look, if it decodes."""
+        if self.phase is Phase.DECODE:
+            self.progress.count(now_s)
+        self.progress.advanced_s = now_s
 
     def ended(self, outcome: SessionOutcome, now_s: float) -> EndedSession:
         """What is to be told of it."""
-        tokens = int(self.tokens + 1e-6)
+        tokens, first_token_s = int(self.progress.tokens + 1e-6), self.record.first_token_s
         tpot_ms = None
-        if self.first_token_s is not None and tokens > 1 and outcome is SessionOutcome.COMPLETED:
-            tpot_ms = 1000 * (now_s - self.first_token_s) / (tokens - 1)
+        if first_token_s is not None and tokens > 1 and outcome is SessionOutcome.COMPLETED:
+            tpot_ms = 1000 * (now_s - first_token_s) / (tokens - 1)
         arrival_s = self.request.arrival_s
         return EndedSession(
             number=self.number,
@@ -141,10 +119,10 @@ class SimulatedGeneration:
             end_s=now_s,
             prompt_tokens=self.request.prompt_tokens,
             tokens=tokens,
-            ttft_ms=None if self.first_token_s is None else 1000 * (self.first_token_s - arrival_s),
+            ttft_ms=None if first_token_s is None else 1000 * (first_token_s - arrival_s),
             tpot_ms=tpot_ms,
             hops=len(self.hops),
-            attempts=self.attempts,
-            losses=self.losses,
-            recomputed_tokens=self.recomputed_tokens,
+            attempts=self.record.attempts,
+            losses=self.record.losses,
+            recomputed_tokens=self.record.recomputed_tokens,
         )

@@ -1,18 +1,13 @@
 """How sessions live: prefill, decode, losses, the end. The owner of all sessions of a world."""
 
-from collections.abc import Callable
-
 from numpy.random import Generator
 
 from molink.client.circuit import circuit_core as core
 from molink.client.circuit.session import RENEW_EVERY_S
 from molink.routing.cost.terms import Demand
-from molink.shards.spec import ModelSpec
 from molink.simnet.core.request_load import Request
-from molink.simnet.core.timeline import Timeline
-from molink.simnet.swarm.members.accounts import Accounts, SessionOutcome
+from molink.simnet.swarm.members.accounts import SessionOutcome
 from molink.simnet.swarm.members.member import Member
-from molink.simnet.swarm.population.places import Places
 from molink.simnet.swarm.sessions.context import SessionContext
 from molink.simnet.swarm.sessions.forming import CircuitForming
 from molink.simnet.swarm.sessions.gateway import SimulatedGateway
@@ -22,25 +17,14 @@ from molink.simnet.swarm.sessions.step_cost import PeerLoad, first_token_ms, own
 
 
 class Lifecycle:
-    """Drives sessions over the members of a swarm. `changed` hears whose load is another now."""
+    """Drives sessions over the members of a swarm."""
 
-    def __init__(
-        self,
-        timeline: Timeline,
-        model: ModelSpec,
-        members: dict[str, Member],
-        places: Places,
-        accounts: Accounts,
-        rng: Generator,
-        changed: Callable[[Member], None],
-        *,
-        partners: bool = False,
-    ) -> None:
-        self._context = SessionContext(timeline, model, members, places, accounts, changed)
+    def __init__(self, context: SessionContext, rng: Generator, *, partners: bool = False) -> None:
+        self._context = context
         self._forming = CircuitForming(
-            self._context, rng, formed=self._prefill, given_back=self._release, failed=self._end
+            context, rng, formed=self._prefill, given_back=self._release, failed=self._end
         )
-        self._partnering = Partnering(self._context) if partners else None
+        self._partnering = Partnering(context) if partners else None
 
     def begin(self, request: Request, gateway: SimulatedGateway, timeout_s: float) -> None:
         """A request comes to a gateway, now."""
@@ -75,11 +59,11 @@ class Lifecycle:
         """The prompt, or after a loss what is lacking of the history, goes through the circuit: at least the token that
         was under way."""
         members, turn = self._context.members_of(one), one.turn
-        one.phase, one.advanced_s = Phase.PREFILL, self._context.now_s
+        one.phase, one.progress.advanced_s = Phase.PREFILL, self._context.now_s
         views = tuple(member.loaded_view(one.number) for member in members)
         lacking = one.history - one.computed
-        if one.lost_before:
-            one.recomputed_tokens += lacking
+        if one.record.lost_s is not None:
+            one.record.recomputed_tokens += lacking
         if self._partnering is not None:
             self._partnering.seek(one)
         demand = Demand.of(max(one.demand.tokens, lacking), max(1, lacking))
@@ -98,18 +82,19 @@ class Lifecycle:
         for at, member in enumerate(members):
             member.prefilling.pop(one.number, None)
             member.decoding[one.number] = at
-        one.phase, one.advanced_s, one.lost_before = Phase.DECODE, now_s, False
-        one.tokens += 1.0
-        if one.first_token_s is None:
-            one.first_token_s = now_s
-        if one.lost_s is not None:
-            self._context.accounts.stalls_s.append(now_s - one.lost_s)
-            one.lost_s = None
-        one.own_ms = [
+        one.phase, progress, record = Phase.DECODE, one.progress, one.record
+        progress.advanced_s = now_s
+        progress.tokens += 1.0
+        if record.first_token_s is None:
+            record.first_token_s = now_s
+        if record.lost_s is not None:
+            self._context.accounts.stalls_s.append(now_s - record.lost_s)
+            record.lost_s = None
+        progress.own_ms = [
             own_ms(hop, member.volunteer.facts, self._context.model, one.demand)
             for hop, member in zip(one.hops, members, strict=True)
         ]
-        one.hop_ms = [0.0] * len(one.hops)
+        progress.hop_ms = [0.0] * len(one.hops)
         self._reload(members)
         if self._partnering is not None:
             self._partnering.first_token(one)
@@ -133,21 +118,23 @@ class Lifecycle:
 
     def _schedule(self, one: SimulatedGeneration) -> None:
         """Has it looked at when it should be at its end. One look at a time: a later end is found out at the look."""
-        one.due_s = one.finish_s()
-        if one.due_s < one.rings_s:
-            one.rings_s = one.due_s
-            self._context.timeline.call_at(one.due_s, lambda at_s=one.due_s: self._look(one, at_s))  # type: ignore[misc]
+        progress = one.progress
+        progress.due_s = due_s = progress.finish_s()
+        if due_s < progress.rings_s:
+            progress.rings_s = due_s
+            self._context.timeline.call_at(due_s, lambda: self._look(one, due_s))
 
     def _look(self, one: SimulatedGeneration, at_s: float) -> None:
-        if at_s != one.rings_s:
+        progress = one.progress
+        if at_s != progress.rings_s:
             return
-        one.rings_s = float("inf")
+        progress.rings_s = float("inf")
         if one.phase is not Phase.DECODE:
             return
-        if one.due_s > self._context.now_s + 1e-9:
+        if progress.due_s > self._context.now_s + 1e-9:
             self._schedule(one)
             return
-        one.tokens = float(one.request.new_tokens)
+        progress.tokens = float(progress.new_tokens)
         self._stop_stepping(one)
         self._forming.go_on(one, core.End())
         self._end(one, SessionOutcome.COMPLETED)
@@ -157,9 +144,8 @@ class Lifecycle:
         if not one.waits_for(Phase.STALLED, turn):
             return
         now_s = self._context.now_s
-        one.losses += 1
+        one.record.losses += 1
         one.gateway.lost(member.volunteer.facts, now_s)
-        one.lost_before = True
         if self._partnering is not None:
             dialled_s = self._partnering.take_over(one, member)
             if dialled_s is not None:

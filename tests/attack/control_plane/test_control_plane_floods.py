@@ -48,8 +48,12 @@ class Strangers:
                 while honest.generations < enough:  # noqa: ASYNC110 nothing to wait on
                     await asyncio.sleep(0.05)
         finally:
-            self._over.set()
+            self.end()
             await raging
+
+    def end(self) -> None:
+        """They are over."""
+        self._over.set()
 
     async def until_over(self) -> None:
         """Keeps open what is open."""

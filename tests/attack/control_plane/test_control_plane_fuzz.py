@@ -224,7 +224,7 @@ class Siege(RuleBasedStateMachine):
                 peer_id = await besieged.mallory.dial(besieged.network.host.addresses[0], timeout_s=10)
                 stream = await besieged.mallory.open_stream(peer_id, protocol, timeout_s=10)
                 with contextlib.suppress(Exception):  # it may be reset while this is being said
-                    await stream._stream.write(framed(pieces, error))
+                    await stream.write(framed(pieces, error))
                     if end:
                         await getattr(stream, end)()
 

@@ -144,10 +144,10 @@ async def test_whatever_the_engine_raises_for_one_session_fails_that_one_alone(
         peer.client.handler.on_frame = lambda _, frame: failures.append(frame.header)  # type: ignore[method-assign]
         for session in SESSIONS:
             await formed(peer, head, session)
-        engine = peer.serving.stepper._engine
+        engine = peer.engine
         assert isinstance(engine, Engine)
         breaking = Breaking(engine, error, late=late)
-        guilty = peer.serving.admission._sessions.get(bytes([GUILTY]) * 16, 1)
+        guilty = peer.serving.sessions.get(bytes([GUILTY]) * 16, 1)
         assert guilty is not None
         breaking.guilty = guilty.cache
         monkeypatch.setattr(engine, "step", breaking.step)
@@ -161,7 +161,7 @@ async def test_whatever_the_engine_raises_for_one_session_fails_that_one_alone(
         ]
         lengths = [
             one.cache.length
-            for one in peer.serving.admission._sessions
+            for one in peer.serving.sessions
             if one.cache is not None and one.key.session[0] != GUILTY
         ]
         assert lengths == [ROWS] * len(honest)

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -12,9 +12,9 @@ from support.swarms.served_peer import Served, model, served
 
 from molink.dht.identity.dialable import Ranges, own_ranges
 from molink.dht.identity.identity import Identity
-from molink.dht.records.records import PeerFacts
 from molink.peer.models.model import LocalModel
 from molink.peer.serving import neighbours
+from molink.peer.serving.data_plane import KnownSwarm
 from molink.peer.serving.dials import BACKOFF, SHARED_FAILURES, DialBackoff
 from molink.peer.wire.link.certificate import new_certificate
 from molink.peer.wire.protocol import molink_pb2 as pb
@@ -23,6 +23,7 @@ from molink.shards.address_ranges import AddressRange
 __all__ = ["model"]
 
 PUBLIC: Ranges = frozenset({AddressRange.PUBLIC})
+HERE = own_ranges(["127.0.0.1"])
 
 
 class Door:
@@ -61,12 +62,6 @@ async def asked_for(peer: Served, address: str, session: int = 1, **facts: str) 
     return refusal, taken_s
 
 
-def in_ranges(peer: Served, ranges: Ranges) -> None:
-    """As if the swarm were there."""
-    peer.serving.links.dialler.ranges = ranges
-    peer.serving.admission._neighbours._own_ranges = ranges
-
-
 @pytest.fixture(autouse=True)
 def soon_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(neighbours, "UNREACHED_AFTER_S", 0.4)
@@ -74,8 +69,7 @@ def soon_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @asynchronous
 async def test_no_door_of_a_private_network_is_knocked_at_where_the_swarm_is_not(model: LocalModel) -> None:
-    async with served(model) as peer, door() as shut:
-        in_ranges(peer, PUBLIC)
+    async with served(model, swarm=KnownSwarm(own_ranges=PUBLIC)) as peer, door() as shut:
         port = shut.address.rpartition(":")[2]
         hosts = ("127.0.0.1", "localhost", "[::ffff:127.0.0.1]", "0.0.0.0")  # noqa: S104 - to be dialled
         for session, host in enumerate(hosts, 1):
@@ -86,8 +80,7 @@ async def test_no_door_of_a_private_network_is_knocked_at_where_the_swarm_is_not
 
 @asynchronous
 async def test_where_the_swarm_is_its_neighbours_are_dialled(model: LocalModel) -> None:
-    async with served(model) as peer, End() as neighbour:
-        in_ranges(peer, own_ranges(["127.0.0.1"]))
+    async with served(model, swarm=KnownSwarm(own_ranges=HERE)) as peer, End() as neighbour:
         asked = peer.with_neighbour(neighbour.identity, neighbour.facts)
         assert (await peer.reserve(asked)).HasField("reserved")
         assert (await peer.ready(asked)).readiness.ready
@@ -105,12 +98,11 @@ async def test_refused_reset_silent_and_not_allowed_read_the_same_and_take_as_lo
         writer.close()
 
     async with (
-        served(model, kv_tokens=4000) as peer,
+        served(model, kv_tokens=4000, swarm=KnownSwarm(own_ranges=HERE)) as peer,
         await asyncio.start_server(reset, "127.0.0.1", 0) as resets,
         await asyncio.start_server(silent, "127.0.0.1", 0) as stays_silent,
     ):
         ports = [server.sockets[0].getsockname()[1] for server in (resets, stays_silent)]
-        in_ranges(peer, own_ranges(["127.0.0.1"]))
         addresses = [f"127.0.0.1:{port}" for port in (*ports, 1)] + ["10.255.255.1:22"]
         told = [await asked_for(peer, address, number) for number, address in enumerate(addresses, 1)]
         told_all.set()
@@ -134,9 +126,11 @@ async def test_a_door_that_many_identities_claim_is_knocked_at_a_few_times_only(
 async def test_the_newest_facts_that_the_swarm_knows_are_dialled_and_not_what_a_client_hands_on(
     model: LocalModel,
 ) -> None:
-    async with served(model) as peer, End() as neighbour, door() as elsewhere:
-        newest: Callable[[str], PeerFacts | None] = lambda _: replace(neighbour.facts, sequence=9)  # noqa: E731
-        peer.serving.admission._neighbours._newest_facts = newest
+    async with (
+        End() as neighbour,
+        served(model, swarm=KnownSwarm(newest_facts=lambda _: replace(neighbour.facts, sequence=9))) as peer,
+        door() as elsewhere,
+    ):
         old = replace(neighbour.facts, grpc_addresses=(elsewhere.address,), sequence=3)
         asked = peer.with_neighbour(neighbour.identity, old)
         assert (await peer.reserve(asked)).HasField("reserved")

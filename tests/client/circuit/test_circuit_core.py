@@ -15,12 +15,12 @@ PLANNED = core.Planned(("head", "tail"))
 CODES = ("memory", "busy", "draining", "span", "load", "link", "request", "lost", "slow", "internal")
 DRAWS = st.floats(0.5, 1.5)
 REFUSED = st.builds(
-    core.Refused, st.builds(core.Refusal, st.sampled_from(CODES), st.floats(0.0, 60.0)), DRAWS
+    core.ReservationRefused, st.builds(core.Refusal, st.sampled_from(CODES), st.floats(0.0, 60.0)), DRAWS
 )
 ANSWERS: dict[type[core.Effect], st.SearchStrategy[core.Event]] = {
     core.Plan: st.just(PLANNED) | st.builds(core.NoRoute, DRAWS),
     core.Reserve: st.just(core.Ready()) | REFUSED | st.just(core.Overdue()),
-    core.Wait: st.just(core.Waited()),
+    core.AwaitNews: st.just(core.Waited()),
     core.Start: st.just(core.Yielded())
     | st.builds(core.Lost, st.floats(0.0, 20.0), st.floats(0.0, 30.0), st.booleans()),
 }
@@ -57,7 +57,7 @@ def test_whatever_peers_answer_each_epochs_leases_are_given_back_once_and_no_two
                 used.append(effect.epoch)
             elif isinstance(effect, core.Start):
                 assert held == [effect.epoch]
-            elif isinstance(effect, core.Wait):
+            elif isinstance(effect, core.AwaitNews):
                 assert 0 < effect.wait_s < circuit.deadline_s - now_s
                 now_s += effect.wait_s
         asked = core.Start(circuit.epoch) if circuit.phase is core.CircuitPhase.RUNNING else effects[-1]
@@ -75,18 +75,18 @@ def test_whatever_peers_answer_each_epochs_leases_are_given_back_once_and_no_two
 
 @given(st.lists(REFUSED | st.builds(core.NoRoute, DRAWS), min_size=1, max_size=8))
 def test_a_swarm_that_always_says_no_is_given_up_before_the_deadline(
-    answers: list[core.Refused | core.NoRoute],
+    answers: list[core.ReservationRefused | core.NoRoute],
 ) -> None:
     circuit, now_s = begun(), 100.0
     for answer in itertools.islice(itertools.cycle(answers), 400):
-        if isinstance(answer, core.Refused):
+        if isinstance(answer, core.ReservationRefused):
             circuit.handle(PLANNED, now_s)
         *_, effect = circuit.handle(answer, now_s)
         if isinstance(effect, core.GiveUp):
             assert not effect.after_loss
             assert now_s < DEADLINE_S
             return
-        if isinstance(effect, core.Wait):
+        if isinstance(effect, core.AwaitNews):
             now_s += effect.wait_s
             circuit.handle(core.Waited(), now_s)
     pytest.fail("it was never given up")
@@ -142,13 +142,13 @@ def test_a_token_that_is_waited_for_too_long_on_all_circuits_together_is_given_u
 def test_who_does_not_answer_makes_the_next_plan_doubtful_and_has_others_tried(code: str) -> None:
     circuit = begun()
     circuit.handle(PLANNED, 100.0)
-    *_, wait = circuit.handle(core.Refused(core.Refusal(code), 1.0), 102.0)
-    assert wait == core.Wait(core.BACKOFF.first_s, scout=True)
+    *_, wait = circuit.handle(core.ReservationRefused(core.Refusal(code), 1.0), 102.0)
+    assert wait == core.AwaitNews(core.BACKOFF.first_s, scout=True)
     assert circuit.handle(core.Waited(), 102.1) == (core.Plan(doubtful=True),)
 
 
 def test_a_request_is_invalid_if_hops_of_two_circuits_say_so() -> None:
-    circuit, wrong = begun(), core.Refused(core.Refusal("request"), 1.0)
+    circuit, wrong = begun(), core.ReservationRefused(core.Refusal("request"), 1.0)
     circuit.handle(PLANNED, 100.0)
     assert circuit.handle(wrong, 100.0) == (core.Release(1), core.Plan(doubtful=False))
     circuit.handle(PLANNED, 100.0)

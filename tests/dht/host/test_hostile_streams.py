@@ -47,7 +47,7 @@ async def say_nonsense(address: str, protocol: str, chance: random.Random) -> No
         for _ in range(3):
             try:
                 stream = await stranger.open_stream(ADA.peer_id, protocol, timeout_s=30)
-                await stream._stream.write(chance.randbytes(chance.choice((1, 2, 100, 5000))))
+                await stream.write(chance.randbytes(chance.choice((1, 2, 100, 5000))))
             except (DialError, StreamError):  # it has hung up on the nonsense before
                 return
             await (stream.close if chance.random() < 0.5 else stream.reset)()

@@ -15,10 +15,10 @@ from support.devices.fused_reference import fused_here
 from molink.shards.kernels.fused import Activation, FusedKernels, NormKind, fused_on
 from molink.shards.paged_attention.paged import (
     BlockAddresses,
-    LatentAttention,
     Logits,
     NotPaged,
     PagedAttention,
+    PagedLatentAttention,
     RotaryAngles,
 )
 
@@ -36,7 +36,7 @@ class _Kernels:
     """What computes here."""
 
     attention: PagedAttention
-    latents: LatentAttention
+    latents: PagedLatentAttention
     fused: FusedKernels
 
 
@@ -86,13 +86,13 @@ def _calls(found: _Kernels, context: Context) -> Iterator[_Call]:
         yield compare
 
 
-def _latent_cases(attention: LatentAttention, context: Context) -> Iterator[Case]:
+def _latent_cases(attention: PagedLatentAttention, context: Context) -> Iterator[Case]:
     """Cards without enough shared memory for numbers of a dtype attend session by session in it."""
     dtypes = [dtype for dtype in TOLERANCES if context.small or _fits(attention, dtype, context.device)]
     return latent_cases(attention, context.device, 96 if context.small else LONGEST, tuple(dtypes))
 
 
-def _fits(attention: LatentAttention, dtype: str, device: str) -> bool:
+def _fits(attention: PagedLatentAttention, dtype: str, device: str) -> bool:
     query, turned = (
         torch.zeros(1, 1, size, dtype=getattr(torch, dtype), device=device) for size in (512, 64)
     )

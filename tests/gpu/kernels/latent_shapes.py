@@ -9,7 +9,7 @@ from gpu.kernels.kernel_shapes import poisoned
 from gpu.kernels.layer_shapes import Case, Compared
 from torch import Tensor
 
-from molink.shards.paged_attention.paged import BlockAddresses, LatentAttention
+from molink.shards.paged_attention.paged import BlockAddresses, PagedLatentAttention
 from molink.shards.spec import KV_BLOCK_TOKENS
 
 BARS = {"float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}
@@ -34,7 +34,7 @@ class LatentShape:
 
 
 def latent_cases(
-    attention: LatentAttention, device: str, longest: int, dtypes: tuple[str, ...]
+    attention: PagedLatentAttention, device: str, longest: int, dtypes: tuple[str, ...]
 ) -> Iterator[Case]:
     """Ranks and heads of DeepSeek's models and smaller ones, rows alone, many, and one long row among short ones."""
     ragged = (1, 15, 0, 16, 17, 65)
@@ -44,7 +44,7 @@ def latent_cases(
             yield lambda shape=shape, dtype=dtype: _compared(attention, shape, dtype, device)  # type: ignore[misc]
 
 
-def _compared(attention: LatentAttention, shape: LatentShape, dtype: str, device: str) -> Compared:
+def _compared(attention: PagedLatentAttention, shape: LatentShape, dtype: str, device: str) -> Compared:
     """One step's `store` and `attend`, in memory that is NaN wherever no row may look."""
     generator = torch.Generator().manual_seed(0)
     kind = getattr(torch, dtype)

@@ -9,7 +9,7 @@ import pytest
 from molink.dht.records.description import describe_peer, describe_swarm
 from molink.dht.records.records import (
     PROTOCOL_VERSION,
-    Device,
+    DeviceProperties,
     LayerLatency,
     PeerFacts,
     PeerState,
@@ -35,7 +35,7 @@ def view(peer_id: str, *spans: Span, name: str = "home", draining: bool = False)
         addresses=(f"/ip4/127.0.0.1/tcp/1/p2p/{peer_id}",),
         grpc_addresses=(),
         certificate=b"",
-        device=Device("cpu", "Processor", 1, 8_000_000_000, "Linux x86_64", 2),
+        device=DeviceProperties("cpu", "Processor", 1, 8_000_000_000, "Linux x86_64", 2),
         model=MODEL,
         span_limit=None,
         layer_latencies=(LayerLatency(1, 1.25), LayerLatency(2, 2.0)),

@@ -17,7 +17,7 @@ from molink.dht.identity.swarm_key import SwarmKey
 from molink.dht.node.discovery import Discovery
 from molink.dht.records.records import (
     PROTOCOL_VERSION,
-    Device,
+    DeviceProperties,
     LayerLatency,
     PeerFacts,
     PeerState,
@@ -45,7 +45,7 @@ def about(identity: Identity) -> tuple[PeerFacts, PeerState]:
         addresses=(),
         grpc_addresses=("127.0.0.1:4002",),
         certificate=new_certificate(identity.peer_id).der,
-        device=Device("cpu", "Processor", 1, 8_000_000_000, "Linux x86_64", 2),
+        device=DeviceProperties("cpu", "Processor", 1, 8_000_000_000, "Linux x86_64", 2),
         model=ServedModel("a" * 64, "b" * 64, "molink/test", "llama", "float32", "none", 8),
         span_limit=None,
         layer_latencies=(LayerLatency(1, 1.25),),

@@ -18,6 +18,7 @@ from molink.peer.compute.backend import DeviceBackend
 from molink.peer.compute.first_step import Proof, prove
 from molink.peer.models.model import LocalModel
 from molink.shards.batching.decode import Decoding
+from molink.shards.batching.engine import Engine
 from molink.shards.batching.ways import Way
 from molink.shards.checkpoint.store import describe, read_manifest
 from molink.shards.kernels.fused import Activation, FusedKernels
@@ -218,15 +219,15 @@ def refused(
     model: LocalModel, monkeypatch: pytest.MonkeyPatch, fails: Callable[[object], Exception | None]
 ) -> str:
     """What is said where a layer of some specifications cannot be stepped."""
-    steps = first_step._steps
+    step = Engine.step
 
-    def failing(stage: object, spec: object, device: str, decoding: object) -> Tensor:
-        failure = fails(spec)
+    def failing(engine: Engine, *inputs: object) -> Tensor:
+        failure = fails(engine.spec)
         if failure is not None:
             raise failure
-        return steps(stage, spec, device, decoding)  # type: ignore[arg-type]
+        return step(engine, *inputs)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(first_step, "_steps", failing)
+    monkeypatch.setattr(Engine, "step", failing)
     with pytest.raises(SettingsError) as error:
         prove(model, "cpu")
     assert "\n" not in str(error.value)

@@ -60,7 +60,7 @@ def test_another_model_card_driver_library_or_edited_module_is_proven_again(
         patched.setattr(known_proofs, "_version", lambda library: f"{library} 9")
         proven(model, memory, proving)
     with monkeypatch.context() as patched:
-        patched.setattr(known_proofs, "_own_files", lambda: [("engine.py", 1, 2)])
+        patched.setattr(known_proofs, "own_files", lambda: [("engine.py", 1, 2)])
         proven(model, memory, proving)
     assert proving.times == 6
     proven(model, memory, proving)
@@ -68,7 +68,7 @@ def test_another_model_card_driver_library_or_edited_module_is_proven_again(
 
 
 def test_a_proof_depends_on_all_modules_that_compute() -> None:
-    named = {name for name, _, _ in known_proofs._own_files()}
+    named = {name for name, _, _ in known_proofs.own_files()}
     assert named >= {
         "spec.py",
         "engine.py",

@@ -154,7 +154,7 @@ def test_rubbish_is_refused_and_the_endpoint_goes_on(tmp_path: Path, line: bytes
 @given(st.binary(max_size=60))
 def test_no_bytes_without_the_token_make_the_peer_leave(line: bytes) -> None:
     peer_left: list[bool] = []
-    answer = ControlEndpoint(Path(), peer_left.append, dict)._obey(line)
+    answer = ControlEndpoint(Path(), peer_left.append, dict).answer(line)
     assert json.loads(answer)["ok"] is False
     assert peer_left == []
 

@@ -73,7 +73,7 @@ async def test_prompts_that_a_line_is_too_slow_for_wait_and_all_get_their_tokens
     async with slow_circuit(model) as circuit:
         tokens = await circuit.generate(prompts, NEW_TOKENS)
         assert {peer.serving.stepper.queued for peer in circuit.peers} == {0}
-        await until(lambda: all(peer.serving.stepper._core.is_empty for peer in circuit.peers))
+        await until(lambda: all(peer.serving.stepper.is_empty for peer in circuit.peers))
     assert tokens == greedy_references(model.folder, prompts, NEW_TOKENS)
     assert found_full
 

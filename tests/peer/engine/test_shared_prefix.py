@@ -20,7 +20,7 @@ TEXT = [(7 * at + 3) % 60 for at in range(70)]
 
 def rows_of(peer: Served) -> float:
     """Token rows that the peer has computed."""
-    return peer.serving.stepper._sender._metrics.registry.get_sample_value("molink_rows_total") or 0.0
+    return peer.metrics.registry.get_sample_value("molink_rows_total") or 0.0
 
 
 @asynchronous
@@ -39,7 +39,7 @@ async def test_a_prompt_that_begins_as_an_earlier_one_has_the_same_tokens(model:
         assert await circuit.generate(prompts, 6, KEY) == expected
         assert [circuit.held[session] for session in (1, 2, 3)] == [[64] * 3, [32] * 3, [32] * 3]
         for peer in circuit.peers:
-            pool = peer.serving.admission._backend.engine.pool
+            pool = peer.engine.pool
             pool.check_integrity()
             assert pool.tables == 0
             assert pool.used_bytes > 0
@@ -49,7 +49,7 @@ async def test_a_prompt_that_begins_as_an_earlier_one_has_the_same_tokens(model:
 async def test_a_circuit_begins_where_its_least_prepared_hop_does(model: LocalModel) -> None:
     async with served_circuit(model, (2, 4), kv_tokens=400) as circuit:
         (expected,) = await circuit.generate([TEXT], 6, KEY)
-        middle = circuit.peers[1].serving.admission._backend.engine
+        middle = circuit.peers[1].engine
         half = middle.pool.used_bytes * 2 // 4
         middle.pool.limit(half)
         middle.pool.limit(None)
@@ -82,7 +82,7 @@ async def test_a_chat_goes_on_behind_its_answers(model: LocalModel) -> None:
                 assert number == 0 or known == (len(chat) - 5) // 16 * 16
                 chat = [*chat, *answer, 3, 1, 4, 1]
         for peer in circuit.peers:
-            pool = peer.serving.admission._backend.engine.pool
+            pool = peer.engine.pool
             pool.check_integrity()
             assert pool.tables == 0
 
@@ -100,7 +100,7 @@ async def test_windows_share_over_several_hops(
             assert await circuit.generate([chat], 20, KEY) == [expected]
             assert circuit.held[1] == wanted
             chat += [*expected, 5, 6]
-        middle = circuit.peers[1].serving.admission._backend.engine
+        middle = circuit.peers[1].engine
         names = names_of_owner(block_names(chat, KEY), circuit.peers[0].client.peer_id)
         longest = ready_tokens(middle, Span(2, 4), names)
         (expected,) = await circuit.generate([chat], 4)
@@ -113,7 +113,7 @@ async def test_windows_share_over_several_hops(
         if shorter:
             assert 0 < circuit.least[1][0] <= shorter < longest
         for peer in circuit.peers:
-            peer.serving.admission._backend.engine.pool.check_integrity()
+            peer.engine.pool.check_integrity()
 
 
 @asynchronous
@@ -157,7 +157,7 @@ async def test_a_start_behind_tokens_that_are_not_there_is_refused(model: LocalM
 async def test_prefixes_that_are_kept_take_no_more_than_weights_leave(model: LocalModel) -> None:
     async with served_circuit(model, (), kv_tokens=160) as circuit:
         (peer,) = circuit.peers
-        pool = peer.serving.admission._backend.engine.pool
+        pool = peer.engine.pool
         for shift in range(5):
             await circuit.generate([[token + shift for token in TEXT]], 4, KEY)
             assert (

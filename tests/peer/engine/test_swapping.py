@@ -24,7 +24,7 @@ KEY = b"client"
 
 
 def engine_of(peer: Served) -> Engine:
-    engine = peer.serving.admission._backend.engine
+    engine = peer.engine
     assert isinstance(engine, Engine)
     return engine
 

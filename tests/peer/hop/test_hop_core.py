@@ -10,6 +10,7 @@ from molink.peer.hop import events
 from molink.peer.hop.hop_core import HopCore
 from molink.peer.hop.session import HopSession, HopStep
 from molink.peer.profiling.profile import StepWork
+from molink.peer.scheduling.microbatch import QUEUED_STEPS
 from molink.peer.scheduling.prefill_window import ReceiveWindow, SendWindow
 from molink.peer.scheduling.prompt_gathering import MOST_WAIT_S, PromptGathering
 from molink.shards.spec import Span
@@ -27,6 +28,8 @@ class Hop:
         self.previous = CIRCUIT[hop - 1][0]
         self.sessions = [session_of(number, CIRCUIT, hop) for number in range(sessions)]
         self.effects: Effects = ()
+        self.batch: Sequence[HopStep[HopSession, Any]] = ()
+        """What the engine has been given."""
         self.now_s = 0.0
         for session in self.sessions:
             self.tell(events.SessionOpened(session))
@@ -34,6 +37,11 @@ class Hop:
     def tell(self, event: events.HopEvent[HopSession, Any]) -> list[str]:
         """The kinds of its effects."""
         self.effects = self.core.handle(event, self.now_s)
+        if isinstance(event, events.BatchComputed):
+            self.batch = ()
+        for one in self.effects:
+            if isinstance(one, events.ComputeBatch):
+                self.batch = one.steps
         return [type(one).__name__ for one in self.effects]
 
     def rows(self, *rows: tuple[int, int, int, bool], peer_id: str | None = None) -> list[str]:
@@ -55,10 +63,7 @@ class Hop:
 
     def computed(self) -> list[str]:
         """The engine is done with what it has."""
-        return self.tell(events.BatchComputed(self.batch()))
-
-    def batch(self) -> Sequence[HopStep[HopSession, Any]]:
-        return self.core._turns._running
+        return self.tell(events.BatchComputed(self.batch))
 
     def failure(self) -> events.FailSession[HopSession]:
         (found,) = [one for one in self.effects if isinstance(one, events.FailSession)]
@@ -92,7 +97,7 @@ def test_a_tail_sends_its_tokens_before_the_engine_has_the_next_batch() -> None:
     hop.rows((0, 0, 5, True))
     hop.rows((1, 0, 5, True))
     token = (hop.sessions[0], 0, 5, False, None, None)
-    assert hop.tell(events.BatchComputed(hop.batch(), tokens=[token])) == [
+    assert hop.tell(events.BatchComputed(hop.batch, tokens=[token])) == [
         "SendTokens",
         "ComputeBatch",
         "RecordBatch",
@@ -148,16 +153,16 @@ def test_rows_of_who_is_not_the_previous_hop_have_no_effect() -> None:
 def test_the_first_step_begins_behind_the_prefix_that_the_cache_holds() -> None:
     hop = Hop(1)
     hop.tell(events.RowsArrived("head", [(hop.sessions[0], 0, 5, True, True, 32, None)]))
-    assert hop.batch()[0].prefix_tokens == 32
+    assert hop.batch[0].prefix_tokens == 32
     hop.computed()
     hop.rows((0, 1, 1, False))
-    assert (hop.batch()[0].context_tokens, hop.batch()[0].prefix_tokens) == (37, 0)
+    assert (hop.batch[0].context_tokens, hop.batch[0].prefix_tokens) == (37, 0)
 
 
 def test_sessions_whose_steps_fail_fail_alone() -> None:
     hop = Hop(1, 3)
     hop.rows((0, 0, 5, True), (1, 0, 5, True), (2, 0, 5, True))
-    first, second, third = hop.batch()
+    first, second, third = hop.batch
     kinds = hop.tell(events.BatchComputed((first, third), [(second, "ValueError: it broke")]))
     assert kinds == ["FailSession", "ForwardRows", "RecordBatch"]
     failure = hop.failure()
@@ -172,8 +177,8 @@ def test_a_prompt_is_queued_chunk_by_chunk_and_the_last_one_draws_a_token() -> N
     hop = Hop(0, core=core_of("head", chunk_tokens=4))
     hop.start(0, 10)
     seen = []
-    while hop.batch():
-        seen += [(one.step, one.payload, one.sample) for one in hop.batch()]
+    while hop.batch:
+        seen += [(one.step, one.payload, one.sample) for one in hop.batch]
         hop.computed()
     assert seen == [(0, range(3), False), (1, range(3, 7), False), (2, range(7, 10), True)]
 
@@ -208,7 +213,7 @@ def test_sessions_of_a_circuit_wait_for_each_other_and_no_longer_than_the_core_a
         hop.start(number, 5)
         hop.computed()
     hop.tokens((0, 0, 5), (1, 0, 5))
-    assert len(hop.batch()) == 2
+    assert len(hop.batch) == 2
     hop.computed()
     hop.now_s = 0.001
     assert hop.tokens((0, 1, 6)) == ["DeliverTokens", "WakeAt"]
@@ -226,20 +231,23 @@ def test_prompts_wait_for_those_that_are_about_to_start() -> None:
     assert hop.start(0, 5) == ["WakeAt"]
     assert told(hop, events.WakeAt).at_s == pytest.approx(MOST_WAIT_S)
     assert hop.start(1, 5) == ["ComputeBatch"]
-    assert len(hop.batch()) == 2
+    assert len(hop.batch) == 2
 
 
 def test_a_lone_peer_steps_on_with_its_own_tokens_and_with_who_waits() -> None:
     core = core_of("only")
     circuit = (("only", Span(0, 6)),)
     first, second = (session_of(number, circuit, 0) for number in (0, 1))
+    effects: Effects = ()
     for session in (first, second):
         core.handle(events.SessionOpened(session), 0.0)
-        core.handle(events.PromptStarted(session, 5, 0, slice_of), 0.0)
+        effects = [*effects, *core.handle(events.PromptStarted(session, 5, 0, slice_of), 0.0)]
+    (begun,) = [one for one in effects if isinstance(one, events.ComputeBatch)]
     tokens = [(first, 0, 5, False, None, None)]
-    effects = core.handle(events.BatchComputed(core._turns._running, tokens=tokens), 0.0)
-    assert [type(one).__name__ for one in effects][:2] == ["ComputeBatch", "DeliverTokens"]
-    assert {one.session for one in core._turns._running} == {first, second}
+    follows, delivers, *_ = core.handle(events.BatchComputed(begun.steps, tokens=tokens), 0.0)
+    assert isinstance(follows, events.ComputeBatch)
+    assert isinstance(delivers, events.DeliverTokens)
+    assert {one.session for one in follows.steps} == {first, second}
 
 
 def test_prompts_count_for_the_line_as_far_as_they_wait_and_go_to_another_hop() -> None:
@@ -266,7 +274,7 @@ def test_what_a_link_has_no_room_for_waits_in_order_and_prefill_behind_it_too() 
     assert hop.tell(events.FramesRefused("tail", frames[1:])) == ["AwaitRoom"]
     hop.rows((0, 2, 5, True), (1, 1, 1, False))
     hop.computed()
-    assert {one.session for one in hop.batch()} == {hop.sessions[1]}, "no prefill while some waits"
+    assert {one.session for one in hop.batch} == {hop.sessions[1]}, "no prefill while some waits"
     hop.computed()
     assert [frame.prefill for frame in told(hop, events.ForwardRows).frames] == [False]
     assert hop.tell(events.LinkHasRoom("tail")) == ["RetryHeld"]
@@ -312,16 +320,17 @@ def test_only_the_next_hop_credits_what_it_has_computed() -> None:
     hop.sessions[0].prefill.send_window = SendWindow(3)
     hop.start(0, 10)
     hop.computed()
-    assert not hop.batch()
+    assert not hop.batch
     assert hop.tell(events.WindowUpdated("tail", [(hop.sessions[0], 0)])) == []
     assert hop.tell(events.WindowUpdated("middle", [(hop.sessions[0], 0)])) == ["ComputeBatch"]
 
 
 def test_more_steps_than_a_peer_takes_are_refused_as_busy() -> None:
     hop = Hop(1, 2)
-    hop.core._turns._queue._capacity = 1
-    hop.rows((0, 0, 5, True))
-    hop.rows((0, 1, 5, True))
+    hop.rows((0, 0, 1, False))
+    for step in range(1, QUEUED_STEPS + 1):
+        assert hop.rows((0, step, 1, False)) == []
+    assert hop.core.queued == QUEUED_STEPS
     hop.rows((1, 0, 5, True))
     failure = hop.failure()
     assert (failure.code, failure.detail) == ("busy", "more steps wait here than this peer takes")

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from support.swarms.hop_ring import Generation, HopRing, core_of
 
 from molink.dht.records.records import LayerLatency
+from molink.peer.hop import events
 from molink.peer.profiling.profile import Profile, SliceLatency
 from molink.peer.profiling.step_times import StepTimes
 from molink.peer.scheduling.microbatch import BatchLimits
@@ -63,7 +64,7 @@ def check_bounds(ring: HopRing) -> None:
             assert len(window.steps) <= ring.window[1]
     for core in ring.cores:
         for peer in range(PEERS):
-            held = Counter(step.session for frame in core._held.of_peer(f"{peer}") for step in frame.steps)
+            held = Counter(step.session for frame in core.held_for(f"{peer}") for step in frame.steps)
             assert max(held.values(), default=0) <= 2
 
 
@@ -136,6 +137,8 @@ def test_sessions_of_one_circuit_step_together(hops: int) -> None:
     while not all(one.is_over for one in generations):
         turn = ring.turns()[0]
         if turn[0] == "compute":
-            sizes.append(len(ring.cores[turn[1]]._turns._running))
+            answer = ring.engines[turn[1]]
+            assert isinstance(answer, events.BatchComputed)
+            sizes.append(len(answer.through))
         ring.take(turn)
     assert sizes.count(3) >= 18 * hops

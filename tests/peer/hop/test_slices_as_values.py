@@ -8,7 +8,7 @@ from support.swarms.hop_ring import core_of, session_of
 from molink.dht.records.records import LayerLatency
 from molink.peer.hop import events
 from molink.peer.hop.layered_prefill import PrefillSlice
-from molink.peer.hop.session import HopSession
+from molink.peer.hop.session import HopSession, HopStep
 from molink.peer.profiling.profile import Profile, SliceLatency, StepWork
 from molink.peer.profiling.step_times import StepTimes
 from molink.peer.scheduling.prefill_slices import LEAST_TOKENS, SliceSizer
@@ -28,6 +28,8 @@ class Hop:
     def __init__(self, sessions: int = 2) -> None:
         self.core = core_of("middle", sizer=SliceSizer(StepTimes(SLOW)))
         self.sessions = [session_of(number, CIRCUIT, 1) for number in range(sessions)]
+        self.batch: Sequence[HopStep[HopSession, Any]] = ()
+        """What the engine was given last."""
         for session in self.sessions:
             self.tell(events.SessionOpened(session))
         self.rows(0, 0, 5, prefill=True)
@@ -35,7 +37,11 @@ class Hop:
         self.rows(0, 1, 1)
 
     def tell(self, event: events.HopEvent[HopSession, Any]) -> Effects:
-        return self.core.handle(event, 0.0)
+        effects = self.core.handle(event, 0.0)
+        for one in effects:
+            if isinstance(one, events.ComputeBatch):
+                self.batch = one.steps
+        return effects
 
     def rows(self, session: int, step: int, tokens: int, *, prefill: bool = False) -> Effects:
         row = (self.sessions[session], step, tokens, True, prefill, 0, None)
@@ -43,7 +49,7 @@ class Hop:
 
     def computed(self) -> Effects:
         """The engine is done with its micro-batch."""
-        steps = self.core._turns._running
+        steps = self.batch
         work = None if any(one.prefill for one in steps) else DECODE
         return self.tell(events.BatchComputed(steps, compute_s=1e-6, work=work))
 

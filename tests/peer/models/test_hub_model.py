@@ -22,7 +22,7 @@ from molink.peer.compute.backend import DeviceBackend
 from molink.peer.models.hub import HubAccess, open_hub_model, progress_bar
 from molink.peer.models.manifests import ManifestSource
 from molink.peer.models.model import LocalModel
-from molink.shards.checkpoint.catalog import ModelNotFound
+from molink.shards.checkpoint.catalog import CheckpointNotFound
 from molink.shards.checkpoint.manifest import Manifest
 from molink.shards.checkpoint.store import StoreError, describe, read_manifest
 from molink.shards.errors import WeightsError
@@ -149,7 +149,7 @@ def test_a_manifest_that_is_not_the_hubs_gives_way_to_one_that_is(side: HubSide,
 
 def test_a_gated_model_is_not_found_and_a_broken_hub_is_trouble(side: HubSide) -> None:
     side.hub.gated = True
-    with side.store() as store, pytest.raises(ModelNotFound, match="accepted its terms"):
+    with side.store() as store, pytest.raises(CheckpointNotFound, match="accepted its terms"):
         open_with(side, store, [], [])
     side.hub.gated = False
     name = "model.safetensors"
@@ -177,11 +177,11 @@ def test_loading_fetches_the_span_and_progress_ends_at_the_whole(side: HubSide) 
 def test_what_the_disk_has_spoiled_is_fetched_again_when_it_is_loaded(side: HubSide) -> None:
     with side.store() as store:
         model = hub_model(side, store)
-        expected = model.load(Span(1, 2), "cpu")._model.state_dict()
+        expected = model.load(Span(1, 2), "cpu").model.state_dict()
         with side.weights(store).ready(Span(1, 2), side.manifest, lambda *_: None) as parts:
             path = parts[UP].path
         path.write_bytes(bytes(path.stat().st_size))
-        again = model.load(Span(1, 2), "cpu")._model.state_dict()
+        again = model.load(Span(1, 2), "cpu").model.state_dict()
     assert again.keys() == expected.keys()
     assert all(again[name].equal(expected[name]) for name in expected)
 

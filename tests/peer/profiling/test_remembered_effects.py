@@ -23,7 +23,7 @@ def said(profiles: Path, model: LocalModel, what: str, measured: list[str]) -> s
         measured.append(f"{what} on {device}")
         return f"the effect of {what}"
 
-    return compute_setup._remembered(profiles, model, "cpu", what, measure)
+    return compute_setup.remembered_effect(profiles, model, "cpu", what, measure)
 
 
 def test_a_later_start_says_the_same_and_measures_nothing(model: LocalModel, tmp_path: Path) -> None:

@@ -108,11 +108,10 @@ def test_a_short_prompt_overtakes_what_is_left_of_a_long_one_and_decode_overtake
     uplink.push(1, Outgoing(3, PREFILL, 10_000, (b"short",), 5.0), 0.1)
     uplink.push(1, Outgoing(4, DECODE, 100, (b"other",)), 0.1)
     order = []
-    while any(uplink._state.links[1].send_queue.heads):
-        decided = uplink.next(1, 2.0)
-        assert isinstance(decided, Send)
+    while isinstance(decided := uplink.next(1, 2.0), Send):
         order.append(decided.message)
         uplink.acked(1, len(order) + 1, (), 2.0)
+    assert uplink.waiting(1) == (0, 0)
     assert list(dict.fromkeys(order)) == [4, 3, 1, 2]
 
 

@@ -69,9 +69,9 @@ async def test_a_lease_that_is_asked_for_twice_is_one_lease(model: LocalModel) -
         asked = peer.alone()
         await peer.reserve(asked)
         assert (await peer.ready(asked)).readiness.ready
-        cached = peer.serving.admission._sessions.get(asked.session, 1)
+        cached = peer.serving.sessions.get(asked.session, 1)
         assert (await peer.reserve(asked)).HasField("reserved")
-        assert peer.serving.admission._sessions.get(asked.session, 1) is cached
+        assert peer.serving.sessions.get(asked.session, 1) is cached
         assert (await peer.ready(asked, wait_ms=0)).readiness.ready
         assert len(peer.leases.leases) == 1
 
@@ -169,9 +169,8 @@ async def test_a_lease_that_is_not_renewed_expires(
     model: LocalModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admission_module, "EXPIRY_CHECK_S", 0.02)
-    async with served(model) as peer:
+    async with served(model, lease_ttl_s=0.2) as peer:
         asked = peer.alone()
-        peer.leases._ttl_s = 0.2
         await peer.reserve(asked)
         await until(lambda: peer.cache_tokens(asked) is None)
         assert (await peer.ready(asked)).refusal.code == "epoch"

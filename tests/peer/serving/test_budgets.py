@@ -53,4 +53,4 @@ def test_identities_without_end_take_no_memory_without_end() -> None:
     budget = Budget(RATES)
     for number in range(2 * MOST_BUCKETS):
         budget.spend(str(number), str(number), float(number))
-    assert len(budget._identities) == len(budget._networks) == MOST_BUCKETS
+    assert budget.known == (MOST_BUCKETS, MOST_BUCKETS)

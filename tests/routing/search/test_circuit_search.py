@@ -15,7 +15,7 @@ from support.circuits.circuit_cases import (
 )
 
 from molink.routing import Circuit, CircuitProblem, Hop, NoCircuit, load_ms, plan_circuit, tpot_ms
-from molink.routing.problem.span_options import SpanOptions
+from molink.routing.problem.greedy_fill import GreedyFill
 from molink.routing.problem.spans import SpanCosts
 from molink.routing.search.augmented import graph_of
 from molink.routing.search.search import Beam, search
@@ -43,9 +43,9 @@ def by_hand(problem: CircuitProblem, hops: tuple[Hop, ...]) -> float:
 @settings(max_examples=300, deadline=None)
 @given(problems(machines=8, layers=12))
 def test_greedy_fills_worked_out_at_once_are_those_of_each_layer(problem: CircuitProblem) -> None:
-    span_options = SpanOptions(problem)
-    expected = np.array([span_options.greedy_stops(layer) for layer in range(problem.layers)])
-    np.testing.assert_array_equal(span_options.every_greedy_stop(), expected)
+    fill = GreedyFill(problem)
+    expected = np.array([fill.greedy_stops(layer) for layer in range(problem.layers)])
+    np.testing.assert_array_equal(fill.every_greedy_stop(), expected)
     np.testing.assert_array_equal(SpanCosts(problem).greedy_stop, expected)
 
 

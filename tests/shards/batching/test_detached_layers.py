@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 from support.devices.paged_reference import decoding_here
-from support.models.circuit_runs import engine_with
+from support.models.circuit_runs import DEVICE, engine_of
 from torch import nn
 
 from molink.shards.batching.engine import Engine, Rows
+from molink.shards.loading.loader import load_stage
+from molink.shards.model.stage import Stage
 from molink.shards.spec import Span
 
 WHOLE = Span(0, 3)
@@ -36,12 +38,9 @@ def stepped(engine: Engine) -> None:
     cache.close()
 
 
-def modules_of(engine: Engine) -> dict[str, weakref.ref[nn.Module]]:
+def modules_of(stage: Stage) -> dict[str, weakref.ref[nn.Module]]:
     return {
-        name: weakref.ref(module)
-        for stage in engine._stages
-        for name, module in stage._model.named_modules()
-        if name.startswith(LAYERS)
+        name: weakref.ref(module) for name, module in stage.model.named_modules() if name.startswith(LAYERS)
     }
 
 
@@ -59,11 +58,12 @@ def test_no_module_of_detached_layers_is_left(
     dropped: Span,
 ) -> None:
     decoding = decoding_here(sizes=(2,))[0] if decodes else None
-    engine = engine_with(
-        tiny_model("llama"), (0, 3), quantization=quantization, decoding=decoding, exact=exact
+    stage = load_stage(
+        tiny_model("llama"), WHOLE, dtype="float32", quantization=quantization, exact=exact, device=DEVICE
     )
+    engine, modules = engine_of([stage], decoding=decoding), modules_of(stage)
+    del stage
     stepped(engine)
-    modules = modules_of(engine)
     frozen_start()
     engine.detach(dropped)
     left = {int(name.split(".")[2]) for name, module in modules.items() if module() is not None}

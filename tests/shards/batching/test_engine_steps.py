@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.models.circuit_runs import Circuit, engine_with, greedy, start_run, step_runs
+from support.models.circuit_runs import Circuit, engine_of, engine_with, greedy, start_run, step_runs
 
 from molink.shards.batching.engine import Engine, NotHeld, Rows
 from molink.shards.kv.kv_cache import CacheFull
@@ -67,13 +67,17 @@ def test_a_full_cache_refuses_the_whole_step_and_stays_as_it_was(engine: Engine)
     assert (roomy.length, full.length) == (0, 0)
 
 
-def test_a_step_that_fails_in_the_middle_leaves_caches_and_later_tokens_untouched(engine: Engine) -> None:
+def test_a_step_that_fails_in_the_middle_leaves_caches_and_later_tokens_untouched(
+    tiny_model: TinyModel,
+) -> None:
+    stage = load_stage(tiny_model("llama"), Span(0, 6), dtype="float32", exact=True)
+    engine = engine_of([stage])
     circuit: Circuit = [(engine, Span(0, 6))]
     expected = greedy(circuit, PROMPT, 6)
     run = start_run(circuit, PROMPT, 6)
     step_runs(circuit, [run])
     step_runs(circuit, [run])
-    broken = engine._stages[0].view(Span(0, 6))._base.layers[3].mlp
+    broken = stage.model.get_submodule("model.layers.3.mlp")
     hook = broken.register_forward_hook(lambda *_: (_ for _ in ()).throw(RuntimeError("out of memory")))
     length = run.caches[0].length
     with pytest.raises(RuntimeError, match="out of memory"):
@@ -181,9 +185,9 @@ def test_only_wanted_logits_are_computed(engine: Engine) -> None:
 
 def test_views_share_memory_with_their_stage(tiny_model: TinyModel) -> None:
     stage = load_stage(tiny_model("llama"), Span(0, 6), dtype="float32")
-    whole = {parameter.data_ptr() for parameter in stage._model.parameters()}
+    whole = {parameter.data_ptr() for parameter in stage.model.parameters()}
     part = stage.keep(Span(2, 4))
-    assert {parameter.data_ptr() for parameter in part._model.parameters()} <= whole
+    assert {parameter.data_ptr() for parameter in part.model.parameters()} <= whole
     assert 0 < part.weight_bytes < stage.weight_bytes
     with pytest.raises(ValueError, match=r"\[2, 4\)"):
         part.view(Span(1, 3))

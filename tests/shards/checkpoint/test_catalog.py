@@ -17,7 +17,7 @@ from support.models.stored_models import alter_a_weight, copy_of
 from molink.shards.checkpoint import catalog
 from molink.shards.checkpoint.catalog import (
     BUNDLED,
-    ModelNotFound,
+    CheckpointNotFound,
     is_from_hub,
     require_identity,
     resolve,
@@ -82,7 +82,7 @@ def test_the_bundled_models_files_are_no_links_however_it_was_installed() -> Non
 def test_a_bundled_model_that_is_not_installed_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalog, "BUNDLED", {"molink/lost": "models/lost"})
 
-    with pytest.raises(ModelNotFound, match="Install MoLink again"):
+    with pytest.raises(CheckpointNotFound, match="Install MoLink again"):
         resolve("molink/lost")
 
 
@@ -96,7 +96,7 @@ def test_a_local_directory_is_itself(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_directory_without_a_model_is_not_looked_up_in_the_hub(tmp_path: Path) -> None:
-    with pytest.raises(ModelNotFound, match=r"no config\.json") as raised:
+    with pytest.raises(CheckpointNotFound, match=r"no config\.json") as raised:
         resolve(str(tmp_path))
     assert raised.value.model == str(tmp_path)
 
@@ -105,7 +105,7 @@ def test_a_directory_without_a_model_is_not_looked_up_in_the_hub(tmp_path: Path)
     "identifier", ["", "/no/such/place", "./gone", "a/b/c", "..", "a b", "-x", "a--b", "x/../y"]
 )
 def test_what_is_neither_a_directory_nor_a_hub_id_is_refused_without_network(identifier: str) -> None:
-    with pytest.raises(ModelNotFound) as raised:
+    with pytest.raises(CheckpointNotFound) as raised:
         resolve(identifier)
     assert "directory" in str(raised.value) or "config.json" in str(raised.value)
 
@@ -178,10 +178,10 @@ def _in_process(endpoint: str, home: Path, statement: str) -> subprocess.Complet
     """The hub library reads its endpoint when it is imported, so each case is a process of its own."""
     program = (
         "from pathlib import Path\n"
-        "from molink.shards.checkpoint.catalog import ModelNotFound, resolve\n"
+        "from molink.shards.checkpoint.catalog import CheckpointNotFound, resolve\n"
         "try:\n"
         f"    print(*sorted(p.name for p in {statement}.iterdir()))\n"
-        "except ModelNotFound as error:\n"
+        "except CheckpointNotFound as error:\n"
         "    print(error)\n"
     )
     environment = dict(os.environ, HF_ENDPOINT=endpoint, HF_HOME=str(home), HF_HUB_DISABLE_TELEMETRY="1")

@@ -40,7 +40,7 @@ def test_every_kind_of_model_is_recognised_by_its_manifest(kind: str, tiny_model
             except UnsupportedArchitecture:
                 continue  # as the loader's own tests say
             verified = load_stage(folder, span, dtype=dtype, manifest=manifest)
-            weights, expected = (dict(stage._model.named_parameters()) for stage in (verified, plain))
+            weights, expected = (dict(stage.model.named_parameters()) for stage in (verified, plain))
             assert weights.keys() == expected.keys()
             assert all(torch.equal(weights[name], expected[name]) for name in weights)
 

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from molink.shards.batching.decode import Decoding
 from molink.shards.batching.engine import Engine, Rows
+from molink.shards.device import transfers as transfers_module
 from molink.shards.device.cuda_graphs import CudaGraphs
 from molink.shards.device.device import Device
-from molink.shards.device.transfers import MOST_KEPT_BYTES, Transfers
+from molink.shards.device.transfers import Transfers
 from molink.shards.kv.kv_cache import SequenceCache
 from molink.shards.loading.loader import load_stage
 from molink.shards.spec import Span
@@ -139,7 +140,7 @@ def test_a_thread_that_has_not_entered_is_refused_by_the_fake(
 
 
 def test_results_lie_in_kept_memory_until_nobody_has_them(
-    fake: FakeCuda, device_thread: ThreadPoolExecutor
+    fake: FakeCuda, device_thread: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run() -> None:
         device = Device("cuda:1")
@@ -158,7 +159,7 @@ def test_results_lie_in_kept_memory_until_nobody_has_them(
         again = transfers.to_host(there[3:5])
         assert {one.data_ptr() for one in again} == places
         assert [one[0, 0].item() for one in (third, *again)] == [2, 3, 4]
-        transfers._kept_bytes = MOST_KEPT_BYTES
+        monkeypatch.setattr(transfers_module, "MOST_KEPT_BYTES", 0)
         (beyond,) = transfers.to_host(there[5:])
         assert beyond[3, 7].item() == 5
         assert not fake.is_pinned(beyond)

@@ -161,7 +161,7 @@ def test_layers_that_wait_for_the_device_are_found_before_a_capture(
 ) -> None:
     """As experts do that ask how many tokens each of them has."""
     stage = load_stage(tiny_model("llama"), WHOLE, dtype="float32", exact=True)  # by its modules' own forward
-    kind = type(stage._model.get_submodule("model.layers.3.mlp"))
+    kind = type(stage.model.get_submodule("model.layers.3.mlp"))
     forward = kind.forward
 
     def asks(self: nn.Module, states: Tensor) -> Tensor:
@@ -235,5 +235,5 @@ def test_products_of_experts_wait_where_the_card_has_none_by_group(
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (major, 0))
     matrix = SimpleNamespace(is_cuda=True, dtype=dtype, device="cuda:0")
-    assert waiting._lacks_grouped_products(matrix) is waits  # type: ignore[arg-type]
-    assert not waiting._lacks_grouped_products(ROWS)
+    assert waiting.lacks_grouped_products(matrix) is waits  # type: ignore[arg-type]
+    assert not waiting.lacks_grouped_products(ROWS)

@@ -36,7 +36,7 @@ def suite(*arguments: str, where: Path, timeout_s: float = 200.0) -> subprocess.
 def verdict(modules: ModuleType, told: Mapping[str, Any], **more: object) -> tuple[str, str]:
     """Of a case of one part."""
     case = modules.gpu_cases.CASES[0]
-    part = modules.gpu_run._Part(case, 0, 1, told=told, **more)
+    part = modules.gpu_run.Part(case, 0, 1, told=told, **more)
     result = modules.gpu_run.judged(case, [part], 3.0)
     return result.verdict, result.reason
 

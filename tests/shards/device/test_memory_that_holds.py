@@ -8,8 +8,9 @@ import torch
 from molink.shards.attention import attention
 from molink.shards.attention.attention import AttentionRules, attend_sequence
 from molink.shards.kv.block_allocator import Block, BlockAllocator, BlockKind, PoolFull
-from molink.shards.kv.kv_memory import KvMemory
+from molink.shards.kv.kv_memory import KvMemory, LayerLayout
 from molink.shards.kv.kv_pool import KvPool
+from molink.shards.spec import Span
 
 KINDS = (BlockKind((0,), 1), BlockKind((1,), 3))
 
@@ -123,10 +124,11 @@ def test_out_of_memory_on_the_device_is_a_full_pool(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(KvMemory, "__init__", none_left)
     pool = KvPool(torch.device("cpu"))
-    kind = BlockKind((0,), 1024)
-    pool._layouts[kind] = ()
+    layout = LayerLayout(1, 16, 1, 16, torch.float16, expands=False)
+    (table,) = pool.tables_for(Span(0, 1), [layout], 64)
+    assert table.kind.block_bytes == 1024
     with pytest.raises(PoolFull, match="4096 bytes of KV cache"):
-        pool.create(kind, 4)
+        pool.create(table.kind, 4)
 
 
 @pytest.mark.parametrize(
@@ -147,13 +149,13 @@ def test_scores_that_are_written_out_are_so_for_a_few_queries_at_a_time(
     key, value = (torch.randn(1, 2, 23 + past, 16) for _ in range(2))
     expected = attend_sequence(query, key, value, rules)
     sizes: list[int] = []
-    definition = attention._attend_by_definition
+    definition = attention.attend_by_definition
 
     def watched(some: torch.Tensor, keys: torch.Tensor, *rest: object) -> torch.Tensor:
         sizes.append(4 * some.shape[1] * some.shape[2] * keys.shape[2])
         return definition(some, keys, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(attention, "_attend_by_definition", watched)
+    monkeypatch.setattr(attention, "attend_by_definition", watched)
     monkeypatch.setattr(attention, "_EXACT_SCORES_BYTES", 2048)
     found = attend_sequence(query, key, value, rules)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)

@@ -349,20 +349,28 @@ def test_a_public_hub_sends_nobody_into_a_private_network(host: str) -> None:
         asked.append(request.url.host)
         return httpx.Response(302, headers={"Location": f"http://{host}/latest/meta-data"})
 
-    with HubClient("evil/model", "0" * 40, endpoint="http://203.0.113.9") as client:
-        client._client = httpx.Client(
-            transport=httpx.MockTransport(answer),
-            follow_redirects=True,
-            event_hooks={"request": [client._refuse_own_network]},
-        )
-        with pytest.raises(HubError, match="nothing is fetched from there"):
-            client.listing()
+    transport = httpx.MockTransport(answer)
+    with (
+        HubClient("evil/model", "0" * 40, endpoint="http://203.0.113.9", transport=transport) as client,
+        pytest.raises(HubError, match="nothing is fetched from there"),
+    ):
+        client.listing()
     assert asked == ["203.0.113.9"]
 
 
 def test_a_hub_in_a_private_network_may_send_on_within_it() -> None:
-    client = HubClient("own/model", "0" * 40, endpoint="http://127.0.0.1:9")
-    client._refuse_own_network(httpx.Request("GET", "http://127.0.0.1:10/file"))
-    client._refuse_own_network(httpx.Request("GET", "http://8.8.8.8/file"))
-    with pytest.raises(HubError):
-        client._refuse_own_network(httpx.Request("GET", "http://10.0.0.7/file"))
+    asked: list[str] = []
+    ways = {"127.0.0.1:9": "127.0.0.1:10", "127.0.0.1:10": "8.8.8.8", "8.8.8.8": "10.0.0.7"}
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        host = request.url.netloc.decode()
+        asked.append(host)
+        return httpx.Response(302, headers={"Location": f"http://{ways[host]}/file"})
+
+    transport = httpx.MockTransport(answer)
+    with (
+        HubClient("own/model", "0" * 40, endpoint="http://127.0.0.1:9", transport=transport) as client,
+        pytest.raises(HubError, match=r"10\.0\.0\.7"),
+    ):
+        client.listing()
+    assert asked == list(ways)

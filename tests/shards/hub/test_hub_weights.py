@@ -99,7 +99,7 @@ def test_a_stage_out_of_the_store_holds_the_same_numbers_as_one_out_of_the_folde
     expected = {
         name: it for path in side.model_folder.glob("*.safetensors") for name, it in load_file(path).items()
     }
-    ours, theirs = stage._model.state_dict(), local._model.state_dict()
+    ours, theirs = stage.model.state_dict(), local.model.state_dict()
     assert ours.keys() == theirs.keys()
     assert all(ours[name].equal(theirs[name]) for name in ours)
     assert all(ours[name].equal(expected[name]) for name in ours if name in expected)

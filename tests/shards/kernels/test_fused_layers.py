@@ -5,12 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.models.circuit_runs import engine_with, start_run, step_runs
+from support.models.circuit_runs import DEVICE, engine_of, start_run, step_runs
 from torch import nn
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from molink.shards.batching.engine import Engine
 from molink.shards.kernels import fused_layers
+from molink.shards.loading.loader import load_stage
+from molink.shards.model.stage import Stage
 from molink.shards.spec import Span
 
 TinyModel = Callable[[str], Path]
@@ -21,9 +23,16 @@ FAMILY = ("llama", "mistral", "qwen2_sliding", "qwen3")
 OTHERS = ("gpt2", "granite", "smollm3")
 
 
-def layers_of(engine: Engine) -> list[nn.Module]:
-    (stage,) = engine._stages
-    base = stage._model
+def stage_of(
+    folder: Path, *, dtype: str = "float32", quantization: str = "none", exact: bool = False
+) -> Stage:
+    return load_stage(
+        folder, Span(*WHOLE), dtype=dtype, quantization=quantization, exact=exact, device=DEVICE
+    )
+
+
+def layers_of(stage: Stage) -> list[nn.Module]:
+    base = stage.model
     return list(base.get_submodule("transformer.h" if hasattr(base, "transformer") else "model.layers"))
 
 
@@ -47,10 +56,10 @@ def test_layers_of_the_family_are_fused_and_compute_the_same_up_to_rounding(
 ) -> None:
     """Windows, biases, norms of heads: prompts longer than the window, batches and single sessions."""
     folder = tiny_model(kind)
-    own, fused = engine_with(folder, WHOLE), engine_with(folder, WHOLE, exact=False)
+    own, fused = stage_of(folder, exact=True), stage_of(folder)
     assert not any(map(is_fused, layers_of(own)))
     assert all(map(is_fused, layers_of(fused)))
-    for one, two in zip(logits_of(own, 4), logits_of(fused, 4), strict=True):
+    for one, two in zip(logits_of(engine_of([own]), 4), logits_of(engine_of([fused]), 4), strict=True):
         torch.testing.assert_close(two, one, atol=2e-4, rtol=1e-3)
 
 
@@ -60,15 +69,14 @@ def test_layers_of_the_family_are_fused_and_compute_the_same_up_to_rounding(
 def test_they_are_fused_in_every_form_of_weights(
     dtype: str, quantization: str, tiny_model: TinyModel
 ) -> None:
-    engine = engine_with(tiny_model("llama"), WHOLE, dtype=dtype, quantization=quantization, exact=False)
-    assert all(map(is_fused, layers_of(engine)))
-    assert all(bool(torch.isfinite(logits).all()) for logits in logits_of(engine, 2))
+    stage = stage_of(tiny_model("llama"), dtype=dtype, quantization=quantization)
+    assert all(map(is_fused, layers_of(stage)))
+    assert all(bool(torch.isfinite(logits).all()) for logits in logits_of(engine_of([stage], dtype), 2))
 
 
 @pytest.mark.parametrize("kind", OTHERS)
 def test_layers_of_other_formulas_keep_their_own(kind: str, tiny_model: TinyModel) -> None:
-    engine = engine_with(tiny_model(kind), WHOLE, exact=False)
-    assert not any(map(is_fused, layers_of(engine)))
+    assert not any(map(is_fused, layers_of(stage_of(tiny_model(kind)))))
 
 
 def test_a_layer_of_the_family_that_computes_something_else_keeps_its_own(
@@ -81,8 +89,7 @@ def test_a_layer_of_the_family_that_computes_something_else_keeps_its_own(
         return own(layer, hidden_states, **named) * 1.001
 
     monkeypatch.setattr(LlamaDecoderLayer, "forward", forward)
-    engine = engine_with(tiny_model("llama"), WHOLE, exact=False)
-    assert not any(map(is_fused, layers_of(engine)))
+    assert not any(map(is_fused, layers_of(stage_of(tiny_model("llama")))))
 
 
 def test_a_layer_whose_function_fails_keeps_its_own(
@@ -92,6 +99,6 @@ def test_a_layer_whose_function_fails_keeps_its_own(
         raise RuntimeError("shapes do not fit")
 
     monkeypatch.setattr(fused_layers, "_rotated", rotated)
-    engine = engine_with(tiny_model("llama"), WHOLE, exact=False)
-    assert not any(map(is_fused, layers_of(engine)))
-    assert len(logits_of(engine, 1)) == len(PROMPTS) + 1
+    stage = stage_of(tiny_model("llama"))
+    assert not any(map(is_fused, layers_of(stage)))
+    assert len(logits_of(engine_of([stage]), 1)) == len(PROMPTS) + 1

@@ -7,7 +7,16 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.models.circuit_runs import KEY, Circuit, Run, engine_with, finish, start_sharing, step_runs
+from support.models.circuit_runs import (
+    DEVICE,
+    KEY,
+    Circuit,
+    Run,
+    engine_with,
+    finish,
+    start_sharing,
+    step_runs,
+)
 from support.models.tiny_models import ARCHITECTURES, VOCABULARY, greedy_references, make_tiny_model
 
 from molink.shards.batching.engine import Engine
@@ -15,6 +24,7 @@ from molink.shards.checkpoint import store
 from molink.shards.kv.block_allocator import PoolFull
 from molink.shards.kv.kv_cache import SequenceCache
 from molink.shards.kv.prefix import block_names
+from molink.shards.loading.loader import load_stage
 from molink.shards.spec import KV_BLOCK_TOKENS, MAX_STEP_TOKENS, Span, most_kv_blocks
 
 TinyModel = Callable[[str], Path]
@@ -77,9 +87,8 @@ def test_no_step_sees_or_writes_more_blocks_than_are_reserved(
 def test_a_lease_counts_what_the_engine_reserves(tiny_model: TinyModel, architecture: str) -> None:
     folder = tiny_model(architecture)
     spec = store.describe(store.read_manifest(folder), "float32", "none")
-    engine = engine_with(folder, (0, spec.layers))
-    layouts = engine._layouts(spec.whole)
-    assert (spec.kv_windows or (None,) * spec.layers) == tuple(layout.window for layout in layouts)
+    layouts = load_stage(folder, spec.whole, dtype="float32", exact=True, device=DEVICE).layouts
+    assert (spec.kv_windows or (None,) * spec.layers) == tuple(layouts[layer].window for layer in spec.whole)
 
 
 @pytest.mark.parametrize("architecture", WINDOWED)

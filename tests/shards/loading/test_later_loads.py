@@ -52,7 +52,7 @@ def work(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(stage_builder, "_tried", stepping)
 
-    def trying(flags: object) -> checking.Verdict:
+    def trying(flags: object) -> checking.SelfCheckResult:
         done.append("check")
         return check(flags)
 

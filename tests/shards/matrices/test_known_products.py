@@ -152,8 +152,10 @@ def test_weights_that_are_packed_later_serve_before_between_and_after_with_the_s
         assert stage.weight_bytes <= total, "a matrix takes the place of what it was"
     assert packed_bytes(stage) == packed_bytes(at_once)
     assert greedy([(engine, WHOLE)], PROMPT, 6) == expected
-    linears = [one for one in stage._model.modules() if isinstance(one, nn.Linear) and one.weight.is_mkldnn]
-    assert all(one.__dict__.get("weight", one.weight) is one._parameters["weight"] for one in linears)
+    linears = [one for one in stage.model.modules() if isinstance(one, nn.Linear) and one.weight.is_mkldnn]
+    assert all(
+        one.__dict__.get("weight", one.weight) is dict(one.named_parameters())["weight"] for one in linears
+    )
 
 
 def test_matrices_that_are_gone_when_their_turn_comes_are_passed_over() -> None:

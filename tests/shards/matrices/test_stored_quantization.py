@@ -165,7 +165,7 @@ def test_a_packed_checkpoint_loads_as_the_plain_one_that_it_means(
     for span in (Span(0, 2), Span(2, LAYERS)):
         stage = load_stage(packed, span, dtype="float32", quantization=quantization, manifest=manifest)
         expected = load_stage(plain, span, dtype="float32", quantization=quantization)
-        ours, theirs = (dict(one._model.named_parameters()) for one in (stage, expected))
+        ours, theirs = (dict(one.model.named_parameters()) for one in (stage, expected))
         assert ours.keys() == theirs.keys()
         assert all(torch.equal(ours[name], theirs[name]) for name in ours)
         assert stage.weight_bytes == pytest.approx(spec.weight_bytes(span), rel=0.01)

@@ -19,11 +19,12 @@ from molink.simnet.lines.access import (
     MAX_REQUEST_BYTES,
     AccessRouter,
     Neighbourhood,
-    RequestRefused,
+    TunnelRefused,
     parse_connect,
 )
 from molink.simnet.lines.line import Line
-from molink.simnet.lines.shaper import Chunk, Shaper
+from molink.simnet.lines.shaper import Shaper
+from molink.simnet.lines.transit import Chunk
 
 DEADLINE_S = 30.0
 HOST = "127.0.0.1"
@@ -171,7 +172,7 @@ def test_a_target_that_has_gone_is_a_bad_gateway(world: World) -> None:
 @given(st.binary(max_size=200))
 def test_any_head_is_a_target_or_refused(head: bytes) -> None:
     for request in (head, b"CONNECT " + head + b" HTTP/1.1\r\n"):
-        with contextlib.suppress(RequestRefused):
+        with contextlib.suppress(TunnelRefused):
             host, port = parse_connect(request)
             assert host
             assert 0 < port < 65536

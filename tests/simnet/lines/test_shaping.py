@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from molink.simnet.lines.line import Line
-from molink.simnet.lines.shaper import Chunk, Shaper
+from molink.simnet.lines.shaper import Shaper
 from molink.simnet.lines.shaping import ShapedPort
 from molink.simnet.lines.sockets import reset
+from molink.simnet.lines.transit import Chunk
 
 DEADLINE_S = 30.0
 HOST = "127.0.0.1"

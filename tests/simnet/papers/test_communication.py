@@ -14,6 +14,7 @@ from molink.simnet.cli import app
 from molink.simnet.devices.devices import DEVICES
 from molink.simnet.devices.model_shapes import MODEL_SHAPES
 from molink.simnet.papers.communication.collectives import (
+    Communicator,
     gather,
     part_sizes,
     ring_all_gather,
@@ -102,23 +103,25 @@ def test_parts_are_whole_and_as_even_as_can_be(parts: int, elements: int) -> Non
 def test_rings_send_what_their_factors_say_of_any_size(members: int, elements: int) -> None:
     group = range(members)
     ranks = Ranks(SLOW)
-    ranks.run([ring_all_reduce(ranks, group, place, "decode", elements, 2) for place in group])
+    ranks.run([ring_all_reduce(Communicator(ranks, group, place), "decode", elements, 2) for place in group])
     assert sum(ranks.sent_bytes.values()) == 2 * (members - 1) * elements * 2
     ranks = Ranks(SLOW)
-    ranks.run([ring_all_gather(ranks, group, place, "decode", elements, 2) for place in group])
+    ranks.run([ring_all_gather(Communicator(ranks, group, place), "decode", elements, 2) for place in group])
     assert sum(ranks.sent_bytes.values()) == (members - 1) * elements * 2
 
 
 @given(st.integers(2, 8), st.integers(1, 50))
 def test_an_all_reduce_of_messages_takes_what_routing_predicts(members: int, rows: int) -> None:
     ranks, group = Ranks(SLOW), range(members)
-    ranks.run([ring_all_reduce(ranks, group, place, "decode", members * rows, 2) for place in group])
+    ranks.run(
+        [ring_all_reduce(Communicator(ranks, group, place), "decode", members * rows, 2) for place in group]
+    )
     assert ranks.timeline.now_s == pytest.approx(all_reduce_s(2 * members * rows, members, SLOW.inside))
 
 
 def test_a_gather_ends_when_the_last_part_has_come() -> None:
     ranks, group = Ranks(SLOW), range(4)
-    ranks.run([gather(ranks, group, place, "decode", 4000, 2) for place in group])
+    ranks.run([gather(Communicator(ranks, group, place), "decode", 4000, 2) for place in group])
     assert ranks.timeline.now_s == pytest.approx(1.0 + 2000 / 1000)
     assert ranks.sent_bytes == {Key(rank, "decode", "Gather"): 2000 for rank in (1, 2, 3)}
 
@@ -139,7 +142,7 @@ def test_messages_of_a_line_follow_each_other() -> None:
 def test_waiting_for_what_nobody_sends_is_an_error() -> None:
     ranks = Ranks(SLOW)
     with pytest.raises(ValueError, match="nobody sends"):
-        ranks.run([ring_all_reduce(ranks, range(2), 0, "decode", 8, 2)])
+        ranks.run([ring_all_reduce(Communicator(ranks, range(2), 0), "decode", 8, 2)])
 
 
 @pytest.mark.parametrize("layout", [Layout(), Layout(2), Layout(4), Layout(1, 2), Layout(1, 4)])

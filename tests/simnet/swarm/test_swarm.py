@@ -36,7 +36,7 @@ from molink.simnet.swarm.members.traffic import BUDGET_KBIT_S
 from molink.simnet.swarm.population import hardware
 from molink.simnet.swarm.population.snapshot_file import parse_snapshot
 from molink.simnet.swarm.report import swarm_row, swarm_series
-from molink.simnet.swarm.sessions import forming, gateway, generation
+from molink.simnet.swarm.sessions import forming, gateway, gateway_view, generation
 from molink.simnet.swarm.sessions.step_cost import PeerLoad, SimulatedHop, link_ms, own_ms
 from molink.simnet.swarm.settings import Churn, SwarmSettings
 from molink.simnet.swarm.world import SwarmWorld, WorldSetup
@@ -135,10 +135,10 @@ def test_decisions_are_the_products_own_objects() -> None:
     assert forming.core.CircuitCore is circuit_builder.core.CircuitCore is generation.CircuitCore
     assert gateway.criteria is route_selector.criteria
     assert gateway.second_choices is circuit_builder.second_choices
-    assert gateway.Snapshot is Snapshot
+    assert gateway_view.Snapshot is Snapshot
     assert gateway.Quarantine is quarantine.Quarantine
-    assert gateway.PeerHistory is peer_history.PeerHistory
-    assert gateway.anti_entropy_interval_s is timing.anti_entropy_interval_s
+    assert gateway_view.PeerHistory is peer_history.PeerHistory
+    assert gateway_view.anti_entropy_interval_s is timing.anti_entropy_interval_s
     assert initial_placement.preview_join is placement.preview_join
     assert members_placing.next_move is placing.next_move is rebalancing.next_move
     assert member.PlacementCore is placing.core.PlacementCore
@@ -147,7 +147,7 @@ def test_decisions_are_the_products_own_objects() -> None:
     assert moving.LOOK_EVERY_S == placing.LOOK_EVERY_S
     assert member.LeaseBook is leases.LeaseBook
     assert member.AnnouncingCore is publisher.core.AnnouncingCore
-    assert gateway.InFlightLoad is in_flight_load.InFlightLoad
+    assert gateway_view.InFlightLoad is in_flight_load.InFlightLoad
     assert announcing.announcement_interval_s is timing.announcement_interval_s
     assert announcing.sign_state is announcement.sign_state
 

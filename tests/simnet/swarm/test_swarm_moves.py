@@ -23,7 +23,7 @@ from molink.simnet.swarm.members.bulletin import Bulletin, Notice
 from molink.simnet.swarm.members.initial_placement import InitialPlacement
 from molink.simnet.swarm.members.member import Member, NotConserved
 from molink.simnet.swarm.members.moving import MoveSchedule
-from molink.simnet.swarm.members.placing import MoveCounts, PlacementDriver
+from molink.simnet.swarm.members.placing import MoveCounts, VirtualPlacementDriver
 from molink.simnet.swarm.population.snapshot_file import LiveSwarm, parse_snapshot
 from molink.simnet.swarm.report import swarm_row, swarm_series
 from molink.simnet.swarm.settings import SwarmSettings
@@ -75,7 +75,7 @@ class Alone:
             member.hold(volunteer.spans or ())
             self.changed(member)
         model, rng = self.swarm.model, default_rng(self.seed)
-        placing = PlacementDriver(
+        placing = VirtualPlacementDriver(
             self.timeline, model, self.bulletin, self.moves, InitialPlacement(model), self.changed
         )
         MoveSchedule(self.timeline, self.members, self.bulletin, placing, rng).begin()

@@ -234,7 +234,7 @@ def test_the_choice_is_the_products_own() -> None:
 
 def generation(scene: SessionContext, number: int, prompt_tokens: int) -> SimulatedGeneration:
     one = SimulatedGeneration(Request(number, 0.0, prompt_tokens, 10_000), None, None, phase=Phase.DECODE)  # type: ignore[arg-type]
-    one.tpot_ms, one.tokens = 100.0, 1.0
+    one.progress.tpot_ms, one.progress.tokens = 100.0, 1.0
     scene.running[number] = one
     return one
 

@@ -13,7 +13,7 @@ from molink.client.api.overview import overview
 from molink.dht.records.description import describe_swarm
 from molink.dht.records.records import (
     Coordinate,
-    Device,
+    DeviceProperties,
     LayerLatency,
     LinkMeasurement,
     PeerFacts,
@@ -77,7 +77,7 @@ def announced(name: str, *spans: tuple[int, int], **costs: object) -> PeerView:
     """A peer as the directory knows it; `costs` are fields of its facts."""
     kind = CardKind(
         "any",
-        Device("cpu", "", 1, 0, "", 1),
+        DeviceProperties("cpu", "", 1, 0, "", 1),
         Profile((LayerLatency(1, 2.0),), 0.1, 0.3, 1e9),
         MemoryPlan(0, 0, 0),
     )
@@ -99,7 +99,7 @@ def well_measured(name: str, *spans: tuple[int, int], place_ms: float = 0.0) -> 
         head_ms=3.5,
         step_ms=0.75,
         load_bytes_per_s=1.5e9,
-        device=Device("cpu", "Processor", 1, 8 * 10**9, "Linux x86_64", 6),
+        device=DeviceProperties("cpu", "Processor", 1, 8 * 10**9, "Linux x86_64", 6),
         coordinate=Coordinate((place_ms, 0.0, 0.0, 0.0), 2.0, 0.1),
         uplink_mbps=80.0,
     )

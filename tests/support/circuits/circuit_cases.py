@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from molink.dht.records.records import (
     PROTOCOL_VERSION,
-    Device,
+    DeviceProperties,
     LayerLatency,
     LinkMeasurement,
     PeerFacts,
@@ -193,7 +193,7 @@ def peer(peer_id: str, *spans: tuple[int, int], **changes: Any) -> PeerView:  # 
             addresses=(),
             grpc_addresses=("127.0.0.1:1",),
             certificate=b"",
-            device=Device("cpu", "cpu", 1, 10**10, "Linux x86_64", 2),
+            device=DeviceProperties("cpu", "cpu", 1, 10**10, "Linux x86_64", 2),
             model=served,
             **facts,
         ),

@@ -159,7 +159,7 @@ def _attend_latents(
 
 
 class WrittenLatents:
-    """`paged.LatentAttention` on a CPU, one row and block after the other."""
+    """`paged.PagedLatentAttention` on a CPU, one row and block after the other."""
 
     def __init__(self) -> None:
         self.rows: list[int] = []

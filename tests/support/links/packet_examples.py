@@ -53,4 +53,4 @@ def tampered(rng: random.Random) -> bytes:
 
 def seal(wire: bytes) -> bytes:
     """The same with the checksum that it should have."""
-    return packets._sealed(wire[:28], wire[packets.HEADER_BYTES :])
+    return packets.sealed(wire[:28], wire[packets.HEADER_BYTES :])

@@ -134,6 +134,7 @@ class VirtualLink:
     conditions: Conditions
     delivered: list[Delivered] = field(default_factory=list)
     on_delivered: Callable[[Delivered], None] = lambda _: None
+    on_acked: Callable[[], None] = lambda: None
     chunks: int = 0
 
     def __post_init__(self) -> None:
@@ -242,6 +243,7 @@ class VirtualLink:
     def _acked(self, arrivals: list[AckArrival]) -> None:
         self._forget(arrivals[-1][0])
         self.uplink.acked(self.number, arrivals[-1][0], arrivals, self.clock.now_s)
+        self.on_acked()
 
 
 class VirtualUplink:
@@ -269,15 +271,7 @@ class VirtualUplink:
         """Asks each link once, as its writer does when it begins; afterwards acks wake."""
         for link in self.links:
             link.write()
-            acked = link._acked
-
-            def acked_and_awake(
-                arrivals: list[AckArrival], acked: Callable[[list[AckArrival]], None] = acked
-            ) -> None:
-                acked(arrivals)
-                self.wake()
-
-            link._acked = acked_and_awake  # type: ignore[method-assign]
+            link.on_acked = self.wake
 
     def every(
         self, link: int, size_bytes: int, period_s: float, until_s: float, start_s: float = 0.0

@@ -56,6 +56,16 @@ def engine_with(
         load_stage(folder, Span(*span), dtype=dtype, quantization=quantization, exact=exact, device=device)
         for span in spans
     ]
+    return engine_of(stages, dtype, decoding, device)
+
+
+def engine_of(
+    stages: Sequence[Stage],
+    dtype: str = "float32",
+    decoding: Decoding | EllipsisType | None = ...,
+    device: str = DEVICE,
+) -> Engine:
+    """An engine that holds these stages of one model."""
     chosen = decoding_on(device, fuses=True) if isinstance(decoding, EllipsisType) else decoding
     engine = Engine(spec_for(stages[0], dtype), device, decoding=chosen)
     for stage in stages:

@@ -13,7 +13,7 @@ from support.models.tiny_models import make_tiny_model
 
 from molink.dht.identity.identity import Identity
 from molink.dht.records.records import PeerFacts
-from molink.peer.compute.backend import DeviceBackend
+from molink.peer.compute.backend import DeviceBackend, StageEngine
 from molink.peer.engine.metrics import PeerMetrics
 from molink.peer.memory.leases import LeaseBook
 from molink.peer.memory.memory import MemoryPlan
@@ -23,7 +23,7 @@ from molink.peer.scheduling.in_flight_rules import Rule, molink
 from molink.peer.scheduling.microbatch import BatchLimits
 from molink.peer.scheduling.prefill_chunks import Cut, chunk_lengths
 from molink.peer.serving.artifact_server import ArtifactServer
-from molink.peer.serving.data_plane import DataPlane, DataPlaneSettings, OfferedCompute
+from molink.peer.serving.data_plane import DataPlane, DataPlaneSettings, KnownSwarm, OfferedCompute
 from molink.peer.wire.link.certificate import Credentials, new_certificate
 from molink.peer.wire.link.link import Link
 from molink.peer.wire.protocol import molink_pb2 as pb
@@ -32,6 +32,7 @@ from molink.shards.checkpoint import store
 from molink.shards.spec import ModelSpec, Span
 
 LOW, HIGH = Span(0, 3), Span(3, 6)
+NOBODY_ELSE = KnownSwarm()
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +56,8 @@ class Served:
     facts: PeerFacts
     client: End
     link: Link
+    engine: StageEngine
+    metrics: PeerMetrics
 
     def hop(self, span: Span) -> pb.Hop:
         return hop_of(self.identity, span, self.facts)
@@ -84,7 +87,7 @@ class Served:
 
     def cache_tokens(self, descriptor: pb.SessionDescriptor) -> int | None:
         """The KV cache's room of a session that is here, 0 before it is ready, None where there is none."""
-        session = self.serving.admission._sessions.get(descriptor.session, descriptor.epoch)
+        session = self.serving.sessions.get(descriptor.session, descriptor.epoch)
         if session is None:
             return None
         return session.cache.capacity_tokens if session.cache is not None else 0
@@ -117,6 +120,8 @@ async def served(
     cut: Cut = chunk_lengths,
     step_times: StepTimes | None = None,
     limits: BatchLimits | None = None,
+    lease_ttl_s: float = 30.0,
+    swarm: KnownSwarm = NOBODY_ELSE,
 ) -> AsyncIterator[Served]:
     """A peer with room for the weights of the span (None: all) and the KV cache of `kv_tokens` tokens in it, and swap
     space; and its client."""
@@ -124,16 +129,18 @@ async def served(
     span = span if span is not None else spec.whole
     weights = spec.weight_bytes(span)
     kv_bytes = spec.kv_bytes(span, kv_tokens)
-    leases = LeaseBook(spec, MemoryPlan(weights + kv_bytes, 0, weights, swap_bytes))
+    leases = LeaseBook(spec, MemoryPlan(weights + kv_bytes, 0, weights, swap_bytes), ttl_s=lease_ttl_s)
     identity = Identity.generate()
     certificate = new_certificate(identity.peer_id)
+    backend, metrics = DeviceBackend(model, DEVICE), PeerMetrics()
     serving = DataPlane(
         identity,
         Credentials(identity.peer_id, certificate),
-        OfferedCompute(DeviceBackend(model, DEVICE), ArtifactServer.of(model), leases, step_times),
-        PeerMetrics(),
+        OfferedCompute(backend, ArtifactServer.of(model), leases, step_times),
+        metrics,
         lambda: None,
         DataPlaneSettings(activation_codecs=activation_codecs, rule=rule, cut=cut, limits=limits),
+        swarm,
     )
     async with serving, End(is_client=True) as client:
         facts = replace(
@@ -142,7 +149,7 @@ async def served(
         link = await client.links.to(facts)
         running = asyncio.create_task(serving.admission.run())
         try:
-            yield Served(identity, serving, leases, spec, facts, client, link)
+            yield Served(identity, serving, leases, spec, facts, client, link, backend.engine, metrics)
         finally:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)

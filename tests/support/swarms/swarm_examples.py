@@ -6,7 +6,7 @@ from molink.dht.identity.identity import Identity
 from molink.dht.membership.timing import DiscoveryTiming
 from molink.dht.records.records import (
     PROTOCOL_VERSION,
-    Device,
+    DeviceProperties,
     LayerLatency,
     LinkMeasurement,
     PeerFacts,
@@ -48,7 +48,7 @@ def facts_of(identity: Identity, *, sequence: int = 1, ttl_s: int = 3600, links:
         addresses=(f"/ip4/192.0.2.7/tcp/4001/p2p/{identity.peer_id}",),
         grpc_addresses=("192.0.2.7:4002",),
         certificate=bytes(400),
-        device=Device("cuda", "NVIDIA GeForce RTX 4090", 1, 24 * 2**30, "Linux x86_64", 16),
+        device=DeviceProperties("cuda", "NVIDIA GeForce RTX 4090", 1, 24 * 2**30, "Linux x86_64", 16),
         model=MODEL,
         span_limit=Span(0, 16),
         layer_latencies=(LayerLatency(1, 1.25), LayerLatency(8, 2.5)),

@@ -180,4 +180,4 @@ def test_whatever_is_pushed_no_decode_is_expected_in_the_past_or_far_away(
         spacing.record_decode(tuple(sessions), now_s)
         next_s = spacing.next_s(now_s)
         assert next_s == math.inf or now_s - PASSED_S <= next_s <= now_s + LONGEST_GAP_S
-        assert len(spacing._streams) <= KNOWN
+        assert spacing.streams <= KNOWN

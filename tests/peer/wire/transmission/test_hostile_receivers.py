@@ -180,7 +180,7 @@ def test_the_word_of_a_link_that_is_gone_holds_on_and_only_one_such_is_kept() ->
         measured(shared, link, rate, 1.0, sent)
         shared.forget_link(link)
     assert shared.bytes_per_s == pytest.approx(5e6, rel=0.01)
-    assert len(shared._evidence) == 1
+    assert shared.heard == 1
 
 
 def test_a_line_that_proves_to_be_faster_is_free_the_sooner() -> None:
@@ -251,13 +251,13 @@ def test_bulk_behind_what_nobody_acknowledges_is_its_links_own_affair() -> None:
             if link != 3:
                 uplink.acked(link, sequence[link], [(sequence[link], now_s - 0.01)], now_s)
                 uplink.push(link, Outgoing(10 + sequence[link], PREFILL, MIB), now_s)
-    assert uplink._state.bulk_links == 2
-    assert uplink._state.waiting[PREFILL] == 2
+    assert uplink.links_waiting() == 2
+    assert uplink.links_waiting(PREFILL) == 2
     uplink.acked(3, 1, [(1, now_s)], now_s)
-    assert uplink._state.bulk_links == 3
-    assert uplink._state.waiting[PREFILL] == 3
+    assert uplink.links_waiting() == 3
+    assert uplink.links_waiting(PREFILL) == 3
     uplink.close(3)
-    assert uplink._state.bulk_links == 2
+    assert uplink.links_waiting() == 2
 
 
 def test_a_link_that_stalls_and_is_closed_or_emptied_is_counted_right() -> None:
@@ -266,11 +266,11 @@ def test_a_link_that_stalls_and_is_closed_or_emptied_is_counted_right() -> None:
         uplink.open(link, 0.0)
         uplink.push(link, Outgoing(1, PREFILL, MIB, (b"a",)), 0.0)
         uplink.next(link, 0.0)
-    uplink._state.look(STALLED_S + 1.0)
-    assert uplink._state.bulk_links == 0
+    uplink.next(1, STALLED_S + 1.0)
+    assert uplink.links_waiting() == 0
     uplink.cancel(b"a", 3.0)
     uplink.push(1, Outgoing(2, PREFILL, MIB, (b"a",)), 3.0)
-    assert uplink._state.bulk_links == 0
+    assert uplink.links_waiting() == 0
     uplink.acked(1, 1, (), 3.1)
     uplink.acked(2, 1, (), 3.1)
-    assert uplink._state.bulk_links == uplink._state.waiting[PREFILL] == 1
+    assert uplink.links_waiting() == uplink.links_waiting(PREFILL) == 1

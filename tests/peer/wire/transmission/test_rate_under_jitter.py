@@ -16,7 +16,7 @@ def kept_busy(line: VirtualUplink, link: int, bytes_per_s: float, until_s: float
     """From 0.3 s on more bulk waits on a link than it can send."""
 
     def fill() -> None:
-        while line.uplink._state.links[link].send_queue.queued_bytes < bytes_per_s / 8:
+        while line.uplink.waiting(link)[1] < bytes_per_s / 8:
             line.push(link, PREFILL, int(bytes_per_s / 50))
         if line.clock.now_s < until_s:
             line.at(line.clock.now_s + 0.02, fill)

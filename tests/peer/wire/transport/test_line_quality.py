@@ -85,7 +85,9 @@ def test_digits_beyond_the_second_are_not_announced() -> None:
 
 
 @asynchronous
-async def test_an_uplink_is_announced_with_the_facts_when_it_changes_and_then_no_more() -> None:
+async def test_an_uplink_is_announced_with_the_facts_when_it_changes_and_then_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     around = Neighbourhood()
     line = LineQuality()
     changed = asyncio.Event()
@@ -117,7 +119,7 @@ async def test_an_uplink_is_announced_with_the_facts_when_it_changes_and_then_no
         line = LineQuality(2_500_000.0)
         await look()
         assert len(around.facts) == 1, "facts are not announced again within the gap"
-        telling._uplink_at_s -= announcer.UPLINK_GAP_S
+        monkeypatch.setattr(announcer, "UPLINK_GAP_S", 0.0)
         await look()
         await look()
         assert [facts.uplink_mbps for facts in around.facts] == [100.0, 20.0]
@@ -128,7 +130,9 @@ async def test_an_uplink_is_announced_with_the_facts_when_it_changes_and_then_no
 
 
 @asynchronous
-async def test_a_profile_that_steps_have_refined_is_announced_with_the_facts_and_then_no_more() -> None:
+async def test_a_profile_that_steps_have_refined_is_announced_with_the_facts_and_then_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     around = Neighbourhood()
     changed = asyncio.Event()
     weights = SPEC.weight_bytes(SPEC.whole)
@@ -164,7 +168,7 @@ async def test_a_profile_that_steps_have_refined_is_announced_with_the_facts_and
         step(40.0)
         await look()
         assert len(around.facts) == 1, "facts are not announced again within the gap"
-        telling._profile_at_s -= announcer.PROFILE_GAP_S
+        monkeypatch.setattr(announcer, "PROFILE_GAP_S", 0.0)
         await look()
         await look()
         assert [round(told.layer_latencies[0].layer_ms, 2) for told in around.facts] == [2.0, 4.0]

@@ -142,8 +142,8 @@ def test_the_limit_never_falls_as_memory_grows(memory_bytes: int) -> None:
     assert message_limit_bytes(memory_bytes) <= message_limit_bytes(memory_bytes + 2**30)
 
 
-def traffic_of(budget: MessageMemory, identity: str) -> PacketEngine:
-    return PacketEngine(SharedUplink(), lambda: None, lambda: None, 0.0, budget.open(identity))
+def traffic_of(budget: MessageMemory, identity: str, uplink: SharedUplink | None = None) -> PacketEngine:
+    return PacketEngine(uplink or SharedUplink(), lambda: None, lambda: None, 0.0, budget.open(identity))
 
 
 def looks(traffic: PacketEngine, since_s: float, until_s: float) -> list[str]:
@@ -182,15 +182,15 @@ def test_an_end_that_slept_blames_nobody() -> None:
 
 
 def test_what_a_link_holds_is_free_when_it_is_acknowledged_cancelled_whole_or_closed() -> None:
-    budget = memory()
-    traffic = traffic_of(budget, "a")
+    budget, uplink = memory(), SharedUplink()
+    traffic = traffic_of(budget, "a", uplink)
     assert traffic.push(bytes(10_000), TrafficClass.PREFILL, (b"s" * 16,), 0.0)
     assert traffic.push(bytes(20_000), TrafficClass.DECODE, (b"t" * 16,), 0.0)
     assert budget.taken_bytes == 30_000
     assert isinstance(traffic.next_packet(0.0), bytes)
     traffic.on_packet(packets.encode_ack(packets.Ack(1, 0, ())), 0.1)
     assert budget.taken_bytes == 10_000
-    traffic._uplink.cancel(b"s" * 16, 0.2)
+    uplink.cancel(b"s" * 16, 0.2)
     assert budget.taken_bytes == 0
     traffic.on_packet(chunk(1, 1, 0), 0.3)
     traffic.on_packet(chunk(2, 2, 0), 0.3)
