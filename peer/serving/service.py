@@ -8,7 +8,8 @@ from weakref import WeakKeyDictionary, WeakSet
 from molink.dht.refusals import RefusalLog
 from molink.peer.engine.sessions import SessionPlan, SessionTable, read_plan
 from molink.peer.engine.stepping import Stepper
-from molink.peer.memory.leases import MIN_RETRY_S, LeaseKey
+from molink.peer.memory.lease_rules import MIN_RETRY_S
+from molink.peer.memory.leases import LeaseKey
 from molink.peer.serving.admission import Admission, RequestRefused
 from molink.peer.serving.artifact_server import ArtifactServer
 from molink.peer.serving.budgets import Budget, RequestRate, RequestRates

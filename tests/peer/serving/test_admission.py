@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
 from typing import Any
@@ -171,7 +172,7 @@ async def test_a_lease_that_is_not_renewed_expires(
     monkeypatch.setattr(admission_module, "EXPIRY_CHECK_S", 0.02)
     async with served(model) as peer:
         asked = peer.alone()
-        peer.leases._ttl_s = 0.2
+        peer.leases._rules = replace(peer.leases._rules, ttl_s=0.2)
         await peer.reserve(asked)
         await until(lambda: peer.cache_tokens(asked) is None)
         assert (await peer.ready(asked)).refusal.code == "epoch"

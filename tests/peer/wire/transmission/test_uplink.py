@@ -158,7 +158,7 @@ def test_messages_of_one_session_and_class_are_complete_in_the_order_of_their_pu
     now_s, left = 0.0, {outgoing.number for outgoing in waiting} - dropped
     while left - set(complete):
         now_s += 0.05
-        uplink.acked(1, uplink._state.links[1].sequence, (), now_s)
+        uplink.acked(1, uplink._state.links[1].flight.sequence, (), now_s)
         complete += [part.message for part in sends(uplink, 1, now_s) if part.last]
         assert now_s < 60.0
     for earlier, later in itertools.combinations((one for one in waiting if one.number in complete), 2):
@@ -218,7 +218,7 @@ def test_a_link_that_closes_takes_its_messages_along_sent_in_part_or_not_and_hol
     now_s, finished = 0.1, False
     while not finished:
         now_s += 0.05
-        uplink.acked(2, uplink._state.links[2].sequence, (), now_s)
+        uplink.acked(2, uplink._state.links[2].flight.sequence, (), now_s)
         finished = any(part.last and part.message == 2 for part in sends(uplink, 2, now_s))
         assert now_s < 60.0
     assert not any(uplink._state.waiting.values())

@@ -190,7 +190,7 @@ def test_what_a_link_holds_is_free_when_it_is_acknowledged_cancelled_whole_or_cl
     assert isinstance(traffic.next_packet(0.0), bytes)
     traffic.on_packet(packets.encode_ack(packets.Ack(1, 0, ())), 0.1)
     assert budget.taken_bytes == 10_000
-    traffic._uplink.cancel(b"s" * 16, 0.2)
+    traffic._sender._uplink.cancel(b"s" * 16, 0.2)
     assert budget.taken_bytes == 0
     traffic.on_packet(chunk(1, 1, 0), 0.3)
     traffic.on_packet(chunk(2, 2, 0), 0.3)
