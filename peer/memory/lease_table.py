@@ -48,14 +48,14 @@ class LeaseTable:
         """KV cache of each lease but one."""
         return [lease.kv_bytes for lease in self._leases.values() if lease is not without]
 
-    def is_idle(self, lease: Lease, now: float, least_s: float = IDLE_S) -> bool:
-        """Whether nobody has used it for so long."""
-        return now - self._used_s[lease.key.session] >= least_s
+    def is_idle(self, lease: Lease, now: float) -> bool:
+        """Whether nobody has used it for IDLE_S."""
+        return now - self._used_s[lease.key.session] >= IDLE_S
 
     def spare(self, now: float) -> list[Lease]:
         """Leases that may make room for others, in the order in which they do."""
         held = Counter(lease.owner for lease in self._leases.values())
-        idle = [lease for lease in self._leases.values() if self.is_idle(lease, now, SPARED_S)]
+        idle = [lease for lease in self if now - self._used_s[lease.key.session] >= SPARED_S]
         return sorted(idle, key=lambda lease: (-held[lease.owner], self._used_s[lease.key.session]))
 
     def grant(self, lease: Lease, now: float) -> None:

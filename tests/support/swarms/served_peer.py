@@ -19,9 +19,6 @@ from molink.peer.memory.leases import LeaseBook
 from molink.peer.memory.memory import MemoryPlan
 from molink.peer.models.model import LocalModel
 from molink.peer.profiling.step_times import StepTimes
-from molink.peer.scheduling.in_flight_rules import Rule, molink
-from molink.peer.scheduling.microbatch import BatchLimits
-from molink.peer.scheduling.prefill_chunks import Cut, chunk_lengths
 from molink.peer.serving.artifact_server import ArtifactServer
 from molink.peer.serving.data_plane import DataPlane, DataPlaneSettings, OfferedCompute
 from molink.peer.wire.link.certificate import Credentials, new_certificate
@@ -112,11 +109,8 @@ async def served(
     kv_tokens: int = 200,
     swap_bytes: int = 0,
     span: Span | None = None,
-    activation_codecs: tuple[str, ...] = (),
-    rule: Rule = molink,
-    cut: Cut = chunk_lengths,
     step_times: StepTimes | None = None,
-    limits: BatchLimits | None = None,
+    settings: DataPlaneSettings = DataPlaneSettings(),  # noqa: B008 - it is frozen
 ) -> AsyncIterator[Served]:
     """A peer with room for the weights of the span (None: all) and the KV cache of `kv_tokens` tokens in it, and swap
     space; and its client."""
@@ -133,11 +127,12 @@ async def served(
         OfferedCompute(DeviceBackend(model, DEVICE), ArtifactServer.of(model), leases, step_times),
         PeerMetrics(),
         lambda: None,
-        DataPlaneSettings(activation_codecs=activation_codecs, rule=rule, cut=cut, limits=limits),
+        settings,
     )
     async with serving, End(is_client=True) as client:
         facts = replace(
-            facts_at(identity, certificate, f"127.0.0.1:{serving.port}"), activation_codecs=activation_codecs
+            facts_at(identity, certificate, f"127.0.0.1:{serving.port}"),
+            activation_codecs=settings.activation_codecs,
         )
         link = await client.links.to(facts)
         running = asyncio.create_task(serving.admission.run())
