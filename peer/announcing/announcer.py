@@ -190,7 +190,7 @@ class Announcer:
             free_kv_bytes=free_kv_bytes,
             sessions=len(leases.leases),
             queued=self._stepper.queued,
-            draining=leases.draining,
+            draining=leases.gate.is_closed,
         )
 
 

@@ -86,7 +86,7 @@ class PlacementDriver:
             case core.Rest():
                 await asyncio.sleep(random.uniform(*LOOK_EVERY_S))
                 return core.ConsiderMove(
-                    self._others(), busy=self._leases.draining or bool(self._leases.loading)
+                    self._others(), busy=self._leases.gate.is_closed or bool(self._leases.loading)
                 )
             case core.FindMove(others, held_since_s, looked_s):
                 move = await self._next_move(others, held_since_s, looked_s)

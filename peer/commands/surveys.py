@@ -42,6 +42,7 @@ def measure_machine(
         CommandFailed: the model cannot be found or loaded, or the folder cannot be written.
         SettingsError: there is no such device.
     """
+    from molink.peer.compute.backend import MeasuredModel
     from molink.peer.compute.first_step import first_step
     from molink.peer.device.device import (
         choose_device,
@@ -75,7 +76,8 @@ def measure_machine(
             say(proof.sentence)
         memory = {"free_bytes": free_memory_bytes(device), "default_bytes": default_memory_bytes(device)}
         counts = counts_to_try(device, threads)
-        profile = measure(local.folder, spec, device, progress, local.stand_ins(), None, counts, proof.way)
+        measured = MeasuredModel(local.folder, spec, device, local.stand_ins(), proof.way)
+        profile = measure(measured, progress, threads=counts)
         memory |= _divided(spec, memory["default_bytes"], device, proof.library_bytes, profile)
         dtypes = _compared(local, device, memory["default_bytes"], progress) if dtype == "auto" else {}
     except (CheckpointNotFound, StoreError, WeightsError) as error:
@@ -115,6 +117,7 @@ def _compared(
 ) -> dict[str, object]:
     """A layer's decode step in each dtype of which one fits the memory, with the threads that torch has now, and the
     fastest. Raises WeightsError."""
+    from molink.peer.compute.backend import MeasuredModel
     from molink.peer.models.choosing import fastest_dtype
     from molink.peer.profiling.profiler import decode_layer_ms
     from molink.shards.checkpoint.store import describe
@@ -125,7 +128,7 @@ def _compared(
         spec = describe(local.manifest, dtype, "none", name=local.spec.name)
         if max(spec.layer_bytes) <= memory_bytes:
             progress(f"Measuring a layer of {spec.name} in {dtype} on {device}")
-            decode_ms[dtype] = decode_layer_ms(local.folder, spec, device, local.stand_ins())
+            decode_ms[dtype] = decode_layer_ms(MeasuredModel(local.folder, spec, device, local.stand_ins()))
     if not decode_ms:
         return {}
     return {"decode_layer_ms_by_dtype": decode_ms, "fastest_dtype": fastest_dtype(decode_ms, own)}

@@ -1,6 +1,7 @@
 """What a peer computes with, and how weights get there: the seam between serving and the device."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -12,7 +13,7 @@ from molink.shards.batching.partial_step import PartialStep, SliceBatch
 from molink.shards.batching.ways import Way, decoding_in
 from molink.shards.checkpoint.verification import StoredPart
 from molink.shards.kv.kv_cache import SequenceCache
-from molink.shards.loading.loader import load_stage
+from molink.shards.loading.loader import StageSettings, load_stage
 from molink.shards.sampling.sampling import Outcome
 from molink.shards.spec import ModelSpec, Span
 
@@ -89,31 +90,32 @@ class DeviceBackend:
         return lambda: self.engine.attach(stage)
 
 
-class MeasuredDevice:
-    """Computes layers of a folder without a manifest, or of `parts` in the place of its tensors: what is measured is
-    not served."""
+@dataclass(frozen=True, slots=True, eq=False)
+class MeasuredModel:
+    """What is measured and not served: layers of a folder, which needs no manifest, on a device."""
 
-    def __init__(
-        self,
-        folder: Path,
-        spec: ModelSpec,
-        device: str,
-        parts: Mapping[str, StoredPart] | None,
-        way: Way = Way.RECORDED,
-    ) -> None:
-        self.engine = Engine(spec, device, decoding=decoding_in(way, device))
-        self._folder = folder
-        self._device = device
-        self._parts = parts
+    folder: Path
+    spec: ModelSpec
+    device: str
+    parts: Mapping[str, StoredPart] | None = None
+    """The tensors if they are not in the folder; what numbers they hold does not matter."""
+    way: Way = Way.RECORDED
+
+
+class MeasuredDevice:
+    """Computes layers of what is measured."""
+
+    def __init__(self, model: MeasuredModel) -> None:
+        self.engine = Engine(model.spec, model.device, decoding=decoding_in(model.way, model.device))
+        self._model = model
 
     def load(self, span: Span, progress: Progress) -> Callable[[], None]:
+        model = self._model
         stage = load_stage(
-            self._folder,
+            model.folder,
             span,
-            dtype=self.engine.spec.dtype,
-            quantization=self.engine.spec.quantization,
-            device=self._device,
+            StageSettings(model.spec.dtype, model.spec.quantization, device=model.device),
             progress=progress,
-            parts=self._parts,
+            parts=model.parts,
         )
         return lambda: self.engine.attach(stage)

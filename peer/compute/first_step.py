@@ -26,7 +26,7 @@ from molink.shards.batching.engine import Engine, Rows
 from molink.shards.batching.ways import Way, decoding_in
 from molink.shards.checkpoint.store import describe
 from molink.shards.errors import QuantizationUnavailable, WeightsError, in_one_line
-from molink.shards.loading.loader import load_stage
+from molink.shards.loading.loader import StageSettings, load_stage
 from molink.shards.model.stage import Stage
 from molink.shards.paged_attention.paged import NotPaged
 from molink.shards.spec import ModelSpec, Span
@@ -151,9 +151,7 @@ def _loaded(folder: Path, spec: ModelSpec, device: str, model: LocalModel) -> St
     return load_stage(
         folder,
         Span(middle, middle + 1),
-        dtype=spec.dtype,
-        quantization=spec.quantization,
-        device=device,
+        StageSettings(spec.dtype, spec.quantization, device=device),
         parts=model.stand_ins(),
     )
 

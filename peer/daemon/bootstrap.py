@@ -144,9 +144,9 @@ class Bootstrap:
         )
         leases = lease_book(model, computing, settings)
         if computing.ranks is None:
-            cap_gpu_memory(devices[0], leases.cap_bytes)
+            cap_gpu_memory(devices[0], leases.memory.total_bytes)
         else:
-            await asyncio.to_thread(computing.ranks.cap_memory, leases.cap_bytes)
+            await asyncio.to_thread(computing.ranks.cap_memory, leases.memory.total_bytes)
         guard = self._memory_guard(devices[0], leases)
         certificate = new_certificate(identity.peer_id)
         step_times = StepTimes(computing.profile)
@@ -232,7 +232,7 @@ class Bootstrap:
             limits=computing.limits,
             http_proxy=settings.options.http_proxy,
             transmission_policy=settings.options.transmission_policy,
-            memory_bytes=leases.cap_bytes,
+            memory_bytes=leases.memory.total_bytes,
             wrap=PunchingHandler,
             folder=self._state.path,
         )
@@ -310,7 +310,7 @@ class Bootstrap:
         if device != "cpu":
             return None
         return MemoryGuard(
-            leases.cap_bytes,
+            leases.memory.total_bytes,
             leases,
             self._changed.set,
             own_memory_bytes,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from molink.peer.compute.backend import Backend, DeviceBackend
+from molink.peer.compute.backend import Backend, DeviceBackend, MeasuredModel
 from molink.peer.compute.known_proofs import known_or_proven
 from molink.peer.daemon.running import say
 from molink.peer.daemon.settings import JoinSettings, SettingsError
@@ -30,7 +30,7 @@ from molink.peer.profiling.profile import Profile
 from molink.peer.profiling.profiler import REMEMBERED, cached_or_measured
 from molink.peer.profiling.quantization_effect import measure_quantization
 from molink.peer.ranks.backend import RankedBackend
-from molink.peer.ranks.choice import open_ranks
+from molink.peer.ranks.choice import DeviceAlone, open_ranks
 from molink.peer.scheduling.microbatch import BatchLimits, batch_limits
 from molink.peer.scheduling.step_limit import longest_step
 from molink.peer.state_dir import read_json, write_json
@@ -76,18 +76,20 @@ async def open_compute_setup(
     if proof.sentence is not None:
         say(proof.sentence)
     report(f"Measuring this machine with {model.spec.name}")
-    measuring = (model.folder, model.spec, device, profiles, report, model.stand_ins())
+    measured = MeasuredModel(model.folder, model.spec, device, model.stand_ins())
+    alone = replace(measured, way=proof.way)
     threads = counts_to_try(device, settings.options.threads)
-    profile = await asyncio.to_thread(cached_or_measured, *measuring, threads=threads, way=proof.way)
+    profile = await asyncio.to_thread(cached_or_measured, alone, profiles, report, threads=threads)
     ranks: RankedBackend | None = None
     if len(devices) > 1:
         span = settings.layers or model.spec.whole
-        memory_bytes = min(map(default_memory_bytes, devices))
-        ranks = await open_ranks(stack, model, devices, span, profile, memory_bytes, say, proof.way)
+        one = DeviceAlone(profile, min(map(default_memory_bytes, devices)), proof.way)
+        ranks = await open_ranks(stack, model, devices, span, one, say)
     if ranks is None:
         devices = devices[:1]
     else:
-        profile = await asyncio.to_thread(cached_or_measured, *measuring, ranks.standing_in(), len(devices))
+        shared = partial(cached_or_measured, ranks=ranks.standing_in(), rank_count=len(devices))
+        profile = await asyncio.to_thread(shared, measured, profiles, report)
     if model.spec.quantization != "none":
         report(f"Measuring what {model.spec.quantization} weights do to {model.spec.name}")
         effect = await asyncio.to_thread(

@@ -128,7 +128,7 @@ class Peer:
             "addresses": list(self.addresses),
             "spans": [[span.start, span.stop] for span in parts.leases.held],
             "sessions": len(parts.leases.leases),
-            "draining": parts.leases.draining,
+            "draining": parts.leases.gate.is_closed,
             "paused": parts.pausing.paused_for,
             "sent_activation_bytes": self.metrics.activation_bytes,
             "reach": parts.reach.describe(),
@@ -178,7 +178,7 @@ class Peer:
             await asyncio.gather(*tasks, leaving, return_exceptions=True)
 
     async def _drain(self, parts: PeerParts) -> None:
-        parts.leases.drain()
+        parts.leases.gate.drain()
         await parts.announcer.announce()
         deadline_s = asyncio.get_running_loop().time() + DRAIN_S
         while parts.leases.leases and asyncio.get_running_loop().time() < deadline_s:

@@ -76,9 +76,9 @@ class MemoryGuard:
                 "this peer takes no more sessions until some end"
             )
             _log.warning("%s", detail)
-            self._leases.close(Refused("memory", detail, RETRY_AFTER_S))
+            self._leases.gate.close(Refused("memory", detail, RETRY_AFTER_S))
         else:
-            self._leases.reopen("memory")
+            self._leases.gate.reopen("memory")
         self._on_change()
 
 

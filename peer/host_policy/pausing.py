@@ -86,7 +86,7 @@ class Pausing:
         self._say(f"Pauses: {reason}")
         unloaded = await self._stop_resuming()
         detail = f"this peer is paused ({reason}): choose another"
-        self._leases.close(Refused("busy", detail, RESUME_AFTER_S))
+        self._leases.gate.close(Refused("busy", detail, RESUME_AFTER_S))
         await self._announcer.announce()
         deadline_s = asyncio.get_running_loop().time() + GRACE_S
         while self._leases.leases and asyncio.get_running_loop().time() < deadline_s:  # noqa: ASYNC110
@@ -110,7 +110,7 @@ class Pausing:
 
     async def _resume(self) -> None:
         """Loads what was held; only then the swarm hears that this peer is back."""
-        self._leases.reopen("busy")
+        self._leases.gate.reopen("busy")
         now_s = asyncio.get_running_loop().time()
         refused = [
             answer for span in self._held if isinstance(answer := self._leases.preload(span, now_s), Refused)

@@ -22,7 +22,7 @@ from molink.shards.checkpoint import catalog, store
 from molink.shards.checkpoint.safetensors_header import StoreError, weight_files
 from molink.shards.errors import QuantizationUnavailable, WeightsError
 from molink.shards.hub.hub_weights import HubWeights
-from molink.shards.loading.loader import load_stage
+from molink.shards.loading.loader import LoadCache, StageSettings, load_stage
 from molink.shards.matrices.known_products import KnownProducts
 from molink.shards.matrices.packed_layers import PackedLayers, PackedUnusable
 from molink.shards.model.stage import Stage
@@ -71,7 +71,7 @@ class LocalModel:
     ) -> Stage:
         """The layers of `span` on the device, fetched before if they come from a hub. It blocks.
 
-        `progress` counts the bytes that are fetched and then those that are loaded. `packs_later` as in `load_stage`.
+        `progress` counts the bytes that are fetched, then those that are loaded. `packs_later` as in `StageSettings`.
 
         Raises:
             WeightsError, OSError, MemoryError, RuntimeError, ValueError: they cannot be fetched or loaded.
@@ -88,18 +88,17 @@ class LocalModel:
             stage = load_stage(
                 self.folder,
                 span,
-                dtype=self.spec.dtype,
-                quantization=self.spec.quantization,
-                device=device,
+                StageSettings(
+                    self.spec.dtype,
+                    self.spec.quantization,
+                    device=device,
+                    exact=self.exact,
+                    packs_later=packs_later,
+                ),
                 progress=progress,
                 manifest=self.manifest if self.outlined is None else None,
                 parts=parts if self.outlined is None else self.outlined,
-                exact=self.exact,
-                digests=self.digests,
-                packed=packed,
-                held=held,
-                known_products=known,
-                packs_later=packs_later,
+                cache=LoadCache(digests=self.digests, packed=packed, held=held, known_products=known),
             )
             if known is not None:
                 known.keep(certain=stays_the_best(share_of_others(before, processor_times())))

@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 
@@ -76,6 +77,28 @@ def on_bench(
         bench.release()
 
 
+@dataclass(frozen=True, slots=True)
+class BenchPlan:
+    """How long the sequences of a bench are, and how many steps there is room for."""
+
+    context: int
+    """Tokens of a sequence before its first step."""
+    capacity: int
+    warm_steps: int
+    """Most steps at a batch size before it is measured."""
+    steps: int
+    """Most steps measured at one batch size."""
+
+    @classmethod
+    def of(cls, spec: ModelSpec) -> "BenchPlan":
+        context = min(PROFILED_CONTEXT_TOKENS, max(1, spec.context_length // 2))
+        series = len(BATCH_SIZES) + 3
+        capacity = min(spec.context_length, context + series * (STEPS + WARM_STEPS))
+        share = max(1, (capacity - context) // series)
+        warm_steps = min(WARM_STEPS, share // 2)
+        return cls(context, capacity, warm_steps, min(STEPS, share - warm_steps))
+
+
 class LayerBench:
     """One loaded span, and sequences that step through it."""
 
@@ -94,12 +117,7 @@ class LayerBench:
         self._held = held
         self._engine = backend.engine
         backend.load(self._held, lambda _done, _total: None)()
-        self._context = min(PROFILED_CONTEXT_TOKENS, max(1, spec.context_length // 2))
-        series = len(BATCH_SIZES) + 3
-        self._capacity = min(spec.context_length, self._context + series * (STEPS + WARM_STEPS))
-        share = max(1, (self._capacity - self._context) // series)
-        self._warm_steps = min(WARM_STEPS, share // 2)
-        self._steps = min(STEPS, share - self._warm_steps)
+        self._plan = BenchPlan.of(spec)
         self._caches: dict[Span, list[SequenceCache]] = {
             one: [self._filled(one, computed=True)]  # a first pass, which also reads what was only mapped
             for one in dict.fromkeys((self._span, self._held))
@@ -133,7 +151,7 @@ class LayerBench:
 
     def use_fastest_threads(self, counts: Sequence[int]) -> int:
         """For one row, as a decode step has, or else for part of a prompt."""
-        return use_fastest(counts, lambda: self._prefill_ms(1), lambda: self._prefill_ms(self._context))
+        return use_fastest(counts, lambda: self._prefill_ms(1), lambda: self._prefill_ms(self._plan.context))
 
     def prefill_latencies(self) -> tuple[PrefillLatency, ...]:
         """By tokens, as far as context and budget go; none above that of more tokens."""
@@ -204,7 +222,7 @@ class LayerBench:
                 caches.append(self._filled(span, computed=False))
             self._warm_up(span, batch_size, want_logits)
         series: list[list[float]] = [[] for _ in spans]
-        while len(series[0]) < self._steps:
+        while len(series[0]) < self._plan.steps:
             for times_ms, span in zip(series, spans, strict=True):
                 times_ms.append(self._step_ms(span, batch_size, want_logits))
             enough = sum(map(sum, series)) > SIZE_BUDGET_S * 1000 * len(spans)
@@ -217,7 +235,7 @@ class LayerBench:
         """Steps until one takes about as long as the one before: kernels are compiled, recordings made, weights read.
         Counts against no budget."""
         previous_ms, started_s = math.inf, time.perf_counter()
-        for _ in range(self._warm_steps):
+        for _ in range(self._plan.warm_steps):
             if self._late or self._warming_s + time.perf_counter() - started_s > WARM_BUDGET_S:
                 break
             taken_ms = self._step_ms(span, batch_size, want_logits)
@@ -250,7 +268,7 @@ class LayerBench:
         step = engine.begin_partial(self._span, rows[0], hidden)
         started_s = time.perf_counter()
         engine.advance_slice(engine.gather_slice([step], [tokens]), 1)
-        self._synchronize()
+        synchronize(self._device)
         taken_ms = (time.perf_counter() - started_s) * 1000
         cache.truncate(before)
         return taken_ms
@@ -289,19 +307,19 @@ class LayerBench:
     def _filled(self, span: Span, *, computed: bool) -> SequenceCache:
         """A sequence of PROFILED_CONTEXT_TOKENS. Unless they are to be `computed`, it holds whatever its memory held:
         how long that takes to read does not depend on it."""
-        cache = self._engine.new_cache(span, self._capacity)
+        cache = self._engine.new_cache(span, self._plan.capacity)
         states = not isinstance(self._engine, Engine) or any(layout.states for layout in cache.layouts)
         if not (computed or states):
-            cache.require(self._context)
-            cache.advance(self._context)
+            cache.require(self._plan.context)
+            cache.advance(self._plan.context)
         else:
-            self._step(span, [cache], self._context, want_logits=False)
+            self._step(span, [cache], self._plan.context, want_logits=False)
         return cache
 
     def _step(self, span: Span, caches: Sequence[SequenceCache], count: int, want_logits: bool) -> None:
         rows, hidden = self._rows(caches, count, want_logits=want_logits)
         self._engine.step(span, rows, hidden)
-        self._synchronize()
+        synchronize(self._device)
 
     def _rows(
         self, caches: Sequence[SequenceCache], count: int, *, want_logits: bool
@@ -316,8 +334,10 @@ class LayerBench:
             hidden = torch.ones(shape, dtype=dtype, device=self._device)
         return [Rows(cache, count, tokens, want_logits) for cache in caches], hidden
 
-    def _synchronize(self) -> None:
-        if self._device.startswith("cuda"):
-            torch.cuda.synchronize(self._device)
-        elif self._device == "mps":
-            torch.mps.synchronize()
+
+def synchronize(device: str) -> None:
+    """Waits until the device has done all that it was given."""
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)
+    elif device == "mps":
+        torch.mps.synchronize()

@@ -7,14 +7,14 @@ enough for a large model. Remembered, because a volunteer restarts more often th
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
 import torch
 
-from molink.peer.compute.backend import Backend, MeasuredDevice
+from molink.peer.compute.backend import Backend, MeasuredDevice, MeasuredModel
 from molink.peer.device.device import describe_device
 from molink.peer.device.thread_choice import share_of_others, stays_the_best
 from molink.peer.device.threads import processor_times
@@ -23,7 +23,6 @@ from molink.peer.profiling.profile import FLOOR_MS, Profile
 from molink.peer.profiling.profile_json import from_json, to_json
 from molink.peer.state_dir import read_json, write_json
 from molink.shards.batching.ways import Way
-from molink.shards.checkpoint.verification import StoredPart
 from molink.shards.spec import ModelSpec, Span
 
 PROFILE_BUDGET_S = 12.0
@@ -37,16 +36,13 @@ Progress = Callable[[str], None]
 
 
 def cached_or_measured(
-    folder: Path,
-    spec: ModelSpec,
-    device: str,
+    model: MeasuredModel,
     cache: Path,
     progress: Progress | None = None,
-    parts: Mapping[str, StoredPart] | None = None,
+    *,
     ranks: Backend | None = None,
     rank_count: int = 1,
     threads: Sequence[int] = (),
-    way: Way = Way.RECORDED,
 ) -> Profile:
     """The profile that the file `cache` remembers for this model, device and software, else a new one.
 
@@ -57,20 +53,20 @@ def cached_or_measured(
     counts = threads or (torch.get_num_threads(),)
     key = "/".join(
         (
-            spec.model_hash,
-            describe_device(device).name,
+            model.spec.model_hash,
+            describe_device(model.device).name,
             f"threads {' '.join(map(str, counts))}",
             f"torch {torch.__version__}",
             f"molink {version('molink')}, {MEASURED}",
             *([f"ranks {rank_count}"] if ranks else []),
-            *([way.name.lower()] if way is not Way.RECORDED and device != "cpu" else []),
+            *([model.way.name.lower()] if model.way is not Way.RECORDED and model.device != "cpu" else []),
         )
     )
     known = read_json(cache)
     profile = from_json(known.pop(key, None))
     if profile is None:
         before = processor_times()
-        profile = measure(folder, spec, device, progress, parts, ranks, counts, way)
+        profile = measure(model, progress, ranks, counts)
         others_share = share_of_others(before, processor_times())
         if not profile.steady:
             if progress is not None:
@@ -87,28 +83,23 @@ def cached_or_measured(
 
 
 def measure(
-    folder: Path,
-    spec: ModelSpec,
-    device: str,
+    model: MeasuredModel,
     progress: Progress | None = None,
-    parts: Mapping[str, StoredPart] | None = None,
     ranks: Backend | None = None,
     threads: Sequence[int] = (),
-    way: Way = Way.RECORDED,
 ) -> Profile:
-    """Loads single layers of the model in `folder` onto `device`, or onto all of `ranks`, and times decode steps.
+    """Loads single layers of the model onto its device, or onto all of `ranks`, and times decode steps.
 
-    `parts` are the tensors if they are not in the folder; what numbers they hold does not matter. `progress` is told,
-    in sentences, what is measured. Of `threads` the fastest count is used from then on. Blocks; takes about a second
-    for a small model.
+    `progress` is told, in sentences, what is measured. Of `threads` the fastest count is used from then on. Blocks;
+    takes about a second for a small model.
 
     Raises:
         WeightsError: the layers cannot be loaded.
     """
     say = progress or (lambda _: None)
-    backend = ranks or MeasuredDevice(folder, spec, device, parts, way)
+    backend, spec = ranks or MeasuredDevice(model), model.spec
     counts = threads or (torch.get_num_threads(),)
-    device = "cpu" if ranks else device  # what goes in and comes out of ranks is there
+    device = "cpu" if ranks else model.device  # what goes in and comes out of ranks is there
     deadline_s = time.perf_counter() + PROFILE_BUDGET_S
     middle = Span(spec.layers // 2, spec.layers // 2 + 1)
     if spec.layers == 2:
@@ -163,17 +154,16 @@ def several_layers(spec: ModelSpec, middle: Span) -> Span:
     return Span(middle.start - max(0, before), middle.stop + max(0, behind))
 
 
-def decode_layer_ms(
-    folder: Path, spec: ModelSpec, device: str, parts: Mapping[str, StoredPart] | None = None
-) -> float:
-    """What a decode step of one sequence takes through one layer, and nothing else; arguments as of `measure`.
+def decode_layer_ms(model: MeasuredModel) -> float:
+    """What a decode step of one sequence takes through one layer, and nothing else.
 
     Raises:
         WeightsError: the layer cannot be loaded.
     """
-    backend, middle = MeasuredDevice(folder, spec, device, parts), spec.layers // 2
+    middle = model.spec.layers // 2
     deadline_s = time.perf_counter() + PROFILE_BUDGET_S
-    with on_bench(backend, spec, device, Span(middle, middle + 1), deadline_s) as bench:
+    span = Span(middle, middle + 1)
+    with on_bench(MeasuredDevice(model), model.spec, model.device, span, deadline_s) as bench:
         return max(FLOOR_MS, statistics.median(bench.step_times_ms(1, want_logits=False)))
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from molink.configuration import SettingsError
@@ -21,20 +21,26 @@ SMALL_BYTES, LARGE_BYTES = 4, 16 * 2**20
 """Payloads whose all-reduces tell a link's latency and its bandwidth."""
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceAlone:
+    """What one device does alone, which each of the others is taken to do too."""
+
+    profile: Profile
+    memory_bytes: int
+    """For weights and caches."""
+    way: Way = Way.RECORDED
+    """How it attends, and each rank would."""
+
+
 async def open_ranks(
     stack: AsyncExitStack,
     model: LocalModel,
     devices: Sequence[str],
     span: Span,
-    alone: Profile,
-    memory_bytes: int,
+    alone: DeviceAlone,
     say: Callable[[str], None],
-    way: Way = Way.RECORDED,
 ) -> RankedBackend | None:
     """The ranks that share the model's layers, to be closed with `stack`; None if one device alone is better.
-
-    `alone` is what the first device does; `memory_bytes` is that of one device, for weights and caches;
-    `way` is how each rank attends.
 
     Raises:
         SettingsError: the model's layers cannot be shared.
@@ -47,9 +53,9 @@ async def open_ranks(
             "start one peer for each, each with a --state-dir of its own"
         )
     async with AsyncExitStack() as opening:
-        backend = await opening.enter_async_context(RankedBackend(model, devices, way))
+        backend = await opening.enter_async_context(RankedBackend(model, devices, alone.way))
         link = measured_link(backend, len(devices))
-        choice = compare(model.spec, span, len(devices), alone, link, memory_bytes)
+        choice = compare(model.spec, span, len(devices), alone, link)
         for reason in choice.reasons:
             say(f"Predicted for {REQUEST.prefill_tokens} and {REQUEST.decode_tokens} tokens: {reason}")
         if choice.best.layout == Layout():
@@ -74,15 +80,13 @@ def measured_link(backend: TimesAllReduce, ranks: int) -> DeviceLink:
     return DeviceLink(sent_bytes / max(large_s - small_s, 1e-9), small_s / (2 * (ranks - 1)))
 
 
-def compare(
-    spec: ModelSpec, span: Span, devices: int, alone: Profile, link: DeviceLink, memory_bytes: int
-) -> LayoutChoice:
+def compare(spec: ModelSpec, span: Span, devices: int, alone: DeviceAlone, link: DeviceLink) -> LayoutChoice:
     """One device, all of them with tensor parallelism, or all in a pipeline.
 
     Where all of them have no room for `span`, they will hold a part of it: they are compared as if they had room.
     """
     shared = [Layout(tensor=devices), Layout(pipeline=devices)]
-    rates = measured_rates(spec, alone, memory_bytes)
+    rates = measured_rates(spec, alone)
     try:
         return choose_layout(spec, span, [Layout(), *shared], rates, link, REQUEST)
     except ValueError:
@@ -90,12 +94,12 @@ def compare(
         return choose_layout(spec, span, shared, roomy, link, REQUEST)
 
 
-def measured_rates(spec: ModelSpec, alone: Profile, memory_bytes: int) -> DeviceRates:
+def measured_rates(spec: ModelSpec, alone: DeviceAlone) -> DeviceRates:
     """What a device reaches: a decode step reads a layer, a prefill multiplies by it. Launches are in both."""
-    layer = spec.layers // 2
-    decode_s = alone.layer_latencies[0].layer_ms / 1000
+    layer, profile = spec.layers // 2, alone.profile
+    decode_s = profile.layer_latencies[0].layer_ms / 1000
     reading = spec.layer_bytes[layer] / decode_s
-    prefill = max(alone.prefill_latencies, key=lambda one: one.tokens, default=None)
+    prefill = max(profile.prefill_latencies, key=lambda one: one.tokens, default=None)
     tokens, prefill_s = (1, decode_s) if prefill is None else (prefill.tokens, prefill.layer_ms / 1000)
     operations = 2.0 * spec.layer_bytes[layer] / DTYPE_BYTES[spec.dtype] * tokens
-    return DeviceRates(operations / prefill_s, reading, memory_bytes, layer_s=0.0)
+    return DeviceRates(operations / prefill_s, reading, alone.memory_bytes, layer_s=0.0)

@@ -31,11 +31,11 @@ from molink.shards.checkpoint.manifest import Manifest
 from molink.shards.checkpoint.store import describe
 from molink.shards.codec import dtype_of
 from molink.shards.kv.kv_cache import SequenceCache
-from molink.shards.loading.loader import load_stage
+from molink.shards.loading.loader import StageSettings, load_stage
 from molink.shards.model.stage import Stage
 from molink.shards.model.tensor_parallel import Shard, vocabulary_part
 from molink.shards.sampling.sampling import sample_each
-from molink.shards.spec import Span
+from molink.shards.spec import ModelSpec, Span
 
 Order = dict[str, Any]
 NO_ORDER = -1
@@ -44,28 +44,72 @@ PROGRESS_BYTES = 64 * 2**20
 """Loading tells no more often than after so many bytes."""
 
 
-class Rank:
-    """One rank's engine, caches and freshly loaded stages."""
+class RankLoader:
+    """Loads a rank's parts of layers beside its steps, and keeps them until they are attached."""
 
-    def __init__(self, opening: Order, answer: Callable[..., None]) -> None:
-        self._answer = answer
+    def __init__(self, opening: Order, shard: Shard, answer: Callable[..., None]) -> None:
+        quantization, exact = opening["quantization"], opening["exact"]
         self._folder = Path(opening["folder"])
         self._manifest = Manifest.model_validate_json(opening["manifest"])
+        self._settings = StageSettings(
+            opening["dtype"], quantization, device=opening["device"], shard=shard, exact=exact
+        )
+        self._answer = answer
+        self._loaded: dict[int, Stage] = {}
+
+    def describe(self, name: str) -> ModelSpec:
+        """The model whose layers they are."""
+        return describe(self._manifest, self._settings.dtype, self._settings.quantization, name=name)
+
+    def begin(self, order: Order) -> None:
+        """Loads on a thread of its own, and answers when that has ended."""
+        threading.Thread(target=self._load, args=(order,), name="load", daemon=True).start()
+
+    def take(self, load: int) -> Stage | None:
+        """What that order has loaded, to be attached or let go."""
+        return self._loaded.pop(load, None)
+
+    def _load(self, order: Order) -> None:
+        told = 0
+
+        def progress(done: int, total: int) -> None:
+            nonlocal told
+            if done - told >= PROGRESS_BYTES:
+                told = done
+                self._answer(order, progress=[done, total])
+
+        try:
+            stage = load_stage(
+                self._folder,
+                Span(*order["span"]),
+                self._settings,
+                progress=progress,
+                manifest=None if order["measured"] else self._manifest,
+                parts=None if order["parts"] is None else parts_of(order["parts"]),
+            )
+        except Exception as error:  # noqa: BLE001 - the thread's boundary: who asked is told
+            self._answer(order, **describe_error(error))
+        else:
+            self._loaded[order["id"]] = stage
+            self._answer(order)
+
+
+class Rank:
+    """One rank's engine and caches."""
+
+    def __init__(self, opening: Order, answer: Callable[..., None]) -> None:
+        ranks = self._ranks = int(opening["ranks"])
+        rendezvous = Path(opening["rendezvous"])
+        self._answer = answer
         self._device: str = opening["device"]
         self._index: int = opening["rank"]
-        self._exact: bool = opening["exact"]
-        self._ranks: int = opening["ranks"]
-        self._spec = describe(self._manifest, opening["dtype"], opening["quantization"], name=opening["name"])
-        rendezvous = Path(opening["rendezvous"])
-        self._group = RankGroup(self._index, opening["ranks"], self._device, rendezvous, opening["timeout_s"])
-        self._shard = Shard(self._index, opening["ranks"], self._group.all_reduce)
+        self._group = RankGroup(self._index, ranks, self._device, rendezvous, opening["timeout_s"])
+        self._loader = RankLoader(opening, Shard(self._index, ranks, self._group.all_reduce), answer)
+        self._spec = self._loader.describe(opening["name"])
         decoding = decoding_in(Way[opening["way"]], self._device)
         self._engine = Engine(self._spec, self._device, decoding=decoding and self._together(decoding))
-        self._loaded: dict[int, Stage] = {}
         self._caches: dict[int, SequenceCache] = {}
-        parts = [
-            vocabulary_part(self._spec.vocabulary_size, rank, self._ranks) for rank in range(self._ranks)
-        ]
+        parts = [vocabulary_part(self._spec.vocabulary_size, rank, ranks) for rank in range(ranks)]
         self._vocabulary_widths = [stop - start for start, stop in parts]
 
     def open(self) -> None:
@@ -76,8 +120,7 @@ class Rank:
         """Does one thing, and answers."""
         match order["do"]:
             case "load":
-                threading.Thread(target=self._load, args=(order,), name="load", daemon=True).start()
-                return
+                self._loader.begin(order)
             case "record":
                 self._answer(order, recorded=self._record_next(order["span"]))
             case "attach" | "forget" | "detach":
@@ -99,9 +142,12 @@ class Rank:
         """What was loaded is put to use or let go, or a span no longer used."""
         match order["do"]:
             case "attach":
-                self._engine.attach(self._loaded.pop(order["load"]))
+                stage = self._loader.take(order["load"])
+                if stage is None:
+                    raise PipeError(f"nothing was loaded by order {order['load']}")
+                self._engine.attach(stage)
             case "forget":
-                self._loaded.pop(order["load"], None)
+                self._loader.take(order["load"])
             case _:
                 self._engine.detach(Span(*order["span"]))
         self._answer(order)
@@ -158,34 +204,6 @@ class Rank:
             return
         group, caches = self._group, len(self._caches)
         self._answer(order, reductions=group.reductions, bytes=group.reduced_bytes, caches=caches)
-
-    def _load(self, order: Order) -> None:
-        told = 0
-
-        def progress(done: int, total: int) -> None:
-            nonlocal told
-            if done - told >= PROGRESS_BYTES:
-                told = done
-                self._answer(order, progress=[done, total])
-
-        try:
-            stage = load_stage(
-                self._folder,
-                Span(*order["span"]),
-                dtype=self._spec.dtype,
-                quantization=self._spec.quantization,
-                device=self._device,
-                progress=progress,
-                manifest=None if order["measured"] else self._manifest,
-                parts=None if order["parts"] is None else parts_of(order["parts"]),
-                shard=self._shard,
-                exact=self._exact,
-            )
-        except Exception as error:  # noqa: BLE001 - the thread's boundary: who asked is told
-            self._answer(order, **describe_error(error))
-        else:
-            self._loaded[order["id"]] = stage
-            self._answer(order)
 
     def _cache(self, number: int, length: int) -> SequenceCache:
         """The cache, no longer than the peer takes it to be."""

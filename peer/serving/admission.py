@@ -281,7 +281,7 @@ class Admission:
         plan = session.plan
         names = names_of_owner(plan.prefix, session.owner.peer_id)
         cache = self._backend.engine.new_cache(
-            session.span, plan.capacity_tokens, names, reserve=not self._leases.swap_bytes
+            session.span, plan.capacity_tokens, names, reserve=not self._leases.memory.swap_bytes
         )
         session.prefix_tokens, session.least_prefix_tokens = cache.length, cache.least_length
         return cache

@@ -3,15 +3,14 @@
 import asyncio
 import logging
 from collections.abc import Callable
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
-from molink.dht.refusals import RefusalLog
 from molink.peer.engine.sessions import SessionPlan, SessionTable, read_plan
 from molink.peer.engine.stepping import Stepper
-from molink.peer.memory.leases import MIN_RETRY_S, LeaseKey
+from molink.peer.memory.leases import LeaseKey
 from molink.peer.serving.admission import Admission, RequestRefused
 from molink.peer.serving.artifact_server import ArtifactServer
-from molink.peer.serving.budgets import Budget, RequestRate, RequestRates
+from molink.peer.serving.request_limits import RequestLimits
 from molink.peer.wire.link.link import Link
 from molink.peer.wire.link.links import Links
 from molink.peer.wire.protocol import molink_pb2 as pb
@@ -19,15 +18,6 @@ from molink.peer.wire.protocol.frames import Frame, ProtocolError
 from molink.shards.spec import ModelSpec
 
 MAX_WAIT_S = 5.0
-RESERVATIONS = RequestRates(RequestRate(40.0, 128.0), RequestRate(80.0, 256.0), RequestRate(120.0, 320.0))
-"""A session asks once. Checking a descriptor takes about a millisecond, beside which decode steps wait."""
-PACKETS = RequestRates(RequestRate(200.0, 2000.0), RequestRate(400.0, 4000.0), RequestRate(1000.0, 8000.0))
-"""Of who is not known, such as questions and signs of life, not what acknowledges something. To take one in takes a
-quarter of a millisecond, gRPC's part included."""
-REFUSAL_S = 0.25
-"""What asks beyond the rate waits so long for its refusal, and what the link asks next waits behind it."""
-FILE_PARTS = RequestRates(RequestRate(2.0, 256.0), RequestRate(8.0, 512.0), RequestRate(32.0, 1024.0))
-"""Of a MiB. All that a client needs of a model is a few of them, once."""
 _log = logging.getLogger(__name__)
 
 
@@ -50,13 +40,7 @@ class PeerService:
         self._stepper: Stepper | None = None
         self._admission: Admission | None = None
         self._links: Links | None = None
-        self._is_announced = is_announced
-        self._known: WeakSet[Link] = WeakSet()
-        """Links of who was found to be known once."""
-        self._packets = Budget(PACKETS)
-        self._reservations = Budget(RESERVATIONS)
-        self._file_parts = Budget(FILE_PARTS)
-        self._refusals = RefusalLog(_log)
+        self._limits = RequestLimits(self._knows, is_announced)
         self._turns: WeakKeyDictionary[Link, asyncio.Lock] = WeakKeyDictionary()
         """A release must not overtake the request whose lease it gives back."""
 
@@ -75,12 +59,7 @@ class PeerService:
 
     def pace(self, link: Link) -> float:
         """For how many seconds no further packet of that link is to be read (`link.Pace`)."""
-        if link in self._known:
-            return 0.0
-        if self._is_known(link) or self._is_announced(link.peer_id):
-            self._known.add(link)
-            return 0.0
-        return self._packets.spend(link.peer_id, link.remote.network, asyncio.get_running_loop().time())
+        return self._limits.pace(link)
 
     def on_frame(self, link: Link, frame: Frame) -> None:
         stepper, header = self._stepper, frame.header
@@ -131,19 +110,8 @@ class PeerService:
         if refused:
             raise RequestRefused("codec", f"this peer takes no activations in {', '.join(sorted(refused))}")
 
-    def _is_known(self, link: Link) -> bool:
-        return self._admission is not None and self._admission.knows(link.peer_id)
-
-    async def _spend(self, budget: Budget, link: Link, what: str) -> None:
-        """Raises RequestRefused, after a while, where more is asked than may be."""
-        now = asyncio.get_running_loop().time()
-        wait_s = budget.spend(link.peer_id, link.remote.network, now, known=self._is_known(link))
-        if wait_s:
-            await asyncio.sleep(REFUSAL_S)
-            self._refusals.refused(f"{what} beyond the rate", link.peer_id)
-            raise RequestRefused(
-                "busy", f"this peer is asked for more {what} than it answers", max(MIN_RETRY_S, wait_s)
-            )
+    def _knows(self, peer_id: str) -> bool:
+        return self._admission is not None and self._admission.knows(peer_id)
 
     async def _answer(self, link: Link, request: pb.Request) -> tuple[pb.Response, bytes]:
         if self._admission is None:
@@ -151,7 +119,7 @@ class PeerService:
         body = request.WhichOneof("body")
         if body == "reserve":
             async with self._turns.setdefault(link, asyncio.Lock()):
-                await self._spend(self._reservations, link, "reservations")
+                await self._limits.spend_reservation(link)
                 plan = await asyncio.to_thread(read_plan, request.reserve.descriptor, self._spec)
                 self._require_encodings(plan, request.reserve.hop)
                 bytes_to_load = self._admission.reserve(link, plan, request.reserve.hop)
@@ -172,11 +140,11 @@ class PeerService:
                 self._admission.release(request.release, link.peer_id)
             return pb.Response(released=pb.Released()), b""
         if body == "get_manifest":
-            await self._spend(self._file_parts, link, "requests for files")
+            await self._limits.spend_file_part(link)
             payload, total = self._artifacts.manifest(request.get_manifest.model_hash)
             return pb.Response(content=pb.Content(total_bytes=total)), payload
         if body == "get_file":
-            await self._spend(self._file_parts, link, "requests for files")
+            await self._limits.spend_file_part(link)
             wanted = request.get_file
             payload, total = await asyncio.to_thread(
                 self._artifacts.read_part, wanted.model_hash, wanted.sha256, wanted.offset

@@ -2,9 +2,8 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Final
 
 import torch
@@ -27,7 +26,14 @@ from molink.shards.loading.converted_tensors import converted_tensors
 from molink.shards.loading.known_trial import KnownTrial
 from molink.shards.loading.lazy_tensors import CountedTensor, LoadCounter, Progress, open_tensors
 from molink.shards.loading.self_check import self_check, software_state
-from molink.shards.loading.stage_builder import TROUBLE, Recipe, build_model, make_stage, quiet_transformers
+from molink.shards.loading.stage_builder import (
+    TROUBLE,
+    FoundTensors,
+    Recipe,
+    build_model,
+    make_stage,
+    quiet_transformers,
+)
 from molink.shards.matrices.known_products import KnownProducts
 from molink.shards.matrices.packed_layers import PackedLayers
 from molink.shards.matrices.quantize import StreamingQuantizer, return_freed_memory
@@ -44,45 +50,63 @@ _LEAST_TIME_STEP: Final = 1e-9
 """A shorter one leaves a state as it is, in float32 too."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class StageSettings:
+    """What is made of a span's tensors."""
+
+    dtype: str
+    quantization: str = "none"
+    """Other than none: matrices are quantized one after the other as they are read, on the device."""
+    device: str = "cpu"
+    shard: Shard | None = None
+    """The rank of which only its part stays in memory."""
+    exact: bool = False
+    """Whether steps of one session equal transformers' bit for bit; else each goes the fastest way."""
+    packs_later: bool = False
+    """Whether weights that are faster packed are packed by `Stage.pack_next`."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadCache:
+    """What earlier loads of a model have left on this machine, and this one leaves for later ones."""
+
+    digests: Path | None = None
+    """The folder in which `tensor_digests` remembers what was read. Of files that nobody has written to since, tensors
+    are not hashed again, and on processors those that stay as they are are the mapped file. A trial step of the same
+    weights is not made again, nor a model compared with its parts."""
+    packed: PackedLayers | None = None
+    """Where quantized layers are stored that are not in `held`."""
+    held: Mapping[int, Path] = field(default_factory=dict)
+    """Files from which quantized layers are read."""
+    known_products: KnownProducts | None = None
+    """Products that are not measured again."""
+
+
 def load_stage(
     folder: Path,
     span: Span,
+    settings: StageSettings,
     *,
-    dtype: str,
-    quantization: str = "none",
-    device: str = "cpu",
-    progress: Progress | None = None,
     manifest: Manifest | None = None,
     parts: Mapping[str, StoredPart] | None = None,
-    shard: Shard | None = None,
-    exact: bool = False,
-    digests: Path | None = None,
-    packed: PackedLayers | None = None,
-    held: Mapping[int, Path] = MappingProxyType({}),
-    known_products: KnownProducts | None = None,
-    packs_later: bool = False,
+    cache: LoadCache = LoadCache(),
+    progress: Progress | None = None,
 ) -> Stage:
     """Loads the layers of `span`, the embedding if it starts the model, final norm and head if it ends it.
 
-    With a `quantization` other than none, matrices are quantized one after the other as they are read, on the device.
     With a `manifest`, what is loaded is hashed on the way and has to be what it names: files may have been
-    altered since the manifest was read. `parts` are the tensors where they are not in the folder. With
-    a `shard`, only that rank's part stays in memory. If `exact`, steps of one session equal transformers' bit for bit;
-    else each goes the fastest way. `digests` is the folder in which `tensor_digests` remembers what it has read: of
-    files that nobody has written to since, tensors are not hashed again, and on processors those that stay as they are
-    are the mapped file. Quantized layers are read from their files in `held`; of others such a file is stored in
-    `packed`. Products that are in `known_products` are not measured; with `packs_later`, weights that are faster packed
-    are packed by `Stage.pack_next`. A trial step that `digests` remembers of the same weights is not made. Reads local
+    altered since the manifest was read. `parts` are the tensors where they are not in the folder. Reads local
     files only and never runs code from the folder. The first time that an architecture with certain flags is met, a
-    tiny model of the kind is split and compared with the whole one; `digests` remembers the outcome.
+    tiny model of the kind is split and compared with the whole one.
 
-    Raises PackedUnusable where a file in `held` is not what its layer needs, WeightsError where tensors are missing, of
-    other shapes, unreadable or not the manifest's, its subclass UnsupportedArchitecture where the model's kind cannot
-    be served, QuantizationUnavailable where a package is missing for it, and ValueError where the span reaches beyond
-    the model.
+    Raises PackedUnusable where a file that holds a layer is not what the layer needs, WeightsError where tensors are
+    missing, of other shapes, unreadable or not the manifest's, its subclass UnsupportedArchitecture where the model's
+    kind cannot be served, QuantizationUnavailable where a package is missing for it, and ValueError where the span
+    reaches beyond the model.
     """
-    Device(device).enter()
-    quantizer = None if quantization == "none" else StreamingQuantizer(quantization, shard)
+    Device(settings.device).enter()
+    shard, digests = settings.shard, cache.digests
+    quantizer = None if settings.quantization == "none" else StreamingQuantizer(settings.quantization, shard)
     conversion = _conversion_for(folder)
     config = _read_config(folder, conversion)
     layers = text_config(config).num_hidden_layers
@@ -92,21 +116,29 @@ def load_stage(
     if stored is not None:
         del config.quantization_config  # matrices are unpacked as they are read
     batching = _batching(folder, config, shard, digests)
-    place = torch.device(device)
-    recipe = Recipe(dtype_of(dtype), batching, quantizer, shard, exact, place, known_products, packs_later)
+    recipe = Recipe(
+        dtype_of(settings.dtype),
+        batching,
+        quantizer,
+        shard,
+        settings.exact,
+        torch.device(settings.device),
+        cache.known_products,
+        settings.packs_later,
+    )
     known = None if digests is None or manifest is None else KnownWeights(digests)
     source = _Source(folder, parts, manifest, conversion, stored, known)
-    model = _load_model(source, config, span, recipe, progress, held)
-    model.to(place).requires_grad_(requires_grad=False)
-    if packed is not None and quantizer is not None and shard is None:
-        _keep_packed(packed, model, [layer for layer in span if layer not in held])
+    model = _load_model(source, config, span, recipe, progress, cache.held)
+    model.to(recipe.device).requires_grad_(requires_grad=False)
+    if cache.packed is not None and quantizer is not None and shard is None:
+        _keep_packed(cache.packed, model, [layer for layer in span if layer not in cache.held])
     if shard is not None:
         shard.divide_head(model)
     trial = None
     if digests is not None and manifest is not None and shard is None:
-        how = (dtype, quantization, exact, place.type, batching.value)
+        how = (settings.dtype, settings.quantization, settings.exact, recipe.device.type, batching.value)
         trial = KnownTrial.of(digests, span, (software_state(), manifest.content_hash, *how))
-    stage = make_stage(folder, model, config, span, place, recipe, trial)
+    stage = make_stage(folder, model, config, span, recipe, trial)
     if quantizer is not None:  # what was read and, for the trial step, unpacked
         return_freed_memory()
     return stage
@@ -215,7 +247,8 @@ def _load_model(
             else recipe.shard.part_of(text_config(config), name, part)
             for name, part in tensors.items()
         }
-    model = build_model(folder, config, span, tensors, unreadable, counter, recipe, held)
+    found = FoundTensors(folder, tensors, unreadable, held)
+    model = build_model(found, config, span, counter, recipe)
     counter.refuse_not_numbers(folder)
     if fingerprints is not None and manifest is not None:
         layers = text_config(config).num_hidden_layers

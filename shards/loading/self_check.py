@@ -29,7 +29,14 @@ from molink.shards.checkpoint.conversions import ALIBI
 from molink.shards.errors import UnsupportedArchitecture
 from molink.shards.loading.lazy_tensors import CountedTensor, LoadCounter
 from molink.shards.loading.lean_transformers import bring_in_meta_kernels
-from molink.shards.loading.stage_builder import TROUBLE, Recipe, build_model, make_stage, quiet_transformers
+from molink.shards.loading.stage_builder import (
+    TROUBLE,
+    FoundTensors,
+    Recipe,
+    build_model,
+    make_stage,
+    quiet_transformers,
+)
 from molink.shards.loading.tiny_config import tiny_config
 from molink.shards.model.partial_model import layers_path
 from molink.shards.model.probe import other_layers
@@ -233,8 +240,8 @@ def _engine(
     parts = {name: CountedTensor(name, _InMemory(tensor), counter, None) for name, tensor in tensors.items()}
     own = copy.deepcopy(config)
     recipe = Recipe(torch.float32, batching, exact=True)
-    model = build_model(_NOWHERE, own, span, parts, [], counter, recipe)
-    stage = make_stage(_NOWHERE, model, own, span, torch.device("cpu"), recipe)
+    model = build_model(FoundTensors(_NOWHERE, parts), own, span, counter, recipe)
+    stage = make_stage(_NOWHERE, model, own, span, recipe)
     engine = Engine(_spec_of(stage.facts), "cpu")
     engine.attach(stage)
     return engine, span

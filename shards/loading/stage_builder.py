@@ -1,9 +1,9 @@
 """From a configuration and tensors to a stage: transformers builds and fills a model that is cut to a span."""
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -98,27 +98,31 @@ class Recipe:
     """Whether weights that pay for packing are packed by `Stage.pack_next` and not at once."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class FoundTensors:
+    """What there is of a model's tensors."""
+
+    folder: Path
+    tensors: Mapping[str, StoredPart]
+    """By their names in the checkpoint, read only if the span needs them."""
+    unreadable: Sequence[str] = ()
+    """What is wrong with further files of the folder."""
+    packed: Mapping[int, Path] = field(default_factory=dict)
+    """Layers that come from these files and not from `tensors`."""
+
+
 def build_model(
-    folder: Path,
-    config: PreTrainedConfig,
-    span: Span,
-    tensors: Mapping[str, StoredPart],
-    unreadable: list[str],
-    counter: LoadCounter,
-    recipe: Recipe,
-    packed: Mapping[int, Path] = MappingProxyType({}),
+    found: FoundTensors, config: PreTrainedConfig, span: Span, counter: LoadCounter, recipe: Recipe
 ) -> PreTrainedModel:
     """The model of `config` with the parameters of `span` and no others, on the recipe's device.
 
-    `tensors` are by their names in the checkpoint, and read only if the span needs them. `unreadable` says what is
-    wrong with further files of `folder`. Layers in `packed` come from these files and not from `tensors`.
-
-    Raises PackedUnusable where one of these is not what the layer needs, and WeightsError where tensors are missing, of
-    other shapes or unreadable.
+    Raises PackedUnusable where a packed file is not what its layer needs, and WeightsError where tensors are missing,
+    of other shapes or unreadable.
     """
+    folder, packed = found.folder, found.packed
     if recipe.quantizer is not None:
         config._experts_implementation = "eager"  # noqa: SLF001 - of the others, none takes matrices one by one
-    gaps = _Gaps(folder, span, unreadable)
+    gaps = _Gaps(folder, span, found.unreadable)
     stock = generative_class(config)
     if stock is None:
         raise WeightsError(folder, f"no class generates text from a configuration of {config.model_type}")
@@ -127,11 +131,11 @@ def build_model(
     try:
         with quiet_transformers():
             try:
-                model, info = _filled(model_class, config, tensors, recipe)
+                model, info = _filled(model_class, config, found.tensors, recipe)
             except NotImplementedError:
                 if not bring_in_meta_kernels():
                     raise
-                model, info = _filled(model_class, config, tensors, recipe)
+                model, info = _filled(model_class, config, found.tensors, recipe)
     except WeightsError:
         raise
     except TROUBLE as error:
@@ -182,7 +186,7 @@ class _Gaps:
 
     folder: Path
     span: Span
-    unreadable: list[str]
+    unreadable: Sequence[str]
 
     def refuse(
         self, missing: Iterable[str], mismatched: Iterable[tuple[Any, ...]], unconverted: Iterable[str]
@@ -300,7 +304,6 @@ def make_stage(
     model: PreTrainedModel,
     config: PreTrainedConfig,
     span: Span,
-    device: torch.device,
     recipe: Recipe,
     known: KnownTrial | None = None,
 ) -> Stage:
@@ -308,7 +311,7 @@ def make_stage(
 
     Raises UnsupportedArchitecture where it would not be exact, and WeightsError where it computes NaN.
     """
-    text = text_config(config)
+    text, device = text_config(config), recipe.device
     slopes = alibi_slopes(text.num_attention_heads).to(device) if getattr(config, ALIBI, False) else None
     if slopes is not None and recipe.shard is not None:
         slopes = recipe.shard.own_heads(slopes)
@@ -340,18 +343,16 @@ def make_stage(
         raise UnsupportedArchitecture(folder, facts.architecture, reason)
     layouts = None if known is None else known.find()
     if layouts is None:
-        layouts = _tried(folder, stage, text, device, recipe)
+        layouts = _tried(folder, stage, text, recipe)
         if known is not None:
             known.remember(layouts)
     stage.layouts.update(layouts)
     return stage
 
 
-def _tried(
-    folder: Path, stage: Stage, config: PreTrainedConfig, device: torch.device, recipe: Recipe
-) -> dict[int, LayerLayout]:
+def _tried(folder: Path, stage: Stage, config: PreTrainedConfig, recipe: Recipe) -> dict[int, LayerLayout]:
     """What each layer of the stage caches, as a step of two tokens shows. Raises as `make_stage`."""
-    span, facts = stage.span, stage.facts
+    span, facts, device = stage.span, stage.facts, recipe.device
     probe = ProbeBatch(config, keeps_states=recipe.batching.keeps_states)
     ids = torch.tensor([[0, 1]], device=device)
     inputs = ids if span.start == 0 else probe_input(facts.hidden_size, facts.dtype, device)

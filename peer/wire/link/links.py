@@ -54,7 +54,8 @@ class Links:
         `own_ranges` only (`dht/identity/dialable.py`). `resources`: by default the usual ones.
         """
         self._identity = identity
-        self._handler = handler
+        self.handler = handler
+        """Hears of frames and ends of links that are made from now on."""
         self._resources = resources or LinkResources(SharedUplink(), MessageMemory())
         self.dialler = Dialler(
             identity,
@@ -167,7 +168,7 @@ class Links:
 
     def accept(self, link_id: bytes, remote: Remote, connection: Connection) -> asyncio.Task[None]:
         """Takes in a link that the other end dialled; done when it has ended."""
-        link = Link(link_id, remote, connection, self._handler, self._resources)
+        link = Link(link_id, remote, connection, self.handler, self._resources)
         self._accepted[link.peer_id, link_id] = link
         return self._start(link)
 
@@ -222,7 +223,7 @@ class Links:
             link_id,
             Remote(facts.peer_id, is_client=False),
             connection,
-            self._handler,
+            self.handler,
             self._resources,
             redial,
         )

@@ -16,6 +16,7 @@ from typing import ClassVar, Protocol
 
 from molink.peer.wire.transmission.classes import TrafficClass
 from molink.peer.wire.transmission.just_in_time import JustInTime
+from molink.peer.wire.transmission.round_robin import RoundRobin
 from molink.peer.wire.transmission.send_queue import QueuedMessage
 from molink.peer.wire.transmission.state import LinkState, UplinkState
 from molink.peer.wire.transmission.values import MAX_CHUNK_BYTES, Send
@@ -47,6 +48,12 @@ class Policy(Protocol):
 
     def __init__(self, uplink: UplinkState, shares: Mapping[TrafficClass, float]) -> None: ...
 
+    def opened(self, link: LinkState, now_s: float) -> None:
+        """There is a link more."""
+
+    def closed(self, link: LinkState) -> None:
+        """A link is gone: what was remembered of it goes too."""
+
     def pushed(self, link: LinkState, queued: QueuedMessage) -> None:
         """A message waits on a link."""
 
@@ -66,8 +73,14 @@ class Fifo:
     USES_DEADLINES: ClassVar[bool] = False
     USES_FORECASTS: ClassVar[bool] = False
 
-    def __init__(self, uplink: UplinkState, shares: Mapping[TrafficClass, float]) -> None:  # noqa: ARG002
-        self._uplink = uplink
+    def __init__(self, uplink: UplinkState, shares: Mapping[TrafficClass, float]) -> None:
+        """Nothing to remember."""
+
+    def opened(self, link: LinkState, now_s: float) -> None:
+        """Nothing to do."""
+
+    def closed(self, link: LinkState) -> None:
+        """Nothing to do."""
 
     def pushed(self, link: LinkState, queued: QueuedMessage) -> None:
         """Nothing to do."""
@@ -87,14 +100,24 @@ class Fifo:
 class Concurrent(Fifo):
     """Concurrent streams: all sessions that wait share the link equally, a chunk each in turn."""
 
+    def __init__(self, uplink: UplinkState, shares: Mapping[TrafficClass, float]) -> None:
+        super().__init__(uplink, shares)
+        self._turns: dict[int, RoundRobin] = {}
+
+    def opened(self, link: LinkState, now_s: float) -> None:  # noqa: ARG002
+        self._turns[link.number] = RoundRobin()
+
+    def closed(self, link: LinkState) -> None:
+        del self._turns[link.number]
+
     def pushed(self, link: LinkState, queued: QueuedMessage) -> None:
-        link.round_robin.push(queued)
+        self._turns[link.number].push(queued)
 
     def next(self, link: LinkState, now_s: float) -> Decided:  # noqa: ARG002
-        return _within_tcp_window(link, link.round_robin.first(), RIVAL_CHUNK_BYTES)
+        return _within_tcp_window(link, self._turns[link.number].first(), RIVAL_CHUNK_BYTES)
 
     def sent(self, link: LinkState, traffic_class: TrafficClass, part: Send, now_s: float) -> None:  # noqa: ARG002
-        link.round_robin.advance()
+        self._turns[link.number].advance()
 
 
 class FixedChunk:
@@ -106,24 +129,36 @@ class FixedChunk:
 
     def __init__(self, uplink: UplinkState, shares: Mapping[TrafficClass, float]) -> None:  # noqa: ARG002
         self._uplink = uplink
+        self._busy_until_s = -math.inf
+        """Until when the uplink is taken to be occupied."""
+        self._begun: dict[int, tuple[QueuedMessage, int]] = {}
+        """By link, a message and how many bytes more of it are sent before anything else."""
+
+    def opened(self, link: LinkState, now_s: float) -> None:
+        """Nothing to do."""
+
+    def closed(self, link: LinkState) -> None:
+        self._begun.pop(link.number, None)
 
     def pushed(self, link: LinkState, queued: QueuedMessage) -> None:
         """Nothing to do."""
 
     def next(self, link: LinkState, now_s: float) -> Decided:
-        if now_s < self._uplink.busy_until_s:
+        if now_s < self._busy_until_s:
             link.idle()
-            return self._uplink.busy_until_s
-        committed = link.committed
-        if committed is None or not link.committed_bytes or not committed.left_bytes:
-            committed, link.committed_bytes = self._begin(link, now_s)
-            link.committed = committed
-        return _within_tcp_window(link, committed, min(link.committed_bytes, MAX_CHUNK_BYTES))
+            return self._busy_until_s
+        begun = self._begun.get(link.number)
+        if begun is None or not begun[1] or not begun[0].left_bytes:
+            begun = self._begun[link.number] = self._begin(link, now_s)
+        queued, left_bytes = begun
+        return _within_tcp_window(link, queued, min(left_bytes, MAX_CHUNK_BYTES))
 
     def sent(self, link: LinkState, traffic_class: TrafficClass, part: Send, now_s: float) -> None:  # noqa: ARG002
-        link.committed_bytes -= part.size_bytes
-        if link.rate.bytes_per_s is not None:
-            self._uplink.busy_until_s = now_s + part.size_bytes / link.rate.bytes_per_s
+        queued, left_bytes = self._begun[link.number]
+        self._begun[link.number] = (queued, left_bytes - part.size_bytes)
+        rate = link.line.rate.bytes_per_s
+        if rate is not None:
+            self._busy_until_s = now_s + part.size_bytes / rate
 
     def window_bytes(self, link: LinkState) -> int | None:
         return _tcp_window_bytes(link)
@@ -160,8 +195,8 @@ class Paper(FixedChunk):
 
     def _just_in_time_bytes(self, link: LinkState, now_s: float) -> int:
         """T_a times the bandwidth; everything when no decode is predicted."""
-        available_s = self._uplink.next_decode_s(now_s) - now_s
-        rate = link.rate.bytes_per_s
+        available_s = self._uplink.decodes.next_s(now_s) - now_s
+        rate = link.line.rate.bytes_per_s
         if rate is None:
             return RIVAL_CHUNK_BYTES
         if available_s == math.inf:
@@ -196,17 +231,17 @@ def _two_queues(link: LinkState) -> tuple[QueuedMessage | None, QueuedMessage | 
 
 def _tcp_window_bytes(link: LinkState) -> int | None:
     """What TCP keeps in flight: what the way holds, and the queue at the bottleneck."""
-    rate = link.rate.bytes_per_s
-    return None if rate is None else int(rate * (link.delay.base_rtt_s + TCP_QUEUE_S))
+    rate = link.line.rate.bytes_per_s
+    return None if rate is None else int(rate * (link.line.delay.base_rtt_s + TCP_QUEUE_S))
 
 
 def _within_tcp_window(link: LinkState, queued: QueuedMessage, chunk_bytes: int) -> Decided:
-    left_bytes, in_flight_bytes = queued.left_bytes, link.in_flight_bytes
+    left_bytes, in_flight_bytes = queued.left_bytes, link.flight.size_bytes
     size_bytes = left_bytes if left_bytes < chunk_bytes else chunk_bytes
     if in_flight_bytes:
-        rate = link.rate.bytes_per_s
-        window_bytes = 0 if rate is None else int(rate * (link.delay.base_rtt_s + TCP_QUEUE_S))
-        if in_flight_bytes + size_bytes > (window_bytes or link.slow_start_bytes):
+        rate = link.line.rate.bytes_per_s
+        window_bytes = 0 if rate is None else int(rate * (link.line.delay.base_rtt_s + TCP_QUEUE_S))
+        if in_flight_bytes + size_bytes > (window_bytes or link.acked_bytes):
             return math.inf
     return queued, size_bytes
 

@@ -73,7 +73,8 @@ class Uplink:
         """
         if link in self._state.links:
             raise ValueError(f"link {link} is open already")
-        self._state.links[link] = LinkState(link, SendQueue(*self._limits), now_s)
+        state = self._state.links[link] = LinkState(link, SendQueue(*self._limits))
+        self._policy.opened(state, now_s)
 
     def close(self, link: int) -> None:
         """Forgets a link and all that waits on it."""
@@ -81,6 +82,7 @@ class Uplink:
         for queued in state.send_queue.all_messages():
             self._drop(state, queued)
         self._state.forget_link(state)
+        self._policy.closed(state)
         self._told_to_wait.discard(link)
         self._awake.discard(link)
         self._wake_bulk()
@@ -97,10 +99,7 @@ class Uplink:
         if queued is None:
             return False
         if traffic_class is _DECODE:
-            self._state.decode_s = now_s
-            state.decode_intervals.record_decode(outgoing.sessions, now_s)
-            state.expected_s = math.inf
-            self._state.decodes_change(state)
+            self._state.decodes.record_push(state, outgoing.sessions, now_s)
         self._policy.pushed(state, queued)
         self._wake(link)
         return True
@@ -137,14 +136,15 @@ class Uplink:
             AckError: a chunk that was never sent.
         """
         state = self._state.links[link]
-        if sequence > state.sequence:
-            raise AckError(f"chunk {sequence} is acknowledged, {state.sequence} was the last sent")
+        flight, acked = state.flight, self._state.acked
+        if sequence > flight.sequence:
+            raise AckError(f"chunk {sequence} is acknowledged, {flight.sequence} was the last sent")
         stamps = {arrived: at_s for arrived, at_s in arrivals if math.isfinite(at_s)}
         if state.stalled:
             self._state.stalls(state, False)
-        flight, acked = state.flight, self._state.acked
-        while flight and flight[0].sequence <= sequence:
-            chunk = flight.popleft()
+        chunks = flight.chunks
+        while chunks and chunks[0].sequence <= sequence:
+            chunk = flight.take_first()
             acked(state, chunk, stamps.get(chunk.sequence), now_s)
         if state.send_queue.heads:
             self._wake(link)
@@ -176,18 +176,15 @@ class Uplink:
         """
         state = self._state.links[link]
         self.acked(link, received, (), now_s)
-        for chunk in state.flight:
-            chunk.sent_s = now_s
-            chunk.resent = True
-        state.rate.forget_start()
+        state.flight.resend(now_s)
+        state.line.rate.forget_start()
         state.suspended = False
         self._wake(link)
 
     def expect_decode(self, link: int, at_s: float | None) -> None:
         """Sets when the next decode is predicted on a link; holds until the next one is pushed. None: not known."""
         state = self._state.links[link]
-        state.expected_s = math.inf if at_s is None else at_s
-        self._state.decodes_change(state)
+        self._state.decodes.expect(state, math.inf if at_s is None else at_s)
         if self._state.bulk_links:
             self._wake_bulk()
 
@@ -195,10 +192,10 @@ class Uplink:
         """Returns the estimate of a link's bandwidth, delay and window."""
         state = self._state.links[link]
         return LinkEstimate(
-            bandwidth_bytes_per_s=state.rate.bytes_per_s,
-            min_rtt_s=state.delay.min_rtt_s,
-            queueing_s=state.delay.queueing_s,
-            in_flight_bytes=state.in_flight_bytes,
+            bandwidth_bytes_per_s=state.line.rate.bytes_per_s,
+            min_rtt_s=state.line.delay.min_rtt_s,
+            queueing_s=state.line.delay.queueing_s,
+            in_flight_bytes=state.flight.size_bytes,
             window_bytes=self._policy.window_bytes(state),
         )
 

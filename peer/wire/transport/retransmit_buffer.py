@@ -37,6 +37,10 @@ class RetransmitBuffer:
         self.acknowledged = 0
         """Every chunk up to this sequence number has arrived."""
         self.queued_bytes = 0
+        self.resends: deque[SentChunk] = deque()
+        """To be sent once more, before anything new."""
+        self.resent = 0
+        """The last chunk that ever was among these: the times of those up to it say nothing of the round trip."""
         self._limit_bytes = limit_bytes
         self._limit_chunks = limit_chunks
         self._chunks: deque[SentChunk] = deque()
@@ -80,6 +84,7 @@ class RetransmitBuffer:
         """When the oldest of them was sent; infinite: none is in flight."""
         return self._chunks[0].sent_s if self._chunks else math.inf
 
-    def chunks_in_flight(self) -> tuple[SentChunk, ...]:
-        """Returns the chunks in flight, in order."""
-        return tuple(self._chunks)
+    def resend(self) -> None:
+        """All that is in flight is to be sent once more, over another connection."""
+        self.resends.extend(self._chunks)
+        self.resent = self.sent

@@ -25,7 +25,7 @@ from molink.dht.records.records import (
     PeerFacts,
 )
 from molink.peer.announcing.announcer import PeerContact, ServingTerms, own_facts
-from molink.peer.compute.backend import DeviceBackend
+from molink.peer.compute.backend import DeviceBackend, MeasuredModel
 from molink.peer.daemon.peer import SWITCH_INTERVAL_S
 from molink.peer.device.device import default_memory_bytes, describe_device
 from molink.peer.engine.metrics import PeerMetrics
@@ -170,8 +170,8 @@ class EmulatedPeer:
         with tempfile.TemporaryDirectory(prefix="molink-emulate-") as folder:
             request = ModelRequest(configuration.model)
             model = await open_model(request, (), Path(folder) / "digests", lambda _: None)
-            measuring = (model.folder, model.spec, "cpu", Path(folder) / "profiles", None, model.stand_ins())
-            profile = await asyncio.to_thread(cached_or_measured, *measuring)
+            measured = MeasuredModel(model.folder, model.spec, "cpu", model.stand_ins())
+            profile = await asyncio.to_thread(cached_or_measured, measured, Path(folder) / "profiles")
         backend, artifacts = DeviceBackend(model, "cpu"), ArtifactServer.of(model)
         return Machine(backend, artifacts, describe_device("cpu"), profile, default_memory_bytes("cpu"))
 

@@ -79,7 +79,7 @@ class Member:
             # copies wait for nothing and compute nothing
             sessions=len(self.book.leases) - len(self.copies),
             queued=len(self.prefilling),
-            draining=self.book.draining,
+            draining=self.book.gate.is_closed,
             loading=self.book.loading,
         )
 

@@ -75,7 +75,7 @@ class VirtualPlacementDriver:
 
     def look(self, member: Member) -> None:
         """A member looks at whether to move, unless it is gone or has something else to do."""
-        busy = member.book.draining or bool(member.book.loading)
+        busy = member.book.gate.is_closed or bool(member.book.loading)
         if busy or not member.alive or not member.placement.resting:
             return
         self.moves.looks += 1

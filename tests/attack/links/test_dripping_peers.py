@@ -36,6 +36,8 @@ async def dripping(
 ) -> AsyncIterator[list[Liar]]:
     """Peers that claim the whole of a model, by default of the one that the swarm serves."""
     view = view_of(like, "front")
+    if model is not None:
+        view = replace(view, facts=replace(view.facts, model=model))
     async with AsyncExitStack() as stack:
         liars = [await stack.enter_async_context(Liar(request=drips)) for _ in range(DRIPPING)]
         claims = [
@@ -45,7 +47,6 @@ async def dripping(
                 liar.address,
                 Span(0, 12),
                 certificate=liar.certificate.der,
-                model=model,
                 layer_ms=50.0,
             )
             for liar in liars

@@ -6,6 +6,7 @@ import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+import grpc
 import pytest
 from support.attackers.bystander import bystander
 from support.links.raw_links import dialled, facts_of, question_of
@@ -61,13 +62,42 @@ LIES: dict[str, Stamp] = {
 }
 
 
+class Forger:
+    """A client that asks a peer for files all the while, and what has come of them."""
+
+    def __init__(self, call: "grpc.aio.StreamStreamCall[bytes, bytes]", model_hash: str) -> None:
+        sha256 = store.read_manifest(bundled_folder()).files["tokenizer.json"]
+        self.arrived: asyncio.Queue[packets.Data] = asyncio.Queue()
+        self._call = call
+        self._wanted = pb.GetFile(model_hash=model_hash, sha256=sha256)
+        self._requests = itertools.count(1)
+        self._writing = asyncio.Lock()
+
+    async def write(self, data: bytes) -> None:
+        async with self._writing:
+            await self._call.write(data)
+
+    async def ask(self) -> None:
+        number = next(self._requests)
+        content = encode(pb.Request(id=number, get_file=self._wanted))
+        await self.write(
+            packets.encode_data(TrafficClass.CONTROL, number, len(content), 0, number, memoryview(content))
+        )
+
+    async def read(self) -> None:
+        while isinstance(data := await self._call.read(), bytes):
+            packet = packets.decode(data)
+            if isinstance(packet, packets.Ping):
+                await self.write(packets.encode_pong(packet.number))
+            elif isinstance(packet, packets.Close):
+                pytest.fail(f"the peer has closed the forger's link: {packet.reason}")
+            elif isinstance(packet, packets.Data):
+                self.arrived.put_nowait(packet)
+
+
 async def forge(facts: PeerFacts, stamp: Stamp, seconds: float) -> int:
     """Asks a peer for files all the while and acknowledges them late, one by one, with false stamps; how often."""
-    manifest = store.read_manifest(bundled_folder())
-    sha256 = manifest.files["tokenizer.json"]
-    clock = asyncio.get_running_loop().time
-    requests, forged = itertools.count(1), 0
-
+    clock, forged = asyncio.get_running_loop().time, 0
     async with dialled(facts) as call:
         question = await question_of(call)
         proof = prove(
@@ -77,51 +107,20 @@ async def forge(facts: PeerFacts, stamp: Stamp, seconds: float) -> int:
         welcome = await call.read()
         assert isinstance(welcome, bytes)
         expect(decode(welcome), pb.Welcome)
-
-        writing = asyncio.Lock()
-
-        async def write(data: bytes) -> None:
-            async with writing:
-                await call.write(data)
-
-        async def ask() -> None:
-            number = next(requests)
-            wanted = pb.GetFile(model_hash=facts.model.model_hash, sha256=sha256)
-            content = encode(pb.Request(id=number, get_file=wanted))
-            await write(
-                packets.encode_data(
-                    TrafficClass.CONTROL, number, len(content), 0, number, memoryview(content)
-                )
-            )
-
-        arrived: asyncio.Queue[packets.Data] = asyncio.Queue()
-
-        async def read() -> None:
-            while isinstance(data := await call.read(), bytes):
-                packet = packets.decode(data)
-                if isinstance(packet, packets.Ping):
-                    await write(packets.encode_pong(packet.number))
-                elif isinstance(packet, packets.Close):
-                    pytest.fail(f"the peer has closed the forger's link: {packet.reason}")
-                elif isinstance(packet, packets.Data):
-                    arrived.put_nowait(packet)
-
-        reading = asyncio.create_task(read(), name="forger reads")
+        forger = Forger(call, facts.model.model_hash)
+        reading = asyncio.create_task(forger.read(), name="forger reads")
         try:
             for _ in range(ASKED_AT_ONCE):
-                await ask()
+                await forger.ask()
             until_s = clock() + seconds
             while clock() < until_s:
                 async with asyncio.timeout(PROMPT_TAKES_S):
-                    packet = await arrived.get()
+                    packet = await forger.arrived.get()
                 forged += 1
-                await write(
-                    packets.encode_ack(
-                        packets.Ack(packet.sequence, stamp(forged, clock()), ((packet.sequence, 0),))
-                    )
-                )
+                stamped = packets.Ack(packet.sequence, stamp(forged, clock()), ((packet.sequence, 0),))
+                await forger.write(packets.encode_ack(stamped))
                 if packet.offset + len(packet.payload) == packet.message_bytes:
-                    await ask()
+                    await forger.ask()
                 await asyncio.sleep(BETWEEN_ACKS_S)
         finally:
             reading.cancel()

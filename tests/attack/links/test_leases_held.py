@@ -12,10 +12,11 @@ from support.swarms.served_peer import Served, failures_told, model, served
 
 from molink.client.api.swarm import AsyncSwarm
 from molink.client.local.local_swarm import LocalSwarm
-from molink.peer.memory import leases
+from molink.peer.memory import lease_table
+from molink.peer.memory.lease_rules import KEPT_PART
 from molink.peer.models.model import LocalModel
 from molink.peer.serving import admission
-from molink.peer.serving.service import RESERVATIONS
+from molink.peer.serving.request_limits import RESERVATIONS
 from molink.peer.wire.link.link import Link, LinkError
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.shards.spec import Span
@@ -53,7 +54,7 @@ async def test_two_clients_that_ask_for_all_sessions_leave_some_to_newcomers(mod
         ends = [await stack.enter_async_context(End(is_client=True)) for _ in range(3)]
         first, second, newcomer = [await end.links.to(peer.facts) for end in ends]
         held = len(await hold(first, peer, 1)) + len(await hold(second, peer, 101))
-        assert held == SLOTS - SLOTS // leases.KEPT_PART
+        assert held == SLOTS - SLOTS // KEPT_PART
         assert (await ask(newcomer, peer.alone(250))).HasField("reserved")
 
 
@@ -61,7 +62,7 @@ async def test_two_clients_that_ask_for_all_sessions_leave_some_to_newcomers(mod
 async def test_a_lease_that_is_renewed_and_never_used_ends_and_its_client_hears_so(
     model: LocalModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leases, "IDLE_S", 0.5)
+    monkeypatch.setattr(lease_table, "IDLE_S", 0.5)
     monkeypatch.setattr(admission, "EXPIRY_CHECK_S", 0.05)
     async with served(model) as peer:
         failures = failures_told(peer)
@@ -80,7 +81,7 @@ async def test_a_lease_that_is_renewed_and_never_used_ends_and_its_client_hears_
 async def test_idle_leases_make_room_for_who_asks_and_steps_are_use(
     model: LocalModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leases, "SPARED_S", 0.0)
+    monkeypatch.setattr(lease_table, "SPARED_S", 0.0)
     async with served(model, kv_tokens=40) as peer, End(is_client=True) as other:
         failures = failures_told(peer)
         asked = peer.alone()

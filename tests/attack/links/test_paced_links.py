@@ -9,7 +9,7 @@ from support.links.data_plane import End, asynchronous
 from support.swarms.served_peer import model, served
 
 from molink.peer.models.model import LocalModel
-from molink.peer.serving import service
+from molink.peer.serving import request_limits
 from molink.peer.serving.budgets import RequestRate, RequestRates
 from molink.peer.wire.link.link import Link, LinkError
 from molink.peer.wire.link.requests import MAX_REQUESTS_IN_FLIGHT, MAX_TURNED_AWAY, Requests
@@ -43,7 +43,7 @@ async def questions(link: Link, count: int) -> int:
 async def test_a_stranger_that_asks_without_end_is_read_as_often_as_it_may_be(
     model: LocalModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "PACKETS", FEW)
+    monkeypatch.setattr(request_limits, "PACKETS", FEW)
     async with served(model) as peer, AsyncExitStack() as stack:
         stranger = await stack.enter_async_context(End(is_client=True))
         link = await stranger.links.to(peer.facts)

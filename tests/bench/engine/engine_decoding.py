@@ -67,8 +67,8 @@ def report_decoding(
 def read_bytes(engine: Engine) -> int:
     """What a decode step reads of the weights: all but the embedding."""
     (stage,) = engine._stages
-    embedding = stage._model.get_input_embeddings().weight
-    return engine.weight_bytes - (0 if stage._model.config.tie_word_embeddings else embedding.nbytes)
+    embedding = stage.model.get_input_embeddings().weight
+    return engine.weight_bytes - (0 if stage.model.config.tie_word_embeddings else embedding.nbytes)
 
 
 def step_s(engine: Engine, sessions: int) -> float:

@@ -20,7 +20,7 @@ import gc, sys
 from pathlib import Path
 import psutil, torch
 from molink.shards.batching.engine import Engine, Rows
-from molink.shards.loading.loader import load_stage
+from molink.shards.loading.loader import StageSettings, load_stage
 from molink.shards.matrices.quantize import return_freed_memory
 from molink.shards.spec import Span
 from molink.shards.checkpoint.store import describe
@@ -29,7 +29,7 @@ folder, dtype, stop, quantization = Path(sys.argv[1]), sys.argv[2], int(sys.argv
 process = psutil.Process()
 spec = describe(folder, dtype, quantization)
 before = process.memory_info().rss
-stage = load_stage(folder, Span(0, stop), dtype=dtype, quantization=quantization)
+stage = load_stage(folder, Span(0, stop), StageSettings(dtype, quantization))
 engine = Engine(spec, "cpu")
 engine.attach(stage)
 span = Span(0, stop)

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from bench.tables import Table
 
+from molink.peer.compute.backend import MeasuredModel
 from molink.peer.profiling.profile import StepWork
 from molink.peer.profiling.profiler import measure
 from molink.peer.profiling.step_times import StepTimes
@@ -141,7 +142,7 @@ class Mixing:
 
 def report_mixing(engine: Engine, folder: Path, span: Span, table: Table) -> None:
     """With one session that decodes and with eight; the bars are for one."""
-    profile = measure(folder, engine.spec, "cpu")
+    profile = measure(MeasuredModel(folder, engine.spec, "cpu"))
     for sessions in (1, 8):
         mixed = Mixing(engine, span, sessions, StepTimes(profile)).run()
         shown = [np.percentile(times, (50, 99)) for times in (mixed.idle_ms, mixed.beside_ms)]

@@ -19,7 +19,7 @@ from bench.tables import Table
 from bench.this_machine import processor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from molink.peer.compute.backend import MeasuredDevice
+from molink.peer.compute.backend import MeasuredDevice, MeasuredModel
 from molink.peer.profiling.profile import Profile, StepWork, predicted_ms
 from molink.peer.profiling.profiler import measure
 from molink.routing.cost.cost import PROFILED_CONTEXT_TOKENS
@@ -50,7 +50,7 @@ class Whole:
     """The model in one engine, and sessions that decode."""
 
     def __init__(self, folder: Path, spec: ModelSpec, device: str) -> None:
-        backend = MeasuredDevice(folder, spec, device, None)
+        backend = MeasuredDevice(MeasuredModel(folder, spec, device))
         backend.load(spec.whole, lambda _done, _total: None)()
         self._engine, self._span = backend.engine, spec.whole
         self._caches: list[SequenceCache] = []
@@ -102,7 +102,7 @@ def main() -> None:
         gc.collect()
         whole = Whole(folder, spec, arguments.device)
         for _ in range(arguments.rounds):
-            profile = measure(folder, spec, arguments.device)
+            profile = measure(MeasuredModel(folder, spec, arguments.device))
             print(f"  step {profile.step_ms:.3f} ms, head {profile.head_ms:.3f} ms, layer", end="")
             print("".join(f" {one.batch_size}: {one.layer_ms:.3f}" for one in profile.layer_latencies))
             for sessions in SESSIONS:

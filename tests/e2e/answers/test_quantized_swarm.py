@@ -7,7 +7,7 @@ from support.swarms.live_swarms import BUNDLED, References, bundled_folder, gene
 
 from molink.client.api.swarm import AsyncSwarm
 from molink.shards.batching.engine import Engine
-from molink.shards.loading.loader import load_stage
+from molink.shards.loading.loader import StageSettings, load_stage
 from molink.shards.spec import Span
 
 pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
@@ -20,7 +20,7 @@ NEW_TOKENS = 24
 async def test_three_peers_in_nf4_give_the_tokens_of_the_whole_model_in_nf4(references: References) -> None:
     ids = references.ids(bundled_folder(), PROMPT)
     whole = Span(0, 12)
-    stage = load_stage(bundled_folder(), whole, dtype="float32", quantization="nf4")
+    stage = load_stage(bundled_folder(), whole, StageSettings("float32", "nf4"))
     engine = Engine(spec_for(stage), "cpu")
     engine.attach(stage)
     expected = greedy([(engine, whole)], ids, NEW_TOKENS)

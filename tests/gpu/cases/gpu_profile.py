@@ -7,6 +7,7 @@ from gpu.cases.big_models import scale_for, spec_for_scale, write_sparse
 from gpu.cases.gpu_recording import decoding_of
 from gpu.gpu_findings import Context, Findings
 
+from molink.peer.compute.backend import MeasuredModel
 from molink.peer.profiling.profile import StepWork, predicted_ms
 from molink.peer.profiling.profiler import measure
 
@@ -21,7 +22,7 @@ def prediction(context: Context, findings: Findings) -> None:
     scale = scale_for(context)
     folder = write_sparse(scale, context.folder)
     began_s = time.perf_counter()
-    profile = measure(folder, spec_for_scale(scale), context.device)
+    profile = measure(MeasuredModel(folder, spec_for_scale(scale), context.device))
     findings.note("the profile", f"measured in {time.perf_counter() - began_s:.1f} s")
     batches = ", ".join(f"{one.batch_size}: {one.layer_ms:.3f}" for one in profile.layer_latencies)
     findings.note("a layer, by batch size", f"{batches} ms")

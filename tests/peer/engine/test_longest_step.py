@@ -9,6 +9,7 @@ from support.swarms.served_peer import HIGH, LOW, Served, failures_told, model, 
 from molink.peer.models.model import LocalModel
 from molink.peer.scheduling.microbatch import BatchLimits
 from molink.peer.scheduling.prefill_chunks import equal_chunks
+from molink.peer.serving.data_plane import DataPlaneSettings
 from molink.peer.wire.protocol import molink_pb2 as pb
 
 __all__ = ["model"]
@@ -33,7 +34,10 @@ async def test_a_head_cuts_prompts_to_what_the_next_hop_takes(
     model: LocalModel, announced: int, chunks: list[int]
 ) -> None:
     limits = BatchLimits(max_tokens=100, max_sessions=4)
-    async with served(model, limits=limits, cut=equal_chunks(100)) as peer, End() as tail:
+    async with (
+        served(model, settings=DataPlaneSettings(limits=limits, cut=equal_chunks(100))) as peer,
+        End() as tail,
+    ):
         asked = await formed(peer, tail, head=True, step_tokens=announced)
         assert peer.link.post(pb.Start(session=asked.session, epoch=1, token_ids=PROMPT))
         rows: list[int] = []
@@ -49,7 +53,10 @@ async def test_a_head_cuts_prompts_to_what_the_next_hop_takes(
 async def test_a_hop_takes_steps_as_long_as_it_announces_and_no_longer(
     model: LocalModel, rows: int, refused: bool
 ) -> None:
-    async with served(model, limits=BatchLimits(max_tokens=12, max_sessions=4)) as peer, End() as head:
+    async with (
+        served(model, settings=DataPlaneSettings(limits=BatchLimits(max_tokens=12, max_sessions=4))) as peer,
+        End() as head,
+    ):
         failures = failures_told(peer)
         asked = await formed(peer, head, head=False)
         link = head.links.find(peer.identity.peer_id)

@@ -18,6 +18,7 @@ from molink.peer.hop.frames import HeldFrames
 from molink.peer.models.model import LocalModel
 from molink.peer.scheduling.prefill_chunks import equal_chunks
 from molink.peer.scheduling.prefill_window import ReceiveWindow, SendWindow
+from molink.peer.serving.data_plane import DataPlaneSettings
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.transport import shared_uplink
 from molink.peer.wire.transport.line_quality import LineQuality
@@ -45,7 +46,12 @@ async def slow_circuit(model: LocalModel) -> AsyncIterator[ServedCircuit]:
     async with AsyncExitStack() as stack:
         shaper = stack.enter_context(Shaper())
         cut = equal_chunks(CHUNK_TOKENS)
-        peers = [await stack.enter_async_context(served(model, kv_tokens=3000, cut=cut)) for _ in range(3)]
+        peers = [
+            await stack.enter_async_context(
+                served(model, kv_tokens=3000, settings=DataPlaneSettings(cut=cut))
+            )
+            for _ in range(3)
+        ]
         for peer in peers[1:]:
             target = ("127.0.0.1", peer.serving.port)
             port = stack.enter_context(ShapedPort(shaper, target, Line(SLOW_MBPS), Line()))
@@ -118,7 +124,7 @@ async def test_a_head_sends_no_more_than_a_window_until_the_next_hop_has_stepped
     model: LocalModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hop_session, "SendWindow", partial(SendWindow, window_steps=2))
-    async with served(model, cut=equal_chunks(1)) as peer, End() as tail:
+    async with served(model, settings=DataPlaneSettings(cut=equal_chunks(1))) as peer, End() as tail:
         decoding, waiting = [(await ready(peer, tail, session)).session for session in (1, 2)]
         assert peer.link.post(pb.Start(session=decoding, epoch=1, token_ids=[5, 6, 7, 8, 9]))
         link = None
@@ -146,7 +152,7 @@ async def test_a_session_that_ends_while_it_waits_leaves_nothing_and_others_go_o
     model: LocalModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hop_session, "SendWindow", partial(SendWindow, window_steps=1))
-    async with served(model, cut=equal_chunks(1)) as peer, End() as tail:
+    async with served(model, settings=DataPlaneSettings(cut=equal_chunks(1))) as peer, End() as tail:
         first, second = [await ready(peer, tail, session) for session in (1, 2)]
         assert peer.link.post(pb.Start(session=first.session, epoch=1, token_ids=[5, 6, 7, 8, 9]))
         assert await steps_at(tail) == [(1, 0)]
@@ -185,7 +191,11 @@ async def test_only_the_next_hop_says_what_it_has_stepped(
     model: LocalModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hop_session, "SendWindow", partial(SendWindow, window_steps=1))
-    async with served(model, cut=equal_chunks(1)) as peer, End() as tail, End() as stranger:
+    async with (
+        served(model, settings=DataPlaneSettings(cut=equal_chunks(1))) as peer,
+        End() as tail,
+        End() as stranger,
+    ):
         asked = await ready(peer, tail, 1)
         assert peer.link.post(pb.Start(session=asked.session, epoch=1, token_ids=[5, 6, 7, 8, 9]))
         assert await steps_at(tail) == [(1, 0)]
@@ -205,7 +215,7 @@ async def test_a_token_before_the_end_of_the_prompt_ends_the_session_and_names_t
     model: LocalModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hop_session, "SendWindow", partial(SendWindow, window_steps=1))
-    async with served(model, cut=equal_chunks(1)) as peer, End() as tail:
+    async with served(model, settings=DataPlaneSettings(cut=equal_chunks(1))) as peer, End() as tail:
         failures = failures_told(peer)
         asked = await ready(peer, tail, 1)
         assert peer.link.post(pb.Start(session=asked.session, epoch=1, token_ids=[5, 6, 7, 8, 9]))
@@ -224,7 +234,7 @@ async def test_a_head_whose_line_has_prompts_for_longer_than_clients_wait_refuse
 ) -> None:
     monkeypatch.setattr(hop_session, "SendWindow", partial(SendWindow, window_steps=1))
     row_bytes = model.spec.activation_bytes
-    async with served(model, cut=equal_chunks(1)) as peer, End() as tail:
+    async with served(model, settings=DataPlaneSettings(cut=equal_chunks(1))) as peer, End() as tail:
         links = peer.serving.links
         monkeypatch.setattr(links, "line_quality", lambda: LineQuality(row_bytes / 10, ()))
         first, second = [await ready(peer, tail, session) for session in (1, 2)]

@@ -9,6 +9,7 @@ from support.swarms.served_peer import HIGH, LOW, model, served
 from molink.peer.models.model import LocalModel
 from molink.peer.scheduling.decode_watch import DecodeBatch
 from molink.peer.scheduling.in_flight_rules import fixed
+from molink.peer.serving.data_plane import DataPlaneSettings
 from molink.peer.wire.protocol import molink_pb2 as pb
 
 __all__ = ["model"]
@@ -58,7 +59,7 @@ async def test_who_watches_decode_is_told_of_each_step_and_of_each_iteration(
 async def test_sessions_whose_tokens_come_in_one_frame_take_their_next_step_in_as_many_as_may_circulate(
     model: LocalModel, micro_batches: int, frames: list[list[int]]
 ) -> None:
-    async with served(model, rule=fixed(micro_batches)) as peer, End() as tail:
+    async with served(model, settings=DataPlaneSettings(rule=fixed(micro_batches))) as peer, End() as tail:
         hops = [peer.hop(LOW), hop_of(tail.identity, HIGH, tail.facts)]
         for session in SESSIONS:
             asked = describe(hops, session=session, spec=peer.spec)
@@ -85,7 +86,7 @@ async def test_sessions_whose_tokens_come_in_one_frame_take_their_next_step_in_a
 async def test_a_session_goes_on_alone_when_the_others_of_its_micro_batch_do_not_come_back(
     model: LocalModel,
 ) -> None:
-    async with served(model, rule=fixed(1)) as peer, End() as tail:
+    async with served(model, settings=DataPlaneSettings(rule=fixed(1))) as peer, End() as tail:
         hops = [peer.hop(LOW), hop_of(tail.identity, HIGH, tail.facts)]
         for session in SESSIONS:
             asked = describe(hops, session=session, spec=peer.spec)

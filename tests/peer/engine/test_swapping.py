@@ -105,7 +105,7 @@ async def run_all(
             engine = engine_of(peer)
             await until(lambda: not peer.serving.stepper.queued)  # noqa: B023 - it ends in this turn
             assert max(used for used, _ in states) <= peer.leases.kv_limit_bytes
-            assert 0 < max(swapped for _, swapped in states) <= peer.leases.swap_bytes
+            assert 0 < max(swapped for _, swapped in states) <= peer.leases.memory.swap_bytes
             assert (engine.pool.tables, swapped_bytes(engine)) == (0, 0)
             engine.pool.check_integrity()
             engine.pool.forget(peer.spec.whole)

@@ -55,12 +55,12 @@ def test_a_process_that_takes_too_much_refuses_leases_until_it_has_given_back() 
     guard = MemoryGuard(GB, leases, lambda: changes.append(1), lambda: taken[0])
     taken[0] += GB
     guard.look()
-    assert not leases.draining
+    assert not leases.gate.is_closed
     first = ask(leases, 1)
     assert isinstance(first, Granted)
     taken[0] += GB
     guard.look()
-    assert leases.draining
+    assert leases.gate.is_closed
     assert leases.free_kv_bytes == 0
     answer = ask(leases, 2)
     assert isinstance(answer, Refused)
@@ -116,7 +116,7 @@ def test_a_peer_that_leaves_stays_closed_when_its_memory_is_free_again() -> None
     guard = MemoryGuard(GB, leases, lambda: None, lambda: taken[0])
     taken[0] = 3 * GB
     guard.look()
-    leases.drain()
+    leases.gate.drain()
     taken[0] = 0
     guard.look()
     answer = ask(leases, 1)

@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from support.swarms.lease_books import SPEC, TTL_S, book, granted, key, refused
 
+from molink.peer.memory.lease_rules import KEPT_PART
+from molink.peer.memory.lease_table import IDLE_S, SPARED_S
 from molink.peer.memory.leases import (
-    IDLE_S,
-    KEPT_PART,
-    SPARED_S,
     Granted,
     Lease,
     LeaseBook,
@@ -95,7 +94,7 @@ def test_the_same_request_again_has_the_same_lease_and_orders_nothing_twice() ->
     first = granted(leases.request(key(1), Span(0, 2), 10, "alice", 0.0))
     again = granted(leases.request(key(1), Span(0, 2), 10, "alice", 9.0))
     assert again == Granted(first.lease, ())
-    leases.drain()
+    leases.gate.drain()
     assert leases.request(key(1), Span(0, 2), 10, "alice", 9.0) == again
     assert leases.leases == (first.lease,)
 
@@ -221,8 +220,8 @@ def test_of_several_spans_all_are_dropped_or_none() -> None:
 def test_a_draining_peer_refuses_what_is_new_and_keeps_what_it_granted() -> None:
     leases = book()
     granted(leases.request(key(1), Span(0, 1), 1, "alice", 0.0))
-    leases.drain()
-    assert leases.draining
+    leases.gate.drain()
+    assert leases.gate.is_closed
     for request in (key(2), key(1, epoch=2)):
         refused(leases.request(request, Span(0, 1), 1, "alice", 0.0), "draining")
     refused(leases.preload(Span(1, 2), 0.0), "draining")
@@ -442,7 +441,7 @@ class LeaseMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.draining and self.now > 60)
     @rule()
     def drain(self) -> None:
-        self.book.drain()
+        self.book.gate.drain()
         self.draining = True
 
     @invariant()

@@ -2,7 +2,9 @@
 
 from support.swarms.lease_books import SPEC, book, granted, key, refused
 
-from molink.peer.memory.leases import IDLE_S, KEPT_PART, SPARED_S, Granted, LeaseBook, Refused
+from molink.peer.memory.lease_rules import KEPT_PART
+from molink.peer.memory.lease_table import IDLE_S, SPARED_S
+from molink.peer.memory.leases import Granted, LeaseBook, Refused
 from molink.shards.spec import Span
 
 MANY = 64

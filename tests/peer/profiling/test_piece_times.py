@@ -11,6 +11,7 @@ from support.devices.brief_profile import measure_briefly
 from support.models.tiny_models import make_tiny_model
 
 from molink.dht.records.records import LayerLatency, PrefillLatency
+from molink.peer.compute.backend import MeasuredModel
 from molink.peer.profiling import layer_bench, profiler
 from molink.peer.profiling.layer_bench import LayerBench
 from molink.peer.profiling.profile import PIECE_TOKENS, Profile, SliceLatency, slices_of
@@ -68,7 +69,7 @@ def test_pieces_are_measured_before_the_time_goes_to_contexts_and_ends(
 
     monkeypatch.setattr(LayerBench, "context_costs_ms", slowly)
     lines: list[str] = []
-    profile = measure(*model, "cpu", lines.append)
+    profile = measure(MeasuredModel(*model, "cpu"), lines.append)
     assert len(lines) == 1
     assert [one.tokens for one in profile.slice_latencies] == list(PIECE_TOKENS)
     assert slices_of(profile) == profile.slice_latencies
@@ -85,9 +86,9 @@ def test_where_decode_steps_took_all_the_time_prompts_are_still_cut_and_a_later_
         return found
 
     monkeypatch.setattr(LayerBench, "layer_latencies", slowly)
-    first = cached_or_measured(*model, "cpu", tmp_path / "profiles.json")
+    first = cached_or_measured(MeasuredModel(*model, "cpu"), tmp_path / "profiles.json")
     monkeypatch.setattr(profiler, "measure", lambda *_: pytest.fail("it is remembered"))
-    later = cached_or_measured(*model, "cpu", tmp_path / "profiles.json")
+    later = cached_or_measured(MeasuredModel(*model, "cpu"), tmp_path / "profiles.json")
     assert first.slice_latencies == () == first.prefill_latencies
     for profile in (first, later):
         assert [one.tokens for one in slices_of(profile)] == list(PIECE_TOKENS)

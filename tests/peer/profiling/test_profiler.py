@@ -15,6 +15,7 @@ from support.models import tiny_models
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from molink.dht.records.records import LayerLatency
+from molink.peer.compute.backend import MeasuredModel
 from molink.peer.device.thread_choice import ProcessorTimes
 from molink.peer.profiling import layer_bench, profiler
 from molink.peer.profiling.layer_bench import BATCH_SIZES, FIRST_SIZES, PREFILL_TOKENS
@@ -70,13 +71,13 @@ def check(profile: Profile) -> None:
 )
 def test_models_of_any_depth_are_measured(tmp_path: Path, layers: int) -> None:
     folder, spec = save_model(tmp_path, layers)
-    check(measure(folder, spec, "cpu"))
+    check(measure(MeasuredModel(folder, spec, "cpu")))
 
 
 @pytest.mark.usefixtures("brief")
 def test_progress_says_what_is_measured_and_where(model: tuple[Path, ModelSpec]) -> None:
     lines: list[str] = []
-    measure(*model, "cpu", lines.append)
+    measure(MeasuredModel(*model, "cpu"), lines.append)
     assert lines == [
         "Measuring layer 3 of llama-6 on cpu",
         "Measuring the embedding of llama-6 on cpu",
@@ -89,7 +90,7 @@ def test_a_slow_machine_is_not_measured_with_large_batches(
     model: tuple[Path, ModelSpec], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(layer_bench, "TOTAL_BUDGET_S", 0.0)
-    assert [latency.batch_size for latency in measure(*model, "cpu").layer_latencies] == [1]
+    assert [latency.batch_size for latency in measure(MeasuredModel(*model, "cpu")).layer_latencies] == [1]
 
 
 def test_when_the_time_is_over_one_layer_has_been_measured_and_the_rest_is_extrapolated(
@@ -98,7 +99,7 @@ def test_when_the_time_is_over_one_layer_has_been_measured_and_the_rest_is_extra
     monkeypatch.setattr(profiler, "PROFILE_BUDGET_S", 0.0)
     folder, spec = model
     lines: list[str] = []
-    profile = measure(folder, spec, "cpu", lines.append)
+    profile = measure(MeasuredModel(folder, spec, "cpu"), lines.append)
     assert lines == ["Measuring layer 3 of llama-6 on cpu"]
     (single,) = profile.layer_latencies
     assert profile.embed_ms == FLOOR_MS
@@ -116,7 +117,7 @@ def test_what_context_adds_is_found_where_it_is_much(tmp_path: Path, monkeypatch
     wide = {"num_hidden_layers": 1, "num_attention_heads": 64, "num_key_value_heads": 64, "head_dim": 64}
     config = AutoConfig.for_model(model_type, **{**changes, **wide, "max_position_embeddings": 2048})
     AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(tmp_path)
-    profile = measure(tmp_path, describe(tmp_path), "cpu")
+    profile = measure(MeasuredModel(tmp_path, describe(tmp_path), "cpu"))
     assert profile.decode_context_ms > 0
     assert profile.prefill_context_ms > 0
 
@@ -126,7 +127,7 @@ def test_a_slow_machine_is_not_measured_with_long_prompts(
     model: tuple[Path, ModelSpec], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(layer_bench, "PREFILL_BUDGET_S", 0.0)
-    assert measure(*model, "cpu").prefill_latencies == ()
+    assert measure(MeasuredModel(*model, "cpu")).prefill_latencies == ()
 
 
 def test_prompts_are_measured_as_far_as_the_context_goes(
@@ -134,7 +135,7 @@ def test_prompts_are_measured_as_far_as_the_context_goes(
 ) -> None:
     measure_briefly(monkeypatch, "PREFILL_BUDGET_S")
     folder, spec = model
-    measured = measure(folder, replace(spec, context_length=100), "cpu").prefill_latencies
+    measured = measure(MeasuredModel(folder, replace(spec, context_length=100), "cpu")).prefill_latencies
     assert [latency.tokens for latency in measured] == [16, 32, 64]
 
 
@@ -151,7 +152,7 @@ def test_a_short_context_is_enough(
     (short / "config.json").write_text(json.dumps(settings | {"max_position_embeddings": 32}))
     spec = describe(short)
     assert spec.context_length == 32
-    check(measure(short, spec, "cpu"))
+    check(measure(MeasuredModel(short, spec, "cpu")))
 
 
 @pytest.mark.usefixtures("brief")
@@ -160,9 +161,12 @@ def test_a_profile_is_measured_once_and_then_remembered(
 ) -> None:
     folder, spec = model
     lines: list[str] = []
-    first = cached_or_measured(folder, spec, "cpu", tmp_path / "profiles.json", lines.append)
+    first = cached_or_measured(MeasuredModel(folder, spec, "cpu"), tmp_path / "profiles.json", lines.append)
     assert len(lines) == 3
-    assert cached_or_measured(folder, spec, "cpu", tmp_path / "profiles.json", lines.append) == first
+    assert (
+        cached_or_measured(MeasuredModel(folder, spec, "cpu"), tmp_path / "profiles.json", lines.append)
+        == first
+    )
     assert len(lines) == 3
 
 
@@ -178,14 +182,14 @@ def test_other_software_or_threads_are_measured_anew(
 
     monkeypatch.setattr(profiler, "measure", measured)
     cache = tmp_path / "profiles.json"
-    first = cached_or_measured(folder, spec, "cpu", cache)
+    first = cached_or_measured(MeasuredModel(folder, spec, "cpu"), cache)
     monkeypatch.setattr(profiler.torch, "__version__", "99.0")
-    second = cached_or_measured(folder, spec, "cpu", cache)
+    second = cached_or_measured(MeasuredModel(folder, spec, "cpu"), cache)
     monkeypatch.setattr(profiler.torch, "get_num_threads", lambda: 77)
-    cached_or_measured(folder, spec, "cpu", cache)
+    cached_or_measured(MeasuredModel(folder, spec, "cpu"), cache)
     assert len(calls) == 3
     assert first != second
-    assert cached_or_measured(folder, spec, "cpu", cache).layer_latencies[0].layer_ms == 3.0
+    assert cached_or_measured(MeasuredModel(folder, spec, "cpu"), cache).layer_latencies[0].layer_ms == 3.0
     assert len(calls) == 3
 
 
@@ -206,11 +210,19 @@ def test_what_was_chosen_on_a_busy_machine_is_measured_again(
     )
     lines: list[str] = []
     monkeypatch.setattr(profiler, "processor_times", others_using(0.6))
-    assert cached_or_measured(folder, spec, "cpu", cache, lines.append, threads=(2, 1)).threads == 2
+    assert (
+        cached_or_measured(MeasuredModel(folder, spec, "cpu"), cache, lines.append, threads=(2, 1)).threads
+        == 2
+    )
     assert lines == ["Other programs kept 60% of the processors busy: measured again at the next start"]
     monkeypatch.setattr(profiler, "processor_times", others_using(0.0))
     for _ in range(2):
-        assert cached_or_measured(folder, spec, "cpu", cache, lines.append, threads=(2, 1)).threads == 1
+        assert (
+            cached_or_measured(
+                MeasuredModel(folder, spec, "cpu"), cache, lines.append, threads=(2, 1)
+            ).threads
+            == 1
+        )
     assert len(lines) == 1
 
 
@@ -222,9 +234,9 @@ def test_where_nothing_was_chosen_a_busy_machine_is_remembered_too(
     good = Profile((LayerLatency(1, 5.0),), 6.0, 7.0, 8.0)
     monkeypatch.setattr(profiler, "processor_times", others_using(0.9))
     monkeypatch.setattr(profiler, "measure", lambda *_: good)
-    cached_or_measured(folder, spec, "cpu", cache, threads=(1,))
+    cached_or_measured(MeasuredModel(folder, spec, "cpu"), cache, threads=(1,))
     monkeypatch.setattr(profiler, "measure", lambda *_: pytest.fail("it is remembered"))
-    assert cached_or_measured(folder, spec, "cpu", cache, threads=(1,)) == good
+    assert cached_or_measured(MeasuredModel(folder, spec, "cpu"), cache, threads=(1,)) == good
 
 
 @pytest.mark.usefixtures("brief")
@@ -236,14 +248,14 @@ def test_the_fastest_count_of_threads_is_remembered_and_used_again(
     cache = tmp_path / "profiles.json"
     before = torch.get_num_threads()
     try:
-        profile = cached_or_measured(folder, spec, "cpu", cache, threads=(2, 1))
+        profile = cached_or_measured(MeasuredModel(folder, spec, "cpu"), cache, threads=(2, 1))
         assert profile.threads in (1, 2)
         assert torch.get_num_threads() == profile.threads
         torch.set_num_threads(3)
-        assert cached_or_measured(folder, spec, "cpu", cache, threads=(2, 1)) == profile
+        assert cached_or_measured(MeasuredModel(folder, spec, "cpu"), cache, threads=(2, 1)) == profile
         assert torch.get_num_threads() == profile.threads
-        assert cached_or_measured(folder, spec, "cpu", cache, threads=(3,)).threads == 3
-        assert cached_or_measured(folder, spec, "cpu", cache).threads == 3
+        assert cached_or_measured(MeasuredModel(folder, spec, "cpu"), cache, threads=(3,)).threads == 3
+        assert cached_or_measured(MeasuredModel(folder, spec, "cpu"), cache).threads == 3
     finally:
         torch.set_num_threads(before)
     assert len(json.loads(cache.read_text())) == 2
@@ -290,12 +302,12 @@ def test_a_damaged_memory_is_measured_anew(
     good = Profile((LayerLatency(1, 5.0),), 6.0, 7.0, 8.0)
     monkeypatch.setattr(profiler, "measure", lambda *_: good)
     cache = tmp_path / "profiles.json"
-    cached_or_measured(folder, spec, "cpu", cache)
+    cached_or_measured(MeasuredModel(folder, spec, "cpu"), cache)
     (key,) = json.loads(cache.read_text())
     cache.write_text(json.dumps({key: damage}))
-    assert cached_or_measured(folder, spec, "cpu", cache) == good
+    assert cached_or_measured(MeasuredModel(folder, spec, "cpu"), cache) == good
     monkeypatch.setattr(profiler, "measure", lambda *_: pytest.fail("it is remembered again"))
-    assert cached_or_measured(folder, spec, "cpu", cache) == good
+    assert cached_or_measured(MeasuredModel(folder, spec, "cpu"), cache) == good
 
 
 def test_the_memory_stays_small(
@@ -305,7 +317,7 @@ def test_the_memory_stays_small(
     cache = tmp_path / "profiles.json"
     cache.write_text(json.dumps({f"old {number}": {} for number in range(100)}))
     monkeypatch.setattr(profiler, "measure", lambda *_: Profile((LayerLatency(1, 5.0),), 6.0, 7.0, 8.0))
-    cached_or_measured(folder, spec, "cpu", cache)
+    cached_or_measured(MeasuredModel(folder, spec, "cpu"), cache)
     kept = list(json.loads(cache.read_text()))
     assert len(kept) == profiler.REMEMBERED
     assert kept[:-1] == [f"old {number}" for number in range(100)][-(profiler.REMEMBERED - 1) :]

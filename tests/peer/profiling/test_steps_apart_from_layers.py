@@ -13,7 +13,7 @@ from support.swarms.swarm_examples import facts_of, state_of
 from molink.dht.identity.identity import Identity
 from molink.dht.records.facts_codec import facts_from_message, facts_to_message
 from molink.dht.records.records import LayerLatency, PeerFacts, PeerView
-from molink.peer.compute.backend import MeasuredDevice
+from molink.peer.compute.backend import MeasuredDevice, MeasuredModel
 from molink.peer.profiling import layer_bench, profiler
 from molink.peer.profiling.layer_bench import LayerBench, on_bench
 from molink.peer.profiling.profile import FLOOR_MS, Profile, StepWork, predicted_ms, separated, still_warming
@@ -164,7 +164,7 @@ def test_what_compiles_is_not_measured_and_counts_against_no_budget(
     monkeypatch.setattr(layer_bench, "SIZE_BUDGET_S", 0.0)
     monkeypatch.setattr(layer_bench, "BATCH_SIZES", (1, 8, 64))
     Compiling(monkeypatch)
-    backend = MeasuredDevice(folder, spec, "cpu", None)
+    backend = MeasuredDevice(MeasuredModel(folder, spec, "cpu"))
     deadline_s = time.perf_counter() + 1000
     with on_bench(backend, spec, "cpu", Span(4, 5), deadline_s, Span(3, 6)) as bench:
         latencies, _ = bench.layer_latencies()
@@ -181,12 +181,12 @@ def test_a_profile_that_was_measured_while_steps_compiled_is_not_remembered(
         monkeypatch.setattr(layer_bench, budget, 0.0)
     Compiling(monkeypatch)
     cache, lines = tmp_path / "profiles.json", list[str]()
-    profile = cached_or_measured(*model, "cpu", cache, lines.append)
+    profile = cached_or_measured(MeasuredModel(*model, "cpu"), cache, lines.append)
     assert not profile.steady
     assert lines[-1] == "Steps were still getting faster: measured again at the next start"
     assert not cache.exists()
     good = Profile((LayerLatency(1, 5.0),), 6.0, 7.0, 8.0)
     monkeypatch.setattr(profiler, "measure", lambda *_: good)
-    assert cached_or_measured(*model, "cpu", cache) == good
+    assert cached_or_measured(MeasuredModel(*model, "cpu"), cache) == good
     monkeypatch.setattr(profiler, "measure", lambda *_: pytest.fail("it is remembered"))
-    assert cached_or_measured(*model, "cpu", cache) == good
+    assert cached_or_measured(MeasuredModel(*model, "cpu"), cache) == good

@@ -39,9 +39,9 @@ class Home:
 
     async def __aenter__(self) -> "Home":
         handler = PunchingHandler(self.end.handler)
-        self.end.links._handler = handler
+        self.end.links.handler = handler
         await self._stack.enter_async_context(self.end)
-        address = self.end.facts.grpc_addresses[0]
+        port = 9 if self._blocked else int(self.end.facts.grpc_addresses[0].rpartition(":")[2])
         self.base: PeerFacts = self.end.facts
         self.reach = Reach(
             self._settings,
@@ -49,14 +49,12 @@ class Home:
             Surroundings(
                 self.end.links,
                 handler,
-                int(address.rpartition(":")[2]),
+                port,
                 lambda: tuple(map(view_of, self.relays)),
                 lambda _: True,
                 lambda: 50.0,
             ),
         )
-        if self._blocked:
-            self.reach._around = replace(self.reach._around, grpc_port=9)
         await self._stack.enter_async_context(self.reach)
         return self
 

@@ -15,6 +15,7 @@ from molink.dht.identity.identity import Identity
 from molink.peer.engine.sessions import ServedSession, read_plan
 from molink.peer.models.model import LocalModel
 from molink.peer.profiling.codec_effect import measure_codec
+from molink.peer.serving.data_plane import DataPlaneSettings
 from molink.peer.wire.codecs import SETTINGS, encoding_of_link, encodings_of_circuit, opted_in, saves
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.shards.codec import decode, encode, encoded_bytes
@@ -97,7 +98,7 @@ def test_both_ends_of_a_link_read_the_same_encoding_from_a_descriptor() -> None:
 
 @asynchronous
 async def test_a_head_sends_what_the_descriptor_agrees_on_and_sessions_do_not_mix(model: LocalModel) -> None:
-    async with served(model, activation_codecs=INT8) as peer, End() as tail:
+    async with served(model, settings=DataPlaneSettings(activation_codecs=INT8)) as peer, End() as tail:
         hops = [peer.hop(LOW), hop_of(tail.identity, HIGH, replace(tail.facts, activation_codecs=INT8))]
         hidden: dict[str, torch.Tensor] = {}
         for session, codec, encoding in ((1, "", "float32"), (2, "int8", "int8")):
@@ -121,7 +122,7 @@ async def test_activations_in_another_encoding_than_agreed_fail_their_session_an
     model: LocalModel,
 ) -> None:
     for agreed, sent in (("int8", "float32"), ("", "int8")):
-        async with served(model, activation_codecs=INT8) as peer, End() as head:
+        async with served(model, settings=DataPlaneSettings(activation_codecs=INT8)) as peer, End() as head:
             hops = [hop_of(head.identity, LOW, replace(head.facts, activation_codecs=INT8)), peer.hop(HIGH)]
             asked = describe(hops, spec=peer.spec)
             asked.activation_codec = agreed

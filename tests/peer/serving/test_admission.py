@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from support.links.data_plane import DEADLINE_S, End, asynchronous, facts_at, until
 from support.models.stored_models import alter_a_weight
+from support.swarms import served_peer
 from support.swarms.served_peer import LOW, model, opened, served
 
 from molink.dht.identity.identity import Identity
@@ -169,7 +170,8 @@ async def test_a_lease_that_is_not_renewed_expires(
     model: LocalModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admission_module, "EXPIRY_CHECK_S", 0.02)
-    async with served(model, lease_ttl_s=0.2) as peer:
+    monkeypatch.setattr(served_peer, "LEASE_TTL_S", 0.2)
+    async with served(model) as peer:
         asked = peer.alone()
         await peer.reserve(asked)
         await until(lambda: peer.cache_tokens(asked) is None)

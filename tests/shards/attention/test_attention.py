@@ -34,39 +34,43 @@ def by_definition(
     return out
 
 
-@settings(deadline=None)
-@given(
-    key_heads=st.integers(1, 3),
-    groups=st.integers(1, 3),
-    queries=st.integers(1, 7),
-    past=st.integers(0, 9),
-    value_dim=st.sampled_from([4, 8]),
-    scaling=st.sampled_from([None, 0.3]),
-    window=st.sampled_from([None, 1, 3, 8]),
-    softcap=st.sampled_from([None, 2.0]),
-    sinks=st.booleans(),
-)
-def test_attention_is_that_of_its_definition(
-    key_heads: int,
-    groups: int,
-    queries: int,
-    past: int,
-    value_dim: int,
-    scaling: float | None,
-    window: int | None,
-    softcap: float | None,
-    sinks: bool,
-) -> None:
-    generator = torch.Generator().manual_seed(1000 * queries + past)
-    heads = key_heads * groups
-    query = torch.randn(1, heads, queries, 8, generator=generator)
-    key = torch.randn(1, key_heads, past + queries, 8, generator=generator)
-    value = torch.randn(1, key_heads, past + queries, value_dim, generator=generator)
-    rules = AttentionRules(
-        scaling, window, softcap, torch.randn(heads, generator=generator) if sinks else None
+Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""Queries, keys and values."""
+
+
+def random_inputs(heads: tuple[int, int], queries: int, keys: int, value_dim: int, seed: int) -> Inputs:
+    """Of so many heads of queries and of keys; the queries are the last of the keys' positions."""
+    generator = torch.Generator().manual_seed(seed)
+    return (
+        torch.randn(1, heads[0], queries, 8, generator=generator),
+        torch.randn(1, heads[1], keys, 8, generator=generator),
+        torch.randn(1, heads[1], keys, value_dim, generator=generator),
     )
+
+
+@st.composite
+def short_sequences(draw: st.DrawFn) -> tuple[Inputs, AttentionRules]:
+    """A few queries behind a few keys, under any rules."""
+    key_heads, groups = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    queries, past = draw(st.integers(1, 7)), draw(st.integers(0, 9))
+    heads, seed = (key_heads * groups, key_heads), 1000 * queries + past
+    inputs = random_inputs(heads, queries, past + queries, draw(st.sampled_from([4, 8])), seed)
+    sinks = torch.randn(heads[0], generator=torch.Generator().manual_seed(seed + 1))
+    rules = AttentionRules(
+        draw(st.sampled_from([None, 0.3])),
+        draw(st.sampled_from([None, 1, 3, 8])),
+        draw(st.sampled_from([None, 2.0])),
+        sinks if draw(st.booleans()) else None,
+    )
+    return inputs, rules
+
+
+@settings(deadline=None)
+@given(short_sequences())
+def test_attention_is_that_of_its_definition(case: tuple[Inputs, AttentionRules]) -> None:
+    (query, key, value), rules = case
     attended = attend_sequence(query, key, value, rules)
-    assert attended.shape == (1, heads, queries, value_dim)
+    assert attended.shape == (*query.shape[:3], value.shape[3])
     torch.testing.assert_close(
         attended.double(), by_definition(query, key, value, rules), atol=2e-5, rtol=1e-4
     )
@@ -82,39 +86,35 @@ def test_attention_over_strided_caches_needs_no_copy(queries: int) -> None:
     assert torch.equal(strided, attend_sequence(query, key.contiguous(), value.contiguous(), rules))
 
 
+@st.composite
+def pieces_of_sequences(draw: st.DrawFn) -> tuple[Inputs, list[int], AttentionRules]:
+    """Queries, small or large, behind keys that come in pieces of these lengths."""
+    pieces = draw(st.lists(st.integers(1, 6), min_size=1, max_size=5))
+    keys = sum(pieces)
+    queries = max(1, round(draw(st.floats(0, 1)) * keys))
+    heads = (2 * draw(st.integers(1, 2)), 2)
+    inputs = random_inputs(heads, queries, keys, draw(st.sampled_from([4, 8])), 100 * keys + queries)
+    inputs[0].mul_(draw(st.sampled_from([1.0, 30.0])))
+    rules = AttentionRules(
+        draw(st.sampled_from([None, 0.3])),
+        draw(st.sampled_from([None, 3])),
+        draw(st.sampled_from([None, 2.0])),
+        None,
+    )
+    return inputs, pieces, rules
+
+
 @settings(deadline=None)
 @given(
-    pieces=st.lists(st.integers(1, 6), min_size=1, max_size=5),
-    share=st.floats(0, 1),
-    groups=st.integers(1, 2),
-    value_dim=st.sampled_from([4, 8]),
-    scaling=st.sampled_from([None, 0.3]),
-    window=st.sampled_from([None, 3]),
-    softcap=st.sampled_from([None, 2.0]),
-    scale=st.sampled_from([1.0, 30.0]),
+    case=pieces_of_sequences(),
     tile_bytes=st.sampled_from([64, 512, 1 << 20]),
     tiled_queries=st.sampled_from([1, 100]),
 )
 def test_attention_over_pieces_is_that_over_their_whole(
-    pieces: list[int],
-    share: float,
-    groups: int,
-    value_dim: int,
-    scaling: float | None,
-    window: int | None,
-    softcap: float | None,
-    scale: float,
-    tile_bytes: int,
-    tiled_queries: int,
+    case: tuple[Inputs, list[int], AttentionRules], tile_bytes: int, tiled_queries: int
 ) -> None:
     """In tiles of whatever size, and without."""
-    keys = sum(pieces)
-    queries = max(1, round(share * keys))
-    generator = torch.Generator().manual_seed(100 * keys + queries)
-    query = torch.randn(1, 2 * groups, queries, 8, generator=generator) * scale
-    key = torch.randn(1, 2, keys, 8, generator=generator)
-    value = torch.randn(1, 2, keys, value_dim, generator=generator)
-    rules = AttentionRules(scaling, window, softcap, None)
+    (query, key, value), pieces, rules = case
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiled_attention, "TILE_BYTES", tile_bytes)
         patch.setattr(attention, "TILED_QUERIES", tiled_queries)

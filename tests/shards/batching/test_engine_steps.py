@@ -9,7 +9,7 @@ from support.models.circuit_runs import Circuit, engine_of, engine_with, greedy,
 
 from molink.shards.batching.engine import Engine, NotHeld, Rows
 from molink.shards.kv.kv_cache import CacheFull
-from molink.shards.loading.loader import load_stage
+from molink.shards.loading.loader import StageSettings, load_stage
 from molink.shards.spec import Span
 
 TinyModel = Callable[[str], Path]
@@ -36,7 +36,7 @@ def test_held_spans_are_merged_and_detaching_a_part_keeps_the_rest(tiny_model: T
     middle = engine_with(folder, (1, 4))
     circuit: Circuit = [(engine, Span(0, 1)), (middle, Span(1, 4)), (engine, Span(4, 6))]
     assert greedy(circuit, PROMPT, 12) == expected
-    engine.attach(load_stage(folder, Span(1, 4), dtype="float32"))
+    engine.attach(load_stage(folder, Span(1, 4), StageSettings("float32")))
     assert engine.held == (Span(0, 6),)
     assert engine.weight_bytes == before
     assert greedy([(engine, Span(0, 6))], PROMPT, 12) == expected
@@ -52,9 +52,9 @@ def test_detaching_what_is_not_held_is_refused(tiny_model: TinyModel) -> None:
 def test_overlapping_stages_and_stages_of_other_models_are_refused(tiny_model: TinyModel) -> None:
     engine = engine_with(tiny_model("llama"), (0, 3))
     with pytest.raises(ValueError, match="overlaps"):
-        engine.attach(load_stage(tiny_model("llama"), Span(2, 4), dtype="float32"))
+        engine.attach(load_stage(tiny_model("llama"), Span(2, 4), StageSettings("float32")))
     with pytest.raises(ValueError, match="bfloat16"):
-        engine.attach(load_stage(tiny_model("llama"), Span(3, 6), dtype="bfloat16"))
+        engine.attach(load_stage(tiny_model("llama"), Span(3, 6), StageSettings("bfloat16")))
 
 
 def test_a_full_cache_refuses_the_whole_step_and_stays_as_it_was(engine: Engine) -> None:
@@ -184,7 +184,7 @@ def test_only_wanted_logits_are_computed(engine: Engine) -> None:
 
 
 def test_views_share_memory_with_their_stage(tiny_model: TinyModel) -> None:
-    stage = load_stage(tiny_model("llama"), Span(0, 6), dtype="float32")
+    stage = load_stage(tiny_model("llama"), Span(0, 6), StageSettings("float32"))
     whole = {parameter.data_ptr() for parameter in stage.model.parameters()}
     part = stage.keep(Span(2, 4))
     assert {parameter.data_ptr() for parameter in part.model.parameters()} <= whole

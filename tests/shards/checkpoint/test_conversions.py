@@ -17,7 +17,7 @@ from molink.shards.checkpoint.grouping import group_names
 from molink.shards.checkpoint.safetensors_header import StoreError, read_header
 from molink.shards.checkpoint.store import describe, read_manifest
 from molink.shards.errors import UnsupportedArchitecture, WeightsError
-from molink.shards.loading.loader import load_stage
+from molink.shards.loading.loader import StageSettings, load_stage
 from molink.shards.spec import Span
 
 TOKENS = 12
@@ -60,7 +60,7 @@ def test_parts_of_a_converted_model_compute_what_its_description_says(name: str,
 def test_a_converted_model_is_described_from_its_own_files(name: str, tmp_path: Path) -> None:
     folder = stored(name, tmp_path)
     spec, model = describe(folder), REFERENCE_MODELS[name]
-    stage = load_stage(folder, spec.whole, dtype="float32")
+    stage = load_stage(folder, spec.whole, StageSettings("float32"))
     assert spec.architecture == model.config["model_type"]
     assert (spec.layers, spec.hidden_size) == (stage.facts.layers, stage.facts.hidden_size)
     assert (spec.vocabulary_size, spec.context_length) == (
@@ -90,7 +90,7 @@ def test_the_head_of_chatglm_does_not_count_its_embeddings(tmp_path: Path) -> No
 def test_what_is_converted_is_what_the_manifest_names(name: str, tmp_path: Path) -> None:
     folder = stored(name, tmp_path)
     manifest = read_manifest(folder)
-    assert load_stage(folder, Span(1, 3), dtype="float32", manifest=manifest).span == Span(1, 3)
+    assert load_stage(folder, Span(1, 3), StageSettings("float32"), manifest=manifest).span == Span(1, 3)
     model = REFERENCE_MODELS[name]
     altered = model.weights()
     changed = next(
@@ -99,9 +99,9 @@ def test_what_is_converted_is_what_the_manifest_names(name: str, tmp_path: Path)
     altered[changed][0, 0] += 1
     model.save(folder, altered)
     with pytest.raises(WeightsError, match="layer 2") as caught:
-        load_stage(folder, Span(1, 3), dtype="float32", manifest=manifest)
+        load_stage(folder, Span(1, 3), StageSettings("float32"), manifest=manifest)
     assert changed in caught.value.tensors
-    assert load_stage(folder, Span(0, 2), dtype="float32", manifest=manifest).span == Span(0, 2)
+    assert load_stage(folder, Span(0, 2), StageSettings("float32"), manifest=manifest).span == Span(0, 2)
 
 
 def test_a_tensor_that_is_missing_is_named_as_transformers_calls_it(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_a_tensor_that_is_missing_is_named_as_transformers_calls_it(tmp_path: Pa
     del weights["transformer.h.1.mlp.w2.weight"]
     folder = model.save(tmp_path, weights)
     with pytest.raises(WeightsError) as caught:
-        load_stage(folder, Span(1, 2), dtype="float32")
+        load_stage(folder, Span(1, 2), StageSettings("float32"))
     assert caught.value.tensors == ("model.layers.1.mlp.gate_proj.weight",)
 
 
@@ -121,7 +121,7 @@ def test_variants_that_compute_something_else_are_refused(
     folder = stored(name, tmp_path)
     edit(folder / "config.json", **changes)
     with pytest.raises(UnsupportedArchitecture, match=reason):
-        load_stage(folder, Span(0, 1), dtype="float32")
+        load_stage(folder, Span(0, 1), StageSettings("float32"))
     with pytest.raises(StoreError, match=reason):
         describe(folder)
 

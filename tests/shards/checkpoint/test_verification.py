@@ -14,7 +14,7 @@ from molink.shards.batching.engine import Engine
 from molink.shards.checkpoint.digests import tensor_digests
 from molink.shards.checkpoint.store import read_manifest
 from molink.shards.errors import UnsupportedArchitecture, WeightsError
-from molink.shards.loading.loader import load_stage
+from molink.shards.loading.loader import StageSettings, load_stage
 from molink.shards.spec import Span
 
 TinyModel = Callable[[str], Path]
@@ -36,10 +36,10 @@ def test_every_kind_of_model_is_recognised_by_its_manifest(kind: str, tiny_model
     for span in (WHOLE, Span(0, 3), Span(2, 4), Span(3, LAYERS)):
         for dtype in ("float32", "bfloat16"):
             try:
-                plain = load_stage(folder, span, dtype=dtype)
+                plain = load_stage(folder, span, StageSettings(dtype))
             except UnsupportedArchitecture:
                 continue  # as the loader's own tests say
-            verified = load_stage(folder, span, dtype=dtype, manifest=manifest)
+            verified = load_stage(folder, span, StageSettings(dtype), manifest=manifest)
             weights, expected = (dict(stage.model.named_parameters()) for stage in (verified, plain))
             assert weights.keys() == expected.keys()
             assert all(torch.equal(weights[name], expected[name]) for name in weights)
@@ -48,7 +48,7 @@ def test_every_kind_of_model_is_recognised_by_its_manifest(kind: str, tiny_model
 def test_a_verified_stage_gives_the_same_tokens(tiny_model: TinyModel) -> None:
     folder = tiny_model("llama")
     expected = greedy([(engine_with(folder, (0, LAYERS)), WHOLE)], (5, 9, 200, 31, 7), 8)
-    stage = load_stage(folder, WHOLE, dtype="float32", manifest=read_manifest(folder))
+    stage = load_stage(folder, WHOLE, StageSettings("float32"), manifest=read_manifest(folder))
     engine = Engine(spec_for(stage, "float32"), "cpu")
     engine.attach(stage)
     assert greedy([(engine, WHOLE)], (5, 9, 200, 31, 7), 8) == expected
@@ -65,9 +65,9 @@ def test_altered_bytes_are_refused_where_they_are_loaded_and_only_there(
     alter_a_weight(folder, tensor)
     group, holds, lacks = GROUPS[tensor]
     with pytest.raises(WeightsError, match=f"the weights of {group} are not those of the model") as caught:
-        load_stage(folder, holds, dtype=dtype, manifest=manifest)
+        load_stage(folder, holds, StageSettings(dtype), manifest=manifest)
     assert tensor in caught.value.tensors
-    assert load_stage(folder, lacks, dtype=dtype, manifest=manifest).span == lacks
+    assert load_stage(folder, lacks, StageSettings(dtype), manifest=manifest).span == lacks
 
 
 def test_a_digest_that_was_remembered_wrongly_does_not_let_altered_weights_in(
@@ -86,7 +86,7 @@ def test_a_digest_that_was_remembered_wrongly_does_not_let_altered_weights_in(
     manifest = read_manifest(folder, cache)
     assert manifest == expected
     with pytest.raises(WeightsError, match="layer 3"):
-        load_stage(folder, WHOLE, dtype="float32", manifest=manifest)
+        load_stage(folder, WHOLE, StageSettings("float32"), manifest=manifest)
 
 
 def test_an_altered_configuration_is_refused(tiny_model: TinyModel, tmp_path: Path) -> None:
@@ -94,4 +94,4 @@ def test_an_altered_configuration_is_refused(tiny_model: TinyModel, tmp_path: Pa
     manifest = read_manifest(folder)
     edit(folder / "config.json", rms_norm_eps=1e-2)
     with pytest.raises(WeightsError, match=r"config\.json is not that of the model"):
-        load_stage(folder, WHOLE, dtype="float32", manifest=manifest)
+        load_stage(folder, WHOLE, StageSettings("float32"), manifest=manifest)

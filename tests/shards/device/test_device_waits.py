@@ -18,7 +18,7 @@ from molink.shards.device.cuda_graphs import CudaGraphs
 from molink.shards.device.device import Device
 from molink.shards.device.transfers import Transfers
 from molink.shards.kv.kv_cache import SequenceCache
-from molink.shards.loading.loader import load_stage
+from molink.shards.loading.loader import StageSettings, load_stage
 from molink.shards.spec import Span
 
 TinyModel = Callable[[str], Path]
@@ -38,7 +38,7 @@ def device_thread() -> Iterator[ThreadPoolExecutor]:
 
 
 def engine_on(folder: Path, device: str, decoding: Decoding | None = None) -> Engine:
-    stages = [load_stage(folder, span, dtype="float32", device=device) for span in (FIRST, LAST)]
+    stages = [load_stage(folder, span, StageSettings("float32", device=device)) for span in (FIRST, LAST)]
     engine = Engine(spec_for(stages[0]), device, decoding=decoding)
     for stage in stages:
         engine.attach(stage)

@@ -18,7 +18,7 @@ from molink.shards.batching.engine import Engine
 from molink.shards.device.cuda_graphs import CudaGraphs
 from molink.shards.device.device import Device
 from molink.shards.device.waiting import WaitsForDevice, refusing_waits
-from molink.shards.loading.loader import load_stage
+from molink.shards.loading.loader import StageSettings, load_stage
 from molink.shards.paged_attention.paged import BlockAddresses, Logits
 from molink.shards.spec import Span
 
@@ -30,7 +30,7 @@ SIZES = (1, 2, 4)
 
 
 def engine_on(folder: Path, device: str, decoding: Decoding | None) -> Engine:
-    stage = load_stage(folder, WHOLE, dtype="float32", device=device)
+    stage = load_stage(folder, WHOLE, StageSettings("float32", device=device))
     engine = Engine(spec_for(stage), device, decoding=decoding)
     engine.attach(stage)
     return engine
@@ -160,7 +160,9 @@ def test_layers_that_wait_for_the_device_are_found_before_a_capture(
     tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As experts do that ask how many tokens each of them has."""
-    stage = load_stage(tiny_model("llama"), WHOLE, dtype="float32", exact=True)  # by its modules' own forward
+    stage = load_stage(
+        tiny_model("llama"), WHOLE, StageSettings("float32", exact=True)
+    )  # by its modules' own forward
     kind = type(stage.model.get_submodule("model.layers.3.mlp"))
     forward = kind.forward
 

@@ -25,7 +25,7 @@ from molink.shards.store.blobs import BlobStore
 from molink.shards.hub.hub import HubClient
 from molink.shards.hub.hub_checkpoint import read_checkpoint
 from molink.shards.hub.hub_weights import HubWeights
-from molink.shards.loading.loader import load_stage
+from molink.shards.loading.loader import StageSettings, load_stage
 from molink.shards.checkpoint.manifest import Manifest
 from molink.shards.spec import Span
 
@@ -41,7 +41,7 @@ before = psutil.Process().memory_info().rss
 with BlobStore(folder / "store", 2**32) as store:
     weights = HubWeights(read_checkpoint(model, snapshot, store, open_client), store, open_client)
     with weights.ready(span, manifest, lambda *_: None) as parts:
-        stage = load_stage(snapshot, span, dtype="float32", manifest=manifest, parts=parts)
+        stage = load_stage(snapshot, span, StageSettings("float32"), manifest=manifest, parts=parts)
 print(json.dumps([stage.weight_bytes, psutil.Process().memory_info().rss - before]))
 """
 

@@ -15,7 +15,7 @@ from molink.shards.batching.engine import Engine
 from molink.shards.checkpoint.safetensors_header import read_header
 from molink.shards.checkpoint.store import describe
 from molink.shards.errors import WeightsError
-from molink.shards.loading.loader import load_stage
+from molink.shards.loading.loader import StageSettings, load_stage
 from molink.shards.spec import Span
 from molink.shards.store.blobs import BlobStore
 
@@ -92,9 +92,9 @@ def test_a_stage_out_of_the_store_holds_the_same_numbers_as_one_out_of_the_folde
         weights = side.weights(store)
         with weights.ready(span, side.manifest, lambda *_: None) as parts:
             stage = load_stage(
-                weights.checkpoint.folder, span, dtype="float32", manifest=side.manifest, parts=parts
+                weights.checkpoint.folder, span, StageSettings("float32"), manifest=side.manifest, parts=parts
             )
-    local = load_stage(side.model_folder, span, dtype="float32")
+    local = load_stage(side.model_folder, span, StageSettings("float32"))
     assert stage.weight_bytes == local.weight_bytes
     expected = {
         name: it for path in side.model_folder.glob("*.safetensors") for name, it in load_file(path).items()
@@ -187,13 +187,15 @@ def test_loaded_layers_need_their_blobs_no_more_and_fetch_them_again_if_they_are
 ) -> None:
     def load(engine: Engine, store: BlobStore, span: Span) -> None:
         with side.weights(store).ready(span, side.manifest, lambda *_: None) as parts:
-            stage = load_stage(side.snapshot(), span, dtype="float32", manifest=side.manifest, parts=parts)
+            stage = load_stage(
+                side.snapshot(), span, StageSettings("float32"), manifest=side.manifest, parts=parts
+            )
         engine.attach(stage)
 
     spec = describe(side.manifest, "float32")
     room_bytes = 2 * max(spec.layer_bytes) + spec.embed_bytes
     whole = Engine(spec, "cpu")
-    whole.attach(load_stage(side.model_folder, spec.whole, dtype="float32"))
+    whole.attach(load_stage(side.model_folder, spec.whole, StageSettings("float32")))
     expected = greedy([(whole, spec.whole)], (5, 9, 200), 6)
     engine = Engine(spec, "cpu")
     with side.store(limit_bytes=room_bytes) as store:

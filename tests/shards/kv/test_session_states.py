@@ -16,7 +16,7 @@ from molink.shards.checkpoint.store import describe
 from molink.shards.kv.block_allocator import PoolFull
 from molink.shards.kv.kv_cache import SequenceCache
 from molink.shards.kv.prefix import block_names
-from molink.shards.loading.loader import load_stage
+from molink.shards.loading.loader import StageSettings, load_stage
 from molink.shards.model.stage import Batching
 from molink.shards.spec import Span
 
@@ -160,6 +160,6 @@ def test_states_count_as_memory_from_the_beginning(folder: Path) -> None:
 def test_states_are_as_large_as_described(architecture: str, dtype: str, tmp_path: Path) -> None:
     store_tiny(CONFIG_MAPPING[architecture](**OVERRIDES.get(architecture, {})), tmp_path)
     spec = describe(tmp_path, dtype)
-    layouts = load_stage(tmp_path, spec.whole, dtype=dtype).layouts
+    layouts = load_stage(tmp_path, spec.whole, StageSettings(dtype)).layouts
     assert spec.state_bytes == tuple(layouts[layer].state_bytes for layer in range(spec.layers))
     assert spec.kv_bytes_per_token == tuple(layouts[layer].bytes_per_token for layer in range(spec.layers))

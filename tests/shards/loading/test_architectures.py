@@ -12,7 +12,7 @@ from transformers import CONFIG_MAPPING
 
 from molink.shards.attention.attention import alibi_slopes
 from molink.shards.checkpoint.store import describe
-from molink.shards.loading.loader import load_stage
+from molink.shards.loading.loader import StageSettings, load_stage
 
 QUICK = ("bloom", "bert", "bart", "deepseek_v4", "nanochat")
 
@@ -64,6 +64,6 @@ def test_the_kv_cache_of_layers_with_heads_of_their_own_is_as_large_as_described
 
 def assert_described(folder: Path) -> tuple[int, ...]:
     spec = describe(folder, "float32")
-    layouts = load_stage(folder, spec.whole, dtype="float32").layouts
+    layouts = load_stage(folder, spec.whole, StageSettings("float32")).layouts
     assert spec.kv_bytes_per_token == tuple(layouts[layer].bytes_per_token for layer in range(spec.layers))
     return spec.kv_bytes_per_token

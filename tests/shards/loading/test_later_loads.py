@@ -16,7 +16,7 @@ from molink.shards.errors import WeightsError
 from molink.shards.loading import self_check as checking
 from molink.shards.loading import stage_builder
 from molink.shards.loading.lazy_tensors import LoadCounter
-from molink.shards.loading.loader import load_stage
+from molink.shards.loading.loader import LoadCache, StageSettings, load_stage
 from molink.shards.model.stage import Stage
 from molink.shards.spec import Span
 
@@ -65,7 +65,7 @@ def work(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def load(
     folder: Path, digests: Path, manifest: Manifest, span: Span = WHOLE, dtype: str = "float32"
 ) -> Stage:
-    return load_stage(folder, span, dtype=dtype, manifest=manifest, digests=digests)
+    return load_stage(folder, span, StageSettings(dtype), manifest=manifest, cache=LoadCache(digests=digests))
 
 
 def tokens_of(stage: Stage) -> list[int]:
@@ -86,7 +86,9 @@ def test_a_later_load_hashes_inspects_and_checks_nothing_and_computes_the_same(
     work.clear()
     later = load(folder, digests, manifest)
     assert work == []
-    assert tokens_of(later) == tokens_of(first) == tokens_of(load_stage(folder, WHOLE, dtype="float32"))
+    assert (
+        tokens_of(later) == tokens_of(first) == tokens_of(load_stage(folder, WHOLE, StageSettings("float32")))
+    )
 
 
 def test_on_processors_weights_that_stay_as_they_are_take_no_memory_of_their_own(
@@ -153,7 +155,13 @@ def test_other_layers_weights_or_numbers_are_tried_anew(
     work.clear()
     load(folder, digests, read_manifest(folder, digests), Span(1, 3))
     load(folder, digests, read_manifest(folder, digests), dtype="bfloat16")
-    load_stage(folder, WHOLE, dtype="float32", manifest=read_manifest(folder), digests=digests, exact=True)
+    load_stage(
+        folder,
+        WHOLE,
+        StageSettings("float32", exact=True),
+        manifest=read_manifest(folder),
+        cache=LoadCache(digests=digests),
+    )
     alter_a_weight(folder, "model.layers.3.mlp.up_proj.weight")
     load(folder, digests, read_manifest(folder, digests))
     assert work.count("step") == 4

@@ -13,7 +13,7 @@ from molink.shards.batching.engine import Engine
 from molink.shards.checkpoint.store import read_manifest
 from molink.shards.errors import WeightsError
 from molink.shards.loading import stage_builder
-from molink.shards.loading.loader import load_stage
+from molink.shards.loading.loader import LoadCache, StageSettings, load_stage
 from molink.shards.spec import Span
 
 TinyModel = Callable[[str], Path]
@@ -36,11 +36,12 @@ load_lean_transformers()
 sys.path.insert(0, sys.argv[3])
 from support.models.circuit_runs import greedy, spec_for
 from molink.shards.batching.engine import Engine
-from molink.shards.loading.loader import load_stage
+from molink.shards.loading.loader import LoadCache, StageSettings, load_stage
 from molink.shards.spec import Span
 from molink.shards.checkpoint.store import read_manifest
 folder, digests, whole = Path(sys.argv[1]), Path(sys.argv[2]), Span(0, {LAYERS})
-stage = load_stage(folder, whole, dtype="float32", manifest=read_manifest(folder, digests), digests=digests)
+manifest, cache = read_manifest(folder, digests), LoadCache(digests)
+stage = load_stage(folder, whole, StageSettings("float32"), manifest=manifest, cache=cache)
 engine = Engine(spec_for(stage, "float32"), "cpu")
 engine.attach(stage)
 print(*greedy([(engine, whole)], {PROMPT}, 6))
@@ -87,7 +88,11 @@ def test_a_later_start_computes_the_same_without_the_compiler_sympy_or_accelerat
 ) -> None:
     folder, digests, whole = tiny_model("llama"), tmp_path / "digests", Span(0, LAYERS)
     stage = load_stage(
-        folder, whole, dtype="float32", manifest=read_manifest(folder, digests), digests=digests
+        folder,
+        whole,
+        StageSettings("float32"),
+        manifest=read_manifest(folder, digests),
+        cache=LoadCache(digests=digests),
     )
     engine = Engine(spec_for(stage, "float32"), "cpu")
     engine.attach(stage)
@@ -114,11 +119,11 @@ def test_where_a_meta_kernel_is_missing_those_that_were_left_out_are_brought_in(
         return filled(*arguments)
 
     folder = tiny_model("llama")
-    load_stage(folder, Span(0, 1), dtype="float32")  # its kind is checked
+    load_stage(folder, Span(0, 1), StageSettings("float32"))  # its kind is checked
     monkeypatch.setattr(stage_builder, "_filled", missing_once)
     monkeypatch.setattr(stage_builder, "bring_in_meta_kernels", lambda: len(tried) == 1)
-    assert load_stage(folder, Span(0, 1), dtype="float32").span == Span(0, 1)
+    assert load_stage(folder, Span(0, 1), StageSettings("float32")).span == Span(0, 1)
     tried.clear()
     monkeypatch.setattr(stage_builder, "bring_in_meta_kernels", lambda: False)
     with pytest.raises(WeightsError, match="Meta"):
-        load_stage(folder, Span(0, 1), dtype="float32")
+        load_stage(folder, Span(0, 1), StageSettings("float32"))

@@ -16,7 +16,7 @@ from molink.peer.models.model import LocalModel
 from molink.shards.batching.engine import Engine
 from molink.shards.checkpoint.store import describe, read_manifest
 from molink.shards.errors import UnsupportedArchitecture, WeightsError
-from molink.shards.loading.loader import load_stage
+from molink.shards.loading.loader import StageSettings, load_stage
 from molink.shards.spec import Span
 
 TinyModel = Callable[[str], Path]
@@ -58,18 +58,23 @@ def test_a_stage_holds_its_layers_and_nothing_else(tiny_model: TinyModel) -> Non
         Span(0, 6): sum(layers) + embedding + norm + head,
     }
     for span, size in expected.items():
-        assert load_stage(folder, span, dtype="float32").weight_bytes == size, span
-    assert load_stage(folder, Span(2, 4), dtype="bfloat16").weight_bytes == expected[Span(2, 4)] // 2
+        assert load_stage(folder, span, StageSettings("float32")).weight_bytes == size, span
+    assert load_stage(folder, Span(2, 4), StageSettings("bfloat16")).weight_bytes == expected[Span(2, 4)] // 2
 
 
 def test_tied_embeddings_are_held_by_both_ends_and_once_where_they_meet(tiny_model: TinyModel) -> None:
     folder = tiny_model("llama_tied")
     layers = [stored_bytes(folder, f"layers.{layer}.") for layer in range(6)]
     embedding, norm = stored_bytes(folder, "embed_tokens"), stored_bytes(folder, "model.norm")
-    assert load_stage(folder, Span(0, 1), dtype="float32").weight_bytes == layers[0] + embedding
-    assert load_stage(folder, Span(1, 5), dtype="float32").weight_bytes == sum(layers[1:5])
-    assert load_stage(folder, Span(5, 6), dtype="float32").weight_bytes == layers[5] + norm + embedding
-    assert load_stage(folder, Span(0, 6), dtype="float32").weight_bytes == sum(layers) + norm + embedding
+    assert load_stage(folder, Span(0, 1), StageSettings("float32")).weight_bytes == layers[0] + embedding
+    assert load_stage(folder, Span(1, 5), StageSettings("float32")).weight_bytes == sum(layers[1:5])
+    assert (
+        load_stage(folder, Span(5, 6), StageSettings("float32")).weight_bytes == layers[5] + norm + embedding
+    )
+    assert (
+        load_stage(folder, Span(0, 6), StageSettings("float32")).weight_bytes
+        == sum(layers) + norm + embedding
+    )
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8", "nf4"])
@@ -84,7 +89,7 @@ def test_what_is_announced_of_any_spans_is_what_they_hold_together(
         held = tuple(Span(*span) for span in spans)
         engine = Engine(spec, "cpu")
         for span in held:
-            engine.attach(load_stage(folder, span, dtype="float32", quantization=quantization))
+            engine.attach(load_stage(folder, span, StageSettings("float32", quantization)))
         assert engine.weight_bytes == pytest.approx(spec.held_bytes(held), rel=0.01), spans
 
 
@@ -101,9 +106,9 @@ def test_ends_that_were_loaded_apart_share_the_embedding_and_compute_the_same(
     before = apart.weight_bytes
     apart.detach(Span(0, 2))
     assert apart.weight_bytes < before
-    apart.attach(load_stage(folder, Span(0, 2), dtype="float32"))
+    apart.attach(load_stage(folder, Span(0, 2), StageSettings("float32")))
     whole.detach(Span(2, 4))
-    whole.attach(load_stage(folder, Span(2, 4), dtype="float32"))
+    whole.attach(load_stage(folder, Span(2, 4), StageSettings("float32")))
     assert apart.weight_bytes == whole.weight_bytes == before
     assert greedy([(apart, Span(0, 3)), (whole, Span(3, 6))], PROMPT, 8) == expected
 
@@ -127,7 +132,7 @@ def test_files_that_only_hold_other_layers_may_be_absent_or_broken(tmp_path: Pat
     expected = greedy([(engine_with(folder, (0, 6)), Span(0, 6))], PROMPT, 8)
     needed = {file for name, file in index.items() if "layers.0." in name or "layers.1." in name}
     needed |= {file for name, file in index.items() if "embed_tokens" in name}
-    rest = [load_stage(folder, Span(2, 6), dtype="float32")]
+    rest = [load_stage(folder, Span(2, 6), StageSettings("float32"))]
     others = sorted(set(index.values()) - needed)
     assert len(others) >= 2
     (folder / others[0]).unlink()
@@ -136,7 +141,7 @@ def test_files_that_only_hold_other_layers_may_be_absent_or_broken(tmp_path: Pat
     engine.attach(rest[0])
     assert greedy([(engine, Span(0, 6))], PROMPT, 8) == expected
     with pytest.raises(WeightsError, match=others[1]) as caught:
-        load_stage(folder, Span(2, 6), dtype="float32")
+        load_stage(folder, Span(2, 6), StageSettings("float32"))
     assert caught.value.folder == folder
     assert caught.value.tensors
 
@@ -162,7 +167,7 @@ def test_a_missing_tensor_is_refused_and_named_as_the_model_calls_it(
     folder = Path(shutil.copytree(tiny_model(architecture), tmp_path / architecture))
     rewrite(folder, lambda tensors: {n: t for n, t in tensors.items() if n != tensor})
     with pytest.raises(WeightsError) as caught:
-        load_stage(folder, span, dtype="float32")
+        load_stage(folder, span, StageSettings("float32"))
     assert caught.value.folder == folder
     assert caught.value.tensors == (named,)
     assert named in str(caught.value)
@@ -183,16 +188,16 @@ def test_tensors_of_other_shapes_are_refused_and_named(editable: Path) -> None:
     name = "model.layers.1.mlp.up_proj.weight"
     rewrite(editable, lambda tensors: tensors | {name: tensors[name][:-1].contiguous()})
     with pytest.raises(WeightsError, match="shapes") as caught:
-        load_stage(editable, Span(0, 2), dtype="float32")
+        load_stage(editable, Span(0, 2), StageSettings("float32"))
     assert caught.value.tensors == (name,)
-    assert load_stage(editable, Span(2, 6), dtype="float32").span == Span(2, 6)
+    assert load_stage(editable, Span(2, 6), StageSettings("float32")).span == Span(2, 6)
 
 
 def test_tied_weights_that_are_missing_are_refused(tiny_model: TinyModel, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(tiny_model("llama_tied"), tmp_path / "tied"))
     rewrite(folder, lambda tensors: {n: t for n, t in tensors.items() if "embed_tokens" not in n})
     with pytest.raises(WeightsError, match="embed_tokens"):
-        load_stage(folder, Span(5, 6), dtype="float32")
+        load_stage(folder, Span(5, 6), StageSettings("float32"))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -206,16 +211,16 @@ def test_a_single_weight_that_is_not_a_number_is_refused_and_named(
 
     rewrite(editable, spoil)
     with pytest.raises(WeightsError, match="not a number") as caught:
-        load_stage(editable, Span(0, 2), dtype=dtype)
+        load_stage(editable, Span(0, 2), StageSettings(dtype))
     assert caught.value.tensors == (name,)
-    assert load_stage(editable, Span(2, 6), dtype=dtype).span == Span(2, 6)
+    assert load_stage(editable, Span(2, 6), StageSettings(dtype)).span == Span(2, 6)
 
 
 def test_weights_that_compute_what_is_not_a_number_are_refused(editable: Path) -> None:
     name = "model.layers.1.mlp.up_proj.weight"
     rewrite(editable, lambda tensors: tensors | {name: torch.full_like(tensors[name], torch.inf)})
     with pytest.raises(WeightsError, match="not numbers"):
-        load_stage(editable, Span(0, 2), dtype="float32")
+        load_stage(editable, Span(0, 2), StageSettings("float32"))
 
 
 NOTHING_THERE = "model.layers.1.mlp.up_proj.weight"
@@ -269,7 +274,7 @@ def test_tensors_beyond_the_model_do_no_harm(editable: Path) -> None:
     rewrite(editable, lambda tensors: tensors | extra)
     assert greedy([(engine_with(editable, (0, 6)), Span(0, 6))], PROMPT, 8) == expected
     manifest = read_manifest(editable)
-    assert load_stage(editable, Span(0, 6), dtype="float32", manifest=manifest).span == Span(0, 6)
+    assert load_stage(editable, Span(0, 6), StageSettings("float32"), manifest=manifest).span == Span(0, 6)
 
 
 @pytest.mark.parametrize("size", [0, 7, 500, 100_000])
@@ -277,19 +282,19 @@ def test_truncated_files_are_refused(editable: Path, size: int) -> None:
     path = editable / "model.safetensors"
     path.write_bytes(path.read_bytes()[:size])
     with pytest.raises(WeightsError, match="truncated or altered"):
-        load_stage(editable, Span(0, 2), dtype="float32")
+        load_stage(editable, Span(0, 2), StageSettings("float32"))
 
 
 def test_folders_without_weights_or_configuration_are_refused(editable: Path) -> None:
     (editable / "model.safetensors").unlink()
     with pytest.raises(WeightsError, match="no safetensors"):
-        load_stage(editable, Span(0, 2), dtype="float32")
+        load_stage(editable, Span(0, 2), StageSettings("float32"))
     (editable / "config.json").write_text("[]")
     with pytest.raises(WeightsError, match="config"):
-        load_stage(editable, Span(0, 2), dtype="float32")
+        load_stage(editable, Span(0, 2), StageSettings("float32"))
     (editable / "config.json").unlink()
     with pytest.raises(WeightsError, match="config"):
-        load_stage(editable, Span(0, 2), dtype="float32")
+        load_stage(editable, Span(0, 2), StageSettings("float32"))
 
 
 @pytest.mark.parametrize(
@@ -305,7 +310,7 @@ def test_folders_without_weights_or_configuration_are_refused(editable: Path) ->
 def test_a_broken_index_is_refused(editable: Path, index: str) -> None:
     (editable / "model.safetensors.index.json").write_text(index)
     with pytest.raises(WeightsError, match="index"):
-        load_stage(editable, Span(0, 2), dtype="float32")
+        load_stage(editable, Span(0, 2), StageSettings("float32"))
 
 
 @pytest.mark.parametrize(
@@ -322,7 +327,7 @@ def test_a_broken_index_is_refused(editable: Path, index: str) -> None:
 def test_configurations_that_make_no_sense_are_refused(editable: Path, changes: dict[str, object]) -> None:
     reconfigure(editable, **changes)
     with pytest.raises(WeightsError):
-        load_stage(editable, Span(0, 2), dtype="float32")
+        load_stage(editable, Span(0, 2), StageSettings("float32"))
 
 
 @pytest.mark.parametrize(
@@ -340,7 +345,7 @@ def test_kinds_of_models_that_cannot_be_served_are_refused_with_the_reason(
 ) -> None:
     reconfigure(editable, **changes)
     with pytest.raises(UnsupportedArchitecture, match=reason):
-        load_stage(editable, Span(0, 2), dtype="float32")
+        load_stage(editable, Span(0, 2), StageSettings("float32"))
 
 
 def test_code_in_the_folder_is_never_run(editable: Path) -> None:
@@ -352,15 +357,15 @@ def test_code_in_the_folder_is_never_run(editable: Path) -> None:
         auto_map={"AutoConfig": "modeling_evil.Config", "AutoModelForCausalLM": "modeling_evil.Model"},
     )
     with pytest.raises(WeightsError):
-        load_stage(editable, Span(0, 2), dtype="float32")
+        load_stage(editable, Span(0, 2), StageSettings("float32"))
     assert not trace.exists()
 
 
 def test_spans_beyond_the_model_and_unknown_dtypes_are_refused(tiny_model: TinyModel) -> None:
     with pytest.raises(ValueError, match=r"6 layers.*\[5, 7\)"):
-        load_stage(tiny_model("llama"), Span(5, 7), dtype="float32")
+        load_stage(tiny_model("llama"), Span(5, 7), StageSettings("float32"))
     with pytest.raises(ValueError, match="float8"):
-        load_stage(tiny_model("llama"), Span(0, 2), dtype="float8")
+        load_stage(tiny_model("llama"), Span(0, 2), StageSettings("float8"))
 
 
 def test_loading_is_quiet_and_leaves_nothing_behind(
@@ -370,10 +375,10 @@ def test_loading_is_quiet_and_leaves_nothing_behind(
     scratch.mkdir()
     monkeypatch.setenv("TMPDIR", str(scratch))
     before = sorted(editable.iterdir())
-    load_stage(editable, Span(1, 3), dtype="bfloat16")
+    load_stage(editable, Span(1, 3), StageSettings("bfloat16"))
     rewrite(editable, lambda tensors: {n: t for n, t in tensors.items() if "layers.1." not in n})
     with pytest.raises(WeightsError):
-        load_stage(editable, Span(1, 3), dtype="float32")
+        load_stage(editable, Span(1, 3), StageSettings("float32"))
     assert capfd.readouterr() == ("", "")
     assert sorted(editable.iterdir()) == before
     assert not list(scratch.iterdir())
@@ -384,7 +389,7 @@ def test_progress_grows_to_the_bytes_of_the_stage(tiny_model: TinyModel) -> None
     stage = load_stage(
         tiny_model("mixtral"),
         Span(4, 6),
-        dtype="bfloat16",
+        StageSettings("bfloat16"),
         progress=lambda done, all_: seen.append((done, all_)),
     )
     assert len(seen) > 5

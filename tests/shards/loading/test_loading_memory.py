@@ -23,7 +23,7 @@ if device == "meta":  # a device with memory of its own, on which nothing can be
 from molink.shards.checkpoint.store import read_manifest
 manifest = read_manifest(folder)
 load = lambda span: loader.load_stage(
-    folder, span, dtype="bfloat16", quantization=quantization, device=device, manifest=manifest
+    folder, span, loader.StageSettings("bfloat16", quantization, device), manifest=manifest
 )
 load(Span(0, 1))  # what the libraries load once
 taken = int(next(line for line in open("/proc/self/status") if line.startswith("VmData")).split()[1]) * 1024

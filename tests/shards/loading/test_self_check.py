@@ -17,7 +17,7 @@ from molink.shards.batching import packed, padded
 from molink.shards.batching.padded import LeftPaddedCache
 from molink.shards.errors import UnsupportedArchitecture
 from molink.shards.loading import self_check as checking
-from molink.shards.loading.loader import load_stage
+from molink.shards.loading.loader import StageSettings, load_stage
 from molink.shards.loading.self_check import self_check
 from molink.shards.loading.tiny_config import LAYERS, tiny_config
 from molink.shards.model import partial_model
@@ -104,7 +104,7 @@ def test_what_is_not_exact_is_not_loaded(tmp_path: Path, monkeypatch: pytest.Mon
     folder = make_tiny_model("llama", tmp_path)
     leave_by_the_base_model(monkeypatch)
     with pytest.raises(UnsupportedArchitecture, match=r"something else than the whole.*docs/MODELS\.md"):
-        load_stage(folder, Span(0, 2), dtype="float32")
+        load_stage(folder, Span(0, 2), StageSettings("float32"))
 
 
 def test_positions_that_scale_beyond_the_context_do_not_hinder_within() -> None:

@@ -12,7 +12,7 @@ from support.models.tiny_models import LAYERS
 from torch import Tensor, nn
 
 from molink.shards.batching.engine import Engine
-from molink.shards.loading.loader import load_stage
+from molink.shards.loading.loader import LoadCache, StageSettings, load_stage
 from molink.shards.matrices import known_products, linear, products
 from molink.shards.matrices.known_products import KnownProducts
 from molink.shards.matrices.linear import packed_for_onednn
@@ -31,7 +31,7 @@ MACHINE = "A processor"
 def measured(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> list[Sequence[Tensor]]:
     """The matrices of each measurement; tiny ones are worth it, and packing pays."""
     load_stage(
-        tiny_model("llama"), Span(1, 2), dtype="float32"
+        tiny_model("llama"), Span(1, 2), StageSettings("float32")
     )  # its kind is checked, with products of its own
     monkeypatch.setattr(products, "LEAST_WEIGHTS", 1)
     monkeypatch.setattr(products, "TIMED_ROWS", (1, 8))
@@ -52,7 +52,10 @@ def load(
 ) -> Stage:
     known = KnownProducts(notes, machine)
     stage = load_stage(
-        folder, WHOLE, dtype="float32", exact=exact, known_products=known, packs_later=packs_later
+        folder,
+        WHOLE,
+        StageSettings("float32", exact=exact, packs_later=packs_later),
+        cache=LoadCache(known_products=known),
     )
     known.keep(certain=True)
     return stage
@@ -118,7 +121,7 @@ def test_what_a_busy_machine_has_measured_is_believed_for_a_day(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     known, now_s = KnownProducts(tmp_path, MACHINE), time.time()
-    load_stage(tiny_model("llama"), WHOLE, dtype="float32", known_products=known)
+    load_stage(tiny_model("llama"), WHOLE, StageSettings("float32"), cache=LoadCache(known_products=known))
     known.keep(certain=False)
     monkeypatch.setattr(known_products.time, "time", lambda: now_s + age_s)
     load(tiny_model("llama"), tmp_path)
@@ -128,7 +131,12 @@ def test_what_a_busy_machine_has_measured_is_believed_for_a_day(
 def test_a_decision_that_is_not_kept_is_not_written(
     tiny_model: TinyModel, tmp_path: Path, measured: list[Sequence[Tensor]]
 ) -> None:
-    load_stage(tiny_model("llama"), WHOLE, dtype="float32", known_products=KnownProducts(tmp_path, MACHINE))
+    load_stage(
+        tiny_model("llama"),
+        WHOLE,
+        StageSettings("float32"),
+        cache=LoadCache(known_products=KnownProducts(tmp_path, MACHINE)),
+    )
     assert not list(tmp_path.iterdir())
 
 

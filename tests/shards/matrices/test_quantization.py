@@ -22,7 +22,7 @@ from molink.shards.batching.engine import Engine, Rows
 from molink.shards.checkpoint.dimensions import is_quantizable, matrix_size
 from molink.shards.checkpoint.store import describe, read_manifest
 from molink.shards.errors import QuantizationUnavailable, WeightsError
-from molink.shards.loading.loader import load_stage
+from molink.shards.loading.loader import StageSettings, load_stage
 from molink.shards.matrices.nf4_products import BLOCK
 from molink.shards.matrices.quantize import QuantizedLinear, StreamingQuantizer
 from molink.shards.matrices.quantized_matrices import Int8Matrices, Nf4Matrices, QuantizedMatrices
@@ -35,7 +35,7 @@ KINDS = ("llama", "gpt2", "phi3", "mixtral", "qwen2_moe", "deepseek_v3", "gpt_os
 
 
 def engine_of(folder: Path, quantization: str, *spans: Span, dtype: str = "float32") -> Engine:
-    stages = [load_stage(folder, span, dtype=dtype, quantization=quantization, exact=True) for span in spans]
+    stages = [load_stage(folder, span, StageSettings(dtype, quantization, exact=True)) for span in spans]
     engine = Engine(spec_for(stages[0], dtype), "cpu")
     for stage in stages:
         engine.attach(stage)
@@ -48,7 +48,7 @@ def test_a_stage_holds_what_is_announced(kind: str, quantization: str, tmp_path:
     folder = write_model(kind, tmp_path / kind)
     spec = describe(folder, "bfloat16", quantization)
     for span in (Span(0, 2), Span(2, 4), Span(5, 6)):
-        held = load_stage(folder, span, dtype="bfloat16", quantization=quantization).weight_bytes
+        held = load_stage(folder, span, StageSettings("bfloat16", quantization)).weight_bytes
         assert held == pytest.approx(spec.weight_bytes(span), rel=0.01)
 
 
@@ -89,7 +89,7 @@ def test_parts_of_a_quantized_stage_can_be_given_up_and_loaded_again(
     engine = engine_of(folder, quantization, WHOLE)
     expected, before = greedy([(engine, WHOLE)], PROMPT, 8), engine.weight_bytes
     engine.detach(Span(2, 5))
-    rest = load_stage(folder, Span(2, 5), dtype="float32", quantization=quantization)
+    rest = load_stage(folder, Span(2, 5), StageSettings("float32", quantization))
     assert engine.weight_bytes + rest.weight_bytes == before
     engine.attach(rest)
     assert greedy([(engine, WHOLE)], PROMPT, 8) == expected
@@ -187,10 +187,10 @@ def test_routers_norms_and_biases_are_not_quantized() -> None:
 def test_altered_weights_are_refused_while_they_are_quantized(tiny_model: TinyModel, tmp_path: Path) -> None:
     folder = copy_of(tiny_model("llama"), tmp_path / "llama")
     manifest = read_manifest(folder)
-    load_stage(folder, WHOLE, dtype="float32", quantization="nf4", manifest=manifest)
+    load_stage(folder, WHOLE, StageSettings("float32", "nf4"), manifest=manifest)
     alter_a_weight(folder, "model.layers.3.mlp.up_proj.weight")
     with pytest.raises(WeightsError, match="layer 3"):
-        load_stage(folder, WHOLE, dtype="float32", quantization="nf4", manifest=manifest)
+        load_stage(folder, WHOLE, StageSettings("float32", "nf4"), manifest=manifest)
 
 
 def test_a_matrix_of_another_shape_is_named(tiny_model: TinyModel, tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_a_matrix_of_another_shape_is_named(tiny_model: TinyModel, tmp_path: Pat
     config = folder / "config.json"
     config.write_text(config.read_text().replace('"intermediate_size": 96', '"intermediate_size": 128'))
     with pytest.raises(WeightsError, match=r"other shapes than config\.json says: .*mlp"):
-        load_stage(folder, Span(1, 3), dtype="float32", quantization="int8")
+        load_stage(folder, Span(1, 3), StageSettings("float32", "int8"))
 
 
 def test_without_bitsandbytes_it_is_said_what_to_install(
@@ -206,7 +206,7 @@ def test_without_bitsandbytes_it_is_said_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     with pytest.raises(QuantizationUnavailable, match=r"pip install 'molink\[quantization\]'"):
-        load_stage(tiny_model("llama"), WHOLE, dtype="float32", quantization="nf4")
+        load_stage(tiny_model("llama"), WHOLE, StageSettings("float32", "nf4"))
 
 
 def live_tensor_bytes() -> int:
@@ -269,7 +269,7 @@ def test_no_more_than_one_matrix_at_a_time_is_in_memory_unquantized(
         return convert(self, input_dict, model=model, **rest)
 
     monkeypatch.setattr(StreamingQuantizer, "convert", counting)
-    load_stage(folder, Span(1, 5), dtype="float32", quantization=quantization)
+    load_stage(folder, Span(1, 5), StageSettings("float32", quantization))
     matrix, layer = 96 * 64 * 4, (2 * 64 * 64 + 2 * 32 * 64 + 3 * 96 * 64) * 4
     assert len(beyond) == 4
     assert max(beyond) < 2 * matrix + 8192 < layer
@@ -279,13 +279,14 @@ MEASURE = """
 import sys, threading, time
 from pathlib import Path
 import psutil, torch
-from molink.shards.loading.loader import load_stage
+from molink.shards.loading.loader import StageSettings, load_stage
 from molink.shards.spec import QUANTIZATIONS, Span
 folder, quantization = Path(sys.argv[1]), sys.argv[2]
-load_stage(folder, Span(0, 1), dtype="bfloat16", quantization=quantization)
+settings = StageSettings("bfloat16", quantization)
+load_stage(folder, Span(0, 1), settings)
 process = psutil.Process()
 before = process.memory_info().rss
-stage = load_stage(folder, Span(1, 6), dtype="bfloat16", quantization=quantization)
+stage = load_stage(folder, Span(1, 6), settings)
 print(stage.weight_bytes, process.memory_info().rss - before)
 """
 

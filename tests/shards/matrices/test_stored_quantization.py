@@ -15,7 +15,7 @@ from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 from molink.shards.checkpoint.store import StoreError, describe, read_manifest
 from molink.shards.errors import UnsupportedArchitecture, WeightsError
-from molink.shards.loading.loader import load_stage
+from molink.shards.loading.loader import StageSettings, load_stage
 from molink.shards.spec import Span
 
 TinyModel = Callable[[str], Path]
@@ -163,8 +163,8 @@ def test_a_packed_checkpoint_loads_as_the_plain_one_that_it_means(
     manifest = read_manifest(packed)
     spec = describe(manifest, "float32", quantization)
     for span in (Span(0, 2), Span(2, LAYERS)):
-        stage = load_stage(packed, span, dtype="float32", quantization=quantization, manifest=manifest)
-        expected = load_stage(plain, span, dtype="float32", quantization=quantization)
+        stage = load_stage(packed, span, StageSettings("float32", quantization), manifest=manifest)
+        expected = load_stage(plain, span, StageSettings("float32", quantization))
         ours, theirs = (dict(one.model.named_parameters()) for one in (stage, expected))
         assert ours.keys() == theirs.keys()
         assert all(torch.equal(ours[name], theirs[name]) for name in ours)
@@ -178,7 +178,7 @@ def test_altered_parts_are_refused(form: str, tiny_model: TinyModel, tmp_path: P
     suffix = "qzeros" if form == "awq" else "weight_scale_inv"
     alter_a_weight(packed, f"model.layers.3.mlp.up_proj.{suffix}")
     with pytest.raises(WeightsError, match="layer 3"):
-        load_stage(packed, Span(2, 4), dtype="float32", manifest=manifest)
+        load_stage(packed, Span(2, 4), StageSettings("float32"), manifest=manifest)
 
 
 def test_a_matrix_without_one_of_its_parts_is_refused(tiny_model: TinyModel, tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_a_matrix_without_one_of_its_parts_is_refused(tiny_model: TinyModel, tmp
     with pytest.raises(StoreError, match=r"qweight is there without .*up_proj\.scales"):
         read_manifest(packed)
     with pytest.raises(WeightsError, match=r"qweight is there without .*up_proj\.scales"):
-        load_stage(packed, Span(2, 4), dtype="float32")
+        load_stage(packed, Span(2, 4), StageSettings("float32"))
 
 
 @pytest.mark.parametrize(
@@ -207,6 +207,6 @@ def test_other_formats_are_refused_before_anything_is_read(
     edit(folder / "config.json", quantization_config=settings)
     assert json.loads((folder / "config.json").read_text())["quantization_config"] == settings
     with pytest.raises(UnsupportedArchitecture):
-        load_stage(folder, Span(0, 2), dtype="float32")
+        load_stage(folder, Span(0, 2), StageSettings("float32"))
     with pytest.raises(StoreError, match="cannot be served"):
         read_manifest(folder)

@@ -14,7 +14,7 @@ from molink.shards.batching.engine import Engine, Rows
 from molink.shards.checkpoint import store
 from molink.shards.checkpoint.manifest import Manifest
 from molink.shards.errors import WeightsError
-from molink.shards.loading.loader import load_stage
+from molink.shards.loading.loader import StageSettings, load_stage
 from molink.shards.matrices.quantized_matrices import Int8Matrices, Nf4Matrices, QuantizedMatrices
 from molink.shards.model.tensor_parallel import Division, Shard
 from molink.shards.spec import ModelSpec
@@ -42,7 +42,7 @@ def test_two_ranks_generate_the_tokens_of_the_quantized_whole(
         architecture, tmp_path, hidden_size=128, intermediate_size=256, num_hidden_layers=3
     )
     manifest, spec = described(folder, quantization)
-    stage = load_stage(folder, spec.whole, dtype="float32", quantization=quantization)
+    stage = load_stage(folder, spec.whole, StageSettings("float32", quantization))
     engine = Engine(spec, "cpu")
     engine.attach(stage)
     cache = engine.new_cache(spec.whole, 64)
@@ -92,5 +92,5 @@ def test_ranks_share_rows_in_nf4_only_in_whole_blocks(tmp_path: Path) -> None:
     with pytest.raises(
         WeightsError, match=r"ranks cannot share .* in nf4: its rows of 32 .* choose one device, or int8"
     ):
-        load_stage(folder, spec.whole, dtype="float32", quantization="nf4", shard=shard)
-    load_stage(folder, spec.whole, dtype="float32", quantization="int8", shard=shard)
+        load_stage(folder, spec.whole, StageSettings("float32", "nf4", shard=shard))
+    load_stage(folder, spec.whole, StageSettings("float32", "int8", shard=shard))

@@ -12,7 +12,7 @@ from transformers import AutoConfig
 from molink.shards.checkpoint import store
 from molink.shards.checkpoint.manifest import Manifest
 from molink.shards.errors import UnsupportedArchitecture, WeightsError
-from molink.shards.loading.loader import load_stage
+from molink.shards.loading.loader import StageSettings, load_stage
 from molink.shards.model.tensor_parallel import Shard, division_refusal, vocabulary_part
 from molink.shards.spec import ModelSpec
 
@@ -105,7 +105,7 @@ def test_each_rank_holds_its_share_and_its_heads_cache(
 ) -> None:
     folder, manifest, spec = opened(architecture)
     ranks = RankThreads(folder, manifest, spec, 2)
-    whole = load_stage(folder, spec.whole, dtype="float32", manifest=manifest)
+    whole = load_stage(folder, spec.whole, StageSettings("float32"), manifest=manifest)
     embedding = spec.embed_bytes
     divided = (whole.weight_bytes - embedding) / 2
     for stage, cache in zip(ranks.stages, ranks.caches, strict=True):
@@ -136,16 +136,16 @@ def test_what_can_be_divided_is_not_refused(architecture: str) -> None:
 def test_heads_that_do_not_divide_are_refused_with_their_number(opened: Callable[[str], Opened]) -> None:
     folder, _, spec = opened("llama")
     with pytest.raises(UnsupportedArchitecture, match="its 2 key-value heads cannot be divided by 4"):
-        load_stage(folder, spec.whole, dtype="float32", shard=Shard(0, 4, lambda partial: partial))
+        load_stage(folder, spec.whole, StageSettings("float32", shard=Shard(0, 4, lambda partial: partial)))
     with pytest.raises(UnsupportedArchitecture, match="its 4 attention heads cannot be divided by 3"):
-        load_stage(folder, spec.whole, dtype="float32", shard=Shard(0, 3, lambda partial: partial))
+        load_stage(folder, spec.whole, StageSettings("float32", shard=Shard(0, 3, lambda partial: partial)))
 
 
 def test_an_mlp_that_does_not_divide_is_refused(tmp_path: Path) -> None:
     folder = make_tiny_model("llama", tmp_path, intermediate_size=95, num_hidden_layers=2)
     spec = store.describe(store.read_manifest(folder), "float32")
     with pytest.raises(WeightsError, match=r"the 95 of layers\.0\.mlp\.gate_proj cannot be divided by 2"):
-        load_stage(folder, spec.whole, dtype="float32", shard=Shard(0, 2, lambda partial: partial))
+        load_stage(folder, spec.whole, StageSettings("float32", shard=Shard(0, 2, lambda partial: partial)))
 
 
 def test_altered_weights_are_found_although_only_a_part_is_kept(opened: Callable[[str], Opened]) -> None:
@@ -153,7 +153,10 @@ def test_altered_weights_are_found_although_only_a_part_is_kept(opened: Callable
     other = manifest.model_copy(update={"layers": manifest.layers[::-1]})
     with pytest.raises(WeightsError, match="a file was altered"):
         load_stage(
-            folder, spec.whole, dtype="float32", manifest=other, shard=Shard(1, 2, lambda partial: partial)
+            folder,
+            spec.whole,
+            StageSettings("float32", shard=Shard(1, 2, lambda partial: partial)),
+            manifest=other,
         )
 
 

@@ -25,7 +25,7 @@ from molink.shards.checkpoint.grouping import group_names
 from molink.shards.checkpoint.safetensors_header import read_header
 from molink.shards.checkpoint.store import describe, read_manifest
 from molink.shards.errors import UnsupportedArchitecture, WeightsError
-from molink.shards.loading.loader import load_stage
+from molink.shards.loading.loader import StageSettings, load_stage
 from molink.shards.model.probe import config_refusal
 from molink.shards.spec import Span
 
@@ -60,7 +60,7 @@ def test_they_are_described_and_verified_by_their_text_part(
     spec, manifest = describe(folder, "float32"), read_manifest(folder)
     assert spec.architecture == architecture
     for span in (Span(0, 2), Span(1, 4), spec.whole):
-        stage = load_stage(folder, span, dtype="float32", manifest=manifest)
+        stage = load_stage(folder, span, StageSettings("float32"), manifest=manifest)
         assert stage.weight_bytes == spec.weight_bytes(span)
         assert [stage.layouts[layer].bytes_per_token for layer in span] == [
             spec.kv_bytes_per_token[layer] for layer in span
@@ -89,7 +89,7 @@ def test_a_hub_is_asked_for_the_ranges_of_the_spans_text_tensors_only(
         weights = side.weights(store)
         side.hub.weight_ranges()
         with weights.ready(span, manifest, lambda *_: None) as parts:
-            stage = load_stage(folder, span, dtype="float32", manifest=manifest, parts=parts)
+            stage = load_stage(folder, span, StageSettings("float32"), manifest=manifest, parts=parts)
             assert sorted(parts) == sorted(layers)
         asked = {
             at
@@ -131,9 +131,7 @@ def test_two_ranks_share_a_text_part(stored: Callable[[str], Path]) -> None:
 def test_a_text_part_can_be_quantized(stored: Callable[[str], Path]) -> None:
     folder = stored("llava")
     spec = describe(folder, "float32", "int8")
-    stage = load_stage(
-        folder, Span(1, 3), dtype="float32", quantization="int8", manifest=read_manifest(folder)
-    )
+    stage = load_stage(folder, Span(1, 3), StageSettings("float32", "int8"), manifest=read_manifest(folder))
     assert stage.weight_bytes <= 1.01 * spec.weight_bytes(Span(1, 3))
 
 
@@ -143,10 +141,10 @@ def test_a_tensor_that_the_text_part_needs_is_missed_and_one_of_a_tower_is_not(
     folder = stored("llava")
     with safe_open(folder / "model.safetensors", framework="pt") as file:
         parts = {name: file.get_slice(name) for name in file.keys() if "language_model" in name}  # noqa: SIM118
-        assert load_stage(folder, Span(1, 2), dtype="float32", parts=parts).span == Span(1, 2)
+        assert load_stage(folder, Span(1, 2), StageSettings("float32"), parts=parts).span == Span(1, 2)
         del parts[next(name for name in parts if "layers.1.mlp.up_proj" in name)]
         with pytest.raises(WeightsError, match=r"language_model\.layers\.1\.mlp\.up_proj"):
-            load_stage(folder, Span(1, 2), dtype="float32", parts=parts)
+            load_stage(folder, Span(1, 2), StageSettings("float32"), parts=parts)
 
 
 def test_a_kind_whose_small_models_are_refused_is_served_where_their_peculiarities_are_absent(
@@ -193,4 +191,4 @@ def test_layers_beside_the_token_embedding_are_the_decoders(above: str, tower: s
 def test_a_model_that_reads_its_prompt_in_both_directions_is_refused(tmp_path: Path) -> None:
     CONFIG_MAPPING["paligemma"]().save_pretrained(tmp_path)
     with pytest.raises(UnsupportedArchitecture, match="looks at later tokens"):
-        load_stage(tmp_path, Span(0, 1), dtype="float32")
+        load_stage(tmp_path, Span(0, 1), StageSettings("float32"))

@@ -178,7 +178,7 @@ def test_who_refuses_is_counted_and_the_hop_goes_without() -> None:
     world = world_of({})
 
     def leave() -> None:
-        member(world, "p2").book.drain()
+        member(world, "p2").book.gate.drain()
 
     world.timeline.call(0.01, leave)
     ran(world)

@@ -15,7 +15,7 @@ from molink.dht.identity.identity import Identity
 from molink.dht.node.discovery import Discovery
 from molink.dht.node.network import Network
 from molink.dht.records.announcement import sign_facts, sign_state
-from molink.dht.records.records import LayerLatency, LinkMeasurement, PeerView, ServedModel
+from molink.dht.records.records import LayerLatency, LinkMeasurement, PeerView
 from molink.peer.wire.link.acceptor import Acceptor
 from molink.peer.wire.link.certificate import Credentials, new_certificate
 from molink.peer.wire.link.link import Link
@@ -95,8 +95,6 @@ def claim(
     span: Span,
     *,
     certificate: bytes = b"",
-    name: str = "liar",
-    model: ServedModel | None = None,
     layer_ms: float = 0.001,
     near: Iterable[str] = (),
 ) -> tuple[bytes, bytes, bytes]:
@@ -111,11 +109,10 @@ def claim(
         public_key=identity.public_key,
         sequence=sequence,
         ttl_s=600,
-        name=name,
+        name="liar",
         addresses=(f"/ip4/{host}/tcp/{port}/p2p/{identity.peer_id}",),
         grpc_addresses=(address,),
         certificate=certificate or new_certificate(identity.peer_id).der,
-        model=model or like.facts.model,
         span_limit=span,
         layer_latencies=(LayerLatency(1, layer_ms),),
         embed_ms=layer_ms,

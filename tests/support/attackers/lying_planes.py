@@ -76,36 +76,43 @@ async def honest(
         yield discovery
 
 
-async def hold_links(addresses: Sequence[str], count: int, held: trio.Event) -> None:
-    """Keeps `count` links of free identities to each address, dialling again whenever one ends, until cancelled."""
-    opened = 0
+class HeldLinks:
+    """Links of free identities, dialled again whenever one ends, and how many have been tried once."""
 
-    async def hold(address: str) -> None:
-        nonlocal opened
+    def __init__(self, addresses: Sequence[str], count: int, held: trio.Event) -> None:
+        self._addresses = [address for address in addresses for _ in range(count)]
+        self._tried = 0
+        self._held = held
+        """Is set when each has been tried."""
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with trio.open_nursery() as nursery:
+            for address in self._addresses:
+                nursery.start_soon(self._hold, address)
+
+    async def _hold(self, address: str) -> None:
+        tried = trio.Event()
         async with open_host(Identity.generate(), None, None) as host:
-            first = True
             while True:
                 try:
                     peer_id = await host.dial(address, timeout_s=5.0)
                     link = CompressedStream(await host.open_stream(peer_id, GOSSIP, timeout_s=5.0))
                     while True:
                         await link.send([b""])
-                        if first:
-                            first, opened = False, opened + 1
-                            if opened == count * len(addresses):
-                                held.set()
+                        self._note(tried)
                         await trio.sleep(0.2)
                 except (DialError, StreamEndedError):
-                    if first:
-                        first, opened = False, opened + 1
-                    if opened == count * len(addresses):
-                        held.set()
+                    self._note(tried)
                     await trio.sleep(0.1)
 
-    async with trio.open_nursery() as nursery:
-        for address in addresses:
-            for _ in range(count):
-                nursery.start_soon(hold, address)
+    def _note(self, tried: trio.Event) -> None:
+        """A link has been tried, for the first time or again."""
+        if not tried.is_set():
+            tried.set()
+            self._tried += 1
+        if self._tried == len(self._addresses):
+            self._held.set()
 
 
 @contextlib.asynccontextmanager
@@ -116,7 +123,7 @@ async def links_held(addresses: Sequence[str], count: int) -> AsyncIterator[None
     async def attack() -> AsyncIterator[None]:
         held = trio.Event()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(hold_links, addresses, count, held)
+            nursery.start_soon(HeldLinks(addresses, count, held).run)
             with trio.fail_after(60.0):
                 await held.wait()
             yield

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from molink.shards.batching.engine import Engine, Rows
 from molink.shards.checkpoint.manifest import Manifest
-from molink.shards.loading.loader import load_stage
+from molink.shards.loading.loader import StageSettings, load_stage
 from molink.shards.model.stage import Stage
 from molink.shards.model.tensor_parallel import Shard
 from molink.shards.spec import ModelSpec
@@ -31,11 +31,13 @@ class RankThreads:
             load_stage(
                 folder,
                 spec.whole,
-                dtype=spec.dtype,
-                quantization=spec.quantization,
+                StageSettings(
+                    spec.dtype,
+                    spec.quantization,
+                    shard=Shard(rank, ranks, self._all_reduce(rank)),
+                    exact=True,
+                ),
                 manifest=manifest,
-                shard=Shard(rank, ranks, self._all_reduce(rank)),
-                exact=True,
             )
             for rank in range(ranks)
         ]

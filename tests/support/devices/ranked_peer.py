@@ -13,7 +13,6 @@ if __name__ == "__main__":  # as `molink-peer` does
 
 from molink.peer.commands import cli
 from molink.peer.daemon import bootstrap
-from molink.peer.profiling.profile import Profile
 from molink.peer.ranks import choice as several_devices
 from molink.routing.parallelism.layout_prediction import DeviceLink, LayoutChoice, choose_layout
 from molink.routing.parallelism.parallelism import Layout
@@ -25,9 +24,9 @@ def two_processors(_name: str) -> tuple[str, ...]:
 
 
 def both(
-    spec: ModelSpec, span: Span, devices: int, alone: Profile, link: DeviceLink, memory_bytes: int
+    spec: ModelSpec, span: Span, devices: int, alone: several_devices.DeviceAlone, link: DeviceLink
 ) -> LayoutChoice:
-    rates = several_devices.measured_rates(spec, alone, memory_bytes)
+    rates = several_devices.measured_rates(spec, alone)
     return choose_layout(spec, span, [Layout(tensor=devices)], rates, link, several_devices.REQUEST)
 
 

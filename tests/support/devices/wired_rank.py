@@ -17,7 +17,7 @@ import torch
 from molink.shards.batching.collectives import RankGroup
 from molink.shards.batching.engine import Engine, Rows
 from molink.shards.checkpoint import store
-from molink.shards.loading.loader import load_stage
+from molink.shards.loading.loader import StageSettings, load_stage
 from molink.shards.model.tensor_parallel import Shard, vocabulary_part
 
 _BYTES_RECEIVED = struct.Struct("<Q")
@@ -55,9 +55,8 @@ def main(folder: Path, rendezvous: Path, rank: int, ranks: int, prompt: list[int
         load_stage(
             folder,
             spec.whole,
-            dtype="float32",
+            StageSettings("float32", shard=Shard(rank, ranks, group.all_reduce)),
             manifest=manifest,
-            shard=Shard(rank, ranks, group.all_reduce),
         )
     )
     cache = engine.new_cache(spec.whole, len(prompt) + tokens)

@@ -21,7 +21,7 @@ class RelayedEnd:
     def __init__(self) -> None:
         self.end = End()
         self.punching = PunchingHandler(self.end.handler)
-        self.end.links._handler = self.punching
+        self.end.links.handler = self.punching
         self.relays: dict[str, RelayAt] = {}
         """What it knows of others' relays."""
         self._stack = AsyncExitStack()

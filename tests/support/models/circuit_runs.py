@@ -12,7 +12,7 @@ from molink.shards.batching.decode import Decoding, decoding_on
 from molink.shards.batching.engine import Engine, Rows
 from molink.shards.kv.kv_cache import SequenceCache
 from molink.shards.kv.prefix import block_names
-from molink.shards.loading.loader import load_stage
+from molink.shards.loading.loader import StageSettings, load_stage
 from molink.shards.model.stage import Stage
 from molink.shards.spec import KV_BLOCK_TOKENS, ModelSpec, Span
 
@@ -53,7 +53,7 @@ def engine_with(
 ) -> Engine:
     """An engine that holds these spans, each loaded on its own; without `decoding` it decodes as peers do there."""
     stages = [
-        load_stage(folder, Span(*span), dtype=dtype, quantization=quantization, exact=exact, device=device)
+        load_stage(folder, Span(*span), StageSettings(dtype, quantization, device=device, exact=exact))
         for span in spans
     ]
     return engine_of(stages, dtype, decoding, device)

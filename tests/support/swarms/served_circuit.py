@@ -14,6 +14,7 @@ from molink.peer.profiling.profile import Profile
 from molink.peer.profiling.step_times import StepTimes
 from molink.peer.scheduling.in_flight_rules import Rule, molink
 from molink.peer.scheduling.prefill_chunks import Cut, chunk_lengths
+from molink.peer.serving.data_plane import DataPlaneSettings
 from molink.peer.wire.link.link import Link
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.shards.kv.prefix import NAME_BYTES, block_names, common_prefix
@@ -110,9 +111,8 @@ async def served_circuit(
                     kv_tokens=kv_tokens,
                     swap_bytes=swap_bytes,
                     span=span if swap_bytes else None,
-                    rule=rule,
-                    cut=cut,
                     step_times=profile and StepTimes(profile),
+                    settings=DataPlaneSettings(rule=rule, cut=cut),
                 )
             )
             for span in spans

@@ -19,9 +19,6 @@ from molink.peer.memory.leases import LeaseBook
 from molink.peer.memory.memory import MemoryPlan
 from molink.peer.models.model import LocalModel
 from molink.peer.profiling.step_times import StepTimes
-from molink.peer.scheduling.in_flight_rules import Rule, molink
-from molink.peer.scheduling.microbatch import BatchLimits
-from molink.peer.scheduling.prefill_chunks import Cut, chunk_lengths
 from molink.peer.serving.artifact_server import ArtifactServer
 from molink.peer.serving.data_plane import DataPlane, DataPlaneSettings, KnownSwarm, OfferedCompute
 from molink.peer.wire.link.certificate import Credentials, new_certificate
@@ -33,6 +30,7 @@ from molink.shards.spec import ModelSpec, Span
 
 LOW, HIGH = Span(0, 3), Span(3, 6)
 NOBODY_ELSE = KnownSwarm()
+LEASE_TTL_S = 30.0
 
 
 @pytest.fixture(scope="module")
@@ -115,12 +113,8 @@ async def served(
     kv_tokens: int = 200,
     swap_bytes: int = 0,
     span: Span | None = None,
-    activation_codecs: tuple[str, ...] = (),
-    rule: Rule = molink,
-    cut: Cut = chunk_lengths,
     step_times: StepTimes | None = None,
-    limits: BatchLimits | None = None,
-    lease_ttl_s: float = 30.0,
+    settings: DataPlaneSettings = DataPlaneSettings(),  # noqa: B008 - it is frozen
     swarm: KnownSwarm = NOBODY_ELSE,
 ) -> AsyncIterator[Served]:
     """A peer with room for the weights of the span (None: all) and the KV cache of `kv_tokens` tokens in it, and swap
@@ -129,7 +123,7 @@ async def served(
     span = span if span is not None else spec.whole
     weights = spec.weight_bytes(span)
     kv_bytes = spec.kv_bytes(span, kv_tokens)
-    leases = LeaseBook(spec, MemoryPlan(weights + kv_bytes, 0, weights, swap_bytes), ttl_s=lease_ttl_s)
+    leases = LeaseBook(spec, MemoryPlan(weights + kv_bytes, 0, weights, swap_bytes), ttl_s=LEASE_TTL_S)
     identity = Identity.generate()
     certificate = new_certificate(identity.peer_id)
     backend, metrics = DeviceBackend(model, DEVICE), PeerMetrics()
@@ -139,12 +133,13 @@ async def served(
         OfferedCompute(backend, ArtifactServer.of(model), leases, step_times),
         metrics,
         lambda: None,
-        DataPlaneSettings(activation_codecs=activation_codecs, rule=rule, cut=cut, limits=limits),
+        settings,
         swarm,
     )
     async with serving, End(is_client=True) as client:
         facts = replace(
-            facts_at(identity, certificate, f"127.0.0.1:{serving.port}"), activation_codecs=activation_codecs
+            facts_at(identity, certificate, f"127.0.0.1:{serving.port}"),
+            activation_codecs=settings.activation_codecs,
         )
         link = await client.links.to(facts)
         running = asyncio.create_task(serving.admission.run())

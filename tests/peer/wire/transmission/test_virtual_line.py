@@ -8,8 +8,8 @@ from support.links.virtual_line import Conditions, VirtualUplink, quantile
 
 from molink.peer.wire.transmission.classes import TrafficClass
 from molink.peer.wire.transmission.just_in_time import ALLOWED_LULL_S
+from molink.peer.wire.transmission.line_model import CHUNK_S, LONG_CHUNK_S
 from molink.peer.wire.transmission.policies import POLICIES
-from molink.peer.wire.transmission.state import CHUNK_S, LONG_CHUNK_S
 
 DECODE, PREFILL = TrafficClass.DECODE, TrafficClass.PREFILL
 RATE = 12.5e6

@@ -12,7 +12,7 @@ from molink.peer.wire.protocol import packets
 from molink.peer.wire.protocol.packets import CloseCode, PacketError
 from molink.peer.wire.transmission.classes import TrafficClass
 from molink.peer.wire.transmission.policies import POLICIES
-from molink.peer.wire.transport import packet_engine as traffic_module
+from molink.peer.wire.transport import packet_sender
 from molink.peer.wire.transport.acknowledgements import (
     BULK_CHUNKS,
     BULK_DELAY_S,
@@ -150,7 +150,7 @@ def test_a_cancelled_session_leaves_nothing_behind_whatever_breaks(seed: int) ->
     pair.settle()
     assert [message for message in other.arrived if int.from_bytes(message[1:5]) % 2 == 0] == side.sent
     assert other.traffic._reassembly.partial_bytes == len(other.traffic._reassembly) == 0
-    assert not side.traffic._waiting
+    assert not side.traffic._sender._waiting
 
 
 def test_a_cancel_that_is_lost_after_its_chunks_were_acknowledged_is_sent_again() -> None:
@@ -164,7 +164,7 @@ def test_a_cancel_that_is_lost_after_its_chunks_were_acknowledged_is_sent_again(
     assert isinstance(packets.decode(lost), packets.Cancel)
     for _ in range(100):
         pair.turn()
-    assert len(side.traffic._retransmit_buffer) == 0
+    assert len(side.traffic._sender.buffer) == 0
     assert len(other.traffic._reassembly) == 1
     pair.cut(rng)
     pair.turn()
@@ -172,10 +172,10 @@ def test_a_cancel_that_is_lost_after_its_chunks_were_acknowledged_is_sent_again(
 
 
 def test_an_end_that_hears_no_acknowledgement_stops_at_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(traffic_module, "RetransmitBuffer", lambda: RetransmitBuffer(limit_bytes=64 * KIB))
+    monkeypatch.setattr(packet_sender, "RetransmitBuffer", lambda: RetransmitBuffer(limit_bytes=64 * KIB))
     side = Side("fifo")
     while side.traffic.push(bytes(100 * KIB), TrafficClass.PREFILL, (), 0.0):
-        assert len(side.traffic._waiting) < 4096
+        assert len(side.traffic._sender._waiting) < 4096
     sent = 0
     while isinstance(packet := side.traffic.next_packet(1.0), bytes):
         sent += len(packet)
@@ -299,7 +299,7 @@ def test_whatever_comes_it_is_refused_or_taken_within_the_bounds(seed: int) -> N
         except LinkClosed:
             pass
         assert side.traffic._reassembly.partial_bytes <= MAX_PARTIAL_BYTES
-        assert len(side.traffic._pongs) <= traffic_module.PONGS_WAITING
+        assert len(side.traffic._sender._pongs) <= packet_sender.PONGS_WAITING
 
 
 def test_who_waits_for_room_is_told_once_when_a_message_has_left_is_dropped_or_the_link_closes() -> None:

@@ -1,0 +1,93 @@
+"""Leases that a peer has granted, and when each was used last. Pure: the time is an argument."""
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Iterator
+
+from molink.peer.memory.lease import Lease, LeaseKey
+
+IDLE_S = 60.0
+"""A lease without a step for so long ends, however often it is renewed: its client has given up the circuit by then."""
+SPARED_S = 30.0
+"""A lease without a step for so long ends as soon as another needs its room."""
+MOST_KNOWN = 4096
+"""Clients that are remembered to have stepped here."""
+
+
+class LeaseTable:
+    """Leases by session, one each, with their last uses; and the clients that have stepped here."""
+
+    __slots__ = ("_known", "_leases", "_used_s")
+
+    def __init__(self) -> None:
+        self._leases: dict[bytes, Lease] = {}
+        self._used_s: dict[bytes, float] = {}
+        """By session: when it was granted, or has stepped last."""
+        self._known: OrderedDict[str, None] = OrderedDict()
+        """Clients that have stepped here, who did so last at the end."""
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    def __iter__(self) -> Iterator[Lease]:
+        return iter(self._leases.values())
+
+    def find(self, key: LeaseKey) -> Lease | None:
+        """The lease of that session and epoch."""
+        lease = self._leases.get(key.session)
+        return lease if lease is not None and lease.key.epoch == key.epoch else None
+
+    def of_session(self, session: bytes) -> Lease | None:
+        """The session's lease, of whatever epoch."""
+        return self._leases.get(session)
+
+    def knows(self, owner: str) -> bool:
+        """Whether a client has stepped here before."""
+        return owner in self._known
+
+    def kv_bytes(self, without: Lease | None = None) -> list[int]:
+        """KV cache of each lease but one."""
+        return [lease.kv_bytes for lease in self._leases.values() if lease is not without]
+
+    def is_idle(self, lease: Lease, now: float) -> bool:
+        """Whether nobody has used it for IDLE_S."""
+        return now - self._used_s[lease.key.session] >= IDLE_S
+
+    def spare(self, now: float) -> list[Lease]:
+        """Leases that may make room for others, in the order in which they do."""
+        held = Counter(lease.owner for lease in self._leases.values())
+        idle = [lease for lease in self if now - self._used_s[lease.key.session] >= SPARED_S]
+        return sorted(idle, key=lambda lease: (-held[lease.owner], self._used_s[lease.key.session]))
+
+    def grant(self, lease: Lease, now: float) -> None:
+        """The session has this lease, in the place of an older one if it had one."""
+        self._leases[lease.key.session] = lease
+        self._used_s[lease.key.session] = now
+
+    def renew(self, lease: Lease) -> None:
+        """The session's lease lasts longer; that is no use of it."""
+        self._leases[lease.key.session] = lease
+
+    def use(self, lease: Lease, now: float, *, stepped: bool) -> None:
+        """The session has stepped, or waits for this peer and not for its client."""
+        self._used_s[lease.key.session] = now
+        if stepped:
+            self._known[lease.owner] = None
+            self._known.move_to_end(lease.owner)
+            if len(self._known) > MOST_KNOWN:
+                self._known.popitem(last=False)
+
+    def set_aside(self, lease: Lease) -> None:
+        """To see what room there would be without it: it is to be put back, or to be ended."""
+        del self._leases[lease.key.session]
+
+    def put_back(self, leases: Iterable[Lease]) -> None:
+        """They were set aside for nothing."""
+        self._leases.update((lease.key.session, lease) for lease in leases)
+
+    def end(self, leases: Iterable[Lease]) -> tuple[Lease, ...]:
+        """Ends leases, also such as were set aside; returns them."""
+        ended = tuple(leases)
+        for lease in ended:
+            self._leases.pop(lease.key.session, None)
+            self._used_s.pop(lease.key.session, None)
+        return ended
