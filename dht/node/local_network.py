@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class LocalPeer:
+class NearbyPeer:
     """Describes a peer of the local network as it says of itself; none of it is proven before it is dialled."""
 
     peer_id: str
@@ -88,7 +88,7 @@ class LocalAdvertisement:
 
 async def find_local_peers(
     addresses: tuple[str, ...] | None = None, within_s: float = WITHIN_S
-) -> tuple[LocalPeer, ...]:
+) -> tuple[NearbyPeer, ...]:
     """Finds the peers that advertise themselves on the local network, at most `MOST_PEERS`, in the order of their ids.
 
     `addresses`: those of this machine to ask from; None: all in private ranges. Empty if nobody answers or there is no
@@ -110,7 +110,7 @@ async def find_local_peers(
                 seen.put_nowait(name)
 
     browser = AsyncServiceBrowser(zeroconf.zeroconf, SERVICE, handlers=[note])
-    found: dict[str, LocalPeer] = {}
+    found: dict[str, NearbyPeer] = {}
     try:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s) as limit:
@@ -182,7 +182,7 @@ async def _register(zeroconf: "AsyncZeroconf", service: LocalService) -> None:
         _log.info("the local network does not learn of this peer: %s", str(error) or type(error).__name__)
 
 
-async def _ask(zeroconf: "AsyncZeroconf", name: str, ranges: Ranges, within_s: float) -> LocalPeer | None:
+async def _ask(zeroconf: "AsyncZeroconf", name: str, ranges: Ranges, within_s: float) -> NearbyPeer | None:
     """What the network says of one name; None if it says nothing in time, or nothing that a peer would."""
     info = await zeroconf.async_get_service_info(SERVICE, name, int(within_s * 1000))
     if info is None or info.port is None:
@@ -193,7 +193,7 @@ async def _ask(zeroconf: "AsyncZeroconf", name: str, ranges: Ranges, within_s: f
 
 def read_local_peer(
     peer_id: str, hosts: Iterable[str], port: int, properties: Mapping[bytes, bytes | None], ranges: Ranges
-) -> LocalPeer | None:
+) -> NearbyPeer | None:
     """Checks what a stranger of the local network says of a peer; None if no peer would say it.
 
     Only addresses of `ranges` count, those in which this machine asked: nobody of this network has others dial the
@@ -210,4 +210,4 @@ def read_local_peer(
                 addresses.append(address)
     if not addresses:
         return None
-    return LocalPeer(peer_id, tuple(addresses[:MOST_ADDRESSES]), properties.get(b"private") == PRIVATE)
+    return NearbyPeer(peer_id, tuple(addresses[:MOST_ADDRESSES]), properties.get(b"private") == PRIVATE)

@@ -10,7 +10,7 @@ from torch import Tensor
 from molink.peer.models.model import LocalModel, Progress
 from molink.shards.batching.engine import Engine, Rows
 from molink.shards.batching.partial_step import PartialStep, SliceBatch
-from molink.shards.batching.ways import Way, decoding_in
+from molink.shards.batching.ways import DecodingWay, decoding_in
 from molink.shards.checkpoint.verification import StoredPart
 from molink.shards.kv.kv_cache import SequenceCache
 from molink.shards.loading.loader import StageSettings, load_stage
@@ -79,7 +79,7 @@ class Backend(Protocol):
 class DeviceBackend:
     """Computes a model that this machine can load."""
 
-    def __init__(self, model: LocalModel, device: str, way: Way = Way.RECORDED) -> None:
+    def __init__(self, model: LocalModel, device: str, way: DecodingWay = DecodingWay.RECORDED) -> None:
         """`device` is as `choose_device` returned it, `way` as its first step has shown."""
         self.engine = Engine(model.spec, device, decoding=decoding_in(way, device))
         self._model = model
@@ -99,7 +99,7 @@ class MeasuredModel:
     device: str
     parts: Mapping[str, StoredPart] | None = None
     """The tensors if they are not in the folder; what numbers they hold does not matter."""
-    way: Way = Way.RECORDED
+    way: DecodingWay = DecodingWay.RECORDED
 
 
 class MeasuredDevice:

@@ -23,7 +23,7 @@ from molink.peer.memory.memory import format_bytes
 from molink.peer.models.model import LocalModel
 from molink.shards.batching.decode import Decoding
 from molink.shards.batching.engine import Engine, Rows
-from molink.shards.batching.ways import Way, decoding_in
+from molink.shards.batching.ways import DecodingWay, decoding_in
 from molink.shards.checkpoint.store import describe
 from molink.shards.errors import QuantizationUnavailable, WeightsError, in_one_line
 from molink.shards.loading.loader import StageSettings, load_stage
@@ -39,17 +39,17 @@ TOLERANCES = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 5e-2}
 """Largest difference between two ways, relative to the largest number. Rounding gives a tenth of it, a wrong kernel
 much more."""
 _SAID_MOST = 160
-_LOST = {Way.RECORDED: "the fused ones fail here", Way.LAUNCHED: "steps cannot be recorded"}
+_LOST = {DecodingWay.RECORDED: "the fused ones fail here", DecodingWay.LAUNCHED: "steps cannot be recorded"}
 _log = logging.getLogger(__name__)
 
-Decodings = Callable[[Way, str], Decoding | None]
+Decodings = Callable[[DecodingWay, str], Decoding | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
     """In which way a device computes, as it has shown."""
 
-    way: Way
+    way: DecodingWay
     sentence: str | None
     """What does not work and why, for the owner; None: all that could be expected does."""
     library_bytes: int | None = None
@@ -77,11 +77,14 @@ def _watched(made: Any, failures: list[Exception], expected: tuple[type[Exceptio
 
 def first_step(model: LocalModel, device: str) -> Proof:
     """As `prove`, on a device of this machine. A processor has one way, and nothing to prove: nothing is loaded."""
-    return Proof(Way.TORCH, None) if device == "cpu" else prove(model, device)
+    return Proof(DecodingWay.TORCH, None) if device == "cpu" else prove(model, device)
 
 
 def prove(
-    model: LocalModel, device: str, ways: Sequence[Way] = tuple(Way), decodings: Decodings = decoding_in
+    model: LocalModel,
+    device: str,
+    ways: Sequence[DecodingWay] = tuple(DecodingWay),
+    decodings: Decodings = decoding_in,
 ) -> Proof:
     """The first of `ways` in which the device computes what it computes with torch's own attention.
 
@@ -113,11 +116,16 @@ def prove(
 
 
 def _first_that_works(
-    stage: Stage, spec: ModelSpec, device: str, expected: Tensor, ways: Sequence[Way], decodings: Decodings
+    stage: Stage,
+    spec: ModelSpec,
+    device: str,
+    expected: Tensor,
+    ways: Sequence[DecodingWay],
+    decodings: Decodings,
 ) -> Proof:
     failure: Exception | None = None
     for way in ways:
-        if way is Way.TORCH:
+        if way is DecodingWay.TORCH:
             break
         attending, recording = list[Exception](), list[Exception]()
         try:
@@ -138,11 +146,11 @@ def _first_that_works(
             failure = error
             continue
         if recording:
-            return Proof(Way.LAUNCHED, _sentence(Way.LAUNCHED, device, recording[-1]))
+            return Proof(DecodingWay.LAUNCHED, _sentence(DecodingWay.LAUNCHED, device, recording[-1]))
         return Proof(way, None if failure is None else _sentence(way, device, failure))
-    if failure is None and not (device.startswith("cuda") and Way.RECORDED in ways):
-        return Proof(Way.TORCH, None)
-    return Proof(Way.TORCH, _sentence(Way.TORCH, device, failure))
+    if failure is None and not (device.startswith("cuda") and DecodingWay.RECORDED in ways):
+        return Proof(DecodingWay.TORCH, None)
+    return Proof(DecodingWay.TORCH, _sentence(DecodingWay.TORCH, device, failure))
 
 
 def _loaded(folder: Path, spec: ModelSpec, device: str, model: LocalModel) -> Stage:
@@ -189,7 +197,7 @@ def _compare(found: Tensor, expected: Tensor, dtype: str) -> None:
         )
 
 
-def _sentence(way: Way, device: str, failure: Exception | None) -> str:
+def _sentence(way: DecodingWay, device: str, failure: Exception | None) -> str:
     """Which way is taken, why none before it, and what would help."""
     if failure is None:
         extra = ' (`pip install "molink[windows]"`)' if platform.system() == "Windows" else ""
@@ -198,7 +206,7 @@ def _sentence(way: Way, device: str, failure: Exception | None) -> str:
     remedy = ""
     if "c compiler" in str(failure).lower():
         remedy = "; install one, such as gcc, and start again"
-    elif way is Way.TORCH and importlib.util.find_spec("triton") is None:
+    elif way is DecodingWay.TORCH and importlib.util.find_spec("triton") is None:
         remedy = "; install Triton, and start again"
     return f"Note: {device} computes with {way.value}, because {lost} ({in_one_line(failure, _SAID_MOST)}){remedy}"
 

@@ -16,7 +16,7 @@ from molink.peer.compute.first_step import Proof, first_step
 from molink.peer.device.graphics_cards import Card, seen_cards
 from molink.peer.models.model import LocalModel
 from molink.peer.state_dir import read_json, write_json
-from molink.shards.batching.ways import Way
+from molink.shards.batching.ways import DecodingWay
 
 REMEMBERED = 32
 """Proofs kept, the newest."""
@@ -51,12 +51,12 @@ def known_or_proven(
 
 def _proof(content: object) -> Proof | None:
     """One that a file held; None if it is none."""
-    if not isinstance(content, dict) or content.get("way") not in Way.__members__:
+    if not isinstance(content, dict) or content.get("way") not in DecodingWay.__members__:
         return None
     library_bytes = content.get("library_bytes")
     if library_bytes is not None and (type(library_bytes) is not int or library_bytes < 0):
         return None
-    return Proof(Way[content["way"]], None, library_bytes)
+    return Proof(DecodingWay[content["way"]], None, library_bytes)
 
 
 def _key(model: LocalModel, device: str, cards: Sequence[Card]) -> str:

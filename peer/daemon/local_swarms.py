@@ -11,8 +11,8 @@ import typer
 from molink.dht.identity.addresses import PeerAddress
 from molink.dht.node.local_network import (
     LocalAdvertisement,
-    LocalPeer,
     LocalService,
+    NearbyPeer,
     addresses_of,
     find_local_peers,
 )
@@ -90,13 +90,13 @@ async def _end(search: "asyncio.Task[None]") -> None:
     await asyncio.gather(search, return_exceptions=True)
 
 
-async def _swarms(settings: JoinSettings) -> list[LocalPeer]:
+async def _swarms(settings: JoinSettings) -> list[NearbyPeer]:
     """Peers whose swarm is as private as this peer: others would refuse it, or be refused."""
     private = settings.swarm_key is not None
     return [peer for peer in await find_local_peers() if peer.private == private]
 
 
-def _described(found: Sequence[LocalPeer]) -> str:
+def _described(found: Sequence[NearbyPeer]) -> str:
     """Where they are: hosts that were checked, so that a terminal may show them."""
     hosts = list(dict.fromkeys(PeerAddress.parse(peer.addresses[0]).host for peer in found))
     return f"a peer at {', '.join(hosts)}"

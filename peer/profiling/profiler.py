@@ -22,7 +22,7 @@ from molink.peer.profiling.layer_bench import MOST_LAYERS, SEVERAL_BYTES, on_ben
 from molink.peer.profiling.profile import FLOOR_MS, Profile
 from molink.peer.profiling.profile_json import from_json, to_json
 from molink.peer.state_dir import read_json, write_json
-from molink.shards.batching.ways import Way
+from molink.shards.batching.ways import DecodingWay
 from molink.shards.spec import ModelSpec, Span
 
 PROFILE_BUDGET_S = 12.0
@@ -59,7 +59,11 @@ def cached_or_measured(
             f"torch {torch.__version__}",
             f"molink {version('molink')}, {MEASURED}",
             *([f"ranks {rank_count}"] if ranks else []),
-            *([model.way.name.lower()] if model.way is not Way.RECORDED and model.device != "cpu" else []),
+            *(
+                [model.way.name.lower()]
+                if model.way is not DecodingWay.RECORDED and model.device != "cpu"
+                else []
+            ),
         )
     )
     known = read_json(cache)

@@ -18,7 +18,7 @@ from molink.peer.ranks.messages import MAX_PAYLOAD_BYTES
 from molink.peer.ranks.parts import described, joined, raw_of
 from molink.peer.ranks.processes import LOAD_SILENCE_S, RankProcesses, RankRefused, RanksLost
 from molink.shards.batching.engine import Rows
-from molink.shards.batching.ways import Way
+from molink.shards.batching.ways import DecodingWay
 from molink.shards.codec import dtype_of
 from molink.shards.errors import WeightsError
 from molink.shards.kv.kv_cache import CacheFull, SequenceCache
@@ -221,7 +221,9 @@ class RankedEngine:
 class RankedBackend:
     """Computes a model with several devices between `__aenter__` and `__aexit__`."""
 
-    def __init__(self, model: LocalModel, devices: Sequence[str], way: Way = Way.RECORDED) -> None:
+    def __init__(
+        self, model: LocalModel, devices: Sequence[str], way: DecodingWay = DecodingWay.RECORDED
+    ) -> None:
         """`devices` are those of `choose_devices`, at least two."""
         spec = model.spec
         opening = {

@@ -11,7 +11,7 @@ from molink.peer.profiling.profile import Profile
 from molink.peer.ranks.backend import RankedBackend
 from molink.routing.parallelism.layout_prediction import DeviceLink, DeviceRates, LayoutChoice, choose_layout
 from molink.routing.parallelism.parallelism import Layout, Lengths
-from molink.shards.batching.ways import Way
+from molink.shards.batching.ways import DecodingWay
 from molink.shards.loading.loader import folder_refusal
 from molink.shards.spec import DTYPE_BYTES, ModelSpec, Span
 
@@ -28,7 +28,7 @@ class DeviceAlone:
     profile: Profile
     memory_bytes: int
     """For weights and caches."""
-    way: Way = Way.RECORDED
+    way: DecodingWay = DecodingWay.RECORDED
     """How it attends, and each rank would."""
 
 

@@ -26,7 +26,7 @@ from molink.peer.ranks.parts import exported_sizes, part_of, parts_of, raw_of
 from molink.shards.batching.collectives import NotOnAllRanks, RankGroup, RankRecorder
 from molink.shards.batching.decode import Decoding
 from molink.shards.batching.engine import Engine, Rows
-from molink.shards.batching.ways import Way, decoding_in
+from molink.shards.batching.ways import DecodingWay, decoding_in
 from molink.shards.checkpoint.manifest import Manifest
 from molink.shards.checkpoint.store import describe
 from molink.shards.codec import dtype_of
@@ -106,7 +106,7 @@ class Rank:
         self._group = RankGroup(self._index, ranks, self._device, rendezvous, opening["timeout_s"])
         self._loader = RankLoader(opening, Shard(self._index, ranks, self._group.all_reduce), answer)
         self._spec = self._loader.describe(opening["name"])
-        decoding = decoding_in(Way[opening["way"]], self._device)
+        decoding = decoding_in(DecodingWay[opening["way"]], self._device)
         self._engine = Engine(self._spec, self._device, decoding=decoding and self._together(decoding))
         self._caches: dict[int, SequenceCache] = {}
         parts = [vocabulary_part(self._spec.vocabulary_size, rank, ranks) for rank in range(ranks)]

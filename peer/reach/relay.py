@@ -30,9 +30,9 @@ from molink.peer.wire.reach.packets import (
     DialledBack,
     Invite,
     Invited,
-    Join,
     Joined,
-    Reach,
+    JoinRequest,
+    ReachRequest,
     RelayError,
     RelayHungUp,
     RelayPing,
@@ -59,7 +59,7 @@ ACCEPT_RETRY_S = 0.1
 _log = logging.getLogger(__name__)
 
 
-class _Waiting:
+class _WaitingEnd:
     """Somebody waits for an invited peer."""
 
     def __init__(self, peer_id: str, host: str) -> None:
@@ -90,11 +90,11 @@ class Relay:
         self._address = host, port
         self._user = RelayUser(identity, swarm_key)
         self._limiter = ConnectionLimiter(self.limits.connections(), is_member)
-        self._budgets = {Reach: Budget(REACHES), DialBack: Budget(DIAL_BACKS)}
+        self._budgets = {ReachRequest: Budget(REACHES), DialBack: Budget(DIAL_BACKS)}
         self._guests: dict[int, Guest] = {}
         self._stays: dict[str, Guest] = {}
         """By peer id: who is told when somebody asks for it."""
-        self._waiting: dict[bytes, _Waiting] = {}
+        self._waiting: dict[bytes, _WaitingEnd] = {}
         """By token: who is to come."""
         self._pairs = RelayPairs(lambda: self.limits)
         self._refusals = RefusalLog(_log)
@@ -149,7 +149,7 @@ class Relay:
         Raises:
             RelayError: it does not come in time.
         """
-        waiting = _Waiting(peer_id, "")
+        waiting = _WaitingEnd(peer_id, "")
         self._waiting[token] = waiting
         try:
             async with asyncio.timeout(timeout_s):
@@ -241,9 +241,9 @@ class Relay:
         if isinstance(question, DialBack):
             await self._dial_back(guest, question)
             return False
-        if isinstance(question, Join):
+        if isinstance(question, JoinRequest):
             return await self._join(guest, question.token)
-        if isinstance(question, Reach):
+        if isinstance(question, ReachRequest):
             self._limiter.mark_busy(number)
             return await self._reach(guest, question)
         raise RelayError(f"a {type(question).__name__} is out of place here")
@@ -271,12 +271,12 @@ class Relay:
         async with guest.writing, asyncio.timeout(WRITE_TIMEOUT_S):
             await write_relay(guest.connection, packet)
 
-    async def _reach(self, guest: Guest, question: Reach) -> bool:
+    async def _reach(self, guest: Guest, question: ReachRequest) -> bool:
         try:
             wanted = peer_id_of(question.public_key)
         except ValueError as error:
             raise RelayError(str(error)) from error
-        self._require_budget(Reach, guest)
+        self._require_budget(ReachRequest, guest)
         stay = self._stays.get(wanted)
         if stay is None:
             raise RelayError("that peer does not stay here")
@@ -288,7 +288,7 @@ class Relay:
         if question.token in self._waiting or len(question.token) != TOKEN_BYTES:
             raise RelayError("that token is in use")
         self._pairs.require_room(guest, wanted)
-        waiting = _Waiting(wanted, guest.host)
+        waiting = _WaitingEnd(wanted, guest.host)
         self._waiting[question.token] = waiting
         other: Guest | None = None
         try:
@@ -319,7 +319,7 @@ class Relay:
         await waiting.joined.wait()
         return True
 
-    def _require_budget(self, question: type[Reach] | type[DialBack], guest: Guest) -> None:
+    def _require_budget(self, question: type[ReachRequest] | type[DialBack], guest: Guest) -> None:
         if self._budgets[question].spend(
             guest.peer_id, network_of(guest.host), asyncio.get_running_loop().time()
         ):

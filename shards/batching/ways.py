@@ -5,7 +5,7 @@ from enum import Enum
 from molink.shards.batching.decode import Decoding, decoding_on
 
 
-class Way(Enum):
+class DecodingWay(Enum):
     """How steps of many sessions are computed; each works where those before it may not."""
 
     FUSED = "Triton's kernels in recorded steps, fused ones among them"
@@ -14,8 +14,8 @@ class Way(Enum):
     TORCH = "torch's own attention, session by session"
 
 
-def decoding_in(way: Way, device: str) -> Decoding | None:
+def decoding_in(way: DecodingWay, device: str) -> Decoding | None:
     """What `Engine` takes as its `decoding`, on a device of any kind: None where sessions attend one by one."""
-    if way is Way.TORCH:
+    if way is DecodingWay.TORCH:
         return None
-    return decoding_on(device, records=way is not Way.LAUNCHED, fuses=way is Way.FUSED)
+    return decoding_on(device, records=way is not DecodingWay.LAUNCHED, fuses=way is DecodingWay.FUSED)

@@ -63,7 +63,7 @@ class Stay:
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
+class ReachRequest:
     """Have the peer with that key, which stays here, come: to a connection that the relay joins to this one or, if
     `direct`, to the relay that the asker itself is."""
 
@@ -87,7 +87,7 @@ class Invited:
 
 
 @dataclass(frozen=True, slots=True)
-class Join:
+class JoinRequest:
     """The invited peer comes: this connection is to be joined to that of who asked."""
 
     token: bytes
@@ -138,10 +138,10 @@ Packet = (
     | RelayProof
     | RelayWelcome
     | Stay
-    | Reach
+    | ReachRequest
     | Invite
     | Invited
-    | Join
+    | JoinRequest
     | Joined
     | RelayRefusal
     | DialBack
@@ -160,10 +160,10 @@ _TYPES: tuple[tuple[int, type[Packet], tuple[int, ...]], ...] = (
     (2, RelayProof, (32, NONCE_BYTES, 64, _MAYBE)),
     (3, RelayWelcome, (64, _TEXT, _MAYBE)),
     (4, Stay, ()),
-    (5, Reach, (32, TOKEN_BYTES, _FLAG)),
+    (5, ReachRequest, (32, TOKEN_BYTES, _FLAG)),
     (6, Invite, (32, TOKEN_BYTES, _FLAG)),
     (7, Invited, ()),
-    (8, Join, (TOKEN_BYTES,)),
+    (8, JoinRequest, (TOKEN_BYTES,)),
     (9, Joined, (_TEXT,)),
     (10, RelayRefusal, (_TEXT,)),
     (11, DialBack, (_PORT, 32)),

@@ -17,10 +17,10 @@ from molink.peer.wire.reach.packets import (
     DialBack,
     DialledBack,
     Invited,
-    Join,
     Joined,
+    JoinRequest,
     Packet,
-    Reach,
+    ReachRequest,
     RelayError,
     RelayRefusal,
     RelayWelcome,
@@ -65,15 +65,15 @@ class RelaySession:
     async def reach(self, public_key: bytes, token: bytes) -> Joined:
         """Has the peer with that key come, and be joined to this socket, which then is the way to it. Raises
         RelayError."""
-        return await self._ask(Reach(public_key, token, direct=False), Joined)
+        return await self._ask(ReachRequest(public_key, token, direct=False), Joined)
 
     async def invite(self, public_key: bytes, token: bytes) -> None:
         """Has the peer with that key told to come to the relay that this end is itself. Raises RelayError."""
-        await self._ask(Reach(public_key, token, direct=True), Invited)
+        await self._ask(ReachRequest(public_key, token, direct=True), Invited)
 
     async def join(self, token: bytes) -> Joined:
         """Comes as the invited peer; the socket then is the way to who asked. Raises RelayError."""
-        return await self._ask(Join(token), Joined)
+        return await self._ask(JoinRequest(token), Joined)
 
     async def _ask(self, packet: Packet, answer_type: type[PacketT]) -> PacketT:
         try:

@@ -11,8 +11,8 @@ from molink.dht.identity.identity import Identity
 from molink.dht.node.local_network import (
     MOST_ADDRESSES,
     LocalAdvertisement,
-    LocalPeer,
     LocalService,
+    NearbyPeer,
     addresses_of,
     find_local_peers,
     read_local_peer,
@@ -32,10 +32,10 @@ def test_peers_of_one_network_find_each_other() -> None:
             LocalAdvertisement(LocalService(open_one, LOOPBACK, 4001, private=False)),
             LocalAdvertisement(LocalService(private_one, LOOPBACK, 4002, private=True)),
         ):
-            found: dict[str, LocalPeer] = {}
+            found: dict[str, NearbyPeer] = {}
             while not {open_one, private_one} <= found.keys():
                 found |= {peer.peer_id: peer for peer in await find_local_peers(LOOPBACK)}
-        assert found[open_one] == LocalPeer(
+        assert found[open_one] == NearbyPeer(
             open_one, (f"/ip4/127.0.0.1/tcp/4001/p2p/{open_one}",), private=False
         )
         assert found[private_one].private
@@ -72,7 +72,7 @@ def test_who_listens_on_loopback_alone_is_no_peer_of_the_local_network() -> None
 
 def test_addresses_of_other_ranges_and_of_nobody_are_not_believed() -> None:
     hosts = ["192.168.1.7", "203.0.113.7", "127.0.0.1", "8.8.8.8", "fd00::1"]
-    assert read_local_peer(PEER, hosts, 4001, SAYS, PRIVATE) == LocalPeer(
+    assert read_local_peer(PEER, hosts, 4001, SAYS, PRIVATE) == NearbyPeer(
         PEER, (f"/ip4/192.168.1.7/tcp/4001/p2p/{PEER}",), private=False
     )
     assert read_local_peer(PEER, ["8.8.8.8"], 4001, SAYS, PRIVATE) is None

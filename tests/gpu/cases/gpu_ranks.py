@@ -7,7 +7,7 @@ from support.models.tiny_models import greedy_references, make_tiny_model
 from molink.peer.models.model import LocalModel
 from molink.peer.ranks.backend import RankedBackend
 from molink.shards.batching.engine import Rows
-from molink.shards.batching.ways import Way
+from molink.shards.batching.ways import DecodingWay
 from molink.shards.checkpoint import store
 from molink.shards.sampling.sampling import Sampled, SampleRequest
 from molink.shards.spec import SamplingParams
@@ -28,7 +28,7 @@ def two_cards(context: Context, findings: Findings) -> None:
     model = LocalModel(folder, manifest, store.describe(manifest, "float32"))
     expected = greedy_references(folder, PROMPTS, NEW_TOKENS)
     drawn = {}
-    for way in (Way.RECORDED, Way.LAUNCHED):
+    for way in (DecodingWay.RECORDED, DecodingWay.LAUNCHED):
         backend = RankedBackend(model, devices, way)
         with backend.ranks:
             backend.load(model.spec.whole, lambda _done, _total: None)()
@@ -45,9 +45,9 @@ def two_cards(context: Context, findings: Findings) -> None:
         steps = 1 if recorded else NEW_TOKENS
         text = f"{recorded} sizes recorded, {sums[0]} sums from Python"
         held = set(sums) == {2 * model.spec.layers * steps}
-        records = way is Way.RECORDED and not context.small
+        records = way is DecodingWay.RECORDED and not context.small
         findings.hold(f"{way.name.lower()}: sums", held and bool(recorded) == records, text)
-    same_draws = drawn[Way.RECORDED] == drawn[Way.LAUNCHED]
+    same_draws = drawn[DecodingWay.RECORDED] == drawn[DecodingWay.LAUNCHED]
     findings.hold("drawn with seeds", same_draws, "the same tokens" if same_draws else "other tokens")
 
 

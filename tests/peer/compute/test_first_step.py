@@ -19,7 +19,7 @@ from molink.peer.compute.first_step import Proof, prove
 from molink.peer.models.model import LocalModel
 from molink.shards.batching.decode import Decoding
 from molink.shards.batching.engine import Engine
-from molink.shards.batching.ways import Way
+from molink.shards.batching.ways import DecodingWay
 from molink.shards.checkpoint.store import describe, read_manifest
 from molink.shards.kernels.fused import Activation, FusedKernels
 from molink.shards.loading import stage_builder
@@ -95,11 +95,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> LocalModel:
     return made("llama", tmp_path_factory.mktemp("tiny"))
 
 
-def proved(model: LocalModel, decodings: Callable[[Way, str], Decoding | None]) -> Proof:
+def proved(model: LocalModel, decodings: Callable[[DecodingWay, str], Decoding | None]) -> Proof:
     return prove(model, "cpu", decodings=decodings)
 
 
-def serves_as_without(model: LocalModel, way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+def serves_as_without(model: LocalModel, way: DecodingWay, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is served in that way are the tokens of sessions that attend one by one."""
 
     def tokens(decoding: Decoding | None) -> list[list[int]]:
@@ -115,18 +115,18 @@ def serves_as_without(model: LocalModel, way: Way, monkeypatch: pytest.MonkeyPat
                 break
         return [run.tokens for run in runs]
 
-    decoding, _, _ = decoding_here(records=way is not Way.LAUNCHED, fuses=way is Way.FUSED)
-    assert tokens(None if way is Way.TORCH else decoding) == tokens(None)
+    decoding, _, _ = decoding_here(records=way is not DecodingWay.LAUNCHED, fuses=way is DecodingWay.FUSED)
+    assert tokens(None if way is DecodingWay.TORCH else decoding) == tokens(None)
 
 
 def test_where_all_works_steps_are_recorded_and_nothing_is_said(
     model: LocalModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoding, attention, tapes = decoding_here()
-    assert proved(model, lambda _way, _device: decoding) == Proof(Way.FUSED, None)
+    assert proved(model, lambda _way, _device: decoding) == Proof(DecodingWay.FUSED, None)
     assert tapes.replays > 0, "the recorded step was played"
     assert 1 in attention.rows, "a row beside a prompt attended too"
-    serves_as_without(model, Way.FUSED, monkeypatch)
+    serves_as_without(model, DecodingWay.FUSED, monkeypatch)
 
 
 @pytest.mark.parametrize("wrong", [False, True], ids=["raises", "computes something else"])
@@ -138,12 +138,12 @@ def test_where_fused_kernels_fail_steps_are_recorded_without_them(
     kernels = LateFailing(wrong=wrong)
     monkeypatch.setattr(stage_builder, "fused_on", lambda _device: FusedKernels(kernels, kernels))
 
-    def decodings(way: Way, _device: str) -> Decoding:
-        kernels.fails = way is Way.FUSED
-        return Decoding(WrittenOut(), Tapes(), fuses=way is Way.FUSED)
+    def decodings(way: DecodingWay, _device: str) -> Decoding:
+        kernels.fails = way is DecodingWay.FUSED
+        return Decoding(WrittenOut(), Tapes(), fuses=way is DecodingWay.FUSED)
 
     proof = proved(model, decodings)
-    assert proof.way is Way.RECORDED
+    assert proof.way is DecodingWay.RECORDED
     assert proof.sentence is not None
     assert (
         "computes with Triton's kernels in recorded steps, because the fused ones fail here" in proof.sentence
@@ -157,9 +157,10 @@ def test_whatever_a_kernel_raises_torch_attends(
     model: LocalModel, failure: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     proof = proved(
-        model, lambda way, _device: Decoding(Failing(failure), Tapes() if way is not Way.LAUNCHED else None)
+        model,
+        lambda way, _device: Decoding(Failing(failure), Tapes() if way is not DecodingWay.LAUNCHED else None),
     )
-    assert proof.way is Way.TORCH
+    assert proof.way is DecodingWay.TORCH
     assert proof.sentence is not None
     assert proof.sentence.startswith(
         "Note: cpu computes with torch's own attention, session by session, because"
@@ -178,7 +179,7 @@ def test_a_missing_compiler_is_to_be_installed(model: LocalModel) -> None:
 
 def test_a_kernel_that_computes_something_else_is_not_used(model: LocalModel) -> None:
     proof = proved(model, lambda _way, _device: Decoding(Failing(None), None))
-    assert proof.way is Way.TORCH
+    assert proof.way is DecodingWay.TORCH
     assert proof.sentence is not None
     assert "its results are off by" in proof.sentence
 
@@ -187,11 +188,11 @@ def test_a_kernel_that_computes_something_else_is_not_used(model: LocalModel) ->
 def test_where_recording_fails_kernels_are_launched(
     model: LocalModel, failure: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def decodings(way: Way, _device: str) -> Decoding:
-        return Decoding(WrittenOut(), NotRecording(failure) if way is not Way.LAUNCHED else None)
+    def decodings(way: DecodingWay, _device: str) -> Decoding:
+        return Decoding(WrittenOut(), NotRecording(failure) if way is not DecodingWay.LAUNCHED else None)
 
     proof = proved(model, decodings)
-    assert proof.way is Way.LAUNCHED
+    assert proof.way is DecodingWay.LAUNCHED
     assert proof.sentence is not None
     assert "launched step by step, because" in proof.sentence
     assert str(failure)[:20] in proof.sentence
@@ -199,11 +200,11 @@ def test_where_recording_fails_kernels_are_launched(
 
 
 def test_kernels_that_cannot_even_be_imported_are_a_way_that_fails(model: LocalModel) -> None:
-    def decodings(_way: Way, _device: str) -> Decoding:
+    def decodings(_way: DecodingWay, _device: str) -> Decoding:
         raise FAILURES[4]
 
     proof = proved(model, decodings)
-    assert proof.way is Way.TORCH
+    assert proof.way is DecodingWay.TORCH
     assert proof.sentence is not None
     assert "ImportError: DLL load failed" in proof.sentence
 
@@ -211,7 +212,7 @@ def test_kernels_that_cannot_even_be_imported_are_a_way_that_fails(model: LocalM
 def test_layers_that_are_never_recorded_are_no_failure(tmp_path: Path) -> None:
     model = made("bloom", tmp_path)
     decoding, _, tapes = decoding_here()
-    assert proved(model, lambda _way, _device: decoding) == Proof(Way.FUSED, None)
+    assert proved(model, lambda _way, _device: decoding) == Proof(DecodingWay.FUSED, None)
     assert tapes.replays == 0
 
 

@@ -12,12 +12,12 @@ from molink.peer.compute.first_step import Proof
 from molink.peer.compute.known_proofs import known_or_proven
 from molink.peer.device.graphics_cards import Card
 from molink.peer.models.model import LocalModel
-from molink.shards.batching.ways import Way
+from molink.shards.batching.ways import DecodingWay
 from molink.shards.checkpoint.catalog import resolve
 from molink.shards.checkpoint.store import describe, read_manifest
 
 CARD = Card("NVIDIA", "NVIDIA GeForce RTX 4090", (8, 9), "570.86", (12, 8))
-WORKS = Proof(Way.RECORDED, None, 8_519_680)
+WORKS = Proof(DecodingWay.RECORDED, None, 8_519_680)
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_a_proof_depends_on_all_modules_that_compute() -> None:
 
 
 def test_what_did_not_work_is_tried_again_at_each_start(model: LocalModel, tmp_path: Path) -> None:
-    proving = Proving(Proof(Way.TORCH, "Note: cuda:0 computes with torch's attention, because ..."))
+    proving = Proving(Proof(DecodingWay.TORCH, "Note: cuda:0 computes with torch's attention, because ..."))
     for _ in range(2):
         assert proven(model, tmp_path / "proofs.json", proving) == proving.proof
     assert proving.times == 2

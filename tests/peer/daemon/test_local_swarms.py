@@ -9,7 +9,7 @@ import pytest
 import typer
 
 from molink.dht.identity.identity import Identity
-from molink.dht.node.local_network import LocalPeer
+from molink.dht.node.local_network import NearbyPeer
 from molink.peer.daemon import local_swarms
 from molink.peer.daemon.local_swarms import LocalPresence, ask_where_to_join, names_no_swarm
 from molink.peer.daemon.settings import JoinSettings, load_settings
@@ -27,8 +27,8 @@ def settings(tmp_path: Path) -> Settings:
     return make
 
 
-def finds(patch: pytest.MonkeyPatch, *peers: LocalPeer) -> None:
-    async def find() -> tuple[LocalPeer, ...]:
+def finds(patch: pytest.MonkeyPatch, *peers: NearbyPeer) -> None:
+    async def find() -> tuple[NearbyPeer, ...]:
         return peers
 
     patch.setattr(local_swarms, "find_local_peers", find)
@@ -57,7 +57,7 @@ def test_only_an_owner_who_named_no_swarm_is_asked(settings: Settings) -> None:
 def test_what_the_owner_says_at_the_terminal_decides(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, joins: bool
 ) -> None:
-    finds(monkeypatch, LocalPeer(OTHER, (ADDRESS,), private=False))
+    finds(monkeypatch, NearbyPeer(OTHER, (ADDRESS,), private=False))
     asked = answers(monkeypatch, joins)
     said = ask_where_to_join(settings())
     assert asked == ["No swarm is configured; on the local network there is a peer at 192.168.1.7. Join?"]
@@ -67,7 +67,7 @@ def test_what_the_owner_says_at_the_terminal_decides(
 def test_nobody_is_asked_of_a_swarm_whose_key_the_peer_has_not(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    finds(monkeypatch, LocalPeer(OTHER, (ADDRESS,), private=True))
+    finds(monkeypatch, NearbyPeer(OTHER, (ADDRESS,), private=True))
     asked = answers(monkeypatch, True)
     assert (ask_where_to_join(settings()), asked) == ({}, [])
 
@@ -75,7 +75,7 @@ def test_nobody_is_asked_of_a_swarm_whose_key_the_peer_has_not(
 def test_without_a_terminal_nothing_is_joined_and_a_founder_notes_what_it_could_have_joined(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    finds(monkeypatch, LocalPeer(OTHER, (ADDRESS,), private=False))
+    finds(monkeypatch, NearbyPeer(OTHER, (ADDRESS,), private=False))
     monkeypatch.setattr(sys.stdin, "isatty", lambda: False, raising=False)
     assert ask_where_to_join(settings()) == {}
 

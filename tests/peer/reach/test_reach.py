@@ -41,7 +41,7 @@ class Home:
         handler = PunchingHandler(self.end.handler)
         self.end.links.handler = handler
         await self._stack.enter_async_context(self.end)
-        port = 9 if self._blocked else int(self.end.facts.grpc_addresses[0].rpartition(":")[2])
+        port = int(self.end.facts.grpc_addresses[0].rpartition(":")[2])
         self.base: PeerFacts = self.end.facts
         self.reach = Reach(
             self._settings,
@@ -55,6 +55,8 @@ class Home:
                 lambda: 50.0,
             ),
         )
+        if self._blocked:
+            self.reach._around = replace(self.reach._around, grpc_port=9)
         await self._stack.enter_async_context(self.reach)
         return self
 

@@ -17,7 +17,14 @@ from molink.peer.reach.relay import Relay
 from molink.peer.reach.relay_limits import RelayLimits
 from molink.peer.reach.stays import Stays
 from molink.peer.wire.link.certificate import certificate_hash, new_certificate
-from molink.peer.wire.reach.packets import Challenge, Join, RelayError, RelayRefusal, read_relay, write_relay
+from molink.peer.wire.reach.packets import (
+    Challenge,
+    JoinRequest,
+    RelayError,
+    RelayRefusal,
+    read_relay,
+    write_relay,
+)
 from molink.peer.wire.reach.relay_client import RelayUser, open_session
 from molink.peer.wire.reach.relay_proof import prove_user
 from molink.peer.wire.reach.splice import Splices
@@ -184,7 +191,7 @@ async def test_nothing_is_answered_before_proof_and_a_proof_made_elsewhere_is_re
     async with Lab() as lab:
         loop, impostor = asyncio.get_running_loop(), Identity.generate()
         for answer in (
-            lambda _: Join(b"t" * 16),
+            lambda _: JoinRequest(b"t" * 16),
             lambda challenge: prove_user(challenge, impostor.peer_id, impostor, None),
             lambda _: prove_user(Challenge(bytes(32)), lab.identity.peer_id, impostor, None),
         ):

@@ -19,7 +19,7 @@ from molink.peer.ranks.backend import RankedEngine
 from molink.peer.ranks.process import Rank, describe_error
 from molink.peer.ranks.processes import TOGETHER, RankRefused, RanksLost
 from molink.shards.batching.decode import Decoding
-from molink.shards.batching.ways import Way
+from molink.shards.batching.ways import DecodingWay
 from molink.shards.spec import Span
 
 WAIT_S = 60.0
@@ -44,7 +44,7 @@ class ObeyingRanks:
     def __init__(self, model: LocalModel, count: int, folder: Path) -> None:
         opening = {
             "folder": str(model.folder), "manifest": model.manifest.model_dump_json(), "dtype": model.spec.dtype,
-            "quantization": "none", "name": model.spec.name, "exact": False, "way": Way.RECORDED.name,
+            "quantization": "none", "name": model.spec.name, "exact": False, "way": DecodingWay.RECORDED.name,
             "ranks": count, "rendezvous": str(folder / "rendezvous"), "timeout_s": WAIT_S, "device": "cpu",
         }  # fmt: skip
         self.count = count
