@@ -22,7 +22,7 @@ from molink import SamplingParams
 from molink.client.api.swarm import AsyncSwarm
 
 async def main():
-    async with AsyncSwarm({BUNDLED!r}, initial_peers=[sys.argv[1]]) as swarm:
+    async with AsyncSwarm({BUNDLED!r}, initial_peers=sys.argv[1:]) as swarm:
         params = SamplingParams(max_new_tokens={TOKENS}, temperature=0.0)
         generation = await swarm.generate({PROMPT!r}, params=params, timeout_s=60)
         print(json.dumps([list(generation.token_ids), len(generation.circuit.hops)]))
@@ -129,9 +129,25 @@ def test_a_container_whose_ports_are_mapped_to_others_serves_where_it_says(tmp_p
         assert generated(net, volunteer, invited) == transformers_tokens(hops=2)
 
 
-def generated(net: Internet, name: str, invited: str) -> str:
+def test_a_client_that_was_told_of_no_swarm_asks_the_one_at_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require_namespaces()
+    monkeypatch.setenv("MOLINK_LOCAL_NETWORK", "on")
+    monkeypatch.setenv("MOLINK_CONFIG", str(tmp_path / "config.toml"))
+    (tmp_path / "config.toml").write_text("")
+    with ExitStack() as stack:
+        net = stack.enter_context(Internet())
+        home = net.home("port", "203.0.113.10")
+        Peer(
+            stack, net, home, tmp_path / "founder", "--new-swarm", "--layers", "0:12", "--listen", INSIDE
+        ).ready()
+        assert generated(net, home) == transformers_tokens(hops=1)
+
+
+def generated(net: Internet, name: str, *invited: str) -> str:
     """What a client in a namespace prints."""
-    client = net.command(name, sys.executable, "-c", CLIENT, invited)
+    client = net.command(name, sys.executable, "-c", CLIENT, *invited)
     done = subprocess.run(client, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
