@@ -225,29 +225,6 @@ def test_a_wrong_configuration_file_is_a_bad_argument(capsys: pytest.CaptureFixt
     assert "`memroy` is not a known key (did you mean `memory`?)" in err
 
 
-def test_the_doctor_looks_at_this_machine_where_no_swarm_is_named(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    code, out, err = run(capsys, "doctor", "--json", "--state-dir", tmp_path)
-    findings = json.loads(out)
-    assert (code, err) == (0, "")
-    assert {check["name"] for check in findings["checks"]} == {"swarm", "disk", "device", "versions"}
-    assert (findings["healthy"], findings["peer_id"]) == (True, None)
-    code, out, _ = run(capsys, "doctor", "--state-dir", tmp_path)
-    assert code == 0
-    assert "-> name a peer of the swarm with --initial-peers" in out
-
-
-def test_the_doctor_says_what_has_to_be_mended_and_exits_with_1(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    (tmp_path / "file").write_text("")
-    code, out, _ = run(capsys, "doctor", "--state-dir", tmp_path / "file" / "state")
-    assert code == 1
-    assert "PROBLEM disk" in out
-    assert "-> name another folder with --state-dir" in out
-
-
 @pytest.mark.parametrize("command", ["leave", "status"])
 def test_without_a_peer_there_is_nothing_to_ask(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str
