@@ -300,7 +300,7 @@ def _run_peer(settings: "JoinSettings", state: "StateDir") -> None:
         from molink.peer.daemon.peer import Peer
 
     peer = Peer(settings, state, progress.report)
-    private = settings.swarm_key is not None
+    private = settings.options.swarm_key is not None
     try:
         asyncio.run(run_until_left(peer, state.path, progress, private=private))
     except PeerError as error:

@@ -48,7 +48,7 @@ async def examine(settings: "JoinSettings", peer_id: str) -> dict[str, object]:
             *(_multiaddress(host, ports[0], peer_id) for host in ("127.0.0.1", *hosts)),
             *initial_peers,
         )
-    key = None if settings.swarm_key is None else SwarmKey.load(settings.swarm_key)
+    key = None if settings.options.swarm_key is None else SwarmKey.load(settings.options.swarm_key)
     views: tuple[PeerView, ...] = ()
     survey, error = None, ""
     if initial_peers:

@@ -127,7 +127,8 @@ class Bootstrap:
             say(unused)
         check_memory(devices, settings.memory_bytes)
         identity = Identity.load_or_create(self._state.identity_key)
-        swarm_key = SwarmKey.load(settings.swarm_key) if settings.swarm_key else None
+        key_file = settings.options.swarm_key
+        swarm_key = SwarmKey.load(key_file) if key_file else None
         self._report("Looking for the swarm")
         discovery = await stack.enter_async_context(self._discovery(identity, swarm_key))
         # what this very peer said before it was started again binds nobody

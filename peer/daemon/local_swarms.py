@@ -37,7 +37,7 @@ class LocalPresence:
         if self._settings.options.local_network == "off" or self._settings.announced_ports is not None:
             return self  # what maps its ports keeps it from the local network
         async with AsyncExitStack() as opening:
-            private = self._settings.swarm_key is not None
+            private = self._settings.options.swarm_key is not None
             hosts = await asyncio.to_thread(addresses_of, self._settings.listen)
             service = LocalService(self._address.peer_id or "", hosts, self._address.port, private=private)
             await opening.enter_async_context(LocalAdvertisement(service))
@@ -92,7 +92,7 @@ async def _end(search: "asyncio.Task[None]") -> None:
 
 async def _swarms(settings: JoinSettings) -> list[NearbyPeer]:
     """Peers whose swarm is as private as this peer: others would refuse it, or be refused."""
-    private = settings.swarm_key is not None
+    private = settings.options.swarm_key is not None
     return [peer for peer in await find_local_peers() if peer.private == private]
 
 

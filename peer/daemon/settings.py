@@ -55,7 +55,6 @@ class JoinSettings:
     options: Configuration
     """What holds as it was given. What is made of an option is a field here, and what is read; no other option is."""
     initial_peers: tuple[str, ...]
-    swarm_key: Path | None
     memory_bytes: int | None
     """Cap on weights, KV cache and work space together; None: what the device can spare."""
     swap_bytes: int | None
@@ -117,6 +116,7 @@ def load_settings(given: Mapping[str, object], environment: Mapping[str, str] | 
         options=replace(
             merged,
             new_swarm=new_swarm,
+            swarm_key=_check_key_file(merged.swarm_key),
             device=_check_device(merged.device),
             announce=_check_announce(_bare(announced_host)),
             http_proxy=check_http_proxy(merged.http_proxy),
@@ -124,7 +124,6 @@ def load_settings(given: Mapping[str, object], environment: Mapping[str, str] | 
             offer_relay=_check_offer(merged.offer_relay),
         ),
         initial_peers=initial_peers,
-        swarm_key=_check_key_file(merged.swarm_key),
         memory_bytes=_parse_size(merged.memory, "--memory", "serve with"),
         swap_bytes=_parse_size(merged.swap_space, "--swap-space", "swap into"),
         store_bytes=_parse_size(merged.store_size, "--store-size", "keep weights in"),

@@ -23,9 +23,13 @@ from molink.dht.records.announcement import sign_facts, sign_loss, sign_state
 from molink.dht.records.records import PROTOCOL_VERSION, PeerFacts, PeerLoss, PeerView, RelayAt
 
 PATIENCE_S = 60.0
-HIDDEN = 24
-"""Peers that nobody can dial, beside two that everybody can."""
 RARE = replace(QUICK, interval_s=600.0, refute_s=1.0, redial_before_loss_s=0.2)
+PATIENT = replace(
+    RARE, anti_entropy_interval_s=20.0, redial_s=2.0, upkeep_s=0.5, silence_s=30.0, bootstrap_timeout_s=30.0
+)
+"""Many peers of one process keep it busy."""
+HIDDEN = 12
+"""Peers that nobody can dial, beside one that everybody can."""
 Condition = Callable[[tuple[PeerView, ...]], bool]
 
 
@@ -173,18 +177,17 @@ def test_who_cannot_be_dialled_is_asked_for_over_its_relays_before_it_is_missed(
 def test_where_hardly_anybody_can_be_dialled_all_see_all_and_everybody_has_a_link() -> None:
     async def scenario() -> None:
         async with contextlib.AsyncExitStack() as stack:
-            first = await stack.enter_async_context(rarely_speaking())
-            second = await stack.enter_async_context(rarely_speaking(*first.addresses))
-            everybody = [first, second]
-            relays = (RelayAt(first.identity.peer_id, "192.0.2.1:443"),)
-            for _ in range(HIDDEN):
+            everybody: list[Discovery] = []
+            initial: tuple[str, ...] = ()
+            relays = (RelayAt(Identity.generate().peer_id, "192.0.2.1:443"),)
+            for _ in range(1 + HIDDEN):
                 identity = Identity.generate()
-                initial = (*first.addresses, *second.addresses)
                 one = await stack.enter_async_context(
-                    Discovery(identity, initial_peers=initial, timing=QUICK)
+                    Discovery(identity, initial_peers=initial, timing=PATIENT)
                 )
-                hidden = replace(facts_of(identity), addresses=(), grpc_addresses=(), relays=relays)
-                await one.announce(hidden, state_of(identity))
+                facts = replace(facts_of(identity), addresses=(), relays=relays if initial else ())
+                await one.announce(facts, state_of(identity))
+                initial = initial or one.addresses
                 everybody.append(one)
             await all_see(everybody, *everybody)
             async with asyncio.timeout(PATIENCE_S):

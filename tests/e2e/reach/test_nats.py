@@ -55,6 +55,7 @@ def test_where_there_can_be_no_hole_the_relayed_way_stays(kind: str, other_kind:
     assert said["closed"] is None
 
 
+@pytest.mark.full
 def test_a_hole_that_closes_without_a_word_is_left_for_the_relay_and_nothing_is_lost() -> None:
     said = dialled("port", "port", parts=True, wait_s=20.0)
     assert said["moved_ms"] is not None

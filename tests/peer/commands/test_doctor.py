@@ -1,6 +1,7 @@
-"""`molink-peer doctor` as its users meet it: what it finds, what to do about it, and its exit status."""
+"""The doctor before anything is set up: what it looks at, and how it ends."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,16 @@ from molink.peer.commands import cli
 
 @pytest.fixture(autouse=True)
 def _own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the user's configuration nor the user's folders are touched."""
     (tmp_path / "config.toml").write_text("")
+    for name in [name for name in os.environ if name.startswith("MOLINK_")]:
+        monkeypatch.delenv(name)
     monkeypatch.setenv("MOLINK_CONFIG", str(tmp_path / "config.toml"))
-    monkeypatch.delenv("MOLINK_INITIAL_PEERS", raising=False)
+    monkeypatch.setenv("MOLINK_STORE_DIR", str(tmp_path / "store"))
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    capsys.readouterr()
     with pytest.raises(SystemExit) as ended:
         cli.main([str(argument) for argument in arguments])
     out, err = capsys.readouterr()

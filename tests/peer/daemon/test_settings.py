@@ -283,4 +283,4 @@ def test_a_key_file_is_taken_by_its_absolute_path(
 ) -> None:
     (tmp_path / "swarm.key").write_text("content is checked where it is used")
     monkeypatch.chdir(tmp_path)
-    assert load(environment, swarm_key=Path("swarm.key")).swarm_key == tmp_path / "swarm.key"
+    assert load(environment, swarm_key=Path("swarm.key")).options.swarm_key == tmp_path / "swarm.key"
