@@ -217,8 +217,8 @@ def test_who_does_nothing_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_connection_that_cannot_be_accepted_does_not_end_accepting(monkeypatch: pytest.MonkeyPatch) -> None:
     failures = [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EPERM, errno.EIO]
-    with trio.socket.socket() as unused:
-        kind = type(unused)
+    with socket.socket() as unused:
+        kind = type(trio.socket.from_stdlib_socket(unused))
     real = kind.accept
 
     async def failing(listening: trio.socket.SocketType) -> object:
