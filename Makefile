@@ -39,9 +39,10 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-# Three at a time on two cores: the tests of real peers wait about as much as they compute. The rest is divided so that the
-# parts end together; decisions have a process of their own, in which no thread of a peer runs beside them. `test-units`
-# runs whatever the other parts leave. Each line says whose it is.
+# Three at a time on two cores: the tests of real peers wait about as much as they compute, one after the other, and go
+# first; what is only computed takes the time that they leave. It is divided so that the parts end together; decisions have
+# a process of their own, in which no thread of a peer runs beside them. `test-units` runs whatever the other parts leave.
+# Each line says whose it is.
 test: setup
 	@$(MAKE) --no-print-directory -k -j3 test-e2e test-shards test-units test-decisions test-discovery check
 
@@ -52,6 +53,7 @@ DISCOVERY := tests/dht tests/attack tests/client
 PARTS := test-e2e test-shards test-units test-decisions test-discovery
 USUAL := not full and not attack and not fuzz and not triton
 PYTEST := $(BIN)/python -m pytest
+BESIDE := nice -n 5 $(PYTEST)
 $(PARTS): SHELL := bash
 $(PARTS): .SHELLFLAGS := -o pipefail -c
 
@@ -59,17 +61,17 @@ test-e2e: setup
 	@$(PYTEST) -m 'e2e and $(USUAL)' $(PEERS) 2>&1 | sed -u 's/^/peers     | /'
 
 test-shards: setup
-	@$(PYTEST) -m 'not e2e and $(USUAL)' $(SHARDS) 2>&1 | sed -u 's/^/shards    | /'
+	@$(BESIDE) -m 'not e2e and $(USUAL)' $(SHARDS) 2>&1 | sed -u 's/^/shards    | /'
 
 test-units: setup
-	@$(PYTEST) -m 'not e2e and $(USUAL)' $(SHARDS:%=--ignore=%) $(DECISIONS:%=--ignore=%) $(DISCOVERY:%=--ignore=%) 2>&1 \
+	@$(BESIDE) -m 'not e2e and $(USUAL)' $(SHARDS:%=--ignore=%) $(DECISIONS:%=--ignore=%) $(DISCOVERY:%=--ignore=%) 2>&1 \
 	  | sed -u 's/^/units     | /'
 
 test-decisions: setup
-	@$(PYTEST) -m 'not e2e and $(USUAL)' $(DECISIONS) 2>&1 | sed -u 's/^/decisions | /'
+	@$(BESIDE) -m 'not e2e and $(USUAL)' $(DECISIONS) 2>&1 | sed -u 's/^/decisions | /'
 
 test-discovery: setup
-	@$(PYTEST) -m 'not e2e and $(USUAL)' $(DISCOVERY) 2>&1 | sed -u 's/^/discovery | /'
+	@$(BESIDE) -m 'not e2e and $(USUAL)' $(DISCOVERY) 2>&1 | sed -u 's/^/discovery | /'
 
 # The kernels of a GPU, without one. Triton is large, and what sees it installed loads it: it has a folder of its own.
 TRITON := 3.7.1

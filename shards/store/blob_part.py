@@ -33,7 +33,7 @@ _DTYPES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class BlobPart:
-    """Reads the file `path`, whole, each time it is indexed: no file stays open, and no memory mapped. Or mapped."""
+    """A tensor that is a file of the store: read whole each time it is indexed, with no file left open, or mapped."""
 
     path: Path
     tensor: StoredTensor
@@ -97,8 +97,8 @@ def _room(size: int) -> torch.Tensor:
 
 def _read(path: Path, at: int, tensor: StoredTensor) -> torch.Tensor:
     """The tensor whose bytes begin at `at` in the file. It begins in memory as many bytes after a cache line as it does
-    in the model's own file: matrix kernels round by that, and a model computes the same whether its file is there or
-    not."""
+    in the model's own file: matrix kernels round by that, and where steps are exact, a model computes the same whether
+    its file is there or not."""
     dtype = torch_dtype(tensor.dtype)
     size = tensor.stop - tensor.start
     room = _room(size + CACHE_LINE_BYTES)
