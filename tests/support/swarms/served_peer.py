@@ -21,13 +21,13 @@ from molink.peer.models.model import LocalModel
 from molink.peer.profiling.step_times import StepTimes
 from molink.peer.scheduling.in_flight_rules import Rule, molink
 from molink.peer.scheduling.microbatch import BatchLimits
-from molink.peer.scheduling.prefill_chunks import Cut, chunk_lengths
 from molink.peer.serving.artifact_server import ArtifactServer
 from molink.peer.serving.data_plane import DataPlane, DataPlaneSettings, OfferedCompute
 from molink.peer.wire.link.certificate import Credentials, new_certificate
 from molink.peer.wire.link.link import Link
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.protocol.frames import Frame
+from molink.routing.cost.prefill_chunks import Cut, chunk_lengths
 from molink.shards.checkpoint import store
 from molink.shards.spec import ModelSpec, Span
 
