@@ -10,8 +10,9 @@ a row may be shorter), all scales first, then one signed byte for each value.
 import torch
 from torch import Tensor
 
-BLOCK = 64
-"""Values of a row that share a scale. Smaller blocks are more exact: one outlier spoils fewer values."""
+from molink.shards.spec import INT8_BLOCK as BLOCK
+from molink.shards.spec import row_bytes
+
 LEAST_SCALE = 2.0**-120
 """Scales are never smaller: blocks of zeros need no case of their own, and no scale loses bits as a subnormal."""
 
@@ -32,9 +33,7 @@ def dtype_of(name: str) -> torch.dtype:
 
 def encoded_bytes(encoding: str, rows: int, hidden_size: int) -> int:
     """What `encode` makes of a [rows, hidden_size] tensor. Raises ValueError for an unknown encoding."""
-    if encoding == "int8":
-        return rows * (hidden_size + _SCALE_BYTES * _blocks(hidden_size))
-    return rows * hidden_size * dtype_of(encoding).itemsize
+    return rows * row_bytes(encoding, hidden_size)
 
 
 def encode(tensor: Tensor, encoding: str | None = None) -> memoryview:

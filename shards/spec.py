@@ -10,6 +10,8 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 QUANTIZATIONS = ("none", "int8", "nf4")
 
+INT8_BLOCK = 64
+"""Values of an activation that share a scale in int8. Smaller blocks are more exact: one outlier spoils fewer."""
 ACTIVATION_CODECS = ("none", "float16", "bfloat16", "int8")
 """How activations may travel between peers: in the model's own numbers, or, if all agree, in fewer bytes."""
 
@@ -145,8 +147,8 @@ class ModelSpec:
 
     @property
     def activation_bytes(self) -> int:
-        """One token's hidden state on the wire."""
-        return self.hidden_size * DTYPE_BYTES[self.dtype]
+        """One token's hidden state on the wire, in the model's own numbers."""
+        return row_bytes(self.dtype, self.hidden_size)
 
     def weight_bytes(self, span: Span) -> int:
         """Weights of the span, with the embedding if it starts the model and the head if it ends it."""
@@ -173,6 +175,18 @@ class ModelSpec:
         return sum(self.state_bytes[span.start : span.stop]) + KV_BLOCK_TOKENS * sum(
             most_kv_blocks(tokens, windows[layer]) * self.kv_bytes_per_token[layer] for layer in span
         )
+
+
+def row_bytes(encoding: str, hidden_size: int) -> int:
+    """One token's hidden state on the wire: in numbers of a dtype, or in int8 with a float32 scale for each block.
+
+    Raises ValueError for any other encoding.
+    """
+    if encoding == "int8":
+        return hidden_size + 4 * -(-hidden_size // INT8_BLOCK)
+    if encoding not in DTYPE_BYTES:
+        raise ValueError(f"dtype must be one of {', '.join(DTYPE_BYTES)}, got {encoding!r}")
+    return hidden_size * DTYPE_BYTES[encoding]
 
 
 def most_kv_blocks(tokens: int, window: int | None) -> int:

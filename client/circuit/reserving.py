@@ -7,10 +7,10 @@ from typing import Protocol
 
 from molink.client.errors import as_said
 from molink.dht.records.records import PeerFacts, PeerView
-from molink.peer.wire.codecs import encodings_of_circuit
 from molink.peer.wire.link.link import Link, LinkError
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.routing import Route
+from molink.routing.cost.encodings import encodings_of_circuit
 from molink.shards.spec import ModelSpec
 
 REQUEST_TIMEOUT_S = 5.0

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 from molink.client.circuit.connection import SwarmConnection
 from molink.client.circuit.in_flight_load import InFlightLoad
@@ -71,7 +72,9 @@ class RouteSelector:
             tokens,
             prompt_tokens=prompt_tokens,
             now_s=now_s,
-            criteria=criteria(avoid, first=template.epoch == 0),
+            criteria=replace(
+                criteria(avoid, first=template.epoch == 0), activation_codec=template.activation_codec
+            ),
         )
         self._standing[key] = standing
         return standing.route

@@ -34,7 +34,7 @@ from molink.peer.ranks.choice import DeviceAlone, open_ranks
 from molink.peer.scheduling.microbatch import BatchLimits, batch_limits
 from molink.peer.scheduling.step_limit import longest_step
 from molink.peer.state_dir import read_json, write_json
-from molink.peer.wire.codecs import opted_in
+from molink.routing.cost.encodings import opted_in
 from molink.shards.spec import ModelSpec
 
 

@@ -9,11 +9,12 @@ from molink.dht.records.announcement import AnnouncementError, verify_facts
 from molink.dht.records.records import PeerFacts
 from molink.peer.hop.session import HopPosition, HopSession
 from molink.peer.memory.leases import LeaseKey
-from molink.peer.scheduling.pipeline import Circuit, PipelineStage, stage_of
-from molink.peer.wire.codecs import encodings_of_circuit
+from molink.peer.scheduling.in_flight_limit import Circuit
 from molink.peer.wire.link.link import Link
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.protocol.frames import ProtocolError
+from molink.routing.cost.encodings import encodings_of_circuit
+from molink.routing.cost.pipeline import PipelineStage, stage_of
 from molink.shards.kv.kv_cache import SequenceCache
 from molink.shards.kv.prefix import MAX_PREFIX_BLOCKS, split_names
 from molink.shards.spec import KV_BLOCK_TOKENS, ModelSpec, SamplingParams, Span
@@ -152,6 +153,7 @@ def read_plan(descriptor: pb.SessionDescriptor, spec: ModelSpec) -> SessionPlan:
         )
     hops = _read_hops(descriptor, spec)
     announced = [hop.facts.activation_codecs for hop in hops]
+    encodings = encodings_of_circuit(descriptor.activation_codec, spec.dtype, announced)
     return SessionPlan(
         key=LeaseKey(bytes(descriptor.session), descriptor.epoch),
         hops=hops,
@@ -161,10 +163,12 @@ def read_plan(descriptor: pb.SessionDescriptor, spec: ModelSpec) -> SessionPlan:
         capacity_tokens=descriptor.capacity_tokens,
         trace=descriptor.trace,
         prefix=_read_prefix(descriptor),
-        encodings=encodings_of_circuit(descriptor.activation_codec, spec.dtype, announced),
+        encodings=encodings,
         stages=tuple(
-            _read_stage(*pair, spec, (descriptor.prompt_tokens + descriptor.capacity_tokens) / 2)
-            for pair in zip(descriptor.hops, hops, strict=True)
+            _read_stage(
+                hop, plan, spec, (descriptor.prompt_tokens + descriptor.capacity_tokens) / 2, encoding
+            )
+            for hop, plan, encoding in zip(descriptor.hops, hops, encodings, strict=True)
         ),
     )
 
@@ -222,7 +226,9 @@ def _read_facts(hop: pb.Hop) -> PeerFacts:
     return facts
 
 
-def _read_stage(hop: pb.Hop, plan: HopPlan, spec: ModelSpec, context_tokens: float) -> PipelineStage:
+def _read_stage(
+    hop: pb.Hop, plan: HopPlan, spec: ModelSpec, context_tokens: float, encoding: str
+) -> PipelineStage:
     link_ms, uplink_mbps = hop.predicted_link_ms, hop.uplink_mbps
     if not (math.isfinite(link_ms) and 0 <= link_ms <= MAX_LINK_MS):
         raise ProtocolError(f"a link takes 0 to {MAX_LINK_MS:g} ms, not {link_ms}")
@@ -230,7 +236,7 @@ def _read_stage(hop: pb.Hop, plan: HopPlan, spec: ModelSpec, context_tokens: flo
         raise ProtocolError(
             f"an uplink has {MIN_UPLINK_MBPS:g} to {MAX_UPLINK_MBPS:g} Mbps, not {uplink_mbps}"
         )
-    return stage_of(plan.facts, plan.span, spec, link_ms, uplink_mbps or None, context_tokens)
+    return stage_of(plan.facts, plan.span, spec, link_ms, uplink_mbps or None, context_tokens, encoding)
 
 
 def _read_params(sampling: pb.Sampling, spec: ModelSpec) -> SamplingParams:

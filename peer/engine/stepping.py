@@ -102,8 +102,7 @@ class Stepper:
         uplink_bytes_per_s = self._links.line_quality().uplink_bytes_per_s
         if uplink_bytes_per_s is None:
             return 0.0
-        waiting_bytes = self._core.prompt_tokens_to_send * self._engine.spec.activation_bytes
-        return waiting_bytes / uplink_bytes_per_s
+        return self._core.prompt_bytes_to_send / uplink_bytes_per_s
 
     # -- sessions
 

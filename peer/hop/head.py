@@ -9,8 +9,8 @@ from molink.peer.hop.session import Payload, Session
 from molink.peer.scheduling.in_flight_limit import InFlightLimit
 from molink.peer.scheduling.in_flight_rules import Rule
 from molink.peer.scheduling.microbatch import BatchLimits
-from molink.peer.scheduling.prefill_chunks import Cut, lengths_within
 from molink.peer.scheduling.prompt_gathering import PromptGathering
+from molink.routing.cost.prefill_chunks import Cut, most_chunk_tokens
 
 MOST_WAIT_S = 30.0
 """A head whose prompts need the line for so long takes no more: clients give up a head that is silent for 60 s."""
@@ -52,8 +52,11 @@ class Head(Generic[Session, Payload]):
 
     def add_prompt(self, session: Session, tokens: int) -> bool:
         """There are so many tokens to compute. Whether to begin now, and not with a later `prompts_ready`."""
-        position = session.position
-        session.prefill.chunks.extend(lengths_within(self._cut, self._limits, position.stages, tokens))
+        stages, limits = session.position.stages, self._limits
+        takes = (limits.max_tokens, *(stage.facts.step_tokens for stage in stages))
+        session.prefill.chunks.extend(
+            self._cut(stages, tokens, most_chunk_tokens(takes, limits.max_sessions))
+        )
         if self._gathering is None:
             return True
         self._gathered.add(session)

@@ -75,9 +75,10 @@ class HopCore(Generic[Session, Payload]):
         return len(self._turns) + sum(len(one.prefill.chunks) for one in self._sessions)
 
     @property
-    def prompt_tokens_to_send(self) -> int:
-        """Of prompts whose head is here, those of chunks that have not been queued and that go to another hop."""
-        return sum(sum(one.prefill.chunks) for one in self._sessions if not one.is_tail)
+    def prompt_bytes_to_send(self) -> int:
+        """Of prompts whose head is here, what chunks that have not been queued will send to the next hop."""
+        waiting = (one for one in self._sessions if one.prefill.chunks and not one.is_tail)
+        return sum(sum(one.prefill.chunks) * one.position.stages[0].sent_bytes for one in waiting)
 
     @property
     def is_empty(self) -> bool:

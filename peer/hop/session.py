@@ -12,11 +12,12 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from molink.peer.memory.leases import LeaseKey
 from molink.peer.scheduling.decoding_sessions import DecodingSession
+from molink.peer.scheduling.in_flight_limit import Circuit
 from molink.peer.scheduling.in_flight_rules import Rule
 from molink.peer.scheduling.microbatch import BatchLimits, PendingStep
-from molink.peer.scheduling.pipeline import Circuit, PipelineStage
-from molink.peer.scheduling.prefill_chunks import Cut
 from molink.peer.scheduling.prefill_window import ReceiveWindow, SendWindow
+from molink.routing.cost.pipeline import PipelineStage
+from molink.routing.cost.prefill_chunks import Cut
 from molink.shards.spec import Span
 
 Payload = TypeVar("Payload")

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 
 from molink.peer.scheduling.decode_watch import DecodeBatch
-from molink.peer.scheduling.pipeline import PipelineStage
 from molink.peer.wire.transmission.decode_times import (
     DecodePipeline,
     DecodeProfile,
@@ -15,6 +14,7 @@ from molink.peer.wire.transmission.decode_times import (
     RunningBatch,
     decode_finish_s,
 )
+from molink.routing.cost.pipeline import PipelineStage
 
 CIRCUITS_REMEMBERED = 256
 

@@ -7,7 +7,7 @@ its t_s and, with the stage's profile, T_d; `awaiting` gives t_p, and with the c
 from collections.abc import Iterable
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from molink.peer.scheduling.pipeline import PipelineStage
+from molink.routing.cost.pipeline import PipelineStage
 
 SessionT = TypeVar("SessionT")
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from molink.peer.scheduling.pipeline import STEP_OVERHEAD_MS, PipelineStage
+from molink.routing.cost.pipeline import STEP_OVERHEAD_MS, PipelineStage
 
 LATE = 4.0
 """Times its usual interval: beside prompts in pieces a step takes about twice as long at each hop."""

@@ -10,11 +10,14 @@ on its circuit never waits.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 from molink.peer.scheduling.in_flight_rules import InFlightPlan, Rule
-from molink.peer.scheduling.pipeline import Circuit, PipelineStage
+from molink.routing.cost.pipeline import PipelineStage
+from molink.shards.spec import Span
 
+Circuit: TypeAlias = tuple[tuple[str, Span], ...]
+"""Who serves what, in order: peer ids and spans."""
 SessionT = TypeVar("SessionT")
 MOST_HELD_S = 1.0
 """No session is held longer, whatever was predicted."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TypeAlias
 
-from molink.peer.scheduling.pipeline import STEP_OVERHEAD_MS, PipelineStage
+from molink.routing.cost.pipeline import STEP_OVERHEAD_MS, PipelineStage
 
 MOST_MICRO_BATCHES = 64
 ALIKE = 1.05

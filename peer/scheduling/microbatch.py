@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from molink.peer.wire.protocol.frames import MAX_FRAME_BYTES, MAX_HEADER_BYTES
+from molink.routing.cost.pipeline import COST
 from molink.shards.spec import MAX_STEP_TOKENS, ModelSpec, Span
 
 SessionT = TypeVar("SessionT")
@@ -50,7 +51,7 @@ class BatchLimits:
 
     max_tokens: int = MAX_STEP_TOKENS
     """Rows of a micro-batch. Only a single step that is larger exceeds it, and it runs alone."""
-    max_sessions: int = 64
+    max_sessions: int = COST.steps_per_batch
     prefill_patience_s: float = 0.05
     """How much longer than a decode a prefill waits when both could run."""
 

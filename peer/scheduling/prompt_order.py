@@ -8,7 +8,7 @@ deadlines that are a multiple of what a prompt asks for.
 
 from collections.abc import Sequence
 
-from molink.peer.scheduling.pipeline import PipelineStage
+from molink.routing.cost.pipeline import PipelineStage
 
 PATIENCE = 10.0
 """Ten seconds is about how long people stay with what they wait for, one second what does not interrupt them (Nielsen,

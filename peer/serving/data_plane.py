@@ -22,7 +22,6 @@ from molink.peer.profiling.step_times import StepTimes
 from molink.peer.scheduling.decode_forecast import DecodeForecast, on_loop_clock
 from molink.peer.scheduling.in_flight_rules import Rule, molink
 from molink.peer.scheduling.microbatch import BatchLimits, batch_limits
-from molink.peer.scheduling.prefill_chunks import Cut, chunk_lengths
 from molink.peer.scheduling.prefill_slices import SliceSizer
 from molink.peer.scheduling.prompt_gathering import PromptGathering
 from molink.peer.serving.admission import Admission
@@ -38,6 +37,7 @@ from molink.peer.wire.link.links import Links
 from molink.peer.wire.transport.line_quality import MeasureLine
 from molink.peer.wire.transport.message_memory import MessageMemory, message_limit_bytes
 from molink.peer.wire.transport.shared_uplink import SharedUplink
+from molink.routing.cost.prefill_chunks import Cut, chunk_lengths
 
 
 def _unwrapped(handler: LinkHandler) -> LinkHandler:

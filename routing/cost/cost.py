@@ -33,10 +33,8 @@ class CostModel:
     unknown_row_share: float = 0.1
     """Where only one batch size was measured: what each further row adds, as a part of that time. Eight
     sequences in one pass run at 4 to 5 times the serial rate on two processor cores, hence (8 / 4.5 - 1) / 7."""
-    prefill_chunk_tokens: int = 448
-    """Rows of a prefill's chunks, as heads cut prompts unless they are told otherwise."""
     steps_per_batch: int = 64
-    """Waiting steps that a peer computes together."""
+    """Waiting steps that a peer computes together; a prompt's chunk leaves so many rows of a step to them."""
     head_service_ms: float = 0.5
     """What a head of one processor does for its client with each token: taking it in, beginning the next
     step, sending it on. Several processors share it with the computation."""
@@ -105,19 +103,27 @@ def prefill_layer_ms(
     Beyond the largest, by the mean slope of all: the last two sizes alone are within noise of each other on a
     fast device, and a prompt may be far beyond them. What attention adds as the prompt grows is left out.
     """
+    points, slope = prefill_points(latencies, cost, measured)
+    largest = points[-1]
+    if rows <= largest.batch_size:
+        return layer_ms_at(points, rows)
+    return largest.layer_ms + slope * (rows - largest.batch_size)
+
+
+def prefill_points(
+    latencies: Sequence[LayerLatency], cost: CostModel, measured: Sequence[PrefillLatency] = ()
+) -> tuple[list[LayerLatency], float]:
+    """What `prefill_layer_ms` goes by: one layer at some numbers of rows, ascending, and what each row beyond the
+    largest adds."""
     if measured:
         single = LayerLatency(1, min(layer_ms_at(latencies, 1), measured[0].layer_ms))
         prompts = (
             LayerLatency(prefill.tokens, prefill.layer_ms) for prefill in measured if prefill.tokens > 1
         )
         latencies = (single, *prompts)
-    ordered = sorted(latencies, key=lambda latency: latency.batch_size)
+    ordered = sorted(latencies, key=_SIZE)
     smallest, largest = ordered[0], ordered[-1]
-    if rows <= largest.batch_size:
-        return layer_ms_at(latencies, rows)
     if largest.batch_size > smallest.batch_size:
         sizes = largest.batch_size - smallest.batch_size
-        slope = max(0.0, (largest.layer_ms - smallest.layer_ms) / sizes)
-    else:
-        slope = cost.unknown_row_share * largest.layer_ms / largest.batch_size
-    return largest.layer_ms + slope * (rows - largest.batch_size)
+        return ordered, max(0.0, (largest.layer_ms - smallest.layer_ms) / sizes)
+    return ordered, cost.unknown_row_share * largest.layer_ms / largest.batch_size

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from molink.dht.records.records import PeerView
+from molink.dht.records.records import PeerFacts, PeerView
 from molink.routing.cost.cost import CostModel, decode_context_ms, layer_ms_at, prefill_layer_ms
+from molink.routing.cost.prefill_chunks import most_chunk_tokens
 from molink.routing.cost.reliability import PeerObservation, loss_probability, loss_rate_per_s
 from molink.shards.spec import ModelSpec
 
@@ -184,20 +185,19 @@ def client_rtt_ms(seen: PeerObservation, cost: CostModel) -> float:
 def recovery_ms(views: Sequence[PeerView], model: ModelSpec, demand: Demand, cost: CostModel) -> float:
     """Returns what losing a hop halfway costs: another circuit, and the prefill of all that there was by then.
 
-    That circuit is not known: its layers take what they take on the median peer, and the activations cross
-    one link at the assumed bandwidth, since the pipeline hides the others.
+    That circuit is not known: its layers take what they take on the median peer, in chunks as long as that one takes
+    them, and the activations cross one link at the assumed bandwidth, since the pipeline hides the others.
     """
     history = demand.prompt_tokens + (demand.tokens - demand.prompt_tokens) // 2
-    chunks, rows = prefill_chunks(history, cost)
-    measured = [(view.facts.layer_latencies, view.facts.prefill_latencies) for view in views]
-    layer_ms = (
-        median(prefill_layer_ms(steps, rows, cost, prefills) for steps, prefills in measured) if views else 0
+    layers_ms = (
+        median(_recomputing_ms(view.facts, history, model.layers, cost) for view in views) if views else 0
     )
     sent_ms = transmission_ms(history * model.activation_bytes, PeerObservation(), cost)
-    return cost.recovery_ms + chunks * model.layers * layer_ms + sent_ms
+    return cost.recovery_ms + layers_ms + sent_ms
 
 
-def prefill_chunks(tokens: int, cost: CostModel) -> tuple[int, int]:
-    """Cuts a prompt into equal chunks: returns how many, and the rows of each."""
-    chunks = -(-tokens // cost.prefill_chunk_tokens)
-    return chunks, -(-tokens // chunks)
+def _recomputing_ms(facts: PeerFacts, tokens: int, layers: int, cost: CostModel) -> float:
+    """Of so many layers for a history, in the fewest chunks that the peer takes."""
+    chunks = -(-tokens // most_chunk_tokens([facts.step_tokens]))
+    rows = -(-tokens // chunks)
+    return chunks * layers * prefill_layer_ms(facts.layer_latencies, rows, cost, facts.prefill_latencies)

@@ -34,6 +34,8 @@ class Criteria:
     """One of ALGORITHMS."""
     time_limit_s: float | None = None
     """For one search; None: the algorithm's own."""
+    activation_codec: str = ""
+    """That the session asks for; empty: none. The first token is predicted with it."""
 
     def __post_init__(self) -> None:
         if self.avoid & self.require:
@@ -72,7 +74,7 @@ def search_route(posed: PosedProblem, snapshot: Snapshot, criteria: Criteria) ->
     except NoCircuit as error:
         detail = f"{error.detail} ({_in_view(snapshot, criteria.avoid, len(posed.views))})"
         raise NoCircuit(detail, error.missing_layers, error.missing_bytes) from None
-    return route_of(posed, circuit.hops, snapshot, criteria.cost)
+    return route_of(posed, circuit.hops, snapshot, criteria.cost, criteria.activation_codec)
 
 
 def _find(posed: PosedProblem, criteria: Criteria) -> Circuit:

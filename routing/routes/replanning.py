@@ -147,7 +147,7 @@ def _costed_anew(
         return None
     if not all(_holds(posed.problem, hop, posed.peer_ids[hop.machine] in leased) for hop in hops):
         return None
-    return route_of(posed, hops, snapshot, criteria.cost)
+    return route_of(posed, hops, snapshot, criteria.cost, criteria.activation_codec)
 
 
 def _holds(problem: CircuitProblem, hop: Hop, leased: bool) -> bool:

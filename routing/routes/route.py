@@ -8,8 +8,10 @@ import numpy as np
 
 from molink.dht.records.records import PeerView
 from molink.routing.cost.cost import CostModel
-from molink.routing.cost.prefill import PrefillStage, ttft_ms
-from molink.routing.cost.terms import Term, client_rtt_ms, prefill_chunks
+from molink.routing.cost.encodings import encodings_of_circuit
+from molink.routing.cost.first_token import first_token_ms, prompt_chunks
+from molink.routing.cost.pipeline import PipelineStage, stage_of
+from molink.routing.cost.terms import Term, client_rtt_ms
 from molink.routing.problem.circuit import Hop
 from molink.routing.problem.problem import load_ms
 from molink.routing.snapshot import PosedProblem, Snapshot
@@ -66,27 +68,56 @@ class Route:
         return sum(term.ms for hop in self.hops for term in hop.terms)
 
 
-def route_of(posed: PosedProblem, hops: Sequence[Hop], snapshot: Snapshot, cost: CostModel) -> Route:
-    """The route that a circuit of the problem stands for."""
-    routed = tuple(_route_hop(posed, hops, position, snapshot, cost) for position in range(len(hops)))
-    stages = [
-        PrefillStage(posed.views[hop.machine], posed.costs[hop.machine], hop.stop - hop.start, one.link_ms)
-        for hop, one in zip(hops, routed, strict=True)
-    ]
-    head = snapshot.seen(posed.views[hops[0].machine])
-    first_ms = ttft_ms(stages, posed.demand.prompt_tokens, client_rtt_ms(head, cost), cost)
+def route_of(
+    posed: PosedProblem, hops: Sequence[Hop], snapshot: Snapshot, cost: CostModel, activation_codec: str = ""
+) -> Route:
+    """The route that a circuit of the problem stands for, for a session that asks for this codec."""
+    links_ms = _links_ms(posed, hops)
+    stages = _stages(posed, hops, links_ms, snapshot, activation_codec)
+    lengths = prompt_chunks(stages, posed.demand.prompt_tokens)
+    routed = tuple(
+        _route_hop(posed, hops, position, snapshot, cost, link_ms, max(lengths))
+        for position, link_ms in enumerate(links_ms)
+    )
+    head, costs = snapshot.seen(posed.views[hops[0].machine]), [posed.costs[hop.machine] for hop in hops]
+    waits_ms = client_rtt_ms(head, cost) + costs[0].service_ms + sum(each.queue_ms for each in costs)
+    first_ms = first_token_ms(stages, lengths, waits_ms, cost)
     terms = chain.from_iterable(hop.terms for hop in routed)
     tpot_ms = sum(term.ms for term in terms if term.in_tpot)
     return Route(routed, tpot_ms, load_ms(posed.problem, hops) / 1000.0, first_ms)
 
 
+def _stages(
+    posed: PosedProblem,
+    hops: Sequence[Hop],
+    links_ms: Sequence[float],
+    snapshot: Snapshot,
+    activation_codec: str,
+) -> list[PipelineStage]:
+    """The circuit as its head will see it, by the session's descriptor."""
+    model, views = snapshot.model, [posed.views[hop.machine] for hop in hops]
+    announced = [view.facts.activation_codecs for view in views]
+    return [
+        stage_of(view.facts, hop.span, model, link_ms, snapshot.seen(view).uplink_mbps, encoding=encoding)
+        for hop, view, link_ms, encoding in zip(
+            hops, views, links_ms, encodings_of_circuit(activation_codec, model.dtype, announced), strict=True
+        )
+    ]
+
+
 def _route_hop(
-    posed: PosedProblem, hops: Sequence[Hop], position: int, snapshot: Snapshot, cost: CostModel
+    posed: PosedProblem,
+    hops: Sequence[Hop],
+    position: int,
+    snapshot: Snapshot,
+    cost: CostModel,
+    link_ms: float,
+    chunk_tokens: int,
 ) -> RouteHop:
+    """`chunk_tokens` are those of the prompt's longest chunk."""
     hop, following = hops[position], hops[(position + 1) % len(hops)]
     problem, view, costs = posed.problem, posed.views[hop.machine], posed.costs[hop.machine]
     first, last = hop.start == 0, hop.stop == problem.layers
-    link_ms = _link_ms(posed, hop, following) if len(hops) > 1 else 0.0
     layers = hop.stop - hop.start
     compute = [
         Term("layers", layers * costs.layer_ms, in_tpot=True),
@@ -119,15 +150,21 @@ def _route_hop(
         compute_ms=sum(term.ms for term in compute),
         link_ms=link_ms,
         terms=tuple(term for term in terms if term.ms != 0.0),
-        assumed=_assumed(posed, hop, snapshot, cost, None if after is None else (after, link_ms)),
+        assumed=_assumed(
+            posed, hop, snapshot, cost, None if after is None else (after, link_ms), chunk_tokens
+        ),
         measured=() if uplink_mbps is None else (f"an uplink of {uplink_mbps:g} Mbps",),
         uplink_mbps=snapshot.seen(view).uplink_mbps,
     )
 
 
-def _link_ms(posed: PosedProblem, hop: Hop, following: Hop) -> float:
-    pair = posed.problem.links.pairs(np.array([hop.machine]), np.array([following.machine]))
-    return float(pair[0])
+def _links_ms(posed: PosedProblem, hops: Sequence[Hop]) -> list[float]:
+    """One way from each hop to the next, from the last one back to the first; 0 if there is one hop."""
+    if len(hops) == 1:
+        return [0.0]
+    machines = np.array([hop.machine for hop in hops])
+    links_ms: list[float] = posed.problem.links.pairs(machines, np.roll(machines, -1)).tolist()
+    return links_ms
 
 
 def _loading_ms(posed: PosedProblem, hop: Hop) -> float:
@@ -136,7 +173,12 @@ def _loading_ms(posed: PosedProblem, hop: Hop) -> float:
 
 
 def _assumed(
-    posed: PosedProblem, hop: Hop, snapshot: Snapshot, cost: CostModel, link: tuple[PeerView, float] | None
+    posed: PosedProblem,
+    hop: Hop,
+    snapshot: Snapshot,
+    cost: CostModel,
+    link: tuple[PeerView, float] | None,
+    chunk_tokens: int,
 ) -> tuple[str, ...]:
     view = posed.views[hop.machine]
     seen = snapshot.seen(view)
@@ -151,9 +193,8 @@ def _assumed(
         said.append(f"a round trip of {cost.unknown_rtt_ms:g} ms to the client")
     facts = view.facts
     largest = max(latency.batch_size for latency in facts.layer_latencies)
-    _, rows = prefill_chunks(posed.demand.prompt_tokens, cost)
-    if rows > largest and not facts.prefill_latencies:
-        said.append(f"the time of {rows} rows from batches of {largest} at most")
+    if chunk_tokens > largest and not facts.prefill_latencies:
+        said.append(f"the time of {chunk_tokens} rows from batches of {largest} at most")
     if hop.start == 0 and posed.demand.prompt_assumed:
         said.append(f"a prompt of {posed.demand.prompt_tokens} tokens")
     return tuple(said)

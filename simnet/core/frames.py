@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from molink.peer.scheduling.pipeline import TOKEN_BYTES
 from molink.peer.wire.protocol.packets import HEADER_BYTES
 from molink.peer.wire.transmission.classes import TrafficClass
+from molink.routing.cost.pipeline import TOKEN_BYTES
 
 ROW_BYTES = 40
 """Of one session in the header of activations: who, which step, how many rows."""

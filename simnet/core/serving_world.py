@@ -10,12 +10,13 @@ from molink.peer.hop.session import DrawnToken, HopPosition, HopSettings
 from molink.peer.memory.leases import LeaseKey
 from molink.peer.profiling.profile import Profile
 from molink.peer.profiling.step_times import StepTimes
+from molink.peer.scheduling.in_flight_limit import Circuit
 from molink.peer.scheduling.in_flight_rules import Rule
 from molink.peer.scheduling.microbatch import BatchLimits
-from molink.peer.scheduling.pipeline import Circuit, PipelineStage
-from molink.peer.scheduling.prefill_chunks import Cut
 from molink.peer.scheduling.prefill_slices import SliceSizer
 from molink.peer.scheduling.prompt_gathering import PromptGathering
+from molink.routing.cost.pipeline import PipelineStage
+from molink.routing.cost.prefill_chunks import Cut
 from molink.shards.spec import ModelSpec, Span
 from molink.simnet.core.channels import Channels
 from molink.simnet.core.request_desk import RequestDesk

@@ -7,7 +7,7 @@ from molink.dht.records.records import DeviceProperties, PeerFacts, ServedModel
 from molink.peer.memory.memory import plan_memory
 from molink.peer.scheduling.in_flight_rules import rule_named
 from molink.peer.scheduling.microbatch import BatchLimits
-from molink.peer.scheduling.pipeline import PipelineStage, stage_of
+from molink.routing.cost.pipeline import PipelineStage, stage_of
 from molink.shards.spec import ModelSpec, Span
 from molink.simnet.core.request_load import Request
 from molink.simnet.core.room import fitting_tokens
@@ -64,14 +64,16 @@ def circuit_plan(scenario: Scenario, policy: str, served_as: ServedAs) -> Simula
         for hop, stage in enumerate(scenario.stages)
     ]
 
+    hops, software_s = len(spans), scenario.software_ms / 1000
+    link_ms = scenario.delay_ms if hops > 1 else 0.0
+
     def stages_of(request: Request) -> tuple[PipelineStage, ...]:
         context_tokens = request.prompt_tokens + request.new_tokens / 2
         return tuple(
-            stage_of(one, span, spec, scenario.delay_ms, scenario.bandwidth_mbps, context_tokens)
+            stage_of(one, span, spec, link_ms, scenario.bandwidth_mbps, context_tokens)
             for one, span in zip(facts, spans, strict=True)
         )
 
-    hops, software_s = len(spans), scenario.software_ms / 1000
     delay_s = scenario.delay_ms / 1000 + software_s / 2
     return SimulatedCircuit(
         spec=spec,

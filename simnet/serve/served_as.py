@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from molink.peer.scheduling.microbatch import BatchLimits, batch_limits
-from molink.peer.scheduling.prefill_chunks import Cut, chunk_lengths, equal_chunks
+from molink.routing.cost.prefill_chunks import Cut, chunk_lengths, equal_chunks
 from molink.shards.spec import ModelSpec
 
 PETALS = "petals"

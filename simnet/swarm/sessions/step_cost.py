@@ -8,9 +8,11 @@ from dataclasses import dataclass
 
 from molink.dht.records.records import PeerFacts, PeerView
 from molink.routing.cost.cost import CostModel, decode_context_ms, layer_ms_at
-from molink.routing.cost.prefill import PrefillStage, ttft_ms
+from molink.routing.cost.first_token import first_token_ms as predicted_ms
+from molink.routing.cost.first_token import prompt_chunks
+from molink.routing.cost.pipeline import stage_of
 from molink.routing.cost.reliability import PeerObservation
-from molink.routing.cost.terms import Demand, batch_size, peer_costs, queue_ms, transmission_ms
+from molink.routing.cost.terms import Demand, batch_size, queue_ms, transmission_ms
 from molink.shards.spec import ModelSpec, Span
 
 COST = CostModel()
@@ -57,7 +59,7 @@ def own_ms(hop: SimulatedHop, facts: PeerFacts, model: ModelSpec, demand: Demand
     context_ms = decode_context_ms(facts.decode_context_ms, (demand.prompt_tokens + demand.tokens) / 2)
     total = facts.step_ms + len(hop.span) * context_ms + hop.link_ms
     if hop.span.start == 0:
-        total += facts.embed_ms + COST.head_service_ms / max(1, facts.device.processors)
+        total += facts.embed_ms + _service_ms(facts)
     if hop.span.stop == model.layers:
         return total + facts.head_ms
     return total + transmission_ms(model.activation_bytes, PeerObservation(uplink_mbps=hop.uplink_mbps), COST)
@@ -71,9 +73,13 @@ def first_token_ms(
     client_rtt_ms: float,
 ) -> float:
     """Milliseconds from the start of the ready circuit to its first token at the client."""
-    stages = []
-    for hop, view in zip(hops, views, strict=True):
-        seen = PeerObservation(uplink_mbps=hop.uplink_mbps)
-        costs = peer_costs(view, seen, model, demand, 0.0, COST)
-        stages.append(PrefillStage(view, costs, len(hop.span), hop.link_ms))
-    return ttft_ms(stages, demand.prompt_tokens, client_rtt_ms, COST)
+    stages = [
+        stage_of(view.facts, hop.span, model, hop.link_ms, hop.uplink_mbps)
+        for hop, view in zip(hops, views, strict=True)
+    ]
+    waits_ms = client_rtt_ms + _service_ms(views[0].facts) + sum(queue_ms(view, COST) for view in views)
+    return predicted_ms(stages, prompt_chunks(stages, demand.prompt_tokens), waits_ms, COST)
+
+
+def _service_ms(head: PeerFacts) -> float:
+    return COST.head_service_ms / max(1, head.device.processors)

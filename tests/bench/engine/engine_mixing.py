@@ -13,14 +13,14 @@ from molink.peer.profiling.profile import StepWork
 from molink.peer.profiling.profiler import measure
 from molink.peer.profiling.step_times import StepTimes
 from molink.peer.scheduling.prefill_slices import RemainingPrefill, SliceSizer
-from molink.routing.cost.cost import CostModel
+from molink.routing.cost.prefill_chunks import most_chunk_tokens
 from molink.shards.batching.engine import Engine, Rows
 from molink.shards.batching.partial_step import SliceBatch
 from molink.shards.kv.kv_cache import SequenceCache
-from molink.shards.spec import Span
+from molink.shards.spec import MAX_STEP_TOKENS, Span
 
 PROMPT_TOKENS = 8000
-CHUNK_TOKENS = CostModel().prefill_chunk_tokens
+CHUNK_TOKENS = most_chunk_tokens([MAX_STEP_TOKENS])
 CONTEXT_TOKENS = 32, 96
 """Of the sessions that decode: from, to."""
 IDLE_STEPS = 25

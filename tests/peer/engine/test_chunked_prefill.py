@@ -17,9 +17,9 @@ from molink.peer.engine.steps import StepInput, StepOutput, compute
 from molink.peer.hop import hop_core
 from molink.peer.models.model import LocalModel
 from molink.peer.scheduling.in_flight_rules import fixed
-from molink.peer.scheduling.pipeline import PipelineStage
-from molink.peer.scheduling.prefill_chunks import Cut, chunk_lengths
 from molink.peer.scheduling.prompt_order import due_s
+from molink.routing.cost.pipeline import PipelineStage
+from molink.routing.cost.prefill_chunks import Cut, chunk_lengths
 from molink.shards.batching.engine import Engine
 
 __all__ = ["model"]

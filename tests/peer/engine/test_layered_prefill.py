@@ -19,9 +19,9 @@ from molink.peer.engine.steps import StepInput, StepOutput, compute
 from molink.peer.models.model import LocalModel
 from molink.peer.profiling.profile import Profile, SliceLatency
 from molink.peer.scheduling import prompt_gathering
-from molink.peer.scheduling.prefill_chunks import equal_chunks
 from molink.peer.scheduling.prefill_slices import RemainingPrefill, SliceSize, SliceSizer
 from molink.peer.wire.protocol import molink_pb2 as pb
+from molink.routing.cost.prefill_chunks import equal_chunks
 from molink.shards.batching.engine import Engine
 from molink.shards.batching.partial_step import PartialStep, SliceBatch
 

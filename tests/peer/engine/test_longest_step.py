@@ -8,9 +8,9 @@ from support.swarms.served_peer import HIGH, LOW, Served, failures_told, model, 
 
 from molink.peer.models.model import LocalModel
 from molink.peer.scheduling.microbatch import BatchLimits
-from molink.peer.scheduling.prefill_chunks import equal_chunks
 from molink.peer.serving.data_plane import DataPlaneSettings
 from molink.peer.wire.protocol import molink_pb2 as pb
+from molink.routing.cost.prefill_chunks import equal_chunks
 
 __all__ = ["model"]
 PROMPT = (5, 6, 7, 8, 9, 10, 11, 12, 13)

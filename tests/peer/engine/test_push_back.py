@@ -16,12 +16,12 @@ from molink.peer.engine.steps import StepFrame
 from molink.peer.hop import session as hop_session
 from molink.peer.hop.frames import HeldFrames
 from molink.peer.models.model import LocalModel
-from molink.peer.scheduling.prefill_chunks import equal_chunks
 from molink.peer.scheduling.prefill_window import ReceiveWindow, SendWindow
 from molink.peer.serving.data_plane import DataPlaneSettings
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.transport import shared_uplink
 from molink.peer.wire.transport.line_quality import LineQuality
+from molink.routing.cost.prefill_chunks import equal_chunks
 from molink.shards.spec import Span
 from molink.simnet.lines.line import Line
 from molink.simnet.lines.shaper import Shaper

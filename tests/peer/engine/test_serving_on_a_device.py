@@ -21,7 +21,7 @@ from molink.peer.engine.slice_executor import SliceExecutor, SliceOutput, StepSl
 from molink.peer.engine.steps import StepInput, StepOutput, compute
 from molink.peer.models.model import LocalModel
 from molink.peer.profiling.profile import Profile, SliceLatency
-from molink.peer.scheduling.prefill_chunks import equal_chunks
+from molink.routing.cost.prefill_chunks import equal_chunks
 from molink.shards import codec
 from molink.shards.batching import ways
 from molink.shards.batching.decode import Decoding

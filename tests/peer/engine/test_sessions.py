@@ -13,9 +13,9 @@ from support.swarms.swarm_examples import facts_of
 from molink.dht.identity.identity import Identity
 from molink.peer.engine.sessions import MAX_HOPS, MAX_STANDBYS, ServedSession, SessionTable, read_plan
 from molink.peer.memory.leases import LeaseKey
-from molink.peer.scheduling.pipeline import STEP_OVERHEAD_MS, TOKEN_BYTES
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.protocol.frames import ProtocolError
+from molink.routing.cost.pipeline import STEP_OVERHEAD_MS, TOKEN_BYTES
 from molink.shards.kv.prefix import NAME_BYTES
 from molink.shards.spec import SamplingParams, Span
 

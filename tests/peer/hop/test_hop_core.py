@@ -253,13 +253,15 @@ def test_a_lone_peer_steps_on_with_its_own_tokens_and_with_who_waits() -> None:
 def test_prompts_count_for_the_line_as_far_as_they_wait_and_go_to_another_hop() -> None:
     hop = Hop(0, core=core_of("head", chunk_tokens=4))
     hop.start(0, 12)
-    assert (hop.core.prompt_tokens_to_send, hop.core.queued) == (8, 2)
+    row_bytes = hop.sessions[0].position.stages[0].sent_bytes
+    assert (hop.core.prompt_bytes_to_send, hop.core.queued) == (8 * row_bytes, 2)
+    assert row_bytes > 0
     hop.tell(events.SessionEnded(hop.sessions[0]))
-    assert (hop.core.prompt_tokens_to_send, hop.core.queued) == (0, 0)
+    assert (hop.core.prompt_bytes_to_send, hop.core.queued) == (0, 0)
     alone = session_of(1, (("head", Span(0, 6)),), 0)
     hop.tell(events.SessionOpened(alone))
     hop.tell(events.PromptStarted(alone, 12, 0, slice_of))
-    assert hop.core.prompt_tokens_to_send == 0
+    assert hop.core.prompt_bytes_to_send == 0
 
 
 # -- links

@@ -5,9 +5,9 @@ from support.swarms.swarm_examples import facts_of, state_of
 
 from molink.dht.identity.identity import Identity
 from molink.dht.records.records import PeerView
-from molink.peer.scheduling.pipeline import PipelineStage
-from molink.peer.scheduling.prefill_chunks import prefill_ms
 from molink.routing.cost.cost import PROFILED_CONTEXT_TOKENS, CostModel
+from molink.routing.cost.pipeline import PipelineStage
+from molink.routing.cost.prefill import prefill_ms
 from molink.routing.cost.reliability import PeerObservation
 from molink.routing.cost.terms import Demand, PeerCosts, peer_costs
 from molink.shards.spec import ModelSpec
@@ -19,7 +19,7 @@ SPEC = ModelSpec(
 
 
 def stage(context_tokens: float) -> PipelineStage:
-    return PipelineStage(FACTS, 10, 0.0, 0.0, None, 100, context_tokens)
+    return PipelineStage(FACTS, 10, 0.0, 0.0, 0.0, None, 100, context_tokens)
 
 
 def costs(tokens: int, prompt_tokens: int) -> PeerCosts:

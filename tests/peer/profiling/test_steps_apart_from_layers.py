@@ -19,8 +19,8 @@ from molink.peer.profiling.layer_bench import LayerBench, on_bench
 from molink.peer.profiling.profile import FLOOR_MS, Profile, StepWork, predicted_ms, separated, still_warming
 from molink.peer.profiling.profile_json import from_json, to_json
 from molink.peer.profiling.profiler import cached_or_measured, several_layers
-from molink.peer.scheduling.pipeline import PipelineStage
 from molink.routing.cost.cost import CostModel
+from molink.routing.cost.pipeline import PipelineStage
 from molink.routing.cost.reliability import PeerObservation
 from molink.routing.cost.terms import Demand, peer_costs
 from molink.shards.checkpoint.store import describe
@@ -94,7 +94,7 @@ def test_what_a_step_costs_is_announced_and_counted_once_by_routers_and_heads() 
     for layers in (1, 30):
         steps_ms = [one.step_ms(layers, first=False, last=False) for one in (dear, cheap)]
         assert steps_ms[0] - steps_ms[1] == pytest.approx(4.0)
-        stages = [PipelineStage(one.facts, layers, 0.0, 0.0, None, 100) for one in (view, without)]
+        stages = [PipelineStage(one.facts, layers, 0.0, 0.0, 0.0, None, 100) for one in (view, without)]
         assert stages[0].decode_ms(4) - stages[1].decode_ms(4) == pytest.approx(4.0)
         assert stages[0].prefill_ms(64) - stages[1].prefill_ms(64) == pytest.approx(4.0)
 

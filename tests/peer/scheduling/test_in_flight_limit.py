@@ -12,7 +12,7 @@ from support.swarms.pipelines import stage
 from molink.peer.memory.leases import LeaseKey
 from molink.peer.scheduling.in_flight_limit import MOST_HELD_S, InFlightLimit
 from molink.peer.scheduling.in_flight_rules import InFlightPlan, fixed
-from molink.peer.scheduling.pipeline import STEP_OVERHEAD_MS, PipelineStage
+from molink.routing.cost.pipeline import STEP_OVERHEAD_MS, PipelineStage
 from molink.shards.spec import Span
 
 STAGES = [stage(10.0, 0.0, link_ms=5.0)] * 3

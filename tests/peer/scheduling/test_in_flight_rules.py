@@ -22,7 +22,7 @@ from molink.peer.scheduling.in_flight_rules import (
     system,
     transmission,
 )
-from molink.peer.scheduling.pipeline import STEP_OVERHEAD_MS, PipelineStage
+from molink.routing.cost.pipeline import STEP_OVERHEAD_MS, PipelineStage
 
 ROUNDS = 30
 MAX_SESSIONS = 64

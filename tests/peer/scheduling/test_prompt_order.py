@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from support.links.data_plane import End, asynchronous, soon
 from support.swarms.pipelines import pipelines, stage
 
-from molink.peer.scheduling.pipeline import PipelineStage
 from molink.peer.scheduling.prompt_order import PATIENCE, due_s
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.protocol.frames import expect
@@ -17,6 +16,7 @@ from molink.peer.wire.transmission.policies import POLICIES
 from molink.peer.wire.transmission.send_queue import SendQueue
 from molink.peer.wire.transmission.uplink import Uplink
 from molink.peer.wire.transmission.values import Outgoing, Send
+from molink.routing.cost.pipeline import PipelineStage
 
 DECODE, PREFILL = TrafficClass.DECODE, TrafficClass.PREFILL
 

@@ -16,8 +16,8 @@ from molink.peer.engine.sessions import ServedSession, read_plan
 from molink.peer.models.model import LocalModel
 from molink.peer.profiling.codec_effect import measure_codec
 from molink.peer.serving.data_plane import DataPlaneSettings
-from molink.peer.wire.codecs import SETTINGS, encoding_of_link, encodings_of_circuit, opted_in, saves
 from molink.peer.wire.protocol import molink_pb2 as pb
+from molink.routing.cost.encodings import SETTINGS, encoding_of_link, encodings_of_circuit, opted_in, saves
 from molink.shards.codec import decode, encode, encoded_bytes
 from molink.shards.spec import ACTIVATION_CODECS, DTYPE_BYTES, Span
 

@@ -11,10 +11,11 @@ from support.circuits.route_cases import aged, observations, on, snapshots, view
 from molink.dht.records.records import LayerLatency, PeerView, PrefillLatency
 from molink.routing import CostModel, Hop, PeerObservation, Route, Snapshot, plan
 from molink.routing.cost.cost import prefill_layer_ms
+from molink.routing.cost.prefill_chunks import most_chunk_tokens
 from molink.routing.cost.reliability import loss_probability, loss_rate_per_s
 from molink.routing.cost.terms import Demand, PeerCosts, peer_costs, queue_ms, recovery_ms
 from molink.routing.problem.problem import objective_ms
-from molink.shards.spec import Span
+from molink.shards.spec import MAX_STEP_TOKENS, Span
 
 COST = CostModel()
 LOW, HIGH = (0, 4), (4, 8)
@@ -228,7 +229,7 @@ def test_losing_a_longer_session_never_costs_less(
     view: PeerView, prompt: int, generated: int, more: int
 ) -> None:
     """The prompt in whole chunks: rows of equal chunks are rounded up."""
-    chunk = COST.prefill_chunk_tokens
+    chunk = most_chunk_tokens([MAX_STEP_TOKENS])
 
     def cost_of(tokens: int, prompt: int) -> float:
         return recovery_ms((view,), MODEL, Demand.of(tokens, prompt), COST)

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from molink.peer.scheduling.in_flight_rules import fixed
-from molink.peer.scheduling.pipeline import PipelineStage
-from molink.peer.scheduling.prefill_chunks import equal_chunks
 from molink.peer.scheduling.prompt_order import PATIENCE
+from molink.routing.cost.pipeline import PipelineStage
+from molink.routing.cost.prefill_chunks import equal_chunks
 from molink.shards.spec import Span
 from molink.simnet.core.frames import CHUNK_BYTES
 from molink.simnet.core.request_load import Request, RequestOutcome
@@ -325,9 +325,10 @@ def test_a_wire_delivers_in_order_after_transmission_and_delay() -> None:
 def test_the_peers_of_the_world_decide_with_the_objects_of_real_peers() -> None:
     """What decides is imported from the product; the simulator has no module that does it itself."""
     from molink.peer.hop import hop_core
-    from molink.peer.scheduling import in_flight_rules, prefill_chunks
+    from molink.peer.scheduling import in_flight_rules
     from molink.peer.wire.transmission import uplink
     from molink.peer.wire.transport import acknowledgements
+    from molink.routing.cost import prefill_chunks
 
     world = ServingWorld(plan(0.01, 0.0, 1), Timeline())
     peer, channels = world.peers[0], world.channels[0]
@@ -342,7 +343,7 @@ def test_the_peers_of_the_world_decide_with_the_objects_of_real_peers() -> None:
         "peer.scheduling.microbatch",
         "peer.wire.transmission.uplink",
         "peer.scheduling.in_flight_rules",
-        "peer.scheduling.prefill_chunks",
+        "routing.cost.prefill_chunks",
     }
     assert {f"molink.{name}" for name in decisions} <= set(sys.modules)
     assert Span(0, 10) == ours.spans[0]

@@ -14,10 +14,10 @@ from molink.peer.hop.session import DrawnToken, HopPosition, HopSession, HopSett
 from molink.peer.memory.leases import LeaseKey
 from molink.peer.scheduling.in_flight_rules import fixed
 from molink.peer.scheduling.microbatch import BatchLimits
-from molink.peer.scheduling.prefill_chunks import equal_chunks
 from molink.peer.scheduling.prefill_slices import SliceSizer
 from molink.peer.scheduling.prefill_window import ReceiveWindow, SendWindow
 from molink.peer.scheduling.prompt_gathering import PromptGathering
+from molink.routing.cost.prefill_chunks import equal_chunks
 from molink.shards.spec import Span
 
 STAGE = stage(10.0, 0.1, link_ms=5.0)

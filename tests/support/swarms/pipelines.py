@@ -7,7 +7,7 @@ from support.swarms.swarm_examples import facts_of
 
 from molink.dht.identity.identity import Identity
 from molink.dht.records.records import LayerLatency, PrefillLatency
-from molink.peer.scheduling.pipeline import PipelineStage
+from molink.routing.cost.pipeline import PipelineStage
 
 FACTS = facts_of(Identity.generate())
 ACTIVATION_BYTES = 8192
@@ -28,7 +28,7 @@ def stage(
         layer_latencies=tuple(LayerLatency(size, fixed_ms + size * row_ms) for size in sizes),
         prefill_latencies=tuple(PrefillLatency(size, fixed_ms + size * row_ms) for size in sizes[1:]),
     )
-    return PipelineStage(facts, 1, 0.0, link_ms, uplink_mbps, sent_bytes)
+    return PipelineStage(facts, 1, 0.0, 0.0, link_ms, uplink_mbps, sent_bytes)
 
 
 def roofline(
@@ -42,7 +42,7 @@ def roofline(
         layer_latencies=tuple(LayerLatency(*pair) for pair in zip(rows, times, strict=True)),
         prefill_latencies=(),
     )
-    return PipelineStage(facts, 1, 0.0, link_ms, uplink_mbps, ACTIVATION_BYTES)
+    return PipelineStage(facts, 1, 0.0, 0.0, link_ms, uplink_mbps, ACTIVATION_BYTES)
 
 
 @st.composite
@@ -57,4 +57,5 @@ def pipelines(draw: st.DrawFn) -> list[PipelineStage]:
     bounded = st.builds(
         roofline, st.floats(0.5, 30), st.floats(0, 3), st.integers(1, 32), link_ms=links, uplink_mbps=uplinks
     )
-    return draw(st.lists(linear | bounded, min_size=1, max_size=5))
+    stages = draw(st.lists(linear | bounded, min_size=1, max_size=5))
+    return [*stages[:-1], replace(stages[-1], head_ms=draw(st.floats(0, 30)))]

@@ -13,10 +13,10 @@ from molink.peer.models.model import LocalModel
 from molink.peer.profiling.profile import Profile
 from molink.peer.profiling.step_times import StepTimes
 from molink.peer.scheduling.in_flight_rules import Rule, molink
-from molink.peer.scheduling.prefill_chunks import Cut, chunk_lengths
 from molink.peer.serving.data_plane import DataPlaneSettings
 from molink.peer.wire.link.link import Link
 from molink.peer.wire.protocol import molink_pb2 as pb
+from molink.routing.cost.prefill_chunks import Cut, chunk_lengths
 from molink.shards.kv.prefix import NAME_BYTES, block_names, common_prefix
 from molink.shards.spec import Span
 
@@ -42,8 +42,13 @@ class ServedCircuit:
         descriptor.prompt_tokens, descriptor.capacity_tokens = prompt_tokens, prompt_tokens + new_tokens + 1
         descriptor.sampling.max_new_tokens = new_tokens
         descriptor.prefix_blocks = prefix_blocks
-        self.held[session], self.least[session] = [], []
         descriptor.sampling.ClearField("stop_token_ids")
+        await self.lease(descriptor, session)
+        return descriptor
+
+    async def lease(self, descriptor: pb.SessionDescriptor, session: int = 1) -> None:
+        """Every hop grants the session that is described so, and is ready."""
+        self.held[session], self.least[session] = [], []
         for hop, link in enumerate(self.links):
             response, _ = await link.request(
                 pb.Request(reserve=pb.Reserve(descriptor=descriptor, hop=hop)), DEADLINE_S
@@ -56,7 +61,6 @@ class ServedCircuit:
             readiness = response.readiness
             self.held[session].append(max(readiness.prefix_tokens, readiness.window_prefix_tokens))
             self.least[session].append(readiness.least_prefix_tokens)
-        return descriptor
 
     async def generate(
         self, prompts: Sequence[Sequence[int]], new_tokens: int, prefix_key: bytes | None = None

@@ -2,32 +2,27 @@
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.swarms.pipelines import pipelines, stage
 
-from molink.peer.scheduling.microbatch import BatchLimits
-from molink.peer.scheduling.pipeline import STEP_OVERHEAD_MS, PipelineStage
-from molink.peer.scheduling.prefill_chunks import (
+from molink.routing.cost.pipeline import STEP_OVERHEAD_MS, PipelineStage
+from molink.routing.cost.prefill import prefill_ms
+from molink.routing.cost.prefill_chunks import (
     LEAST_TOKENS,
     WORTH,
     chunk_lengths,
     equal_chunks,
-    lengths_within,
-    prefill_ms,
+    most_chunk_tokens,
 )
 
 MOST = 448
 
 
 def simulated_ms(stages: Sequence[PipelineStage], lengths: Sequence[int]) -> float:
-    """The same prefill event by event: a device and an uplink of every stage, each first come, first served.
-
-    Each chunk follows half of the others, as `prefill_ms` has it.
-    """
+    """The same prefill event by event: a device and an uplink of every stage, each first come, first served."""
     events = [(0.0, number, 0) for number in range(len(lengths))]
     free_ms = [0.0] * (2 * len(stages))
     end_ms = 0.0
@@ -35,8 +30,9 @@ def simulated_ms(stages: Sequence[PipelineStage], lengths: Sequence[int]) -> flo
         now_ms, number, resource = heapq.heappop(events)
         one = stages[resource // 2]
         if resource % 2 == 0:
-            context_tokens = (sum(lengths) - lengths[number]) / 2
-            taken_ms, after_ms = one.prefill_ms(lengths[number], context_tokens) + STEP_OVERHEAD_MS, 0.0
+            context_tokens, ends = sum(lengths[:number]), number == len(lengths) - 1
+            taken_ms = one.prefill_ms(lengths[number], context_tokens, ends=ends) + STEP_OVERHEAD_MS
+            after_ms = 0.0
         else:
             last = resource == len(free_ms) - 1
             taken_ms, after_ms = 0.0 if last else one.transfer_ms(lengths[number]), one.link_ms
@@ -141,26 +137,10 @@ def test_a_chunk_has_a_token() -> None:
         equal_chunks(0)
 
 
-@given(st.integers(1, 70), st.integers(1, 30))
-def test_chunks_are_the_prompt_and_leave_room_for_decode(tokens: int, chunk_tokens: int) -> None:
-    limits = BatchLimits(max_tokens=20, max_sessions=4)
-    lengths = lengths_within(equal_chunks(chunk_tokens), limits, (), tokens)
-    assert sum(lengths) == tokens
-    assert all(
-        1 <= length <= min(chunk_tokens, limits.max_tokens - limits.max_sessions) for length in lengths
-    )
-
-
 @pytest.mark.parametrize(
-    ("announced", "own", "longest"),
-    [((512, 512), 2048, 448), ((2048, 512), 2048, 448), ((2048, 1024), 2048, 960), ((2048, 2048), 512, 448)],
+    ("announced", "longest"), [((512, 512), 448), ((2048, 512), 448), ((2048, 1024), 960), ((40,), 1)]
 )
-def test_chunks_are_as_long_as_the_hop_takes_that_takes_least(
-    announced: tuple[int, ...], own: int, longest: int
+def test_a_chunk_leaves_room_for_decode_at_the_hop_that_takes_least(
+    announced: tuple[int, ...], longest: int
 ) -> None:
-    hops = [
-        replace(one, facts=replace(one.facts, step_tokens=most))
-        for one, most in zip((stage(), stage()), announced, strict=True)
-    ]
-    lengths = lengths_within(equal_chunks(10_000), BatchLimits(max_tokens=own), hops, 3 * longest)
-    assert lengths == (longest,) * 3
+    assert most_chunk_tokens(announced) == longest

@@ -2,11 +2,11 @@
 
 All of it travels with the session's descriptor: each hop's signed facts hold its profile, the rest is the
 client's. So every hop can predict the others, as the transmission paper's section 4.2 asks: `decode_ms` is its
-T_d, `link_ms` its Lat, `uplink_mbps` its Band, `sent_bytes` its act_sz, or tok_sz at the last stage.
+T_d, `link_ms` its Lat, `uplink_mbps` its Band, `sent_bytes` its act_sz, or tok_sz at the last stage. A router makes the
+same stages of the announcements that it plans with, so that it predicts what the hops will.
 """
 
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from molink.dht.records.records import PeerFacts
 from molink.routing.cost.cost import (
@@ -16,16 +16,14 @@ from molink.routing.cost.cost import (
     prefill_context_ms,
     prefill_layer_ms,
 )
-from molink.shards.spec import ModelSpec, Span
+from molink.shards.spec import ModelSpec, Span, row_bytes
 
 TOKEN_BYTES = 40
 """A drawn token on its way back to the head, as encoded: ids and numbers around it included."""
 
-Circuit: TypeAlias = tuple[tuple[str, Span], ...]
-"""Who serves what, in order: peer ids and spans."""
-
-_COST = CostModel()
-STEP_OVERHEAD_MS = _COST.hop_overhead_ms
+COST = CostModel()
+"""What peers assume of each other where nobody has measured."""
+STEP_OVERHEAD_MS = COST.hop_overhead_ms
 """What a step costs a peer beside its computation: taking it in, handing it to the device, sending it on.
 
 A route counts it with each link; here it is the stage's, since a peer does it for one micro-batch after the other.
@@ -38,8 +36,10 @@ class PipelineStage:
 
     facts: PeerFacts
     layers: int
-    ends_ms: float
-    """Embedding or language-model head, where this hop has them."""
+    embed_ms: float
+    """Of a step, where this hop embeds tokens."""
+    head_ms: float
+    """Of a step after which a token is drawn, where this hop has the language-model head."""
     link_ms: float
     """On its way only, without what the peers do at both ends; 0 if the circuit has one hop."""
     uplink_mbps: float | None
@@ -62,14 +62,15 @@ class PipelineStage:
         facts = self.facts
         layer_ms = layer_ms_at(facts.layer_latencies, rows)
         layer_ms += rows * decode_context_ms(facts.decode_context_ms, self.context_tokens)
-        return facts.step_ms + self.layers * layer_ms + self.ends_ms
+        return facts.step_ms + self.layers * layer_ms + self.embed_ms + self.head_ms
 
-    def prefill_ms(self, tokens: int, context_tokens: float = 0.0) -> float:
-        """The computation of so many tokens of one prompt in one step, when so many came before them."""
+    def prefill_ms(self, tokens: int, context_tokens: float = 0.0, *, ends: bool = True) -> float:
+        """The computation of so many tokens of one prompt in one step, when so many came before them. With those that
+        end the prompt a token is drawn."""
         facts = self.facts
-        layer_ms = prefill_layer_ms(facts.layer_latencies, tokens, _COST, facts.prefill_latencies)
+        layer_ms = prefill_layer_ms(facts.layer_latencies, tokens, COST, facts.prefill_latencies)
         layer_ms += prefill_context_ms(facts.prefill_context_ms, tokens, context_tokens)
-        return facts.step_ms + self.layers * layer_ms + self.ends_ms
+        return facts.step_ms + self.layers * layer_ms + self.embed_ms + (self.head_ms if ends else 0.0)
 
     def transfer_ms(self, rows: int) -> float:
         """How long so many rows occupy the uplink."""
@@ -83,15 +84,22 @@ def stage_of(
     link_ms: float,
     uplink_mbps: float | None,
     context_tokens: float = 0.0,
+    encoding: str = "",
 ) -> PipelineStage:
-    """The stage that a hop of a circuit is; `link_ms` as a route predicts it."""
+    """The stage that a hop of a circuit is; `link_ms` as a route predicts it, `encoding` that of the activations that
+    it sends (empty: the model's own numbers)."""
     first, last = span.start == 0, span.stop == spec.layers
     return PipelineStage(
         facts=facts,
         layers=len(span),
-        ends_ms=(facts.embed_ms if first else 0.0) + (facts.head_ms if last else 0.0),
+        embed_ms=facts.embed_ms if first else 0.0,
+        head_ms=facts.head_ms if last else 0.0,
         link_ms=max(0.0, link_ms - STEP_OVERHEAD_MS),
         uplink_mbps=uplink_mbps,
-        sent_bytes=spec.activation_bytes if not last else 0 if first else TOKEN_BYTES,
+        sent_bytes=row_bytes(encoding or spec.dtype, spec.hidden_size)
+        if not last
+        else 0
+        if first
+        else TOKEN_BYTES,
         context_tokens=context_tokens,
     )
