@@ -39,7 +39,7 @@ def stepped(engine: Engine) -> None:
 def modules_of(engine: Engine) -> dict[str, weakref.ref[nn.Module]]:
     return {
         name: weakref.ref(module)
-        for stage in engine._stages
+        for stage in engine._stages._stages
         for name, module in stage._model.named_modules()
         if name.startswith(LAYERS)
     }

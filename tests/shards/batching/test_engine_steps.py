@@ -7,7 +7,8 @@ import pytest
 import torch
 from support.models.circuit_runs import Circuit, engine_with, greedy, start_run, step_runs
 
-from molink.shards.batching.engine import Engine, NotHeld, Rows
+from molink.shards.batching.engine import Engine, Rows
+from molink.shards.batching.held_stages import NotHeld
 from molink.shards.kv.kv_cache import CacheFull
 from molink.shards.loading.loader import StageSettings, load_stage
 from molink.shards.spec import Span
@@ -73,7 +74,7 @@ def test_a_step_that_fails_in_the_middle_leaves_caches_and_later_tokens_untouche
     run = start_run(circuit, PROMPT, 6)
     step_runs(circuit, [run])
     step_runs(circuit, [run])
-    broken = engine._stages[0].view(Span(0, 6))._base.layers[3].mlp
+    broken = engine._stages._stages[0].view(Span(0, 6))._base.layers[3].mlp
     hook = broken.register_forward_hook(lambda *_: (_ for _ in ()).throw(RuntimeError("out of memory")))
     length = run.caches[0].length
     with pytest.raises(RuntimeError, match="out of memory"):

@@ -7,9 +7,10 @@ import torch
 
 from molink.shards.attention import attention
 from molink.shards.attention.attention import AttentionRules, attend_sequence
-from molink.shards.kv.block_allocator import Block, BlockAllocator, BlockKind, PoolFull
+from molink.shards.kv.block_allocator import BlockAllocator
+from molink.shards.kv.extents import Block, BlockKind, PoolFull
 from molink.shards.kv.kv_memory import KvMemory
-from molink.shards.kv.kv_pool import KvPool
+from molink.shards.kv.pool_memory import PoolMemory
 
 KINDS = (BlockKind((0,), 1), BlockKind((1,), 3))
 
@@ -122,11 +123,11 @@ def test_out_of_memory_on_the_device_is_a_full_pool(monkeypatch: pytest.MonkeyPa
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(KvMemory, "__init__", none_left)
-    pool = KvPool(torch.device("cpu"))
+    memory = PoolMemory(torch.device("cpu"))
     kind = BlockKind((0,), 1024)
-    pool._layouts[kind] = ()
+    memory._layouts[kind] = ()
     with pytest.raises(PoolFull, match="4096 bytes of KV cache"):
-        pool.create(kind, 4)
+        memory.create(kind, 4)
 
 
 @pytest.mark.parametrize(

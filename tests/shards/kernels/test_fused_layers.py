@@ -22,7 +22,7 @@ OTHERS = ("gpt2", "granite", "smollm3")
 
 
 def layers_of(engine: Engine) -> list[nn.Module]:
-    (stage,) = engine._stages
+    (stage,) = engine._stages._stages
     base = stage._model
     return list(base.get_submodule("transformer.h" if hasattr(base, "transformer") else "model.layers"))
 

@@ -12,7 +12,7 @@ from support.models.tiny_models import ARCHITECTURES, VOCABULARY, greedy_referen
 
 from molink.shards.batching.engine import Engine
 from molink.shards.checkpoint import store
-from molink.shards.kv.block_allocator import PoolFull
+from molink.shards.kv.extents import PoolFull
 from molink.shards.kv.kv_cache import SequenceCache
 from molink.shards.kv.prefix import block_names
 from molink.shards.spec import KV_BLOCK_TOKENS, MAX_STEP_TOKENS, Span, most_kv_blocks
@@ -78,7 +78,7 @@ def test_a_lease_counts_what_the_engine_reserves(tiny_model: TinyModel, architec
     folder = tiny_model(architecture)
     spec = store.describe(store.read_manifest(folder), "float32", "none")
     engine = engine_with(folder, (0, spec.layers))
-    layouts = engine._layouts(spec.whole)
+    layouts = engine._stages.layouts(spec.whole)
     assert (spec.kv_windows or (None,) * spec.layers) == tuple(layout.window for layout in layouts)
 
 
