@@ -184,8 +184,9 @@ def _steps(stage: Stage, spec: ModelSpec, device: str, decoding: Decoding | None
             if span.start:
                 hidden = torch.randn(sum(step), spec.hidden_size, generator=generator).to(stage.facts.dtype)
             results.append(engine.step(span, rows, hidden).float().cpu())
-        if engine.paged_failure is not None and not isinstance(engine.paged_failure, NotPaged):
-            raise engine.paged_failure
+        failure = engine.paged.failure
+        if failure is not None and not isinstance(failure, NotPaged):
+            raise failure
         return torch.cat(results)
 
 

@@ -21,7 +21,7 @@ from molink.peer.serving.neighbours import NeighbourLinks
 from molink.peer.wire.link.link import Link, LinkError
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.shards.errors import WeightsError
-from molink.shards.kv.block_allocator import PoolFull
+from molink.shards.kv.extents import PoolFull
 from molink.shards.kv.kv_cache import SequenceCache
 from molink.shards.kv.prefix import names_of_owner
 

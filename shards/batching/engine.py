@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 
 from molink.shards.batching.decode import Decoding, PagedSpan
+from molink.shards.batching.growing_caches import GrowingCaches
+from molink.shards.batching.held_stages import HeldStages
 from molink.shards.batching.mixed import MixedBatch
 from molink.shards.batching.packed import PackedBatch
-from molink.shards.batching.paged_spans import PagedSpans, overlap
+from molink.shards.batching.paged_spans import PagedSpans
 from molink.shards.batching.partial_step import (
     PartialStep,
     Rows,
@@ -20,28 +22,17 @@ from molink.shards.batching.partial_step import (
     next_rows,
     next_slice_batch,
 )
+from molink.shards.batching.step_tensors import StepTensors
 from molink.shards.device.device import Device
 from molink.shards.device.garbage import collect_garbage
-from molink.shards.device.transfers import Staging, Transfers
-from molink.shards.kv.block_allocator import PoolFull
+from molink.shards.device.transfers import Staging
 from molink.shards.kv.kv_cache import SequenceCache, open_cache
-from molink.shards.kv.kv_memory import LayerLayout
 from molink.shards.kv.kv_pool import KvPool
 from molink.shards.model.stage import Stage, View
 from molink.shards.paged_attention.paged_rows import PagedRows
-from molink.shards.spec import ModelSpec, Span, merge_spans, missing_spans
+from molink.shards.spec import ModelSpec, Span
 
-__all__ = ["Engine", "NotHeld", "Rows"]
-
-
-class NotHeld(ValueError):
-    """Layers are asked for that this engine does not hold."""
-
-    def __init__(self, wanted: Span, held: tuple[Span, ...]) -> None:
-        missing = ", ".join(str(span) for span in missing_spans(wanted, held))
-        super().__init__(f"span {wanted} cannot run here: layers {missing} are not loaded")
-        self.wanted = wanted
-        self.held = held
+__all__ = ["Engine", "Rows"]
 
 
 class Engine:
@@ -60,30 +51,23 @@ class Engine:
         self.spec = spec
         self._device = Device(device)
         self._decoding = decoding
-        self._transfers = Transfers(self._device)
         self.pool = KvPool(self._device.place, kv_limit_bytes)
-        self._growing: WeakSet[SequenceCache] = WeakSet()
+        self._tensors = StepTensors(self._device, spec.vocabulary_size)
+        self._stages = HeldStages(spec)
+        self._growing = GrowingCaches(self.pool)
         self._unfinished: WeakSet[PartialStep] = WeakSet()
-        self._steps = 0
-        self._stages: list[Stage] = []
-        self._routes: dict[Span, tuple[View, ...]] = {}
-        self._paged = PagedSpans(self._open_paged)
+        self.paged = PagedSpans(self._open_paged)
+        """Which way decode steps go on each span."""
 
     @property
     def held(self) -> tuple[Span, ...]:
         """The layers that can run now, in as few spans as possible."""
-        return merge_spans(tuple(stage.span for stage in self._stages))
+        return self._stages.spans
 
     @property
     def weight_bytes(self) -> int:
         """Memory of all weights held, what stages share counted once."""
-        shared = {id(weight): weight.nbytes for stage in self._stages for weight in stage.parameters()}
-        return sum(shared.values())
-
-    @property
-    def paged_failure(self) -> Exception | None:
-        """As `PagedSpans.failure`."""
-        return self._paged.failure
+        return self._stages.weight_bytes
 
     def attach(self, stage: Stage) -> None:
         """Adds a loaded stage to what is held. Raises ValueError where it is of another model or overlaps.
@@ -91,40 +75,16 @@ class Engine:
         Decode steps through it are recorded by `record_next`, or when the first session opens.
         """
         self._device.enter()
-        facts = stage.facts
-        ours = (self.spec.layers, self.spec.hidden_size, self.spec.dtype)
-        theirs = (facts.layers, facts.hidden_size, str(facts.dtype).removeprefix("torch."))
-        if ours != theirs:
-            raise ValueError(
-                f"the stage is of a model with (layers, hidden size, dtype) {theirs}, not {ours}"
-            )
-        for other in self._stages:
-            if overlap(other.span, stage.span):
-                raise ValueError(f"span {stage.span} overlaps {other.span}, which is held already")
-        for other in self._stages:
-            stage.share_embedding(other)
-        self._stages.append(stage)
-        self._stages.sort(key=lambda held: held.span)
-        self._routes.clear()
-        self._paged.added(stage.span)
+        self._stages.add(stage)
+        self.paged.added(stage.span)
 
     def detach(self, span: Span) -> None:
         """Frees the layers of `span`; parts of stages outside it stay. Raises NotHeld where some are not held."""
-        if missing_spans(span, self.held):
-            raise NotHeld(span, self.held)
+        self._stages.require(span)
         self._device.enter()
-        self._routes.clear()
-        self._paged.changed(self._drop(span), self.held)
+        self.paged.changed(self._stages.drop(span), self.held)
         self.pool.forget(span)
         collect_garbage()
-
-    def _drop(self, span: Span) -> list[Span]:
-        """The spans of stages that were changed."""
-        parts = [(stage, missing_spans(stage.span, (span,))) for stage in self._stages]
-        self._stages = [
-            stage if part == stage.span else stage.keep(part) for stage, keeps in parts for part in keeps
-        ]
-        return [stage.span for stage, keeps in parts if keeps != (stage.span,)]
 
     def record_next(self) -> bool:
         """Records decode steps of one more size on layers that were attached since; whether there was one to record.
@@ -135,12 +95,12 @@ class Engine:
     def to_record(self, span: Span | None = None) -> PagedSpan | None:
         """Of what steps are to be recorded next: of `span`, or of layers that were attached since. None: of nothing."""
         self._device.enter()
-        return self._paged.to_record(self.held, span)
+        return self.paged.to_record(self.held, span)
 
     def pack_next(self) -> bool:
         """Packs one more matrix of the stages that are held, where that was left for later; whether there was one.
         Sessions may step in between."""
-        return any(stage.pack_next() for stage in self._stages)
+        return self._stages.pack_next()
 
     def new_cache(
         self, span: Span, capacity_tokens: int, prefix: Sequence[bytes] = (), *, reserve: bool = True
@@ -154,42 +114,29 @@ class Engine:
 
         Raises NotHeld, PoolFull, and ValueError where the model cannot have so long a sequence.
         """
-        self._route(span)
-        limit = min(self.spec.context_length, *(stage.facts.context_length for stage in self._stages))
+        self._stages.route(span)
+        limit = self._stages.context_length
         if capacity_tokens > limit:
             raise ValueError(f"a sequence of this model has at most {limit} tokens, not {capacity_tokens}")
         self._device.enter()
-        self._paged.record(span)
-        cache = open_cache(self.pool, span, self._layouts(span), capacity_tokens, prefix, reserve=reserve)
+        self.paged.record(span)
+        cache = open_cache(
+            self.pool, span, self._stages.layouts(span), capacity_tokens, prefix, reserve=reserve
+        )
         if not reserve:
             self._growing.add(cache)
         return cache
-
-    def _layouts(self, span: Span) -> list[LayerLayout]:
-        layouts: dict[int, LayerLayout] = {}
-        for stage in self._stages:
-            layouts.update(stage.layouts)
-        return [layouts[layer] for layer in span]
 
     def limit_kv(self, limit_bytes: int) -> bool:
         """The KV cache may take so much from now on; whether what sessions have reserved fits. Prefixes that no
         session uses go first, and then what may be moved to the host's memory."""
         self._device.enter()
-        fits = self.pool.limit(limit_bytes)
-        while not fits and self._suspend_one(()):
-            fits = self.pool.limit(limit_bytes)
-        return fits
+        return self._growing.limit(limit_bytes)
 
     def begin_behind(self, cache: SequenceCache, tokens: int) -> None:
         """What the cache holds beyond so many tokens will be computed again. Raises as `SequenceCache.truncate`."""
         self._device.enter()
-        while True:
-            try:
-                cache.truncate(tokens, same_tokens=True)
-                return
-            except PoolFull:
-                if not self._suspend_one((cache,)):
-                    raise
+        self._growing.truncate(cache, tokens)
 
     @torch.inference_mode()
     def step(self, span: Span, rows: Sequence[Rows], hidden: Tensor | None) -> Tensor:
@@ -201,70 +148,67 @@ class Engine:
         NotHeld, CacheFull, PoolFull, and ValueError where rows and hidden do not fit each other, all before anything
         is computed.
         """
-        route = self._route(span)
+        route, tensors = self._stages.route(span), self._tensors
         check_rows(span, rows)
         ids = check_inputs(self.spec, span, rows, hidden)
         self._device.enter()
         self._make_room(rows)
-        result = self._replay(span, rows, ids, hidden)
-        if result is None:
-            return self._run(span, route, rows, self._inputs(ids, hidden))
-        for row in rows:
-            row.cache.advance(row.count)
+        replayed = self._replay(span, rows, ids, hidden)
+        if replayed is not None:
+            for row in rows:
+                row.cache.advance(row.count)
+            return replayed
+        tokens = tensors.inputs(ids, hidden, self._stages.facts.dtype), tensors.positions(rows)
+        bitwise = not self._unfinished and route[0].exact
+        hidden, batch = self._attended(span, span, tokens, rows, bitwise=bitwise)
+        result = tensors.logits(route[-1], rows, hidden) if span.stop == self.spec.layers else hidden[0]
+        batch.commit()
         return result
 
     def to_host(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """What steps gave, on the host and complete: the one wait of a step. Without tensors the wait alone, after
         which the time that the step took is over."""
         self._device.enter()
-        return self._transfers.to_host(tensors)
-
-    def _run(self, span: Span, route: Sequence[View], rows: Sequence[Rows], inputs: Tensor) -> Tensor:
-        tokens = inputs, self._positions([(row.cache.length, row.count) for row in rows])
-        bitwise = not self._unfinished and route[0].exact
-        hidden, batch = self._attended(span, span, tokens, rows, bitwise=bitwise)
-        result = self._logits(route[-1], rows, hidden) if span.stop == self.spec.layers else hidden[0]
-        batch.commit()
-        return result
+        return self._tensors.transfers.to_host(tensors)
 
     def _attended(
         self, span: Span, part: Span, tokens: tuple[Tensor, Tensor], rows: Sequence[Rows], *, bitwise: bool
     ) -> tuple[Tensor, PackedBatch | MixedBatch]:
         """What comes of `tokens`, which are inputs and positions, behind a part of the rows' span, and the batch that
         is still to be committed. Rows attend together where kernels for that are at hand, and do not fail."""
-        route, paged, failure = self._route(part), self._paged.get(span), None
+        route, paged, failure = self._stages.route(part), self.paged.get(span), None
         caches, counts = [row.cache for row in rows], [row.count for row in rows]
         if paged is not None:
             try:
-                together = paged.batch(caches, counts, self._transfers.numbers)
+                together = paged.batch(caches, counts, self._tensors.transfers.numbers)
                 return _through(route, tokens, together), together
             except Exception as error:  # noqa: BLE001 - compilers of kernels raise what they like: the next way needs none
                 failure = error
         batch = PackedBatch(caches, counts, bitwise=bitwise)
         hidden = _through(route, tokens, batch)
         if failure is not None:
-            self._paged.attend_apart(span, failure)
+            self.paged.attend_apart(span, failure)
         return hidden, batch
 
     def _replay(
         self, span: Span, rows: Sequence[Rows], ids: Sequence[int], hidden: Tensor | None
     ) -> Tensor | None:
         """The result of a step of one token for each session that has been recorded, if it can be."""
-        paged = self._paged.get(span)
+        paged = self.paged.get(span)
         if paged is None or any(row.count > 1 for row in rows):
             return None
         result = paged.replay([row.cache for row in rows], ids, hidden)
-        if result is None or span.stop < self.spec.layers or all(row.want_logits for row in rows):
+        if result is None or span.stop < self.spec.layers:
             return result
-        wanted = [index for index, row in enumerate(rows) if row.want_logits]
-        return result[self._transfers.numbers(wanted)]
+        return self._tensors.wanted(result, rows)
 
     def _open_paged(self, span: Span) -> PagedSpan | None:
         """Where the sessions of a step on the span can attend together, what does so."""
-        route, layouts, decoding = self._route(span), self._layouts(span), self._decoding
+        stages, decoding = self._stages, self._decoding
+        route, layouts = stages.route(span), stages.layouts(span)
         if decoding is None or not decoding.pages(layouts) or not all(view.packs for view in route):
             return None
-        most, facts = decoding.sizes[-1], self._stages[0].facts
+        most, facts = decoding.sizes[-1], stages.facts
         rows = PagedRows(self.pool, span, layouts, most, self.spec.context_length, self._device)
         hidden = Staging((most, facts.hidden_size), facts.dtype, self._device) if span.start else None
         return PagedSpan(route, rows, decoding, hidden, ends=span.stop == self.spec.layers)
@@ -275,11 +219,11 @@ class Engine:
 
         Until it is done, or nothing refers to it any more, the session must not be in another step.
         """
-        self._route(span)
+        self._stages.route(span)
         check_rows(span, (row,))
         ids = check_inputs(self.spec, span, (row,), hidden)
         self._device.enter()
-        unfinished = PartialStep(span, row, self._inputs(ids, hidden))
+        unfinished = PartialStep(span, row, self._tensors.inputs(ids, hidden, self._stages.facts.dtype))
         self._unfinished.add(unfinished)
         return unfinished
 
@@ -290,8 +234,7 @@ class Engine:
         rows = next_rows(steps, tokens)
         self._device.enter()
         self._make_room(rows)
-        positions = self._positions([(row.cache.length, row.count) for row in rows])
-        return next_slice_batch(steps, tokens, positions)
+        return next_slice_batch(steps, tokens, self._tensors.positions(rows))
 
     @torch.inference_mode()
     def advance_slice(self, slice_: SliceBatch, layers: int) -> tuple[tuple[PartialStep, ...], Tensor | None]:
@@ -320,7 +263,7 @@ class Engine:
         if done and ends:
             rows = [replace(step.row, count=1) for step, _ in done]
             last = torch.cat([part[:, -1:] for _, part in done], 1)
-            result = self._logits(self._route(span)[-1], rows, last)
+            result = self._tensors.logits(self._stages.route(span)[-1], rows, last)
         elif done:
             result = torch.cat([one for step, part in done for one in (*step.results, part)], 1)[0]
         batch.commit()
@@ -329,68 +272,9 @@ class Engine:
         self._unfinished -= set(through)
         return through, result
 
-    def _positions(self, parts: Sequence[tuple[int, int]]) -> Tensor:
-        """[1, tokens] of the tokens that follow so many of each sequence."""
-        places = [at for length, count in parts for at in range(length, length + count)]
-        return self._transfers.numbers(places)[None]
-
     def _make_room(self, rows: Sequence[Rows]) -> None:
         """Every cache has blocks for its new tokens, if need be those of sessions that are not in this step."""
-        self._steps += 1
-        self.pool.collect({table for row in rows for table in row.cache.tables})
-        kept = [row.cache for row in rows]
-        kept += [one.row.cache for one in self._unfinished if one.under_way]
-        for row in rows:
-            row.cache.last_step = self._steps
-            while True:
-                try:
-                    row.cache.require(row.count)
-                    break
-                except PoolFull:
-                    if not self._suspend_one(kept):
-                        raise
-
-    def _suspend_one(self, kept: Sequence[SequenceCache]) -> bool:
-        """Moves the blocks of the session that has not stepped for longest to the host's memory, if there is one."""
-        ours = set(map(id, kept))
-        others = [one for one in self._growing if id(one) not in ours and one.holds_blocks]
-        if others:
-            min(others, key=lambda one: one.last_step).suspend()
-        return bool(others)
-
-    def _route(self, span: Span) -> tuple[View, ...]:
-        """Views of the stages that together are the span, in order."""
-        route = self._routes.get(span)
-        if route is None:
-            if missing_spans(span, self.held):
-                raise NotHeld(span, self.held)
-            parts = [
-                (stage, Span(max(stage.span.start, span.start), min(stage.span.stop, span.stop)))
-                for stage in self._stages
-                if stage.span.start < span.stop and span.start < stage.span.stop
-            ]
-            route = self._routes[span] = tuple(stage.view(part) for stage, part in parts)
-        return route
-
-    def _inputs(self, ids: Sequence[int], hidden: Tensor | None) -> Tensor:
-        """Token ids [1, tokens] or hidden states [1, tokens, hidden] on the device."""
-        if hidden is None:
-            return self._transfers.numbers(ids)[None]
-        return self._transfers.to_device(hidden, self._stages[0].facts.dtype)[None]
-
-    def _logits(self, tail: View, rows: Sequence[Rows], hidden: Tensor) -> Tensor:
-        """Logits of the last row of each session that wants them; `hidden` is [1, tokens, hidden]."""
-        last: list[int] = []
-        stop = 0
-        for row in rows:
-            stop += row.count
-            if row.want_logits:
-                last.append(stop - 1)
-        if not last:
-            return torch.empty(0, self.spec.vocabulary_size, device=self._device.place)
-        if len(last) < stop:
-            hidden = hidden[:, self._transfers.numbers(last)]
-        return tail.logits(hidden)
+        self._growing.make_room(rows, [one.row.cache for one in self._unfinished if one.under_way])
 
 
 def _through(route: Sequence[View], tokens: tuple[Tensor, Tensor], batch: PackedBatch | MixedBatch) -> Tensor:

@@ -8,76 +8,10 @@ least recently used first out.
 """
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Generic
 
-LEAST_RUN = 4
-"""Blocks that are not divided further where memory is in pieces."""
-M = TypeVar("M")
-"""The memory of an extent."""
-
-
-class PoolFull(ValueError):
-    """There is no memory for so many blocks, even without the prefixes that nobody uses."""
-
-    def __init__(self, wanted_bytes: int, free_bytes: int) -> None:
-        super().__init__(
-            f"{wanted_bytes} bytes of KV cache are asked and {free_bytes} are free: wait until a session ends, or "
-            "ask for fewer tokens"
-        )
-        self.wanted_bytes = wanted_bytes
-        self.free_bytes = free_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class BlockKind:
-    """Blocks of one kind can take each other's place."""
-
-    layers: tuple[int, ...]
-    block_bytes: int
-    per_session: bool = False
-    """Whether a block holds a session's state of fixed size (`session_state.py`) and not tokens."""
-
-
-class Block:
-    """A place in an extent. It may move, and whoever refers to it sees it at its new place."""
-
-    __slots__ = ("extent", "index", "name", "references")
-
-    def __init__(self, extent: "Extent[Any]", index: int) -> None:
-        self.extent = extent
-        self.index = index
-        self.references = 0
-        self.name: Hashable = None
-        """What it holds, if others may share it: the hash of all tokens up to its last."""
-
-
-class Extent(Generic[M]):
-    """Neighbouring blocks. `memory` is what the owner of the memory made for them."""
-
-    __slots__ = ("blocks", "free", "kind", "memory")
-
-    def __init__(self, kind: BlockKind, count: int, memory: M) -> None:
-        self.kind = kind
-        self.blocks = [Block(self, index) for index in range(count)]
-        self.free = count
-        """Blocks that hold nothing."""
-        self.memory = memory
-
-
-class BlockMemory(Protocol[M]):
-    """Who makes and fills the memory of extents."""
-
-    def create(self, kind: BlockKind, count: int) -> M:
-        """Raises PoolFull where there is no such piece of memory, whatever the limit says."""
-        ...
-
-    def aside(self, kind: BlockKind, count: int) -> M:
-        """As `create`, of memory where blocks only wait while they move."""
-        ...
-
-    def copy(self, source: M, source_index: int, target: M, target_index: int, count: int) -> None: ...
+from molink.shards.kv.extents import Block, BlockKind, BlockMemory, Extents, M, PoolFull, is_free
 
 
 class BlockAllocator(Generic[M]):
@@ -85,14 +19,14 @@ class BlockAllocator(Generic[M]):
 
     def __init__(self, memory: BlockMemory[M], limit_bytes: int | None = None) -> None:
         self.limit_bytes = limit_bytes
-        self.used_bytes = 0
-        """Of all extents, whatever is in them."""
-        self.moves = 0
-        """How often blocks have moved: places that were looked up before are stale."""
-        self._memory = memory
-        self._extents: dict[BlockKind, list[Extent[M]]] = {}
+        self.extents = Extents(memory)
         self._named: dict[tuple[BlockKind, Hashable], Block] = {}
         self._idle: OrderedDict[Block, None] = OrderedDict()
+
+    @property
+    def used_bytes(self) -> int:
+        """Of all extents, whatever is in them."""
+        return self.extents.used_bytes
 
     def allocate(self, kind: BlockKind, count: int, after: Block | None = None) -> list[Block]:
         """Refers to `count` blocks that hold nothing: in one run where that can be, best right behind `after`.
@@ -102,10 +36,10 @@ class BlockAllocator(Generic[M]):
         self._make_room(kind, count)
         while True:
             try:
-                blocks = list(self._pieces(kind, count, after))
+                blocks = list(self.extents.pieces(kind, count, after, self._room_bytes()))
                 break
             except PoolFull:  # there is less memory than the limit says
-                self._remove_empty()
+                self.extents.remove_empty()
                 if not self._idle:
                     raise
                 self._evict()
@@ -117,6 +51,16 @@ class BlockAllocator(Generic[M]):
     def find(self, kind: BlockKind, name: Hashable) -> Block | None:
         """The block of that name; it may go at the next `allocate` unless somebody refers to it."""
         return self._named.get((kind, name))
+
+    def find_each(self, kind: BlockKind, names: Iterable[Hashable]) -> list[Block]:
+        """The blocks of these names, up to the first that is not there."""
+        found: list[Block] = []
+        for name in names:
+            block = self._named.get((kind, name))
+            if block is None:
+                break
+            found.append(block)
+        return found
 
     def refer(self, blocks: Iterable[Block]) -> None:
         """One more table holds these blocks, which hold something."""
@@ -132,7 +76,7 @@ class BlockAllocator(Generic[M]):
             if block.references:
                 continue
             if block.name is None:
-                self._free(block)
+                self.extents.free(block)
             else:
                 self._idle[block] = None
 
@@ -152,10 +96,10 @@ class BlockAllocator(Generic[M]):
     def limit(self, limit_bytes: int | None) -> bool:
         """Sets the limit; whether what is referred to fits it. What is not goes as far as it must."""
         self.limit_bytes = limit_bytes
-        while self._room_bytes() + self._scattered_bytes(None) < 0 and self._idle:
+        while self._room_bytes() + self.extents.scattered_bytes(None) < 0 and self._idle:
             self._evict()
         if self._room_bytes() < 0:
-            self._compact(None)
+            self.extents.compact(None)
         return self._room_bytes() >= 0
 
     def forget(self, layers: Iterable[int]) -> None:
@@ -170,7 +114,7 @@ class BlockAllocator(Generic[M]):
         for table in tables:
             for block in table:
                 counted[block] = counted.get(block, 0) + 1
-        extents = [extent for same in self._extents.values() for extent in same]
+        extents = list(self.extents)
         blocks = [block for extent in extents for block in extent.blocks]
         faults = [
             *("a block's place is another's" for e in extents if any(b.extent is not e for b in e.blocks)),
@@ -196,7 +140,7 @@ class BlockAllocator(Generic[M]):
                 for b in blocks
                 if b.name is not None and (b.extent.kind, b.name) not in self._named
             ),
-            *("an extent miscounts" for e in extents if e.free != sum(map(_is_free, e.blocks))),
+            *("an extent miscounts" for e in extents if e.free != sum(map(is_free, e.blocks))),
             *("an empty extent is kept" for e in extents if e.free == len(e.blocks)),
         ]
         if self.used_bytes != sum(len(extent.blocks) * extent.kind.block_bytes for extent in extents):
@@ -207,99 +151,22 @@ class BlockAllocator(Generic[M]):
     def _room_bytes(self) -> float:
         return float("inf") if self.limit_bytes is None else self.limit_bytes - self.used_bytes
 
-    def _free_blocks(self, kind: BlockKind) -> int:
-        return sum(extent.free for extent in self._extents.get(kind, ()))
-
-    def _scattered_bytes(self, wanted: BlockKind | None) -> int:
-        """Of free blocks between others, which are of no use to another kind before those have moved together."""
-        kinds = (kind for kind in self._extents if kind != wanted)
-        return sum(self._free_blocks(kind) * kind.block_bytes for kind in kinds)
-
     def _make_room(self, kind: BlockKind, count: int) -> None:
         """So many blocks of the kind are free or fit the limit afterwards."""
         if self.limit_bytes is None:
             return
         while True:
-            missing_bytes = (count - self._free_blocks(kind)) * kind.block_bytes - self._room_bytes()
+            missing_bytes = (count - self.extents.free_blocks(kind)) * kind.block_bytes - self._room_bytes()
             if missing_bytes <= 0:
                 return
-            scattered_bytes = self._scattered_bytes(kind)
+            scattered_bytes = self.extents.scattered_bytes(kind)
             if missing_bytes <= scattered_bytes:
-                self._compact(kind)
+                self.extents.compact(kind)
                 return
             if not self._idle:
                 wanted_bytes = count * kind.block_bytes
                 raise PoolFull(wanted_bytes, int(wanted_bytes - missing_bytes + scattered_bytes))
             self._evict()
-
-    def _pieces(self, kind: BlockKind, count: int, after: Block | None) -> Iterator[Block]:
-        """As few runs as there can be, for which there is room."""
-        behind = self._run_behind(kind, after)
-        if len(behind) >= count:
-            yield from behind[:count]
-            return
-        runs = [run for extent in self._extents.get(kind, ()) if extent.free for run in _free_runs(extent)]
-        fitting = [run for run in runs if len(run) >= count]
-        if fitting:
-            yield from min(fitting, key=len)[:count]
-            return
-        if count * kind.block_bytes <= self._room_bytes():
-            yield from self._created(kind, count)
-            return
-        for run in sorted(runs, key=len, reverse=True):
-            yield from run[:count]
-            count -= len(run[:count])
-        if count:
-            yield from self._created(kind, count)
-
-    def _created(self, kind: BlockKind, count: int) -> Iterator[Block]:
-        """New blocks in one run, or, where no piece of memory is so large, in smaller ones. Raises PoolFull."""
-        try:
-            extent = self._create(kind, count)
-        except PoolFull:
-            if count < 2 * LEAST_RUN:
-                raise
-            yield from self._created(kind, count // 2)
-            yield from self._created(kind, count - count // 2)
-            return
-        yield from extent.blocks
-
-    def _remove_empty(self) -> None:
-        for extents in list(self._extents.values()):
-            for extent in [extent for extent in extents if extent.free == len(extent.blocks)]:
-                self._remove(extent)
-
-    def _run_behind(self, kind: BlockKind, after: Block | None) -> list[Block]:
-        if after is None or after.extent.kind != kind:
-            return []
-        behind: list[Block] = []
-        for block in after.extent.blocks[after.index + 1 :]:
-            if not _is_free(block):
-                break
-            behind.append(block)
-        return behind
-
-    def _create(self, kind: BlockKind, count: int) -> Extent[M]:
-        extent = Extent(kind, count, self._memory.create(kind, count))
-        self._extents.setdefault(kind, []).append(extent)
-        self.used_bytes += count * kind.block_bytes
-        return extent
-
-    def _free(self, block: Block) -> None:
-        extent = block.extent
-        extent.free += 1
-        if extent.free == len(extent.blocks):
-            self._remove(extent)
-
-    def _remove(self, extent: Extent[M]) -> None:
-        self.used_bytes -= len(extent.blocks) * extent.kind.block_bytes
-        same = self._extents[extent.kind]
-        same.remove(extent)
-        if not same:
-            del self._extents[extent.kind]
-        del (
-            extent.memory
-        )  # now: extents and blocks refer to each other, and would keep it until they are collected
 
     def _evict(self) -> None:
         self._drop_idle(next(iter(self._idle)))
@@ -307,69 +174,4 @@ class BlockAllocator(Generic[M]):
     def _drop_idle(self, block: Block) -> None:
         del self._idle[block]
         self.unname(block)
-        self._free(block)
-
-    def _compact(self, wanted: BlockKind | None) -> None:
-        """Moves the blocks of extents that are partly free into extents of their number, but for the kind that is
-        wanted, whose free blocks are of use."""
-        for kind, extents in list(self._extents.items()):
-            if kind == wanted:
-                continue
-            for extent in [extent for extent in extents if extent.free]:
-                kept = [block for block in extent.blocks if not _is_free(block)]
-                self._move(extent, kept)
-
-    def _move(self, extent: Extent[M], kept: list[Block]) -> None:
-        """Where there is no memory for both places, what is kept waits elsewhere until its old place is free."""
-        try:
-            memory, waits = self._memory.create(extent.kind, len(kept)), False
-        except PoolFull:
-            memory, waits = self._memory.aside(extent.kind, len(kept)), True
-        for start, stop in _neighbours(kept):
-            self._memory.copy(extent.memory, kept[start].index, memory, start, stop - start)
-        self._remove(extent)
-        if waits:
-            fresh = self._memory.create(extent.kind, len(kept))
-            self._memory.copy(memory, 0, fresh, 0, len(kept))
-            memory = fresh
-        target = Extent(extent.kind, len(kept), memory)
-        self._extents.setdefault(extent.kind, []).append(target)
-        self.used_bytes += len(kept) * extent.kind.block_bytes
-        target.blocks = kept
-        target.free = 0
-        for index, block in enumerate(kept):
-            block.extent, block.index = target, index
-        self.moves += 1
-
-
-def runs_of(blocks: Sequence[Block]) -> list[tuple[Extent[Any], int, int]]:
-    """The table's blocks as (extent, first index, count), neighbours together."""
-    return [(blocks[start].extent, blocks[start].index, stop - start) for start, stop in _neighbours(blocks)]
-
-
-def _neighbours(blocks: Sequence[Block]) -> Iterator[tuple[int, int]]:
-    """Ranges [start, stop) of the sequence that lie next to each other in one extent."""
-    start = 0
-    for at in range(1, len(blocks) + 1):
-        before = blocks[at - 1]
-        if at == len(blocks) or not (
-            blocks[at].extent is before.extent and blocks[at].index == before.index + 1
-        ):
-            yield start, at
-            start = at
-
-
-def _is_free(block: Block) -> bool:
-    return block.references == 0 and block.name is None
-
-
-def _free_runs(extent: Extent[Any]) -> Iterator[list[Block]]:
-    run: list[Block] = []
-    for block in extent.blocks:
-        if _is_free(block):
-            run.append(block)
-        elif run:
-            yield run
-            run = []
-    if run:
-        yield run
+        self.extents.free(block)

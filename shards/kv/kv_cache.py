@@ -5,9 +5,10 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from molink.shards.kv.block_allocator import PoolFull
+from molink.shards.kv.block_table import BlockTable
+from molink.shards.kv.extents import PoolFull
 from molink.shards.kv.kv_memory import LayerLayout, raw_bytes, write_raw
-from molink.shards.kv.kv_pool import BlockTable, KvPool
+from molink.shards.kv.kv_pool import KvPool
 from molink.shards.kv.session_state import raw_states, write_raw_states
 from molink.shards.spec import KV_BLOCK_TOKENS, Span
 
@@ -360,7 +361,10 @@ def open_cache(
         raise ValueError(f"capacity_tokens must be at least 1, got {capacity_tokens}")
     if len(layouts) != len(span):
         raise ValueError(f"span {span} has {len(span)} layers but {len(layouts)} layouts were given")
-    tables, state = pool.tables_for(span, layouts, capacity_tokens), pool.state_table(span, layouts)
+    tables, state = (
+        pool.memory.tables_for(span, layouts, capacity_tokens),
+        pool.memory.state_table(span, layouts),
+    )
     cache = SequenceCache(pool, span, layouts, tables, state, capacity_tokens, reserved=reserve)
     names = names if state is None else ()  # what a state is behind a shared beginning, nobody has kept
     cache.length = KV_BLOCK_TOKENS * pool.adopt(tables, names[: (capacity_tokens - 1) // KV_BLOCK_TOKENS])

@@ -41,7 +41,7 @@ class PagedRows:
         context_length: int,
         device: Device,
     ) -> None:
-        tables = pool.tables_for(span, layouts, context_length)
+        tables = pool.memory.tables_for(span, layouts, context_length)
         self.windows = [table.window for table in tables]
         """Of the tables that a session has."""
         self.latent = keeps_latents(layouts)

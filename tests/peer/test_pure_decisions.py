@@ -56,6 +56,7 @@ DECISIONS = [
     "molink.dht.membership.swarm_clock",
     "molink.dht.membership.timing",
     "molink.shards.kv.block_allocator",
+    "molink.shards.kv.extents",
     "molink.shards.kv.prefix",
     "molink.shards.spec",
     "molink.shards.hub.ranges",

@@ -14,7 +14,7 @@ from molink.peer.device.device import describe_device
 from molink.peer.models.model import Progress
 from molink.peer.profiling.profile import Profile
 from molink.peer.serving.artifact_server import ArtifactServer
-from molink.shards.batching.engine import NotHeld
+from molink.shards.batching.held_stages import NotHeld
 from molink.shards.batching.partial_step import (
     PartialStep,
     Rows,

@@ -20,7 +20,7 @@ from molink.peer.models.model import LocalModel
 from molink.peer.wire.link.link import Link, LinkError
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.shards.batching.engine import Engine, Rows
-from molink.shards.kv.block_allocator import PoolFull
+from molink.shards.kv.extents import PoolFull
 from molink.shards.spec import ModelSpec, Span
 
 __all__ = ["model"]

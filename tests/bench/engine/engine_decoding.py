@@ -66,7 +66,7 @@ def report_decoding(
 
 def read_bytes(engine: Engine) -> int:
     """What a decode step reads of the weights: all but the embedding."""
-    (stage,) = engine._stages
+    (stage,) = engine._stages._stages
     embedding = stage.model.get_input_embeddings().weight
     return engine.weight_bytes - (0 if stage.model.config.tie_word_embeddings else embedding.nbytes)
 

@@ -89,7 +89,7 @@ def report_products(table: Table, in_turns: InTurns, least_s: LeastS) -> None:
 def multiplying(engine: Engine) -> list[tuple[nn.Module, int]]:
     """The modules of the layers that multiply by a matrix, and how many columns it has."""
     found: list[tuple[nn.Module, int]] = []
-    for module in engine._stages[0].model.get_submodule("model.layers").modules():
+    for module in engine._stages._stages[0].model.get_submodule("model.layers").modules():
         if isinstance(module, nn.Linear):
             found.append((module, module.in_features))
         elif isinstance(module, QuantizedLinear):

@@ -14,7 +14,7 @@ from molink.peer.device.device import cap_gpu_memory
 from molink.peer.memory.memory import format_bytes, plan_memory
 from molink.peer.scheduling.microbatch import batch_limits
 from molink.shards.batching.engine import Engine, Rows
-from molink.shards.kv.block_allocator import PoolFull
+from molink.shards.kv.extents import PoolFull
 from molink.shards.kv.kv_cache import SequenceCache
 
 SESSIONS = 64

@@ -31,7 +31,7 @@ def engine_of(peer: Served) -> Engine:
 
 def swapped_bytes(engine: Engine) -> int:
     """KV cache that is in the host's memory."""
-    return sum(states.nbytes for cache in engine._growing for states in cache._stored or ())
+    return sum(states.nbytes for cache in engine._growing._caches for states in cache._stored or ())
 
 
 def watch(peer: Served) -> list[tuple[int, int]]:

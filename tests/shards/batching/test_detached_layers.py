@@ -11,7 +11,7 @@ from support.models.circuit_runs import DEVICE, engine_of
 from torch import nn
 
 from molink.shards.batching.engine import Engine, Rows
-from molink.shards.loading.loader import load_stage
+from molink.shards.loading.loader import StageSettings, load_stage
 from molink.shards.model.stage import Stage
 from molink.shards.spec import Span
 
@@ -59,7 +59,7 @@ def test_no_module_of_detached_layers_is_left(
 ) -> None:
     decoding = decoding_here(sizes=(2,))[0] if decodes else None
     stage = load_stage(
-        tiny_model("llama"), WHOLE, dtype="float32", quantization=quantization, exact=exact, device=DEVICE
+        tiny_model("llama"), WHOLE, StageSettings("float32", quantization, device=DEVICE, exact=exact)
     )
     engine, modules = engine_of([stage], decoding=decoding), modules_of(stage)
     del stage

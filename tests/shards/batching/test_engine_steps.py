@@ -7,7 +7,8 @@ import pytest
 import torch
 from support.models.circuit_runs import Circuit, engine_of, engine_with, greedy, start_run, step_runs
 
-from molink.shards.batching.engine import Engine, NotHeld, Rows
+from molink.shards.batching.engine import Engine, Rows
+from molink.shards.batching.held_stages import NotHeld
 from molink.shards.kv.kv_cache import CacheFull
 from molink.shards.loading.loader import StageSettings, load_stage
 from molink.shards.spec import Span
@@ -70,7 +71,7 @@ def test_a_full_cache_refuses_the_whole_step_and_stays_as_it_was(engine: Engine)
 def test_a_step_that_fails_in_the_middle_leaves_caches_and_later_tokens_untouched(
     tiny_model: TinyModel,
 ) -> None:
-    stage = load_stage(tiny_model("llama"), Span(0, 6), dtype="float32", exact=True)
+    stage = load_stage(tiny_model("llama"), Span(0, 6), StageSettings("float32", exact=True))
     engine = engine_of([stage])
     circuit: Circuit = [(engine, Span(0, 6))]
     expected = greedy(circuit, PROMPT, 6)

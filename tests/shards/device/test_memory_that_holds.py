@@ -7,9 +7,10 @@ import torch
 
 from molink.shards.attention import attention
 from molink.shards.attention.attention import AttentionRules, attend_sequence
-from molink.shards.kv.block_allocator import Block, BlockAllocator, BlockKind, PoolFull
+from molink.shards.kv.block_allocator import BlockAllocator
+from molink.shards.kv.extents import Block, BlockKind, PoolFull
 from molink.shards.kv.kv_memory import KvMemory, LayerLayout
-from molink.shards.kv.kv_pool import KvPool
+from molink.shards.kv.pool_memory import PoolMemory
 from molink.shards.spec import Span
 
 KINDS = (BlockKind((0,), 1), BlockKind((1,), 3))
@@ -123,12 +124,12 @@ def test_out_of_memory_on_the_device_is_a_full_pool(monkeypatch: pytest.MonkeyPa
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(KvMemory, "__init__", none_left)
-    pool = KvPool(torch.device("cpu"))
+    memory = PoolMemory(torch.device("cpu"))
     layout = LayerLayout(1, 16, 1, 16, torch.float16, expands=False)
-    (table,) = pool.tables_for(Span(0, 1), [layout], 64)
+    (table,) = memory.tables_for(Span(0, 1), [layout], 64)
     assert table.kind.block_bytes == 1024
     with pytest.raises(PoolFull, match="4096 bytes of KV cache"):
-        pool.create(table.kind, 4)
+        memory.create(table.kind, 4)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from molink.shards.batching.engine import Engine
 from molink.shards.checkpoint import verification
 from molink.shards.errors import WeightsError
 from molink.shards.loading.lazy_tensors import LoadCounter
-from molink.shards.loading.loader import load_stage
+from molink.shards.loading.loader import StageSettings, load_stage
 from molink.shards.model.stage import Stage
 from molink.shards.spec import Span
 from molink.shards.store import blob_part, blobs
@@ -45,10 +45,9 @@ def load(side: HubSide, store: BlobStore, *, exact: bool = False) -> Stage:
         return load_stage(
             weights.checkpoint.folder,
             WHOLE,
-            dtype="float32",
+            StageSettings("float32", exact=exact),
             manifest=side.manifest,
             parts=parts,
-            exact=exact,
             digests=side.folder / "digests",
         )
 
@@ -77,7 +76,7 @@ def test_what_was_fetched_is_not_hashed_again_and_a_later_load_reads_no_blob_who
     assert (
         tokens_of(later)
         == tokens_of(first)
-        == tokens_of(load_stage(side.model_folder, WHOLE, dtype="float32"))
+        == tokens_of(load_stage(side.model_folder, WHOLE, StageSettings("float32")))
     )
 
 
@@ -93,7 +92,9 @@ def test_where_steps_are_exact_what_lies_elsewhere_in_its_file_is_copied_and_not
         for remote in side.checkpoint(side.store()).tensors.values()
     }
     assert set(work) == ({"_read"} if starts != {0} else set())
-    assert tokens_of(exact) == tokens_of(load_stage(side.model_folder, WHOLE, dtype="float32", exact=True))
+    assert tokens_of(exact) == tokens_of(
+        load_stage(side.model_folder, WHOLE, StageSettings("float32", exact=True))
+    )
 
 
 def test_a_blob_that_was_written_to_is_hashed_again_and_refused(side: HubSide) -> None:

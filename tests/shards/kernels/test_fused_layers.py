@@ -1,6 +1,7 @@
 """Layers of the Llama family run as one function where no bit is promised, if it gives what their own gives."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from molink.shards.batching.engine import Engine
 from molink.shards.kernels import fused_layers
-from molink.shards.loading.loader import load_stage
+from molink.shards.loading.loader import StageSettings, load_stage
 from molink.shards.model.stage import Stage
 from molink.shards.spec import Span
 
@@ -20,15 +21,12 @@ TinyModel = Callable[[str], Path]
 WHOLE = (0, 6)
 PROMPTS = ((5, 9, 200, 31, 7), tuple(range(40, 70)), (3,))
 FAMILY = ("llama", "mistral", "qwen2_sliding", "qwen3")
+FLOAT32 = StageSettings("float32")
 OTHERS = ("gpt2", "granite", "smollm3")
 
 
-def stage_of(
-    folder: Path, *, dtype: str = "float32", quantization: str = "none", exact: bool = False
-) -> Stage:
-    return load_stage(
-        folder, Span(*WHOLE), dtype=dtype, quantization=quantization, exact=exact, device=DEVICE
-    )
+def stage_of(folder: Path, settings: StageSettings = FLOAT32) -> Stage:
+    return load_stage(folder, Span(*WHOLE), replace(settings, device=DEVICE))
 
 
 def layers_of(stage: Stage) -> list[nn.Module]:
@@ -56,7 +54,7 @@ def test_layers_of_the_family_are_fused_and_compute_the_same_up_to_rounding(
 ) -> None:
     """Windows, biases, norms of heads: prompts longer than the window, batches and single sessions."""
     folder = tiny_model(kind)
-    own, fused = stage_of(folder, exact=True), stage_of(folder)
+    own, fused = stage_of(folder, StageSettings("float32", exact=True)), stage_of(folder)
     assert not any(map(is_fused, layers_of(own)))
     assert all(map(is_fused, layers_of(fused)))
     for one, two in zip(logits_of(engine_of([own]), 4), logits_of(engine_of([fused]), 4), strict=True):
@@ -69,7 +67,7 @@ def test_layers_of_the_family_are_fused_and_compute_the_same_up_to_rounding(
 def test_they_are_fused_in_every_form_of_weights(
     dtype: str, quantization: str, tiny_model: TinyModel
 ) -> None:
-    stage = stage_of(tiny_model("llama"), dtype=dtype, quantization=quantization)
+    stage = stage_of(tiny_model("llama"), StageSettings(dtype, quantization))
     assert all(map(is_fused, layers_of(stage)))
     assert all(bool(torch.isfinite(logits).all()) for logits in logits_of(engine_of([stage], dtype), 2))
 

@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from molink.shards.kv.block_allocator import Block, BlockAllocator, BlockKind, PoolFull, runs_of
+from molink.shards.kv.block_allocator import BlockAllocator
+from molink.shards.kv.extents import Block, BlockKind, PoolFull, runs_of
 
 KINDS = (BlockKind((0, 1), 10), BlockKind((2,), 7))
 

@@ -12,7 +12,7 @@ from support.models.circuit_runs import KEY, Circuit, Run, engine_with, finish, 
 from support.models.tiny_models import VOCABULARY, greedy_references
 
 from molink.shards.batching.engine import Engine
-from molink.shards.kv.block_allocator import PoolFull
+from molink.shards.kv.extents import PoolFull
 from molink.shards.kv.kv_cache import CacheFull
 from molink.shards.kv.prefix import block_names
 from molink.shards.spec import Span

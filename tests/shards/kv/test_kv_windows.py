@@ -21,10 +21,10 @@ from support.models.tiny_models import ARCHITECTURES, VOCABULARY, greedy_referen
 
 from molink.shards.batching.engine import Engine
 from molink.shards.checkpoint import store
-from molink.shards.kv.block_allocator import PoolFull
+from molink.shards.kv.extents import PoolFull
 from molink.shards.kv.kv_cache import SequenceCache
 from molink.shards.kv.prefix import block_names
-from molink.shards.loading.loader import load_stage
+from molink.shards.loading.loader import StageSettings, load_stage
 from molink.shards.spec import KV_BLOCK_TOKENS, MAX_STEP_TOKENS, Span, most_kv_blocks
 
 TinyModel = Callable[[str], Path]
@@ -87,7 +87,7 @@ def test_no_step_sees_or_writes_more_blocks_than_are_reserved(
 def test_a_lease_counts_what_the_engine_reserves(tiny_model: TinyModel, architecture: str) -> None:
     folder = tiny_model(architecture)
     spec = store.describe(store.read_manifest(folder), "float32", "none")
-    layouts = load_stage(folder, spec.whole, dtype="float32", exact=True, device=DEVICE).layouts
+    layouts = load_stage(folder, spec.whole, StageSettings("float32", device=DEVICE, exact=True)).layouts
     assert (spec.kv_windows or (None,) * spec.layers) == tuple(layouts[layer].window for layer in spec.whole)
 
 

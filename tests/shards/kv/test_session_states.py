@@ -13,7 +13,7 @@ from transformers import CONFIG_MAPPING
 from molink.shards.batching import rows
 from molink.shards.batching.engine import Engine, Rows
 from molink.shards.checkpoint.store import describe
-from molink.shards.kv.block_allocator import PoolFull
+from molink.shards.kv.extents import PoolFull
 from molink.shards.kv.kv_cache import SequenceCache
 from molink.shards.kv.prefix import block_names
 from molink.shards.loading.loader import StageSettings, load_stage

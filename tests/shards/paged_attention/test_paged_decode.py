@@ -260,7 +260,7 @@ def test_parts_of_prompts_go_through_some_layers_after_the_others(
     ids = [tuple(range(40, 40 + count)) for count in counts]
     rows = [Rows(cache, len(own), own, want_logits=True) for cache, own in zip(both[0], ids, strict=True)]
     expected = engine.step(span, rows, None)
-    paged, caches = engine._paged.get(span), both[1]
+    paged, caches = engine.paged.get(span), both[1]
     assert paged is not None
     hidden = torch.tensor([[token for own in ids for token in own]])
     positions = torch.tensor([[20, *range(20, 29)]])
@@ -269,9 +269,9 @@ def test_parts_of_prompts_go_through_some_layers_after_the_others(
             cache.require(count)
         for part in (Span(0, 2), Span(2, 6)):
             batch = paged.batch(caches, counts, lambda numbers: torch.tensor(numbers, dtype=torch.long))
-            for view in engine._route(part):
+            for view in engine._stages.route(part):
                 hidden = view.run(hidden, positions, batch)
         batch.commit()
-        logits = engine._route(span)[-1].logits(hidden[:, [0, 9]])
+        logits = engine._stages.route(span)[-1].logits(hidden[:, [0, 9]])
     torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-5)
     assert [cache.length for cache in caches] == [21, 29]

@@ -75,7 +75,7 @@ def engine_of(
 
 def ready_tokens(engine: Engine, span: Span, names: Sequence[bytes]) -> int:
     """How many tokens of a session with these names of blocks the engine's pool has now."""
-    tables = engine.pool.tables_for(span, engine._layouts(span), 1)
+    tables = engine.pool.memory.tables_for(span, engine._stages.layouts(span), 1)
     return KV_BLOCK_TOKENS * engine.pool.match(tables, names)
 
 
