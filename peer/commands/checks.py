@@ -46,6 +46,14 @@ def swarm_check(initial_peers: Sequence[str], views: Sequence[PeerView], error: 
     return Check("swarm", "ok", f"{_counted(len(views), 'peer')} found")
 
 
+def local_check(host: str) -> Check:
+    """Of a peer that listens on this machine only."""
+    found = f"the peer listens on {host}: only this machine reaches it"
+    return Check(
+        "dialable", "note", found, "open it to others with --listen 0.0.0.0, or join a swarm elsewhere"
+    )
+
+
 def reach_checks(survey: Survey, own_hosts: Sequence[str], port: int) -> list[Check]:
     """What relays say of this machine, and what became of each way. `own_hosts`: of this machine's interfaces."""
     return [

@@ -9,15 +9,18 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from molink.dht.identity.dialable import host_of
 from molink.peer.commands.checks import (
     Check,
     clock_check,
     device_checks,
     disk_checks,
     kind_of_router,
+    local_check,
     reach_checks,
     swarm_check,
     version_checks,
@@ -63,7 +66,12 @@ async def examine(settings: "JoinSettings", peer_id: str) -> dict[str, object]:
             error = str(failure) or f"no answer within {SWARM_TIMEOUT_S:g} s"
     checks = [swarm_check(initial_peers, views, error)]
     port = ports[1] if peer_id else None
-    if views:
+    own = next((view.facts for view in views if view.peer_id == peer_id), None)
+    # one that runs and announces no address is on relays, whatever these settings say
+    listens = settings.listen if own is None else host_of("".join(own.grpc_addresses[:1]))
+    if views and _is_loopback(listens):
+        checks.append(local_check(listens))
+    elif views:
         survey, port = await _survey(settings, key, views, peer_id, port)
         checks += reach_checks(survey, hosts, port)
     checks += clock_check([view for view in views if view.peer_id != peer_id], time.time())
@@ -135,6 +143,14 @@ def _described(survey: "Survey") -> dict[str, object]:
         ],
         "ways": [asdict(trial) for trial in survey.trials],
     }
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether that is an address of this machine alone."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _multiaddress(host: str, port: int, peer_id: str) -> str:

@@ -13,6 +13,7 @@ from molink.peer.commands.checks import (
     device_checks,
     disk_checks,
     kind_of_router,
+    local_check,
     reach_checks,
     swarm_check,
     version_checks,
@@ -61,6 +62,12 @@ def test_a_machine_that_others_see_at_its_own_address_has_no_router() -> None:
     survey = Survey((relay("192.168.1.2:5000"),), hard=None, trials=())
     assert kind_of_router(survey, OWN) == "none"
     assert kind_of_router(Survey((), hard=None, trials=()), OWN) == "unknown"
+
+
+def test_a_peer_on_this_machine_alone_is_told_how_to_open_it() -> None:
+    check = local_check("127.0.0.1")
+    assert "127.0.0.1" in check.found
+    assert "--listen 0.0.0.0" in check.remedy
 
 
 def test_several_outer_addresses_and_distant_or_silent_relays_are_noted() -> None:
