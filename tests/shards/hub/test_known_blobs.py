@@ -12,7 +12,7 @@ from molink.shards.batching.engine import Engine
 from molink.shards.checkpoint import verification
 from molink.shards.errors import WeightsError
 from molink.shards.loading.lazy_tensors import LoadCounter
-from molink.shards.loading.loader import StageSettings, load_stage
+from molink.shards.loading.loader import LoadCache, StageSettings, load_stage
 from molink.shards.model.stage import Stage
 from molink.shards.spec import Span
 from molink.shards.store import blob_part, blobs
@@ -48,7 +48,7 @@ def load(side: HubSide, store: BlobStore, *, exact: bool = False) -> Stage:
             StageSettings("float32", exact=exact),
             manifest=side.manifest,
             parts=parts,
-            digests=side.folder / "digests",
+            cache=LoadCache(digests=side.folder / "digests"),
         )
 
 
