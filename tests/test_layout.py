@@ -47,12 +47,6 @@ LARGE_FOR_A_REASON = {
     "Acceptor": "who proves itself and who is linked share one limiter and one table of guests",
     "Link": "one end over all its connections: suspending, resuming and closing exclude each other",
     "Links": "dialled, accepted and spare links to one peer take each other's place",
-    "SpanOptions": "the columns of one problem as prefix sums, which its questions about spans read together",
-    "SimulatedPeer": "drives a hop's core: a method for each effect, as `Stepper` has, and virtual time beside it",
-    "Line": "its queue and what is counted of it change with each chunk, by settings that are only its own",
-    "Shaper": "one thread: what its loop waits for, and what it moves then, are used by nobody else",
-    "SimulatedGateway": "chooses as `RouteSelector` does, from a table of peers that it holds itself",
-    "SimulatedGeneration": "a row for each session; what becomes of it is decided in `lifecycle`",
 }
 """Classes with more attributes or methods than that, and why each is one: none is added without a reason."""
 MOST_FILES = 16
