@@ -55,7 +55,7 @@ class ForkedProcess:
 
     def send_signal(self, number: int) -> None:
         if self.returncode is None and self.pid is not None:
-            with suppress(ProcessLookupError):  # its server has waited for it before this process heard of its end
+            with suppress(ProcessLookupError):  # the server that forked it has waited for it already
                 os.kill(self.pid, number)
 
     def kill(self) -> None:
