@@ -214,7 +214,7 @@ def test_batches_and_prompts_take_a_simulated_peer_what_was_measured() -> None:
     firsts_s = []
     for prefill_ms in (40.0, 400.0):
         for one in document["peers"]:
-            one["prefill_layer_ms"]["448"] = prefill_ms
+            one["prefill_layer_ms"] = dict.fromkeys(one["prefill_layer_ms"], prefill_ms)
         cast = snapshot_setup(SETTINGS, read(document), TRACE)
         world = SwarmWorld(cast, SETTINGS)
         world.run()
