@@ -116,6 +116,10 @@ class Configuration:
     relay_port: Annotated[
         int, Option("Port of this peer's own relay, if others can dial it: any free one.", "N", PORT)
     ] = 0
+    port_mapping: Annotated[
+        Literal["on", "off"],
+        Option("Ask the router by UPnP to pass this peer's ports on, while it serves; off, unless told."),
+    ] = "off"
     offer_relay: Annotated[
         str | int | float,
         Option(

@@ -9,6 +9,7 @@ from molink.dht.identity.dialable import host_of
 from molink.dht.membership.swarm_clock import TOLERANCE_S
 from molink.dht.records.records import PROTOCOL_VERSION, PeerView
 from molink.peer.memory.memory import format_bytes
+from molink.peer.reach.port_mapping import GatewayError
 from molink.peer.reach.survey import DIRECT, RELAYED, Survey, SurveyedRelay, Trial
 
 State = Literal["ok", "note", "problem"]
@@ -93,6 +94,17 @@ def _dialable(survey: Survey, port: int) -> list[Check]:
             "name the one that others are to dial with --announce",
         )
     return [address, check]
+
+
+def port_mapping_check(outer_host: str | GatewayError) -> Check:
+    """Whether the router would map ports, at its outer address."""
+    name = "port mapping"
+    if isinstance(outer_host, GatewayError):
+        return Check(
+            name, "note", outer_host.found, f"if others cannot dial this machine, {outer_host.remedy}"
+        )
+    found = f"the router at {outer_host} answers UPnP: --port-mapping on has it pass this peer's ports on"
+    return Check(name, "ok", found)
 
 
 def kind_of_router(survey: Survey, own_hosts: Sequence[str]) -> str:

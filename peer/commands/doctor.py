@@ -21,6 +21,7 @@ from molink.peer.commands.checks import (
     disk_checks,
     kind_of_router,
     local_check,
+    port_mapping_check,
     reach_checks,
     swarm_check,
     version_checks,
@@ -65,15 +66,19 @@ async def examine(settings: "JoinSettings", peer_id: str) -> dict[str, object]:
         except (BootstrapUnreachable, OSError, TimeoutError) as failure:
             error = str(failure) or f"no answer within {SWARM_TIMEOUT_S:g} s"
     checks = [swarm_check(initial_peers, views, error)]
-    port = ports[1] if peer_id else None
     own = next((view.facts for view in views if view.peer_id == peer_id), None)
+    port = ports[1] if peer_id else None
+    if own is not None and own.grpc_addresses:  # a router or a container may map that port to another
+        port = int(own.grpc_addresses[0].rpartition(":")[2])
     # one that runs and announces no address is on relays, whatever these settings say
     listens = settings.listen if own is None else host_of("".join(own.grpc_addresses[:1]))
     if views and _is_loopback(listens):
         checks.append(local_check(listens))
     elif views:
-        survey, port = await _survey(settings, key, views, peer_id, port)
-        checks += reach_checks(survey, hosts, port)
+        (survey, port), mapping = await asyncio.gather(
+            _survey(settings, key, views, peer_id, port), _port_mapping(settings.listen)
+        )
+        checks += [*reach_checks(survey, hosts, port), mapping]
     checks += clock_check([view for view in views if view.peer_id != peer_id], time.time())
     checks += disk_checks(_folders(settings))
     checks += _device_checks(settings.options.device)
@@ -116,6 +121,17 @@ async def _survey(
         if own is not None and port is not None:
             sought = Doorstep(port, certificate_hash(own.certificate))
         return await surveyor.survey(views, peer_id, sought), sought.port
+
+
+async def _port_mapping(listen: str) -> Check:
+    """Nothing is mapped."""
+    from molink.peer.reach.port_mapping import ANSWER_WITHIN_S, GatewayError, in_thread, public_host
+    from molink.peer.reach.upnp_gateway import find_gateway
+
+    try:
+        return port_mapping_check(await in_thread(lambda: public_host(find_gateway(listen)), ANSWER_WITHIN_S))
+    except GatewayError as error:
+        return port_mapping_check(error)
 
 
 def print_findings(findings: Mapping[str, object]) -> None:

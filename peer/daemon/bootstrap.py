@@ -33,7 +33,7 @@ from molink.peer.daemon.compute_setup import (
 )
 from molink.peer.daemon.local_listener import HOST as METRICS_HOST
 from molink.peer.daemon.metrics_server import MetricsServer
-from molink.peer.daemon.reaching import open_reach
+from molink.peer.daemon.reaching import open_reach, with_mapped_ports
 from molink.peer.daemon.running import say
 from molink.peer.daemon.settings import JoinSettings, where_to_join
 from molink.peer.device.device import (
@@ -126,6 +126,7 @@ class Bootstrap:
         if unused is not None:
             say(unused)
         check_memory(devices, settings.memory_bytes)
+        settings = self._settings = await with_mapped_ports(stack, settings, self._state.ports(), say)
         identity = Identity.load_or_create(self._state.identity_key)
         key_file = settings.options.swarm_key
         swarm_key = SwarmKey.load(key_file) if key_file else None

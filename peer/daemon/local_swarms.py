@@ -26,10 +26,11 @@ class LocalPresence:
     starts it from a script has to name the one to join.
     """
 
-    def __init__(self, settings: JoinSettings, address: str, say: Callable[[str], None]) -> None:
-        """`address`: one multiaddress of the peer's control plane. `say` takes one line for the owner."""
+    def __init__(self, settings: JoinSettings, peer_id: str, port: int, say: Callable[[str], None]) -> None:
+        """`port`: where the peer's control plane listens. `say` takes one line for the owner."""
         self._settings = settings
-        self._address = PeerAddress.parse(address)
+        self._peer_id = peer_id
+        self._port = port
         self._say = say
         self._stack = AsyncExitStack()
 
@@ -39,7 +40,7 @@ class LocalPresence:
         async with AsyncExitStack() as opening:
             private = self._settings.options.swarm_key is not None
             hosts = await asyncio.to_thread(addresses_of, self._settings.listen)
-            service = LocalService(self._address.peer_id or "", hosts, self._address.port, private=private)
+            service = LocalService(self._peer_id, hosts, self._port, private=private)
             await opening.enter_async_context(LocalAdvertisement(service))
             if names_no_swarm(self._settings):
                 search = asyncio.create_task(self._suggest(), name="swarms of the local network")
@@ -51,7 +52,7 @@ class LocalPresence:
         await self._stack.aclose()
 
     async def _suggest(self) -> None:
-        others = [peer for peer in await _swarms(self._settings) if peer.peer_id != self._address.peer_id]
+        others = [peer for peer in await _swarms(self._settings) if peer.peer_id != self._peer_id]
         if others:
             self._say(
                 f"Note: on the local network there is {_described(others)}: its swarm is joined with "

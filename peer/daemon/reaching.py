@@ -1,16 +1,59 @@
 """Opens what makes a peer reachable, from what its owner has said and what is running by then."""
 
+import asyncio
 import ipaddress
+from collections.abc import Callable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 
 from molink.dht.identity.identity import Identity
 from molink.dht.identity.swarm_key import SwarmKey
 from molink.dht.node.discovery import Discovery
 from molink.peer.daemon.settings import JoinSettings
+from molink.peer.device.machine import unused_port
 from molink.peer.reach.moving import PunchingHandler
+from molink.peer.reach.port_mapping import PortMapper, PortMapping
 from molink.peer.reach.reach import Reach, ReachSettings, Surroundings
+from molink.peer.reach.upnp_gateway import find_gateway
 from molink.peer.serving.data_plane import DataPlane
 from molink.peer.wire.reach.relay_client import RelayUser
+
+
+async def with_mapped_ports(
+    stack: AsyncExitStack,
+    settings: JoinSettings,
+    remembered: tuple[int | None, int | None],
+    say: Callable[[str], None],
+    find: Callable[[str], PortMapper] = find_gateway,
+) -> JoinSettings:
+    """Settings that name the ports which the router maps, as if the owner had; those given where it maps none. They
+    stay mapped, and are renewed, on `stack`. `remembered`: ports of the last start."""
+    options = settings.options
+    if options.port_mapping == "off":
+        return settings
+    control = options.port or unused_port(settings.listen, remembered[0], options.grpc_port)
+    data = options.grpc_port or unused_port(settings.listen, remembered[1], control)
+    mapping = PortMapping(lambda: find(settings.listen), (control, data), say)
+    stack.push_async_callback(mapping.close)
+    mapped = await mapping.open()
+    if mapped is None:
+        return settings
+    keeping = asyncio.create_task(mapping.keep(), name="keep ports mapped")
+
+    async def end() -> None:
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+
+    stack.push_async_callback(end)
+    say(
+        f"--port-mapping on: the router says that it passes ports {mapped.control} and {mapped.data} of {mapped.host} "
+        f"on to {control} and {data} here; relays, where there are any, are asked whether it does"
+    )
+    return replace(
+        settings,
+        options=replace(options, announce=mapped.host, port=control, grpc_port=data),
+        announced_ports=(mapped.control, mapped.data),
+    )
 
 
 async def open_reach(
@@ -22,8 +65,8 @@ async def open_reach(
     discovery: Discovery,
     told: str,
 ) -> Reach:
-    """It stays open on `stack`. `told`: host:port where the owner has said that others dial it; empty: he has not.
-    Raises PortInUse."""
+    """It stays open on `stack`. `told`: host:port where the owner, or his router, has said that others dial it; empty:
+    nobody has. Raises PortInUse."""
     assert isinstance(serving.handler, PunchingHandler)  # noqa: S101 - as it was made
 
     def uplink_mbps() -> float | None:
@@ -54,13 +97,15 @@ async def open_reach(
 
 def _reach_settings(settings: JoinSettings, told: str) -> ReachSettings:
     is_mapped = settings.announced_ports is not None
+    by_router = is_mapped and settings.options.port_mapping == "on"
     return ReachSettings(
         host=settings.listen,
         relay_port=settings.options.relay_port,
         # where ports are mapped, nobody knows as what others see a third one, unless its owner does
         offer="off" if is_mapped and not settings.options.relay_port else str(settings.options.offer_relay),
         relay=settings.options.relay,
-        told=told,
+        told="" if by_router else told,
         # through a proxy nothing is dialled but links, and nothing comes in
         is_local=ipaddress.ip_address(settings.listen).is_loopback or settings.options.http_proxy is not None,
+        mapped=told if by_router else "",
     )

@@ -198,10 +198,29 @@ def _refuse_what_is_missing(merged: Configuration, listen: str) -> None:
         raise SettingsError(
             f"--relay on cannot work, for {where}: leave --relay out, or --listen on an address of the network"
         )
+    _check_port_mapping(merged, listen)
     if merged.quantization in ("int8", "nf4") and find_spec("bitsandbytes") is None:
         raise SettingsError(f"--quantization: {QuantizationUnavailable(merged.quantization)}")
     if merged.partner not in ("auto", "off"):
         raise SettingsError(f"--partner {merged.partner} does not exist yet in this version: use auto or off")
+
+
+def _check_port_mapping(merged: Configuration, listen: str) -> None:
+    """Ports are mapped where that could have others dial this peer, and its owner has not said where they do."""
+    if merged.port_mapping == "off":
+        return
+    if merged.announce is not None or merged.relay == "on":
+        other = "--announce" if merged.announce is not None else "--relay on"
+        raise SettingsError(f"--port-mapping on and {other} contradict each other: give one of the two")
+    if merged.http_proxy:
+        where = "links go through --http-proxy"
+    elif listen != "::" and (":" in listen or ip_address(listen).is_loopback):
+        where = f"this peer listens on {listen} only"
+    else:
+        return
+    raise SettingsError(
+        f"--port-mapping on cannot work, for {where}: leave it out, or --listen on an IPv4 address of the network"
+    )
 
 
 def _check_key_file(path: Path | None) -> Path | None:

@@ -1,6 +1,7 @@
 """What else of the machine a volunteer wants to know, its disk and its network; and what this process may use of it."""
 
 import os
+import random
 import socket
 import sys
 import tempfile
@@ -15,6 +16,8 @@ CHUNK_BYTES = 4 * 1024 * 1024
 MIN_ELAPSED_S = 1e-6
 MOST_DESCRIPTORS = 65536
 """More are of no use to a peer, and some systems refuse what they call unlimited."""
+LASTING_PORTS = range(20_000, 32_768)
+"""No system takes these for outgoing connections: one that is free stays so for some time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +103,13 @@ def free_port(host: str, port: int | None) -> int:
         except OSError:
             return 0
     return port
+
+
+def unused_port(host: str, port: int | None, other: int) -> int:
+    """The remembered port if it is free still, else one of LASTING_PORTS that is. Not `other`."""
+    remembered = () if port is None else (port,)
+    candidates: tuple[int, ...] = (*remembered, *random.sample(LASTING_PORTS, 50))
+    return next((one for one in candidates if one != other and free_port(host, one)), candidates[-1])
 
 
 def _is_loopback(address: str) -> bool:

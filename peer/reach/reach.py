@@ -66,6 +66,8 @@ class ReachSettings:
     """host:port where others dial the peer, as the owner has said; empty: he has not."""
     is_local: bool
     """Whether the peer listens on this machine only."""
+    mapped: str = ""
+    """host:port where the router says that it passes the data plane on: no more than a claim; empty: nowhere."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -140,7 +142,10 @@ class Reach:
 
     def sentence(self, facts: PeerFacts) -> str | None:
         """For the owner: how others reach a peer that nobody can dial; None: it can be dialled."""
-        return reach_sentence(facts, self._settings.relay, self._settings.told, len(self.finding.near))
+        settings = self._settings
+        return reach_sentence(
+            facts, settings.relay, settings.told, len(self.finding.near), mapped=settings.mapped
+        )
 
     def _noted(self, facts: PeerFacts) -> PeerFacts:
         if facts.grpc_addresses or facts.relays:
@@ -210,7 +215,8 @@ class Reach:
             random.Random(),
         )
         asks = settings.relay == "auto"
-        port = int(settings.told.rpartition(":")[2]) if settings.told else self._around.grpc_port
+        outside = settings.told or settings.mapped
+        port = int(outside.rpartition(":")[2]) if outside else self._around.grpc_port
         sought = Doorstep(port, certificate_hash(base.certificate))
         answers = await asyncio.gather(
             *(
@@ -233,7 +239,8 @@ class Reach:
         if (
             not relayed
         ):  # behind a router that passes ports on, a stay that breaks tells that its address has changed
-            wanted = wanted[:1] if found.host not in ("", host_of("".join(base.grpc_addresses[:1]))) else ()
+            passed_on = bool(settings.mapped) or found.host != host_of("".join(base.grpc_addresses[:1]))
+            wanted = wanted[:1] if found.host and passed_on else ()
         self.stays.keep(wanted)
         self.hard = await is_hard_nat(found.near, self._user) if relayed else None
         expects = self.relay is not None and not relayed

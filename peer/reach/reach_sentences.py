@@ -4,9 +4,9 @@ from molink.dht.identity.dialable import host_of
 from molink.dht.records.records import PeerFacts
 
 
-def reach_sentence(facts: PeerFacts, relay: str, told: str, relays: int) -> str | None:
-    """None: there is nothing to say, for others can dial it. `relay` and `told` are what the owner has said
-    (`ReachSettings`), `relays`: how many have answered."""
+def reach_sentence(facts: PeerFacts, relay: str, told: str, relays: int, *, mapped: str = "") -> str | None:
+    """None: there is nothing to say, for others can dial it. `relay` and `told` are what the owner has said, `mapped`
+    what the router has (`ReachSettings`), `relays`: how many have answered."""
     if facts.grpc_addresses:
         return None
     over = ", ".join(host_of(one.address) for one in facts.relays)
@@ -16,6 +16,12 @@ def reach_sentence(facts: PeerFacts, relay: str, told: str, relays: int) -> str 
         return (
             f"--announce: relays see this machine there, and none that dialled {told} found this peer, so others reach "
             f"it over {over} instead. Forward that port to this machine, or leave --announce out"
+        )
+    if mapped:
+        return (
+            f"--port-mapping on: the router says that it passes {mapped} on, and most relays that dialled that port "
+            f"did not find this peer, so others reach it over {over} instead. Open this machine's firewall for it, and "
+            "a second router's if there is one, or leave --port-mapping out"
         )
     if relay == "on":
         return f"--relay on: others reach this peer over {over}"

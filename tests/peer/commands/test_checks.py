@@ -14,10 +14,12 @@ from molink.peer.commands.checks import (
     disk_checks,
     kind_of_router,
     local_check,
+    port_mapping_check,
     reach_checks,
     swarm_check,
     version_checks,
 )
+from molink.peer.reach.port_mapping import GatewayError
 from molink.peer.reach.reachability import RelayAnswer
 from molink.peer.reach.survey import Survey, SurveyedRelay, Trial
 
@@ -47,6 +49,15 @@ def test_a_machine_that_relays_reach_has_nothing_to_mend() -> None:
     assert named(checks, "dialable").found == "2 of 2 relays reach port 4002"
     assert "198.51.100.7" in named(checks, "address").found
     assert kind_of_router(survey, OWN) == "cone"
+
+
+def test_a_router_that_would_map_ports_is_told_of_and_one_that_would_not_with_what_to_do() -> None:
+    check = port_mapping_check("203.0.113.7")
+    assert (check.state, check.remedy) == ("ok", "")
+    assert "--port-mapping on" in check.found
+    check = port_mapping_check(GatewayError("no router answers UPnP", "switch it on"))
+    assert (check.state, check.found) == ("note", "no router answers UPnP")
+    assert check.remedy == "if others cannot dial this machine, switch it on"
 
 
 def test_a_machine_that_relays_do_not_reach_is_told_which_port_to_forward() -> None:

@@ -81,7 +81,7 @@ def test_without_a_terminal_nothing_is_joined_and_a_founder_notes_what_it_could_
 
     async def scenario() -> str:
         said: asyncio.Queue[str] = asyncio.Queue()
-        async with LocalPresence(settings(), f"/ip4/127.0.0.1/tcp/4001/p2p/{OWN}", said.put_nowait):
+        async with LocalPresence(settings(), OWN, 4001, said.put_nowait):
             return await asyncio.wait_for(said.get(), 10.0)
 
     assert asyncio.run(scenario()).endswith(f"is joined with --initial-peers {ADDRESS}")

@@ -164,6 +164,32 @@ def test_relays_are_not_asked_for_where_nothing_could_come_of_it(environment: di
         load(environment, initial_peers=[REMOTE], relay="on", http_proxy="http://proxy.example.org:3128")
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"initial_peers": [LOCAL]}, r"cannot work, for this peer listens on 127\.0\.0\.1 only"),
+        ({"listen": "::1"}, "cannot work, for this peer listens on ::1 only"),
+        (
+            {"initial_peers": [REMOTE], "http_proxy": "http://proxy.example.org:3128"},
+            "cannot work, for links go through --http-proxy",
+        ),
+        ({"initial_peers": [REMOTE], "announce": "203.0.113.7"}, "and --announce contradict each other"),
+        ({"initial_peers": [REMOTE], "relay": "on"}, "and --relay on contradict each other"),
+    ],
+)
+def test_the_router_is_not_asked_to_map_ports_where_nothing_could_come_of_it(
+    environment: dict[str, str], given: dict[str, object], message: str
+) -> None:
+    with pytest.raises(SettingsError, match=f"--port-mapping on {message}"):
+        load(environment, port_mapping="on", **given)
+
+
+def test_the_router_is_asked_to_map_ports_only_if_the_owner_says_so(environment: dict[str, str]) -> None:
+    assert load(environment, initial_peers=[REMOTE]).options.port_mapping == "off"
+    assert load(environment, initial_peers=[REMOTE], port_mapping="on").options.port_mapping == "on"
+    assert load(environment, 'port_mapping = "on"', listen="0.0.0.0").options.port_mapping == "on"  # noqa: S104
+
+
 def test_a_host_is_announced_by_its_name_or_address(environment: dict[str, str]) -> None:
     assert load(environment, announce="peer.example.org").options.announce == "peer.example.org"
     assert load(environment, announce="203.0.113.7").options.announce == "203.0.113.7"

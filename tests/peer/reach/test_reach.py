@@ -1,7 +1,7 @@
 """The reach of a peer on loopback, as if it were the Internet: it finds out how it is reached, and keeps so."""
 
 import asyncio
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 
 from support.links.data_plane import End, asynchronous, soon, until
@@ -120,6 +120,77 @@ async def test_a_peer_told_to_be_relayed_is_dialled_by_nobody_and_served_over_it
         assert home.end.links.line_quality() == LineQuality(None, ())
         link.close("enough")
         await until(lambda: not home.reach.stays.serves(client.peer_id))
+
+
+class PortForwarder:
+    """Passes connections to a port of its own on to another; `port`: its own."""
+
+    def __init__(self, inner: int) -> None:
+        self._inner = inner
+
+    async def __aenter__(self) -> "PortForwarder":
+        self._server = await asyncio.start_server(self._pass_on, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", self._inner)
+        await asyncio.gather(_copy(reader, inner_writer), _copy(inner_reader, writer))
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(OSError):
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+    writer.close()
+
+
+def mapped_to(home: Home, port: int) -> PeerFacts:
+    """What a peer would announce whose router says that it passes `port` on."""
+    return replace(
+        home.base,
+        addresses=(f"/ip4/127.0.0.1/tcp/{port - 1}/p2p/{home.base.peer_id}",),
+        grpc_addresses=(f"127.0.0.1:{port}",),
+    )
+
+
+@asynchronous
+async def test_a_port_that_the_router_maps_is_announced_once_relays_found_the_peer_there() -> None:
+    async with RelayEnd() as one, RelayEnd() as two, Home([one.at, two.at]) as home:
+        inner = int(home.base.grpc_addresses[0].rpartition(":")[2])
+        async with PortForwarder(inner) as router:
+            home.reach._settings = replace(SETTINGS, offer="off", mapped=f"127.0.0.1:{router.port}")
+            base = mapped_to(home, router.port)
+            facts = await soon(home.reach.settled(base))
+            assert home.reach.finding.reachable is Reachable.DIALABLE
+            assert facts.grpc_addresses == base.grpc_addresses != home.base.grpc_addresses
+            assert facts.addresses == base.addresses
+            assert home.reach.sentence(facts) is None
+            # a stay that breaks tells that the router's outer address has changed
+            await until(lambda: len(home.reach.stays.relays) == 1)
+
+
+@asynchronous
+async def test_a_port_that_the_router_only_says_to_map_is_not_announced_and_relays_carry_the_peer() -> None:
+    settings = replace(SETTINGS, offer="off", mapped="127.0.0.1:9")
+    async with RelayEnd() as one, RelayEnd() as two, Home([one.at, two.at], settings) as home:
+        facts = await soon(home.reach.settled(mapped_to(home, 9)))
+        assert (facts.addresses, facts.grpc_addresses) == ((), ())
+        assert facts.relays
+        sentence = home.reach.sentence(facts) or ""
+        assert "--port-mapping on: the router says that it passes 127.0.0.1:9 on" in sentence
+        assert "over 127.0.0.1" in sentence
+
+
+@asynchronous
+async def test_where_no_relay_can_say_the_routers_word_is_taken() -> None:
+    async with Home([], replace(SETTINGS, offer="off", mapped="203.0.113.7:4002")) as home:
+        base = mapped_to(home, 4002)
+        assert await soon(home.reach.settled(base)) == base
 
 
 @asynchronous
