@@ -11,7 +11,8 @@ from molink.routing.arrays import BoolArray, FloatArray
 from molink.routing.cost.cost import CostModel
 from molink.routing.cost.reliability import UNSEEN, PeerObservation
 from molink.routing.cost.terms import Demand, PeerCosts, peer_costs, recovery_ms
-from molink.routing.latency.latency_matrix import latency_matrix_ms
+from molink.routing.latency.latency_matrix import is_round_trip
+from molink.routing.latency.relayed_links import PeerLinks, RelayOffer, peer_links, relay_offers
 from molink.routing.problem.problem import CircuitProblem
 from molink.shards.spec import ModelSpec, Span
 
@@ -27,6 +28,9 @@ class Snapshot:
     ones."""
     observed: Mapping[str, PeerObservation] = field(default_factory=dict)
     """What the router has seen of peers, by peer id. Nothing, of peers that are not in it."""
+    relays: Mapping[str, RelayOffer] | None = None
+    """What relays offer, by peer id, where `peers` are only some of those that are known; None: as these peers
+    announce."""
 
     def usable(self, avoid: frozenset[str] = frozenset()) -> tuple[PeerView, ...]:
         """The peers that may join a new circuit, in order of peer id.
@@ -78,9 +82,15 @@ class Snapshot:
         for row, view in enumerate(views):
             if view.facts.load_bytes_per_s > 0:
                 load_ms[row] = np.array(self.model.layer_bytes) * 1000.0 / view.facts.load_bytes_per_s
+        links = self.links(views, cost)
+        uplinks = [self.seen(view).uplink_mbps or cost.unknown_bandwidth_mbps for view in views]
+        relay_ms = links.relay_ms(self.model.activation_bytes, np.array(uplinks))
+        latency_ms = links.latency_ms
+        if relay_ms is not None:
+            latency_ms = latency_ms + relay_ms * (1 + demand.prompt_part)
         problem = CircuitProblem(
             layer_ms=np.array([each.batched_layer_ms for each in costs]),
-            latency_ms=self.latency_ms(views, cost),
+            latency_ms=latency_ms,
             free_bytes=np.array(
                 [0 if warm_only else _loadable_bytes(view) for view in views], dtype=np.int64
             ),
@@ -103,13 +113,15 @@ class Snapshot:
             load_weight=1.0 / cost.load_amortisation_tokens,
             hop_penalty_ms=np.array([each.hop_ms for each in costs], dtype=np.float64),
         )
-        return PosedProblem(problem, views, costs, demand)
+        return PosedProblem(problem, views, costs, demand, links, relay_ms)
 
-    def latency_ms(self, views: Sequence[PeerView], cost: CostModel) -> FloatArray:
-        """[views, views]: one-way milliseconds between peers, as `latency_matrix_ms` finds them; what is guessed, from
-        these peers' measurements."""
-        names = tuple(view.peer_id for view in views)
-        return latency_matrix_ms(names, self._rtt_ms(views), [view.facts.coordinate for view in views], cost)
+    def links(self, views: Sequence[PeerView], cost: CostModel) -> PeerLinks:
+        """Links between peers, as `peer_links` finds them; what is guessed, from these peers' measurements."""
+        return peer_links(views, self._rtt_ms(views), self.relay_offers(), self.model.activation_bytes, cost)
+
+    def relay_offers(self) -> Mapping[str, RelayOffer]:
+        """What relays offer to one more link, by peer id."""
+        return relay_offers(self.peers) if self.relays is None else self.relays
 
     def seen(self, view: PeerView) -> PeerObservation:
         """Returns what the router has seen of a peer; of its uplink, where that is nothing, what the peer itself
@@ -127,7 +139,7 @@ class Snapshot:
     def measured(self, one: PeerView, other: PeerView) -> bool:
         """Whether anybody has measured the round trip between two peers."""
         return any(
-            math.isfinite(rtt_ms) and rtt_ms >= 0
+            is_round_trip(rtt_ms)
             for source, target in ((one, other), (other, one))
             for rtt_ms in (
                 self.measured_rtt_ms.get((source.peer_id, target.peer_id), math.nan),
@@ -154,6 +166,10 @@ class PosedProblem:
     costs: tuple[PeerCosts, ...]
     """Of which the problem's times were made, one for each machine."""
     demand: Demand
+    links: PeerLinks
+    relay_ms: FloatArray | None
+    """[machines, machines]: milliseconds that an activation takes longer at a link's relay than on the sender's line;
+    None: no link needs a relay. In the problem's latencies, with the prompt's part (`Demand.prompt_part`)."""
 
     @property
     def peer_ids(self) -> tuple[str, ...]:
@@ -163,7 +179,16 @@ class PosedProblem:
     def of_decode_steps(self) -> CircuitProblem:
         """The problem whose objective is computation and links of a decode step alone, whoever the client is."""
         embed_ms = np.array([each.embed_ms for each in self.costs], dtype=np.float64)
-        return replace(self.problem, embed_ms=embed_ms, hop_penalty_ms=None, load_weight=0.0)
+        latency_ms = self.links.latency_ms
+        if self.relay_ms is not None:
+            latency_ms = latency_ms + self.relay_ms
+        return replace(
+            self.problem, latency_ms=latency_ms, embed_ms=embed_ms, hop_penalty_ms=None, load_weight=0.0
+        )
+
+    def relay_of(self, source: int, target: int) -> float:
+        """Milliseconds that an activation takes longer at the relay of a link, if it has one."""
+        return 0.0 if self.relay_ms is None else float(self.relay_ms[source, target])
 
 
 def _available(view: PeerView) -> bool:

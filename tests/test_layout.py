@@ -35,7 +35,7 @@ SMALL_FOR_A_REASON = {
 """Files below LEAST_LINES, and why each is one."""
 TABLES = {
     "Configuration", "PeerFacts", "ModelSpec", "ModelShape", "DiscoveryTiming", "CircuitProblem", "JoiningMachine",
-    "ServingRow", "OperationRow", "RedundancyRow", "RedundancyRun", "Row", "ServeRow", "SwarmRow",
+    "ServingRow", "OperationRow", "RedundancyRow", "RedundancyRun", "Row", "ServeRow", "RelayRow", "SwarmRow",
     "SimulatedCircuit", "Accounts", "Job", "Instance", "_Rows",
 }  # fmt: skip
 """Values with as many fields as what they describe has: a message, a request, a row of a table, a model's shape."""

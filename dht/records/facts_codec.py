@@ -91,6 +91,7 @@ def _relays_to_message(facts: PeerFacts, message: pb.Facts) -> None:
     size("relays", len(facts.relays), MAX_RELAYS)
     for relay in facts.relays:
         message.relays.add(public_key=public_key_of(relay.peer_id), address=relay.address)
+    message.cone = facts.cone
 
 
 def facts_from_message(message: pb.Facts) -> PeerFacts:
@@ -144,6 +145,7 @@ def facts_from_message(message: pb.Facts) -> PeerFacts:
             RelayAt(_link_peer_id(relay.public_key), host_and_port("a relay's address", relay.address))
             for relay in message.relays
         ),
+        cone=message.cone,
     )
 
 

@@ -159,6 +159,9 @@ class PeerFacts:
     """host:port at which this peer joins connections of others; empty: it does not."""
     relays: tuple[RelayAt, ...] = ()
     """Where this peer is asked for, if nobody can dial it."""
+    cone: bool = False
+    """Whether its NAT gives it one outer port for every destination, so that it can punch holes with others of the
+    kind. Said by a peer that nobody can dial, once two relays have told it."""
 
 
 @dataclass(frozen=True, slots=True)

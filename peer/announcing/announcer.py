@@ -195,12 +195,13 @@ class Announcer:
 
 
 def joining_machine(
-    peer_id: str, spec: ModelSpec, leases: LeaseBook, profile: Profile, prober: Prober
+    facts: PeerFacts, spec: ModelSpec, leases: LeaseBook, profile: Profile, prober: Prober
 ) -> JoiningMachine:
-    """This peer as placement is asked about it before it holds anything; its weights are on its disk."""
+    """This peer, which announces `facts`, as placement is asked about it before it holds anything; its weights are on
+    its disk."""
     free_weight_bytes, free_kv_bytes = announced_free_bytes(spec, None, leases)
     return JoiningMachine(
-        peer_id=peer_id,
+        peer_id=facts.peer_id,
         free_weight_bytes=free_weight_bytes,
         free_kv_bytes=free_kv_bytes,
         layer_latencies=profile.layer_latencies,
@@ -211,6 +212,8 @@ def joining_machine(
         rtt_ms={link.peer_id: link.rtt_ms for link in prober.measurements()},
         coordinate=prober.coordinate,
         held=leases.held,
+        relays=facts.relays,
+        cone=facts.cone,
     )
 
 

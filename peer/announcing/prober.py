@@ -92,6 +92,7 @@ class Prober:
         try:
             link = await self._links.to(view.facts)
             async with asyncio.timeout(FIRST_RTT_S):
-                return await link.measured()
+                rtt_ms = await link.measured()
         except (LinkError, TimeoutError):
             return None
+        return None if self._links.is_relayed(link) else rtt_ms  # a relay's detour is not where this peer is

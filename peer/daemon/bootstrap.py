@@ -347,7 +347,7 @@ class Bootstrap:
         spec, leases = parts.model.spec, parts.leases
         placing = PlacementDriver(parts.discovery, spec, leases, parts.serving.loader, parts.announcer)
         await placing.join(
-            lambda: joining_machine(parts.announcer.facts.peer_id, spec, leases, profile, prober),
+            lambda: joining_machine(parts.announcer.facts, spec, leases, profile, prober),
             lambda preview: say(describe_preview(preview)),
         )
         return placing

@@ -158,7 +158,7 @@ class Reach:
             self.finding.reachable is Reachable.DIALABLE or self._settings.told or not self.finding.near
         )
         port = self.relay.port if offers and self.relay is not None else None
-        return announced(base, self.finding, self.stays.relays, port)
+        return announced(base, self.finding, self.stays.relays, port, hard=self.hard)
 
     async def keep(self, base: PeerFacts, announce: Callable[[PeerFacts], Awaitable[None]]) -> None:
         """Looks again from time to time, until cancelled; `announce` is called with facts that have changed."""

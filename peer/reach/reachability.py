@@ -110,13 +110,21 @@ def stays_for(staying: Sequence[RelayAt], near: Sequence[RelayAt]) -> tuple[Rela
 
 
 def announced(
-    base: PeerFacts, finding: Finding, stays: Sequence[RelayAt], relay_port: int | None
+    base: PeerFacts,
+    finding: Finding,
+    stays: Sequence[RelayAt],
+    relay_port: int | None,
+    *,
+    hard: bool | None = None,
 ) -> PeerFacts:
     """The facts to announce. `base` has the addresses that the owner has set up; `relay_port` is that of this peer's
-    own relay. Who is relayed announces no address, and no relay of its own."""
+    own relay. Who is relayed announces no address, and no relay of its own, and whether its NAT is a cone, which is
+    what one is that is known not to be `hard`."""
     if finding.reachable is Reachable.RELAYED:
-        return replace(base, addresses=(), grpc_addresses=(), relays=tuple(stays), relay_address="")
-    facts = replace(base, relays=())
+        return replace(
+            base, addresses=(), grpc_addresses=(), relays=tuple(stays), relay_address="", cone=hard is False
+        )
+    facts = replace(base, relays=(), cone=False)
     if finding.host and facts.grpc_addresses and host_of(facts.grpc_addresses[0]) != finding.host:
         facts = _moved(facts, finding.host)
     if relay_port is None or not facts.grpc_addresses:

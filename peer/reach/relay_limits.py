@@ -11,14 +11,12 @@ from dataclasses import dataclass, replace
 from molink.dht.membership.door import ConnectionLimits
 from molink.peer.serving.budgets import Bucket, RequestRate, RequestRates
 from molink.peer.wire.reach.splice import Pace
+from molink.routing.latency.relayed_links import MOST_RELAYED_MBPS, relayed_mbps
 
 REACHES = RequestRates(RequestRate(1.0, 16.0), RequestRate(2.0, 48.0), RequestRate(16.0, 128.0))
 """Each has a peer dial this relay."""
 DIAL_BACKS = RequestRates(RequestRate(0.02, 4.0), RequestRate(0.05, 8.0), RequestRate(1.0, 16.0))
 """Each costs this machine a connection of its own."""
-MOST_MBPS = 20.0
-UPLINK_PART = 10
-"""Unless told, relaying takes one in so many of what the line carries away."""
 DESCRIPTOR_PART = 8
 _BURST_S = 0.25
 """So much of the rate may go at once: a chunk beside a few decode rows."""
@@ -36,7 +34,7 @@ class RelayLimits:
     pairs: int = 64
     pairs_of_identity: int = 16
     pairs_of_network: int = 32
-    mbps: float = MOST_MBPS
+    mbps: float = MOST_RELAYED_MBPS
     """Of all pairs together; each has an equal part of it."""
 
     def connections(self) -> ConnectionLimits:
@@ -79,7 +77,7 @@ def offered_mbps(offer: str, uplink_mbps: float | None) -> float | None:
         return None
     if offer != "auto":
         return float(offer)
-    return MOST_MBPS / 4 if uplink_mbps is None else min(MOST_MBPS, uplink_mbps / UPLINK_PART)
+    return relayed_mbps(uplink_mbps)
 
 
 def pair_pace(bytes_per_s: Callable[[], float], clock: Callable[[], float]) -> Pace:

@@ -22,6 +22,7 @@ TERM_NAMES = (
     "service",
     "queue",
     "link",
+    "relay",
     "transfer",
     "client link",
     "prefill",
@@ -29,8 +30,9 @@ TERM_NAMES = (
     "reliability",
 )
 """batching: what sharing the device adds. step: what the peer's step takes whatever its layers. service: of the client,
-by the head. transfer: one activation on the uplink. client link: to the client and back, once. prefill: the prompt's
-activations on the uplink. reliability: what losing the peer would cost, times how likely that is."""
+by the head. relay: what an activation takes longer at the relay of a link than on the uplink. transfer: one activation
+on the uplink. client link: to the client and back, once. prefill: the prompt's activations on the uplink, or at the
+link's relay. reliability: what losing the peer would cost, times how likely that is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,11 @@ class Demand:
     def new_tokens(self) -> int:
         """Tokens over which what is paid once is spread, at least 1."""
         return max(1, self.tokens - self.prompt_tokens)
+
+    @property
+    def prompt_part(self) -> float:
+        """Tokens of the prompt for each new one."""
+        return self.prompt_tokens / self.new_tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,9 +31,7 @@ def latency_matrix_ms(
     medians. Numbers that cannot be round trips are left out.
     """
     index = {peer_id: position for position, peer_id in enumerate(peer_ids)}
-    known = {
-        pair: rtt for pair, rtt in rtt_ms.items() if math.isfinite(rtt) and rtt >= 0 and pair[0] != pair[1]
-    }
+    known = {pair: rtt for pair, rtt in rtt_ms.items() if is_round_trip(rtt) and pair[0] != pair[1]}
     measured = np.full((len(peer_ids), len(peer_ids)), np.nan)
     for (source, target), rtt in known.items():
         if source in index and target in index:
@@ -47,6 +45,11 @@ def latency_matrix_ms(
     result = result / 2 + cost.hop_overhead_ms
     np.fill_diagonal(result, 0.0)
     return np.asarray(result, dtype=np.float64)
+
+
+def is_round_trip(rtt_ms: float) -> bool:
+    """Whether a number can be a round trip in milliseconds."""
+    return math.isfinite(rtt_ms) and rtt_ms >= 0
 
 
 def _predicted_rtt_ms(coordinates: Sequence[Coordinate | None]) -> FloatArray:

@@ -116,7 +116,8 @@ class Placement:
         usable = snapshot.usable() if usable is None else usable
         near = neighbours([other for other in usable if other.peer_id != view.peer_id], view.facts.coordinate)
         others = tuple(as_promised(other) for other in near)
-        whole = Snapshot((*others, view), snapshot.model, snapshot.measured_rtt_ms)
+        relays = snapshot.relay_offers()
+        whole = Snapshot((*others, view), snapshot.model, snapshot.measured_rtt_ms, relays=relays)
         posed = whole.pose(Demand.of(tokens), cost=cost)
         if view.peer_id not in posed.peer_ids:
             raise ValueError(f"{view.peer_id} cannot take part: it drains, or its measurements make no sense")

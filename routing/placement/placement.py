@@ -13,6 +13,7 @@ from molink.dht.records.records import (
     PeerFacts,
     PeerState,
     PeerView,
+    RelayAt,
     ServedModel,
 )
 from molink.routing.arrays import BoolArray, FloatArray
@@ -61,6 +62,10 @@ class JoiningMachine:
     """Layers that it is willing to hold; None: any."""
     held: tuple[Span, ...] = ()
     """Layers that it holds already: no byte of them is fetched again."""
+    relays: tuple[RelayAt, ...] = ()
+    """Where it is asked for, if nobody can dial it."""
+    cone: bool = False
+    """Whether it can punch holes, if nobody can dial it."""
 
     def __post_init__(self) -> None:
         for name in ("free_weight_bytes", "free_kv_bytes", "embed_ms", "head_ms", "step_ms"):
@@ -257,6 +262,8 @@ def _as_peer(machine: JoiningMachine, model: ModelSpec) -> PeerView:
         load_bytes_per_s=machine.load_bytes_per_s,
         links=tuple(LinkMeasurement(peer_id, rtt_ms) for peer_id, rtt_ms in machine.rtt_ms.items()),
         coordinate=machine.coordinate,
+        relays=machine.relays,
+        cone=machine.cone,
     )
     state = PeerState(
         peer_id=machine.peer_id,

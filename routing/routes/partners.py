@@ -170,7 +170,9 @@ class _Ways:
         costs = [peer_costs(view, snapshot.seen(view), snapshot.model, demand, 0.0, cost) for view in views]
         places = {view.peer_id: place for place, view in enumerate(views)}
         own = [places[peer_id] for peer_id in route.peer_ids]
-        return cls(views, costs, snapshot.latency_ms(views, cost), route.hops, own, snapshot.model.layers)
+        return cls(
+            views, costs, snapshot.links(views, cost).latency_ms, route.hops, own, snapshot.model.layers
+        )
 
     def step_ms(self, at: int, place: int) -> float:
         """Of hop `at`, computed there."""

@@ -6,12 +6,12 @@ from itertools import chain
 
 import numpy as np
 
-from molink.dht.records.records import PeerView
 from molink.routing.cost.cost import CostModel
 from molink.routing.cost.encodings import encodings_of_circuit
 from molink.routing.cost.first_token import first_token_ms, prompt_chunks
 from molink.routing.cost.pipeline import PipelineStage, stage_of
 from molink.routing.cost.terms import Term, client_rtt_ms
+from molink.routing.latency.relayed_links import RelayOffer
 from molink.routing.problem.circuit import Hop
 from molink.routing.problem.problem import load_ms
 from molink.routing.snapshot import PosedProblem, Snapshot
@@ -39,6 +39,8 @@ class RouteHop:
     """What is assumed of other peers and was measured of this one, each with its value."""
     uplink_mbps: float | None = None
     """What the peer's line carries away from it; None if nobody has measured it."""
+    relay: RelayOffer | None = None
+    """Over which the link to the next hop is predicted to go; None: it is direct."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,7 @@ def route_of(
 ) -> Route:
     """The route that a circuit of the problem stands for, for a session that asks for this codec."""
     links_ms = _links_ms(posed, hops)
-    stages = _stages(posed, hops, links_ms, snapshot, activation_codec)
+    stages = _stages(posed, hops, links_ms, snapshot, cost, activation_codec)
     lengths = prompt_chunks(stages, posed.demand.prompt_tokens)
     routed = tuple(
         _route_hop(posed, hops, position, snapshot, cost, link_ms, max(lengths))
@@ -92,17 +94,42 @@ def _stages(
     hops: Sequence[Hop],
     links_ms: Sequence[float],
     snapshot: Snapshot,
+    cost: CostModel,
     activation_codec: str,
 ) -> list[PipelineStage]:
     """The circuit as its head will see it, by the session's descriptor."""
     model, views = snapshot.model, [posed.views[hop.machine] for hop in hops]
     announced = [view.facts.activation_codecs for view in views]
     return [
-        stage_of(view.facts, hop.span, model, link_ms, snapshot.seen(view).uplink_mbps, encoding=encoding)
-        for hop, view, link_ms, encoding in zip(
-            hops, views, links_ms, encodings_of_circuit(activation_codec, model.dtype, announced), strict=True
+        stage_of(view.facts, hop.span, model, link_ms, mbps, encoding=encoding)
+        for hop, view, link_ms, mbps, encoding in zip(
+            hops,
+            views,
+            links_ms,
+            _sent_at_mbps(posed, hops, snapshot, cost),
+            encodings_of_circuit(activation_codec, model.dtype, announced),
+            strict=True,
         )
     ]
+
+
+def _sent_at_mbps(
+    posed: PosedProblem, hops: Sequence[Hop], snapshot: Snapshot, cost: CostModel
+) -> list[float | None]:
+    """What each hop's link carries: the hop's uplink, or its relay's share if that is less; None: nobody knows."""
+    found: list[float | None] = []
+    for hop, following in _linked(hops):
+        uplink_mbps = snapshot.seen(posed.views[hop.machine]).uplink_mbps
+        relay = posed.links.relay(hop.machine, following.machine)
+        if relay is not None:
+            uplink_mbps = min(relay.mbps, uplink_mbps or cost.unknown_bandwidth_mbps)
+        found.append(uplink_mbps)
+    return found
+
+
+def _linked(hops: Sequence[Hop]) -> list[tuple[Hop, Hop]]:
+    """Each hop and the next, from the last one back to the first."""
+    return list(zip(hops, (*hops[1:], hops[0]), strict=True))
 
 
 def _route_hop(
@@ -119,6 +146,7 @@ def _route_hop(
     problem, view, costs = posed.problem, posed.views[hop.machine], posed.costs[hop.machine]
     first, last = hop.start == 0, hop.stop == problem.layers
     layers = hop.stop - hop.start
+    relay_ms = posed.relay_of(hop.machine, following.machine)
     compute = [
         Term("layers", layers * costs.layer_ms, in_tpot=True),
         Term("batching", layers * (costs.batched_layer_ms - costs.layer_ms), in_tpot=True),
@@ -130,9 +158,10 @@ def _route_hop(
         *compute,
         Term("queue", costs.queue_ms, in_tpot=True),
         Term("link", link_ms, in_tpot=True),
+        Term("relay", relay_ms, in_tpot=not last),
         # the tail returns a token, not an activation: it is charged for what it does not send
         Term("transfer", costs.transfer_ms, in_tpot=not last),
-        Term("prefill", costs.prefill_ms, in_tpot=False),
+        Term("prefill", costs.prefill_ms + relay_ms * posed.demand.prompt_part, in_tpot=False),
         Term("loading", _loading_ms(posed, hop) * problem.load_weight, in_tpot=False),
         Term("reliability", costs.reliability_ms, in_tpot=False),
     ]
@@ -142,7 +171,6 @@ def _route_hop(
             Term("client link", costs.client_link_ms, in_tpot=False),
         ]
     uplink_mbps = snapshot.seen(view).uplink_mbps
-    after = posed.views[following.machine] if len(hops) > 1 else None
     return RouteHop(
         peer_id=view.peer_id,
         span=hop.span,
@@ -151,10 +179,11 @@ def _route_hop(
         link_ms=link_ms,
         terms=tuple(term for term in terms if term.ms != 0.0),
         assumed=_assumed(
-            posed, hop, snapshot, cost, None if after is None else (after, link_ms), chunk_tokens
+            posed, hop, snapshot, cost, (following.machine, link_ms) if len(hops) > 1 else None, chunk_tokens
         ),
         measured=() if uplink_mbps is None else (f"an uplink of {uplink_mbps:g} Mbps",),
-        uplink_mbps=snapshot.seen(view).uplink_mbps,
+        uplink_mbps=uplink_mbps,
+        relay=posed.links.relay(hop.machine, following.machine),
     )
 
 
@@ -163,7 +192,7 @@ def _links_ms(posed: PosedProblem, hops: Sequence[Hop]) -> list[float]:
     if len(hops) == 1:
         return [0.0]
     machines = np.array([hop.machine for hop in hops])
-    links_ms: list[float] = posed.problem.links.pairs(machines, np.roll(machines, -1)).tolist()
+    links_ms: list[float] = posed.links.latency_ms[machines, np.roll(machines, -1)].tolist()
     return links_ms
 
 
@@ -177,14 +206,17 @@ def _assumed(
     hop: Hop,
     snapshot: Snapshot,
     cost: CostModel,
-    link: tuple[PeerView, float] | None,
+    link: tuple[int, float] | None,
     chunk_tokens: int,
 ) -> tuple[str, ...]:
+    """`link` is the machine of the next hop, and the milliseconds to it; None: there is one hop."""
     view = posed.views[hop.machine]
     seen = snapshot.seen(view)
     said = []
-    if link is not None and not snapshot.measured(view, link[0]):
-        said.append(f"a round trip of {2 * (link[1] - cost.hop_overhead_ms):.0f} ms to the next hop")
+    if link is not None and not snapshot.measured(view, posed.views[link[0]]):
+        relay = posed.links.relay(hop.machine, link[0])
+        over = "" if relay is None else f" over the relay of {relay.name}, with {relay.mbps:.2g} Mbps of it"
+        said.append(f"a round trip of {2 * (link[1] - cost.hop_overhead_ms):.0f} ms to the next hop{over}")
     if seen.uplink_mbps is None:
         said.append(f"an uplink of {cost.unknown_bandwidth_mbps:g} Mbps")
     if seen.uptime_s == 0 and seen.losses == 0:

@@ -61,7 +61,8 @@ class SnapshotPeers:
         if peer_ids is None:
             return self.whole
         named = frozenset(peer_ids)
-        return replace(self.whole, peers=tuple(view for view in self.whole.peers if view.peer_id in named))
+        chosen = tuple(view for view in self.whole.peers if view.peer_id in named)
+        return replace(self.whole, peers=chosen, relays=self.whole.relay_offers())
 
 
 @dataclass(frozen=True, slots=True)

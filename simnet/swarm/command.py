@@ -1,6 +1,6 @@
 """`molink-simnet swarm`: the whole product at scale, in virtual time."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +18,7 @@ from molink.simnet.presentation.options import (
 )
 from molink.simnet.presentation.results import Findings
 from molink.simnet.swarm.population.snapshot_file import read_snapshot
+from molink.simnet.swarm.relay_report import RelayRow, relay_row, relay_table
 from molink.simnet.swarm.report import SwarmRow, swarm_row, swarm_series
 from molink.simnet.swarm.settings import HOUR_S, Churn, SwarmSettings
 from molink.simnet.swarm.table import Minutes, swarm_figures, swarm_table
@@ -63,6 +64,14 @@ def swarm(
             "auto|off",
         ),
     ] = "off",
+    undialable: Annotated[
+        float,
+        option(
+            "The part of drawn volunteers that nobody can dial, as 0.9; the others relay for them, with a tenth of "
+            "their uplink.",
+            "PART",
+        ),
+    ] = 0.0,
     seed: Annotated[int, option("The same seed, the same swarm, the same numbers.", "S", least=0)] = 0,
 ) -> Run:
     """Run a whole swarm in virtual time.
@@ -81,7 +90,11 @@ def swarm(
     stays = Churn(churn * HOUR_S, crash_share) if churn else Churn(crash_share=crash_share)
     if partner not in ("auto", "off"):
         raise ValueError(f"--partner is auto or off, not {partner}")
-    settings = SwarmSettings(peers, hours * HOUR_S, gateways, rate, stays, seed, partners=partner == "auto")
+    settings = SwarmSettings(
+        peers, hours * HOUR_S, gateways, rate, stays, seed, partners=partner == "auto", undialable=undialable
+    )
+    if undialable and from_snapshot is not None:
+        raise ValueError("--undialable is for drawn volunteers, not with --from-snapshot")
     requests = bundled_trace() if trace is None else read_trace(trace)
     shape = shape_named(model)
     if from_snapshot is None:
@@ -99,16 +112,18 @@ def swarm(
         "latency_matrix": None if latency_matrix is None else str(latency_matrix),
         "trace": None if trace is None else str(trace), "partner": partner, "seed": seed,
     }  # fmt: skip
+    if undialable:
+        parameters["undialable"] = undialable
 
     def run(_: Path | None) -> Findings:
-        rows, series = _run_all(casts, settings)
+        rows, series, relays = _run_all(casts, settings)
         return Findings(
             "swarm",
             f"A swarm of {rows[0].peers:,} peers that serves {model}",
             parameters,
             rows,
-            [swarm_table(rows)],
-            more={"series": series},
+            [swarm_table(rows), *([relay_table(relays)] if relays else [])],
+            more={"series": series} | ({"relays": [asdict(row) for row in relays]} if relays else {}),
             figures=lambda: swarm_figures(series),
         )
 
@@ -143,11 +158,12 @@ def _what_if(
 
 def _run_all(
     casts: "dict[str, WorldSetup]", settings: SwarmSettings
-) -> tuple[list[SwarmRow], dict[str, Minutes]]:
+) -> tuple[list[SwarmRow], dict[str, Minutes], list[RelayRow]]:
     from molink.simnet.swarm.world import SwarmWorld
 
     rows: list[SwarmRow] = []
     series: dict[str, Minutes] = {}
+    relays: list[RelayRow] = []
     with Progress() as progress:
         progress.begin("the swarm comes together")
         for name, cast in casts.items():
@@ -160,4 +176,6 @@ def _run_all(
             world.run()
             rows.append(swarm_row(world, name))
             series[name] = swarm_series(world)
-    return rows, series
+            relayed = relay_row(world, name)
+            relays += [] if relayed is None else [relayed]
+    return rows, series, relays

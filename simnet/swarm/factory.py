@@ -10,6 +10,7 @@ from molink.simnet.core.traces import TraceRequest
 from molink.simnet.devices.model_shapes import ModelShape
 from molink.simnet.swarm.population.hardware import kinds_of
 from molink.simnet.swarm.population.places import ListedPlaces, RegionPlaces
+from molink.simnet.swarm.population.reach import SwarmReach
 from molink.simnet.swarm.population.snapshot_file import LiveSwarm
 from molink.simnet.swarm.population.volunteers import Recruiter, identity_of
 from molink.simnet.swarm.settings import SwarmSettings
@@ -31,8 +32,13 @@ def random_setup(
     gateway_ids = _gateway_ids(settings)
     for gateway_id in gateway_ids:
         places.draw(rng, gateway_id)
+    requests = kept(trace, LengthLimits(), model)
+    if not settings.undialable:
+        return WorldSetup(model, places, volunteers, gateway_ids, requests, recruiter.draw)
+    reach = SwarmReach(settings.seed, settings.undialable, places)
+    settled = reach.settle_all(volunteers)
     return WorldSetup(
-        model, places, volunteers, gateway_ids, kept(trace, LengthLimits(), model), recruiter.draw
+        model, reach, settled, gateway_ids, requests, lambda: reach.settle(recruiter.draw()), reach
     )
 
 

@@ -42,11 +42,15 @@ class SwarmSettings:
     """Within which a circuit has to form, as the clients' commands have it."""
     partners: bool = False
     """Whether other peers keep a second copy of each hop's KV cache. Real ones do not yet."""
+    undialable: float = 0.0
+    """The part of volunteers that nobody can dial."""
 
     def __post_init__(self) -> None:
         for name in ("peers", "gateways"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not 0 <= self.undialable <= 1:
+            raise ValueError(f"the part that cannot be dialled must be from 0 to 1, got {self.undialable:g}")
         for name in ("duration_s", "rate_rps", "timeout_s"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be above 0 and finite, got {getattr(self, name):g}")

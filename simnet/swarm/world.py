@@ -18,10 +18,12 @@ from molink.simnet.swarm.members.moving import MoveSchedule
 from molink.simnet.swarm.members.placing import MoveCounts, VirtualPlacementDriver
 from molink.simnet.swarm.members.traffic import ControlTraffic
 from molink.simnet.swarm.population.places import Places
+from molink.simnet.swarm.population.reach import SwarmReach
 from molink.simnet.swarm.population.volunteers import Volunteer
 from molink.simnet.swarm.sessions.context import SessionContext
 from molink.simnet.swarm.sessions.gateway import SimulatedGateway
 from molink.simnet.swarm.sessions.lifecycle import Lifecycle
+from molink.simnet.swarm.sessions.relaying import Relaying
 from molink.simnet.swarm.settings import SwarmSettings
 
 
@@ -37,6 +39,8 @@ class WorldSetup:
     trace: Sequence[TraceRequest]
     recruit: Callable[[], Volunteer] | None = None
     """Draws newcomers; None: nobody comes."""
+    reach: SwarmReach | None = None
+    """Who relays for whom; None: everybody can be dialled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +70,16 @@ class SwarmWorld:
     minutes: list[Minute] = field(default_factory=list)
     gateways: tuple[SimulatedGateway, ...] = ()
     moves: MoveCounts = field(default_factory=MoveCounts)
+    relaying: Relaying | None = None
+    """What relays carry; None: everybody can be dialled."""
 
     def run(self) -> None:
         """Until the last session has ended. Raises NotConserved if anything in it was lost or came twice."""
         seeds = default_rng(self.settings.seed).spawn(4)
         announcing = AnnouncementDriver(self.timeline, self.bulletin, self.traffic, seeds[0])
+        reach = self.setup.reach
+        if reach is not None:
+            self.relaying = Relaying(reach, self.setup.model)
         context = SessionContext(
             self.timeline,
             self.setup.model,
@@ -78,9 +87,14 @@ class SwarmWorld:
             self.setup.places,
             self.accounts,
             announcing.changed,
+            self.relaying,
         )
         lifecycle = Lifecycle(context, seeds[1], partners=self.settings.partners)
-        placement = InitialPlacement(self.setup.model)
+        placement = (
+            InitialPlacement(self.setup.model)
+            if reach is None
+            else InitialPlacement(self.setup.model, reach.offers)
+        )
         placing = VirtualPlacementDriver(
             self.timeline, self.setup.model, self.bulletin, self.moves, placement, announcing.changed
         )
@@ -233,3 +247,14 @@ class _Churn:
             accounts.crashed += 1
         self._announcing.gone(member, told=told)
         self._lifecycle.peer_gone(member, told=told)
+        if self._world.setup.reach is not None:
+            self._stay_elsewhere(self._world.setup.reach, member.peer_id)
+
+    def _stay_elsewhere(self, reach: SwarmReach, lost: str) -> None:
+        """Those that stayed at a relay that is gone."""
+        for peer_id in reach.gone(lost):
+            other = self._world.members[peer_id]
+            volunteer = reach.moved(other.volunteer, lost) if other.alive else None
+            if volunteer is not None:
+                other.volunteer = volunteer
+                self._announcing.facts_changed(other)

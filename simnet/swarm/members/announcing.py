@@ -103,6 +103,10 @@ class AnnouncementDriver:
         if member.alive and not member.speech.has_news and member.state() != member.told:
             self._tell(member, core.Changed())
 
+    def facts_changed(self, member: Member) -> None:
+        """The member has other facts now."""
+        self._tell(member, core.Changed(facts=True))
+
     def gone(self, member: Member, *, told: bool) -> None:
         """A member is gone. Everybody has heard so, or, if it crashed, hears so from its neighbours."""
         del self._alarms[member.peer_id], self._members[member.peer_id]

@@ -7,9 +7,10 @@ same way: a village in each region, of which every member asks, and further volu
 regions have too few people for a village of their own, neighbouring ones of the matrix have one together.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from molink.dht.records.records import PeerView
+from molink.routing.latency.relayed_links import RelayOffer
 from molink.routing.placement.placement import preview_join
 from molink.routing.snapshot import Snapshot
 from molink.shards.spec import ModelSpec, Span
@@ -23,9 +24,14 @@ LARGE = 1000
 ASKS = 8
 
 
-def choose_span(member: Member, others: Sequence[PeerView], model: ModelSpec) -> Span | None:
-    """What the newcomer should load, if there are only these others."""
-    return preview_join(Snapshot(tuple(others), model), member.joining()).span
+def choose_span(
+    member: Member,
+    others: Sequence[PeerView],
+    model: ModelSpec,
+    relays: Mapping[str, RelayOffer] | None = None,
+) -> Span | None:
+    """What the newcomer should load, if there are only these others; `relays` as `Snapshot` has them."""
+    return preview_join(Snapshot(tuple(others), model, relays=relays), member.joining()).span
 
 
 def neighbours(member: Member, bulletin: Bulletin, now_s: float) -> tuple[PeerView, ...]:
@@ -37,9 +43,13 @@ def neighbours(member: Member, bulletin: Bulletin, now_s: float) -> tuple[PeerVi
 class InitialPlacement:
     """Places volunteers, and remembers what those of a region with the same card have chosen."""
 
-    def __init__(self, model: ModelSpec) -> None:
+    def __init__(
+        self, model: ModelSpec, relays: Callable[[], Mapping[str, RelayOffer] | None] = lambda: None
+    ) -> None:
+        """`relays`: what those all over the swarm offer, of which neighbours know; None: only what neighbours do."""
         self.asked = 0
         """Times that `preview_join` was."""
+        self._relays = relays
         self._model = model
         self._chosen: dict[tuple[int, int], list[Span]] = {}
         self._turns: dict[tuple[int, int], int] = {}
@@ -75,7 +85,7 @@ class InitialPlacement:
         if peers > LARGE and turn % ASKS and chosen:
             return chosen[turn % len(chosen)]
         self.asked += 1
-        found = choose_span(member, others, self._model)
+        found = choose_span(member, others, self._model, self._relays())
         if found is not None:
             chosen.append(found)
             del chosen[:-ASKS]
@@ -88,7 +98,7 @@ class InitialPlacement:
             turn = self._turns[like] = self._turns.get(like, 0) + 1
             return chosen[turn % len(chosen)]
         self.asked += 1
-        found = choose_span(member, neighbours(member, village, 0.0), self._model)
+        found = choose_span(member, neighbours(member, village, 0.0), self._model, self._relays())
         if found is not None:
             chosen.append(found)
         return found

@@ -116,6 +116,8 @@ class Member:
             coordinate=facts.coordinate,
             span_limit=facts.span_limit,
             held=self.book.held,
+            relays=facts.relays,
+            cone=facts.cone,
         )
 
     def hold(self, spans: tuple[Span, ...]) -> None:

@@ -10,7 +10,8 @@ from molink.simnet.swarm.members.accounts import Accounts
 from molink.simnet.swarm.members.member import Member
 from molink.simnet.swarm.population.places import Places
 from molink.simnet.swarm.sessions.generation import SimulatedGeneration
-from molink.simnet.swarm.sessions.step_cost import SimulatedHop, link_ms
+from molink.simnet.swarm.sessions.relaying import Relaying
+from molink.simnet.swarm.sessions.step_cost import COST, SimulatedHop, link_ms
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,6 +26,8 @@ class SessionContext:
     accounts: Accounts
     changed: Callable[[Member], None]
     """Hears whose load is another now."""
+    relaying: Relaying | None = None
+    """What relays carry; None: everybody can be dialled."""
     running: dict[int, SimulatedGeneration] = field(default_factory=dict)
     """Sessions that have not ended, by number."""
 
@@ -45,7 +48,20 @@ class SessionContext:
                 hop.peer_id,
                 hop.span,
                 link_ms(self.places.rtt_ms(hop.peer_id, after.peer_id)) if count > 1 else 0.0,
-                self.members[hop.peer_id].volunteer.uplink_mbps,
+                self._sent_at_mbps(hop.peer_id, after.peer_id)
+                if count > 1
+                else self._uplink_mbps(hop.peer_id),
             )
             for hop, after in zip(route.hops, following, strict=True)
         )
+
+    def _uplink_mbps(self, peer_id: str) -> float | None:
+        return self.members[peer_id].volunteer.uplink_mbps
+
+    def _sent_at_mbps(self, sender: str, receiver: str) -> float | None:
+        """What the link carries: the sender's uplink, or its share of a relay if that is less."""
+        uplink_mbps = self._uplink_mbps(sender)
+        share_mbps = None if self.relaying is None else self.relaying.share_mbps(sender, receiver)
+        if share_mbps is None:
+            return uplink_mbps
+        return min(share_mbps, uplink_mbps or COST.unknown_bandwidth_mbps)

@@ -8,6 +8,7 @@ from molink.client.circuit.peer_history import PeerHistory
 from molink.dht.membership.timing import DiscoveryTiming, anti_entropy_interval_s
 from molink.dht.records.records import PeerView
 from molink.routing import Snapshot
+from molink.routing.latency.relayed_links import RelayOffer, relay_offers
 from molink.routing.routes.shortlist import REDRAW_S
 from molink.shards.spec import ModelSpec
 from molink.simnet.swarm.members.bulletin import Notice
@@ -34,6 +35,7 @@ class GatewayView:
         self._pull = pull
         self._rtt_ms = rtt_ms
         self._notices: dict[str, Notice] = {}
+        self._relays: dict[str, RelayOffer] = {}
         self._pulled_s = -math.inf
         self._pull_due_s = 0.0
         self._recorded_s = -math.inf
@@ -47,11 +49,12 @@ class GatewayView:
         """What it knows of these peers at the moment for which it chooses, or of all, its own sessions included."""
         views = self.views(self._notices if peer_ids is None else sorted(peer_ids))
         seen = self.history.observations_of([view.peer_id for view in views], self._known_rtt_ms)
-        return Snapshot(views, self._model, observed=seen)
+        return Snapshot(views, self._model, observed=seen, relays=self._relays)
 
     def refresh(self, now_s: float) -> None:
         """Copies the peers' table."""
         self._notices = self._pull(self._pulled_s)
+        self._relays = relay_offers(notice.view(now_s) for notice in self._notices.values())
         self._pulled_s = now_s
         self._pull_due_s = now_s + anti_entropy_interval_s(len(self._notices), _TIMING.refresh_interval_s)
 

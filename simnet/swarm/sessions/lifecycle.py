@@ -64,6 +64,8 @@ class Lifecycle:
         lacking = one.history - one.computed
         if one.record.lost_s is not None:
             one.record.recomputed_tokens += lacking
+        if self._context.relaying is not None:
+            self._context.relaying.begin(one, lacking, self._context.now_s)
         if self._partnering is not None:
             self._partnering.seek(one)
         demand = Demand.of(max(one.demand.tokens, lacking), max(1, lacking))
@@ -187,6 +189,8 @@ class Lifecycle:
     def _release(self, one: SimulatedGeneration) -> None:
         if self._partnering is not None:
             self._partnering.release(one)
+        if self._context.relaying is not None:
+            self._context.relaying.end(one, self._context.now_s)
         one.gateway.gives_back(one.key, [hop.peer_id for hop in one.hops], self._context.now_s)
         for hop in one.hops:
             member = self._context.members[hop.peer_id]

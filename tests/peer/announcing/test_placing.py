@@ -125,7 +125,7 @@ class Member:
 
     async def join(self) -> None:
         await self.placing.join(
-            lambda: joining_machine(self.peer_id, SPEC, self.leases, self.profile, self.prober),
+            lambda: joining_machine(self.announcer.facts, SPEC, self.leases, self.profile, self.prober),
             lambda preview: self.chosen.append(preview.span),
         )
         await self.announcer.announce(facts_too=True)

@@ -27,8 +27,9 @@ OWN_ID = Identity.generate().peer_id
 class FakeLink:
     """Answers after as long as it says, or never."""
 
-    def __init__(self, rtt_ms: float | None) -> None:
+    def __init__(self, rtt_ms: float | None, *, relayed: bool) -> None:
         self.rtt_ms = rtt_ms
+        self.relayed = relayed
 
     async def measured(self) -> float:
         if self.rtt_ms is None:
@@ -42,15 +43,22 @@ class FakeLinks:
     def __init__(self, rtts_ms: dict[str, float | None]) -> None:
         self.rtts_ms = rtts_ms
         self.open: set[str] = set()
+        self.relayed: set[str] = set()
 
     def find(self, peer_id: str) -> FakeLink | None:
-        return FakeLink(self.rtts_ms[peer_id]) if peer_id in self.open else None
+        return self._link(peer_id) if peer_id in self.open else None
 
     async def to(self, facts: PeerFacts) -> FakeLink:
         if facts.peer_id not in self.rtts_ms:
             raise LinkError(facts.peer_id, "nobody answers there")
         self.open.add(facts.peer_id)
-        return FakeLink(self.rtts_ms[facts.peer_id])
+        return self._link(facts.peer_id)
+
+    def is_relayed(self, link: FakeLink) -> bool:
+        return link.relayed
+
+    def _link(self, peer_id: str) -> FakeLink:
+        return FakeLink(self.rtts_ms[peer_id], relayed=peer_id in self.relayed)
 
 
 def at(x: float, y: float = 0.0, *, error: float = 0.2) -> Coordinate:
@@ -152,6 +160,21 @@ async def test_a_peer_finds_its_place_among_neighbours_and_then_is_quiet() -> No
     assert said[0]
     assert not any(said[20:])
     assert sum(said) < 10
+
+
+@asynchronous
+async def test_a_relays_detour_is_neither_announced_nor_moves_a_coordinate() -> None:
+    views, home = ring(8), at(30.0, -20.0)
+    rtts = true_rtts(views, home)
+    without = prober_of(FakeLinks(dict(rtts)), lambda: tuple(views[1:]))
+    links = FakeLinks({**rtts, views[0].peer_id: 900.0})
+    links.relayed = {views[0].peer_id}
+    prober = prober_of(links, lambda: tuple(views))
+    for _ in range(5):
+        await prober.probe()
+        await without.probe()
+    assert prober.measurements() == without.measurements()
+    assert prober.coordinate == without.coordinate
 
 
 @asynchronous

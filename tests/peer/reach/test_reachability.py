@@ -75,6 +75,14 @@ def test_a_peer_that_nobody_can_dial_announces_its_relays_and_no_address() -> No
     assert b"192.168" not in sign_facts(replace(facts, ttl_s=60), OWN)
 
 
+@pytest.mark.parametrize("hard", [True, False, None])
+def test_only_who_cannot_be_dialled_and_is_known_not_to_be_hard_announces_a_cone(hard: bool | None) -> None:
+    relayed = announced(at_home(), Finding(Reachable.RELAYED), RELAYS[:2], None, hard=hard)
+    assert relayed.cone == (hard is False)
+    assert verify_facts(sign_facts(replace(relayed, ttl_s=60), OWN)).cone == relayed.cone
+    assert not announced(relayed, Finding(Reachable.DIALABLE, "203.0.113.10"), (), None, hard=hard).cone
+
+
 def test_a_peer_behind_a_router_that_passes_ports_on_announces_the_routers_address() -> None:
     facts = announced(at_home(), Finding(Reachable.DIALABLE, "203.0.113.10"), (), relay_port=443)
     assert facts.grpc_addresses == ("203.0.113.10:4002",)

@@ -1,0 +1,162 @@
+"""Relayed links: which pairs of peers only a relay can join, and what that takes. Pure.
+
+Two peers have a direct link if either can be dialled, or if the NATs of both are cones, so that they can punch a hole
+(Ford, Srisuresh and Kegel: Peer-to-peer communication across network address translators, 2005). Of any others, the
+sender asks for the receiver at a relay where that one stays. A relay gives away a part of its uplink, of which each
+pair that it joins has an equal share.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from molink.dht.records.records import Coordinate, PeerFacts, PeerView
+from molink.routing.arrays import BoolArray, FloatArray, IntArray
+from molink.routing.cost.cost import CostModel
+from molink.routing.latency.latency_matrix import is_round_trip, latency_matrix_ms
+
+MOST_RELAYED_MBPS = 20.0
+RELAYED_PART = 10
+"""Unless its owner says otherwise, a peer relays with one in so many of what its line carries away."""
+_NAME_LENGTH = 8
+
+
+@dataclass(frozen=True, slots=True)
+class RelayOffer:
+    """What one more link over a relay would have."""
+
+    peer_id: str
+    """Of the peer that relays."""
+    name: str
+    coordinate: Coordinate | None
+    mbps: float
+    """Share of one link among those that the relay is expected to join."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PeerLinks:
+    """One-way latencies between peers, and the relays that some of their links need."""
+
+    latency_ms: FloatArray
+    """[peers, peers], row = from; the diagonal is 0."""
+    offers: tuple[RelayOffer, ...] = ()
+    chosen: IntArray | None = None
+    """[peers, peers]: which of the offers a link goes over; -1: none. None: no link needs any."""
+
+    def relay(self, source: int, target: int) -> RelayOffer | None:
+        """The relay over which one peer sends to another."""
+        at = -1 if self.chosen is None else int(self.chosen[source, target])
+        return self.offers[at] if at >= 0 else None
+
+    def relay_ms(self, size_bytes: int, uplinks_mbps: FloatArray) -> FloatArray | None:
+        """[peers, peers]: milliseconds that so many bytes take longer at the relay than on the sender's own line;
+        None: no link needs a relay. `uplinks_mbps` has one for each peer."""
+        if self.chosen is None:
+            return None
+        shares = np.array([*(offer.mbps for offer in self.offers), np.inf])[self.chosen]
+        longer = np.maximum(0.0, 1.0 / shares - 1.0 / uplinks_mbps[:, None])
+        return np.asarray(np.where(self.chosen >= 0, size_bytes * 8 / 1000 * longer, 0.0))
+
+
+def relayed_mbps(uplink_mbps: float | None) -> float:
+    """What a peer with such an uplink relays with, all pairs together, unless its owner says otherwise; None: nobody
+    has measured the uplink."""
+    if uplink_mbps is None:
+        return MOST_RELAYED_MBPS / 4
+    return min(MOST_RELAYED_MBPS, uplink_mbps / RELAYED_PART)
+
+
+def needs_relay(one: PeerFacts, other: PeerFacts) -> bool:
+    """Whether nothing but a relay joins two peers, by what they announce."""
+    return is_undialable(one) and is_undialable(other) and not (one.cone and other.cone)
+
+
+def is_undialable(facts: PeerFacts) -> bool:
+    """Whether a peer announces relays in place of addresses."""
+    return bool(facts.relays) and not facts.grpc_addresses
+
+
+def relay_offers(views: Iterable[PeerView]) -> dict[str, RelayOffer]:
+    """What the relays at which these peers stay offer to one more link, by peer id.
+
+    A peer that stays at a relay and has sessions now is expected to have one link over each of its relays with equal
+    probability. Of a relay that is not among the peers nothing but its id is known.
+    """
+    known = {}
+    pairs: dict[str, float] = {}
+    for view in views:
+        if view.facts.relay_address:
+            known[view.peer_id] = view.facts
+        if is_undialable(view.facts):
+            part = 1 / len(view.facts.relays) if view.state.sessions > 0 else 0.0
+            for relay in view.facts.relays:
+                pairs[relay.peer_id] = pairs.get(relay.peer_id, 0.0) + part
+    return {peer_id: _offer(peer_id, known.get(peer_id), count) for peer_id, count in pairs.items()}
+
+
+def peer_links(
+    views: Sequence[PeerView],
+    rtt_ms: Mapping[tuple[str, str], float],
+    offers: Mapping[str, RelayOffer],
+    size_bytes: int,
+    cost: CostModel,
+) -> PeerLinks:
+    """Links between peers: measured first, else as `latency_matrix_ms` predicts them, over a relay if they need one.
+
+    The relay is that of the receiver's over which `size_bytes` arrive first: both legs, each as `latency_matrix_ms` has
+    it, and the bytes at the link's share. `offers` as `relay_offers` has them, of these peers at least.
+    """
+    names = [view.peer_id for view in views]
+    coordinates = [view.facts.coordinate for view in views]
+    needs = _needing(views, rtt_ms)
+    if not needs.any():
+        return PeerLinks(latency_matrix_ms(names, rtt_ms, coordinates, cost))
+    asked = dict.fromkeys(
+        relay.peer_id
+        for target in np.flatnonzero(needs.any(axis=0)).tolist()
+        for relay in views[target].facts.relays
+    )
+    used = tuple(offers.get(peer_id) or _offer(peer_id, None, 0.0) for peer_id in asked)
+    places = {offer.peer_id: at for at, offer in enumerate(used)}
+    listed = set(names)
+    absent = [offer for offer in used if offer.peer_id not in listed]
+    every = [*names, *(offer.peer_id for offer in absent)]
+    known = [*coordinates, *(offer.coordinate for offer in absent)]
+    legs_ms = latency_matrix_ms(every, rtt_ms, known, cost)
+    rows = {peer_id: row for row, peer_id in enumerate(every)}
+    latency_ms = legs_ms[: len(names), : len(names)].copy()
+    chosen = np.full(needs.shape, -1, dtype=np.int64)
+    for target in np.flatnonzero(needs.any(axis=0)).tolist():
+        stays = [places[relay.peer_id] for relay in views[target].facts.relays]
+        at = np.array([rows[used[place].peer_id] for place in stays])
+        sources = np.flatnonzero(needs[:, target])
+        # the relay itself reads no frame, so that there is one hop's overhead and not two
+        ways_ms = legs_ms[np.ix_(sources, at)] + legs_ms[at, target] - cost.hop_overhead_ms
+        sent_ms = np.array([size_bytes * 8 / 1000 / used[place].mbps for place in stays])
+        best = (ways_ms + sent_ms).argmin(axis=1)
+        latency_ms[sources, target] = np.maximum(0.0, ways_ms[np.arange(len(sources)), best])
+        chosen[sources, target] = np.array(stays)[best]
+    return PeerLinks(latency_ms, used, chosen)
+
+
+def _needing(views: Sequence[PeerView], rtt_ms: Mapping[tuple[str, str], float]) -> BoolArray:
+    """[peers, peers]: pairs that nobody measured and that `needs_relay`."""
+    hidden = np.array([is_undialable(view.facts) for view in views], dtype=np.bool_)
+    cone = np.array([view.facts.cone for view in views], dtype=np.bool_)
+    needs = (hidden[:, None] & hidden[None, :]) & ~(cone[:, None] & cone[None, :])
+    np.fill_diagonal(needs, False)
+    if needs.any():
+        row = {view.peer_id: at for at, view in enumerate(views)}
+        for (source, target), measured_ms in rtt_ms.items():
+            if source in row and target in row and is_round_trip(measured_ms):
+                needs[row[source], row[target]] = needs[row[target], row[source]] = False
+    return np.asarray(needs, dtype=np.bool_)
+
+
+def _offer(peer_id: str, facts: PeerFacts | None, pairs: float) -> RelayOffer:
+    """Of a relay that joins so many pairs by now."""
+    if facts is None:
+        return RelayOffer(peer_id, peer_id[-_NAME_LENGTH:], None, relayed_mbps(None) / (1 + pairs))
+    name = facts.name or peer_id[-_NAME_LENGTH:]
+    return RelayOffer(peer_id, name, facts.coordinate, relayed_mbps(facts.uplink_mbps) / (1 + pairs))
