@@ -249,3 +249,46 @@ def test_no_class_name_stands_twice() -> None:
     assert {name: count for name, count in standing.items() if count > 1} == dict.fromkeys(
         NAMED_TWICE_IN_PUBLIC, 2
     )
+
+
+def names_of(path: Path) -> set[str]:
+    """What a module defines or imports at its top, and what it offers by `__getattr__`: everything then."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            found |= {(one.asname or one.name).partition(".")[0] for one in node.names}
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+    return found
+
+
+def lazy_names_of(file: Path) -> list[str]:
+    """The public names of a package that are loaded when they are asked for: strings of its `__init__`."""
+    if file.name != "__init__.py" or not file.exists():
+        return []
+    tree = ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+    return [node.value for node in tree if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+
+
+def test_what_no_test_runs_imports_only_what_there_is() -> None:
+    """Benchmarks, and the cases for machines with a GPU."""
+    missing: list[str] = []
+    for folder in ("bench", "gpu"):
+        for path in sources(ROOT / "tests" / folder):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if not isinstance(node, ast.ImportFrom) or not str(node.module).startswith("molink."):
+                    continue
+                place = ROOT.joinpath(*str(node.module).split(".")[1:])
+                place = place if place.is_dir() else place.with_suffix(".py")
+                place = place if place.exists() else ROOT / "public" / place.name
+                file = place / "__init__.py" if place.is_dir() else place
+                defined = names_of(file) if file.exists() else set()
+                modules = {one.stem for one in place.iterdir()} if place.is_dir() else set()
+                missing += [
+                    f"{path.name}: {node.module}.{one.name}"
+                    for one in node.names
+                    if one.name not in defined | modules | set(lazy_names_of(file))
+                ]
+    assert missing == []

@@ -20,12 +20,13 @@ from bench.this_machine import processor
 from molink.client.circuit.circuit_builder import CircuitBuilder
 from molink.client.circuit.connection import SwarmConnection
 from molink.client.circuit.session import ClientSession
+from molink.client.circuit.session_request import SessionRequest
 from molink.shards.spec import ModelSpec, SamplingParams
-from molink.simnet.devices.spans import even_spans
-from molink.simnet.emulate.known_peers import KnownPeers
-from molink.simnet.emulate.processes.lines_process import LinesConfiguration, LinesProcess
+from molink.simnet.devices.model_shapes import even_spans
+from molink.simnet.emulate.driver import KnownPeers
+from molink.simnet.emulate.processes.child_process import LinesProcess, PeerProcess
+from molink.simnet.emulate.processes.lines import LinesConfiguration
 from molink.simnet.emulate.processes.peer import PeerConfiguration
-from molink.simnet.emulate.processes.peer_process import PeerProcess
 from molink.simnet.emulate.serving import spec_of
 
 WARM_ROUNDS = 3
@@ -66,9 +67,8 @@ async def run(options: argparse.Namespace, spec: ModelSpec) -> None:
         trips: list[float] = []
         for turn in range(options.rounds + WARM_ROUNDS):
             prompt = [2 + (31 * turn + 7 * at) % (spec.vocabulary_size - 2) for at in range(options.tokens)]
-            session = ClientSession(
-                connection, builder, spec, prompt, SamplingParams(max_new_tokens=4, ignore_eos=True)
-            )
+            params = SamplingParams(max_new_tokens=4, ignore_eos=True)
+            session = ClientSession(builder, SessionRequest(tuple(prompt), params))
             began_s = time.perf_counter()
             came_s = [time.perf_counter() async for _ in session.tokens(TIMEOUT_S)]
             if turn >= WARM_ROUNDS:
