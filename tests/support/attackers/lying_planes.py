@@ -15,6 +15,7 @@ from molink.dht.host.framing import StreamEndedError
 from molink.dht.host.host import DialError, open_host
 from molink.dht.identity.identity import Identity
 from molink.dht.node.discovery import Discovery
+from molink.dht.node.joining import Fallback
 from molink.dht.node.network import Network
 from molink.dht.records.announcement import sign_state
 from molink.dht.records.facts_codec import facts_to_message
@@ -22,6 +23,9 @@ from molink.dht.records.records import ServedModel
 
 DOMAIN, FACTS = b"molink-announcement-1\0", b"\xf1"
 """As docs/PROTOCOL.md has them: `sign_facts` would refuse what these sign."""
+
+PATIENT = Fallback(wait_s=30.0)
+"""On a busy machine the first attempt to join may take longer than it has."""
 
 
 def now_ms() -> int:
@@ -70,6 +74,7 @@ async def honest(
         identity,
         initial_peers=initial,
         timing=QUICK,
+        fallback=PATIENT,
         **options,  # type: ignore[arg-type]
     ) as discovery:
         await discovery.announce(facts, state_of(identity))
