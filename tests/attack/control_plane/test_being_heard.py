@@ -171,7 +171,11 @@ async def test_old_records_are_not_alive_because_a_stranger_calls_them_new() -> 
             liar.membership.receive(sign_state(state, identity))
         assert len(liar.snapshot()) == 23
         async with Discovery(
-            Identity.generate(), initial_peers=liar.addresses, timing=QUICK, listen=None
+            Identity.generate(),
+            initial_peers=liar.addresses,
+            timing=QUICK,
+            listen=None,
+            fallback=Fallback(wait_s=30.0),
         ) as client:
             await until(client, lambda seen: ids((ada, bob, liar)) <= seen)
             await client.refresh()
