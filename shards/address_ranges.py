@@ -5,6 +5,7 @@ from enum import Enum
 from typing import Final
 
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+ALL_INTERFACES: Final = ("0.0.0.0", "::")  # noqa: S104 - compared with what an owner asks to listen on, not listened on
 
 
 class AddressRange(Enum):

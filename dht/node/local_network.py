@@ -8,14 +8,16 @@ its identity as everybody does.
 import asyncio
 import contextlib
 import logging
+import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from ipaddress import IPv4Address
+from itertools import chain
 from typing import TYPE_CHECKING, Final, Self
 
 from molink.dht.identity.addresses import PeerAddress
 from molink.dht.identity.dialable import Ranges, own_ranges
-from molink.shards.address_ranges import AddressRange, range_of
+from molink.shards.address_ranges import ALL_INTERFACES, AddressRange, range_of
 
 if TYPE_CHECKING:
     from zeroconf.asyncio import AsyncZeroconf
@@ -31,7 +33,6 @@ SETTLES_S: Final = 0.3
 MOST_PEERS: Final = 8
 MOST_ADDRESSES: Final = 4
 """Of one peer: a machine with containers has many, and others reach it at one or two."""
-ALL_ADDRESSES: Final = ("0.0.0.0", "::")  # noqa: S104 - compared, not listened on
 _RANGES: Final = frozenset({AddressRange.PRIVATE, AddressRange.LINK_LOCAL})
 _log = logging.getLogger(__name__)
 
@@ -94,7 +95,7 @@ async def find_local_peers(
     `addresses`: those of this machine to ask from; None: all in private ranges. Empty if nobody answers or there is no
     such network.
     """
-    own = addresses_of(ALL_ADDRESSES[0]) if addresses is None else addresses
+    own = addresses_of(ALL_INTERFACES[0]) if addresses is None else addresses
     zeroconf = _open_zeroconf(own)
     if zeroconf is None:
         return ()
@@ -129,16 +130,15 @@ async def find_local_peers(
 def addresses_of(host: str) -> tuple[str, ...]:
     """This machine's IPv4 addresses at which its local network reaches who listens on `host`: none if that is loopback,
     public, or no address of IPv4."""
-    hosts = _own_addresses() if host in ALL_ADDRESSES else (host,)
+    hosts = _own_addresses() if host in ALL_INTERFACES else (host,)
     return tuple(one for one in hosts if ":" not in one and range_of(one) in _RANGES)[:MOST_ADDRESSES]
 
 
 def _own_addresses() -> tuple[str, ...]:
-    import ifaddr
+    import psutil
 
-    return tuple(
-        one.ip for adapter in ifaddr.get_adapters() for one in adapter.ips if isinstance(one.ip, str)
-    )
+    entries = chain.from_iterable(psutil.net_if_addrs().values())
+    return tuple(entry.address for entry in entries if entry.family is socket.AF_INET)
 
 
 def _open_zeroconf(addresses: tuple[str, ...]) -> "AsyncZeroconf | None":

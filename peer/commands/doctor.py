@@ -13,6 +13,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from molink.commands import plain
 from molink.dht.identity.dialable import host_of
 from molink.peer.commands.checks import (
     Check,
@@ -26,6 +27,7 @@ from molink.peer.commands.checks import (
     swarm_check,
     version_checks,
 )
+from molink.shards.address_ranges import ALL_INTERFACES
 
 if TYPE_CHECKING:
     from molink.dht.identity.swarm_key import SwarmKey
@@ -108,7 +110,7 @@ async def _survey(
     from molink.peer.state_dir import StateDir
     from molink.peer.wire.link.certificate import certificate_hash
 
-    listens = [settings.listen] if settings.listen not in ("0.0.0.0", "::") else []  # noqa: S104
+    listens = [settings.listen] if settings.listen not in ALL_INTERFACES else []
     announces = [settings.options.announce] if settings.options.announce else []
     own = next((view.facts for view in views if view.peer_id == peer_id), None)
     seen = [*own.grpc_addresses, *own.addresses] if own is not None else []
@@ -135,14 +137,14 @@ async def _port_mapping(listen: str) -> Check:
 
 
 def print_findings(findings: Mapping[str, object]) -> None:
-    """A line for each check, and one for its remedy."""
+    """A line for each check, and one for its remedy. Others choose their names and addresses."""
     checks = findings["checks"]
     assert isinstance(checks, list)  # noqa: S101 - as `examine` has made it
     signs = {"ok": "ok", "note": "note", "problem": "PROBLEM"}
     for check in checks:
-        print(f"{signs[check['state']]:8}{check['name']}: {_printable(check['found'])}")
+        print(f"{signs[check['state']]:8}{check['name']}: {plain(check['found'])}")
         if check["remedy"]:
-            print(f"{'':8}-> {_printable(check['remedy'])}")
+            print(f"{'':8}-> {plain(check['remedy'])}")
 
 
 def _described(survey: "Survey") -> dict[str, object]:
@@ -211,8 +213,3 @@ def _versions() -> dict[str, str]:
         except PackageNotFoundError:
             versions[package] = "missing"
     return versions
-
-
-def _printable(text: str) -> str:
-    """Others choose their names and addresses: no control sequences reach the terminal."""
-    return "".join(character if character.isprintable() else "?" for character in text)

@@ -65,11 +65,11 @@ from molink.peer.serving.data_plane import DataPlane, DataPlaneSettings, KnownSw
 from molink.peer.state_dir import StateDir
 from molink.peer.wire.link.certificate import Credentials, new_certificate
 from molink.routing.placement.placement import describe_preview
+from molink.shards.address_ranges import ALL_INTERFACES
 from molink.shards.checkpoint.catalog import BUNDLED_CONTENT, is_from_hub
 from molink.shards.spec import Span
 from molink.shards.store.blobs import BlobStore
 
-UNBOUND = ("0.0.0.0", "::")  # noqa: S104 - all of this machine's addresses say nothing of where the swarm is
 _log = logging.getLogger(__name__)
 
 
@@ -140,15 +140,7 @@ class Bootstrap:
         )
         for note in model_notes(model.spec, others, model.manifest.files):
             say(f"Note: {note}")
-        planned_memory(model, devices, settings)  # where not even a layer fits, nothing is loaded
-        computing = await open_compute_setup(
-            stack, model, devices, settings, self._state.profiles, self._report
-        )
-        leases = lease_book(model, computing, settings)
-        if computing.ranks is None:
-            cap_gpu_memory(devices[0], leases.memory.total_bytes)
-        else:
-            await asyncio.to_thread(computing.ranks.cap_memory, leases.memory.total_bytes)
+        computing, leases = await self._computing(stack, model, devices)
         guard = self._memory_guard(devices[0], leases)
         certificate = new_certificate(identity.peer_id)
         step_times = StepTimes(computing.profile)
@@ -192,23 +184,28 @@ class Bootstrap:
         pausing = self._pausing(computing, leases, serving, announcer)
         ranks = computing.ranks
         parts = PeerParts(
-            discovery,
-            model,
-            leases,
-            serving,
-            announcer,
-            None,
-            ranks,
-            pausing,
-            guard,
-            step_times,
-            reach,
-            base,
+            discovery, model, leases, serving, announcer, None, ranks, pausing, guard, step_times, reach, base
         )
         if settings.layers is not None:
             await self._preload(parts, settings.layers)
             return parts
         return replace(parts, placing=await self._place_layers(parts, computing.profile, prober))
+
+    async def _computing(
+        self, stack: AsyncExitStack, model: LocalModel, devices: tuple[str, ...]
+    ) -> tuple[ComputeSetup, LeaseBook]:
+        """The measured devices, with a cap on their memory; it stays open on `stack`."""
+        settings = self._settings
+        planned_memory(model, devices, settings)  # where not even a layer fits, nothing is loaded
+        computing = await open_compute_setup(
+            stack, model, devices, settings, self._state.profiles, self._report
+        )
+        leases = lease_book(model, computing, settings)
+        if computing.ranks is None:
+            cap_gpu_memory(devices[0], leases.memory.total_bytes)
+        else:
+            await asyncio.to_thread(computing.ranks.cap_memory, leases.memory.total_bytes)
+        return computing, leases
 
     def _discovery(self, identity: Identity, swarm_key: SwarmKey | None) -> Discovery:
         settings = self._settings
@@ -240,8 +237,9 @@ class Bootstrap:
         )
 
     async def _own_ranges(self, discovery: Discovery) -> Ranges:
-        """Where this peer's swarm is: at its own addresses, and where its owner told it to join."""
-        listens = () if self._settings.listen in UNBOUND else (self._settings.listen,)
+        """Where this peer's swarm is: at its own addresses, and where its owner told it to join. All of this machine's
+        addresses say nothing of it."""
+        listens = () if self._settings.listen in ALL_INTERFACES else (self._settings.listen,)
         announces = (self._settings.options.announce,) if self._settings.options.announce else ()
         initial_peers = where_to_join(self._settings).initial_peers
         return await swarm_ranges([*discovery.addresses, *listens, *announces, *initial_peers])

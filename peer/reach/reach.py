@@ -38,6 +38,7 @@ from molink.peer.wire.link.inbound import descriptor_limit
 from molink.peer.wire.link.link import Link, LinkError
 from molink.peer.wire.link.links import Links
 from molink.peer.wire.reach.relay_client import RelayUser
+from molink.shards.address_ranges import ALL_INTERFACES
 
 LOOK_EVERY_S = 1800.0
 LOOK_AGAIN_S = 30.0
@@ -98,7 +99,7 @@ class Reach:
                 settings.host, settings.relay_port, user.identity, user.swarm_key, limits, around.is_member
             )
         inside = "::1" if ":" in settings.host else "127.0.0.1"
-        own = settings.host if settings.host not in ("0.0.0.0", "::") else inside  # noqa: S104
+        own = settings.host if settings.host not in ALL_INTERFACES else inside
         self.stays = Stays(user, (own, around.grpc_port), self._relay_of, self._changed.set)
         self.finding = Finding(Reachable.RELAYED if settings.relay == "on" else Reachable.UNKNOWN)
         self.hard: bool | None = None
@@ -236,9 +237,8 @@ class Reach:
         self.finding = found
         relayed = found.reachable is Reachable.RELAYED
         wanted = stays_for(self.stays.relays, found.near)
-        if (
-            not relayed
-        ):  # behind a router that passes ports on, a stay that breaks tells that its address has changed
+        if not relayed:
+            # behind a router that passes ports on, a stay that breaks tells that its address has changed
             passed_on = bool(settings.mapped) or found.host != host_of("".join(base.grpc_addresses[:1]))
             wanted = wanted[:1] if found.host and passed_on else ()
         self.stays.keep(wanted)
