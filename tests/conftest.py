@@ -72,3 +72,9 @@ def freezing() -> Iterator[None]:
         patch.setattr(gc, "unfreeze", unfreeze)
         yield
     freeze()
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """One loop for all asynchronous tests and fixtures: a swarm that one test has used serves the next."""
+    return "asyncio"

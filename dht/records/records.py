@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from molink.shards.spec import MAX_STEP_TOKENS, Span
+from molink.shards.spec import MAX_STEP_TOKENS, ModelSpec, Span
 
 PROTOCOL_VERSION = 3
 """Raised when old and new peers could misunderstand each other; other versions are left out of circuits."""
@@ -40,6 +40,19 @@ class ServedModel:
     dtype: str
     quantization: str
     layers: int
+
+    @classmethod
+    def of(cls, spec: ModelSpec) -> "ServedModel":
+        """Returns what of a model's description is announced."""
+        return cls(
+            model_hash=spec.model_hash,
+            content_hash=spec.content_hash,
+            name=spec.name,
+            architecture=spec.architecture,
+            dtype=spec.dtype,
+            quantization=spec.quantization,
+            layers=spec.layers,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,10 +25,9 @@ from molink.peer.device.threads import counts_to_try
 from molink.peer.memory.leases import LeaseBook
 from molink.peer.memory.memory import LIBRARY_BYTES, MemoryPlan, format_bytes, gpu_reserve_bytes, plan_memory
 from molink.peer.models.model import LocalModel
-from molink.peer.profiling.codec_effect import measure_codec
+from molink.peer.profiling.lossy_effects import measure_codec, measure_quantization
 from molink.peer.profiling.profile import Profile
 from molink.peer.profiling.profiler import REMEMBERED, cached_or_measured
-from molink.peer.profiling.quantization_effect import measure_quantization
 from molink.peer.ranks.backend import RankedBackend
 from molink.peer.ranks.choice import DeviceAlone, open_ranks
 from molink.peer.scheduling.microbatch import BatchLimits, batch_limits

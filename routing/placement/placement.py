@@ -237,10 +237,6 @@ def _why(
 
 def _as_peer(machine: JoiningMachine, model: ModelSpec) -> PeerView:
     """The machine as it would announce itself, had it joined with what it holds."""
-    served = ServedModel(
-        model.model_hash, model.content_hash, model.name, model.architecture, model.dtype, model.quantization,
-        model.layers,
-    )  # fmt: skip
     facts = PeerFacts(
         peer_id=machine.peer_id,
         public_key=b"",
@@ -253,7 +249,7 @@ def _as_peer(machine: JoiningMachine, model: ModelSpec) -> PeerView:
         grpc_addresses=(),
         certificate=b"",
         device=DeviceProperties("", "", 1, 0, "", 1),
-        model=served,
+        model=ServedModel.of(model),
         span_limit=machine.span_limit,
         layer_latencies=machine.layer_latencies,
         embed_ms=machine.embed_ms,

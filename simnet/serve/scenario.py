@@ -106,9 +106,7 @@ def simulated_facts(spec: ModelSpec, shape: ModelShape, stage: SimulatedStage, n
         peer_id=f"{number}", public_key=b"", sequence=1, ttl_s=3600, protocol_version=0, version="", name=f"{number}",
         addresses=(), grpc_addresses=(f"10.0.{number // 256}.{number % 256}:1",), certificate=b"",
         device=DeviceProperties("cuda", device.name, 1, device.memory_bytes, "", 1),
-        model=ServedModel(
-            spec.model_hash, spec.content_hash, spec.name, spec.architecture, spec.dtype, spec.quantization, spec.layers
-        ),
+        model=ServedModel.of(spec),
         span_limit=stage.span,
         layer_latencies=profile.layer_latencies,
         embed_ms=profile.embed_ms,

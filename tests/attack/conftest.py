@@ -11,11 +11,6 @@ from molink.client.local.local_swarm import LocalSwarm
 
 
 @pytest.fixture(scope="session")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture(scope="session")
 def references() -> References:
     return References()
 

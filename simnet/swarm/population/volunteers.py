@@ -73,10 +73,7 @@ def plain_facts(identity: Identity, spec: ModelSpec, name: str, kind: CardKind) 
         grpc_addresses=(f"10.{home}:{ports[1]}",),
         certificate=bytes(_CERTIFICATE_BYTES - _CERTIFICATE_RANDOM_BYTES) + noise[6:],
         device=kind.device,
-        model=ServedModel(
-            spec.model_hash, spec.content_hash, spec.name, spec.architecture, spec.dtype, spec.quantization,
-            spec.layers,
-        ),
+        model=ServedModel.of(spec),
         span_limit=None,
         layer_latencies=profile.layer_latencies,
         embed_ms=profile.embed_ms,

@@ -12,11 +12,6 @@ from molink.client.gateway.slots import GatewayBusy, GatewayStopping, Slots
 DEADLINE_S = 30.0
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.mark.parametrize(
     ("address", "user"),
     [

@@ -17,11 +17,6 @@ DEADLINE_S = 60.0
 FOLDER = resolve("molink/tiny-shakespeare")
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def children() -> list[psutil.Process]:
     return [
         one

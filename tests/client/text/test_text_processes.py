@@ -52,11 +52,6 @@ BACKTRACKING = {
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 async def work() -> AsyncIterator[TextProcesses]:
     async with TextProcesses(bundled()) as made:
         yield made

@@ -46,9 +46,7 @@ def announced(
     """Peers as a directory has them: with times of a large model, and lines on which the small one's rows take as long
     as that one's do on usual lines."""
     views = {}
-    served = ServedModel(
-        spec.model_hash, spec.content_hash, spec.name, spec.architecture, spec.dtype, "none", spec.layers
-    )
+    served = ServedModel.of(spec)
     for (identity, known), span, tokens, uplink_mbps in zip(
         peers, spans, step_tokens, UPLINKS_MBPS, strict=True
     ):

@@ -30,9 +30,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def side(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubSide]:
     """A hub with a model, and this process made to take it for the hub, with a cache of its own."""
     with hub_side(llama, tmp_path) as made:
-        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", made.hub.endpoint)
-        template = made.hub.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
+        made.replace_hub(monkeypatch)
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
         yield made
 

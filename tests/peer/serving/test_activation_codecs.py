@@ -14,7 +14,7 @@ from support.swarms.swarm_examples import facts_of
 from molink.dht.identity.identity import Identity
 from molink.peer.engine.sessions import ServedSession, read_plan
 from molink.peer.models.model import LocalModel
-from molink.peer.profiling.codec_effect import measure_codec
+from molink.peer.profiling.lossy_effects import measure_codec
 from molink.peer.serving.data_plane import DataPlaneSettings
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.routing.cost.encodings import SETTINGS, encoding_of_link, encodings_of_circuit, opted_in, saves
@@ -161,11 +161,11 @@ def test_the_effect_is_measured_on_the_model_and_said_in_one_line(model: LocalMo
     int8 = measure_codec(model, "cpu", "int8")
     half = measure_codec(model, "cpu", "float16")
     assert measure_codec(model, "cpu", "int8") == int8
-    assert 0 < half.rms_error < int8.rms_error < 0.02
-    assert 0 <= half.divergence_nats < int8.divergence_nats < 0.1
-    assert int8.same_tokens <= int8.samples
+    assert 0 < half.error.rms < int8.error.rms < 0.02
+    assert 0 <= half.error.divergence_nats < int8.error.divergence_nats < 0.1
+    assert int8.error.same_tokens <= int8.error.samples
     assert int8.row_bytes < half.row_bytes < int8.plain_row_bytes
     line = str(int8)
     assert "\n" not in line
     assert line.startswith("Activation codec int8: a token takes")
-    assert f"{int8.rms_error:.2%} (RMS); with one such link {int8.same_tokens} of {int8.samples}" in line
+    assert f"{int8.error.rms:.2%} (RMS); with one such link {int8.error.tokens_line}" in line

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
 from support.models.fake_hub import COMMIT, FakeHub, fake_hub, files_of
 
 from molink.shards.checkpoint.manifest import CONFIGURATION_FILES, Manifest
@@ -45,6 +46,12 @@ class HubSide:
             if name in self.hub.files:
                 (snapshot / name).write_bytes(self.hub.files[name])
         return snapshot
+
+    def replace_hub(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """From now on the hub's own library takes this one for the hub."""
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", self.hub.endpoint)
+        template = self.hub.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
 
     @property
     def checkpoint_commit(self) -> str:
