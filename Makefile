@@ -6,7 +6,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 # The tests start Python some hundred times: what one process has compiled of the package, the others read.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-e2e test-shards test-units test-decisions test-discovery test-triton test-full check fuzz attack bench bench-link bench-engine bench-engine-gpu gpu-suite proto clean setup
+.PHONY: demo test test-e2e test-shards test-units test-decisions test-discovery test-triton test-full check fuzz attack chaos bench bench-failover bench-link bench-engine bench-engine-gpu gpu-suite proto clean setup
 
 setup: $(VENV)/.linked
 
@@ -51,7 +51,7 @@ SHARDS := tests/shards
 DECISIONS := tests/routing tests/simnet
 DISCOVERY := tests/dht tests/attack tests/client
 PARTS := test-e2e test-shards test-units test-decisions test-discovery
-USUAL := not full and not attack and not fuzz and not triton
+USUAL := not full and not attack and not fuzz and not chaos and not triton
 PYTEST := $(BIN)/python -m pytest
 BESIDE := nice -n 5 $(PYTEST)
 $(PARTS): SHELL := bash
@@ -84,7 +84,7 @@ test-triton: setup build/triton/.installed-$(TRITON)
 	$(BIN)/python -m pytest -m 'triton and not full'
 
 test-full: check build/triton/.installed-$(TRITON)
-	$(BIN)/python -m pytest -m 'not fuzz and not attack'
+	$(BIN)/python -m pytest -m 'not fuzz and not attack and not chaos'
 
 # On a machine with a GPU, with the Python that has torch for it: make gpu-suite PYTHON=python3.12 WHEELS=DIR ONLY='NAME ...'
 gpu-suite:
@@ -93,8 +93,15 @@ gpu-suite:
 fuzz: setup
 	$(BIN)/python -m pytest -m fuzz --hypothesis-profile=long
 
+chaos: setup
+	$(BIN)/python -m pytest -m chaos tests/e2e/changes -o timeout=1200
+
 attack: setup
 	$(BIN)/python -m pytest -m 'not fuzz' tests/attack
+
+bench-failover: setup
+	$(BIN)/python tests/bench/failover.py --losses 100
+	$(BIN)/python tests/bench/failover.py --losses 20 --mbps 100 --delay-ms 30
 
 bench: setup
 	$(BIN)/python tests/bench

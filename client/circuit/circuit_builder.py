@@ -254,6 +254,12 @@ class CircuitBuilder:
         left = len(views) - len(avoided)
         raise NoCircuit(self.spec.name, left, first, refused_by=by, refusal=said) from first
 
+    async def can_do_without(self, peer_id: str, template: pb.SessionDescriptor) -> bool:
+        """Whether a circuit could be planned without that peer, and those that are left out anyway."""
+        views = self.connection.snapshot(self.spec.model_hash)
+        avoided, _ = self._quarantine.excluded_peers(views, asyncio.get_running_loop().time())
+        return await self._proven_route(views, template, avoided | {peer_id}) is not None
+
     async def _proven_route(
         self, views: Sequence[PeerView], template: pb.SessionDescriptor, avoid: frozenset[str]
     ) -> Route | None:

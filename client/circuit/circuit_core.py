@@ -264,13 +264,17 @@ class CircuitCore:
         """Start of the running circuit, if its first token is waited for."""
         return self._run.started_s if self._run.tokens == 0 else None
 
+    @property
+    def measured_s(self) -> float:
+        """What a token of the running circuit has taken in the mean; 0 where that is not known."""
+        return self._run.between_s / max(1, self._run.tokens - 1)
+
     def patience_s(self, first_token_s: float, next_token_s: float) -> float:
         """Returns how long the running circuit's next token may take before hops are asked for a sign of life; what is
         predicted of its first one and of each further one is given."""
-        run = self._run
-        if run.tokens == 0:
+        if self._run.tokens == 0:
             return patience.first_token_s(first_token_s, self._stood_still[self.peer_ids])
-        return patience.next_token_s(next_token_s, run.between_s / max(1, run.tokens - 1))
+        return patience.next_token_s(next_token_s, self.measured_s)
 
     def handle(self, event: Event, now_s: float) -> tuple[Effect, ...]:
         """Returns what to do next, in order; the last effect but `Release`, `Start` and `GiveUp` is to be answered,

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field, replace
 
 from molink.client.circuit import circuit_core as core
-from molink.client.circuit import patience
+from molink.client.circuit import overdue, patience
 from molink.client.circuit.circuit_builder import ActiveCircuit, CircuitBuilder
 from molink.client.circuit.reserving import Report, release
 from molink.client.circuit.session_request import SessionRequest, describe_session
@@ -192,50 +192,90 @@ class ClientSession:
             self._lose(HopLost(self._template.epoch, circuit.head.peer_id, "lost", "the head takes no more"))
 
     async def _next_event(self) -> _Arrival | HopLost:
-        """The next token or loss. A circuit that yields nothing for longer than it could take is lost."""
+        """The next token or loss. Hops are asked for a sign of life where it is overdue; a circuit that yields nothing
+        for longer than it could take is lost."""
+        clock = asyncio.get_running_loop().time
+        since_s, asked = clock(), 0
         while True:
+            patience_s, ask_s = self._patience_s(asked)
             try:
-                async with asyncio.timeout(self._patience_s()):
+                async with asyncio.timeout_at(since_s + min(patience_s, ask_s)):
                     return await self._events.get()
             except TimeoutError:
                 circuit = self._circuit
+            asked += 1
             if circuit is None:
                 continue
-            silent = await self._silent_hop(circuit)
-            if self._events.empty():
-                detail = "it did not answer" if silent else "the circuit stood still"
-                self._lose(HopLost(self._template.epoch, silent, "stalled", detail))
+            is_over = clock() - since_s >= patience_s
+            signs = await self._signs_of_life(circuit)
+            fault = overdue.hop_at_fault(signs, self._token_s(circuit.route), is_over=is_over)
+            if not self._events.empty():
+                continue
+            if fault is not None and (is_over or await self._has_other(fault.peer_id)):
+                did = "it did not answer" if fault.after_s is None else "its engine stood still"
+                self._lose(HopLost(self._template.epoch, fault.peer_id, "stalled", did))
+            elif is_over:
+                self._lose(HopLost(self._template.epoch, "", "stalled", "the circuit stood still"))
 
-    def _patience_s(self) -> float:
-        """Returns how long the next event may take."""
+    def _patience_s(self, asked: int) -> tuple[float, float]:
+        """Returns how long the next event may take, and when hops are asked that have been so often before."""
         route = self.log.route
         if route is None:
-            return patience.LEAST_FIRST_S
-        return self._circuits.patience_s(self._predicted_first_s(route), route.tpot_ms / 1000)
+            return patience.LEAST_FIRST_S, patience.LEAST_FIRST_S
+        is_first = self._circuits.first_token_since_s is not None
+        ask_s = overdue.ask_after_s(route.tpot_ms / 1000, self._circuits.measured_s, asked, is_first=is_first)
+        first_s = self._predicted_first_s(route)
+        return self._circuits.patience_s(first_s, route.tpot_ms / 1000), ask_s
+
+    def _token_s(self, route: Route) -> float:
+        """Returns what the next token should take."""
+        if self._circuits.first_token_since_s is not None:
+            return self._predicted_first_s(route)
+        return max(route.tpot_ms / 1000, self._circuits.measured_s)
 
     def _predicted_first_s(self, route: Route) -> float:
         """After a loss what was generated before it is part of the prompt."""
         return route.ttft_ms / 1000 * len(self._history) / max(1, self._template.prompt_tokens)
 
-    async def _silent_hop(self, circuit: ActiveCircuit) -> str:
-        """The first hop that does not answer for its lease; empty if all do, or something came meanwhile."""
-        asked = [asyncio.create_task(self._answers(circuit, link)) for link in circuit.links]
+    async def _signs_of_life(self, circuit: ActiveCircuit) -> list[overdue.SignOfLife]:
+        """What the circuit's hops answer, in order; those that are late without it."""
+        clock = asyncio.get_running_loop().time
+        since_s = clock()
+        signs = {link.peer_id: overdue.SignOfLife(link.peer_id, None) for link in circuit.links}
+        pending = {asyncio.create_task(self._sign_of_life(circuit, link)) for link in circuit.links}
         try:
-            answers = await asyncio.gather(*asked)
+            while pending:
+                until_s = overdue.answers_until_s(list(signs.values()), ANSWER_S)
+                done, pending = await asyncio.wait(
+                    pending,
+                    timeout=max(0.0, since_s + until_s - clock()),
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                if not done:
+                    break
+                signs |= {task.result().peer_id: task.result() for task in done}
         finally:
-            for task in asked:
+            for task in pending:
                 task.cancel()
-            await asyncio.gather(*asked, return_exceptions=True)
-        return next((link.peer_id for link, ok in zip(circuit.links, answers, strict=True) if not ok), "")
+            await asyncio.gather(*pending, return_exceptions=True)
+        return list(signs.values())
 
-    async def _answers(self, circuit: ActiveCircuit, link: Link) -> bool:
-        """Whether that hop says that it has the session's lease."""
+    async def _sign_of_life(self, circuit: ActiveCircuit, link: Link) -> overdue.SignOfLife:
+        """That hop's answer for the session's lease."""
+        clock = asyncio.get_running_loop().time
+        since_s = clock()
         asked = pb.AwaitReady(session=self._template.session, epoch=circuit.descriptor.epoch, wait_ms=0)
         try:
             response, _ = await link.request(pb.Request(await_ready=asked), ANSWER_S)
         except LinkError:
-            return False
-        return response.WhichOneof("body") == "readiness"
+            return overdue.SignOfLife(link.peer_id, None)
+        if response.WhichOneof("body") != "readiness":
+            return overdue.SignOfLife(link.peer_id, None)
+        return overdue.SignOfLife(link.peer_id, clock() - since_s, response.readiness.computing_ms / 1000)
+
+    async def _has_other(self, peer_id: str) -> bool:
+        """Whether there is a circuit without that peer: the only one that there is gets the time that it may take."""
+        return await self._circuit_builder.can_do_without(peer_id, self._template)
 
     async def _recover(self, loss: HopLost) -> None:
         """Goes on elsewhere, without the peer that failed.

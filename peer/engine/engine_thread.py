@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import queue
 import threading
+import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import ParamSpec, Self, TypeVar
@@ -29,6 +30,14 @@ class EngineThread:
         self._waiting = False
         """Whether `begin` has given work that nobody has waited for."""
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._since_s: float | None = None
+        """Since when it has been at its present work, by `time.monotonic`."""
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds for which it has been at its present piece of work; 0 while it has none."""
+        since_s = self._since_s
+        return 0.0 if since_s is None else time.monotonic() - since_s
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
@@ -93,4 +102,6 @@ class EngineThread:
         while (work := self._work.get()) is not None:
             self._begun.put(None)
             if self._loop is not None:
+                self._since_s = time.monotonic()
                 work()
+                self._since_s = None

@@ -140,13 +140,13 @@ class Admission:
             loader = self._loader
             return pb.Readiness(ready=False, loaded_bytes=loader.loaded_bytes, total_bytes=loader.total_bytes)
         forming.ready.result()
+        readiness = pb.Readiness(ready=True, computing_ms=round(self._engine_thread.busy_s * 1000))
         if session.least_prefix_tokens == 0:
-            return pb.Readiness(ready=True, prefix_tokens=session.prefix_tokens)
-        return pb.Readiness(
-            ready=True,
-            window_prefix_tokens=session.prefix_tokens,
-            least_prefix_tokens=session.least_prefix_tokens,
-        )
+            readiness.prefix_tokens = session.prefix_tokens
+        else:
+            readiness.window_prefix_tokens = session.prefix_tokens
+            readiness.least_prefix_tokens = session.least_prefix_tokens
+        return readiness
 
     def release(self, asked: pb.Release, asker: str) -> None:
         """Frees what the session has here, at whatever stage it is. What it generated can be shared as its prompt can,

@@ -46,6 +46,7 @@ DECISIONS = [
     "molink.client.circuit.blame",
     "molink.client.circuit.circuit_core",
     "molink.client.circuit.in_flight_load",
+    "molink.client.circuit.overdue",
     "molink.client.circuit.patience",
     "molink.dht.node.hearing",
     "molink.dht.membership.announcing_core",

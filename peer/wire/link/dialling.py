@@ -46,6 +46,8 @@ DIAL_TIMEOUT_S = 5.0
 MOST_ADDRESSES = 8
 """Of one peer that are dialled."""
 UNREACHED = "it cannot be reached"
+PROXY_REFUSED = "http proxy returned response code 502"
+"""What gRPC says where the proxy in between was refused."""
 _FAILS = (TimeoutError, ProtocolError, grpc.aio.AioRpcError, asyncio.InvalidStateError)
 """What a dial raises when there is no proof at its end."""
 _ANSWERS = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.RESOURCE_EXHAUSTED)
@@ -391,6 +393,7 @@ def _why(error: BaseException) -> str:
 def _is_final(error: BaseException) -> bool:
     """Whether another try would end the same: nobody listens there, or what answers is not who was meant."""
     if isinstance(error, grpc.aio.AioRpcError):
-        refused = "refused" in (error.details() or "").lower()
+        details = (error.details() or "").lower()
+        refused = "refused" in details or PROXY_REFUSED in details
         return refused or error.code() is grpc.StatusCode.UNAUTHENTICATED
     return isinstance(error, ProtocolError)

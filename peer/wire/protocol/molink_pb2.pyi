@@ -859,6 +859,7 @@ class Readiness(_message.Message):
     PREFIX_TOKENS_FIELD_NUMBER: _builtins.int
     WINDOW_PREFIX_TOKENS_FIELD_NUMBER: _builtins.int
     LEAST_PREFIX_TOKENS_FIELD_NUMBER: _builtins.int
+    COMPUTING_MS_FIELD_NUMBER: _builtins.int
     ready: _builtins.bool
     loaded_bytes: _builtins.int
     total_bytes: _builtins.int
@@ -868,6 +869,8 @@ class Readiness(_message.Message):
     """in its place, where sliding windows have passed tokens before:"""
     least_prefix_tokens: _builtins.int
     """the session begins behind 5, or less, but not less than 6, or with no prefix"""
+    computing_ms: _builtins.int
+    """for so long the engine has been at its present piece of work"""
     def __init__(
         self,
         *,
@@ -877,10 +880,11 @@ class Readiness(_message.Message):
         prefix_tokens: _builtins.int = ...,
         window_prefix_tokens: _builtins.int = ...,
         least_prefix_tokens: _builtins.int = ...,
+        computing_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["least_prefix_tokens", b"least_prefix_tokens", "loaded_bytes", b"loaded_bytes", "prefix_tokens", b"prefix_tokens", "ready", b"ready", "total_bytes", b"total_bytes", "window_prefix_tokens", b"window_prefix_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["computing_ms", b"computing_ms", "least_prefix_tokens", b"least_prefix_tokens", "loaded_bytes", b"loaded_bytes", "prefix_tokens", b"prefix_tokens", "ready", b"ready", "total_bytes", b"total_bytes", "window_prefix_tokens", b"window_prefix_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

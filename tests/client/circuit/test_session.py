@@ -10,7 +10,7 @@ import pytest
 from support.links.data_plane import SPEC, asynchronous, soon, until
 from support.swarms.swarm_of_fakes import FakeConnection, FakePeer
 
-from molink.client.circuit import circuit_core, patience
+from molink.client.circuit import circuit_core, overdue, patience
 from molink.client.circuit import session as session_module
 from molink.client.circuit.circuit_builder import CircuitBuilder
 from molink.client.circuit.connection import SwarmConnection
@@ -352,6 +352,48 @@ async def test_of_a_circuit_that_yields_nothing_the_hop_that_does_not_answer_is_
     assert [(loss.peer_id, loss.code) for loss in run.session.log.losses] == [(run.high.peer_id, "stalled")]
     run.token(3, 1, finish=pb.STOP)
     assert await soon(got) == [1]
+
+
+@asynchronous
+@pytest.mark.parametrize("how", ["silent", "stuck"])
+async def test_who_holds_up_a_token_is_left_long_before_the_circuits_time_is_over(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(overdue, "FIRST_S", 0.05)
+    run = Generating(spare=True)
+    got = asyncio.create_task(rest(run.session.tokens(5.0)))
+    await run.started()
+    if how == "silent":
+        run.high.silent.add("await_ready")
+    else:
+        run.high.computing_ms = 3_600_000
+    await run.started(2)
+    assert [(loss.peer_id, loss.code) for loss in run.session.log.losses] == [(run.high.peer_id, "stalled")]
+    assert len(run.spare.reserved) == 1
+    run.token(3, 1, finish=pb.STOP)
+    assert await soon(got) == [1]
+
+
+@asynchronous
+@pytest.mark.parametrize("how", ["silent", "stuck", "all silent"])
+async def test_the_only_circuit_that_there_is_and_one_that_is_slow_as_a_whole_are_waited_for(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(overdue, "FIRST_S", 0.01)
+    run = Generating(spare=how == "all silent")
+    got = asyncio.create_task(rest(run.session.tokens(5.0)))
+    await run.started()
+    if how == "stuck":
+        run.high.computing_ms = 3_600_000
+    else:
+        run.high.silent.add("await_ready")
+    if how == "all silent":
+        run.low.silent.add("await_ready")
+    asked = len(run.high.asked)
+    await until(lambda: len(run.high.asked) >= asked + 3)
+    run.token(3, 1, finish=pb.STOP)
+    assert await soon(got) == [1]
+    assert run.session.log.losses == []
 
 
 def test_a_history_that_would_not_fit_a_message_is_an_invalid_request() -> None:

@@ -15,10 +15,13 @@ class CuttingProxy:
         """What was asked for, host and port, in order."""
         self.refuses = False
         """Whether new connections are refused."""
+        self.refused: set[str] = set()
+        """Targets to which new connections are refused."""
         self._muted: set[asyncio.StreamWriter] = set()
         """Ends of connections that pass nothing on any more."""
         self._server: asyncio.Server | None = None
-        self._open: set[asyncio.StreamWriter] = set()
+        self._open: dict[asyncio.StreamWriter, str] = {}
+        """Both ends of connections, and what was asked for."""
         self._passing: set[asyncio.Task[None]] = set()
 
     @property
@@ -31,17 +34,22 @@ class CuttingProxy:
         """How many are open, each counted once."""
         return len(self._passing)
 
-    def cut(self) -> int:
-        """Breaks every connection at once, in the middle of whatever it carries; returns how many there were."""
+    def cut(self, target: str = "") -> int:
+        """Breaks every connection at once, or those to `target`, in the middle of whatever they carry; returns how many
+        there were in all."""
         count = self.connections
-        for writer in self._open:
+        for writer in self._ends(target):
             writer.transport.abort()
         return count
 
-    def mute(self) -> int:
-        """From now on the present connections stay open and swallow whatever comes; returns how many there are."""
-        self._muted |= self._open
+    def mute(self, target: str = "") -> int:
+        """From now on the present connections, or those to `target`, stay open and swallow whatever comes; returns how
+        many there are in all."""
+        self._muted.update(self._ends(target))
         return self.connections
+
+    def _ends(self, target: str) -> list[asyncio.StreamWriter]:
+        return [writer for writer, asked in self._open.items() if target in ("", asked)]
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._accepted, "127.0.0.1", 0)
@@ -62,18 +70,19 @@ class CuttingProxy:
         task.add_done_callback(self._passing.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._open.add(writer)
+        self._open[writer] = ""
         far_writer: asyncio.StreamWriter | None = None
         try:
             head = await reader.readuntil(b"\r\n\r\n")
             method, target, *_ = head.decode("ascii").split()
             assert method == "CONNECT"
             self.targets.append(target)
+            self._open[writer] = target
             host, port = target.rsplit(":", 1)
-            if self.refuses:
+            if self.refuses or target in self.refused:
                 return
             far_reader, far_writer = await asyncio.open_connection(host.strip("[]"), int(port))
-            self._open.add(far_writer)
+            self._open[far_writer] = target
             writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
             ways = [
                 asyncio.create_task(self._pass_on(*way), name="proxy, one way")
@@ -90,7 +99,7 @@ class CuttingProxy:
         finally:
             for one in (writer, far_writer):
                 if one is not None:
-                    self._open.discard(one)
+                    self._open.pop(one, None)
                     one.transport.abort()
 
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -32,6 +32,8 @@ class FakePeer:
         """Requests that are taken and never answered: the link says so at once, or waits in `hang`."""
         self.hang: asyncio.Event | None = None
         self.polls_until_ready = 0
+        self.computing_ms = 0
+        """For how long it says that its engine has been at one piece of work."""
         self.says_ready = True
         """Whether its answer to a reservation says that it is ready, too."""
         self.takes = True
@@ -71,7 +73,8 @@ class FakePeer:
                 return pb.Response(reserved=pb.Reserved()), memoryview(b"")
             return await self._answer(pb.Request(await_ready=pb.AwaitReady()), timeout_s)
         self.polls_until_ready -= 1
-        return pb.Response(readiness=pb.Readiness(ready=self.polls_until_ready < 0)), memoryview(b"")
+        readiness = pb.Readiness(ready=self.polls_until_ready < 0, computing_ms=self.computing_ms)
+        return pb.Response(readiness=readiness), memoryview(b"")
 
     def post(self, frame: pb.Request | pb.Start) -> bool:
         if isinstance(frame, pb.Start):
