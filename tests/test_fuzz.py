@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from support.links.data_plane import SPEC, describe, hop_of
+from support.links.relay_examples import EXAMPLES
 from support.swarms.swarm_examples import facts_of, state_of
 
 from molink.client.errors import InvalidRequest
@@ -31,6 +32,9 @@ from molink.peer.engine.sessions import read_plan
 from molink.peer.wire.link.handshake import HandshakeRefused, challenge, check, prove
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.protocol.frames import ProtocolError, decode, encode
+from molink.peer.wire.reach.packets import RelayError, RelayProof, RelayWelcome, decode_relay, encode_relay
+from molink.peer.wire.reach.relay_client import endpoint, host_and_port_of
+from molink.peer.wire.reach.relay_proof import check_relay, check_user, new_challenge, prove_relay, prove_user
 from molink.shards.checkpoint import catalog, store
 from molink.shards.checkpoint.manifest import canonical_json
 from molink.shards.spec import ModelSpec, SamplingParams, Span
@@ -54,6 +58,10 @@ FRAMES = [
 QUESTION = challenge()
 CERTIFICATE = bytes(400)
 KEY = SwarmKey.generate()
+RELAY, CHALLENGE = Identity.generate(), new_challenge()
+RELAY_PACKETS = [encode_relay(packet) for packet, _ in EXAMPLES]
+RELAY_PROOF = prove_user(CHALLENGE, RELAY.peer_id, IDENTITY, KEY)
+WELCOME = prove_relay(CHALLENGE, RELAY_PROOF, "203.0.113.10:4000", RELAY, KEY)
 PROOF = prove(QUESTION, IDENTITY, CERTIFICATE, KEY, link_id=bytes(16), is_client=False).SerializeToString()
 
 
@@ -96,6 +104,48 @@ def test_any_proof_is_refused_or_that_of_its_key(data: bytes) -> None:
     except (DecodeError, HandshakeRefused):
         return
     assert remote.peer_id == IDENTITY.peer_id
+
+
+@given(any_bytes(*RELAY_PACKETS))
+def test_any_bytes_are_a_packet_of_a_relay_or_a_relay_error(data: bytes) -> None:
+    try:
+        packet = decode_relay(data)
+    except RelayError:
+        return
+    assert encode_relay(packet) == data
+
+
+@given(any_bytes(encode_relay(RELAY_PROOF), start=4))
+def test_any_proof_to_a_relay_is_refused_or_that_of_its_key(data: bytes) -> None:
+    try:
+        proof = decode_relay(data)
+        if isinstance(proof, RelayProof):
+            assert check_user(proof, CHALLENGE, RELAY.peer_id, KEY) == IDENTITY.peer_id
+    except RelayError as error:
+        assert str(error)  # noqa: PT017 - nearly all are refused
+
+
+@given(any_bytes(encode_relay(WELCOME), start=4))
+def test_no_welcome_but_the_relays_own_is_believed(data: bytes) -> None:
+    try:
+        welcome = decode_relay(data)
+        if isinstance(welcome, RelayWelcome):
+            check_relay(welcome, CHALLENGE, RELAY_PROOF, RELAY.peer_id, IDENTITY.peer_id, KEY)
+            assert welcome == WELCOME
+    except RelayError as error:
+        assert str(error)  # noqa: PT017 - nearly all are refused
+
+
+@given(
+    st.one_of(st.text(max_size=60), damaged(b"[2001:db8::1]:4000").map(lambda data: data.decode("latin-1")))
+)
+def test_any_text_is_an_address_that_can_be_dialled_or_a_value_error(text: str) -> None:
+    try:
+        host, port = endpoint(text)
+    except ValueError:
+        return
+    assert 0 <= port <= 65535
+    assert endpoint(host_and_port_of(host, port))[1] == port
 
 
 @pytest.mark.parametrize(

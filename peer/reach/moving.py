@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from molink.dht.identity.dialable import Ranges, host_of, may_dial
+from molink.dht.membership.door import network_of
 from molink.dht.records.records import PeerFacts, RelayAt
 from molink.peer.reach.stays import Stays
 from molink.peer.serving.budgets import Budget, RequestRate, RequestRates
@@ -146,7 +147,7 @@ class HolePuncher:
             raise ProtocolError("this link came over no relay")
         _require_host(request.punch.address, host, self._links.dialler.ranges)
         now = asyncio.get_running_loop().time()
-        if link in self._waiting or self._budget.spend(link.peer_id, "", now):
+        if link in self._waiting or self._budget.spend(link.peer_id, network_of(host), now):
             raise ProtocolError("this is asked more often than may be")
         mine = await observe_port(self._observers(), self._user)
         if (mine.hard and request.punch.hard) or link in self._waiting or link.closed_because is not None:

@@ -25,7 +25,6 @@ from molink.peer.reach.relay_limits import DIAL_BACKS, REACHES, RelayLimits
 from molink.peer.reach.relay_pairs import Guest, RelayPairs
 from molink.peer.serving.budgets import Budget
 from molink.peer.wire.reach.packets import (
-    TOKEN_BYTES,
     DialBack,
     DialledBack,
     Invite,
@@ -54,6 +53,8 @@ COME_TIMEOUT_S = 2.5
 DIAL_BACK_TIMEOUT_S = 2.0
 STAY_SILENT_S = 3 * PING_EVERY_S
 """Who stays and says nothing for so long is gone."""
+PING_PAUSE_S = 1.0
+"""After each ping: who floods is read at this rate, and does not keep this process from anything."""
 WRITE_TIMEOUT_S = 2.0
 ACCEPT_RETRY_S = 0.1
 _log = logging.getLogger(__name__)
@@ -155,10 +156,12 @@ class Relay:
             async with asyncio.timeout(timeout_s):
                 guest = await asyncio.shield(waiting.came)
                 await write_relay(guest.connection, Joined(""))
-        except (TimeoutError, OSError) as error:
+        except BaseException as error:
             if waiting.came.done():
                 waiting.came.result().connection.close()
-            raise RelayError(f"{peer_id} did not come: {error}") from error
+            if isinstance(error, (TimeoutError, OSError)):
+                raise RelayError(f"{peer_id} did not come: {error}") from error
+            raise
         finally:
             del self._waiting[token]
             waiting.joined.set()
@@ -242,6 +245,7 @@ class Relay:
             await self._dial_back(guest, question)
             return False
         if isinstance(question, JoinRequest):
+            self._limiter.mark_busy(number)
             return await self._join(guest, question.token)
         if isinstance(question, ReachRequest):
             self._limiter.mark_busy(number)
@@ -262,14 +266,27 @@ class Relay:
             while True:
                 async with asyncio.timeout(STAY_SILENT_S):
                     expect_relay(await read_relay(guest.connection), RelayPing)
-                await self._tell(guest, RelayPong())
+                if not await self._tell(guest, RelayPong()):
+                    raise RelayError("what is said to this end does not arrive")
+                await asyncio.sleep(PING_PAUSE_S)
         finally:
             if self._stays.get(guest.peer_id) is guest:
                 del self._stays[guest.peer_id]
 
-    async def _tell(self, guest: Guest, packet: RelayPong | Invite) -> None:
-        async with guest.writing, asyncio.timeout(WRITE_TIMEOUT_S):
-            await write_relay(guest.connection, packet)
+    async def _tell(self, guest: Guest, packet: RelayPong | Invite) -> bool:
+        """Whether who stays was told. If not, a packet may have been cut off, and the stay ends."""
+        try:
+            async with asyncio.timeout(WRITE_TIMEOUT_S), guest.writing:
+                await write_relay(guest.connection, packet)
+        except (OSError, TimeoutError):
+            if guest.task is not None and guest.task is not asyncio.current_task():
+                guest.task.cancel()
+            return False
+        return True
+
+    async def _invite(self, stay: Guest, invite: Invite) -> None:
+        if not await self._tell(stay, invite):
+            raise RelayError("that peer does not hear this relay any more")
 
     async def _reach(self, guest: Guest, question: ReachRequest) -> bool:
         try:
@@ -282,17 +299,20 @@ class Relay:
             raise RelayError("that peer does not stay here")
         invite = Invite(public_key_of(guest.peer_id), question.token, question.direct)
         if question.direct:
-            await self._tell(stay, invite)
+            await self._invite(stay, invite)
             await write_relay(guest.connection, Invited())
             return False
-        if question.token in self._waiting or len(question.token) != TOKEN_BYTES:
+        if question.token in self._waiting:
             raise RelayError("that token is in use")
-        self._pairs.require_room(guest, wanted)
-        waiting = _WaitingEnd(wanted, guest.host)
-        self._waiting[question.token] = waiting
-        other: Guest | None = None
+        with self._pairs.room(guest, wanted):
+            await self._join_both(guest, wanted, stay, invite)
+        return True
+
+    async def _join_both(self, guest: Guest, wanted: str, stay: Guest, invite: Invite) -> None:
+        """Has who stays come, and joins its new connection to that of who asked."""
+        waiting = self._waiting[invite.token] = _WaitingEnd(wanted, guest.host)
         try:
-            await self._tell(stay, invite)
+            await self._invite(stay, invite)
             try:
                 async with asyncio.timeout(COME_TIMEOUT_S):
                     other = await asyncio.shield(waiting.came)
@@ -302,13 +322,12 @@ class Relay:
             await write_relay(guest.connection, Joined(other.host))
             await self._pairs.join(guest, other)
         except BaseException:
-            if waiting.came.done() and not waiting.came.cancelled():
+            if waiting.came.done():
                 waiting.came.result().connection.close()
             raise
         finally:
-            del self._waiting[question.token]
+            del self._waiting[invite.token]
             waiting.joined.set()
-        return True
 
     async def _join(self, guest: Guest, token: bytes) -> bool:
         """The connection goes over to who asked."""

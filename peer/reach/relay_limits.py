@@ -20,6 +20,8 @@ DIAL_BACKS = RequestRates(RequestRate(0.02, 4.0), RequestRate(0.05, 8.0), Reques
 DESCRIPTOR_PART = 8
 _BURST_S = 0.25
 """So much of the rate may go at once: a chunk beside a few decode rows."""
+_FULL = Bucket(math.inf, 0.0)
+"""Of whatever rate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,7 @@ class RelayLimits:
     pairs_of_identity: int = 16
     pairs_of_network: int = 32
     mbps: float = MOST_RELAYED_MBPS
-    """Of all pairs together; each has an equal part of it."""
+    """Of all pairs together; an equal part of it is each one's own."""
 
     def connections(self) -> ConnectionLimits:
         """Places of connections before and after their proof; who asked nothing yet makes room."""
@@ -80,14 +82,33 @@ def offered_mbps(offer: str, uplink_mbps: float | None) -> float | None:
     return relayed_mbps(uplink_mbps)
 
 
-def pair_pace(bytes_per_s: Callable[[], float], clock: Callable[[], float]) -> Pace:
-    """The token bucket of a joined pair, both directions together. `bytes_per_s` is asked anew for each part."""
-    bucket = Bucket(bytes_per_s() * _BURST_S, clock())
+class PairPaces:
+    """Hierarchical token buckets of joined pairs (as HTB in Linux), both directions of each pair together.
 
-    def pace(count: int) -> float:
-        nonlocal bucket
-        rate = bytes_per_s()
-        bucket = bucket.filled(RequestRate(rate, rate * _BURST_S), clock()).less(count)
-        return max(0.0, -bucket.left / rate)
+    An equal part of the rate is each pair's own; what others leave of theirs goes to whoever has use for it. So pairs
+    that carry little, of which a relay has many, take nothing from those that carry much.
+    """
 
-    return pace
+    def __init__(self, rate: Callable[[], tuple[float, int]], clock: Callable[[], float]) -> None:
+        """`rate`: bytes a second of all pairs, and how many pairs there are; asked anew for each part."""
+        self._rate = rate
+        self._clock = clock
+        self._all = _FULL
+
+    def pace(self) -> Pace:
+        """Of one more pair."""
+        own = _FULL
+
+        def pace(count: int) -> float:
+            nonlocal own
+            (rate, pairs), now_s = self._rate(), self._clock()
+            whole, part = (
+                RequestRate(rate, rate * _BURST_S),
+                RequestRate(rate / pairs, rate / pairs * _BURST_S),
+            )
+            own = own.filled(part, now_s).less(count)
+            own = replace(own, left=max(own.left, -count))  # what was left by others is not owed
+            self._all = self._all.filled(whole, now_s).less(count)
+            return min(own.wait_s(0.0, part), self._all.wait_s(0.0, whole))
+
+        return pace

@@ -15,7 +15,7 @@ from typing import Self
 
 from molink.dht.identity.identity import peer_id_of
 from molink.dht.records.records import RelayAt
-from molink.peer.serving.budgets import Budget, RequestRate, RequestRates
+from molink.peer.reach.invitations import Invitation, InvitationLimiter
 from molink.peer.wire.reach.packets import (
     Invite,
     RelayError,
@@ -30,11 +30,12 @@ from molink.peer.wire.reach.splice import Splices
 from molink.peer.wire.reach.ways import splice_to_port
 
 MOST_STAYS = 3
-MOST_COMING = 16
-"""Invitations that are followed at once."""
-INVITATIONS = RequestRates(RequestRate(1.0, 16.0), RequestRate(1.0, 16.0), RequestRate(8.0, 64.0))
 SILENT_S = 45.0
 RETRY_S = (0.25, 1.0, 2.0, 5.0, 10.0, 30.0)
+READ_PAUSE_S = 0.02
+"""After each packet of a relay: one that floods is read at this rate, and does not keep this process from anything."""
+LASTING_S = 30.0
+"""After a stay that lasted so long the next attempt is a first one again."""
 MOST_HOSTS = 256
 RelayOf = Callable[[str], RelayAt | None]
 """Where a peer says in its signed facts that it relays."""
@@ -61,7 +62,7 @@ class Stays:
         self._keeping: dict[RelayAt, asyncio.Task[None]] = {}
         self._staying: set[RelayAt] = set()
         self._coming: set[asyncio.Task[None]] = set()
-        self._budget = Budget(INVITATIONS)
+        self._limiter = InvitationLimiter()
         self._hosts: OrderedDict[str, str] = OrderedDict()
         self._served: dict[str, int] = {}
         """How many connections of each peer go over relays now."""
@@ -99,14 +100,18 @@ class Stays:
                 self._keeping[relay] = asyncio.create_task(self._keep(relay), name=f"stay {relay.peer_id}")
 
     async def _keep(self, relay: RelayAt) -> None:
+        clock = asyncio.get_running_loop().time
         failures = 0
         while True:
+            began_s = clock()
             try:
                 session = await open_session(relay, self._user)
-                failures = 0
+                self._limiter.record_proof(relay.address)
                 await self._stay(relay, session)
             except (OSError, TimeoutError) as error:
                 _log.debug("the stay at %s ended: %s", relay.peer_id, error)
+            if clock() - began_s >= LASTING_S:
+                failures = 0
             await asyncio.sleep(RETRY_S[min(failures, len(RETRY_S) - 1)])
             failures += 1
 
@@ -125,6 +130,7 @@ class Stays:
                 if relay not in self._staying:
                     self._staying.add(relay)
                     self._changed()
+                await asyncio.sleep(READ_PAUSE_S)
         finally:
             if pinging is not None:
                 pinging.cancel()
@@ -137,22 +143,25 @@ class Stays:
     def _invited(self, relay: RelayAt, invite: Invite) -> None:
         with suppress(ValueError):
             asker = peer_id_of(invite.public_key)
-            now = asyncio.get_running_loop().time()
-            if len(self._coming) >= MOST_COMING or self._budget.spend(asker, "", now):
-                _log.debug("an invitation of %s by %s is not followed", asker, relay.peer_id)
-                return
             where = self._relay_of(asker) if invite.direct else relay
             if where is None:
+                return
+            invitation = Invitation(relay.peer_id, where.address)
+            why_not = self._limiter.follow(invitation, asker, asyncio.get_running_loop().time())
+            if why_not is not None:
+                _log.debug("an invitation of %s by %s: %s", asker, relay.peer_id, why_not)
                 return
             task = asyncio.create_task(self._come(where, asker, invite.token), name=f"come to {asker}")
             self._coming.add(task)
             task.add_done_callback(self._coming.discard)
+            task.add_done_callback(lambda _: self._limiter.end(invitation))
 
     async def _come(self, relay: RelayAt, asker: str, token: bytes) -> None:
         """Dials the relay, and serves who asked over that connection."""
         session: RelaySession | None = None
         try:
             session = await open_session(relay, self._user)
+            self._limiter.record_proof(relay.address)
             joined = await session.join(token)
             self._hosts[asker] = joined.host
             self._hosts.move_to_end(asker)

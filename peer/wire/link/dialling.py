@@ -38,7 +38,7 @@ from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.protocol.frames import ProtocolError, decode, encode, expect
 from molink.peer.wire.protocol.packets import MAX_PACKET_BYTES
 from molink.peer.wire.reach.packets import RelayError
-from molink.peer.wire.reach.ways import Way
+from molink.peer.wire.reach.ways import LocalTarget, Relayed, Way
 from molink.shards.backoff import Backoff
 
 LINK_METHOD = "/molink.Peer/Link"
@@ -208,7 +208,8 @@ class Dialler:
             for relay, at in zip(relays, found, strict=True)
             if at and relay.peer_id not in (facts.peer_id, self._identity.peer_id)
         ]
-        rungs = self.ladder.rungs(facts.peer_id, addresses, places)
+        now_s = asyncio.get_running_loop().time()
+        rungs = self.ladder.rungs(facts.peer_id, addresses, places, now_s)
         if not rungs:
             raise LinkError(facts.peer_id, UNREACHED)
         return rungs
@@ -260,12 +261,17 @@ class Dialler:
         try:
             address = await target.open(opened.connection)
             knock = await self._knock(facts, address, _pinned(facts), way.name, opened.host)
-            knock.connection.gone.add_done_callback(lambda _: target.end())
+            knock.connection.gone.add_done_callback(lambda _: self._end(way, target))
             return knock
         except (*_FAILS, OSError) as error:
             raise LinkError(facts.peer_id, _why(error), final=_is_final(error)) from error
         finally:
             target.close()
+
+    def _end(self, way: Way, target: LocalTarget) -> None:
+        target.end()
+        if isinstance(way, Relayed):
+            self.ladder.record_end(way.relay, asyncio.get_running_loop().time())
 
     async def _dial_once(self, facts: PeerFacts, address: str, pinned: bytes, asked: pb.Proof) -> Resumed:
         """One dial at a time to an address, and none if it is known that the peer is not there."""
@@ -285,25 +291,12 @@ class Dialler:
 
     async def _dial_address(self, facts: PeerFacts, address: str, pinned: bytes, asked: pb.Proof) -> Resumed:
         try:
-            return await self._connect(facts, address, pinned, asked)
+            return await (await self._knock(facts, address, pinned, "direct", "")).prove(asked)
         except LinkError:
             raise
         except _FAILS as error:
             await self._learn(facts, address, error)
             raise LinkError(facts.peer_id, _why(error), final=_is_final(error)) from error
-
-    async def _connect(
-        self,
-        facts: PeerFacts,
-        target: str,
-        pinned: bytes,
-        asked: pb.Proof,
-        way: str = "direct",
-        host: str = "",
-    ) -> Resumed:
-        """Raises LinkError, or what is in _FAILS."""
-        knock = await self._knock(facts, target, pinned, way, host)
-        return await knock.prove(asked)
 
     async def _knock(self, facts: PeerFacts, target: str, pinned: bytes, way: str, host: str) -> "Knock":
         """Raises what is in _FAILS."""

@@ -28,6 +28,9 @@ LOOK_TIMEOUT_S = 2.0
 """For a look at the certificate of who answers in a peer's place."""
 NEXT_RELAY_S = 0.6
 """Between the rungs of relays."""
+ENDED_LATELY_S = 60.0
+"""A relay over which a way ended so lately goes last: it may be what ended it."""
+MOST_ENDED = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +55,21 @@ class Ladder:
         self.expect: Expect | None = None
         """What this process's own relay offers, if it has one that others can dial."""
         self._folder = folder
+        self._ended: dict[str, float] = {}
+        """When a way over a relay ended last, by peer id of the relay."""
 
-    def rungs(self, peer_id: str, addresses: Sequence[str], relays: Sequence[RelayAt]) -> tuple[Rung, ...]:
+    def record_end(self, relay: RelayAt, now_s: float) -> None:
+        """Records that a way over a relay has ended: another one is taken first then, for a while."""
+        self._ended.pop(relay.peer_id, None)
+        self._ended[relay.peer_id] = now_s
+        if len(self._ended) > MOST_ENDED:
+            del self._ended[next(iter(self._ended))]
+
+    def rungs(
+        self, peer_id: str, addresses: Sequence[str], relays: Sequence[RelayAt], now_s: float = 0.0
+    ) -> tuple[Rung, ...]:
         """The rungs to a peer, by when they start."""
+        relays = sorted(relays, key=lambda relay: self._ended_s(relay, now_s))
         rungs = [Rung(at * STAGGER_S, address) for at, address in enumerate(addresses)]
         start_s = DIRECT_S if rungs else 0.0
         if relays and self.expect is not None:
@@ -66,6 +81,11 @@ class Ladder:
             for at, relay in enumerate(relays)
         ]
         return tuple(sorted(rungs, key=lambda rung: rung.start_s))
+
+    def _ended_s(self, relay: RelayAt, now_s: float) -> float:
+        """When a way over it ended; 0: it did not lately."""
+        ended_s = self._ended.get(relay.peer_id, 0.0)
+        return ended_s if now_s - ended_s < ENDED_LATELY_S else 0.0
 
     def target(self) -> LocalTarget:
         """A local target for a way of this process."""

@@ -36,6 +36,8 @@ ANSWER_TIMEOUT_S = 4.0
 PING_EVERY_S = 20.0
 """Of who stays: NATs forget a quiet connection after some minutes, the worst after half a minute."""
 
+_MOST_PORT, _PORT_DIGITS = 65535, 5
+
 PacketT = TypeVar("PacketT", bound=Packet)
 
 
@@ -65,7 +67,7 @@ class RelaySession:
     async def reach(self, public_key: bytes, token: bytes) -> Joined:
         """Has the peer with that key come, and be joined to this socket, which then is the way to it. Raises
         RelayError."""
-        return await self._ask(ReachRequest(public_key, token, direct=False), Joined)
+        return _checked(await self._ask(ReachRequest(public_key, token, direct=False), Joined))
 
     async def invite(self, public_key: bytes, token: bytes) -> None:
         """Has the peer with that key told to come to the relay that this end is itself. Raises RelayError."""
@@ -73,7 +75,7 @@ class RelaySession:
 
     async def join(self, token: bytes) -> Joined:
         """Comes as the invited peer; the socket then is the way to who asked. Raises RelayError."""
-        return await self._ask(JoinRequest(token), Joined)
+        return _checked(await self._ask(JoinRequest(token), Joined))
 
     async def _ask(self, packet: Packet, answer_type: type[PacketT]) -> PacketT:
         try:
@@ -108,6 +110,7 @@ async def open_session(
             await write_relay(connection, proof)
             welcome = expect_relay(await read_relay(connection), RelayWelcome)
             check_relay(welcome, challenge, proof, relay.peer_id, user.identity.peer_id, user.swarm_key)
+            _require_observed(welcome.observed)
     except BaseException as error:
         connection.close()
         if isinstance(error, TimeoutError):
@@ -131,6 +134,22 @@ def expect_relay(packet: Packet, packet_type: type[PacketT]) -> PacketT:
     return packet
 
 
+def _require_observed(observed: str) -> None:
+    """Raises RelayError if a relay says of where it sees this end what is no address."""
+    try:
+        endpoint(observed)
+    except ValueError:
+        raise RelayError("the relay says that it sees this end at what is no address") from None
+
+
+def _checked(joined: Joined) -> Joined:
+    """Raises RelayError if the host of the other end is none. A relay that itself is the other end names none."""
+    try:
+        return joined if not joined.host else Joined(str(ipaddress.ip_address(joined.host)))
+    except ValueError:
+        raise RelayError("the relay says that it sees the other end at what is no address") from None
+
+
 def endpoint(address: str) -> tuple[str, int]:
     """Host and port of host:port, an IPv6 host in brackets.
 
@@ -138,6 +157,8 @@ def endpoint(address: str) -> tuple[str, int]:
         ValueError: the host is no IP address, or the port none.
     """
     host, _, port = address.rpartition(":")
+    if not (port.isascii() and port.isdigit() and len(port) <= _PORT_DIGITS and int(port) <= _MOST_PORT):
+        raise ValueError(f"{address} has no port")
     return str(ipaddress.ip_address(host.strip("[]"))), int(port)
 
 

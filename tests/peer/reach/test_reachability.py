@@ -1,6 +1,7 @@
 """What a peer concludes from what relays say of it, and what it announces then."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -21,7 +22,7 @@ from molink.peer.reach.reachability import (
     judge,
     stays_for,
 )
-from molink.peer.reach.relay_limits import offered_mbps, pair_pace, relay_limits
+from molink.peer.reach.relay_limits import PairPaces, offered_mbps, relay_limits
 
 OWN = Identity.generate()
 RELAYS = tuple(RelayAt(Identity.generate().peer_id, f"198.51.{at}.1:443") for at in range(8))
@@ -161,11 +162,31 @@ def test_a_relay_takes_an_eighth_of_the_descriptors_at_most_and_nobody_all_of_it
     assert max(limits.pairs_of_identity, limits.pairs_of_network) < limits.pairs
 
 
-def test_a_pair_passes_on_its_rate_and_no_more() -> None:
+def passed_on(loads_bytes_per_s: Sequence[float], part_bytes: int = 8192) -> list[float]:
+    """Bytes a second that each of these pairs passes on in 20 s over a relay that gives away 1 MB/s."""
     now = [0.0]
-    pace = pair_pace(lambda: 1_000_000.0, lambda: now[0])
-    passed = 0
-    while now[0] < 10.0:
-        passed += 65536
-        now[0] += max(pace(65536), 0.001)
-    assert 10.0 <= passed / 1_000_000 <= 10.5
+    paces = PairPaces(lambda: (1_000_000.0, len(loads_bytes_per_s)), lambda: now[0])
+    pairs = [paces.pace() for _ in loads_bytes_per_s]
+    passed = [0] * len(pairs)
+    due = [0.0] * len(pairs)
+    while now[0] < 20.0:
+        at = min(range(len(pairs)), key=due.__getitem__)
+        now[0] = max(now[0], due[at])
+        passed[at] += part_bytes
+        due[at] = now[0] + max(pairs[at](part_bytes), part_bytes / loads_bytes_per_s[at])
+    return [each / 20.0 for each in passed]
+
+
+def test_pairs_pass_on_the_relays_rate_and_no_more() -> None:
+    for loads in ([1e9], [1e9, 1e9], [1e9] * 10):
+        rates = passed_on(loads)
+        assert 1_000_000 <= sum(rates) <= 1_060_000
+        assert max(rates) <= 1.2 * min(rates)
+
+
+def test_what_pairs_leave_of_their_part_goes_to_those_that_have_use_for_it_and_no_more() -> None:
+    busy, *idle = passed_on([1e9, *[1000.0] * 30], 1000)
+    assert busy >= 900_000
+    assert idle == pytest.approx([1000.0] * 30, rel=0.2)
+    *_, moderate = passed_on([1e9, 1e9, 200_000.0])
+    assert moderate >= 190_000
