@@ -62,11 +62,13 @@ _log = logging.getLogger(__name__)
 class _WaitingEnd:
     """Somebody waits for an invited peer."""
 
-    def __init__(self, peer_id: str, host: str) -> None:
+    def __init__(self, peer_id: str, host: str, invite: Invite | None = None) -> None:
         self.peer_id = peer_id
         """Who is to come."""
         self.host = host
         """Of who asked, where this relay sees it; empty: this relay's own process asks."""
+        self.invite = invite
+        """What it is told; None: another relay tells it."""
         self.came: asyncio.Future[Guest] = asyncio.get_running_loop().create_future()
         self.joined = asyncio.Event()
         """Set when the connection of who came is not its own task's any more."""
@@ -259,6 +261,8 @@ class Relay:
         if former is not None and former.task is not None:
             former.task.cancel()
         try:
+            for invite in self._not_answered(guest.peer_id):  # the former may be gone without a word
+                await self._tell(guest, invite)
             while True:
                 async with asyncio.timeout(STAY_SILENT_S):
                     expect_relay(await read_relay(guest.connection), RelayPing)
@@ -266,6 +270,11 @@ class Relay:
         finally:
             if self._stays.get(guest.peer_id) is guest:
                 del self._stays[guest.peer_id]
+
+    def _not_answered(self, peer_id: str) -> tuple[Invite, ...]:
+        """Invitations of a peer that has not come yet."""
+        ends = [end for end in self._waiting.values() if end.peer_id == peer_id and not end.came.done()]
+        return tuple(end.invite for end in ends if end.invite is not None)
 
     async def _tell(self, guest: Guest, packet: RelayPong | Invite) -> None:
         async with guest.writing, asyncio.timeout(WRITE_TIMEOUT_S):
@@ -288,7 +297,7 @@ class Relay:
         if question.token in self._waiting or len(question.token) != TOKEN_BYTES:
             raise RelayError("that token is in use")
         self._pairs.require_room(guest, wanted)
-        waiting = _WaitingEnd(wanted, guest.host)
+        waiting = _WaitingEnd(wanted, guest.host, invite)
         self._waiting[question.token] = waiting
         other: Guest | None = None
         try:
