@@ -19,7 +19,7 @@ from molink.dht.identity.dialable import ANYWHERE, Ranges, swarm_ranges
 from molink.dht.identity.identity import Identity
 from molink.dht.identity.swarm_key import SwarmKey
 from molink.dht.node.discovery import BootstrapUnreachable, Discovery
-from molink.dht.records.records import PeerView
+from molink.dht.records.records import PeerFacts, PeerView
 from molink.peer.wire.link.link import Link
 from molink.peer.wire.link.links import Links
 from molink.peer.wire.protocol import molink_pb2 as pb
@@ -81,6 +81,7 @@ class SwarmConnection:
             is_client=True,
             http_proxy=http_proxy,
         )
+        self.links.newest_facts = self._newest_facts
         self.probes = ReachabilityProbes(self.links)
         self._initial_peers = tuple(initial_peers)
         self.initial_peer_ids = frozenset(map(peer_id_in, initial_peers))
@@ -139,6 +140,10 @@ class SwarmConnection:
         if self._unanswered:
             return tuple(view for view in views if self.links.find(view.peer_id) is not None)
         return views
+
+    def _newest_facts(self, peer_id: str) -> PeerFacts | None:
+        views = self._discovery.snapshot()
+        return next((view.facts for view in views if view.peer_id == peer_id), None)
 
     def measured_rtt_ms(self) -> Mapping[tuple[str, str], float]:
         """Round trips between peers that this client has measured itself: none, it is on no hop's path."""

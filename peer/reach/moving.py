@@ -27,8 +27,8 @@ from molink.peer.wire.reach.punching import ObservedPort, attempt_after, observe
 from molink.peer.wire.reach.relay_client import RelayUser, endpoint
 from molink.peer.wire.reach.ways import Punched
 
-LOOK_EVERY_S = 0.25
-"""Between looks for links that are relayed."""
+LOOK_EVERY_S = 0.1
+"""Between looks for links that are relayed, or silent."""
 ANSWER_TIMEOUT_S = 5.0
 START_TIMEOUT_S = 5.0
 """From telling the other end one's address to its word to begin."""
@@ -74,12 +74,14 @@ class HolePuncher:
 
     def is_relayed(self, link: Link) -> bool:
         """Whether a link goes over a relay now, as far as this end knows."""
-        return way_of(link.connection) == "relayed" or self._stays.serves(link.peer_id)
+        return way_of(link.connection) == "relayed" or self._stays.guests.serves(link.peer_id)
 
     # -- the end that dialled
 
     async def _look(self) -> None:
         while True:
+            if any(link.seems_dead() for link in self._links.all()):
+                self._stays.doubt()
             for link, facts in self._links.dialled().items():
                 if way_of(link.connection) == "relayed" and link not in self._moving:
                     task = asyncio.create_task(self._keep_trying(link, facts), name=f"move {link.peer_id}")
@@ -142,7 +144,7 @@ class HolePuncher:
         if request.WhichOneof("body") == "punch_now":
             self._begin(link)
             return pb.Response(released=pb.Released())
-        host = self._stays.host_of(link.peer_id)
+        host = self._stays.guests.host_of(link.peer_id)
         if host is None:
             raise ProtocolError("this link came over no relay")
         _require_host(request.punch.address, host, self._links.dialler.ranges)
@@ -173,7 +175,7 @@ class HolePuncher:
 
     async def _punch_and_serve(self, mine: ObservedPort, target: str) -> None:
         try:
-            await self._stays.serve(await punch(mine.port, target))
+            await self._stays.guests.serve(await punch(mine.port, target))
         except OSError as error:
             _log.debug("punching to %s failed: %s", target, error)
         finally:

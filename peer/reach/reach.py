@@ -105,6 +105,8 @@ class Reach:
         self.hard: bool | None = None
         """Whether this machine's NAT gives each destination another port; None: nobody knows."""
         self._reached = asyncio.Event()
+        self._said: PeerFacts | None = None
+        """As last announced: stays may begin between the first announcement and `keep`."""
         self._puncher = HolePuncher(around.links, user, self.stays, lambda: self.finding.near)
         self._stack = AsyncExitStack()
 
@@ -135,7 +137,8 @@ class Reach:
                     while not self.stays.relays:
                         self._changed.clear()
                         await self._changed.wait()
-        return self._noted(self.told(base))
+        self._said = self.told(base)
+        return self._noted(self._said)
 
     async def reached(self) -> None:
         """Returns once others have been told a way to this peer."""
@@ -165,7 +168,7 @@ class Reach:
         """Looks again from time to time, until cancelled; `announce` is called with facts that have changed."""
         if self._settings.is_local:
             await asyncio.Event().wait()
-        said = self.told(base)
+        self._said = self._said or self.told(base)
         while True:
             settled = self.finding.reachable is Reachable.DIALABLE or bool(self.stays.relays)
             with suppress(TimeoutError):
@@ -175,9 +178,9 @@ class Reach:
             self._changed.clear()
             await self._look(base)
             facts = self.told(base)
-            if facts != said:
+            if facts != self._said:
                 await announce(facts)
-                said = self._noted(facts)
+                self._said = self._noted(facts)
 
     async def answers(self, facts: PeerFacts) -> bool:
         """Whether a peer is there, by a link to it or over the relays that it announces."""
@@ -256,10 +259,10 @@ class Reach:
 
     def _way_of(self, link: Link) -> str:
         """How a link goes now, as far as this end knows."""
-        return way_of(link.connection) or ("relayed" if self.stays.serves(link.peer_id) else "direct")
+        return way_of(link.connection) or ("relayed" if self.stays.guests.serves(link.peer_id) else "direct")
 
     def _served_host(self, peer_id: str) -> str | None:
-        return self.stays.host_of(peer_id) if self.stays.serves(peer_id) else None
+        return self.stays.guests.host_of(peer_id) if self.stays.guests.serves(peer_id) else None
 
     def _relay_of(self, peer_id: str) -> RelayAt | None:
         """Where a peer says that it relays, if it may be dialled there."""

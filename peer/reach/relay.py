@@ -63,11 +63,13 @@ _log = logging.getLogger(__name__)
 class _WaitingEnd:
     """Somebody waits for an invited peer."""
 
-    def __init__(self, peer_id: str, host: str) -> None:
+    def __init__(self, peer_id: str, host: str, invite: Invite | None = None) -> None:
         self.peer_id = peer_id
         """Who is to come."""
         self.host = host
         """Of who asked, where this relay sees it; empty: this relay's own process asks."""
+        self.invite = invite
+        """What it is told; None: another relay tells it."""
         self.came: asyncio.Future[Guest] = asyncio.get_running_loop().create_future()
         self.joined = asyncio.Event()
         """Set when the connection of who came is not its own task's any more."""
@@ -263,6 +265,8 @@ class Relay:
         if former is not None and former.task is not None:
             former.task.cancel()
         try:
+            for invite in self._not_answered(guest.peer_id):  # the former may be gone without a word
+                await self._invite(guest, invite)
             while True:
                 async with asyncio.timeout(STAY_SILENT_S):
                     expect_relay(await read_relay(guest.connection), RelayPing)
@@ -272,6 +276,11 @@ class Relay:
         finally:
             if self._stays.get(guest.peer_id) is guest:
                 del self._stays[guest.peer_id]
+
+    def _not_answered(self, peer_id: str) -> tuple[Invite, ...]:
+        """Invitations of a peer that has not come yet."""
+        ends = [end for end in self._waiting.values() if end.peer_id == peer_id and not end.came.done()]
+        return tuple(end.invite for end in ends if end.invite is not None)
 
     async def _tell(self, guest: Guest, packet: RelayPong | Invite) -> bool:
         """Whether who stays was told. If not, a packet may have been cut off, and the stay ends."""
@@ -310,7 +319,7 @@ class Relay:
 
     async def _join_both(self, guest: Guest, wanted: str, stay: Guest, invite: Invite) -> None:
         """Has who stays come, and joins its new connection to that of who asked."""
-        waiting = self._waiting[invite.token] = _WaitingEnd(wanted, guest.host)
+        waiting = self._waiting[invite.token] = _WaitingEnd(wanted, guest.host, invite)
         try:
             await self._invite(stay, invite)
             try:

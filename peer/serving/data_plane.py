@@ -155,6 +155,7 @@ class DataPlane:
         )
         leased = LeasedCompute(spec, leases, backend, self._engine_thread, on_change)
         self.loader = LayerLoader(leased)
+        self.links.newest_facts = swarm.newest_facts
         neighbours = NeighbourLinks(self.links, swarm.own_ranges, swarm.newest_facts)
         self.admission = Admission(identity.peer_id, leased, sessions, self.loader, neighbours, self.stepper)
         service.attach(self.stepper, self.admission, self.links)

@@ -6,7 +6,7 @@ that hop's. So whatever fails, the client hears the same, after the same time.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from molink.dht.identity.dialable import Ranges, host_of, may_dial
@@ -60,16 +60,24 @@ class NeighbourLinks:
                     if self._links.find(facts.peer_id) is not None:
                         return
                     if self._may_try(newest, address, client, known):
-                        await self._dial(
-                            replace(newest, grpc_addresses=(address,), relays=()), address, given_up_s
-                        )
-                for relay in () if newest.grpc_addresses else newest.relays:
-                    if self._links.find(facts.peer_id) is not None:
-                        return
+                        there = replace(newest, grpc_addresses=(address,), relays=())
+                        await self._dial(there, (address,), given_up_s)
+                if not newest.grpc_addresses and self._links.find(facts.peer_id) is None:
                     # whoever names a relay and does not stay there must not keep others from it
-                    place = f"{facts.peer_id} over {relay.address}"
-                    if self._may_try(newest, relay.address, client, known, place):
-                        await self._dial(replace(newest, relays=(relay,)), place, given_up_s)
+                    places = {
+                        relay: place
+                        for relay in newest.relays
+                        if self._may_try(
+                            newest,
+                            relay.address,
+                            client,
+                            known,
+                            place := f"{facts.peer_id} over {relay.address}",
+                        )
+                    }
+                    if places:
+                        there = replace(newest, relays=tuple(places))
+                        await self._dial(there, tuple(places.values()), given_up_s)
                 while self._links.find(facts.peer_id) is None:  # noqa: ASYNC110 - it comes from the other end, maybe
                     await asyncio.sleep(LOOK_EVERY_S)
         except TimeoutError:
@@ -95,16 +103,21 @@ class NeighbourLinks:
             return False
         return True
 
-    async def _dial(self, facts: PeerFacts, address: str, given_up_s: float) -> None:
+    async def _dial(self, facts: PeerFacts, places: Sequence[str], given_up_s: float) -> None:
+        """`places`: whose failures count."""
         loop = asyncio.get_running_loop()
+        failed = False
         try:
             await self._links.to(facts, UNREACHED_AFTER_S)
         except LinkError as error:
-            _log.debug("%s at %s: %s", facts.peer_id, address, error.reason)
-            self._backoff.failed(facts.peer_id, address, loop.time())
+            _log.debug("%s at %s: %s", facts.peer_id, places, error.reason)
+            failed = True
         except asyncio.CancelledError:
-            if loop.time() >= given_up_s:  # else the client has gone
-                self._backoff.failed(facts.peer_id, address, loop.time())
+            failed = loop.time() >= given_up_s  # else the client has gone
             raise
         else:
-            self._backoff.answered(facts.peer_id, address)
+            for place in places:
+                self._backoff.answered(facts.peer_id, place)
+        finally:
+            for place in places if failed else ():
+                self._backoff.failed(facts.peer_id, place, loop.time())

@@ -37,7 +37,7 @@ from molink.peer.wire.link.link import LinkError, Resumed
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.protocol.frames import ProtocolError, decode, encode, expect
 from molink.peer.wire.protocol.packets import MAX_PACKET_BYTES
-from molink.peer.wire.reach.packets import RelayError
+from molink.peer.wire.reach.packets import RelayUnreachable
 from molink.peer.wire.reach.ways import LocalTarget, Relayed, Way
 from molink.shards.backoff import Backoff
 
@@ -230,9 +230,8 @@ class Dialler:
         try:
             resumed = await self.dial_over(facts, rung.way, asked)
         except LinkError as error:
-            if isinstance(
-                error.__cause__, RelayError
-            ):  # that of nobody in particular, so that all who name it wait
+            if isinstance(error.__cause__, RelayUnreachable):
+                # that of nobody in particular, so that all who name it wait
                 self._book.record_failure(rung.address, DialFailure(clock(), ""))
             raise
         self._book.record_proof(rung.address, relay_id)

@@ -79,6 +79,8 @@ class Links:
         """Whether a link goes over a relay now."""
         self.host_of: Callable[[str], str | None] = lambda _: None
         """Where a relay saw a peer that comes over it now."""
+        self.newest_facts: Callable[[str], PeerFacts | None] = lambda _: None
+        """What the swarm knows of a peer now: by that a link whose connection broke is dialled again."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -217,7 +219,7 @@ class Links:
         connection = await self.dialler.dial(facts, link_id)
 
         async def redial(link: Link) -> Resumed:
-            return await self.dialler.redial(facts, link_id, link.received)
+            return await self.dialler.redial(self._newest(facts), link_id, link.received)
 
         link = Link(
             link_id,
@@ -231,6 +233,11 @@ class Links:
         self._start(link)
         return link
 
+    def _newest(self, facts: PeerFacts) -> PeerFacts:
+        """What is known now of a peer that was dialled by these: it may have other addresses and relays by then."""
+        known = self.newest_facts(facts.peer_id)
+        return facts if known is None or known.sequence < facts.sequence else known
+
     def _start(self, link: Link) -> asyncio.Task[None]:
         self._take(link)
         task = asyncio.create_task(self._run(link), name=f"link {link.peer_id}")
@@ -241,7 +248,7 @@ class Links:
     async def _run(self, link: Link) -> None:
         minding = [asyncio.create_task(self._retire(link), name=f"retire {link.peer_id}")]
         if (facts := self._dialled.get(link)) is not None:
-            second = keep_second_way(link, lambda: self.dialler.knock(facts))
+            second = keep_second_way(link, lambda: self.dialler.knock(self._newest(facts)))
             minding.append(asyncio.create_task(second, name=f"second way {link.peer_id}"))
         try:
             reason = await link.run()

@@ -25,6 +25,10 @@ class RelayError(ConnectionError):
     """A relay, or who uses it, is not there, refuses, or does not keep to the protocol."""
 
 
+class RelayUnreachable(RelayError):
+    """Nobody answers where the relay is to be."""
+
+
 class RelayHungUp(RelayError):
     """The other end has closed the connection."""
 

@@ -23,6 +23,7 @@ from molink.peer.wire.reach.packets import (
     ReachRequest,
     RelayError,
     RelayRefusal,
+    RelayUnreachable,
     RelayWelcome,
     read_relay,
     write_relay,
@@ -96,12 +97,13 @@ async def open_session(
     """Connects to a relay, and proves both ends. `local_port`: from which, shared with other sockets; 0: any.
 
     Raises:
-        RelayError: nobody answers there, or it is another, or it sends this end away.
+        RelayUnreachable: nobody answers there.
+        RelayError: it is another, or it sends this end away.
     """
     try:
         connection = shared_socket(relay.address, local_port)
     except (OSError, ValueError) as error:
-        raise RelayError(f"{relay.address} cannot be dialled: {error}") from error
+        raise RelayUnreachable(f"{relay.address} cannot be dialled: {error}") from error
     try:
         async with asyncio.timeout(timeout_s):
             await asyncio.get_running_loop().sock_connect(connection, endpoint(relay.address))
@@ -114,9 +116,9 @@ async def open_session(
     except BaseException as error:
         connection.close()
         if isinstance(error, TimeoutError):
-            raise RelayError(f"the relay did not answer within {timeout_s:g} s") from None
+            raise RelayUnreachable(f"the relay did not answer within {timeout_s:g} s") from None
         if isinstance(error, OSError) and not isinstance(error, RelayError):
-            raise RelayError(f"the relay cannot be reached: {error}") from error
+            raise RelayUnreachable(f"the relay cannot be reached: {error}") from error
         raise
     return RelaySession(connection, welcome.observed)
 

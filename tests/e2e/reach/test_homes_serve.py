@@ -1,7 +1,6 @@
 """Homes behind NATs join a swarm and serve: real processes in namespaces, one volunteer that others can dial."""
 
 import json
-import re
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.links.home_peers import HomePeer, invited_by
 from support.links.namespaces import INSIDE, Internet, require_namespaces
 from support.swarms.live_swarms import BUNDLED, References, bundled_folder
 
@@ -31,33 +31,6 @@ asyncio.run(main())
 """
 
 
-class Peer:
-    """A `molink-peer join` in a namespace, until the stack is closed."""
-
-    def __init__(self, stack: ExitStack, net: Internet, name: str, folder: Path, *options: str) -> None:
-        self.name, self.folder = name, folder
-        command = [sys.executable, "-m", "molink.peer", "join", "--state-dir", str(folder), *options]
-        log = stack.enter_context((folder.parent / f"{folder.name}.log").open("wb"))
-        self._process = subprocess.Popen(
-            net.command(name, *command, "--model", BUNDLED, "--priority", "normal"),
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-        )
-        stack.callback(self._process.communicate)
-        stack.callback(self._process.kill)
-
-    def ready(self) -> list[str]:
-        """What it has printed by the time it is ready."""
-        assert self._process.stdout is not None
-        lines: list[str] = []
-        for line in self._process.stdout:
-            lines.append(line.rstrip())
-            if lines[-1] == "ready":
-                return lines
-        raise AssertionError(f"it ended: {lines}")
-
-
 def examined(net: Internet, name: str, *options: str) -> dict[str, Any]:
     """What the doctor says in a namespace."""
     command = net.command(name, sys.executable, "-m", "molink.peer", "doctor", "--json", *options)
@@ -72,13 +45,13 @@ def test_a_circuit_over_two_homes_that_nobody_can_dial_gives_a_third_home_transf
     require_namespaces()
     with ExitStack() as stack:
         net = stack.enter_context(Internet())
-        volunteer = Peer(
+        volunteer = HomePeer(
             stack, net, net.volunteer("192.0.2.1"), tmp_path / "volunteer", "--new-swarm", "--layers", "0:4",
             "--listen", "192.0.2.1", "--announce", "192.0.2.1", "--relay-port", "443",
         )  # fmt: skip
-        (invited,) = re.findall(r"--initial-peers (\S+)", "\n".join(volunteer.ready()))[:1]
+        invited = invited_by(volunteer.ready())
         homes = [
-            Peer(
+            HomePeer(
                 stack,
                 net,
                 net.home(kind, host),
@@ -109,20 +82,41 @@ def test_a_circuit_over_two_homes_that_nobody_can_dial_gives_a_third_home_transf
         assert generated(net, third, invited) == transformers_tokens(hops=3)
 
 
+def test_a_host_that_may_only_open_connections_to_port_443_serves(tmp_path: Path) -> None:
+    require_namespaces()
+    with ExitStack() as stack:
+        net = stack.enter_context(Internet())
+        founder = HomePeer(
+            stack, net, net.volunteer("192.0.2.1"), tmp_path / "founder", "--new-swarm", "--layers", "0:6",
+            "--listen", "192.0.2.1", "--announce", "192.0.2.1", "--port", "443",
+        )  # fmt: skip
+        invited = invited_by(founder.ready())
+        HomePeer(
+            stack, net, net.volunteer("198.51.100.2"), tmp_path / "relay", "--initial-peers", invited, "--layers",
+            "0:6", "--listen", "198.51.100.2", "--announce", "198.51.100.2", "--relay-port", "443",
+        ).ready()  # fmt: skip
+        blocked = net.home("blocked", "203.0.113.10")
+        home = HomePeer(
+            stack, net, blocked, tmp_path / "blocked", "--initial-peers", invited, "--layers", "6:12"
+        )
+        assert "Nobody can dial this peer: others reach it over 198.51.100.2" in home.ready()
+        assert generated(net, net.home("port", "203.0.114.20"), invited) == transformers_tokens(hops=2)
+
+
 def test_a_container_whose_ports_are_mapped_to_others_serves_where_it_says(tmp_path: Path) -> None:
     require_namespaces()
     with ExitStack() as stack:
         net = stack.enter_context(Internet())
         container = net.home("port", "203.0.113.10")
         net.forward("203.0.113.10", {34001: 4001, 34002: 4002})
-        founder = Peer(
+        founder = HomePeer(
             stack, net, container, tmp_path / "container", "--new-swarm", "--layers", "0:6", "--listen", INSIDE,
             "--port", "4001", "--grpc-port", "4002", "--announce", "203.0.113.10:34001:34002",
         )  # fmt: skip
-        (invited,) = re.findall(r"--initial-peers (\S+)", "\n".join(founder.ready()))[:1]
+        invited = invited_by(founder.ready())
         assert "/ip4/203.0.113.10/tcp/34001/" in invited
         volunteer = net.volunteer("192.0.2.1")
-        Peer(
+        HomePeer(
             stack, net, volunteer, tmp_path / "volunteer", "--initial-peers", invited, "--layers", "6:12",
             "--announce", "192.0.2.1",
         ).ready()  # fmt: skip
@@ -139,7 +133,7 @@ def test_a_client_that_was_told_of_no_swarm_asks_the_one_at_home(
     with ExitStack() as stack:
         net = stack.enter_context(Internet())
         home = net.home("port", "203.0.113.10")
-        Peer(
+        HomePeer(
             stack, net, home, tmp_path / "founder", "--new-swarm", "--layers", "0:12", "--listen", INSIDE
         ).ready()
         assert generated(net, home) == transformers_tokens(hops=1)

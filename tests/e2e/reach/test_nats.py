@@ -55,6 +55,13 @@ def test_where_there_can_be_no_hole_the_relayed_way_stays(kind: str, other_kind:
     assert said["closed"] is None
 
 
+def test_a_relayed_home_whose_router_forgets_its_connections_is_found_again_and_nothing_is_lost() -> None:
+    said = dialled("symmetric", "port", forgets=True, stays=1, wait_s=0.5)
+    assert (said["first_way"], said["way"]) == ("relayed", "relayed")
+    assert said["in_order"]
+    assert said["closed"] is None
+
+
 @pytest.mark.full
 def test_a_hole_that_closes_without_a_word_is_left_for_the_relay_and_nothing_is_lost() -> None:
     said = dialled("port", "port", parts=True, wait_s=20.0)

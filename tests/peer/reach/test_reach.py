@@ -119,7 +119,7 @@ async def test_a_peer_told_to_be_relayed_is_dialled_by_nobody_and_served_over_it
         assert home.end.links.host_of(client.peer_id) == "127.0.0.1"
         assert home.end.links.line_quality() == LineQuality(None, ())
         link.close("enough")
-        await until(lambda: not home.reach.stays.serves(client.peer_id))
+        await until(lambda: not home.reach.stays.guests.serves(client.peer_id))
 
 
 class PortForwarder:
@@ -207,6 +207,25 @@ async def test_a_peer_whose_relay_goes_moves_to_another_and_says_so() -> None:
         await first.__aexit__()
         while (await soon(said.get())).relays != (second.at,):
             pass
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+
+
+@asynchronous
+async def test_a_stay_that_begins_after_the_first_announcement_is_announced_too() -> None:
+    async with RelayEnd() as one, RelayEnd() as two, Home([one.at], blocked=True) as home:
+        first = await soon(home.reach.settled(home.base))
+        assert first.relays == (one.at,)
+        home.reach.stays.keep((one.at, two.at))
+        await until(lambda: len(home.reach.stays.relays) == 2)
+        home.relays.append(two.at)
+        said: asyncio.Queue[PeerFacts] = asyncio.Queue()
+
+        async def announce(facts: PeerFacts) -> None:
+            said.put_nowait(facts)
+
+        keeping = asyncio.create_task(home.reach.keep(home.base, announce))
+        assert set((await soon(said.get())).relays) == {one.at, two.at}
         keeping.cancel()
         await asyncio.gather(keeping, return_exceptions=True)
 

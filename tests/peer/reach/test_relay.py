@@ -19,13 +19,15 @@ from molink.peer.reach.stays import Stays
 from molink.peer.wire.link.certificate import certificate_hash, new_certificate
 from molink.peer.wire.reach.packets import (
     Challenge,
+    Invite,
     JoinRequest,
     RelayError,
     RelayRefusal,
+    Stay,
     read_relay,
     write_relay,
 )
-from molink.peer.wire.reach.relay_client import RelayUser, open_session
+from molink.peer.wire.reach.relay_client import RelaySession, RelayUser, open_session
 from molink.peer.wire.reach.relay_proof import prove_user
 from molink.peer.wire.reach.splice import Splices
 from molink.peer.wire.reach.ways import LocalTarget, Relayed, Reversed
@@ -298,6 +300,44 @@ async def test_a_second_stay_takes_the_place_of_the_first_and_a_lost_one_is_rene
             await until(lambda: other.relays == (lab.at,))
             assert lab.relay.stays == {lab.home.identity.peer_id}
         await until(lambda: lab.stays.relays == (lab.at,) and bool(lab.relay.stays))
+
+
+@asynchronous
+async def test_an_invitation_over_a_stay_that_is_gone_without_a_word_comes_over_the_next_one() -> None:
+    async with Lab() as lab:
+        silent = await open_session(lab.at, lab.home)
+        await write_relay(silent.connection, Stay())
+        await until(lambda: bool(lab.relay.stays))
+        opening = asyncio.create_task(Relayed(lab.home.identity.peer_id, lab.at, user()).open())
+        assert isinstance(await soon(read_relay(silent.connection)), Invite)
+        await lab.stay()
+        opened = await soon(opening)
+        assert await soon(echoed(opened.connection, b"there")) == b"there"
+        silent.close()
+
+
+@asynchronous
+async def test_stays_that_are_doubted_are_made_anew_at_a_rate_and_meanwhile_the_old_ones_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opened: list[RelaySession] = []
+
+    async def counting(relay: RelayAt, own: RelayUser) -> RelaySession:
+        opened.append(await open_session(relay, own))
+        return opened[-1]
+
+    monkeypatch.setattr("molink.peer.reach.stays.open_session", counting)
+    async with Lab() as lab:
+        await lab.stay()
+        for _ in range(3):
+            lab.stays.doubt()
+            await until(lambda: len(opened) == 2)
+            assert lab.relay.stays == {lab.home.identity.peer_id}
+            assert lab.stays.relays == (lab.at,)
+        way = await soon(Relayed(lab.home.identity.peer_id, lab.at, user()).open())
+        assert await soon(echoed(way.connection, b"there")) == b"there"
+        assert len(opened) == 2
+        assert opened[0].connection.fileno() == -1
 
 
 @asynchronous

@@ -63,9 +63,12 @@ def started(stack: ExitStack, command: list[str], **asked: object) -> Process:
     return stack.enter_context(Process([*command, *arguments]))
 
 
-def dialled(kind: str, other_kind: str, *, parts: bool = False, **asked: object) -> dict[str, Any]:
+def dialled(
+    kind: str, other_kind: str, *, parts: bool = False, forgets: bool = False, **asked: object
+) -> dict[str, Any]:
     """What a home behind a router of the first kind says of its link to one behind the other. `parts`: once the link
-    has moved, nothing goes directly between the two any more, and nobody is told."""
+    has moved, nothing goes directly between the two any more; `forgets`: once it is there, the other's router has
+    forgotten all its connections. Nobody is told of either."""
     with ExitStack() as stack:
         net = stack.enter_context(Internet())
         relays = [
@@ -78,7 +81,9 @@ def dialled(kind: str, other_kind: str, *, parts: bool = False, **asked: object)
             for relay, host in zip(relays, RELAYS, strict=True)
         ]
         homes = [
-            started(stack, net.command(name), role="home", relays=places, parts=parts, **asked)
+            started(
+                stack, net.command(name), role="home", relays=places, parts=parts, forgets=forgets, **asked
+            )
             for name in (near, far)
         ]
         facts = [one.line()["facts"] for one in homes]
@@ -86,5 +91,9 @@ def dialled(kind: str, other_kind: str, *, parts: bool = False, **asked: object)
         if parts:
             assert homes[0].line()["moved"]
             net.part(NEAR, FAR)
+            homes[0].tell("")
+        if forgets:
+            assert homes[0].line()["sent"]
+            net.forget(FAR)
             homes[0].tell("")
         return homes[0].line()

@@ -3,7 +3,7 @@
 Kinds of routers, by what they let in and how they name ports: `open` (none at all); `full` (everybody), `restricted`
 (hosts that were written to), `port` (host and port; Linux masquerade), `moved` (as `port`, but another outside port),
 `rst` (as `port`, but strangers are answered with a reset), `symmetric` (as `port`, another random port for each
-destination), `blocked` (out: TCP 80 and 443 only), `carrier` (a home router behind a carrier's NAT, both `port`).
+destination), `blocked` (out: TCP to port 443 only), `carrier` (a home router behind a carrier's NAT, both `port`).
 """
 
 import itertools
@@ -11,12 +11,15 @@ import os
 import shutil
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import Self
 
 import pytest
+from support.links.slow_lines import Line, SlowLines
 
+HOME_LINE, VOLUNTEER_LINE = Line(10.0), Line(5.0)
+"""Between two homes 40 ms there and back, over a volunteer 60."""
 KINDS = ("full", "restricted", "port", "moved", "rst", "symmetric", "blocked", "carrier")
 INSIDE = "192.168.1.2"
 _counter = itertools.count(1)
@@ -46,16 +49,30 @@ def run(*command: str, text: str | None = None) -> None:
 
 
 class Internet:
-    """Namespaces between `__enter__` and `__exit__`: a router in the middle, and whoever is added."""
+    """Namespaces between `__enter__` and `__exit__`: a router in the middle, and whoever is added.
 
-    def __init__(self) -> None:
+    Without `slow` lines have neither delay nor a rate; with it they have those of `home_line` and `volunteer_line`.
+    """
+
+    def __init__(
+        self, *, slow: bool = False, home_line: Line = HOME_LINE, volunteer_line: Line = VOLUNTEER_LINE
+    ) -> None:
+        self._slow = SlowLines() if slow else None
+        self._lines = {"v": volunteer_line}
+        self._home_line = home_line
+        self._stack = ExitStack()
         self._prefix = f"m{os.getpid() % 100000}x{next(_counter)}"
         self._names: list[str] = []
         self._middle = ""
         self._routers: dict[str, str] = {}
         """Namespaces of homes' outer routers, by public address."""
+        self._ends: dict[str, str] = {}
+        """Devices in the middle, by the namespace at their other end."""
 
     def __enter__(self) -> Self:
+        if self._slow is not None:
+            self._stack.enter_context(self._slow)
+            return self
         self._middle = self._add("i")
         run("ip", "netns", "exec", self._middle, "sysctl", "-qw", "net.ipv4.ip_forward=1")
         return self
@@ -63,6 +80,7 @@ class Internet:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._stack.close()
         for name in reversed(self._names):
             with suppress(RuntimeError):
                 run("ip", "netns", "del", name)
@@ -95,6 +113,26 @@ class Internet:
             rule = f"insert rule ip nat passing ip saddr {far} drop; insert rule ip nat passing ip daddr {far} drop"
             run("ip", "netns", "exec", self._routers[near], "nft", rule)
 
+    def forget(self, address: str, new_address: str = "") -> None:
+        """The home router at that address forgets all connections without a word, and has another address from then
+        on, if one is given."""
+        router, after = self._routers[address], new_address or address
+        run("ip", "-n", router, "link", "set", "wan", "down")
+        if new_address:
+            run("ip", "-n", router, "addr", "flush", "dev", "wan")
+            run("ip", "-n", router, "addr", "add", f"{after}/32", "dev", "wan")
+            self._routers[after] = self._routers.pop(address)
+            self._readdress(router, after)
+        run("ip", "-n", router, "link", "set", "wan", "up")
+        run("ip", "-n", router, "route", "add", "default", "dev", "wan")
+
+    def _readdress(self, router: str, address: str) -> None:
+        if self._slow is not None:
+            self._slow.readdress(router, address)
+        else:
+            end = self._ends[router]
+            run("ip", "-n", self._middle, "route", "add", f"{address}/32", "dev", end)
+
     def command(self, name: str, *command: str) -> list[str]:
         """The command line that runs a command in a namespace."""
         return ["ip", "netns", "exec", name, *command]
@@ -108,7 +146,13 @@ class Internet:
 
     def _public(self, letter: str, address: str) -> str:
         name = self._add(letter)
-        end = f"w{len(self._names)}"
+        if self._slow is not None:
+            self._slow.place(name, address, self._lines.get(letter, self._home_line))
+            run("ip", "-n", name, "addr", "add", f"{address}/32", "dev", "wan")
+            run("ip", "-n", name, "link", "set", "wan", "up", "txqueuelen", "2000")
+            run("ip", "-n", name, "route", "add", "default", "dev", "wan")
+            return name
+        end = self._ends[name] = f"w{len(self._names)}"
         run(
             "ip", "-n", self._middle, "link", "add", end, "type", "veth", "peer", "name", "wan", "netns", name
         )
@@ -150,7 +194,7 @@ def _translate(router: str, kind: str, wan: str, inside: str, address: str) -> N
         # as if others had the ports already: each is given another one, the same for every destination
         masks = f"oifname {wan} meta l4proto tcp snat to {address}:th sport map @moved; {masks}"
     if kind == "blocked":
-        blocks = f"oifname {wan} tcp dport != {{ 80, 443 }} drop; oifname {wan} meta l4proto udp drop"
+        blocks = f"oifname {wan} tcp dport != 443 drop; oifname {wan} meta l4proto udp drop"
     moved = "map moved { type inet_service : inet_service; flags interval; }"
     if kind == "moved":
         ports = ", ".join(f"{32768 + at} : {10000 + (at * 37) % 28232}" for at in range(0, 28232, 1))
@@ -162,10 +206,13 @@ table ip nat {{
  chain arriving {{ type nat hook prerouting priority dstnat; {arrives}; }}
  chain leaving {{ type nat hook postrouting priority srcnat; {masks}; }}
  chain passing {{ type filter hook forward priority filter; policy drop;
-  {leaves}; {blocks}; oifname {wan} accept; ct state established,related accept; ct status dnat accept; }}
+  {leaves}; {blocks}; ct state invalid drop; oifname {wan} accept;
+  ct state established,related accept; ct status dnat accept; }}
  chain own {{ type filter hook input priority filter; {drops};
   iifname lan accept; ct state established,related accept; icmp type echo-request accept; }}
 }}
 """.replace(" ;", "").replace("  ;", "")
     rules = "\n".join(line for line in rules.splitlines() if line.strip())
     run("ip", "netns", "exec", router, "nft", "-f", "-", text=rules)
+    # a connection that was forgotten is not taken up again in its middle
+    run("ip", "netns", "exec", router, "sysctl", "-qw", "net.netfilter.nf_conntrack_tcp_loose=0")

@@ -82,6 +82,11 @@ async def dial(end: RelayedEnd, facts: PeerFacts, asked: dict[str, Any]) -> None
         say(moved=moved_ms is not None)
         await asyncio.to_thread(sys.stdin.readline)
         sent = await push(link, sent, lambda: way_of(link) == first_way, PARTED_S)
+    if asked["forgets"]:
+        say(sent=sent)
+        await asyncio.to_thread(sys.stdin.readline)
+        lost = link.connection
+        sent = await push(link, sent, lambda: link.connection is not lost, PARTED_S)
     sent = await push(link, sent, lambda: False, AFTER_S)
     numbers: list[int] = []
     async with asyncio.timeout(5.0):

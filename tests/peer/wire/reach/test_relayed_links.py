@@ -76,6 +76,28 @@ async def test_a_link_whose_relay_is_gone_goes_on_over_the_next() -> None:
 
 
 @asynchronous
+async def test_a_link_that_breaks_is_dialled_by_what_is_known_of_the_peer_by_then() -> None:
+    async with RelayEnd() as first, RelayEnd() as second, RelayedEnd() as home, End(is_client=True) as client:
+        facts = await home.stay(first.at, second.at)
+        link = await soon(client.links.to(replace(facts, relays=(first.at,))))
+        client.links.newest_facts = {facts.peer_id: facts}.get
+        await first.__aexit__(None)
+        link.post(pb.Activations(hidden_size=5), b"", TrafficClass.DECODE)
+        assert (await soon(home.end.handler.frames.get()))[1].header.hidden_size == 5  # type: ignore[attr-defined]
+        assert second.relay.pairs == 1
+
+
+@asynchronous
+async def test_a_relay_at_which_a_peer_does_not_stay_is_still_asked_for_others() -> None:
+    async with RelayEnd() as relay, RelayedEnd() as home, RelayedEnd() as liar, End(is_client=True) as client:
+        facts = await home.stay(relay.at)
+        lies = replace(liar.end.facts, grpc_addresses=(), relays=(relay.at,))
+        with pytest.raises(LinkError):
+            await soon(client.links.to(lies))
+        assert way_of(await soon(client.links.to(facts))) == "relayed"
+
+
+@asynchronous
 async def test_a_link_moves_under_traffic_and_nothing_is_lost_or_comes_twice() -> None:
     async with RelayEnd() as first, RelayEnd() as second, RelayedEnd() as home, End(is_client=True) as client:
         facts = await home.stay(first.at, second.at)
