@@ -132,12 +132,20 @@ async def wait_ready(
         await asyncio.gather(*polls, return_exceptions=True)
 
 
-def release(link: Link, descriptor: pb.SessionDescriptor, further_blocks: bytes = b"") -> None:
+def release(
+    link: Link, descriptor: pb.SessionDescriptor, further_blocks: bytes = b"", valid_tokens: int = 0
+) -> None:
     """Gives a lease back, without waiting for the answer: the peer frees it on receipt, or when it expires.
 
-    `further_blocks` are the names of the session's blocks behind those that the descriptor names.
+    `further_blocks` are the names of the session's blocks behind those that the descriptor names, of which the first
+    `valid_tokens` tokens of the sequence can be in blocks that are shared.
     """
-    ended = pb.Release(session=descriptor.session, epoch=descriptor.epoch, further_blocks=further_blocks)
+    ended = pb.Release(
+        session=descriptor.session,
+        epoch=descriptor.epoch,
+        further_blocks=further_blocks,
+        valid_tokens=valid_tokens,
+    )
     link.post(pb.Request(id=0, release=ended))
 
 

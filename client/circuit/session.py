@@ -285,8 +285,10 @@ class ClientSession:
         circuit, self._circuit = self._circuit, None
         if circuit is not None:
             further = self._further_blocks()
+            # what hops hold of the latest token, or beyond it, may be something else that was tried and refused
+            valid_tokens = len(self._history) - 1
             for link in circuit.links:
-                release(link, circuit.descriptor, further)
+                release(link, circuit.descriptor, further, valid_tokens)
             self._circuit_builder.end_session(circuit.descriptor)
 
     def _further_blocks(self) -> bytes:

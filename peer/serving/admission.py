@@ -150,7 +150,7 @@ class Admission:
 
     def release(self, asked: pb.Release, asker: str) -> None:
         """Frees what the session has here, at whatever stage it is. What it generated can be shared as its prompt can,
-        if its blocks have got names.
+        if its blocks have got names, and as far as the client calls its tokens valid.
 
         Raises:
             RequestRefused: it is not that of `asker` (a peer id).
@@ -162,7 +162,8 @@ class Admission:
         if session is not None and session.cache is not None:
             further = read_further_blocks(asked, session.plan)
             if further:
-                session.cache.close(names_of_owner((*session.plan.prefix, *further), asker))
+                names = names_of_owner((*session.plan.prefix, *further), asker)
+                session.cache.close(names, asked.valid_tokens)
         self._leases.release(key)
         self._let_go(key)
         self._on_change()

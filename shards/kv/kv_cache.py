@@ -258,14 +258,15 @@ class SequenceCache:
                 ]
             self._pool.clear(self.tables)
 
-    def close(self, names: Sequence[bytes] = ()) -> None:
-        """Gives its blocks back, to be shared under these names as far as they are full: hashes as `name_blocks` takes
-        them. From any thread; again has no effect."""
+    def close(self, names: Sequence[bytes] = (), valid_tokens: int = 0) -> None:
+        """Gives its blocks back, to be shared under these names as far as they are full of the first `valid_tokens`
+        tokens: hashes as `name_blocks` takes them. From any thread; again has no effect."""
         if not self.closed:
             self.closed = True
             self._stored = None
             shared = names if self._state is None else ()
-            self._pool.give_back(self.tables, shared[: self.length // KV_BLOCK_TOKENS])
+            full = min(self.length, valid_tokens) // KV_BLOCK_TOKENS
+            self._pool.give_back(self.tables, shared[: max(0, full)])
 
     def hold(self, *, held: bool) -> None:
         """Whether a step that has begun will come to it later: its blocks stay until then, even if it is closed."""

@@ -675,20 +675,24 @@ class Release(_message.Message):
     SESSION_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     FURTHER_BLOCKS_FIELD_NUMBER: _builtins.int
+    VALID_TOKENS_FIELD_NUMBER: _builtins.int
     session: _builtins.bytes
     epoch: _builtins.int
     further_blocks: _builtins.bytes
     """names of the blocks behind the descriptor's prefix_blocks, with what was generated"""
+    valid_tokens: _builtins.int
+    """of the sequence: what a KV cache holds beyond them is shared under no name"""
     def __init__(
         self,
         *,
         session: _builtins.bytes = ...,
         epoch: _builtins.int = ...,
         further_blocks: _builtins.bytes = ...,
+        valid_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "further_blocks", b"further_blocks", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "further_blocks", b"further_blocks", "session", b"session", "valid_tokens", b"valid_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -87,7 +87,12 @@ class ServedCircuit:
         for descriptor, prompt in zip(descriptors, prompts, strict=True):
             names = block_names([*prompt, *got[descriptor.session]], prefix_key or b"")
             further = names[len(descriptor.prefix_blocks) // NAME_BYTES :] if prefix_key is not None else ()
-            release = pb.Release(session=descriptor.session, epoch=1, further_blocks=b"".join(further))
+            release = pb.Release(
+                session=descriptor.session,
+                epoch=1,
+                further_blocks=b"".join(further),
+                valid_tokens=len(prompt) + len(got[descriptor.session]) - 1,
+            )
             await asyncio.gather(
                 *(link.request(pb.Request(release=release), DEADLINE_S) for link in self.links)
             )
