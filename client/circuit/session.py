@@ -182,7 +182,7 @@ class ClientSession:
             session=self._template.session,
             epoch=self._template.epoch,
             token_ids=self._history,
-            prefix_tokens=circuit.prefix_tokens,
+            position=circuit.position,
         )
         for link in circuit.links:
             if link.closed_because is not None:

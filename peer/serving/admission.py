@@ -140,12 +140,8 @@ class Admission:
             loader = self._loader
             return pb.Readiness(ready=False, loaded_bytes=loader.loaded_bytes, total_bytes=loader.total_bytes)
         forming.ready.result()
-        if session.least_prefix_tokens == 0:
-            return pb.Readiness(ready=True, prefix_tokens=session.prefix_tokens)
         return pb.Readiness(
-            ready=True,
-            window_prefix_tokens=session.prefix_tokens,
-            least_prefix_tokens=session.least_prefix_tokens,
+            ready=True, held_tokens=session.held_tokens, least_held_tokens=session.least_tokens
         )
 
     def release(self, asked: pb.Release, asker: str) -> None:
@@ -269,7 +265,7 @@ class Admission:
             refusal = RequestRefused("memory", f"no memory for {span} and {tokens} tokens: {error}")
         else:
             forming.ready.set_result(None)
-            self._stepper.expect_prompt(session)
+            self._stepper.begin_session(session)
             return
         finally:
             for neighbour in neighbours:
@@ -284,15 +280,15 @@ class Admission:
         cache = self._backend.engine.new_cache(
             session.span, plan.capacity_tokens, names, reserve=not self._leases.memory.swap_bytes
         )
-        session.prefix_tokens, session.least_prefix_tokens = cache.length, cache.least_length
+        session.held_tokens, session.least_tokens = cache.length, cache.least_length
         return cache
 
     def _neighbours_of(self, session: ServedSession) -> list[PeerFacts]:
         """Whom this hop has to reach: the next hop, and the previous one if only this end can dial."""
         if len(session.plan.hops) == 1:
             return []
-        following = session.plan.hops[(session.position.hop + 1) % len(session.plan.hops)].facts
-        previous = session.plan.hops[session.position.hop - 1].facts
+        following = session.plan.hops[(session.place.hop + 1) % len(session.plan.hops)].facts
+        previous = session.plan.hops[session.place.hop - 1].facts
         return [following, previous] if previous.grpc_addresses else [following]
 
     def _let_go(self, key: LeaseKey) -> None:

@@ -19,7 +19,7 @@ from support.models.circuit_runs import (
 )
 from support.models.tiny_models import VOCABULARY
 
-from molink.shards.kv.prefix import NAME_BYTES, block_names, common_prefix, split_names
+from molink.shards.kv.prefix import NAME_BYTES, block_names, common_position, split_names
 from molink.shards.spec import KV_BLOCK_TOKENS, Span
 
 TinyModel = Callable[[str], Path]
@@ -177,7 +177,7 @@ def test_names_agree_exactly_as_far_as_the_tokens_do(
 
 @given(st.lists(st.tuples(st.integers(0, 200), st.integers(0, 200)).map(sorted), min_size=1, max_size=6))
 def test_a_circuit_begins_where_every_hop_can(held: list[list[int]]) -> None:
-    begins = common_prefix([(least, most) for least, most in held])
+    begins = common_position([(least, most) for least, most in held])
     can = [at for at in range(201) if all(at == 0 or least <= at <= most for least, most in held)]
     assert begins == max(can)
 
