@@ -76,6 +76,8 @@ class ServedSession(HopSession):
         self.owner = owner
         self.cache: SequenceCache | None = None
         """Set when the lease is ready."""
+        self.kept_cache: SequenceCache | None = None
+        """That of the epoch before, until the lease is ready."""
         self.held_tokens = 0
         """Tokens of the sequence that the cache held from the start."""
         self.least_tokens = 0
