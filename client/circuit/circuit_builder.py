@@ -29,7 +29,7 @@ from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.protocol.frames import MAX_HEADER_BYTES
 from molink.routing import NoCircuit as NoCircuitFound
 from molink.routing import Route
-from molink.shards.kv.prefix import common_prefix
+from molink.shards.kv.prefix import common_position
 from molink.shards.spec import ModelSpec
 
 REQUEST_BYTES = 64
@@ -48,8 +48,8 @@ class ActiveCircuit:
     descriptor: pb.SessionDescriptor
     links: tuple[Link, ...]
     peers: Mapping[str, PeerView]
-    prefix_tokens: int
-    """Tokens of the prompt's beginning that every hop holds in its KV cache."""
+    position: int
+    """From which on the sequence is stepped: every hop's KV cache holds what comes before."""
 
     @property
     def head(self) -> Link:
@@ -123,10 +123,15 @@ class CircuitBuilder:
         return self.connection.links.find(peer_id) is None
 
     async def build(
-        self, circuit: core.CircuitCore, asked: core.Effect, template: pb.SessionDescriptor, report: Report
+        self,
+        circuit: core.CircuitCore,
+        asked: core.Effect,
+        template: pb.SessionDescriptor,
+        history_tokens: int,
+        report: Report,
     ) -> ActiveCircuit:
-        """Forms a ready circuit for the session that `template` describes (its hops are filled in here), as `circuit`
-        goes on from what it has `asked` for.
+        """Forms a ready circuit for the session that `template` describes (its hops are filled in here), and that has
+        so many tokens by now, as `circuit` goes on from what it has `asked` for.
 
         Raises:
             InvalidRequest: a hop says that no peer could serve such a request.
@@ -151,7 +156,7 @@ class CircuitBuilder:
                         event = core.Planned(route.peer_ids)
                 case core.Reserve(epoch):
                     hops = ReservationRequest(
-                        describe(template, route, peers, self.spec, epoch), route, peers
+                        describe(template, route, peers, self.spec, epoch), route, peers, history_tokens
                     )
                     event, formed = await self._reserved(circuit, hops, report, problems)
                 case core.AwaitNews(wait_s, scout):
@@ -292,7 +297,7 @@ class CircuitBuilder:
             self.connection.probes.record_answer(link.peer_id)
         held = await wait_ready(asked, leases, deadline_s, report)
         report_codec(asked, self.spec, report)
-        return ActiveCircuit(asked.route, asked.descriptor, links, asked.peers, common_prefix(held))
+        return ActiveCircuit(asked.route, asked.descriptor, links, asked.peers, common_position(held))
 
     def _patience_s(self, peers: Mapping[str, PeerView]) -> float:
         """Returns the deadline of one answer: with nobody else to turn to, that of a dial and a request."""

@@ -172,7 +172,9 @@ class ClientSession:
     async def _begin(self, asked: core.Effect) -> None:
         """A circuit for a new epoch, started on the history so far."""
         self._circuit = self._intake = None
-        circuit = await self._circuit_builder.build(self._circuits, asked, self._template, self._report)
+        circuit = await self._circuit_builder.build(
+            self._circuits, asked, self._template, len(self._history), self._report
+        )
         self._circuit, self._failed = circuit, False
         self._intake = TokenStream(self._rules, len(self._history), len(circuit.links))
         self.log.route = circuit.route
@@ -182,7 +184,7 @@ class ClientSession:
             session=self._template.session,
             epoch=self._template.epoch,
             token_ids=self._history,
-            prefix_tokens=circuit.prefix_tokens,
+            position=circuit.position,
         )
         for link in circuit.links:
             if link.closed_because is not None:
@@ -325,8 +327,10 @@ class ClientSession:
         circuit, self._circuit = self._circuit, None
         if circuit is not None:
             further = self._further_blocks()
+            # what hops hold of the latest token, or beyond it, may be something else that was tried and refused
+            valid_tokens = len(self._history) - 1
             for link in circuit.links:
-                release(link, circuit.descriptor, further)
+                release(link, circuit.descriptor, further, valid_tokens)
             self._circuit_builder.end_session(circuit.descriptor)
 
     def _further_blocks(self) -> bytes:

@@ -17,12 +17,12 @@ from molink.peer.hop.head import MOST_WAIT_S
 from molink.peer.memory.leases import LeaseKey, Refused
 from molink.peer.memory.memory import common_spans
 from molink.peer.serving.layer_loader import LayerLoader, LeasedCompute
+from molink.peer.serving.leased_caches import LeasedCaches
 from molink.peer.serving.neighbours import NeighbourLinks
 from molink.peer.wire.link.link import Link, LinkError
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.shards.errors import WeightsError
 from molink.shards.kv.extents import PoolFull
-from molink.shards.kv.kv_cache import SequenceCache
 from molink.shards.kv.prefix import names_of_owner
 
 EXPIRY_CHECK_S = 2.0
@@ -75,7 +75,7 @@ class Admission:
         self._spec = compute.spec
         self._leases = compute.leases
         self._sessions = sessions
-        self._backend = compute.backend
+        self._caches = LeasedCaches(compute.backend.engine, reserve=not compute.leases.memory.swap_bytes)
         self._engine_thread = compute.engine_thread
         self._loader = loader
         self._neighbours = neighbours
@@ -109,8 +109,8 @@ class Admission:
         for idle in answer.evicted:
             self._take_back(idle.key)
         if plan.key not in self._forming:
-            self._replace(plan)
             session = ServedSession(plan, hop, link)
+            self._replace(session)
             self._sessions.add(session)
             forming = _PendingLease(asyncio.get_running_loop().create_future())
             forming.ready.add_done_callback(_retrieve)
@@ -140,17 +140,16 @@ class Admission:
             loader = self._loader
             return pb.Readiness(ready=False, loaded_bytes=loader.loaded_bytes, total_bytes=loader.total_bytes)
         forming.ready.result()
-        readiness = pb.Readiness(ready=True, computing_ms=round(self._engine_thread.busy_s * 1000))
-        if session.least_prefix_tokens == 0:
-            readiness.prefix_tokens = session.prefix_tokens
-        else:
-            readiness.window_prefix_tokens = session.prefix_tokens
-            readiness.least_prefix_tokens = session.least_prefix_tokens
-        return readiness
+        return pb.Readiness(
+            ready=True,
+            held_tokens=session.held_tokens,
+            least_held_tokens=session.least_tokens,
+            computing_ms=round(self._engine_thread.busy_s * 1000),
+        )
 
     def release(self, asked: pb.Release, asker: str) -> None:
         """Frees what the session has here, at whatever stage it is. What it generated can be shared as its prompt can,
-        if its blocks have got names.
+        if its blocks have got names, and as far as the client calls its tokens valid.
 
         Raises:
             RequestRefused: it is not that of `asker` (a peer id).
@@ -162,7 +161,8 @@ class Admission:
         if session is not None and session.cache is not None:
             further = read_further_blocks(asked, session.plan)
             if further:
-                session.cache.close(names_of_owner((*session.plan.prefix, *further), asker))
+                names = names_of_owner((*session.plan.prefix, *further), asker)
+                session.cache.close(names, asked.valid_tokens)
         self._leases.release(key)
         self._let_go(key)
         self._on_change()
@@ -239,10 +239,13 @@ class Admission:
         if session is not None and session.owner.peer_id != asker:
             raise RequestRefused("epoch", "this lease is another client's: only who reserved it may use it")
 
-    def _replace(self, plan: SessionPlan) -> None:
-        """A new epoch takes the place of the old one, whose lease the book has replaced already."""
-        for key in [key for key in self._forming if key.session == plan.key.session and key != plan.key]:
-            self._let_go(key)
+    def _replace(self, session: ServedSession) -> None:
+        """A new epoch takes the place of the old one, whose lease the book has replaced already: what waits of that is
+        dropped, and its cache stays for the new one."""
+        older = [key for key in self._forming if key.session == session.key.session and key != session.key]
+        for key in older:
+            if (left := self._end(key)) is not None:
+                self._caches.keep(left, session)
 
     async def _form(self, session: ServedSession, forming: _PendingLease) -> None:
         """Loads, links, allocates; then the lease is ready."""
@@ -256,7 +259,7 @@ class Admission:
             for load in loads:
                 await asyncio.shield(load.done)
             await asyncio.gather(*neighbours)
-            session.cache = await self._engine_thread.call(self._new_cache, session)
+            await self._engine_thread.call(self._caches.open, session)
         except LinkError as error:
             refusal = RequestRefused("link", error.reason, peer_id=error.peer_id)
         except PoolFull as error:
@@ -268,7 +271,7 @@ class Admission:
             refusal = RequestRefused("memory", f"no memory for {span} and {tokens} tokens: {error}")
         else:
             forming.ready.set_result(None)
-            self._stepper.expect_prompt(session)
+            self._stepper.begin_session(session)
             return
         finally:
             for neighbour in neighbours:
@@ -276,34 +279,28 @@ class Admission:
             await asyncio.gather(*neighbours, return_exceptions=True)
         forming.ready.set_exception(refusal)  # the client hears it, and releases the lease
 
-    def _new_cache(self, session: ServedSession) -> SequenceCache:
-        """On the engine's thread: with what it has of the prompt's beginning."""
-        plan = session.plan
-        names = names_of_owner(plan.prefix, session.owner.peer_id)
-        cache = self._backend.engine.new_cache(
-            session.span, plan.capacity_tokens, names, reserve=not self._leases.memory.swap_bytes
-        )
-        session.prefix_tokens, session.least_prefix_tokens = cache.length, cache.least_length
-        return cache
-
     def _neighbours_of(self, session: ServedSession) -> list[PeerFacts]:
         """Whom this hop has to reach: the next hop, and the previous one if only this end can dial."""
         if len(session.plan.hops) == 1:
             return []
-        following = session.plan.hops[(session.position.hop + 1) % len(session.plan.hops)].facts
-        previous = session.plan.hops[session.position.hop - 1].facts
+        following = session.plan.hops[(session.place.hop + 1) % len(session.plan.hops)].facts
+        previous = session.plan.hops[session.place.hop - 1].facts
         return [following, previous] if previous.grpc_addresses else [following]
 
     def _let_go(self, key: LeaseKey) -> None:
+        if (session := self._end(key)) is not None:
+            self._caches.close(session)
+
+    def _end(self, key: LeaseKey) -> ServedSession | None:
+        """Nothing is done for the session any more; only its cache is still there."""
         forming = self._forming.pop(key, None)
         if forming is not None and forming.task is not None:
             forming.task.cancel()
         session = self._sessions.remove(key)
         if session is not None:
             self._stepper.end_session(session)
-            if session.cache is not None:
-                session.cache.close()
         self._loader.forget_promises()
+        return session
 
 
 def _retrieve(ended: "asyncio.Future[None]") -> None:
