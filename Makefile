@@ -94,7 +94,7 @@ fuzz: setup
 	$(BIN)/python -m pytest -m fuzz --hypothesis-profile=long
 
 chaos: setup
-	$(BIN)/python -m pytest -m chaos tests/e2e/changes -o timeout=1200
+	$(BIN)/python -m pytest -m chaos tests/e2e/changes
 
 attack: setup
 	$(BIN)/python -m pytest -m 'not fuzz' tests/attack

@@ -48,6 +48,7 @@ async def test_every_generation_ends_with_its_tokens_whatever_befalls_peers(refe
 
 
 @pytest.mark.chaos
+@pytest.mark.timeout(1200)
 async def test_ten_minutes_of_faults_cost_no_token(references: References) -> None:
     async with Chaos(SPEC, ((0, 3), (3, 6), (6, 9), (9, 12)), seed=20) as chaos:
         await check(chaos, requests(references, 40), references, for_s=600.0)
