@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from molink.client.circuit import circuit_core as core
 from molink.client.circuit.blame import BlameLedger, BlameVerdict, second_choices
 from molink.client.circuit.connection import SwarmConnection
+from molink.client.circuit.kept_leases import KeptLeases, PlannedRoute
 from molink.client.circuit.quarantine import AVOID_S, Quarantine
 from molink.client.circuit.reserving import (
     REQUEST_TIMEOUT_S,
@@ -128,10 +129,11 @@ class CircuitBuilder:
         asked: core.Effect,
         template: pb.SessionDescriptor,
         history_tokens: int,
+        kept: KeptLeases,
         report: Report,
     ) -> ActiveCircuit:
         """Forms a ready circuit for the session that `template` describes (its hops are filled in here), and that has
-        so many tokens by now, as `circuit` goes on from what it has `asked` for.
+        so many tokens by now, as `circuit` goes on from what it has `asked` for. What is `kept` is not given back.
 
         Raises:
             InvalidRequest: a hop says that no peer could serve such a request.
@@ -146,19 +148,19 @@ class CircuitBuilder:
             match effect:
                 case core.Plan(doubtful):
                     try:
-                        route, peers = await self._plan(template, doubtful=doubtful)
+                        planned = kept.take_again() or await self._plan(template, doubtful=doubtful)
                     except (NoCircuit, SwarmUnavailable) as problem:
                         report(_short(problem))
                         problems[core.Problem.NO_ROUTE] = problem
                         event: core.Event = core.NoRoute(_draw())
                     else:
-                        report(f"circuit found, hops: {len(route.hops)}; reserving memory")
-                        event = core.Planned(route.peer_ids)
+                        report(f"circuit found, hops: {len(planned.route.hops)}; reserving memory")
+                        event = core.Planned(planned.route.peer_ids)
                 case core.Reserve(epoch):
-                    hops = ReservationRequest(
-                        describe(template, route, peers, self.spec, epoch), route, peers, history_tokens
-                    )
-                    event, formed = await self._reserved(circuit, hops, report, problems)
+                    route, peers = planned.route, planned.peers
+                    descriptor = describe(template, route, peers, self.spec, epoch)
+                    hops = ReservationRequest(descriptor, route, peers, history_tokens)
+                    event, formed = await self._reserved(circuit, hops, kept, report, problems)
                 case core.AwaitNews(wait_s, scout):
                     await self._wait(wait_s, scout=scout)
                     event = core.Waited()
@@ -168,12 +170,13 @@ class CircuitBuilder:
                     raise problems[cause]
             *released, effect = circuit.handle(event, clock())
             if released:
-                self._give_back(hops.descriptor)
+                self._give_back(descriptor, kept)
 
     async def _reserved(
         self,
         circuit: core.CircuitCore,
         asked: ReservationRequest,
+        kept: KeptLeases,
         report: Report,
         problems: dict[core.Problem, SwarmError],
     ) -> tuple[core.Event, ActiveCircuit | None]:
@@ -201,7 +204,7 @@ class CircuitBuilder:
             return core.ReservationRefused(refusal, _draw()), None
         except BaseException:
             circuit.handle(core.End(), asyncio.get_running_loop().time())
-            self._give_back(asked.descriptor)
+            self._give_back(asked.descriptor, kept)
             raise
 
     async def _wait(self, wait_s: float, *, scout: bool) -> None:
@@ -225,9 +228,7 @@ class CircuitBuilder:
         self.connection.probes.record_loss(facts.peer_id)
         self.avoid(facts, reason="it cannot be reached")
 
-    async def _plan(
-        self, template: pb.SessionDescriptor, *, doubtful: bool
-    ) -> tuple[Route, Mapping[str, PeerView]]:
+    async def _plan(self, template: pb.SessionDescriptor, *, doubtful: bool) -> PlannedRoute:
         """Returns the route to try next. Where that is `doubtful`, one of peers that have answered goes before all
         others."""
         views = self.connection.snapshot(self.spec.model_hash)
@@ -241,18 +242,18 @@ class CircuitBuilder:
             if doubtful:
                 route = await self._proven_route(views, template, avoided | unproven)
                 if route is not None:
-                    return route, peers
+                    return PlannedRoute(route, peers)
             route = await self._route_selector.choose(views, template, avoided)
             if doubtful or not proven or unproven.isdisjoint(route.peer_ids):
-                return route, peers
+                return PlannedRoute(route, peers)
             known = await self._proven_route(views, template, avoided | unproven)
             near = known is not None and known.objective_ms <= NEAR * route.objective_ms
-            return (known if known is not None and near else route), peers
+            return PlannedRoute(known if known is not None and near else route, peers)
         except NoCircuitFound as cause:
             first = cause
         for avoid in second_choices(avoided, shunned, self._blame, self._quarantine):
             try:
-                return await self._route_selector.choose(views, template, avoid), peers
+                return PlannedRoute(await self._route_selector.choose(views, template, avoid), peers)
             except NoCircuitFound:
                 continue
         by, said = self._quarantine.last_refusal(avoided) or (None, None)
@@ -303,11 +304,12 @@ class CircuitBuilder:
         """Returns the deadline of one answer: with nobody else to turn to, that of a dial and a request."""
         return PATIENCE_S if len(peers) > 1 else 2 * REQUEST_TIMEOUT_S
 
-    def _give_back(self, descriptor: pb.SessionDescriptor) -> None:
-        """Releases every hop that may have granted, those included whose answer did not come."""
+    def _give_back(self, descriptor: pb.SessionDescriptor, kept: KeptLeases) -> None:
+        """Releases every hop that may have granted, those included whose answer did not come, but for those that have
+        the session's KV cache."""
         self._route_selector.end_session(descriptor)
-        for hop in descriptor.hops:
-            link = self.connection.links.find(hop.peer_id)
+        for peer_id in kept.sort_out(descriptor):
+            link = self.connection.links.find(peer_id)
             if link is not None:
                 release(link, descriptor)
 

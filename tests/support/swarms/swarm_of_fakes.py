@@ -36,6 +36,8 @@ class FakePeer:
         """For how long it says that its engine has been at one piece of work."""
         self.says_ready = True
         """Whether its answer to a reservation says that it is ready, too."""
+        self.held_tokens = self.least_held_tokens = 0
+        """Of a session's sequence, as it says when it is ready."""
         self.takes = True
         self.asked: list[str] = []
         """Kinds of requests that came over the link."""
@@ -73,7 +75,12 @@ class FakePeer:
                 return pb.Response(reserved=pb.Reserved()), memoryview(b"")
             return await self._answer(pb.Request(await_ready=pb.AwaitReady()), timeout_s)
         self.polls_until_ready -= 1
-        readiness = pb.Readiness(ready=self.polls_until_ready < 0, computing_ms=self.computing_ms)
+        readiness = pb.Readiness(
+            ready=self.polls_until_ready < 0,
+            held_tokens=self.held_tokens,
+            least_held_tokens=self.least_held_tokens,
+            computing_ms=self.computing_ms,
+        )
         return pb.Response(readiness=readiness), memoryview(b"")
 
     def post(self, frame: pb.Request | pb.Start) -> bool:
