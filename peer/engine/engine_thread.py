@@ -29,6 +29,17 @@ class EngineThread:
         self._waiting = False
         """Whether `begin` has given work that nobody has waited for."""
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._outstanding = 0
+        self._on_idle: Callable[[], None] = _nothing
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has no work, and all that it has done is known on the loop."""
+        return not self._outstanding
+
+    def tell_idle(self, on_idle: Callable[[], None]) -> None:
+        """Calls `on_idle` on the loop whenever the last work has ended and was followed by none."""
+        self._on_idle = on_idle
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
@@ -56,11 +67,18 @@ class EngineThread:
             except Exception as error:  # noqa: BLE001 - the thread's boundary: the error belongs to who asked
                 result = error
             if self._loop is not None:
-                loop.call_soon_threadsafe(done, result)
+                loop.call_soon_threadsafe(ended, result)
+
+        def ended(result: T | Exception) -> None:
+            self._outstanding -= 1
+            done(result)
+            if not self._outstanding:
+                self._on_idle()
 
         while not self._begun.empty():
             self._begun.get_nowait()
         self._waiting = True
+        self._outstanding += 1
         self._work.put(work)
 
     def let_begin(self) -> None:
@@ -94,3 +112,7 @@ class EngineThread:
             self._begun.put(None)
             if self._loop is not None:
                 work()
+
+
+def _nothing() -> None:
+    return None
