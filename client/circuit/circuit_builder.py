@@ -29,7 +29,7 @@ from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.protocol.frames import MAX_HEADER_BYTES
 from molink.routing import NoCircuit as NoCircuitFound
 from molink.routing import Route
-from molink.shards.kv.prefix import common_prefix
+from molink.shards.kv.prefix import common_position
 from molink.shards.spec import ModelSpec
 
 REQUEST_BYTES = 64
@@ -48,8 +48,8 @@ class ActiveCircuit:
     descriptor: pb.SessionDescriptor
     links: tuple[Link, ...]
     peers: Mapping[str, PeerView]
-    prefix_tokens: int
-    """Tokens of the prompt's beginning that every hop holds in its KV cache."""
+    position: int
+    """From which on the sequence is stepped: every hop's KV cache holds what comes before."""
 
     @property
     def head(self) -> Link:
@@ -286,7 +286,7 @@ class CircuitBuilder:
             self.connection.probes.record_answer(link.peer_id)
         held = await wait_ready(asked, leases, deadline_s, report)
         report_codec(asked, self.spec, report)
-        return ActiveCircuit(asked.route, asked.descriptor, links, asked.peers, common_prefix(held))
+        return ActiveCircuit(asked.route, asked.descriptor, links, asked.peers, common_position(held))
 
     def _patience_s(self, peers: Mapping[str, PeerView]) -> float:
         """Returns the deadline of one answer: with nobody else to turn to, that of a dial and a request."""

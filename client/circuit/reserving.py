@@ -66,9 +66,9 @@ class GrantedLease:
     """Granted lease of one hop."""
 
     link: Link
-    prefix_tokens: tuple[int, int] | None = None
-    """If the hop is ready, too: of the prompt's beginning it holds no more tokens than the second number, and can begin
-    behind so many or fewer, down to the first, or behind none."""
+    held_tokens: tuple[int, int] | None = None
+    """If the hop is ready, too: of the sequence's beginning it holds no more tokens than the second number, and can
+    begin behind so many or fewer, down to the first, or behind none."""
 
 
 async def reserve_all(
@@ -109,13 +109,13 @@ async def _reserve(links: LinkSource, asked: ReservationRequest, hop: int, patie
         raise HopRefused(peer_id, "lost", as_said(error.reason)) from error
     _require_granted(response, peer_id, asked.descriptor)
     is_ready = response.WhichOneof("body") == "readiness" and response.readiness.ready
-    return GrantedLease(link, _prefix_tokens(response.readiness, asked.descriptor) if is_ready else None)
+    return GrantedLease(link, _held_tokens(response.readiness, asked.descriptor) if is_ready else None)
 
 
 async def wait_ready(
     asked: ReservationRequest, leases: tuple[GrantedLease, ...], deadline_s: float, report: Report
 ) -> list[tuple[int, int]]:
-    """Waits until the hops of all leases are ready; each one's `GrantedLease.prefix_tokens`.
+    """Waits until the hops of all leases are ready; each one's `GrantedLease.held_tokens`.
 
     Raises:
         HopRefused: one of them cannot be ready, or takes longer than what it announced lets expect.
@@ -132,20 +132,28 @@ async def wait_ready(
         await asyncio.gather(*polls, return_exceptions=True)
 
 
-def release(link: Link, descriptor: pb.SessionDescriptor, further_blocks: bytes = b"") -> None:
+def release(
+    link: Link, descriptor: pb.SessionDescriptor, further_blocks: bytes = b"", valid_tokens: int = 0
+) -> None:
     """Gives a lease back, without waiting for the answer: the peer frees it on receipt, or when it expires.
 
-    `further_blocks` are the names of the session's blocks behind those that the descriptor names.
+    `further_blocks` are the names of the session's blocks behind those that the descriptor names, of which the first
+    `valid_tokens` tokens of the sequence can be in blocks that are shared.
     """
-    ended = pb.Release(session=descriptor.session, epoch=descriptor.epoch, further_blocks=further_blocks)
+    ended = pb.Release(
+        session=descriptor.session,
+        epoch=descriptor.epoch,
+        further_blocks=further_blocks,
+        valid_tokens=valid_tokens,
+    )
     link.post(pb.Request(id=0, release=ended))
 
 
 async def _poll_ready(
     asked: ReservationRequest, hop: int, lease: GrantedLease, deadline_s: float, report: Report
 ) -> tuple[int, int]:
-    if lease.prefix_tokens is not None:
-        return lease.prefix_tokens
+    if lease.held_tokens is not None:
+        return lease.held_tokens
     link = lease.link
     clock, descriptor = asyncio.get_running_loop().time, asked.descriptor
     loads = bool(asked.route.hops[hop].cold_spans)
@@ -162,7 +170,7 @@ async def _poll_ready(
         _require_granted(response, link.peer_id, descriptor)
         readiness = response.readiness
         if readiness.ready:
-            return _prefix_tokens(readiness, descriptor)
+            return _held_tokens(readiness, descriptor)
         done, total = readiness.loaded_bytes, readiness.total_bytes
         report(f"peer {link.peer_id[-8:]} loads its layers: {done / 1e6:.0f} of {total / 1e6:.0f} MB")
         if loads and done > loaded_bytes:
@@ -172,9 +180,8 @@ async def _poll_ready(
             raise HopRefused(link.peer_id, "busy", "it was not ready in time", retry_after_s=5.0)
 
 
-def _prefix_tokens(readiness: pb.Readiness, descriptor: pb.SessionDescriptor) -> tuple[int, int]:
-    held = max(readiness.prefix_tokens, readiness.window_prefix_tokens)
-    return readiness.least_prefix_tokens, min(held, descriptor.prompt_tokens - 1)
+def _held_tokens(readiness: pb.Readiness, descriptor: pb.SessionDescriptor) -> tuple[int, int]:
+    return readiness.least_held_tokens, min(readiness.held_tokens, descriptor.prompt_tokens - 1)
 
 
 def describe(

@@ -182,7 +182,7 @@ class ClientSession:
             session=self._template.session,
             epoch=self._template.epoch,
             token_ids=self._history,
-            prefix_tokens=circuit.prefix_tokens,
+            position=circuit.position,
         )
         for link in circuit.links:
             if link.closed_because is not None:
@@ -285,8 +285,10 @@ class ClientSession:
         circuit, self._circuit = self._circuit, None
         if circuit is not None:
             further = self._further_blocks()
+            # what hops hold of the latest token, or beyond it, may be something else that was tried and refused
+            valid_tokens = len(self._history) - 1
             for link in circuit.links:
-                release(link, circuit.descriptor, further)
+                release(link, circuit.descriptor, further, valid_tokens)
             self._circuit_builder.end_session(circuit.descriptor)
 
     def _further_blocks(self) -> bytes:

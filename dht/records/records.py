@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from molink.shards.spec import MAX_STEP_TOKENS, Span
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 """Raised when old and new peers could misunderstand each other; other versions are left out of circuits."""
 COORDINATE_DIMENSIONS = 4
 """Beside the height. On round trips between 21 cloud regions more predict no better."""

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from molink.dht.records.announcement import AnnouncementError, verify_facts
 from molink.dht.records.records import PeerFacts
-from molink.peer.hop.session import HopPosition, HopSession
+from molink.peer.hop.session import HopPlace, HopSession
 from molink.peer.memory.leases import LeaseKey
 from molink.peer.scheduling.in_flight_limit import Circuit
 from molink.peer.wire.link.link import Link
@@ -77,10 +77,10 @@ class ServedSession(HopSession):
 
     def __init__(self, plan: SessionPlan, hop: int, owner: Link) -> None:
         """`owner` is the client's link."""
-        position = HopPosition(
+        place = HopPlace(
             plan.circuit, hop, plan.stages, plan.prompt_tokens, plan.capacity_tokens, plan.encodings[hop]
         )
-        super().__init__(plan.key, position)
+        super().__init__(plan.key, place)
         self.plan = plan
         self.owner = owner
         self.cache: SequenceCache | None = None
@@ -90,21 +90,17 @@ class ServedSession(HopSession):
         self.shares = True
         """Whether its blocks may be shared under names: not what came from another peer, nor what is computed upon
         that."""
-        self.prefix_tokens = 0
-        """Tokens of the prompt's beginning that the cache held from the start."""
-        self.least_prefix_tokens = 0
+        self.held_tokens = 0
+        """Tokens of the sequence that the cache held from the start."""
+        self.least_tokens = 0
         """The session can begin behind any number of them from this one on, or behind none."""
         self.counted_step = 0
         """Its `next_step` when the lease book was last told that it steps."""
 
-    def can_begin_behind(self, tokens: int) -> bool:
-        """Whether the cache holds so many tokens of the prompt's beginning."""
-        return tokens == 0 or self.least_prefix_tokens <= tokens <= self.prefix_tokens
-
     @property
     def receives_in(self) -> str:
         """The encoding of the activations that come from the previous hop."""
-        return self.plan.encodings[self.position.hop - 1]
+        return self.plan.encodings[self.place.hop - 1]
 
 
 class SessionTable:

@@ -108,8 +108,8 @@ class SliceExecutor:
             return False
         payload = part.payload
         if payload.partial is None:
-            if part.step == 0:
-                self._engine.begin_behind(cache, part.prefix_tokens)
+            if cache.length != part.position:
+                self._engine.begin_behind(cache, part.position)
             rows = Rows(cache, part.tokens, payload.token_ids, part.sample)
             payload.partial = self._engine.begin_partial(part.span, rows, payload.hidden)
         return True

@@ -109,12 +109,12 @@ class Stepper:
     def open_session(self, session: ServedSession) -> None:
         """Its lease has been granted."""
         self._handle(events.SessionOpened(session))
-        self.expect_prompt(session)
+        self._expect_prompt(session)
 
-    def expect_prompt(self, session: ServedSession) -> None:
-        """Its lease has been granted, or is ready: if its head is here, it may start any moment."""
-        tokens = session.plan.prompt_tokens - session.prefix_tokens
-        self._handle(events.PromptExpected(session, tokens))
+    def begin_session(self, session: ServedSession) -> None:
+        """Its lease is ready: the cache holds what it is to begin behind."""
+        self._handle(events.SessionReady(session, session.held_tokens, session.least_tokens))
+        self._expect_prompt(session)
 
     def fail_session(self, session: ServedSession, peer_id: str, code: str, detail: str) -> None:
         """Ends the session here for what is known elsewhere, and tells its client whom to blame."""
@@ -139,16 +139,16 @@ class Stepper:
             raise ProtocolError("a start must come once, from the session's client, to its ready head")
         if not session.plan.prompt_tokens <= len(tokens) < session.plan.capacity_tokens:
             raise ProtocolError(f"a history of {len(tokens)} tokens does not fit the session")
-        if not (session.can_begin_behind(start.prefix_tokens) and start.prefix_tokens < len(tokens)):
-            raise ProtocolError(f"the first {start.prefix_tokens} tokens are not all in this hop's KV cache")
+        if not (session.progress.may_begin_at(start.position) and start.position < len(tokens)):
+            raise ProtocolError(f"this hop's KV cache cannot go on from position {start.position}")
         if max(tokens) >= spec.vocabulary_size:
             raise ProtocolError(f"token {max(tokens)} is beyond the vocabulary of {spec.vocabulary_size}")
-        computed = tokens[start.prefix_tokens :]
+        computed = tokens[start.position :]
         self._handle(
             events.PromptStarted(
                 session,
                 len(computed),
-                start.prefix_tokens,
+                start.position,
                 lambda first, stop: StepPayload(token_ids=computed[first:stop]),
             )
         )
@@ -168,7 +168,7 @@ class Stepper:
                 self._handle(events.FaultFound(session, link.peer_id, fault))
                 continue
             payload = StepPayload(hidden=part, timings=tuple(row.timings))
-            rows.append((session, row.step, row.rows, row.sample, row.prefill, row.prefix_tokens, payload))
+            rows.append((session, row.step, row.rows, row.sample, row.prefill, row.position, payload))
         self._handle(events.RowsArrived(link.peer_id, rows))
 
     def on_tokens(self, link: Link, header: pb.Tokens) -> None:
@@ -246,6 +246,11 @@ class Stepper:
         ]
 
     # -- the core
+
+    def _expect_prompt(self, session: ServedSession) -> None:
+        """If its head is here, it may start any moment."""
+        tokens = max(1, session.plan.prompt_tokens - session.held_tokens)
+        self._handle(events.PromptExpected(session, tokens))
 
     def _handle(self, event: events.HopEvent[ServedSession, StepPayload]) -> None:
         """Tells the core, and does what it says, in its order."""

@@ -90,10 +90,8 @@ def compute(engine: StageEngine, inputs: tuple[StepInput, ...]) -> StepOutput:
     """
     started_s = time.perf_counter()
     span = inputs[0].session.span
-    inputs = tuple(one for one in inputs if one.session.cache is not None and not one.session.cache.closed)
     failures: list[StepFailure] = []
-    if any(one.step == 0 for one in inputs):
-        inputs = _begun(engine, inputs, failures)
+    inputs = _begun(engine, inputs, failures)
     if not inputs:
         return StepOutput((), None, (), (), started_s, 0.0, None, tuple(failures))
     work = _work(engine.spec, inputs)
@@ -143,12 +141,15 @@ def drawn(
 def _begun(
     engine: StageEngine, inputs: tuple[StepInput, ...], failures: list[StepFailure]
 ) -> tuple[StepInput, ...]:
-    """Those whose cache is where their step begins."""
+    """Those that have not ended, with their caches cut back to where their steps begin."""
     begun = []
     for one in inputs:
+        cache = one.session.cache
+        if cache is None or cache.closed:
+            continue
         try:
-            if one.step == 0 and one.session.cache is not None:
-                engine.begin_behind(one.session.cache, one.prefix_tokens)
+            if cache.length != one.position:
+                engine.begin_behind(cache, one.position)
         except Exception as error:  # noqa: BLE001 - a session's boundary: the others' steps go on without it
             failures.append(StepFailure(one, error))
         else:
@@ -284,8 +285,6 @@ def fault_of_rows(
         return f"activations in {header.dtype[:16]} came where {session.receives_in} was agreed on"
     if session.cache is None:
         return "activations came before the lease was ready"
-    if row.prefix_tokens and (row.step or not session.can_begin_behind(row.prefix_tokens)):
-        return f"a step begins behind {row.prefix_tokens} tokens that are not here"
     if part is None:
         return f"the activations of step {row.step} are not numbers that a sound hop sends"
     return None
@@ -324,7 +323,7 @@ def row_header(one: StepInput, timings: Sequence[pb.HopTiming]) -> pb.Activation
         rows=one.tokens,
         sample=one.sample,
         prefill=one.prefill,
-        prefix_tokens=one.prefix_tokens,
+        position=one.position,
     )
     row.timings.extend(timings)
     return row

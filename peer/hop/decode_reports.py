@@ -47,5 +47,5 @@ def _decode_batch(steps: Sequence[HopStep[Any, Any]], now_s: float) -> DecodeBat
     if not sessions:
         return None
     following = frozenset([session.next_peer_id for session in sessions])
-    position = sessions[0].position
-    return DecodeBatch(now_s, len(sessions), following, position.stages, position.hop)
+    place = sessions[0].place
+    return DecodeBatch(now_s, len(sessions), following, place.stages, place.hop)

@@ -168,4 +168,4 @@ def _record_decoding(one: HopStep[Session, Payload], now_s: float) -> None:
             session.decoding = DecodingSession()
         session.decoding.record_decode(now_s)
     elif one.sample and not (session.is_head and session.is_tail):
-        session.decoding = DecodingSession.after_prompt(now_s, session.position.stages)
+        session.decoding = DecodingSession.after_prompt(now_s, session.place.stages)

@@ -21,6 +21,17 @@ class SessionOpened(Generic[Session]):
 
 
 @dataclass(frozen=True, slots=True)
+class SessionReady(Generic[Session]):
+    """Event: the session has its cache, before any step of it; without this event it is an empty one."""
+
+    session: Session
+    held_tokens: int
+    """Of the sequence, which the cache holds."""
+    least_tokens: int
+    """It can go back to so many of them, or more, or to none."""
+
+
+@dataclass(frozen=True, slots=True)
 class PromptExpected(Generic[Session]):
     """Event: at the head, the session's lease has been granted, or is ready: it may start at any moment."""
 
@@ -36,8 +47,8 @@ class PromptStarted(Generic[Session]):
     session: Session
     tokens: int
     """To compute, 1 or more."""
-    prefix_tokens: int
-    """Those before them, which are in the KV cache."""
+    position: int
+    """Of the first of them in the sequence: the KV cache holds those before."""
     payload_of: Callable[[int, int], Any]
     """The payload of the tokens to compute from the first of two places to the second."""
 
@@ -157,6 +168,7 @@ class SessionEnded(Generic[Session]):
 
 HopEvent: TypeAlias = (
     SessionOpened[Session]
+    | SessionReady[Session]
     | PromptExpected[Session]
     | PromptStarted[Session]
     | RowsArrived[Session, Payload]

@@ -52,7 +52,7 @@ class Head(Generic[Session, Payload]):
 
     def add_prompt(self, session: Session, tokens: int) -> bool:
         """There are so many tokens to compute. Whether to begin now, and not with a later `prompts_ready`."""
-        stages, limits = session.position.stages, self._limits
+        stages, limits = session.place.stages, self._limits
         takes = (limits.max_tokens, *(stage.facts.step_tokens for stage in stages))
         session.prefill.chunks.extend(
             self._cut(stages, tokens, most_chunk_tokens(takes, limits.max_sessions))
@@ -85,7 +85,7 @@ class Head(Generic[Session, Payload]):
     def add_return(self, session: Session, step: int, payload: Payload, now_s: float) -> None:
         """The token of a session is back, and there is this next step: it begins with a later `steps_ready`."""
         if session not in self._limit:
-            self._limit.add_session(session, session.position.circuit, session.position.stages)
+            self._limit.add_session(session, session.place.circuit, session.place.stages)
         self._returned[session] = step, payload
         self._limit.record_return(session, now_s)
 

@@ -33,6 +33,7 @@ from molink.peer.hop.events import (
     SendWindowUpdate,
     SessionEnded,
     SessionOpened,
+    SessionReady,
     SliceComputed,
     TokensReturned,
     Undelivered,
@@ -42,7 +43,7 @@ from molink.peer.hop.events import (
 )
 from molink.peer.hop.frames import HeldFrames, OutgoingFrame, credits_by_hop, frames_of, tokens_by_head
 from molink.peer.hop.head import Head
-from molink.peer.hop.session import DrawnToken, HopSettings, HopStep, Payload, Session
+from molink.peer.hop.session import ArrivedRows, DrawnToken, HopSettings, HopStep, Payload, Session
 from molink.peer.scheduling.prefill_slices import SliceSizer
 from molink.peer.scheduling.prompt_gathering import PromptGathering
 from molink.peer.scheduling.prompt_order import due_s
@@ -78,7 +79,7 @@ class HopCore(Generic[Session, Payload]):
     def prompt_bytes_to_send(self) -> int:
         """Of prompts whose head is here, what chunks that have not been queued will send to the next hop."""
         waiting = (one for one in self._sessions if one.prefill.chunks and not one.is_tail)
-        return sum(sum(one.prefill.chunks) * one.position.stages[0].sent_bytes for one in waiting)
+        return sum(sum(one.prefill.chunks) * one.place.stages[0].sent_bytes for one in waiting)
 
     @property
     def is_empty(self) -> bool:
@@ -124,10 +125,8 @@ class HopCore(Generic[Session, Payload]):
             self._sessions.add(event.session)
         elif isinstance(event, SessionEnded):
             self._end(event.session)
-        elif isinstance(event, PromptExpected):
-            self._head.expect_prompt(event.session, event.tokens, now_s)
-        elif isinstance(event, PromptStarted):
-            self._on_start(event, now_s)
+        elif isinstance(event, SessionReady | PromptExpected | PromptStarted):
+            self._on_begin(event, now_s)
         elif isinstance(event, FaultFound):
             if event.session.previous_peer_id == event.peer_id:
                 self._fail(event.session, event.peer_id, "protocol", event.detail)
@@ -161,24 +160,32 @@ class HopCore(Generic[Session, Payload]):
                 return
         self._pump(now_s)
 
-    def _on_start(self, event: PromptStarted[Session], now_s: float) -> None:
-        session = event.session
+    def _on_begin(
+        self, event: SessionReady[Session] | PromptExpected[Session] | PromptStarted[Session], now_s: float
+    ) -> None:
+        """What comes before a session's first step."""
+        session, progress = event.session, event.session.progress
+        if isinstance(event, SessionReady):
+            progress.end, progress.least_position = event.held_tokens, event.least_tokens
+            return
+        if isinstance(event, PromptExpected):
+            self._head.expect_prompt(session, event.tokens, now_s)
+            return
         if session.ended:
             return
-        session.progress.rows = event.prefix_tokens
-        session.progress.history_tokens = event.prefix_tokens + event.tokens
+        progress.end = event.position
+        progress.history_tokens = event.position + event.tokens
         session.prefill.payload_of = event.payload_of
         if self._head.add_prompt(session, event.tokens):
             self._add_chunk(session, now_s)
         self._pump(now_s)
 
     def _on_rows(self, event: RowsArrived[Session, Payload], now_s: float) -> None:
-        for session, step, tokens, sample, prefill, prefix_tokens, payload in event.rows:
+        for one in event.rows:
+            session = one[0]
             if session.ended or session.is_head or session.previous_peer_id != event.peer_id:
                 continue  # this peer is not that hop's next one, whatever the client told that hop
-            if step == 0 == session.progress.next_step:
-                session.progress.rows = prefix_tokens
-            self._add(session, step, tokens, sample, prefill, payload, now_s)
+            self._add(one, now_s)
         self._pump(now_s)
 
     def _on_tokens(self, event: TokensReturned[Session, Payload], now_s: float) -> None:
@@ -281,7 +288,7 @@ class HopCore(Generic[Session, Payload]):
                 self._head.end_decode(session)
                 session.decoding = None
             elif session.is_tail:
-                self._add(session, step + 1, 1, True, False, payload, now_s)
+                self._add((session, step + 1, 1, True, False, progress.end, payload), now_s)
             else:
                 self._head.add_return(session, step + 1, payload, now_s)
         self._begin_steps(now_s)
@@ -292,7 +299,7 @@ class HopCore(Generic[Session, Payload]):
     def _begin_steps(self, now_s: float) -> None:
         """Queues the next steps of the head's sessions, as the limit of micro-batches in flight lets them."""
         for session, step, payload in self._head.steps_ready(now_s):
-            self._add(session, step, 1, True, False, payload, now_s)
+            self._add((session, step, 1, True, False, session.progress.end, payload), now_s)
 
     def _add_chunk(self, session: Session, now_s: float) -> None:
         """Queues the next chunk of a prompt, if there is one."""
@@ -301,31 +308,24 @@ class HopCore(Generic[Session, Payload]):
             first, stop, is_last = chunk
             if is_last:
                 session.prefill.payload_of = None
-            step = session.progress.next_step
-            self._add(session, step, stop - first, is_last, True, payload_of(first, stop), now_s)
+            step, position = session.progress.next_step, session.progress.end
+            payload = payload_of(first, stop)
+            self._add((session, step, stop - first, is_last, True, position, payload), now_s)
 
-    def _add(
-        self,
-        session: Session,
-        step: int,
-        tokens: int,
-        sample: bool,
-        prefill: bool,
-        payload: Payload,
-        now_s: float,
-    ) -> None:
+    def _add(self, rows: ArrivedRows[Session, Payload], now_s: float) -> None:
         """Queues a step, if it is the one that comes next and keeps to what was agreed on."""
+        session, step, tokens, sample, prefill, position, payload = rows
         progress, settings = session.progress, self._settings
         if step < progress.next_step:
             return  # executed or waiting already: a repeat has no effect
-        if (fault := settings.fault_of_step(session, step, tokens, prefill=prefill)) is not None:
+        if (fault := settings.fault_of_step(session, step, position, tokens, prefill=prefill)) is not None:
             self._fail(session, session.previous_peer_id, "protocol", fault)
             return
-        rows, due = progress.rows, session.prefill
+        due = session.prefill
         if prefill and step == 0 and settings.uses_deadlines:
-            position = session.position
-            left = max(progress.history_tokens, position.prompt_tokens) - rows
-            due.due_s = due_s(position.stages, max(tokens, left), now_s)
+            place = session.place
+            left = max(progress.history_tokens, place.prompt_tokens) - position
+            due.due_s = due_s(place.stages, max(tokens, left), now_s)
         pending = HopStep(
             session,
             step,
@@ -334,7 +334,7 @@ class HopCore(Generic[Session, Payload]):
             now_s,
             prefill,
             due.due_s,
-            rows,
+            position,
             tokens,
             sample=sample,
             payload=payload,
@@ -343,7 +343,8 @@ class HopCore(Generic[Session, Payload]):
             self._fail(session, settings.peer_id, "busy", "more steps wait here than this peer takes")
             return
         progress.next_step = step + 1
-        progress.rows = rows + tokens
+        progress.least_position = position
+        progress.end = position + tokens
 
     # -- what goes out
 

@@ -27,7 +27,7 @@ PayloadOf: TypeAlias = Callable[[int, int], Any]
 
 
 @dataclass(frozen=True, slots=True)
-class HopPosition:
+class HopPlace:
     """Where a peer is in a session's circuit, and what the session has reserved there."""
 
     circuit: Circuit
@@ -58,19 +58,19 @@ class HopPosition:
 class HopSession:
     """Owns the state of one session at one hop. `HopCore` alone changes it; a driver may add to it by inheritance.
 
-    What is asked for each row of the position is kept beside it.
+    What is asked for each row of the place is kept beside it.
     """
 
-    def __init__(self, key: LeaseKey, position: HopPosition) -> None:
+    def __init__(self, key: LeaseKey, place: HopPlace) -> None:
         self.key = key
-        self.position = position
-        self.span = position.span
-        self.next_peer_id = position.next_peer_id
-        self.previous_peer_id = position.previous_peer_id
-        self.way = (position.next_peer_id, position.encoding)
+        self.place = place
+        self.span = place.span
+        self.next_peer_id = place.next_peer_id
+        self.previous_peer_id = place.previous_peer_id
+        self.way = (place.next_peer_id, place.encoding)
         """What two sessions have in common whose rows go in one frame."""
-        self.is_head = position.hop == 0
-        self.is_tail = position.hop == len(position.circuit) - 1
+        self.is_head = place.hop == 0
+        self.is_tail = place.hop == len(place.circuit) - 1
         self.progress = HopProgress()
         self.prefill = HopPrefill(SendWindow(), ReceiveWindow())
         self.decoding: DecodingSession | None = None
@@ -91,12 +91,20 @@ class HopProgress:
 
     next_step: int = 0
     """The step that is expected next; older ones are repeats."""
-    rows: int = 0
-    """Tokens that the cache held or that have come in so far, stepped or waiting."""
+    end: int = 0
+    """The position behind what the cache holds once all that has come in is stepped."""
+    least_position: int = 0
+    """Where the next step may begin at least: where the one before it did, or in step 0 as far back as the cache that
+    was found can go."""
     history_tokens: int = 0
     """At the head: the length of the sequence so far; 0 before its start."""
     queued: int = 0
     """Steps that wait for the engine, without parts of prompts that it computes in slices."""
+
+    def may_begin_at(self, position: int) -> bool:
+        """Whether the next step may: nowhere with a gap before it, and within an epoch never further back than in the
+        step before. Before its first step a cache can always be emptied."""
+        return self.least_position <= position <= self.end or position == 0 == self.next_step
 
 
 @dataclass(slots=True)
@@ -128,21 +136,16 @@ class HopStep(PendingStep[Session], Generic[Session, Payload]):
     sample: bool = field(kw_only=True)
     """Whether the tail draws a token after the last row."""
     payload: Payload = field(kw_only=True)
-    context_tokens: int = 0
-    """Of the sequence, those before this step's."""
+    position: int = 0
+    """Where in the sequence it begins: so many tokens are before it. What the cache holds from there on is cut off."""
     left_tokens: int = 0
     """Those that are not through the span; fewer than `tokens` only while a prompt's part is computed in slices."""
 
-    @property
-    def prefix_tokens(self) -> int:
-        """In step 0: what the cache holds already of the tokens before these; more that it may hold is not wanted."""
-        return self.context_tokens if self.step == 0 else 0
-
 
 ArrivedRows: TypeAlias = tuple[Session, int, int, bool, bool, int, Payload]
-"""Session, step, tokens, whether a token is drawn after them, whether they are of a prompt, how many tokens of the
-prompt's beginning are in the KV cache where it begins behind some (step 0), and what came. A tuple, since there is one
-for each token of each session; so are those below."""
+"""Session, step, tokens, whether a token is drawn after them, whether they are of a prompt, the position of the first
+of them in the sequence, and what came. A tuple, since there is one for each token of each session; so are those
+below."""
 DrawnToken: TypeAlias = tuple[Session, int, int, bool, Payload, Any]
 """Session, step after which it was drawn, position in the sequence, whether the generation ends with it, what the
 head's next step computes, and what the client gets."""
@@ -169,14 +172,19 @@ class HopSettings:
     uses_forecasts: bool = True
     """Whether links go by when the next decode is expected: without that there is no `ExpectDecode`."""
 
-    def fault_of_step(self, session: HopSession, step: int, tokens: int, *, prefill: bool) -> str | None:
+    def fault_of_step(
+        self, session: HopSession, step: int, position: int, tokens: int, *, prefill: bool
+    ) -> str | None:
         """What is wrong with a step that is not a repeat; None: nothing, and if it is prefill of another hop it counts
         in the window."""
-        progress, position = session.progress, session.position
+        progress, capacity_tokens = session.progress, session.place.capacity_tokens
         if step != progress.next_step or not 1 <= tokens <= self.most_step_tokens:
             return f"step {step} of {tokens} rows came when step {progress.next_step} was expected"
-        if progress.rows + tokens > position.capacity_tokens:
-            return f"step {step} goes beyond the {position.capacity_tokens} tokens that were reserved"
+        if not progress.may_begin_at(position):
+            allowed = f"{progress.least_position} to {progress.end}"
+            return f"step {step} begins at position {position}, and may at {allowed}"
+        if position + tokens > capacity_tokens:
+            return f"step {step} goes beyond the {capacity_tokens} tokens that were reserved"
         if not prefill or session.is_head:
             return None
         if session.prefill.receive_window.admit(step, tokens * self.activation_bytes):

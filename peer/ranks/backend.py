@@ -75,7 +75,7 @@ class RankedCache(SequenceCache):
     def least_length(self) -> int:
         return 0
 
-    def close(self, names: Sequence[bytes] = ()) -> None:  # noqa: ARG002 - as above
+    def close(self, names: Sequence[bytes] = (), valid_tokens: int = 0) -> None:  # noqa: ARG002 - as above
         """The ranks drop their parts once nothing refers to it."""
         self.closed = True
 

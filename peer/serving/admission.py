@@ -134,17 +134,13 @@ class Admission:
             loader = self._loader
             return pb.Readiness(ready=False, loaded_bytes=loader.loaded_bytes, total_bytes=loader.total_bytes)
         forming.ready.result()
-        if session.least_prefix_tokens == 0:
-            return pb.Readiness(ready=True, prefix_tokens=session.prefix_tokens)
         return pb.Readiness(
-            ready=True,
-            window_prefix_tokens=session.prefix_tokens,
-            least_prefix_tokens=session.least_prefix_tokens,
+            ready=True, held_tokens=session.held_tokens, least_held_tokens=session.least_tokens
         )
 
     def release(self, asked: pb.Release, asker: str) -> None:
         """Frees what the session has here, at whatever stage it is. What it generated can be shared as its prompt can,
-        if its blocks have got names.
+        if its blocks have got names, and as far as the client calls its tokens valid.
 
         Raises:
             RequestRefused: it is not that of `asker` (a peer id).
@@ -156,7 +152,8 @@ class Admission:
         if session is not None and session.cache is not None:
             further = read_further_blocks(asked, session.plan)
             if further and session.shares:
-                session.cache.close(names_of_owner((*session.plan.prefix, *further), asker))
+                names = names_of_owner((*session.plan.prefix, *further), asker)
+                session.cache.close(names, asked.valid_tokens)
         self._leases.release(key)
         self._let_go(key)
         self._on_change()
@@ -251,7 +248,7 @@ class Admission:
         loads = self._loader.begin(span)
         neighbours = [
             asyncio.create_task(self._neighbours.link(facts, session.owner.remote))
-            for facts in session.plan.neighbours_of(session.position.hop)
+            for facts in session.plan.neighbours_of(session.place.hop)
         ]
         try:
             for load in loads:
@@ -269,7 +266,7 @@ class Admission:
             refusal = RequestRefused("memory", f"no memory for {span} and {tokens} tokens: {error}")
         else:
             forming.ready.set_result(None)
-            self._stepper.expect_prompt(session)
+            self._stepper.begin_session(session)
             return
         finally:
             for neighbour in neighbours:
@@ -282,14 +279,14 @@ class Admission:
         if copy is not None:
             kept = copy.taken_over(self._spec)
             if kept is not None:
-                session.prefix_tokens, session.least_prefix_tokens = kept.length, kept.least_length
+                session.held_tokens, session.least_tokens = kept.length, kept.least_length
                 return kept
         plan = session.plan
         names = names_of_owner(plan.prefix, session.owner.peer_id)
         cache = self._backend.engine.new_cache(
             session.span, plan.capacity_tokens, names, reserve=not self._leases.memory.swap_bytes
         )
-        session.prefix_tokens, session.least_prefix_tokens = cache.length, cache.least_length
+        session.held_tokens, session.least_tokens = cache.length, cache.least_length
         return cache
 
     def _let_go(self, key: LeaseKey) -> None:

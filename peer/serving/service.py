@@ -177,7 +177,7 @@ class PeerService:
         if self._copying is not None:
             kept_tokens = self._copying.keeper.renew(key, link.peer_id)
             if kept_tokens is not None:
-                return pb.Response(readiness=pb.Readiness(ready=True, prefix_tokens=kept_tokens))
+                return pb.Response(readiness=pb.Readiness(ready=True, held_tokens=kept_tokens))
         wait_s = min(asked.wait_ms / 1000, MAX_WAIT_S)
         return pb.Response(readiness=await admission.await_ready(key, link.peer_id, wait_s))
 

@@ -152,6 +152,8 @@ class Engine:
         check_rows(span, rows)
         ids = check_inputs(self.spec, span, rows, hidden)
         self._device.enter()
+        for row in rows:
+            row.cache.begin_step()
         self._make_room(rows)
         replayed = self._replay(span, rows, ids, hidden)
         if replayed is not None:
@@ -223,6 +225,7 @@ class Engine:
         check_rows(span, (row,))
         ids = check_inputs(self.spec, span, (row,), hidden)
         self._device.enter()
+        row.cache.begin_step()
         unfinished = PartialStep(span, row, self._tensors.inputs(ids, hidden, self._stages.facts.dtype))
         self._unfinished.add(unfinished)
         return unfinished

@@ -40,6 +40,7 @@ class SequenceCache:
         "_state",
         "_stored",
         "_tables",
+        "began",
         "capacity_tokens",
         "closed",
         "last_step",
@@ -64,6 +65,8 @@ class SequenceCache:
         self.layouts = tuple(layouts)
         self.capacity_tokens = capacity_tokens
         self.length = 0
+        self.began = 0
+        """Its length when its latest step began: that far `truncate` can go back until the next one does."""
         self.reserved = reserved
         """Whether all blocks that it may need are its own already; else it takes them as it grows."""
         self.closed = False
@@ -160,11 +163,15 @@ class SequenceCache:
             ordered[slot] = views
         return ordered
 
+    def begin_step(self) -> None:
+        """A step begins here, in one piece or several."""
+        self.began = self.length
+
     def advance(self, tokens: int) -> None:
         """What was written behind its end counts from now on.
 
-        Blocks that windows have passed are free then, unless blocks are reserved: such are exchanged for others, many
-        at a time, when they are needed.
+        Blocks that windows had passed when the step began are free then, unless blocks are reserved: such are exchanged
+        for others, many at a time, when they are needed.
         """
         full = self.length // KV_BLOCK_TOKENS
         self.length += tokens
@@ -204,6 +211,7 @@ class SequenceCache:
         if not same_tokens:
             self._names = self._names[: length // KV_BLOCK_TOKENS]
         self.length = length
+        self.began = min(self.began, length)
 
     def export(self, start: int, stop: int) -> bytearray:
         """Tokens [start, stop) of all layers as raw bytes, for a cache of equal layouts elsewhere. Of layers with a
@@ -246,26 +254,34 @@ class SequenceCache:
         self.require(tokens)
         self._write(kept, stop, view)
         self.advance(tokens)
+        self.begin_step()  # what windows had passed has not come
+        self._drop_passed()
+        if self.reserved:
+            self.take_blocks(stop)
 
     def suspend(self) -> None:
         """Moves its blocks to the host's memory, until a step requires them. What others share stays theirs."""
         if self._stored is None and not self.closed:
-            kept = [table.kept_from(self.length) * KV_BLOCK_TOKENS for table in self._tables]
+            firsts = [max(table.first, table.kept_from(self.began)) for table in self._tables]
+            kept = [first * KV_BLOCK_TOKENS for first in firsts]
             with torch.inference_mode():
                 self._stored = [torch.cat(views, 2).to("cpu") for views in self._views(kept, self.length)]
                 self._stored += [
                     state.to("cpu", copy=True) for one in (self.states or {}).values() for state in one
                 ]
             self._pool.clear(self.tables)
+            for table, first in zip(self._tables, firsts, strict=True):
+                table.first = first
 
-    def close(self, names: Sequence[bytes] = ()) -> None:
-        """Gives its blocks back, to be shared under these names as far as they are full: hashes as `name_blocks` takes
-        them. From any thread; again has no effect."""
+    def close(self, names: Sequence[bytes] = (), valid_tokens: int = 0) -> None:
+        """Gives its blocks back, to be shared under these names as far as they are full of the first `valid_tokens`
+        tokens: hashes as `name_blocks` takes them. From any thread; again has no effect."""
         if not self.closed:
             self.closed = True
             self._stored = None
             shared = names if self._state is None else ()
-            self._pool.give_back(self.tables, shared[: self.length // KV_BLOCK_TOKENS])
+            full = min(self.length, valid_tokens) // KV_BLOCK_TOKENS
+            self._pool.give_back(self.tables, shared[: max(0, full)])
 
     def hold(self, *, held: bool) -> None:
         """Whether a step that has begun will come to it later: its blocks stay until then, even if it is closed."""
@@ -298,15 +314,13 @@ class SequenceCache:
 
     def _drop_passed(self) -> None:
         for table in self._tables:
-            passed = min(table.kept_from(self.length) - table.first, len(table.blocks))
+            passed = min(table.kept_from(self.began) - table.first, len(table.blocks))
             if passed > 0:
                 self._pool.drop_first(table, passed)
 
     def _resume(self, tokens: int) -> None:
         """Takes blocks again and writes what was stored."""
-        kept = [table.kept_from(self.length) for table in self._tables]
-        for table, first in zip(self._tables, kept, strict=True):
-            table.first = first
+        kept = [table.first for table in self._tables]
         self.take_blocks(tokens)
         stored, self._stored = iter(self._stored or ()), None
         parts = self._views([first * KV_BLOCK_TOKENS for first in kept], self.length)

@@ -17,9 +17,9 @@ def names_of_owner(names: Sequence[bytes], owner: str) -> tuple[bytes, ...]:
     return tuple(blake2b(name, key=key, digest_size=NAME_BYTES).digest() for name in names)
 
 
-def common_prefix(held: Sequence[tuple[int, int]]) -> int:
-    """How many tokens of a prompt's beginning all hops can leave out: each those from its first number to its second,
-    or none."""
+def common_position(held: Sequence[tuple[int, int]]) -> int:
+    """The latest position of a sequence from which on all hops can step it: each from its first number to its second,
+    or from the beginning."""
     most = min(most for _, most in held)
     return most if all(least <= most for least, _ in held) else 0
 

@@ -6,7 +6,7 @@ from functools import partial
 
 from molink.peer.hop import events
 from molink.peer.hop.hop_core import HopCore
-from molink.peer.hop.session import DrawnToken, HopPosition, HopSettings
+from molink.peer.hop.session import DrawnToken, HopPlace, HopSettings
 from molink.peer.memory.leases import LeaseKey
 from molink.peer.profiling.profile import Profile
 from molink.peer.profiling.step_times import StepTimes
@@ -142,7 +142,7 @@ class ServingWorld:
         stages, capacity = self._plan.stages_of(request), request.prompt_tokens + request.new_tokens
         hops = [
             SimulatedSession(
-                key, HopPosition(self._circuit, hop, stages, request.prompt_tokens, capacity), request
+                key, HopPlace(self._circuit, hop, stages, request.prompt_tokens, capacity), request
             )
             for hop in range(len(self.peers))
         ]

@@ -97,12 +97,12 @@ class SimulatedPeer:
         steps = effect.steps
         rows = tokens = attended = sampled = 0
         for one in steps:
-            after = one.context_tokens + one.tokens
+            after = one.position + one.tokens
             tokens += after
             if one.prefill:
                 count = one.tokens
                 rows += count
-                attended += count * one.context_tokens + count * (count + 1) // 2
+                attended += count * one.position + count * (count + 1) // 2
                 sampled += one.sample
             else:
                 rows += 1
@@ -146,8 +146,8 @@ class SimulatedPeer:
             len(span),
             span.start == 0,
             span.stop == self._layers,
-            tuple([one.context_tokens for one in steps if not one.prefill]),
-            tuple([(one.tokens, one.context_tokens) for one in steps if one.prefill]),
+            tuple([one.position for one in steps if not one.prefill]),
+            tuple([(one.tokens, one.position) for one in steps if one.prefill]),
         )
 
     def _record_batch(self, effect: events.RecordBatch) -> None:
@@ -167,10 +167,10 @@ def _drawn(steps: Sequence[Step]) -> list[DrawnToken[SimulatedSession, None]]:
     drawn = []
     for one in steps:
         if one.sample:
-            session, position = one.session, one.context_tokens + one.tokens
+            session, position = one.session, one.position + one.tokens
             drawn.append((session, one.step, position, position >= session.last_position, None, None))
     return drawn
 
 
 def _fail(effect: events.FailSession[SimulatedSession]) -> None:
-    raise OverflowError(f"a session failed at hop {effect.session.position.hop}: {effect.detail}")
+    raise OverflowError(f"a session failed at hop {effect.session.place.hop}: {effect.detail}")

@@ -5,7 +5,7 @@ from functools import partial
 
 from molink.peer.hop import events
 from molink.peer.hop.frames import OutgoingFrame
-from molink.peer.hop.session import HopPosition, HopSession
+from molink.peer.hop.session import HopPlace, HopSession
 from molink.peer.memory.leases import LeaseKey
 from molink.peer.scheduling.decode_forecast import DecodeForecast
 from molink.peer.wire.transmission.classes import TrafficClass
@@ -17,8 +17,8 @@ from molink.simnet.core.request_load import Request
 class SimulatedSession(HopSession):
     """A generation at one hop."""
 
-    def __init__(self, key: LeaseKey, position: HopPosition, request: Request) -> None:
-        super().__init__(key, position)
+    def __init__(self, key: LeaseKey, place: HopPlace, request: Request) -> None:
+        super().__init__(key, place)
         self.request = request
         self.last_position = request.prompt_tokens + request.new_tokens - 1
         """Of a token that is drawn, in the sequence."""
@@ -78,7 +78,10 @@ class SimulatedSender:
             traffic_class, due_s, tokens = _PREFILL, frame.due_s, sum([one.tokens for one in steps])
         else:
             traffic_class, due_s, tokens = _DECODE, 0.0, len(steps)
-        rows = [(one.session.after, one.step, one.tokens, one.sample, prefill, 0, None) for one in steps]
+        rows = [
+            (one.session.after, one.step, one.tokens, one.sample, prefill, one.position, None)
+            for one in steps
+        ]
         size_bytes = activations_bytes(len(steps), tokens, self._activation_bytes)
         whose = tuple([one.session.key.session for one in steps])
         arrives = events.RowsArrived(self._peer_id, rows)

@@ -336,11 +336,11 @@ class Start(_message.Message):
     SESSION_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
-    PREFIX_TOKENS_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
     session: _builtins.bytes
     epoch: _builtins.int
-    prefix_tokens: _builtins.int
-    """so many at the beginning are in every hop's KV cache already"""
+    position: _builtins.int
+    """from which on it is stepped: every hop's KV cache holds what comes before"""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """the whole history: prompt, and what was generated before a failover"""
@@ -351,11 +351,11 @@ class Start(_message.Message):
         session: _builtins.bytes = ...,
         epoch: _builtins.int = ...,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
-        prefix_tokens: _builtins.int = ...,
+        position: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "prefix_tokens", b"prefix_tokens", "session", b"session", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "position", b"position", "session", b"session", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -398,7 +398,7 @@ class ActivationRow(_message.Message):
     SAMPLE_FIELD_NUMBER: _builtins.int
     PREFILL_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
-    PREFIX_TOKENS_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
     session: _builtins.bytes
     epoch: _builtins.int
     step: _builtins.int
@@ -407,8 +407,8 @@ class ActivationRow(_message.Message):
     sample: _builtins.bool
     """the tail draws a token after the last of them"""
     prefill: _builtins.bool
-    prefix_tokens: _builtins.int
-    """in step 0: tokens before the first row, which the KV cache holds already"""
+    position: _builtins.int
+    """of the first of them in the sequence; what a KV cache holds from there on is"""
     @_builtins.property
     def timings(self) -> _containers.RepeatedCompositeFieldContainer[Global___HopTiming]: ...
     def __init__(
@@ -421,11 +421,11 @@ class ActivationRow(_message.Message):
         sample: _builtins.bool = ...,
         prefill: _builtins.bool = ...,
         timings: _abc.Iterable[Global___HopTiming] | None = ...,
-        prefix_tokens: _builtins.int = ...,
+        position: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "prefill", b"prefill", "prefix_tokens", b"prefix_tokens", "rows", b"rows", "sample", b"sample", "session", b"session", "step", b"step", "timings", b"timings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "position", b"position", "prefill", b"prefill", "rows", b"rows", "sample", b"sample", "session", b"session", "step", b"step", "timings", b"timings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -813,20 +813,24 @@ class Release(_message.Message):
     SESSION_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     FURTHER_BLOCKS_FIELD_NUMBER: _builtins.int
+    VALID_TOKENS_FIELD_NUMBER: _builtins.int
     session: _builtins.bytes
     epoch: _builtins.int
     further_blocks: _builtins.bytes
     """names of the blocks behind the descriptor's prefix_blocks, with what was generated"""
+    valid_tokens: _builtins.int
+    """of the sequence: what a KV cache holds beyond them is shared under no name"""
     def __init__(
         self,
         *,
         session: _builtins.bytes = ...,
         epoch: _builtins.int = ...,
         further_blocks: _builtins.bytes = ...,
+        valid_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "further_blocks", b"further_blocks", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "further_blocks", b"further_blocks", "session", b"session", "valid_tokens", b"valid_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -994,31 +998,27 @@ class Readiness(_message.Message):
     READY_FIELD_NUMBER: _builtins.int
     LOADED_BYTES_FIELD_NUMBER: _builtins.int
     TOTAL_BYTES_FIELD_NUMBER: _builtins.int
-    PREFIX_TOKENS_FIELD_NUMBER: _builtins.int
-    WINDOW_PREFIX_TOKENS_FIELD_NUMBER: _builtins.int
-    LEAST_PREFIX_TOKENS_FIELD_NUMBER: _builtins.int
+    HELD_TOKENS_FIELD_NUMBER: _builtins.int
+    LEAST_HELD_TOKENS_FIELD_NUMBER: _builtins.int
     ready: _builtins.bool
     loaded_bytes: _builtins.int
     total_bytes: _builtins.int
-    prefix_tokens: _builtins.int
-    """of the prompt's beginning, in the KV cache already and kept for this session"""
-    window_prefix_tokens: _builtins.int
-    """in its place, where sliding windows have passed tokens before:"""
-    least_prefix_tokens: _builtins.int
-    """the session begins behind 5, or less, but not less than 6, or with no prefix"""
+    held_tokens: _builtins.int
+    """of the sequence's beginning, in the KV cache already and kept for this session"""
+    least_held_tokens: _builtins.int
+    """the session begins behind 4, or less, but not less than 5, or with none"""
     def __init__(
         self,
         *,
         ready: _builtins.bool = ...,
         loaded_bytes: _builtins.int = ...,
         total_bytes: _builtins.int = ...,
-        prefix_tokens: _builtins.int = ...,
-        window_prefix_tokens: _builtins.int = ...,
-        least_prefix_tokens: _builtins.int = ...,
+        held_tokens: _builtins.int = ...,
+        least_held_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["least_prefix_tokens", b"least_prefix_tokens", "loaded_bytes", b"loaded_bytes", "prefix_tokens", b"prefix_tokens", "ready", b"ready", "total_bytes", b"total_bytes", "window_prefix_tokens", b"window_prefix_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["held_tokens", b"held_tokens", "least_held_tokens", b"least_held_tokens", "loaded_bytes", b"loaded_bytes", "ready", b"ready", "total_bytes", b"total_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

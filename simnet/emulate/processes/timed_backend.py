@@ -87,6 +87,7 @@ class TimedEngine:
         if hidden is not None and hidden.shape != (count, self.spec.hidden_size):
             raise ValueError(f"{count} rows came with hidden states {tuple(hidden.shape)}")
         for row in rows:
+            row.cache.begin_step()
             row.cache.require(row.count)
         sampled = sum(row.want_logits for row in rows)
         result = torch.zeros(sampled, 1) if span.stop == self.spec.layers else self._noise[:count]

@@ -48,8 +48,8 @@ async def test_the_second_hop_computes_a_chunk_before_the_first_hop_has_computed
         for one in inputs:
             if one.session.is_head and one.step == len(chunks) - 1:
                 assert two_are_there.wait(DEADLINE_S), "the second hop waits for the whole prompt"
-            begun.append((one.session.position.hop, one.step))
-            if (one.session.position.hop, one.step) == (1, 1):
+            begun.append((one.session.place.hop, one.step))
+            if (one.session.place.hop, one.step) == (1, 1):
                 two_are_there.set()
         return compute(engine, inputs)
 

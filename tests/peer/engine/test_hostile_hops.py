@@ -14,13 +14,13 @@ from molink.peer.wire.protocol import molink_pb2 as pb
 __all__ = ["model"]
 
 
-async def formed(peer: Served, neighbour: End, *, head: bool) -> pb.SessionDescriptor:
+async def formed(peer: Served, neighbour: End, *, head: bool, session: int = 1) -> pb.SessionDescriptor:
     """A ready session in which the peer is the head or the tail, and the neighbour the other."""
     hops = [
         peer.hop(LOW if head else HIGH),
         hop_of(neighbour.identity, HIGH if head else LOW, neighbour.facts),
     ]
-    asked = describe(hops if head else hops[::-1], spec=peer.spec)
+    asked = describe(hops if head else hops[::-1], session=session, spec=peer.spec)
     answer = await peer.reserve(asked, 0 if head else 1)
     assert answer.HasField("reserved"), answer
     assert (await peer.ready(asked)).readiness.ready
@@ -95,7 +95,7 @@ ROWS: dict[str, dict[str, int]] = {
     "more rows than a step may have": {"rows": 4000},
     "no rows": {"rows": 0},
     "a step that is not the next": {"rows": 5, "step": 7},
-    "a beginning that is not here": {"rows": 5, "prefix_tokens": 4},
+    "a beginning that is not here": {"rows": 5, "position": 4},
 }
 
 
@@ -116,6 +116,41 @@ async def test_rows_that_do_not_fit_a_session_end_it_and_not_the_link_that_other
         await link.request(pb.Request(get_manifest=pb.GetManifest(model_hash="")), 5.0)
         assert failures.empty()
         assert link.closed_because is None
+
+
+POSITIONS: dict[str, tuple[int, int]] = {
+    "ahead of what the cache holds": (2, 7),
+    "further back than the step before": (2, 4),
+    "back at the beginning": (2, 0),
+    "beyond the numbers of a position": (2, 2**32 - 1),
+}
+
+
+@pytest.mark.parametrize("case", POSITIONS)
+@asynchronous
+async def test_a_position_that_is_not_allowed_ends_its_session_and_no_other(
+    model: LocalModel, case: str
+) -> None:
+    async with served(model) as peer, End() as head:
+        failures = failures_told(peer)
+        asked = await formed(peer, head, head=False)
+        other = await formed(peer, head, head=False, session=2)
+        step, position = POSITIONS[case]
+        for session in (asked, other):
+            for one, at, rows in ((0, 0, 5), (1, 5, 1)):
+                row = pb.ActivationRow(session=session.session, epoch=1, step=one, rows=rows, position=at)
+                link_of(head, peer).post(activations(peer, row), bytes(rows * peer.spec.hidden_size * 4))
+        repeat = pb.ActivationRow(session=asked.session, epoch=1, step=1, rows=1, position=position)
+        link_of(head, peer).post(activations(peer, repeat), bytes(peer.spec.hidden_size * 4))
+        row = pb.ActivationRow(session=asked.session, epoch=1, step=step, rows=1, position=position)
+        link_of(head, peer).post(activations(peer, row), bytes(peer.spec.hidden_size * 4))
+        failed = await soon(failures.get())
+        assert (failed.session, failed.peer_id, failed.code) == (asked.session, head.peer_id, "protocol")
+        row = pb.ActivationRow(session=other.session, epoch=1, step=2, rows=1, position=6, sample=True)
+        link_of(head, peer).post(activations(peer, row), bytes(peer.spec.hidden_size * 4))
+        token = (await soon(head.handler.frames.get()))[1].header.tokens[0]
+        assert (token.session, token.position) == (other.session, 7)
+        assert failures.empty()
 
 
 @asynchronous

@@ -95,7 +95,7 @@ async def test_the_head_computes_the_chunks_that_the_route_was_predicted_with(
     computed: list[tuple[int, int]] = []
 
     def watched(engine: Engine, inputs: tuple[StepInput, ...]) -> StepOutput:
-        computed.extend((one.session.position.hop, one.tokens) for one in inputs if one.prefill)
+        computed.extend((one.session.place.hop, one.tokens) for one in inputs if one.prefill)
         return compute(engine, inputs)
 
     monkeypatch.setattr(stepping, "compute", watched)

@@ -148,7 +148,7 @@ async def test_a_start_behind_tokens_that_are_not_there_is_refused(model: LocalM
         asked = describe([peer.hop(model.spec.whole)], spec=peer.spec)
         await peer.reserve(asked)
         await peer.ready(asked)
-        start = pb.Start(session=asked.session, epoch=1, token_ids=[5, 6, 7, 8, 9], prefix_tokens=4)
+        start = pb.Start(session=asked.session, epoch=1, token_ids=[5, 6, 7, 8, 9], position=4)
         assert peer.link.post(start)
         await soon(peer.client.handler.closed.get())
 

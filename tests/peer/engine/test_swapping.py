@@ -63,7 +63,7 @@ async def serve_all(
         names = b"".join(block_names(prompt[:-1], KEY)) if number % 2 else b""
         descriptor = await circuit.reserve(number, len(prompt), NEW_TOKENS, names)
         begins = min(circuit.held[number])
-        start = pb.Start(session=descriptor.session, epoch=1, token_ids=prompt, prefix_tokens=begins)
+        start = pb.Start(session=descriptor.session, epoch=1, token_ids=prompt, position=begins)
         assert circuit.links[0].post(start)
         started[descriptor.session] = []
     left = set(started)

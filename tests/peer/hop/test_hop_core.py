@@ -46,10 +46,18 @@ class Hop:
 
     def rows(self, *rows: tuple[int, int, int, bool], peer_id: str | None = None) -> list[str]:
         """Session, step, tokens and whether it is prefill of each."""
-        arrived = [
-            (self.sessions[one], step, count, True, prefill, 0, None) for one, step, count, prefill in rows
-        ]
+        arrived = []
+        ends: dict[int, int] = {}
+        for one, step, count, prefill in rows:
+            position = ends.get(one, self.sessions[one].progress.end)
+            arrived.append((self.sessions[one], step, count, True, prefill, position, None))
+            ends[one] = position + count
         return self.tell(events.RowsArrived(peer_id or self.previous, arrived))
+
+    def row_at(self, number: int, step: int, position: int, count: int) -> list[str]:
+        """A step of a session that begins at that position."""
+        row = (self.sessions[number], step, count, True, step == 0, position, None)
+        return self.tell(events.RowsArrived(self.previous, [row]))
 
     def start(self, number: int, tokens: int) -> list[str]:
         return self.tell(events.PromptStarted(self.sessions[number], tokens, 0, slice_of))
@@ -112,7 +120,7 @@ def test_a_repeat_has_no_effect() -> None:
     assert hop.rows((0, 0, 5, True)) == []
     assert hop.rows((0, 1, 1, False)) == ["ComputeBatch", "ExpectDecode"]
     assert hop.rows((0, 1, 1, False)) == []
-    assert hop.sessions[0].progress.rows == 6
+    assert hop.sessions[0].progress.end == 6
 
 
 @pytest.mark.parametrize(
@@ -137,7 +145,7 @@ def test_a_step_that_does_not_follow_ends_the_session_and_names_who_sent_it(
 
 def test_a_step_beyond_what_was_reserved_ends_the_session() -> None:
     hop = Hop(1)
-    hop.sessions[0].progress.rows = CAPACITY
+    hop.sessions[0].progress.end = CAPACITY
     hop.sessions[0].progress.next_step = 1
     hop.rows((0, 1, 1, False))
     assert hop.failure().detail == f"step 1 goes beyond the {CAPACITY} tokens that were reserved"
@@ -150,13 +158,54 @@ def test_rows_of_who_is_not_the_previous_hop_have_no_effect() -> None:
     assert hop.tell(events.FaultFound(hop.sessions[0], "head", "nonsense")) == ["FailSession"]
 
 
-def test_the_first_step_begins_behind_the_prefix_that_the_cache_holds() -> None:
+@pytest.mark.parametrize("position", [0, 16, 20, 32])
+def test_the_first_step_begins_where_the_cache_can_go_on(position: int) -> None:
     hop = Hop(1)
-    hop.tell(events.RowsArrived("head", [(hop.sessions[0], 0, 5, True, True, 32, None)]))
-    assert hop.batch[0].prefix_tokens == 32
+    hop.tell(events.SessionReady(hop.sessions[0], 32, 16))
+    hop.row_at(0, 0, position, 5)
+    assert hop.batch[0].position == position
     hop.computed()
     hop.rows((0, 1, 1, False))
-    assert (hop.batch[0].context_tokens, hop.batch[0].prefix_tokens) == (37, 0)
+    assert hop.batch[0].position == position + 5
+
+
+@pytest.mark.parametrize("position", [1, 15, 33])
+def test_a_first_step_where_the_cache_cannot_go_on_ends_the_session(position: int) -> None:
+    hop = Hop(1, 2)
+    hop.tell(events.SessionReady(hop.sessions[0], 32, 16))
+    assert hop.row_at(0, 0, position, 5) == ["FailSession"]
+    failure = hop.failure()
+    assert (failure.peer_id, failure.code) == ("head", "protocol")
+    assert failure.detail == f"step 0 begins at position {position}, and may at 16 to 32"
+    assert hop.rows((1, 0, 5, True)) == ["ComputeBatch"]
+
+
+@pytest.mark.parametrize("position", [5, 6, 8, 9])
+def test_a_step_may_go_back_within_the_step_before_it(position: int) -> None:
+    hop = Hop(1)
+    hop.rows((0, 0, 5, True), (0, 1, 4, False))
+    assert hop.row_at(0, 2, position, 1) == []
+    assert hop.sessions[0].progress.end == position + 1
+    hop.computed()
+    hop.computed()
+    assert [(one.step, one.position, one.tokens) for one in hop.batch] == [(2, position, 1)]
+
+
+@pytest.mark.parametrize("position", [0, 4, 10])
+def test_a_step_further_back_than_the_one_before_it_or_behind_a_gap_ends_the_session(position: int) -> None:
+    hop = Hop(1)
+    hop.rows((0, 0, 5, True), (0, 1, 4, False))
+    assert hop.row_at(0, 2, position, 1) == ["FailSession"]
+    assert hop.failure().detail == f"step 2 begins at position {position}, and may at 5 to 9"
+
+
+def test_a_repeat_has_no_effect_whatever_its_position() -> None:
+    hop = Hop(1)
+    hop.rows((0, 0, 5, True), (0, 1, 4, False), (0, 2, 1, False))
+    for position in (0, 5, 7, 9, 10, 999):
+        for step in (0, 1, 2):
+            assert hop.row_at(0, step, position, 1) == []
+    assert hop.sessions[0].progress.end == 10
 
 
 def test_sessions_whose_steps_fail_fail_alone() -> None:
@@ -253,7 +302,7 @@ def test_a_lone_peer_steps_on_with_its_own_tokens_and_with_who_waits() -> None:
 def test_prompts_count_for_the_line_as_far_as_they_wait_and_go_to_another_hop() -> None:
     hop = Hop(0, core=core_of("head", chunk_tokens=4))
     hop.start(0, 12)
-    row_bytes = hop.sessions[0].position.stages[0].sent_bytes
+    row_bytes = hop.sessions[0].place.stages[0].sent_bytes
     assert (hop.core.prompt_bytes_to_send, hop.core.queued) == (8 * row_bytes, 2)
     assert row_bytes > 0
     hop.tell(events.SessionEnded(hop.sessions[0]))

@@ -90,8 +90,8 @@ def test_both_ends_of_a_link_read_the_same_encoding_from_a_descriptor() -> None:
     asked.activation_codec = "int8"
     plan = read_plan(asked, SPEC)
     first, second, third = (ServedSession(plan, at, owner=None) for at in range(3))  # type: ignore[arg-type]
-    assert (first.position.encoding, second.receives_in) == ("int8", "int8")
-    assert (second.position.encoding, third.receives_in) == ("float32", "float32")
+    assert (first.place.encoding, second.receives_in) == ("int8", "int8")
+    assert (second.place.encoding, third.receives_in) == ("float32", "float32")
     asked.activation_codec = ""
     assert set(read_plan(asked, SPEC).encodings) == {"float32"}
 

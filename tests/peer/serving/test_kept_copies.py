@@ -182,12 +182,12 @@ async def test_a_copy_that_is_promoted_goes_on_with_the_same_tokens_and_shares_n
         response = await ask(
             link, pb.Request(reserve=pb.Reserve(descriptor=descriptor, ready_within_ms=2000))
         )
-        held = response.readiness.prefix_tokens
+        held = response.readiness.held_tokens
         assert len(PROMPT) + 7 <= held <= len(PROMPT) + 20
         assert len(standby.leases.leases) == 1
         history = [*PROMPT, *first]
         known = min(held, len(history) - 1)
-        start = pb.Start(session=descriptor.session, epoch=2, token_ids=history, prefix_tokens=known)
+        start = pb.Start(session=descriptor.session, epoch=2, token_ids=history, position=known)
         before = standby.metrics.registry.get_sample_value("molink_rows_total") or 0.0
         assert link.post(start)
         frames, found = circuit.circuit.peers[0].client.handler.frames, []

@@ -52,6 +52,7 @@ def feed(engine: Engine, cache: SequenceCache, steps: list[int]) -> None:
     """As steps of so many new tokens do, without what they compute."""
     for tokens in steps:
         before = cache.nbytes
+        cache.begin_step()
         cache.require(tokens)
         assert cache.nbytes <= before
         cache.advance(tokens)

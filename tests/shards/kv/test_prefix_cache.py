@@ -13,12 +13,13 @@ from support.models.circuit_runs import (
     finish,
     greedy,
     ready_tokens,
+    start_run,
     start_sharing,
     step_runs,
 )
 from support.models.tiny_models import VOCABULARY
 
-from molink.shards.kv.prefix import NAME_BYTES, block_names, common_prefix, split_names
+from molink.shards.kv.prefix import NAME_BYTES, block_names, common_position, split_names
 from molink.shards.spec import KV_BLOCK_TOKENS, Span
 
 TinyModel = Callable[[str], Path]
@@ -105,6 +106,41 @@ def test_other_layers_share_nothing_and_layers_that_are_dropped_forget(tiny_mode
     check(circuit)
 
 
+@pytest.mark.parametrize("architecture", ["llama", "mistral"])
+def test_only_blocks_of_valid_tokens_get_names_whatever_the_length(
+    tiny_model: TinyModel, architecture: str
+) -> None:
+    engine = engine_with(tiny_model(architecture), (0, 6))
+    span = Span(0, 6)
+    for valid in range(TOKENS, TOKENS + 2 * KV_BLOCK_TOKENS + 1):
+        history = tuple((token + valid) % VOCABULARY for token in TEXT[: 4 * KV_BLOCK_TOKENS])
+        run = start_run([(engine, span)], history, 1)
+        step_runs([(engine, span)], [run])
+        names = block_names(history, KEY)
+        run.caches[0].close(names, valid)
+        assert ready_tokens(engine, span, names) == valid // KV_BLOCK_TOKENS * KV_BLOCK_TOKENS
+        engine.pool.limit(0)
+        engine.pool.limit(None)
+    engine.pool.check_integrity()
+
+
+def test_a_block_whose_last_row_was_refused_gets_no_name(tiny_model: TinyModel) -> None:
+    """What a refused guess has left behind would otherwise be taken for the token that was drawn in its place."""
+    engine = engine_with(tiny_model("llama"), (0, 6))
+    circuit: Circuit = [(engine, Span(0, 6))]
+    for length in range(KV_BLOCK_TOKENS, 2 * KV_BLOCK_TOKENS + 1):
+        history = TEXT[:length]
+        guessed = (*history[:-1], (history[-1] + 1) % VOCABULARY)
+        run = start_run(circuit, guessed, 1)
+        step_runs(circuit, [run])
+        run.caches[0].close(block_names(history, KEY), length - 1)
+        again = start_sharing(circuit, (*history, 5, 6), TOKENS)
+        assert again.fed == (length - 1) // KV_BLOCK_TOKENS * KV_BLOCK_TOKENS
+        assert finish(circuit, [again], TOKENS) == [greedy(circuit, (*history, 5, 6), TOKENS)]
+        engine.pool.limit(0)
+        engine.pool.limit(None)
+
+
 def test_the_least_recently_used_prefix_goes_first(tiny_model: TinyModel) -> None:
     engine = engine_with(tiny_model("llama"), (0, 6))
     span = Span(0, 6)
@@ -141,7 +177,7 @@ def test_names_agree_exactly_as_far_as_the_tokens_do(
 
 @given(st.lists(st.tuples(st.integers(0, 200), st.integers(0, 200)).map(sorted), min_size=1, max_size=6))
 def test_a_circuit_begins_where_every_hop_can(held: list[list[int]]) -> None:
-    begins = common_prefix([(least, most) for least, most in held])
+    begins = common_position([(least, most) for least, most in held])
     can = [at for at in range(201) if all(at == 0 or least <= at <= most for least, most in held)]
     assert begins == max(can)
 
@@ -163,7 +199,7 @@ def test_what_a_session_generated_is_shared_when_it_has_got_names(tiny_model: Ti
     run = start_sharing(circuit, TEXT[:40], 30)
     (answer,) = finish(circuit, [run], 30)
     history = TEXT[:40] + tuple(answer)
-    run.caches[0].close(block_names(history, KEY))
+    run.caches[0].close(block_names(history, KEY), len(history) - 1)
     assert ready_tokens(engine, Span(0, 6), block_names(history, KEY)) == 64
     second = start_sharing(circuit, history + TEXT[:5], 6)
     assert second.fed == 64

@@ -10,7 +10,7 @@ from support.swarms.pipelines import stage
 from molink.peer.hop import events
 from molink.peer.hop.frames import OutgoingFrame
 from molink.peer.hop.hop_core import HopCore
-from molink.peer.hop.session import DrawnToken, HopPosition, HopSession, HopSettings, HopStep
+from molink.peer.hop.session import DrawnToken, HopPlace, HopSession, HopSettings, HopStep
 from molink.peer.memory.leases import LeaseKey
 from molink.peer.scheduling.in_flight_rules import fixed
 from molink.peer.scheduling.microbatch import BatchLimits
@@ -30,8 +30,8 @@ def session_of(
     number: int, circuit: Sequence[tuple[str, Span]], hop: int, prompt_tokens: int = 5
 ) -> HopSession:
     """A session at one hop of its circuit."""
-    position = HopPosition(tuple(circuit), hop, (STAGE,) * len(circuit), prompt_tokens, CAPACITY)
-    return HopSession(LeaseKey(number.to_bytes(16), 1), position)
+    place = HopPlace(tuple(circuit), hop, (STAGE,) * len(circuit), prompt_tokens, CAPACITY)
+    return HopSession(LeaseKey(number.to_bytes(16), 1), place)
 
 
 def core_of(
@@ -197,9 +197,9 @@ class HopRing:
         tokens: list[DrawnToken[HopSession, Any]] = []
         for one in steps:
             generation = self.generation(one.session)
-            generation.computed[one.session.position.hop].append((one.step, one.tokens))
+            generation.computed[one.session.place.hop].append((one.step, one.tokens))
             if one.session.is_tail and one.sample:
-                position = one.context_tokens + one.tokens
+                position = one.position + one.tokens
                 is_last = position - generation.prompt_tokens + 1 == generation.new_tokens
                 tokens.append((one.session, one.step, position, is_last, None, None))
         return events.BatchComputed(steps, tokens=tokens)
@@ -223,7 +223,15 @@ class HopRing:
         what, message = self.links[ends].popleft()
         if what == "rows":
             rows = [
-                (self._there(one.session, receiver), one.step, one.tokens, one.sample, one.prefill, 0, None)
+                (
+                    self._there(one.session, receiver),
+                    one.step,
+                    one.tokens,
+                    one.sample,
+                    one.prefill,
+                    one.position,
+                    None,
+                )
                 for one in message.steps
             ]
             self.tell(receiver, events.RowsArrived(f"{sender}", rows))

@@ -17,7 +17,7 @@ from molink.peer.serving.data_plane import DataPlaneSettings
 from molink.peer.wire.link.link import Link
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.routing.cost.prefill_chunks import Cut, chunk_lengths
-from molink.shards.kv.prefix import NAME_BYTES, block_names, common_prefix
+from molink.shards.kv.prefix import NAME_BYTES, block_names, common_position
 from molink.shards.spec import Span
 
 
@@ -59,8 +59,8 @@ class ServedCircuit:
             response, _ = await link.request(pb.Request(await_ready=asked), DEADLINE_S)
             assert response.readiness.ready, response
             readiness = response.readiness
-            self.held[session].append(max(readiness.prefix_tokens, readiness.window_prefix_tokens))
-            self.least[session].append(readiness.least_prefix_tokens)
+            self.held[session].append(readiness.held_tokens)
+            self.least[session].append(readiness.least_held_tokens)
 
     async def generate(
         self, prompts: Sequence[Sequence[int]], new_tokens: int, prefix_key: bytes | None = None
@@ -76,7 +76,7 @@ class ServedCircuit:
                 session=descriptor.session,
                 epoch=1,
                 token_ids=list(prompt),
-                prefix_tokens=common_prefix(list(zip(self.least[session], self.held[session], strict=True))),
+                position=common_position(list(zip(self.least[session], self.held[session], strict=True))),
             )
             assert self.links[0].post(start)
         got: dict[bytes, list[int]] = {descriptor.session: [] for descriptor in descriptors}
@@ -87,7 +87,12 @@ class ServedCircuit:
         for descriptor, prompt in zip(descriptors, prompts, strict=True):
             names = block_names([*prompt, *got[descriptor.session]], prefix_key or b"")
             further = names[len(descriptor.prefix_blocks) // NAME_BYTES :] if prefix_key is not None else ()
-            release = pb.Release(session=descriptor.session, epoch=1, further_blocks=b"".join(further))
+            release = pb.Release(
+                session=descriptor.session,
+                epoch=1,
+                further_blocks=b"".join(further),
+                valid_tokens=len(prompt) + len(got[descriptor.session]) - 1,
+            )
             await asyncio.gather(
                 *(link.request(pb.Request(release=release), DEADLINE_S) for link in self.links)
             )
