@@ -75,6 +75,7 @@ DECISIONS = [
     "molink.shards.address_ranges",
     "molink.peer.wire.transport.line_quality",
     "molink.peer.memory.memory",
+    "molink.peer.daemon.partner_terms",
     "molink.peer.memory.copy_leases",
     "molink.peer.redundancy.copy_intake",
     "molink.peer.redundancy.copy_sending",
