@@ -84,7 +84,8 @@ def choose_partners(
     Peers that keep no copies for others have none kept of theirs; one whose owner has named a partner has it there or
     nowhere. A hop whose peer cannot send its lines as fast as they come gets none: half of what decode leaves of its
     uplink, divided among its sessions, has to carry them at the route's TPOT. Equal snapshots give equal choices, in
-    whatever order their peers are listed. Takes milliseconds for some hundred peers: of a large swarm give it a shortlist.
+    whatever order their peers are listed. Takes milliseconds for some hundred peers: of a large swarm give it a
+    shortlist.
 
     Raises:
         ValueError: the route has no such hop.
