@@ -123,10 +123,15 @@ class CircuitBuilder:
         return self.connection.links.find(peer_id) is None
 
     async def build(
-        self, circuit: core.CircuitCore, asked: core.Effect, template: pb.SessionDescriptor, report: Report
+        self,
+        circuit: core.CircuitCore,
+        asked: core.Effect,
+        template: pb.SessionDescriptor,
+        history_tokens: int,
+        report: Report,
     ) -> ActiveCircuit:
-        """Forms a ready circuit for the session that `template` describes (its hops are filled in here), as `circuit`
-        goes on from what it has `asked` for.
+        """Forms a ready circuit for the session that `template` describes (its hops are filled in here), and that has
+        so many tokens by now, as `circuit` goes on from what it has `asked` for.
 
         Raises:
             InvalidRequest: a hop says that no peer could serve such a request.
@@ -151,7 +156,7 @@ class CircuitBuilder:
                         event = core.Planned(route.peer_ids)
                 case core.Reserve(epoch):
                     hops = ReservationRequest(
-                        describe(template, route, peers, self.spec, epoch), route, peers
+                        describe(template, route, peers, self.spec, epoch), route, peers, history_tokens
                     )
                     event, formed = await self._reserved(circuit, hops, report, problems)
                 case core.AwaitNews(wait_s, scout):

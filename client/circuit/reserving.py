@@ -59,6 +59,8 @@ class ReservationRequest:
     descriptor: pb.SessionDescriptor
     route: Route
     peers: Mapping[str, PeerView]
+    history_tokens: int
+    """Of the sequence so far, of which at least the last one is stepped."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,7 +111,7 @@ async def _reserve(links: LinkSource, asked: ReservationRequest, hop: int, patie
         raise HopRefused(peer_id, "lost", as_said(error.reason)) from error
     _require_granted(response, peer_id, asked.descriptor)
     is_ready = response.WhichOneof("body") == "readiness" and response.readiness.ready
-    return GrantedLease(link, _held_tokens(response.readiness, asked.descriptor) if is_ready else None)
+    return GrantedLease(link, _held_tokens(response.readiness, asked) if is_ready else None)
 
 
 async def wait_ready(
@@ -170,7 +172,7 @@ async def _poll_ready(
         _require_granted(response, link.peer_id, descriptor)
         readiness = response.readiness
         if readiness.ready:
-            return _held_tokens(readiness, descriptor)
+            return _held_tokens(readiness, asked)
         done, total = readiness.loaded_bytes, readiness.total_bytes
         report(f"peer {link.peer_id[-8:]} loads its layers: {done / 1e6:.0f} of {total / 1e6:.0f} MB")
         if loads and done > loaded_bytes:
@@ -180,8 +182,8 @@ async def _poll_ready(
             raise HopRefused(link.peer_id, "busy", "it was not ready in time", retry_after_s=5.0)
 
 
-def _held_tokens(readiness: pb.Readiness, descriptor: pb.SessionDescriptor) -> tuple[int, int]:
-    return readiness.least_held_tokens, min(readiness.held_tokens, descriptor.prompt_tokens - 1)
+def _held_tokens(readiness: pb.Readiness, asked: ReservationRequest) -> tuple[int, int]:
+    return readiness.least_held_tokens, min(readiness.held_tokens, asked.history_tokens - 1)
 
 
 def describe(

@@ -172,7 +172,9 @@ class ClientSession:
     async def _begin(self, asked: core.Effect) -> None:
         """A circuit for a new epoch, started on the history so far."""
         self._circuit = self._intake = None
-        circuit = await self._circuit_builder.build(self._circuits, asked, self._template, self._report)
+        circuit = await self._circuit_builder.build(
+            self._circuits, asked, self._template, len(self._history), self._report
+        )
         self._circuit, self._failed = circuit, False
         self._intake = TokenStream(self._rules, len(self._history), len(circuit.links))
         self.log.route = circuit.route

@@ -90,6 +90,8 @@ class ServedSession(HopSession):
         self.shares = True
         """Whether its blocks may be shared under names: not what came from another peer, nor what is computed upon
         that."""
+        self.kept_cache: SequenceCache | None = None
+        """That of the epoch before, until the lease is ready."""
         self.held_tokens = 0
         """Tokens of the sequence that the cache held from the start."""
         self.least_tokens = 0

@@ -73,7 +73,10 @@ class RankedCache(SequenceCache):
 
     @property
     def least_length(self) -> int:
-        return 0
+        """As far back as each rank can go."""
+        if not self.length:
+            return 0
+        return max(int(header["least"]) for header, _ in self._ask("least", self._known))
 
     def close(self, names: Sequence[bytes] = (), valid_tokens: int = 0) -> None:  # noqa: ARG002 - as above
         """The ranks drop their parts once nothing refers to it."""

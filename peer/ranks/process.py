@@ -133,7 +133,7 @@ class Rank:
                 self._copy(order, payload)
             case "step":
                 self._step(order, payload)
-            case "count" | "time":
+            case "count" | "time" | "least":
                 self._tell(order)
             case unknown:
                 raise PipeError(f"there is no order {unknown!r}")
@@ -198,9 +198,12 @@ class Rank:
         self._answer(order)
 
     def _tell(self, order: Order) -> None:
-        """What was counted so far, or how long a sum takes."""
+        """What was counted so far, how long a sum takes, or how far back a cache can go."""
         if order["do"] == "time":
             self._answer(order, seconds=self._group.all_reduce_s(order["bytes"]))
+            return
+        if order["do"] == "least":
+            self._answer(order, least=self._cache(order["cache"], order["length"]).least_length)
             return
         group, caches = self._group, len(self._caches)
         self._answer(order, reductions=group.reductions, bytes=group.reduced_bytes, caches=caches)

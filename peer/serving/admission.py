@@ -18,13 +18,13 @@ from molink.peer.memory.memory import common_spans
 from molink.peer.serving.copying import Copying
 from molink.peer.serving.kept_copy import KeptCopy
 from molink.peer.serving.layer_loader import LayerLoader, LeasedCompute
+from molink.peer.serving.leased_caches import LeasedCaches
 from molink.peer.serving.neighbours import NeighbourLinks
 from molink.peer.serving.request_limits import RequestRefused
 from molink.peer.wire.link.link import Link, LinkError
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.shards.errors import WeightsError
 from molink.shards.kv.extents import PoolFull
-from molink.shards.kv.kv_cache import SequenceCache
 from molink.shards.kv.prefix import names_of_owner
 
 EXPIRY_CHECK_S = 2.0
@@ -64,7 +64,7 @@ class Admission:
         self._spec = compute.spec
         self._leases = compute.leases
         self._sessions = sessions
-        self._backend = compute.backend
+        self._caches = LeasedCaches(compute.backend.engine, reserve=not compute.leases.memory.swap_bytes)
         self._engine_thread = compute.engine_thread
         self._loader = loader
         self._neighbours = neighbours
@@ -99,13 +99,12 @@ class Admission:
         for idle in answer.evicted:
             self._take_back(idle.key)
         if plan.key not in self._forming:
-            self._replace(plan)
             session = ServedSession(plan, hop, link)
+            self._replace(session)
             self._sessions.add(session)
             forming = _PendingLease(asyncio.get_running_loop().create_future())
-            if answer.promoted is not None and self._copying is not None:
-                forming.copy = self._copying.keeper.take(plan.key.session)
-                session.shares = forming.copy is None
+            if answer.promoted is not None:
+                self._take_over(session, forming)
             forming.ready.add_done_callback(_retrieve)
             self._forming[plan.key] = forming
             self._stepper.open_session(session)
@@ -237,10 +236,20 @@ class Admission:
         if self._copying is not None and session is not None and session.plan.circuit == plan.circuit:
             self._copying.sender.assign(session, plan.hops[hop].standby)
 
-    def _replace(self, plan: SessionPlan) -> None:
-        """A new epoch takes the place of the old one, whose lease the book has replaced already."""
-        for key in [key for key in self._forming if key.session == plan.key.session and key != plan.key]:
-            self._let_go(key)
+    def _take_over(self, session: ServedSession, forming: _PendingLease) -> None:
+        """This peer was the hop's standby: what it keeps of it is the session's from now on, and nobody else's."""
+        copy = None if self._copying is None else self._copying.keeper.take(session.key.session)
+        if copy is not None and copy.cache is not None:
+            forming.copy, session.kept_cache, session.shares = copy, copy.cache, False
+
+    def _replace(self, session: ServedSession) -> None:
+        """A new epoch takes the place of the old one, whose lease the book has replaced already: what waits of that is
+        dropped, and its cache stays for the new one."""
+        older = [key for key in self._forming if key.session == session.key.session and key != session.key]
+        for key in older:
+            if (left := self._end(key)) is not None:
+                self._caches.keep(left, session)
+                session.shares = session.shares and left.shares
 
     async def _form(self, session: ServedSession, forming: _PendingLease) -> None:
         """Loads, links, allocates; then the lease is ready."""
@@ -254,7 +263,9 @@ class Admission:
             for load in loads:
                 await asyncio.shield(load.done)
             await asyncio.gather(*neighbours)
-            session.cache = await self._engine_thread.call(self._new_cache, session, forming.copy)
+            if forming.copy is not None:
+                await self._engine_thread.call(forming.copy.write_waiting, self._spec)
+            await self._engine_thread.call(self._caches.open, session)
         except LinkError as error:
             refusal = RequestRefused("link", error.reason, peer_id=error.peer_id)
         except PoolFull as error:
@@ -274,22 +285,12 @@ class Admission:
             await asyncio.gather(*neighbours, return_exceptions=True)
         forming.ready.set_exception(refusal)  # the client hears it, and releases the lease
 
-    def _new_cache(self, session: ServedSession, copy: KeptCopy | None) -> SequenceCache:
-        """On the engine's thread: with what it has of the prompt's beginning, or of the session as a copy."""
-        if copy is not None:
-            kept = copy.taken_over(self._spec)
-            if kept is not None:
-                session.held_tokens, session.least_tokens = kept.length, kept.least_length
-                return kept
-        plan = session.plan
-        names = names_of_owner(plan.prefix, session.owner.peer_id)
-        cache = self._backend.engine.new_cache(
-            session.span, plan.capacity_tokens, names, reserve=not self._leases.memory.swap_bytes
-        )
-        session.held_tokens, session.least_tokens = cache.length, cache.least_length
-        return cache
-
     def _let_go(self, key: LeaseKey) -> None:
+        if (session := self._end(key)) is not None:
+            self._caches.close(session)
+
+    def _end(self, key: LeaseKey) -> ServedSession | None:
+        """Nothing is done for the session any more; only its cache is still there."""
         forming = self._forming.pop(key, None)
         if forming is not None and forming.task is not None:
             forming.task.cancel()
@@ -298,9 +299,8 @@ class Admission:
             self._stepper.end_session(session)
             if self._copying is not None:
                 self._copying.sender.end_session(session)
-            if session.cache is not None:
-                session.cache.close()
         self._loader.forget_promises()
+        return session
 
 
 def _retrieve(ended: "asyncio.Future[None]") -> None:

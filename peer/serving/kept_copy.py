@@ -75,11 +75,9 @@ class KeptCopy:
         self._require_sound(part.content, spec)
         cache.restore(part.start, part.tokens, part.content)
 
-    def taken_over(self, spec: ModelSpec) -> SequenceCache | None:
-        """On the engine's thread, of a copy that is the session's from now on: its cache, with all that has come and
-        only has to be written; None if there is none."""
-        if self.cache is None or self.cache.closed:
-            return None
+    def write_waiting(self, spec: ModelSpec) -> None:
+        """On the engine's thread, of a copy that is the session's from now on: writes what has come and only has to be
+        written."""
         for part in self.waiting:
             if part.form != pb.KEYS_AND_VALUES:
                 break
@@ -88,7 +86,6 @@ class KeptCopy:
             except (ValueError, RuntimeError) as error:
                 _log.info("a copy is taken over as it was before a part that is none: %s", error)
                 break
-        return self.cache
 
     def _require_sound(self, content: bytes, spec: ModelSpec) -> None:
         """Numbers that are none would be blamed on this peer, once it computes with them."""

@@ -36,7 +36,11 @@ class Forming:
         now_s = asyncio.get_running_loop().time()
         circuit = CircuitCore()
         (plan,) = circuit.handle(Begin(now_s + within_s), now_s)
-        return await soon(self.circuit_builder.build(circuit, plan, self.template, self.told.append))
+        return await soon(
+            self.circuit_builder.build(
+                circuit, plan, self.template, self.template.prompt_tokens, self.told.append
+            )
+        )
 
 
 def refusal(code: str, *, retry_after_ms: int = 0, peer_id: str = "") -> pb.Refusal:
