@@ -60,6 +60,14 @@ class ActiveCircuit:
         return any(link.peer_id == peer_id for link in self.links)
 
 
+@dataclass(frozen=True, slots=True)
+class PlannedRoute:
+    """The circuit to form next, and the swarm's peers as they were known when it was chosen."""
+
+    route: Route
+    peers: Mapping[str, PeerView]
+
+
 class CircuitBuilder:
     """Circuit builder for one model over one connection; remembers who failed."""
 
@@ -129,9 +137,11 @@ class CircuitBuilder:
         template: pb.SessionDescriptor,
         history_tokens: int,
         report: Report,
+        planned: PlannedRoute | None = None,
     ) -> ActiveCircuit:
         """Forms a ready circuit for the session that `template` describes (its hops are filled in here), and that has
-        so many tokens by now, as `circuit` goes on from what it has `asked` for.
+        so many tokens by now, as `circuit` goes on from what it has `asked` for. `planned` is the circuit that
+        `core.Seize` is about.
 
         Raises:
             InvalidRequest: a hop says that no peer could serve such a request.
@@ -146,15 +156,16 @@ class CircuitBuilder:
             match effect:
                 case core.Plan(doubtful):
                     try:
-                        route, peers = await self._plan(template, doubtful=doubtful)
+                        planned = await self._plan(template, doubtful=doubtful)
                     except (NoCircuit, SwarmUnavailable) as problem:
                         report(_short(problem))
                         problems[core.Problem.NO_ROUTE] = problem
                         event: core.Event = core.NoRoute(_draw())
                     else:
-                        report(f"circuit found, hops: {len(route.hops)}; reserving memory")
-                        event = core.Planned(route.peer_ids)
-                case core.Reserve(epoch):
+                        report(f"circuit found, hops: {len(planned.route.hops)}; reserving memory")
+                        event = core.Planned(planned.route.peer_ids)
+                case core.Reserve(epoch) | core.Seize(epoch) if planned is not None:
+                    route, peers = planned.route, planned.peers
                     hops = ReservationRequest(
                         describe(template, route, peers, self.spec, epoch), route, peers, history_tokens
                     )
@@ -169,6 +180,28 @@ class CircuitBuilder:
             *released, effect = circuit.handle(event, clock())
             if released:
                 self._give_back(hops.descriptor)
+
+    async def partners(
+        self, route: Route, descriptor: pb.SessionDescriptor, hops: Sequence[int], taken: frozenset[str]
+    ) -> Mapping[int, PeerView]:
+        """Returns who should keep copies of these hops of a circuit that stands, by hop, without those `taken`."""
+        views = self.connection.snapshot(self.spec.model_hash)
+        avoided, _ = self._quarantine.excluded_peers(views, asyncio.get_running_loop().time())
+        choices = await self._route_selector.partners(views, route, descriptor, hops, avoided | taken)
+        peers = {view.peer_id: view for view in views}
+        return {
+            at: peers[choice.peer_id]
+            for at, choice in zip(hops, choices, strict=True)
+            if choice.peer_id is not None
+        }
+
+    async def link_to(self, view: PeerView) -> Link:
+        """Returns the link to a peer.
+
+        Raises:
+            LinkError: there is none, and none could be made.
+        """
+        return await self.connection.links.to(view.facts)
 
     async def _reserved(
         self,
@@ -225,9 +258,7 @@ class CircuitBuilder:
         self.connection.probes.record_loss(facts.peer_id)
         self.avoid(facts, reason="it cannot be reached")
 
-    async def _plan(
-        self, template: pb.SessionDescriptor, *, doubtful: bool
-    ) -> tuple[Route, Mapping[str, PeerView]]:
+    async def _plan(self, template: pb.SessionDescriptor, *, doubtful: bool) -> PlannedRoute:
         """Returns the route to try next. Where that is `doubtful`, one of peers that have answered goes before all
         others."""
         views = self.connection.snapshot(self.spec.model_hash)
@@ -241,18 +272,18 @@ class CircuitBuilder:
             if doubtful:
                 route = await self._proven_route(views, template, avoided | unproven)
                 if route is not None:
-                    return route, peers
+                    return PlannedRoute(route, peers)
             route = await self._route_selector.choose(views, template, avoided)
             if doubtful or not proven or unproven.isdisjoint(route.peer_ids):
-                return route, peers
+                return PlannedRoute(route, peers)
             known = await self._proven_route(views, template, avoided | unproven)
             near = known is not None and known.objective_ms <= NEAR * route.objective_ms
-            return (known if known is not None and near else route), peers
+            return PlannedRoute(known if known is not None and near else route, peers)
         except NoCircuitFound as cause:
             first = cause
         for avoid in second_choices(avoided, shunned, self._blame, self._quarantine):
             try:
-                return await self._route_selector.choose(views, template, avoid), peers
+                return PlannedRoute(await self._route_selector.choose(views, template, avoid), peers)
             except NoCircuitFound:
                 continue
         by, said = self._quarantine.last_refusal(avoided) or (None, None)

@@ -135,9 +135,8 @@ class Lost:
     """Predicted from the start of the circuit to its first token."""
     stood_still: bool = False
     peer_id: str = ""
-    """Of that hop, if it is known."""
     standby: str = ""
-    """The peer that keeps a copy of that hop's KV cache; empty: nobody does."""
+    """Who keeps a copy of the hop's KV cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,13 +162,11 @@ class Reserve:
 
 @dataclass(frozen=True, slots=True)
 class Seize:
-    """Effect: as `Reserve`, of the circuit that ran until now, with the standby in the lost hop's place. What the
-    others hold of the session stays: nothing of the epoch before is given back, but what the lost hop has."""
+    """Effect: as `Reserve`, of the circuit that ran, with the standby in the place of the hop that alone gives back."""
 
     epoch: int
     deadline_s: float
     peer_id: str
-    """The lost hop's."""
     standby: str
 
 
@@ -386,7 +383,7 @@ class CircuitCore:
         return (Release(self.epoch), *self._plan_until(deadline_s))
 
     def _seize(self, loss: Lost, deadline_s: float) -> Seize:
-        """Once for each loss: where it is refused, another circuit is planned."""
+        """Where it is refused, another circuit is planned."""
         self._forming = _Forming(deadline_s)
         self.phase = CircuitPhase.RESERVING
         self.epoch += 1

@@ -3,13 +3,22 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from molink.client.circuit.connection import SwarmConnection
 from molink.client.circuit.in_flight_load import InFlightLoad
 from molink.client.circuit.peer_history import PeerHistory
 from molink.dht.records.records import PeerView
 from molink.peer.wire.protocol import molink_pb2 as pb
-from molink.routing import Criteria, IncumbentRoute, Route, Snapshot
+from molink.routing import (
+    Criteria,
+    IncumbentRoute,
+    PartnerChoice,
+    Route,
+    Snapshot,
+    choose_partners,
+)
+from molink.routing.cost.terms import Demand
 from molink.routing.routes.shortlist import Shortlist, SnapshotPeers, replan_incumbent_among
 from molink.shards.spec import ModelSpec
 
@@ -78,6 +87,33 @@ class RouteSelector:
         )
         self._standing[key] = standing
         return standing.route
+
+    async def partners(
+        self,
+        views: Sequence[PeerView],
+        route: Route,
+        descriptor: pb.SessionDescriptor,
+        hops: Sequence[int],
+        avoid: frozenset[str],
+    ) -> tuple[PartnerChoice, ...]:
+        """Who should keep copies of these hops of a session's circuit, from among the shortlist that it was planned on.
+
+        On a thread of its own, as `choose`.
+        """
+        names = None if self._shortlist is None else {*self._shortlist.posed, *route.peer_ids}
+        listed = [view for view in views if names is None or view.peer_id in names]
+        peer_ids = [view.peer_id for view in listed]
+        now_s = asyncio.get_running_loop().time()
+        snapshot = Snapshot(
+            self._in_flight_load.add_to_views(listed, now_s),
+            self._spec,
+            self._connection.measured_rtt_ms(),
+            self._peer_history.observations_of(peer_ids, self._rtt_ms),
+        )
+        demand = Demand.of(descriptor.capacity_tokens, descriptor.prompt_tokens)
+        return await asyncio.to_thread(
+            partial(choose_partners, snapshot, route, demand, avoid=avoid, hops=hops)
+        )
 
     def _rtt_ms(self, peer_id: str) -> float | None:
         link = self._connection.links.find(peer_id)
