@@ -106,7 +106,7 @@ class ClientSession:
         self._circuit: ActiveCircuit | None = None
         self._intake: TokenStream | None = None
         """None from the loss of a circuit on: nothing that comes behind that counts."""
-        self._standbys = Standbys(circuit_builder, wanted=asked.partners)
+        self.standbys = Standbys(circuit_builder, wanted=asked.partners)
         self._circuits = core.CircuitCore()
 
     @property
@@ -150,7 +150,7 @@ class ClientSession:
             connection.unregister(self._template.session)
             self._circuits.handle(core.End(), clock())
             self._release()
-            self._standbys.release()
+            self.standbys.release()
 
     def on_tokens(self, sender: str, token: pb.Token) -> None:
         """Tokens are the head's to send: what any other peer says that it drew is not the circuit's.
@@ -170,7 +170,7 @@ class ClientSession:
 
     def on_failed(self, sender: str, failed: pb.Failed) -> None:
         """A hop may blame any hop of its circuit, and nobody else."""
-        if self._standbys.lose(sender) or self._circuit is None or not self._circuit.has(sender):
+        if self.standbys.lose(sender) or self._circuit is None or not self._circuit.has(sender):
             return
         at_fault = failed.peer_id if self._circuit.has(failed.peer_id) else sender
         accuser = "" if at_fault == sender else sender
@@ -178,7 +178,7 @@ class ClientSession:
         self._lose(HopLost(failed.epoch, at_fault, code, as_said(failed.detail) or code, accuser))
 
     def on_link_closed(self, peer_id: str, reason: str) -> None:
-        if self._standbys.lose(peer_id):
+        if self.standbys.lose(peer_id):
             return
         if self._circuit is not None and self._circuit.has(peer_id):
             self._lose(HopLost(self._template.epoch, peer_id, "lost", as_said(reason)))
@@ -224,7 +224,7 @@ class ClientSession:
         if not circuit.head.post(start):
             self._lose(HopLost(self._template.epoch, circuit.head.peer_id, "lost", "the head takes no more"))
             return
-        self._standbys.begin(circuit)
+        self.standbys.begin(circuit)
 
     def _note_recovery(self, circuit: ActiveCircuit, seized: PlannedRoute | None) -> None:
         """What has to be computed again after a loss, if there was one."""
@@ -297,8 +297,8 @@ class ClientSession:
         unheard_s = next((link.unheard_s for link in circuit.links if link.peer_id == loss.peer_id), 0.0)
         waited_s = clock() - self._circuits.step_since_s
         first_s = self._predicted_first_s(circuit.route)
-        standby = self._standbys.substitute(left) if loss.peer_id else ""
-        self._standbys.pause()
+        standby = self.standbys.substitute(left) if loss.peer_id else ""
+        self.standbys.pause()
         lost = core.Lost(unheard_s, first_s, not loss.peer_id, left, standby)
         *_, asked = self._circuits.handle(lost, clock())
         self.log.recovering = HopRecovery(left, span, clock())
@@ -324,7 +324,7 @@ class ClientSession:
         self._circuit = None
         self._circuit_builder.end_session(circuit.descriptor)
         self._template.prefix_blocks = b""
-        return self._standbys.take_over(asked.peer_id)
+        return self.standbys.take_over(asked.peer_id)
 
     async def _keep_leases(self) -> None:
         """Renews the leases however fast tokens come and however slowly they are taken, until cancelled."""
@@ -333,7 +333,7 @@ class ClientSession:
             self._renew()
 
     def _renew(self) -> None:
-        self._standbys.renew()
+        self.standbys.renew()
         circuit = self._circuit
         if circuit is None:
             return
