@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from molink.client.circuit import circuit_core as core
 from molink.client.circuit.blame import BlameLedger, BlameVerdict, second_choices
 from molink.client.circuit.connection import SwarmConnection
+from molink.client.circuit.kept_leases import KeptLeases, PlannedRoute
 from molink.client.circuit.quarantine import AVOID_S, Quarantine
 from molink.client.circuit.reserving import (
     REQUEST_TIMEOUT_S,
@@ -58,14 +59,6 @@ class ActiveCircuit:
     def has(self, peer_id: str) -> bool:
         """Whether that peer is a hop of it."""
         return any(link.peer_id == peer_id for link in self.links)
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedRoute:
-    """The circuit to form next, and the swarm's peers as they were known when it was chosen."""
-
-    route: Route
-    peers: Mapping[str, PeerView]
 
 
 class CircuitBuilder:
@@ -136,12 +129,11 @@ class CircuitBuilder:
         asked: core.Effect,
         template: pb.SessionDescriptor,
         history_tokens: int,
+        kept: KeptLeases,
         report: Report,
-        planned: PlannedRoute | None = None,
     ) -> ActiveCircuit:
         """Forms a ready circuit for the session that `template` describes (its hops are filled in here), and that has
-        so many tokens by now, as `circuit` goes on from what it has `asked` for. `planned` is the circuit that
-        `core.Seize` is about.
+        so many tokens by now, as `circuit` goes on from what it has `asked` for. What is `kept` is not given back.
 
         Raises:
             InvalidRequest: a hop says that no peer could serve such a request.
@@ -150,13 +142,13 @@ class CircuitBuilder:
         """
         clock = asyncio.get_running_loop().time
         effect = asked
-        formed: ActiveCircuit | None = None
+        planned, formed = kept.take_seized(), None
         problems: dict[core.Problem, SwarmError] = {}
         while True:
             match effect:
                 case core.Plan(doubtful):
                     try:
-                        planned = await self._plan(template, doubtful=doubtful)
+                        planned = kept.take_again() or await self._plan(template, doubtful=doubtful)
                     except (NoCircuit, SwarmUnavailable) as problem:
                         report(_short(problem))
                         problems[core.Problem.NO_ROUTE] = problem
@@ -166,10 +158,9 @@ class CircuitBuilder:
                         event = core.Planned(planned.route.peer_ids)
                 case core.Reserve(epoch) | core.Seize(epoch) if planned is not None:
                     route, peers = planned.route, planned.peers
-                    hops = ReservationRequest(
-                        describe(template, route, peers, self.spec, epoch), route, peers, history_tokens
-                    )
-                    event, formed = await self._reserved(circuit, hops, report, problems)
+                    descriptor = describe(template, route, peers, self.spec, epoch)
+                    hops = ReservationRequest(descriptor, route, peers, history_tokens)
+                    event, formed = await self._reserved(circuit, hops, kept, report, problems)
                 case core.AwaitNews(wait_s, scout):
                     await self._wait(wait_s, scout=scout)
                     event = core.Waited()
@@ -179,7 +170,7 @@ class CircuitBuilder:
                     raise problems[cause]
             *released, effect = circuit.handle(event, clock())
             if released:
-                self._give_back(hops.descriptor)
+                self._give_back(descriptor, kept)
 
     async def partners(
         self, route: Route, descriptor: pb.SessionDescriptor, hops: Sequence[int], taken: frozenset[str]
@@ -207,6 +198,7 @@ class CircuitBuilder:
         self,
         circuit: core.CircuitCore,
         asked: ReservationRequest,
+        kept: KeptLeases,
         report: Report,
         problems: dict[core.Problem, SwarmError],
     ) -> tuple[core.Event, ActiveCircuit | None]:
@@ -234,7 +226,7 @@ class CircuitBuilder:
             return core.ReservationRefused(refusal, _draw()), None
         except BaseException:
             circuit.handle(core.End(), asyncio.get_running_loop().time())
-            self._give_back(asked.descriptor)
+            self._give_back(asked.descriptor, kept)
             raise
 
     async def _wait(self, wait_s: float, *, scout: bool) -> None:
@@ -328,11 +320,12 @@ class CircuitBuilder:
         """Returns the deadline of one answer: with nobody else to turn to, that of a dial and a request."""
         return PATIENCE_S if len(peers) > 1 else 2 * REQUEST_TIMEOUT_S
 
-    def _give_back(self, descriptor: pb.SessionDescriptor) -> None:
-        """Releases every hop that may have granted, those included whose answer did not come."""
+    def _give_back(self, descriptor: pb.SessionDescriptor, kept: KeptLeases) -> None:
+        """Releases every hop that may have granted, those included whose answer did not come, but for those that have
+        the session's KV cache."""
         self._route_selector.end_session(descriptor)
-        for hop in descriptor.hops:
-            link = self.connection.links.find(hop.peer_id)
+        for peer_id in kept.sort_out(descriptor):
+            link = self.connection.links.find(peer_id)
             if link is not None:
                 release(link, descriptor)
 

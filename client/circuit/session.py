@@ -1,16 +1,18 @@
 """One generation as the client owns it: its epochs, its tokens, and what happens when a peer is lost.
 
 A session lives on one circuit at a time. When a hop fails, the session goes on in a new epoch on another circuit, which
-gets the whole history as its prefill; tokens are numbered by their position, so none repeats and none is skipped.
+steps of the history what not all of its hops hold; tokens are numbered by their position, so none repeats and none is
+skipped.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Collection
 from dataclasses import dataclass, field, replace
 
 from molink.client.circuit import circuit_core as core
 from molink.client.circuit import patience
-from molink.client.circuit.circuit_builder import ActiveCircuit, CircuitBuilder, PlannedRoute
+from molink.client.circuit.circuit_builder import ActiveCircuit, CircuitBuilder
+from molink.client.circuit.kept_leases import KeptLeases, PlannedRoute
 from molink.client.circuit.reserving import Report, release
 from molink.client.circuit.session_request import SessionRequest, describe_session
 from molink.client.circuit.standbys import Standbys
@@ -102,12 +104,12 @@ class ClientSession:
             self._template.capacity_tokens - len(asked.prompt) + SPARE_EVENTS
         )
         """Tokens that `TokenStream` lets in, so never more than were asked for, and the loss of the circuit."""
-        self._rules = TokenRules.of(self._template, circuit_builder.spec)
         self._circuit: ActiveCircuit | None = None
         self._intake: TokenStream | None = None
         """None from the loss of a circuit on: nothing that comes behind that counts."""
         self.standbys = Standbys(circuit_builder, wanted=asked.partners)
         self._circuits = core.CircuitCore()
+        self._kept = KeptLeases()
 
     @property
     def prompt_tokens(self) -> int:
@@ -203,11 +205,13 @@ class ClientSession:
         """A circuit for a new epoch, started on the history so far."""
         self._circuit = self._intake = None
         circuit = await self._circuit_builder.build(
-            self._circuits, asked, self._template, len(self._history), self._report, seized
+            self._circuits, asked, self._template, len(self._history), self._kept, self._report
         )
         self._circuit = circuit
         self._note_recovery(circuit, seized)
-        self._intake = TokenStream(self._rules, len(self._history), len(circuit.links))
+        self._release_kept(circuit.route.peer_ids)
+        rules = TokenRules.of(self._template, self._circuit_builder.spec)
+        self._intake = TokenStream(rules, len(self._history), len(circuit.links))
         self.log.route = circuit.route
         self.log.epochs = self._circuits.runs
         self.log.names.update({peer_id: view.facts.name for peer_id, view in circuit.peers.items()})
@@ -299,12 +303,15 @@ class ClientSession:
         first_s = self._predicted_first_s(circuit.route)
         standby = self.standbys.substitute(left) if loss.peer_id else ""
         self.standbys.pause()
+        if loss.code == "lost" and not standby and self._circuits.first_token_since_s is None:
+            self._kept.try_again(PlannedRoute(circuit.route, circuit.peers), first_s)
         lost = core.Lost(unheard_s, first_s, not loss.peer_id, left, standby)
         *_, asked = self._circuits.handle(lost, clock())
         self.log.recovering = HopRecovery(left, span, clock())
-        seized = self._seize(circuit, asked) if isinstance(asked, core.Seize) else None
-        if seized is None:
-            self._release()
+        self._circuit = None
+        self._kept.keep(circuit.descriptor)
+        self._circuit_builder.end_session(circuit.descriptor)
+        seized = self._seize(asked) if isinstance(asked, core.Seize) else None
         if isinstance(asked, core.GiveUp):
             raise PeerLost(
                 left, span, f"{loss.detail}; no token within {waited_s:.0f} s on {self.log.epochs} circuits"
@@ -314,17 +321,14 @@ class ClientSession:
         except (NoCircuit, SwarmUnavailable) as error:
             raise _lost(loss, left, span, error) from error
 
-    def _seize(self, circuit: ActiveCircuit, asked: core.Seize) -> PlannedRoute:
-        """Only the lost hop gives its lease back, if it still hears that. What hops compute from here on is upon what
-        another peer has sent, so that none of it gets a name under which later prompts would find it."""
+    def _seize(self, asked: core.Seize) -> PlannedRoute:
+        """The circuit with the standby in the lost hop's place. What hops compute from there on is upon what another
+        peer has sent: none of it gets a name under which later prompts would find it."""
         self._report(f"peer {asked.standby[-8:]} takes its place with its copy of the KV cache")
-        for link in circuit.links:
-            if link.peer_id == asked.peer_id:
-                release(link, circuit.descriptor)
-        self._circuit = None
-        self._circuit_builder.end_session(circuit.descriptor)
+        seized = self.standbys.take_over(asked.peer_id)
+        self._kept.seize(seized)
         self._template.prefix_blocks = b""
-        return self.standbys.take_over(asked.peer_id)
+        return seized
 
     async def _keep_leases(self) -> None:
         """Renews the leases however fast tokens come and however slowly they are taken, until cancelled."""
@@ -342,14 +346,22 @@ class ClientSession:
             link.post(pb.Request(id=0, await_ready=asked))
 
     def _release(self) -> None:
+        """Gives all leases back."""
         circuit, self._circuit = self._circuit, None
         if circuit is not None:
-            further = self._further_blocks()
-            # what hops hold of the latest token, or beyond it, may be something else that was tried and refused
-            valid_tokens = len(self._history) - 1
-            for link in circuit.links:
-                release(link, circuit.descriptor, further, valid_tokens)
+            self._kept.keep(circuit.descriptor)
             self._circuit_builder.end_session(circuit.descriptor)
+        self._release_kept(())
+
+    def _release_kept(self, peer_ids: Collection[str]) -> None:
+        """Gives leases of circuits back that the session has left, but for those that have gone on at these peers."""
+        further = self._further_blocks()
+        # what hops hold of the latest token, or beyond it, may be something else that was tried and refused
+        valid_tokens = len(self._history) - 1
+        for peer_id, descriptor in self._kept.take_all_but(peer_ids):
+            link = self._circuit_builder.connection.links.find(peer_id)
+            if link is not None:
+                release(link, descriptor, further, valid_tokens)
 
     def _further_blocks(self) -> bytes:
         """Names of the blocks that have filled since the descriptor named the prompt's: the next prompt of a chat

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from molink.client.circuit.circuit_builder import ActiveCircuit, PlannedRoute
+from molink.client.circuit.circuit_builder import ActiveCircuit
+from molink.client.circuit.kept_leases import PlannedRoute
 from molink.client.circuit.reserving import REQUEST_TIMEOUT_S, release
 from molink.dht.records.records import PeerView
 from molink.peer.wire.link.link import Link, LinkError

@@ -2,6 +2,7 @@
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from molink.peer.memory.lease import Lease, LeaseKey
 
@@ -9,6 +10,8 @@ IDLE_S = 60.0
 """A lease without a step for so long ends, however often it is renewed: its client has given up the circuit by then."""
 SPARED_S = 30.0
 """A lease without a step for so long ends as soon as another needs its room."""
+ABANDONED_S = 10.0
+"""A lease stays so long for a client whose link has closed: it may come back for its KV cache."""
 MOST_KNOWN = 4096
 """Clients that are remembered to have stepped here."""
 
@@ -66,6 +69,11 @@ class LeaseTable:
     def renew(self, lease: Lease) -> None:
         """The session's lease lasts longer; that is no use of it."""
         self._leases[lease.key.session] = lease
+
+    def abandon(self, lease: Lease, now: float) -> None:
+        """Its client is gone, for ABANDONED_S at most: whoever needs its room may have it at once."""
+        self.renew(replace(lease, expires_s=min(lease.expires_s, now + ABANDONED_S)))
+        self._used_s[lease.key.session] = min(self._used_s[lease.key.session], now - SPARED_S)
 
     def use(self, lease: Lease, now: float, *, stepped: bool) -> None:
         """The session has stepped, or waits for this peer and not for its client."""

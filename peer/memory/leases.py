@@ -22,7 +22,7 @@ __all__ = ["Granted", "Lease", "LeaseBook", "LeaseKey", "Refused", "announced_fr
 class LeaseBook:
     """Who may use which part of this peer's memory.
 
-    Leases end by `release`, `release_owner`, `expire`, `load_failed`, a newer epoch, or, while they are idle, by a
+    Leases end by `release`, `expire`, `load_failed`, a newer epoch, or, while they are idle, by a
     grant to another, and in no other way; each of these says which ended, so that the caller frees what belongs to
     them. A refusal changes nothing.
     """
@@ -177,9 +177,12 @@ class LeaseBook:
             self._table.end((lease,))
         return lease
 
-    def release_owner(self, owner: str) -> tuple[Lease, ...]:
-        """Ends all leases of a client that is gone."""
-        return self._table.end(lease for lease in self.leases if lease.owner == owner)
+    def abandon_owner(self, owner: str, now: float) -> tuple[Lease, ...]:
+        """A client is gone: its leases end soon, or sooner where another needs their room. Returns them."""
+        left = tuple(lease for lease in self.leases if lease.owner == owner)
+        for lease in left:
+            self._table.abandon(lease, now)
+        return left
 
     def expire(self, now: float) -> tuple[Lease, ...]:
         """Ends the leases that have run out, and those that nobody has used for IDLE_S."""

@@ -161,10 +161,16 @@ class Admission:
         """Whether sessions of that client have stepped here."""
         return self._leases.knows(peer_id)
 
-    def release_owner(self, owner: str) -> None:
-        """The client is gone, and its sessions with it."""
-        for lease in self._leases.release_owner(owner):
-            self._let_go(lease.key)
+    def abandon_owner(self, owner: str) -> None:
+        """The client is gone: nothing is done for its sessions any more. Their KV caches stay for a moment, in which it
+        may come back and go on in another epoch."""
+        for lease in self._leases.abandon_owner(owner, asyncio.get_running_loop().time()):
+            session = self._sessions.get(*lease.key)
+            if session is None or session.cache is None:
+                self._leases.release(lease.key)
+                self._let_go(lease.key)
+            else:
+                self._stepper.end_session(session)
         self._on_change()
 
     def hand_back(self, detail: str) -> None:

@@ -110,13 +110,13 @@ class PeerService:
             ), b""
 
     def on_closed(self, link: Link, reason: str) -> None:
-        """Sessions of a gone client end; sessions whose neighbour is gone are reported to their clients."""
+        """Sessions of a client that is gone end; those whose neighbour is gone are reported to their clients."""
         if self._admission is None or self._links is None or self._stepper is None:
             return
         if not self._links.in_use(link):
             return  # another link has taken its place
         if any(session.owner is link for session in self._sessions):
-            self._admission.release_owner(link.peer_id)
+            self._admission.abandon_owner(link.peer_id)
         if self._copying is not None:
             self._copying.sender.link_closed(link.peer_id)
             self._copying.keeper.owner_gone(link)

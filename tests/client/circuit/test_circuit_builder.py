@@ -11,6 +11,7 @@ from molink.client.circuit import circuit_builder as formation_module
 from molink.client.circuit.circuit_builder import ActiveCircuit, CircuitBuilder
 from molink.client.circuit.circuit_core import Begin, CircuitCore
 from molink.client.circuit.connection import SwarmConnection
+from molink.client.circuit.kept_leases import KeptLeases
 from molink.client.circuit.quarantine import AVOID_S, SHUN_S, Quarantine
 from molink.client.errors import InvalidRequest, NoCircuit, SwarmUnavailable
 from molink.peer.wire.protocol import molink_pb2 as pb
@@ -38,7 +39,7 @@ class Forming:
         (plan,) = circuit.handle(Begin(now_s + within_s), now_s)
         return await soon(
             self.circuit_builder.build(
-                circuit, plan, self.template, self.template.prompt_tokens, self.told.append
+                circuit, plan, self.template, self.template.prompt_tokens, KeptLeases(), self.told.append
             )
         )
 

@@ -10,7 +10,7 @@ import pytest
 from support.links.data_plane import SPEC, asynchronous, soon, until
 from support.swarms.swarm_of_fakes import FakeConnection, FakePeer
 
-from molink.client.circuit import circuit_core, patience
+from molink.client.circuit import circuit_core, kept_leases, patience
 from molink.client.circuit import session as session_module
 from molink.client.circuit.circuit_builder import CircuitBuilder
 from molink.client.circuit.connection import SwarmConnection
@@ -180,6 +180,93 @@ async def test_a_loss_goes_on_elsewhere_with_the_whole_history() -> None:
     assert [loss.peer_id for loss in run.session.log.losses] == [run.high.peer_id]
     assert run.session.log.route is not None
     assert run.session.log.route.peer_ids == (run.low.peer_id, run.spare.peer_id)
+
+
+@asynchronous
+async def test_hops_that_stay_keep_their_leases_and_those_that_do_not_give_them_back() -> None:
+    run = Generating(spare=True)
+    got = asyncio.create_task(rest(run.session.tokens(5.0)))
+    await run.started()
+    run.token(3, 30)
+    run.lose(run.high)
+    await run.started(2)
+    assert run.low.released == []
+    assert [epoch for _, epoch in run.high.released] == [1]
+    run.token(4, 1, finish=pb.STOP)
+    await soon(got)
+    assert [epoch for _, epoch in run.low.released] == [2]
+    assert [epoch for _, epoch in run.spare.released] == [2]
+
+
+HELD: dict[str, tuple[tuple[int, int], tuple[int, int], int]] = {
+    "both hold all": ((6, 0), (5, 0), 4),
+    "one holds less": ((6, 0), (2, 0), 2),
+    "one is new": ((6, 0), (0, 0), 0),
+    "one cannot go back so far": ((6, 6), (5, 0), 0),
+    "one goes back no further": ((6, 4), (5, 0), 4),
+}
+
+
+@pytest.mark.parametrize("case", HELD)
+@asynchronous
+async def test_a_circuit_goes_on_where_all_of_its_hops_can(case: str) -> None:
+    run = Generating(spare=True)
+    got = asyncio.create_task(rest(run.session.tokens(5.0)))
+    await run.started()
+    assert run.low.starts[0].position == 0
+    run.token(3, 30)
+    run.token(4, 40)
+    await until(lambda: len(run.session.log.arrived_s) == 2)
+    (low, high, position) = HELD[case]
+    run.low.held_tokens, run.low.least_held_tokens = low
+    run.spare.held_tokens, run.spare.least_held_tokens = high
+    run.lose(run.high)
+    await run.started(2)
+    assert list(run.low.starts[1].token_ids) == [*PROMPT, 30, 40]
+    assert run.low.starts[1].position == position
+    run.token(5, 1, finish=pb.STOP)
+    assert await soon(got) == [30, 40, 1]
+
+
+@asynchronous
+async def test_a_circuit_is_tried_once_more_where_others_would_have_to_compute_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kept_leases, "RETRY_S", 0.0)
+    run = Generating(spare=True)
+    got = asyncio.create_task(rest(run.session.tokens(5.0)))
+    await run.started()
+    run.token(3, 30)
+    await until(lambda: len(run.session.log.arrived_s) == 1)
+    run.lose(run.high)
+    await run.started(2)
+    assert [one.epoch for one in run.high.reserved] == [1, 2]
+    assert run.spare.reserved == []
+    run.session.on_link_closed(run.high.peer_id, "reset by peer")  # again, and nothing came of it
+    await run.started(3)
+    assert len(run.high.reserved) == 2
+    assert len(run.spare.reserved) == 1
+    run.token(4, 1, finish=pb.STOP)
+    assert await soon(got) == [30, 1]
+    assert [epoch for _, epoch in run.high.released] == [2]
+
+
+@asynchronous
+async def test_a_circuit_that_cannot_be_had_again_costs_one_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_leases, "RETRY_S", 0.0)
+    run = Generating(spare=True)
+    got = asyncio.create_task(rest(run.session.tokens(5.0)))
+    await run.started()
+    run.token(3, 30)
+    await until(lambda: len(run.session.log.arrived_s) == 1)
+    run.high.reachable = False
+    run.lose(run.high)
+    await run.started(2)
+    assert [one.epoch for one in run.low.reserved] == [1, 2, 3]
+    assert [one.epoch for one in run.spare.reserved] == [3]
+    assert run.low.released == []
+    run.token(4, 1, finish=pb.STOP)
+    assert await soon(got) == [30, 1]
 
 
 @asynchronous

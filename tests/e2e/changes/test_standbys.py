@@ -1,4 +1,4 @@
-"""A peer is killed in mid-generation: its standby goes on with its copy of the KV cache, and the prompt stays computed."""
+"""A peer is killed in mid-generation: its standby goes on with its copy, and the prompt is not computed again."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from support.swarms.lease_books import SPEC, TTL_S, book, granted, key, refused
 
 from molink.peer.memory.lease_rules import KEPT_PART
-from molink.peer.memory.lease_table import IDLE_S, SPARED_S
+from molink.peer.memory.lease_table import ABANDONED_S, IDLE_S, SPARED_S
 from molink.peer.memory.leases import (
     Granted,
     Lease,
@@ -153,15 +153,6 @@ def test_renewing_never_shortens_a_lease() -> None:
     granted(leases.request(key(1), Span(0, 1), 10, "alice", 100.0))
     assert leases.renew(key(1), 50.0)
     assert leases.leases[0].expires_s == 100.0 + TTL_S
-
-
-def test_a_client_that_is_gone_gives_back_all_of_its_leases_and_no_others() -> None:
-    leases = book()
-    mine = [granted(leases.request(key(n), Span(0, 1), 10, "alice", 0.0)).lease for n in range(3)]
-    other = granted(leases.request(key(9), Span(0, 1), 10, "bob", 0.0)).lease
-    assert leases.release_owner("alice") == tuple(mine)
-    assert leases.leases == (other,)
-    assert leases.release_owner("alice") == ()
 
 
 def test_a_failed_load_gives_its_memory_back_and_ends_the_leases_that_waited_for_it() -> None:
@@ -393,11 +384,16 @@ class LeaseMachine(RuleBasedStateMachine):
         self.ended(() if lease is None else (lease,))
 
     @rule(owner=OWNERS)
-    def release_owner(self, owner: str) -> None:
-        ended = self.book.release_owner(owner)
-        self.ended(ended)
-        assert all(lease.owner == owner for lease in ended)
-        assert all(lease.owner != owner for lease in self.leases.values())
+    def abandon_owner(self, owner: str) -> None:
+        left = self.book.abandon_owner(owner, self.now)
+        assert {lease.key for lease in left} == {
+            asked for asked, lease in self.leases.items() if lease.owner == owner
+        }
+        for lease in self.book.leases:
+            if lease.owner == owner:
+                assert lease.expires_s <= self.now + ABANDONED_S
+                self.leases[lease.key] = lease
+                self.used[lease.key] = min(self.used[lease.key], self.now - SPARED_S)
 
     @rule(passed_s=st.floats(0.0, 40.0))
     def expire(self, passed_s: float) -> None:

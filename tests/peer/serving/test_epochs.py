@@ -13,6 +13,7 @@ from support.swarms.served_circuit import ServedCircuit, served_circuit
 from support.swarms.served_peer import Served, model, opened, served
 
 from molink.dht.records.records import LayerLatency
+from molink.peer.memory import lease_table
 from molink.peer.models.model import LocalModel
 from molink.peer.profiling.profile import Profile, SliceLatency
 from molink.peer.ranks.backend import RankedBackend
@@ -183,6 +184,42 @@ async def test_a_prompt_that_is_left_in_slices_goes_on_behind_what_is_through(mo
             for peer in circuit.peers:
                 peer.engine.pool.limit(0)
                 peer.engine.pool.limit(None)
+
+
+@asynchronous
+async def test_a_client_whose_link_was_lost_goes_on_over_another_one(model: LocalModel) -> None:
+    expected = greedy_reference(model.folder, PROMPT, 20)
+    async with served_circuit(model, (3,), kv_tokens=200) as circuit:
+        session = Epochs(circuit, PROMPT)
+        await session.begin(20)
+        await session.take(6)
+        client = circuit.peers[0].client
+        for number, peer in enumerate(circuit.peers):
+            link = circuit.links[number]
+            link.close("cut")
+            await until(lambda peer=peer: peer.serving.links.find(client.peer_id) is None)
+            circuit.links[number] = await client.links.to(peer.facts)
+        await session.begin(20)
+        await session.take(20)
+        assert session.drawn == expected
+        assert session.positions[1] >= len(PROMPT) + 5
+        await session.end()
+        await check_nothing_left(circuit)
+
+
+@asynchronous
+async def test_caches_of_a_client_that_does_not_come_back_are_freed(
+    model: LocalModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease_table, "ABANDONED_S", 0.0)
+    async with served_circuit(model, (3,), kv_tokens=200) as circuit:
+        session = Epochs(circuit, PROMPT)
+        await session.begin(20)
+        await session.take(6)
+        for link in circuit.links:
+            link.close("gone")
+        await until(lambda: not any(peer.leases.leases for peer in circuit.peers))
+        await check_nothing_left(circuit)
 
 
 @asynchronous

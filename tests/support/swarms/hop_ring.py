@@ -27,11 +27,11 @@ LAYERS = 8
 
 
 def session_of(
-    number: int, circuit: Sequence[tuple[str, Span]], hop: int, prompt_tokens: int = 5
+    number: int, circuit: Sequence[tuple[str, Span]], hop: int, prompt_tokens: int = 5, epoch: int = 1
 ) -> HopSession:
     """A session at one hop of its circuit."""
     place = HopPlace(tuple(circuit), hop, (STAGE,) * len(circuit), prompt_tokens, CAPACITY)
-    return HopSession(LeaseKey(number.to_bytes(16), 1), place)
+    return HopSession(LeaseKey(number.to_bytes(16), epoch), place)
 
 
 def core_of(
@@ -98,20 +98,29 @@ class HopRing:
         self.wakes_s: dict[int, float] = {}
         self.failed: list[events.FailSession[HopSession]] = []
         for one in generations:
-            stops = [*range(1, len(one.peers)), LAYERS]
-            circuit = [(f"{peer}", Span(hop, stops[hop])) for hop, peer in enumerate(one.peers)]
             for hop, peer in enumerate(one.peers):
-                session = session_of(one.number, circuit, hop, one.prompt_tokens)
-                session.prefill.send_window = SendWindow(*window)
-                session.prefill.receive_window = ReceiveWindow(*window)
-                one.sessions.append(session)
+                one.sessions.append(self.session(one, hop))
                 one.computed.append([])
-                self.tell(peer, events.SessionOpened(session))
+                self.tell(peer, events.SessionOpened(one.sessions[hop]))
             self.tell(one.peers[0], events.PromptExpected(one.sessions[0], one.prompt_tokens))
 
-    def start(self, one: Generation) -> None:
-        started = events.PromptStarted(one.sessions[0], one.prompt_tokens, 0, lambda *_: None)
-        self.tell(one.peers[0], started)
+    def session(self, one: Generation, hop: int, epoch: int = 1) -> HopSession:
+        """A session of the generation at one of its hops."""
+        stops = [*range(1, len(one.peers)), LAYERS]
+        circuit = [(f"{peer}", Span(hop, stops[hop])) for hop, peer in enumerate(one.peers)]
+        session = session_of(one.number, circuit, hop, one.prompt_tokens, epoch)
+        session.prefill.send_window = SendWindow(*self.window)
+        session.prefill.receive_window = ReceiveWindow(*self.window)
+        return session
+
+    def start(self, one: Generation, position: int = 0) -> None:
+        """The head gets what the generation has from that position on; the payload of each row is its position."""
+        tokens = one.prompt_tokens + one.got - position
+
+        def positions(first: int, stop: int) -> tuple[int, ...]:
+            return tuple(range(position + first, position + stop))
+
+        self.tell(one.peers[0], events.PromptStarted(one.sessions[0], tokens, position, positions))
 
     def end(self, one: Generation) -> None:
         """The client releases it at all hops."""
@@ -201,7 +210,7 @@ class HopRing:
             if one.session.is_tail and one.sample:
                 position = one.position + one.tokens
                 is_last = position - generation.prompt_tokens + 1 == generation.new_tokens
-                tokens.append((one.session, one.step, position, is_last, None, None))
+                tokens.append((one.session, one.step, position, is_last, (position,), None))
         return events.BatchComputed(steps, tokens=tokens)
 
     def _link(self, peer: int, other: str) -> deque[tuple[str, Any]]:
@@ -223,28 +232,31 @@ class HopRing:
         what, message = self.links[ends].popleft()
         if what == "rows":
             rows = [
-                (
-                    self._there(one.session, receiver),
-                    one.step,
-                    one.tokens,
-                    one.sample,
-                    one.prefill,
-                    one.position,
-                    None,
-                )
+                (there, one.step, one.tokens, one.sample, one.prefill, one.position, one.payload)
                 for one in message.steps
+                if (there := self._there(one.session, receiver)) is not None
             ]
             self.tell(receiver, events.RowsArrived(f"{sender}", rows))
         elif what == "tokens":
-            tokens = [(self._there(token[0], receiver), *token[1:]) for token in message]
+            tokens = [
+                (there, *token[1:])
+                for token in message
+                if (there := self._there(token[0], receiver)) is not None
+            ]
             self.tell(receiver, events.TokensReturned(f"{sender}", tokens))
         else:
-            stepped = [(self._there(session, receiver), step) for session, step in message]
+            stepped = [
+                (there, step)
+                for session, step in message
+                if (there := self._there(session, receiver)) is not None
+            ]
             self.tell(receiver, events.WindowUpdated(f"{sender}", stepped))
         if ends in self.awaiting:
             self.awaiting.remove(ends)
             self.tell(sender, events.LinkHasRoom(f"{receiver}"))
 
-    def _there(self, session: HopSession, peer: int) -> HopSession:
+    def _there(self, session: HopSession, peer: int) -> HopSession | None:
+        """The same session at that peer, if it is in the same epoch."""
         generation = self.generation(session)
-        return generation.sessions[generation.peers.index(peer)]
+        there = generation.sessions[generation.peers.index(peer)]
+        return there if there.key == session.key else None

@@ -34,6 +34,8 @@ class FakePeer:
         self.polls_until_ready = 0
         self.says_ready = True
         """Whether its answer to a reservation says that it is ready, too."""
+        self.held_tokens = self.least_held_tokens = 0
+        """Of a session's sequence, as it says when it is ready."""
         self.takes = True
         self.asked: list[str] = []
         """Kinds of requests that came over the link."""
@@ -71,7 +73,12 @@ class FakePeer:
                 return pb.Response(reserved=pb.Reserved()), memoryview(b"")
             return await self._answer(pb.Request(await_ready=pb.AwaitReady()), timeout_s)
         self.polls_until_ready -= 1
-        return pb.Response(readiness=pb.Readiness(ready=self.polls_until_ready < 0)), memoryview(b"")
+        readiness = pb.Readiness(
+            ready=self.polls_until_ready < 0,
+            held_tokens=self.held_tokens,
+            least_held_tokens=self.least_held_tokens,
+        )
+        return pb.Response(readiness=readiness), memoryview(b"")
 
     def post(self, frame: pb.Request | pb.Start) -> bool:
         if isinstance(frame, pb.Start):

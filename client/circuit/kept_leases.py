@@ -1,0 +1,79 @@
+"""Kept leases: what hops may still have of a generation that has left their circuit. No I/O.
+
+A hop whose lease goes on in a higher epoch keeps its KV cache, so a lease is not given back before another circuit
+stands: hops that are in both compute again only what some hop of the new one does not hold.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from molink.dht.records.records import PeerView
+from molink.peer.wire.protocol import molink_pb2 as pb
+from molink.routing import Route
+
+RETRY_S = 2.0
+"""What trying the same circuit once more may cost, where it fails again."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRoute:
+    """A route, and the peers that were known when it was planned."""
+
+    route: Route
+    peers: Mapping[str, PeerView]
+
+
+@dataclass(slots=True)
+class KeptLeases:
+    """Leases of one generation on circuits that it has left."""
+
+    _asked: dict[str, list[pb.SessionDescriptor]] = field(default_factory=dict)
+    """By hop, the epochs in which it was asked for a lease; a later one has taken the place of those before if it was
+    granted."""
+    _again: PlannedRoute | None = None
+    _seized: PlannedRoute | None = None
+
+    def keep(self, left: pb.SessionDescriptor) -> None:
+        """The generation has left this circuit, whose hops have its KV cache."""
+        for hop in left.hops:
+            self._asked.setdefault(hop.peer_id, []).append(left)
+
+    def sort_out(self, refused: pb.SessionDescriptor) -> list[str]:
+        """A circuit could not be formed, of which any hop may have granted. Returns the hops to give their leases back
+        to now; the others have a KV cache from an earlier epoch."""
+        for hop in refused.hops:
+            if hop.peer_id in self._asked:
+                self._asked[hop.peer_id].append(refused)
+        return [hop.peer_id for hop in refused.hops if hop.peer_id not in self._asked]
+
+    def take_all_but(self, peer_ids: Collection[str]) -> list[tuple[str, pb.SessionDescriptor]]:
+        """A circuit of these peers stands, or there will be none. Returns the leases to give back: nothing is kept."""
+        left = [
+            (peer_id, descriptor)
+            for peer_id, asked in self._asked.items()
+            if peer_id not in peer_ids
+            for descriptor in asked
+        ]
+        self._asked.clear()
+        self._again = None
+        return left
+
+    def try_again(self, circuit: PlannedRoute, lacking_s: float) -> None:
+        """A link of this circuit broke, which may be there again: it is tried once more, before any other, if what
+        others lack takes longer to compute than that may cost."""
+        if lacking_s > RETRY_S:
+            self._again = circuit
+
+    def seize(self, circuit: PlannedRoute) -> None:
+        """The circuit that was left, with a standby in the lost hop's place, is what comes next."""
+        self._seized = circuit
+
+    def take_seized(self) -> PlannedRoute | None:
+        """The circuit that `core.Seize` is about, once."""
+        seized, self._seized = self._seized, None
+        return seized
+
+    def take_again(self) -> PlannedRoute | None:
+        """The circuit to try before another is planned, once."""
+        again, self._again = self._again, None
+        return again
