@@ -98,7 +98,14 @@ def circuit_report(log: SessionLog) -> CircuitReport:
     if route is None:
         return CircuitReport((), 0.0)
     hops = tuple(
-        Hop(hop.peer_id, hop.span.start, hop.span.stop, log.names.get(hop.peer_id, "")) for hop in route.hops
+        Hop(
+            hop.peer_id,
+            hop.span.start,
+            hop.span.stop,
+            log.names.get(hop.peer_id, ""),
+            log.standbys.get(hop.peer_id, ""),
+        )
+        for hop in route.hops
     )
     return CircuitReport(hops, route.tpot_ms)
 

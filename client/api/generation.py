@@ -16,6 +16,8 @@ class Hop:
     start: int
     stop: int
     name: str = ""
+    standby: str = ""
+    """The peer that kept a copy of its KV cache at the end; empty: nobody."""
 
 
 @dataclass(frozen=True, slots=True)

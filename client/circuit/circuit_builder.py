@@ -22,7 +22,7 @@ from molink.client.circuit.reserving import (
     reserve_all,
     wait_ready,
 )
-from molink.client.circuit.route_selector import RouteSelector
+from molink.client.circuit.route_selector import RouteSelector, StandbyChoice
 from molink.client.errors import InvalidRequest, NoCircuit, SwarmError, SwarmUnavailable
 from molink.dht.records.records import PeerFacts, PeerView, ServedModel
 from molink.peer.wire.link.link import Link
@@ -70,6 +70,7 @@ class CircuitBuilder:
         self._quarantine = Quarantine()
         self._blame = BlameLedger()
         self._route_selector = RouteSelector(connection, spec)
+        self.standby_choice = StandbyChoice(connection, spec, self._quarantine, self._route_selector)
         self.prefix_key = secrets.token_bytes(32)
         """With which this client names the blocks of its prompts: peers tell from the names which of its prompts begin
         alike, as they do from activations, and cannot try whether a text that they guess is one of them."""
@@ -171,28 +172,6 @@ class CircuitBuilder:
             *released, effect = circuit.handle(event, clock())
             if released:
                 self._give_back(descriptor, kept)
-
-    async def partners(
-        self, route: Route, descriptor: pb.SessionDescriptor, hops: Sequence[int], taken: frozenset[str]
-    ) -> Mapping[int, PeerView]:
-        """Returns who should keep copies of these hops of a circuit that stands, by hop, without those `taken`."""
-        views = self.connection.snapshot(self.spec.model_hash)
-        avoided, _ = self._quarantine.excluded_peers(views, asyncio.get_running_loop().time())
-        choices = await self._route_selector.partners(views, route, descriptor, hops, avoided | taken)
-        peers = {view.peer_id: view for view in views}
-        return {
-            at: peers[choice.peer_id]
-            for at, choice in zip(hops, choices, strict=True)
-            if choice.peer_id is not None
-        }
-
-    async def link_to(self, view: PeerView) -> Link:
-        """Returns the link to a peer.
-
-        Raises:
-            LinkError: there is none, and none could be made.
-        """
-        return await self.connection.links.to(view.facts)
 
     async def _reserved(
         self,

@@ -6,7 +6,7 @@ skipped.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Collection
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from molink.client.circuit import circuit_core as core
@@ -52,6 +52,8 @@ class SessionLog:
     names: dict[str, str] = field(default_factory=dict)
     epochs: int = 0
     losses: list[HopLost] = field(default_factory=list)
+    standbys: Mapping[str, str] = field(default_factory=dict)
+    """Who kept copies at the end, by the hops' peers."""
     recoveries: list["HopRecovery"] = field(default_factory=list)
     recovering: "HopRecovery | None" = None
     """Of the latest loss, while no token has come since."""
@@ -59,6 +61,21 @@ class SessionLog:
     """From the start on the latest circuit to its first token."""
     arrived_s: list[float] = field(default_factory=list)
     """When each new token came in, by the loop's clock, however late it is taken."""
+
+    def record_token(self, at_s: float, started_s: float | None) -> None:
+        """Records a token, the first of a circuit that was started then, or a later one."""
+        self.arrived_s.append(at_s)
+        if started_s is not None:
+            self.prefill_s = at_s - started_s
+        if self.recovering is not None:
+            self.recoveries.append(replace(self.recovering, seconds=at_s - self.recovering.lost_s))
+            self.recovering = None
+
+    def record_recovery(self, tokens: int, route: Route, seized: PlannedRoute | None) -> None:
+        """Records that a circuit stands after a loss, if there was one, and that so many tokens are computed again."""
+        if self.recovering is not None:
+            by_standby = seized is not None and route.peer_ids == seized.route.peer_ids
+            self.recovering = replace(self.recovering, recomputed_tokens=tokens, by_standby=by_standby)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +124,7 @@ class ClientSession:
         self._circuit: ActiveCircuit | None = None
         self._intake: TokenStream | None = None
         """None from the loss of a circuit on: nothing that comes behind that counts."""
-        self.standbys = Standbys(circuit_builder, wanted=asked.partners)
+        self.standbys = Standbys(circuit_builder.standby_choice, wanted=asked.partners)
         self._circuits = core.CircuitCore()
         self._kept = KeptLeases()
 
@@ -140,8 +157,10 @@ class ClientSession:
                 if token.epoch != self._template.epoch or token.position != len(self._history):
                     continue  # from a circuit that this session has left
                 self._history.append(token.token_id)
-                self._note_arrival(event.at_s)
+                self.log.record_token(event.at_s, self._circuits.first_token_since_s)
                 self._circuits.handle(core.Yielded(), clock())
+                if token.finish != pb.NOT_FINISHED:
+                    self.log.standbys = self.standbys.by_hop()
                 self.watch(token)
                 yield token
                 if token.finish != pb.NOT_FINISHED:
@@ -191,16 +210,6 @@ class ClientSession:
             self._intake = None
             self._events.put_nowait(loss)
 
-    def _note_arrival(self, at_s: float) -> None:
-        """A token has come in."""
-        log = self.log
-        log.arrived_s.append(at_s)
-        if (started_s := self._circuits.first_token_since_s) is not None:
-            log.prefill_s = at_s - started_s
-        if log.recovering is not None:
-            log.recoveries.append(replace(log.recovering, seconds=at_s - log.recovering.lost_s))
-            log.recovering = None
-
     async def _begin(self, asked: core.Effect, seized: PlannedRoute | None = None) -> None:
         """A circuit for a new epoch, started on the history so far."""
         self._circuit = self._intake = None
@@ -208,7 +217,7 @@ class ClientSession:
             self._circuits, asked, self._template, len(self._history), self._kept, self._report
         )
         self._circuit = circuit
-        self._note_recovery(circuit, seized)
+        self.log.record_recovery(len(self._history) - circuit.position, circuit.route, seized)
         self._release_kept(circuit.route.peer_ids)
         rules = TokenRules.of(self._template, self._circuit_builder.spec)
         self._intake = TokenStream(rules, len(self._history), len(circuit.links))
@@ -229,14 +238,6 @@ class ClientSession:
             self._lose(HopLost(self._template.epoch, circuit.head.peer_id, "lost", "the head takes no more"))
             return
         self.standbys.begin(circuit)
-
-    def _note_recovery(self, circuit: ActiveCircuit, seized: PlannedRoute | None) -> None:
-        """What has to be computed again after a loss, if there was one."""
-        log = self.log
-        if log.recovering is not None:
-            recomputed = len(self._history) - circuit.position
-            by_standby = seized is not None and circuit.route.peer_ids == seized.route.peer_ids
-            log.recovering = replace(log.recovering, recomputed_tokens=recomputed, by_standby=by_standby)
 
     async def _next_event(self) -> _Arrival | HopLost:
         """The next token or loss. A circuit that yields nothing for longer than it could take is lost."""

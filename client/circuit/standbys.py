@@ -62,6 +62,11 @@ class Standbys:
         """Of those that keep a copy now."""
         return tuple(one.view.peer_id for one in self._standing.values())
 
+    def by_hop(self) -> Mapping[str, str]:
+        """Of the hops' peers those that have a standby, and which."""
+        hops = () if self._circuit is None else self._circuit.route.hops
+        return {hops[at].peer_id: one.view.peer_id for at, one in self._standing.items()}
+
     def begin(self, circuit: ActiveCircuit) -> None:
         """The circuit stands: its hops are given standbys from now on. Who keeps a copy of a hop that is on it as
         before is asked to go on."""

@@ -52,6 +52,8 @@ class CopyKeeper:
         self._copies: dict[bytes, KeptCopy] = {}
         self._linking: set[asyncio.Task[None]] = set()
         self._refusals = RefusalLog(_log)
+        self.taken_over = 0
+        """Copies that have become sessions here."""
         leases.copies.tell_ended(self._ended)
         idle.add_source(self._next_work)
 
@@ -115,7 +117,9 @@ class CopyKeeper:
 
     def take(self, session: bytes) -> KeptCopy | None:
         """The copy has become the session's lease: it is the caller's."""
-        return self._copies.pop(session, None)
+        kept = self._copies.pop(session, None)
+        self.taken_over += kept is not None
+        return kept
 
     def on_parts(self, link: Link, header: pb.CopyParts, payload: memoryview) -> None:
         """The next tokens of some copies.

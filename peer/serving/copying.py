@@ -23,7 +23,7 @@ class Copying:
         await self.sender.close()
         await self.keeper.close()
 
-    def describe(self) -> Mapping[str, object]:
+    def describe(self) -> Mapping[str, int]:
         """Copies, lag and bytes, JSON-ready."""
         return {
             "copied_sessions": len(self.sender),
@@ -32,4 +32,5 @@ class Copying:
             "kept_copies": len(self.keeper.copies),
             "kept_behind_tokens": sum(kept.intake.lacking_tokens for kept in self.keeper.copies),
             "kept_copy_bytes": self.keeper.kv_bytes,
+            "taken_over": self.keeper.taken_over,
         }

@@ -168,6 +168,8 @@ class DataPlane:
             identity.peer_id, leased, sessions, self.loader, neighbours, self.stepper, self.copying
         )
         service.attach(self.stepper, self.admission, self.links, self.copying)
+        if self.copying is not None:
+            metrics.watch_copies(self.copying.describe)
         self.measure_line: MeasureLine = self.links.line_quality
         self._acceptor = Acceptor(
             *settings.listen,

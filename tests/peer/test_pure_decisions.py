@@ -45,7 +45,7 @@ print(json.dumps(errors))
 DECISIONS = [
     "molink.client.circuit.blame",
     "molink.client.circuit.circuit_core",
-    "molink.client.circuit.in_flight_load",
+    "molink.client.circuit.peer_history",
     "molink.client.circuit.patience",
     "molink.dht.node.hearing",
     "molink.dht.membership.announcing_core",
