@@ -105,7 +105,6 @@ class Configuration:
     layers: Annotated[
         str | None, Option("Hold exactly the layers from A up to, not including, B.", "A:B")
     ] = None
-    partner: Annotated[str, Option("Who keeps a second copy of the KV cache.", "auto|off|PEER_ID")] = "auto"
     state_dir: Annotated[Path | None, Option("Folder of the peer's identity and caches.", "DIR")] = None
     relay: Annotated[
         Literal["auto", "on", "off"],
@@ -125,6 +124,13 @@ class Configuration:
         Option(
             "What it passes on for peers that nobody can dial: auto is a tenth of the uplink, at most 20 Mbps.",
             "auto|off|MBPS",
+        ),
+    ] = "auto"
+    partner: Annotated[
+        str,
+        Option(
+            "Who keeps second copies of its sessions' KV caches, as it does for others: any peer, nobody, or one.",
+            "auto|off|PEER_ID",
         ),
     ] = "auto"
     activation_codec: Annotated[

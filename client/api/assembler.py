@@ -3,7 +3,15 @@
 import asyncio
 from collections.abc import AsyncGenerator
 
-from molink.client.api.generation import CircuitReport, FinishReason, Generation, Hop, TextPiece, TokenLogprob
+from molink.client.api.generation import (
+    CircuitReport,
+    FinishReason,
+    Generation,
+    Hop,
+    Recovery,
+    TextPiece,
+    TokenLogprob,
+)
 from molink.client.circuit.session import ClientSession, SessionLog
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.shards.spec import SamplingParams
@@ -49,6 +57,7 @@ class GenerationAssembler:
             circuit=circuit_report(log),
             epochs=log.epochs,
             logprobs=tuple(self._logprobs),
+            recoveries=recoveries_of(log),
         )
 
     def _finish_reason(self, token: pb.Token) -> FinishReason | None:
@@ -89,6 +98,27 @@ def circuit_report(log: SessionLog) -> CircuitReport:
     if route is None:
         return CircuitReport((), 0.0)
     hops = tuple(
-        Hop(hop.peer_id, hop.span.start, hop.span.stop, log.names.get(hop.peer_id, "")) for hop in route.hops
+        Hop(
+            hop.peer_id,
+            hop.span.start,
+            hop.span.stop,
+            log.names.get(hop.peer_id, ""),
+            log.standbys.get(hop.peer_id, ""),
+        )
+        for hop in route.hops
     )
     return CircuitReport(hops, route.tpot_ms)
+
+
+def recoveries_of(log: SessionLog) -> tuple[Recovery, ...]:
+    """What became of the hops that a session has lost."""
+    return tuple(
+        Recovery(
+            Hop(one.peer_id, one.span.start, one.span.stop, log.names.get(one.peer_id, "")),
+            one.seconds,
+            one.recomputed_tokens,
+            one.by_standby,
+        )
+        for one in log.recoveries
+        if one.span is not None
+    )

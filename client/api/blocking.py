@@ -25,7 +25,7 @@ class Swarm:
     Use it in a `with` block. Several threads may use one Swarm at once.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a user may say of a swarm, by name
         self,
         model: str | None = None,
         *,
@@ -34,6 +34,7 @@ class Swarm:
         quantization: str | None = None,
         swarm_key: str | os.PathLike[str] | None = None,
         activation_codec: str = "none",
+        partners: str = "auto",
         report: Callable[[str], None] | None = None,
     ) -> None:
         self._swarm = AsyncSwarm(
@@ -43,6 +44,7 @@ class Swarm:
             quantization=quantization,
             swarm_key=swarm_key,
             activation_codec=activation_codec,
+            partners=partners,
             report=report,
         )
         self._stack = ExitStack()

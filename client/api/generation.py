@@ -16,6 +16,8 @@ class Hop:
     start: int
     stop: int
     name: str = ""
+    standby: str = ""
+    """The peer that kept a copy of its KV cache at the end; empty: nobody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,20 @@ class CircuitReport:
 
     hops: tuple[Hop, ...]
     predicted_tpot_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """Recovery from the loss of a hop in mid-generation."""
+
+    hop: Hop
+    """The one that was lost."""
+    seconds: float
+    """From when the client knew of the loss to the next token."""
+    recomputed_tokens: int
+    """Of the sequence so far: those that hops computed once more."""
+    by_standby: bool
+    """Whether a peer with a copy of its KV cache took its place; else another circuit computed the sequence again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +71,8 @@ class Generation:
     epochs: int = 1
     """Circuits that it took: 1, and one more for each failover."""
     logprobs: tuple[TokenLogprob, ...] = ()
+    recoveries: tuple[Recovery, ...] = ()
+    """One for each loss of a hop that tokens came after, in order."""
 
 
 @dataclass(frozen=True, slots=True)

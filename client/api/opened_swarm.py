@@ -47,6 +47,7 @@ class SwarmOptions:
     quantization: str | None
     swarm_key: str | os.PathLike[str] | None
     activation_codec: str
+    partners: str
     report: Callable[[str], None]
 
 
@@ -87,7 +88,9 @@ class OpenedSwarm:
 
     def session(self, ids: Sequence[int], params: SamplingParams, *, trace: bool = False) -> ClientSession:
         """Makes a session that has not begun."""
-        asked = SessionRequest(ids, params, trace, self.options.activation_codec)
+        asked = SessionRequest(
+            ids, params, trace, self.options.activation_codec, self.options.partners == "auto"
+        )
         return ClientSession(self.circuit_builder, asked, self.options.report)
 
     def pieces(
@@ -130,6 +133,8 @@ async def open_swarm(
             f"activation_codec must be one of {', '.join(ACTIVATION_CODECS)}, got {codec!r}",
             "activation_codec",
         )
+    if options.partners not in ("auto", "off"):
+        raise InvalidRequest(f"partners must be auto or off, got {options.partners!r}", "partners")
     swarm_key = _swarm_key(options.swarm_key)
     addresses = await _addresses(options.initial_peers, private=swarm_key is not None)
     connection = SwarmConnection(addresses, swarm_key, _http_proxy())

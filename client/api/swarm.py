@@ -31,13 +31,15 @@ class AsyncSwarm:
         swarm_key: key file of a private swarm.
         activation_codec: `float16`, `bfloat16` or `int8` lets activations take fewer bytes on links between peers
             that take part in it; tokens may then differ. `none`: the model's own numbers, nothing is lost.
+        partners: `auto` has other peers keep copies of the KV caches of a generation's hops, where some have room, so
+            that it goes on at once if a hop is lost; they read what those hops read. `off`: none are kept.
         report: called with a line of progress while circuits form.
 
     Sampling arguments of the methods are the fields of `SamplingParams`; or give a whole one as `params`. Greedy
     decoding in float32 gives the tokens that transformers gives; in other dtypes, those of some batch composition.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a user may say of a swarm, by name
         self,
         model: str | None = None,
         *,
@@ -46,6 +48,7 @@ class AsyncSwarm:
         quantization: str | None = None,
         swarm_key: str | os.PathLike[str] | None = None,
         activation_codec: str = "none",
+        partners: str = "auto",
         report: Callable[[str], None] | None = None,
     ) -> None:
         self._options = SwarmOptions(
@@ -55,6 +58,7 @@ class AsyncSwarm:
             quantization,
             swarm_key,
             activation_codec,
+            partners,
             report or _no_report,
         )
         self.text_work: OpenTextWork | None = None

@@ -22,7 +22,7 @@ from molink.client.circuit.reserving import (
     reserve_all,
     wait_ready,
 )
-from molink.client.circuit.route_selector import RouteSelector
+from molink.client.circuit.route_selector import RouteSelector, StandbyChoice
 from molink.client.errors import InvalidRequest, NoCircuit, SwarmError, SwarmUnavailable
 from molink.dht.records.records import PeerFacts, PeerView, ServedModel
 from molink.peer.wire.link.link import Link
@@ -70,6 +70,7 @@ class CircuitBuilder:
         self._quarantine = Quarantine()
         self._blame = BlameLedger()
         self._route_selector = RouteSelector(connection, spec)
+        self.standby_choice = StandbyChoice(connection, spec, self._quarantine, self._route_selector)
         self.prefix_key = secrets.token_bytes(32)
         """With which this client names the blocks of its prompts: peers tell from the names which of its prompts begin
         alike, as they do from activations, and cannot try whether a text that they guess is one of them."""
@@ -142,7 +143,7 @@ class CircuitBuilder:
         """
         clock = asyncio.get_running_loop().time
         effect = asked
-        formed: ActiveCircuit | None = None
+        planned, formed = kept.take_seized(), None
         problems: dict[core.Problem, SwarmError] = {}
         while True:
             match effect:
@@ -156,7 +157,7 @@ class CircuitBuilder:
                     else:
                         report(f"circuit found, hops: {len(planned.route.hops)}; reserving memory")
                         event = core.Planned(planned.route.peer_ids)
-                case core.Reserve(epoch):
+                case core.Reserve(epoch) | core.Seize(epoch) if planned is not None:
                     route, peers = planned.route, planned.peers
                     descriptor = describe(template, route, peers, self.spec, epoch)
                     hops = ReservationRequest(descriptor, route, peers, history_tokens)

@@ -94,7 +94,7 @@ class NoRoute:
 
 @dataclass(frozen=True, slots=True)
 class ReservationRefused:
-    """Event: answers `Reserve`."""
+    """Event: answers `Reserve` or `Seize`."""
 
     refusal: Refusal
     draw: float
@@ -102,12 +102,12 @@ class ReservationRefused:
 
 @dataclass(frozen=True, slots=True)
 class Overdue:
-    """Event: answers `Reserve`: not all hops were ready at the deadline."""
+    """Event: answers `Reserve` or `Seize`: not all hops were ready at the deadline."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Event: answers `Reserve`: all hops have granted, and are ready."""
+    """Event: answers `Reserve` or `Seize`: all hops have granted, and are ready."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +134,9 @@ class Lost:
     first_token_s: float = 0.0
     """Predicted from the start of the circuit to its first token."""
     stood_still: bool = False
+    peer_id: str = ""
+    standby: str = ""
+    """Who keeps a copy of the hop's KV cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +158,16 @@ class Reserve:
 
     epoch: int
     deadline_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Seize:
+    """Effect: as `Reserve`, of the circuit that ran, with the standby in the place of the hop that alone gives back."""
+
+    epoch: int
+    deadline_s: float
+    peer_id: str
+    standby: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +204,7 @@ class GiveUp:
 
 FormingEvent = Begin | Planned | NoRoute | ReservationRefused | Overdue | Ready | Waited
 Event = FormingEvent | Yielded | Taken | Lost | End
-Effect = Plan | Reserve | Release | AwaitNews | Start | GiveUp
+Effect = Plan | Reserve | Seize | Release | AwaitNews | Start | GiveUp
 _WHEN: dict[type[Event], frozenset[CircuitPhase]] = {
     Begin: frozenset({CircuitPhase.IDLE}),
     Planned: frozenset({CircuitPhase.PLANNING}),
@@ -368,7 +381,18 @@ class CircuitCore:
         most_s = patience.step_s(patience.first_token_s(loss.first_token_s))
         if self._fruitless >= patience.MOST_FRUITLESS or now_s - self.step_since_s > most_s:
             return (Release(self.epoch), *self._give_up(Problem.FRUITLESS))
-        return (Release(self.epoch), *self._plan_until(now_s + max(0.0, RECOVERY_S - loss.unheard_s)))
+        deadline_s = now_s + max(0.0, RECOVERY_S - loss.unheard_s)
+        if loss.standby and loss.peer_id in self.peer_ids and loss.standby not in self.peer_ids:
+            return (self._seize(loss, deadline_s),)
+        return (Release(self.epoch), *self._plan_until(deadline_s))
+
+    def _seize(self, loss: Lost, deadline_s: float) -> Seize:
+        """Where it is refused, another circuit is planned."""
+        self._forming = _Forming(deadline_s)
+        self.phase = CircuitPhase.RESERVING
+        self.epoch += 1
+        self.peer_ids = tuple(loss.standby if one == loss.peer_id else one for one in self.peer_ids)
+        return Seize(self.epoch, deadline_s, loss.peer_id, loss.standby)
 
     def _give_up(self, problem: Problem) -> tuple[Effect, ...]:
         self.phase = CircuitPhase.ENDED

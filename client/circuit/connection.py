@@ -158,6 +158,11 @@ class SwarmConnection:
         """Pulls the peers' tables, while the caller does something else."""
         self._refresh_wanted.set()
 
+    @property
+    def sinks(self) -> tuple[FrameSink, ...]:
+        """The sessions that frames are for now."""
+        return tuple(self._sinks.values())
+
     def register(self, session: bytes, sink: FrameSink) -> None:
         self._sinks[session] = sink
 

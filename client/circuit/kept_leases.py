@@ -31,6 +31,7 @@ class KeptLeases:
     """By hop, the epochs in which it was asked for a lease; a later one has taken the place of those before if it was
     granted."""
     _again: PlannedRoute | None = None
+    _seized: PlannedRoute | None = None
 
     def keep(self, left: pb.SessionDescriptor) -> None:
         """The generation has left this circuit, whose hops have its KV cache."""
@@ -62,6 +63,15 @@ class KeptLeases:
         others lack takes longer to compute than that may cost."""
         if lacking_s > RETRY_S:
             self._again = circuit
+
+    def seize(self, circuit: PlannedRoute) -> None:
+        """The circuit that was left, with a standby in the lost hop's place, is what comes next."""
+        self._seized = circuit
+
+    def take_seized(self) -> PlannedRoute | None:
+        """The circuit that `core.Seize` is about, once."""
+        seized, self._seized = self._seized, None
+        return seized
 
     def take_again(self) -> PlannedRoute | None:
         """The circuit to try before another is planned, once."""

@@ -1,8 +1,17 @@
-"""Peer history: how long a client has seen each peer alive, how often it was lost, and how far away it is. Pure."""
+"""What a client knows of peers by itself: their history, and its own sessions in flight. Pure.
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+Peer history is how long it has seen each peer alive, how often it was lost, and how far away it is. In-flight load is
+what its own sessions add to the loads that peers have announced: a peer of a small swarm says every few seconds how
+many sessions it has, one of ten thousand every ten minutes, and a client of that swarm copies the tables less often
+still. What it has asked of peers since then it knows without them: otherwise it puts one session after another on the
+circuit that was the best when it last looked.
+"""
 
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from molink.dht.records.records import PeerView
 from molink.routing.cost.reliability import UNSEEN, PeerObservation
 
 REMEMBERED_LOST = 1000
@@ -63,3 +72,63 @@ class PeerHistory:
                 observed = replace(observed, client_rtt_ms=measured_ms)
             found[peer_id] = observed
         return found
+
+
+FORGOTTEN_S = 3600.0
+"""A session that ended so long ago is forgotten, though its peer has not spoken since."""
+SessionKey = tuple[bytes, int]
+"""A session, and its epoch."""
+
+
+@dataclass(slots=True)
+class _Stay:
+    """One session on one peer. Times are those of the caller's clock."""
+
+    since_s: float
+    until_s: float = math.inf
+
+
+@dataclass(slots=True)
+class InFlightLoad:
+    """In-flight load of one client: its sessions by peer, as far as announcements may not count them yet."""
+
+    _stays: dict[str, dict[SessionKey, _Stay]] = field(default_factory=dict)
+    """By peer id."""
+
+    def begin_session(self, key: SessionKey, peer_ids: Iterable[str], now_s: float) -> None:
+        """Begins a session on each of the peers: they are asked for a lease."""
+        for peer_id in peer_ids:
+            self._stays.setdefault(peer_id, {}).setdefault(key, _Stay(now_s))
+
+    def end_session(self, key: SessionKey, peer_ids: Iterable[str], now_s: float) -> None:
+        """Ends a session on the peers: leases are given back, or were not granted. No error if it has ended before."""
+        for peer_id in peer_ids:
+            stay = self._stays.get(peer_id, {}).get(key)
+            if stay is not None:
+                stay.until_s = min(stay.until_s, now_s)
+
+    def add_to_views(self, views: Sequence[PeerView], now_s: float) -> tuple[PeerView, ...]:
+        """Returns the views with the sessions that began after they were announced, without those that ended since."""
+        self._forget({view.peer_id: now_s - view.age_s for view in views}, now_s)
+        return tuple(
+            self._add_to_view(view, now_s) if view.peer_id in self._stays else view for view in views
+        )
+
+    def _add_to_view(self, view: PeerView, now_s: float) -> PeerView:
+        announced_s, sessions = now_s - view.age_s, view.state.sessions
+        for stay in self._stays[view.peer_id].values():
+            began, ended = stay.since_s > announced_s, stay.until_s < math.inf
+            sessions += began - ended
+        if sessions == view.state.sessions:
+            return view
+        return replace(view, state=replace(view.state, sessions=max(0, sessions)))
+
+    def _forget(self, announced_s: dict[str, float], now_s: float) -> None:
+        """Leaves out what ended before its peer spoke last, or long ago."""
+        for peer_id in tuple(self._stays):
+            spoke_s = announced_s.get(peer_id, now_s - FORGOTTEN_S)
+            stays = {key: stay for key, stay in self._stays[peer_id].items() if stay.until_s > spoke_s}
+            if stays:
+                self._stays[peer_id] = stays
+            else:
+                del self._stays[peer_id]

@@ -1,15 +1,25 @@
 """Route selector: a generation gets the route that such generations had last, unless another is really better."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from molink.client.circuit.connection import SwarmConnection
-from molink.client.circuit.in_flight_load import InFlightLoad
-from molink.client.circuit.peer_history import PeerHistory
+from molink.client.circuit.peer_history import InFlightLoad, PeerHistory
+from molink.client.circuit.quarantine import Quarantine
 from molink.dht.records.records import PeerView
+from molink.peer.wire.link.link import Link
 from molink.peer.wire.protocol import molink_pb2 as pb
-from molink.routing import Criteria, IncumbentRoute, Route, Snapshot
+from molink.routing import (
+    Criteria,
+    IncumbentRoute,
+    PartnerChoice,
+    Route,
+    Snapshot,
+    choose_partners,
+)
+from molink.routing.cost.terms import Demand
 from molink.routing.routes.shortlist import Shortlist, SnapshotPeers, replan_incumbent_among
 from molink.shards.spec import ModelSpec
 
@@ -79,6 +89,33 @@ class RouteSelector:
         self._standing[key] = standing
         return standing.route
 
+    async def partners(
+        self,
+        views: Sequence[PeerView],
+        route: Route,
+        descriptor: pb.SessionDescriptor,
+        hops: Sequence[int],
+        avoid: frozenset[str],
+    ) -> tuple[PartnerChoice, ...]:
+        """Who should keep copies of these hops of a session's circuit, from among the shortlist that it was planned on.
+
+        On a thread of its own, as `choose`.
+        """
+        names = None if self._shortlist is None else {*self._shortlist.posed, *route.peer_ids}
+        listed = [view for view in views if names is None or view.peer_id in names]
+        peer_ids = [view.peer_id for view in listed]
+        now_s = asyncio.get_running_loop().time()
+        snapshot = Snapshot(
+            self._in_flight_load.add_to_views(listed, now_s),
+            self._spec,
+            self._connection.measured_rtt_ms(),
+            self._peer_history.observations_of(peer_ids, self._rtt_ms),
+        )
+        demand = Demand.of(descriptor.capacity_tokens, descriptor.prompt_tokens)
+        return await asyncio.to_thread(
+            partial(choose_partners, snapshot, route, demand, avoid=avoid, hops=hops)
+        )
+
     def _rtt_ms(self, peer_id: str) -> float | None:
         link = self._connection.links.find(peer_id)
         return None if link is None else link.rtt_ms
@@ -94,3 +131,37 @@ def criteria(avoid: frozenset[str], *, first: bool) -> Criteria:
     if first:
         return Criteria(avoid=avoid, algorithm=THOROUGH, time_limit_s=THOROUGH_S)
     return Criteria(avoid=avoid, algorithm=QUICK)
+
+
+class StandbyChoice:
+    """Choice of the peers that keep copies of a circuit's hops, and the links to them."""
+
+    def __init__(
+        self, connection: SwarmConnection, spec: ModelSpec, quarantine: Quarantine, selector: RouteSelector
+    ) -> None:
+        self._connection = connection
+        self._spec = spec
+        self._quarantine = quarantine
+        self._selector = selector
+
+    async def partners(
+        self, route: Route, descriptor: pb.SessionDescriptor, hops: Sequence[int], taken: frozenset[str]
+    ) -> Mapping[int, PeerView]:
+        """Returns who should keep copies of these hops of a circuit that stands, by hop, without those `taken`."""
+        views = self._connection.snapshot(self._spec.model_hash)
+        avoided, _ = self._quarantine.excluded_peers(views, asyncio.get_running_loop().time())
+        choices = await self._selector.partners(views, route, descriptor, hops, avoided | taken)
+        peers = {view.peer_id: view for view in views}
+        return {
+            at: peers[choice.peer_id]
+            for at, choice in zip(hops, choices, strict=True)
+            if choice.peer_id is not None
+        }
+
+    async def link_to(self, view: PeerView) -> Link:
+        """Returns the link to a peer.
+
+        Raises:
+            LinkError: there is none, and none could be made.
+        """
+        return await self._connection.links.to(view.facts)

@@ -6,7 +6,7 @@ skipped.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Collection
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from molink.client.circuit import circuit_core as core
@@ -15,6 +15,7 @@ from molink.client.circuit.circuit_builder import ActiveCircuit, CircuitBuilder
 from molink.client.circuit.kept_leases import KeptLeases, PlannedRoute
 from molink.client.circuit.reserving import Report, release
 from molink.client.circuit.session_request import SessionRequest, describe_session
+from molink.client.circuit.standbys import Standbys
 from molink.client.circuit.token_rules import HeadAtFault, TokenRules, TokenStream
 from molink.client.errors import NoCircuit, PeerLost, SwarmError, SwarmUnavailable, as_said
 from molink.peer.wire.link.link import Link, LinkError
@@ -51,10 +52,45 @@ class SessionLog:
     names: dict[str, str] = field(default_factory=dict)
     epochs: int = 0
     losses: list[HopLost] = field(default_factory=list)
+    standbys: Mapping[str, str] = field(default_factory=dict)
+    """Who kept copies at the end, by the hops' peers."""
+    recoveries: list["HopRecovery"] = field(default_factory=list)
+    recovering: "HopRecovery | None" = None
+    """Of the latest loss, while no token has come since."""
     prefill_s: float = 0.0
     """From the start on the latest circuit to its first token."""
     arrived_s: list[float] = field(default_factory=list)
     """When each new token came in, by the loop's clock, however late it is taken."""
+
+    def record_token(self, at_s: float, started_s: float | None) -> None:
+        """Records a token, the first of a circuit that was started then, or a later one."""
+        self.arrived_s.append(at_s)
+        if started_s is not None:
+            self.prefill_s = at_s - started_s
+        if self.recovering is not None:
+            self.recoveries.append(replace(self.recovering, seconds=at_s - self.recovering.lost_s))
+            self.recovering = None
+
+    def record_recovery(self, tokens: int, route: Route, seized: PlannedRoute | None) -> None:
+        """Records that a circuit stands after a loss, if there was one, and that so many tokens are computed again."""
+        if self.recovering is not None:
+            by_standby = seized is not None and route.peer_ids == seized.route.peer_ids
+            self.recovering = replace(self.recovering, recomputed_tokens=tokens, by_standby=by_standby)
+
+
+@dataclass(frozen=True, slots=True)
+class HopRecovery:
+    """Recovery from the loss of a hop."""
+
+    peer_id: str
+    span: Span | None
+    lost_s: float
+    """When the client knew, by the loop's clock."""
+    recomputed_tokens: int = 0
+    by_standby: bool = False
+    """Whether the hop's standby went on with its copy; else another circuit did."""
+    seconds: float = 0.0
+    """From then to the next token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +123,8 @@ class ClientSession:
         """Tokens that `TokenStream` lets in, so never more than were asked for, and the loss of the circuit."""
         self._circuit: ActiveCircuit | None = None
         self._intake: TokenStream | None = None
-        self._failed = False
-        """Whether the present circuit's loss is in the queue: nothing that comes behind it counts."""
+        """None from the loss of a circuit on: nothing that comes behind that counts."""
+        self.standbys = Standbys(circuit_builder.standby_choice, wanted=asked.partners)
         self._circuits = core.CircuitCore()
         self._kept = KeptLeases()
 
@@ -121,10 +157,10 @@ class ClientSession:
                 if token.epoch != self._template.epoch or token.position != len(self._history):
                     continue  # from a circuit that this session has left
                 self._history.append(token.token_id)
-                self.log.arrived_s.append(event.at_s)
-                if (started_s := self._circuits.first_token_since_s) is not None:
-                    self.log.prefill_s = event.at_s - started_s
+                self.log.record_token(event.at_s, self._circuits.first_token_since_s)
                 self._circuits.handle(core.Yielded(), clock())
+                if token.finish != pb.NOT_FINISHED:
+                    self.log.standbys = self.standbys.by_hop()
                 self.watch(token)
                 yield token
                 if token.finish != pb.NOT_FINISHED:
@@ -135,6 +171,7 @@ class ClientSession:
             connection.unregister(self._template.session)
             self._circuits.handle(core.End(), clock())
             self._release()
+            self.standbys.release()
 
     def on_tokens(self, sender: str, token: pb.Token) -> None:
         """Tokens are the head's to send: what any other peer says that it drew is not the circuit's.
@@ -144,7 +181,7 @@ class ClientSession:
         circuit, intake = self._circuit, self._intake
         if circuit is None or intake is None or sender != circuit.head.peer_id:
             return
-        if token.epoch != self._template.epoch or self._failed:
+        if token.epoch != self._template.epoch:
             return
         try:
             if intake.takes(token):
@@ -154,7 +191,7 @@ class ClientSession:
 
     def on_failed(self, sender: str, failed: pb.Failed) -> None:
         """A hop may blame any hop of its circuit, and nobody else."""
-        if self._circuit is None or not self._circuit.has(sender):
+        if self.standbys.lose(sender) or self._circuit is None or not self._circuit.has(sender):
             return
         at_fault = failed.peer_id if self._circuit.has(failed.peer_id) else sender
         accuser = "" if at_fault == sender else sender
@@ -162,22 +199,25 @@ class ClientSession:
         self._lose(HopLost(failed.epoch, at_fault, code, as_said(failed.detail) or code, accuser))
 
     def on_link_closed(self, peer_id: str, reason: str) -> None:
+        if self.standbys.lose(peer_id):
+            return
         if self._circuit is not None and self._circuit.has(peer_id):
             self._lose(HopLost(self._template.epoch, peer_id, "lost", as_said(reason)))
 
     def _lose(self, loss: HopLost) -> None:
         """The first loss of a circuit ends it; what is said of it later is of no use any more."""
-        if loss.epoch == self._template.epoch and not self._failed:
-            self._failed = True
+        if loss.epoch == self._template.epoch and self._intake is not None:
+            self._intake = None
             self._events.put_nowait(loss)
 
-    async def _begin(self, asked: core.Effect) -> None:
+    async def _begin(self, asked: core.Effect, seized: PlannedRoute | None = None) -> None:
         """A circuit for a new epoch, started on the history so far."""
         self._circuit = self._intake = None
         circuit = await self._circuit_builder.build(
             self._circuits, asked, self._template, len(self._history), self._kept, self._report
         )
-        self._circuit, self._failed = circuit, False
+        self._circuit = circuit
+        self.log.record_recovery(len(self._history) - circuit.position, circuit.route, seized)
         self._release_kept(circuit.route.peer_ids)
         rules = TokenRules.of(self._template, self._circuit_builder.spec)
         self._intake = TokenStream(rules, len(self._history), len(circuit.links))
@@ -196,6 +236,8 @@ class ClientSession:
                 return
         if not circuit.head.post(start):
             self._lose(HopLost(self._template.epoch, circuit.head.peer_id, "lost", "the head takes no more"))
+            return
+        self.standbys.begin(circuit)
 
     async def _next_event(self) -> _Arrival | HopLost:
         """The next token or loss. Hops are asked for a sign of life where it is overdue; a circuit that yields nothing
@@ -300,22 +342,34 @@ class ClientSession:
         unheard_s = next((link.unheard_s for link in circuit.links if link.peer_id == loss.peer_id), 0.0)
         waited_s = clock() - self._circuits.step_since_s
         first_s = self._predicted_first_s(circuit.route)
-        if loss.code == "lost" and self._circuits.first_token_since_s is None:
+        standby = self.standbys.substitute(left) if loss.peer_id else ""
+        self.standbys.pause()
+        if loss.code == "lost" and not standby and self._circuits.first_token_since_s is None:
             self._kept.try_again(PlannedRoute(circuit.route, circuit.peers), first_s)
-        *_, asked = self._circuits.handle(
-            core.Lost(unheard_s, first_s, stood_still=not loss.peer_id), clock()
-        )
+        lost = core.Lost(unheard_s, first_s, not loss.peer_id, left, standby)
+        *_, asked = self._circuits.handle(lost, clock())
+        self.log.recovering = HopRecovery(left, span, clock())
         self._circuit = None
         self._kept.keep(circuit.descriptor)
         self._circuit_builder.end_session(circuit.descriptor)
+        seized = self._seize(asked) if isinstance(asked, core.Seize) else None
         if isinstance(asked, core.GiveUp):
             raise PeerLost(
                 left, span, f"{loss.detail}; no token within {waited_s:.0f} s on {self.log.epochs} circuits"
             )
         try:
-            await self._begin(asked)
+            await self._begin(asked, seized)
         except (NoCircuit, SwarmUnavailable) as error:
             raise _lost(loss, left, span, error) from error
+
+    def _seize(self, asked: core.Seize) -> PlannedRoute:
+        """The circuit with the standby in the lost hop's place. What hops compute from there on is upon what another
+        peer has sent: none of it gets a name under which later prompts would find it."""
+        self._report(f"peer {asked.standby[-8:]} takes its place with its copy of the KV cache")
+        seized = self.standbys.take_over(asked.peer_id)
+        self._kept.seize(seized)
+        self._template.prefix_blocks = b""
+        return seized
 
     async def _keep_leases(self) -> None:
         """Renews the leases however fast tokens come and however slowly they are taken, until cancelled."""
@@ -324,6 +378,7 @@ class ClientSession:
             self._renew()
 
     def _renew(self) -> None:
+        self.standbys.renew()
         circuit = self._circuit
         if circuit is None:
             return
@@ -352,6 +407,8 @@ class ClientSession:
     def _further_blocks(self) -> bytes:
         """Names of the blocks that have filled since the descriptor named the prompt's: the next prompt of a chat
         begins with them."""
+        if any(one.by_standby for one in self.log.recoveries) or self.log.recovering is not None:
+            return b""
         named = len(self._template.prefix_blocks) // NAME_BYTES
         return b"".join(block_names(self._history, self._circuit_builder.prefix_key)[named:MAX_PREFIX_BLOCKS])
 

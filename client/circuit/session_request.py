@@ -20,6 +20,8 @@ class SessionRequest:
     trace: bool = False
     """Whether each token carries the times of its hops."""
     activation_codec: str = "none"
+    partners: bool = True
+    """Whether other peers keep copies of its hops' KV caches, to go on from after a loss."""
 
 
 def describe_session(spec: ModelSpec, asked: SessionRequest, prefix_key: bytes) -> pb.SessionDescriptor:

@@ -58,6 +58,8 @@ def summary(generation: Generation) -> str:
     hops = len(generation.circuit.hops)
     tokens = len(generation.token_ids)
     again = f", {generation.epochs - 1} of its circuits lost on the way" if generation.epochs > 1 else ""
+    taken_over = sum(one.by_standby for one in generation.recoveries)
+    again += f" ({taken_over} taken over by standbys)" if taken_over else ""
     return (
         f"{counted(tokens, 'token')} over {counted(hops, 'hop')}{again}: the first after {generation.ttft_s:.2f} s, "
         f"then {generation.tpot_s * 1000:.1f} ms each"
@@ -117,6 +119,10 @@ def print_explanation(explanation: Explanation, out: "Console") -> None:
             out.print(_terms_table(explanation))
             _print_said("Measured", [times.measured for times in explanation.hops], out)
             _print_said("Assumed", [times.assumed for times in explanation.hops], out)
+    kept = [hop for hop in explanation.generation.circuit.hops if hop.standby]
+    if kept:
+        said = ", ".join(f"of [{hop.start}, {hop.stop}) on {hop.standby[-8:]}" for hop in kept)
+        out.print(f"Copies of KV caches: {said}", markup=False)
     out.print(slowest(explanation), markup=False)
 
 

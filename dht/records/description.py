@@ -42,6 +42,8 @@ def describe_peer(view: PeerView) -> dict[str, object]:
         "layer_ms": facts.layer_latencies[0].layer_ms if facts.layer_latencies else None,
         "uplink_mbps": facts.uplink_mbps,
         "activation_codecs": list(facts.activation_codecs),
+        "keeps_copies": facts.keeps_copies,
+        "partner": facts.partner_peer_id or None,
         "age_s": round(view.age_s, 1),
         "answers": view.answers,
         **_describe_costs(facts),

@@ -92,6 +92,9 @@ def _relays_to_message(facts: PeerFacts, message: pb.Facts) -> None:
     for relay in facts.relays:
         message.relays.add(public_key=public_key_of(relay.peer_id), address=relay.address)
     message.cone = facts.cone
+    message.keeps_copies = facts.keeps_copies
+    if facts.partner_peer_id:
+        message.partner_key = public_key_of(facts.partner_peer_id)
 
 
 def facts_from_message(message: pb.Facts) -> PeerFacts:
@@ -146,6 +149,8 @@ def facts_from_message(message: pb.Facts) -> PeerFacts:
             for relay in message.relays
         ),
         cone=message.cone,
+        keeps_copies=message.keeps_copies,
+        partner_peer_id=_link_peer_id(message.partner_key) if message.partner_key else "",
     )
 
 

@@ -175,6 +175,10 @@ class PeerFacts:
     cone: bool = False
     """Whether its NAT gives it one outer port for every destination, so that it can punch holes with others of the
     kind. Said by a peer that nobody can dial, once two relays have told it."""
+    keeps_copies: bool = False
+    """Whether it keeps second copies of others' KV caches, and lets others keep them of its own."""
+    partner_peer_id: str = ""
+    """The only peer that may keep copies of its own, if its owner has named one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,6 +65,8 @@ class ServingTerms:
     """None: any layers."""
     activation_codecs: tuple[str, ...] = ()
     step_tokens: int = MAX_STEP_TOKENS
+    keeps_copies: bool = False
+    partner_peer_id: str = ""
 
 
 class Announcer:
@@ -250,4 +252,6 @@ def own_facts(
         decode_context_ms=profile.decode_context_ms,
         prefill_context_ms=profile.prefill_context_ms,
         step_tokens=terms.step_tokens,
+        keeps_copies=terms.keeps_copies,
+        partner_peer_id=terms.partner_peer_id,
     )

@@ -33,6 +33,7 @@ from molink.peer.daemon.compute_setup import (
 )
 from molink.peer.daemon.local_listener import HOST as METRICS_HOST
 from molink.peer.daemon.metrics_server import MetricsServer
+from molink.peer.daemon.partner_terms import partner_terms
 from molink.peer.daemon.reaching import open_reach, with_mapped_ports
 from molink.peer.daemon.running import say
 from molink.peer.daemon.settings import JoinSettings, where_to_join
@@ -161,6 +162,10 @@ class Bootstrap:
         reach = await open_reach(stack, settings, identity, swarm_key, serving, discovery, told)
         self._state.remember_ports(discovery.port, serving.port)
         await self._open_metrics(stack, serving)
+        known = discovery.snapshot(model.spec.model_hash)
+        terms = partner_terms(settings.options.partner, identity.peer_id, known, model.spec, settings.layers)
+        if terms.problem:
+            say(terms.problem)
         base = own_facts(
             identity,
             PeerContact(
@@ -172,7 +177,13 @@ class Bootstrap:
             replace(describe_device(devices[0]), count=len(computing.devices)),
             model.spec,
             computing.profile,
-            ServingTerms(settings.layers, computing.activation_codecs, computing.limits.max_tokens),
+            ServingTerms(
+                settings.layers,
+                computing.activation_codecs,
+                computing.limits.max_tokens,
+                terms.keeps_copies,
+                terms.partner_peer_id,
+            ),
         )
         facts = await reach.settled(base)
         if (reached := reach.sentence(facts)) is not None:
@@ -234,6 +245,7 @@ class Bootstrap:
             memory_bytes=leases.memory.total_bytes,
             wrap=PunchingHandler,
             folder=self._state.path,
+            copies=settings.options.partner != "off",
         )
 
     async def _own_ranges(self, discovery: Discovery) -> Ranges:

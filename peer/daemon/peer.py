@@ -133,6 +133,7 @@ class Peer:
             "sent_activation_bytes": self.metrics.activation_bytes,
             "reach": parts.reach.describe(),
             **describe_predictions(parts.step_times),
+            **({} if parts.serving.copying is None else parts.serving.copying.describe()),
             **describe_line(parts.serving.measure_line()),
             **describe_swarm(parts.discovery.snapshot(silent=True)),
         }

@@ -25,6 +25,7 @@ from molink.configuration import (
     split_addresses,
 )
 from molink.dht.identity.addresses import require_host, require_listen_host
+from molink.dht.identity.identity import public_key_of
 from molink.options import Configuration
 from molink.peer.host_policy.rules import HostPolicy, parse_quiet_hours
 from molink.peer.memory.memory import parse_bytes
@@ -122,6 +123,7 @@ def load_settings(given: Mapping[str, object], environment: Mapping[str, str] | 
             http_proxy=check_http_proxy(merged.http_proxy),
             transmission_policy=_check_policy(merged.transmission_policy),
             offer_relay=_check_offer(merged.offer_relay),
+            partner=_check_partner(merged.partner),
         ),
         initial_peers=initial_peers,
         memory_bytes=_parse_size(merged.memory, "--memory", "serve with"),
@@ -201,8 +203,6 @@ def _refuse_what_is_missing(merged: Configuration, listen: str) -> None:
     _check_port_mapping(merged, listen)
     if merged.quantization in ("int8", "nf4") and find_spec("bitsandbytes") is None:
         raise SettingsError(f"--quantization: {QuantizationUnavailable(merged.quantization)}")
-    if merged.partner not in ("auto", "off"):
-        raise SettingsError(f"--partner {merged.partner} does not exist yet in this version: use auto or off")
 
 
 def _check_port_mapping(merged: Configuration, listen: str) -> None:
@@ -267,6 +267,18 @@ def _check_offer(offered: str | float) -> str:
     if not 0.1 <= mbps <= 100_000:
         raise SettingsError(f"--offer-relay {text}: use auto, off, or megabits per second such as 20")
     return f"{mbps:g}"
+
+
+def _check_partner(partner: str) -> str:
+    """`auto`, `off`, or a peer id."""
+    if partner not in ("auto", "off"):
+        try:
+            public_key_of(partner)
+        except ValueError as error:
+            raise SettingsError(
+                f"--partner {partner}: use auto, off, or a peer id such as `molink-peer status` shows"
+            ) from error
+    return partner
 
 
 def _rule(micro_batches: str | int) -> Rule:

@@ -32,12 +32,23 @@ class EngineThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._since_s: float | None = None
         """Since when it has been at its present work, by `time.monotonic`."""
+        self._outstanding = 0
+        self._on_idle: Callable[[], None] = _nothing
 
     @property
     def busy_s(self) -> float:
         """Seconds for which it has been at its present piece of work; 0 while it has none."""
         since_s = self._since_s
         return 0.0 if since_s is None else time.monotonic() - since_s
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has no work, and all that it has done is known on the loop."""
+        return not self._outstanding
+
+    def tell_idle(self, on_idle: Callable[[], None]) -> None:
+        """Calls `on_idle` on the loop whenever the last work has ended and was followed by none."""
+        self._on_idle = on_idle
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
@@ -65,11 +76,18 @@ class EngineThread:
             except Exception as error:  # noqa: BLE001 - the thread's boundary: the error belongs to who asked
                 result = error
             if self._loop is not None:
-                loop.call_soon_threadsafe(done, result)
+                loop.call_soon_threadsafe(ended, result)
+
+        def ended(result: T | Exception) -> None:
+            self._outstanding -= 1
+            done(result)
+            if not self._outstanding:
+                self._on_idle()
 
         while not self._begun.empty():
             self._begun.get_nowait()
         self._waiting = True
+        self._outstanding += 1
         self._work.put(work)
 
     def let_begin(self) -> None:
@@ -105,3 +123,7 @@ class EngineThread:
                 self._since_s = time.monotonic()
                 work()
                 self._since_s = None
+
+
+def _nothing() -> None:
+    return None

@@ -1,6 +1,6 @@
 """What a peer counts, for its own log and for Prometheus."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily
@@ -45,6 +45,10 @@ class PeerMetrics:
     def watch(self, measure_line: MeasureLine) -> None:
         """From now on each look at the registry shows what the line is measured to carry at that moment."""
         self.registry.register(_LineCollector(measure_line))
+
+    def watch_copies(self, describe: Callable[[], Mapping[str, float]]) -> None:
+        """From now on each look at the registry shows second copies as `describe` does at that moment."""
+        self.registry.register(_CopyCollector(describe))
 
     def compare(self, step_times: StepTimes) -> None:
         """From now on each step is compared with what was predicted of it."""
@@ -115,6 +119,28 @@ class _PredictionCollector(Collector):
             family = GaugeMetricFamily(name, about)
             if value is not None:
                 family.add_metric((), value)
+            yield family
+
+
+class _CopyCollector(Collector):
+    """Gauges of second copies: of sessions here that others keep, and those that are kept here."""
+
+    def __init__(self, describe: Callable[[], Mapping[str, float]]) -> None:
+        self._describe = describe
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        values = self._describe()
+        for key, what in (
+            ("copied_sessions", "Sessions here of which another peer keeps a copy"),
+            ("copied_behind_tokens", "Tokens that those copies lack"),
+            ("sent_copy_bytes", "Bytes of copies sent so far"),
+            ("kept_copies", "Copies of other peers' sessions kept here"),
+            ("kept_behind_tokens", "Tokens that those copies lack"),
+            ("kept_copy_bytes", "Memory of those copies"),
+            ("taken_over", "Lost hops whose place was taken with a copy"),
+        ):
+            family = GaugeMetricFamily(f"molink_{key}", what)
+            family.add_metric((), values[key])
             yield family
 
 

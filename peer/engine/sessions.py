@@ -1,7 +1,7 @@
 """The session table: what this peer knows of each generation that passes through it."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -20,7 +20,6 @@ from molink.shards.kv.prefix import MAX_PREFIX_BLOCKS, split_names
 from molink.shards.spec import KV_BLOCK_TOKENS, ModelSpec, SamplingParams, Span
 
 MAX_HOPS = 256
-MAX_STANDBYS = 8
 MAX_LINK_MS = 60_000.0
 MIN_UPLINK_MBPS, MAX_UPLINK_MBPS = 1e-3, 1e6
 """What predictions take; a hop that claims more or less is refused."""
@@ -33,6 +32,8 @@ class HopPlan:
     peer_id: str
     span: Span
     facts: PeerFacts
+    standby: PeerFacts | None = None
+    """Who keeps a second copy of the hop's KV cache, and takes its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,14 @@ class SessionPlan:
     def span_of(self, hop: int) -> Span:
         return self.hops[hop].span
 
+    def neighbours_of(self, hop: int) -> list[PeerFacts]:
+        """Whom that hop has to reach: the next hop, and the previous one if only this end can dial."""
+        if len(self.hops) == 1:
+            return []
+        following = self.hops[(hop + 1) % len(self.hops)].facts
+        previous = self.hops[hop - 1].facts
+        return [following, previous] if previous.grpc_addresses else [following]
+
 
 class ServedSession(HopSession):
     """What this peer has of one session, beside what the core knows of it (`peer/hop/session.py`): its plan, its
@@ -76,6 +85,11 @@ class ServedSession(HopSession):
         self.owner = owner
         self.cache: SequenceCache | None = None
         """Set when the lease is ready."""
+        self.standby_peer_id = ""
+        """Who keeps a second copy of the cache; empty: nobody."""
+        self.shares = True
+        """Whether its blocks may be shared under names: not what came from another peer, nor what is computed upon
+        that."""
         self.kept_cache: SequenceCache | None = None
         """That of the epoch before, until the lease is ready."""
         self.held_tokens = 0
@@ -199,19 +213,46 @@ def _read_hops(descriptor: pb.SessionDescriptor, spec: ModelSpec) -> tuple[HopPl
             )
         if hop.quantization != spec.quantization:
             raise ProtocolError(f"a hop in {hop.quantization!r} does not mix with {spec.quantization!r}")
-        if len(hop.standby_peer_ids) > MAX_STANDBYS:
-            raise ProtocolError(f"a hop has at most {MAX_STANDBYS} standbys")
-        start = hop.stop
-        hops.append(HopPlan(hop.peer_id, Span(hop.start, hop.stop), _read_facts(hop)))
+        start, span = hop.stop, Span(hop.start, hop.stop)
+        hops.append(HopPlan(hop.peer_id, span, _read_facts(hop), _read_standby(hop, span, spec)))
     if start != spec.layers:
         raise ProtocolError(f"the circuit ends at layer {start} of {spec.layers}")
     if len({hop.peer_id for hop in hops}) != len(hops):
         raise ProtocolError("a peer appears twice in the circuit")
+    _check_standbys(hops)
     return tuple(hops)
+
+
+def _check_standbys(hops: Sequence[HopPlan]) -> None:
+    """A peer has one lease of a session, or one copy."""
+    taken = {hop.peer_id: f"is that of {hop.span}" for hop in hops}
+    for hop in hops:
+        if hop.standby is None:
+            continue
+        other = taken.get(hop.standby.peer_id)
+        if other is not None:
+            raise ProtocolError(f"the standby of hop {hop.span}, {hop.standby.peer_id}, {other} too")
+        taken[hop.standby.peer_id] = f"is the standby of {hop.span}"
 
 
 _opened = lru_cache(maxsize=512)(verify_facts)
 """Clients send the same facts with each session, and checking a signature takes long."""
+
+
+def _read_standby(hop: pb.Hop, span: Span, spec: ModelSpec) -> PeerFacts | None:
+    if not hop.standby_facts:
+        return None
+    try:
+        facts = _opened(hop.standby_facts)
+    except AnnouncementError as error:
+        raise ProtocolError(f"the facts of the standby of hop {span}: {error}") from error
+    if facts.model.model_hash != spec.model_hash:
+        raise ProtocolError(
+            f"the standby of hop {span} serves {facts.model.model_hash[:12]}, not {spec.model_hash[:12]}"
+        )
+    if facts.span_limit is not None and not facts.span_limit.covers(span):
+        raise ProtocolError(f"the standby of hop {span} serves {facts.span_limit} only")
+    return facts
 
 
 def _read_facts(hop: pb.Hop) -> PeerFacts:

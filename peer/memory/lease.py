@@ -56,6 +56,8 @@ class Granted:
     """The session's lease of an older epoch, which ended with this grant: free its KV cache first."""
     evicted: tuple[Lease, ...] = ()
     """Leases that nobody used, and that ended to make room for this one."""
+    promoted: Lease | None = None
+    """The copy that has become this lease: what it holds is the session's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,7 @@
 """What a peer's owner grants: of which layers, to how many sessions, in how much memory. Pure."""
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from molink.peer.memory.lease import Lease, Refused
@@ -58,6 +60,36 @@ class LeaseRules:
             kept_bytes = max(0, self.kv_limit_bytes(holdings)) // KEPT_PART
         refusal = self._refuse_weights(to_load, holdings)
         return refusal or self._refuse_memory(to_load, asked.kv_bytes, others, holdings, now, kept_bytes)
+
+    def refuse_copy(
+        self, asked: Lease, others: Sequence[Lease], holdings: Holdings, now: float
+    ) -> Refused | None:
+        """No room for a copy among all leases and other copies: it takes what these leave, and nobody makes way."""
+        everything = (*others, asked)
+        excess = self.excess((), everything, holdings)
+        if not excess:
+            return None
+        if sum(one.kv_bytes for one in everything) > self.kv_limit_bytes(holdings):
+            detail = f"there is no room for a copy of {format_bytes(asked.kv_bytes)} beside the sessions here"
+            return Refused("memory", detail, self._retry_after_s(tuple(others), now, asked.kv_bytes))
+        return Refused("busy", "as many sessions and copies are here as may be", self.ttl_s)
+
+    def excess(
+        self, leases: Sequence[Lease], copies: Sequence[Lease], holdings: Holdings
+    ) -> tuple[Lease, ...]:
+        """Copies of which some have to end, since there are too many beside those leases; none: all may stay."""
+        everything = (*leases, *copies)
+        leased_bytes = sum(one.kv_bytes for one in everything)
+        if leased_bytes > self.kv_limit_bytes(holdings) or len(everything) > self.max_sessions:
+            return tuple(copies)
+        owners = Counter(one.owner for one in everything)
+        networks = Counter(one.network for one in everything if one.network)
+        return tuple(
+            copy
+            for copy in copies
+            if owners[copy.owner] > self.max_sessions_per_owner
+            or networks[copy.network] > self.max_sessions_per_network
+        )
 
     def refuse_load(
         self, to_load: tuple[Span, ...], table: LeaseTable, holdings: Holdings, now: float

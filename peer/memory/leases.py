@@ -8,44 +8,15 @@ two that want the same cold layers share one load.
 
 from dataclasses import replace
 
+from molink.peer.memory.copy_leases import CopyLeases
 from molink.peer.memory.lease import Granted, Lease, LeaseKey, Refused
+from molink.peer.memory.lease_gate import LeaseGate
 from molink.peer.memory.lease_rules import LeaseRules
 from molink.peer.memory.lease_table import LeaseTable
 from molink.peer.memory.memory import Holdings, MemoryPlan, common_spans, most_kv_bytes, spare_pool_bytes
 from molink.shards.spec import ModelSpec, Span, missing_spans
 
 __all__ = ["Granted", "Lease", "LeaseBook", "LeaseKey", "Refused", "announced_free_bytes"]
-
-
-class LeaseGate:
-    """Whether a lease book grants anything new; what was granted stays."""
-
-    __slots__ = ("_closed",)
-
-    def __init__(self) -> None:
-        self._closed: dict[str, Refused] = {}
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether everything new is refused: for good after `drain`, else until it is opened again."""
-        return bool(self._closed)
-
-    @property
-    def refusal(self) -> Refused | None:
-        """What everything new is answered; None while it is open."""
-        return self._closed.get("draining") or next(iter(self._closed.values()), None)
-
-    def drain(self) -> None:
-        """Refuse everything new from now on."""
-        self.close(Refused("draining", "this peer is leaving the swarm: choose another", 0.0))
-
-    def close(self, refusal: Refused) -> None:
-        """Answer everything new with this until `reopen` of its code."""
-        self._closed[refusal.code] = refusal
-
-    def reopen(self, code: str) -> None:
-        """What was closed with that code is open again, unless there is another reason."""
-        self._closed.pop(code, None)
 
 
 class LeaseBook:
@@ -75,6 +46,9 @@ class LeaseBook:
         self._rules = LeaseRules(spec, memory, served, *limits, ttl_s)
         self._table = LeaseTable()
         self._holdings = Holdings(spec)
+        self.copies = CopyLeases(self._rules, self._table, self._holdings, self.gate)
+        """Second copies, in what leases leave."""
+        self.gate.tell_closed(self.copies.end_all)
 
     @property
     def held(self) -> tuple[Span, ...]:
@@ -119,14 +93,24 @@ class LeaseBook:
         The same request again has the same lease as its answer. A higher epoch replaces the session's lease,
         whose KV cache counts as free for it; if it is refused, the older lease stays. Where there is no room, leases
         that nobody has used for SPARED_S make some: of who has most, and of these the one that was used least lately.
+        Copies that are in the way end in any case; the session's own becomes the lease, which is never refused.
         """
         rules, table = self._rules, self._table
         older = table.of_session(key.session)
-        if older is not None and (answer := older.answer(key, span, tokens, owner)) is not None:
-            return answer
+        held = older or self.copies.of_session(key.session)
+        if held is not None and (answer := held.answer(key, span, tokens, owner)) is not None:
+            if older is not None or isinstance(answer, Refused):
+                return answer
+            return Refused(
+                "epoch", "this peer keeps a copy in this epoch: ask for its lease in a later one", 0.0
+            )
         refusal = rules.refuse_shape(span, tokens) or self.gate.refusal
         if refusal is not None:
             return refusal
+        if older is None and (copy := self.copies.take(key, span, tokens, owner)) is not None:
+            lease = replace(copy, key=key, expires_s=now + rules.ttl_s)
+            table.grant(lease, now)
+            return Granted(lease, (), promoted=copy)
         kv_bytes = rules.spec.kv_bytes(span, tokens)
         to_load = self._holdings.cold(span)
         lease = Lease(key, span, tokens, kv_bytes, now + rules.ttl_s, owner, network)
@@ -145,6 +129,8 @@ class LeaseBook:
         table.end(evicted)
         table.grant(lease, now)
         self._holdings.order(to_load)
+        self.copies.end(copy for copy in self.copies if copy.key.session == key.session)
+        self.copies.settle()
         return Granted(lease, to_load, older, tuple(evicted))
 
     def used(self, key: LeaseKey, now: float, *, stepped: bool = True) -> None:
@@ -169,6 +155,7 @@ class LeaseBook:
         if refusal is not None:
             return refusal
         self._holdings.order(to_load)
+        self.copies.settle()
         return to_load
 
     def renew(self, key: LeaseKey, now: float) -> bool:
@@ -217,6 +204,7 @@ class LeaseBook:
             if refusal is not None:
                 raise ValueError(f"layers {span} were loaded but not ordered: {refusal.detail}")
         self._holdings.arrive(span)
+        self.copies.settle()
 
     def load_failed(self, span: Span) -> tuple[Lease, ...]:
         """A load has failed: its memory is free again, the leases that waited for it end and are returned."""
@@ -247,6 +235,7 @@ class LeaseBook:
                 )
         for span in spans:
             self._holdings.drop(span)
+        self.copies.settle()
 
     @property
     def _open(self) -> bool:

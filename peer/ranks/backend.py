@@ -54,6 +54,10 @@ class RankedCache(SequenceCache):
     def nbytes(self) -> int:
         return self._nbytes
 
+    @property
+    def holds_blocks(self) -> bool:
+        return not self.closed
+
     def require(self, tokens: int) -> None:
         if self.length + tokens > self.capacity_tokens:
             raise CacheFull(self.length + tokens, self.capacity_tokens)

@@ -1,4 +1,4 @@
 """Who prefills, who decodes, and who keeps whose keys and values: the redundancy paper's decisions. Pure.
 
-Begin with `roles.py`; peers do not use them yet, simulated ones do.
+Begin with `copy_sending.py`, which peers use; roles and pairs are so far those of simulated ones.
 """

@@ -4,7 +4,6 @@ import asyncio
 import logging
 from dataclasses import dataclass
 
-from molink.dht.records.records import PeerFacts
 from molink.peer.engine.sessions import (
     ServedSession,
     SessionPlan,
@@ -16,9 +15,12 @@ from molink.peer.engine.stepping import Stepper
 from molink.peer.hop.head import MOST_WAIT_S
 from molink.peer.memory.leases import LeaseKey, Refused
 from molink.peer.memory.memory import common_spans
+from molink.peer.serving.copying import Copying
+from molink.peer.serving.kept_copy import KeptCopy
 from molink.peer.serving.layer_loader import LayerLoader, LeasedCompute
 from molink.peer.serving.leased_caches import LeasedCaches
 from molink.peer.serving.neighbours import NeighbourLinks
+from molink.peer.serving.request_limits import RequestRefused
 from molink.peer.wire.link.link import Link, LinkError
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.shards.errors import WeightsError
@@ -29,29 +31,14 @@ EXPIRY_CHECK_S = 2.0
 _log = logging.getLogger(__name__)
 
 
-class RequestRefused(Exception):
-    """A request is answered with a refusal."""
-
-    def __init__(self, code: str, detail: str, retry_after_s: float = 0.0, peer_id: str = "") -> None:
-        super().__init__(detail)
-        self.code = code
-        self.detail = detail
-        self.retry_after_s = retry_after_s
-        self.peer_id = peer_id
-
-    def to_message(self) -> pb.Refusal:
-        retry_after_ms = round(self.retry_after_s * 1000)
-        return pb.Refusal(
-            code=self.code, detail=self.detail[:500], retry_after_ms=retry_after_ms, peer_id=self.peer_id
-        )
-
-
 @dataclass(slots=True)
 class _PendingLease:
     """A lease that is being made ready."""
 
     ready: asyncio.Future[None]
     task: asyncio.Task[None] | None = None
+    copy: KeptCopy | None = None
+    """What this peer has kept of the hop whose place it takes."""
 
     @property
     def is_under_way(self) -> bool:
@@ -70,7 +57,9 @@ class Admission:
         loader: LayerLoader,
         neighbours: NeighbourLinks,
         stepper: Stepper,
+        copying: Copying | None = None,
     ) -> None:
+        """Without `copying` no copies are made of sessions, and none are taken over."""
         self._peer_id = peer_id
         self._spec = compute.spec
         self._leases = compute.leases
@@ -80,6 +69,7 @@ class Admission:
         self._loader = loader
         self._neighbours = neighbours
         self._stepper = stepper
+        self._copying = copying
         self._on_change = compute.on_change
         self._forming: dict[LeaseKey, _PendingLease] = {}
 
@@ -113,10 +103,13 @@ class Admission:
             self._replace(session)
             self._sessions.add(session)
             forming = _PendingLease(asyncio.get_running_loop().create_future())
+            if answer.promoted is not None:
+                self._take_over(session, forming)
             forming.ready.add_done_callback(_retrieve)
             self._forming[plan.key] = forming
             self._stepper.open_session(session)
             self._on_change()
+        self._assign_standby(plan, hop)
         return sum(map(self._spec.weight_bytes, common_spans(self._leases.loading, span)))
 
     async def await_ready(self, key: LeaseKey, asker: str, wait_s: float) -> pb.Readiness:
@@ -160,7 +153,7 @@ class Admission:
         session = self._sessions.get(key.session, key.epoch)
         if session is not None and session.cache is not None:
             further = read_further_blocks(asked, session.plan)
-            if further:
+            if further and session.shares:
                 names = names_of_owner((*session.plan.prefix, *further), asker)
                 session.cache.close(names, asked.valid_tokens)
         self._leases.release(key)
@@ -203,6 +196,7 @@ class Admission:
             now = asyncio.get_running_loop().time()
             self._note_uses(now)
             expired = self._leases.expire(now)
+            self._leases.copies.expire(now)
             for unused in expired:
                 if unused.expires_s > now:
                     self._take_back(unused.key)
@@ -245,6 +239,18 @@ class Admission:
         if session is not None and session.owner.peer_id != asker:
             raise RequestRefused("epoch", "this lease is another client's: only who reserved it may use it")
 
+    def _assign_standby(self, plan: SessionPlan, hop: int) -> None:
+        """Who keeps a copy may change while the circuit stands."""
+        session = self._sessions.get(plan.key.session, plan.key.epoch)
+        if self._copying is not None and session is not None and session.plan.circuit == plan.circuit:
+            self._copying.sender.assign(session, plan.hops[hop].standby)
+
+    def _take_over(self, session: ServedSession, forming: _PendingLease) -> None:
+        """This peer was the hop's standby: what it keeps of it is the session's from now on, and nobody else's."""
+        copy = None if self._copying is None else self._copying.keeper.take(session.key.session)
+        if copy is not None and copy.cache is not None:
+            forming.copy, session.kept_cache, session.shares = copy, copy.cache, False
+
     def _replace(self, session: ServedSession) -> None:
         """A new epoch takes the place of the old one, whose lease the book has replaced already: what waits of that is
         dropped, and its cache stays for the new one."""
@@ -252,6 +258,7 @@ class Admission:
         for key in older:
             if (left := self._end(key)) is not None:
                 self._caches.keep(left, session)
+                session.shares = session.shares and left.shares
 
     async def _form(self, session: ServedSession, forming: _PendingLease) -> None:
         """Loads, links, allocates; then the lease is ready."""
@@ -259,12 +266,14 @@ class Admission:
         loads = self._loader.begin(span)
         neighbours = [
             asyncio.create_task(self._neighbours.link(facts, session.owner.remote))
-            for facts in self._neighbours_of(session)
+            for facts in session.plan.neighbours_of(session.place.hop)
         ]
         try:
             for load in loads:
                 await asyncio.shield(load.done)
             await asyncio.gather(*neighbours)
+            if forming.copy is not None:
+                await self._engine_thread.call(forming.copy.write_waiting, self._spec)
             await self._engine_thread.call(self._caches.open, session)
         except LinkError as error:
             refusal = RequestRefused("link", error.reason, peer_id=error.peer_id)
@@ -285,14 +294,6 @@ class Admission:
             await asyncio.gather(*neighbours, return_exceptions=True)
         forming.ready.set_exception(refusal)  # the client hears it, and releases the lease
 
-    def _neighbours_of(self, session: ServedSession) -> list[PeerFacts]:
-        """Whom this hop has to reach: the next hop, and the previous one if only this end can dial."""
-        if len(session.plan.hops) == 1:
-            return []
-        following = session.plan.hops[(session.place.hop + 1) % len(session.plan.hops)].facts
-        previous = session.plan.hops[session.place.hop - 1].facts
-        return [following, previous] if previous.grpc_addresses else [following]
-
     def _let_go(self, key: LeaseKey) -> None:
         if (session := self._end(key)) is not None:
             self._caches.close(session)
@@ -305,6 +306,8 @@ class Admission:
         session = self._sessions.remove(key)
         if session is not None:
             self._stepper.end_session(session)
+            if self._copying is not None:
+                self._copying.sender.end_session(session)
         self._loader.forget_promises()
         return session
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import BinaryIO, Self
 
 from molink.peer.models.model import LocalModel
-from molink.peer.serving.admission import RequestRefused
+from molink.peer.serving.request_limits import RequestRefused
 from molink.shards.checkpoint.model_files import open_own
 from molink.shards.checkpoint.safetensors_header import StoreError
 from molink.shards.checkpoint.store import MAX_TOKENIZER_BYTES

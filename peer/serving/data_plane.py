@@ -11,6 +11,7 @@ from molink.dht.identity.dialable import ANYWHERE, Ranges
 from molink.dht.identity.identity import Identity
 from molink.peer.compute.backend import Backend, SlicingEngine
 from molink.peer.engine.engine_thread import EngineThread
+from molink.peer.engine.idle_engine import IdleEngine
 from molink.peer.engine.metrics import PeerMetrics
 from molink.peer.engine.sessions import ServedSession, SessionTable
 from molink.peer.engine.stepping import Stepper
@@ -26,6 +27,9 @@ from molink.peer.scheduling.prefill_slices import SliceSizer
 from molink.peer.scheduling.prompt_gathering import PromptGathering
 from molink.peer.serving.admission import Admission
 from molink.peer.serving.artifact_server import ArtifactServer
+from molink.peer.serving.copy_keeper import CopyKeeper
+from molink.peer.serving.copy_sender import CopySender
+from molink.peer.serving.copying import Copying
 from molink.peer.serving.layer_loader import LayerLoader, LeasedCompute
 from molink.peer.serving.neighbours import NeighbourLinks, NewestFacts
 from molink.peer.serving.service import PeerService
@@ -81,6 +85,8 @@ class DataPlaneSettings:
     """The peer's; messages may take a part of it."""
     wrap: Callable[[LinkHandler], LinkHandler] = _unwrapped
     """Puts a handler of links before the data plane's own."""
+    copies: bool = False
+    """Whether copies are kept for others, and of what is here."""
     folder: Path | None = None
     """Where the sockets of ways that are not direct are made; None: in a new one for each."""
 
@@ -157,8 +163,14 @@ class DataPlane:
         self.loader = LayerLoader(leased)
         self.links.newest_facts = swarm.newest_facts
         neighbours = NeighbourLinks(self.links, swarm.own_ranges, swarm.newest_facts)
-        self.admission = Admission(identity.peer_id, leased, sessions, self.loader, neighbours, self.stepper)
-        service.attach(self.stepper, self.admission, self.links)
+        self.copying = self._open_copying(identity.peer_id, leased, neighbours) if settings.copies else None
+        """None: no copies are kept, neither here nor of what is here."""
+        self.admission = Admission(
+            identity.peer_id, leased, sessions, self.loader, neighbours, self.stepper, self.copying
+        )
+        service.attach(self.stepper, self.admission, self.links, self.copying)
+        if self.copying is not None:
+            metrics.watch_copies(self.copying.describe)
         self.measure_line: MeasureLine = self.links.line_quality
         self._acceptor = Acceptor(
             *settings.listen,
@@ -181,6 +193,8 @@ class DataPlane:
             await stack.enter_async_context(self.links)
             stack.push_async_callback(self.loader.close)
             stack.push_async_callback(self.admission.close)
+            if self.copying is not None:
+                stack.push_async_callback(self.copying.close)
             await stack.enter_async_context(self._acceptor)
             self._stack = stack.pop_all()
         return self
@@ -189,6 +203,15 @@ class DataPlane:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._stack.aclose()
+
+    def _open_copying(self, peer_id: str, compute: LeasedCompute, neighbours: NeighbourLinks) -> Copying:
+        engine = compute.backend.engine
+        idle = IdleEngine(self._engine_thread)
+        sender = CopySender(engine, idle, self.sessions, neighbours, self.links)
+        keeper = CopyKeeper(
+            peer_id, engine, compute.leases, self._engine_thread, idle, neighbours, self.links
+        )
+        return Copying(sender, keeper)
 
     async def run(self) -> None:
         """Lets leases expire, until cancelled. Steps are driven by what arrives."""

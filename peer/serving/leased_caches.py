@@ -36,6 +36,8 @@ class LeasedCaches:
             plan = session.plan
             names = names_of_owner(plan.prefix, session.owner.peer_id)
             cache = self._engine.new_cache(session.span, plan.capacity_tokens, names, reserve=self._reserve)
+        elif not session.plan.prefix:
+            cache.name_blocks(())  # what is computed from here on may be upon what another peer has sent
         session.held_tokens, session.least_tokens = cache.length, cache.least_length
         session.cache = cache
 

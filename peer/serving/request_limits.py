@@ -7,9 +7,9 @@ from weakref import WeakSet
 
 from molink.dht.refusals import RefusalLog
 from molink.peer.memory.lease_rules import MIN_RETRY_S
-from molink.peer.serving.admission import RequestRefused
 from molink.peer.serving.budgets import Budget, RequestRate, RequestRates
 from molink.peer.wire.link.link import Link
+from molink.peer.wire.protocol import molink_pb2 as pb
 
 RESERVATIONS = RequestRates(RequestRate(40.0, 128.0), RequestRate(80.0, 256.0), RequestRate(120.0, 320.0))
 """A session asks once. Checking a descriptor takes about a millisecond, beside which decode steps wait."""
@@ -21,6 +21,23 @@ REFUSAL_S = 0.25
 FILE_PARTS = RequestRates(RequestRate(2.0, 256.0), RequestRate(8.0, 512.0), RequestRate(32.0, 1024.0))
 """Of a MiB. All that a client needs of a model is a few of them, once."""
 _log = logging.getLogger(__name__)
+
+
+class RequestRefused(Exception):
+    """A request is answered with a refusal."""
+
+    def __init__(self, code: str, detail: str, retry_after_s: float = 0.0, peer_id: str = "") -> None:
+        super().__init__(detail)
+        self.code = code
+        self.detail = detail
+        self.retry_after_s = retry_after_s
+        self.peer_id = peer_id
+
+    def to_message(self) -> pb.Refusal:
+        retry_after_ms = round(self.retry_after_s * 1000)
+        return pb.Refusal(
+            code=self.code, detail=self.detail[:500], retry_after_ms=retry_after_ms, peer_id=self.peer_id
+        )
 
 
 class RequestLimits:

@@ -8,9 +8,10 @@ from weakref import WeakKeyDictionary
 from molink.peer.engine.sessions import SessionPlan, SessionTable, read_plan
 from molink.peer.engine.stepping import Stepper
 from molink.peer.memory.leases import LeaseKey
-from molink.peer.serving.admission import Admission, RequestRefused
+from molink.peer.serving.admission import Admission
 from molink.peer.serving.artifact_server import ArtifactServer
-from molink.peer.serving.request_limits import RequestLimits
+from molink.peer.serving.copying import Copying
+from molink.peer.serving.request_limits import RequestLimits, RequestRefused
 from molink.peer.wire.link.link import Link
 from molink.peer.wire.link.links import Links
 from molink.peer.wire.protocol import molink_pb2 as pb
@@ -40,20 +41,33 @@ class PeerService:
         self._stepper: Stepper | None = None
         self._admission: Admission | None = None
         self._links: Links | None = None
+        self._copying: Copying | None = None
         self._limits = RequestLimits(self._knows, is_announced)
         self._turns: WeakKeyDictionary[Link, asyncio.Lock] = WeakKeyDictionary()
         """A release must not overtake the request whose lease it gives back."""
 
-    def attach(self, stepper: Stepper, admission: Admission, links: Links) -> None:
-        """From here on links can be served."""
+    def attach(
+        self, stepper: Stepper, admission: Admission, links: Links, copying: Copying | None = None
+    ) -> None:
+        """From here on links can be served. Without `copying` no copies are kept, here or of what is here."""
+        self._copying = copying
         self._stepper = stepper
         self._admission = admission
         self._links = links
 
     def serves(self, peer_id: str) -> bool:
-        """Whether a session of that client is here, or one in whose circuit that peer is a neighbour."""
+        """Whether a session of that client is here, or one in whose circuit that peer is a neighbour, or a copy of
+        either's."""
+        if self._copying is not None and self._copying.serves(peer_id):
+            return True
         return any(
-            peer_id in (session.owner.peer_id, session.next_peer_id, session.previous_peer_id)
+            peer_id
+            in (
+                session.owner.peer_id,
+                session.next_peer_id,
+                session.previous_peer_id,
+                session.standby_peer_id,
+            )
             for session in self._sessions
         )
 
@@ -73,6 +87,12 @@ class PeerService:
             stepper.on_window_update(link, header)
         elif isinstance(header, pb.Start):
             stepper.on_start(link, header)
+        elif isinstance(header, pb.CopyParts):
+            if self._copying is not None:
+                self._copying.keeper.on_parts(link, header, frame.payload)
+        elif isinstance(header, pb.CopiesKept):
+            if self._copying is not None:
+                self._copying.sender.on_kept(link, header)
         else:
             raise ProtocolError(f"a {type(header).__name__} is out of place here")
 
@@ -97,6 +117,9 @@ class PeerService:
             return  # another link has taken its place
         if any(session.owner is link for session in self._sessions):
             self._admission.abandon_owner(link.peer_id)
+        if self._copying is not None:
+            self._copying.sender.link_closed(link.peer_id)
+            self._copying.keeper.owner_gone(link)
         # what came of dialling again says something of this machine's network, and is not for clients
         told = reason.partition(", and could not be resumed")[0]
         for session in self._sessions:
@@ -116,40 +139,60 @@ class PeerService:
     async def _answer(self, link: Link, request: pb.Request) -> tuple[pb.Response, bytes]:
         if self._admission is None:
             raise RequestRefused("busy", "this peer is still starting", retry_after_s=1.0)
-        body = request.WhichOneof("body")
+        admission, body = self._admission, request.WhichOneof("body")
         if body == "reserve":
-            async with self._turns.setdefault(link, asyncio.Lock()):
-                await self._limits.spend_reservation(link)
-                plan = await asyncio.to_thread(read_plan, request.reserve.descriptor, self._spec)
-                self._require_encodings(plan, request.reserve.hop)
-                bytes_to_load = self._admission.reserve(link, plan, request.reserve.hop)
-            wait_s = min(request.reserve.ready_within_ms / 1000, MAX_WAIT_S)
-            if wait_s and not bytes_to_load:
-                readiness = await self._admission.await_ready(plan.key, link.peer_id, wait_s)
-                if readiness.ready:
-                    return pb.Response(readiness=readiness), b""
-            return pb.Response(reserved=pb.Reserved(bytes_to_load=bytes_to_load)), b""
+            return await self._reserve(admission, link, request.reserve), b""
         if body == "await_ready":
-            asked = request.await_ready
-            key = LeaseKey(bytes(asked.session), asked.epoch)
-            wait_s = min(asked.wait_ms / 1000, MAX_WAIT_S)
-            readiness = await self._admission.await_ready(key, link.peer_id, wait_s)
-            return pb.Response(readiness=readiness), b""
+            return await self._await_ready(admission, link, request.await_ready), b""
         if body == "release":
             async with self._turns.setdefault(link, asyncio.Lock()):
-                self._admission.release(request.release, link.peer_id)
+                self._release(admission, link, request.release)
             return pb.Response(released=pb.Released()), b""
-        if body == "get_manifest":
-            await self._limits.spend_file_part(link)
+        if body in ("get_manifest", "get_file"):
+            return await self._read_file(link, request)
+        raise RequestRefused(
+            "request", "this peer does not know that request; it may be older than the asker"
+        )
+
+    async def _reserve(self, admission: Admission, link: Link, asked: pb.Reserve) -> pb.Response:
+        async with self._turns.setdefault(link, asyncio.Lock()):
+            await self._limits.spend_reservation(link)
+            plan = await asyncio.to_thread(read_plan, asked.descriptor, self._spec)
+            self._require_encodings(plan, asked.hop)
+            if asked.copy:
+                if self._copying is None:
+                    raise RequestRefused("busy", "this peer keeps no copies for others")
+                await self._copying.keeper.keep(link, plan, asked.hop)
+                return pb.Response(reserved=pb.Reserved())
+            bytes_to_load = admission.reserve(link, plan, asked.hop)
+        wait_s = min(asked.ready_within_ms / 1000, MAX_WAIT_S)
+        if wait_s and not bytes_to_load:
+            readiness = await admission.await_ready(plan.key, link.peer_id, wait_s)
+            if readiness.ready:
+                return pb.Response(readiness=readiness)
+        return pb.Response(reserved=pb.Reserved(bytes_to_load=bytes_to_load))
+
+    async def _await_ready(self, admission: Admission, link: Link, asked: pb.AwaitReady) -> pb.Response:
+        key = LeaseKey(bytes(asked.session), asked.epoch)
+        if self._copying is not None:
+            kept_tokens = self._copying.keeper.renew(key, link.peer_id)
+            if kept_tokens is not None:
+                return pb.Response(readiness=pb.Readiness(ready=True, held_tokens=kept_tokens))
+        wait_s = min(asked.wait_ms / 1000, MAX_WAIT_S)
+        return pb.Response(readiness=await admission.await_ready(key, link.peer_id, wait_s))
+
+    def _release(self, admission: Admission, link: Link, asked: pb.Release) -> None:
+        key = LeaseKey(bytes(asked.session), asked.epoch)
+        if self._copying is None or not self._copying.keeper.release(key, link.peer_id):
+            admission.release(asked, link.peer_id)
+
+    async def _read_file(self, link: Link, request: pb.Request) -> tuple[pb.Response, bytes]:
+        await self._limits.spend_file_part(link)
+        if request.WhichOneof("body") == "get_manifest":
             payload, total = self._artifacts.manifest(request.get_manifest.model_hash)
-            return pb.Response(content=pb.Content(total_bytes=total)), payload
-        if body == "get_file":
-            await self._limits.spend_file_part(link)
+        else:
             wanted = request.get_file
             payload, total = await asyncio.to_thread(
                 self._artifacts.read_part, wanted.model_hash, wanted.sha256, wanted.offset
             )
-            return pb.Response(content=pb.Content(total_bytes=total)), payload
-        raise RequestRefused(
-            "request", "this peer does not know that request; it may be older than the asker"
-        )
+        return pb.Response(content=pb.Content(total_bytes=total)), payload

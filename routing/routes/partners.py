@@ -37,6 +37,8 @@ class NoPartner(StrEnum):
 
     UNKNOWN = "unknown"
     """A peer of the circuit is not in the snapshot, or is about to leave: nobody can tell how it would go on."""
+    DECLINED = "declined"
+    """The hop's peer wants no copies, or wants them where there can be none."""
     UPLINK = "uplink"
     """The hop's peer could not send its KV cache as fast as it grows."""
     SPAN = "span"
@@ -79,9 +81,11 @@ def choose_partners(
     those of the snapshot, which may have counted the session on its own circuit already: that adds the same to all.
     Links that nobody measured are guessed from what these peers measured.
 
-    A hop whose peer cannot send its lines as fast as they come gets none: half of what decode leaves of its uplink,
-    divided among its sessions, has to carry them at the route's TPOT. Equal snapshots give equal choices, in whatever
-    order their peers are listed. Takes milliseconds for some hundred peers: of a large swarm give it a shortlist.
+    Peers that keep no copies for others have none kept of theirs; one whose owner has named a partner has it there or
+    nowhere. A hop whose peer cannot send its lines as fast as they come gets none: half of what decode leaves of its
+    uplink, divided among its sessions, has to carry them at the route's TPOT. Equal snapshots give equal choices, in
+    whatever order their peers are listed. Takes milliseconds for some hundred peers: of a large swarm give it a
+    shortlist.
 
     Raises:
         ValueError: the route has no such hop.
@@ -137,6 +141,12 @@ def _able(
     cost: CostModel,
 ) -> list[PeerView] | NoPartner:
     """Those of the other peers with the hop's layers that could be its partner, at least one, or why there is none."""
+    if not view.facts.keeps_copies:
+        return NoPartner.DECLINED
+    wanted = view.facts.partner_peer_id
+    keeping = [other for other in holders if other.facts.keeps_copies and wanted in ("", other.peer_id)]
+    if holders and not keeping:
+        return NoPartner.DECLINED
     model, sessions = snapshot.model, max(1, view.state.sessions)
     tokens_per_s = 1000 / tpot_ms if tpot_ms > 0 else math.inf
     uplink_mbps = snapshot.seen(view).uplink_mbps or cost.unknown_bandwidth_mbps
@@ -145,7 +155,7 @@ def _able(
     if copied_bytes_per_token(model, hop.span) * tokens_per_s > left_bytes_per_s:
         return NoPartner.UPLINK
     needed_bytes = model.kv_bytes(hop.span, demand.tokens)
-    roomy = [other for other in holders if other.state.free_kv_bytes >= needed_bytes]
+    roomy = [other for other in keeping if other.state.free_kv_bytes >= needed_bytes]
     return roomy or (NoPartner.MEMORY if holders else NoPartner.SPAN)
 
 

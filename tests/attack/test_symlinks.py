@@ -11,8 +11,8 @@ from support.links.data_plane import DEADLINE_S, asynchronous
 from support.models.tiny_models import make_tiny_model
 from support.swarms.served_peer import opened, served
 
-from molink.peer.serving.admission import RequestRefused
 from molink.peer.serving.artifact_server import ArtifactServer
+from molink.peer.serving.request_limits import RequestRefused
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.shards.checkpoint import store
 from molink.shards.checkpoint.model_files import own_file

@@ -36,6 +36,8 @@ _KINDS: dict[int, type[Message]] = {
     8: pb.Tokens,
     9: pb.Failed,
     10: pb.Stepped,
+    11: pb.CopyParts,
+    12: pb.CopiesKept,
 }
 _NUMBERS = {header_type: kind for kind, header_type in _KINDS.items()}
 

@@ -38,6 +38,30 @@ STOP: Finish.ValueType  # 1
 LENGTH: Finish.ValueType  # 2
 Global___Finish: _TypeAlias = Finish  # noqa: Y015
 
+class _CopyForm:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _CopyFormEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CopyForm.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    KEYS_AND_VALUES: _CopyForm.ValueType  # 0
+    """as the hop's KV cache has them"""
+    INPUTS: _CopyForm.ValueType  # 1
+    """the hop's incoming rows, as they came: the standby computes from them"""
+    TOKEN_IDS: _CopyForm.ValueType  # 2
+    """of a head: 4 bytes each, little-endian: the standby computes from them"""
+
+class CopyForm(_CopyForm, metaclass=_CopyFormEnumTypeWrapper):
+    """-- second copies of KV caches, from a hop to its standby and back"""
+
+KEYS_AND_VALUES: CopyForm.ValueType  # 0
+"""as the hop's KV cache has them"""
+INPUTS: CopyForm.ValueType  # 1
+"""the hop's incoming rows, as they came: the standby computes from them"""
+TOKEN_IDS: CopyForm.ValueType  # 2
+"""of a head: 4 bytes each, little-endian: the standby computes from them"""
+Global___CopyForm: _TypeAlias = CopyForm  # noqa: Y015
+
 @_typing.final
 class Challenge(_message.Message):
     """-- opening a link: the acceptor challenges, the dialler proves who it is, the acceptor welcomes"""
@@ -146,10 +170,10 @@ class Hop(_message.Message):
     STOP_FIELD_NUMBER: _builtins.int
     QUANTIZATION_FIELD_NUMBER: _builtins.int
     FACTS_FIELD_NUMBER: _builtins.int
-    STANDBY_PEER_IDS_FIELD_NUMBER: _builtins.int
     PREDICTED_COMPUTE_MS_FIELD_NUMBER: _builtins.int
     PREDICTED_LINK_MS_FIELD_NUMBER: _builtins.int
     UPLINK_MBPS_FIELD_NUMBER: _builtins.int
+    STANDBY_FACTS_FIELD_NUMBER: _builtins.int
     peer_id: _builtins.str
     start: _builtins.int
     stop: _builtins.int
@@ -161,10 +185,8 @@ class Hop(_message.Message):
     """one way, to the next hop"""
     uplink_mbps: _builtins.float
     """measured; 0: not known"""
-    @_builtins.property
-    def standby_peer_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """who may take over, in order"""
-
+    standby_facts: _builtins.bytes
+    """signed facts of who keeps a second copy of the hop's KV cache; empty: nobody"""
     def __init__(
         self,
         *,
@@ -173,14 +195,14 @@ class Hop(_message.Message):
         stop: _builtins.int = ...,
         quantization: _builtins.str = ...,
         facts: _builtins.bytes = ...,
-        standby_peer_ids: _abc.Iterable[_builtins.str] | None = ...,
         predicted_compute_ms: _builtins.float = ...,
         predicted_link_ms: _builtins.float = ...,
         uplink_mbps: _builtins.float = ...,
+        standby_facts: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["facts", b"facts", "peer_id", b"peer_id", "predicted_compute_ms", b"predicted_compute_ms", "predicted_link_ms", b"predicted_link_ms", "quantization", b"quantization", "standby_peer_ids", b"standby_peer_ids", "start", b"start", "stop", b"stop", "uplink_mbps", b"uplink_mbps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["facts", b"facts", "peer_id", b"peer_id", "predicted_compute_ms", b"predicted_compute_ms", "predicted_link_ms", b"predicted_link_ms", "quantization", b"quantization", "standby_facts", b"standby_facts", "start", b"start", "stop", b"stop", "uplink_mbps", b"uplink_mbps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -575,6 +597,116 @@ class Stepped(_message.Message):
 Global___Stepped: _TypeAlias = Stepped  # noqa: Y015
 
 @_typing.final
+class CopyPart(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    PAYLOAD_BYTES_FIELD_NUMBER: _builtins.int
+    FORM_FIELD_NUMBER: _builtins.int
+    BEHIND_TOKENS_FIELD_NUMBER: _builtins.int
+    session: _builtins.bytes
+    epoch: _builtins.int
+    start: _builtins.int
+    """tokens of the sequence before these"""
+    tokens: _builtins.int
+    payload_bytes: _builtins.int
+    """the next so many of the frame's payload"""
+    form: Global___CopyForm.ValueType
+    behind_tokens: _builtins.int
+    """that the hop has computed beyond these"""
+    def __init__(
+        self,
+        *,
+        session: _builtins.bytes = ...,
+        epoch: _builtins.int = ...,
+        start: _builtins.int = ...,
+        tokens: _builtins.int = ...,
+        payload_bytes: _builtins.int = ...,
+        form: Global___CopyForm.ValueType = ...,
+        behind_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["behind_tokens", b"behind_tokens", "epoch", b"epoch", "form", b"form", "payload_bytes", b"payload_bytes", "session", b"session", "start", b"start", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CopyPart: _TypeAlias = CopyPart  # noqa: Y015
+
+@_typing.final
+class CopyParts(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___CopyPart]: ...
+    def __init__(
+        self,
+        *,
+        parts: _abc.Iterable[Global___CopyPart] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["parts", b"parts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CopyParts: _TypeAlias = CopyParts  # noqa: Y015
+
+@_typing.final
+class CopyKept(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    ENDED_FIELD_NUMBER: _builtins.int
+    session: _builtins.bytes
+    epoch: _builtins.int
+    tokens: _builtins.int
+    """of the sequence, from its beginning on, that the copy covers"""
+    ended: _builtins.bool
+    """there is no copy any more"""
+    def __init__(
+        self,
+        *,
+        session: _builtins.bytes = ...,
+        epoch: _builtins.int = ...,
+        tokens: _builtins.int = ...,
+        ended: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "epoch", b"epoch", "session", b"session", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CopyKept: _TypeAlias = CopyKept  # noqa: Y015
+
+@_typing.final
+class CopiesKept(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COPIES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def copies(self) -> _containers.RepeatedCompositeFieldContainer[Global___CopyKept]: ...
+    def __init__(
+        self,
+        *,
+        copies: _abc.Iterable[Global___CopyKept] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["copies", b"copies"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CopiesKept: _TypeAlias = CopiesKept  # noqa: Y015
+
+@_typing.final
 class Failed(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -622,10 +754,15 @@ class Reserve(_message.Message):
     DESCRIPTOR_FIELD_NUMBER: _builtins.int
     HOP_FIELD_NUMBER: _builtins.int
     READY_WITHIN_MS_FIELD_NUMBER: _builtins.int
+    COPY_FIELD_NUMBER: _builtins.int
     hop: _builtins.int
     """which of the descriptor's hops is asked"""
     ready_within_ms: _builtins.int
     """0: no more than the lease; else the answer is a Readiness if the hop, which"""
+    copy: _builtins.bool
+    """has nothing to load, is ready within so long
+    of the hop's standby: to keep a copy, and no lease
+    """
     @_builtins.property
     def descriptor(self) -> Global___SessionDescriptor: ...
     def __init__(
@@ -634,10 +771,11 @@ class Reserve(_message.Message):
         descriptor: Global___SessionDescriptor | None = ...,
         hop: _builtins.int = ...,
         ready_within_ms: _builtins.int = ...,
+        copy: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["descriptor", b"descriptor"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["descriptor", b"descriptor", "hop", b"hop", "ready_within_ms", b"ready_within_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["copy", b"copy", "descriptor", b"descriptor", "hop", b"hop", "ready_within_ms", b"ready_within_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

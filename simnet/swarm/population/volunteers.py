@@ -83,6 +83,7 @@ def plain_facts(identity: Identity, spec: ModelSpec, name: str, kind: CardKind) 
         prefill_latencies=profile.prefill_latencies,
         decode_context_ms=profile.decode_context_ms,
         prefill_context_ms=profile.prefill_context_ms,
+        keeps_copies=True,
     )  # fmt: skip
 
 

@@ -3,8 +3,7 @@
 import math
 from collections.abc import Callable, Collection, Iterable
 
-from molink.client.circuit.in_flight_load import InFlightLoad
-from molink.client.circuit.peer_history import PeerHistory
+from molink.client.circuit.peer_history import InFlightLoad, PeerHistory
 from molink.dht.membership.timing import DiscoveryTiming, anti_entropy_interval_s
 from molink.dht.records.records import PeerView
 from molink.routing import Snapshot

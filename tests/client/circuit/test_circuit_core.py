@@ -20,9 +20,17 @@ REFUSED = st.builds(
 ANSWERS: dict[type[core.Effect], st.SearchStrategy[core.Event]] = {
     core.Plan: st.just(PLANNED) | st.builds(core.NoRoute, DRAWS),
     core.Reserve: st.just(core.Ready()) | REFUSED | st.just(core.Overdue()),
+    core.Seize: st.just(core.Ready()) | REFUSED | st.just(core.Overdue()),
     core.AwaitNews: st.just(core.Waited()),
     core.Start: st.just(core.Yielded())
-    | st.builds(core.Lost, st.floats(0.0, 20.0), st.floats(0.0, 30.0), st.booleans()),
+    | st.builds(
+        core.Lost,
+        st.floats(0.0, 20.0),
+        st.floats(0.0, 30.0),
+        st.booleans(),
+        st.sampled_from(("", "head", "tail", "spare")),
+        st.sampled_from(("", "head", "spare", "other")),
+    ),
 }
 
 
@@ -54,6 +62,14 @@ def test_whatever_peers_answer_each_epochs_leases_are_given_back_once_and_no_two
             elif isinstance(effect, core.Reserve):
                 assert not held
                 held.append(effect.epoch)
+                used.append(effect.epoch)
+            elif isinstance(effect, core.Seize):
+                assert held == [effect.epoch - 1], (
+                    "the others keep what they hold until they have the next lease"
+                )
+                assert effect.standby in circuit.peer_ids
+                assert effect.peer_id not in circuit.peer_ids
+                held[:] = [effect.epoch]
                 used.append(effect.epoch)
             elif isinstance(effect, core.Start):
                 assert held == [effect.epoch]
@@ -119,6 +135,28 @@ def test_after_a_loss_another_circuit_has_to_stand_within_the_time_from_the_last
         core.Release(2),
         core.GiveUp(core.Problem.NOT_READY, after_loss=True),
     )
+
+
+def test_a_standby_takes_the_place_of_a_hop_once_and_a_refusal_has_another_circuit_planned() -> None:
+    circuit = running()
+    lost = core.Lost(unheard_s=4.0, peer_id="tail", standby="spare")
+    assert circuit.handle(lost, 110.0) == (core.Seize(2, 110.0 + core.RECOVERY_S - 4.0, "tail", "spare"),)
+    assert circuit.peer_ids == ("head", "spare")
+    assert circuit.handle(core.Ready(), 111.0) == (core.Start(2),)
+    lost = core.Lost(peer_id="spare", standby="other")
+    circuit.handle(lost, 112.0)
+    released, waits = circuit.handle(core.ReservationRefused(core.Refusal("memory"), 1.0), 112.5)
+    assert released == core.Release(3)
+    assert isinstance(waits, core.AwaitNews)
+    assert circuit.handle(core.Waited(), 113.0) == (core.Plan(doubtful=False),)
+
+
+@pytest.mark.parametrize(("peer_id", "standby"), [("tail", ""), ("nobody", "spare"), ("tail", "head")])
+def test_without_a_standby_of_its_own_a_lost_hop_has_another_circuit_planned(
+    peer_id: str, standby: str
+) -> None:
+    effects = running().handle(core.Lost(peer_id=peer_id, standby=standby), 110.0)
+    assert effects == (core.Release(1), core.Plan(doubtful=False))
 
 
 def test_the_next_token_is_waited_for_by_what_the_others_have_taken_and_not_by_who_takes_them_slowly() -> (

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from support.links.data_plane import SPEC
 from support.swarms.swarm_of_fakes import FakePeer
 
-from molink.client.circuit.in_flight_load import FORGOTTEN_S, InFlightLoad, SessionKey
+from molink.client.circuit.peer_history import FORGOTTEN_S, InFlightLoad, SessionKey
 from molink.dht.records.records import PeerView
 
 VIEW = FakePeer(SPEC.whole).view

@@ -356,6 +356,14 @@ def _signed(kind: int, body: bytes) -> bytes:
     return head + IDENTITY.sign(b"molink-announcement-1\0" + head + body) + body
 
 
+@pytest.mark.parametrize("partner", ["", Identity.generate().peer_id])
+def test_who_keeps_copies_and_who_may_keep_ones_own_is_announced(partner: str) -> None:
+    facts = replace(facts_of(IDENTITY), keeps_copies=True, partner_peer_id=partner)
+    found = verify_facts(sign_facts(facts, IDENTITY))
+    assert (found.keeps_copies, found.partner_peer_id) == (True, partner)
+    assert not verify_facts(sign_facts(facts_of(IDENTITY), IDENTITY)).keeps_copies
+
+
 @pytest.mark.parametrize("step_tokens", [1, 512, 1024, 2048])
 def test_the_longest_step_is_announced_and_512_where_nothing_is_said(step_tokens: int) -> None:
     record = sign_facts(replace(facts_of(IDENTITY), step_tokens=step_tokens), IDENTITY)

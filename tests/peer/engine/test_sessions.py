@@ -11,7 +11,8 @@ from support.links.data_plane import SPEC, describe, hop_of
 from support.swarms.swarm_examples import facts_of
 
 from molink.dht.identity.identity import Identity
-from molink.peer.engine.sessions import MAX_HOPS, MAX_STANDBYS, ServedSession, SessionTable, read_plan
+from molink.dht.records.announcement import sign_facts
+from molink.peer.engine.sessions import MAX_HOPS, ServedSession, SessionTable, read_plan
 from molink.peer.memory.leases import LeaseKey
 from molink.peer.wire.protocol import molink_pb2 as pb
 from molink.peer.wire.protocol.frames import ProtocolError
@@ -108,8 +109,29 @@ def _forged(descriptor: pb.SessionDescriptor) -> None:
     descriptor.hops[1].facts = bytes(facts)
 
 
-def _standbys(descriptor: pb.SessionDescriptor) -> None:
-    descriptor.hops[0].standby_peer_ids.extend(["x"] * (MAX_STANDBYS + 1))
+def _standby(at: int, peer: int) -> Change:
+    return lambda descriptor: setattr(descriptor.hops[at], "standby_facts", FACTS[peer])
+
+
+def _foreign_standby(descriptor: pb.SessionDescriptor) -> None:
+    facts = facts_of(IDENTITIES[4])
+    other = replace(facts, model=replace(facts.model, model_hash="f" * 64))
+    descriptor.hops[1].standby_facts = sign_facts(other, IDENTITIES[4])
+
+
+def _narrow_standby(descriptor: pb.SessionDescriptor) -> None:
+    facts = replace(facts_of(IDENTITIES[4]), span_limit=Span(0, 4))
+    descriptor.hops[1].standby_facts = sign_facts(facts, IDENTITIES[4])
+
+
+def _shared_standby(descriptor: pb.SessionDescriptor) -> None:
+    descriptor.hops[0].standby_facts = descriptor.hops[2].standby_facts = FACTS[3]
+
+
+def _forged_standby(descriptor: pb.SessionDescriptor) -> None:
+    facts = bytearray(FACTS[3])
+    facts[-1] ^= 1
+    descriptor.hops[1].standby_facts = bytes(facts)
 
 
 def _same_peer_twice(descriptor: pb.SessionDescriptor) -> None:
@@ -139,7 +161,15 @@ WRONG: dict[str, tuple[Change, str]] = {
     "an early end": (lambda descriptor: descriptor.hops.pop(), "ends at layer 5 of 6"),
     "other numbers": (_hop(1, "quantization", "int8"), "'int8' does not mix with 'none'"),
     "a peer twice": (_same_peer_twice, "appears twice"),
-    "too many standbys": (_standbys, "at most 8 standbys"),
+    "a standby on the circuit": (_standby(1, 2), r"standby of hop \[2, 5\).* is that of \[5, 6\) too"),
+    "a hop that is its own standby": (_standby(1, 1), r"standby of hop \[2, 5\).* is that of \[2, 5\) too"),
+    "a standby named twice": (
+        _shared_standby,
+        r"standby of hop \[5, 6\).* is the standby of \[0, 2\) too",
+    ),
+    "a standby of another model": (_foreign_standby, r"standby of hop \[2, 5\) serves ffffffffffff"),
+    "a standby without the layers": (_narrow_standby, r"standby of hop \[2, 5\) serves \[0, 4\) only"),
+    "a forged standby": (_forged_standby, r"facts of the standby of hop \[2, 5\)"),
     "a link that never ends": (
         _hop(1, "predicted_link_ms", float("inf")),
         "a link takes 0 to 60000 ms, not inf",

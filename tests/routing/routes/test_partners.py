@@ -40,6 +40,11 @@ def holder(peer_id: str, *spans: tuple[int, int], host: str = "", **changes: Any
     )
 
 
+def keeping(view: PeerView, **terms: Any) -> PeerView:  # noqa: ANN401 (fields of several types)
+    """The same peer with other terms of copies."""
+    return replace(view, facts=replace(view.facts, **terms))
+
+
 def at(x_ms: float) -> Coordinate:
     return Coordinate((x_ms, 0.0, 0.0, 0.0), 1.0, 0.1)
 
@@ -290,3 +295,19 @@ def test_an_assignment_without_a_column_for_each_row_or_with_a_cost_that_is_none
         assign(np.ones((2, 1)))
     with pytest.raises(ValueError, match="finite"):
         assign(np.array([[np.nan]]))
+
+
+def test_who_keeps_no_copies_has_none_and_a_named_partner_is_the_only_one() -> None:
+    c, d = holder("c", (0, 8)), holder("d", (0, 8))
+    snapshot, route = pair(keeping(c, keeps_copies=False), d)
+    assert [one.peer_id for one in choose_partners(snapshot, route, DEMAND, hops=[0])] == ["d"]
+    a = keeping(holder("a", (0, 4)), partner_peer_id="c")
+    snapshot = snapshot_of(a, holder("b", (4, 8)), c, d)
+    assert [one.peer_id for one in choose_partners(snapshot, route, DEMAND, hops=[0])] == ["c"]
+    for a in (
+        keeping(holder("a", (0, 4)), partner_peer_id="e"),
+        keeping(holder("a", (0, 4)), keeps_copies=False),
+    ):
+        snapshot = snapshot_of(a, holder("b", (4, 8)), c, d)
+        (choice,) = choose_partners(snapshot, route, DEMAND, hops=[0])
+        assert (choice.peer_id, choice.reason) == (None, NoPartner.DECLINED)

@@ -170,6 +170,8 @@ def peer(peer_id: str, *spans: tuple[int, int], **changes: Any) -> PeerView:  # 
         "load_bytes_per_s": 1e9,
         "links": (),
         "coordinate": None,
+        "keeps_copies": True,
+        "partner_peer_id": "",
     }
     state: dict[str, Any] = {
         "free_weight_bytes": 0,

@@ -121,7 +121,7 @@ async def served_circuit(
                     swap_bytes=swap_bytes,
                     span=span if swap_bytes else None,
                     step_times=profile and StepTimes(profile),
-                    settings=DataPlaneSettings(rule=rule, cut=cut),
+                    settings=DataPlaneSettings(rule=rule, cut=cut, copies=True),
                 )
             )
             for span in spans

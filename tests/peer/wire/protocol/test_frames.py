@@ -52,6 +52,17 @@ headers: st.SearchStrategy[Message] = st.one_of(
         pb.Stepped,
         sessions=st.lists(st.builds(pb.SteppedTo, session=sessions, epoch=numbers, step=numbers), max_size=4),
     ),
+    st.builds(
+        pb.CopyParts,
+        parts=st.lists(
+            st.builds(pb.CopyPart, session=sessions, start=numbers, tokens=numbers, payload_bytes=numbers),
+            max_size=4,
+        ),
+    ),
+    st.builds(
+        pb.CopiesKept,
+        copies=st.lists(st.builds(pb.CopyKept, session=sessions, tokens=numbers, ended=st.booleans())),
+    ),
     st.builds(pb.Failed, session=sessions, epoch=numbers, code=st.sampled_from(["lost", "engine"])),
 )
 
@@ -66,11 +77,11 @@ def test_what_is_encoded_is_decoded(header: Message, payload: bytes, as_view: bo
 
 def test_the_strategy_covers_every_kind_of_frame() -> None:
     kinds = {
-        decode(struct.pack("!BBI", FRAME_VERSION, kind, 0)).header.DESCRIPTOR.name for kind in range(1, 11)
+        decode(struct.pack("!BBI", FRAME_VERSION, kind, 0)).header.DESCRIPTOR.name for kind in range(1, 13)
     }
-    assert len(kinds) == 10
-    with pytest.raises(ProtocolError, match="kind 11"):
-        decode(struct.pack("!BBI", FRAME_VERSION, 11, 0))
+    assert len(kinds) == 12
+    with pytest.raises(ProtocolError, match="kind 13"):
+        decode(struct.pack("!BBI", FRAME_VERSION, 13, 0))
 
 
 @given(st.binary(max_size=300))
@@ -117,7 +128,7 @@ def test_another_version_is_refused_and_says_who_needs_an_update(version: int) -
         decode(bytes(data))
 
 
-@pytest.mark.parametrize("kind", [0, 11, 255])
+@pytest.mark.parametrize("kind", [0, 13, 255])
 def test_an_unknown_kind_is_refused(kind: int) -> None:
     data = bytearray(encode(pb.Response(id=1)))
     data[1] = kind

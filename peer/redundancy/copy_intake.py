@@ -1,0 +1,54 @@
+"""What a partner takes of a copy: the next tokens of the epoch that it is in, within bounds. Pure.
+
+A hop that sends anything else loses the copy; nobody else notices.
+"""
+
+from dataclasses import dataclass
+
+from molink.peer.redundancy.copy_sending import PORTION_BYTES, WINDOW_BYTES
+
+
+@dataclass(slots=True)
+class CopyIntake:
+    """How far a copy has come at the partner."""
+
+    capacity_tokens: int
+    kept_tokens: int = 0
+    """Written: the copy covers so many."""
+    awaited_tokens: int = 0
+    """Where the next part has to begin: behind what waits to be written."""
+    waiting_bytes: int = 0
+    behind_tokens: int = 0
+    """That the hop had computed beyond what has come, when it sent that."""
+
+    def fault_of(self, start: int, tokens: int, payload_bytes: int) -> str | None:
+        """What is wrong with a part; None: nothing, and it waits to be written."""
+        if start != self.awaited_tokens:
+            return f"tokens from {start} on came where those from {self.awaited_tokens} on were awaited"
+        if tokens < 1 or payload_bytes < 1:
+            return "a part is empty"
+        if start + tokens > self.capacity_tokens:
+            return f"{start + tokens} tokens are more than the {self.capacity_tokens} that were reserved"
+        if self.waiting_bytes and self.waiting_bytes + payload_bytes > WINDOW_BYTES + PORTION_BYTES:
+            return "more came than may wait here"
+        self.awaited_tokens += tokens
+        self.waiting_bytes += payload_bytes
+        return None
+
+    def record_written(self, tokens: int, payload_bytes: int) -> None:
+        """The part that waited longest has been written."""
+        self.kept_tokens += tokens
+        self.waiting_bytes -= payload_bytes
+
+    def record_lag(self, behind_tokens: int) -> None:
+        """As the hop says it of itself."""
+        self.behind_tokens = min(behind_tokens, self.capacity_tokens - self.awaited_tokens)
+
+    @property
+    def lacking_tokens(self) -> int:
+        """What the copy lacks, waiting parts included."""
+        return self.awaited_tokens - self.kept_tokens + self.behind_tokens
+
+    def restart(self) -> None:
+        """What waited is dropped: another hop, or another epoch, sends from here on."""
+        self.awaited_tokens, self.waiting_bytes = self.kept_tokens, 0

@@ -1,0 +1,259 @@
+"""Second copies that this peer keeps of others' hops: granted, written in the engine's idle moments, handed over."""
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from functools import partial
+
+from molink.dht.refusals import RefusalLog
+from molink.peer.compute.backend import StageEngine
+from molink.peer.engine.engine_thread import EngineThread
+from molink.peer.engine.idle_engine import IdleEngine, IdleWork
+from molink.peer.engine.sessions import SessionPlan
+from molink.peer.memory.leases import Lease, LeaseBook, LeaseKey, Refused
+from molink.peer.redundancy.copy_intake import CopyIntake
+from molink.peer.serving.kept_copy import KeptCopy, WaitingPart
+from molink.peer.serving.neighbours import NeighbourLinks
+from molink.peer.serving.request_limits import RequestRefused
+from molink.peer.wire.link.link import Link, LinkError
+from molink.peer.wire.link.links import Links
+from molink.peer.wire.protocol import molink_pb2 as pb
+from molink.peer.wire.protocol.frames import ProtocolError
+
+MOST_WAITING_BYTES = 32 * 1024 * 1024
+"""Of parts of all copies that wait to be written."""
+_log = logging.getLogger(__name__)
+
+
+class CopyKeeper:
+    """Owner of the copies that this peer keeps. On the event loop.
+
+    A copy goes whenever something else needs its place, and its hop and its client are told; who sends what is no copy
+    loses it.
+    """
+
+    def __init__(
+        self,
+        peer_id: str,
+        engine: StageEngine,
+        leases: LeaseBook,
+        engine_thread: EngineThread,
+        idle: IdleEngine,
+        neighbours: NeighbourLinks,
+        links: Links,
+    ) -> None:
+        self._peer_id = peer_id
+        self._engine = engine
+        self._leases = leases
+        self._engine_thread = engine_thread
+        self._idle = idle
+        self._neighbours = neighbours
+        self._links = links
+        self._copies: dict[bytes, KeptCopy] = {}
+        self._linking: set[asyncio.Task[None]] = set()
+        self._refusals = RefusalLog(_log)
+        self.taken_over = 0
+        """Copies that have become sessions here."""
+        leases.copies.tell_ended(self._ended)
+        idle.add_source(self._next_work)
+
+    @property
+    def copies(self) -> tuple[KeptCopy, ...]:
+        """All that are kept here now."""
+        return tuple(self._copies.values())
+
+    @property
+    def kv_bytes(self) -> int:
+        """Memory of all copies."""
+        return self._leases.copies.kv_bytes
+
+    def find(self, session: bytes) -> KeptCopy | None:
+        """The copy of that session, of whatever epoch."""
+        return self._copies.get(session)
+
+    async def keep(self, link: Link, plan: SessionPlan, hop: int) -> None:
+        """Grants a copy of that hop's KV cache, and tells the hop how much of it is here already.
+
+        Raises:
+            RequestRefused: the lease book's reason, or this peer is not the hop's standby.
+        """
+        standby = plan.hops[hop].standby if 0 <= hop < len(plan.hops) else None
+        if standby is None or standby.peer_id != self._peer_id:
+            raise RequestRefused("request", f"this peer is not the standby of hop {hop}")
+        now, span = asyncio.get_running_loop().time(), plan.span_of(hop)
+        answer = self._leases.copies.request(
+            plan.key, span, plan.capacity_tokens, link.peer_id, now, link.remote.network
+        )
+        if isinstance(answer, Refused):
+            raise RequestRefused(answer.code, answer.detail, answer.retry_after_s)
+        kept = self._copies.get(plan.key.session)
+        if kept is None:
+            kept = KeptCopy(plan, hop, link, CopyIntake(plan.capacity_tokens))
+            self._copies[plan.key.session] = kept
+            await self._allocate(kept)
+        else:
+            kept.plan, kept.hop, kept.owner = plan, hop, link
+            kept.restart()
+        task = asyncio.create_task(self._link(kept), name=f"copy of {span}")
+        self._linking.add(task)
+        task.add_done_callback(self._linking.discard)
+
+    def renew(self, key: LeaseKey, asker: str) -> int | None:
+        """The copy lasts longer; returns how many tokens it covers, None if there is none."""
+        kept = self._copies.get(key.session)
+        if kept is None or kept.plan.key != key or kept.owner.peer_id != asker:
+            return None
+        self._leases.copies.renew(key, asyncio.get_running_loop().time())
+        return kept.intake.kept_tokens
+
+    def release(self, key: LeaseKey, asker: str) -> bool:
+        """The client needs the copy no longer; whether there was one."""
+        kept = self._copies.get(key.session)
+        if kept is None or kept.plan.key != key or kept.owner.peer_id != asker:
+            return False
+        self._let_go(self._copies.pop(key.session))
+        self._leases.copies.release(key)
+        return True
+
+    def take(self, session: bytes) -> KeptCopy | None:
+        """The copy has become the session's lease: it is the caller's."""
+        kept = self._copies.pop(session, None)
+        self.taken_over += kept is not None
+        return kept
+
+    def on_parts(self, link: Link, header: pb.CopyParts, payload: memoryview) -> None:
+        """The next tokens of some copies.
+
+        Raises:
+            ProtocolError: the payload is not what the header says.
+        """
+        if sum(part.payload_bytes for part in header.parts) != payload.nbytes:
+            raise ProtocolError("parts of copies are not as long as they are said to be")
+        offset, waiting_bytes = 0, sum(kept.intake.waiting_bytes for kept in self._copies.values())
+        for part in header.parts:
+            content = payload[offset : offset + part.payload_bytes]
+            offset += part.payload_bytes
+            kept = self._copies.get(part.session)
+            if kept is None or kept.plan.key.epoch != part.epoch or kept.source != link.peer_id:
+                continue  # of a copy that has ended, or that was never this peer's to send
+            fault = kept.intake.fault_of(part.start, part.tokens, part.payload_bytes)
+            if fault is None and waiting_bytes + offset > MOST_WAITING_BYTES:
+                fault = "more came than may wait here"
+            if fault is not None:
+                self._drop(kept, fault)
+                continue
+            kept.waiting.append(WaitingPart(part.start, part.tokens, part.form, bytes(content)))
+            kept.intake.record_lag(part.behind_tokens)
+            self._leases.copies.record_lag(part.session, kept.intake.lacking_tokens)
+        self._idle.wake()
+
+    def owner_gone(self, link: Link) -> None:
+        """The link of a client has closed: its copies end."""
+        self._leases.copies.end(
+            copy
+            for copy in self._leases.copies
+            if (kept := self._copies.get(copy.key.session)) is not None and kept.owner is link
+        )
+
+    async def close(self) -> None:
+        """Ends what is under way."""
+        tasks = tuple(self._linking)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _allocate(self, kept: KeptCopy) -> None:
+        """Takes all blocks of the copy, so that it can become a lease without asking for any."""
+        key, capacity = kept.plan.key, kept.plan.capacity_tokens
+        try:
+            cache = await self._engine_thread.call(
+                lambda: self._engine.new_cache(kept.span, capacity, (), reserve=True)
+            )
+        except (ValueError, MemoryError, RuntimeError) as error:
+            self._leases.copies.release(key)
+            raise RequestRefused("memory", f"no memory for a copy of {kept.span}: {error}") from error
+        if self._copies.get(key.session) is not kept:
+            cache.close()
+            raise RequestRefused("memory", "the copy had to make way before it had begun")
+        kept.cache = cache
+
+    async def _link(self, kept: KeptCopy) -> None:
+        """Tells the hop that its copy is kept here. The hop's neighbours are dialled as well: if this peer takes its
+        place they need no time for that."""
+        client = kept.owner.remote
+        try:
+            await self._neighbours.link(kept.plan.hops[kept.hop].facts, client)
+        except LinkError as error:
+            self._drop(kept, f"its hop could not be reached: {error.reason}")
+            return
+        self._tell_hop((kept,))
+        for facts in kept.plan.neighbours_of(kept.hop):
+            try:
+                await self._neighbours.link(facts, client)
+            except LinkError as error:
+                _log.debug("a standby has no link to a neighbour: %s", error.reason)
+
+    def _tell_hop(self, copies: Iterable[KeptCopy], *, ended: bool = False) -> None:
+        for kept in copies:
+            link = self._links.find(kept.source)
+            if link is not None:
+                key, tokens = kept.plan.key, kept.intake.kept_tokens
+                one = pb.CopyKept(session=key.session, epoch=key.epoch, tokens=tokens, ended=ended)
+                link.post(pb.CopiesKept(copies=[one]))
+
+    def _drop(self, kept: KeptCopy, fault: str) -> None:
+        """Ends a copy for what came of it, or did not come."""
+        self._refusals.refused("copies that cannot be kept", kept.source)
+        _log.info("a copy of %s ends: %s", kept.source, fault)
+        self._leases.copies.release(kept.plan.key)
+
+    def _ended(self, lease: Lease) -> None:
+        """The lease book has ended a copy."""
+        kept = self._copies.pop(lease.key.session, None)
+        if kept is None:
+            return
+        self._let_go(kept)
+        key, span = kept.plan.key, kept.span
+        kept.owner.post(
+            pb.Failed(
+                session=key.session,
+                epoch=key.epoch,
+                peer_id=self._peer_id,
+                start=span.start,
+                stop=span.stop,
+                code="copy",
+                detail="its copy is kept no longer",
+            )
+        )
+
+    def _let_go(self, kept: KeptCopy) -> None:
+        if kept.cache is not None:
+            kept.cache.close()
+        self._tell_hop((kept,), ended=True)
+
+    def _next_work(self) -> IdleWork | None:
+        """The part that waits, of copies in turn."""
+        kept = next((one for one in self._copies.values() if one.cache and one.waiting), None)
+        if kept is None or kept.is_written:
+            return None
+        session = kept.plan.key.session
+        self._copies[session] = self._copies.pop(session)
+        part, kept.is_written = kept.waiting[0], True
+        return IdleWork(
+            partial(kept.write, part, self._engine.spec), lambda error: self._written(kept, part, error)
+        )
+
+    def _written(self, kept: KeptCopy, part: WaitingPart, error: Exception | None) -> None:
+        kept.is_written = False
+        if not kept.waiting or kept.waiting[0] is not part:
+            return
+        kept.waiting.popleft()
+        session = kept.plan.key.session
+        if self._copies.get(session) is not kept:
+            return
+        if error is not None:
+            self._drop(kept, str(error))
+            return
+        kept.intake.record_written(part.tokens, len(part.content))
+        self._leases.copies.record_lag(session, kept.intake.lacking_tokens)
+        self._tell_hop((kept,))

@@ -1,0 +1,36 @@
+"""Second copies of KV caches at one peer: those that it has made of its sessions, and those that it keeps."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from molink.peer.serving.copy_keeper import CopyKeeper
+from molink.peer.serving.copy_sender import CopySender
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Copying:
+    """Both directions of a peer's copies."""
+
+    sender: CopySender
+    keeper: CopyKeeper
+
+    def serves(self, peer_id: str) -> bool:
+        """Whether that peer is the client or the hop of a copy here."""
+        return any(peer_id in (kept.owner.peer_id, kept.source) for kept in self.keeper.copies)
+
+    async def close(self) -> None:
+        """Ends what is under way."""
+        await self.sender.close()
+        await self.keeper.close()
+
+    def describe(self) -> Mapping[str, int]:
+        """Copies, lag and bytes, JSON-ready."""
+        return {
+            "copied_sessions": len(self.sender),
+            "copied_behind_tokens": self.sender.behind_tokens,
+            "sent_copy_bytes": self.sender.sent_bytes,
+            "kept_copies": len(self.keeper.copies),
+            "kept_behind_tokens": sum(kept.intake.lacking_tokens for kept in self.keeper.copies),
+            "kept_copy_bytes": self.keeper.kv_bytes,
+            "taken_over": self.keeper.taken_over,
+        }

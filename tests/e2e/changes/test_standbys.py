@@ -1,0 +1,130 @@
+"""A peer is killed in mid-generation: its standby goes on with its copy, and the prompt is not computed again."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from itertools import pairwise
+
+import pytest
+from support.swarms.forked_peers import ForkedSwarm
+from support.swarms.live_swarms import BUNDLED, References, bundled_folder
+
+from molink.client.api.generation import Generation
+from molink.client.api.swarm import AsyncSwarm
+from molink.client.circuit.session import ClientSession
+from molink.client.local.local_swarm import LocalPeer, LocalSwarm
+
+pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
+
+PROMPT = "KING RICHARD III:\nNow is the winter of our discontent"
+NEW_TOKENS = 160
+HEARD_WITHIN_S = 10.0
+STARTED_WITHIN_S = 120.0
+LAYERS = 12
+
+
+async def join_spans(swarm: LocalSwarm, count: int) -> None:
+    """Two peers for each of so many spans of equal length."""
+    cuts = [LAYERS * at // count for at in range(count + 1)]
+    spans = list(pairwise(cuts))
+    names = [(f"{start}-{stop}-{one}", f"{start}:{stop}") for start, stop in spans for one in "ab"]
+    first, *others = names
+    await swarm.join(first[0], "--model", BUNDLED, "--layers", first[1])
+    await asyncio.gather(*(swarm.join(name, "--model", BUNDLED, "--layers", span) for name, span in others))
+
+
+@pytest.fixture(scope="module")
+async def halves(anyio_backend: str) -> AsyncIterator[LocalSwarm]:
+    async with ForkedSwarm() as swarm:
+        await join_spans(swarm, 2)
+        yield swarm
+
+
+@pytest.fixture(scope="module")
+async def quarters(anyio_backend: str) -> AsyncIterator[LocalSwarm]:
+    async with ForkedSwarm() as swarm:
+        await join_spans(swarm, 4)
+        yield swarm
+
+
+def session_of(client: AsyncSwarm) -> ClientSession:
+    (session,) = client.connection.sinks
+    assert isinstance(session, ClientSession)
+    return session
+
+
+async def lose_one(
+    client: AsyncSwarm, swarm: LocalSwarm, at: int, prompt: str, *, standby: bool = False
+) -> tuple[Generation, LocalPeer]:
+    """Streams a generation, and kills the peer of hop `at`, or its standby, once it has one."""
+    victim: LocalPeer | None = None
+    pieces = client.stream_events(prompt, max_new_tokens=NEW_TOKENS)
+    tokens = 0
+    try:
+        while True:
+            async with asyncio.timeout(HEARD_WITHIN_S if victim else STARTED_WITHIN_S):
+                piece = await anext(pieces)
+            tokens += len(piece.token_ids)
+            if piece.generation is not None:
+                assert victim is not None, "the generation was over before its copies had begun"
+                return piece.generation, victim
+            session = session_of(client)
+            route = session.log.route
+            assert route is not None
+            hop = route.hops[at].peer_id
+            if victim is None and tokens >= 12 and (keeps := session.standbys.substitute(hop)):
+                peers = {peer.peer_id: peer for peer in swarm.peers}
+                victim = peers[keeps if standby else hop]
+                await swarm.kill(victim)
+    finally:
+        await pieces.aclose()
+
+
+async def check_that_the_standby_goes_on(
+    swarm: LocalSwarm, at: int, hops: int, references: References
+) -> None:
+    folder = bundled_folder()
+    prompt = references.ids(folder, PROMPT)
+    async with AsyncSwarm(BUNDLED, initial_peers=swarm.addresses) as client:
+        generation, victim = await lose_one(client, swarm, at, PROMPT)
+    span = victim.name.rsplit("-", 1)[0].replace("-", ":")
+    await swarm.join(victim.name, "--model", BUNDLED, "--layers", span)
+    assert generation.token_ids == references.greedy(folder, prompt, NEW_TOKENS)
+    assert generation.epochs == 2
+    (recovery,) = generation.recoveries
+    assert recovery.by_standby
+    assert recovery.hop.peer_id == victim.peer_id
+    assert 0 < recovery.recomputed_tokens < len(prompt), "the prompt is not computed again"
+    assert len(generation.circuit.hops) == hops
+    assert victim.peer_id not in [hop.peer_id for hop in generation.circuit.hops]
+
+
+@pytest.mark.parametrize("at", [0, 1], ids=["head", "tail"])
+async def test_the_standby_of_a_killed_peer_goes_on_with_its_copy(
+    at: int, halves: LocalSwarm, references: References
+) -> None:
+    await check_that_the_standby_goes_on(halves, at, 2, references)
+
+
+async def test_the_loss_of_a_standby_changes_nothing(halves: LocalSwarm, references: References) -> None:
+    folder = bundled_folder()
+    async with AsyncSwarm(BUNDLED, initial_peers=halves.addresses) as client:
+        generation, victim = await lose_one(client, halves, 0, PROMPT, standby=True)
+    span = victim.name.rsplit("-", 1)[0].replace("-", ":")
+    await halves.join(victim.name, "--model", BUNDLED, "--layers", span)
+    assert generation.token_ids == references.greedy(folder, references.ids(folder, PROMPT), NEW_TOKENS)
+    assert (generation.epochs, generation.recoveries) == (1, ())
+
+
+async def test_who_wants_no_partners_has_none(halves: LocalSwarm) -> None:
+    async with AsyncSwarm(BUNDLED, initial_peers=halves.addresses, partners="off") as client:
+        async for piece in client.stream_events(PROMPT, max_new_tokens=60):
+            if piece.generation is None:
+                assert session_of(client).standbys.peer_ids == ()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("at", [0, 1, 3], ids=["head", "middle", "tail"])
+async def test_among_four_spans_the_standby_of_a_killed_peer_goes_on(
+    at: int, quarters: LocalSwarm, references: References
+) -> None:
+    await check_that_the_standby_goes_on(quarters, at, 4, references)
