@@ -20,8 +20,6 @@ CHANGES_S = 30.0
 """Between a peer's changes of state, on average."""
 CRASHES = 0.2
 """The part of those that go without a word."""
-FORGOTTEN_S = 900.0
-"""Within which nobody shows any more who has crashed: three intervals of states at most."""
 LOOK_S = 10.0
 
 
@@ -87,11 +85,9 @@ class Watch:
     def _look(self) -> None:
         now_s, living = trio.current_time(), self._swarm.peers
         known = {one.peer_id for one in living.values() if now_s - one.since_s > SEEN_S}
-        gone = {one for one, at_s in self._swarm.gone_s.items() if now_s - at_s > FORGOTTEN_S}
         for peer_id in known:
             seen = living[peer_id].sees()
             assert not known - seen, f"{peer_id} does not see {len(known - seen)} at {now_s:.0f} s"
-            assert not gone & seen
         self.looks += len(known)
 
     def _look_at_traffic(self, first: int, last: int) -> None:

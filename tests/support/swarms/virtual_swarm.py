@@ -197,7 +197,6 @@ class VirtualSwarm:
         self.hosts: dict[str, VirtualHost] = {}
         self.dialable: set[str] = set()
         self.peers: dict[str, VirtualPeer] = {}
-        self.gone_s: dict[str, float] = {}
         self.minutes: dict[str, Counter[int]] = {}
         """Bytes that each peer has sent, by minute."""
         self._timing = timing or DiscoveryTiming()
@@ -250,7 +249,6 @@ class VirtualSwarm:
                 await trio.sleep_forever()
         self.peers.pop(peer.peer_id, None)
         self.dialable.discard(peer.peer_id)
-        self.gone_s[peer.peer_id] = trio.current_time()
 
     def _facts(self, identity: Identity, *, dialable: bool) -> PeerFacts:
         facts = replace(facts_of(identity), addresses=(), certificate=identity.public_key * 12)
