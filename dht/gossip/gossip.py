@@ -31,6 +31,7 @@ from molink.dht.membership.timing import (
     DiscoveryTiming,
     NewsRate,
     ihave_interval_s,
+    ihave_slowdown,
 )
 from molink.dht.records.announcement import (
     MAX_FACTS_BYTES,
@@ -133,6 +134,8 @@ class Gossip:
         self.after_loss: Callable[[], None] = lambda: None
         self.most_incoming = MAX_INCOMING
         """Links of others that are admitted."""
+        self.copies = 1.0
+        """Of each record, that a peer sends which can be dialled."""
 
     @property
     def neighbours(self) -> tuple[str, ...]:
@@ -155,7 +158,9 @@ class Gossip:
     async def run(self) -> None:
         """Announces the ids that wait, and asks again for what has not come, until cancelled."""
         while True:
-            await trio.sleep(min(ihave_interval_s(self.news_bits_per_s()), self._timing.ihave_interval_s))
+            usual_s = ihave_interval_s(self.news_bits_per_s() * self.copies)
+            most_s = self._timing.ihave_interval_s
+            await trio.sleep(min(usual_s, most_s) * ihave_slowdown(len(self._links)))
             for link, names in self._lazy_push.take_ihaves():
                 self._links[link].enqueue(IHAVE + b"".join(names))
             for link, late in self._lazy_push.retry_iwants(trio.current_time()).items():
@@ -216,10 +221,14 @@ class Gossip:
         if leaves is None:
             return False
         logger.debug("%s makes room for %s", leaves.peer_id, newcomer.peer_id)
-        link = self._links[leaves.peer_id]
+        self.end_link(leaves.peer_id)
+        return True
+
+    def end_link(self, peer_id: str) -> None:
+        """Ends a link that there is, for want of room."""
+        link = self._links[peer_id]
         self._forget(link)
         link.scope.cancel()
-        return True
 
     def _forget(self, link: GossipLink) -> None:
         del self._links[link.stream.peer_id]
@@ -289,7 +298,7 @@ class Gossip:
         self._lazy_push.record_seen(record)
         outcome = self._membership.receive(record, source=peer_id)
         if isinstance(outcome, Accepted):
-            pushes = self._news.after(trio.current_time()).pushes
+            pushes = self._news.after(trio.current_time()).times(self.copies).pushes
             self._news = self._news.after(trio.current_time(), _cost_bits(record, outcome))
             for to in self._lazy_push.forward(record, peer_id, push=pushes):
                 self._links[to].enqueue(record)

@@ -84,7 +84,8 @@ class Publisher:
             self._wake_changed = trio.Event()
             if trio.current_time() >= self._wake_at:
                 draw = random.uniform(-1.0, 1.0)
-                spoken = self._tell(core.Look(self._membership.peers(), self._gossip.news_bits_per_s(), draw))
+                peers, gossip = self._membership.peers(), self._gossip
+                spoken = self._tell(core.Look(peers, gossip.news_bits_per_s(), draw, gossip.copies))
                 for words in spoken:
                     await self.sequences.prepare()
                     self._publish(words)

@@ -61,7 +61,7 @@ class NeighbourProber:
         """At once for this peer itself, once more before the swarm is told, and then for as long as the swarm may take
         to say which of the two was cut off."""
         waits_s = random.uniform(0.1, 1.0) * self._timing.redial_before_loss_s
-        told = False
+        tag, told = tag_of(peer_id), -1
         try:
             await trio.sleep(min(_AT_ONCE_S, waits_s))
             for look in range(_MOST_LOOKS):
@@ -72,9 +72,11 @@ class NeighbourProber:
                 if answers and look > 0:  # the first time it may be about to end
                     return
                 await trio.sleep(waits_s)
-                if not told and self._may_be_gone(peer_id) and not await self._answers(peer_id):
+                known = self._membership.sequence_of(tag)
+                # again where words of its last moments have come since, which the first time did not speak of
+                if known > told and self._may_be_gone(peer_id) and not await self._answers(peer_id):
                     self._tell(peer_id)
-                    told = True
+                    told = known
                 waits_s = self._timing.redial_s
         finally:
             self._looking.discard(peer_id)

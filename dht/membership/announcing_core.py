@@ -57,6 +57,8 @@ class Look:
     """What all records have cost of late."""
     draw: float
     """Evenly from -1 to 1: peers do not speak in unison."""
+    copies: float = 1.0
+    """Of each record that a peer sends which can be dialled: its line is what all share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +137,8 @@ class AnnouncingCore:
         if self._left:
             return ()
         match event:
-            case Look(peers, news_bits_per_s, draw):
-                return self._look(peers, news_bits_per_s, 1 + draw * self._timing.jitter, now_s)
+            case Look():
+                return self._look(event, now_s)
             case Changed(facts):
                 self._facts_changed |= facts
             case Contradicted():
@@ -153,7 +155,10 @@ class AnnouncingCore:
         """Between any two statements."""
         return min(self._timing.change_gap_s, self.due_s - self.said_s) if self.due_s < math.inf else 0.0
 
-    def _look(self, peers: int, news_bits_per_s: float, jitter: float, now_s: float) -> tuple[Effect, ...]:
+    def _look(self, look: Look, now_s: float) -> tuple[Effect, ...]:
+        """What is sent in so many copies is counted as so many records, of so many peers."""
+        peers, news_bits_per_s = math.ceil(look.peers * look.copies), look.news_bits_per_s * look.copies
+        jitter = 1 + look.draw * self._timing.jitter
         if not self._changed and now_s < self.due_s - _EPSILON_S:
             return (Wake(self.due_s),)
         timing = self._timing
@@ -161,6 +166,10 @@ class AnnouncingCore:
         spacing_s = change_spacing_s(peers, interval_s, timing.interval_s)
         self._pace = self._pace.refilled(now_s, timing, spacing_s, change_burst(timing, news_bits_per_s))
         wait_s = self._pace.wait_s(timing, spacing_s)
+        if (
+            self.interval_s < math.inf
+        ):  # what was said for a shorter interval must not lapse before it is said again
+            wait_s = min(wait_s, self.said_s + 2 * self.interval_s - now_s)
         if self._accused:
             wait_s = min(wait_s, self.said_s + timing.refute_s / _REFUTED_TIMES - now_s)
         if wait_s > _EPSILON_S:

@@ -21,6 +21,8 @@ MOST_INCOMING = 48
 """Where few can be dialled, and all the others' links lead to them."""
 UNDIALABLE_DEGREE = 2
 """Links that a peer dials which nobody can dial: what it has to say goes over these."""
+MOST_COPIES = 1 + MOST_INCOMING / UNDIALABLE_DEGREE
+"""Whoever invents peers that nobody can dial does not silence the others."""
 SPARE_INCOMING = 1.5
 """Places for each link that is to be expected: they do not come evenly."""
 NETWORKS = 3
@@ -49,6 +51,8 @@ class LinkCounts:
     to_dial: int = DEGREE
     incoming: int = MAX_INCOMING
     """That it admits, at most."""
+    copies: float = 1.0
+    """Of each record that a peer sends which can be dialled, on average: those that cannot get theirs from these."""
 
 
 def link_counts(living: Iterable[PeerFacts], own_peer_id: str) -> LinkCounts:
@@ -64,7 +68,8 @@ def link_counts(living: Iterable[PeerFacts], own_peer_id: str) -> LinkCounts:
             own_is_dialable = own_is_dialable and facts.peer_id != own_peer_id
     expected = DEGREE + undialable * UNDIALABLE_DEGREE / max(1, dialable)
     incoming = min(MOST_INCOMING, max(MAX_INCOMING, math.ceil(SPARE_INCOMING * expected)))
-    return LinkCounts(DEGREE if own_is_dialable else UNDIALABLE_DEGREE, incoming)
+    copies = min(MOST_COPIES, 1 + undialable / max(1, dialable))
+    return LinkCounts(DEGREE if own_is_dialable else UNDIALABLE_DEGREE, incoming, copies)
 
 
 def to_dial(candidates: Sequence[Neighbour], dialled: Iterable[str], room: int) -> tuple[Neighbour, ...]:

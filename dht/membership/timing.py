@@ -86,6 +86,10 @@ class NewsRate:
         kept = self.bits_per_s * math.exp(-(now - self.at) / NEWS_AVERAGED_S)
         return NewsRate(kept + cost_bits / NEWS_AVERAGED_S, now)
 
+    def times(self, copies: float) -> "NewsRate":
+        """As if each record had been so many."""
+        return NewsRate(self.bits_per_s * copies, self.at)
+
     @property
     def pushes(self) -> bool:
         """Whether there is so little that records are pushed instead of announced by id."""
@@ -111,6 +115,12 @@ def announcement_interval_s(
 def ihave_interval_s(news_bits_per_s: float) -> float:
     """Seconds between two IHAVEs to the same neighbour: 1 where there is little to say, 5 where the budget is used."""
     return 1.0 + 4.0 * min(1.0, news_bits_per_s / NEWS_BUDGET_BITS_PER_S)
+
+
+def ihave_slowdown(links: int) -> float:
+    """How many times as long as usual the gap between IHAVEs is over so many links: each is a frame, and costs what it
+    costs whatever is in it."""
+    return max(1.0, links / (3 * DEGREE))
 
 
 def announced_links(peers: int) -> int:

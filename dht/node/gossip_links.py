@@ -55,8 +55,9 @@ class GossipLinks:
         dialled |= self._linking
         counts = link_counts(living, self._host.peer_id)
         if self.gossip is not None:
-            self.gossip.most_incoming = counts.incoming
+            self.gossip.most_incoming, self.gossip.copies = counts.incoming, counts.copies
         if len(dialled) >= counts.to_dial:
+            self._end_surplus(counts.to_dial)
             return
         addresses = {
             facts.peer_id: facts.addresses
@@ -71,6 +72,13 @@ class GossipLinks:
         candidates = [Neighbour(peer_id, network_at(addresses[peer_id][0])) for peer_id in order]
         for one in to_dial(candidates, dialled.values(), counts.to_dial - len(dialled)):
             self.open(one.peer_id, addresses[one.peer_id])
+
+    def _end_surplus(self, to_dial: int) -> None:
+        """Ends a link of too many that were dialled, as by a peer that has found out since that nobody can dial it:
+        where few can be dialled, others need its place there."""
+        chosen = self.gossip.dialled if self.gossip is not None else ()
+        if self.gossip is not None and len(chosen) > to_dial:
+            self.gossip.end_link(min(chosen, key=lambda link: link.useful_at).peer_id)
 
     def open(self, peer_id: str, addresses: tuple[str, ...] = ()) -> None:
         """Opens a link to a peer; without addresses, to one that is connected already."""

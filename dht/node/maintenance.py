@@ -1,6 +1,7 @@
 """Maintenance of membership: dials neighbours, runs anti-entropy, expires records, and remembers addresses."""
 
 import logging
+import math
 import random
 
 import trio
@@ -124,8 +125,10 @@ class Maintenance:
                 floor_s = (
                     self._timing.anti_entropy_interval_s if self._serves else self._timing.refresh_interval_s
                 )
+                copies = self._links.gossip.copies if self._links.gossip is not None else 1.0
+                entries = math.ceil(self._membership.peers() * copies)
                 self._anti_entropy_due = trio.current_time() + jittered(
-                    self._timing, anti_entropy_interval_s(self._membership.peers(), floor_s)
+                    self._timing, anti_entropy_interval_s(entries, floor_s)
                 )
                 self._look_for_lost_initial_peers()
                 await self._run_anti_entropy()
@@ -162,7 +165,8 @@ class Maintenance:
         for address in self._initial_peers:
             known.setdefault(peer_id_in(address), (address,))
         known.pop(self._host.peer_id, None)
-        order = random.sample(sorted(known), len(known))
+        asked = [peer for peer, addresses in known.items() if addresses or self._host.is_connected(peer)]
+        order = random.sample(sorted(asked), len(asked))
         order.sort(key=lambda peer: (self._links.failed_lately(peer), not self._host.is_connected(peer)))
         return [(peer_id, known[peer_id]) for peer_id in order[: 4 * SOURCES]]
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from numpy.random import Generator, default_rng
 
+from molink.dht.membership.neighbours import link_counts
 from molink.shards.spec import ModelSpec
 from molink.simnet.core.request_load import Request, arrivals
 from molink.simnet.core.timeline import Timeline
@@ -199,7 +200,8 @@ class _Churn:
         members = self._placement.place_all(self._world.setup.volunteers)
         self._announcing.living = len(members)
         self._announcing.settled(
-            self._world.settings.churn.arrivals_per_s(len(members)) if self._world.setup.recruit else 0.0
+            self._world.settings.churn.arrivals_per_s(len(members)) if self._world.setup.recruit else 0.0,
+            link_counts((member.volunteer.facts for member in members), "").copies,
         )
         for member in members:
             self._world.members[member.peer_id] = member

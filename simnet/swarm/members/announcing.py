@@ -8,6 +8,7 @@ from numpy.random import Generator
 
 from molink.dht.membership import announcing_core as core
 from molink.dht.membership.failure_detector import WITNESSES
+from molink.dht.membership.neighbours import link_counts
 from molink.dht.membership.timing import (
     FACTS_COST_BITS,
     LOSS_COST_BITS,
@@ -61,13 +62,16 @@ class AnnouncementDriver:
         self._alarms: dict[str, Alarm] = {}
         self._members: dict[str, Member] = {}
         self._settled_s = math.inf
+        self._copies = 1.0
         self.living = 0
 
-    def settled(self, arrivals_per_s: float) -> None:
+    def settled(self, arrivals_per_s: float, copies: float) -> None:
         """The swarm has been as large for long, and as many come: they have counted the news, and speak as often as
-        that leaves room for."""
+        that leaves room for. `copies`: of each record, that a peer sends which can be dialled."""
+        self._copies = copies
         others = arrivals_per_s * (FACTS_COST_BITS + _STATES_OF_ONE * STATE_COST_BITS)
-        self._settled_s = announcement_interval_s(self.living, others, math.inf, TIMING.interval_s)
+        carried = math.ceil(self.living * copies)
+        self._settled_s = announcement_interval_s(carried, others * copies, math.inf, TIMING.interval_s)
         news = others + self.living * STATE_COST_BITS / self._settled_s
         self._traffic.news = NewsRate(min(news, NEWS_BUDGET_BITS_PER_S), self._timeline.now_s)
 
@@ -123,6 +127,7 @@ class AnnouncementDriver:
         now_s = self._timeline.now_s
         self._bulletin.expire(now_s)
         known = len(self._bulletin)
+        self._copies = link_counts((notice.facts for notice in self._bulletin.notices()), "").copies
         interval_s = anti_entropy_interval_s(known, TIMING.anti_entropy_interval_s)
         self._traffic.repaired(known, interval_s, now_s, lasting_s)
 
@@ -155,7 +160,7 @@ class AnnouncementDriver:
 
     def _ring(self, member: Member) -> None:
         news_bits_per_s = self._traffic.news.after(self._timeline.now_s).bits_per_s
-        self._tell(member, core.Look(len(self._bulletin), news_bits_per_s, self._draw()))
+        self._tell(member, core.Look(len(self._bulletin), news_bits_per_s, self._draw(), self._copies))
 
     def _tell(self, member: Member, event: core.Event) -> None:
         if not member.alive:

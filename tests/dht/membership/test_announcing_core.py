@@ -72,6 +72,30 @@ def test_whatever_happens_the_next_look_is_set_and_comes_to_words_within_the_int
     assert all(after - before >= TIMING.change_gap_s - 1e-6 for before, after in itertools.pairwise(said))
 
 
+def test_what_few_have_to_send_in_many_copies_is_said_as_much_more_rarely() -> None:
+    for peers, copies in ((63, 21.0), (1000, 20.0)):
+        one, other = begun(), begun()
+        look = core.Look(peers, 0.0, 0.0, copies)
+        alike = core.Look(round(peers * copies), 0.0, 0.0)
+        assert one.handle(core.Changed(), 500.0) == other.handle(core.Changed(), 500.0)
+        assert one.handle(look, 500.0) == other.handle(alike, 500.0)
+        assert one.interval_s > 3 * TIMING.interval_s
+
+
+def test_a_state_is_said_again_before_it_lapses_though_intervals_have_grown_since() -> None:
+    one = begun()
+    crowd = core.Look(peers=5000, news_bits_per_s=20_000.0, draw=0.0)
+    now_s, said_s = 100.0, [100.0]
+    while len(said_s) < 8:
+        words_ttl_s = 3 * one.interval_s
+        one.handle(core.Changed(), now_s)
+        now_s = one.said_s + 1.0
+        while (effects := one.handle(crowd, now_s)) and spoken(effects) is None:
+            now_s = wake_s(effects)
+        assert now_s - said_s[-1] < words_ttl_s
+        said_s.append(now_s)
+
+
 @given(st.integers(1, 600), st.floats(0.0, 30_000.0))
 def test_words_are_no_more_than_the_bucket_holds_and_what_has_flowed_into_it(peers: int, news: float) -> None:
     one, look = begun(), core.Look(peers, news, 0.0)

@@ -48,6 +48,7 @@ def test_where_few_can_be_dialled_they_have_a_place_for_every_link_of_the_others
     hidden = [replace(facts_of(Identity.generate()), addresses=()) for _ in range(undialable)]
     ours, theirs = (link_counts((*there, *hidden), one.peer_id) for one in (there[0], hidden[0]))
     assert (ours.to_dial, theirs.to_dial) == (DEGREE, UNDIALABLE_DEGREE)
+    assert ours.copies == theirs.copies == (dialable + undialable) / dialable
     assert dialable * ours.incoming >= undialable * theirs.to_dial + dialable * min(dialable - 1, DEGREE)
     assert ours.incoming <= MOST_INCOMING
 

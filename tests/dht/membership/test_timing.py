@@ -12,6 +12,7 @@ from molink.dht.membership.timing import (
     LEAST_STATES_BITS_PER_S,
     NEWS_AVERAGED_S,
     NEWS_BUDGET_BITS_PER_S,
+    PUSH_BITS_PER_S,
     STATE_COST_BITS,
     DiscoveryTiming,
     NewsRate,
@@ -25,6 +26,7 @@ from molink.dht.membership.timing import (
     facts_spacing_s,
     facts_ttl_s,
     ihave_interval_s,
+    ihave_slowdown,
     state_ttl_s,
 )
 from molink.dht.records.bounds import MAX_TTL_S
@@ -115,6 +117,12 @@ def test_news_are_counted_at_the_rate_at_which_they_come(gap_s: float, cost_bits
     assert news.after(now + 10 * NEWS_AVERAGED_S).bits_per_s < news.bits_per_s / 1000
 
 
+def test_many_links_are_offered_to_as_much_more_rarely_as_their_frames_cost_more() -> None:
+    assert ihave_slowdown(1) == ihave_slowdown(MAX_LINKS) == 1.0
+    assert ihave_slowdown(4 * MAX_LINKS) == 4.0
+
+
 def test_records_are_pushed_only_where_there_are_few() -> None:
+    assert not NewsRate(PUSH_BITS_PER_S / 4, 0.0).times(5.0).pushes
     assert NewsRate(0.0, 0.0).pushes
     assert not NewsRate(NEWS_BUDGET_BITS_PER_S / 2, 0.0).pushes
