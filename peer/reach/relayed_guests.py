@@ -16,7 +16,7 @@ from typing import Self
 from molink.dht.identity.identity import peer_id_of
 from molink.dht.records.records import RelayAt
 from molink.peer.serving.budgets import Budget, RequestRate, RequestRates
-from molink.peer.wire.reach.packets import Invite
+from molink.peer.wire.reach.packets import Invite, JoinRequest
 from molink.peer.wire.reach.relay_client import RelaySession, RelayUser, open_session
 from molink.peer.wire.reach.splice import Splices
 from molink.peer.wire.reach.ways import splice_to_port
@@ -80,8 +80,8 @@ class RelayedGuests:
         """Dials the relay, and serves who asked over that connection."""
         session: RelaySession | None = None
         try:
-            session = await open_session(relay, self._user)
-            joined = await session.join(token)
+            session = await open_session(relay, self._user, JoinRequest(token))
+            joined = await session.joined()
             self._hosts[asker] = joined.host
             self._hosts.move_to_end(asker)
             if len(self._hosts) > MOST_HOSTS:

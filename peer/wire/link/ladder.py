@@ -7,7 +7,7 @@ a half.
 
 import asyncio
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -51,6 +51,8 @@ class Ladder:
         self.splices = Splices()
         self.expect: Expect | None = None
         """What this process's own relay offers, if it has one that others can dial."""
+        self.on_joined: Callable[[str], None] = lambda _: None
+        """Hears of a peer id as soon as a relay has joined a connection to it."""
         self._folder = folder
 
     def rungs(self, peer_id: str, addresses: Sequence[str], relays: Sequence[RelayAt]) -> tuple[Rung, ...]:
@@ -62,7 +64,12 @@ class Ladder:
             rungs.append(Rung(start_s, relays[0].address, way, relays[0]))
             start_s += NEXT_RELAY_S
         rungs += [
-            Rung(start_s + at * NEXT_RELAY_S, relay.address, Relayed(peer_id, relay, self.user), relay)
+            Rung(
+                start_s + at * NEXT_RELAY_S,
+                relay.address,
+                Relayed(peer_id, relay, self.user, on_joined=self.on_joined),
+                relay,
+            )
             for at, relay in enumerate(relays)
         ]
         return tuple(sorted(rungs, key=lambda rung: rung.start_s))
