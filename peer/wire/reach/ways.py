@@ -106,6 +106,18 @@ class Reversed:
 
 
 @dataclass(frozen=True, slots=True)
+class Called:
+    """The peer stays at this process's own relay, which tells it to come."""
+
+    peer_id: str
+    call: Expect
+    name: str = "reversed"
+
+    async def open(self) -> Opened:
+        return Opened(*await self.call(self.peer_id, secrets.token_bytes(TOKEN_BYTES), REVERSED_TIMEOUT_S))
+
+
+@dataclass(frozen=True, slots=True)
 class Punched:
     """A connection that both ends have opened at once already."""
 

@@ -17,6 +17,8 @@ TESTS = Path(__file__).parents[2]
 LINE_TIMEOUT_S = 60.0
 RELAY_PORT = 443
 NEAR, FAR = "203.0.113.10", "203.0.114.20"
+PUBLIC = ("open", "volunteer")
+"""Kinds of homes that have no router: on a home's line and on a volunteer's."""
 RELAYS = ("192.0.2.1", "198.51.100.2")
 
 
@@ -82,7 +84,12 @@ def dialled(
             started(stack, net.command(net.volunteer(host)), role="relay", port=RELAY_PORT) for host in RELAYS
         ]
         near = net.home(kind, NEAR)
-        far = net.host(FAR) if other_kind == "open" else net.home(other_kind, FAR)
+        public = FAR if other_kind in PUBLIC else ""
+        far = (
+            {"open": net.host, "volunteer": net.volunteer}[other_kind](FAR)
+            if public
+            else net.home(other_kind, FAR)
+        )
         places = [
             {"peer_id": relay.line()["peer_id"], "address": f"{host}:{RELAY_PORT}"}
             for relay, host in zip(relays, RELAYS, strict=True)
@@ -95,10 +102,10 @@ def dialled(
                 relays=places,
                 parts=parts,
                 forgets=forgets,
-                public=public,
+                public=where,
                 **asked,
             )
-            for name, public in ((near, ""), (far, FAR if other_kind == "open" else ""))
+            for name, where in ((near, ""), (far, public))
         ]
         facts = [one.line()["facts"] for one in homes]
         homes[0].tell(facts[1])
