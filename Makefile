@@ -6,7 +6,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 # The tests start Python some hundred times: what one process has compiled of the package, the others read.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-e2e test-shards test-units test-decisions test-discovery test-triton test-full check fuzz attack chaos bench bench-failover bench-link bench-engine bench-engine-gpu gpu-suite proto clean setup
+.PHONY: demo test test-e2e test-shards test-units test-decisions test-discovery test-triton test-full check fuzz attack chaos bench bench-failover bench-link bench-reach bench-engine bench-engine-gpu gpu-suite proto clean setup
 
 setup: $(VENV)/.linked
 
@@ -108,6 +108,10 @@ bench: setup
 
 bench-link: setup
 	$(BIN)/python tests/bench/link
+
+# As root: homes behind NATs are network namespaces.
+bench-reach: setup
+	$(BIN)/python tests/bench/reach
 
 bench-engine: setup
 	$(BIN)/python tests/bench/engine

@@ -6,13 +6,19 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from molink.dht.records.records import PROTOCOL_VERSION, PeerView
+from molink.dht.records.records import PROTOCOL_VERSION, PeerFacts, PeerView, RelayAt
 from molink.routing.arrays import BoolArray, FloatArray
 from molink.routing.cost.cost import CostModel
 from molink.routing.cost.reliability import UNSEEN, PeerObservation
 from molink.routing.cost.terms import Demand, PeerCosts, peer_costs, recovery_ms
 from molink.routing.latency.latency_matrix import is_round_trip
-from molink.routing.latency.relayed_links import PeerLinks, RelayOffer, peer_links, relay_offers
+from molink.routing.latency.relayed_links import (
+    PeerLinks,
+    RelayOffer,
+    peer_links,
+    preferred_relays,
+    relay_offers,
+)
 from molink.routing.problem.problem import CircuitProblem
 from molink.shards.spec import ModelSpec, Span
 
@@ -118,6 +124,21 @@ class Snapshot:
     def links(self, views: Sequence[PeerView], cost: CostModel) -> PeerLinks:
         """Links between peers, as `peer_links` finds them; what is guessed, from these peers' measurements."""
         return peer_links(views, self._rtt_ms(views), self.relay_offers(), self.model.activation_bytes, cost)
+
+    def preferred_relays(
+        self,
+        source: str,
+        target: PeerFacts,
+        cost: CostModel = CostModel(),  # noqa: B008 (an immutable value)
+    ) -> tuple[RelayAt, ...]:
+        """The relays of a peer, that first over which a circuit's link from `source` is predicted to go; as they are
+        announced, where none is."""
+        known = {view.peer_id: view for view in self.peers}
+        wanted = (source, target.peer_id, *(relay.peer_id for relay in target.relays))
+        if source not in known or target.peer_id not in known:
+            return target.relays
+        views = [known[peer_id] for peer_id in dict.fromkeys(wanted) if peer_id in known]
+        return preferred_relays(self.links(views, cost), 0, target, 1)
 
     def relay_offers(self) -> Mapping[str, RelayOffer]:
         """What relays offer to one more link, by peer id."""

@@ -46,6 +46,8 @@ class NearbyPeer:
     """Multiaddresses of its control plane: one or more."""
     private: bool
     """Whether its swarm asks for a key."""
+    links: tuple[str, ...] = ()
+    """Where its data plane is, as host:port; empty: it does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,8 @@ class LocalService:
     port: int
     """Of the control plane."""
     private: bool
+    data_port: int | None = None
+    """Of the data plane; None: nobody is told."""
 
 
 class LocalAdvertisement:
@@ -72,7 +76,7 @@ class LocalAdvertisement:
         self._registering: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        self._zeroconf = _open_zeroconf(self._service.addresses)
+        self._zeroconf = open_zeroconf(self._service.addresses)
         if self._zeroconf is not None:
             self._registering = asyncio.create_task(
                 _register(self._zeroconf, self._service), name="local advertisement"
@@ -84,7 +88,7 @@ class LocalAdvertisement:
             self._registering.cancel()
             await asyncio.gather(self._registering, return_exceptions=True)
         if self._zeroconf is not None:
-            await _close(self._zeroconf)
+            await close_zeroconf(self._zeroconf)
 
 
 async def find_local_peers(
@@ -96,7 +100,7 @@ async def find_local_peers(
     such network.
     """
     own = addresses_of(ALL_INTERFACES[0]) if addresses is None else addresses
-    zeroconf = _open_zeroconf(own)
+    zeroconf = open_zeroconf(own)
     if zeroconf is None:
         return ()
     ranges = own_ranges(own) - {AddressRange.PUBLIC}
@@ -116,14 +120,14 @@ async def find_local_peers(
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s) as limit:
                 while len(found) < MOST_PEERS:
-                    peer = await _ask(zeroconf, await seen.get(), ranges, within_s)
+                    peer = await ask_local_peer(zeroconf, await seen.get(), ranges, within_s)
                     if peer is not None:
                         found[peer.peer_id] = peer
                         settled_s = asyncio.get_running_loop().time() + SETTLES_S
                         limit.reschedule(min(limit.when() or settled_s, settled_s))
     finally:
         await browser.async_cancel()
-        await _close(zeroconf)
+        await close_zeroconf(zeroconf)
     return tuple(found[peer_id] for peer_id in sorted(found))
 
 
@@ -141,7 +145,7 @@ def _own_addresses() -> tuple[str, ...]:
     return tuple(entry.address for entry in entries if entry.family is socket.AF_INET)
 
 
-def _open_zeroconf(addresses: tuple[str, ...]) -> "AsyncZeroconf | None":
+def open_zeroconf(addresses: tuple[str, ...]) -> "AsyncZeroconf | None":
     """None: there is no local network, or it takes no multicast. Addresses that are not this machine's are left out:
     zeroconf leaves its sockets open where one fails."""
     own = _own_addresses()
@@ -158,7 +162,7 @@ def _open_zeroconf(addresses: tuple[str, ...]) -> "AsyncZeroconf | None":
         return None
 
 
-async def _close(zeroconf: "AsyncZeroconf") -> None:
+async def close_zeroconf(zeroconf: "AsyncZeroconf") -> None:
     """Says goodbye to the network, and waits a second for it at most."""
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(zeroconf.async_close(), 1.0)
@@ -173,7 +177,11 @@ async def _register(zeroconf: "AsyncZeroconf", service: LocalService) -> None:
         f"{service.peer_id}.{SERVICE}",
         port=service.port,
         addresses=[IPv4Address(address).packed for address in service.addresses],
-        properties={"version": VERSION, "private": PRIVATE if service.private else OPEN},
+        properties={
+            "version": VERSION,
+            "private": PRIVATE if service.private else OPEN,
+            **({} if service.data_port is None else {"data": str(service.data_port)}),
+        },
         server=f"{service.peer_id.lower()}.local.",
     )
     try:
@@ -182,7 +190,9 @@ async def _register(zeroconf: "AsyncZeroconf", service: LocalService) -> None:
         _log.info("the local network does not learn of this peer: %s", str(error) or type(error).__name__)
 
 
-async def _ask(zeroconf: "AsyncZeroconf", name: str, ranges: Ranges, within_s: float) -> NearbyPeer | None:
+async def ask_local_peer(
+    zeroconf: "AsyncZeroconf", name: str, ranges: Ranges, within_s: float
+) -> NearbyPeer | None:
     """What the network says of one name; None if it says nothing in time, or nothing that a peer would."""
     info = await zeroconf.async_get_service_info(SERVICE, name, int(within_s * 1000))
     if info is None or info.port is None:
@@ -210,4 +220,9 @@ def read_local_peer(
                 addresses.append(address)
     if not addresses:
         return None
-    return NearbyPeer(peer_id, tuple(addresses[:MOST_ADDRESSES]), properties.get(b"private") == PRIVATE)
+    addresses = addresses[:MOST_ADDRESSES]
+    data_port = properties.get(b"data") or b""
+    links: tuple[str, ...] = ()
+    if data_port.isdigit() and len(data_port) <= 5 and 0 < int(data_port) < 65536:
+        links = tuple(f"{PeerAddress.parse(address).host}:{int(data_port)}" for address in addresses)
+    return NearbyPeer(peer_id, tuple(addresses), properties.get(b"private") == PRIVATE, links)

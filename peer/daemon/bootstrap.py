@@ -34,7 +34,7 @@ from molink.peer.daemon.compute_setup import (
 from molink.peer.daemon.local_listener import HOST as METRICS_HOST
 from molink.peer.daemon.metrics_server import MetricsServer
 from molink.peer.daemon.partner_terms import partner_terms
-from molink.peer.daemon.reaching import open_reach, with_mapped_ports
+from molink.peer.daemon.reaching import open_reach, prefer_predicted_relays, with_mapped_ports
 from molink.peer.daemon.running import say
 from molink.peer.daemon.settings import JoinSettings, where_to_join
 from molink.peer.device.device import (
@@ -160,6 +160,7 @@ class Bootstrap:
         address = self._data_address(discovery, serving.port)
         told = address if settings.options.announce is not None else ""
         reach = await open_reach(stack, settings, identity, swarm_key, serving, discovery, told)
+        prefer_predicted_relays(serving.links, discovery, identity.peer_id, model.spec)
         self._state.remember_ports(discovery.port, serving.port)
         await self._open_metrics(stack, serving)
         known = discovery.snapshot(model.spec.model_hash)

@@ -9,6 +9,7 @@ from typing import Any, Self
 import typer
 
 from molink.dht.identity.addresses import PeerAddress
+from molink.dht.node.local_neighbours import LocalNeighbours
 from molink.dht.node.local_network import (
     LocalAdvertisement,
     LocalService,
@@ -17,6 +18,7 @@ from molink.dht.node.local_network import (
     find_local_peers,
 )
 from molink.peer.daemon.settings import JoinSettings
+from molink.peer.wire.link.links import Links
 
 
 class LocalPresence:
@@ -26,11 +28,20 @@ class LocalPresence:
     starts it from a script has to name the one to join.
     """
 
-    def __init__(self, settings: JoinSettings, peer_id: str, port: int, say: Callable[[str], None]) -> None:
-        """`port`: where the peer's control plane listens. `say` takes one line for the owner."""
+    def __init__(
+        self,
+        settings: JoinSettings,
+        peer_id: str,
+        ports: tuple[int, int],
+        links: Links,
+        say: Callable[[str], None],
+    ) -> None:
+        """`ports`: where the peer's control and data plane listen. `links` are dialled at home, where the other end is
+        in this network too. `say` takes one line for the owner."""
         self._settings = settings
         self._peer_id = peer_id
-        self._port = port
+        self._ports = ports
+        self._links = links
         self._say = say
         self._stack = AsyncExitStack()
 
@@ -40,8 +51,11 @@ class LocalPresence:
         async with AsyncExitStack() as opening:
             private = self._settings.options.swarm_key is not None
             hosts = await asyncio.to_thread(addresses_of, self._settings.listen)
-            service = LocalService(self._peer_id, hosts, self._port, private=private)
+            control, data = self._ports
+            service = LocalService(self._peer_id, hosts, control, private=private, data_port=data)
             await opening.enter_async_context(LocalAdvertisement(service))
+            neighbours = await opening.enter_async_context(LocalNeighbours(hosts))
+            self._links.dialler.ladder.local = neighbours.links_of
             if names_no_swarm(self._settings):
                 search = asyncio.create_task(self._suggest(), name="swarms of the local network")
                 opening.push_async_callback(_end, search)

@@ -79,7 +79,13 @@ class Peer:
                 parts = self._parts = await self._bootstrap.open(stack)
                 await parts.announcer.announce(facts_too=True)
                 await stack.enter_async_context(
-                    LocalPresence(self._settings, parts.announcer.facts.peer_id, parts.discovery.port, say)
+                    LocalPresence(
+                        self._settings,
+                        parts.announcer.facts.peer_id,
+                        (parts.discovery.port, parts.serving.port),
+                        parts.serving.links,
+                        say,
+                    )
                 )
                 saying = asyncio.create_task(self._say_ready(parts, on_ready), name="say ready")
                 await asyncio.sleep(0)  # it is said now, if it can be

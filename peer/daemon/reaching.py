@@ -9,6 +9,7 @@ from dataclasses import replace
 from molink.dht.identity.identity import Identity
 from molink.dht.identity.swarm_key import SwarmKey
 from molink.dht.node.discovery import Discovery
+from molink.dht.records.records import PeerFacts, RelayAt
 from molink.peer.daemon.settings import JoinSettings
 from molink.peer.device.machine import unused_port
 from molink.peer.reach.moving import PunchingHandler
@@ -16,7 +17,10 @@ from molink.peer.reach.port_mapping import PortMapper, PortMapping
 from molink.peer.reach.reach import Reach, ReachSettings, Surroundings
 from molink.peer.reach.upnp_gateway import find_gateway
 from molink.peer.serving.data_plane import DataPlane
+from molink.peer.wire.link.links import Links
 from molink.peer.wire.reach.relay_client import RelayUser
+from molink.routing.snapshot import Snapshot
+from molink.shards.spec import ModelSpec
 
 
 async def with_mapped_ports(
@@ -93,6 +97,16 @@ async def open_reach(
 
     stack.callback(ask_no_more)
     return reach
+
+
+def prefer_predicted_relays(links: Links, discovery: Discovery, own_peer_id: str, model: ModelSpec) -> None:
+    """From now on peers are asked for first at the relay over which routers predict the link to them."""
+
+    def preferred(facts: PeerFacts) -> tuple[RelayAt, ...]:
+        snapshot = Snapshot(discovery.snapshot(model.model_hash), model)
+        return snapshot.preferred_relays(own_peer_id, facts)
+
+    links.dialler.preferred_relays = preferred
 
 
 def _reach_settings(settings: JoinSettings, told: str) -> ReachSettings:

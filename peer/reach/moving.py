@@ -27,6 +27,10 @@ from molink.peer.wire.reach.punching import ObservedPort, attempt_after, observe
 from molink.peer.wire.reach.relay_client import RelayUser, endpoint
 from molink.peer.wire.reach.ways import Punched
 
+LOOK_SOON_S = 0.01
+"""While one is about to come."""
+EARLY_S = 5.0
+"""A port that was looked at before there is a link is of use for so long."""
 LOOK_EVERY_S = 0.1
 """Between looks for links that are relayed, or silent."""
 ANSWER_TIMEOUT_S = 5.0
@@ -55,14 +59,18 @@ class HolePuncher:
         self._punching: set[asyncio.Task[None]] = set()
         self._budget = Budget(PUNCHES)
         self._looking: asyncio.Task[None] | None = None
+        self._early: dict[str, asyncio.Task[ObservedPort]] = {}
+        """By peer id: looks at ports for links that are about to come."""
 
     async def __aenter__(self) -> Self:
+        self._links.dialler.ladder.on_joined = self._observe_early
         self._looking = asyncio.create_task(self._look(), name="look for relayed links")
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._links.dialler.ladder.on_joined = lambda _: None
         tasks = [*self._moving.values(), *self._punching]
         if self._looking is not None:
             tasks.append(self._looking)
@@ -71,6 +79,10 @@ class HolePuncher:
         await asyncio.gather(*tasks, return_exceptions=True)
         for link in tuple(self._waiting):
             self._forget(link)
+        early = tuple(self._early.items())
+        for peer_id, observing in early:
+            self._forget_early(peer_id, observing)
+        await asyncio.gather(*(observing for _, observing in early), return_exceptions=True)
 
     def is_relayed(self, link: Link) -> bool:
         """Whether a link goes over a relay now, as far as this end knows."""
@@ -87,7 +99,28 @@ class HolePuncher:
                     task = asyncio.create_task(self._keep_trying(link, facts), name=f"move {link.peer_id}")
                     self._moving[link] = task
                     task.add_done_callback(lambda _, link=link: self._moving.pop(link, None))  # type: ignore[misc]
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(LOOK_SOON_S if self._early else LOOK_EVERY_S)
+
+    def _observe_early(self, peer_id: str) -> None:
+        """A connection to that peer has been joined, and is about to be a link: relays look at a port meanwhile."""
+        if peer_id not in self._early:
+            observing = asyncio.create_task(
+                observe_port(self._observers(), self._user), name=f"observe for {peer_id}"
+            )
+            self._early[peer_id] = observing
+            asyncio.get_running_loop().call_later(EARLY_S, self._forget_early, peer_id, observing)
+
+    def _forget_early(self, peer_id: str, observing: "asyncio.Task[ObservedPort]") -> None:
+        """Unless an attempt has taken it."""
+        if self._early.get(peer_id) is observing:
+            del self._early[peer_id]
+            observing.add_done_callback(_close_observed)
+            observing.cancel()
+
+    async def _observed(self, peer_id: str) -> ObservedPort:
+        """A port of this machine for an attempt, which closes it. Raises RelayError."""
+        observing = self._early.pop(peer_id, None)
+        return await (observing or observe_port(self._observers(), self._user))
 
     async def _keep_trying(self, link: Link, facts: PeerFacts) -> None:
         """Until the link is not relayed any more, or both ends are hard."""
@@ -107,7 +140,7 @@ class HolePuncher:
 
     async def _try(self, link: Link, facts: PeerFacts, shift_s: float) -> bool:
         """One attempt. False: none will ever succeed."""
-        mine = await observe_port(self._observers(), self._user)
+        mine = await self._observed(link.peer_id)
         try:
             asked = pb.Request(punch=pb.Punch(address=mine.address, hard=mine.hard))
             response, _ = await link.request(asked, ANSWER_TIMEOUT_S)
@@ -202,6 +235,11 @@ class PunchingHandler:
 
     def on_closed(self, link: Link, reason: str) -> None:
         self._handler.on_closed(link, reason)
+
+
+def _close_observed(observing: "asyncio.Task[ObservedPort]") -> None:
+    if not observing.cancelled() and observing.exception() is None:
+        observing.result().close()
 
 
 def _host_of(link: Link) -> str:

@@ -246,10 +246,9 @@ class Reach:
             wanted = wanted[:1] if found.host and passed_on else ()
         self.stays.keep(wanted)
         self.hard = await is_hard_nat(found.near, self._user) if relayed else None
-        expects = self.relay is not None and not relayed
-        self._around.links.dialler.ladder.expect = (
-            self.relay.expect if expects and self.relay is not None else None
-        )
+        ladder = self._around.links.dialler.ladder
+        ladder.call = None if self.relay is None else self.relay.call
+        ladder.expect = None if self.relay is None or relayed else self.relay.expect
 
     def _offer(self) -> None:
         """Takes over what the line was measured to carry."""

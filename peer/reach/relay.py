@@ -146,13 +146,16 @@ class Relay:
         """How many pairs of connections are joined now."""
         return len(self._pairs)
 
-    async def expect(self, peer_id: str, token: bytes, timeout_s: float) -> tuple[socket.socket, str]:
-        """Waits for a peer that was invited to come here itself: its socket, and the host that it came from.
+    async def expect(
+        self, peer_id: str, token: bytes, timeout_s: float, invite: Invite | None = None
+    ) -> tuple[socket.socket, str]:
+        """Waits for a peer that was invited to come here itself: its socket, and the host that it came from. `invite`:
+        by which it was, if it stays here.
 
         Raises:
             RelayError: it does not come in time.
         """
-        waiting = _WaitingEnd(peer_id, "")
+        waiting = _WaitingEnd(peer_id, "", invite)
         self._waiting[token] = waiting
         try:
             async with asyncio.timeout(timeout_s):
@@ -161,13 +164,25 @@ class Relay:
         except BaseException as error:
             if waiting.came.done():
                 waiting.came.result().connection.close()
-            if isinstance(error, (TimeoutError, OSError)):
-                raise RelayError(f"{peer_id} did not come: {error}") from error
+            if isinstance(error, TimeoutError | OSError):
+                raise RelayError(f"{waiting.peer_id} did not come: {error}") from error
             raise
         finally:
             del self._waiting[token]
             waiting.joined.set()
         return guest.connection, guest.host
+
+    async def call(self, peer_id: str, token: bytes, timeout_s: float) -> tuple[socket.socket, str]:
+        """As `expect`, of a peer that stays here, which is told to come first."""
+        stay = self._stays.get(peer_id)
+        if stay is None:
+            raise RelayError("that peer does not stay here")
+        invite = Invite(public_key_of(self._user.identity.peer_id), token, direct=False)
+        try:
+            await self._tell(stay, invite)
+        except (TimeoutError, OSError) as error:
+            raise RelayError(f"{peer_id} could not be told: {error}") from error
+        return await self.expect(peer_id, token, timeout_s, invite)
 
     # -- connections
 
@@ -265,8 +280,9 @@ class Relay:
         if former is not None and former.task is not None:
             former.task.cancel()
         try:
-            for invite in self._not_answered(guest.peer_id):  # the former may be gone without a word
-                await self._invite(guest, invite)
+            for end in tuple(self._waiting.values()):  # the former may be gone without a word
+                if end.peer_id == guest.peer_id and end.invite is not None and not end.came.done():
+                    await self._invite(guest, end.invite)
             while True:
                 async with asyncio.timeout(STAY_SILENT_S):
                     expect_relay(await read_relay(guest.connection), RelayPing)
@@ -276,11 +292,6 @@ class Relay:
         finally:
             if self._stays.get(guest.peer_id) is guest:
                 del self._stays[guest.peer_id]
-
-    def _not_answered(self, peer_id: str) -> tuple[Invite, ...]:
-        """Invitations of a peer that has not come yet."""
-        ends = [end for end in self._waiting.values() if end.peer_id == peer_id and not end.came.done()]
-        return tuple(end.invite for end in ends if end.invite is not None)
 
     async def _tell(self, guest: Guest, packet: RelayPong | Invite) -> bool:
         """Whether who stays was told. If not, a packet may have been cut off, and the stay ends."""

@@ -16,7 +16,7 @@ from typing import Self
 from molink.dht.identity.identity import peer_id_of
 from molink.dht.records.records import RelayAt
 from molink.peer.reach.invitations import Invitation, InvitationLimiter
-from molink.peer.wire.reach.packets import Invite
+from molink.peer.wire.reach.packets import Invite, JoinRequest
 from molink.peer.wire.reach.relay_client import RelaySession, RelayUser, open_session
 from molink.peer.wire.reach.splice import Splices
 from molink.peer.wire.reach.ways import splice_to_port
@@ -83,9 +83,9 @@ class RelayedGuests:
         """Dials the relay, and serves who asked over that connection."""
         session: RelaySession | None = None
         try:
-            session = await open_session(relay, self._user)
+            session = await open_session(relay, self._user, JoinRequest(token))
             self.record_proof(relay)
-            joined = await session.join(token)
+            joined = await session.joined()
             self._hosts[asker] = joined.host
             self._hosts.move_to_end(asker)
             if len(self._hosts) > MOST_HOSTS:

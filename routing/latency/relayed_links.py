@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from molink.dht.records.records import Coordinate, PeerFacts, PeerView
+from molink.dht.records.records import Coordinate, PeerFacts, PeerView, RelayAt
 from molink.routing.arrays import BoolArray, FloatArray, IntArray
 from molink.routing.cost.cost import CostModel
 from molink.routing.latency.latency_matrix import is_round_trip, latency_matrix_ms
@@ -75,6 +75,14 @@ def needs_relay(one: PeerFacts, other: PeerFacts) -> bool:
 def is_undialable(facts: PeerFacts) -> bool:
     """Whether a peer announces relays in place of addresses."""
     return bool(facts.relays) and not facts.grpc_addresses
+
+
+def preferred_relays(links: PeerLinks, source: int, target: PeerFacts, at: int) -> tuple[RelayAt, ...]:
+    """The relays of `target`, whose row is `at`: that first over which `links` predicts what `source` sends, the others
+    as they are announced."""
+    best = links.relay(source, at)
+    first = None if best is None else best.peer_id
+    return tuple(sorted(target.relays, key=lambda relay: relay.peer_id != first))
 
 
 def relay_offers(views: Iterable[PeerView]) -> dict[str, RelayOffer]:

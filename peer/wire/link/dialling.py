@@ -120,6 +120,8 @@ class Dialler:
         """Held while an address is dialled."""
         self.ranges = own_ranges
         """Where the swarm is: announced addresses of other ranges are not dialled."""
+        self.preferred_relays: Callable[[PeerFacts], tuple[RelayAt, ...]] = lambda facts: facts.relays
+        """The relays of a peer in the order in which they are tried."""
 
     async def dial(self, facts: PeerFacts, link_id: bytes) -> DialledConnection:
         """Dials a proven connection for a new link.
@@ -195,7 +197,7 @@ class Dialler:
         Raises:
             LinkError: there is none.
         """
-        relays = () if self._proxied else facts.relays
+        relays = () if self._proxied else self.preferred_relays(facts)
         if not facts.grpc_addresses and not relays:
             raise LinkError(facts.peer_id, "it announces no address that can be dialled")
         addresses = facts.grpc_addresses[:MOST_ADDRESSES]
@@ -209,7 +211,8 @@ class Dialler:
             if at and relay.peer_id not in (facts.peer_id, self._identity.peer_id)
         ]
         now_s = asyncio.get_running_loop().time()
-        rungs = self.ladder.rungs(facts.peer_id, addresses, places, now_s)
+        stays_here = any(relay.peer_id == self._identity.peer_id for relay in facts.relays)
+        rungs = self.ladder.rungs(facts.peer_id, addresses, places, now_s=now_s, stays_here=stays_here)
         if not rungs:
             raise LinkError(facts.peer_id, UNREACHED)
         return rungs
@@ -221,6 +224,8 @@ class Dialler:
 
     async def _climb(self, facts: PeerFacts, rung: Rung, pinned: bytes, asked: pb.Proof) -> Resumed:
         """One rung: the peer's address, or a way to it over a relay."""
+        if rung.way is not None and rung.relay is None:
+            return await self.dial_over(facts, rung.way, asked)
         if rung.way is None or rung.relay is None:
             return await self._dial_once(facts, rung.address, pinned, asked)
         clock = asyncio.get_running_loop().time

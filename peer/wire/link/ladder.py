@@ -1,13 +1,12 @@
-"""Ladder of dials to one peer: its addresses, a little apart, then the relays at which it can be asked for.
+"""Ladder of dials to one peer: where the local network sees it, its addresses, then the relays at which it stays.
 
-Each rung has its time to start; whoever proves itself first ends the others. A peer with a relay of its own has the
-other end dial that first, which is a direct way; the relays follow soon, so that something is there within a second and
-a half.
+Each rung has its time to start; whoever proves itself first ends the others. Of addresses those of IPv6 come first. A
+peer with a relay of its own has the other end dial that before it asks other relays, since that is a direct way.
 """
 
 import asyncio
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -18,10 +17,12 @@ from molink.dht.records.records import RelayAt
 from molink.peer.wire.link.connection import Connection
 from molink.peer.wire.reach.relay_client import RelayUser
 from molink.peer.wire.reach.splice import Splices
-from molink.peer.wire.reach.ways import Expect, LocalTarget, Relayed, Reversed, Way
+from molink.peer.wire.reach.ways import Called, Expect, LocalTarget, Relayed, Reversed, Way
 
 STAGGER_S = 0.25
 """Between the dials of one peer's addresses (RFC 8305, section 5)."""
+LOCAL_S = 0.3
+"""Where the local network sees it a peer is dialled alone for so long."""
 DIRECT_S = 1.5
 """Its addresses have so long before its relays are asked."""
 LOOK_TIMEOUT_S = 2.0
@@ -54,6 +55,12 @@ class Ladder:
         self.splices = Splices()
         self.expect: Expect | None = None
         """What this process's own relay offers, if it has one that others can dial."""
+        self.call: Expect | None = None
+        """What it offers for who stays there."""
+        self.local: Callable[[str], tuple[str, ...]] = lambda _: ()
+        """Where the local network says that a peer is, as host:port. Only the peer's certificate proves it."""
+        self.on_joined: Callable[[str], None] = lambda _: None
+        """Hears of a peer id as soon as a relay has joined a connection to it."""
         self._folder = folder
         self._ended: dict[str, float] = {}
         """When a way over a relay ended last, by peer id of the relay."""
@@ -66,21 +73,40 @@ class Ladder:
             del self._ended[next(iter(self._ended))]
 
     def rungs(
-        self, peer_id: str, addresses: Sequence[str], relays: Sequence[RelayAt], now_s: float = 0.0
+        self,
+        peer_id: str,
+        addresses: Sequence[str],
+        relays: Sequence[RelayAt],
+        *,
+        now_s: float = 0.0,
+        stays_here: bool = False,
     ) -> tuple[Rung, ...]:
-        """The rungs to a peer, by when they start."""
+        """The rungs to a peer, by when they start. `relays` in the order in which they are preferred; `stays_here`:
+        at this process's own relay."""
         relays = sorted(relays, key=lambda relay: self._ended_s(relay, now_s))
-        rungs = [Rung(at * STAGGER_S, address) for at, address in enumerate(addresses)]
-        start_s = DIRECT_S if rungs else 0.0
-        if relays and self.expect is not None:
+        local = self.local(peer_id)
+        rungs = [Rung(0.0, address) for address in local]
+        start_s = LOCAL_S if local else 0.0
+        others = [address for address in ipv6_first(addresses) if address not in local]
+        rungs += [Rung(start_s + at * STAGGER_S, address) for at, address in enumerate(others)]
+        start_s += DIRECT_S if others else 0.0
+        if stays_here and self.call is not None:
+            rungs.append(Rung(start_s, "", Called(peer_id, self.call)))
+            start_s += NEXT_RELAY_S
+        elif relays and self.expect is not None:
             way = Reversed(peer_id, relays[0], self.user, self.expect)
             rungs.append(Rung(start_s, relays[0].address, way, relays[0]))
             start_s += NEXT_RELAY_S
         rungs += [
-            Rung(start_s + at * NEXT_RELAY_S, relay.address, Relayed(peer_id, relay, self.user), relay)
+            Rung(
+                start_s + at * NEXT_RELAY_S,
+                relay.address,
+                Relayed(peer_id, relay, self.user, on_joined=self.on_joined),
+                relay,
+            )
             for at, relay in enumerate(relays)
         ]
-        return tuple(sorted(rungs, key=lambda rung: rung.start_s))
+        return tuple(rungs)
 
     def _ended_s(self, relay: RelayAt, now_s: float) -> float:
         """When a way over it ended; 0: it did not lately."""
@@ -90,6 +116,11 @@ class Ladder:
     def target(self) -> LocalTarget:
         """A local target for a way of this process."""
         return LocalTarget(self.splices, self._folder)
+
+
+def ipv6_first(addresses: Sequence[str]) -> tuple[str, ...]:
+    """The same addresses as host:port, in their order, those of IPv6 before the others (RFC 8305, section 4)."""
+    return tuple(sorted(addresses, key=lambda address: not address.startswith("[")))
 
 
 class Connected(Protocol):

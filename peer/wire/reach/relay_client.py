@@ -63,25 +63,22 @@ class RelaySession:
 
     async def dialled_back(self, port: int, certificate_hash: bytes) -> bool:
         """Whether the relay finds that certificate when it dials this host at a port. Raises RelayError."""
-        return (await self._ask(DialBack(port, certificate_hash), DialledBack)).found
+        return (await self._answer(DialledBack, DialBack(port, certificate_hash))).found
 
-    async def reach(self, public_key: bytes, token: bytes) -> Joined:
-        """Has the peer with that key come, and be joined to this socket, which then is the way to it. Raises
-        RelayError."""
-        return _checked(await self._ask(ReachRequest(public_key, token, direct=False), Joined))
+    async def joined(self) -> Joined:
+        """The answer to the question with which this end came: the socket is the way to the other end from then on.
+        Raises RelayError."""
+        return _checked(await self._answer(Joined))
 
-    async def invite(self, public_key: bytes, token: bytes) -> None:
-        """Has the peer with that key told to come to the relay that this end is itself. Raises RelayError."""
-        await self._ask(ReachRequest(public_key, token, direct=True), Invited)
+    async def invited(self) -> None:
+        """As `joined`, of a peer that was asked to come to the relay that this end is itself."""
+        await self._answer(Invited)
 
-    async def join(self, token: bytes) -> Joined:
-        """Comes as the invited peer; the socket then is the way to who asked. Raises RelayError."""
-        return _checked(await self._ask(JoinRequest(token), Joined))
-
-    async def _ask(self, packet: Packet, answer_type: type[PacketT]) -> PacketT:
+    async def _answer(self, answer_type: type[PacketT], question: Packet | None = None) -> PacketT:
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                await write_relay(self.connection, packet)
+                if question is not None:
+                    await write_relay(self.connection, question)
                 return expect_relay(await read_relay(self.connection), answer_type)
         except TimeoutError:
             raise RelayError(f"no answer within {ANSWER_TIMEOUT_S:g} s") from None
@@ -92,9 +89,17 @@ class RelaySession:
 
 
 async def open_session(
-    relay: RelayAt, user: RelayUser, *, local_port: int = 0, timeout_s: float = OPEN_TIMEOUT_S
+    relay: RelayAt,
+    user: RelayUser,
+    question: ReachRequest | JoinRequest | None = None,
+    *,
+    local_port: int = 0,
+    timeout_s: float = OPEN_TIMEOUT_S,
 ) -> RelaySession:
     """Connects to a relay, and proves both ends. `local_port`: from which, shared with other sockets; 0: any.
+
+    `question` goes with the proof, a round trip before the relay's own has come: what it says is no secret, and a token
+    is worth nothing to anybody but the invited peer.
 
     Raises:
         RelayUnreachable: nobody answers there.
@@ -110,6 +115,8 @@ async def open_session(
             challenge = expect_relay(await read_relay(connection), Challenge)
             proof = prove_user(challenge, relay.peer_id, user.identity, user.swarm_key)
             await write_relay(connection, proof)
+            if question is not None:
+                await write_relay(connection, question)
             welcome = expect_relay(await read_relay(connection), RelayWelcome)
             check_relay(welcome, challenge, proof, relay.peer_id, user.identity.peer_id, user.swarm_key)
             _require_observed(welcome.observed)

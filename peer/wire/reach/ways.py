@@ -19,7 +19,7 @@ from typing import Protocol
 
 from molink.dht.identity.identity import public_key_of
 from molink.dht.records.records import RelayAt
-from molink.peer.wire.reach.packets import TOKEN_BYTES, RelayError
+from molink.peer.wire.reach.packets import TOKEN_BYTES, ReachRequest, RelayError
 from molink.peer.wire.reach.relay_client import RelayUser, open_session
 from molink.peer.wire.reach.splice import Pump, Splice, Splices
 
@@ -57,14 +57,19 @@ class Relayed:
     relay: RelayAt
     user: RelayUser
     name: str = "relayed"
+    on_joined: Callable[[str], None] = lambda _: None
+    """Hears of the peer id as soon as the relay has joined both, before TLS has begun."""
 
     async def open(self) -> Opened:
-        session = await open_session(self.relay, self.user)
+        token = secrets.token_bytes(TOKEN_BYTES)
+        question = ReachRequest(public_key_of(self.peer_id), token, direct=False)
+        session = await open_session(self.relay, self.user, question)
         try:
-            joined = await session.reach(public_key_of(self.peer_id), secrets.token_bytes(TOKEN_BYTES))
+            joined = await session.joined()
         except BaseException:
             session.close()
             raise
+        self.on_joined(self.peer_id)
         return Opened(session.connection, joined.host)
 
 
@@ -86,9 +91,10 @@ class Reversed:
         token = secrets.token_bytes(TOKEN_BYTES)
         coming = asyncio.ensure_future(self.expect(self.peer_id, token, REVERSED_TIMEOUT_S))
         try:
-            session = await open_session(self.relay, self.user)
+            question = ReachRequest(public_key_of(self.peer_id), token, direct=True)
+            session = await open_session(self.relay, self.user, question)
             try:
-                await session.invite(public_key_of(self.peer_id), token)
+                await session.invited()
             finally:
                 session.close()
             return Opened(*await coming)
@@ -97,6 +103,18 @@ class Reversed:
             with suppress(RelayError, asyncio.CancelledError):
                 (await coming)[0].close()
             raise
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """The peer stays at this process's own relay, which tells it to come."""
+
+    peer_id: str
+    call: Expect
+    name: str = "reversed"
+
+    async def open(self) -> Opened:
+        return Opened(*await self.call(self.peer_id, secrets.token_bytes(TOKEN_BYTES), REVERSED_TIMEOUT_S))
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,13 @@
 import asyncio
 import string
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from molink.dht.identity.addresses import PeerAddress
 from molink.dht.identity.identity import Identity
+from molink.dht.node.local_neighbours import LocalNeighbours
 from molink.dht.node.local_network import (
     MOST_ADDRESSES,
     LocalAdvertisement,
@@ -41,6 +43,26 @@ def test_peers_of_one_network_find_each_other() -> None:
         assert found[private_one].private
 
     asyncio.run(scenario())
+
+
+def test_a_peer_knows_where_links_to_its_neighbours_are_dialled_until_they_leave() -> None:
+    async def scenario() -> None:
+        near = Identity.generate().peer_id
+        async with LocalNeighbours(LOOPBACK) as neighbours, asyncio.timeout(30.0):
+            async with LocalAdvertisement(LocalService(near, LOOPBACK, 4001, private=False, data_port=4002)):
+                while neighbours.links_of(near) != ("127.0.0.1:4002",):  # noqa: ASYNC110 - the network tells nobody
+                    await asyncio.sleep(0.01)
+            while neighbours.links_of(near):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("said", [b"", b"0", b"65536", b"99999999999", b"-1", "²".encode(), b"4 2", b"x"])
+def test_a_port_of_links_that_is_none_is_left_out(said: bytes) -> None:
+    peer = read_local_peer(PEER, ["192.168.1.7"], 4001, SAYS | {b"data": said}, PRIVATE)
+    assert peer is not None
+    assert peer.links == ()
 
 
 def test_who_has_left_is_not_found() -> None:

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 import typer
+from support.links.data_plane import Recorder
 
 from molink.dht.identity.identity import Identity
 from molink.dht.node.local_network import NearbyPeer
 from molink.peer.daemon import local_swarms
 from molink.peer.daemon.local_swarms import LocalPresence, ask_where_to_join, names_no_swarm
 from molink.peer.daemon.settings import JoinSettings, load_settings
+from molink.peer.wire.link.links import Links
 
 OWN, OTHER = (Identity.generate().peer_id for _ in range(2))
 ADDRESS = f"/ip4/192.168.1.7/tcp/4001/p2p/{OTHER}"
@@ -81,7 +83,8 @@ def test_without_a_terminal_nothing_is_joined_and_a_founder_notes_what_it_could_
 
     async def scenario() -> str:
         said: asyncio.Queue[str] = asyncio.Queue()
-        async with LocalPresence(settings(), OWN, 4001, said.put_nowait):
+        links = Links(Identity.generate(), Recorder(), None, is_client=False)
+        async with LocalPresence(settings(), OWN, (4001, 4002), links, said.put_nowait):
             return await asyncio.wait_for(said.get(), 10.0)
 
     assert asyncio.run(scenario()).endswith(f"is joined with --initial-peers {ADDRESS}")

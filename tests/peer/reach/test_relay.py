@@ -21,6 +21,7 @@ from molink.peer.wire.reach.packets import (
     Challenge,
     Invite,
     JoinRequest,
+    ReachRequest,
     RelayError,
     RelayRefusal,
     Stay,
@@ -119,8 +120,9 @@ async def test_nobody_is_dialled_for_an_asker_whose_relay_is_not_known() -> None
     async with Lab() as lab, Lab() as asker:
         await lab.stay()
         waiting = asker.relay.expect(lab.home.identity.peer_id, b"t" * 16, 0.05)
-        session = await open_session(lab.at, RelayUser(asker.identity, None))
-        await session.invite(lab.home.identity.public_key, b"t" * 16)
+        question = ReachRequest(lab.home.identity.public_key, b"t" * 16, direct=True)
+        session = await open_session(lab.at, RelayUser(asker.identity, None), question)
+        await session.invited()
         session.close()
         with pytest.raises(RelayError, match="did not come"):
             await waiting
@@ -131,22 +133,22 @@ async def test_a_peer_that_does_not_stay_is_not_reached_and_a_join_that_nobody_w
     async with Lab() as lab:
         with pytest.raises(RelayError, match="does not stay here"):
             await Relayed(lab.home.identity.peer_id, lab.at, user()).open()
-        session = await open_session(lab.at, user())
+        session = await open_session(lab.at, user(), JoinRequest(b"t" * 16))
         with pytest.raises(RelayError, match="nobody waits"):
-            await session.join(b"t" * 16)
+            await session.joined()
         session.close()
 
 
 @asynchronous
 async def test_another_identity_than_the_invited_cannot_join_with_the_token() -> None:
     async with Lab() as lab:
-        guest = await open_session(lab.at, user())
         waiting = asyncio.ensure_future(lab.relay.expect(lab.home.identity.peer_id, b"t" * 16, 5.0))
         await asyncio.sleep(0)
+        guest = await open_session(lab.at, user(), JoinRequest(b"t" * 16))
         with pytest.raises(RelayError, match="nobody waits"):
-            await guest.join(b"t" * 16)
-        invited = await open_session(lab.at, lab.home)
-        await invited.join(b"t" * 16)
+            await guest.joined()
+        invited = await open_session(lab.at, lab.home, JoinRequest(b"t" * 16))
+        await invited.joined()
         connection, host = await waiting
         assert host == "127.0.0.1"
         for one in (guest, invited):
@@ -243,7 +245,7 @@ async def test_a_private_swarms_relay_sends_away_who_lacks_the_key_and_is_not_be
     key = SwarmKey.generate()
     async with Lab(swarm_key=key) as private, Lab() as public:
         with pytest.raises(RelayError, match="private"):
-            await open_session(private.at, user())
+            await open_session(private.at, user(), JoinRequest(b"t" * 16))
         with pytest.raises(RelayError, match="another swarm key"):
             await open_session(public.at, RelayUser(Identity.generate(), key))
         session = await open_session(private.at, RelayUser(Identity.generate(), key))

@@ -103,6 +103,29 @@ def test_the_relay_is_one_of_the_receivers_and_none_of_them_brings_an_activation
             assert links.latency_ms[source, target] == pytest.approx(own - sent)
 
 
+@given(swarms())
+def test_a_dialler_asks_first_at_the_relay_over_which_the_router_predicts_the_link(
+    views: list[PeerView],
+) -> None:
+    links, snapshot = links_of(views), Snapshot(tuple(views), MODEL)
+    for source, one in enumerate(views):
+        for target, other in enumerate(views):
+            if source != target:
+                preferred, announced = (
+                    snapshot.preferred_relays(one.peer_id, other.facts),
+                    other.facts.relays,
+                )
+                assert sorted(preferred, key=str) == sorted(announced, key=str)
+                chosen = links.relay(source, target)
+                first = [relay.peer_id for relay in announced[:1]] if chosen is None else [chosen.peer_id]
+                assert [relay.peer_id for relay in preferred[:1]] == first
+
+
+def test_of_who_is_not_known_the_relays_are_asked_as_they_are_announced() -> None:
+    stranger = hidden(peer("stranger"), "r1", "r0")
+    assert Snapshot((), MODEL).preferred_relays("me", stranger.facts) == stranger.facts.relays
+
+
 @given(swarms(), st.floats(1.0, 500.0))
 def test_a_relay_never_makes_bytes_faster_and_touches_no_direct_link(
     views: list[PeerView], uplink_mbps: float

@@ -17,6 +17,8 @@ TESTS = Path(__file__).parents[2]
 LINE_TIMEOUT_S = 60.0
 RELAY_PORT = 443
 NEAR, FAR = "203.0.113.10", "203.0.114.20"
+PUBLIC = ("open", "volunteer")
+"""Kinds of homes that have no router: on a home's line and on a volunteer's."""
 RELAYS = ("192.0.2.1", "198.51.100.2")
 
 
@@ -64,27 +66,46 @@ def started(stack: ExitStack, command: list[str], **asked: object) -> Process:
 
 
 def dialled(
-    kind: str, other_kind: str, *, parts: bool = False, forgets: bool = False, **asked: object
+    kind: str,
+    other_kind: str,
+    *,
+    slow: bool = False,
+    parts: bool = False,
+    forgets: bool = False,
+    **asked: object,
 ) -> dict[str, Any]:
-    """What a home behind a router of the first kind says of its link to one behind the other. `parts`: once the link
+    """What a home behind a router of the first kind says of its link to one behind the other; kind `open`: to one that
+    can be dialled. `slow`: their lines have delay. `parts`: once the link
     has moved, nothing goes directly between the two any more; `forgets`: once it is there, the other's router has
     forgotten all its connections. Nobody is told of either."""
     with ExitStack() as stack:
-        net = stack.enter_context(Internet())
+        net = stack.enter_context(Internet(slow=slow))
         relays = [
             started(stack, net.command(net.volunteer(host)), role="relay", port=RELAY_PORT) for host in RELAYS
         ]
         near = net.home(kind, NEAR)
-        far = net.home(other_kind, FAR)
+        public = FAR if other_kind in PUBLIC else ""
+        far = (
+            {"open": net.host, "volunteer": net.volunteer}[other_kind](FAR)
+            if public
+            else net.home(other_kind, FAR)
+        )
         places = [
             {"peer_id": relay.line()["peer_id"], "address": f"{host}:{RELAY_PORT}"}
             for relay, host in zip(relays, RELAYS, strict=True)
         ]
         homes = [
             started(
-                stack, net.command(name), role="home", relays=places, parts=parts, forgets=forgets, **asked
+                stack,
+                net.command(name),
+                role="home",
+                relays=places,
+                parts=parts,
+                forgets=forgets,
+                public=where,
+                **asked,
             )
-            for name in (near, far)
+            for name, where in ((near, ""), (far, public))
         ]
         facts = [one.line()["facts"] for one in homes]
         homes[0].tell(facts[1])

@@ -86,8 +86,12 @@ class Internet:
                 run("ip", "netns", "del", name)
 
     def volunteer(self, address: str) -> str:
-        """A host with a public address; the namespace's name."""
+        """A host with a public address, on a volunteer's line; the namespace's name."""
         return self._public("v", address)
+
+    def host(self, address: str) -> str:
+        """A host with a public address, on a home's line; the namespace's name."""
+        return self._public("o", address)
 
     def home(self, kind: str, address: str) -> str:
         """A host at INSIDE, behind a router of that kind with a public address; the namespace's name."""

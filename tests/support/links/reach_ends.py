@@ -18,8 +18,8 @@ from molink.peer.wire.reach.relay_client import RelayUser
 class RelayedEnd:
     """A peer's data plane on loopback that announces no address, but the relays at which it stays."""
 
-    def __init__(self) -> None:
-        self.end = End()
+    def __init__(self, host: str = "127.0.0.1") -> None:
+        self.end = End(host=host)
         self.punching = PunchingHandler(self.end.handler)
         self.end.links.handler = self.punching
         self.relays: dict[str, RelayAt] = {}
@@ -30,6 +30,7 @@ class RelayedEnd:
         await self._stack.enter_async_context(self.end)
         port = int(self.end.facts.grpc_addresses[0].rpartition(":")[2])
         user = RelayUser(self.end.identity, None)
+        self.port = port
         self.stays = await self._stack.enter_async_context(Stays(user, ("127.0.0.1", port), self.relays.get))
         return self
 

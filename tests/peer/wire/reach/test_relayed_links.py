@@ -1,19 +1,22 @@
 """Links of the product over relays: frames go both ways, a link outlives its relay, and moves without losing any."""
 
 import asyncio
+import socket
 from dataclasses import replace
 
 import pytest
 from support.links.data_plane import End, asynchronous, soon, until
 from support.links.reach_ends import RelayedEnd, RelayEnd
+from support.swarms.swarm_examples import facts_of
 
 from molink.dht.identity.identity import Identity
 from molink.dht.records.records import RelayAt
+from molink.peer.reach.relay import Relay
 from molink.peer.wire.link.dialled_connection import DialledConnection
-from molink.peer.wire.link.ladder import DIRECT_S, Ladder
+from molink.peer.wire.link.ladder import Ladder
 from molink.peer.wire.link.link import Link, LinkError, Resumed
 from molink.peer.wire.protocol import molink_pb2 as pb
-from molink.peer.wire.reach.ways import Relayed
+from molink.peer.wire.reach.ways import REVERSED_TIMEOUT_S, Relayed
 from molink.peer.wire.transmission.classes import TrafficClass
 
 
@@ -133,15 +136,93 @@ async def test_a_dialler_with_a_relay_of_its_own_is_dialled_by_the_other_end() -
         assert relay.relay.pairs == 0
 
 
-def test_rungs_are_addresses_then_the_reversed_way_then_relays() -> None:
+@asynchronous
+async def test_a_peer_that_stays_at_the_diallers_own_relay_alone_is_told_to_come() -> None:
+    async with RelayedEnd() as home, End() as peer:
+        relay = Relay("127.0.0.1", 0, peer.identity, None)
+        async with relay:
+            facts = await home.stay(RelayAt(peer.peer_id, f"127.0.0.1:{relay.port}"))
+            peer.links.dialler.ladder.call = relay.call
+            link = await soon(peer.links.to(facts))
+            assert way_of(link) == "reversed"
+            assert relay.pairs == 0
+            stranger = replace(facts_of(Identity.generate()), grpc_addresses=(), relays=facts.relays)
+            with pytest.raises(LinkError):
+                await soon(peer.links.to(replace(stranger, certificate=facts.certificate)))
+
+
+@asynchronous
+async def test_a_peer_of_the_local_network_is_dialled_there_and_only_its_own_certificate_counts() -> None:
+    async with End() as near, End() as other, End(is_client=True) as client:
+        address = near.facts.grpc_addresses[0]
+        there = {near.peer_id: (address,), other.peer_id: (address,)}
+        client.links.dialler.ladder.local = lambda peer_id: there.get(peer_id, ())
+        link = await soon(client.links.to(replace(near.facts, grpc_addresses=("192.0.2.7:9",))))
+        assert way_of(link) == "direct"
+        link = await soon(client.links.to(other.facts))  # somebody else answers where the network has it
+        link.post(pb.Activations(hidden_size=3))
+        assert (await soon(other.handler.frames.get()))[0] == client.peer_id
+
+
+@asynchronous
+async def test_relays_are_asked_in_the_order_that_the_dialler_prefers() -> None:
+    async with RelayEnd() as first, RelayEnd() as second, RelayedEnd() as home, End(is_client=True) as client:
+        facts = await home.stay(first.at, second.at)
+        client.links.dialler.preferred_relays = lambda facts: tuple(reversed(facts.relays))
+        await soon(client.links.to(facts))
+        assert (first.relay.pairs, second.relay.pairs) == (0, 1)
+
+
+ADDRESSES = ("198.51.100.1:1", "[2001:db8::1]:1", "192.168.1.9:1")
+NEAR = "192.168.1.9:1"
+
+
+async def nobody_comes(*_: object) -> tuple[socket.socket, str]:
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("local", "expects", "stays_here", "expected"),
+    [
+        (False, False, False, [(1.5, "192.0.2.1:1", "relayed"), (2.1, "192.0.2.2:1", "relayed")]),
+        (True, False, False, [(1.8, "192.0.2.1:1", "relayed"), (2.4, "192.0.2.2:1", "relayed")]),
+        (
+            True,
+            True,
+            False,
+            [
+                (1.8, "192.0.2.1:1", "reversed"),
+                (2.4, "192.0.2.1:1", "relayed"),
+                (3.0, "192.0.2.2:1", "relayed"),
+            ],
+        ),
+        (
+            True,
+            True,
+            True,
+            [(1.8, "", "reversed"), (2.4, "192.0.2.1:1", "relayed"), (3.0, "192.0.2.2:1", "relayed")],
+        ),
+    ],
+)
+def test_each_rung_has_its_time(
+    local: bool, expects: bool, stays_here: bool, expected: list[tuple[float, str, str]]
+) -> None:
+    ladder = Ladder(Identity.generate(), None)
+    if local:
+        ladder.local = lambda _: (NEAR,)
+    if expects:
+        ladder.expect = ladder.call = nobody_comes
+    relays = tuple(RelayAt(Identity.generate().peer_id, f"192.0.2.{at}:1") for at in (1, 2))
+    rungs = ladder.rungs("peer", ADDRESSES, relays, stays_here=stays_here)
+    found = [(round(rung.start_s, 2), rung.address, rung.way.name if rung.way else "") for rung in rungs]
+    direct = [(0.0, "[2001:db8::1]:1", ""), (0.25, "198.51.100.1:1", ""), (0.5, NEAR, "")]
+    near = [(0.0, NEAR, ""), (0.3, "[2001:db8::1]:1", ""), (0.55, "198.51.100.1:1", "")]
+    assert found == [*(near if local else direct), *expected]
+    assert REVERSED_TIMEOUT_S == 2.0
+
+
+def test_a_peer_without_addresses_is_asked_for_at_relays_at_once() -> None:
     ladder = Ladder(Identity.generate(), None)
     relays = tuple(RelayAt(Identity.generate().peer_id, f"192.0.2.{at}:1") for at in (1, 2))
-    rungs = ladder.rungs("peer", ("198.51.100.1:1", "[2001:db8::1]:1"), relays)
-    assert [(rung.start_s, rung.way and rung.way.name) for rung in rungs] == [
-        (0.0, None),
-        (0.25, None),
-        (DIRECT_S, "relayed"),
-        (DIRECT_S + 0.6, "relayed"),
-    ]
     assert [rung.start_s for rung in ladder.rungs("peer", (), relays)] == [0.0, 0.6]
     assert ladder.rungs("peer", (), ()) == ()
